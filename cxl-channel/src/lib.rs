@@ -1,0 +1,1 @@
+//! Message channels over the pool, and request/response on top.

@@ -1,0 +1,1 @@
+//! The pool: mapping, coherence, layout, regions and simulated memory.

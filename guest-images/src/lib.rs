@@ -1,0 +1,1 @@
+//! Builds the test guest from Debian packages.

@@ -1,0 +1,1 @@
+//! The pod-wide allocator: state machine, REST API, metrics, and podctl.

@@ -1,0 +1,1 @@
+//! Joining the pod, leases, telemetry and commands over the pool.

@@ -1,0 +1,1 @@
+//! Whole-pod tests with real virtual machines, and the demo.

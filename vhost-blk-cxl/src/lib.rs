@@ -1,0 +1,1 @@
+//! Storage engine: frontend, backend and SSD drivers.

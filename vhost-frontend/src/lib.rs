@@ -1,0 +1,1 @@
+//! What both engines' frontends share: vhost-user connections, vrings, buffer areas.

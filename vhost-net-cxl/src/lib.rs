@@ -1,0 +1,1 @@
+//! Network engine: frontend, backend and NIC drivers.

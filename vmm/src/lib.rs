@@ -1,0 +1,1 @@
+//! Starts QEMU virtual machines with devices from the pod.
