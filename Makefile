@@ -1,0 +1,68 @@
+# Wadi. `make help` lists what there is to make.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+# How often tests with random or repeated rounds go round; `make soak` raises it.
+WADI_ROUNDS ?= 1
+export WADI_ROUNDS
+# KEEP=1 leaves the demo's pod up.
+KEEP ?=
+export KEEP
+
+SHELL_SCRIPTS := .ci/run $(wildcard deploy/*.sh guest-images/guest/*.sh)
+
+.PHONY: help
+help: ## show this list
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+.PHONY: setup
+setup: ## install what is missing from Debian's packages (needs root if something is)
+	@deploy/setup-debian.sh
+
+.PHONY: build
+build: setup ## build the daemons and tools (release)
+	$(CARGO) build --release --workspace --bins
+
+.PHONY: demo
+demo: build ## a VM works through a NIC and an SSD of other hosts; KEEP=1 leaves it running
+	target/release/wadi-demo
+
+.PHONY: test
+test: setup ## every test, whole pods with real VMs included (as root)
+	$(CARGO) build --workspace --bins
+	$(CARGO) test --workspace --no-fail-fast
+
+.PHONY: soak
+soak: ## the same tests for longer (WADI_ROUNDS=20, or as given)
+	@$(MAKE) --no-print-directory test WADI_ROUNDS=$(if $(filter-out 1,$(WADI_ROUNDS)),$(WADI_ROUNDS),20)
+
+.PHONY: lint
+lint: ## formatting, clippy, shell scripts; writes nothing
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	@if command -v shellcheck >/dev/null; then \
+	  echo "shellcheck $(SHELL_SCRIPTS)"; shellcheck $(SHELL_SCRIPTS); \
+	else echo "shellcheck: not installed, skipped (apt-get install shellcheck)"; fi
+
+.PHONY: verify
+verify: lint ## lint, documentation and licences; writes nothing
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --locked check; \
+	else echo "cargo-deny: not installed, skipped (cargo install cargo-deny)"; fi
+
+.PHONY: fix
+fix: ## format, and apply what clippy can
+	$(CARGO) clippy --workspace --all-targets --fix --allow-dirty --allow-staged
+	$(CARGO) fmt --all
+
+.PHONY: bench
+bench: setup ## every benchmark: a table, SVG plots and target/bench/*.json
+	$(CARGO) run --release -p wadi-benches -- all
+
+.PHONY: bench-%
+bench-%: setup ## one benchmark, such as bench-channel
+	$(CARGO) run --release -p wadi-benches -- $*

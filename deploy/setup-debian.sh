@@ -1,0 +1,79 @@
+#!/bin/bash
+# Installs from Debian's packages what building, testing and the demo need and this machine lacks.
+# Says what and why, once. Run again, it installs nothing and says nothing.
+set -euo pipefail
+
+fail() {
+  echo "setup: $*" >&2
+  exit 1
+}
+
+# package, a file that it brings, and what it is for
+needed=(
+  "gcc:/usr/bin/gcc:links Rust programs; builds the guest's stub libraries"
+  "libc6-dev:/usr/include/stdio.h:links Rust programs"
+  "qemu-system-x86:/usr/bin/qemu-system-x86_64:runs the virtual machines"
+  "qemu-utils:/usr/bin/qemu-storage-daemon:the rival of the storage benchmarks"
+  "fio:/usr/bin/fio:a load generator of the storage benchmarks"
+  "iperf3:/usr/bin/iperf3:the other end of the guest's network traffic"
+  "iproute2:/usr/sbin/ip:builds a pod's hosts from network namespaces"
+  "iputils-ping:/usr/bin/ping:measures round trips"
+  "procps:/usr/bin/ps:lets you look around in a pod that was kept"
+)
+
+exists() {
+  # /bin, /usr/bin and their sbin twins are one place on some systems and two on others.
+  [ -e "$1" ] || [ -e "${1#/usr}" ]
+}
+
+missing=()
+reasons=()
+for entry in "${needed[@]}"; do
+  IFS=: read -r package file reason <<<"$entry"
+  if ! exists "$file"; then
+    missing+=("$package")
+    reasons+=("$(printf '  %-16s %s' "$package" "$reason")")
+  fi
+done
+
+command -v apt-get >/dev/null ||
+  fail "apt-get is not here: this script knows Debian 12 and its relatives. Install by hand what provides: ${missing[*]:-nothing is missing}"
+
+# The test guest is put together from packages that are fetched, not installed: apt must know them.
+lists_known() {
+  [ -n "$(apt-cache --quiet=0 show --no-all-versions linux-image-cloud-amd64 2>/dev/null)" ]
+}
+
+if [ ${#missing[@]} -eq 0 ] && lists_known; then
+  exit 0
+fi
+[ "$(id -u)" = 0 ] || fail "needs root to install: ${missing[*]:-package lists}. Run: sudo $0"
+
+export DEBIAN_FRONTEND=noninteractive
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+quietly() {
+  "$@" >"$log" 2>&1 || {
+    cat "$log" >&2
+    fail "'$*' failed: see above. Is the package mirror within reach?"
+  }
+}
+
+update() {
+  echo "setup: fetching Debian's package lists"
+  quietly apt-get update
+}
+
+lists_known || update
+lists_known || fail "linux-image-cloud-amd64 is in none of apt's sources: the test guest needs Debian's main archive"
+
+if [ ${#missing[@]} -gt 0 ]; then
+  echo "setup: installing from Debian's packages:"
+  printf '%s\n' "${reasons[@]}"
+  # Lists that are there may be too old to fetch from: only then fetch new ones.
+  if ! apt-get install --yes --no-install-recommends "${missing[@]}" >"$log" 2>&1; then
+    update
+    quietly apt-get install --yes --no-install-recommends "${missing[@]}"
+  fi
+fi
