@@ -1,1 +1,35 @@
-//! What both engines' frontends share: vhost-user connections, vrings, buffer areas.
+//! What both engines' frontends share: vhost-user connections, vrings, descriptor chains, the in-flight region
+//! and buffer areas.
+//!
+//! A [`Server`] owns one guest device's socket. It speaks vhost-user with the VMM on a thread of its own and hands
+//! finished [`Ring`]s to the engine through a [`DeviceSink`]; from then on the ring belongs to the engine's worker
+//! until the sink is asked to give it up. Nothing of vhost-user is on the fast path.
+//!
+//! # Assumptions
+//! - The *guest* is hostile: everything read from its memory is checked once, after it was copied out of it.
+//! - The *VMM* is trusted to keep the memory it shares as large as it said: truncating a shared file under a mapping
+//!   raises SIGBUS here, as it does in every vhost-user backend.
+//! - Queues are split rings; there is no vIOMMU and no postcopy. Neither is offered.
+
+#![forbid(unsafe_code)]
+
+mod area;
+mod chain;
+mod config;
+mod connection;
+pub mod copy;
+mod inflight;
+mod memory;
+mod ring;
+mod server;
+mod socket;
+
+pub use area::{Buffer, BufferArea};
+pub use chain::{Chain, ChainError, ChainLimits, Segment};
+pub use config::ConfigSpace;
+pub use copy::{ChainReader, ChainWriter, CopyError};
+pub use inflight::{InflightError, InflightQueue, Resubmission, region_bytes};
+pub use memory::{GuestMemory, MemoryError, MemoryTable};
+pub use ring::{Next, Ring, RingBroken, RingParts};
+pub use server::{ConfigRefused, DeviceSink, DeviceSpec, Server, StopReason};
+pub use socket::ListenError;

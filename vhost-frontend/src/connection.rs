@@ -1,0 +1,477 @@
+//! What the VMM says about a device: memory, features, vrings.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use rustix::fs::{MemfdFlags, OFlags, SealFlags};
+use tracing::debug;
+use vhost::VhostUserMemoryRegionBase;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
+    VhostUserSingleMemoryRegion, VhostUserVirtioFeatures, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
+use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{FileOffset, MmapRegion};
+
+use crate::inflight::{InflightQueue, region_bytes};
+use crate::memory::{MAX_SLOTS, MemoryTable, RegionSpec};
+use crate::ring::{Ring, RingParts, SharedCall};
+use crate::server::{DeviceSink, DeviceSpec, StopReason};
+
+const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+
+/// A vring as the VMM describes it, before and while it runs.
+#[derive(Debug, Default)]
+struct Vring {
+    size: u16,
+    addresses: Option<VringAddresses>,
+    base: u16,
+    kick: Option<File>,
+    /// The VMM said how it kicks, perhaps that it does not.
+    kick_known: bool,
+    call: SharedCall,
+    error: Option<File>,
+    enabled: bool,
+    running: bool,
+}
+
+/// In the VMM's own address space.
+#[derive(Debug, Clone, Copy)]
+struct VringAddresses {
+    descriptors: u64,
+    available: u64,
+    used: u64,
+}
+
+/// The in-flight region of this connection.
+#[derive(Debug)]
+struct Inflight {
+    region: Arc<MmapRegion<()>>,
+    queues: u16,
+    size: u16,
+}
+
+/// One device's vhost-user state. Its socket comes and goes; this is reset when it goes.
+pub(crate) struct Connection {
+    spec: DeviceSpec,
+    sink: Box<dyn DeviceSink>,
+    memory: MemoryTable,
+    features: u64,
+    vrings: Vec<Vring>,
+    inflight: Option<Inflight>,
+}
+
+impl Connection {
+    pub(crate) fn new(spec: DeviceSpec, sink: Box<dyn DeviceSink>) -> Self {
+        let mut connection = Self {
+            spec,
+            sink,
+            memory: MemoryTable::default(),
+            features: 0,
+            vrings: Vec::new(),
+            inflight: None,
+        };
+        connection.forget();
+        connection
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    pub(crate) fn connected(&mut self) {
+        self.sink.connected();
+    }
+
+    pub(crate) fn disconnected(&mut self) {
+        self.stop_all(StopReason::Disconnected);
+        self.forget();
+        self.sink.disconnected();
+    }
+
+    fn forget(&mut self) {
+        self.memory = MemoryTable::default();
+        self.features = 0;
+        self.inflight = None;
+        self.vrings = (0..self.spec.queues)
+            .map(|_| Vring { size: self.spec.queue_size_max, ..Vring::default() })
+            .collect();
+    }
+
+    fn offered(&self) -> u64 {
+        self.spec.virtio_features | 1 << VIRTIO_F_VERSION_1 | PROTOCOL_FEATURES
+    }
+
+    fn vring(&mut self, index: u32) -> Result<&mut Vring> {
+        let count = self.vrings.len();
+        usize::try_from(index)
+            .ok()
+            .and_then(|index| self.vrings.get_mut(index))
+            .ok_or_else(|| refused(format!("vring {index} of {count}")))
+    }
+
+    /// Starts the ring if all is known that it needs.
+    fn start(&mut self, index: u32) -> Result<()> {
+        // Without protocol features there is no enabling: a ring that starts is enabled.
+        let always_enabled = self.features & PROTOCOL_FEATURES == 0;
+        let vring = self.vring(index)?;
+        let enabled = vring.enabled || always_enabled;
+        if vring.running || !vring.kick_known || !enabled {
+            return Ok(());
+        }
+        let Some(addresses) = vring.addresses else { return Ok(()) };
+        let (size, base) = (vring.size, vring.base);
+        let kick = vring.kick.as_ref().map(File::try_clone).transpose().map_err(Error::ReqHandlerError)?;
+        let error = vring.error.as_ref().map(File::try_clone).transpose().map_err(Error::ReqHandlerError)?;
+        let call = Arc::clone(&vring.call);
+        let queue = self.queue(index, size, addresses, base)?;
+        let index = narrow(index)?;
+        let inflight = match &self.inflight {
+            Some(inflight) => Some(
+                InflightQueue::open(
+                    Arc::clone(&inflight.region),
+                    inflight.queues,
+                    inflight.size,
+                    index,
+                    size,
+                )
+                .map_err(|error| refused(error.to_string()))?,
+            ),
+            None => None,
+        };
+        let ring = Ring::new(RingParts {
+            index,
+            queue,
+            memory: self.memory.snapshot(),
+            kick,
+            call,
+            error,
+            features: self.features & !PROTOCOL_FEATURES,
+            inflight,
+        });
+        debug!(device = self.spec.name, ring = index, size, next = ring.next_available(), "ring started");
+        self.sink.ring_started(ring);
+        self.vring(u32::from(index))?.running = true;
+        Ok(())
+    }
+
+    fn queue(&self, index: u32, size: u16, addresses: VringAddresses, base: u16) -> Result<Queue> {
+        let bad = |what: &str| refused(format!("vring {index}: {what}"));
+        let guest = |what: &str, vmm_address| {
+            self.memory
+                .to_guest(vmm_address)
+                .ok_or_else(|| bad(&format!("its {what} is not in shared memory")))
+        };
+        let invalid = |error: virtio_queue::Error| bad(&error.to_string());
+        let mut queue = Queue::new(self.spec.queue_size_max).map_err(invalid)?;
+        queue.try_set_size(size).map_err(invalid)?;
+        queue
+            .try_set_desc_table_address(guest("descriptor table", addresses.descriptors)?)
+            .map_err(invalid)?;
+        queue.try_set_avail_ring_address(guest("available ring", addresses.available)?).map_err(invalid)?;
+        queue.try_set_used_ring_address(guest("used ring", addresses.used)?).map_err(invalid)?;
+        queue.set_ready(true);
+        let memory = self.memory.snapshot();
+        if !queue.is_valid(&*memory) {
+            return Err(bad("it does not lie in shared memory"));
+        }
+        // The guest's memory, not the VMM, knows how far the used ring is after a predecessor died.
+        let used = queue.used_idx(&*memory, Ordering::Acquire).map_err(invalid)?;
+        queue.set_next_used(used.0);
+        queue.set_next_avail(base);
+        Ok(queue)
+    }
+
+    fn stop(&mut self, index: u16, reason: StopReason) {
+        let Some(vring) = self.vrings.get_mut(usize::from(index)) else { return };
+        if std::mem::take(&mut vring.running) {
+            vring.base = self.sink.ring_stopped(index, reason);
+            debug!(device = self.spec.name, ring = index, next = vring.base, "ring stopped");
+        }
+    }
+
+    fn stop_all(&mut self, reason: StopReason) {
+        for index in 0..self.spec.queues {
+            self.stop(index, reason);
+        }
+    }
+
+    fn memory_changed(&mut self) {
+        if self.vrings.iter().any(|vring| vring.running) {
+            self.sink.memory_changed(&self.memory.snapshot());
+        }
+    }
+}
+
+impl VhostUserBackendReqHandlerMut for Connection {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        self.reset_device()
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.stop_all(StopReason::Requested);
+        for vring in &mut self.vrings {
+            *vring =
+                Vring { size: self.spec.queue_size_max, call: Arc::clone(&vring.call), ..Vring::default() };
+        }
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(self.offered())
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        let unknown = features & !self.offered();
+        if unknown != 0 {
+            return Err(refused(format!("feature bits {unknown:#x} were not offered")));
+        }
+        self.features = features;
+        self.sink.features(features & !PROTOCOL_FEATURES);
+        Ok(())
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        let mut table = MemoryTable::default();
+        for (region, file) in regions.iter().zip(files) {
+            table.add(spec_of(region), file).map_err(refused)?;
+        }
+        self.memory = table;
+        self.memory_changed();
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        let max = self.spec.queue_size_max;
+        let size = u16::try_from(num).ok().filter(|size| size.is_power_of_two() && *size <= max);
+        let size = size
+            .ok_or_else(|| refused(format!("vring {index}: {num} entries, at most {max}, a power of two")))?;
+        self.vring(index)?.size = size;
+        Ok(())
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptors: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Result<()> {
+        self.vring(index)?.addresses = Some(VringAddresses { descriptors, available, used });
+        self.start(index)
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        let base = u16::try_from(base)
+            .map_err(|_| refused(format!("vring {index}: base {base} of a packed ring")))?;
+        self.vring(index)?.base = base;
+        Ok(())
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        self.vring(index)?;
+        self.stop(narrow(index)?, StopReason::Requested);
+        let vring = self.vring(index)?;
+        // Only a new kick starts it again.
+        vring.kick = None;
+        vring.kick_known = false;
+        Ok(VhostUserVringState::new(index, u32::from(vring.base)))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, kick: Option<File>) -> Result<()> {
+        self.stop(u16::from(index), StopReason::Requested);
+        if let Some(kick) = &kick {
+            nonblocking(kick)?;
+        }
+        let vring = self.vring(u32::from(index))?;
+        vring.kick = kick;
+        vring.kick_known = true;
+        self.start(u32::from(index))
+    }
+
+    fn set_vring_call(&mut self, index: u8, call: Option<File>) -> Result<()> {
+        let vring = self.vring(u32::from(index))?;
+        *vring.call.lock().unwrap_or_else(PoisonError::into_inner) = call;
+        Ok(())
+    }
+
+    fn set_vring_err(&mut self, index: u8, error: Option<File>) -> Result<()> {
+        self.vring(u32::from(index))?.error = error;
+        Ok(())
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        let mut features = VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+            | VhostUserProtocolFeatures::RESET_DEVICE;
+        if self.spec.inflight {
+            features |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;
+        }
+        Ok(features)
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
+        let unknown = features & !self.get_protocol_features()?.bits();
+        if unknown != 0 {
+            return Err(refused(format!("protocol feature bits {unknown:#x} were not offered")));
+        }
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(u64::from(self.spec.queues))
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        self.vring(index)?.enabled = enable;
+        if enable {
+            self.start(index)
+        } else {
+            self.stop(narrow(index)?, StopReason::Requested);
+            Ok(())
+        }
+    }
+
+    fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        let (offset, size) = (offset as usize, size as usize);
+        Ok(self.spec.config.read(offset, size))
+    }
+
+    fn set_config(&mut self, offset: u32, bytes: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+        if self.sink.config_written(offset as usize, bytes).is_err() {
+            // A guest may try this as often as it likes; it must not cost it the connection.
+            debug!(device = self.spec.name, offset, "a write to the configuration space was ignored");
+        }
+        Ok(())
+    }
+
+    fn set_gpu_socket(&mut self, _backend: GpuBackend) -> Result<()> {
+        Err(Error::InvalidOperation("this is no GPU"))
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        Err(Error::InvalidOperation("no shared objects are offered"))
+    }
+
+    fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let (queues, size) = (wanted.num_queues, wanted.queue_size);
+        let bytes = region_bytes(queues, size) as u64;
+        let file = inflight_file(bytes).map_err(Error::ReqHandlerError)?;
+        let described = VhostUserInflight::new(bytes, 0, queues, size);
+        let ours = file.try_clone().map_err(Error::ReqHandlerError)?;
+        self.set_inflight_fd(&described, ours)?;
+        Ok((described, file))
+    }
+
+    fn set_inflight_fd(&mut self, described: &VhostUserInflight, file: File) -> Result<()> {
+        if self.vrings.iter().any(|vring| vring.running) {
+            return Err(refused("the in-flight region cannot change while rings run"));
+        }
+        let (queues, size) = (described.num_queues, described.queue_size);
+        let needs = region_bytes(queues, size);
+        let bytes = usize::try_from(described.mmap_size).map_err(refused)?;
+        if bytes < needs {
+            return Err(refused(format!(
+                "an in-flight region of {bytes} bytes, {queues} queues of {size} need {needs}"
+            )));
+        }
+        let region =
+            MmapRegion::from_file(FileOffset::new(file, described.mmap_offset), bytes).map_err(refused)?;
+        self.inflight = Some(Inflight { region: Arc::new(region), queues, size });
+        Ok(())
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(MAX_SLOTS as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        self.memory.add(spec_of(region), file).map_err(refused)?;
+        self.memory_changed();
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        self.memory.remove(region.guest_phys_addr, region.memory_size, region.user_addr).map_err(refused)?;
+        self.memory_changed();
+        Ok(())
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _fd: File,
+    ) -> Result<Option<File>> {
+        Err(Error::InvalidOperation("device state is not offered"))
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        Err(Error::InvalidOperation("device state is not offered"))
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        Err(Error::InvalidOperation("shared memory regions are not offered"))
+    }
+
+    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
+        Err(Error::InvalidOperation("dirty logging is not offered"))
+    }
+}
+
+fn spec_of(region: &VhostUserMemoryRegion) -> RegionSpec {
+    RegionSpec {
+        guest_address: region.guest_phys_addr,
+        bytes: region.memory_size,
+        vmm_address: region.user_addr,
+        file_offset: region.mmap_offset,
+    }
+}
+
+/// A request that is answered with an error, and with disconnection.
+fn refused(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::ReqHandlerError(io::Error::new(io::ErrorKind::InvalidInput, why))
+}
+
+fn narrow(index: u32) -> Result<u16> {
+    u16::try_from(index).map_err(refused)
+}
+
+/// A worker drains kicks and must not block where nothing is left.
+fn nonblocking(kick: &File) -> Result<()> {
+    let failed = |errno: rustix::io::Errno| Error::ReqHandlerError(errno.into());
+    let flags = rustix::fs::fcntl_getfl(kick.as_fd()).map_err(failed)?;
+    rustix::fs::fcntl_setfl(kick.as_fd(), flags | OFlags::NONBLOCK).map_err(failed)
+}
+
+/// Memory for an in-flight region that nobody can shorten under our mapping.
+fn inflight_file(bytes: u64) -> io::Result<File> {
+    let memory = rustix::fs::memfd_create("wadi-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&memory, bytes)?;
+    rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(memory.into())
+}

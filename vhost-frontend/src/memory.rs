@@ -1,0 +1,135 @@
+//! The guest's memory as the VMM shares it.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use thiserror::Error;
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+    MmapRegion,
+};
+
+/// A snapshot of a guest's memory. Cloning is cheap; the mapping lives as long as a clone of it.
+pub type GuestMemory = Arc<GuestMemoryMmap<()>>;
+
+/// A memory region that cannot be used.
+#[derive(Debug, Error)]
+pub enum MemoryError {
+    /// mmap refused it.
+    #[error(
+        "cannot map {bytes} bytes of guest memory at {guest_address:#x}; the VMM must share its memory (memory-backend-memfd,share=on)"
+    )]
+    Map {
+        /// Guest physical address.
+        guest_address: u64,
+        /// Length.
+        bytes: u64,
+        /// Why.
+        source: vm_memory::mmap::MmapRegionError,
+    },
+    /// It overlaps another one, or wraps around.
+    #[error(
+        "guest memory of {bytes} bytes at {guest_address:#x} overlaps another region or ends beyond the address space"
+    )]
+    Overlap {
+        /// Guest physical address.
+        guest_address: u64,
+        /// Length.
+        bytes: u64,
+    },
+    /// It is not there.
+    #[error("there is no guest memory of {bytes} bytes at {guest_address:#x}")]
+    Unknown {
+        /// Guest physical address.
+        guest_address: u64,
+        /// Length.
+        bytes: u64,
+    },
+    /// More regions than slots.
+    #[error("the VMM shares more than {MAX_SLOTS} memory regions")]
+    TooMany,
+}
+
+/// As many as QEMU ever asks for: one for each of its memory slots.
+pub(crate) const MAX_SLOTS: usize = 509;
+
+/// One region as the VMM describes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RegionSpec {
+    pub(crate) guest_address: u64,
+    pub(crate) bytes: u64,
+    /// Where the VMM has mapped it: vring addresses arrive in these terms.
+    pub(crate) vmm_address: u64,
+    pub(crate) file_offset: u64,
+}
+
+/// The regions that the VMM has shared so far.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryTable {
+    regions: Vec<(RegionSpec, Arc<GuestRegionMmap<()>>)>,
+    snapshot: GuestMemory,
+}
+
+impl MemoryTable {
+    /// The memory as it is now.
+    pub fn snapshot(&self) -> GuestMemory {
+        Arc::clone(&self.snapshot)
+    }
+
+    /// Translates an address of the VMM into one of the guest.
+    pub fn to_guest(&self, vmm_address: u64) -> Option<GuestAddress> {
+        self.regions.iter().find_map(|(spec, _)| {
+            let offset = vmm_address.checked_sub(spec.vmm_address)?;
+            (offset < spec.bytes).then(|| GuestAddress(spec.guest_address + offset))
+        })
+    }
+
+    pub(crate) fn add(&mut self, spec: RegionSpec, file: File) -> Result<(), MemoryError> {
+        if self.regions.len() >= MAX_SLOTS {
+            return Err(MemoryError::TooMany);
+        }
+        let RegionSpec { guest_address, bytes, .. } = spec;
+        let overlap = || MemoryError::Overlap { guest_address, bytes };
+        let size = usize::try_from(bytes).map_err(|_| overlap())?;
+        let mapping = MmapRegion::from_file(FileOffset::new(file, spec.file_offset), size)
+            .map_err(|source| MemoryError::Map { guest_address, bytes, source })?;
+        let region = GuestRegionMmap::new(mapping, GuestAddress(guest_address)).ok_or_else(overlap)?;
+        let region = Arc::new(region);
+        self.snapshot = Arc::new(self.snapshot.insert_region(Arc::clone(&region)).map_err(|_| overlap())?);
+        self.regions.push((spec, region));
+        Ok(())
+    }
+
+    pub(crate) fn remove(
+        &mut self,
+        guest_address: u64,
+        bytes: u64,
+        vmm_address: u64,
+    ) -> Result<(), MemoryError> {
+        let unknown = || MemoryError::Unknown { guest_address, bytes };
+        let at = self
+            .regions
+            .iter()
+            .position(|(spec, _)| {
+                (spec.guest_address, spec.bytes, spec.vmm_address) == (guest_address, bytes, vmm_address)
+            })
+            .ok_or_else(unknown)?;
+        let (snapshot, _) =
+            self.snapshot.remove_region(GuestAddress(guest_address), bytes).map_err(|_| unknown())?;
+        self.regions.remove(at);
+        self.snapshot = Arc::new(snapshot);
+        Ok(())
+    }
+}
+
+/// Whether `len` bytes from `at` lie in guest memory, regions that touch each other included.
+pub(crate) fn contains(memory: &GuestMemoryMmap<()>, at: GuestAddress, len: u32) -> bool {
+    // The usual case first: one lookup.
+    if let Some(region) = memory.find_region(at) {
+        let offset = at.0 - region.start_addr().0;
+        if region.len() - offset >= u64::from(len) {
+            return true;
+        }
+    }
+    memory.check_range(at, len as usize)
+}

@@ -1,0 +1,328 @@
+//! A started vring in the hands of an engine's worker.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thiserror::Error;
+use virtio_bindings::bindings::virtio_ring::{
+    VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, VRING_AVAIL_F_NO_INTERRUPT,
+};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::chain::{Chain, ChainError, ChainLimits, Table};
+use crate::inflight::InflightQueue;
+use crate::memory::GuestMemory;
+
+/// A guest broke its ring beyond use. The ring is parked: it stays silent until the driver resets the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum RingBroken {
+    /// The ring does not lie in guest memory (any more).
+    #[error("the ring does not lie in guest memory")]
+    NotInMemory,
+    /// The available index moved by more than the ring is long.
+    #[error("the available index jumped from {next} to {index} in a ring of {size}")]
+    AvailableIndex {
+        /// The next one we would have taken.
+        next: u16,
+        /// What the guest says.
+        index: u16,
+        /// The ring's size.
+        size: u16,
+    },
+    /// The available ring names a descriptor beyond the table.
+    #[error("the available ring names descriptor {head} of {size}")]
+    Head {
+        /// The index.
+        head: u16,
+        /// The ring's size.
+        size: u16,
+    },
+}
+
+/// What [`Ring::next_chain`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing is available.
+    Empty,
+    /// The chain holds a request.
+    Chain,
+    /// The guest offered a chain that breaks the rules; its head is set. Give it back with [`Ring::complete`] and
+    /// length 0, and count it.
+    Malformed(ChainError),
+}
+
+/// The call descriptor: the VMM may replace it while the ring runs (it does whenever the guest masks an interrupt).
+pub(crate) type SharedCall = Arc<Mutex<Option<File>>>;
+
+/// What a ring is made of.
+#[derive(Debug)]
+pub struct RingParts {
+    /// The ring's index.
+    pub index: u16,
+    /// Addresses, size and next indices.
+    pub queue: Queue,
+    /// Where it lies.
+    pub memory: GuestMemory,
+    /// The guest's notification; none when the VMM wants the ring polled.
+    pub kick: Option<File>,
+    /// Our notification; shared, since it may be replaced.
+    pub call: Arc<Mutex<Option<File>>>,
+    /// Tells the VMM that the ring broke.
+    pub error: Option<File>,
+    /// The acknowledged virtio features.
+    pub features: u64,
+    /// Where requests in flight are recorded.
+    pub inflight: Option<InflightQueue>,
+}
+
+/// A started and enabled vring.
+///
+/// Look at it once when it arrives: a guest may have kicked before. Requests that a predecessor took and did not
+/// complete come first, in the order in which they were taken.
+#[derive(Debug)]
+pub struct Ring {
+    parts: RingParts,
+    table: Table,
+    /// The available index as last read.
+    available: u16,
+    /// Heads to hand out again, last first.
+    again: Vec<u16>,
+    /// Whether the most recent head came from there.
+    taken_again: bool,
+    broken: bool,
+    unsignalled: bool,
+}
+
+impl Ring {
+    /// A ring ready for use. Its used index must have been read from guest memory, and `parts.queue` validated.
+    pub fn new(mut parts: RingParts) -> Self {
+        let mut again = Vec::new();
+        if let Some(inflight) = &mut parts.inflight {
+            let recovered = inflight.recover(parts.queue.next_used(), parts.queue.next_avail());
+            parts.queue.set_next_avail(recovered.next_available);
+            again = recovered.heads;
+            again.reverse();
+        }
+        parts.queue.set_event_idx(has(parts.features, VIRTIO_RING_F_EVENT_IDX));
+        let table = Table {
+            address: GuestAddress(parts.queue.desc_table()),
+            size: parts.queue.size(),
+            indirect: has(parts.features, VIRTIO_RING_F_INDIRECT_DESC),
+            limits: ChainLimits::default(),
+        };
+        let available = parts.queue.next_avail();
+        // A predecessor may have completed requests and died before it signalled them: one signal too many is harmless.
+        let ring =
+            Self { parts, table, available, again, taken_again: false, broken: false, unsignalled: false };
+        if ring.parts.queue.next_used() != 0 {
+            ring.call();
+        }
+        ring
+    }
+
+    /// The ring's index.
+    pub fn index(&self) -> u16 {
+        self.parts.index
+    }
+
+    /// How many descriptors it has.
+    pub fn size(&self) -> u16 {
+        self.table.size
+    }
+
+    /// The virtio features that the driver acknowledged.
+    pub fn features(&self) -> u64 {
+        self.parts.features
+    }
+
+    /// The guest's memory, to read and write what chains name.
+    pub fn memory(&self) -> &GuestMemory {
+        &self.parts.memory
+    }
+
+    /// Replaces the guest's memory after the VMM added or removed some.
+    pub fn set_memory(&mut self, memory: GuestMemory) {
+        self.parts.memory = memory;
+    }
+
+    /// Narrows what a chain may be.
+    pub fn set_limits(&mut self, limits: ChainLimits) {
+        self.table.limits = limits;
+    }
+
+    /// Readable when the guest kicked; to be watched while asleep.
+    pub fn kick(&self) -> Option<BorrowedFd<'_>> {
+        self.parts.kick.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Takes a kick off the descriptor.
+    pub fn drain_kick(&self) {
+        if let Some(kick) = &self.parts.kick {
+            // The descriptor does not block; nothing there is as good as something there.
+            let _ = rustix::io::read(kick, &mut [0u8; 8]);
+        }
+    }
+
+    /// The index of the next available entry: what the VMM is told when the ring stops.
+    pub fn next_available(&self) -> u16 {
+        self.parts.queue.next_avail()
+    }
+
+    /// Whether the guest broke it.
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Takes the next request into `chain`. An error is returned once; after it the ring is empty for ever.
+    pub fn next_chain(&mut self, chain: &mut Chain) -> Result<Next, RingBroken> {
+        if self.broken {
+            return Ok(Next::Empty);
+        }
+        let head = match self.next_head() {
+            Ok(Some(head)) => head,
+            Ok(None) => return Ok(Next::Empty),
+            Err(broken) => {
+                self.park();
+                return Err(broken);
+            }
+        };
+        Ok(match self.table.walk(&self.parts.memory, head, chain) {
+            Ok(()) => Next::Chain,
+            Err(error) => Next::Malformed(error),
+        })
+    }
+
+    /// Gives the most recently taken chain back to the ring, as if it had not been taken.
+    pub fn put_back(&mut self, chain: &Chain) {
+        if self.taken_again {
+            self.again.push(chain.head());
+            return;
+        }
+        let next = self.parts.queue.next_avail().wrapping_sub(1);
+        self.parts.queue.set_next_avail(next);
+        if let Some(inflight) = &mut self.parts.inflight {
+            inflight.put_back(chain.head());
+        }
+    }
+
+    /// Puts a request into the used ring, with `written` bytes of its writable part filled. The guest learns of it by
+    /// [`Ring::signal`].
+    pub fn complete(&mut self, head: u16, written: u32) -> Result<(), RingBroken> {
+        if self.broken {
+            return Ok(());
+        }
+        if let Some(inflight) = &self.parts.inflight {
+            inflight.completing(head);
+        }
+        if self.parts.queue.add_used(&*self.parts.memory, head, written).is_err() {
+            self.park();
+            return Err(RingBroken::NotInMemory);
+        }
+        if let Some(inflight) = &self.parts.inflight {
+            inflight.completed(head, self.parts.queue.next_used());
+        }
+        self.unsignalled = true;
+        Ok(())
+    }
+
+    /// Signals what was completed since the last call, if the guest wants to know. Call it once for many completions.
+    pub fn signal(&mut self) {
+        if !std::mem::take(&mut self.unsignalled) || self.broken {
+            return;
+        }
+        let wanted = if self.parts.queue.event_idx_enabled() {
+            self.parts.queue.needs_notification(&*self.parts.memory).unwrap_or(true)
+        } else {
+            // The used index before the flags.
+            fence(Ordering::SeqCst);
+            let flags: u16 = self
+                .parts
+                .memory
+                .load(GuestAddress(self.parts.queue.avail_ring()), Ordering::Relaxed)
+                .map_or(0, u16::from_le);
+            u32::from(flags) & VRING_AVAIL_F_NO_INTERRUPT == 0
+        };
+        if wanted {
+            self.call();
+        }
+    }
+
+    /// Asks the guest to kick. True when requests came meanwhile: look again before sleeping.
+    pub fn enable_notifications(&mut self) -> bool {
+        if self.broken {
+            return false;
+        }
+        !self.again.is_empty() || self.parts.queue.enable_notification(&*self.parts.memory).unwrap_or(false)
+    }
+
+    /// Tells the guest not to kick while we poll.
+    pub fn disable_notifications(&mut self) {
+        if !self.broken {
+            // A ring that cannot be written is found out when it is next used.
+            let _ = self.parts.queue.disable_notification(&*self.parts.memory);
+        }
+    }
+
+    fn next_head(&mut self) -> Result<Option<u16>, RingBroken> {
+        if let Some(head) = self.again.pop() {
+            self.taken_again = true;
+            return Ok(Some(head));
+        }
+        let next = self.parts.queue.next_avail();
+        let size = self.table.size;
+        if next == self.available {
+            let index = self
+                .parts
+                .queue
+                .avail_idx(&*self.parts.memory, Ordering::Acquire)
+                .map_err(|_| RingBroken::NotInMemory)?
+                .0;
+            if index.wrapping_sub(next) > size {
+                return Err(RingBroken::AvailableIndex { next, index, size });
+            }
+            if index == next {
+                return Ok(None);
+            }
+            self.available = index;
+        }
+        // The ring begins with flags and index, two bytes each; its size was checked to be not 0.
+        let at = self.parts.queue.avail_ring() + 4 + 2 * u64::from(next % size);
+        let head: u16 = self
+            .parts
+            .memory
+            .load(GuestAddress(at), Ordering::Relaxed)
+            .map(u16::from_le)
+            .map_err(|_| RingBroken::NotInMemory)?;
+        if head >= size {
+            return Err(RingBroken::Head { head, size });
+        }
+        self.parts.queue.set_next_avail(next.wrapping_add(1));
+        if let Some(inflight) = &mut self.parts.inflight {
+            inflight.take(head);
+        }
+        self.taken_again = false;
+        Ok(Some(head))
+    }
+
+    fn park(&mut self) {
+        self.broken = true;
+        if let Some(error) = &self.parts.error {
+            let _ = rustix::io::write(error, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn call(&self) {
+        let call = self.parts.call.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(call) = call.as_ref() {
+            // An event descriptor refuses only when its counter is full, and then the guest has not looked yet.
+            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+fn has(features: u64, bit: u32) -> bool {
+    features & (1 << bit) != 0
+}

@@ -1,0 +1,243 @@
+//! One guest device's socket, served on a thread of its own.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use thiserror::Error;
+use tracing::{debug, info, warn};
+use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
+
+use crate::config::ConfigSpace;
+use crate::connection::Connection;
+use crate::memory::GuestMemory;
+use crate::ring::Ring;
+use crate::socket::{ListenError, Socket};
+
+/// What a device offers.
+#[derive(Debug, Clone)]
+pub struct DeviceSpec {
+    /// For logs and thread names.
+    pub name: String,
+    /// Virtio feature bits; VIRTIO_F_VERSION_1 and vhost-user's own bit are added.
+    pub virtio_features: u64,
+    /// The configuration space.
+    pub config: ConfigSpace,
+    /// Number of vrings.
+    pub queues: u16,
+    /// The longest vring, a power of two.
+    pub queue_size_max: u16,
+    /// Record requests in flight, so that a restarted engine resumes them. Not for devices that complete in order.
+    pub inflight: bool,
+}
+
+/// Why a ring is taken back from the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// The VMM asked for it: the guest still expects its answers, so complete what is in flight first.
+    Requested,
+    /// The VMM went away. What is in flight is left as it is for the in-flight region, unless it completes soon.
+    Disconnected,
+}
+
+/// The driver wrote something to the configuration space that it may not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the driver may not write this part of the configuration space")]
+pub struct ConfigRefused;
+
+/// The engine's side of a device. Called on the device's thread, one call at a time.
+pub trait DeviceSink: Send + 'static {
+    /// A VMM connected.
+    fn connected(&mut self) {}
+
+    /// The driver acknowledged these virtio features.
+    fn features(&mut self, _acknowledged: u64) {}
+
+    /// A ring is started and enabled: pass it to the worker and look at it at once, a kick may have come before.
+    fn ring_started(&mut self, ring: Ring);
+
+    /// Takes ring `index` back from the worker. Returns when the worker has let go of it, with
+    /// [`Ring::next_available`].
+    fn ring_stopped(&mut self, index: u16, reason: StopReason) -> u16;
+
+    /// The guest's memory changed while rings run: returns when every ring uses the new one.
+    fn memory_changed(&mut self, memory: &GuestMemory);
+
+    /// The driver wrote to the configuration space.
+    fn config_written(&mut self, _offset: usize, _bytes: &[u8]) -> Result<(), ConfigRefused> {
+        Err(ConfigRefused)
+    }
+
+    /// The VMM went away; all rings were stopped.
+    fn disconnected(&mut self) {}
+}
+
+/// A device's socket and thread. Dropping it disconnects the VMM, stops the rings and removes the socket.
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    stop: rustix::fd::OwnedFd,
+    /// The VMM's connection, to cut it while a request is being read.
+    connection: Mutex<Option<UnixStream>>,
+}
+
+impl Server {
+    /// Opens the socket and serves it, one VMM after the other.
+    pub fn listen(path: &Path, spec: DeviceSpec, sink: impl DeviceSink) -> Result<Self, ListenError> {
+        let socket = Socket::bind(path)?;
+        let error = |what| move |source: io::Error| ListenError::Io { what, path: path.to_owned(), source };
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| error("make an event descriptor for")(errno.into()))?;
+        let shared = Arc::new(Shared { stop, connection: Mutex::new(None) });
+        let name = spec.name.clone();
+        let service = Service {
+            socket,
+            shared: Arc::clone(&shared),
+            connection: Connection::new(spec, Box::new(sink)),
+        };
+        let thread = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || service.run())
+            .map_err(error("start a thread for"))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
+        if let Some(connection) =
+            self.shared.connection.lock().unwrap_or_else(PoisonError::into_inner).as_ref()
+        {
+            let _ = connection.shutdown(std::net::Shutdown::Both);
+        }
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            warn!("a device's thread panicked");
+        }
+    }
+}
+
+/// What the thread owns.
+struct Service {
+    socket: Socket,
+    shared: Arc<Shared>,
+    connection: Connection,
+}
+
+enum Event {
+    Stop,
+    Connection,
+    Listener,
+}
+
+impl Service {
+    fn run(self) {
+        let Self { socket, shared, connection } = self;
+        let name = connection.name().to_owned();
+        let connection = Arc::new(Mutex::new(connection));
+        loop {
+            match wait(&shared, None, &socket) {
+                Event::Stop => return,
+                Event::Connection => {}
+                Event::Listener => {
+                    let Some(stream) = accept(&socket, &name) else { continue };
+                    serve(&shared, &socket, stream, &connection, &name);
+                }
+            }
+        }
+    }
+}
+
+/// Serves one VMM until it goes away.
+fn serve(
+    shared: &Shared,
+    socket: &Socket,
+    stream: UnixStream,
+    connection: &Arc<Mutex<Connection>>,
+    name: &str,
+) {
+    let (Ok(cut), Ok(watched)) = (stream.try_clone(), stream.try_clone()) else {
+        warn!(device = name, "out of file descriptors: VMM turned away");
+        return;
+    };
+    *shared.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(cut);
+    let lock = || connection.lock().unwrap_or_else(PoisonError::into_inner);
+    lock().connected();
+    info!(device = name, "VMM connected");
+    let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(connection));
+    loop {
+        match wait(shared, Some(watched.as_fd()), socket) {
+            Event::Stop => break,
+            Event::Listener => {
+                // A device has one VMM. Left in the queue it would wait for ever.
+                if accept(socket, name).is_some() {
+                    warn!(device = name, "a second VMM connected and was turned away");
+                }
+            }
+            Event::Connection => match handler.handle_request() {
+                Ok(()) => {}
+                Err(VhostError::Disconnected | VhostError::PartialMessage) => {
+                    info!(device = name, "VMM disconnected");
+                    break;
+                }
+                Err(error) => {
+                    warn!(device = name, %error, "VMM disconnected: it sent a request that cannot be served");
+                    break;
+                }
+            },
+        }
+    }
+    *shared.connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    lock().disconnected();
+    debug!(device = name, "rings stopped");
+}
+
+fn accept(socket: &Socket, name: &str) -> Option<UnixStream> {
+    let (stream, _) = match socket.listener.accept() {
+        Ok(accepted) => accepted,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+        Err(error) => {
+            warn!(device = name, %error, "cannot accept a VMM");
+            // Most likely out of descriptors: the connection stays queued, do not spin on it.
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            return None;
+        }
+    };
+    stream.set_nonblocking(false).ok()?;
+    Some(stream)
+}
+
+/// Waits for something to do. The connection comes before the listener, so that a VMM that went away is noticed
+/// before its successor is looked at.
+fn wait(shared: &Shared, connection: Option<BorrowedFd<'_>>, socket: &Socket) -> Event {
+    let listener = socket.listener.as_fd();
+    loop {
+        let mut fds = [
+            PollFd::new(&shared.stop, PollFlags::IN),
+            PollFd::from_borrowed_fd(listener, PollFlags::IN),
+            PollFd::from_borrowed_fd(connection.unwrap_or(listener), PollFlags::IN),
+        ];
+        // Interrupted: look again.
+        let _ = rustix::event::poll(&mut fds, None);
+        if !fds[0].revents().is_empty() {
+            return Event::Stop;
+        }
+        if connection.is_some() && !fds[2].revents().is_empty() {
+            return Event::Connection;
+        }
+        if !fds[1].revents().is_empty() {
+            return Event::Listener;
+        }
+    }
+}
