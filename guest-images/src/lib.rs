@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod cpio;
 pub mod elf;
 mod initramfs;
