@@ -1,1 +1,45 @@
 //! The pool: mapping, coherence, layout, regions and simulated memory.
+//!
+//! A [`Pool`] is one contiguous shared mapping, a DAX character device or a file, that every host of
+//! the pod maps. Hosts do **not** keep each other's CPU caches coherent over it, so all access to
+//! shared lines goes through the [`Memory`] trait, which names what has to happen: read, write, write
+//! back, invalidate, flush, fence, prefetch. It has three implementations:
+//!
+//! | type | for | cache control |
+//! |---|---|---|
+//! | [`SoftwareMemory`] | CXL 2.0 | CLWB or CLFLUSHOPT, SFENCE, MFENCE |
+//! | [`HardwareMemory`] | CXL 3.0 back-invalidate, one machine | none needed |
+//! | [`simulated::SimulatedMemory`] | tests | a private cache per host that misbehaves as much as it may |
+//!
+//! # Assumptions
+//!
+//! * Little-endian x86-64 with CLFLUSHOPT.
+//! * One writer per cache line at a time; this crate cannot check that outside the simulation.
+//! * Offsets that came from a guest or a peer are checked by the caller ([`Area::contains`],
+//!   [`Layout::data`]) before they get here: an offset outside the pool panics.
+
+#[cfg(not(all(target_arch = "x86_64", target_endian = "little")))]
+compile_error!("the pool's cache control and layout are written for x86-64");
+
+mod address;
+mod endpoint;
+mod error;
+mod layout;
+mod mapped;
+mod mapping;
+mod memory;
+mod pool;
+mod record;
+pub mod regions;
+pub mod simulated;
+mod superblock;
+
+pub use address::{Area, ByteOffset, LINE_BYTES, LineCount, LineOffset};
+pub use endpoint::{EndpointId, Generation, HostId, ParseEndpointError, ReplicaId, Role};
+pub use error::PoolError;
+pub use layout::{CONTROL_RING_SLOTS, DATA_ALIGN_BYTES, Layout};
+pub use mapped::{HardwareMemory, MappedMemory, SoftwareMemory};
+pub use memory::Memory;
+pub use pool::{CreateOptions, Pool};
+pub use record::{ControllerHello, FenceLine, Grant, Hello, Record};
+pub use superblock::{CoherenceMode, MAJOR_VERSION, MINOR_VERSION, Superblock};

@@ -1,0 +1,242 @@
+//! Where the control structures lie in the pool. All of it follows from the superblock.
+
+use crate::{
+    Area, ByteOffset, EndpointId, LINE_BYTES, LineCount, LineOffset, PoolError, ReplicaId, Superblock,
+};
+
+/// The data area begins at a multiple of this and is one long: the size of a huge page.
+pub const DATA_ALIGN_BYTES: u64 = 2 << 20;
+
+/// The slots of a control ring, 64 B each.
+pub const CONTROL_RING_SLOTS: u32 = 256;
+
+/// A ring's slots, its sender's line and its receiver's line.
+const CONTROL_RING_LINES: u64 = CONTROL_RING_SLOTS as u64 + 2;
+
+const SUPERBLOCK_LINES: u64 = 4096 / LINE_BYTES as u64;
+
+/// Role slots of each host. More than there are roles, so that a role can be added in a minor version.
+const ROLE_SLOTS: u64 = 8;
+
+/// Of an endpoint: hello (2 lines), heartbeat, one spare.
+const ENDPOINT_LINES: u64 = 4;
+/// Of a replica: hello, heartbeat, two spare.
+const REPLICA_LINES: u64 = 4;
+/// Of a replica for one endpoint: grant, fence, the ring to the endpoint, the ring from it, two spare.
+const LINK_LINES: u64 = 4 + 2 * CONTROL_RING_LINES;
+/// One copy of the region table: a header line and one line for each region.
+const REGION_TABLE_LINES: u64 = 1 + REGION_SLOTS;
+/// How many regions a table can hold.
+pub(crate) const REGION_SLOTS: u64 = 4095;
+
+const HOST_SLOTS_LIMIT: u16 = 256;
+const REPLICA_SLOTS_LIMIT: u16 = 7;
+
+/// Where everything lies in a pool. Nobody stores an address of a control structure: each is computed here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    host_slots: u16,
+    replica_slots: u16,
+    size_bytes: u64,
+}
+
+impl Layout {
+    /// The layout of a pool with this superblock.
+    pub fn of(superblock: &Superblock) -> Result<Self, PoolError> {
+        Self::new(superblock.size_bytes, superblock.host_slots, superblock.replica_slots)
+    }
+
+    /// The layout of a pool of this size, which must be a multiple of 2 MiB and leave a data area.
+    pub fn new(size_bytes: u64, host_slots: u16, replica_slots: u16) -> Result<Self, PoolError> {
+        for (what, value, limit) in [
+            ("the number of hosts", host_slots, HOST_SLOTS_LIMIT),
+            ("the number of controller replicas", replica_slots, REPLICA_SLOTS_LIMIT),
+        ] {
+            if value == 0 || value > limit {
+                return Err(PoolError::Slots { what, value, limit });
+            }
+        }
+        let layout = Self { host_slots, replica_slots, size_bytes };
+        let least_bytes = layout.data_start_bytes() + DATA_ALIGN_BYTES;
+        if size_bytes < least_bytes || !size_bytes.is_multiple_of(DATA_ALIGN_BYTES) {
+            return Err(PoolError::Size { size_bytes, host_slots, least_bytes });
+        }
+        Ok(layout)
+    }
+
+    /// Whether the pool has a slot for this endpoint.
+    pub fn has(&self, endpoint: EndpointId) -> bool {
+        (1..=self.host_slots).contains(&endpoint.host.get())
+    }
+
+    /// Every endpoint that the pool has a slot for.
+    pub fn endpoints(&self) -> impl Iterator<Item = EndpointId> + use<> {
+        (1..=self.host_slots).flat_map(|host| {
+            crate::Role::ALL.into_iter().map(move |role| EndpointId::new(crate::HostId::new(host), role))
+        })
+    }
+
+    /// Every controller replica that the pool has a slot for.
+    pub fn replicas(&self) -> impl Iterator<Item = ReplicaId> + use<> {
+        (0..self.replica_slots).map(ReplicaId::new)
+    }
+
+    /// The superblock's page.
+    pub fn superblock(&self) -> Area {
+        area(0, SUPERBLOCK_LINES)
+    }
+
+    /// All control structures: everything but the data area.
+    pub fn control(&self) -> Area {
+        area(0, self.data().start.get())
+    }
+
+    /// The endpoint's hello. Writer: the endpoint.
+    pub fn hello(&self, endpoint: EndpointId) -> LineOffset {
+        LineOffset::new(self.endpoint_start(endpoint))
+    }
+
+    /// The word that the endpoint counts up to show that it lives. Writer: the endpoint.
+    pub fn heartbeat(&self, endpoint: EndpointId) -> ByteOffset {
+        LineOffset::new(self.endpoint_start(endpoint) + 2).bytes()
+    }
+
+    /// The replica's hello. Writer: the replica.
+    pub fn controller(&self, replica: ReplicaId) -> LineOffset {
+        LineOffset::new(self.replica_start(replica))
+    }
+
+    /// The word that the replica counts up to show that it lives. Writer: the replica.
+    pub fn controller_heartbeat(&self, replica: ReplicaId) -> ByteOffset {
+        LineOffset::new(self.replica_start(replica) + 1).bytes()
+    }
+
+    /// The two copies, A and B, of the replica's region table. Writer: the replica.
+    pub fn region_tables(&self, replica: ReplicaId) -> [Area; 2] {
+        let start = self.replica_start(replica) + REPLICA_LINES;
+        [area(start, REGION_TABLE_LINES), area(start + REGION_TABLE_LINES, REGION_TABLE_LINES)]
+    }
+
+    /// What the replica grants the endpoint. Writer: the replica.
+    pub fn grant(&self, replica: ReplicaId, endpoint: EndpointId) -> LineOffset {
+        LineOffset::new(self.link_start(replica, endpoint))
+    }
+
+    /// Where the replica revokes what it granted the endpoint. Writer: the replica.
+    pub fn fence(&self, replica: ReplicaId, endpoint: EndpointId) -> LineOffset {
+        LineOffset::new(self.link_start(replica, endpoint) + 1)
+    }
+
+    /// The ring of control messages from the replica to the endpoint: [`CONTROL_RING_SLOTS`] slots of 64 B.
+    pub fn ring_to_endpoint(&self, replica: ReplicaId, endpoint: EndpointId) -> Area {
+        area(self.link_start(replica, endpoint) + 4, CONTROL_RING_LINES)
+    }
+
+    /// The ring of control messages from the endpoint to the replica: [`CONTROL_RING_SLOTS`] slots of 64 B.
+    pub fn ring_from_endpoint(&self, replica: ReplicaId, endpoint: EndpointId) -> Area {
+        area(self.link_start(replica, endpoint) + 4 + CONTROL_RING_LINES, CONTROL_RING_LINES)
+    }
+
+    /// Where regions are leased from: the rest of the pool.
+    pub fn data(&self) -> Area {
+        let start_bytes = self.data_start_bytes();
+        Area::new(ByteOffset::new(start_bytes).line(), LineCount::covering(self.size_bytes - start_bytes))
+    }
+
+    fn endpoint_slots(&self) -> u64 {
+        u64::from(self.host_slots) * ROLE_SLOTS
+    }
+
+    fn endpoint_slot(&self, endpoint: EndpointId) -> u64 {
+        assert!(self.has(endpoint), "the pool has no slot for {endpoint}");
+        u64::from(endpoint.host.get() - 1) * ROLE_SLOTS + u64::from(endpoint.role.slot())
+    }
+
+    fn endpoint_start(&self, endpoint: EndpointId) -> u64 {
+        SUPERBLOCK_LINES + self.endpoint_slot(endpoint) * ENDPOINT_LINES
+    }
+
+    fn replica_lines(&self) -> u64 {
+        REPLICA_LINES + 2 * REGION_TABLE_LINES + self.endpoint_slots() * LINK_LINES
+    }
+
+    fn replica_start(&self, replica: ReplicaId) -> u64 {
+        assert!(
+            replica.get() < self.replica_slots,
+            "the pool has no slot for controller replica {}",
+            replica.get()
+        );
+        SUPERBLOCK_LINES
+            + self.endpoint_slots() * ENDPOINT_LINES
+            + u64::from(replica.get()) * self.replica_lines()
+    }
+
+    fn link_start(&self, replica: ReplicaId, endpoint: EndpointId) -> u64 {
+        self.replica_start(replica)
+            + REPLICA_LINES
+            + 2 * REGION_TABLE_LINES
+            + self.endpoint_slot(endpoint) * LINK_LINES
+    }
+
+    fn data_start_bytes(&self) -> u64 {
+        let control_lines = SUPERBLOCK_LINES
+            + self.endpoint_slots() * ENDPOINT_LINES
+            + u64::from(self.replica_slots) * self.replica_lines();
+        LineCount::new(control_lines).bytes().next_multiple_of(DATA_ALIGN_BYTES)
+    }
+}
+
+const fn area(start: u64, lines: u64) -> Area {
+    Area::new(LineOffset::new(start), LineCount::new(lines))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn everything(layout: &Layout) -> Vec<Area> {
+        let mut areas = vec![layout.superblock(), layout.data()];
+        for endpoint in layout.endpoints() {
+            areas.push(Area::new(layout.hello(endpoint), LineCount::new(2)));
+            areas.push(Area::new(layout.heartbeat(endpoint).line(), LineCount::new(1)));
+        }
+        for replica in layout.replicas() {
+            areas.push(Area::new(layout.controller(replica), LineCount::new(1)));
+            areas.push(Area::new(layout.controller_heartbeat(replica).line(), LineCount::new(1)));
+            areas.extend(layout.region_tables(replica));
+            for endpoint in layout.endpoints() {
+                areas.push(Area::new(layout.grant(replica, endpoint), LineCount::new(1)));
+                areas.push(Area::new(layout.fence(replica, endpoint), LineCount::new(1)));
+                areas.push(layout.ring_to_endpoint(replica, endpoint));
+                areas.push(layout.ring_from_endpoint(replica, endpoint));
+            }
+        }
+        areas
+    }
+
+    #[test]
+    fn nothing_overlaps_and_everything_is_inside() {
+        for (hosts, replicas) in [(1, 1), (3, 2), (16, 3), (256, 7)] {
+            let size_bytes = 1 << 30;
+            let layout = Layout::new(size_bytes, hosts, replicas).unwrap();
+            let mut areas = everything(&layout);
+            areas.sort_by_key(|area| area.start);
+            for pair in areas.windows(2) {
+                assert!(pair[0].end() <= pair[1].start, "{} and {}", pair[0], pair[1]);
+            }
+            assert_eq!(layout.data().end().bytes().get(), size_bytes);
+            assert_eq!(layout.data().start_byte().get() % DATA_ALIGN_BYTES, 0);
+        }
+    }
+
+    #[test]
+    fn sizes_that_leave_no_data_area_are_refused() {
+        let layout = Layout::new(1 << 30, 16, 3).unwrap();
+        let least = layout.data_start_bytes() + DATA_ALIGN_BYTES;
+        assert!(Layout::new(least, 16, 3).is_ok());
+        assert!(matches!(Layout::new(least - DATA_ALIGN_BYTES, 16, 3), Err(PoolError::Size { .. })));
+        assert!(matches!(Layout::new(least + 4096, 16, 3), Err(PoolError::Size { .. })));
+        assert!(matches!(Layout::new(1 << 30, 0, 3), Err(PoolError::Slots { .. })));
+        assert!(matches!(Layout::new(1 << 30, 257, 3), Err(PoolError::Slots { .. })));
+    }
+}

@@ -1,0 +1,294 @@
+//! Shared lines of a mapped pool, with the cache control that the pool's hardware needs.
+
+use std::arch::asm;
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use vm_memory::VolatileSlice;
+use vm_memory::bitmap::BitmapSlice;
+
+use crate::mapping::Mapping;
+use crate::{ByteOffset, LINE_BYTES, Memory};
+
+/// Memory of a pool whose hosts are not coherent: CXL 2.0.
+pub type SoftwareMemory = MappedMemory<NonCoherent>;
+/// Memory of a pool that the hardware keeps coherent: CXL 3.0 back-invalidate, or one machine.
+pub type HardwareMemory = MappedMemory<Coherent>;
+
+/// Memory of a mapped pool. Its two forms are [`SoftwareMemory`] and [`HardwareMemory`].
+pub struct MappedMemory<C> {
+    // Copied out of the mapping, so that the fast path follows no pointer to it.
+    base: NonNull<u8>,
+    bytes: u64,
+    has_clwb: bool,
+    mapping: Arc<Mapping>,
+    control: PhantomData<C>,
+}
+
+// SAFETY: `base` points into `mapping`, which is Send and Sync and kept alive by it.
+unsafe impl<C: Control> Send for MappedMemory<C> {}
+// SAFETY: as above.
+unsafe impl<C: Control> Sync for MappedMemory<C> {}
+
+impl<C> Clone for MappedMemory<C> {
+    fn clone(&self) -> Self {
+        Self { mapping: Arc::clone(&self.mapping), control: PhantomData, ..*self }
+    }
+}
+
+/// Marks [`SoftwareMemory`].
+pub enum NonCoherent {}
+/// Marks [`HardwareMemory`].
+pub enum Coherent {}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::NonCoherent {}
+    impl Sealed for super::Coherent {}
+}
+
+/// Which cache control a [`MappedMemory`] uses.
+pub trait Control: sealed::Sealed + 'static {
+    /// Whether none is needed.
+    const COHERENT: bool;
+}
+
+impl Control for NonCoherent {
+    const COHERENT: bool = false;
+}
+
+impl Control for Coherent {
+    const COHERENT: bool = true;
+}
+
+impl<C: Control> MappedMemory<C> {
+    pub(crate) fn new(mapping: Arc<Mapping>) -> Self {
+        Self {
+            base: mapping.base(),
+            bytes: mapping.bytes(),
+            has_clwb: has_clwb(),
+            mapping,
+            control: PhantomData,
+        }
+    }
+
+    /// A pointer to bytes that lie in the pool.
+    #[inline]
+    fn pointer(&self, at: ByteOffset, bytes: u64) -> *mut u8 {
+        let at = at.get();
+        if at > self.bytes || bytes > self.bytes - at {
+            outside(at, bytes, self.bytes);
+        }
+        // SAFETY: just checked; the mapping lives as long as `self`.
+        unsafe { self.base.as_ptr().add(at as usize) }
+    }
+
+    #[inline]
+    fn word(&self, at: ByteOffset) -> &AtomicU64 {
+        if !at.get().is_multiple_of(8) {
+            misaligned(at.get());
+        }
+        let pointer = self.pointer(at, 8).cast();
+        // SAFETY: inside the mapping, aligned, and valid for as long as `self`.
+        unsafe { AtomicU64::from_ptr(pointer) }
+    }
+
+    /// Calls `each` with the address of every line that the bytes touch.
+    #[inline]
+    fn lines(&self, at: ByteOffset, bytes: u64, each: impl Fn(*mut u8)) {
+        if bytes == 0 {
+            return;
+        }
+        let first = at.line().bytes();
+        let span = at.get() - first.get() + bytes;
+        let pointer = self.pointer(first, span);
+        for offset in (0..span as usize).step_by(LINE_BYTES) {
+            // SAFETY: `offset` is below `span`, which was checked.
+            each(unsafe { pointer.add(offset) });
+        }
+    }
+}
+
+/// Whether the CPU can write a line back and keep it. Without CLWB, CLFLUSHOPT does, at the price of a reload.
+fn has_clwb() -> bool {
+    // CPUID leaf 7, EBX bit 24; the standard library's feature detection does not know CLWB.
+    let leaf = core::arch::x86_64::__cpuid_count(7, 0);
+    leaf.ebx & (1 << 24) != 0
+}
+
+#[cold]
+#[inline(never)]
+fn outside(at: u64, bytes: u64, size_bytes: u64) -> ! {
+    panic!(
+        "{bytes} bytes at {at:#x} lie outside the pool of {size_bytes} bytes: the caller did not check them"
+    );
+}
+
+#[cold]
+#[inline(never)]
+fn misaligned(at: u64) -> ! {
+    panic!("a word at {at:#x} is not aligned to 8 bytes");
+}
+
+#[inline]
+fn clwb(line: *mut u8) {
+    // SAFETY: changes no data, and `line` is mapped. Not `nomem`: the compiler must not move stores past it.
+    unsafe { asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)) }
+}
+
+#[inline]
+fn clflushopt(line: *mut u8) {
+    // SAFETY: as in `clwb`.
+    unsafe { asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags)) }
+}
+
+impl<C: Control> Memory for MappedMemory<C> {
+    const COHERENT: bool = C::COHERENT;
+
+    fn size_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    #[inline]
+    fn load(&self, at: ByteOffset) -> u64 {
+        self.word(at).load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn store(&self, at: ByteOffset, value: u64) {
+        self.word(at).store(value, Ordering::Release);
+    }
+
+    #[inline]
+    fn read(&self, at: ByteOffset, into: &mut [u8]) {
+        let from = self.pointer(at, into.len() as u64);
+        // SAFETY: both sides are valid for the length; nobody has a reference into the pool, and `into` is
+        // exclusive, so they do not overlap. Another host may write meanwhile: then the bytes are of
+        // no use, which the caller finds out from the message protocol, but they are still bytes.
+        unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
+    }
+
+    #[inline]
+    fn write(&self, at: ByteOffset, from: &[u8]) {
+        let into = self.pointer(at, from.len() as u64);
+        // SAFETY: as in `read`.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), into, from.len()) }
+    }
+
+    #[inline]
+    fn zero(&self, at: ByteOffset, bytes: u64) {
+        let into = self.pointer(at, bytes);
+        // SAFETY: checked to lie in the mapping.
+        unsafe { ptr::write_bytes(into, 0, bytes as usize) }
+    }
+
+    #[inline]
+    fn copy_to<B: BitmapSlice>(&self, at: ByteOffset, into: &VolatileSlice<'_, B>) {
+        let from = self.pointer(at, into.len() as u64);
+        let guard = into.ptr_guard_mut();
+        // SAFETY: the slice vouches for its memory while the guard lives. `copy` and not
+        // `copy_nonoverlapping`: guest memory may itself lie in the pool.
+        unsafe { ptr::copy(from, guard.as_ptr(), guard.len()) }
+        into.bitmap().mark_dirty(0, guard.len());
+    }
+
+    #[inline]
+    fn copy_from<B: BitmapSlice>(&self, at: ByteOffset, from: &VolatileSlice<'_, B>) {
+        let into = self.pointer(at, from.len() as u64);
+        let guard = from.ptr_guard();
+        // SAFETY: as in `copy_to`.
+        unsafe { ptr::copy(guard.as_ptr(), into, guard.len()) }
+    }
+
+    fn write_streaming(&self, at: ByteOffset, from: &[u8]) {
+        if C::COHERENT {
+            // Then lines do not have to leave the cache, and a store fence needs no instruction.
+            return self.write(at, from);
+        }
+        // Non-temporal stores write whole lines well and parts of lines badly: those go through the cache.
+        let head =
+            (at.line().bytes().saturating_add(LINE_BYTES as u64).get() - at.get()) as usize % LINE_BYTES;
+        let (head, rest) = from.split_at(head.min(from.len()));
+        let (body, tail) = rest.split_at(rest.len() - rest.len() % LINE_BYTES);
+        self.write(at, head);
+        self.write_back(at, head.len() as u64);
+        let body_at = at.saturating_add(head.len() as u64);
+        stream(self.pointer(body_at, body.len() as u64), body);
+        let tail_at = body_at.saturating_add(body.len() as u64);
+        self.write(tail_at, tail);
+        self.write_back(tail_at, tail.len() as u64);
+    }
+
+    #[inline]
+    fn write_back(&self, at: ByteOffset, bytes: u64) {
+        if C::COHERENT {
+            return;
+        }
+        if self.has_clwb {
+            self.lines(at, bytes, clwb);
+        } else {
+            self.lines(at, bytes, clflushopt);
+        }
+    }
+
+    #[inline]
+    fn invalidate(&self, at: ByteOffset, bytes: u64) {
+        if !C::COHERENT {
+            self.lines(at, bytes, clflushopt);
+        }
+    }
+
+    #[inline]
+    fn flush(&self, at: ByteOffset, bytes: u64) {
+        if !C::COHERENT {
+            self.lines(at, bytes, clflushopt);
+        }
+    }
+
+    #[inline]
+    fn prefetch(&self, at: ByteOffset) {
+        if !C::COHERENT {
+            let pointer = self.pointer(at, 1).cast_const().cast();
+            // SAFETY: a hint that reads nothing.
+            unsafe { core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(pointer) }
+        }
+    }
+
+    #[inline]
+    fn store_fence(&self) {
+        if C::COHERENT {
+            // x86 keeps stores in order: this stops the compiler only.
+            fence(Ordering::Release);
+        } else {
+            // SAFETY: changes no data. Not `nomem`: the compiler must not move stores past it.
+            unsafe { asm!("sfence", options(nostack, preserves_flags)) }
+        }
+    }
+
+    #[inline]
+    fn full_fence(&self) {
+        if C::COHERENT {
+            fence(Ordering::SeqCst);
+        } else {
+            // SAFETY: as in `store_fence`. An atomic fence may become a locked instruction, which CLFLUSHOPT
+            // is ordered by as well, but only MFENCE is what the architecture manual promises it for.
+            unsafe { asm!("mfence", options(nostack, preserves_flags)) }
+        }
+    }
+}
+
+/// Writes whole lines past the cache.
+fn stream(into: *mut u8, from: &[u8]) {
+    use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+    debug_assert!(into.addr().is_multiple_of(LINE_BYTES) && from.len().is_multiple_of(LINE_BYTES));
+    for offset in (0..from.len()).step_by(size_of::<__m128i>()) {
+        // SAFETY: `into` is valid for `from.len()` bytes and aligned to a line, `offset` is a multiple of 16
+        // below that length, and SSE2 is part of x86-64.
+        unsafe {
+            let value = _mm_loadu_si128(from.as_ptr().add(offset).cast());
+            _mm_stream_si128(into.add(offset).cast(), value);
+        }
+    }
+}

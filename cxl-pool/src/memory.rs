@@ -1,0 +1,78 @@
+//! The coherence interface: everything that may be done to shared lines.
+
+use vm_memory::VolatileSlice;
+use vm_memory::bitmap::BitmapSlice;
+
+use crate::ByteOffset;
+
+/// Access to the shared lines of a pool, as one host sees them through its own caches.
+///
+/// Another host sees what was written only once it was written back **or evicted, at any moment**; this
+/// host sees what another one wrote only once it invalidated its copy, which a prefetcher may have
+/// brought in **at any moment**. So:
+///
+/// * To publish: write, [`write_back`](Self::write_back), [`store_fence`](Self::store_fence), then write
+///   and write back the message that announces it.
+/// * To consume: [`invalidate`](Self::invalidate) **before** the first read, [`full_fence`](Self::full_fence), read.
+/// * To give lines away for the other side to write: [`flush`](Self::flush) first, and invalidate when
+///   they come back.
+///
+/// Cloning is cheap, though not free: clone when something is set up, not per message.
+///
+/// # Panics
+///
+/// Every method panics when what it is asked for does not lie inside the pool, and `load` and `store`
+/// also when the offset is not a multiple of 8: that is a bug of the caller.
+pub trait Memory: Clone + Send + Sync + 'static {
+    /// Whether the hardware keeps hosts coherent. Then `write_back`, `invalidate`, `flush` and
+    /// `prefetch` do nothing, and the fences order what the CPU may reorder.
+    const COHERENT: bool;
+
+    /// The size of the pool.
+    fn size_bytes(&self) -> u64;
+
+    /// Loads the 8 bytes at a multiple of 8, as little-endian number; later accesses of this host stay later.
+    fn load(&self, at: ByteOffset) -> u64;
+
+    /// Stores 8 bytes at a multiple of 8; earlier accesses of this host stay earlier. Never torn.
+    fn store(&self, at: ByteOffset, value: u64);
+
+    /// Reads bytes.
+    fn read(&self, at: ByteOffset, into: &mut [u8]);
+
+    /// Writes bytes. Another host may see any 8-byte part of them before any other.
+    fn write(&self, at: ByteOffset, from: &[u8]);
+
+    /// Writes zeros.
+    fn zero(&self, at: ByteOffset, bytes: u64);
+
+    /// Copies from the pool to guest memory, as many bytes as `into` has.
+    fn copy_to<B: BitmapSlice>(&self, at: ByteOffset, into: &VolatileSlice<'_, B>);
+
+    /// Copies from guest memory to the pool, as many bytes as `from` has.
+    fn copy_from<B: BitmapSlice>(&self, at: ByteOffset, from: &VolatileSlice<'_, B>);
+
+    /// Writes bytes past the cache, for large pieces that this host will not read again. Needs a
+    /// `store_fence` before the message that announces them, but no `write_back`.
+    fn write_streaming(&self, at: ByteOffset, from: &[u8]);
+
+    /// Writes the touched lines back if they are dirty; they may stay in the cache.
+    fn write_back(&self, at: ByteOffset, bytes: u64);
+
+    /// Drops this host's copy of the touched lines, so that a later load fetches them. Takes effect at
+    /// any time up to the next `full_fence`. What this host wrote to them and did not write back is
+    /// written back, which is never what a reader wants: use [`flush`](Self::flush) on one's own lines.
+    fn invalidate(&self, at: ByteOffset, bytes: u64);
+
+    /// Writes the touched lines back and drops them, before they are given away.
+    fn flush(&self, at: ByteOffset, bytes: u64);
+
+    /// Asks for a line to be brought into the cache.
+    fn prefetch(&self, at: ByteOffset);
+
+    /// Orders earlier stores and write-backs before later ones.
+    fn store_fence(&self);
+
+    /// Orders everything earlier, invalidates included, before everything later.
+    fn full_fence(&self);
+}

@@ -1,0 +1,223 @@
+//! What daemons and controllers say about themselves in lines of their own.
+//!
+//! A record has one writer. A reader may look while it is written, or see some of its lines and not
+//! others: the checksum tells, and the reader looks again later.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::{Generation, LINE_BYTES, LineOffset, Memory};
+
+/// Something that one writer keeps in lines of the pool and many readers look at.
+pub trait Record: Sized {
+    /// How many lines it takes.
+    const LINES: u64;
+
+    /// Writes the record and makes it visible.
+    fn publish<M: Memory>(&self, memory: &M, at: LineOffset);
+
+    /// What is there now: nothing if nothing was ever written, or if the writer is just writing.
+    fn look<M: Memory>(memory: &M, at: LineOffset) -> Option<Self>;
+
+    /// Takes the record away. Only its writer may.
+    fn erase<M: Memory>(memory: &M, at: LineOffset) {
+        let bytes = Self::LINES * LINE_BYTES as u64;
+        memory.zero(at.bytes(), bytes);
+        memory.write_back(at.bytes(), bytes);
+        memory.store_fence();
+    }
+}
+
+/// An endpoint announces itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// A random number, never 0, that tells this life of the daemon from others.
+    pub incarnation: u64,
+    /// Its process, as seen on its own host.
+    pub pid: u32,
+    /// The control protocol that it speaks: (major, minor).
+    pub protocol: (u16, u16),
+    /// When it began, in milliseconds since 1970 by its own clock.
+    pub started_unix_ms: u64,
+}
+
+/// A controller replica announces itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControllerHello {
+    /// A random number, never 0, that tells this life of the controller from others.
+    pub incarnation: u64,
+    /// Its term: of two that both seem to live, the one with the higher term counts.
+    pub term: u64,
+    /// Its process, as seen on its own host.
+    pub pid: u32,
+    /// The control protocol that it speaks: (major, minor).
+    pub protocol: (u16, u16),
+}
+
+/// The controller answers an endpoint's hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Which life of the endpoint it is for.
+    pub endpoint_incarnation: u64,
+    /// Which life of the controller gave it.
+    pub controller_incarnation: u64,
+    /// The controller's term.
+    pub term: u64,
+    /// The fence generation at the time: once the fence line shows a newer one, the grant is revoked.
+    pub fence_generation: u64,
+    /// The generation of the two control rings.
+    pub control_generation: Generation,
+}
+
+/// Revokes grants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FenceLine {
+    /// Grants that were given at an older fence generation are revoked.
+    pub generation: u64,
+    /// The term of the controller that wrote it.
+    pub term: u64,
+}
+
+/// Ties a record to what lies in the pool.
+macro_rules! record {
+    ($record:ident as $wire:ident, $lines:literal lines, $from:expr, $into:expr) => {
+        const _: () = assert!(size_of::<$wire>() == $lines * LINE_BYTES);
+
+        impl Record for $record {
+            const LINES: u64 = $lines;
+
+            fn publish<M: Memory>(&self, memory: &M, at: LineOffset) {
+                let into: fn(&$record) -> $wire = $into;
+                let mut wire = into(self);
+                wire.crc = checksum(wire.as_bytes()).into();
+                memory.write(at.bytes(), wire.as_bytes());
+                memory.write_back(at.bytes(), size_of::<$wire>() as u64);
+                memory.store_fence();
+            }
+
+            fn look<M: Memory>(memory: &M, at: LineOffset) -> Option<Self> {
+                let mut wire = $wire::new_zeroed();
+                memory.invalidate(at.bytes(), size_of::<$wire>() as u64);
+                memory.full_fence();
+                memory.read(at.bytes(), wire.as_mut_bytes());
+                let from: fn(&$wire) -> $record = $from;
+                (wire.crc.get() == checksum(wire.as_bytes())).then(|| from(&wire))
+            }
+        }
+    };
+}
+
+/// Over all but the checksum at the end. Never 0, so that lines of zeros hold no record.
+fn checksum(bytes: &[u8]) -> u32 {
+    crc32fast::hash(&bytes[..bytes.len() - size_of::<U32>()]).max(1)
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct HelloWire {
+    incarnation: U64,
+    started_unix_ms: U64,
+    pid: U32,
+    protocol: [U16; 2],
+    reserved: [u8; 100],
+    crc: U32,
+}
+
+record!(
+    Hello as HelloWire, 2 lines,
+    |wire| Hello {
+        incarnation: wire.incarnation.get(),
+        pid: wire.pid.get(),
+        protocol: (wire.protocol[0].get(), wire.protocol[1].get()),
+        started_unix_ms: wire.started_unix_ms.get(),
+    },
+    |hello| HelloWire {
+        incarnation: hello.incarnation.into(),
+        started_unix_ms: hello.started_unix_ms.into(),
+        pid: hello.pid.into(),
+        protocol: [hello.protocol.0.into(), hello.protocol.1.into()],
+        reserved: [0; 100],
+        crc: 0.into(),
+    }
+);
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct ControllerWire {
+    incarnation: U64,
+    term: U64,
+    pid: U32,
+    protocol: [U16; 2],
+    reserved: [u8; 36],
+    crc: U32,
+}
+
+record!(
+    ControllerHello as ControllerWire, 1 lines,
+    |wire| ControllerHello {
+        incarnation: wire.incarnation.get(),
+        term: wire.term.get(),
+        pid: wire.pid.get(),
+        protocol: (wire.protocol[0].get(), wire.protocol[1].get()),
+    },
+    |hello| ControllerWire {
+        incarnation: hello.incarnation.into(),
+        term: hello.term.into(),
+        pid: hello.pid.into(),
+        protocol: [hello.protocol.0.into(), hello.protocol.1.into()],
+        reserved: [0; 36],
+        crc: 0.into(),
+    }
+);
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct GrantWire {
+    endpoint_incarnation: U64,
+    controller_incarnation: U64,
+    term: U64,
+    fence_generation: U64,
+    control_generation: U32,
+    reserved: [u8; 24],
+    crc: U32,
+}
+
+record!(
+    Grant as GrantWire, 1 lines,
+    |wire| Grant {
+        endpoint_incarnation: wire.endpoint_incarnation.get(),
+        controller_incarnation: wire.controller_incarnation.get(),
+        term: wire.term.get(),
+        fence_generation: wire.fence_generation.get(),
+        control_generation: Generation::new(wire.control_generation.get()),
+    },
+    |grant| GrantWire {
+        endpoint_incarnation: grant.endpoint_incarnation.into(),
+        controller_incarnation: grant.controller_incarnation.into(),
+        term: grant.term.into(),
+        fence_generation: grant.fence_generation.into(),
+        control_generation: grant.control_generation.get().into(),
+        reserved: [0; 24],
+        crc: 0.into(),
+    }
+);
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct FenceWire {
+    generation: U64,
+    term: U64,
+    reserved: [u8; 44],
+    crc: U32,
+}
+
+record!(
+    FenceLine as FenceWire, 1 lines,
+    |wire| FenceLine { generation: wire.generation.get(), term: wire.term.get() },
+    |fence| FenceWire {
+        generation: fence.generation.into(),
+        term: fence.term.into(),
+        reserved: [0; 44],
+        crc: 0.into(),
+    }
+);
