@@ -1,0 +1,20 @@
+//! What travels over the REST API, as JSON. Sizes are in bytes, offsets in bytes from the start of the pool; fields are
+//! only ever added.
+
+mod event;
+mod host;
+mod instance;
+mod pool;
+mod problem;
+mod size;
+mod volume;
+
+pub use event::{Event, EventKind, EventList};
+pub use host::{
+    Device, DeviceCounters, DeviceHealth, DeviceKind, DeviceList, Endpoint, EndpointHealth, Host, HostList,
+};
+pub use instance::{CreateInstance, Disk, Instance, InstanceList, Nic, NicRequest};
+pub use pool::{Pool, Region, RegionState};
+pub use problem::{PROBLEM_JSON, Problem};
+pub use size::{ByteSize, ParseByteSizeError};
+pub use volume::{CreateVolume, Volume, VolumeList};

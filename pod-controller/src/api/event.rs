@@ -1,0 +1,103 @@
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Some events, oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EventList {
+    /// The events.
+    pub events: Vec<Event>,
+    /// Events before this sequence number are not kept any more.
+    pub first: u64,
+}
+
+/// Something that happened in the pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Event {
+    /// Grows by one with each event, across restarts of the controller.
+    pub sequence: u64,
+    /// When it was committed, in ms since 1970.
+    pub time_ms: u64,
+    /// What happened.
+    pub kind: EventKind,
+    /// What it happened to: `h2`, `h2/nic0`, the name of an instance or volume.
+    pub subject: String,
+    /// In words.
+    pub message: String,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum EventKind {
+    /// The controller started.
+    ControllerStarted,
+    /// An endpoint joined for the first time, or after a restart.
+    EndpointJoined,
+    /// An endpoint stopped beating.
+    EndpointSilent,
+    /// An endpoint beats again.
+    EndpointBack,
+    /// An endpoint is being fenced.
+    EndpointFenced,
+    /// An endpoint left.
+    EndpointGone,
+    /// A join was refused.
+    JoinRefused,
+    /// A NIC has a link.
+    LinkUp,
+    /// A NIC lost its link.
+    LinkDown,
+    /// A device failed.
+    DeviceFailed,
+    /// A device is not there any more.
+    DeviceGone,
+    /// A lease moved to its backup.
+    Failover,
+    /// A lease has a NIC that does not work, and no backup that does.
+    Degraded,
+    /// A volume was created.
+    VolumeCreated,
+    /// A volume was deleted.
+    VolumeDeleted,
+    /// An instance was created.
+    InstanceCreated,
+    /// An instance was deleted.
+    InstanceDeleted,
+    /// A VMM connected to a device.
+    Attached,
+    /// A VMM went away from a device.
+    Detached,
+    /// An endpoint refused what the controller told it.
+    CommandFailed,
+    /// The pool has no room for what an instance needs.
+    PoolFull,
+}
+
+impl EventKind {
+    /// The word for it in JSON.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::ControllerStarted => "controller-started",
+            Self::EndpointJoined => "endpoint-joined",
+            Self::EndpointSilent => "endpoint-silent",
+            Self::EndpointBack => "endpoint-back",
+            Self::EndpointFenced => "endpoint-fenced",
+            Self::EndpointGone => "endpoint-gone",
+            Self::JoinRefused => "join-refused",
+            Self::LinkUp => "link-up",
+            Self::LinkDown => "link-down",
+            Self::DeviceFailed => "device-failed",
+            Self::DeviceGone => "device-gone",
+            Self::Failover => "failover",
+            Self::Degraded => "degraded",
+            Self::VolumeCreated => "volume-created",
+            Self::VolumeDeleted => "volume-deleted",
+            Self::InstanceCreated => "instance-created",
+            Self::InstanceDeleted => "instance-deleted",
+            Self::Attached => "attached",
+            Self::Detached => "detached",
+            Self::CommandFailed => "command-failed",
+            Self::PoolFull => "pool-full",
+        }
+    }
+}

@@ -1,0 +1,151 @@
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// All hosts that have ever joined.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostList {
+    /// Sorted by id.
+    pub hosts: Vec<Host>,
+}
+
+/// A host of the pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// Its number in the pool.
+    pub id: u16,
+    /// Its daemons.
+    pub endpoints: Vec<Endpoint>,
+    /// The devices it owns, as `h2/nic0`.
+    pub devices: Vec<String>,
+    /// The instances that run on it.
+    pub instances: Vec<String>,
+}
+
+/// A daemon's presence in the pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Endpoint {
+    /// `net-frontend`, `net-backend`, `blk-frontend` or `blk-backend`.
+    pub role: String,
+    /// Program and version.
+    pub software: String,
+    /// Process id on its host.
+    pub pid: u32,
+    /// Whether it is heard of.
+    pub health: EndpointHealth,
+    /// Its telemetry's age; absent when there is none since the controller started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub telemetry_age_ms: Option<u64>,
+}
+
+/// Whether an endpoint is heard of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum EndpointHealth {
+    /// It beats.
+    Joined,
+    /// It stopped beating; nothing was taken from it.
+    Silent,
+    /// It stopped beating and is being fenced, so that its work can move.
+    Fencing,
+    /// It was fenced, and what could be moved was moved.
+    Fenced,
+    /// It left by itself.
+    Gone,
+}
+
+/// All devices of the pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeviceList {
+    /// Sorted by host and name.
+    pub devices: Vec<Device>,
+}
+
+/// A NIC or an SSD.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Device {
+    /// Host and name, as `h2/nic0`.
+    pub name: String,
+    /// The host that owns it.
+    pub host: String,
+    /// NIC or SSD, and what only that has.
+    #[serde(flatten)]
+    pub kind: DeviceKind,
+    /// Which driver runs it.
+    pub driver: String,
+    /// Whether it can be used.
+    pub health: DeviceHealth,
+    /// Why it cannot be used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How many leases use it now.
+    pub leases: u32,
+    /// Its counters; absent when its endpoint has sent none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counters: Option<DeviceCounters>,
+}
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "kebab-case")]
+pub enum DeviceKind {
+    /// A NIC.
+    Nic {
+        /// Its own address, if it has one.
+        #[serde(default)]
+        mac: Option<String>,
+        /// Its speed.
+        speed_mbps: u64,
+        /// The largest packet without the Ethernet header.
+        mtu: u16,
+        /// Whether it is kept free for failover.
+        backup: bool,
+        /// How many leases would move to it.
+        standby_leases: u32,
+    },
+    /// An SSD.
+    Ssd {
+        /// Its size.
+        size_bytes: u64,
+        /// Of it, what volumes occupy.
+        used_bytes: u64,
+        /// Its logical block.
+        block_bytes: u32,
+    },
+}
+
+/// Whether a device can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceHealth {
+    /// It works.
+    Up,
+    /// A NIC without a link.
+    Down,
+    /// It failed.
+    Failed,
+    /// Its endpoint is not there, or does not have it any more.
+    Away,
+}
+
+/// Counters of a device since its endpoint started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeviceCounters {
+    /// Frames received.
+    pub rx_packets: u64,
+    /// Bytes received.
+    pub rx_bytes: u64,
+    /// Frames sent.
+    pub tx_packets: u64,
+    /// Bytes sent.
+    pub tx_bytes: u64,
+    /// Requests completed.
+    pub operations: u64,
+    /// Bytes read from the medium.
+    pub read_bytes: u64,
+    /// Bytes written to the medium.
+    pub write_bytes: u64,
+    /// What the device refused or failed.
+    pub errors: u64,
+}

@@ -1,0 +1,115 @@
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// All instances.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct InstanceList {
+    /// Sorted by name.
+    pub instances: Vec<Instance>,
+}
+
+/// A VM and what it has leased.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Instance {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub id: u32,
+    /// The host it runs on.
+    pub host: String,
+    /// Its NICs, in the order they were asked for.
+    pub nics: Vec<Nic>,
+    /// Its disks, in the order they were asked for.
+    pub disks: Vec<Disk>,
+    /// Whether its host's daemons have confirmed all of it, so that a VMM can connect.
+    pub ready: bool,
+    /// What it still waits for when it is not ready.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting_for: Vec<String>,
+}
+
+/// A virtio-net device of an instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Nic {
+    /// Its name within the instance, such as `net0`.
+    pub device: String,
+    /// The vhost-user socket on the instance's host, as an absolute path.
+    pub socket: String,
+    /// The MAC address to give to the VMM.
+    pub mac: String,
+    /// The MTU to give to the VMM.
+    pub mtu: u16,
+    /// Pairs of queues to give to the VMM.
+    pub queue_pairs: u16,
+    /// The NIC in use, as `h2/nic0`.
+    pub nic: String,
+    /// The NIC that takes over when that one fails.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup: Option<String>,
+    /// Its lease.
+    pub lease: u32,
+    /// Which holder of the lease this is; it grows with every failover.
+    pub generation: u16,
+    /// Whether a VMM is connected to the socket.
+    pub connected: bool,
+}
+
+/// A virtio-blk device of an instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Disk {
+    /// Its name within the instance: the volume's.
+    pub device: String,
+    /// The vhost-user socket on the instance's host, as an absolute path.
+    pub socket: String,
+    /// The volume.
+    pub volume: String,
+    /// What the guest reads as the disk's id.
+    pub serial: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Its logical block.
+    pub block_bytes: u32,
+    /// Request queues to give to the VMM.
+    pub queues: u16,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// The SSD behind it, as `h2/ssd0`.
+    pub ssd: String,
+    /// Its lease.
+    pub lease: u32,
+    /// Which holder of the lease this is.
+    pub generation: u16,
+    /// Whether a VMM is connected to the socket.
+    pub connected: bool,
+}
+
+/// Asks for an instance.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateInstance {
+    /// Its name: lower-case letters, digits and dashes.
+    pub name: String,
+    /// The host it runs on.
+    pub host: String,
+    /// The NICs it gets.
+    #[serde(default)]
+    pub nics: Vec<NicRequest>,
+    /// The volumes it gets.
+    #[serde(default)]
+    pub volumes: Vec<String>,
+}
+
+/// Asks for a virtio-net device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NicRequest {
+    /// Its MAC address; without it, the controller makes one up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
+    /// Its MTU; without it, the NIC's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u16>,
+    /// Pairs of queues; without it, one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue_pairs: Option<u16>,
+}

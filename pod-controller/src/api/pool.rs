@@ -1,0 +1,56 @@
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The pool and what lies where in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Pool {
+    /// Its path on the controller's host.
+    pub path: String,
+    /// The pod's name for good.
+    pub uuid: String,
+    /// `software` or `hardware`.
+    pub coherence: String,
+    /// The whole of it.
+    pub size_bytes: u64,
+    /// Where regions may lie.
+    pub data_start_bytes: u64,
+    /// How much there is for regions.
+    pub data_bytes: u64,
+    /// Of it, what is neither in use nor quarantined.
+    pub free_bytes: u64,
+    /// Of it, what is quarantined.
+    pub quarantined_bytes: u64,
+    /// The longest free range: the largest region that can be had.
+    pub largest_free_bytes: u64,
+    /// All regions, sorted by place.
+    pub regions: Vec<Region>,
+}
+
+/// A leased range of the pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Region {
+    /// Its number.
+    pub id: u32,
+    /// Where it begins.
+    pub start_bytes: u64,
+    /// How long it is.
+    pub size_bytes: u64,
+    /// `rings`, `transmit`, `receive` or `data`.
+    pub purpose: String,
+    /// What it belongs to, in words.
+    pub owner: String,
+    /// Whether it is in use.
+    pub state: RegionState,
+    /// The endpoints that hold it, or that must confirm that they have let go, as `h1/net-frontend`.
+    pub holders: Vec<String>,
+}
+
+/// Whether a region is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum RegionState {
+    /// Somebody uses it.
+    InUse,
+    /// Given up, and not confirmed yet by all that held it.
+    Quarantined,
+}

@@ -1,0 +1,339 @@
+//! How programs ask the controller: blocking calls over its UNIX socket or over HTTP.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use reqwest::{Method, Url};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::api::{
+    CreateInstance, CreateVolume, Device, DeviceList, EventList, Host, HostList, Instance, InstanceList,
+    Pool, Problem, Volume, VolumeList,
+};
+
+mod events;
+
+pub use events::EventStream;
+
+/// Longer than the controller takes for anything but an event stream; it gives up by itself before.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Where a controller listens: `unix:/path/to/socket` or `http://127.0.0.1:8080`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// A UNIX socket.
+    Unix(PathBuf),
+    /// HTTP over TCP.
+    Http(Url),
+}
+
+/// Text that names no server.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a server: write unix:/run/wadi/controller.sock, or http://127.0.0.1:PORT")]
+pub struct ParseServerError(String);
+
+impl FromStr for Server {
+    type Err = ParseServerError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let refuse = || ParseServerError(text.chars().take(80).collect());
+        if let Some(path) = text.strip_prefix("unix:").or_else(|| text.starts_with('/').then_some(text)) {
+            return if path.is_empty() { Err(refuse()) } else { Ok(Self::Unix(path.into())) };
+        }
+        let url: Url = text.parse().map_err(|_| refuse())?;
+        if url.scheme() == "http" && url.has_host() { Ok(Self::Http(url)) } else { Err(refuse()) }
+    }
+}
+
+impl std::fmt::Display for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Http(url) => write!(f, "{url}"),
+        }
+    }
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The client itself could not be set up.
+    #[error("cannot set up an HTTP client: {0}")]
+    SetUp(#[source] io::Error),
+    /// Nobody answered.
+    #[error("no answer from the controller at {server}: {reason}; is pod-controller running there?")]
+    Unreachable {
+        /// Where it was expected.
+        server: Server,
+        /// What happened.
+        reason: String,
+    },
+    /// The controller refused.
+    #[error("{0}")]
+    Refused(Problem),
+    /// The answer makes no sense.
+    #[error("the answer of {server} is not what a controller says: {reason}")]
+    Garbled {
+        /// Who answered.
+        server: Server,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl ClientError {
+    /// The HTTP status with which the controller refused.
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            Self::Refused(problem) => Some(problem.status),
+            _ => None,
+        }
+    }
+}
+
+/// A connection to a controller. Calls block; do not call from inside an async runtime.
+#[derive(Debug)]
+pub struct Client {
+    server: Server,
+    base: Url,
+    http: reqwest::Client,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Client {
+    /// Prepares to talk to a server; connects with the first call.
+    pub fn new(server: Server) -> Result<Self, ClientError> {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ClientError::SetUp)?;
+        // A proxy from the environment has no business between a host and its own controller.
+        let builder = reqwest::Client::builder().no_proxy().connect_timeout(Duration::from_secs(5));
+        let (base, builder) = match &server {
+            Server::Unix(path) => ("http://controller/".parse().ok(), builder.unix_socket(path.as_path())),
+            Server::Http(url) => (Some(url.clone()), builder),
+        };
+        let http = builder.build().map_err(|error| ClientError::SetUp(io::Error::other(error)))?;
+        let base =
+            base.ok_or_else(|| ClientError::SetUp(io::Error::other("the base address does not parse")))?;
+        Ok(Self { server, base, http, runtime })
+    }
+
+    /// Prepares to talk to a controller's UNIX socket.
+    pub fn unix(path: &Path) -> Result<Self, ClientError> {
+        Self::new(Server::Unix(path.to_path_buf()))
+    }
+
+    /// Whom it talks to.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// Whether the controller is up and has its pool.
+    pub fn ready(&self) -> Result<(), ClientError> {
+        self.runtime.block_on(async {
+            let response = self.send::<()>(Method::GET, &["readyz"], &[], None).await?;
+            self.refusal(response).await.map(drop)
+        })
+    }
+
+    /// All hosts.
+    pub fn hosts(&self) -> Result<Vec<Host>, ClientError> {
+        self.get::<HostList>(&["v1", "hosts"]).map(|list| list.hosts)
+    }
+
+    /// One host.
+    pub fn host(&self, name: &str) -> Result<Host, ClientError> {
+        self.get(&["v1", "hosts", name])
+    }
+
+    /// All devices.
+    pub fn devices(&self) -> Result<Vec<Device>, ClientError> {
+        self.get::<DeviceList>(&["v1", "devices"]).map(|list| list.devices)
+    }
+
+    /// One device, by host and name.
+    pub fn device(&self, host: &str, name: &str) -> Result<Device, ClientError> {
+        self.get(&["v1", "devices", host, name])
+    }
+
+    /// All volumes.
+    pub fn volumes(&self) -> Result<Vec<Volume>, ClientError> {
+        self.get::<VolumeList>(&["v1", "volumes"]).map(|list| list.volumes)
+    }
+
+    /// One volume.
+    pub fn volume(&self, name: &str) -> Result<Volume, ClientError> {
+        self.get(&["v1", "volumes", name])
+    }
+
+    /// Creates a volume.
+    pub fn create_volume(&self, request: &CreateVolume) -> Result<Volume, ClientError> {
+        self.call(Method::POST, &["v1", "volumes"], &[], Some(request))
+    }
+
+    /// Deletes a volume and its data. Refused while it is leased.
+    pub fn delete_volume(&self, name: &str) -> Result<(), ClientError> {
+        self.delete(&["v1", "volumes", name])
+    }
+
+    /// All instances.
+    pub fn instances(&self) -> Result<Vec<Instance>, ClientError> {
+        self.get::<InstanceList>(&["v1", "instances"]).map(|list| list.instances)
+    }
+
+    /// One instance.
+    pub fn instance(&self, name: &str) -> Result<Instance, ClientError> {
+        self.get(&["v1", "instances", name])
+    }
+
+    /// Creates an instance, and waits up to `wait` until a VMM can be started for it; [`Instance::ready`] says whether
+    /// it got that far.
+    pub fn create_instance(&self, request: &CreateInstance, wait: Duration) -> Result<Instance, ClientError> {
+        let wait = wait.as_millis().to_string();
+        self.call(Method::POST, &["v1", "instances"], &[("wait", &wait)], Some(request))
+    }
+
+    /// Deletes an instance: its leases end.
+    pub fn delete_instance(&self, name: &str) -> Result<(), ClientError> {
+        self.delete(&["v1", "instances", name])
+    }
+
+    /// Events after a sequence number; 0 for all that are kept.
+    pub fn events(&self, after: u64) -> Result<EventList, ClientError> {
+        self.call::<(), _>(Method::GET, &["v1", "events"], &[("after", &after.to_string())], None)
+    }
+
+    /// Follows events after a sequence number, for as long as the controller lives.
+    pub fn follow_events(&self, after: u64) -> Result<EventStream<'_>, ClientError> {
+        EventStream::open(self, after)
+    }
+
+    /// The pool and its regions.
+    pub fn pool(&self) -> Result<Pool, ClientError> {
+        self.get(&["v1", "pool"])
+    }
+
+    /// Metrics in the text format of OpenMetrics.
+    pub fn metrics(&self) -> Result<String, ClientError> {
+        self.runtime.block_on(async {
+            let response = self.send::<()>(Method::GET, &["metrics"], &[], None).await?;
+            let response = self.refusal(response).await?;
+            response.text().await.map_err(|error| self.garbled(&error))
+        })
+    }
+
+    fn get<Answer: DeserializeOwned>(&self, path: &[&str]) -> Result<Answer, ClientError> {
+        self.call::<(), _>(Method::GET, path, &[], None)
+    }
+
+    fn delete(&self, path: &[&str]) -> Result<(), ClientError> {
+        self.runtime.block_on(async {
+            let response = self.send::<()>(Method::DELETE, path, &[], None).await?;
+            self.refusal(response).await.map(drop)
+        })
+    }
+
+    fn call<Body: Serialize, Answer: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &[&str],
+        query: &[(&str, &str)],
+        body: Option<&Body>,
+    ) -> Result<Answer, ClientError> {
+        self.runtime.block_on(async {
+            let response = self.send(method, path, query, body).await?;
+            let response = self.refusal(response).await?;
+            response.json().await.map_err(|error| self.garbled(&error))
+        })
+    }
+
+    async fn send<Body: Serialize>(
+        &self,
+        method: Method,
+        path: &[&str],
+        query: &[(&str, &str)],
+        body: Option<&Body>,
+    ) -> Result<reqwest::Response, ClientError> {
+        let request = self.http.request(method, self.url(path, query)).timeout(REQUEST_TIMEOUT);
+        let request = match body {
+            Some(body) => request.json(body),
+            None => request,
+        };
+        request.send().await.map_err(|error| self.unreachable(&error))
+    }
+
+    /// The address of a resource; names are escaped, so that no name reaches another resource.
+    fn url(&self, path: &[&str], query: &[(&str, &str)]) -> Url {
+        let mut url = self.base.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(path);
+        }
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
+        }
+        url
+    }
+
+    async fn refusal(&self, response: reqwest::Response) -> Result<reqwest::Response, ClientError> {
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let text = response.text().await.unwrap_or_default();
+        match serde_json::from_str(&text) {
+            Ok(problem) => Err(ClientError::Refused(problem)),
+            Err(_) => Err(ClientError::Garbled {
+                server: self.server.clone(),
+                reason: format!("status {status} without a problem description"),
+            }),
+        }
+    }
+
+    fn unreachable(&self, error: &reqwest::Error) -> ClientError {
+        ClientError::Unreachable { server: self.server.clone(), reason: innermost(error) }
+    }
+
+    fn garbled(&self, error: &reqwest::Error) -> ClientError {
+        ClientError::Garbled { server: self.server.clone(), reason: innermost(error) }
+    }
+}
+
+/// The cause that says most: the layers above repeat the address.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_sockets_or_http() {
+        assert_eq!("unix:/run/x.sock".parse(), Ok(Server::Unix("/run/x.sock".into())));
+        assert_eq!("/run/x.sock".parse(), Ok(Server::Unix("/run/x.sock".into())));
+        assert!(matches!("http://127.0.0.1:80".parse(), Ok(Server::Http(_))));
+        for text in ["", "unix:", "ftp://x", "run/x.sock", "https://x", "http:"] {
+            assert!(text.parse::<Server>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn absent_controller_is_named() {
+        let client = Client::unix(Path::new("/nonexistent/controller.sock")).expect("set up");
+        let error = client.hosts().expect_err("nobody there");
+        assert!(error.to_string().contains("unix:/nonexistent/controller.sock"), "{error}");
+        assert_eq!(error.status(), None);
+    }
+
+    #[test]
+    fn names_do_not_reach_other_resources() {
+        let client = Client::unix(Path::new("/x")).expect("set up");
+        assert_eq!(client.url(&["v1", "hosts", "../a?b/c"], &[]).path(), "/v1/hosts/..%2Fa%3Fb%2Fc");
+    }
+}
