@@ -1,1 +1,63 @@
 //! Starts QEMU virtual machines with devices from the pod.
+//!
+//! [`VmSpec`] says what a machine consists of and turns it into a QEMU command line; [`libvirt`] turns it into
+//! domain XML; [`Vm`] runs it. The guest is unmodified: it sees standard virtio devices.
+
+#![forbid(unsafe_code)]
+
+mod instance;
+pub mod libvirt;
+mod machine;
+mod qemu;
+mod spec;
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+pub use machine::Vm;
+pub use qemu::{Accelerator, QEMU, QemuVersion};
+pub use spec::{DirectKernel, Disk, Network, VmSpec};
+
+/// Why a virtual machine cannot be run.
+#[derive(Debug, Error)]
+pub enum VmmError {
+    /// QEMU is not installed.
+    #[error("{QEMU} is not installed: apt-get install qemu-system-x86")]
+    NoQemu,
+    /// QEMU did not say its version.
+    #[error("cannot read QEMU's version from `{answer}`")]
+    UnknownVersion {
+        /// What it said instead.
+        answer: String,
+    },
+    /// The machine cannot be described to QEMU.
+    #[error("cannot run this machine: {reason}")]
+    Spec {
+        /// Why not, and what to do.
+        reason: String,
+    },
+    /// The directory for its sockets.
+    #[error("cannot make {}: {source}", path.display())]
+    Directory {
+        /// Where.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A program did not start.
+    #[error("cannot start {program}: {source}")]
+    Start {
+        /// Which.
+        program: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// QEMU's monitor does not answer as it should.
+    #[error("QEMU's monitor: {reason}")]
+    Monitor {
+        /// What happened.
+        reason: String,
+    },
+}

@@ -1,0 +1,158 @@
+//! libvirt's description of a virtual machine.
+
+use crate::spec::shell_line;
+use crate::{QemuVersion, VmSpec};
+
+/// The domain XML for `spec`.
+pub fn domain_xml(spec: &VmSpec, version: QemuVersion) -> String {
+    let mut xml = Xml::default();
+    let crashes = !spec.networks.is_empty() && version.crashes_on_nic_vectors(spec.accelerator);
+    let namespace = if crashes { " xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'" } else { "" };
+    xml.open(&format!("<domain type='{}'{namespace}>", spec.accelerator.domain_type()));
+    xml.line(&format!("<name>{}</name>", text(&spec.name)));
+    xml.line(&format!("<memory unit='MiB'>{}</memory>", spec.memory_mib));
+    // The frontends read and write the guest's memory, so it is shared.
+    xml.line("<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>");
+    xml.line(&format!("<vcpu>{}</vcpu>", spec.cpus));
+    xml.open("<os>");
+    xml.line("<type arch='x86_64' machine='q35'>hvm</type>");
+    if let Some(kernel) = &spec.kernel {
+        xml.line(&format!("<kernel>{}</kernel>", text(&kernel.kernel.display().to_string())));
+        if let Some(initrd) = &kernel.initrd {
+            xml.line(&format!("<initrd>{}</initrd>", text(&initrd.display().to_string())));
+        }
+        xml.line(&format!("<cmdline>{}</cmdline>", text(&kernel.command_line)));
+    }
+    xml.close("</os>");
+    xml.line("<features><acpi/><apic/></features>");
+    let cpu = if spec.accelerator == crate::Accelerator::Kvm { "host-passthrough" } else { "maximum" };
+    xml.line(&format!("<cpu mode='{cpu}'/>"));
+    xml.open("<devices>");
+    for (index, disk) in spec.disks.iter().enumerate() {
+        xml.open("<disk type='vhostuser' device='disk'>");
+        xml.line(&format!("<driver name='qemu' type='raw' queues='{}'/>", disk.queues));
+        xml.open(&format!("<source type='unix' path='{}'>", text(&disk.socket.display().to_string())));
+        xml.line("<reconnect enabled='yes' timeout='1'/>");
+        xml.close("</source>");
+        xml.line(&format!("<target dev='{}' bus='virtio'/>", disk_name(index)));
+        xml.close("</disk>");
+    }
+    for network in &spec.networks {
+        xml.open("<interface type='vhostuser'>");
+        xml.line(&format!("<mac address='{}'/>", text(&network.mac)));
+        xml.open(&format!(
+            "<source type='unix' path='{}' mode='client'>",
+            text(&network.socket.display().to_string())
+        ));
+        xml.line("<reconnect enabled='yes' timeout='1'/>");
+        xml.close("</source>");
+        xml.line("<model type='virtio'/>");
+        xml.line(&format!("<mtu size='{}'/>", network.mtu));
+        xml.line(&format!(
+            "<driver queues='{}' rx_queue_size='1024' tx_queue_size='1024'/>",
+            network.queue_pairs
+        ));
+        xml.line(&format!("<alias name='ua-{}'/>", text(&network.device)));
+        xml.close("</interface>");
+    }
+    xml.line("<serial type='pty'/>");
+    xml.line("<console type='pty'/>");
+    xml.close("</devices>");
+    if crashes {
+        // This QEMU crashes on a vhost-user NIC with MSI-X under TCG.
+        xml.open("<qemu:override>");
+        for network in &spec.networks {
+            xml.open(&format!("<qemu:device alias='ua-{}'>", text(&network.device)));
+            xml.open("<qemu:frontend>");
+            xml.line("<qemu:property name='vectors' type='unsigned' value='0'/>");
+            xml.close("</qemu:frontend>");
+            xml.close("</qemu:device>");
+        }
+        xml.close("</qemu:override>");
+    }
+    xml.close("</domain>");
+    xml.text
+}
+
+/// The command line that starts `spec` without libvirt.
+pub fn command_line(spec: &VmSpec, version: QemuVersion) -> String {
+    shell_line(crate::QEMU, &spec.arguments(version))
+}
+
+#[derive(Default)]
+struct Xml {
+    text: String,
+    depth: usize,
+}
+
+impl Xml {
+    fn line(&mut self, line: &str) {
+        self.text.extend(std::iter::repeat_n("  ", self.depth));
+        self.text.push_str(line);
+        self.text.push('\n');
+    }
+
+    fn open(&mut self, line: &str) {
+        self.line(line);
+        self.depth += 1;
+    }
+
+    fn close(&mut self, line: &str) {
+        self.depth -= 1;
+        self.line(line);
+    }
+}
+
+fn text(value: &str) -> String {
+    value.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('\'', "&apos;")
+}
+
+/// `vda`, `vdb`, … `vdz`, `vdaa`.
+fn disk_name(mut index: usize) -> String {
+    let mut letters = Vec::new();
+    loop {
+        letters.push(char::from(b'a' + u8::try_from(index % 26).unwrap_or(0)));
+        if index < 26 {
+            break;
+        }
+        index = index / 26 - 1;
+    }
+    letters.push('d');
+    letters.push('v');
+    letters.iter().rev().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::tests::spec;
+
+    #[test]
+    fn every_element_is_closed() {
+        let xml = domain_xml(&spec(), QemuVersion { major: 7, minor: 2 });
+        let opened = xml.matches('<').count() - 2 * xml.matches("</").count() - xml.matches("/>").count();
+        assert_eq!(opened, 0, "{xml}");
+        assert!(xml.contains("<qemu:property name='vectors' type='unsigned' value='0'/>"), "{xml}");
+        assert!(xml.contains("<access mode='shared'/>"), "{xml}");
+    }
+
+    #[test]
+    fn newer_qemu_needs_no_override() {
+        assert!(!domain_xml(&spec(), QemuVersion { major: 10, minor: 0 }).contains("qemu:"));
+    }
+
+    #[test]
+    fn disks_are_named_as_linux_names_them() {
+        assert_eq!(disk_name(0), "vda");
+        assert_eq!(disk_name(25), "vdz");
+        assert_eq!(disk_name(26), "vdaa");
+        assert_eq!(disk_name(27), "vdab");
+    }
+
+    #[test]
+    fn markup_in_names_is_escaped() {
+        let mut spec = spec();
+        spec.name = "a<b&c".to_owned();
+        assert!(domain_xml(&spec, QemuVersion { major: 10, minor: 0 }).contains("<name>a&lt;b&amp;c</name>"));
+    }
+}

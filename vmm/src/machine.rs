@@ -1,0 +1,156 @@
+//! A running virtual machine.
+
+use std::fs;
+use std::io::{self, BufReader};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use qapi::{ExecuteError, Qmp, Stream, qmp};
+
+use crate::{QEMU, QemuVersion, VmSpec, VmmError};
+
+type Monitor = Qmp<Stream<BufReader<UnixStream>, UnixStream>>;
+
+/// How long QEMU may take to open its monitor, and to end when told so.
+const MONITOR_DEADLINE: Duration = Duration::from_secs(10);
+
+/// A virtual machine that QEMU runs; dropping it ends it.
+#[derive(Debug)]
+pub struct Vm {
+    spec: VmSpec,
+    child: Child,
+}
+
+impl Vm {
+    /// The command that [`Vm::start`] would start.
+    pub fn command(spec: &VmSpec) -> Result<Command, VmmError> {
+        spec.check()?;
+        let mut command = Command::new(QEMU);
+        command.args(spec.arguments(QemuVersion::detect()?)).stdin(Stdio::null());
+        Ok(command)
+    }
+
+    /// Starts a virtual machine as a child of this process.
+    pub fn start(spec: VmSpec) -> Result<Self, VmmError> {
+        Self::start_with(spec, Command::spawn)
+    }
+
+    /// Starts a virtual machine; `spawn` decides how (in which namespace, with whose rights).
+    pub fn start_with(
+        spec: VmSpec,
+        spawn: impl FnOnce(&mut Command) -> io::Result<Child>,
+    ) -> Result<Self, VmmError> {
+        fs::create_dir_all(&spec.directory).map_err(|source| VmmError::Directory {
+            path: spec.directory.clone(),
+            source,
+        })?;
+        // An older run of this instance may have been killed. A live one would not let go of the frontends.
+        for socket in spec.sockets() {
+            let _ = fs::remove_file(socket);
+        }
+        let mut command = Self::command(&spec)?;
+        let child =
+            spawn(&mut command).map_err(|source| VmmError::Start { program: QEMU.to_owned(), source })?;
+        Ok(Self { spec, child })
+    }
+
+    /// What it consists of.
+    pub fn spec(&self) -> &VmSpec {
+        &self.spec
+    }
+
+    /// QEMU's process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How QEMU ended, if it has.
+    pub fn exited(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Waits until QEMU ends.
+    pub fn wait(&mut self) -> Result<ExitStatus, VmmError> {
+        self.child.wait().map_err(|source| VmmError::Start { program: QEMU.to_owned(), source })
+    }
+
+    /// Sets the link of a network device, as the guest sees it.
+    pub fn set_link(&mut self, device: &str, up: bool) -> Result<(), VmmError> {
+        let mut monitor = self.monitor()?;
+        monitor
+            .execute(&qmp::set_link { name: device.to_owned(), up })
+            .map(drop)
+            .map_err(|e| VmmError::Monitor { reason: e.to_string() })
+    }
+
+    /// Asks the guest to power off, by the button.
+    pub fn press_power_button(&mut self) -> Result<(), VmmError> {
+        let mut monitor = self.monitor()?;
+        monitor
+            .execute(&qmp::system_powerdown {})
+            .map(drop)
+            .map_err(|e| VmmError::Monitor { reason: e.to_string() })
+    }
+
+    /// Ends QEMU, in good order if it listens, and waits until it is gone.
+    pub fn stop(&mut self) -> Result<ExitStatus, VmmError> {
+        if let Some(status) = self.exited() {
+            return Ok(status);
+        }
+        if let Ok(mut monitor) = self.monitor() {
+            // The answer may be cut off: it is leaving.
+            let _ = monitor.execute(&qmp::quit {});
+        }
+        let started = Instant::now();
+        while started.elapsed() < MONITOR_DEADLINE {
+            if let Some(status) = self.exited() {
+                self.remove_sockets();
+                return Ok(status);
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.child.kill();
+        let status = self.wait();
+        self.remove_sockets();
+        status
+    }
+
+    /// A new session with QEMU's monitor.
+    fn monitor(&mut self) -> Result<Monitor, VmmError> {
+        let path = self.spec.monitor_socket();
+        let started = Instant::now();
+        let stream = loop {
+            match UnixStream::connect(&path) {
+                Ok(stream) => break stream,
+                Err(e) if started.elapsed() > MONITOR_DEADLINE || self.exited().is_some() => {
+                    return Err(VmmError::Monitor { reason: format!("{}: {e}", path.display()) });
+                }
+                Err(_) => thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        let failed = |e: ExecuteError| VmmError::Monitor { reason: e.to_string() };
+        stream.set_read_timeout(Some(MONITOR_DEADLINE)).map_err(|e| failed(e.into()))?;
+        let reader = BufReader::new(stream.try_clone().map_err(|e| failed(e.into()))?);
+        let mut monitor = Qmp::new(Stream::new(reader, stream));
+        monitor.handshake().map_err(failed)?;
+        Ok(monitor)
+    }
+
+    fn remove_sockets(&self) {
+        for socket in self.spec.sockets() {
+            let _ = fs::remove_file(socket);
+        }
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        if self.exited().is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        self.remove_sockets();
+    }
+}

@@ -1,0 +1,309 @@
+//! What a virtual machine consists of, and QEMU's command line for it.
+
+use std::path::{Path, PathBuf};
+
+use crate::{Accelerator, QemuVersion, VmmError};
+
+/// The virtio-serial port that the test guest's agent listens on.
+const EXEC_PORT: &str = "wadi.exec";
+
+/// A kernel that QEMU loads itself, instead of booting from a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirectKernel {
+    /// The kernel image.
+    pub kernel: PathBuf,
+    /// The initramfs.
+    pub initrd: Option<PathBuf>,
+    /// The kernel's command line.
+    pub command_line: String,
+}
+
+/// A virtio-net device on a vhost-user socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Network {
+    /// Its name in the instance, such as `net0`.
+    pub device: String,
+    /// The frontend's socket.
+    pub socket: PathBuf,
+    /// Its MAC address: the one that is leased.
+    pub mac: String,
+    /// Its MTU.
+    pub mtu: u16,
+    /// How many pairs of queues it has.
+    pub queue_pairs: u16,
+}
+
+/// A virtio-blk device on a vhost-user socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disk {
+    /// Its name in the instance.
+    pub device: String,
+    /// The frontend's socket.
+    pub socket: PathBuf,
+    /// How many queues it has.
+    pub queues: u16,
+}
+
+/// A virtual machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmSpec {
+    /// The instance's name.
+    pub name: String,
+    /// Memory in MiB.
+    pub memory_mib: u32,
+    /// How many vCPUs.
+    pub cpus: u32,
+    /// What executes it.
+    pub accelerator: Accelerator,
+    /// The kernel to load; without one it boots from its first disk.
+    pub kernel: Option<DirectKernel>,
+    /// Network devices.
+    pub networks: Vec<Network>,
+    /// Disks.
+    pub disks: Vec<Disk>,
+    /// Where its monitor, console and agent sockets are.
+    pub directory: PathBuf,
+}
+
+impl VmSpec {
+    /// The socket of QEMU's monitor.
+    pub fn monitor_socket(&self) -> PathBuf {
+        self.directory.join(format!("{}-qmp.sock", self.name))
+    }
+
+    /// The socket of the serial console.
+    pub fn console_socket(&self) -> PathBuf {
+        self.directory.join(format!("{}-console.sock", self.name))
+    }
+
+    /// What the serial console has shown so far.
+    pub fn console_log(&self) -> PathBuf {
+        self.directory.join(format!("{}-console.log", self.name))
+    }
+
+    /// The socket of the test guest's agent.
+    pub fn exec_socket(&self) -> PathBuf {
+        self.directory.join(format!("{}-exec.sock", self.name))
+    }
+
+    /// Everything that QEMU makes in the directory.
+    pub(crate) fn sockets(&self) -> [PathBuf; 3] {
+        [self.monitor_socket(), self.console_socket(), self.exec_socket()]
+    }
+
+    /// Whether the machine can be described to QEMU at all.
+    pub fn check(&self) -> Result<(), VmmError> {
+        let refuse = |reason: String| Err(VmmError::Spec { reason });
+        if self.kernel.is_none() && self.disks.is_empty() {
+            return refuse("it has neither a kernel nor a disk to boot from: give --kernel".to_owned());
+        }
+        if self.cpus == 0 || self.memory_mib < 64 {
+            return refuse("it needs at least one vCPU and 64 MiB".to_owned());
+        }
+        let sockets = self.networks.iter().map(|network| &network.socket);
+        for path in sockets.chain(self.disks.iter().map(|disk| &disk.socket)) {
+            if !path.exists() {
+                return refuse(format!(
+                    "nothing is at {}: is the frontend on this host running?",
+                    path.display()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The words after `qemu-system-x86_64`.
+    pub fn arguments(&self, version: QemuVersion) -> Vec<String> {
+        let mut words = Words::default();
+        words.option("-name", &format!("{},debug-threads=on", escape(&self.name)));
+        words.option("-machine", "q35,memory-backend=ram");
+        words.option("-accel", self.accelerator.accel());
+        words.option("-cpu", self.accelerator.cpu());
+        words.option("-smp", &self.cpus.to_string());
+        words.option("-m", &format!("{}M", self.memory_mib));
+        // The frontends read and write the guest's memory, so it is shared.
+        words.option("-object", &format!("memory-backend-memfd,id=ram,size={}M,share=on", self.memory_mib));
+        words.flag("-nodefaults");
+        words.flag("-no-user-config");
+        words.option("-display", "none");
+        let monitor = socket_path(&self.monitor_socket());
+        words.option("-chardev", &format!("socket,id=monitor,path={monitor},server=on,wait=off"));
+        words.option("-mon", "chardev=monitor,mode=control");
+        let console = socket_path(&self.console_socket());
+        let log = socket_path(&self.console_log());
+        words
+            .option("-chardev", &format!("socket,id=console,path={console},server=on,wait=off,logfile={log}"));
+        words.option("-serial", "chardev:console");
+        words.option("-device", "virtio-serial-pci");
+        let exec = socket_path(&self.exec_socket());
+        words.option("-chardev", &format!("socket,id=exec,path={exec},server=on,wait=off"));
+        words.option("-device", &format!("virtserialport,chardev=exec,name={EXEC_PORT}"));
+        if let Some(kernel) = &self.kernel {
+            words.option("-kernel", &kernel.kernel.display().to_string());
+            if let Some(initrd) = &kernel.initrd {
+                words.option("-initrd", &initrd.display().to_string());
+            }
+            words.option("-append", &kernel.command_line);
+        }
+        for network in &self.networks {
+            self.network_arguments(network, version, &mut words);
+        }
+        for (index, disk) in self.disks.iter().enumerate() {
+            let id = escape(&disk.device);
+            let path = socket_path(&disk.socket);
+            words.option(
+                "-chardev",
+                &format!("socket,id=char-{id},path={path},{}", version.reconnect_option()),
+            );
+            words.option(
+                "-device",
+                &format!(
+                    "vhost-user-blk-pci,id={id},chardev=char-{id},num-queues={},bootindex={index}",
+                    disk.queues
+                ),
+            );
+        }
+        words.0
+    }
+
+    fn network_arguments(&self, network: &Network, version: QemuVersion, words: &mut Words) {
+        let id = escape(&network.device);
+        let path = socket_path(&network.socket);
+        words.option("-chardev", &format!("socket,id=char-{id},path={path},{}", version.reconnect_option()));
+        words.option(
+            "-netdev",
+            &format!("vhost-user,id=host-{id},chardev=char-{id},queues={}", network.queue_pairs),
+        );
+        let mut device = format!(
+            "virtio-net-pci,id={id},netdev=host-{id},mac={},host_mtu={},rx_queue_size=1024,tx_queue_size=1024",
+            network.mac, network.mtu
+        );
+        if network.queue_pairs > 1 {
+            device.push_str(",mq=on");
+        }
+        if version.crashes_on_nic_vectors(self.accelerator) {
+            device.push_str(",vectors=0");
+        }
+        if self.kernel.is_some() {
+            // No network boot, so no ROM for it.
+            device.push_str(",romfile=");
+        }
+        words.option("-device", &device);
+    }
+}
+
+#[derive(Default)]
+struct Words(Vec<String>);
+
+impl Words {
+    fn flag(&mut self, name: &str) {
+        self.0.push(name.to_owned());
+    }
+
+    fn option(&mut self, name: &str, value: &str) {
+        self.0.push(name.to_owned());
+        self.0.push(value.to_owned());
+    }
+}
+
+/// QEMU ends a value at a comma, unless it is doubled.
+fn escape(value: &str) -> String {
+    value.replace(',', ",,")
+}
+
+fn socket_path(path: &Path) -> String {
+    escape(&path.display().to_string())
+}
+
+/// One command line for a shell, quoted where it must be, with a line per option.
+pub(crate) fn shell_line(program: &str, words: &[String]) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:+@%".contains(c);
+    let mut line = program.to_owned();
+    for word in words {
+        line.push_str(if word.starts_with('-') { " \\\n  " } else { " " });
+        if !word.is_empty() && word.chars().all(plain) {
+            line.push_str(word);
+        } else {
+            line.push('\'');
+            line.push_str(&word.replace('\'', "'\\''"));
+            line.push('\'');
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn spec() -> VmSpec {
+        VmSpec {
+            name: "vm1".to_owned(),
+            memory_mib: 512,
+            cpus: 2,
+            accelerator: Accelerator::Tcg,
+            kernel: Some(DirectKernel {
+                kernel: "/boot/vmlinuz".into(),
+                initrd: Some("/boot/initrd".into()),
+                command_line: "console=ttyS0 quiet".to_owned(),
+            }),
+            networks: vec![Network {
+                device: "net0".to_owned(),
+                socket: "/run/wadi/sockets/vm1-net0.sock".into(),
+                mac: "52:54:00:00:00:01".to_owned(),
+                mtu: 1500,
+                queue_pairs: 1,
+            }],
+            disks: vec![Disk {
+                device: "vol0".to_owned(),
+                socket: "/run/wadi/sockets/vm1-vol0.sock".into(),
+                queues: 2,
+            }],
+            directory: "/run/wadi/vm".into(),
+        }
+    }
+
+    const QEMU_7_2: QemuVersion = QemuVersion { major: 7, minor: 2 };
+    const QEMU_10: QemuVersion = QemuVersion { major: 10, minor: 0 };
+
+    #[test]
+    fn memory_is_shared_and_sockets_reconnect() {
+        let line = spec().arguments(QEMU_7_2).join(" ");
+        assert!(line.contains("memory-backend-memfd,id=ram,size=512M,share=on"), "{line}");
+        assert!(
+            line.contains("socket,id=char-net0,path=/run/wadi/sockets/vm1-net0.sock,reconnect=1"),
+            "{line}"
+        );
+        assert!(line.contains("mac=52:54:00:00:00:01,host_mtu=1500"), "{line}");
+        assert!(line.contains("vhost-user-blk-pci,id=vol0,chardev=char-vol0,num-queues=2"), "{line}");
+    }
+
+    #[test]
+    fn vectors_are_off_only_where_qemu_would_crash() {
+        let mut spec = spec();
+        assert!(spec.arguments(QEMU_7_2).join(" ").contains("vectors=0"));
+        assert!(!spec.arguments(QEMU_10).join(" ").contains("vectors=0"));
+        spec.accelerator = Accelerator::Kvm;
+        assert!(!spec.arguments(QEMU_7_2).join(" ").contains("vectors=0"));
+    }
+
+    #[test]
+    fn a_machine_without_anything_to_boot_is_refused() {
+        let mut spec = spec();
+        spec.kernel = None;
+        spec.disks.clear();
+        assert!(spec.check().unwrap_err().to_string().contains("--kernel"));
+    }
+
+    #[test]
+    fn a_missing_socket_is_named() {
+        let error = spec().check().unwrap_err().to_string();
+        assert!(error.contains("/run/wadi/sockets/vm1-net0.sock"), "{error}");
+    }
+
+    #[test]
+    fn shell_lines_survive_a_shell() {
+        let words: Vec<String> = ["-append", "a b", "-x", "it's"].map(str::to_owned).to_vec();
+        assert_eq!(shell_line("qemu", &words), "qemu \\\n  -append 'a b' \\\n  -x 'it'\\''s'");
+    }
+}
