@@ -18,6 +18,11 @@
 //! * Offsets that came from a guest or a peer are checked by the caller ([`Area::contains`],
 //!   [`Layout::data`]) before they get here: an offset outside the pool panics.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "usize has 64 bits here; narrower casts are not used in this crate"
+)]
+
 #[cfg(not(all(target_arch = "x86_64", target_endian = "little")))]
 compile_error!("the pool's cache control and layout are written for x86-64");
 
