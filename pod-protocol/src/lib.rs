@@ -1,1 +1,26 @@
 //! Joining the pod, leases, telemetry and commands over the pool.
+//!
+//! Every daemon embeds an [`Endpoint`](endpoint::Endpoint): it takes a slot in the pool, and its control thread holds
+//! what the controller gives it. The controller has a [`ControllerPort`](controller::ControllerPort) to all of them.
+//!
+//! * What is said: [`commands`], [`objects`], [`reports`], [`telemetry`], as JSON over a pair of rings per endpoint.
+//! * What guards the data path: [`fence`].
+//! * What the data path runs on: [`worker`], [`data_channel`].
+//! * What every binary needs once: [`config`], [`daemon`], [`run_directory`].
+
+#![forbid(unsafe_code)]
+
+pub mod commands;
+pub mod config;
+pub mod controller;
+pub mod daemon;
+pub mod data_channel;
+pub mod endpoint;
+pub mod fence;
+pub mod ids;
+mod link;
+pub mod objects;
+pub mod reports;
+pub mod run_directory;
+pub mod telemetry;
+pub mod worker;

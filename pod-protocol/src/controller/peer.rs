@@ -1,0 +1,310 @@
+//! What a controller knows of one endpoint.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use cxl_channel::doorbell::Doorbell;
+use cxl_channel::{Incoming, RequestId};
+use cxl_pool::{EndpointId, FenceLine, Generation, Grant, Hello, Layout, Memory, Record};
+
+use super::event::{CommandFailure, CommandId, JoinRequest, PortError, PortEvent};
+use crate::commands::Command;
+use crate::endpoint::{REPLICA, read_beat};
+use crate::link::{Answer, Link, PROTOCOL, decode};
+use crate::reports::Report;
+
+/// How long a command may stay unanswered.
+pub(super) const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Who writes grants: the controller.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Office {
+    pub(super) incarnation: u64,
+    pub(super) term: u64,
+}
+
+/// What the slot's hello and heartbeat showed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    /// Not looked at yet.
+    Unknown,
+    /// No hello.
+    Absent,
+    /// A hello, and a heartbeat that has not moved yet.
+    Seen { hello: Hello, beat: u64, moved: Instant, silent: bool },
+    /// It lives, or did a moment ago.
+    Alive { hello: Hello, beat: u64, moved: Instant, silent: bool },
+}
+
+struct Conversation<M: Memory> {
+    link: Link<M>,
+    generation: Generation,
+    unanswered: BTreeMap<RequestId, CommandId>,
+}
+
+pub(super) struct Peer<M: Memory> {
+    endpoint: EndpointId,
+    life: Life,
+    conversation: Option<Conversation<M>>,
+    /// The incarnation that was fenced last: it gets no further grant.
+    fenced_incarnation: Option<u64>,
+}
+
+impl<M: Memory> Peer<M> {
+    pub(super) fn new(endpoint: EndpointId) -> Self {
+        Self { endpoint, life: Life::Unknown, conversation: None, fenced_incarnation: None }
+    }
+
+    /// Looks at the slot.
+    pub(super) fn sweep(
+        &mut self,
+        memory: &M,
+        layout: &Layout,
+        silent_after: Duration,
+        now: Instant,
+        events: &mut impl Extend<PortEvent>,
+    ) {
+        let endpoint = self.endpoint;
+        let hello = Hello::look(memory, layout.hello(endpoint)).filter(|hello| hello.incarnation != 0);
+        let Some(hello) = hello else {
+            if self.life != Life::Absent {
+                self.life = Life::Absent;
+                self.disconnect(events);
+                events.extend([PortEvent::Gone { endpoint }]);
+            }
+            return;
+        };
+        let beat = read_beat(memory, layout.heartbeat(endpoint));
+        match &mut self.life {
+            Life::Alive { hello: known, beat: last, moved, silent } if known.incarnation == hello.incarnation => {
+                if beat != *last {
+                    (*last, *moved) = (beat, now);
+                    if std::mem::take(silent) {
+                        events.extend([PortEvent::Back { endpoint }]);
+                    }
+                } else {
+                    notice_silence(endpoint, *moved, silent, silent_after, now, events);
+                }
+            }
+            Life::Seen { hello: known, beat: last, moved, silent } if known.incarnation == hello.incarnation => {
+                if beat != *last {
+                    self.life = Life::Alive { hello, beat, moved: now, silent: false };
+                    self.appeared(hello, events);
+                } else {
+                    notice_silence(endpoint, *moved, silent, silent_after, now, events);
+                }
+            }
+            life => {
+                let replaced = matches!(life, Life::Alive { .. });
+                *life = Life::Seen { hello, beat, moved: now, silent: false };
+                if replaced {
+                    self.disconnect(events);
+                    events.extend([PortEvent::Gone { endpoint }]);
+                }
+            }
+        }
+    }
+
+    fn appeared(&self, hello: Hello, events: &mut impl Extend<PortEvent>) {
+        let endpoint = self.endpoint;
+        if hello.protocol.0 == PROTOCOL.0 {
+            events.extend([PortEvent::Appeared { endpoint, incarnation: hello.incarnation, pid: hello.pid }]);
+        } else {
+            let (theirs, ours) = (hello.protocol.0, PROTOCOL.0);
+            tracing::error!(%endpoint, theirs, ours, "ignored: it speaks another version of the control protocol");
+        }
+    }
+
+    /// Begins a conversation with whoever lives there now.
+    pub(super) fn grant(
+        &mut self,
+        memory: &M,
+        layout: &Layout,
+        office: Office,
+        doorbell: Doorbell,
+        events: &mut impl Extend<PortEvent>,
+    ) -> Result<(), PortError> {
+        let endpoint = self.endpoint;
+        let Life::Alive { hello, .. } = self.life else {
+            return Err(PortError::Absent(endpoint));
+        };
+        let at = layout.grant(REPLICA, endpoint);
+        let before = Grant::look(memory, at);
+        let fence_generation = fence_generation(memory, layout, endpoint);
+        // A controller that was restarted after it fenced does not remember, but the pool does.
+        let revoked = before.is_some_and(|grant| {
+            grant.endpoint_incarnation == hello.incarnation && grant.fence_generation < fence_generation
+        });
+        if revoked || self.fenced_incarnation == Some(hello.incarnation) {
+            return Err(PortError::Fenced(endpoint));
+        }
+        self.disconnect(events);
+        if FenceLine::look(memory, layout.fence(REPLICA, endpoint)).is_none() {
+            // The endpoint must be able to read it from the first grant on.
+            FenceLine { generation: fence_generation, term: office.term }
+                .publish(memory, layout.fence(REPLICA, endpoint));
+        }
+        let generation = before.map_or(Generation::new(0), |grant| grant.control_generation).next();
+        let mut link = Link::open(
+            memory,
+            layout.ring_to_endpoint(REPLICA, endpoint),
+            layout.ring_from_endpoint(REPLICA, endpoint),
+            generation,
+            doorbell,
+        );
+        Grant {
+            endpoint_incarnation: hello.incarnation,
+            controller_incarnation: office.incarnation,
+            term: office.term,
+            fence_generation,
+            control_generation: generation,
+        }
+        .publish(memory, at);
+        link.ring();
+        self.conversation = Some(Conversation { link, generation, unanswered: BTreeMap::new() });
+        Ok(())
+    }
+
+    /// Takes back everything that whoever lives there was granted. Returns the new fence generation.
+    pub(super) fn fence(
+        &mut self,
+        memory: &M,
+        layout: &Layout,
+        office: Office,
+        mut doorbell: Doorbell,
+        events: &mut impl Extend<PortEvent>,
+    ) -> u64 {
+        let endpoint = self.endpoint;
+        let generation = fence_generation(memory, layout, endpoint) + 1;
+        FenceLine { generation, term: office.term }.publish(memory, layout.fence(REPLICA, endpoint));
+        if let Life::Alive { hello, .. } | Life::Seen { hello, .. } = self.life {
+            self.fenced_incarnation = Some(hello.incarnation);
+        }
+        self.disconnect(events);
+        // It looks by itself soon enough, but this is quicker.
+        doorbell.ring();
+        generation
+    }
+
+    /// Sends a command, or says at once that it was not sent.
+    pub(super) fn send(
+        &mut self,
+        id: CommandId,
+        command: &Command,
+        now: Instant,
+        events: &mut impl Extend<PortEvent>,
+    ) {
+        let sent = match &mut self.conversation {
+            None => Err(CommandFailure::Disconnected),
+            Some(conversation) => conversation
+                .link
+                .request(command, now + COMMAND_DEADLINE)
+                .map(|request| {
+                    conversation.unanswered.insert(request, id);
+                })
+                .map_err(CommandFailure::NotSent),
+        };
+        if let Err(failure) = sent {
+            events.extend([PortEvent::Answered { endpoint: self.endpoint, command: id, result: Err(failure) }]);
+        }
+    }
+
+    pub(super) fn answer(&mut self, request: JoinRequest, answer: &Answer) {
+        // An answer to a join of an older conversation is for nobody.
+        if let Some(conversation) =
+            self.conversation.as_mut().filter(|conversation| conversation.generation == request.generation)
+        {
+            conversation.link.respond(request.id, answer);
+        }
+    }
+
+    /// Takes in what the endpoint said, and sends what was queued. Returns whether the connection is still being made.
+    pub(super) fn converse(&mut self, now: Instant, events: &mut impl Extend<PortEvent>) -> bool {
+        let endpoint = self.endpoint;
+        let Some(conversation) = &mut self.conversation else { return false };
+        let connecting = !conversation.link.ready();
+        while let Some(incoming) = conversation.link.poll(now) {
+            let event = match incoming {
+                Incoming::Request { id, payload } => match decode::<Report>(&payload) {
+                    Ok(Report::Join(join)) => {
+                        let request = JoinRequest { endpoint, generation: conversation.generation, id };
+                        PortEvent::Joined { endpoint, request, join }
+                    }
+                    Ok(_) => {
+                        conversation.link.respond(id, &Err("only a join is a request".into()));
+                        continue;
+                    }
+                    Err(reason) => {
+                        conversation.link.respond(id, &Err(reason));
+                        continue;
+                    }
+                },
+                Incoming::Notification { payload } => match decode::<Report>(&payload) {
+                    Ok(report) => PortEvent::Report { endpoint, report },
+                    Err(reason) => {
+                        tracing::debug!(%endpoint, %reason, "a report is dropped");
+                        continue;
+                    }
+                },
+                Incoming::Response { id, payload } => {
+                    let Some(command) = conversation.unanswered.remove(&id) else { continue };
+                    let result =
+                        decode::<Answer>(&payload).and_then(|answer| answer).map_err(CommandFailure::Refused);
+                    PortEvent::Answered { endpoint, command, result }
+                }
+                Incoming::Expired { id } => {
+                    let Some(command) = conversation.unanswered.remove(&id) else { continue };
+                    PortEvent::Answered { endpoint, command, result: Err(CommandFailure::Unanswered) }
+                }
+            };
+            events.extend([event]);
+        }
+        conversation.link.flush();
+        connecting
+    }
+
+    /// Whether nothing came meanwhile, so that sleeping is safe.
+    pub(super) fn announce_sleep(&mut self) -> bool {
+        self.conversation.as_mut().is_none_or(|conversation| conversation.link.announce_sleep())
+    }
+
+    pub(super) fn wake(&mut self) {
+        if let Some(conversation) = &mut self.conversation {
+            conversation.link.wake();
+        }
+    }
+
+    fn disconnect(&mut self, events: &mut impl Extend<PortEvent>) {
+        let endpoint = self.endpoint;
+        let unanswered = self.conversation.take().map(|conversation| conversation.unanswered).unwrap_or_default();
+        events.extend(unanswered.into_values().map(|command| PortEvent::Answered {
+            endpoint,
+            command,
+            result: Err(CommandFailure::Disconnected),
+        }));
+    }
+}
+
+fn notice_silence(
+    endpoint: EndpointId,
+    moved: Instant,
+    silent: &mut bool,
+    silent_after: Duration,
+    now: Instant,
+    events: &mut impl Extend<PortEvent>,
+) {
+    let silence = now.saturating_duration_since(moved);
+    if !*silent && silence >= silent_after {
+        *silent = true;
+        let for_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
+        events.extend([PortEvent::Silent { endpoint, for_ms }]);
+    }
+}
+
+/// The newest fence generation of an endpoint. It lives in the pool, so it survives the controller.
+fn fence_generation<M: Memory>(memory: &M, layout: &Layout, endpoint: EndpointId) -> u64 {
+    let fence = FenceLine::look(memory, layout.fence(REPLICA, endpoint)).map(|line| line.generation);
+    // Should the fence line be damaged, it was at least as new as the last grant.
+    let granted = Grant::look(memory, layout.grant(REPLICA, endpoint)).map(|grant| grant.fence_generation);
+    fence.max(granted).unwrap_or(0)
+}

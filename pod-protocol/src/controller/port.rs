@@ -1,0 +1,252 @@
+//! The controller's connection to the endpoints of its pod.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cxl_channel::doorbell::{Doorbell, DoorbellListener};
+use cxl_pool::{ControllerHello, EndpointId, Layout, Memory, Pool, Record};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::event::{CommandId, JoinRequest, PortError, PortEvent};
+use super::peer::{Office, Peer};
+use crate::commands::Command;
+use crate::daemon::{LockError, LockFile};
+use crate::endpoint::{REPLICA, new_incarnation, read_beat, write_beat};
+use crate::link::PROTOCOL;
+use crate::run_directory::RunDirectory;
+
+/// How often the slots of the pool are looked at, and how often the controller itself beats.
+const SWEEP_EVERY: Duration = Duration::from_millis(20);
+/// How long to sleep at most while an endpoint accepts a new connection, during which nobody rings.
+const SLEEP_WHILE_CONNECTING: Duration = Duration::from_millis(1);
+/// After this long a connection that is still not made is waited for without haste.
+const CONNECTING_HASTE: Duration = Duration::from_secs(1);
+/// How long to sleep at most where endpoints cannot ring.
+const SLEEP_WITHOUT_DOORBELL: Duration = Duration::from_millis(2);
+/// How long another controller's heartbeat is watched before its slot is taken.
+const WATCH_FOR: Duration = Duration::from_millis(200);
+
+/// Ends a [`ControllerPort::wait`] from another thread. Clones wake the same port.
+#[derive(Clone, Debug)]
+pub struct PortWaker(Arc<OwnedFd>);
+
+impl PortWaker {
+    /// Ends the present or the next wait.
+    pub fn wake(&self) {
+        // It fails only when the counter is full, and then the port has been woken already.
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+/// Sees every endpoint of the pod, grants, commands and fences. It decides nothing: what to do about an event is its
+/// controller's business.
+///
+/// Use it from one thread: take events from [`ControllerPort::poll`] until there are none, then
+/// [`ControllerPort::wait`].
+pub struct ControllerPort<M: Memory> {
+    memory: M,
+    layout: Layout,
+    run: RunDirectory,
+    office: Office,
+    peers: BTreeMap<EndpointId, Peer<M>>,
+    events: VecDeque<PortEvent>,
+    next_command: u64,
+    beat: u64,
+    sweep_due: Instant,
+    silent_after: Duration,
+    connecting: bool,
+    connecting_haste_until: Instant,
+    doorbells: bool,
+    listener: DoorbellListener,
+    waker: PortWaker,
+    _lock: LockFile,
+}
+
+impl<M: Memory> ControllerPort<M> {
+    /// Takes the controller's slot of the pool. Refused while another controller has it.
+    pub fn open(pool: &Pool, memory: M, run: RunDirectory, term: u64) -> Result<Self, PortError> {
+        Self::open_layout(pool.layout(), memory, run, term)
+    }
+
+    /// As [`ControllerPort::open`], over memory without a pool file.
+    pub fn open_layout(layout: &Layout, memory: M, run: RunDirectory, term: u64) -> Result<Self, PortError> {
+        run.prepare()?;
+        let lock = LockFile::acquire(&run.controller_lock(REPLICA)).map_err(|error| match error {
+            LockError::Held { holder, .. } => PortError::AlreadyRuns { holder },
+            LockError::Io { .. } => PortError::Lock(error),
+        })?;
+        refuse_if_alive(&memory, layout)?;
+        let path = run.controller_doorbell(REPLICA);
+        let listener = DoorbellListener::bind(&path)
+            .map_err(|source| PortError::Doorbell { path, source: source.into() })?;
+        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| PortError::Resources(errno.into()))?;
+        let office = Office { incarnation: new_incarnation(), term };
+        ControllerHello { incarnation: office.incarnation, term, pid: std::process::id(), protocol: PROTOCOL }
+            .publish(&memory, layout.controller(REPLICA));
+        let now = Instant::now();
+        Ok(Self {
+            peers: layout.endpoints().map(|endpoint| (endpoint, Peer::new(endpoint))).collect(),
+            beat: read_beat(&memory, layout.controller_heartbeat(REPLICA)),
+            memory,
+            layout: layout.clone(),
+            run,
+            office,
+            events: VecDeque::new(),
+            next_command: 0,
+            sweep_due: now,
+            silent_after: Duration::from_millis(200),
+            connecting: false,
+            connecting_haste_until: now,
+            doorbells: true,
+            listener,
+            waker: PortWaker(Arc::new(waker)),
+            _lock: lock,
+        })
+    }
+
+    /// How long a heartbeat may stand still before [`PortEvent::Silent`]; 200 ms unless told.
+    pub fn set_silent_after(&mut self, silent_after: Duration) {
+        self.silent_after = silent_after;
+    }
+
+    /// Whether endpoints can ring: they run on this kernel with `wakeup = "socket"`. True unless told; with `false`
+    /// the port looks at its rings in short steps.
+    pub fn set_doorbells(&mut self, doorbells: bool) {
+        self.doorbells = doorbells;
+    }
+
+    /// Which life of the controller this is.
+    pub fn incarnation(&self) -> u64 {
+        self.office.incarnation
+    }
+
+    /// For other threads that want this one's attention.
+    pub fn waker(&self) -> PortWaker {
+        self.waker.clone()
+    }
+
+    /// The next event, if there is one. Never blocks. Call it often: it also sends what was queued, and beats.
+    pub fn poll(&mut self, now: Instant) -> Option<PortEvent> {
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
+        }
+        if now >= self.sweep_due {
+            self.sweep_due = now + SWEEP_EVERY;
+            self.beat = self.beat.wrapping_add(1);
+            write_beat(&self.memory, self.layout.controller_heartbeat(REPLICA), self.beat);
+            for peer in self.peers.values_mut() {
+                peer.sweep(&self.memory, &self.layout, self.silent_after, now, &mut self.events);
+            }
+        }
+        self.connecting = false;
+        for peer in self.peers.values_mut() {
+            self.connecting |= peer.converse(now, &mut self.events);
+        }
+        self.events.pop_front()
+    }
+
+    /// Grants an endpoint that [appeared](PortEvent::Appeared) a fresh connection; it will ask to
+    /// [join](PortEvent::Joined). Refused for a life that was fenced. What the endpoint holds is not touched.
+    pub fn grant(&mut self, endpoint: EndpointId) -> Result<(), PortError> {
+        let doorbell = self.doorbell(endpoint);
+        let peer = self.peers.get_mut(&endpoint).ok_or(PortError::NoSlot(endpoint))?;
+        peer.grant(&self.memory, &self.layout, self.office, doorbell, &mut self.events)?;
+        self.connecting = true;
+        self.connecting_haste_until = Instant::now() + CONNECTING_HASTE;
+        Ok(())
+    }
+
+    /// Sends a command. What became of it comes as [`PortEvent::Answered`], always. Commands to one endpoint are
+    /// obeyed in the order of sending.
+    pub fn send(&mut self, to: EndpointId, command: &Command) -> CommandId {
+        let id = CommandId(self.next_command);
+        self.next_command += 1;
+        match self.peers.get_mut(&to) {
+            Some(peer) => peer.send(id, command, Instant::now(), &mut self.events),
+            None => self.events.push_back(PortEvent::Answered {
+                endpoint: to,
+                command: id,
+                result: Err(super::CommandFailure::Disconnected),
+            }),
+        }
+        id
+    }
+
+    /// Answers a join. A refused endpoint that holds nothing exits with the reason.
+    pub fn answer(&mut self, request: JoinRequest, answer: Result<(), String>) {
+        if let Some(peer) = self.peers.get_mut(&request.endpoint) {
+            peer.answer(request, &answer);
+        }
+    }
+
+    /// Takes back everything that the endpoint holds. Returns the new fence generation, which is visible in the pool
+    /// by then.
+    ///
+    /// What was held may be given on once [`PortEvent::Gone`] says that the endpoint has left, or `fence-ms` and the
+    /// drift bound from now, to devices whose owner checks lease generations.
+    pub fn fence(&mut self, endpoint: EndpointId) -> Result<u64, PortError> {
+        let doorbell = self.doorbell(endpoint);
+        let peer = self.peers.get_mut(&endpoint).ok_or(PortError::NoSlot(endpoint))?;
+        Ok(peer.fence(&self.memory, &self.layout, self.office, doorbell, &mut self.events))
+    }
+
+    /// Sleeps until something may have happened, or for this long.
+    pub fn wait(&mut self, at_most: Duration) {
+        let now = Instant::now();
+        let mut limit = at_most.min(self.sweep_due.saturating_duration_since(now));
+        if self.connecting && now < self.connecting_haste_until {
+            limit = limit.min(SLEEP_WHILE_CONNECTING);
+        }
+        if !self.doorbells {
+            limit = limit.min(SLEEP_WITHOUT_DOORBELL);
+        }
+        let mut nothing_new = self.events.is_empty();
+        for peer in self.peers.values_mut() {
+            nothing_new &= peer.announce_sleep();
+        }
+        if nothing_new {
+            let mut watched = [
+                PollFd::new(&self.listener, PollFlags::IN),
+                PollFd::from_borrowed_fd(self.waker.0.as_fd(), PollFlags::IN),
+            ];
+            // An interruption leads to another round; nothing else can go wrong with descriptors of our own.
+            let _ = poll(&mut watched, Timespec::try_from(limit).ok().as_ref());
+        }
+        self.listener.drain();
+        let _ = rustix::io::read(&*self.waker.0, &mut [0; 8]);
+        for peer in self.peers.values_mut() {
+            peer.wake();
+        }
+    }
+
+    fn doorbell(&self, endpoint: EndpointId) -> Doorbell {
+        Doorbell::connect(self.run.control_doorbell(endpoint))
+    }
+}
+
+impl<M: Memory> Drop for ControllerPort<M> {
+    fn drop(&mut self) {
+        // The next one need not watch our heartbeat. Grants stay: what endpoints hold outlives us.
+        ControllerHello::erase(&self.memory, self.layout.controller(REPLICA));
+    }
+}
+
+fn refuse_if_alive<M: Memory>(memory: &M, layout: &Layout) -> Result<(), PortError> {
+    let Some(hello) = ControllerHello::look(memory, layout.controller(REPLICA)) else {
+        return Ok(());
+    };
+    let at = layout.controller_heartbeat(REPLICA);
+    let first = read_beat(memory, at);
+    thread::sleep(WATCH_FOR / 2);
+    let second = read_beat(memory, at);
+    thread::sleep(WATCH_FOR / 2);
+    // Twice: the last beat of a dead one may still leave its cache.
+    if second != first && read_beat(memory, at) != second {
+        return Err(PortError::AliveElsewhere { pid: hello.pid });
+    }
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! Files that are locked while a daemon runs, so that it runs once.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+/// Held until dropped, or until the process is gone. The file stays: removing it would let two processes lock two
+/// files of the same name.
+#[derive(Debug)]
+pub struct LockFile {
+    // Never read again: closing it gives the lock back.
+    _file: File,
+}
+
+/// A lock that was not obtained.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Someone else has it.
+    #[error("{} is locked by {holder}", path.display())]
+    Held {
+        /// Which file.
+        path: PathBuf,
+        /// Who says so in it, such as `process 1234`.
+        holder: String,
+    },
+    /// The file cannot be used.
+    #[error("cannot lock {}: {source}", path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl LockFile {
+    /// Locks a file, which is created if it is missing, and writes our process id into it. Never waits.
+    pub fn acquire(path: &Path) -> Result<Self, LockError> {
+        let failed = |source: io::Error| LockError::Io { path: path.to_owned(), source };
+        let mut file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(failed)?;
+        match flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(LockError::Held { path: path.to_owned(), holder: holder(&mut file) });
+            }
+            Err(errno) => return Err(failed(errno.into())),
+        }
+        // For people and for messages only, the lock holds without it.
+        let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+        Ok(Self { _file: file })
+    }
+}
+
+fn holder(file: &mut File) -> String {
+    let mut text = String::new();
+    let read = file.take(20).read_to_string(&mut text);
+    match text.trim().parse::<u32>() {
+        Ok(pid) if read.is_ok() => format!("process {pid}"),
+        _ => "another process".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn second_lock_is_refused_and_names_the_holder_until_the_first_is_dropped() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("h1-agent.lock");
+        let first = LockFile::acquire(&path).expect("free");
+        let refused = LockFile::acquire(&path).expect_err("held").to_string();
+        assert!(refused.contains(&format!("process {}", std::process::id())), "{refused}");
+        drop(first);
+        LockFile::acquire(&path).expect("free again");
+    }
+
+    #[test]
+    fn lock_in_missing_directory_is_an_error() {
+        let refused = LockFile::acquire(Path::new("/nonexistent/x.lock")).expect_err("missing");
+        assert!(matches!(refused, LockError::Io { .. }));
+    }
+}

@@ -1,0 +1,44 @@
+//! What every daemon's `main` needs once: logs, signals, readiness, locks, exit statuses.
+//!
+//! ```no_run
+//! use std::process::ExitCode;
+//! use pod_protocol::daemon::{self, Exit};
+//!
+//! fn main() -> ExitCode {
+//!     daemon::run(|stop| -> Result<Exit, std::io::Error> {
+//!         daemon::notify_ready();
+//!         stop.wait();
+//!         Ok(Exit::Stopped)
+//!     })
+//! }
+//! ```
+
+mod exit;
+mod lock;
+mod logging;
+mod notify;
+mod stop;
+
+use std::fmt::Display;
+use std::process::ExitCode;
+
+pub use self::exit::{Exit, print_error};
+pub use self::lock::{LockError, LockFile};
+pub use self::logging::{abort_on_panic, init_logging};
+pub use self::notify::notify_ready;
+pub use self::stop::StopSignal;
+
+/// Runs a daemon: sets up logs and signals, calls the body, and turns its outcome into an exit status with, for an
+/// error, one line on stderr. Errors are shown with `{:#}`, which for `anyhow` includes the causes.
+pub fn run<E: Display>(body: impl FnOnce(&StopSignal) -> Result<Exit, E>) -> ExitCode {
+    init_logging();
+    abort_on_panic();
+    let stop = match StopSignal::on_signals() {
+        Ok(stop) => stop,
+        Err(error) => return print_error(&format_args!("cannot handle signals: {error}")),
+    };
+    match body(&stop) {
+        Ok(exit) => exit.into(),
+        Err(error) => print_error(&error),
+    }
+}

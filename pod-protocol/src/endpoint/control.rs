@@ -1,0 +1,336 @@
+//! The control thread: takes grants, obeys commands, sends reports and telemetry.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use cxl_channel::Incoming;
+use cxl_channel::doorbell::DoorbellListener;
+use cxl_pool::{EndpointId, Grant, Layout, Memory, Record};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::ledger::Ledger;
+use super::presence::{Rounds, read_beat};
+use super::reporter::{Reporter, Standing};
+use super::session::Session;
+use super::{Handler, REPLICA, RunError};
+use crate::commands::Command;
+use crate::daemon::{Exit, StopSignal};
+use crate::fence::Fence;
+use crate::link::{Answer, decode};
+use crate::objects::ObjectId;
+use crate::reports::{DeviceReport, Join, Report};
+use crate::run_directory::RunDirectory;
+
+/// How often counters are sent.
+const TELEMETRY_EVERY: Duration = Duration::from_millis(100);
+/// How long the thread sleeps at most where the controller can ring, and where it cannot.
+const SLEEP_WITH_DOORBELL: Duration = Duration::from_millis(100);
+const SLEEP_WITHOUT_DOORBELL: Duration = Duration::from_millis(2);
+/// While both ends accept a new generation nobody rings.
+const SLEEP_IN_HANDSHAKE: Duration = Duration::from_millis(1);
+/// After this long the handshake's other end is not in a hurry either.
+const HANDSHAKE_HASTE: Duration = Duration::from_secs(1);
+/// How long the controller's heartbeat may stand still before nothing is sent to it.
+const CONTROLLER_SILENT_AFTER: Duration = Duration::from_secs(1);
+/// A controller that is there grants well before this.
+const SAY_WAITING_AFTER: Duration = Duration::from_secs(2);
+
+/// What a control thread is made of.
+pub(super) struct Parts<M: Memory> {
+    pub(super) memory: M,
+    pub(super) layout: Layout,
+    pub(super) endpoint: EndpointId,
+    pub(super) incarnation: u64,
+    pub(super) run: RunDirectory,
+    pub(super) doorbell: Option<DoorbellListener>,
+    pub(super) join: Join,
+    pub(super) handler: Box<dyn Handler>,
+    pub(super) reporter: Reporter,
+    pub(super) fence: Fence,
+    pub(super) rounds: Rounds,
+}
+
+pub(super) struct ControlThread<M: Memory> {
+    parts: Parts<M>,
+    session: Option<Session<M>>,
+    session_began: Instant,
+    ledger: Ledger,
+    standing: Standing,
+    unsent: VecDeque<Report>,
+    controller: ControllerPulse,
+    telemetry_due: Instant,
+    telemetry_sequence: u64,
+}
+
+/// What is seen of the controller's heartbeat.
+struct ControllerPulse {
+    beat: u64,
+    moved: Instant,
+    silent: bool,
+    /// Says "waiting" once.
+    waiting_since: Option<Instant>,
+}
+
+impl<M: Memory> ControlThread<M> {
+    pub(super) fn new(parts: Parts<M>) -> Self {
+        let now = Instant::now();
+        let beat = read_beat(&parts.memory, parts.layout.controller_heartbeat(REPLICA));
+        Self {
+            parts,
+            session: None,
+            session_began: now,
+            ledger: Ledger::default(),
+            standing: Standing::default(),
+            unsent: VecDeque::new(),
+            controller: ControllerPulse { beat, moved: now, silent: false, waiting_since: Some(now) },
+            telemetry_due: now,
+            telemetry_sequence: 0,
+        }
+    }
+
+    pub(super) fn endpoint(&self) -> EndpointId {
+        self.parts.endpoint
+    }
+
+    pub(super) fn run_until(&mut self, stop: &StopSignal) -> Result<Exit, RunError> {
+        loop {
+            let now = Instant::now();
+            self.parts.rounds.note();
+            if self.parts.fence.check().is_err() {
+                tracing::error!(endpoint = %self.parts.endpoint, "fenced: the controller took everything back");
+                self.parts.handler.fenced();
+                return Ok(Exit::Fenced);
+            }
+            if stop.is_set() {
+                tracing::info!(endpoint = %self.parts.endpoint, "stopping");
+                return Ok(Exit::Stopped);
+            }
+            self.watch_controller(now);
+            self.take_grant(now);
+            self.converse(now)?;
+            self.collect_reports();
+            self.send_reports(now);
+            self.sleep(stop, now);
+        }
+    }
+
+    /// A new grant begins a new conversation. What is held stays as it is meanwhile.
+    fn take_grant(&mut self, now: Instant) {
+        let Some(grant) =
+            Grant::look(&self.parts.memory, self.parts.layout.grant(REPLICA, self.parts.endpoint))
+        else {
+            return;
+        };
+        if grant.endpoint_incarnation != self.parts.incarnation
+            || self.session.as_ref().is_some_and(|session| session.belongs_to(&grant))
+        {
+            return;
+        }
+        self.parts.fence.granted(grant.fence_generation);
+        self.ledger.begin();
+        let Parts { memory, layout, endpoint, run, .. } = &self.parts;
+        self.session = Some(Session::new(memory, layout, *endpoint, grant, run, now));
+        self.session_began = now;
+        self.controller.waiting_since = None;
+        tracing::debug!(%endpoint, generation = %grant.control_generation, term = grant.term, "granted");
+    }
+
+    /// Everything the controller said, and our join.
+    fn converse(&mut self, now: Instant) -> Result<(), RunError> {
+        let join = Report::Join(self.parts.join.clone());
+        while let Some(session) = &mut self.session {
+            session.advance(&join, now);
+            let Some(incoming) = session.link.poll(now) else { break };
+            match incoming {
+                Incoming::Request { id, payload } => {
+                    let answer = decode(&payload).and_then(|command| self.obey(command));
+                    if let Err(reason) = &answer {
+                        tracing::warn!(endpoint = %self.parts.endpoint, %reason, "cannot do what the controller wants");
+                    }
+                    if let Some(session) = &mut self.session {
+                        session.link.respond(id, &answer);
+                    }
+                }
+                Incoming::Response { id, payload } => {
+                    let answer = decode::<Answer>(&payload).and_then(|answer| answer);
+                    match session.answered(id, answer, now) {
+                        Some(Ok(())) => self.joined(),
+                        Some(Err(reason)) => self.refused(reason)?,
+                        None => {}
+                    }
+                }
+                Incoming::Expired { id } => session.expired(id, now),
+                // Controllers send none in this version of the protocol.
+                Incoming::Notification { .. } => {}
+            }
+        }
+        if let Some(session) = &mut self.session {
+            session.link.flush();
+        }
+        Ok(())
+    }
+
+    fn joined(&mut self) {
+        tracing::info!(endpoint = %self.parts.endpoint, "joined the pod");
+        self.telemetry_due = Instant::now();
+        self.retell();
+    }
+
+    /// The controller may not know what was reported before: it says it all again.
+    fn retell(&mut self) {
+        self.unsent = self.standing.reports().cloned().collect();
+    }
+
+    fn refused(&mut self, reason: String) -> Result<(), RunError> {
+        let endpoint = self.parts.endpoint;
+        if self.ledger.is_empty() {
+            return Err(RunError::Refused { endpoint, reason });
+        }
+        tracing::warn!(%endpoint, %reason, "the controller refuses us; keeping what is held and asking again");
+        Ok(())
+    }
+
+    fn obey(&mut self, command: Command) -> Answer {
+        match command {
+            Command::Apply { object, .. } => {
+                if !self.ledger.wants(&object) {
+                    return Ok(());
+                }
+                let id = object.id();
+                tracing::debug!(endpoint = %self.parts.endpoint, %id, "apply");
+                let answer = self.parts.handler.apply(object.clone());
+                self.ledger.applied(id, answer.is_ok().then_some(object));
+                answer
+            }
+            Command::Remove { id, .. } => self.remove(id),
+            Command::Synced { .. } => {
+                let mut answer = Ok(());
+                for id in self.ledger.unconfirmed() {
+                    answer = answer.and(self.remove(id));
+                }
+                self.parts.handler.synced();
+                answer
+            }
+            Command::Scrub { region, area, .. } => self.parts.handler.scrub(region, area),
+        }
+    }
+
+    fn remove(&mut self, id: ObjectId) -> Answer {
+        tracing::debug!(endpoint = %self.parts.endpoint, %id, "remove");
+        self.parts.handler.remove(id.clone())?;
+        self.ledger.removed(&id);
+        if let ObjectId::Port(lease) | ObjectId::Disk(lease) = id {
+            self.standing.forget_lease(lease);
+        }
+        Ok(())
+    }
+
+    /// Takes over what other threads reported. A join sent later says how devices are by then.
+    fn collect_reports(&mut self) {
+        for report in self.parts.reporter.take() {
+            self.standing.note(&report);
+            let (name, is_up) = match &report {
+                Report::Link { device, up, .. } => (device, *up),
+                Report::DeviceFailed { device, .. } => (device, false),
+                _ => {
+                    self.unsent.push_back(report);
+                    continue;
+                }
+            };
+            for device in &mut self.parts.join.devices {
+                if let DeviceReport::Nic { name: nic, up, .. } = device
+                    && nic == name
+                {
+                    *up = is_up;
+                }
+            }
+            self.unsent.push_back(report);
+        }
+    }
+
+    fn send_reports(&mut self, now: Instant) {
+        let joined = self.session.as_ref().is_some_and(Session::joined) && !self.controller.silent;
+        let Some(session) = self.session.as_mut().filter(|_| joined) else {
+            // Told again by `retell` when there is someone to listen.
+            self.unsent.clear();
+            return;
+        };
+        while let Some(report) = self.unsent.front() {
+            if let Err(error) = session.link.notify(report) {
+                tracing::debug!(%error, "reports wait");
+                break;
+            }
+            self.unsent.pop_front();
+        }
+        if now >= self.telemetry_due {
+            // Steady in the long run, but a pause is not made up for.
+            self.telemetry_due = (self.telemetry_due + TELEMETRY_EVERY).max(now);
+            self.telemetry_sequence += 1;
+            let mut telemetry = self.parts.handler.telemetry();
+            telemetry.sequence = self.telemetry_sequence;
+            if let Err(error) = session.link.notify(&Report::Telemetry(telemetry)) {
+                tracing::debug!(%error, "a sample of telemetry is lost");
+            }
+        }
+        session.link.flush();
+    }
+
+    /// Notices a controller that went away or came back.
+    fn watch_controller(&mut self, now: Instant) {
+        let endpoint = self.parts.endpoint;
+        let beat = read_beat(&self.parts.memory, self.parts.layout.controller_heartbeat(REPLICA));
+        if beat != self.controller.beat {
+            self.controller.beat = beat;
+            self.controller.moved = now;
+            if std::mem::take(&mut self.controller.silent) {
+                tracing::info!(%endpoint, "the controller is back");
+                self.retell();
+            }
+        } else if !self.controller.silent
+            && self.session.is_some()
+            && now.duration_since(self.controller.moved) > CONTROLLER_SILENT_AFTER
+        {
+            self.controller.silent = true;
+            tracing::warn!(%endpoint, "the controller is silent: going on with what is held");
+        }
+        if self.controller.waiting_since.is_some_and(|since| now.duration_since(since) > SAY_WAITING_AFTER) {
+            self.controller.waiting_since = None;
+            tracing::info!(%endpoint, "waiting for a controller");
+        }
+    }
+
+    /// Sleeps until something happens or is due.
+    fn sleep(&mut self, stop: &StopSignal, now: Instant) {
+        let mut limit = match &self.parts.doorbell {
+            Some(_) => SLEEP_WITH_DOORBELL,
+            None => SLEEP_WITHOUT_DOORBELL,
+        };
+        let mut nothing_new = true;
+        if let Some(session) = &mut self.session {
+            if !session.link.ready() && now.duration_since(self.session_began) < HANDSHAKE_HASTE {
+                limit = SLEEP_IN_HANDSHAKE;
+            }
+            if session.joined() {
+                limit = limit.min(self.telemetry_due.saturating_duration_since(now));
+            }
+            // Without a doorbell to ring, an announcement would only cost lines.
+            nothing_new = self.parts.doorbell.is_none() || session.link.announce_sleep();
+        }
+        if nothing_new {
+            let mut watched = vec![
+                PollFd::new(stop, PollFlags::IN),
+                PollFd::from_borrowed_fd(self.parts.reporter.as_fd(), PollFlags::IN),
+            ];
+            watched.extend(self.parts.doorbell.as_ref().map(|doorbell| PollFd::new(doorbell, PollFlags::IN)));
+            // An interruption leads to another round; nothing else can go wrong with descriptors of our own.
+            let _ = poll(&mut watched, Timespec::try_from(limit).ok().as_ref());
+        }
+        if let Some(doorbell) = &mut self.parts.doorbell {
+            doorbell.drain();
+            if let Some(session) = &mut self.session {
+                session.link.wake();
+            }
+        }
+    }
+}

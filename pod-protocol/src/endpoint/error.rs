@@ -1,0 +1,68 @@
+//! Why a daemon cannot take part in the pod.
+
+use std::io;
+use std::path::PathBuf;
+
+use cxl_pool::{EndpointId, HostId};
+
+use crate::daemon::LockError;
+use crate::run_directory::RunDirectoryError;
+
+/// A daemon did not get its slot.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// The pool was made for fewer hosts.
+    #[error("host.id = {}: the pool has slots for hosts 1 to {slots}; use one of them", host.get())]
+    NoSlot {
+        /// Who wants in.
+        host: HostId,
+        /// How many hosts fit.
+        slots: u16,
+    },
+    /// On this kernel another process has the slot.
+    #[error("{endpoint} runs already as {holder}: stop it first, or give this host an id of its own")]
+    AlreadyRuns {
+        /// Which slot.
+        endpoint: EndpointId,
+        /// Who has it.
+        holder: String,
+    },
+    /// On some other host a process has the slot.
+    #[error("another host of the pod uses this id: {endpoint} is alive as process {pid} there; give each host an id of its own")]
+    HostIdInUse {
+        /// Which slot.
+        endpoint: EndpointId,
+        /// The other's process, as seen on its host.
+        pid: u32,
+    },
+    /// The run directory cannot be used.
+    #[error(transparent)]
+    RunDirectory(#[from] RunDirectoryError),
+    /// The lock file cannot be used.
+    #[error(transparent)]
+    Lock(LockError),
+    /// The doorbell cannot be bound.
+    #[error("cannot listen on the doorbell {}: {source}", path.display())]
+    Doorbell {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The system refused a thread or a file descriptor.
+    #[error("the system is out of resources: {0}")]
+    Resources(#[source] io::Error),
+}
+
+/// A daemon cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The controller does not want it.
+    #[error("the controller refuses {endpoint}: {reason}")]
+    Refused {
+        /// Who was refused.
+        endpoint: EndpointId,
+        /// In the controller's words.
+        reason: String,
+    },
+}

@@ -1,0 +1,158 @@
+//! An endpoint's place in the pool: its lock, its hello and its heartbeat.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use cxl_pool::{ByteOffset, EndpointId, Hello, Layout, LineOffset, Memory, Record};
+
+use super::JoinError;
+use super::reporter::Reporter;
+use crate::daemon::LockFile;
+use crate::fence::Fence;
+use crate::link::PROTOCOL;
+
+/// How often an endpoint beats and looks at its fence.
+pub(super) const BEAT_EVERY: Duration = Duration::from_millis(10);
+
+/// How long a slot is watched before it is taken from a predecessor that did not leave. A living one beats at least
+/// [`BEATS_OF_THE_LIVING`] times meanwhile. A dead one's last beat may still leave its cache: that is one.
+const WATCH_FOR: Duration = Duration::from_millis(200);
+const BEATS_OF_THE_LIVING: u32 = 2;
+
+/// A control thread that has not come round for this long is stuck, and a daemon that cannot obey must not seem alive.
+const STUCK_AFTER: Duration = Duration::from_secs(30);
+
+/// Refuses a slot whose heartbeat moves: another host was given the same id.
+pub(super) fn refuse_if_alive<M: Memory>(
+    memory: &M,
+    layout: &Layout,
+    endpoint: EndpointId,
+) -> Result<(), JoinError> {
+    let Some(hello) = Hello::look(memory, layout.hello(endpoint)) else {
+        return Ok(());
+    };
+    let began = Instant::now();
+    let mut seen = read_beat(memory, layout.heartbeat(endpoint));
+    let mut beats = 0;
+    while began.elapsed() < WATCH_FOR {
+        thread::sleep(BEAT_EVERY / 2);
+        let beat = read_beat(memory, layout.heartbeat(endpoint));
+        beats += u32::from(beat != seen);
+        seen = beat;
+        if beats >= BEATS_OF_THE_LIVING {
+            return Err(JoinError::HostIdInUse { endpoint, pid: hello.pid });
+        }
+    }
+    Ok(())
+}
+
+/// The current value of a heartbeat.
+pub(crate) fn read_beat<M: Memory>(memory: &M, at: ByteOffset) -> u64 {
+    memory.invalidate(at, 8);
+    memory.full_fence();
+    memory.load(at)
+}
+
+/// Makes a heartbeat visible.
+pub(crate) fn write_beat<M: Memory>(memory: &M, at: ByteOffset, beat: u64) {
+    memory.store(at, beat);
+    memory.write_back(at, 8);
+    memory.store_fence();
+}
+
+/// A random number that is not 0.
+pub(crate) fn new_incarnation() -> u64 {
+    uuid::Uuid::new_v4().as_u64_pair().0.max(1)
+}
+
+/// When the control thread last came round.
+#[derive(Clone, Debug)]
+pub(super) struct Rounds(Arc<(Instant, AtomicU64)>);
+
+impl Rounds {
+    pub(super) fn new() -> Self {
+        Self(Arc::new((Instant::now(), AtomicU64::new(0))))
+    }
+
+    pub(super) fn note(&self) {
+        self.0.1.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    fn stuck(&self) -> bool {
+        let since_ms = self.now_ms().saturating_sub(self.0.1.load(Ordering::Relaxed));
+        Duration::from_millis(since_ms) > STUCK_AFTER
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.0.0.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// While it lives the endpoint is in the pod. Dropping it takes the hello away, which tells the controller that nothing
+/// is held here any more: drop whatever holds something first.
+#[derive(Debug)]
+pub(super) struct Presence<M: Memory> {
+    pub(super) incarnation: u64,
+    memory: M,
+    hello: LineOffset,
+    leaving: Arc<AtomicBool>,
+    pulse: Option<JoinHandle<()>>,
+    _lock: LockFile,
+}
+
+impl<M: Memory> Presence<M> {
+    /// Writes the hello and begins to beat.
+    pub(super) fn begin(
+        memory: M,
+        layout: &Layout,
+        endpoint: EndpointId,
+        lock: LockFile,
+        fence: Fence,
+        reporter: Reporter,
+        rounds: Rounds,
+    ) -> std::io::Result<Self> {
+        let incarnation = new_incarnation();
+        let hello = layout.hello(endpoint);
+        let heartbeat = layout.heartbeat(endpoint);
+        let leaving = Arc::new(AtomicBool::new(false));
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Hello {
+            incarnation,
+            pid: std::process::id(),
+            protocol: PROTOCOL,
+            started_unix_ms: u64::try_from(started.as_millis()).unwrap_or(u64::MAX),
+        }
+        .publish(&memory, hello);
+        let mut presence =
+            Self { incarnation, memory: memory.clone(), hello, leaving: Arc::clone(&leaving), pulse: None, _lock: lock };
+        let pulse = move || {
+            let mut beat = read_beat(&memory, heartbeat);
+            while !leaving.load(Ordering::Acquire) {
+                if !rounds.stuck() {
+                    beat = beat.wrapping_add(1);
+                    write_beat(&memory, heartbeat, beat);
+                }
+                if fence.look().is_err() {
+                    reporter.wake();
+                }
+                thread::park_timeout(BEAT_EVERY);
+            }
+        };
+        presence.pulse = Some(thread::Builder::new().name("pulse".into()).spawn(pulse)?);
+        Ok(presence)
+    }
+}
+
+impl<M: Memory> Drop for Presence<M> {
+    fn drop(&mut self) {
+        self.leaving.store(true, Ordering::Release);
+        if let Some(pulse) = self.pulse.take() {
+            pulse.thread().unpark();
+            // Its panic was reported by its thread already.
+            let _ = pulse.join();
+        }
+        Hello::erase(&self.memory, self.hello);
+    }
+}

@@ -1,0 +1,121 @@
+//! How the threads of a daemon tell the controller something.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::ids::LeaseId;
+use crate::reports::Report;
+
+/// Sends reports to the controller through the control thread, which it wakes. Clones are the same reporter.
+///
+/// While there is no controller, the latest state of each device and each lease is kept and told to the next one.
+#[derive(Clone, Debug)]
+pub struct Reporter(Arc<Outbox>);
+
+#[derive(Debug)]
+struct Outbox {
+    queue: Mutex<VecDeque<Report>>,
+    /// An eventfd, readable while there may be something in the queue.
+    waker: OwnedFd,
+}
+
+impl Reporter {
+    pub(super) fn new() -> io::Result<Self> {
+        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self(Arc::new(Outbox { queue: Mutex::default(), waker })))
+    }
+
+    /// Queues a report. Never blocks on the controller.
+    pub fn report(&self, report: Report) {
+        self.lock().push_back(report);
+        self.wake();
+    }
+
+    /// Wakes the control thread.
+    pub(super) fn wake(&self) {
+        // It fails only when the counter is full, and then the thread has been woken already.
+        let _ = rustix::io::write(&self.0.waker, &1_u64.to_ne_bytes());
+    }
+
+    /// Everything queued. What comes later wakes the control thread again.
+    pub(super) fn take(&self) -> VecDeque<Report> {
+        let _ = rustix::io::read(&self.0.waker, &mut [0; 8]);
+        std::mem::take(&mut *self.lock())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Report>> {
+        // Nothing panics while it holds the lock.
+        self.0.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsFd for Reporter {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.waker.as_fd()
+    }
+}
+
+/// What the last reports said about the state of things: told again to a controller that was not there to hear.
+#[derive(Debug, Default)]
+pub(super) struct Standing(BTreeMap<Subject, Report>);
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Subject {
+    Link(String),
+    Failure(String),
+    Attachment(LeaseId),
+}
+
+impl Standing {
+    /// Keeps a report if it describes a state.
+    pub(super) fn note(&mut self, report: &Report) {
+        let subject = match report {
+            Report::Link { device, up, .. } => {
+                if *up {
+                    // A device whose link is up again has been repaired.
+                    self.0.remove(&Subject::Failure(device.clone()));
+                }
+                Subject::Link(device.clone())
+            }
+            Report::DeviceFailed { device, .. } => Subject::Failure(device.clone()),
+            Report::Attachment { lease, .. } => Subject::Attachment(*lease),
+            Report::Join(_) | Report::Telemetry(_) => return,
+        };
+        self.0.insert(subject, report.clone());
+    }
+
+    /// A lease is not held here any more.
+    pub(super) fn forget_lease(&mut self, lease: LeaseId) {
+        self.0.remove(&Subject::Attachment(lease));
+    }
+
+    /// Everything that still holds.
+    pub(super) fn reports(&self) -> impl Iterator<Item = &Report> {
+        self.0.values()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_latest_state_stands() {
+        let link = |up| Report::Link { device: "nic0".into(), up, reason: "carrier".into() };
+        let failed = Report::DeviceFailed { device: "nic0".into(), reason: "gone".into() };
+        let lease = LeaseId::MAX;
+        let mut standing = Standing::default();
+        for report in [link(true), link(false), failed.clone(), Report::Attachment { lease, connected: true }] {
+            standing.note(&report);
+        }
+        assert_eq!(standing.reports().count(), 3);
+        standing.forget_lease(lease);
+        assert!(standing.reports().eq([&link(false), &failed]));
+        standing.note(&link(true));
+        assert!(standing.reports().eq([&link(true)]));
+    }
+}

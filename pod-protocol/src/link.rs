@@ -1,0 +1,97 @@
+//! One end of the control connection between an endpoint and a controller: JSON in an exchange over two rings.
+
+use std::time::Instant;
+
+use cxl_channel::doorbell::Doorbell;
+use cxl_channel::{Exchange, Incoming, Receiver, RequestId, RingPlacement, Sender, Wake};
+use cxl_pool::{Area, CONTROL_RING_SLOTS, Generation, Memory};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// What [`Command`](crate::commands::Command)s and joins are answered with.
+pub(crate) type Answer = Result<(), String>;
+
+/// The version of what is said over a link: (major, minor). Ends of another major version do not speak to each other.
+///
+/// 1.0: the first.
+pub(crate) const PROTOCOL: (u16, u16) = (1, 0);
+
+/// Words of a control message.
+const WORDS: usize = 8;
+
+pub(crate) struct Link<M: Memory> {
+    exchange: Exchange<M>,
+    doorbell: Doorbell,
+}
+
+impl<M: Memory> Link<M> {
+    /// Begins a generation of our ring, and opens the peer's.
+    pub(crate) fn open(
+        memory: &M,
+        outgoing: Area,
+        incoming: Area,
+        generation: Generation,
+        doorbell: Doorbell,
+    ) -> Self {
+        let ring = |area: Area| RingPlacement { start: area.start, slots: CONTROL_RING_SLOTS };
+        let sender = Sender::<M, WORDS>::begin(memory.clone(), ring(outgoing), generation);
+        let receiver = Receiver::<M, WORDS>::open(memory.clone(), ring(incoming), generation);
+        Self { exchange: Exchange::new(sender, receiver), doorbell }
+    }
+
+    /// Whether both directions work.
+    pub(crate) fn ready(&mut self) -> bool {
+        self.exchange.ready()
+    }
+
+    pub(crate) fn request(&mut self, body: &impl Serialize, deadline: Instant) -> Result<RequestId, String> {
+        self.exchange.request(&encode(body)?, deadline).map_err(|error| error.to_string())
+    }
+
+    pub(crate) fn notify(&mut self, body: &impl Serialize) -> Result<(), String> {
+        self.exchange.notify(&encode(body)?).map_err(|error| error.to_string())
+    }
+
+    pub(crate) fn respond(&mut self, id: RequestId, answer: &Answer) {
+        // The peer gives up at its deadline and asks again; it learns nothing from an error of ours.
+        let outcome = encode(answer)
+            .and_then(|payload| self.exchange.respond(id, &payload).map_err(|error| error.to_string()));
+        if let Err(error) = outcome {
+            tracing::warn!(%error, "a request stays unanswered");
+        }
+    }
+
+    pub(crate) fn poll(&mut self, now: Instant) -> Option<Incoming> {
+        self.exchange.poll(now)
+    }
+
+    /// Sends what fits into the ring.
+    pub(crate) fn flush(&mut self) {
+        if self.exchange.flush() == Wake::Needed {
+            self.ring();
+        }
+    }
+
+    /// Wakes the peer, whatever it announced.
+    pub(crate) fn ring(&mut self) {
+        self.doorbell.ring();
+    }
+
+    /// Whether it is safe to sleep.
+    pub(crate) fn announce_sleep(&mut self) -> bool {
+        self.exchange.announce_sleep()
+    }
+
+    pub(crate) fn wake(&mut self) {
+        self.exchange.wake();
+    }
+}
+
+fn encode(body: &impl Serialize) -> Result<Vec<u8>, String> {
+    serde_json::to_vec(body).map_err(|error| format!("cannot be written as JSON: {error}"))
+}
+
+/// What the peer said, or why it cannot be understood. The pool's bytes may be anything.
+pub(crate) fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(payload).map_err(|error| format!("not understood: {error}"))
+}

@@ -1,0 +1,251 @@
+//! What the controller wants an endpoint to have. Level-triggered: each object says the whole of what should be, so
+//! applying it twice is the same as applying it once, and one equal to what is there disturbs nothing.
+
+use std::fmt;
+
+use cxl_channel::RingPlacement;
+use cxl_pool::{Area, EndpointId, Generation};
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
+
+/// Anything the controller gives an endpoint to hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Object {
+    /// A pair of rings to another endpoint.
+    Channel(ChannelObject),
+    /// Net backend: a NIC to start.
+    Nic(NicObject),
+    /// Net frontend: a virtio-net device to offer.
+    Port(PortObject),
+    /// Net backend: an instance that uses, or may use, a NIC.
+    Registration(RegistrationObject),
+    /// Block backend: a range of an SSD to serve.
+    Volume(VolumeObject),
+    /// Block frontend: a virtio-blk device to offer.
+    Disk(DiskObject),
+}
+
+impl Object {
+    /// The name under which a later [`Object`] replaces this one.
+    pub fn id(&self) -> ObjectId {
+        match self {
+            Self::Channel(channel) => ObjectId::Channel(channel.id),
+            Self::Nic(nic) => ObjectId::Nic(nic.nic.clone()),
+            Self::Port(port) => ObjectId::Port(port.lease),
+            Self::Registration(it) => ObjectId::Registration { lease: it.lease, nic: it.nic.clone() },
+            Self::Volume(volume) => ObjectId::Volume(volume.lease),
+            Self::Disk(disk) => ObjectId::Disk(disk.lease),
+        }
+    }
+}
+
+/// The name of an [`Object`] at its endpoint. Ordered so that what others stand on comes first: channels and NICs
+/// before the leases that use them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ObjectId {
+    /// Of a [`ChannelObject`].
+    Channel(ChannelId),
+    /// Of a [`NicObject`]: the name of the NIC.
+    Nic(String),
+    /// Of a [`PortObject`].
+    Port(LeaseId),
+    /// Of a [`RegistrationObject`]: one lease may be registered with several NICs of a backend.
+    Registration {
+        /// The instance's lease.
+        lease: LeaseId,
+        /// The NIC.
+        nic: String,
+    },
+    /// Of a [`VolumeObject`].
+    Volume(LeaseId),
+    /// Of a [`DiskObject`].
+    Disk(LeaseId),
+}
+
+impl fmt::Display for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Channel(id) => write!(f, "{id}"),
+            Self::Nic(nic) => write!(f, "nic {nic}"),
+            Self::Port(lease) => write!(f, "port of {lease}"),
+            Self::Registration { lease, nic } => write!(f, "registration of {lease} with nic {nic}"),
+            Self::Volume(lease) => write!(f, "volume of {lease}"),
+            Self::Disk(lease) => write!(f, "disk of {lease}"),
+        }
+    }
+}
+
+/// Which engine a channel belongs to; it decides the size of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Engine {
+    /// 16-byte messages.
+    Net,
+    /// 64-byte messages.
+    Blk,
+}
+
+/// A pair of rings between this endpoint and a peer. The same id with a newer generation (and new places) says that one
+/// of the two was restarted: begin both rings again and resubmit what is unacknowledged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChannelObject {
+    /// Its name, the same at both ends.
+    pub id: ChannelId,
+    /// Which messages it carries.
+    pub engine: Engine,
+    /// Who is at the other end.
+    pub peer: EndpointId,
+    /// Of both rings.
+    pub generation: Generation,
+    /// The ring in which we send.
+    pub outgoing: RingPlacement,
+    /// The ring from which we receive.
+    pub incoming: RingPlacement,
+}
+
+/// How a frontend reaches the owner of a leased device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// Over which channel.
+    pub channel: ChannelId,
+    /// With which generation of the lease in every message.
+    pub generation: LeaseGeneration,
+}
+
+/// Net backend: start this NIC.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicObject {
+    /// Its name in the host's configuration.
+    pub nic: String,
+    /// Where it receives.
+    pub rx_area: Area,
+}
+
+/// Net frontend: offer a virtio-net device on a vhost-user socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortObject {
+    /// The instance's lease.
+    pub lease: LeaseId,
+    /// Whose it is.
+    pub instance: InstanceId,
+    /// Its name, for logs.
+    pub instance_name: String,
+    /// The device's name within the instance, such as `net0`.
+    pub device: String,
+    /// The name of the socket's file below the run directory's `sockets`.
+    pub socket: String,
+    /// The MAC address of the guest's NIC.
+    pub mac: MacAddress,
+    /// The largest packet without the Ethernet header.
+    pub mtu: u16,
+    /// Pairs of receive and transmit queues.
+    pub queue_pairs: u16,
+    /// The virtio-net offload bits that every NIC it may use can do.
+    pub features: u64,
+    /// Where frames to be sent lie.
+    pub tx_area: Area,
+    /// The NIC in use.
+    pub active: Route,
+    /// The backup NIC.
+    #[serde(default)]
+    pub standby: Option<Route>,
+}
+
+/// What an instance may do with a NIC that it is registered with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RegistrationState {
+    /// Nothing yet: the NIC is its backup.
+    Standby,
+    /// It sends and receives.
+    Active,
+    /// It still receives, but sends elsewhere already.
+    Draining,
+}
+
+/// Net backend: an instance that uses a NIC, or may have to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegistrationObject {
+    /// The instance's lease.
+    pub lease: LeaseId,
+    /// The NIC.
+    pub nic: String,
+    /// Whose lease it is.
+    pub instance: InstanceId,
+    /// Messages with another generation are refused.
+    pub generation: LeaseGeneration,
+    /// The instance sends from this address only.
+    pub mac: MacAddress,
+    /// The largest packet without the Ethernet header.
+    pub mtu: u16,
+    /// The virtio-net offload bits agreed on.
+    pub features: u64,
+    /// Over which its frontend is reached.
+    pub channel: ChannelId,
+    /// Where the frames that it sends must lie.
+    pub tx_area: Area,
+    /// What it may do now.
+    pub state: RegistrationState,
+    /// The most receive buffers it may hold at a time.
+    pub rx_quota_buffers: u32,
+}
+
+/// Block backend: serve a range of an SSD.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeObject {
+    /// The instance's lease.
+    pub lease: LeaseId,
+    /// The volume.
+    pub volume: VolumeId,
+    /// The SSD's name in the host's configuration.
+    pub ssd: String,
+    /// Where on the SSD the volume begins.
+    pub start_bytes: u64,
+    /// How long it is.
+    pub size_bytes: u64,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// Messages with another generation are refused.
+    pub generation: LeaseGeneration,
+    /// Over which its frontend is reached.
+    pub channel: ChannelId,
+    /// Where the data of its requests must lie.
+    pub data_area: Area,
+    /// Whose lease it is.
+    pub instance: InstanceId,
+}
+
+/// Block frontend: offer a virtio-blk device on a vhost-user socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskObject {
+    /// The instance's lease.
+    pub lease: LeaseId,
+    /// Whose it is.
+    pub instance: InstanceId,
+    /// Its name, for logs.
+    pub instance_name: String,
+    /// The device's name within the instance: its volume's name.
+    pub device: String,
+    /// The name of the socket's file below the run directory's `sockets`.
+    pub socket: String,
+    /// What the guest reads as the disk's id; at most 20 bytes reach it.
+    pub serial: String,
+    /// The disk's size.
+    pub size_bytes: u64,
+    /// The disk's logical block.
+    pub block_bytes: u32,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// Request queues.
+    pub queues: u16,
+    /// Where the data of requests lies.
+    pub data_area: Area,
+    /// How the owner of the SSD is reached.
+    pub route: Route,
+    /// The SSD is gone for good: answer I/O errors instead of keeping requests for a backend that may come back.
+    #[serde(default)]
+    pub failed: bool,
+}

@@ -1,0 +1,100 @@
+//! What an endpoint tells the controller.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{LeaseId, MacAddress};
+use crate::telemetry::Telemetry;
+
+/// From an endpoint to the controller. [`Report::Join`] is a request, which the controller may refuse; the others are
+/// notifications, sent at once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "report", rename_all = "snake_case")]
+pub enum Report {
+    /// The first word after a grant.
+    Join(Join),
+    /// Counters, every 100 ms.
+    Telemetry(Telemetry),
+    /// A NIC's link went up or down.
+    Link {
+        /// The NIC's name.
+        device: String,
+        /// Whether it can carry traffic.
+        up: bool,
+        /// How that was seen.
+        reason: String,
+    },
+    /// A device does not work any more.
+    DeviceFailed {
+        /// Its name.
+        device: String,
+        /// What happened.
+        reason: String,
+    },
+    /// A VMM connected to the socket of a leased device, or went away.
+    Attachment {
+        /// Whose device it is.
+        lease: LeaseId,
+        /// Whether a VMM uses it now.
+        connected: bool,
+    },
+}
+
+/// Who an endpoint is and what it has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Join {
+    /// The host's name in its configuration.
+    pub host_name: String,
+    /// Program and version, such as `vhost-net-cxl 0.1.0`.
+    pub software: String,
+    /// Of the daemon.
+    pub pid: u32,
+    /// The devices that this endpoint owns. Frontends own none.
+    #[serde(default)]
+    pub devices: Vec<DeviceReport>,
+}
+
+/// A device that an endpoint owns.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum DeviceReport {
+    /// A NIC.
+    Nic {
+        /// Its name in the host's configuration.
+        name: String,
+        /// Which driver runs it.
+        driver: String,
+        /// Its own address, if it has one.
+        #[serde(default)]
+        mac: Option<MacAddress>,
+        /// Whether it can carry traffic.
+        up: bool,
+        /// Its speed.
+        speed_mbps: u64,
+        /// The largest packet without the Ethernet header.
+        mtu: u16,
+        /// The virtio-net offload bits it can do.
+        features: u64,
+        /// Whether it is kept free for failover.
+        backup: bool,
+    },
+    /// An SSD.
+    Ssd {
+        /// Its name in the host's configuration.
+        name: String,
+        /// Which driver runs it.
+        driver: String,
+        /// Its size.
+        size_bytes: u64,
+        /// Its logical block.
+        block_bytes: u32,
+    },
+}
+
+impl DeviceReport {
+    /// The device's name in the host's configuration.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Nic { name, .. } | Self::Ssd { name, .. } => name,
+        }
+    }
+}

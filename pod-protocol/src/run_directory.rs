@@ -1,0 +1,137 @@
+//! Where sockets, doorbells and locks lie. One place that knows the names, so that both ends agree on them.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cxl_pool::{EndpointId, ReplicaId};
+
+/// A UNIX socket's path has this many bytes at most, its final zero not counted.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// The run directory of a pod's hosts that share a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunDirectory {
+    root: PathBuf,
+}
+
+/// A run directory that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RunDirectoryError {
+    /// A directory cannot be created.
+    #[error("cannot create the directory {}: {source}; create it, or set another run directory", path.display())]
+    Create {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Sockets below it would have names that the kernel refuses.
+    #[error(
+        "the run directory {} is too long for socket names by {excess} bytes: use a shorter one",
+        path.display()
+    )]
+    TooLong {
+        /// Which one.
+        path: PathBuf,
+        /// By how much.
+        excess: usize,
+    },
+}
+
+impl RunDirectory {
+    /// The run directory at this path, which need not exist yet.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// Creates what is missing of it.
+    pub fn prepare(&self) -> Result<(), RunDirectoryError> {
+        let longest = self.doorbells().join("h65535-blk-frontend-control.sock");
+        let excess = longest.as_os_str().len().saturating_sub(SOCKET_PATH_BYTES_MAX);
+        if excess > 0 {
+            return Err(RunDirectoryError::TooLong { path: self.root.clone(), excess });
+        }
+        for path in [self.sockets(), self.doorbells(), self.locks()] {
+            fs::create_dir_all(&path).map_err(|source| RunDirectoryError::Create { path, source })?;
+        }
+        Ok(())
+    }
+
+    /// The directory itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where the vhost-user sockets for VMMs lie.
+    pub fn sockets(&self) -> PathBuf {
+        self.root.join("sockets")
+    }
+
+    /// Where doorbells lie.
+    pub fn doorbells(&self) -> PathBuf {
+        self.root.join("doorbells")
+    }
+
+    /// Where lock files lie.
+    pub fn locks(&self) -> PathBuf {
+        self.root.join("locks")
+    }
+
+    /// The doorbell of an endpoint's control thread.
+    pub fn control_doorbell(&self, endpoint: EndpointId) -> PathBuf {
+        self.doorbells().join(format!("{}-{}-control.sock", endpoint.host, endpoint.role))
+    }
+
+    /// The doorbell of an endpoint's worker.
+    pub fn data_doorbell(&self, endpoint: EndpointId) -> PathBuf {
+        self.doorbells().join(format!("{}-{}-data.sock", endpoint.host, endpoint.role))
+    }
+
+    /// The doorbell of a controller replica.
+    pub fn controller_doorbell(&self, replica: ReplicaId) -> PathBuf {
+        self.doorbells().join(format!("controller-{}.sock", replica.get()))
+    }
+
+    /// The lock that keeps an endpoint unique on this kernel.
+    pub fn endpoint_lock(&self, endpoint: EndpointId) -> PathBuf {
+        self.locks().join(format!("{}-{}.lock", endpoint.host, endpoint.role))
+    }
+
+    /// The lock that keeps a controller replica unique on this kernel.
+    pub fn controller_lock(&self, replica: ReplicaId) -> PathBuf {
+        self.locks().join(format!("controller-{}.lock", replica.get()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_long_directory_is_refused_before_anything_is_created() {
+        let temporary = tempfile::tempdir().expect("a directory");
+        let root = temporary.path().join("x".repeat(100));
+        assert!(matches!(
+            RunDirectory::new(&root).prepare(),
+            Err(RunDirectoryError::TooLong { excess, .. }) if excess > 0
+        ));
+        assert!(!root.exists());
+    }
+
+    #[test]
+    fn prepare_can_be_repeated() {
+        let temporary = tempfile::tempdir().expect("a directory");
+        let run = RunDirectory::new(temporary.path().join("run"));
+        run.prepare().expect("created");
+        run.prepare().expect("still there");
+        assert!(run.sockets().is_dir() && run.doorbells().is_dir() && run.locks().is_dir());
+    }
+
+    #[test]
+    fn directory_under_a_file_is_refused() {
+        let temporary = tempfile::NamedTempFile::new().expect("a file");
+        let refused = RunDirectory::new(temporary.path()).prepare().expect_err("not a directory");
+        assert!(refused.to_string().contains("cannot create"), "{refused}");
+    }
+}

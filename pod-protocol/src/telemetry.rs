@@ -1,0 +1,107 @@
+//! Counters that every endpoint sends every 100 ms. All of them only ever grow while a daemon lives.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::LeaseId;
+
+/// One sample of an endpoint's counters.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Telemetry {
+    /// Counts the samples of this incarnation; the control thread fills it in.
+    pub sequence: u64,
+    /// Per device that the endpoint owns.
+    pub devices: Vec<DeviceTelemetry>,
+    /// Per lease that the endpoint serves.
+    pub leases: Vec<LeaseTelemetry>,
+    /// Anything else worth a metric, by name.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// Counters of one device. Zero where a counter makes no sense.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceTelemetry {
+    /// Its name in the host's configuration.
+    pub name: String,
+    /// Whether it works: a NIC's link, an SSD that answers.
+    pub up: bool,
+    /// Frames received.
+    pub rx_packets: u64,
+    /// Bytes received.
+    pub rx_bytes: u64,
+    /// Frames sent.
+    pub tx_packets: u64,
+    /// Bytes sent.
+    pub tx_bytes: u64,
+    /// Requests completed.
+    pub operations: u64,
+    /// Bytes read from the medium.
+    pub read_bytes: u64,
+    /// Bytes written to the medium.
+    pub write_bytes: u64,
+    /// What the device refused or failed.
+    pub errors: u64,
+}
+
+/// Counters of one lease at one endpoint. Zero where a counter makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseTelemetry {
+    /// Which lease.
+    pub lease: LeaseId,
+    /// Frames from the instance.
+    #[serde(default)]
+    pub tx_packets: u64,
+    /// Bytes from the instance.
+    #[serde(default)]
+    pub tx_bytes: u64,
+    /// Frames to the instance.
+    #[serde(default)]
+    pub rx_packets: u64,
+    /// Bytes to the instance.
+    #[serde(default)]
+    pub rx_bytes: u64,
+    /// Reads completed.
+    #[serde(default)]
+    pub reads: u64,
+    /// Bytes read.
+    #[serde(default)]
+    pub read_bytes: u64,
+    /// Writes completed.
+    #[serde(default)]
+    pub writes: u64,
+    /// Bytes written.
+    #[serde(default)]
+    pub write_bytes: u64,
+    /// Flushes completed.
+    #[serde(default)]
+    pub flushes: u64,
+    /// Requests that the guest saw fail.
+    #[serde(default)]
+    pub errors: u64,
+    /// Frames or messages dropped, by reason.
+    #[serde(default)]
+    pub drops: BTreeMap<String, u64>,
+}
+
+impl LeaseTelemetry {
+    /// All counters at zero.
+    pub fn new(lease: LeaseId) -> Self {
+        Self {
+            lease,
+            tx_packets: 0,
+            tx_bytes: 0,
+            rx_packets: 0,
+            rx_bytes: 0,
+            reads: 0,
+            read_bytes: 0,
+            writes: 0,
+            write_bytes: 0,
+            flushes: 0,
+            errors: 0,
+            drops: BTreeMap::new(),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! How other threads speak to a worker.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+/// The worker has ended: it was stopped or fenced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the worker has ended")]
+pub struct WorkerGone;
+
+/// Where a worker puts its answer to [`WorkerHandle::call`].
+#[derive(Debug)]
+pub struct Reply<R>(SyncSender<R>);
+
+impl<R> Reply<R> {
+    /// Answers. Never blocks; if the caller is gone, the answer is dropped.
+    pub fn send(self, answer: R) {
+        let _ = self.0.try_send(answer);
+    }
+}
+
+/// What the handles and the worker's thread share.
+pub(super) struct Mailbox<M> {
+    queue: Mutex<Queue<M>>,
+    /// Says that looking into the queue is worth a lock.
+    pending: AtomicBool,
+    /// An eventfd, readable while there may be something in the queue.
+    pub(super) waker: OwnedFd,
+}
+
+struct Queue<M> {
+    messages: VecDeque<M>,
+    stopping: bool,
+    closed: bool,
+}
+
+/// What the mailbox held.
+pub(super) struct Delivery<M> {
+    pub(super) messages: VecDeque<M>,
+    pub(super) stopping: bool,
+}
+
+impl<M> Mailbox<M> {
+    pub(super) fn new() -> std::io::Result<Self> {
+        use rustix::event::{EventfdFlags, eventfd};
+        Ok(Self {
+            queue: Mutex::new(Queue { messages: VecDeque::new(), stopping: false, closed: false }),
+            pending: AtomicBool::new(false),
+            waker: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue<M>> {
+        // Nothing panics while it holds the lock, and each change to the queue is whole.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        // Release: who sees the flag sees the queue; the lock orders the rest.
+        self.pending.store(true, Ordering::Release);
+        // It fails only when the counter is full, and then the worker has been woken already.
+        let _ = rustix::io::write(&self.waker, &1_u64.to_ne_bytes());
+    }
+
+    fn push(&self, message: M) -> Result<(), WorkerGone> {
+        {
+            let mut queue = self.lock();
+            if queue.closed {
+                return Err(WorkerGone);
+            }
+            queue.messages.push_back(message);
+        }
+        self.wake();
+        Ok(())
+    }
+
+    fn stop(&self) {
+        self.lock().stopping = true;
+        self.wake();
+    }
+
+    pub(super) fn pending(&self) -> bool {
+        self.pending.load(Ordering::Acquire)
+    }
+
+    /// Takes everything. The eventfd and the flag are cleared first, so that what comes later sets them again.
+    pub(super) fn take(&self) -> Delivery<M> {
+        let _ = rustix::io::read(&self.waker, &mut [0; 8]);
+        self.pending.store(false, Ordering::Relaxed);
+        let mut queue = self.lock();
+        Delivery { messages: std::mem::take(&mut queue.messages), stopping: queue.stopping }
+    }
+
+    /// Refuses further messages and drops what is queued, so that those who wait for an answer learn that none comes.
+    pub(super) fn close(&self) {
+        let left = {
+            let mut queue = self.lock();
+            queue.closed = true;
+            std::mem::take(&mut queue.messages)
+        };
+        drop(left);
+    }
+}
+
+struct Owner<M> {
+    mailbox: Arc<Mailbox<M>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl<M> Owner<M> {
+    fn stop(&self) {
+        self.mailbox.stop();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
+            // A task that holds a handle to its own worker cannot wait for itself.
+            && thread.thread().id() != thread::current().id()
+        {
+            // A panic of the worker has been reported by its thread already.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<M> Drop for Owner<M> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Speaks to a worker. The worker ends when it is stopped or when its last handle is dropped.
+pub struct WorkerHandle<M>(Arc<Owner<M>>);
+
+impl<M> WorkerHandle<M> {
+    pub(super) fn new(mailbox: Arc<Mailbox<M>>, thread: JoinHandle<()>) -> Self {
+        Self(Arc::new(Owner { mailbox, thread: Mutex::new(Some(thread)) }))
+    }
+
+    /// Sends a message; the worker wakes if it sleeps. Messages of one thread arrive in the order of sending.
+    pub fn send(&self, message: M) -> Result<(), WorkerGone> {
+        self.0.mailbox.push(message)
+    }
+
+    /// Sends a message that carries a place for the answer, and waits for it.
+    pub fn call<R>(&self, make_message: impl FnOnce(Reply<R>) -> M) -> Result<R, WorkerGone> {
+        let (sender, receiver) = sync_channel(1);
+        self.send(make_message(Reply(sender)))?;
+        receiver.recv().map_err(|_| WorkerGone)
+    }
+
+    /// Ends the worker, after the messages sent before, and waits until its task is gone.
+    pub fn stop(&self) {
+        self.0.stop();
+    }
+
+    /// Whether the worker has ended, by itself or because it was fenced or stopped.
+    pub fn is_gone(&self) -> bool {
+        self.0.mailbox.lock().closed
+    }
+}
+
+impl<M> Clone for WorkerHandle<M> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<M> fmt::Debug for WorkerHandle<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkerHandle").field("gone", &self.is_gone()).finish()
+    }
+}

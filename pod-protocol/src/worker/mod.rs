@@ -1,0 +1,224 @@
+//! The data-plane thread that both engines' frontends and backends run: it polls while there is work and for a while
+//! after, then sleeps until a file descriptor, a doorbell or a message wakes it.
+
+mod handle;
+mod sources;
+mod task;
+
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cxl_channel::doorbell::DoorbellListener;
+
+pub use self::handle::{Reply, WorkerGone, WorkerHandle};
+use self::handle::Mailbox;
+pub use self::sources::{Sources, Token};
+pub use self::task::{Progress, Task};
+use crate::config::{RunSection, Wakeup};
+use crate::fence::Fence;
+
+/// A busy worker looks at its file descriptors every so many turns, an idle one that polls every so many: looking costs
+/// a system call.
+const TURNS_PER_LOOK_BUSY: u32 = 64;
+const TURNS_PER_LOOK_IDLE: u32 = 8;
+
+/// Steps in which a worker without doorbells sleeps. They double from the first to the last while nothing comes.
+const NAP_FIRST: Duration = Duration::from_micros(50);
+const NAP_LAST: Duration = Duration::from_millis(1);
+
+/// How a worker waits.
+#[derive(Clone, Debug)]
+pub struct WorkerConfig {
+    /// What wakes it.
+    pub wakeup: Wakeup,
+    /// How long it goes on polling after its last work.
+    pub busy_poll: Duration,
+    /// A core of its own, on which it polls always.
+    pub cpu: Option<usize>,
+    /// Ends it when the endpoint is fenced.
+    pub fence: Option<Fence>,
+}
+
+impl WorkerConfig {
+    /// As the host's configuration says.
+    pub fn new(run: &RunSection, cpu: Option<usize>, fence: Fence) -> Self {
+        Self { wakeup: run.wakeup, busy_poll: run.busy_poll(), cpu, fence: Some(fence) }
+    }
+}
+
+/// A worker that did not start.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot start the worker {name}: {what}: {source}")]
+pub struct SpawnError {
+    name: String,
+    what: &'static str,
+    source: io::Error,
+}
+
+/// A data-plane thread.
+pub struct Worker<T: Task> {
+    config: WorkerConfig,
+    doorbell: Option<DoorbellListener>,
+    sources: Sources,
+    mailbox: Arc<Mailbox<T::Message>>,
+    task: T,
+}
+
+impl<T: Task + 'static> Worker<T> {
+    /// Starts a thread of this name (at most 15 bytes of it are seen) that runs the task. Without a doorbell only its
+    /// own file descriptors and messages wake it early.
+    pub fn spawn(
+        name: &str,
+        config: WorkerConfig,
+        doorbell: impl Into<Option<DoorbellListener>>,
+        task: T,
+    ) -> Result<WorkerHandle<T::Message>, SpawnError> {
+        let failed = |what| {
+            let name = name.to_owned();
+            move |source| SpawnError { name, what, source }
+        };
+        let doorbell = doorbell.into();
+        let mut sources = Sources::new().map_err(failed("no epoll"))?;
+        let mailbox = Arc::new(Mailbox::new().map_err(failed("no eventfd"))?);
+        sources.add_any(&mailbox.waker, Token::MESSAGES).map_err(failed("its eventfd cannot be watched"))?;
+        if let Some(doorbell) = &doorbell {
+            sources.add_any(doorbell, Token::DOORBELL).map_err(failed("its doorbell cannot be watched"))?;
+        }
+        let worker = Self { config, doorbell, sources, mailbox: Arc::clone(&mailbox), task };
+        let thread = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || worker.run())
+            .map_err(failed("no thread"))?;
+        Ok(WorkerHandle::new(mailbox, thread))
+    }
+
+    fn run(mut self) {
+        // Closes the mailbox also when the task panics: nobody must wait for an answer that never comes.
+        let _closing = CloseOnDrop(Arc::clone(&self.mailbox));
+        if let Some(cpu) = self.config.cpu {
+            pin(cpu);
+        }
+        while self.stretch().is_continue() {}
+    }
+
+    /// Polls until the busy-poll time is over, then sleeps until woken, napping in between where nothing would wake it.
+    fn stretch(&mut self) -> ControlFlow<()> {
+        let mut last_work = Instant::now();
+        let mut nap = NAP_FIRST;
+        let mut turns_since_look = 0;
+        loop {
+            self.deliver()?;
+            turns_since_look += 1;
+            if self.task.turn() == Progress::Busy {
+                last_work = Instant::now();
+                nap = NAP_FIRST;
+                if turns_since_look >= TURNS_PER_LOOK_BUSY {
+                    turns_since_look = 0;
+                    self.look();
+                }
+                continue;
+            }
+            if turns_since_look >= TURNS_PER_LOOK_IDLE {
+                turns_since_look = 0;
+                if self.look() {
+                    last_work = Instant::now();
+                    continue;
+                }
+            }
+            if self.config.cpu.is_some() || last_work.elapsed() < self.config.busy_poll {
+                std::hint::spin_loop();
+                continue;
+            }
+            if self.sleep(nap) {
+                return ControlFlow::Continue(());
+            }
+            nap = (nap * 2).min(NAP_LAST);
+        }
+    }
+
+    /// Hands over messages, and ends the worker when it was stopped or fenced.
+    fn deliver(&mut self) -> ControlFlow<()> {
+        if self.fenced() {
+            return ControlFlow::Break(());
+        }
+        if self.mailbox.pending() {
+            let delivery = self.mailbox.take();
+            for message in delivery.messages {
+                self.task.message(message, &mut self.sources);
+            }
+            if delivery.stopping {
+                return ControlFlow::Break(());
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Passes on what is readable. Returns whether anything was.
+    fn look(&mut self) -> bool {
+        let ready = self.sources.look();
+        for &token in ready {
+            match token {
+                // Its flag says the same, and taking the messages clears it.
+                Token::MESSAGES => {}
+                Token::DOORBELL => {
+                    if let Some(doorbell) = &mut self.doorbell {
+                        doorbell.drain();
+                    }
+                }
+                token => self.task.ready(token),
+            }
+        }
+        !ready.is_empty()
+    }
+
+    /// Sleeps, for one nap where no peer would ring. Returns whether something woke us.
+    fn sleep(&mut self, nap: Duration) -> bool {
+        let nap = match self.config.wakeup {
+            Wakeup::Socket => None,
+            Wakeup::Poll => Some(nap),
+        };
+        let woken = if self.task.prepare_sleep() && !self.mailbox.pending() {
+            self.sources.sleep(nap)
+        } else {
+            true
+        };
+        self.task.resume();
+        if woken && !self.fenced() {
+            self.look();
+        }
+        woken
+    }
+
+    fn fenced(&self) -> bool {
+        self.config.fence.as_ref().is_some_and(|fence| fence.check().is_err())
+    }
+}
+
+struct CloseOnDrop<M>(Arc<Mailbox<M>>);
+
+impl<M> Drop for CloseOnDrop<M> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Moves the calling thread to one core. A core that does not exist costs speed, not correctness.
+fn pin(cpu: usize) {
+    use rustix::thread::{CpuSet, sched_setaffinity};
+    let mut cpus = CpuSet::new();
+    let outcome = if cpu < CpuSet::MAX_CPU {
+        cpus.set(cpu);
+        sched_setaffinity(None, &cpus).map_err(io::Error::from)
+    } else {
+        Err(io::ErrorKind::InvalidInput.into())
+    };
+    if let Err(error) = outcome {
+        tracing::warn!(cpu, %error, "the worker stays unpinned: this core cannot be used");
+    }
+}
+
+#[cfg(test)]
+mod tests;
