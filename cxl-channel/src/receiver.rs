@@ -1,0 +1,275 @@
+//! The receiving side of a channel.
+
+use cxl_pool::{ByteOffset, Generation, LINE_BYTES, Memory};
+
+use crate::header::{self, EPOCH_BIT, Sleep};
+use crate::policy::PREFETCH_LINES;
+use crate::{ReceivePolicy, RingPlacement};
+
+/// The receiving side of a channel of messages of `WORDS` words: 2 (16 B) or 8 (64 B).
+pub struct Receiver<M: Memory, const WORDS: usize> {
+    memory: M,
+    placement: RingPlacement,
+    generation: Generation,
+    policy: ReceivePolicy,
+    first_slot: ByteOffset,
+    slots: u64,
+    lines: u64,
+    received: u64,
+    /// How many messages the sender was told are consumed.
+    acknowledged: u64,
+    /// Lines before this one, counted over all laps, were prefetched since they were last invalidated.
+    prefetched: u64,
+    /// How many lines ahead to prefetch now.
+    ahead: u64,
+    state: State,
+    sleep: Sleep,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The sender has not begun the generation, as far as is known.
+    Waiting,
+    Open,
+    /// The sender began another generation.
+    Closed,
+}
+
+impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
+    const SLOT_BYTES: u64 = {
+        assert!(WORDS.is_power_of_two() && WORDS <= LINE_BYTES / 8, "a message must not straddle lines");
+        WORDS as u64 * 8
+    };
+    const SLOTS_PER_LINE: u64 = LINE_BYTES as u64 / Self::SLOT_BYTES;
+
+    /// Gets ready to receive this generation. Messages come once the sender has begun it; see
+    /// [`ready`](Self::ready).
+    ///
+    /// # Panics
+    ///
+    /// If the placement is not one that [`RingPlacement::check`] accepts, or the generation is 0.
+    pub fn open(memory: M, placement: RingPlacement, generation: Generation) -> Self {
+        placement.expect_valid(WORDS, &memory);
+        assert!(generation.get() != 0, "generation 0 stands for none");
+        let slots = u64::from(placement.slots);
+        let policy = ReceivePolicy::default();
+        Self {
+            memory,
+            placement,
+            generation,
+            policy,
+            first_slot: placement.first_slot(),
+            slots,
+            lines: slots / Self::SLOTS_PER_LINE,
+            received: 0,
+            acknowledged: 0,
+            prefetched: 0,
+            ahead: 0,
+            state: State::Waiting,
+            sleep: Sleep::default(),
+        }
+    }
+
+    /// Receives in another way than the default one.
+    #[must_use]
+    pub fn with_policy(mut self, policy: ReceivePolicy) -> Self {
+        self.policy = policy;
+        self.ahead = if policy.adapts() { 0 } else { PREFETCH_LINES };
+        self
+    }
+
+    /// The channel's generation.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// How many messages were received.
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// How many messages were received of which the sender does not know yet: at most half a ring.
+    pub fn lag(&self) -> u64 {
+        self.received - self.acknowledged
+    }
+
+    /// How many messages the sender knows to be consumed.
+    pub fn acknowledged(&self) -> u64 {
+        self.acknowledged
+    }
+
+    /// Whether the sender has begun this generation and this side has accepted it. Cheap once it has. The sender
+    /// may be asleep when this turns true: ring its doorbell.
+    pub fn ready(&mut self) -> bool {
+        if self.state == State::Waiting && self.begun() {
+            // What this host has cached of the ring may be of an older generation. From here on, it is the zeros that
+            // the sender wrote, or newer.
+            self.memory.invalidate(self.first_slot, self.slots * Self::SLOT_BYTES);
+            self.memory.full_fence();
+            self.announce(Sleep::default());
+            self.acknowledge();
+            self.memory.full_fence();
+            self.state = State::Open;
+        }
+        self.state == State::Open
+    }
+
+    /// The next message, with its top bit clear; nothing if there is none.
+    #[inline]
+    pub fn receive(&mut self) -> Option<[u64; WORDS]> {
+        if self.state != State::Open && !self.ready() {
+            return None;
+        }
+        let slot = self.received & (self.slots - 1);
+        let at = self.first_slot.saturating_add(slot * Self::SLOT_BYTES);
+        if !M::COHERENT && self.policy.invalidates_before() {
+            self.memory.invalidate(at, Self::SLOT_BYTES);
+            self.memory.full_fence();
+        }
+        // The word with the epoch was written last, so it is read first.
+        let last = self.memory.load(at.saturating_add(WORDS as u64 * 8 - 8));
+        // One bit is enough to tell a new message from an old one. When the receiver was here a lap ago it consumed that
+        // lap's message, so its copy was that recent; a copy is replaced by a newer one only. And the sender is at
+        // most one lap ahead. So what the slot seems to hold is of this lap or of the one before it.
+        if last & EPOCH_BIT != header::epoch(self.received >> self.slots.trailing_zeros()) {
+            self.found_nothing(at);
+            return None;
+        }
+        // In laps whose epoch is 0, a slot that the sender of a newer generation zeroed looks like a message of zeros.
+        if last == 0 && !self.begun() {
+            self.state = State::Closed;
+            return None;
+        }
+        let mut message = [0; WORDS];
+        for (word, value) in message[..WORDS - 1].iter_mut().enumerate() {
+            *value = self.memory.load(at.saturating_add(word as u64 * 8));
+        }
+        message[WORDS - 1] = last & !EPOCH_BIT;
+        self.received += 1;
+        self.consumed(at);
+        Some(message)
+    }
+
+    /// Receives as many messages as there are and fit, and says how many.
+    #[inline]
+    pub fn receive_batch(&mut self, into: &mut [[u64; WORDS]]) -> usize {
+        for (count, place) in into.iter_mut().enumerate() {
+            match self.receive() {
+                Some(message) => *place = message,
+                None => return count,
+            }
+        }
+        into.len()
+    }
+
+    /// Announces sleep and looks once more: true if there is still nothing, so that the sender will ring for the
+    /// next message. Otherwise the receiver counts as awake again.
+    ///
+    /// Also true if the sender has not begun the generation: then nothing would be heard of that, so sleep only
+    /// briefly.
+    pub fn announce_sleep(&mut self) -> bool {
+        if !self.ready() {
+            return true;
+        }
+        let announcement = self.sleep.announcement.wrapping_add(1) & (u32::MAX >> 1);
+        self.announce(Sleep { asleep: true, announcement });
+        let slot = self.received & (self.slots - 1);
+        let at = self.first_slot.saturating_add(slot * Self::SLOT_BYTES);
+        self.memory.invalidate(at, Self::SLOT_BYTES);
+        // Between the announcement and the look: see `Sender::publish`.
+        self.memory.full_fence();
+        let last = self.memory.load(at.saturating_add(WORDS as u64 * 8 - 8));
+        let empty = last & EPOCH_BIT != header::epoch(self.received >> self.slots.trailing_zeros());
+        if !empty {
+            self.wake();
+        }
+        empty
+    }
+
+    /// Takes the announcement of sleep back, if there is one. To be called when the doorbell rang or the sleep ended.
+    pub fn wake(&mut self) {
+        if self.sleep.asleep {
+            // It need not be visible soon: until then, the sender rings once in vain at most.
+            self.announce(Sleep { asleep: false, ..self.sleep });
+        }
+    }
+
+    fn begun(&self) -> bool {
+        let line = self.placement.sender_line();
+        self.memory.invalidate(line, LINE_BYTES as u64);
+        self.memory.full_fence();
+        self.memory.load(line.saturating_add(header::GENERATION)) == u64::from(self.generation.get())
+    }
+
+    /// After a look that found nothing new: the next one must not see the same stale lines.
+    #[inline]
+    fn found_nothing(&mut self, at: ByteOffset) {
+        if M::COHERENT || self.policy.invalidates_before() {
+            return;
+        }
+        let line = self.received / Self::SLOTS_PER_LINE;
+        if self.policy.invalidates_prefetched() {
+            for prefetched in line + 1..self.prefetched {
+                self.memory.invalidate(self.line(prefetched), 1);
+            }
+            self.prefetched = line;
+        }
+        if self.policy.adapts() {
+            self.ahead = 0;
+        }
+        self.memory.invalidate(at, Self::SLOT_BYTES);
+        self.memory.full_fence();
+    }
+
+    /// After a message was taken out of the slot at `at`.
+    #[inline]
+    fn consumed(&mut self, at: ByteOffset) {
+        if !M::COHERENT {
+            let line_done = self.received.is_multiple_of(Self::SLOTS_PER_LINE);
+            if line_done && self.policy.invalidates_consumed() {
+                // Not fenced: should it take effect late, the next lap finds an old message and looks again.
+                self.memory.invalidate(at, Self::SLOT_BYTES);
+            }
+            if line_done && self.policy.adapts() {
+                self.ahead = (self.ahead + 1).min(PREFETCH_LINES);
+            }
+            if self.policy.prefetches() {
+                self.prefetch();
+            }
+        }
+        if self.received - self.acknowledged >= self.slots / 2 {
+            self.acknowledge();
+        }
+    }
+
+    #[inline]
+    fn prefetch(&mut self) {
+        let line = self.received / Self::SLOTS_PER_LINE;
+        let until = line + self.ahead.min(self.lines - 1);
+        self.prefetched = self.prefetched.max(line);
+        while self.prefetched < until {
+            self.memory.prefetch(self.line(self.prefetched));
+            self.prefetched += 1;
+        }
+    }
+
+    /// The line with this number, counted over all laps.
+    #[inline]
+    fn line(&self, number: u64) -> ByteOffset {
+        self.first_slot.saturating_add((number & (self.lines - 1)) * LINE_BYTES as u64)
+    }
+
+    fn acknowledge(&mut self) {
+        self.acknowledged = self.received;
+        let at = self.placement.receiver_line().saturating_add(header::CONSUMED);
+        self.memory.store(at, header::tagged(self.generation, header::low_bits(self.received)));
+        self.memory.write_back(at, 8);
+    }
+
+    fn announce(&mut self, sleep: Sleep) {
+        self.sleep = sleep;
+        let at = self.placement.receiver_line().saturating_add(header::SLEEP);
+        self.memory.store(at, header::tagged(self.generation, sleep.encode()));
+        self.memory.write_back(at, 8);
+    }
+}
