@@ -80,7 +80,7 @@ pub struct FenceLine {
 
 /// Ties a record to what lies in the pool.
 macro_rules! record {
-    ($record:ident as $wire:ident, $lines:literal lines, $from:expr, $into:expr) => {
+    ($record:ident as $wire:ident, kind $kind:literal, $lines:literal lines, $from:expr, $into:expr) => {
         const _: () = assert!(size_of::<$wire>() == $lines * LINE_BYTES);
 
         impl Record for $record {
@@ -89,7 +89,7 @@ macro_rules! record {
             fn publish<M: Memory>(&self, memory: &M, at: LineOffset) {
                 let into: fn(&$record) -> $wire = $into;
                 let mut wire = into(self);
-                wire.crc = checksum(wire.as_bytes()).into();
+                wire.crc = checksum($kind, wire.as_bytes()).into();
                 memory.write(at.bytes(), wire.as_bytes());
                 memory.write_back(at.bytes(), size_of::<$wire>() as u64);
                 memory.store_fence();
@@ -101,15 +101,18 @@ macro_rules! record {
                 memory.full_fence();
                 memory.read(at.bytes(), wire.as_mut_bytes());
                 let from: fn(&$wire) -> $record = $from;
-                (wire.crc.get() == checksum(wire.as_bytes())).then(|| from(&wire))
+                (wire.crc.get() == checksum($kind, wire.as_bytes())).then(|| from(&wire))
             }
         }
     };
 }
 
-/// Over all but the checksum at the end. Never 0, so that lines of zeros hold no record.
-fn checksum(bytes: &[u8]) -> u32 {
-    crc32fast::hash(&bytes[..bytes.len() - size_of::<U32>()]).max(1)
+/// Over all but the checksum at the end. The kind of record goes in, so that none is taken for one of another
+/// kind. Never 0, so that lines of zeros hold no record.
+fn checksum(kind: u32, bytes: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new_with_initial(kind);
+    hasher.update(&bytes[..bytes.len() - size_of::<U32>()]);
+    hasher.finalize().max(1)
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -124,7 +127,7 @@ struct HelloWire {
 }
 
 record!(
-    Hello as HelloWire, 2 lines,
+    Hello as HelloWire, kind 1, 2 lines,
     |wire| Hello {
         incarnation: wire.incarnation.get(),
         pid: wire.pid.get(),
@@ -153,7 +156,7 @@ struct ControllerWire {
 }
 
 record!(
-    ControllerHello as ControllerWire, 1 lines,
+    ControllerHello as ControllerWire, kind 2, 1 lines,
     |wire| ControllerHello {
         incarnation: wire.incarnation.get(),
         term: wire.term.get(),
@@ -183,7 +186,7 @@ struct GrantWire {
 }
 
 record!(
-    Grant as GrantWire, 1 lines,
+    Grant as GrantWire, kind 3, 1 lines,
     |wire| Grant {
         endpoint_incarnation: wire.endpoint_incarnation.get(),
         controller_incarnation: wire.controller_incarnation.get(),
@@ -212,7 +215,7 @@ struct FenceWire {
 }
 
 record!(
-    FenceLine as FenceWire, 1 lines,
+    FenceLine as FenceWire, kind 4, 1 lines,
     |wire| FenceLine { generation: wire.generation.get(), term: wire.term.get() },
     |fence| FenceWire {
         generation: fence.generation.into(),
