@@ -152,8 +152,8 @@ pub enum ConfigError {
 impl HostConfig {
     /// Reads and checks a configuration file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text =
+            fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         Self::parse(&text, path)
     }
 
@@ -220,10 +220,12 @@ fn devices<T: DeserializeOwned>(kind: &'static str, tables: &[toml::Table]) -> R
     tables
         .iter()
         .map(|table| {
-            toml::Value::Table(table.clone()).try_into().map_err(|error: toml::de::Error| ConfigError::Device {
-                kind,
-                name: table.get("name").and_then(toml::Value::as_str).unwrap_or_default().to_owned(),
-                message: one_line(error.message()),
+            toml::Value::Table(table.clone()).try_into().map_err(|error: toml::de::Error| {
+                ConfigError::Device {
+                    kind,
+                    name: table.get("name").and_then(toml::Value::as_str).unwrap_or_default().to_owned(),
+                    message: one_line(error.message()),
+                }
             })
         })
         .collect()
@@ -236,7 +238,9 @@ fn check_name(what: &str, name: &str) -> Result<(), String> {
     if starts_well && name.len() <= 63 && name.bytes().all(good) {
         Ok(())
     } else {
-        Err(format!("{what} = {name:?}: use 1 to 63 letters, digits, '-', '_' or '.', a letter or digit first"))
+        Err(format!(
+            "{what} = {name:?}: use 1 to 63 letters, digits, '-', '_' or '.', a letter or digit first"
+        ))
     }
 }
 

@@ -1,8 +1,8 @@
 //! A channel of the data path, as an engine holds it: both rings and the doorbell of the peer's worker.
 
 use cxl_channel::doorbell::Doorbell;
-use cxl_channel::{Full, Receiver, Sender, Wake};
-use cxl_pool::{EndpointId, Generation, Memory};
+use cxl_channel::{Full, PlacementError, Receiver, Sender, Wake};
+use cxl_pool::{Area, EndpointId, Generation, LineCount, LineOffset, Memory};
 
 use crate::ids::ChannelId;
 use crate::objects::ChannelObject;
@@ -27,39 +27,65 @@ pub struct DataChannel<M: Memory, const WORDS: usize> {
     pub receiver: Receiver<M, WORDS>,
     /// Of the peer's worker.
     pub doorbell: Doorbell,
+    heard: bool,
     ready: bool,
+}
+
+/// A channel object that cannot be what the controller meant.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChannelError {
+    /// A ring lies outside the pool or has an odd size.
+    #[error("{channel}: {source}")]
+    Placement {
+        /// Which channel.
+        channel: ChannelId,
+        /// What is wrong.
+        source: PlacementError,
+    },
+    /// Generation 0 stands for none.
+    #[error("{0} has no generation")]
+    NoGeneration(ChannelId),
 }
 
 impl<M: Memory, const WORDS: usize> DataChannel<M, WORDS> {
     /// Begins the generation that the object names in the outgoing ring, and opens the incoming one. Poll
     /// [`DataChannel::ready`] until both ends have done so.
-    pub fn open(memory: &M, object: &ChannelObject, run: &RunDirectory) -> Self {
+    pub fn open(memory: &M, object: &ChannelObject, run: &RunDirectory) -> Result<Self, ChannelError> {
+        let pool = Area::new(LineOffset::new(0), LineCount::covering(memory.size_bytes()));
+        for ring in [object.outgoing, object.incoming] {
+            ring.check(WORDS, pool)
+                .map_err(|source| ChannelError::Placement { channel: object.id, source })?;
+        }
+        if object.generation.get() == 0 {
+            return Err(ChannelError::NoGeneration(object.id));
+        }
         let sender = Sender::begin(memory.clone(), object.outgoing, object.generation);
         let receiver = Receiver::open(memory.clone(), object.incoming, object.generation);
-        let mut doorbell = Doorbell::connect(run.data_doorbell(object.peer));
+        let mut doorbell = Doorbell::connect(&run.data_doorbell(object.peer));
         // The peer has to accept the generation, and may be asleep.
         doorbell.ring();
-        Self {
+        Ok(Self {
             id: object.id,
             peer: object.peer,
             generation: object.generation,
             sender,
             receiver,
             doorbell,
+            heard: false,
             ready: false,
-        }
+        })
     }
 
-    /// Whether both ends have accepted this generation; cheap once they have.
+    /// Whether both ends have accepted this generation; cheap once they have. While it is not, ask again each turn:
+    /// the peer rings for each of its steps, so there is no need to stay awake for it.
     pub fn ready(&mut self) -> bool {
+        if !self.heard && self.receiver.ready() {
+            self.heard = true;
+            // The peer waits for this, and may be asleep.
+            self.doorbell.ring();
+        }
         if !self.ready {
-            let incoming = self.receiver.ready();
-            let outgoing = self.sender.ready();
-            self.ready = incoming && outgoing;
-            if self.ready {
-                // The peer waits for what we accepted last, and may be asleep.
-                self.doorbell.ring();
-            }
+            self.ready = self.heard && self.sender.ready();
         }
         self.ready
     }
@@ -89,5 +115,45 @@ impl<M: Memory, const WORDS: usize> DataChannel<M, WORDS> {
     /// Tells the peer that it need not ring any more.
     pub fn wake(&mut self) {
         self.receiver.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cxl_channel::RingPlacement;
+    use cxl_pool::{HostId, Role};
+
+    use super::*;
+    use crate::objects::Engine;
+    use crate::testing::TestPod;
+
+    #[test]
+    fn impossible_objects_are_refused() {
+        let pod = TestPod::simulated(1);
+        let memory = pod.memory(HostId::new(1));
+        let start = pod.layout.data().start;
+        let ring = |start, slots| RingPlacement { start, slots };
+        let good = ChannelObject {
+            id: ChannelId::new(1),
+            engine: Engine::Blk,
+            peer: EndpointId::new(HostId::new(2), Role::BlkBackend),
+            generation: Generation::new(1),
+            outgoing: ring(start, 64),
+            incoming: ring(start.saturating_add(LineCount::new(128)), 64),
+        };
+        let open = |object: &ChannelObject| {
+            DataChannel::<_, BLK_WORDS>::open(&memory, object, &pod.run_directory()).map(|_| ())
+        };
+        assert_eq!(open(&good), Ok(()));
+        let none = ChannelObject { generation: Generation::new(0), ..good.clone() };
+        assert_eq!(open(&none), Err(ChannelError::NoGeneration(good.id)));
+        for bad in
+            [ring(start, 0), ring(start, 65), ring(start, u32::MAX), ring(LineOffset::new(u64::MAX), 64)]
+        {
+            let outgoing = ChannelObject { outgoing: bad, ..good.clone() };
+            assert!(matches!(open(&outgoing), Err(ChannelError::Placement { .. })), "{bad:?}");
+            let incoming = ChannelObject { incoming: bad, ..good.clone() };
+            assert!(matches!(open(&incoming), Err(ChannelError::Placement { .. })), "{bad:?}");
+        }
     }
 }

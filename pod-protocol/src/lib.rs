@@ -23,4 +23,6 @@ pub mod objects;
 pub mod reports;
 pub mod run_directory;
 pub mod telemetry;
+#[cfg(test)]
+mod testing;
 pub mod worker;

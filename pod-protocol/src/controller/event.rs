@@ -1,9 +1,9 @@
 //! What a [`ControllerPort`](super::ControllerPort) tells its controller.
 
 use std::io;
-use std::path::PathBuf;
 
 use cxl_channel::RequestId;
+use cxl_channel::doorbell::DoorbellError;
 use cxl_pool::{EndpointId, Generation};
 
 use crate::daemon::LockError;
@@ -139,13 +139,8 @@ pub enum PortError {
     #[error(transparent)]
     Lock(LockError),
     /// The doorbell cannot be bound.
-    #[error("cannot listen on the doorbell {}: {source}", path.display())]
-    Doorbell {
-        /// Where.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Doorbell(#[from] DoorbellError),
     /// The system refused a file descriptor.
     #[error("the system is out of resources: {0}")]
     Resources(#[source] io::Error),

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use cxl_channel::doorbell::Doorbell;
 use cxl_channel::{Incoming, RequestId};
-use cxl_pool::{EndpointId, FenceLine, Generation, Grant, Hello, Layout, Memory, Record};
+use cxl_pool::{
+    EndpointId, FenceLine, Generation, Grant, Hello, Layout, LineCount, LineOffset, Memory, Record,
+};
 
 use super::event::{CommandFailure, CommandId, JoinRequest, PortError, PortEvent};
 use crate::commands::Command;
@@ -76,7 +78,9 @@ impl<M: Memory> Peer<M> {
         };
         let beat = read_beat(memory, layout.heartbeat(endpoint));
         match &mut self.life {
-            Life::Alive { hello: known, beat: last, moved, silent } if known.incarnation == hello.incarnation => {
+            Life::Alive { hello: known, beat: last, moved, silent }
+                if known.incarnation == hello.incarnation =>
+            {
                 if beat != *last {
                     (*last, *moved) = (beat, now);
                     if std::mem::take(silent) {
@@ -86,7 +90,9 @@ impl<M: Memory> Peer<M> {
                     notice_silence(endpoint, *moved, silent, silent_after, now, events);
                 }
             }
-            Life::Seen { hello: known, beat: last, moved, silent } if known.incarnation == hello.incarnation => {
+            Life::Seen { hello: known, beat: last, moved, silent }
+                if known.incarnation == hello.incarnation =>
+            {
                 if beat != *last {
                     self.life = Life::Alive { hello, beat, moved: now, silent: false };
                     self.appeared(hello, events);
@@ -129,7 +135,7 @@ impl<M: Memory> Peer<M> {
             return Err(PortError::Absent(endpoint));
         };
         let at = layout.grant(REPLICA, endpoint);
-        let before = Grant::look(memory, at);
+        let before = look_own::<Grant, M>(memory, at);
         let fence_generation = fence_generation(memory, layout, endpoint);
         // A controller that was restarted after it fenced does not remember, but the pool does.
         let revoked = before.is_some_and(|grant| {
@@ -139,7 +145,7 @@ impl<M: Memory> Peer<M> {
             return Err(PortError::Fenced(endpoint));
         }
         self.disconnect(events);
-        if FenceLine::look(memory, layout.fence(REPLICA, endpoint)).is_none() {
+        if look_own::<FenceLine, M>(memory, layout.fence(REPLICA, endpoint)).is_none() {
             // The endpoint must be able to read it from the first grant on.
             FenceLine { generation: fence_generation, term: office.term }
                 .publish(memory, layout.fence(REPLICA, endpoint));
@@ -160,6 +166,8 @@ impl<M: Memory> Peer<M> {
             control_generation: generation,
         }
         .publish(memory, at);
+        // Visible before the bell rings.
+        memory.full_fence();
         link.ring();
         self.conversation = Some(Conversation { link, generation, unanswered: BTreeMap::new() });
         Ok(())
@@ -177,6 +185,8 @@ impl<M: Memory> Peer<M> {
         let endpoint = self.endpoint;
         let generation = fence_generation(memory, layout, endpoint) + 1;
         FenceLine { generation, term: office.term }.publish(memory, layout.fence(REPLICA, endpoint));
+        // From here on the holder's time runs, so it must be visible.
+        memory.full_fence();
         if let Life::Alive { hello, .. } | Life::Seen { hello, .. } = self.life {
             self.fenced_incarnation = Some(hello.incarnation);
         }
@@ -205,7 +215,11 @@ impl<M: Memory> Peer<M> {
                 .map_err(CommandFailure::NotSent),
         };
         if let Err(failure) = sent {
-            events.extend([PortEvent::Answered { endpoint: self.endpoint, command: id, result: Err(failure) }]);
+            events.extend([PortEvent::Answered {
+                endpoint: self.endpoint,
+                command: id,
+                result: Err(failure),
+            }]);
         }
     }
 
@@ -276,7 +290,8 @@ impl<M: Memory> Peer<M> {
 
     fn disconnect(&mut self, events: &mut impl Extend<PortEvent>) {
         let endpoint = self.endpoint;
-        let unanswered = self.conversation.take().map(|conversation| conversation.unanswered).unwrap_or_default();
+        let unanswered =
+            self.conversation.take().map(|conversation| conversation.unanswered).unwrap_or_default();
         events.extend(unanswered.into_values().map(|command| PortEvent::Answered {
             endpoint,
             command,
@@ -303,8 +318,16 @@ fn notice_silence(
 
 /// The newest fence generation of an endpoint. It lives in the pool, so it survives the controller.
 fn fence_generation<M: Memory>(memory: &M, layout: &Layout, endpoint: EndpointId) -> u64 {
-    let fence = FenceLine::look(memory, layout.fence(REPLICA, endpoint)).map(|line| line.generation);
+    let fence = look_own::<FenceLine, M>(memory, layout.fence(REPLICA, endpoint)).map(|line| line.generation);
     // Should the fence line be damaged, it was at least as new as the last grant.
-    let granted = Grant::look(memory, layout.grant(REPLICA, endpoint)).map(|grant| grant.fence_generation);
+    let granted =
+        look_own::<Grant, M>(memory, layout.grant(REPLICA, endpoint)).map(|grant| grant.fence_generation);
     fence.max(granted).unwrap_or(0)
+}
+
+/// A record that the controller itself writes. A dead predecessor on this host may have left it in our cache, and
+/// invalidating a line that was not written back is for other hosts' lines only.
+fn look_own<R: Record, M: Memory>(memory: &M, at: LineOffset) -> Option<R> {
+    memory.flush(at.bytes(), LineCount::new(R::LINES).bytes());
+    R::look(memory, at)
 }

@@ -14,7 +14,7 @@ use super::event::{CommandId, JoinRequest, PortError, PortEvent};
 use super::peer::{Office, Peer};
 use crate::commands::Command;
 use crate::daemon::{LockError, LockFile};
-use crate::endpoint::{REPLICA, new_incarnation, read_beat, write_beat};
+use crate::endpoint::{REPLICA, new_incarnation, read_beat, read_own_beat, write_beat};
 use crate::link::PROTOCOL;
 use crate::run_directory::RunDirectory;
 
@@ -79,18 +79,21 @@ impl<M: Memory> ControllerPort<M> {
             LockError::Io { .. } => PortError::Lock(error),
         })?;
         refuse_if_alive(&memory, layout)?;
-        let path = run.controller_doorbell(REPLICA);
-        let listener = DoorbellListener::bind(&path)
-            .map_err(|source| PortError::Doorbell { path, source: source.into() })?;
+        let listener = DoorbellListener::bind(&run.controller_doorbell(REPLICA))?;
         let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| PortError::Resources(errno.into()))?;
         let office = Office { incarnation: new_incarnation(), term };
-        ControllerHello { incarnation: office.incarnation, term, pid: std::process::id(), protocol: PROTOCOL }
-            .publish(&memory, layout.controller(REPLICA));
+        ControllerHello {
+            incarnation: office.incarnation,
+            term,
+            pid: std::process::id(),
+            protocol: PROTOCOL,
+        }
+        .publish(&memory, layout.controller(REPLICA));
         let now = Instant::now();
         Ok(Self {
             peers: layout.endpoints().map(|endpoint| (endpoint, Peer::new(endpoint))).collect(),
-            beat: read_beat(&memory, layout.controller_heartbeat(REPLICA)),
+            beat: read_own_beat(&memory, layout.controller_heartbeat(REPLICA)),
             memory,
             layout: layout.clone(),
             run,
@@ -224,7 +227,7 @@ impl<M: Memory> ControllerPort<M> {
     }
 
     fn doorbell(&self, endpoint: EndpointId) -> Doorbell {
-        Doorbell::connect(self.run.control_doorbell(endpoint))
+        Doorbell::connect(&self.run.control_doorbell(endpoint))
     }
 }
 
@@ -232,6 +235,7 @@ impl<M: Memory> Drop for ControllerPort<M> {
     fn drop(&mut self) {
         // The next one need not watch our heartbeat. Grants stay: what endpoints hold outlives us.
         ControllerHello::erase(&self.memory, self.layout.controller(REPLICA));
+        self.memory.full_fence();
     }
 }
 

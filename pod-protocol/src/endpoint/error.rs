@@ -1,8 +1,8 @@
 //! Why a daemon cannot take part in the pod.
 
 use std::io;
-use std::path::PathBuf;
 
+use cxl_channel::doorbell::DoorbellError;
 use cxl_pool::{EndpointId, HostId};
 
 use crate::daemon::LockError;
@@ -28,7 +28,9 @@ pub enum JoinError {
         holder: String,
     },
     /// On some other host a process has the slot.
-    #[error("another host of the pod uses this id: {endpoint} is alive as process {pid} there; give each host an id of its own")]
+    #[error(
+        "another host of the pod uses this id: {endpoint} is alive as process {pid} there; give each host an id of its own"
+    )]
     HostIdInUse {
         /// Which slot.
         endpoint: EndpointId,
@@ -42,13 +44,8 @@ pub enum JoinError {
     #[error(transparent)]
     Lock(LockError),
     /// The doorbell cannot be bound.
-    #[error("cannot listen on the doorbell {}: {source}", path.display())]
-    Doorbell {
-        /// Where.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Doorbell(#[from] DoorbellError),
     /// The system refused a thread or a file descriptor.
     #[error("the system is out of resources: {0}")]
     Resources(#[source] io::Error),

@@ -15,7 +15,7 @@ use self::control::ControlThread;
 pub use self::error::{JoinError, RunError};
 pub use self::handler::Handler;
 use self::presence::{Presence, Rounds};
-pub(crate) use self::presence::{new_incarnation, read_beat, write_beat};
+pub(crate) use self::presence::{new_incarnation, read_beat, read_own_beat, write_beat};
 pub use self::reporter::Reporter;
 use crate::config::{HostConfig, Wakeup};
 use crate::daemon::{Exit, LockError, LockFile, StopSignal};
@@ -70,11 +70,7 @@ impl<M: Memory> Endpoint<M> {
         })?;
         presence::refuse_if_alive(&memory, layout, endpoint)?;
         let doorbell = match config.run.wakeup {
-            Wakeup::Socket => {
-                let path = run.control_doorbell(endpoint);
-                let bound = DoorbellListener::bind(&path);
-                Some(bound.map_err(|source| JoinError::Doorbell { path, source: source.into() })?)
-            }
+            Wakeup::Socket => Some(DoorbellListener::bind(&run.control_doorbell(endpoint))?),
             Wakeup::Poll => None,
         };
         let reporter = Reporter::new().map_err(JoinError::Resources)?;

@@ -55,6 +55,13 @@ pub(crate) fn read_beat<M: Memory>(memory: &M, at: ByteOffset) -> u64 {
     memory.load(at)
 }
 
+/// The value of a heartbeat that this host itself writes. A dead predecessor's last beat may still be in our cache, and
+/// invalidating a line that was not written back is for other hosts' lines only.
+pub(crate) fn read_own_beat<M: Memory>(memory: &M, at: ByteOffset) -> u64 {
+    memory.flush(at, 8);
+    read_beat(memory, at)
+}
+
 /// Makes a heartbeat visible.
 pub(crate) fn write_beat<M: Memory>(memory: &M, at: ByteOffset, beat: u64) {
     memory.store(at, beat);
@@ -125,10 +132,16 @@ impl<M: Memory> Presence<M> {
             started_unix_ms: u64::try_from(started.as_millis()).unwrap_or(u64::MAX),
         }
         .publish(&memory, hello);
-        let mut presence =
-            Self { incarnation, memory: memory.clone(), hello, leaving: Arc::clone(&leaving), pulse: None, _lock: lock };
+        let mut presence = Self {
+            incarnation,
+            memory: memory.clone(),
+            hello,
+            leaving: Arc::clone(&leaving),
+            pulse: None,
+            _lock: lock,
+        };
         let pulse = move || {
-            let mut beat = read_beat(&memory, heartbeat);
+            let mut beat = read_own_beat(&memory, heartbeat);
             while !leaving.load(Ordering::Acquire) {
                 if !rounds.stuck() {
                     beat = beat.wrapping_add(1);
@@ -154,5 +167,7 @@ impl<M: Memory> Drop for Presence<M> {
             let _ = pulse.join();
         }
         Hello::erase(&self.memory, self.hello);
+        // The process may end here: nothing after this would push the line out.
+        self.memory.full_fence();
     }
 }

@@ -44,7 +44,7 @@ impl<M: Memory> Session<M> {
             layout.ring_from_endpoint(REPLICA, endpoint),
             layout.ring_to_endpoint(REPLICA, endpoint),
             grant.control_generation,
-            Doorbell::connect(run.controller_doorbell(REPLICA)),
+            Doorbell::connect(&run.controller_doorbell(REPLICA)),
         );
         // It has to accept the generation that we began.
         link.ring();

@@ -1,0 +1,238 @@
+use std::thread;
+use std::time::Duration;
+
+use cxl_pool::{Area, Hello, HostId, LineCount, LineOffset, Memory, Record, Role};
+
+use super::*;
+use crate::commands::{Command, Version};
+use crate::controller::CommandFailure;
+use crate::ids::{LeaseId, RegionId};
+use crate::link::PROTOCOL;
+use crate::reports::{DeviceReport, Report};
+use crate::testing::{BACKEND, Call, Calls, TestPod, config, nic};
+
+const VERSION: Version = Version { term: 1, index: 1 };
+
+fn apply(object: crate::objects::Object) -> Command {
+    Command::Apply { version: VERSION, object }
+}
+
+const SYNCED: Command = Command::Synced { version: VERSION };
+
+/// The same test over simulated memory, over a real pool with doorbells, and over one without.
+macro_rules! over_every_memory {
+    ($($test:ident),+ $(,)?) => {
+        mod simulated { $(#[test] fn $test() { super::$test(&crate::testing::TestPod::simulated(7), "socket"); })+ }
+        mod real { $(#[test] fn $test() { super::$test(&crate::testing::TestPod::real(), "socket"); })+ }
+        mod polling { $(#[test] fn $test() { super::$test(&crate::testing::TestPod::real(), "poll"); })+ }
+    };
+}
+
+over_every_memory!(
+    daemon_joins_obeys_and_reports,
+    restarted_controller_finds_objects_undisturbed,
+    commands_answer_for_a_connection_that_ended,
+    fenced_daemon_stops_and_its_successor_is_granted,
+    refused_daemon_ends_with_the_reason,
+    daemon_without_controller_waits_and_stops_when_told,
+);
+
+fn daemon_joins_obeys_and_reports<M: Memory>(pod: &TestPod<M>, wakeup: &str) {
+    let mut controller = pod.controller(1);
+    let daemon = pod.start(BACKEND, wakeup);
+    let (incarnation, join) = controller.admit(BACKEND);
+    assert_eq!(incarnation, daemon.incarnation);
+    assert_eq!(join, crate::testing::join());
+
+    assert_eq!(controller.command(BACKEND, &apply(nic("nic0", 1))), Ok(()));
+    assert_eq!(controller.command(BACKEND, &apply(nic("nic0", 1))), Ok(()));
+    assert_eq!(
+        controller.command(BACKEND, &apply(nic("broken", 1))),
+        Err(CommandFailure::Refused("this NIC is broken".into()))
+    );
+    assert_eq!(controller.command(BACKEND, &SYNCED), Ok(()));
+    let region = RegionId::new(3);
+    let area = Area::new(LineOffset::new(0), LineCount::new(1));
+    assert_eq!(controller.command(BACKEND, &Command::Scrub { version: VERSION, region, area }), Ok(()));
+    let id = nic("nic0", 1).id();
+    assert_eq!(controller.command(BACKEND, &Command::Remove { version: VERSION, id: id.clone() }), Ok(()));
+    assert_eq!(
+        daemon.calls.take(),
+        [
+            Call::Apply(nic("nic0", 1)),
+            Call::Apply(nic("broken", 1)),
+            Call::Synced,
+            Call::Scrub(region),
+            Call::Remove(id),
+        ]
+    );
+
+    let lease = LeaseId::new(5).expect("small");
+    let attached = Report::Attachment { lease, connected: true };
+    daemon.reporter.report(attached.clone());
+    assert_eq!(controller.report(|report| matches!(report, Report::Attachment { .. })), attached);
+    let mut last = 0;
+    for _ in 0..3 {
+        let Report::Telemetry(sample) = controller.report(|report| matches!(report, Report::Telemetry(_)))
+        else {
+            unreachable!()
+        };
+        assert!(sample.sequence > last, "{} after {last}", sample.sequence);
+        assert_eq!(sample.counters["samples"], 1);
+        last = sample.sequence;
+    }
+
+    let calls = daemon.calls.clone();
+    assert_eq!(daemon.stop().expect("no error"), Exit::Stopped);
+    assert_eq!(calls.take(), [Call::Dropped]);
+    controller.gone(BACKEND);
+}
+
+fn restarted_controller_finds_objects_undisturbed<M: Memory>(pod: &TestPod<M>, wakeup: &str) {
+    let mut controller = pod.controller(1);
+    let daemon = pod.start(BACKEND, wakeup);
+    let (incarnation, _) = controller.admit(BACKEND);
+    for object in [nic("kept", 1), nic("changed", 1), nic("dropped", 1)] {
+        assert_eq!(controller.command(BACKEND, &apply(object)), Ok(()));
+    }
+    assert_eq!(controller.command(BACKEND, &SYNCED), Ok(()));
+    daemon.calls.take();
+    drop(controller);
+
+    // What happens meanwhile is told to the next controller.
+    let link_down = Report::Link { device: "nic0".into(), up: false, reason: "carrier".into() };
+    daemon.reporter.report(link_down.clone());
+    let lease = LeaseId::new(5).expect("small");
+    for connected in [true, false] {
+        daemon.reporter.report(Report::Attachment { lease, connected });
+    }
+
+    let mut controller = pod.controller(2);
+    let (same_incarnation, join) = controller.admit(BACKEND);
+    assert_eq!(same_incarnation, incarnation);
+    assert!(matches!(join.devices[..], [DeviceReport::Nic { up: false, .. }]), "{join:?}");
+    assert_eq!(controller.report(|report| matches!(report, Report::Link { .. })), link_down);
+    let attachment = controller.report(|report| matches!(report, Report::Attachment { .. }));
+    assert_eq!(attachment, Report::Attachment { lease, connected: false });
+    assert_eq!(daemon.calls.take(), [], "the objects stay");
+
+    for object in [nic("kept", 1), nic("changed", 2), nic("new", 1)] {
+        assert_eq!(controller.command(BACKEND, &apply(object)), Ok(()));
+    }
+    assert_eq!(controller.command(BACKEND, &SYNCED), Ok(()));
+    assert_eq!(
+        daemon.calls.take(),
+        [
+            Call::Apply(nic("changed", 2)),
+            Call::Apply(nic("new", 1)),
+            Call::Remove(nic("dropped", 1).id()),
+            Call::Synced,
+        ]
+    );
+    assert_eq!(daemon.stop().expect("no error"), Exit::Stopped);
+}
+
+fn commands_answer_for_a_connection_that_ended<M: Memory>(pod: &TestPod<M>, wakeup: &str) {
+    let mut controller = pod.controller(1);
+    assert_eq!(controller.command(BACKEND, &SYNCED), Err(CommandFailure::Disconnected));
+    let daemon = pod.start(BACKEND, wakeup);
+    let (first, _) = controller.admit(BACKEND);
+    assert_eq!(daemon.stop().expect("no error"), Exit::Stopped);
+    assert_eq!(controller.command(BACKEND, &SYNCED), Err(CommandFailure::Disconnected));
+
+    let daemon = pod.start(BACKEND, wakeup);
+    let (second, _) = controller.admit(BACKEND);
+    assert_ne!(first, second);
+    assert_eq!(controller.command(BACKEND, &SYNCED), Ok(()));
+    assert_eq!(daemon.stop().expect("no error"), Exit::Stopped);
+}
+
+fn fenced_daemon_stops_and_its_successor_is_granted<M: Memory>(pod: &TestPod<M>, wakeup: &str) {
+    let mut controller = pod.controller(1);
+    let daemon = pod.start(BACKEND, wakeup);
+    controller.admit(BACKEND);
+    assert_eq!(controller.command(BACKEND, &apply(nic("nic0", 1))), Ok(()));
+    assert!(daemon.fence.check().is_ok());
+    let first = controller.port.fence(BACKEND).expect("a slot");
+    let (calls, fence) = (daemon.calls.clone(), daemon.fence.clone());
+    assert_eq!(daemon.ended().expect("no error"), Exit::Fenced);
+    assert!(fence.check().is_err());
+    assert_eq!(calls.take(), [Call::Apply(nic("nic0", 1)), Call::Fenced, Call::Dropped]);
+    controller.gone(BACKEND);
+    drop(controller);
+
+    let mut controller = pod.controller(2);
+    let daemon = pod.start(BACKEND, wakeup);
+    controller.admit(BACKEND);
+    assert_eq!(controller.command(BACKEND, &apply(nic("nic0", 1))), Ok(()));
+    let second = controller.port.fence(BACKEND).expect("a slot");
+    assert!(second > first, "{second} after {first}");
+    assert_eq!(daemon.ended().expect("no error"), Exit::Fenced);
+}
+
+fn refused_daemon_ends_with_the_reason<M: Memory>(pod: &TestPod<M>, wakeup: &str) {
+    let mut controller = pod.controller(1);
+    let daemon = pod.start(BACKEND, wakeup);
+    controller.appeared(BACKEND);
+    controller.port.grant(BACKEND).expect("it lives");
+    let request = controller.expect("its join", |event| match event {
+        crate::controller::PortEvent::Joined { request, .. } => Some(request),
+        _ => None,
+    });
+    controller.port.answer(request, Err("its name is taken".into()));
+    controller.gone(BACKEND);
+    let refusal = daemon.ended().expect_err("refused").to_string();
+    assert!(refusal.contains("its name is taken") && refusal.contains("h2/net-backend"), "{refusal}");
+}
+
+fn daemon_without_controller_waits_and_stops_when_told<M: Memory>(pod: &TestPod<M>, wakeup: &str) {
+    let daemon = pod.start(BACKEND, wakeup);
+    assert!(daemon.fence.check().is_ok());
+    thread::sleep(Duration::from_millis(50));
+    assert_eq!(daemon.stop().expect("no error"), Exit::Stopped);
+}
+
+#[test]
+fn second_daemon_of_a_role_is_refused_while_the_first_runs() {
+    let pod = TestPod::real();
+    let daemon = pod.start(BACKEND, "socket");
+    let config = pod.config(BACKEND.host, "socket");
+    let refused = pod.try_join(&config, BACKEND.role, &Calls::default()).err().expect("the lock is held");
+    assert!(matches!(refused, JoinError::AlreadyRuns { .. }), "{refused}");
+    assert!(refused.to_string().contains(&format!("process {}", std::process::id())), "{refused}");
+    pod.try_join(&config, Role::NetFrontend, &Calls::default()).expect("another role is free");
+    assert_eq!(daemon.stop().expect("no error"), Exit::Stopped);
+    pod.try_join(&config, BACKEND.role, &Calls::default()).expect("free again");
+}
+
+#[test]
+fn host_id_used_on_another_kernel_is_refused() {
+    let pod = TestPod::real();
+    let daemon = pod.start(BACKEND, "poll");
+    let elsewhere = tempfile::tempdir().expect("a directory");
+    let config = config(elsewhere.path(), BACKEND.host, "poll");
+    let refused = pod.try_join(&config, BACKEND.role, &Calls::default()).err().expect("it beats");
+    assert!(matches!(refused, JoinError::HostIdInUse { .. }), "{refused}");
+    assert_eq!(daemon.stop().expect("no error"), Exit::Stopped);
+    pod.try_join(&config, BACKEND.role, &Calls::default()).expect("free again");
+}
+
+#[test]
+fn slot_of_a_dead_daemon_is_taken_over() {
+    let pod = TestPod::simulated(3);
+    let memory = pod.memory(BACKEND.host);
+    let dead = Hello { incarnation: 1, pid: 2, protocol: PROTOCOL, started_unix_ms: 0 };
+    dead.publish(&memory, pod.layout.hello(BACKEND));
+    write_beat(&memory, pod.layout.heartbeat(BACKEND), 5);
+    let config = pod.config(BACKEND.host, "socket");
+    let (endpoint, ..) = pod.try_join(&config, BACKEND.role, &Calls::default()).expect("nobody beats");
+    assert_ne!(endpoint.incarnation(), 1);
+}
+
+#[test]
+fn host_outside_the_pool_is_refused() {
+    let pod = TestPod::simulated(3);
+    let config = pod.config(HostId::new(5), "socket");
+    let refused = pod.try_join(&config, Role::Agent, &Calls::default()).err().expect("no slot").to_string();
+    assert!(refused.contains("hosts 1 to 4"), "{refused}");
+}

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use cxl_channel::doorbell::DoorbellListener;
 
-pub use self::handle::{Reply, WorkerGone, WorkerHandle};
 use self::handle::Mailbox;
+pub use self::handle::{Reply, WorkerGone, WorkerHandle};
 pub use self::sources::{Sources, Token};
 pub use self::task::{Progress, Task};
 use crate::config::{RunSection, Wakeup};
@@ -180,11 +180,8 @@ impl<T: Task + 'static> Worker<T> {
             Wakeup::Socket => None,
             Wakeup::Poll => Some(nap),
         };
-        let woken = if self.task.prepare_sleep() && !self.mailbox.pending() {
-            self.sources.sleep(nap)
-        } else {
-            true
-        };
+        let woken =
+            if self.task.prepare_sleep() && !self.mailbox.pending() { self.sources.sleep(nap) } else { true };
         self.task.resume();
         if woken && !self.fenced() {
             self.look();

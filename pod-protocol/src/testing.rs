@@ -1,0 +1,310 @@
+//! What this crate's own tests share: small pods over simulated memory and over a real pool file, a handler that
+//! writes down what it is told, and a controller that waits for events.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
+use cxl_pool::{
+    Area, CreateOptions, EndpointId, HostId, Layout, LineCount, LineOffset, Memory, Pool, Role,
+    SoftwareMemory,
+};
+use tempfile::TempDir;
+
+use crate::config::HostConfig;
+use crate::controller::{ControllerPort, PortEvent};
+use crate::daemon::{Exit, StopSignal};
+use crate::endpoint::{Endpoint, Handler, JoinError, Reporter, RunError};
+use crate::fence::Fence;
+use crate::ids::RegionId;
+use crate::objects::{NicObject, Object, ObjectId};
+use crate::reports::{DeviceReport, Join};
+use crate::run_directory::RunDirectory;
+use crate::telemetry::Telemetry;
+
+/// Long enough for any machine: a test that reaches it has failed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Which host the controller runs on.
+pub(crate) const CONTROLLER_HOST: HostId = HostId::new(4);
+const HOSTS: u16 = 4;
+
+/// The endpoint that most tests use.
+pub(crate) const BACKEND: EndpointId = EndpointId::new(HostId::new(2), Role::NetBackend);
+
+/// A pool, a run directory, and a way to see the pool as a host does.
+pub(crate) struct TestPod<M> {
+    pub(crate) layout: Layout,
+    pub(crate) run: TempDir,
+    memory: Box<dyn Fn(HostId) -> M>,
+}
+
+impl TestPod<SimulatedMemory> {
+    pub(crate) fn simulated(seed: u64) -> Self {
+        let size_bytes = 16 << 20;
+        let pool = SimulatedPool::new(seed, size_bytes);
+        Self {
+            layout: Layout::new(size_bytes, HOSTS, 1).expect("large enough"),
+            run: tempfile::tempdir().expect("a directory"),
+            memory: Box::new(move |host| pool.host(host)),
+        }
+    }
+}
+
+impl TestPod<SoftwareMemory> {
+    pub(crate) fn real() -> Self {
+        let run = tempfile::tempdir().expect("a directory");
+        let options = CreateOptions {
+            size_bytes: Some(16 << 20),
+            host_slots: HOSTS,
+            replica_slots: 1,
+            ..CreateOptions::default()
+        };
+        let pool = Pool::create(&run.path().join("pool"), &options).expect("created");
+        Self { layout: pool.layout().clone(), run, memory: Box::new(move |_| pool.software()) }
+    }
+}
+
+impl<M: Memory> TestPod<M> {
+    pub(crate) fn memory(&self, host: HostId) -> M {
+        (self.memory)(host)
+    }
+
+    pub(crate) fn run_directory(&self) -> RunDirectory {
+        RunDirectory::new(self.run.path())
+    }
+
+    pub(crate) fn config(&self, host: HostId, wakeup: &str) -> HostConfig {
+        config(self.run.path(), host, wakeup)
+    }
+
+    pub(crate) fn controller(&self, term: u64) -> TestController<M> {
+        let memory = self.memory(CONTROLLER_HOST);
+        let port = ControllerPort::open_layout(&self.layout, memory, self.run_directory(), term);
+        TestController { port: port.expect("a free slot") }
+    }
+
+    pub(crate) fn try_join(
+        &self,
+        config: &HostConfig,
+        role: Role,
+        calls: &Calls,
+    ) -> Result<(Endpoint<M>, Reporter, Fence), JoinError> {
+        let mut given = None;
+        let endpoint = Endpoint::join_layout(
+            &self.layout,
+            self.memory(config.host.id),
+            config,
+            role,
+            join(),
+            |reporter, fence| {
+                given = Some((reporter, fence));
+                Box::new(Recorder(calls.clone()))
+            },
+        )?;
+        let (reporter, fence) = given.expect("the handler was made");
+        Ok((endpoint, reporter, fence))
+    }
+
+    pub(crate) fn start(&self, endpoint: EndpointId, wakeup: &str) -> Running {
+        let calls = Calls::default();
+        let config = self.config(endpoint.host, wakeup);
+        let (joined, reporter, fence) = self.try_join(&config, endpoint.role, &calls).expect("a free slot");
+        let incarnation = joined.incarnation();
+        let stop = StopSignal::manual().expect("a pair");
+        let stop_of_thread = stop.clone();
+        let thread = thread::spawn(move || joined.run_until(&stop_of_thread));
+        Running { calls, reporter, fence, incarnation, stop, thread }
+    }
+}
+
+pub(crate) fn config(run: &Path, host: HostId, wakeup: &str) -> HostConfig {
+    let text = format!(
+        "[host]\nid = {0}\nname = \"h{0}\"\n[pool]\npath = \"unused\"\n[run]\ndirectory = {1:?}\nwakeup = {wakeup:?}\n",
+        host.get(),
+        run.display().to_string(),
+    );
+    HostConfig::parse(&text, Path::new("host.toml")).expect("good")
+}
+
+pub(crate) fn join() -> Join {
+    Join {
+        host_name: "h2".into(),
+        software: "test 1".into(),
+        pid: std::process::id(),
+        devices: vec![DeviceReport::Nic {
+            name: "nic0".into(),
+            driver: "null".into(),
+            mac: None,
+            up: true,
+            speed_mbps: 10_000,
+            mtu: 1500,
+            features: 0,
+            backup: false,
+        }],
+    }
+}
+
+pub(crate) fn nic(name: &str, lines: u64) -> Object {
+    Object::Nic(NicObject { nic: name.into(), rx_area: Area::new(LineOffset::new(0), LineCount::new(lines)) })
+}
+
+/// A daemon in a thread.
+pub(crate) struct Running {
+    pub(crate) calls: Calls,
+    pub(crate) reporter: Reporter,
+    pub(crate) fence: Fence,
+    pub(crate) incarnation: u64,
+    stop: StopSignal,
+    thread: JoinHandle<Result<Exit, RunError>>,
+}
+
+impl Running {
+    pub(crate) fn stop(self) -> Result<Exit, RunError> {
+        self.stop.stop();
+        self.ended()
+    }
+
+    pub(crate) fn ended(self) -> Result<Exit, RunError> {
+        self.thread.join().expect("no panic")
+    }
+}
+
+/// What a handler was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    Apply(Object),
+    Remove(ObjectId),
+    Synced,
+    Scrub(RegionId),
+    Fenced,
+    Dropped,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct Calls(Arc<Mutex<Vec<Call>>>);
+
+impl Calls {
+    /// Everything since the last time.
+    pub(crate) fn take(&self) -> Vec<Call> {
+        std::mem::take(&mut *self.0.lock().expect("no panic"))
+    }
+
+    fn note(&self, call: Call) {
+        self.0.lock().expect("no panic").push(call);
+    }
+}
+
+struct Recorder(Calls);
+
+impl Handler for Recorder {
+    fn apply(&mut self, object: Object) -> Result<(), String> {
+        let refused = matches!(&object, Object::Nic(nic) if nic.nic == "broken");
+        self.0.note(Call::Apply(object));
+        if refused { Err("this NIC is broken".into()) } else { Ok(()) }
+    }
+
+    fn remove(&mut self, id: ObjectId) -> Result<(), String> {
+        self.0.note(Call::Remove(id));
+        Ok(())
+    }
+
+    fn synced(&mut self) {
+        self.0.note(Call::Synced);
+    }
+
+    fn scrub(&mut self, region: RegionId, _area: Area) -> Result<(), String> {
+        self.0.note(Call::Scrub(region));
+        Ok(())
+    }
+
+    fn telemetry(&mut self) -> Telemetry {
+        Telemetry { counters: [("samples".to_owned(), 1)].into(), ..Telemetry::default() }
+    }
+
+    fn fenced(&mut self) {
+        self.0.note(Call::Fenced);
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.0.note(Call::Dropped);
+    }
+}
+
+/// A controller that does what it is told and waits for what it expects.
+pub(crate) struct TestController<M: Memory> {
+    pub(crate) port: ControllerPort<M>,
+}
+
+impl<M: Memory> TestController<M> {
+    /// Waits for the first event that is of interest; the others are dropped.
+    pub(crate) fn expect<T>(&mut self, what: &str, mut of_interest: impl FnMut(PortEvent) -> Option<T>) -> T {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let now = Instant::now();
+            assert!(now < deadline, "{what} did not come");
+            while let Some(event) = self.port.poll(now) {
+                if let Some(found) = of_interest(event) {
+                    return found;
+                }
+            }
+            self.port.wait(Duration::from_millis(20));
+        }
+    }
+
+    pub(crate) fn appeared(&mut self, expected: EndpointId) -> u64 {
+        self.expect("its appearance", |event| match event {
+            PortEvent::Appeared { endpoint, incarnation, .. } if endpoint == expected => Some(incarnation),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn gone(&mut self, expected: EndpointId) {
+        self.expect("its leave", |event| match event {
+            PortEvent::Gone { endpoint } => (endpoint == expected).then_some(()),
+            _ => None,
+        });
+    }
+
+    /// Waits for an endpoint, grants it and lets it join.
+    pub(crate) fn admit(&mut self, endpoint: EndpointId) -> (u64, Join) {
+        let incarnation = self.appeared(endpoint);
+        self.port.grant(endpoint).expect("it lives");
+        let (request, join) = self.expect("its join", |event| match event {
+            PortEvent::Joined { endpoint: from, request, join } if from == endpoint => Some((request, join)),
+            _ => None,
+        });
+        self.port.answer(request, Ok(()));
+        (incarnation, join)
+    }
+
+    /// Sends a command and waits for its result.
+    pub(crate) fn command(
+        &mut self,
+        to: EndpointId,
+        command: &crate::commands::Command,
+    ) -> Result<(), crate::controller::CommandFailure> {
+        let sent = self.port.send(to, command);
+        self.expect("its answer", |event| match event {
+            PortEvent::Answered { endpoint, command, result } if command == sent => {
+                assert_eq!(endpoint, to);
+                Some(result)
+            }
+            _ => None,
+        })
+    }
+
+    pub(crate) fn report(
+        &mut self,
+        wanted: impl Fn(&crate::reports::Report) -> bool,
+    ) -> crate::reports::Report {
+        self.expect("a report", |event| match event {
+            PortEvent::Report { report, .. } if wanted(&report) => Some(report),
+            _ => None,
+        })
+    }
+}
