@@ -1,1 +1,11 @@
-//! Whole-pod tests with real virtual machines, and the demo.
+//! Builds pods of any shape on one machine, with real virtual machines, for tests and the demo.
+
+#![forbid(unsafe_code)]
+
+pub mod fio;
+pub mod iperf;
+pub mod namespace;
+pub mod pod;
+pub mod probe;
+pub mod process;
+pub mod runner;

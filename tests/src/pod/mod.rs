@@ -1,0 +1,356 @@
+//! A pod on one machine: every host is a network namespace with its own daemons, a bridge in a namespace of its own is
+//! the top-of-rack switch, and behind it is a client.
+
+mod plan;
+mod role;
+mod topology;
+mod vm;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use pod_controller::api::{ByteSize, CreateInstance, CreateVolume, EndpointHealth, Instance, NicRequest};
+use pod_controller::client::Client;
+
+use crate::namespace::Namespace;
+use crate::process::Daemon;
+use crate::runner;
+
+pub use plan::{HostPlan, PodBuilder};
+pub use role::Role;
+use topology::Topology;
+pub use vm::{PodVm, VmShape};
+
+/// The client's address.
+pub const CLIENT_ADDRESS: &str = "10.77.0.1";
+/// The guest's address.
+pub const GUEST_ADDRESS: &str = "10.77.0.2";
+
+/// How long the pod may take for one step of getting ready.
+const READY_DEADLINE: Duration = Duration::from_secs(20);
+
+static PODS: AtomicU32 = AtomicU32::new(0);
+
+/// A pod that runs. Dropping it removes everything that belongs to it.
+#[derive(Debug)]
+pub struct Pod {
+    // Dropped in this order: what uses something goes before it.
+    daemons: Vec<(String, Role, Daemon)>,
+    controller: Option<Daemon>,
+    client: Client,
+    topology: Topology,
+    tag: String,
+    plan: PodBuilder,
+    binaries: PathBuf,
+    directory: PathBuf,
+    memory: PathBuf,
+}
+
+impl PodBuilder {
+    /// Builds the pod: network, pool, controller, daemons. Returns once all have joined and their devices are up.
+    pub fn start(self) -> Result<Pod> {
+        let mut pod = self.lay_out()?;
+        for name in ["wadi-pool", "pod-controller", "vhost-net-cxl", "vhost-blk-cxl"] {
+            if !pod.binary(name).exists() {
+                bail!("{} is not built: cargo build --workspace --bins", pod.binary(name).display());
+            }
+        }
+        pod.create_pool()?;
+        pod.start_controller()?;
+        for host in pod.plan.hosts.clone() {
+            for role in Role::of(&host) {
+                pod.start_daemon(&host.name, role)?;
+            }
+        }
+        pod.wait_until_joined()?;
+        Ok(pod)
+    }
+
+    /// Builds the pod's network and files, and starts nothing.
+    pub fn lay_out(self) -> Result<Pod> {
+        let tag = match PODS.fetch_add(1, Ordering::Relaxed) {
+            0 => runner::prefix(),
+            number => format!("{}-{number}", runner::prefix()),
+        };
+        let directory = runner::state_directory(&tag)?;
+        let memory = runner::memory_directory(&tag)?;
+        if self.keep {
+            runner::keep_everything()?;
+        }
+        let topology = Topology::build(&tag, &self.hosts)?;
+        fs::create_dir(directory.join("log"))?;
+        let pool = memory.join("pool");
+        for (index, host) in self.hosts.iter().enumerate() {
+            let text = host.config(index + 1, &pool, &directory);
+            fs::write(directory.join(format!("{}.toml", host.name)), text)?;
+        }
+        fs::write(directory.join("controller.toml"), controller_config(&pool, &directory))?;
+        let client = Client::unix(&directory.join("run/controller.sock"))?;
+        Ok(Pod {
+            daemons: Vec::new(),
+            controller: None,
+            client,
+            topology,
+            tag,
+            plan: self,
+            binaries: binaries()?,
+            directory,
+            memory,
+        })
+    }
+}
+
+impl Pod {
+    /// The controller's API.
+    pub fn api(&self) -> &Client {
+        &self.client
+    }
+
+    /// The pod's pool.
+    pub fn pool_path(&self) -> PathBuf {
+        self.memory.join("pool")
+    }
+
+    /// Where the pod's files are.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The start of every name that belongs to this pod.
+    pub fn tag(&self) -> &str {
+        &self.tag
+    }
+
+    /// The configuration of a host.
+    pub fn config_path(&self, host: &str) -> PathBuf {
+        self.directory.join(format!("{host}.toml"))
+    }
+
+    /// The controller's configuration.
+    pub fn controller_config_path(&self) -> PathBuf {
+        self.directory.join("controller.toml")
+    }
+
+    /// A program of ours.
+    pub fn binary(&self, name: &str) -> PathBuf {
+        self.binaries.join(name)
+    }
+
+    /// The namespace of a host.
+    pub fn host(&self, name: &str) -> Result<&Namespace> {
+        self.topology.host(name)
+    }
+
+    /// The client behind the switch.
+    pub fn client_namespace(&self) -> &Namespace {
+        self.topology.client()
+    }
+
+    /// Pulls the cable of a host's NIC out of the switch.
+    pub fn pull_cable(&self, host: &str, nic: &str) -> Result<()> {
+        self.topology.set_cable(host, nic, false)
+    }
+
+    /// Plugs it in again.
+    pub fn plug_cable(&self, host: &str, nic: &str) -> Result<()> {
+        self.topology.set_cable(host, nic, true)
+    }
+
+    /// Makes the pool, with a program of its own as an operator would.
+    pub fn create_pool(&self) -> Result<()> {
+        let output = Command::new(self.binary("wadi-pool"))
+            .arg("create")
+            .arg(self.pool_path())
+            .args(["--size", self.plan.pool_size, "--coherence", self.plan.coherence])
+            .output()
+            .context("cannot run wadi-pool")?;
+        if !output.status.success() {
+            bail!("wadi-pool failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(())
+    }
+
+    /// Starts the controller, or starts it again, and waits until it answers.
+    pub fn start_controller(&mut self) -> Result<()> {
+        let mut command = self.command_in(self.topology.control(), "pod-controller");
+        command.arg("--config").arg(self.controller_config_path());
+        let log = self.log("controller");
+        match &mut self.controller {
+            Some(daemon) => daemon.start_again(command)?,
+            empty => *empty = Some(Daemon::start("controller", command, &log)?),
+        }
+        let started = Instant::now();
+        while let Err(error) = self.client.ready() {
+            self.controller()?.check()?;
+            if started.elapsed() > READY_DEADLINE {
+                return Err(error).context("the controller does not get ready");
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// The controller's process.
+    pub fn controller(&mut self) -> Result<&mut Daemon> {
+        self.controller.as_mut().context("the controller was never started")
+    }
+
+    /// The command line of a daemon.
+    pub fn daemon_command(&self, host: &str, role: Role) -> Result<Command> {
+        let mut command = self.command_in(self.topology.host(host)?, role.binary());
+        command.arg(role.side()).arg("--config").arg(self.config_path(host));
+        Ok(command)
+    }
+
+    /// Starts a daemon, or starts it again.
+    pub fn start_daemon(&mut self, host: &str, role: Role) -> Result<()> {
+        let command = self.daemon_command(host, role)?;
+        let name = format!("{host}-{role}");
+        let log = self.log(&name);
+        if let Ok(daemon) = self.daemon(host, role) {
+            return daemon.start_again(command);
+        }
+        self.daemons.push((host.to_owned(), role, Daemon::start(&name, command, &log)?));
+        Ok(())
+    }
+
+    /// A daemon's process.
+    pub fn daemon(&mut self, host: &str, role: Role) -> Result<&mut Daemon> {
+        self.daemons
+            .iter_mut()
+            .find(|(of, is, _)| of == host && *is == role)
+            .map(|(_, _, daemon)| daemon)
+            .with_context(|| format!("{host} has no {role}"))
+    }
+
+    /// All processes of the pod, the controller first.
+    pub fn processes(&mut self) -> impl Iterator<Item = &mut Daemon> {
+        self.controller.iter_mut().chain(self.daemons.iter_mut().map(|(_, _, daemon)| daemon))
+    }
+
+    /// Waits until every daemon has joined under its present process id and every device is up.
+    pub fn wait_until_joined(&mut self) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            let missing = self.missing()?;
+            if missing.is_empty() {
+                return Ok(());
+            }
+            for daemon in self.processes() {
+                daemon.check()?;
+            }
+            if started.elapsed() > READY_DEADLINE {
+                bail!("still missing after {} s: {}", READY_DEADLINE.as_secs(), missing.join(", "));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn missing(&self) -> Result<Vec<String>> {
+        let hosts = self.client.hosts()?;
+        let devices = self.client.devices()?;
+        let mut missing = Vec::new();
+        for (name, role, daemon) in &self.daemons {
+            let joined = hosts.iter().filter(|host| host.name == *name).any(|host| {
+                host.endpoints.iter().any(|endpoint| {
+                    endpoint.role == role.to_string()
+                        && endpoint.health == EndpointHealth::Joined
+                        && Some(endpoint.pid) == daemon.pid()
+                })
+            });
+            if !joined {
+                missing.push(format!("{name}/{role}"));
+            }
+        }
+        for host in &self.plan.hosts {
+            let names = host.nics.iter().map(|nic| &nic.name).chain(host.ssds.iter().map(|ssd| &ssd.name));
+            for name in names.map(|name| format!("{}/{name}", host.name)) {
+                if !devices.iter().any(|device| device.name == name) {
+                    missing.push(name);
+                }
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Creates an instance on `host` with one NIC and these volumes (name and size), and waits until a VM can start.
+    pub fn create_instance(
+        &self,
+        name: &str,
+        host: &str,
+        volumes: &[(&str, u64, Option<&str>)],
+    ) -> Result<Instance> {
+        for (volume, size_bytes, device) in volumes {
+            self.client.create_volume(&CreateVolume {
+                name: (*volume).to_owned(),
+                size: ByteSize::new(*size_bytes),
+                device: device.map(str::to_owned),
+            })?;
+        }
+        let request = CreateInstance {
+            name: name.to_owned(),
+            host: host.to_owned(),
+            nics: vec![NicRequest::default()],
+            volumes: volumes.iter().map(|(volume, ..)| (*volume).to_owned()).collect(),
+        };
+        let instance = self.client.create_instance(&request, READY_DEADLINE)?;
+        if !instance.ready {
+            bail!("{name} is not ready: it waits for {}", instance.waiting_for.join(", "));
+        }
+        Ok(instance)
+    }
+
+    fn command_in(&self, namespace: &Namespace, binary: &str) -> Command {
+        let path = self.binary(binary);
+        let mut command =
+            if self.plan.keep { namespace.untethered_command(&path) } else { namespace.command(&path) };
+        command.env("RUST_LOG", std::env::var("WADI_LOG").unwrap_or_else(|_| "info".to_owned()));
+        command
+    }
+
+    fn log(&self, name: &str) -> PathBuf {
+        self.directory.join("log").join(format!("{name}.log"))
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        if self.plan.keep {
+            self.topology.keep();
+            for daemon in self.controller.iter_mut().chain(self.daemons.iter_mut().map(|(.., daemon)| daemon)) {
+                daemon.release();
+            }
+            return;
+        }
+        // All at once: each takes a moment to leave in good order.
+        for daemon in self.processes() {
+            daemon.ask_to_stop();
+        }
+        self.daemons.clear();
+        self.controller = None;
+        let _ = fs::remove_dir_all(&self.directory);
+        let _ = fs::remove_dir_all(&self.memory);
+    }
+}
+
+fn controller_config(pool: &Path, directory: &Path) -> String {
+    format!(
+        "[controller]\nstate = \"{}\"\n\n[pool]\npath = \"{}\"\n\n[run]\ndirectory = \"{}\"\n",
+        directory.join("controller.redb").display(),
+        pool.display(),
+        directory.join("run").display(),
+    )
+}
+
+/// Where cargo put the daemons: beside this program, or above it if this is a test.
+fn binaries() -> Result<PathBuf> {
+    let this = std::env::current_exe()?;
+    let directory = this.parent().context("this program lies nowhere")?;
+    let directory = if directory.ends_with("deps") { directory.parent().unwrap_or(directory) } else { directory };
+    Ok(directory.to_owned())
+}

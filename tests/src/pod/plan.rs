@@ -1,0 +1,161 @@
+//! The shape of a pod.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// A pod that is still to be built.
+#[derive(Debug, Clone)]
+pub struct PodBuilder {
+    pub(super) hosts: Vec<HostPlan>,
+    pub(super) coherence: &'static str,
+    pub(super) pool_size: &'static str,
+    pub(super) keep: bool,
+}
+
+/// One host of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostPlan {
+    pub(super) name: String,
+    pub(super) runs_vms: bool,
+    pub(super) nics: Vec<NicPlan>,
+    pub(super) ssds: Vec<SsdPlan>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NicPlan {
+    pub(super) name: String,
+    pub(super) backup: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SsdPlan {
+    pub(super) name: String,
+    pub(super) size: String,
+}
+
+impl HostPlan {
+    /// A host with a name, and with nothing else yet. Its number in the pod is its place among the hosts.
+    pub fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), runs_vms: false, nics: Vec::new(), ssds: Vec::new() }
+    }
+
+    /// It runs virtual machines.
+    #[must_use]
+    pub fn vms(mut self) -> Self {
+        self.runs_vms = true;
+        self
+    }
+
+    /// It owns a NIC.
+    #[must_use]
+    pub fn nic(mut self, name: &str) -> Self {
+        self.nics.push(NicPlan { name: name.to_owned(), backup: false });
+        self
+    }
+
+    /// It owns a NIC that is kept free for failover.
+    #[must_use]
+    pub fn backup_nic(mut self, name: &str) -> Self {
+        self.nics.push(NicPlan { name: name.to_owned(), backup: true });
+        self
+    }
+
+    /// It owns an SSD of this size, such as `2G`.
+    #[must_use]
+    pub fn ssd(mut self, name: &str, size: &str) -> Self {
+        self.ssds.push(SsdPlan { name: name.to_owned(), size: size.to_owned() });
+        self
+    }
+
+    /// What `host.toml` says. `directory` is the pod's state.
+    pub(super) fn config(&self, id: usize, pool: &Path, directory: &Path) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = write!(
+            text,
+            "[host]\nid = {id}\nname = \"{}\"\n\n[pool]\npath = \"{}\"\n\n[run]\ndirectory = \"{}\"\nwakeup = \"socket\"\n",
+            self.name,
+            pool.display(),
+            directory.join("run").display(),
+        );
+        for (index, nic) in self.nics.iter().enumerate() {
+            let _ = write!(
+                text,
+                "\n[[nic]]\nname = \"{}\"\ndriver = \"tap\"\ninterface = \"tap{index}\"\nuplink = \"eth{index}\"\nbackup = {}\n",
+                nic.name, nic.backup,
+            );
+        }
+        for ssd in &self.ssds {
+            let path = directory.join(format!("{}-{}.img", self.name, ssd.name));
+            let _ = write!(
+                text,
+                "\n[[ssd]]\nname = \"{}\"\ndriver = \"file\"\npath = \"{}\"\nsize = \"{}\"\n",
+                ssd.name,
+                path.display(),
+                ssd.size,
+            );
+        }
+        text
+    }
+}
+
+impl PodBuilder {
+    /// A pod without hosts.
+    pub fn new() -> Self {
+        Self { hosts: Vec::new(), coherence: "software", pool_size: "1G", keep: false }
+    }
+
+    /// The pod that the demo shows: `h1` runs VMs and owns no device, `h2` owns a NIC and an SSD, `h3` the backup NIC and
+    /// another SSD.
+    pub fn three_hosts() -> Self {
+        Self::new()
+            .host(HostPlan::new("h1").vms())
+            .host(HostPlan::new("h2").nic("nic0").ssd("ssd0", "2G"))
+            .host(HostPlan::new("h3").backup_nic("nic1").ssd("ssd1", "2G"))
+    }
+
+    /// With one more host.
+    #[must_use]
+    pub fn host(mut self, host: HostPlan) -> Self {
+        self.hosts.push(host);
+        self
+    }
+
+    /// With this coherence of the pool, `software` or `hardware`.
+    #[must_use]
+    pub fn coherence(mut self, mode: &'static str) -> Self {
+        self.coherence = mode;
+        self
+    }
+
+    /// The pod stays when this process ends.
+    #[must_use]
+    pub fn keep(mut self, keep: bool) -> Self {
+        self.keep = keep;
+        self
+    }
+}
+
+impl Default for PodBuilder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pod_protocol::config::HostConfig;
+
+    #[test]
+    fn daemons_can_read_what_is_written() {
+        let pod = PodBuilder::three_hosts();
+        for (index, host) in pod.hosts.iter().enumerate() {
+            let text = host.config(index + 1, Path::new("/dev/shm/p"), Path::new("/tmp/p"));
+            let config = HostConfig::parse(&text, Path::new("host.toml")).unwrap();
+            assert_eq!(config.host.name, host.name);
+            assert_eq!(config.nic.len(), host.nics.len());
+            assert_eq!(config.ssd.len(), host.ssds.len());
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Hosts, the switch, the client, and the cables between them.
+
+use anyhow::{Context as _, Result};
+
+use super::{CLIENT_ADDRESS, HostPlan};
+use crate::namespace::{Namespace, bridge, connect};
+
+/// The namespaces of a pod.
+#[derive(Debug)]
+pub(super) struct Topology {
+    hosts: Vec<(String, Namespace)>,
+    control: Namespace,
+    client: Namespace,
+    switch: Namespace,
+}
+
+/// The bridge that plays the switch.
+const SWITCH: &str = "tor";
+
+impl Topology {
+    pub(super) fn build(tag: &str, plans: &[HostPlan]) -> Result<Self> {
+        let switch = Namespace::create(&format!("{tag}-tor"))?;
+        bridge(&switch, SWITCH)?;
+        let client = Namespace::create(&format!("{tag}-client"))?;
+        connect((&switch, "client"), (&client, "eth0"))?;
+        switch.ip(&["link", "set", "client", "master", SWITCH])?;
+        client.ip(&["address", "add", &format!("{CLIENT_ADDRESS}/24"), "dev", "eth0"])?;
+        let control = Namespace::create(&format!("{tag}-ctl"))?;
+        let mut hosts = Vec::new();
+        for plan in plans {
+            let host = Namespace::create(&format!("{tag}-{}", plan.name))?;
+            for (index, nic) in plan.nics.iter().enumerate() {
+                build_nic(&switch, &host, &port(&plan.name, &nic.name), index)?;
+            }
+            hosts.push((plan.name.clone(), host));
+        }
+        Ok(Self { hosts, control, client, switch })
+    }
+
+    pub(super) fn host(&self, name: &str) -> Result<&Namespace> {
+        let found = self.hosts.iter().find(|(host, _)| host == name);
+        found.map(|(_, namespace)| namespace).with_context(|| format!("the pod has no host {name}"))
+    }
+
+    /// Where the controller runs.
+    pub(super) fn control(&self) -> &Namespace {
+        &self.control
+    }
+
+    pub(super) fn client(&self) -> &Namespace {
+        &self.client
+    }
+
+    pub(super) fn set_cable(&self, host: &str, nic: &str, plugged: bool) -> Result<()> {
+        self.switch.ip(&["link", "set", &port(host, nic), if plugged { "up" } else { "down" }])
+    }
+
+    /// Lets the namespaces outlive this.
+    pub(super) fn keep(&mut self) {
+        let all = [&mut self.control, &mut self.client, &mut self.switch];
+        for namespace in all.into_iter().chain(self.hosts.iter_mut().map(|(_, namespace)| namespace)) {
+            namespace.keep();
+        }
+    }
+}
+
+/// The host's end of the cable is `eth<index>`; a bridge joins it with the TAP device that the backend opens.
+fn build_nic(switch: &Namespace, host: &Namespace, port: &str, index: usize) -> Result<()> {
+    let (uplink, tap, joint) = (format!("eth{index}"), format!("tap{index}"), format!("br{index}"));
+    connect((switch, port), (host, &uplink))?;
+    switch.ip(&["link", "set", port, "master", SWITCH])?;
+    bridge(host, &joint)?;
+    host.ip(&["tuntap", "add", "dev", &tap, "mode", "tap"])?;
+    for member in [&uplink, &tap] {
+        host.ip(&["link", "set", member, "master", &joint])?;
+    }
+    host.ip(&["link", "set", &tap, "up"])
+}
+
+/// The switch's end of a cable.
+fn port(host: &str, nic: &str) -> String {
+    format!("{host}-{nic}")
+}

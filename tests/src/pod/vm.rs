@@ -1,0 +1,174 @@
+//! A virtual machine of a pod.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use guest_images::Guest;
+use guest_images::agent::{Agent, Job, Outcome};
+use pod_controller::api::Instance;
+use vmm::{Accelerator, DirectKernel, Vm, VmSpec};
+
+use super::{GUEST_ADDRESS, Pod};
+use crate::process::last_lines;
+use crate::runner;
+
+/// How long a guest may take to boot: a few seconds even when translated, more on a busy machine.
+const BOOT_DEADLINE: Duration = Duration::from_mins(1);
+
+/// What a virtual machine is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VmShape {
+    /// Memory in MiB.
+    pub memory_mib: u32,
+    /// vCPUs.
+    pub cpus: u32,
+}
+
+impl Default for VmShape {
+    fn default() -> Self {
+        Self { memory_mib: 512, cpus: 2 }
+    }
+}
+
+/// A virtual machine that has booted the test guest; dropping it ends it.
+#[derive(Debug)]
+pub struct PodVm {
+    // The agent's connection goes first.
+    agent: Agent,
+    vm: Vm,
+    keep: bool,
+}
+
+/// What executes guests on this machine: tried once.
+pub(crate) fn accelerator(guest: &Guest) -> Accelerator {
+    static FOUND: OnceLock<Accelerator> = OnceLock::new();
+    *FOUND.get_or_init(|| Accelerator::probe(&guest.kernel))
+}
+
+impl Pod {
+    /// Boots the test guest with the devices of `instance`, in the namespace of its host, and gives its first NIC
+    /// [`GUEST_ADDRESS`].
+    pub fn boot(&self, instance: &Instance, guest: &Guest, shape: VmShape) -> Result<PodVm> {
+        let mut spec = VmSpec {
+            name: instance.name.clone(),
+            memory_mib: shape.memory_mib,
+            cpus: shape.cpus,
+            accelerator: accelerator(guest),
+            kernel: Some(DirectKernel {
+                kernel: guest.kernel.clone(),
+                initrd: Some(guest.initrd.clone()),
+                command_line: guest.command_line.clone(),
+            }),
+            networks: Vec::new(),
+            disks: Vec::new(),
+            directory: self.directory().join("vm"),
+        };
+        spec.take_devices(instance);
+        let console = spec.console_log();
+        let exec = spec.exec_socket();
+        let namespace = self.host(&instance.host)?;
+        let keep = self.plan.keep;
+        let log = self.log(&format!("{}-qemu", instance.name));
+        let output = std::fs::File::create(&log)?;
+        let mut vm = Vm::start_with(spec, |command| {
+            let program = command.get_program().to_owned();
+            let mut inside = if keep {
+                namespace.untethered_command(program.as_ref())
+            } else {
+                namespace.command(program.as_ref())
+            };
+            inside.args(command.get_args()).stdin(std::process::Stdio::null());
+            inside.stdout(output.try_clone()?).stderr(output);
+            runner::spawn(inside)
+        })?;
+        let agent = match Agent::connect(&exec, BOOT_DEADLINE) {
+            Ok(agent) => agent,
+            Err(error) => {
+                let ended = vm.exited().map_or_else(String::new, |status| format!("; QEMU ended ({status})"));
+                bail!("{error}{ended}\n{}\n{}", last_lines(&log), last_lines(&console));
+            }
+        };
+        let booted = PodVm { agent, vm, keep };
+        if !instance.nics.is_empty() {
+            booted.exec(&format!("ip address add {GUEST_ADDRESS}/24 dev eth0 && ip link set eth0 up"))?;
+        }
+        Ok(booted)
+    }
+}
+
+impl PodVm {
+    /// Runs a command line with the guest's shell and returns its standard output; fails if it fails.
+    pub fn exec(&self, command: &str) -> Result<String> {
+        self.exec_within(command, Duration::from_mins(1))
+    }
+
+    /// As [`PodVm::exec`], for commands that take longer.
+    pub fn exec_within(&self, command: &str, deadline: Duration) -> Result<String> {
+        succeeded(command, &self.agent.run(command, deadline)?)
+    }
+
+    /// Runs a command line whatever its exit status.
+    pub fn run(&self, command: &str, deadline: Duration) -> Result<Outcome> {
+        Ok(self.agent.run(command, deadline)?)
+    }
+
+    /// Starts a command line in the background.
+    pub fn start(&self, command: &str) -> Result<GuestJob<'_>> {
+        let job = self.agent.start(command, &[])?;
+        Ok(GuestJob { agent: &self.agent, command: command.to_owned(), job })
+    }
+
+    /// QEMU.
+    pub fn qemu(&mut self) -> &mut Vm {
+        &mut self.vm
+    }
+
+    /// Ends it in good order.
+    pub fn stop(&mut self) -> Result<()> {
+        self.vm.stop().context("cannot stop the VM")?;
+        Ok(())
+    }
+
+    /// Whether it stays when this process ends.
+    pub fn kept(&self) -> bool {
+        self.keep
+    }
+}
+
+/// A command that runs in the guest.
+#[derive(Debug)]
+pub struct GuestJob<'a> {
+    agent: &'a Agent,
+    command: String,
+    job: Job,
+}
+
+impl GuestJob<'_> {
+    /// Waits until it ends and returns its standard output; fails if it fails.
+    pub fn finish(self, deadline: Duration) -> Result<String> {
+        succeeded(&self.command, &self.job.wait(deadline)?)
+    }
+
+    /// How it ended, if it has.
+    pub fn outcome(&self) -> Option<Outcome> {
+        self.job.outcome()
+    }
+
+    /// Sends it a signal, such as `TERM`.
+    pub fn signal(&self, signal: &str) -> Result<()> {
+        Ok(self.agent.signal(&self.job, signal)?)
+    }
+}
+
+fn succeeded(command: &str, outcome: &Outcome) -> Result<String> {
+    if outcome.success() {
+        return Ok(outcome.text());
+    }
+    bail!(
+        "in the guest, `{command}` ended with {}:\n{}{}",
+        outcome.status,
+        outcome.text(),
+        String::from_utf8_lossy(&outcome.stderr)
+    )
+}

@@ -1,0 +1,213 @@
+//! Programs that a pod consists of: started, watched, killed, started again.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::runner;
+
+/// The logs of all programs that run now, for whoever has to explain a failure.
+static LOGS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// How much of a log is shown.
+const LINES_SHOWN: usize = 25;
+
+/// The ticks per second of `/proc/PID/stat`; Linux fixes it for user space.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// How long a program may take to end in good order.
+const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A program that runs until it is told otherwise; dropping it ends it.
+#[derive(Debug)]
+pub struct Daemon {
+    name: String,
+    log: PathBuf,
+    child: Option<Child>,
+}
+
+impl Daemon {
+    /// Starts `command`; what it says goes to the end of the file `log`.
+    pub fn start(name: &str, command: Command, log: &Path) -> Result<Self> {
+        let mut daemon = Self { name: name.to_owned(), log: log.to_owned(), child: None };
+        let mut logs = LOGS.lock().unwrap_or_else(PoisonError::into_inner);
+        if !logs.contains(&daemon.log) {
+            logs.push(daemon.log.clone());
+        }
+        drop(logs);
+        daemon.start_again(command)?;
+        Ok(daemon)
+    }
+
+    /// Starts it again after it ended.
+    pub fn start_again(&mut self, mut command: Command) -> Result<()> {
+        if self.running() {
+            bail!("{} runs already", self.name);
+        }
+        let log = append(&self.log)?;
+        let errors = log.try_clone()?;
+        command.stdin(Stdio::null()).stdout(log).stderr(errors);
+        self.child = Some(runner::spawn(command).with_context(|| format!("cannot start {}", self.name))?);
+        Ok(())
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it has said so far.
+    pub fn said(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Its process id, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// Whether it runs.
+    pub fn running(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
+    /// Fails with what it said if it has ended.
+    pub fn check(&mut self) -> Result<()> {
+        if self.running() {
+            return Ok(());
+        }
+        let status = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
+        bail!(
+            "{} has ended ({}); it said:\n{}",
+            self.name,
+            status.map_or_else(|| "not started".to_owned(), |status| status.to_string()),
+            last_lines(&self.log)
+        );
+    }
+
+    /// Kills it as `kill -9` does and waits until it is gone.
+    pub fn kill(&mut self) -> Result<()> {
+        self.signal(Signal::KILL)?;
+        self.wait(STOP_DEADLINE).map(drop)
+    }
+
+    /// Asks it to end in good order and waits until it has.
+    pub fn stop(&mut self) -> Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        self.wait(STOP_DEADLINE)
+    }
+
+    /// Asks it to end in good order, and does not wait.
+    pub(crate) fn ask_to_stop(&mut self) {
+        // One that has ended needs no asking.
+        let _ = self.signal(Signal::TERM);
+    }
+
+    /// Lets it outlive this process.
+    pub(crate) fn release(&mut self) {
+        self.child = None;
+    }
+
+    /// Waits until it ends.
+    pub fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
+        let Some(child) = self.child.as_mut() else { bail!("{} does not run", self.name) };
+        let started = Instant::now();
+        loop {
+            if let Some(status) = child.try_wait()? {
+                self.child = None;
+                return Ok(status);
+            }
+            if started.elapsed() > deadline {
+                bail!("{} has not ended within {} s", self.name, deadline.as_secs());
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// The processor time that it has used so far.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let Some(pid) = self.pid() else { bail!("{} does not run", self.name) };
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        let ticks = cpu_ticks(&stat).with_context(|| format!("cannot read the times in {stat:?}"))?;
+        Ok(Duration::from_secs_f64(f64::from(ticks) / TICKS_PER_SECOND))
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = self.pid().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+        let Some(pid) = pid else { bail!("{} does not run", self.name) };
+        // Until the child was waited for, its id is nobody else's.
+        kill_process(pid, signal).with_context(|| format!("cannot send a signal to {}", self.name))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.running() && self.stop().is_err() {
+            let _ = self.kill();
+        }
+        LOGS.lock().unwrap_or_else(PoisonError::into_inner).retain(|log| *log != self.log);
+    }
+}
+
+/// User and system time of a line of `/proc/PID/stat`, in ticks.
+fn cpu_ticks(stat: &str) -> Option<u32> {
+    // The name before it is in parentheses and may hold anything.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    Some(fields.get(11)?.parse::<u32>().ok()? + fields.get(12)?.parse::<u32>().ok()?)
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).open(path)
+}
+
+pub(crate) fn last_lines(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LINES_SHOWN)..].join("\n")
+}
+
+/// Shows the end of every log that is open now.
+pub(crate) fn show_logs() {
+    let logs = LOGS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    for log in logs {
+        eprintln!("--- {} ---\n{}", log.display(), last_lines(&log));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_past_a_strange_name() {
+        let stat = "42 (a (strange) name) S 1 42 42 0 -1 4194304 90 0 0 0 17 5 0 0 20 0 3 0 99 1 2";
+        assert_eq!(cpu_ticks(stat), Some(22));
+    }
+
+    #[test]
+    fn a_daemon_is_killed_and_started_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = directory.path().join("log");
+        let command = || {
+            let mut command = Command::new("sh");
+            command.args(["-c", "echo here; exec sleep 100"]);
+            command
+        };
+        let mut daemon = Daemon::start("sleeper", command(), &log).unwrap();
+        while daemon.said() != "here\n" {
+            thread::sleep(Duration::from_millis(1));
+        }
+        daemon.check().unwrap();
+        daemon.kill().unwrap();
+        assert!(daemon.check().is_err());
+        daemon.start_again(command()).unwrap();
+        daemon.stop().unwrap();
+    }
+}
