@@ -1,0 +1,216 @@
+//! From the wire, or from a local instance, to the frontends.
+
+use cxl_pool::{LINE_BYTES, Memory};
+
+use super::Backend;
+use super::outgoing::split;
+use super::receive_buffers::{BUFFER_BYTES, PIECES_MAX};
+use super::registration::RegistrationIndex;
+use crate::checksum;
+use crate::counters::DropReason;
+use crate::ethernet::Addresses;
+use crate::message::{NetMessage, Opcode};
+use crate::nic::Piece;
+use crate::offloads::Offloads;
+use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
+
+const FRONT_BYTES: usize = HEADER_BYTES + Addresses::BYTES;
+
+impl<M: Memory> Backend<M> {
+    /// Takes what a NIC received. Returns whether that was anything.
+    pub(super) fn serve_nic(&mut self, place: usize) -> bool {
+        let port = &mut self.ports[place];
+        let Some(buffers) = &mut port.buffers else { return false };
+        if port.failed {
+            return false;
+        }
+        self.batch.clear();
+        let outcome = port.nic.receive(buffers, &mut self.batch);
+        port.check(outcome, &self.tell);
+        let batch = std::mem::take(&mut self.batch);
+        let mut receivers = std::mem::take(&mut self.receivers);
+        for index in 0..batch.len() {
+            self.route(place, batch.frame(index), &mut receivers);
+        }
+        let busy = !batch.is_empty();
+        self.batch = batch;
+        self.receivers = receivers;
+        busy
+    }
+
+    fn route(&mut self, place: usize, pieces: &[Piece], receivers: &mut Vec<RegistrationIndex>) {
+        let Some(first) = pieces.first() else { return };
+        let port = &mut self.ports[place];
+        let frame_bytes: u32 = pieces.iter().map(|piece| piece.bytes).sum::<u32>() - HEADER_BYTES_U32;
+        port.counters.rx_packets.add(1);
+        port.counters.rx_bytes.add(u64::from(frame_bytes));
+        receivers.clear();
+        let mut header = VnetHeader::default();
+        if first.bytes as usize >= FRONT_BYTES {
+            if port.nic.identity().cache_bypassing {
+                // The device wrote behind our cache.
+                self.memory.invalidate(first.at, LINE_BYTES as u64);
+                self.memory.full_fence();
+            }
+            let mut front = [0; FRONT_BYTES];
+            self.memory.read(first.at, &mut front);
+            let (read, addresses) = split(front);
+            header = read;
+            port.switch.route(addresses, receivers);
+        }
+        self.deliver(place, pieces, header, receivers);
+    }
+
+    /// Copies a packet of an instance into receive buffers, for instances of the same NIC. The sender's buffer would
+    /// do as well, were it not for the receivers: they may hold it for as long as they like.
+    pub(super) fn deliver_locally(
+        &mut self,
+        place: usize,
+        sender: RegistrationIndex,
+        packet: Piece,
+        header: VnetHeader,
+        receivers: &[RegistrationIndex],
+    ) {
+        let port = &mut self.ports[place];
+        let Some(buffers) = &mut port.buffers else { return };
+        let mut pieces = std::mem::take(&mut self.pieces);
+        pieces.clear();
+        let count = packet.bytes.div_ceil(BUFFER_BYTES);
+        debug_assert!(count as usize <= PIECES_MAX);
+        for _ in 0..count {
+            let Some(buffer) = buffers.take() else { break };
+            pieces.push(Piece { at: buffers.offset(buffer), bytes: 0 });
+        }
+        if pieces.len() < count as usize {
+            for piece in &pieces {
+                buffers.at(piece.at).into_iter().for_each(|buffer| buffers.give_back(buffer));
+            }
+            if let Some(sender) = &port.registrations[sender.get()] {
+                sender.counters.count_drop(DropReason::NoReceiveBuffers);
+            }
+            self.pieces = pieces;
+            return;
+        }
+        if port.nic.identity().cache_bypassing {
+            // Only its front was invalidated so far.
+            self.memory.invalidate(packet.at, u64::from(packet.bytes));
+            self.memory.full_fence();
+        }
+        let mut bounce = [0; BUFFER_BYTES as usize];
+        let mut done = 0;
+        for piece in &mut pieces {
+            piece.bytes = (packet.bytes - done).min(BUFFER_BYTES);
+            let bounce = &mut bounce[..piece.bytes as usize];
+            self.memory.read(packet.at.saturating_add(u64::from(done)), bounce);
+            self.memory.write(piece.at, bounce);
+            done += piece.bytes;
+        }
+        let accepts = |index: &RegistrationIndex| {
+            let registration = port.registrations[index.get()].as_ref();
+            registration.is_some_and(|it| it.accepts.contains(Offloads::CHECKSUM))
+        };
+        let mut header = header;
+        if header.needs_checksum() && !header.is_large() && !receivers.iter().all(accepts) {
+            checksum::complete(&self.memory, &pieces, header);
+            header = VnetHeader::default();
+            self.memory.write(pieces[0].at, &header.to_bytes());
+        }
+        self.deliver(place, &pieces, header, receivers);
+        self.pieces = pieces;
+    }
+
+    /// Tells the frontends of the receivers about a packet in receive buffers, which are free again once all of them
+    /// are done with it.
+    fn deliver(
+        &mut self,
+        place: usize,
+        pieces: &[Piece],
+        header: VnetHeader,
+        receivers: &[RegistrationIndex],
+    ) {
+        let port = &mut self.ports[place];
+        let Some(buffers) = &mut port.buffers else { return };
+        if !receivers.is_empty() {
+            // What we, or the kernel on our behalf, wrote goes out before anybody hears of it.
+            if !port.nic.identity().cache_bypassing {
+                for piece in pieces {
+                    self.memory.write_back(piece.at, u64::from(piece.bytes));
+                }
+            }
+            self.memory.store_fence();
+        }
+        let count = u32::try_from(pieces.len()).unwrap_or(u32::MAX);
+        for index in receivers {
+            let Some(registration) = &mut port.registrations[index.get()] else { continue };
+            let counters = &registration.counters;
+            if !registration.accepts.contains(header.required()) {
+                counters.count_drop(DropReason::ReceiverOffloads);
+                continue;
+            }
+            if registration.held + count > registration.object.rx_quota_buffers {
+                counters.count_drop(DropReason::ReceiveQuota);
+                continue;
+            }
+            let channel = registration.object.channel;
+            let end = self.channels.iter_mut().find(|end| end.object().id == channel);
+            let Some(end) = end.and_then(|end| (end.ready() && end.room() >= count).then_some(end)) else {
+                counters.count_drop(DropReason::ChannelFull);
+                continue;
+            };
+            registration.sequence = registration.sequence.wrapping_add(1);
+            registration.held += count;
+            let mut bytes = 0;
+            for (position, piece) in pieces.iter().enumerate() {
+                end.request(&NetMessage {
+                    opcode: Opcode::Receive,
+                    lease: registration.object.lease,
+                    generation: registration.object.generation,
+                    sequence: registration.sequence,
+                    line: piece.at.line(),
+                    bytes: piece.bytes,
+                    more: position + 1 < pieces.len(),
+                });
+                buffers.at(piece.at).into_iter().for_each(|buffer| buffers.hold(buffer, *index));
+                bytes += piece.bytes;
+            }
+            counters.count_rx(bytes - HEADER_BYTES_U32);
+        }
+        for piece in pieces {
+            if let Some(buffer) = buffers.at(piece.at)
+                && !buffers.is_held(buffer)
+            {
+                buffers.give_back(buffer);
+            }
+        }
+    }
+
+    /// Takes a receive buffer back, if it was the frontend's to give.
+    pub(super) fn receive_done(&mut self, channel: usize, message: &NetMessage) {
+        let end = &mut self.channels[channel];
+        let Some(registrations) = self.leases.get(&message.lease) else {
+            // Its buffers were taken back with the registration.
+            end.completed();
+            return;
+        };
+        for (port, index) in registrations {
+            let port = &mut self.ports[*port];
+            let (Some(buffers), Some(registration)) =
+                (&mut port.buffers, &mut port.registrations[index.get()])
+            else {
+                continue;
+            };
+            if registration.object.channel != end.object().id {
+                continue;
+            }
+            if let Some(buffer) = buffers.at(message.line.bytes()) {
+                if buffers.release(buffer, *index) {
+                    registration.held = registration.held.saturating_sub(1);
+                    end.completed();
+                } else {
+                    registration.counters.count_drop(DropReason::BadMessage);
+                }
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! From the frontends to the wire, or to a local instance.
+
+use std::time::{Duration, Instant};
+
+use cxl_pool::{ByteOffset, Memory};
+use pod_protocol::ids::ChannelId;
+use pod_protocol::objects::RegistrationState;
+
+use super::registration::RegistrationIndex;
+use super::{BACKLOG_PACKETS, Backend, Port};
+use crate::channel_end::ChannelEnd;
+use crate::counters::DropReason;
+use crate::ethernet::Addresses;
+use crate::message::{MAX_PACKET_BYTES, NetMessage, Opcode, Status};
+use crate::nic::{BATCH_FRAMES, Piece};
+use crate::offloads::Offloads;
+use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
+
+/// How long packets wait for a link that is down. By then the controller has moved the instance, if it can: its
+/// frontend sends the same packets again elsewhere. If it cannot, they are lost as on any cable.
+const LINK_DOWN_HOLD: Duration = Duration::from_secs(1);
+/// What is looked at of a packet: the virtio-net header and the addresses.
+const FRONT_BYTES: usize = HEADER_BYTES + Addresses::BYTES;
+
+/// A packet on its way to the wire.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outgoing {
+    pub(super) message: NetMessage,
+    pub(super) channel: ChannelId,
+    pub(super) registration: RegistrationIndex,
+}
+
+impl Outgoing {
+    fn piece(&self) -> Piece {
+        Piece { at: self.message.line.bytes(), bytes: self.message.bytes }
+    }
+}
+
+/// Whose packet it is, or how its sender has to be answered.
+enum Sender {
+    Known(usize, RegistrationIndex),
+    Refused(Status),
+}
+
+impl<M: Memory> Backend<M> {
+    /// Takes what a frontend sent. Returns whether that was anything.
+    pub(super) fn serve_frontend(&mut self, channel: usize) -> bool {
+        let end = &mut self.channels[channel];
+        if !end.ready() {
+            return false;
+        }
+        let mut inbox = std::mem::take(&mut self.inbox);
+        inbox.clear();
+        inbox.extend_from_slice(end.receive());
+        self.invalidate_requests(&inbox);
+        for words in &inbox {
+            // What a newer peer may say and we do not understand needs no answer.
+            let Some(message) = NetMessage::decode(*words) else { continue };
+            match message.opcode {
+                Opcode::Transmit => {
+                    if let Some(status) = self.transmit(channel, message) {
+                        complete(&mut self.channels[channel], &message, status);
+                    }
+                }
+                Opcode::ReceiveDone => self.receive_done(channel, &message),
+                Opcode::Offloads => self.accept_offloads(channel, &message),
+                Opcode::TransmitDone | Opcode::Receive => {}
+            }
+        }
+        let busy = !inbox.is_empty();
+        self.inbox = inbox;
+        busy
+    }
+
+    /// What is about to be read may have been brought into our cache by a prefetch since its last use.
+    fn invalidate_requests(&self, inbox: &[[u64; 2]]) {
+        let mut any = false;
+        for words in inbox {
+            let Some(message) = NetMessage::decode(*words) else { continue };
+            if message.opcode != Opcode::Transmit {
+                continue;
+            }
+            if let Sender::Known(port, index) = self.sender(&message)
+                && self.lies_in_its_area(port, index, &message)
+            {
+                let whole = !self.ports[port].nic.identity().cache_bypassing;
+                let bytes = if whole { u64::from(message.bytes) } else { FRONT_BYTES as u64 };
+                self.memory.invalidate(message.line.bytes(), bytes);
+                any = true;
+            }
+        }
+        if any {
+            self.memory.full_fence();
+        }
+    }
+
+    fn sender(&self, message: &NetMessage) -> Sender {
+        // Unknown: the controller has told the frontend, and not yet us.
+        let Some(registrations) = self.leases.get(&message.lease) else {
+            return Sender::Refused(Status::NotYet);
+        };
+        let mut newest_refusal = Status::Stale;
+        for (port, index) in registrations {
+            let Some(registration) = &self.ports[*port].registrations[index.get()] else { continue };
+            let ahead = message.generation.get().wrapping_sub(registration.object.generation.get());
+            if ahead == 0 && registration.sends() {
+                return Sender::Known(*port, *index);
+            }
+            // Half of the numbers lie ahead, half behind. A standby registration of this generation is about to become
+            // active.
+            if ahead <= u16::MAX / 2 {
+                newest_refusal = Status::NotYet;
+            }
+        }
+        Sender::Refused(newest_refusal)
+    }
+
+    fn lies_in_its_area(&self, port: usize, index: RegistrationIndex, message: &NetMessage) -> bool {
+        let bytes = u64::from(message.bytes);
+        let registration = self.ports[port].registrations[index.get()].as_ref();
+        let within = |at: ByteOffset| registration.is_some_and(|it| it.object.tx_area.contains(at, bytes));
+        bytes > FRONT_BYTES as u64 && bytes <= MAX_PACKET_BYTES && within(message.line.bytes())
+    }
+
+    /// Checks a packet and passes it on. Answers at once unless it waits for the wire.
+    fn transmit(&mut self, channel: usize, message: NetMessage) -> Option<Status> {
+        let (place, index) = match self.sender(&message) {
+            Sender::Known(port, index) => (port, index),
+            Sender::Refused(status) => return Some(status),
+        };
+        let in_area = self.lies_in_its_area(place, index, &message);
+        let channel = self.channels[channel].object().id;
+        let port = &mut self.ports[place];
+        let registration = port.registrations[index.get()].as_ref()?;
+        let refuse = |reason| {
+            registration.counters.count_drop(reason);
+            Some(Status::Dropped)
+        };
+        if registration.object.channel != channel || !in_area || message.more {
+            return refuse(DropReason::OutsideArea);
+        }
+        let mut front = [0; FRONT_BYTES];
+        self.memory.read(message.line.bytes(), &mut front);
+        let (header, addresses) = split(front);
+        let frame_bytes = message.bytes - HEADER_BYTES_U32;
+        let checked = header.check(frame_bytes, registration.object.mtu, registration.may_leave);
+        // A frontend hands over clean headers; one that would still need cleaning was not checked by it.
+        if checked != Ok(VnetHeader { buffers: 0, ..header }) {
+            return refuse(DropReason::BadHeader);
+        }
+        if addresses.source != registration.object.mac {
+            return refuse(DropReason::Spoofed);
+        }
+        registration.counters.count_tx(frame_bytes);
+        let mut receivers = std::mem::take(&mut self.receivers);
+        let to_wire = port.switch.route(addresses, &mut receivers);
+        if to_wire && port.backlog.len() >= BACKLOG_PACKETS {
+            registration.counters.count_drop(DropReason::Backlog);
+            self.receivers = receivers;
+            return Some(Status::Dropped);
+        }
+        if to_wire {
+            port.backlog.push_back(Outgoing { message, channel, registration: index });
+        }
+        if !receivers.is_empty() {
+            let piece = Piece { at: message.line.bytes(), bytes: message.bytes };
+            self.deliver_locally(place, index, piece, header, &receivers);
+        }
+        self.receivers = receivers;
+        if to_wire { None } else { Some(Status::Sent) }
+    }
+
+    /// Gives the NIC what waits for it. Returns whether anything moved.
+    pub(super) fn send_backlog(&mut self, place: usize) -> bool {
+        let port = &mut self.ports[place];
+        if port.backlog.is_empty() {
+            port.down_since = None;
+            return false;
+        }
+        if port.was_up && port.area.is_some() {
+            port.down_since = None;
+            return self.send_to_wire(place);
+        }
+        let since = *port.down_since.get_or_insert_with(Instant::now);
+        let given_up = since.elapsed() > LINK_DOWN_HOLD;
+        // Those who have moved elsewhere do not wait any longer.
+        let before = port.backlog.len();
+        for _ in 0..before {
+            let Some(packet) = port.backlog.pop_front() else { break };
+            let status = match port.status_before_sending(&packet) {
+                Some(status) => status,
+                None if given_up => {
+                    if let Some(registration) = &port.registrations[packet.registration.get()] {
+                        registration.counters.count_drop(DropReason::LinkDown);
+                    }
+                    Status::Dropped
+                }
+                None => {
+                    port.backlog.push_back(packet);
+                    continue;
+                }
+            };
+            answer(&mut self.channels, &packet, status);
+        }
+        self.ports[place].backlog.len() < before
+    }
+
+    fn send_to_wire(&mut self, place: usize) -> bool {
+        let port = &mut self.ports[place];
+        let mut any = false;
+        loop {
+            while let Some(packet) = port.backlog.front()
+                && let Some(status) = port.status_before_sending(packet)
+            {
+                answer(&mut self.channels, packet, status);
+                port.backlog.pop_front();
+                any = true;
+            }
+            let mut pieces = [Piece { at: ByteOffset::new(0), bytes: 0 }; BATCH_FRAMES];
+            let mut count = 0;
+            for (piece, packet) in pieces.iter_mut().zip(&port.backlog) {
+                if port.status_before_sending(packet).is_some() {
+                    break;
+                }
+                *piece = packet.piece();
+                count += 1;
+            }
+            if count == 0 {
+                return any;
+            }
+            let sent = match port.nic.transmit(&pieces[..count]) {
+                Ok(sent) => sent,
+                Err(error) => {
+                    port.check(Err(error), &self.tell);
+                    return any;
+                }
+            };
+            for packet in port.backlog.drain(..sent) {
+                port.counters.tx_packets.add(1);
+                port.counters.tx_bytes.add(u64::from(packet.message.bytes) - HEADER_BYTES as u64);
+                answer(&mut self.channels, &packet, Status::Sent);
+            }
+            any |= sent > 0;
+            if sent < count {
+                return any;
+            }
+        }
+    }
+
+    /// Notes what a guest's driver accepts to receive.
+    fn accept_offloads(&mut self, channel: usize, message: &NetMessage) {
+        let channel = self.channels[channel].object().id;
+        let accepts = Offloads::from_bits(message.bytes);
+        let Some(registrations) = self.leases.get(&message.lease) else { return };
+        for (port, index) in registrations {
+            if let Some(registration) = &mut self.ports[*port].registrations[index.get()]
+                && registration.object.channel == channel
+            {
+                registration.accepts = accepts;
+            }
+        }
+        self.agree_on_offloads();
+    }
+}
+
+impl Port {
+    /// How a packet has to be answered whose sender may not send it any more; nothing if it still may.
+    fn status_before_sending(&self, packet: &Outgoing) -> Option<Status> {
+        match &self.registrations[packet.registration.get()] {
+            Some(it) if it.object.generation != packet.message.generation => Some(Status::Stale),
+            Some(it) if it.object.state == RegistrationState::Standby => Some(Status::Stale),
+            Some(_) => None,
+            None => Some(Status::Stale),
+        }
+    }
+}
+
+/// Splits the front of a packet into its header and its addresses.
+pub(super) fn split(front: [u8; FRONT_BYTES]) -> (VnetHeader, Addresses) {
+    let mut header = [0; HEADER_BYTES];
+    let mut addresses = [0; Addresses::BYTES];
+    header.copy_from_slice(&front[..HEADER_BYTES]);
+    addresses.copy_from_slice(&front[HEADER_BYTES..]);
+    (VnetHeader::parse(header), Addresses::parse(addresses))
+}
+
+fn answer<M: Memory>(channels: &mut [ChannelEnd<M>], packet: &Outgoing, status: Status) {
+    if let Some(end) = channels.iter_mut().find(|end| end.object().id == packet.channel) {
+        complete(end, &packet.message, status);
+    }
+}
+
+fn complete<M: Memory>(end: &mut ChannelEnd<M>, message: &NetMessage, status: Status) {
+    // It fits, unless the frontend has more under way than it may; then the loss is its own.
+    end.send(&NetMessage { opcode: Opcode::TransmitDone, bytes: status.code(), ..*message });
+}

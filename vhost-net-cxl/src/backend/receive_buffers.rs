@@ -1,0 +1,209 @@
+//! The buffers of a NIC's receive area, and who holds which of them.
+//!
+//! A buffer is either free, or with the driver, or held by the registrations whose frontends were told of a frame in
+//! it; a flooded frame has several holders. The holders are remembered by name, not only counted: a frontend that gives
+//! back what it does not hold, or gives it back twice, must not free a buffer that others still read.
+
+use cxl_pool::{Area, ByteOffset, LINE_BYTES};
+
+use super::registration::RegistrationIndex;
+use crate::message::MAX_PACKET_BYTES;
+
+/// Length of a buffer: a page, as AF_XDP wants it.
+pub const BUFFER_BYTES: u32 = 4096;
+/// Buffers that the longest packet takes.
+pub const PIECES_MAX: usize = 17;
+/// Registrations of one NIC.
+pub const REGISTRATIONS_MAX: usize = 256;
+const WORDS: usize = REGISTRATIONS_MAX / 64;
+
+const _: () = assert!((BUFFER_BYTES as usize).is_multiple_of(LINE_BYTES));
+const _: () = assert!(PIECES_MAX as u64 == MAX_PACKET_BYTES.div_ceil(BUFFER_BYTES as u64));
+
+/// One buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferIndex(u32);
+
+/// All buffers of one NIC. Allocates nothing after [`ReceiveBuffers::new`].
+#[derive(Debug)]
+pub struct ReceiveBuffers {
+    start: u64,
+    free: Vec<BufferIndex>,
+    holders: Vec<[u64; WORDS]>,
+}
+
+impl ReceiveBuffers {
+    /// The buffers that fit into `area`, aligned to their length.
+    pub fn new(area: Area) -> Self {
+        let step = u64::from(BUFFER_BYTES);
+        let first = area.start.bytes().get();
+        let start = first.next_multiple_of(step);
+        let end = first + area.bytes();
+        let count = end.saturating_sub(start) / step;
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        // The lowest is handed out first.
+        let free: Vec<_> = (0..count).rev().map(BufferIndex).collect();
+        let holders = vec![[0; WORDS]; free.len()];
+        Self { start, free, holders }
+    }
+
+    /// Where the first one begins.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.holders.len()
+    }
+
+    /// Whether the area was too small for any.
+    pub fn is_empty(&self) -> bool {
+        self.holders.is_empty()
+    }
+
+    /// How many are free.
+    pub fn free_count(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Takes a free one.
+    pub fn take(&mut self) -> Option<BufferIndex> {
+        self.free.pop()
+    }
+
+    /// Gives one back that has no holders.
+    pub fn give_back(&mut self, buffer: BufferIndex) {
+        debug_assert!(!self.is_held(buffer));
+        debug_assert!(self.free.len() < self.holders.len());
+        self.free.push(buffer);
+    }
+
+    /// Where it begins.
+    pub fn offset(&self, buffer: BufferIndex) -> ByteOffset {
+        ByteOffset::new(self.start + u64::from(buffer.0) * u64::from(BUFFER_BYTES))
+    }
+
+    /// Which buffer a byte lies in; `None` outside of the area.
+    pub fn at(&self, offset: ByteOffset) -> Option<BufferIndex> {
+        let index = offset.get().checked_sub(self.start)? / u64::from(BUFFER_BYTES);
+        let index = u32::try_from(index).ok()?;
+        (usize::try_from(index).ok()? < self.holders.len()).then_some(BufferIndex(index))
+    }
+
+    /// Notes that a registration's frontend is told of a frame in this buffer.
+    pub fn hold(&mut self, buffer: BufferIndex, by: RegistrationIndex) {
+        let (word, bit) = by.word_and_bit();
+        self.holders[buffer.0 as usize][word] |= bit;
+    }
+
+    /// Notes that a registration is done with this buffer, and frees it after the last one. False if the
+    /// registration does not hold it.
+    pub fn release(&mut self, buffer: BufferIndex, by: RegistrationIndex) -> bool {
+        let (word, bit) = by.word_and_bit();
+        let holders = &mut self.holders[buffer.0 as usize];
+        if holders[word] & bit == 0 {
+            return false;
+        }
+        holders[word] &= !bit;
+        if *holders == [0; WORDS] {
+            self.free.push(buffer);
+        }
+        true
+    }
+
+    /// Releases everything that a registration holds; returns how many that were.
+    pub fn release_all(&mut self, by: RegistrationIndex) -> u32 {
+        let mut released = 0;
+        for index in 0..self.holders.len() {
+            let buffer = BufferIndex(u32::try_from(index).expect("as many as fit u32"));
+            released += u32::from(self.release(buffer, by));
+        }
+        released
+    }
+
+    /// Whether any registration holds it.
+    pub fn is_held(&self, buffer: BufferIndex) -> bool {
+        self.holders[buffer.0 as usize] != [0; WORDS]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cxl_pool::{LineCount, LineOffset};
+    use proptest::prelude::*;
+
+    fn buffers(count: u64) -> ReceiveBuffers {
+        let lines = LineCount::new(count * u64::from(BUFFER_BYTES) / LINE_BYTES as u64);
+        ReceiveBuffers::new(Area::new(LineOffset::new(640), lines))
+    }
+
+    fn registration(index: u16) -> RegistrationIndex {
+        RegistrationIndex::new(index).expect("below the limit")
+    }
+
+    #[test]
+    fn a_buffer_with_two_holders_is_free_after_both() {
+        let mut buffers = buffers(4);
+        let buffer = buffers.take().expect("free");
+        buffers.hold(buffer, registration(0));
+        buffers.hold(buffer, registration(200));
+        assert!(buffers.release(buffer, registration(0)));
+        assert_eq!(buffers.free_count(), 3);
+        assert!(!buffers.release(buffer, registration(0)), "given back twice");
+        assert!(!buffers.release(buffer, registration(1)), "never held");
+        assert!(buffers.release(buffer, registration(200)));
+        assert_eq!(buffers.free_count(), 4);
+    }
+
+    #[test]
+    fn an_offset_outside_of_the_area_is_no_buffer() {
+        let buffers = buffers(4);
+        let first = buffers.offset(BufferIndex(0)).get();
+        assert_eq!(first % u64::from(BUFFER_BYTES), 0);
+        assert_eq!(buffers.at(ByteOffset::new(first - 1)), None);
+        assert_eq!(buffers.at(ByteOffset::new(first + 4 * 4096)), None);
+        assert_eq!(buffers.at(ByteOffset::new(first + 4 * 4096 - 1)), Some(BufferIndex(3)));
+    }
+
+    #[test]
+    fn an_area_that_is_not_aligned_loses_its_margin() {
+        let lines = LineCount::new(128);
+        let odd = ReceiveBuffers::new(Area::new(LineOffset::new(1), lines));
+        assert_eq!(odd.len(), 1);
+        let none = ReceiveBuffers::new(Area::new(LineOffset::new(1), LineCount::new(3)));
+        assert!(none.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn no_buffer_is_lost_or_doubled(steps in prop::collection::vec((0..3u8, any::<prop::sample::Index>(), 0..256u16), 0..400)) {
+            let mut buffers = buffers(16);
+            let mut held: Vec<(BufferIndex, RegistrationIndex)> = Vec::new();
+            for (step, pick, who) in steps {
+                let who = registration(who);
+                match step {
+                    0 => if let Some(buffer) = buffers.take() {
+                        buffers.hold(buffer, who);
+                        held.push((buffer, who));
+                    },
+                    1 if !held.is_empty() => {
+                        let (buffer, _) = held[pick.index(held.len())];
+                        if !held.contains(&(buffer, who)) {
+                            buffers.hold(buffer, who);
+                            held.push((buffer, who));
+                        }
+                    }
+                    _ if !held.is_empty() => {
+                        let (buffer, holder) = held.swap_remove(pick.index(held.len()));
+                        prop_assert!(buffers.release(buffer, holder));
+                    }
+                    _ => {}
+                }
+                let distinct: std::collections::BTreeSet<u32> = held.iter().map(|(buffer, _)| buffer.0).collect();
+                prop_assert_eq!(distinct.len() + buffers.free_count(), 16);
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! What is counted per lease and per NIC, and why packets are dropped.
+//!
+//! A worker counts, the control thread reads: each counter has one writer, so plain loads and stores suffice.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pod_protocol::ids::LeaseId;
+use pod_protocol::telemetry::LeaseTelemetry;
+
+/// A number that only grows, written by one thread.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds to it; only its one writer may.
+    pub fn add(&self, amount: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+    }
+
+    /// Its value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! drop_reasons {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// Why a packet was dropped.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum DropReason { $($(#[$doc])* $name,)* }
+
+        impl DropReason {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// Its name in telemetry.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    /// Frontend: a descriptor chain that cannot hold a packet.
+    BadChain = "bad-chain",
+    /// A virtio-net header that contradicts its frame or uses what was not negotiated.
+    BadHeader = "bad-header",
+    /// Frontend: the guest has posted no, or not enough, receive buffers.
+    NoGuestBuffers = "no-guest-buffers",
+    /// Frontend: no receive queue is running.
+    NoGuestQueue = "no-guest-queue",
+    /// A frame relies on an offload that its receiver does not accept.
+    ReceiverOffloads = "receiver-offloads",
+    /// A message that contradicts itself or the pieces before it.
+    BadMessage = "bad-message",
+    /// Backend: the buffer lies outside of the instance's area.
+    OutsideArea = "outside-area",
+    /// Backend: the source address is not the instance's own.
+    Spoofed = "spoofed-source",
+    /// A message of an older holder of the lease.
+    Stale = "stale-generation",
+    /// Backend: the instance holds as many receive buffers as it may.
+    ReceiveQuota = "receive-quota",
+    /// Backend: no receive buffer was free for a frame between two local instances.
+    NoReceiveBuffers = "no-receive-buffers",
+    /// Backend: the channel to the instance's frontend is full or not ready.
+    ChannelFull = "channel-full",
+    /// Backend: the NIC's link was down for too long.
+    LinkDown = "link-down",
+    /// Backend: too many packets wait for the NIC.
+    Backlog = "nic-full",
+}
+
+/// What is counted for one lease.
+#[derive(Debug, Default)]
+pub struct LeaseCounters {
+    /// Packets from the instance.
+    pub tx_packets: Counter,
+    /// Their bytes.
+    pub tx_bytes: Counter,
+    /// Packets to the instance.
+    pub rx_packets: Counter,
+    /// Their bytes.
+    pub rx_bytes: Counter,
+    drops: [Counter; DropReason::ALL.len()],
+}
+
+impl LeaseCounters {
+    /// Counts a dropped packet.
+    pub fn count_drop(&self, reason: DropReason) {
+        self.drops[reason as usize].add(1);
+    }
+
+    /// How many were dropped for this reason.
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        self.drops[reason as usize].get()
+    }
+
+    /// Counts a packet from the instance.
+    pub fn count_tx(&self, bytes: u32) {
+        self.tx_packets.add(1);
+        self.tx_bytes.add(u64::from(bytes));
+    }
+
+    /// Counts a packet to the instance.
+    pub fn count_rx(&self, bytes: u32) {
+        self.rx_packets.add(1);
+        self.rx_bytes.add(u64::from(bytes));
+    }
+
+    fn add_to(&self, telemetry: &mut LeaseTelemetry) {
+        telemetry.tx_packets += self.tx_packets.get();
+        telemetry.tx_bytes += self.tx_bytes.get();
+        telemetry.rx_packets += self.rx_packets.get();
+        telemetry.rx_bytes += self.rx_bytes.get();
+        for reason in DropReason::ALL {
+            let drops = self.drops(*reason);
+            if drops > 0 {
+                *telemetry.drops.entry(reason.name().to_owned()).or_default() += drops;
+            }
+        }
+    }
+}
+
+/// What is counted for one NIC.
+#[derive(Debug, Default)]
+pub struct NicCounters {
+    /// Frames received.
+    pub rx_packets: Counter,
+    /// Their bytes.
+    pub rx_bytes: Counter,
+    /// Packets sent.
+    pub tx_packets: Counter,
+    /// Their bytes.
+    pub tx_bytes: Counter,
+    /// What the device refused, or did wrong.
+    pub errors: Counter,
+}
+
+/// The counters of all leases that an engine serves.
+#[derive(Clone, Debug, Default)]
+pub struct LeaseBook(Arc<Mutex<BTreeMap<LeaseId, Arc<LeaseCounters>>>>);
+
+impl LeaseBook {
+    /// The counters of a lease, at zero when they are new.
+    pub fn open(&self, lease: LeaseId) -> Arc<LeaseCounters> {
+        let mut book = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(book.entry(lease).or_default())
+    }
+
+    /// Forgets a lease.
+    pub fn close(&self, lease: LeaseId) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&lease);
+    }
+
+    /// All of them, as they are now.
+    pub fn telemetry(&self) -> Vec<LeaseTelemetry> {
+        let book = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        book.iter()
+            .map(|(lease, counters)| {
+                let mut telemetry = LeaseTelemetry::new(*lease);
+                counters.add_to(&mut telemetry);
+                telemetry
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn telemetry_names_what_was_dropped() {
+        let book = LeaseBook::default();
+        let lease = LeaseId::new(7).expect("small");
+        let counters = book.open(lease);
+        counters.count_tx(100);
+        counters.count_drop(DropReason::Spoofed);
+        counters.count_drop(DropReason::Spoofed);
+        let telemetry = book.telemetry();
+        assert_eq!(telemetry.len(), 1);
+        assert_eq!((telemetry[0].tx_packets, telemetry[0].tx_bytes), (1, 100));
+        assert_eq!(telemetry[0].drops, BTreeMap::from([("spoofed-source".to_owned(), 2)]));
+        book.close(lease);
+        assert!(book.telemetry().is_empty());
+    }
+}

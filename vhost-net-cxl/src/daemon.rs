@@ -1,0 +1,208 @@
+//! Starting a frontend or a backend from a host's configuration.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use anyhow::Context;
+use cxl_channel::doorbell::DoorbellListener;
+use cxl_pool::{Area, CoherenceMode, EndpointId, Memory, Pool, Role};
+use pod_protocol::config::{HostConfig, Wakeup};
+use pod_protocol::daemon::{Exit, StopSignal};
+use pod_protocol::endpoint::{Endpoint, Handler, Reporter};
+use pod_protocol::fence::Fence;
+use pod_protocol::ids::RegionId;
+use pod_protocol::objects::{ChannelObject, Object, ObjectId};
+use pod_protocol::reports::{DeviceReport, Join, Report};
+use pod_protocol::telemetry::Telemetry;
+use pod_protocol::worker::{Worker, WorkerConfig, WorkerHandle};
+
+use crate::backend::{Backend, BackendHandler, WatchedNic};
+use crate::channel_end::ChannelEnd;
+use crate::counters::{LeaseBook, NicCounters};
+use crate::frontend::{Frontend, FrontendHandler};
+use crate::nic::{self, Nic, NicConfig};
+
+/// Runs the frontend of this host until it is told to stop.
+pub fn run_frontend(config: &Path, stop: &StopSignal) -> anyhow::Result<Exit> {
+    let (config, pool) = prepare(config)?;
+    match pool.superblock().mode {
+        CoherenceMode::Software => frontend(&config, &pool, &pool.software(), stop),
+        CoherenceMode::Hardware => frontend(&config, &pool, &pool.hardware(), stop),
+    }
+}
+
+/// Runs the backend of this host until it is told to stop.
+pub fn run_backend(config: &Path, stop: &StopSignal) -> anyhow::Result<Exit> {
+    let (config, pool) = prepare(config)?;
+    match pool.superblock().mode {
+        CoherenceMode::Software => backend(&config, &pool, &pool.software(), stop),
+        CoherenceMode::Hardware => backend(&config, &pool, &pool.hardware(), stop),
+    }
+}
+
+fn prepare(path: &Path) -> anyhow::Result<(HostConfig, Pool)> {
+    let config = HostConfig::load(path)?;
+    let pool = Pool::open(&config.pool.path)?;
+    config.run_directory().prepare()?;
+    Ok((config, pool))
+}
+
+fn frontend<M: Memory>(
+    config: &HostConfig,
+    pool: &Pool,
+    memory: &M,
+    stop: &StopSignal,
+) -> anyhow::Result<Exit> {
+    let book = LeaseBook::default();
+    let task = Frontend::new(memory.clone(), book.clone(), Box::new(opener(config, memory)))
+        .context("cannot create a timer")?;
+    let role = Role::NetFrontend;
+    let sockets = config.run_directory().sockets();
+    let joined = |reporter: Reporter, fence: Fence| -> anyhow::Result<Box<dyn Handler>> {
+        let worker_config = WorkerConfig::new(&config.run, config.net.frontend_cpu, fence);
+        let worker = Worker::spawn("net-frontend", worker_config, doorbell(config, role)?, task)?;
+        Ok(Box::new(FrontendHandler::new(memory.clone(), worker, reporter, book, sockets)))
+    };
+    run(config, pool, memory, role, Vec::new(), stop, joined)
+}
+
+fn backend<M: Memory>(
+    config: &HostConfig,
+    pool: &Pool,
+    memory: &M,
+    stop: &StopSignal,
+) -> anyhow::Result<Exit> {
+    anyhow::ensure!(!config.nic.is_empty(), "this host has no NIC: add a [[nic]] to its configuration");
+    let mut nics = Vec::new();
+    for table in &config.nic {
+        let nic_config = NicConfig::parse(table)?;
+        nics.push(nic::open(&nic_config, pool, memory)?);
+    }
+    let devices = nics.iter().map(|nic| device_report(nic.as_ref())).collect();
+    let role = Role::NetBackend;
+    let joined = |reporter: Reporter, fence: Fence| -> anyhow::Result<Box<dyn Handler>> {
+        let book = LeaseBook::default();
+        // The watches begin before the worker exists.
+        let handle: Arc<OnceLock<WorkerHandle<crate::backend::Order>>> = Arc::default();
+        let mut watched = Vec::new();
+        let mut counted = Vec::new();
+        for mut nic in nics {
+            watch(nic.as_mut(), &reporter, &handle)?;
+            let counters = Arc::new(NicCounters::default());
+            let name = nic.identity().name.clone();
+            watched.push(WatchedNic { name, link: nic.link().clone(), counters: Arc::clone(&counters) });
+            counted.push((nic, counters));
+        }
+        let open = Box::new(opener(config, memory));
+        let tell = Backend::<M>::tell_by(reporter);
+        let task = Backend::new(memory.clone(), counted, book.clone(), open, tell);
+        let worker_config = WorkerConfig::new(&config.run, config.net.backend_cpu, fence);
+        let worker = Worker::spawn("net-backend", worker_config, doorbell(config, role)?, task)?;
+        let _ = handle.set(worker.clone());
+        Ok(Box::new(BackendHandler::new(memory.clone(), worker, book, watched)))
+    };
+    run(config, pool, memory, role, devices, stop, joined)
+}
+
+/// Tells the controller of each change of a NIC's link at once, and wakes the worker for it.
+fn watch(
+    nic: &mut dyn Nic,
+    reporter: &Reporter,
+    worker: &Arc<OnceLock<WorkerHandle<crate::backend::Order>>>,
+) -> anyhow::Result<()> {
+    let device = nic.identity().name.clone();
+    let (reporter, worker) = (reporter.clone(), Arc::clone(worker));
+    nic.watch_link(Box::new(move |up, reason| {
+        reporter.report(Report::Link { device: device.clone(), up, reason: reason.to_owned() });
+        tracing::info!(nic = device, up, reason, "link changed");
+        if let Some(worker) = worker.get() {
+            // A worker that has ended needs no news.
+            let _ = worker.send(crate::backend::Order::LinkChanged);
+        }
+    }))?;
+    Ok(())
+}
+
+fn device_report(nic: &dyn Nic) -> DeviceReport {
+    let identity = nic.identity();
+    DeviceReport::Nic {
+        name: identity.name.clone(),
+        driver: identity.driver.name().to_owned(),
+        mac: identity.mac,
+        up: nic.link().is_up(),
+        speed_mbps: identity.speed_mbps,
+        mtu: identity.mtu,
+        features: identity.offloads.features(),
+        backup: identity.backup,
+    }
+}
+
+fn opener<M: Memory>(
+    config: &HostConfig,
+    memory: &M,
+) -> impl Fn(&ChannelObject) -> Result<ChannelEnd<M>, String> + Send + 'static {
+    let (memory, run) = (memory.clone(), config.run_directory());
+    move |object| ChannelEnd::open(object, &memory, &run)
+}
+
+fn doorbell(config: &HostConfig, role: Role) -> anyhow::Result<Option<DoorbellListener>> {
+    if config.run.wakeup == Wakeup::Poll {
+        return Ok(None);
+    }
+    let path = config.run_directory().data_doorbell(EndpointId::new(config.host.id, role));
+    let listener = DoorbellListener::bind(&path)
+        .with_context(|| format!("cannot create the doorbell {}", path.display()))?;
+    Ok(Some(listener))
+}
+
+/// Joins the pod with the handler that `make` returns, and serves until told to stop.
+fn run<M: Memory>(
+    config: &HostConfig,
+    pool: &Pool,
+    memory: &M,
+    role: Role,
+    devices: Vec<DeviceReport>,
+    stop: &StopSignal,
+    make: impl FnOnce(Reporter, Fence) -> anyhow::Result<Box<dyn Handler>>,
+) -> anyhow::Result<Exit> {
+    let join = Join {
+        host_name: config.host.name.clone(),
+        software: concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned(),
+        pid: std::process::id(),
+        devices,
+    };
+    let mut failure = None;
+    let endpoint = Endpoint::join(pool, memory.clone(), config, role, join, |reporter, fence| {
+        make(reporter, fence).unwrap_or_else(|error| {
+            failure = Some(error);
+            Box::new(NothingToServe)
+        })
+    })?;
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    Ok(endpoint.run_until(stop)?)
+}
+
+/// Stands in for a handler that could not be made, until the endpoint has left the pod again.
+struct NothingToServe;
+
+impl Handler for NothingToServe {
+    fn apply(&mut self, _object: Object) -> Result<(), String> {
+        Err("the daemon is about to end".to_owned())
+    }
+
+    fn remove(&mut self, _id: ObjectId) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn scrub(&mut self, _region: RegionId, _area: Area) -> Result<(), String> {
+        Err("the daemon is about to end".to_owned())
+    }
+
+    fn telemetry(&mut self) -> Telemetry {
+        Telemetry::default()
+    }
+
+    fn fenced(&mut self) {}
+}

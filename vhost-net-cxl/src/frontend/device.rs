@@ -1,0 +1,133 @@
+//! The virtio-net device as the VMM sees it.
+
+use pod_protocol::endpoint::Reporter;
+use pod_protocol::ids::LeaseId;
+use pod_protocol::objects::PortObject;
+use pod_protocol::reports::Report;
+use pod_protocol::worker::WorkerHandle;
+use vhost_frontend::{ConfigSpace, DeviceSink, DeviceSpec, GuestMemory, Ring, StopReason};
+use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use virtio_bindings::virtio_net as bits;
+
+use super::Order;
+use crate::offloads::Offloads;
+
+const QUEUE_SIZE_MAX: u16 = 1024;
+const LINK_UP: u16 = 1;
+
+/// What the device of a port offers.
+pub fn device_spec(object: &PortObject) -> DeviceSpec {
+    let mut features = 1 << VIRTIO_RING_F_EVENT_IDX
+        | 1 << VIRTIO_RING_F_INDIRECT_DESC
+        | 1 << bits::VIRTIO_NET_F_MRG_RXBUF
+        | 1 << bits::VIRTIO_NET_F_MTU
+        | 1 << bits::VIRTIO_NET_F_MAC
+        | 1 << bits::VIRTIO_NET_F_STATUS
+        // The VMM asks its guest to announce itself after a live migration; we only let it.
+        | 1 << bits::VIRTIO_NET_F_GUEST_ANNOUNCE;
+    if object.queue_pairs > 1 {
+        features |= 1 << bits::VIRTIO_NET_F_MQ;
+    }
+    // Only what every NIC can do that the instance may have to use.
+    features |= object.features & Offloads::ALL.features();
+    DeviceSpec {
+        name: format!("{}-{}", object.instance_name, object.device),
+        virtio_features: features,
+        config: ConfigSpace::new(config_space(object)),
+        queues: 2 * object.queue_pairs,
+        queue_size_max: QUEUE_SIZE_MAX,
+        // Descriptors are returned in order, so the used index says what is done.
+        inflight: false,
+    }
+}
+
+/// `struct virtio_net_config` up to the MTU.
+fn config_space(object: &PortObject) -> Vec<u8> {
+    let mut config = Vec::with_capacity(12);
+    config.extend(object.mac.bytes());
+    config.extend(LINK_UP.to_le_bytes());
+    config.extend(object.queue_pairs.to_le_bytes());
+    config.extend(object.mtu.to_le_bytes());
+    config
+}
+
+/// Passes what the VMM says on to the worker.
+pub(super) struct Sink {
+    lease: LeaseId,
+    worker: WorkerHandle<Order>,
+    reporter: Reporter,
+}
+
+impl Sink {
+    pub(super) fn new(lease: LeaseId, worker: WorkerHandle<Order>, reporter: Reporter) -> Self {
+        Self { lease, worker, reporter }
+    }
+
+    fn report(&self, connected: bool) {
+        self.reporter.report(Report::Attachment { lease: self.lease, connected });
+    }
+}
+
+// A worker that has ended was fenced or told to stop, and the daemon ends too: nothing is left to be told.
+impl DeviceSink for Sink {
+    fn connected(&mut self) {
+        self.report(true);
+    }
+
+    fn features(&mut self, acknowledged: u64) {
+        let _ = self.worker.send(Order::Features(self.lease, acknowledged));
+    }
+
+    fn ring_started(&mut self, ring: Ring) {
+        let _ = self.worker.send(Order::RingStarted(self.lease, Box::new(ring)));
+    }
+
+    fn ring_stopped(&mut self, index: u16, _reason: StopReason) -> u16 {
+        // What the ring sent lies in the pool already, so its descriptors are returned at once in either case.
+        self.worker.call(|reply| Order::RingStopped(self.lease, index, reply)).unwrap_or(0)
+    }
+
+    fn memory_changed(&mut self, memory: &GuestMemory) {
+        let _ = self.worker.call(|reply| Order::MemoryChanged(self.lease, memory.clone(), reply));
+    }
+
+    fn disconnected(&mut self) {
+        self.report(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cxl_pool::{Area, LineCount, LineOffset};
+    use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, MacAddress};
+    use pod_protocol::objects::Route;
+
+    #[test]
+    fn a_device_offers_what_its_nics_can_do() {
+        let route = Route { channel: ChannelId::new(1), generation: LeaseGeneration::new(1) };
+        let object = PortObject {
+            lease: LeaseId::new(1).expect("small"),
+            instance: InstanceId::new(1),
+            instance_name: "vm".into(),
+            device: "net0".into(),
+            socket: "vm-net0.sock".into(),
+            mac: MacAddress::new([2, 0, 0, 0, 0, 1]),
+            mtu: 1400,
+            queue_pairs: 2,
+            features: Offloads::CHECKSUM.features(),
+            tx_area: Area::new(LineOffset::new(0), LineCount::new(1)),
+            active: route,
+            standby: None,
+        };
+        let spec = device_spec(&object);
+        assert_eq!(spec.queues, 4);
+        assert_eq!(spec.config.read(0, 12), [2, 0, 0, 0, 0, 1, 1, 0, 2, 0, 0x78, 5]);
+        let has = |bit: u32| spec.virtio_features >> bit & 1 == 1;
+        assert!(
+            has(bits::VIRTIO_NET_F_CSUM) && has(bits::VIRTIO_NET_F_GUEST_CSUM) && has(bits::VIRTIO_NET_F_MQ)
+        );
+        assert!(!has(bits::VIRTIO_NET_F_HOST_TSO4) && !has(bits::VIRTIO_NET_F_GUEST_TSO4));
+        assert!(!spec.inflight);
+    }
+}

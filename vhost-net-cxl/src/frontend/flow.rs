@@ -1,0 +1,99 @@
+//! Telling flows apart, so that the frames of one stay in one queue and in order.
+
+const TYPE_IPV4: [u8; 2] = [0x08, 0x00];
+const TYPE_IPV6: [u8; 2] = [0x86, 0xdd];
+const TYPE_VLAN: [u8; 2] = [0x81, 0x00];
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+/// A number that is equal for all frames of a flow: of its addresses and, where it has them, its ports. `frame` is the
+/// front of a frame, as much as is at hand.
+pub(super) fn flow_hash(frame: &[u8]) -> u32 {
+    let mut hash = Fnv::new();
+    let mut kind_at = 12;
+    if frame.get(kind_at..kind_at + 2) == Some(&TYPE_VLAN) {
+        kind_at += 4;
+    }
+    let ip = frame.get(kind_at + 2..).unwrap_or_default();
+    match frame.get(kind_at..kind_at + 2) {
+        Some(kind) if kind == TYPE_IPV4 => hash_ipv4(ip, &mut hash),
+        Some(kind) if kind == TYPE_IPV6 => hash_ipv6(ip, &mut hash),
+        _ => hash.add(frame.get(..12).unwrap_or_default()),
+    }
+    hash.finish()
+}
+
+fn hash_ipv4(ip: &[u8], hash: &mut Fnv) {
+    hash.add(ip.get(12..20).unwrap_or_default());
+    let header_bytes = ip.first().map_or(0, |first| usize::from(first & 0x0f) * 4);
+    // Later fragments carry no ports, so none of a fragmented packet may count.
+    let fragment = ip.get(6..8).is_some_and(|field| field[0] & 0x3f != 0 || field[1] != 0);
+    let has_ports = ip.get(9).is_some_and(|protocol| *protocol == TCP || *protocol == UDP);
+    if has_ports && !fragment {
+        hash.add(ip.get(header_bytes..header_bytes + 4).unwrap_or_default());
+    }
+}
+
+fn hash_ipv6(ip: &[u8], hash: &mut Fnv) {
+    hash.add(ip.get(8..40).unwrap_or_default());
+    if ip.get(6).is_some_and(|next| *next == TCP || *next == UDP) {
+        hash.add(ip.get(40..44).unwrap_or_default());
+    }
+}
+
+/// Fowler–Noll–Vo, 32 bits: short and good enough to spread flows.
+struct Fnv(u32);
+
+impl Fnv {
+    const fn new() -> Self {
+        Self(0x811c_9dc5)
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+        }
+    }
+
+    /// The upper half folded in: a few low bits of it choose a queue.
+    const fn finish(&self) -> u32 {
+        self.0 ^ (self.0 >> 16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn udp(source_port: u16, fragment: bool) -> Vec<u8> {
+        let mut frame = vec![0; 12];
+        frame.extend(TYPE_IPV4);
+        let mut ip = vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, UDP, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+        ip[6] = if fragment { 0x20 } else { 0x40 };
+        frame.extend(ip);
+        frame.extend(source_port.to_be_bytes());
+        frame.extend([0; 30]);
+        frame
+    }
+
+    #[test]
+    fn flows_spread_over_queues() {
+        let queues: std::collections::BTreeSet<u32> =
+            (0..64).map(|port| flow_hash(&udp(port, false)) % 4).collect();
+        assert_eq!(queues.len(), 4);
+    }
+
+    #[test]
+    fn fragments_of_a_packet_stay_together() {
+        assert_eq!(flow_hash(&udp(1, true)), flow_hash(&udp(2, true)));
+        assert_ne!(flow_hash(&udp(1, false)), flow_hash(&udp(2, false)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_have_a_hash(frame: Vec<u8>) {
+            let _ = flow_hash(&frame);
+        }
+    }
+}

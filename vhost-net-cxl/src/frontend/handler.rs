@@ -1,0 +1,99 @@
+//! What the controller asks of the frontend, on the control thread.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use cxl_pool::{Area, Memory};
+use pod_protocol::endpoint::{Handler, Reporter};
+use pod_protocol::ids::{LeaseId, RegionId};
+use pod_protocol::objects::{Object, ObjectId, PortObject};
+use pod_protocol::telemetry::Telemetry;
+use pod_protocol::worker::WorkerHandle;
+use vhost_frontend::Server;
+
+use super::Order;
+use super::device::{Sink, device_spec};
+use crate::counters::LeaseBook;
+
+const GONE: &str = "the network frontend's worker has ended";
+
+/// Keeps the sockets, and passes everything else to the worker.
+pub struct FrontendHandler<M: Memory> {
+    memory: M,
+    worker: WorkerHandle<Order>,
+    reporter: Reporter,
+    book: LeaseBook,
+    sockets: PathBuf,
+    servers: HashMap<LeaseId, Server>,
+}
+
+impl<M: Memory> FrontendHandler<M> {
+    /// A handler that opens sockets below `sockets`.
+    pub fn new(
+        memory: M,
+        worker: WorkerHandle<Order>,
+        reporter: Reporter,
+        book: LeaseBook,
+        sockets: PathBuf,
+    ) -> Self {
+        Self { memory, worker, reporter, book, sockets, servers: HashMap::new() }
+    }
+
+    fn apply_port(&mut self, object: PortObject) -> Result<(), String> {
+        let lease = object.lease;
+        let spec = device_spec(&object);
+        let socket = self.sockets.join(&object.socket);
+        // The worker has the port before a VMM can connect to it.
+        let apply = |reply| Order::Port(Box::new(object), reply);
+        self.worker.call(apply).map_err(|_| GONE.to_owned())??;
+        if !self.servers.contains_key(&lease) {
+            let sink = Sink::new(lease, self.worker.clone(), self.reporter.clone());
+            match Server::listen(&socket, spec, sink) {
+                Ok(server) => self.servers.insert(lease, server),
+                Err(error) => {
+                    let _ = self.worker.call(|reply| Order::Remove(ObjectId::Port(lease), reply));
+                    return Err(error.to_string());
+                }
+            };
+        }
+        Ok(())
+    }
+}
+
+impl<M: Memory> Handler for FrontendHandler<M> {
+    fn apply(&mut self, object: Object) -> Result<(), String> {
+        match object {
+            Object::Channel(object) => {
+                self.worker.call(|reply| Order::Channel(object, reply)).map_err(|_| GONE.to_owned())?
+            }
+            Object::Port(object) => self.apply_port(object),
+            other => Err(format!("a net frontend has no {}", other.id())),
+        }
+    }
+
+    fn remove(&mut self, id: ObjectId) -> Result<(), String> {
+        if let ObjectId::Port(lease) = &id {
+            // Disconnects the VMM and stops its rings.
+            self.servers.remove(lease);
+        }
+        self.worker.call(|reply| Order::Remove(id, reply)).map_err(|_| GONE.to_owned())
+    }
+
+    fn scrub(&mut self, region: RegionId, area: Area) -> Result<(), String> {
+        if self.worker.call(|reply| Order::Uses(area, reply)).map_err(|_| GONE.to_owned())? {
+            return Err(format!("{region} is in use by a port"));
+        }
+        self.memory.flush(area.start_byte(), area.bytes());
+        self.memory.full_fence();
+        Ok(())
+    }
+
+    fn telemetry(&mut self) -> Telemetry {
+        Telemetry { leases: self.book.telemetry(), ..Telemetry::default() }
+    }
+
+    fn fenced(&mut self) {
+        self.worker.stop();
+        self.servers.clear();
+    }
+}

@@ -1,0 +1,281 @@
+//! The frontend: offers virtio-net devices to the VMs of this host and carries their packets to and from the backends.
+//!
+//! One worker serves all ports in turns, each with a budget: it copies what guests send into the pool and announces it
+//! ([`transmit`]), and copies what arrives into guests' buffers ([`receive`]). Guests are not trusted with anything: a
+//! malformed chain or header costs its guest that packet.
+
+mod device;
+mod flow;
+mod handler;
+mod port;
+mod receive;
+mod transmit;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use cxl_pool::{Area, Memory};
+use pod_protocol::ids::LeaseId;
+use pod_protocol::objects::{ChannelObject, Object, ObjectId, PortObject};
+use pod_protocol::worker::{Progress, Reply, Sources, Task, Token};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use vhost_frontend::{GuestMemory, Ring};
+
+pub use self::device::device_spec;
+pub use self::handler::FrontendHandler;
+use self::port::Port;
+use self::receive::Channel;
+use crate::channel_end::{ChannelEnd, MESSAGES_PER_LOOK, whole_pool};
+use crate::counters::LeaseBook;
+
+/// Packets that one port sends per turn at most.
+const PACKETS_PER_TURN: usize = 32;
+/// After how long a packet is offered again that the backend was not ready for.
+const RETRY_AFTER: Duration = Duration::from_millis(2);
+/// The timer among the worker's sources; rings have tokens from their lease and index.
+const TIMER: Token = Token(u64::MAX >> 1);
+
+/// Opens our end of a channel.
+pub type OpenChannel<M> = Box<dyn Fn(&ChannelObject) -> Result<ChannelEnd<M>, String> + Send>;
+
+/// What other threads ask of the worker.
+pub enum Order {
+    /// Have this channel.
+    Channel(ChannelObject, Reply<Result<(), String>>),
+    /// Have this port.
+    Port(Box<PortObject>, Reply<Result<(), String>>),
+    /// Have this object no longer.
+    Remove(ObjectId, Reply<()>),
+    /// Is any of this area in use?
+    Uses(Area, Reply<bool>),
+    /// A guest's driver acknowledged these features.
+    Features(LeaseId, u64),
+    /// A queue of a guest started.
+    RingStarted(LeaseId, Box<Ring>),
+    /// A queue of a guest is to stop: answered with its next available index.
+    RingStopped(LeaseId, u16, Reply<u16>),
+    /// A guest's memory changed.
+    MemoryChanged(LeaseId, GuestMemory, Reply<()>),
+}
+
+/// The worker's task.
+pub struct Frontend<M: Memory> {
+    memory: M,
+    open_channel: OpenChannel<M>,
+    book: LeaseBook,
+    channels: Vec<Channel<M>>,
+    ports: Vec<Port>,
+    by_lease: HashMap<LeaseId, usize>,
+    inbox: Vec<[u64; 2]>,
+    scratch: receive::Scratch,
+    /// Wakes us for packets that are to be offered again.
+    timer: OwnedFd,
+    timer_watched: bool,
+    timer_armed: bool,
+    /// Which port is served first: each has its turn.
+    first: usize,
+}
+
+impl<M: Memory> Frontend<M> {
+    /// A frontend without ports.
+    pub fn new(memory: M, book: LeaseBook, open_channel: OpenChannel<M>) -> io::Result<Self> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        Ok(Self {
+            memory,
+            open_channel,
+            book,
+            channels: Vec::new(),
+            ports: Vec::new(),
+            by_lease: HashMap::new(),
+            inbox: Vec::with_capacity(MESSAGES_PER_LOOK),
+            scratch: receive::Scratch::new(),
+            timer: timerfd_create(TimerfdClockId::Monotonic, flags)?,
+            timer_watched: false,
+            timer_armed: false,
+            first: 0,
+        })
+    }
+
+    /// Has this object from now on.
+    pub fn apply(&mut self, object: Object) -> Result<(), String> {
+        match object {
+            Object::Channel(object) => self.apply_channel(&object),
+            Object::Port(object) => self.apply_port(object),
+            other => Err(format!("a net frontend has no {}", other.id())),
+        }
+    }
+
+    fn apply_channel(&mut self, object: &ChannelObject) -> Result<(), String> {
+        let end = (self.open_channel)(object)?;
+        self.channels.retain(|channel| channel.end.object().id != object.id);
+        self.channels.push(Channel::new(end));
+        // The other side knows nothing of what went over the old rings.
+        for port in &mut self.ports {
+            port.channel_renewed(object.id);
+        }
+        Ok(())
+    }
+
+    fn apply_port(&mut self, object: PortObject) -> Result<(), String> {
+        let lease = object.lease;
+        if let Some(port) = self.by_lease.get(&lease) {
+            self.ports[*port].update(object);
+            return Ok(());
+        }
+        if !whole_pool(&self.memory).contains_area(&object.tx_area) {
+            return Err(format!("the transmit area of {lease} lies outside of the pool"));
+        }
+        self.by_lease.insert(lease, self.ports.len());
+        self.ports.push(Port::new(object, self.book.open(lease)));
+        Ok(())
+    }
+
+    /// Has this object no longer.
+    pub fn remove(&mut self, id: &ObjectId, mut sources: Option<&mut Sources>) {
+        match id {
+            ObjectId::Channel(channel) => self.channels.retain(|it| it.end.object().id != *channel),
+            ObjectId::Port(lease) => {
+                let Some(place) = self.by_lease.remove(lease) else { return };
+                let port = &mut self.ports[place];
+                for index in 0..port.ring_count() {
+                    stop_ring(port, index, &mut sources);
+                }
+                self.ports.swap_remove(place);
+                if let Some(moved) = self.ports.get(place) {
+                    self.by_lease.insert(moved.lease(), place);
+                }
+                self.book.close(*lease);
+            }
+            _ => {}
+        }
+    }
+
+    fn port(&mut self, lease: LeaseId) -> Option<&mut Port> {
+        let place = *self.by_lease.get(&lease)?;
+        self.ports.get_mut(place)
+    }
+
+    fn watch_timer(&mut self, sources: &mut Sources) {
+        if !self.timer_watched {
+            self.timer_watched = sources.add(&self.timer, TIMER).is_ok();
+        }
+    }
+
+    fn arm_timer(&mut self) {
+        if self.timer_armed || !self.ports.iter().any(Port::waits_to_retry) {
+            return;
+        }
+        let once = Timespec { tv_sec: 0, tv_nsec: i64::from(RETRY_AFTER.subsec_nanos()) };
+        let never = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let when = Itimerspec { it_interval: never, it_value: once };
+        self.timer_armed = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &when).is_ok();
+    }
+}
+
+/// Takes a ring from a port; its outstanding descriptors are returned first, since their packets lie in the pool.
+fn stop_ring(port: &mut Port, index: u16, sources: &mut Option<&mut Sources>) -> u16 {
+    let Some(ring) = port.take_ring(index) else { return 0 };
+    if let (Some(sources), Some(kick)) = (sources, ring.kick()) {
+        // It was watched, or else could not be.
+        let _ = sources.remove(kick);
+    }
+    ring.next_available()
+}
+
+impl<M: Memory> Task for Frontend<M> {
+    type Message = Order;
+
+    fn message(&mut self, order: Order, sources: &mut Sources) {
+        self.watch_timer(sources);
+        match order {
+            Order::Channel(object, reply) => reply.send(self.apply_channel(&object)),
+            Order::Port(object, reply) => reply.send(self.apply_port(*object)),
+            Order::Remove(id, reply) => {
+                self.remove(&id, Some(sources));
+                reply.send(());
+            }
+            Order::Uses(area, reply) => reply.send(self.ports.iter().any(|port| port.uses(area))),
+            Order::Features(lease, features) => {
+                if let Some(port) = self.port(lease) {
+                    port.set_features(features);
+                }
+            }
+            Order::RingStarted(lease, ring) => {
+                let Some(port) = self.port(lease) else { return };
+                let token = port.token(ring.index());
+                if let Some(kick) = ring.kick()
+                    && let Err(error) = sources.add(kick, token)
+                {
+                    tracing::warn!(%lease, %error, "cannot watch a queue: it is served while others keep us awake");
+                }
+                port.start_ring(*ring);
+            }
+            Order::RingStopped(lease, index, reply) => {
+                let next = self.port(lease).map_or(0, |port| stop_ring(port, index, &mut Some(sources)));
+                reply.send(next);
+            }
+            Order::MemoryChanged(lease, memory, reply) => {
+                if let Some(port) = self.port(lease) {
+                    port.set_memory(&memory);
+                }
+                reply.send(());
+            }
+        }
+    }
+
+    fn turn(&mut self) -> Progress {
+        let mut busy = false;
+        for channel in 0..self.channels.len() {
+            busy |= self.serve_channel(channel);
+        }
+        let count = self.ports.len();
+        for turn in 0..count {
+            let port = &mut self.ports[(self.first + turn) % count];
+            busy |= port.transmit(&self.memory, &mut self.channels);
+            port.signal();
+        }
+        self.first = if count == 0 { 0 } else { (self.first + 1) % count };
+        for channel in &mut self.channels {
+            channel.end.publish();
+        }
+        self.arm_timer();
+        if busy { Progress::Busy } else { Progress::Idle }
+    }
+
+    fn ready(&mut self, token: Token) {
+        if token == TIMER {
+            // Nothing there is as good as something there.
+            let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+            self.timer_armed = false;
+            self.ports.iter_mut().for_each(Port::retry);
+            return;
+        }
+        for port in &mut self.ports {
+            port.drain_kick(token);
+        }
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        let mut quiet = true;
+        for channel in &mut self.channels {
+            quiet &= channel.end.announce_sleep();
+        }
+        for port in &mut self.ports {
+            quiet &= port.enable_notifications(&mut self.channels);
+        }
+        quiet
+    }
+
+    fn resume(&mut self) {
+        for channel in &mut self.channels {
+            channel.end.wake();
+        }
+        for port in &mut self.ports {
+            port.disable_notifications();
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! One virtio-net device of one VM: its queues, its packets under way, its routes.
+
+use std::sync::Arc;
+
+use cxl_pool::{Area, Memory};
+use pod_protocol::ids::{ChannelId, LeaseId};
+use pod_protocol::objects::PortObject;
+use pod_protocol::worker::Token;
+use vhost_frontend::{BufferArea, Chain, ChainLimits, GuestMemory, Ring};
+use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
+
+use super::receive::Channel;
+use super::transmit::UnderWay;
+use crate::counters::LeaseCounters;
+use crate::message::{MAX_PACKET_BYTES, NetMessage, Opcode};
+use crate::offloads::Offloads;
+use crate::vnet_header::HEADER_BYTES;
+
+/// The unit in which the transmit area is handed out: most packets are shorter than a few of these.
+const UNIT_BYTES: u32 = 512;
+/// Length of the header for a driver of before the standard that does not merge buffers: without `num_buffers`.
+const LEGACY_HEADER_BYTES: usize = 10;
+/// Descriptors of one chain; the longest packet has no need for more.
+const SEGMENTS_MAX: u16 = 256;
+
+/// A device at work.
+pub(super) struct Port {
+    pub(super) object: PortObject,
+    pub(super) counters: Arc<LeaseCounters>,
+    pub(super) area: BufferArea,
+    pub(super) rings: Vec<Option<Ring>>,
+    pub(super) under_way: UnderWay,
+    pub(super) chain: Chain,
+    /// Length of the virtio-net header in the guest's buffers.
+    pub(super) header_bytes: usize,
+    /// A packet may be spread over several receive buffers.
+    pub(super) merges: bool,
+    /// What the guest's driver may leave undone.
+    pub(super) may_leave: Offloads,
+    /// What it accepts to be left undone.
+    pub(super) accepts: Offloads,
+    /// The channels that still have to be told what it accepts.
+    pub(super) untold: Vec<ChannelId>,
+    /// The transmit queue that is looked at first.
+    pub(super) first_queue: usize,
+}
+
+impl Port {
+    pub(super) fn new(object: PortObject, counters: Arc<LeaseCounters>) -> Self {
+        let rings = (0..2 * object.queue_pairs).map(|_| None).collect();
+        let area = BufferArea::new(object.tx_area, UNIT_BYTES);
+        let mut port = Self {
+            object,
+            counters,
+            area,
+            rings,
+            under_way: UnderWay::new(),
+            chain: Chain::with_capacity(usize::from(SEGMENTS_MAX)),
+            header_bytes: HEADER_BYTES,
+            merges: false,
+            may_leave: Offloads::NONE,
+            accepts: Offloads::NONE,
+            untold: Vec::new(),
+            first_queue: 0,
+        };
+        port.tell_all();
+        port
+    }
+
+    pub(super) fn lease(&self) -> LeaseId {
+        self.object.lease
+    }
+
+    pub(super) fn ring_count(&self) -> u16 {
+        2 * self.object.queue_pairs
+    }
+
+    pub(super) fn uses(&self, area: Area) -> bool {
+        self.object.tx_area.overlaps(&area)
+    }
+
+    /// Takes over what the controller wants now. Over a new route everything that was not acknowledged goes first.
+    pub(super) fn update(&mut self, object: PortObject) {
+        let moved = object.active != self.object.active;
+        let routes = (object.active, object.standby) != (self.object.active, self.object.standby);
+        if moved {
+            tracing::info!(
+                lease = %object.lease, instance = object.instance_name, channel = %object.active.channel,
+                resent = self.under_way.len(), "moved to another route",
+            );
+        }
+        // What the device offered to its guest cannot change under it.
+        let Self { object: old, .. } = self;
+        let (tx_area, queue_pairs) = (old.tx_area, old.queue_pairs);
+        *old = PortObject { tx_area, queue_pairs, ..object };
+        if moved {
+            self.under_way.send_again();
+        }
+        if routes {
+            self.tell_all();
+        }
+    }
+
+    /// Whether frames may come over this channel.
+    pub(super) fn hears(&self, channel: ChannelId) -> bool {
+        let standby = self.object.standby.map(|route| route.channel);
+        self.object.active.channel == channel || standby == Some(channel)
+    }
+
+    /// The rings of a channel began anew: what was announced over the old ones may have been lost.
+    pub(super) fn channel_renewed(&mut self, channel: ChannelId) {
+        if self.object.active.channel == channel {
+            self.under_way.send_again();
+        }
+        if self.hears(channel) && !self.untold.contains(&channel) {
+            self.untold.push(channel);
+        }
+    }
+
+    fn tell_all(&mut self) {
+        self.untold.clear();
+        self.untold.push(self.object.active.channel);
+        if let Some(route) = self.object.standby
+            && route.channel != self.object.active.channel
+        {
+            self.untold.push(route.channel);
+        }
+    }
+
+    /// Tells backends what the guest's driver accepts, so that their NICs do the rest.
+    pub(super) fn tell_offloads<M: Memory>(&mut self, channels: &mut [Channel<M>]) {
+        let message = NetMessage {
+            opcode: Opcode::Offloads,
+            lease: self.object.lease,
+            generation: self.object.active.generation,
+            sequence: 0,
+            line: cxl_pool::LineOffset::new(0),
+            bytes: self.accepts.bits(),
+            more: false,
+        };
+        self.untold.retain(|untold| {
+            let channel = channels.iter_mut().find(|channel| channel.end.object().id == *untold);
+            !channel.is_some_and(|channel| channel.end.ready() && channel.end.send(&message))
+        });
+    }
+
+    /// The driver acknowledged these features.
+    pub(super) fn set_features(&mut self, features: u64) {
+        let has = |bit: u32| features >> bit & 1 == 1;
+        self.merges = has(VIRTIO_NET_F_MRG_RXBUF);
+        let long = self.merges || has(VIRTIO_F_VERSION_1);
+        self.header_bytes = if long { HEADER_BYTES } else { LEGACY_HEADER_BYTES };
+        let offered = features & self.object.features;
+        self.may_leave = Offloads::left_by_guest(offered);
+        let accepts = Offloads::accepted_by_guest(offered);
+        if accepts != self.accepts {
+            self.accepts = accepts;
+            self.tell_all();
+        }
+    }
+
+    pub(super) fn start_ring(&mut self, mut ring: Ring) {
+        let index = usize::from(ring.index());
+        self.set_features(ring.features());
+        ring.set_limits(ChainLimits { segments: SEGMENTS_MAX, bytes: chain_bytes_max() });
+        ring.disable_notifications();
+        if let Some(place) = self.rings.get_mut(index) {
+            *place = Some(ring);
+        }
+    }
+
+    /// Lets go of a ring. What it sent lies in the pool and goes on; its descriptors are returned now.
+    pub(super) fn take_ring(&mut self, index: u16) -> Option<Ring> {
+        let mut ring = self.rings.get_mut(usize::from(index))?.take()?;
+        self.under_way.let_go(&mut ring);
+        ring.signal();
+        Some(ring)
+    }
+
+    pub(super) fn set_memory(&mut self, memory: &GuestMemory) {
+        for ring in self.rings.iter_mut().flatten() {
+            ring.set_memory(memory.clone());
+        }
+    }
+
+    /// Signals what was done in this turn.
+    pub(super) fn signal(&mut self) {
+        for ring in self.rings.iter_mut().flatten() {
+            ring.signal();
+        }
+    }
+
+    /// Names a ring among the worker's sources.
+    pub(super) fn token(&self, ring: u16) -> Token {
+        Token(u64::from(self.object.lease.get()) << 16 | u64::from(ring))
+    }
+
+    pub(super) fn drain_kick(&self, token: Token) {
+        if token.0 >> 16 != u64::from(self.object.lease.get()) {
+            return;
+        }
+        let index = usize::try_from(token.0 & 0xffff).unwrap_or(usize::MAX);
+        if let Some(Some(ring)) = self.rings.get(index) {
+            ring.drain_kick();
+        }
+    }
+
+    /// About to sleep: asks for kicks where something can be done about them. False if something came meanwhile.
+    pub(super) fn enable_notifications<M: Memory>(&mut self, channels: &mut [Channel<M>]) -> bool {
+        // While nothing can be sent, a kick would wake us for nothing: the channel's news will.
+        if !self.can_send(channels) {
+            return true;
+        }
+        let mut quiet = true;
+        // Receive queues need no kicks: a frame that finds no buffer is dropped, none waits for one.
+        for ring in self.rings.iter_mut().skip(1).step_by(2).flatten() {
+            quiet &= !ring.enable_notifications();
+        }
+        quiet
+    }
+
+    pub(super) fn disable_notifications(&mut self) {
+        for ring in self.rings.iter_mut().skip(1).step_by(2).flatten() {
+            ring.disable_notifications();
+        }
+    }
+}
+
+/// The longest chain: the longest packet, or as many receive buffers for it as a guest may chain.
+const fn chain_bytes_max() -> u64 {
+    2 * MAX_PACKET_BYTES
+}

@@ -1,0 +1,422 @@
+//! An AF_XDP socket whose UMEM is the NIC's receive area in the pool: the kernel itself puts frames there.
+//!
+//! A chunk of the UMEM is one receive buffer. The kernel leaves 256 bytes and our headroom of 12 in front of a frame,
+//! so the virtio-net header, all zero, finds its place exactly at the chunk's fourth cache line. To send, frames are copied
+//! into chunks set aside for that; no offload survives this driver, so it offers none.
+#![allow(unsafe_code, reason = "socket options that take structures, and copies into the UMEM")]
+
+mod program;
+mod ring;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use cxl_pool::{ByteOffset, Pool};
+
+use self::program::Program;
+use self::ring::Ring;
+use super::carrier::{CarrierWatch, find};
+use super::netlink::Netlink;
+use super::window::Window;
+use super::{Batch, Identity, LinkState, Nic, NicConfig, NicError, OnLinkChange, Piece};
+use crate::backend::receive_buffers::{BUFFER_BYTES, ReceiveBuffers};
+use crate::offloads::Offloads;
+use crate::vnet_header::HEADER_BYTES;
+
+/// What generic XDP leaves free in front of our headroom.
+const KERNEL_HEADROOM_BYTES: u64 = 256;
+const FRAME_BYTES_MAX: u64 = BUFFER_BYTES as u64 - KERNEL_HEADROOM_BYTES - HEADER_BYTES as u64;
+const ETHERNET_AND_VLAN_BYTES: u64 = 18;
+const MTU_MAX: u64 = FRAME_BYTES_MAX - ETHERNET_AND_VLAN_BYTES;
+const FILL_ENTRIES: u32 = 2048;
+const RECEIVE_ENTRIES: u32 = 2048;
+const TRANSMIT_ENTRIES: u32 = 512;
+/// Chunks that hold frames on their way out.
+const TRANSMIT_CHUNKS: usize = 256;
+/// A queue stays busy for a moment after its last socket was closed.
+const BUSY_RETRY: Duration = Duration::from_millis(500);
+const BUSY_PAUSE: Duration = Duration::from_millis(5);
+
+/// An interface by AF_XDP.
+pub struct AfXdpNic {
+    identity: Identity,
+    link: LinkState,
+    watch: Option<CarrierWatch>,
+    interface: String,
+    interface_index: u32,
+    queue: u32,
+    window: Window,
+    // Before the sockets: it is detached first.
+    program: Option<Program>,
+    rings: Option<Rings>,
+    socket: OwnedFd,
+    errors: u64,
+}
+
+struct Rings {
+    fill: Ring<u64>,
+    receive: Ring<libc::xdp_desc>,
+    transmit: Ring<libc::xdp_desc>,
+    completion: Ring<u64>,
+    /// Where the UMEM begins in the pool.
+    umem: u64,
+    /// Chunks for sending that are free, as offsets in the UMEM.
+    chunks: Vec<u64>,
+    unsent: bool,
+}
+
+impl AfXdpNic {
+    /// Opens a socket; the interface's frames go on to the host until it is started.
+    pub fn open(config: &NicConfig, pool: &Pool) -> Result<Self, NicError> {
+        let nic = &config.name;
+        let interface = config.interface();
+        let mut netlink = Netlink::open().map_err(|source| system(nic, "open rtnetlink", "", source))?;
+        let found = find(&mut netlink, nic, interface)?;
+        if u64::from(found.mtu) > MTU_MAX {
+            let problem = format!(
+                "the MTU of {interface} is {}, and a frame of a buffer's length allows {MTU_MAX}: lower it",
+                found.mtu
+            );
+            return Err(NicError::Config { nic: nic.clone(), problem });
+        }
+        // SAFETY: no memory is involved.
+        let socket = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+        if socket < 0 {
+            let hint = "; the kernel needs CONFIG_XDP_SOCKETS and the daemon CAP_NET_RAW; driver = \"tap\" needs neither";
+            return Err(system(nic, "open an AF_XDP socket", hint, io::Error::last_os_error()));
+        }
+        // SAFETY: the kernel has just created this descriptor for us alone.
+        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        let identity = Identity {
+            name: nic.clone(),
+            driver: config.driver,
+            mac: found.mac,
+            mtu: u16::try_from(found.mtu).unwrap_or(u16::MAX),
+            speed_mbps: config.speed_mbps,
+            backup: config.backup,
+            offloads: Offloads::NONE,
+            // In copy mode the kernel copies through this host's caches.
+            cache_bypassing: false,
+        };
+        Ok(Self {
+            identity,
+            link: LinkState::new(found.up),
+            watch: None,
+            interface: interface.to_owned(),
+            interface_index: found.index,
+            queue: config.queue,
+            window: Window::new(pool),
+            program: None,
+            rings: None,
+            socket,
+            errors: 0,
+        })
+    }
+
+    fn register_umem(&self, buffers: &ReceiveBuffers) -> io::Result<()> {
+        let bytes = buffers.len() as u64 * u64::from(BUFFER_BYTES);
+        // SAFETY: plain data for which zeroes are valid.
+        let mut umem: libc::xdp_umem_reg = unsafe { std::mem::zeroed() };
+        umem.addr = self.window.address(ByteOffset::new(buffers.start()), bytes) as u64;
+        umem.len = bytes;
+        umem.chunk_size = BUFFER_BYTES;
+        umem.headroom = u32::try_from(HEADER_BYTES).expect("twelve");
+        set_option(&self.socket, libc::XDP_UMEM_REG, &umem)
+    }
+
+    fn map_rings(&self, umem: u64) -> io::Result<Rings> {
+        let socket = &self.socket;
+        Ring::<u64>::set_entries(socket, libc::XDP_UMEM_FILL_RING, FILL_ENTRIES)?;
+        Ring::<u64>::set_entries(socket, libc::XDP_UMEM_COMPLETION_RING, TRANSMIT_ENTRIES)?;
+        Ring::<libc::xdp_desc>::set_entries(socket, libc::XDP_RX_RING, RECEIVE_ENTRIES)?;
+        Ring::<libc::xdp_desc>::set_entries(socket, libc::XDP_TX_RING, TRANSMIT_ENTRIES)?;
+        let offsets = mmap_offsets(socket)?;
+        let fill_page = libc::off_t::try_from(libc::XDP_UMEM_PGOFF_FILL_RING).map_err(io::Error::other)?;
+        let completion_page =
+            libc::off_t::try_from(libc::XDP_UMEM_PGOFF_COMPLETION_RING).map_err(io::Error::other)?;
+        Ok(Rings {
+            fill: Ring::map(socket, fill_page, offsets.fr, FILL_ENTRIES)?,
+            completion: Ring::map(socket, completion_page, offsets.cr, TRANSMIT_ENTRIES)?,
+            receive: Ring::map(socket, libc::XDP_PGOFF_RX_RING, offsets.rx, RECEIVE_ENTRIES)?,
+            transmit: Ring::map(socket, libc::XDP_PGOFF_TX_RING, offsets.tx, TRANSMIT_ENTRIES)?,
+            umem,
+            chunks: Vec::with_capacity(TRANSMIT_CHUNKS),
+            unsent: false,
+        })
+    }
+
+    fn bind(&self) -> io::Result<()> {
+        let family = libc::c_ushort::try_from(libc::AF_XDP).map_err(io::Error::other)?;
+        let address = libc::sockaddr_xdp {
+            sxdp_family: family,
+            sxdp_flags: libc::XDP_COPY | libc::XDP_USE_NEED_WAKEUP,
+            sxdp_ifindex: self.interface_index,
+            sxdp_queue_id: self.queue,
+            sxdp_shared_umem_fd: 0,
+        };
+        let bytes = libc::socklen_t::try_from(size_of_val(&address)).expect("a short structure");
+        let give_up = Instant::now() + BUSY_RETRY;
+        loop {
+            // SAFETY: the address lives until the call returns.
+            let result = unsafe { libc::bind(self.socket.as_raw_fd(), (&raw const address).cast(), bytes) };
+            if result == 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            if error.raw_os_error() != Some(libc::EBUSY) || Instant::now() > give_up {
+                return Err(error);
+            }
+            // Only while a NIC starts, never on the way of a packet.
+            std::thread::sleep(BUSY_PAUSE);
+        }
+    }
+
+    fn send_one(&mut self, copy: impl FnOnce(&Window, *mut u8), bytes: u64) -> bool {
+        let Some(rings) = &mut self.rings else { return false };
+        rings.reclaim();
+        if rings.chunks.is_empty() || rings.transmit.room() == 0 {
+            return false;
+        }
+        let Some(chunk) = rings.chunks.pop() else { return false };
+        copy(&self.window, self.window.address(ByteOffset::new(rings.umem + chunk), u64::from(BUFFER_BYTES)));
+        let len = u32::try_from(bytes).expect("shorter than a chunk");
+        rings.transmit.put(libc::xdp_desc { addr: chunk, len, options: 0 });
+        rings.unsent = true;
+        true
+    }
+}
+
+impl Rings {
+    /// Takes back the chunks that were sent.
+    fn reclaim(&mut self) {
+        let mut any = false;
+        while let Some(chunk) = self.completion.take() {
+            self.chunks.push(chunk & !(u64::from(BUFFER_BYTES) - 1));
+            any = true;
+        }
+        if any {
+            self.completion.give_back();
+        }
+    }
+
+    /// Gives the kernel buffers to receive into.
+    fn refill(&mut self, buffers: &mut ReceiveBuffers) {
+        let mut any = false;
+        while self.fill.room() > 0 {
+            let Some(buffer) = buffers.take() else { break };
+            self.fill.put(buffers.offset(buffer).get() - self.umem);
+            any = true;
+        }
+        if any {
+            self.fill.publish();
+        }
+    }
+}
+
+impl Nic for AfXdpNic {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn link(&self) -> &LinkState {
+        &self.link
+    }
+
+    fn watch_link(&mut self, on_change: OnLinkChange) -> Result<(), NicError> {
+        let watch = CarrierWatch::begin(&self.identity.name, &self.interface, self.link.clone(), on_change)?;
+        self.watch = Some(watch);
+        Ok(())
+    }
+
+    fn start(&mut self, buffers: &mut ReceiveBuffers) -> Result<(), NicError> {
+        let nic = self.identity.name.clone();
+        let failed = |doing, hint| {
+            let nic = nic.clone();
+            move |source| system(&nic, doing, hint, source)
+        };
+        self.register_umem(buffers).map_err(failed("register its receive area as UMEM", ""))?;
+        let mut rings = self.map_rings(buffers.start()).map_err(failed("map the rings of its socket", ""))?;
+        // A quarter at most: the area is for receiving.
+        for _ in 0..TRANSMIT_CHUNKS.min(buffers.len() / 4) {
+            let Some(buffer) = buffers.take() else { break };
+            rings.chunks.push(buffers.offset(buffer).get() - rings.umem);
+        }
+        rings.refill(buffers);
+        self.bind().map_err(failed(
+            "bind its socket to the interface",
+            "; does another process use this queue? driver = \"tap\" works on any interface",
+        ))?;
+        let program = Program::attach(self.interface_index).map_err(failed(
+            "attach its XDP program",
+            "; is another XDP program attached, or CAP_BPF missing? driver = \"tap\" needs neither",
+        ))?;
+        program.direct(self.queue, &self.socket).map_err(failed("direct frames to its socket", ""))?;
+        self.program = Some(program);
+        self.rings = Some(rings);
+        Ok(())
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.socket.as_fd()]
+    }
+
+    fn set_receiver_offloads(&mut self, _offloads: Offloads) -> Result<(), NicError> {
+        // Frames come from a wire, complete.
+        Ok(())
+    }
+
+    fn receive(&mut self, buffers: &mut ReceiveBuffers, batch: &mut Batch) -> Result<(), NicError> {
+        let Some(rings) = &mut self.rings else { return Ok(()) };
+        let header = [0u8; HEADER_BYTES];
+        let header_bytes = HEADER_BYTES as u64;
+        let before = batch.len();
+        while !batch.is_full() {
+            let Some(descriptor) = rings.receive.take() else { break };
+            let at = ByteOffset::new(rings.umem + descriptor.addr - header_bytes);
+            let address = self.window.address(at, header_bytes + u64::from(descriptor.len));
+            // SAFETY: the range lies within the pool, in a chunk that the kernel has just handed over.
+            unsafe { address.copy_from_nonoverlapping(header.as_ptr(), HEADER_BYTES) };
+            let bytes = descriptor.len + u32::try_from(HEADER_BYTES).expect("twelve");
+            batch.push_piece(Piece { at, bytes });
+            batch.end_frame();
+        }
+        if batch.len() > before {
+            rings.receive.give_back();
+        }
+        rings.refill(buffers);
+        if rings.fill.needs_wakeup() {
+            wake_receiver(&self.socket);
+        }
+        Ok(())
+    }
+
+    fn transmit(&mut self, packets: &[Piece]) -> Result<usize, NicError> {
+        for (sent, packet) in packets.iter().enumerate() {
+            let header_bytes = HEADER_BYTES as u64;
+            let bytes = u64::from(packet.bytes).saturating_sub(header_bytes);
+            if bytes == 0 || bytes > FRAME_BYTES_MAX {
+                self.errors += 1;
+                continue;
+            }
+            let from = packet.at.saturating_add(header_bytes);
+            let count = usize::try_from(bytes).expect("shorter than a chunk");
+            let copied = self.send_one(
+                |window, chunk| {
+                    let from = window.address(from, bytes);
+                    // SAFETY: both ranges lie within the pool; the chunk is ours until it is handed to the kernel, and
+                    // a packet is never in the receive area.
+                    unsafe { chunk.copy_from_nonoverlapping(from, count) };
+                },
+                bytes,
+            );
+            if !copied {
+                return Ok(sent);
+            }
+        }
+        Ok(packets.len())
+    }
+
+    fn transmit_frame(&mut self, frame: &[u8]) -> Result<bool, NicError> {
+        if frame.len() as u64 > FRAME_BYTES_MAX {
+            self.errors += 1;
+            return Ok(true);
+        }
+        Ok(self.send_one(
+            // SAFETY: the frame fits the chunk, which is ours until it is handed to the kernel.
+            |_, chunk| unsafe { chunk.copy_from_nonoverlapping(frame.as_ptr(), frame.len()) },
+            frame.len() as u64,
+        ))
+    }
+
+    fn has_work(&self) -> bool {
+        self.rings.as_ref().is_some_and(|rings| rings.unsent)
+    }
+
+    fn flush(&mut self) -> Result<(), NicError> {
+        let Some(rings) = &mut self.rings else { return Ok(()) };
+        if !rings.unsent {
+            return Ok(());
+        }
+        rings.transmit.publish();
+        if !rings.transmit.needs_wakeup() {
+            rings.unsent = false;
+            return Ok(());
+        }
+        // SAFETY: an empty message, so no memory is involved.
+        let sent = unsafe {
+            libc::sendto(
+                self.socket.as_raw_fd(),
+                std::ptr::null(),
+                0,
+                libc::MSG_DONTWAIT,
+                std::ptr::null(),
+                0,
+            )
+        };
+        if sent >= 0 {
+            rings.unsent = false;
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            // It took what it could: once more in the next turn.
+            Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR) => Ok(()),
+            // The interface is down; its watch tells.
+            Some(libc::ENETDOWN) => {
+                rings.unsent = false;
+                Ok(())
+            }
+            _ => Err(system(&self.identity.name, "send by its AF_XDP socket", "", error)),
+        }
+    }
+
+    fn errors(&self) -> u64 {
+        self.errors
+    }
+}
+
+/// Lets the kernel look at the fill ring again.
+fn wake_receiver(socket: &OwnedFd) {
+    // SAFETY: no memory is involved. An error means that there is nothing to receive.
+    unsafe {
+        libc::recvfrom(
+            socket.as_raw_fd(),
+            std::ptr::null_mut(),
+            0,
+            libc::MSG_DONTWAIT,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+        )
+    };
+}
+
+fn set_option<T>(socket: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
+    let bytes = libc::socklen_t::try_from(size_of::<T>()).expect("a short structure");
+    // SAFETY: the kernel reads a structure of this length, which lives until the call returns.
+    let result = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_XDP, option, (&raw const *value).cast(), bytes)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn mmap_offsets(socket: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
+    // SAFETY: plain data for which zeroes are valid.
+    let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
+    let mut bytes = libc::socklen_t::try_from(size_of_val(&offsets)).expect("a short structure");
+    // SAFETY: the kernel writes at most `bytes` bytes into the structure.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_XDP,
+            libc::XDP_MMAP_OFFSETS,
+            (&raw mut offsets).cast(),
+            &raw mut bytes,
+        )
+    };
+    if result == 0 { Ok(offsets) } else { Err(io::Error::last_os_error()) }
+}
+
+fn system(nic: &str, doing: &'static str, hint: &'static str, source: io::Error) -> NicError {
+    NicError::System { nic: nic.to_owned(), doing, hint, source }
+}

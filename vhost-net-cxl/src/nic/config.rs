@@ -1,0 +1,148 @@
+//! The `[[nic]]` tables of `host.toml`.
+
+use pod_protocol::ids::MacAddress;
+use serde::Deserialize;
+
+use super::NicError;
+
+/// Which driver runs a NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Driver {
+    /// A TAP device.
+    Tap,
+    /// An AF_XDP socket.
+    AfXdp,
+    /// No device at all.
+    Null,
+}
+
+impl Driver {
+    /// Its name as the configuration spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tap => "tap",
+            Self::AfXdp => "af-xdp",
+            Self::Null => "null",
+        }
+    }
+}
+
+/// What the `null` driver does with frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NullMode {
+    /// Swallows what is sent and receives nothing.
+    #[default]
+    Sink,
+    /// Receives frames to one address as fast as buffers allow.
+    Source,
+    /// Receives what is sent, with source and destination exchanged.
+    Echo,
+}
+
+/// One `[[nic]]` table.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct NicConfig {
+    /// The NIC's name in the pod, behind its host's.
+    pub name: String,
+    /// Which driver runs it.
+    pub driver: Driver,
+    /// `tap`: the TAP device, created if it is missing. `af-xdp`: the interface.
+    #[serde(default)]
+    pub interface: Option<String>,
+    /// `tap`: the port whose carrier is the NIC's link; the interface itself if not given.
+    #[serde(default)]
+    pub uplink: Option<String>,
+    /// Whether it is kept free for failover.
+    #[serde(default)]
+    pub backup: bool,
+    /// Its speed, for placement.
+    #[serde(default = "speed_mbps_default")]
+    pub speed_mbps: u64,
+    /// Whether its device bypasses this host's caches. Only say so where allocating writes (DDIO) are off.
+    #[serde(default)]
+    pub cache_bypassing: bool,
+    /// `af-xdp`: which receive queue of the interface.
+    #[serde(default)]
+    pub queue: u32,
+    /// `null`: what to do with frames.
+    #[serde(default)]
+    pub mode: NullMode,
+    /// `null` as a source: length of its frames.
+    #[serde(default = "frame_bytes_default")]
+    pub frame_bytes: u32,
+    /// `null` as a source: to whom its frames go.
+    #[serde(default)]
+    pub destination: Option<MacAddress>,
+}
+
+const fn speed_mbps_default() -> u64 {
+    10_000
+}
+
+const fn frame_bytes_default() -> u32 {
+    64
+}
+
+impl NicConfig {
+    /// Reads one table.
+    pub fn parse(table: &toml::Table) -> Result<Self, NicError> {
+        let name = table.get("name").and_then(toml::Value::as_str).unwrap_or("(unnamed)").to_owned();
+        let config: Self = table.clone().try_into().map_err(|error: toml::de::Error| NicError::Config {
+            nic: name.clone(),
+            problem: format!("{} in [[nic]]", error.message()),
+        })?;
+        let problem = match config.driver {
+            Driver::Tap | Driver::AfXdp if config.interface.is_none() => "set interface in [[nic]]",
+            Driver::Null if config.mode == NullMode::Source && config.destination.is_none() => {
+                "a null source needs a destination in [[nic]]"
+            }
+            Driver::Null if !(60..=1514).contains(&config.frame_bytes) => {
+                "frame-bytes in [[nic]] lies between 60 and 1514"
+            }
+            _ => return Ok(config),
+        };
+        Err(NicError::Config { nic: name, problem: problem.to_owned() })
+    }
+
+    /// The interface; empty for a NIC without one.
+    pub fn interface(&self) -> &str {
+        self.interface.as_deref().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<NicConfig, NicError> {
+        NicConfig::parse(&text.parse().expect("TOML"))
+    }
+
+    #[test]
+    fn a_tap_takes_its_uplink() {
+        let config = parse("name='nic0'\ndriver='tap'\ninterface='tap0'\nuplink='eth0'").expect("valid");
+        assert_eq!((config.driver, config.uplink.as_deref()), (Driver::Tap, Some("eth0")));
+        assert!(!config.backup && !config.cache_bypassing);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, word) in [
+            ("name='nic0'\ndriver='tap'", "interface"),
+            ("name='nic0'\ndriver='af-xdp'", "interface"),
+            ("name='nic0'\ndriver='dpdk'", "dpdk"),
+            ("name='nic0'\ndriver='null'\nmode='source'", "destination"),
+            ("name='nic0'\ndriver='null'\nframe-bytes=9", "frame-bytes"),
+            ("name='nic0'\ndriver='null'\ncolour='red'", "colour"),
+        ] {
+            let message = parse(text).expect_err(text).to_string();
+            assert!(
+                message.contains(word) && message.contains("nic0") && !message.contains('\n'),
+                "{message}"
+            );
+        }
+    }
+}

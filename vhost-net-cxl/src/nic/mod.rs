@@ -1,0 +1,233 @@
+//! What a NIC has to be able to do, and the drivers that do it.
+//!
+//! | driver | receives and sends by | offloads |
+//! |---|---|---|
+//! | [`tap`] | `readv` and `writev` on a TAP device with virtio-net headers | checksums, TSO |
+//! | [`af_xdp`] | an AF_XDP socket whose UMEM is the receive area in the pool | none |
+//! | [`null`] | nothing: sink, source or echo, for tests and benchmarks | all |
+//!
+//! A driver owns no memory of its own: it fills [`ReceiveBuffers`] and reads packets where they lie in the pool. It
+//! does not care about coherence either; whoever calls it invalidates before [`Nic::transmit`] and writes
+//! back after [`Nic::receive`], unless the driver says that its device bypasses this host's caches.
+
+pub mod af_xdp;
+pub mod carrier;
+mod config;
+mod netlink;
+pub mod null;
+mod open;
+pub mod tap;
+mod window;
+
+pub use config::{Driver, NicConfig, NullMode};
+pub use open::open;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cxl_pool::ByteOffset;
+use pod_protocol::ids::MacAddress;
+
+use crate::backend::receive_buffers::ReceiveBuffers;
+use crate::offloads::Offloads;
+
+/// Frames that one call of [`Nic::receive`] delivers at most.
+pub const BATCH_FRAMES: usize = 64;
+
+/// What a NIC says about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Its name in the host's configuration.
+    pub name: String,
+    /// Which driver runs it.
+    pub driver: Driver,
+    /// Its own address, if it has one.
+    pub mac: Option<MacAddress>,
+    /// The largest packet without the Ethernet header.
+    pub mtu: u16,
+    /// Its speed.
+    pub speed_mbps: u64,
+    /// Whether it is kept free for failover.
+    pub backup: bool,
+    /// What may be left to it when sending, and what it can be told to leave to us when receiving.
+    pub offloads: Offloads,
+    /// Whether its device reads and writes memory behind this host's caches, so that nothing needs to be written
+    /// back or invalidated for it.
+    pub cache_bypassing: bool,
+}
+
+/// Whether a NIC can carry traffic; shared with whoever watches the carrier.
+#[derive(Clone, Debug, Default)]
+pub struct LinkState(Arc<AtomicBool>);
+
+impl LinkState {
+    /// A link in this state.
+    pub fn new(up: bool) -> Self {
+        Self(Arc::new(AtomicBool::new(up)))
+    }
+
+    /// Whether it is up.
+    pub fn is_up(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Notes a change; true if it was one.
+    pub fn set(&self, up: bool) -> bool {
+        self.0.swap(up, Ordering::AcqRel) != up
+    }
+}
+
+/// Hears of each change of a link: whether it is up now, and why.
+pub type OnLinkChange = Box<dyn Fn(bool, &str) + Send>;
+
+/// A run of bytes in the pool. A packet's first piece begins with the virtio-net header, at a cache line's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where it begins.
+    pub at: ByteOffset,
+    /// How long it is.
+    pub bytes: u32,
+}
+
+/// What [`Nic::receive`] delivered. Allocates nothing after [`Batch::new`].
+#[derive(Debug)]
+pub struct Batch {
+    pieces: Vec<Piece>,
+    /// Per frame, where its pieces end.
+    ends: Vec<usize>,
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new() -> Self {
+        let pieces = BATCH_FRAMES * crate::backend::receive_buffers::PIECES_MAX;
+        Self { pieces: Vec::with_capacity(pieces), ends: Vec::with_capacity(BATCH_FRAMES) }
+    }
+
+    /// Forgets all frames.
+    pub fn clear(&mut self) {
+        self.pieces.clear();
+        self.ends.clear();
+    }
+
+    /// Whether no further frame fits.
+    pub fn is_full(&self) -> bool {
+        self.ends.len() >= BATCH_FRAMES
+    }
+
+    /// How many frames there are.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Adds a piece to the frame under construction.
+    pub fn push_piece(&mut self, piece: Piece) {
+        self.pieces.push(piece);
+    }
+
+    /// Ends the frame under construction.
+    pub fn end_frame(&mut self) {
+        self.ends.push(self.pieces.len());
+    }
+
+    /// The pieces of frame `index`.
+    pub fn frame(&self, index: usize) -> &[Piece] {
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.pieces[start..self.ends[index]]
+    }
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Why a NIC cannot be used, or not any more.
+#[derive(Debug, thiserror::Error)]
+pub enum NicError {
+    /// There is no such interface.
+    #[error(
+        "nic {nic}: there is no interface {interface} here: create it, or correct [[nic]] in the configuration"
+    )]
+    NoInterface {
+        /// The NIC's name.
+        nic: String,
+        /// The interface's name.
+        interface: String,
+    },
+    /// The configuration contradicts itself.
+    #[error("nic {nic}: {problem}")]
+    Config {
+        /// The NIC's name.
+        nic: String,
+        /// What to change.
+        problem: String,
+    },
+    /// A system call failed.
+    #[error("nic {nic}: cannot {doing}: {source}{hint}")]
+    System {
+        /// The NIC's name.
+        nic: String,
+        /// What was attempted.
+        doing: &'static str,
+        /// What to try, beginning with a separator, or nothing.
+        hint: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// A NIC, driven from one thread. Nothing blocks.
+pub trait Nic: Send {
+    /// What it says about itself.
+    fn identity(&self) -> &Identity;
+
+    /// Its link, kept up to date by whoever watches the carrier.
+    fn link(&self) -> &LinkState;
+
+    /// Begins to watch the carrier: from now on [`Nic::link`] follows it, and each change is told with its reason,
+    /// on another thread.
+    fn watch_link(&mut self, on_change: OnLinkChange) -> Result<(), NicError>;
+
+    /// Starts it with these buffers to receive into.
+    fn start(&mut self, buffers: &mut ReceiveBuffers) -> Result<(), NicError>;
+
+    /// What becomes readable when frames arrive.
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
+
+    /// Tells the NIC what all receivers accept; it does the rest itself before frames reach us.
+    fn set_receiver_offloads(&mut self, offloads: Offloads) -> Result<(), NicError>;
+
+    /// Takes buffers, fills them, and adds the frames that arrived to `batch`.
+    fn receive(&mut self, buffers: &mut ReceiveBuffers, batch: &mut Batch) -> Result<(), NicError>;
+
+    /// Sends packets, each one run of bytes with the virtio-net header in front. Returns how many from the front are
+    /// done with: their buffers may be used again. Those behind were not looked at, since the NIC is full for now.
+    fn transmit(&mut self, packets: &[Piece]) -> Result<usize, NicError>;
+
+    /// Sends a bare frame from our own memory; false if the NIC is full for now.
+    fn transmit_frame(&mut self, frame: &[u8]) -> Result<bool, NicError>;
+
+    /// Whether frames may still be delivered or sent without a descriptor becoming readable.
+    fn has_work(&self) -> bool {
+        false
+    }
+
+    /// Pushes what was transmitted on its way; called once per turn.
+    fn flush(&mut self) -> Result<(), NicError> {
+        Ok(())
+    }
+
+    /// Packets that the device itself refused, since it was opened.
+    fn errors(&self) -> u64 {
+        0
+    }
+}

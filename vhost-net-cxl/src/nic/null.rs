@@ -1,0 +1,172 @@
+//! No device at all: a sink, a source or an echo, for tests and benchmarks.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+
+use cxl_pool::Memory;
+
+use super::{Batch, Identity, LinkState, Nic, NicConfig, NicError, NullMode, OnLinkChange, Piece};
+use crate::backend::receive_buffers::{BUFFER_BYTES, BufferIndex, ReceiveBuffers};
+use crate::offloads::Offloads;
+use crate::vnet_header::HEADER_BYTES;
+
+const MTU: u16 = 1500;
+/// Buffers that an echo holds in reserve: the packets that may be between sending and receiving.
+const STASH_BUFFERS: usize = 512;
+const ADDRESS_BYTES: usize = 6;
+const COPY_BYTES: usize = 4096;
+
+/// No device.
+pub struct NullNic<M: Memory> {
+    identity: Identity,
+    link: LinkState,
+    mode: NullMode,
+    memory: M,
+    /// What a source sends, with its header.
+    pattern: Vec<u8>,
+    stash: Vec<(BufferIndex, cxl_pool::ByteOffset)>,
+    /// Frames on their way back.
+    echoed: VecDeque<Piece>,
+    /// How many pieces each of them has.
+    echoed_pieces: VecDeque<usize>,
+}
+
+impl<M: Memory> NullNic<M> {
+    /// A NIC as configured.
+    pub fn new(config: &NicConfig, memory: M) -> Self {
+        let identity = Identity {
+            name: config.name.clone(),
+            driver: config.driver,
+            mac: None,
+            mtu: MTU,
+            speed_mbps: config.speed_mbps,
+            backup: config.backup,
+            offloads: Offloads::ALL,
+            cache_bypassing: config.cache_bypassing,
+        };
+        let mut pattern = vec![0u8; HEADER_BYTES + config.frame_bytes as usize];
+        if let Some(destination) = config.destination {
+            let frame = &mut pattern[HEADER_BYTES..];
+            frame[..ADDRESS_BYTES].copy_from_slice(&destination.bytes());
+            // A local address that no instance has.
+            frame[ADDRESS_BYTES..2 * ADDRESS_BYTES].copy_from_slice(&[0x06, 0, 0, 0, 0, 0]);
+            // A local experimental type, so that guests ignore the frame.
+            frame[2 * ADDRESS_BYTES..][..2].copy_from_slice(&[0x88, 0xb5]);
+        }
+        Self {
+            identity,
+            link: LinkState::new(true),
+            mode: config.mode,
+            memory,
+            pattern,
+            stash: Vec::with_capacity(STASH_BUFFERS),
+            echoed: VecDeque::with_capacity(STASH_BUFFERS),
+            echoed_pieces: VecDeque::with_capacity(STASH_BUFFERS),
+        }
+    }
+
+    /// Copies a packet into stashed buffers with its addresses exchanged; false if there are too few.
+    fn echo(&mut self, packet: Piece) -> bool {
+        let pieces = packet.bytes.div_ceil(BUFFER_BYTES) as usize;
+        if self.stash.len() < pieces {
+            return false;
+        }
+        let mut bounce = [0u8; COPY_BYTES];
+        let mut done = 0;
+        while done < packet.bytes {
+            let bytes = (packet.bytes - done).min(BUFFER_BYTES);
+            let bounce = &mut bounce[..bytes as usize];
+            self.memory.read(packet.at.saturating_add(u64::from(done)), bounce);
+            if done == 0 && bounce.len() >= HEADER_BYTES + 2 * ADDRESS_BYTES {
+                bounce[HEADER_BYTES..][..2 * ADDRESS_BYTES].rotate_left(ADDRESS_BYTES);
+            }
+            if let Some((_, at)) = self.stash.pop() {
+                self.memory.write(at, bounce);
+                self.echoed.push_back(Piece { at, bytes });
+            }
+            done += bytes;
+        }
+        self.echoed_pieces.push_back(pieces);
+        true
+    }
+}
+
+impl<M: Memory> Nic for NullNic<M> {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn link(&self) -> &LinkState {
+        &self.link
+    }
+
+    fn watch_link(&mut self, _on_change: OnLinkChange) -> Result<(), NicError> {
+        Ok(())
+    }
+
+    fn start(&mut self, buffers: &mut ReceiveBuffers) -> Result<(), NicError> {
+        self.stash.clear();
+        self.echoed.clear();
+        self.echoed_pieces.clear();
+        self.restock(buffers);
+        Ok(())
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+
+    fn set_receiver_offloads(&mut self, _offloads: Offloads) -> Result<(), NicError> {
+        Ok(())
+    }
+
+    fn receive(&mut self, buffers: &mut ReceiveBuffers, batch: &mut Batch) -> Result<(), NicError> {
+        while self.mode == NullMode::Source && !batch.is_full() {
+            let Some(buffer) = buffers.take() else { break };
+            let at = buffers.offset(buffer);
+            self.memory.write(at, &self.pattern);
+            let bytes = u32::try_from(self.pattern.len()).expect("a frame within the MTU");
+            batch.push_piece(Piece { at, bytes });
+            batch.end_frame();
+        }
+        while !batch.is_full() {
+            let Some(pieces) = self.echoed_pieces.pop_front() else { break };
+            for piece in self.echoed.drain(..pieces) {
+                batch.push_piece(piece);
+            }
+            batch.end_frame();
+        }
+        self.restock(buffers);
+        Ok(())
+    }
+
+    fn transmit(&mut self, packets: &[Piece]) -> Result<usize, NicError> {
+        if self.mode != NullMode::Echo {
+            return Ok(packets.len());
+        }
+        let taken = packets.iter().take_while(|packet| self.echo(**packet)).count();
+        Ok(taken)
+    }
+
+    fn transmit_frame(&mut self, _frame: &[u8]) -> Result<bool, NicError> {
+        Ok(true)
+    }
+
+    fn has_work(&self) -> bool {
+        self.mode == NullMode::Source || !self.echoed_pieces.is_empty()
+    }
+}
+
+impl<M: Memory> NullNic<M> {
+    fn restock(&mut self, buffers: &mut ReceiveBuffers) {
+        if self.mode != NullMode::Echo {
+            return;
+        }
+        // Half of the area stays with those who receive.
+        let most = STASH_BUFFERS.min(buffers.len() / 2);
+        while self.stash.len() + self.echoed.len() < most {
+            let Some(buffer) = buffers.take() else { return };
+            self.stash.push((buffer, buffers.offset(buffer)));
+        }
+    }
+}

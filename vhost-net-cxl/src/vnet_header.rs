@@ -1,0 +1,282 @@
+//! The header in front of every frame (`virtio_net_hdr_v1`), and what makes one acceptable.
+//!
+//! It comes from a guest and ends in the host's kernel, in a NIC or in another guest, so every field is checked
+//! against the frame it stands before.
+
+use crate::offloads::Offloads;
+use virtio_bindings::virtio_net as bits;
+
+/// Length of the header in pool buffers, always with `num_buffers`.
+pub const HEADER_BYTES: usize = 12;
+/// The same for arithmetic on lengths in messages.
+pub const HEADER_BYTES_U32: u32 = 12;
+const _: () = assert!(HEADER_BYTES == HEADER_BYTES_U32 as usize);
+/// Length of an Ethernet header.
+pub const ETHERNET_BYTES: u32 = 14;
+/// An Ethernet header and two VLAN tags: what a frame may be longer than the MTU.
+const FRAMING_BYTES_MAX: u32 = 22;
+const TCP_CHECKSUM_OFFSET: u16 = 16;
+const TCP_HEADER_BYTES: u32 = 20;
+
+#[expect(clippy::cast_possible_truncation, reason = "constants of the standard that fit one byte")]
+mod codes {
+    use super::bits;
+    pub(super) const NEEDS_CHECKSUM: u8 = bits::VIRTIO_NET_HDR_F_NEEDS_CSUM as u8;
+    pub(super) const GSO_NONE: u8 = bits::VIRTIO_NET_HDR_GSO_NONE as u8;
+    pub(super) const GSO_TCPV4: u8 = bits::VIRTIO_NET_HDR_GSO_TCPV4 as u8;
+    pub(super) const GSO_TCPV6: u8 = bits::VIRTIO_NET_HDR_GSO_TCPV6 as u8;
+}
+
+/// The header, in host order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VnetHeader {
+    /// Bit 0: the checksum is to be completed; bit 1: it was found valid.
+    pub flags: u8,
+    /// What kind of large frame this is, if any.
+    pub gso_type: u8,
+    /// Length of the headers of a large frame: a hint.
+    pub header_bytes: u16,
+    /// Payload of each segment of a large frame.
+    pub gso_bytes: u16,
+    /// Where the checksummed part of the frame begins.
+    pub checksum_start: u16,
+    /// Where in that part the checksum lies.
+    pub checksum_offset: u16,
+    /// Over how many receive buffers of the guest the packet is spread.
+    pub buffers: u16,
+}
+
+/// Why a header is not acceptable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderFault {
+    /// Shorter than an Ethernet header.
+    #[error("the frame is shorter than an Ethernet header")]
+    Runt,
+    /// Longer than the MTU allows, and no large frame.
+    #[error("the frame is longer than the MTU allows")]
+    Oversize,
+    /// The checksum lies outside of the frame.
+    #[error("the checksum lies outside of the frame")]
+    ChecksumOutside,
+    /// An offload was used that was not negotiated, or that does not exist.
+    #[error("an offload was used that was not negotiated")]
+    NotNegotiated,
+    /// A large frame with segments of no size, without a checksum or without room for its headers.
+    #[error("the fields of a large frame contradict each other")]
+    BadSegmentation,
+}
+
+impl VnetHeader {
+    /// Reads a header.
+    pub const fn parse(raw: [u8; HEADER_BYTES]) -> Self {
+        Self {
+            flags: raw[0],
+            gso_type: raw[1],
+            header_bytes: u16::from_le_bytes([raw[2], raw[3]]),
+            gso_bytes: u16::from_le_bytes([raw[4], raw[5]]),
+            checksum_start: u16::from_le_bytes([raw[6], raw[7]]),
+            checksum_offset: u16::from_le_bytes([raw[8], raw[9]]),
+            buffers: u16::from_le_bytes([raw[10], raw[11]]),
+        }
+    }
+
+    /// Writes a header.
+    pub const fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        let [header_0, header_1] = self.header_bytes.to_le_bytes();
+        let [gso_0, gso_1] = self.gso_bytes.to_le_bytes();
+        let [start_0, start_1] = self.checksum_start.to_le_bytes();
+        let [offset_0, offset_1] = self.checksum_offset.to_le_bytes();
+        let [buffers_0, buffers_1] = self.buffers.to_le_bytes();
+        [
+            self.flags,
+            self.gso_type,
+            header_0,
+            header_1,
+            gso_0,
+            gso_1,
+            start_0,
+            start_1,
+            offset_0,
+            offset_1,
+            buffers_0,
+            buffers_1,
+        ]
+    }
+
+    /// Whether the checksum is left to the receiver.
+    pub const fn needs_checksum(self) -> bool {
+        self.flags & codes::NEEDS_CHECKSUM != 0
+    }
+
+    /// What a receiver of this frame must be able to do.
+    pub const fn required(self) -> Offloads {
+        let checksum = if self.needs_checksum() { Offloads::CHECKSUM } else { Offloads::NONE };
+        match self.gso_type {
+            codes::GSO_TCPV4 => checksum.union(Offloads::TSO4.union(Offloads::CHECKSUM)),
+            codes::GSO_TCPV6 => checksum.union(Offloads::TSO6.union(Offloads::CHECKSUM)),
+            _ => checksum,
+        }
+    }
+
+    /// Whether the frame is larger than the wire takes and has to be cut.
+    pub const fn is_large(self) -> bool {
+        self.gso_type != codes::GSO_NONE
+    }
+
+    /// Checks the header of a frame of `frame_bytes` bytes whose sender may leave `allowed` undone, and returns
+    /// it with everything removed that a receiver could trip over: unknown flags, stale fields, a wrong hint.
+    pub fn check(self, frame_bytes: u32, mtu: u16, allowed: Offloads) -> Result<Self, HeaderFault> {
+        if frame_bytes < ETHERNET_BYTES {
+            return Err(HeaderFault::Runt);
+        }
+        let mut clean = Self::default();
+        if self.needs_checksum() {
+            if !allowed.contains(Offloads::CHECKSUM) {
+                return Err(HeaderFault::NotNegotiated);
+            }
+            let end = u32::from(self.checksum_start) + u32::from(self.checksum_offset) + 2;
+            if end > frame_bytes || u32::from(self.checksum_start) < ETHERNET_BYTES {
+                return Err(HeaderFault::ChecksumOutside);
+            }
+            clean.flags = codes::NEEDS_CHECKSUM;
+            clean.checksum_start = self.checksum_start;
+            clean.checksum_offset = self.checksum_offset;
+        }
+        let needed = match self.gso_type {
+            codes::GSO_NONE => {
+                if frame_bytes > u32::from(mtu) + FRAMING_BYTES_MAX {
+                    return Err(HeaderFault::Oversize);
+                }
+                return Ok(clean);
+            }
+            codes::GSO_TCPV4 => Offloads::TSO4,
+            codes::GSO_TCPV6 => Offloads::TSO6,
+            _ => return Err(HeaderFault::NotNegotiated),
+        };
+        if !allowed.contains(needed) {
+            return Err(HeaderFault::NotNegotiated);
+        }
+        let headers_end = u32::from(self.checksum_start) + TCP_HEADER_BYTES;
+        let consistent = self.needs_checksum()
+            && self.checksum_offset == TCP_CHECKSUM_OFFSET
+            && headers_end <= frame_bytes
+            && self.gso_bytes != 0
+            && self.gso_bytes <= mtu;
+        if !consistent {
+            return Err(HeaderFault::BadSegmentation);
+        }
+        clean.gso_type = self.gso_type;
+        clean.gso_bytes = self.gso_bytes;
+        // The hint is taken only where it can be true; a kernel refuses the frame otherwise.
+        let least = u16::try_from(headers_end).unwrap_or(u16::MAX);
+        let most = u16::try_from(frame_bytes).unwrap_or(u16::MAX);
+        clean.header_bytes = self.header_bytes.clamp(least, most.max(least));
+        Ok(clean)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tso4() -> VnetHeader {
+        VnetHeader {
+            flags: codes::NEEDS_CHECKSUM,
+            gso_type: codes::GSO_TCPV4,
+            header_bytes: 54,
+            gso_bytes: 1448,
+            checksum_start: 34,
+            checksum_offset: 16,
+            buffers: 0,
+        }
+    }
+
+    #[test]
+    fn a_plain_frame_passes() {
+        let header = VnetHeader::default();
+        assert_eq!(header.check(60, 1500, Offloads::NONE), Ok(header));
+        assert_eq!(header.check(1522, 1500, Offloads::NONE), Ok(header));
+    }
+
+    #[test]
+    fn frames_of_impossible_length_are_refused() {
+        let header = VnetHeader::default();
+        assert_eq!(header.check(13, 1500, Offloads::ALL), Err(HeaderFault::Runt));
+        assert_eq!(header.check(1523, 1500, Offloads::ALL), Err(HeaderFault::Oversize));
+    }
+
+    #[test]
+    fn a_large_frame_passes_where_negotiated() {
+        assert_eq!(tso4().check(60000, 1500, Offloads::ALL), Ok(tso4()));
+        let without = Offloads::CHECKSUM.union(Offloads::TSO6);
+        assert_eq!(tso4().check(60000, 1500, without), Err(HeaderFault::NotNegotiated));
+        assert_eq!(tso4().check(60000, 1500, Offloads::NONE), Err(HeaderFault::NotNegotiated));
+    }
+
+    #[test]
+    fn a_checksum_outside_of_the_frame_is_refused() {
+        let header = VnetHeader { flags: 1, checksum_start: 50, checksum_offset: 9, ..VnetHeader::default() };
+        assert_eq!(header.check(60, 1500, Offloads::ALL), Err(HeaderFault::ChecksumOutside));
+        assert!(header.check(61, 1500, Offloads::ALL).is_ok());
+        let inside_ethernet = VnetHeader { checksum_start: 13, ..header };
+        assert_eq!(inside_ethernet.check(61, 1500, Offloads::ALL), Err(HeaderFault::ChecksumOutside));
+        let wrapping = VnetHeader { checksum_start: u16::MAX, checksum_offset: u16::MAX, ..header };
+        assert_eq!(wrapping.check(61, 1500, Offloads::ALL), Err(HeaderFault::ChecksumOutside));
+    }
+
+    #[test]
+    fn a_contradictory_large_frame_is_refused() {
+        for broken in [
+            VnetHeader { gso_bytes: 0, ..tso4() },
+            VnetHeader { gso_bytes: 1501, ..tso4() },
+            VnetHeader { flags: 0, ..tso4() },
+            VnetHeader { checksum_offset: 6, ..tso4() },
+        ] {
+            assert_eq!(broken.check(60000, 1500, Offloads::ALL), Err(HeaderFault::BadSegmentation));
+        }
+        assert_eq!(tso4().check(53, 1500, Offloads::ALL), Err(HeaderFault::BadSegmentation));
+        let unknown = VnetHeader { gso_type: 5, ..tso4() };
+        assert_eq!(unknown.check(60000, 1500, Offloads::ALL), Err(HeaderFault::NotNegotiated));
+        let congestion = VnetHeader { gso_type: 0x81, ..tso4() };
+        assert_eq!(congestion.check(60000, 1500, Offloads::ALL), Err(HeaderFault::NotNegotiated));
+    }
+
+    #[test]
+    fn what_a_receiver_could_trip_over_is_removed() {
+        let odd = VnetHeader {
+            flags: 0xfe,
+            header_bytes: 9,
+            checksum_start: 7,
+            buffers: 3,
+            ..VnetHeader::default()
+        };
+        assert_eq!(odd.check(60, 1500, Offloads::ALL), Ok(VnetHeader::default()));
+        let hint = VnetHeader { header_bytes: 5, ..tso4() }.check(60000, 1500, Offloads::ALL);
+        assert_eq!(hint.map(|header| header.header_bytes), Ok(54));
+    }
+
+    proptest! {
+        #[test]
+        fn a_header_survives_its_bytes(raw: [u8; HEADER_BYTES]) {
+            prop_assert_eq!(VnetHeader::parse(raw).to_bytes(), raw);
+        }
+
+        #[test]
+        fn whatever_passes_lies_within_the_frame_and_passes_again(
+            raw: [u8; HEADER_BYTES], shape in 0..6u8, frame_bytes in 0..66_000u32, allowed in 0..8u32,
+        ) {
+            let mut raw = raw;
+            raw[0] &= 3;
+            raw[1] = shape;
+            let allowed = Offloads::from_bits(allowed);
+            let Ok(clean) = VnetHeader::parse(raw).check(frame_bytes, 1500, allowed) else { return Ok(()) };
+            prop_assert!(allowed.contains(clean.required()));
+            let end = u32::from(clean.checksum_start) + u32::from(clean.checksum_offset) + 2;
+            prop_assert!(!clean.needs_checksum() || end <= frame_bytes);
+            prop_assert!(u32::from(clean.header_bytes) <= frame_bytes);
+            prop_assert!(clean.is_large() == (clean.gso_bytes != 0));
+            prop_assert_eq!(clean.check(frame_bytes, 1500, allowed), Ok(clean));
+        }
+    }
+}
