@@ -211,7 +211,7 @@ impl HostConfig {
 pub fn parse_toml<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, ConfigError> {
     toml::from_str(text).map_err(|error| {
         let start = error.span().map_or(0, |span| span.start).min(text.len());
-        let line = text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count() + 1;
+        let line = text.get(..start).map_or(1, |before| before.matches('\n').count() + 1);
         ConfigError::Parse { path: path.to_owned(), line, message: one_line(error.message()) }
     })
 }

@@ -25,7 +25,7 @@ use crate::run_directory::RunDirectory;
 use crate::telemetry::Telemetry;
 
 /// Long enough for any machine: a test that reaches it has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Which host the controller runs on.
 pub(crate) const CONTROLLER_HOST: HostId = HostId::new(4);

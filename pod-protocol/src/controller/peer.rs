@@ -81,24 +81,24 @@ impl<M: Memory> Peer<M> {
             Life::Alive { hello: known, beat: last, moved, silent }
                 if known.incarnation == hello.incarnation =>
             {
-                if beat != *last {
-                    (*last, *moved) = (beat, now);
-                    if std::mem::take(silent) {
-                        events.extend([PortEvent::Back { endpoint }]);
-                    }
-                } else {
+                if beat == *last {
                     notice_silence(endpoint, *moved, silent, silent_after, now, events);
+                    return;
+                }
+                (*last, *moved) = (beat, now);
+                if std::mem::take(silent) {
+                    events.extend([PortEvent::Back { endpoint }]);
                 }
             }
             Life::Seen { hello: known, beat: last, moved, silent }
                 if known.incarnation == hello.incarnation =>
             {
-                if beat != *last {
-                    self.life = Life::Alive { hello, beat, moved: now, silent: false };
-                    self.appeared(hello, events);
-                } else {
+                if beat == *last {
                     notice_silence(endpoint, *moved, silent, silent_after, now, events);
+                    return;
                 }
+                self.life = Life::Alive { hello, beat, moved: now, silent: false };
+                self.appeared(hello, events);
             }
             life => {
                 let replaced = matches!(life, Life::Alive { .. });

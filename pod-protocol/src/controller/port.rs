@@ -180,6 +180,10 @@ impl<M: Memory> ControllerPort<M> {
     }
 
     /// Answers a join. A refused endpoint that holds nothing exits with the reason.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "an answer is given once; callers mostly make it in place"
+    )]
     pub fn answer(&mut self, request: JoinRequest, answer: Result<(), String>) {
         if let Some(peer) = self.peers.get_mut(&request.endpoint) {
             peer.answer(request, &answer);
@@ -208,8 +212,10 @@ impl<M: Memory> ControllerPort<M> {
             limit = limit.min(SLEEP_WITHOUT_DOORBELL);
         }
         let mut nothing_new = self.events.is_empty();
-        for peer in self.peers.values_mut() {
-            nothing_new &= peer.announce_sleep();
+        if self.doorbells {
+            for peer in self.peers.values_mut() {
+                nothing_new &= peer.announce_sleep();
+            }
         }
         if nothing_new {
             let mut watched = [

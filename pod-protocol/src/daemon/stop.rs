@@ -57,7 +57,7 @@ impl StopSignal {
 
     /// Waits until it is set.
     pub fn wait(&self) {
-        while !self.wait_for(Duration::from_secs(3600)) {}
+        while !self.wait_for(Duration::from_hours(1)) {}
     }
 
     /// Waits until it is set, or for this long. Returns whether it is set.

@@ -203,11 +203,11 @@ impl<M: Memory> ControlThread<M> {
                 self.ledger.applied(id, answer.is_ok().then_some(object));
                 answer
             }
-            Command::Remove { id, .. } => self.remove(id),
+            Command::Remove { id, .. } => self.remove(&id),
             Command::Synced { .. } => {
                 let mut answer = Ok(());
                 for id in self.ledger.unconfirmed() {
-                    answer = answer.and(self.remove(id));
+                    answer = answer.and(self.remove(&id));
                 }
                 self.parts.handler.synced();
                 answer
@@ -216,12 +216,12 @@ impl<M: Memory> ControlThread<M> {
         }
     }
 
-    fn remove(&mut self, id: ObjectId) -> Answer {
+    fn remove(&mut self, id: &ObjectId) -> Answer {
         tracing::debug!(endpoint = %self.parts.endpoint, %id, "remove");
         self.parts.handler.remove(id.clone())?;
-        self.ledger.removed(&id);
+        self.ledger.removed(id);
         if let ObjectId::Port(lease) | ObjectId::Disk(lease) = id {
-            self.standing.forget_lease(lease);
+            self.standing.forget_lease(*lease);
         }
         Ok(())
     }
