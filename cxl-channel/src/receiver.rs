@@ -102,8 +102,8 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
     /// may be asleep when this turns true: ring its doorbell.
     pub fn ready(&mut self) -> bool {
         if self.state == State::Waiting && self.begun() {
-            // What this host has cached of the ring may be of an older generation. From here on, it is the zeros that
-            // the sender wrote, or newer.
+            // What this host has cached of the ring may be of an older generation. From here on, it is what
+            // the sender emptied, or newer.
             self.memory.invalidate(self.first_slot, self.slots * Self::SLOT_BYTES);
             self.memory.full_fence();
             self.announce(Sleep::default());
@@ -135,7 +135,8 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             self.found_nothing(at);
             return None;
         }
-        // In laps whose epoch is 0, a slot that the sender of a newer generation zeroed looks like a message of zeros.
+        // In laps whose epoch is 0, a slot that the sender of a newer generation emptied looks like a message that ends
+        // in zeros.
         if last == 0 && !self.begun() {
             self.state = State::Closed;
             return None;

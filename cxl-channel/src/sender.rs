@@ -45,7 +45,7 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
     };
     const SLOTS_PER_LINE: u64 = LINE_BYTES as u64 / Self::SLOT_BYTES;
 
-    /// Begins a generation: takes whatever is in the ring out of it. Messages can be sent once the receiver has
+    /// Begins a generation: empties the ring of whatever is in it. Messages can be sent once the receiver has
     /// accepted; see [`ready`](Self::ready). A sleeping receiver does not notice by itself: ring its doorbell.
     ///
     /// # Panics
@@ -61,12 +61,14 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
             memory.write_back(at, 8);
             memory.full_fence();
         };
-        // First of all the ring is closed: a receiver of the older generation that still looks must be able to
-        // tell the zeros from messages (see `Receiver::receive`).
+        // A receiver of the older generation may still look. So the ring is closed first, for it to tell emptied slots from
+        // messages. And only the words with the epochs are zeroed: what it is just reading must not change under it. The
+        // others change once a receiver accepted the new generation, and then the older one is gone.
         say(0);
-        let slots_bytes = u64::from(placement.slots) * Self::SLOT_BYTES;
-        memory.zero(placement.first_slot(), slots_bytes);
-        memory.flush(placement.first_slot(), slots_bytes);
+        for slot in 0..u64::from(placement.slots) {
+            memory.store(placement.first_slot().saturating_add((slot + 1) * Self::SLOT_BYTES - 8), 0);
+        }
+        memory.flush(placement.first_slot(), u64::from(placement.slots) * Self::SLOT_BYTES);
         memory.full_fence();
         say(generation.get().into());
         Self {

@@ -1,0 +1,121 @@
+//! Every message arrives once, in order and unaltered, whatever non-coherent memory does in between.
+
+mod simulation;
+
+use cxl_channel::{Full, ReceivePolicy, Receiver, RingPlacement, Sender};
+use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
+use cxl_pool::{Generation, LineOffset};
+
+use simulation::{RECEIVING, SENDING, Scenario, run, seeds};
+
+/// Checks a scenario with a seed and many more.
+fn check<const WORDS: usize>(scenario: Scenario) {
+    for seed in seeds(300) {
+        if let Err(failure) = run::<SimulatedMemory, WORDS>(seed, scenario, |_, memory| memory) {
+            panic!("{failure}\nreproduce with WADI_SEED={seed}");
+        }
+    }
+}
+
+const PLAIN: Scenario = Scenario { messages: 200, sleeps: false, restarts: false };
+
+#[test]
+fn messages_of_16_bytes_arrive_once_in_order_and_unaltered() {
+    check::<2>(PLAIN);
+}
+
+#[test]
+fn messages_of_64_bytes_arrive_once_in_order_and_unaltered() {
+    check::<8>(PLAIN);
+}
+
+#[test]
+fn a_receiver_that_sleeps_is_woken_for_the_next_message() {
+    check::<2>(Scenario { sleeps: true, ..PLAIN });
+    check::<8>(Scenario { sleeps: true, ..PLAIN });
+}
+
+#[test]
+fn nothing_of_an_older_generation_surfaces_after_a_restart_of_either_side() {
+    check::<2>(Scenario { messages: 100, sleeps: true, restarts: true });
+    check::<8>(Scenario { messages: 100, sleeps: true, restarts: true });
+}
+
+fn pair(pool: &SimulatedPool, slots: u32) -> (Sender<SimulatedMemory, 2>, Receiver<SimulatedMemory, 2>) {
+    let placement = RingPlacement { start: LineOffset::new(1), slots };
+    let generation = Generation::new(3);
+    let sender = Sender::begin(pool.host(SENDING), placement, generation);
+    let receiver = Receiver::open(pool.host(RECEIVING), placement, generation);
+    (sender, receiver)
+}
+
+#[test]
+fn nothing_can_be_sent_before_the_receiver_accepted() {
+    let pool = SimulatedPool::new(1, 4096);
+    let (mut sender, mut receiver) = pair(&pool, 16);
+    assert!(!sender.ready());
+    assert_eq!(sender.send([1, 2]), Err(Full));
+    assert!(receiver.ready());
+    assert!(sender.ready());
+    assert_eq!(sender.send([1, 2]), Ok(()));
+}
+
+#[test]
+fn a_full_ring_refuses_and_takes_again_once_half_of_it_is_consumed() {
+    for seed in 0..100 {
+        let pool = SimulatedPool::new(seed, 4096);
+        let (mut sender, mut receiver) = pair(&pool, 16);
+        assert!(receiver.ready());
+        for number in 0..16 {
+            assert_eq!(sender.send([number, 0]), Ok(()));
+        }
+        assert_eq!(sender.free(), 0);
+        assert_eq!(sender.send([16, 0]), Err(Full), "seed {seed}");
+        let _ = sender.publish();
+        for number in 0..8 {
+            assert_eq!(sender.send([16, 0]), Err(Full), "seed {seed}: {number} consumed");
+            let message = std::iter::repeat_with(|| receiver.receive()).take(100_000).flatten().next();
+            assert_eq!(message, Some([number, 0]), "seed {seed}");
+        }
+        // What the receiver acknowledged is visible at the latest with its next fence.
+        assert_eq!(receiver.lag(), 0);
+        receiver.announce_sleep();
+        assert_eq!(sender.free(), 8, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_receiver_that_announced_its_sleep_is_rung_for_once() {
+    let pool = SimulatedPool::new(4, 4096);
+    let (mut sender, mut receiver) = pair(&pool, 16);
+    assert!(receiver.ready() && sender.ready());
+    assert!(receiver.announce_sleep());
+    sender.send([1, 0]).unwrap();
+    assert_eq!(sender.publish(), cxl_channel::Wake::Needed);
+    sender.send([2, 0]).unwrap();
+    assert_eq!(sender.publish(), cxl_channel::Wake::NotNeeded, "it was told already");
+    assert!(!receiver.announce_sleep(), "there is something to receive");
+}
+
+#[test]
+fn every_policy_invalidates_a_dirty_line_never() {
+    for policy in [ReceivePolicy::Bypass, ReceivePolicy::NaivePrefetch, ReceivePolicy::Adaptive] {
+        let pool = SimulatedPool::new(9, 4096);
+        let (mut sender, receiver) = pair(&pool, 16);
+        let mut receiver = receiver.with_policy(policy);
+        assert!(receiver.ready());
+        for number in 0..1000 {
+            let _ = sender.send([number, 0]);
+            let _ = sender.publish();
+            receiver.receive();
+        }
+        assert_eq!(pool.faults(), cxl_pool::simulated::Faults::default());
+    }
+}
+
+#[test]
+#[should_panic(expected = "the caller did not check the placement")]
+fn a_placement_that_cannot_be_panics() {
+    let pool = SimulatedPool::new(1, 4096);
+    pair(&pool, 1 << 20);
+}

@@ -1,0 +1,228 @@
+//! Two hosts, one ring, and memory that misbehaves: a schedule drawn from a seed, and what must hold in it.
+
+use std::env;
+
+use cxl_channel::{ReceivePolicy, Receiver, RingPlacement, Sender, Wake};
+use cxl_pool::simulated::{Faults, Random, SimulatedMemory, SimulatedPool};
+use cxl_pool::{Generation, HostId, LineOffset, Memory};
+
+pub(crate) const SENDING: HostId = HostId::new(1);
+pub(crate) const RECEIVING: HostId = HostId::new(2);
+
+/// How many seeds to try: `WADI_SEED` names one, `WADI_ROUNDS` multiplies.
+pub(crate) fn seeds(count: u64) -> impl Iterator<Item = u64> {
+    let number = |name| env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    match number("WADI_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..count * number("WADI_ROUNDS").unwrap_or(1).max(1),
+    }
+}
+
+/// What a run is to be like.
+#[derive(Clone, Copy)]
+pub(crate) struct Scenario {
+    /// Messages of each generation.
+    pub(crate) messages: u64,
+    /// The receiver sleeps when it finds nothing, until it is woken.
+    pub(crate) sleeps: bool,
+    /// Processes crash, and the channel begins another generation.
+    pub(crate) restarts: bool,
+}
+
+/// The words of a message: all of them follow from where it belongs, so that a wrong one is recognised.
+fn message<const WORDS: usize>(seed: u64, generation: Generation, number: u64) -> [u64; WORDS] {
+    let mut random = Random::new(seed ^ u64::from(generation.get()) << 32 ^ number);
+    // Now and then zeros, which a receiver must tell from a ring that was zeroed.
+    if random.one_in(16) { [0; WORDS] } else { std::array::from_fn(|_| random.bits()) }
+}
+
+/// The two sides and what each has done.
+struct World<M: Memory, const WORDS: usize, W> {
+    seed: u64,
+    scenario: Scenario,
+    random: Random,
+    pool: SimulatedPool,
+    wrap: W,
+    placement: RingPlacement,
+    policy: ReceivePolicy,
+    sender: Sender<M, WORDS>,
+    /// Messages sent in the sender's generation.
+    sent: u64,
+    receiver: Receiver<M, WORDS>,
+    /// Messages received in the receiver's generation.
+    received: u64,
+    asleep: bool,
+}
+
+/// Runs a scenario; an error says what went wrong. `wrap` may put something between a host and its memory.
+pub(crate) fn run<M: Memory, const WORDS: usize>(
+    seed: u64,
+    scenario: Scenario,
+    wrap: impl Fn(HostId, SimulatedMemory) -> M,
+) -> Result<(), String> {
+    let mut random = Random::new(seed ^ 0x5eed);
+    let slots = 8 << random.below(4);
+    let lines = RingPlacement::lines(slots, WORDS).get();
+    let pool = SimulatedPool::new(seed, (lines + 20) * 64);
+    let placement = RingPlacement { start: LineOffset::new(random.below(20)), slots };
+    let policy = [
+        ReceivePolicy::Bypass,
+        ReceivePolicy::NaivePrefetch,
+        ReceivePolicy::InvalidateConsumed,
+        ReceivePolicy::InvalidatePrefetched,
+        ReceivePolicy::Adaptive,
+    ][usize::try_from(random.below(5)).unwrap()];
+    let generation = Generation::new(1);
+    let sender_memory = wrap(SENDING, pool.host(SENDING));
+    let receiver_memory = wrap(RECEIVING, pool.host(RECEIVING));
+    let mut world = World::<M, WORDS, _> {
+        seed,
+        scenario,
+        random,
+        wrap,
+        placement,
+        policy,
+        sender: Sender::begin(sender_memory, placement, generation),
+        sent: 0,
+        receiver: Receiver::open(receiver_memory, placement, generation).with_policy(policy),
+        received: 0,
+        asleep: false,
+        pool,
+    };
+    let generations = if scenario.restarts { 5 } else { 1 };
+    for _ in 1..generations {
+        let steps = world.random.below(scenario.messages * 4);
+        for _ in 0..steps {
+            world.step()?;
+        }
+        world.restart()?;
+    }
+    world.finish()?;
+    match world.pool.faults() {
+        faults if faults == Faults::default() => Ok(()),
+        faults => Err(format!("{faults:?}")),
+    }
+}
+
+impl<M: Memory, const WORDS: usize, W: Fn(HostId, SimulatedMemory) -> M> World<M, WORDS, W> {
+    /// Something that one of the two would do next.
+    fn step(&mut self) -> Result<(), String> {
+        if self.random.one_in(2) { self.send() } else { self.receive() }
+    }
+
+    fn send(&mut self) -> Result<(), String> {
+        let burst = 1 << self.random.below(6);
+        for _ in 0..burst {
+            if self.sent == self.scenario.messages {
+                break;
+            }
+            if self.sender.send(message(self.seed, self.sender.generation(), self.sent)).is_err() {
+                break;
+            }
+            self.sent += 1;
+            if self.sent > self.received + u64::from(self.placement.slots)
+                && self.sender.generation() == self.receiver.generation()
+            {
+                return Err(format!("message {} overwrote one that was not received", self.sent));
+            }
+        }
+        // A sender may also be slow to publish.
+        if !self.random.one_in(4) {
+            self.publish();
+        }
+        Ok(())
+    }
+
+    fn publish(&mut self) {
+        if self.sender.publish() == Wake::Needed && self.asleep {
+            self.asleep = false;
+            self.receiver.wake();
+        }
+    }
+
+    fn receive(&mut self) -> Result<(), String> {
+        if self.asleep {
+            return Ok(());
+        }
+        for _ in 0..1 << self.random.below(6) {
+            let Some(found) = self.receiver.receive() else {
+                let sleepy = self.scenario.sleeps && self.receiver.ready() && self.random.one_in(2);
+                self.asleep = sleepy && self.receiver.announce_sleep();
+                return Ok(());
+            };
+            let mut expected = message(self.seed, self.receiver.generation(), self.received);
+            expected[WORDS - 1] &= !(1 << 63);
+            if found != expected {
+                return Err(format!(
+                    "message {} of generation {} arrived as {found:x?} instead of {expected:x?} ({:?})",
+                    self.received,
+                    self.receiver.generation(),
+                    self.policy
+                ));
+            }
+            self.received += 1;
+        }
+        Ok(())
+    }
+
+    /// Either process may crash. Both sides change over to the next generation, in either order, and what is left of
+    /// the older one goes on for a while.
+    fn restart(&mut self) -> Result<(), String> {
+        let generation = self.sender.generation().next();
+        let (sender_crashed, receiver_crashed) = (self.random.one_in(2), self.random.one_in(2));
+        if sender_crashed {
+            self.pool.crash(SENDING);
+        }
+        if receiver_crashed {
+            self.pool.crash(RECEIVING);
+        }
+        let meanwhile = self.random.below(30);
+        if self.random.one_in(2) {
+            self.begin_sending(generation);
+            for _ in 0..meanwhile {
+                if receiver_crashed { self.send()? } else { self.step()? }
+            }
+            self.open_receiving(generation);
+        } else {
+            self.open_receiving(generation);
+            for _ in 0..meanwhile {
+                if sender_crashed { self.receive()? } else { self.step()? }
+            }
+            self.begin_sending(generation);
+        }
+        Ok(())
+    }
+
+    fn begin_sending(&mut self, generation: Generation) {
+        let memory = (self.wrap)(SENDING, self.pool.host(SENDING));
+        self.sender = Sender::begin(memory, self.placement, generation);
+        self.sent = 0;
+    }
+
+    fn open_receiving(&mut self, generation: Generation) {
+        let memory = (self.wrap)(RECEIVING, self.pool.host(RECEIVING));
+        self.receiver = Receiver::open(memory, self.placement, generation).with_policy(self.policy);
+        self.received = 0;
+        self.asleep = false;
+    }
+
+    /// Everything that was sent arrives, however the memory behaves.
+    fn finish(&mut self) -> Result<(), String> {
+        let mut steps = 0;
+        while self.received < self.scenario.messages {
+            self.step()?;
+            if self.sent == self.scenario.messages {
+                self.publish();
+            }
+            steps += 1;
+            if steps > 40_000 {
+                let (sent, received, asleep) = (self.sent, self.received, self.asleep);
+                return Err(format!("stuck: {sent} sent, {received} received, asleep: {asleep}"));
+            }
+        }
+        if self.receiver.receive().is_some() {
+            return Err("a message came that was never sent".to_owned());
+        }
+        Ok(())
+    }
+}
