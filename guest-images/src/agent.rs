@@ -118,9 +118,7 @@ impl Agent {
         let mut message = format!("run {id} {} {}\n", command.len(), stdin.len()).into_bytes();
         message.extend_from_slice(command.as_bytes());
         message.extend_from_slice(stdin);
-        lock(&self.writer)
-            .write_all(&message)
-            .map_err(|_| AgentError::Gone { what: command.to_owned() })?;
+        lock(&self.writer).write_all(&message).map_err(|_| AgentError::Gone { what: command.to_owned() })?;
         Ok(Job { id, what: command.to_owned(), outcome })
     }
 

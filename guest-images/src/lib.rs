@@ -155,7 +155,8 @@ impl Guest {
         Self {
             kernel: home.join("vmlinuz"),
             initrd: home.join("initrd"),
-            command_line: "console=ttyS0 quiet panic=-1 tsc=reliable clocksource=tsc net.ifnames=0".to_owned(),
+            command_line: "console=ttyS0 quiet panic=-1 tsc=reliable clocksource=tsc net.ifnames=0"
+                .to_owned(),
         }
     }
 }
@@ -173,12 +174,7 @@ fn recipe() -> String {
     hex(&hash.finalize())
 }
 
-fn build(
-    directory: &Path,
-    home: &Path,
-    recipe: &str,
-    progress: &mut dyn Progress,
-) -> Result<(), GuestError> {
+fn build(directory: &Path, home: &Path, recipe: &str, progress: &mut dyn Progress) -> Result<(), GuestError> {
     let store = packages::store(directory)?;
     let packages = packages::resolve(progress)?;
     packages::fetch(&packages, &store, progress)?;
@@ -192,11 +188,8 @@ fn build(
     }
     packages::unpack(&packages, &store, &root)?;
     let (kernel, initrd) = initramfs::assemble(&root, &scratch)?;
-    let manifest = Manifest {
-        recipe: recipe.to_owned(),
-        packages,
-        initrd_sha256: hex(&Sha256::digest(&initrd)),
-    };
+    let manifest =
+        Manifest { recipe: recipe.to_owned(), packages, initrd_sha256: hex(&Sha256::digest(&initrd)) };
     let text = serde_json::to_vec_pretty(&manifest).map_err(|e| GuestError::io("write", home, e.into()))?;
     let image = result.join("vmlinuz");
     fs::copy(&kernel, &image).map_err(|e| GuestError::io("copy", &kernel, e))?;

@@ -9,3 +9,4 @@ pub mod pod;
 pub mod probe;
 pub mod process;
 pub mod runner;
+pub mod stage;

@@ -16,7 +16,6 @@ use crate::runner;
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
-    keep: bool,
 }
 
 impl Namespace {
@@ -24,7 +23,7 @@ impl Namespace {
     /// asked for.
     pub fn create(name: &str) -> Result<Self> {
         ip(&["netns", "add", name])?;
-        let namespace = Self { name: name.to_owned(), keep: false };
+        let namespace = Self { name: name.to_owned() };
         namespace.ip(&["link", "set", "lo", "up"])?;
         namespace.inside(|| {
             for what in ["all", "default"] {
@@ -42,11 +41,6 @@ impl Namespace {
     /// Its name, as `ip netns` knows it.
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    /// Lets it outlive this value.
-    pub(crate) fn keep(&mut self) {
-        self.keep = true;
     }
 
     /// Runs `ip` with these arguments inside it.
@@ -95,10 +89,8 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        if !self.keep {
-            // Nothing to do about a failure here: the janitor tries again.
-            let _ = ip(&["netns", "del", &self.name]);
-        }
+        // Nothing to do about a failure here: the janitor tries again.
+        let _ = ip(&["netns", "del", &self.name]);
     }
 }
 

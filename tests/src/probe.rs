@@ -146,7 +146,8 @@ fn receive(socket: &OwnedFd, identity: u16, begun: Instant, done: &AtomicBool) -
     while !done.load(Ordering::Relaxed) {
         // Silence and refusals are what this is here to see.
         let Ok((bytes, _)) = recv(socket.as_fd(), &mut buffer[..], RecvFlags::empty()) else { continue };
-        if let Some(number) = buffer.get(IP_HEADER_BYTES..bytes).and_then(|message| answer(identity, message)) {
+        if let Some(number) = buffer.get(IP_HEADER_BYTES..bytes).and_then(|message| answer(identity, message))
+        {
             answers.push((number, begun.elapsed()));
         }
     }

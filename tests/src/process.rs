@@ -110,11 +110,6 @@ impl Daemon {
         let _ = self.signal(Signal::TERM);
     }
 
-    /// Lets it outlive this process.
-    pub(crate) fn release(&mut self) {
-        self.child = None;
-    }
-
     /// Waits until it ends.
     pub fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
         let Some(child) = self.child.as_mut() else { bail!("{} does not run", self.name) };

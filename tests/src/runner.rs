@@ -72,8 +72,9 @@ pub(crate) fn memory_directory(tag: &str) -> io::Result<PathBuf> {
 }
 
 fn fresh_directory(path: PathBuf) -> io::Result<PathBuf> {
-    fs::create_dir(&path)
-        .map_err(|error| io::Error::new(error.kind(), format!("cannot create {}: {error}", path.display())))?;
+    fs::create_dir(&path).map_err(|error| {
+        io::Error::new(error.kind(), format!("cannot create {}: {error}", path.display()))
+    })?;
     Ok(path)
 }
 
@@ -97,10 +98,9 @@ pub(crate) fn tether() -> [&'static str; 4] {
     ["setpriv", "--pdeathsig", "KILL", "--"]
 }
 
-/// Lets everything outlive this process.
-pub(crate) fn keep_everything() -> io::Result<()> {
-    let path = Path::new(STATE).join(prefix());
-    fs::write(path.join("keep"), "")?;
+/// Lets everything outlive this process; `tag` is a pod of it.
+pub(crate) fn keep_everything(tag: &str) -> io::Result<()> {
+    fs::write(Path::new(STATE).join(tag).join("keep"), "")?;
     let mut janitor = RUNNER.janitor.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(pipe) = janitor.as_mut() {
         pipe.write_all(b"keep\n")?;
@@ -143,7 +143,7 @@ pub fn sweep(kept: bool) -> usize {
     }
     prefixes.retain(|pid| {
         let alive = Path::new("/proc").join(pid.to_string()).exists();
-        let keep = Path::new(STATE).join(format!("wadi-{pid}/keep")).exists();
+        let keep = Path::new(STATE).join(format!("wadi-{pid}")).join("keep").exists();
         // A kept pod is marked: its runner is gone, and its process id may be somebody else's by now.
         if keep { kept } else { !alive }
     });

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod console;
 mod instance;
 pub mod libvirt;
 mod machine;

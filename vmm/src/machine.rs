@@ -42,10 +42,8 @@ impl Vm {
         spec: VmSpec,
         spawn: impl FnOnce(&mut Command) -> io::Result<Child>,
     ) -> Result<Self, VmmError> {
-        fs::create_dir_all(&spec.directory).map_err(|source| VmmError::Directory {
-            path: spec.directory.clone(),
-            source,
-        })?;
+        fs::create_dir_all(&spec.directory)
+            .map_err(|source| VmmError::Directory { path: spec.directory.clone(), source })?;
         // An older run of this instance may have been killed. A live one would not let go of the frontends.
         for socket in spec.sockets() {
             let _ = fs::remove_file(socket);

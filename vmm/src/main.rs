@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use pod_controller::client::{Client, Server};
 use tokio::signal::unix::{SignalKind, signal};
-use vmm::{Accelerator, DirectKernel, QemuVersion, Vm, VmSpec, libvirt};
+use vmm::{Accelerator, DirectKernel, QemuVersion, Vm, VmSpec, console, libvirt};
 
 /// Runs unmodified virtual machines whose devices come from the pod.
 #[derive(Parser)]
@@ -28,6 +28,11 @@ enum Command {
     QemuArgs(Machine),
     /// Prints libvirt's domain XML.
     Xml(Machine),
+    /// Puts this terminal on a machine's serial console; Ctrl-] leaves it.
+    Console {
+        /// The console's socket; `run` says where it is.
+        socket: PathBuf,
+    },
 }
 
 #[derive(Args)]
@@ -36,7 +41,7 @@ struct Machine {
     #[arg(long)]
     instance: String,
     /// Where the controller listens.
-    #[arg(long, env = "WADI_SERVER", default_value = "unix:/run/wadi/controller.sock")]
+    #[arg(long, env = "WADI_CONTROLLER", default_value = "unix:/run/wadi/controller.sock")]
     server: Server,
     /// Memory in MiB.
     #[arg(long, default_value_t = 1024)]
@@ -107,8 +112,7 @@ fn run(machine: &Machine) -> Result<()> {
     eprintln!("{} runs with {}; console: {}", spec.name, spec.accelerator, spec.console_socket().display());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _guard = runtime.enter();
-    let (mut interrupt, mut terminate) =
-        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let mut vm = Vm::start(spec)?;
     let told = runtime.block_on(async {
         loop {
@@ -132,6 +136,9 @@ fn execute(command: Command) -> Result<()> {
         Command::QemuArgs(machine) => {
             println!("{}", libvirt::command_line(&machine.spec()?, QemuVersion::detect()?));
             Ok(())
+        }
+        Command::Console { socket } => {
+            console::attach(&socket).with_context(|| format!("the console at {}", socket.display()))
         }
         Command::Xml(machine) => {
             print!("{}", libvirt::domain_xml(&machine.spec()?, QemuVersion::detect()?));

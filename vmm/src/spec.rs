@@ -131,8 +131,10 @@ impl VmSpec {
         words.option("-mon", "chardev=monitor,mode=control");
         let console = socket_path(&self.console_socket());
         let log = socket_path(&self.console_log());
-        words
-            .option("-chardev", &format!("socket,id=console,path={console},server=on,wait=off,logfile={log}"));
+        words.option(
+            "-chardev",
+            &format!("socket,id=console,path={console},server=on,wait=off,logfile={log}"),
+        );
         words.option("-serial", "chardev:console");
         words.option("-device", "virtio-serial-pci");
         let exec = socket_path(&self.exec_socket());

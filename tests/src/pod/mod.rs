@@ -79,9 +79,6 @@ impl PodBuilder {
         };
         let directory = runner::state_directory(&tag)?;
         let memory = runner::memory_directory(&tag)?;
-        if self.keep {
-            runner::keep_everything()?;
-        }
         let topology = Topology::build(&tag, &self.hosts)?;
         fs::create_dir(directory.join("log"))?;
         let pool = memory.join("pool");
@@ -305,6 +302,15 @@ impl Pod {
         Ok(instance)
     }
 
+    /// Leaves the pod and the VM as they are when this process ends. For pods that were told so from the beginning.
+    pub fn leave(self, vm: PodVm) -> Result<()> {
+        runner::keep_everything(&self.tag)?;
+        // Their ends are what would remove them.
+        std::mem::forget(vm);
+        std::mem::forget(self);
+        Ok(())
+    }
+
     fn command_in(&self, namespace: &Namespace, binary: &str) -> Command {
         let path = self.binary(binary);
         let mut command =
@@ -320,13 +326,6 @@ impl Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        if self.plan.keep {
-            self.topology.keep();
-            for daemon in self.controller.iter_mut().chain(self.daemons.iter_mut().map(|(.., daemon)| daemon)) {
-                daemon.release();
-            }
-            return;
-        }
         // All at once: each takes a moment to leave in good order.
         for daemon in self.processes() {
             daemon.ask_to_stop();
@@ -340,7 +339,7 @@ impl Drop for Pod {
 
 fn controller_config(pool: &Path, directory: &Path) -> String {
     format!(
-        "[controller]\nstate = \"{}\"\n\n[pool]\npath = \"{}\"\n\n[run]\ndirectory = \"{}\"\n",
+        "[controller]\nstate = \"{}\"\n\n[pool]\npath = \"{}\"\n\n[run]\ndirectory = \"{}\"\nwakeup = \"socket\"\n",
         directory.join("controller.redb").display(),
         pool.display(),
         directory.join("run").display(),
@@ -351,6 +350,7 @@ fn controller_config(pool: &Path, directory: &Path) -> String {
 fn binaries() -> Result<PathBuf> {
     let this = std::env::current_exe()?;
     let directory = this.parent().context("this program lies nowhere")?;
-    let directory = if directory.ends_with("deps") { directory.parent().unwrap_or(directory) } else { directory };
+    let directory =
+        if directory.ends_with("deps") { directory.parent().unwrap_or(directory) } else { directory };
     Ok(directory.to_owned())
 }

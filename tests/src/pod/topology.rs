@@ -54,14 +54,6 @@ impl Topology {
     pub(super) fn set_cable(&self, host: &str, nic: &str, plugged: bool) -> Result<()> {
         self.switch.ip(&["link", "set", &port(host, nic), if plugged { "up" } else { "down" }])
     }
-
-    /// Lets the namespaces outlive this.
-    pub(super) fn keep(&mut self) {
-        let all = [&mut self.control, &mut self.client, &mut self.switch];
-        for namespace in all.into_iter().chain(self.hosts.iter_mut().map(|(_, namespace)| namespace)) {
-            namespace.keep();
-        }
-    }
 }
 
 /// The host's end of the cable is `eth<index>`; a bridge joins it with the TAP device that the backend opens.

@@ -37,7 +37,6 @@ pub struct PodVm {
     // The agent's connection goes first.
     agent: Agent,
     vm: Vm,
-    keep: bool,
 }
 
 /// What executes guests on this machine: tried once.
@@ -89,7 +88,7 @@ impl Pod {
                 bail!("{error}{ended}\n{}\n{}", last_lines(&log), last_lines(&console));
             }
         };
-        let booted = PodVm { agent, vm, keep };
+        let booted = PodVm { agent, vm };
         if !instance.nics.is_empty() {
             booted.exec(&format!("ip address add {GUEST_ADDRESS}/24 dev eth0 && ip link set eth0 up"))?;
         }
@@ -128,11 +127,6 @@ impl PodVm {
     pub fn stop(&mut self) -> Result<()> {
         self.vm.stop().context("cannot stop the VM")?;
         Ok(())
-    }
-
-    /// Whether it stays when this process ends.
-    pub fn kept(&self) -> bool {
-        self.keep
     }
 }
 

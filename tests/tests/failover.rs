@@ -1,0 +1,60 @@
+//! The cable of the NIC in use is pulled while traffic runs: the backup NIC takes over.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use wadi_tests::iperf::{self, Way};
+use wadi_tests::pod::{GUEST_ADDRESS, Pod};
+use wadi_tests::probe::Probe;
+use wadi_tests::stage::{Stage, rounds};
+
+/// Waits until the instance's NIC is this one.
+fn wait_for_nic(pod: &Pod, nic: &str) {
+    let started = Instant::now();
+    loop {
+        let now = pod.api().instance("vm1").unwrap().nics[0].nic.clone();
+        if now == nic {
+            return;
+        }
+        assert!(started.elapsed() < Duration::from_secs(10), "the NIC is still {now}, not {nic}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn wait_until_up(pod: &Pod, host: &str, nic: &str) {
+    let started = Instant::now();
+    while pod.api().device(host, nic).unwrap().health != pod_controller::api::DeviceHealth::Up {
+        assert!(started.elapsed() < Duration::from_secs(10), "{host}/{nic} does not come up");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn traffic_moves_to_the_backup_nic_and_back() {
+    let stage = Stage::set_up().unwrap();
+    let mac = stage.instance.nics[0].mac.clone();
+    let nics = [("h2", "nic0"), ("h3", "nic1")];
+    for round in 0..=rounds() {
+        let (from, to) =
+            (nics[usize::try_from(round).unwrap() % 2], nics[usize::try_from(round + 1).unwrap() % 2]);
+        let stream = stage.vm.start(&iperf::command(Way::Out, 4)).unwrap();
+        let probe = Probe::start(stage.pod.client_namespace(), GUEST_ADDRESS).unwrap();
+        thread::sleep(Duration::from_millis(1500));
+        stage.pod.pull_cable(from.0, from.1).unwrap();
+        wait_for_nic(&stage.pod, &format!("{}/{}", to.0, to.1));
+        thread::sleep(Duration::from_secs(1));
+        let loss = probe.finish().unwrap();
+        eprintln!("packets were lost for {:?} ({} of {})", loss.longest_gap, loss.lost, loss.sent);
+        assert!(loss.longest_gap < Duration::from_secs(5), "{loss:?}");
+        iperf::Report::parse(&stream.finish(Duration::from_secs(40)).unwrap()).unwrap();
+        // The guest has noticed nothing.
+        assert_eq!(stage.vm.exec("cat /sys/class/net/eth0/address").unwrap().trim(), mac);
+
+        stage.pod.plug_cable(from.0, from.1).unwrap();
+        wait_until_up(&stage.pod, from.0, from.1);
+        iperf::run(&stage.vm, Way::In, 1).unwrap();
+    }
+    let kinds: Vec<_> =
+        stage.pod.api().events(0).unwrap().events.into_iter().map(|event| event.kind.word()).collect();
+    assert!(kinds.contains(&"link-down") && kinds.contains(&"failover"), "{kinds:?}");
+}
