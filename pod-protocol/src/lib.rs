@@ -19,6 +19,7 @@ pub mod endpoint;
 pub mod fence;
 pub mod ids;
 mod link;
+mod liveness;
 pub mod objects;
 pub mod reports;
 pub mod run_directory;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
+use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool};
 use cxl_pool::{
     Area, CreateOptions, EndpointId, HostId, Layout, LineCount, LineOffset, Memory, Pool, Role,
     SoftwareMemory,
@@ -39,16 +39,27 @@ pub(crate) struct TestPod<M> {
     pub(crate) layout: Layout,
     pub(crate) run: TempDir,
     memory: Box<dyn Fn(HostId) -> M>,
+    faults: Box<dyn Fn() -> Faults>,
+}
+
+impl<M> Drop for TestPod<M> {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            assert_eq!((self.faults)(), Faults::default(), "a rule of non-coherent memory was broken");
+        }
+    }
 }
 
 impl TestPod<SimulatedMemory> {
     pub(crate) fn simulated(seed: u64) -> Self {
         let size_bytes = 16 << 20;
         let pool = SimulatedPool::new(seed, size_bytes);
+        let watched = pool.clone();
         Self {
             layout: Layout::new(size_bytes, HOSTS, 1).expect("large enough"),
             run: tempfile::tempdir().expect("a directory"),
             memory: Box::new(move |host| pool.host(host)),
+            faults: Box::new(move || watched.faults()),
         }
     }
 }
@@ -63,7 +74,12 @@ impl TestPod<SoftwareMemory> {
             ..CreateOptions::default()
         };
         let pool = Pool::create(&run.path().join("pool"), &options).expect("created");
-        Self { layout: pool.layout().clone(), run, memory: Box::new(move |_| pool.software()) }
+        Self {
+            layout: pool.layout().clone(),
+            run,
+            memory: Box::new(move |_| pool.software()),
+            faults: Box::new(Faults::default),
+        }
     }
 }
 

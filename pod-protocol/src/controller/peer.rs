@@ -5,14 +5,13 @@ use std::time::{Duration, Instant};
 
 use cxl_channel::doorbell::Doorbell;
 use cxl_channel::{Incoming, RequestId};
-use cxl_pool::{
-    EndpointId, FenceLine, Generation, Grant, Hello, Layout, LineCount, LineOffset, Memory, Record,
-};
+use cxl_pool::{EndpointId, FenceLine, Generation, Grant, Hello, Layout, Memory, Record};
 
 use super::event::{CommandFailure, CommandId, JoinRequest, PortError, PortEvent};
 use crate::commands::Command;
-use crate::endpoint::{REPLICA, read_beat};
+use crate::endpoint::REPLICA;
 use crate::link::{Answer, Link, PROTOCOL, decode};
+use crate::liveness::{look_own, read_beat};
 use crate::reports::Report;
 
 /// How long a command may stay unanswered.
@@ -323,11 +322,4 @@ fn fence_generation<M: Memory>(memory: &M, layout: &Layout, endpoint: EndpointId
     let granted =
         look_own::<Grant, M>(memory, layout.grant(REPLICA, endpoint)).map(|grant| grant.fence_generation);
     fence.max(granted).unwrap_or(0)
-}
-
-/// A record that the controller itself writes. A dead predecessor on this host may have left it in our cache, and
-/// invalidating a line that was not written back is for other hosts' lines only.
-fn look_own<R: Record, M: Memory>(memory: &M, at: LineOffset) -> Option<R> {
-    memory.flush(at.bytes(), LineCount::new(R::LINES).bytes());
-    R::look(memory, at)
 }

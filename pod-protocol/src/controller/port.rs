@@ -14,8 +14,9 @@ use super::event::{CommandId, JoinRequest, PortError, PortEvent};
 use super::peer::{Office, Peer};
 use crate::commands::Command;
 use crate::daemon::{LockError, LockFile};
-use crate::endpoint::{REPLICA, new_incarnation, read_beat, read_own_beat, write_beat};
+use crate::endpoint::REPLICA;
 use crate::link::PROTOCOL;
+use crate::liveness::{look_own, new_incarnation, read_own_beat, write_beat};
 use crate::run_directory::RunDirectory;
 
 /// How often the slots of the pool are looked at, and how often the controller itself beats.
@@ -246,16 +247,16 @@ impl<M: Memory> Drop for ControllerPort<M> {
 }
 
 fn refuse_if_alive<M: Memory>(memory: &M, layout: &Layout) -> Result<(), PortError> {
-    let Some(hello) = ControllerHello::look(memory, layout.controller(REPLICA)) else {
+    let Some(hello) = look_own::<ControllerHello, M>(memory, layout.controller(REPLICA)) else {
         return Ok(());
     };
     let at = layout.controller_heartbeat(REPLICA);
-    let first = read_beat(memory, at);
+    let first = read_own_beat(memory, at);
     thread::sleep(WATCH_FOR / 2);
-    let second = read_beat(memory, at);
+    let second = read_own_beat(memory, at);
     thread::sleep(WATCH_FOR / 2);
     // Twice: the last beat of a dead one may still leave its cache.
-    if second != first && read_beat(memory, at) != second {
+    if second != first && read_own_beat(memory, at) != second {
         return Err(PortError::AliveElsewhere { pid: hello.pid });
     }
     Ok(())

@@ -6,8 +6,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::commands::{Command, Version};
-use crate::endpoint::{REPLICA, write_beat};
+use crate::endpoint::REPLICA;
 use crate::link::{Answer, PROTOCOL, decode};
+use crate::liveness::write_beat;
 use crate::reports::Report;
 use crate::testing::{BACKEND, CONTROLLER_HOST, TestPod, nic};
 

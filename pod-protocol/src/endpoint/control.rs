@@ -10,7 +10,7 @@ use cxl_pool::{EndpointId, Grant, Layout, Memory, Record};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ledger::Ledger;
-use super::presence::{Rounds, read_beat};
+use super::presence::Rounds;
 use super::reporter::{Reporter, Standing};
 use super::session::Session;
 use super::{Handler, REPLICA, RunError};
@@ -18,6 +18,7 @@ use crate::commands::Command;
 use crate::daemon::{Exit, StopSignal};
 use crate::fence::Fence;
 use crate::link::{Answer, decode};
+use crate::liveness::read_beat;
 use crate::objects::ObjectId;
 use crate::reports::{DeviceReport, Join, Report};
 use crate::run_directory::RunDirectory;

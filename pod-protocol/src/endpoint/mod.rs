@@ -15,7 +15,6 @@ use self::control::ControlThread;
 pub use self::error::{JoinError, RunError};
 pub use self::handler::Handler;
 use self::presence::{Presence, Rounds};
-pub(crate) use self::presence::{new_incarnation, read_beat, read_own_beat, write_beat};
 pub use self::reporter::Reporter;
 use crate::config::{HostConfig, Wakeup};
 use crate::daemon::{Exit, LockError, LockFile, StopSignal};

@@ -5,16 +5,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use cxl_pool::{ByteOffset, EndpointId, Hello, Layout, LineOffset, Memory, Record};
+use cxl_pool::{EndpointId, Hello, Layout, LineOffset, Memory, Record};
 
 use super::JoinError;
 use super::reporter::Reporter;
 use crate::daemon::LockFile;
 use crate::fence::Fence;
 use crate::link::PROTOCOL;
+use crate::liveness::{look_own, new_incarnation, read_own_beat, write_beat};
 
-/// How often an endpoint beats and looks at its fence.
-pub(super) const BEAT_EVERY: Duration = Duration::from_millis(10);
+/// How often an endpoint beats and looks at its fence: at least every 10 ms, late wake-ups included.
+const BEAT_EVERY: Duration = Duration::from_millis(8);
 
 /// How long a slot is watched before it is taken from a predecessor that did not leave. A living one beats at least
 /// [`BEATS_OF_THE_LIVING`] times meanwhile. A dead one's last beat may still leave its cache: that is one.
@@ -30,15 +31,15 @@ pub(super) fn refuse_if_alive<M: Memory>(
     layout: &Layout,
     endpoint: EndpointId,
 ) -> Result<(), JoinError> {
-    let Some(hello) = Hello::look(memory, layout.hello(endpoint)) else {
+    let Some(hello) = look_own::<Hello, M>(memory, layout.hello(endpoint)) else {
         return Ok(());
     };
     let began = Instant::now();
-    let mut seen = read_beat(memory, layout.heartbeat(endpoint));
+    let mut seen = read_own_beat(memory, layout.heartbeat(endpoint));
     let mut beats = 0;
     while began.elapsed() < WATCH_FOR {
         thread::sleep(BEAT_EVERY / 2);
-        let beat = read_beat(memory, layout.heartbeat(endpoint));
+        let beat = read_own_beat(memory, layout.heartbeat(endpoint));
         beats += u32::from(beat != seen);
         seen = beat;
         if beats >= BEATS_OF_THE_LIVING {
@@ -46,32 +47,6 @@ pub(super) fn refuse_if_alive<M: Memory>(
         }
     }
     Ok(())
-}
-
-/// The current value of a heartbeat.
-pub(crate) fn read_beat<M: Memory>(memory: &M, at: ByteOffset) -> u64 {
-    memory.invalidate(at, 8);
-    memory.full_fence();
-    memory.load(at)
-}
-
-/// The value of a heartbeat that this host itself writes. A dead predecessor's last beat may still be in our cache, and
-/// invalidating a line that was not written back is for other hosts' lines only.
-pub(crate) fn read_own_beat<M: Memory>(memory: &M, at: ByteOffset) -> u64 {
-    memory.flush(at, 8);
-    read_beat(memory, at)
-}
-
-/// Makes a heartbeat visible.
-pub(crate) fn write_beat<M: Memory>(memory: &M, at: ByteOffset, beat: u64) {
-    memory.store(at, beat);
-    memory.write_back(at, 8);
-    memory.store_fence();
-}
-
-/// A random number that is not 0.
-pub(crate) fn new_incarnation() -> u64 {
-    uuid::Uuid::new_v4().as_u64_pair().0.max(1)
 }
 
 /// When the control thread last came round.

@@ -8,6 +8,7 @@ use crate::commands::{Command, Version};
 use crate::controller::CommandFailure;
 use crate::ids::{LeaseId, RegionId};
 use crate::link::PROTOCOL;
+use crate::liveness::write_beat;
 use crate::reports::{DeviceReport, Report};
 use crate::testing::{BACKEND, Call, Calls, TestPod, config, nic};
 

@@ -20,10 +20,10 @@ pub use self::task::{Progress, Task};
 use crate::config::{RunSection, Wakeup};
 use crate::fence::Fence;
 
-/// A busy worker looks at its file descriptors every so many turns, an idle one that polls every so many: looking costs
-/// a system call.
-const TURNS_PER_LOOK_BUSY: u32 = 64;
+/// Looking at file descriptors costs a system call, so an idle worker that polls does so every so many turns, and a busy
+/// one after this time.
 const TURNS_PER_LOOK_IDLE: u32 = 8;
+const LOOK_EVERY_BUSY: Duration = Duration::from_micros(100);
 
 /// Steps in which a worker without doorbells sleeps. They double from the first to the last while nothing comes.
 const NAP_FIRST: Duration = Duration::from_micros(50);
@@ -107,22 +107,23 @@ impl<T: Task + 'static> Worker<T> {
     /// Polls until the busy-poll time is over, then sleeps until woken, napping in between where nothing would wake it.
     fn stretch(&mut self) -> ControlFlow<()> {
         let mut last_work = Instant::now();
+        let mut last_look = last_work;
+        let mut idle_turns = 0;
         let mut nap = NAP_FIRST;
-        let mut turns_since_look = 0;
         loop {
             self.deliver()?;
-            turns_since_look += 1;
             if self.task.turn() == Progress::Busy {
                 last_work = Instant::now();
                 nap = NAP_FIRST;
-                if turns_since_look >= TURNS_PER_LOOK_BUSY {
-                    turns_since_look = 0;
+                if last_work.duration_since(last_look) >= LOOK_EVERY_BUSY {
+                    last_look = last_work;
                     self.look();
                 }
                 continue;
             }
-            if turns_since_look >= TURNS_PER_LOOK_IDLE {
-                turns_since_look = 0;
+            idle_turns += 1;
+            if idle_turns >= TURNS_PER_LOOK_IDLE {
+                idle_turns = 0;
                 if self.look() {
                     last_work = Instant::now();
                     continue;
