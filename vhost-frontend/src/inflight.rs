@@ -119,9 +119,8 @@ impl InflightQueue {
         Ok(queue)
     }
 
-    /// Finds what was in flight, given the index of the used ring in guest memory and the available index to use
-    /// when nothing was.
-    pub(crate) fn recover(&mut self, used_index: u16, base: u16) -> Resubmission {
+    /// Finds what was in flight, given the index of the used ring in guest memory.
+    pub(crate) fn recover(&mut self, used_index: u16) -> Resubmission {
         if self.half(USED_INDEX_AT).load(Ordering::Acquire) != used_index {
             // The last completion reached the used ring, but the predecessor died before it took the mark off. On a
             // new region no mark is set, so its zeroed head does no harm.
@@ -138,10 +137,9 @@ impl InflightQueue {
         heads.sort_unstable();
         self.counter = heads.last().map_or(0, |&(counter, _)| counter.wrapping_add(1));
         let heads: Vec<u16> = heads.into_iter().map(|(_, head)| head).collect();
-        let next_available = match u16::try_from(heads.len()) {
-            Ok(count) if count > 0 => used_index.wrapping_add(count),
-            _ => base,
-        };
+        // Whatever was taken is either used or in flight; what the VMM believes may be older. There are at most `size`.
+        #[allow(clippy::cast_possible_truncation)]
+        let next_available = used_index.wrapping_add(heads.len() as u16);
         Resubmission { heads, next_available }
     }
 
@@ -215,7 +213,7 @@ mod tests {
     fn heads_come_back_in_the_order_in_which_they_were_taken() {
         let region = region(2, 8);
         let mut queue = InflightQueue::open(Arc::clone(&region), 2, 8, 1, 8).unwrap();
-        assert_eq!(queue.recover(100, 100), Resubmission { heads: vec![], next_available: 100 });
+        assert_eq!(queue.recover(100), Resubmission { heads: vec![], next_available: 100 });
         for head in [5, 0, 7, 2] {
             queue.take(head);
         }
@@ -223,38 +221,38 @@ mod tests {
         queue.completed(0, 101);
         drop(queue);
         let mut successor = InflightQueue::open(Arc::clone(&region), 2, 8, 1, 8).unwrap();
-        assert_eq!(successor.recover(101, 0), Resubmission { heads: vec![5, 7, 2], next_available: 104 });
+        assert_eq!(successor.recover(101), Resubmission { heads: vec![5, 7, 2], next_available: 104 });
         // The other queue is untouched.
         let mut other = InflightQueue::open(region, 2, 8, 0, 8).unwrap();
-        assert_eq!(other.recover(0, 9), Resubmission { heads: vec![], next_available: 9 });
+        assert_eq!(other.recover(9), Resubmission { heads: vec![], next_available: 9 });
     }
 
     #[test]
     fn a_death_between_used_ring_and_mark_does_not_repeat_the_request() {
         let region = region(1, 8);
         let mut queue = InflightQueue::open(Arc::clone(&region), 1, 8, 0, 8).unwrap();
-        queue.recover(0, 0);
+        queue.recover(0);
         queue.take(3);
         queue.take(4);
         queue.completing(3);
         // The used index became 1, and then the process died.
         let mut successor = InflightQueue::open(Arc::clone(&region), 1, 8, 0, 8).unwrap();
-        assert_eq!(successor.recover(1, 0), Resubmission { heads: vec![4], next_available: 2 });
+        assert_eq!(successor.recover(1), Resubmission { heads: vec![4], next_available: 2 });
         // Had it died before the used index moved, both would come again.
         successor.take(3);
         successor.completing(3);
         let mut successor = InflightQueue::open(region, 1, 8, 0, 8).unwrap();
-        assert_eq!(successor.recover(1, 0), Resubmission { heads: vec![4, 3], next_available: 3 });
+        assert_eq!(successor.recover(1), Resubmission { heads: vec![4, 3], next_available: 3 });
     }
 
     #[test]
     fn a_new_region_on_a_used_ring_does_not_clear_descriptor_0() {
         let region = region(1, 8);
         let mut queue = InflightQueue::open(Arc::clone(&region), 1, 8, 0, 8).unwrap();
-        assert_eq!(queue.recover(77, 77).next_available, 77);
+        assert_eq!(queue.recover(77).next_available, 77);
         queue.take(0);
         let mut successor = InflightQueue::open(region, 1, 8, 0, 8).unwrap();
-        assert_eq!(successor.recover(77, 0), Resubmission { heads: vec![0], next_available: 78 });
+        assert_eq!(successor.recover(77), Resubmission { heads: vec![0], next_available: 78 });
     }
 
     #[test]

@@ -101,7 +101,7 @@ impl Ring {
     pub fn new(mut parts: RingParts) -> Self {
         let mut again = Vec::new();
         if let Some(inflight) = &mut parts.inflight {
-            let recovered = inflight.recover(parts.queue.next_used(), parts.queue.next_avail());
+            let recovered = inflight.recover(parts.queue.next_used());
             parts.queue.set_next_avail(recovered.next_available);
             again = recovered.heads;
             again.reverse();

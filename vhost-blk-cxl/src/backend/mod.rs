@@ -1,0 +1,170 @@
+//! The backend: serves volumes of this host's SSDs to the frontends that lease them.
+
+mod check;
+mod in_flight;
+mod task;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cxl_channel::doorbell::DoorbellListener;
+use cxl_pool::{Area, Memory};
+use pod_protocol::endpoint::{Handler, Reporter};
+use pod_protocol::ids::{LeaseId, RegionId};
+use pod_protocol::objects::{Engine, Object, ObjectId, VolumeObject};
+use pod_protocol::reports::DeviceReport;
+use pod_protocol::run_directory::RunDirectory;
+use pod_protocol::telemetry::Telemetry;
+use pod_protocol::worker::{SpawnError, Worker, WorkerConfig, WorkerHandle};
+
+use self::task::{BackendTask, Device, Message};
+use crate::counters::{Counter, Counters};
+use crate::ssd::{Geometry, Ssd};
+
+/// A device as the control thread knows it.
+struct KnownDevice {
+    name: String,
+    geometry: Geometry,
+    counters: Arc<Counters>,
+}
+
+struct KnownVolume {
+    object: VolumeObject,
+    counters: Arc<Counters>,
+}
+
+/// Has what the controller gives a backend.
+pub struct Backend {
+    worker: WorkerHandle<Message>,
+    devices: Vec<KnownDevice>,
+    volumes: BTreeMap<LeaseId, KnownVolume>,
+    malformed: Arc<Counter>,
+}
+
+/// What a host tells the controller about its SSDs.
+pub fn device_reports<'a>(ssds: impl IntoIterator<Item = (&'a str, &'a dyn Ssd)>) -> Vec<DeviceReport> {
+    ssds.into_iter()
+        .map(|(name, ssd)| DeviceReport::Ssd {
+            name: name.to_owned(),
+            driver: ssd.driver().to_owned(),
+            size_bytes: ssd.geometry().size_bytes,
+            block_bytes: ssd.geometry().block_bytes,
+        })
+        .collect()
+}
+
+impl Backend {
+    /// Starts the worker with these devices. Without a reporter nobody is told of devices that fail.
+    pub fn start<M: Memory>(
+        memory: M,
+        run: RunDirectory,
+        config: WorkerConfig,
+        doorbell: Option<DoorbellListener>,
+        ssds: Vec<(String, Box<dyn Ssd>)>,
+        reporter: Option<Reporter>,
+    ) -> Result<Self, SpawnError> {
+        let mut known = Vec::with_capacity(ssds.len());
+        let mut devices = Vec::with_capacity(ssds.len());
+        for (name, ssd) in ssds {
+            let counters = Arc::new(Counters::default());
+            known.push(KnownDevice {
+                name: name.clone(),
+                geometry: ssd.geometry(),
+                counters: Arc::clone(&counters),
+            });
+            devices.push(Device { name, ssd, counters, failed: false });
+        }
+        let malformed = Arc::new(Counter::default());
+        let task = BackendTask::new(memory, run, devices, reporter, Arc::clone(&malformed));
+        let worker = Worker::spawn("blk-backend", config, doorbell, task)?;
+        // A worker that ends at once says so with the next message.
+        let _ = worker.send(Message::Start);
+        Ok(Self { worker, devices: known, volumes: BTreeMap::new(), malformed })
+    }
+
+    fn send(&self, message: Message) -> Result<(), String> {
+        self.worker.send(message).map_err(|gone| gone.to_string())
+    }
+
+    fn volume(&mut self, object: VolumeObject) -> Result<(), String> {
+        let lease = object.lease;
+        let old = self.volumes.get(&lease);
+        if old.is_some_and(|known| known.object == object) {
+            return Ok(());
+        }
+        let counters = old.map_or_else(Arc::default, |known| Arc::clone(&known.counters));
+        let found = self.devices.iter().enumerate().find(|(_, device)| device.name == object.ssd);
+        let Some((index, device)) = found else {
+            return Err(format!("this host has no ssd {}", object.ssd));
+        };
+        check(&object, device)?;
+        self.send(Message::Volume {
+            object: Box::new(object.clone()),
+            device: index,
+            counters: Arc::clone(&counters),
+        })?;
+        self.volumes.insert(lease, KnownVolume { object, counters });
+        Ok(())
+    }
+}
+
+impl Handler for Backend {
+    fn apply(&mut self, object: Object) -> Result<(), String> {
+        match object {
+            Object::Channel(channel) if channel.engine == Engine::Blk => self
+                .worker
+                .call(|opened| Message::Channel(channel, opened))
+                .map_err(|gone| gone.to_string())?,
+            Object::Channel(channel) => Err(format!("{} is not for block requests", channel.id)),
+            Object::Volume(volume) => self.volume(volume),
+            other => Err(format!("a block backend cannot have a {}", other.id())),
+        }
+    }
+
+    fn remove(&mut self, id: ObjectId) -> Result<(), String> {
+        match id {
+            ObjectId::Channel(channel) => self.send(Message::RemoveChannel(channel)),
+            ObjectId::Volume(lease) => {
+                self.volumes.remove(&lease);
+                self.worker.call(|reply| Message::RemoveVolume(lease, reply)).map_err(|gone| gone.to_string())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn scrub(&mut self, _region: RegionId, area: Area) -> Result<(), String> {
+        // A dead predecessor's requests have ended: they held the locks of the devices that we hold now.
+        self.worker.call(|reply| Message::Scrub(area, reply)).map_err(|gone| gone.to_string())?
+    }
+
+    fn telemetry(&mut self) -> Telemetry {
+        let devices = self.devices.iter().map(|device| device.counters.device(&device.name, true));
+        Telemetry {
+            devices: devices.collect(),
+            leases: self.volumes.iter().map(|(&lease, known)| known.counters.lease(lease)).collect(),
+            counters: [("malformed-messages".to_owned(), self.malformed.get())].into(),
+            ..Telemetry::default()
+        }
+    }
+
+    fn fenced(&mut self) {
+        // The worker ends by itself, and without it nothing is done. The process follows.
+        self.worker.stop();
+    }
+}
+
+/// Refuses a volume that is not on its device.
+fn check(volume: &VolumeObject, device: &KnownDevice) -> Result<(), String> {
+    let block = u64::from(device.geometry.block_bytes);
+    let inside = volume
+        .start_bytes
+        .checked_add(volume.size_bytes)
+        .is_some_and(|end| volume.size_bytes > 0 && end <= device.geometry.size_bytes);
+    if !inside || !volume.start_bytes.is_multiple_of(block) || !volume.size_bytes.is_multiple_of(block) {
+        return Err(format!(
+            "the volume of {} is {} bytes from {} of ssd {}, which has {} in blocks of {block}",
+            volume.lease, volume.size_bytes, volume.start_bytes, device.name, device.geometry.size_bytes
+        ));
+    }
+    Ok(())
+}

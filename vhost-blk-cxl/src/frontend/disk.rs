@@ -1,0 +1,210 @@
+//! One guest's disk: its rings, its buffers, its requests in flight.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::SyncSender;
+
+use cxl_pool::Memory;
+use pod_protocol::objects::DiskObject;
+use vhost_frontend::{BufferArea, ChainLimits, GuestMemory, Ring, StopReason};
+
+use super::device::REQUEST_BYTES_MAX;
+use super::parse::{HEADER_BYTES, Shape};
+use super::slots::{Slots, State};
+use crate::counters::Counters;
+use crate::message::{Holder, Words};
+
+/// Requests that one disk has in flight at most.
+const REQUESTS_MAX: u16 = 512;
+/// Buffers are whole pages: what direct I/O wants.
+const BUFFER_UNIT_BYTES: u32 = 4096;
+
+/// A ring in our hands.
+pub(super) struct Served {
+    pub(super) ring: Ring,
+    pub(super) in_flight: u32,
+    /// Asked to let go: as soon as nothing is in flight.
+    pub(super) stopping: Option<SyncSender<u16>>,
+}
+
+/// What a disk may send in this turn.
+pub(crate) struct Allowance<'a> {
+    /// Messages that the channel takes.
+    pub(crate) messages: u32,
+    /// Where they go.
+    pub(crate) outbox: &'a mut Vec<Words>,
+}
+
+/// A disk. All of it belongs to the worker. How it serves the guest is in the `serve` module.
+pub(crate) struct Disk<M: Memory> {
+    pub(super) memory: M,
+    pub(super) object: DiskObject,
+    pub(super) counters: Arc<Counters>,
+    /// Completed writes may still be in a cache: the driver's wish.
+    pub(super) writeback: Arc<AtomicBool>,
+    pub(super) buffers: BufferArea,
+    pub(super) slots: Slots,
+    pub(super) rings: Vec<Option<Served>>,
+    /// Requests to be sent (again), in order, before any new one is taken.
+    pub(super) queued: VecDeque<u16>,
+    /// The backend refused the lease's current generation: wait until the controller says something new.
+    pub(super) refused: bool,
+    /// What keeps us from taking requests is mended by an event only: until then the rings are not looked at.
+    pub(super) blocked: bool,
+    pub(super) first_ring: usize,
+}
+
+impl<M: Memory> Disk<M> {
+    pub(crate) fn new(
+        memory: M,
+        object: DiskObject,
+        counters: Arc<Counters>,
+        writeback: Arc<AtomicBool>,
+    ) -> Self {
+        Self {
+            memory,
+            buffers: BufferArea::new(object.data_area, BUFFER_UNIT_BYTES),
+            rings: (0..object.queues).map(|_| None).collect(),
+            object,
+            counters,
+            writeback,
+            slots: Slots::new(REQUESTS_MAX),
+            queued: VecDeque::with_capacity(REQUESTS_MAX.into()),
+            refused: false,
+            blocked: false,
+            first_ring: 0,
+        }
+    }
+
+    pub(crate) fn object(&self) -> &DiskObject {
+        &self.object
+    }
+
+    /// The controller changed what may change while a disk is in use.
+    pub(crate) fn update(&mut self, object: DiskObject) {
+        debug_assert_eq!(object.data_area, self.object.data_area);
+        self.object = object;
+        self.refused = false;
+        self.blocked = false;
+        if self.object.failed {
+            self.give_up_where(true, |_| true);
+        }
+    }
+
+    pub(crate) fn start_ring(&mut self, mut ring: Ring) {
+        // Header and status on top of the data.
+        ring.set_limits(ChainLimits {
+            bytes: REQUEST_BYTES_MAX + HEADER_BYTES + 1,
+            ..ChainLimits::default()
+        });
+        ring.disable_notifications();
+        let index = usize::from(ring.index());
+        self.rings[index] = Some(Served { ring, in_flight: 0, stopping: None });
+        self.blocked = false;
+    }
+
+    /// Lets go of a ring as soon as it may, and says so with its next available index.
+    pub(crate) fn stop_ring(&mut self, index: u16, done: SyncSender<u16>) {
+        match self.rings.get_mut(usize::from(index)) {
+            Some(Some(served)) => served.stopping = Some(done),
+            // Never started, or gone with the disk: nothing was taken from it.
+            _ => drop(done.try_send(0)),
+        }
+        self.release_stopped();
+    }
+
+    /// A ring that is being stopped does not wait for the backend any longer.
+    pub(crate) fn hurry_ring(&mut self, index: u16, reason: StopReason) {
+        self.give_up_where(reason == StopReason::Requested, |ring| ring == index);
+        self.release_stopped();
+    }
+
+    /// Gives rings back that were asked for and have nothing in flight.
+    pub(crate) fn release_stopped(&mut self) {
+        for place in &mut self.rings {
+            if let Some(served) = place
+                && served.in_flight == 0
+                && let Some(done) = served.stopping.take()
+            {
+                served.ring.signal();
+                let _ = done.try_send(served.ring.next_available());
+                *place = None;
+            }
+        }
+    }
+
+    pub(crate) fn set_guest_memory(&mut self, memory: &GuestMemory) {
+        for served in self.rings.iter_mut().flatten() {
+            served.ring.set_memory(GuestMemory::clone(memory));
+        }
+    }
+
+    /// The rings that it has.
+    pub(crate) fn rings(&self) -> impl Iterator<Item = &Ring> {
+        self.rings.iter().flatten().map(|served| &served.ring)
+    }
+
+    /// The channel begins a new generation. Nothing that was sent before will be answered, and once the new one is
+    /// ready nothing of it is being carried out any more: everything is sent again.
+    pub(crate) fn channel_restarts(&mut self) {
+        let again = self.slots.in_state(State::Sent);
+        self.counters.resubmitted.add(again.len() as u64);
+        for &slot in again.iter().rev() {
+            self.slots.set_state(slot, State::Queued);
+            self.queued.push_front(slot);
+        }
+        self.refused = false;
+    }
+
+    /// The new generation is ready: what nobody waits for is over.
+    pub(crate) fn channel_ready(&mut self) {
+        for slot in self.slots.in_state(State::Abandoned) {
+            self.free(slot);
+        }
+        self.blocked = false;
+    }
+
+    /// The channel has room again.
+    pub(crate) fn unblock(&mut self) {
+        self.blocked = false;
+    }
+
+    /// How many requests are with the backend.
+    pub(crate) fn with_backend(&self) -> u32 {
+        self.slots.with_backend()
+    }
+
+    /// Asks the guest to kick. False if there is something to do at once.
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        let blocked = self.blocked;
+        let mut idle = true;
+        for served in self.rings.iter_mut().flatten().filter(|served| served.stopping.is_none()) {
+            let more = served.ring.enable_notifications();
+            idle &= blocked || !more;
+        }
+        idle
+    }
+
+    pub(crate) fn resume(&mut self) {
+        for served in self.rings.iter_mut().flatten() {
+            served.ring.disable_notifications();
+        }
+    }
+
+    pub(super) fn holder(&self) -> Holder {
+        Holder { lease: self.object.lease, generation: self.object.route.generation }
+    }
+
+    pub(super) fn shape(&self) -> Shape {
+        let DiskObject { size_bytes, block_bytes, read_only, .. } = self.object;
+        Shape { size_bytes, block_bytes, read_only }
+    }
+
+    pub(super) fn free(&mut self, slot: u16) {
+        if let Some(buffer) = self.slots.get_mut(slot).buffer.take() {
+            self.buffers.free(buffer);
+        }
+        self.slots.set_state(slot, State::Free);
+    }
+}

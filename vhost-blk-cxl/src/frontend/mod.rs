@@ -1,0 +1,208 @@
+//! The frontend: offers leased volumes to the VMs of this host as virtio-blk disks.
+//!
+//! A disk's vhost-user thread ([`sink`]) passes its rings to the one worker ([`task`]), which serves all disks: it
+//! [parses](parse) requests, copies data to and from the pool, and exchanges messages with the backends.
+
+mod device;
+mod disk;
+mod parse;
+mod serve;
+mod sink;
+mod slots;
+mod task;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use cxl_channel::doorbell::DoorbellListener;
+use cxl_pool::{Area, Memory};
+use pod_protocol::endpoint::{Handler, Reporter};
+use pod_protocol::ids::{LeaseId, RegionId};
+use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, ObjectId};
+use pod_protocol::run_directory::RunDirectory;
+use pod_protocol::telemetry::Telemetry;
+use pod_protocol::worker::{SpawnError, Worker, WorkerConfig, WorkerHandle};
+use vhost_frontend::{ConfigSpace, DeviceSpec, Server};
+
+use self::device::{QUEUE_SIZE_MAX, config_space, features};
+use self::sink::DiskSink;
+use self::task::{FrontendTask, Message};
+use crate::counters::{Counter, Counters};
+
+/// A disk as the control thread holds it.
+struct OfferedDisk {
+    object: DiskObject,
+    counters: Arc<Counters>,
+    /// Its socket goes when this goes.
+    _server: Server,
+}
+
+/// Has what the controller gives a frontend.
+pub struct Frontend {
+    // Before the worker: servers wait for it to let go of their rings.
+    disks: BTreeMap<LeaseId, OfferedDisk>,
+    worker: WorkerHandle<Message>,
+    run: RunDirectory,
+    reporter: Option<Reporter>,
+    malformed: Arc<Counter>,
+}
+
+impl Frontend {
+    /// Starts the worker. Without a reporter nobody is told of VMMs that come and go.
+    pub fn start<M: Memory>(
+        memory: M,
+        run: RunDirectory,
+        config: WorkerConfig,
+        doorbell: Option<DoorbellListener>,
+        reporter: Option<Reporter>,
+    ) -> Result<Self, SpawnError> {
+        let malformed = Arc::new(Counter::default());
+        let task = FrontendTask::new(memory, run.clone(), Arc::clone(&malformed));
+        let worker = Worker::spawn("blk-frontend", config, doorbell, task)?;
+        Ok(Self { disks: BTreeMap::new(), worker, run, reporter, malformed })
+    }
+
+    fn send(&self, message: Message) -> Result<(), String> {
+        self.worker.send(message).map_err(|gone| gone.to_string())
+    }
+
+    fn channel(&mut self, object: ChannelObject) -> Result<(), String> {
+        if object.engine != Engine::Blk {
+            return Err(format!("{} is not for block requests", object.id));
+        }
+        self.worker.call(|opened| Message::Channel(object, opened)).map_err(|gone| gone.to_string())?
+    }
+
+    fn disk(&mut self, object: DiskObject) -> Result<(), String> {
+        if let Some(disk) = self.disks.get_mut(&object.lease) {
+            if disk.object == object {
+                return Ok(());
+            }
+            if may_become(&disk.object, &object) {
+                disk.object = object.clone();
+                return self.send(Message::Update(Box::new(object)));
+            }
+            self.remove_disk(object.lease)?;
+        }
+        check(&object)?;
+        let path = self.run.sockets().join(&object.socket);
+        let counters = Arc::new(Counters::default());
+        let writeback = Arc::new(AtomicBool::new(true));
+        let config = ConfigSpace::new(config_space(&object, true));
+        let lease = object.lease;
+        let spec = DeviceSpec {
+            name: format!("{}-{}", object.instance_name, object.device),
+            virtio_features: features(&object),
+            config: config.clone(),
+            queues: object.queues,
+            queue_size_max: QUEUE_SIZE_MAX,
+            inflight: true,
+        };
+        let sink = DiskSink {
+            object: object.clone(),
+            worker: self.worker.clone(),
+            reporter: self.reporter.clone(),
+            config,
+            writeback: Arc::clone(&writeback),
+        };
+        self.send(Message::Disk {
+            object: Box::new(object.clone()),
+            counters: Arc::clone(&counters),
+            writeback,
+        })?;
+        match Server::listen(&path, spec, sink) {
+            Ok(server) => {
+                self.disks.insert(lease, OfferedDisk { object, counters, _server: server });
+                Ok(())
+            }
+            Err(error) => {
+                self.remove_from_worker(lease)?;
+                Err(error.to_string())
+            }
+        }
+    }
+
+    fn remove_disk(&mut self, lease: LeaseId) -> Result<(), String> {
+        // The worker first: the disk's thread waits for it to let go of the rings.
+        self.remove_from_worker(lease)?;
+        self.disks.remove(&lease);
+        Ok(())
+    }
+
+    fn remove_from_worker(&self, lease: LeaseId) -> Result<(), String> {
+        self.worker.call(|reply| Message::RemoveDisk(lease, reply)).map_err(|gone| gone.to_string())
+    }
+}
+
+impl Handler for Frontend {
+    fn apply(&mut self, object: Object) -> Result<(), String> {
+        match object {
+            Object::Channel(channel) => self.channel(channel),
+            Object::Disk(disk) => self.disk(disk),
+            other => Err(format!("a block frontend cannot have a {}", other.id())),
+        }
+    }
+
+    fn remove(&mut self, id: ObjectId) -> Result<(), String> {
+        match id {
+            ObjectId::Channel(channel) => self.send(Message::RemoveChannel(channel)),
+            ObjectId::Disk(lease) => self.remove_disk(lease),
+            _ => Ok(()),
+        }
+    }
+
+    fn scrub(&mut self, _region: RegionId, area: Area) -> Result<(), String> {
+        self.worker.call(|reply| Message::Scrub(area, reply)).map_err(|gone| gone.to_string())?
+    }
+
+    fn telemetry(&mut self) -> Telemetry {
+        let leases = self.disks.iter().map(|(&lease, disk)| disk.counters.lease(lease)).collect();
+        let resubmitted = self.disks.values().map(|disk| disk.counters.resubmitted.get()).sum();
+        let counters = [
+            ("malformed-messages".to_owned(), self.malformed.get()),
+            ("resubmitted-requests".to_owned(), resubmitted),
+        ];
+        Telemetry { leases, counters: counters.into(), ..Telemetry::default() }
+    }
+
+    fn fenced(&mut self) {
+        // The worker ends by itself, and without it nothing is sent. The process follows.
+        self.worker.stop();
+    }
+}
+
+/// Whether a disk that is in use can become another without its guest noticing more than a new size.
+fn may_become(old: &DiskObject, new: &DiskObject) -> bool {
+    let DiskObject { route, failed, .. } = new;
+    let wanted = DiskObject { route: *route, failed: *failed, ..old.clone() };
+    wanted == *new
+}
+
+/// Refuses what no guest could use.
+fn check(disk: &DiskObject) -> Result<(), String> {
+    let lease = disk.lease;
+    if disk.queues == 0 || disk.queues > 256 {
+        return Err(format!("the disk of {lease} has {} queues, 1 to 256 are possible", disk.queues));
+    }
+    if !matches!(disk.block_bytes, 512 | 1024 | 2048 | 4096) {
+        return Err(format!(
+            "the disk of {lease} has blocks of {} bytes, 512 to 4096 are possible",
+            disk.block_bytes
+        ));
+    }
+    if disk.size_bytes == 0 || !disk.size_bytes.is_multiple_of(u64::from(disk.block_bytes)) {
+        return Err(format!("the disk of {lease} is {} bytes long, not a number of blocks", disk.size_bytes));
+    }
+    if disk.data_area.bytes() < device::REQUEST_BYTES_MAX {
+        return Err(format!(
+            "the data area of {lease} has {} bytes, the longest request needs {}",
+            disk.data_area.bytes(),
+            device::REQUEST_BYTES_MAX
+        ));
+    }
+    if disk.socket.contains('/') || disk.socket.is_empty() {
+        return Err(format!("{:?} is no name for the socket of {lease}", disk.socket));
+    }
+    Ok(())
+}

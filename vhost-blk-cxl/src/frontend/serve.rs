@@ -1,0 +1,306 @@
+//! How a disk serves its guest: taking requests, sending them, answering them.
+
+use std::sync::atomic::Ordering;
+
+use cxl_pool::{LineOffset, Memory};
+use tracing::warn;
+use vhost_frontend::{Buffer, Chain, ChainReader, ChainWriter, CopyError, Next, Ring};
+
+use super::device::{ID_BYTES, caches_writes};
+use super::disk::{Allowance, Disk};
+use super::parse::{HEADER_BYTES, Parsed, Refusal, parse};
+use super::slots::{Slot, State};
+use crate::message::{Completion, Operation, Request, Status};
+
+/// Requests taken from a ring before the next ring's turn.
+const RING_BUDGET: usize = 32;
+
+/// VIRTIO_BLK_S_OK, _IOERR and _UNSUPP.
+const S_OK: u8 = 0;
+const S_IOERR: u8 = 1;
+const S_UNSUPP: u8 = 2;
+
+impl<M: Memory> Disk<M> {
+    /// Sends what waits, then takes requests from the rings. True if anything moved.
+    pub(crate) fn submit(&mut self, allowance: &mut Allowance<'_>) -> bool {
+        let mut moved = false;
+        while !self.refused && allowance.messages > 0 {
+            let Some(index) = self.queued.pop_front() else { break };
+            self.send(index, allowance);
+            moved = true;
+        }
+        // New requests must not overtake those, nor touch what an abandoned one may still be writing.
+        let held = !self.queued.is_empty() || self.slots.abandoned() > 0;
+        if held && !self.object.failed {
+            self.blocked = true;
+        }
+        if self.blocked {
+            return moved;
+        }
+        for turn in 0..self.rings.len() {
+            let ring = (self.first_ring + turn) % self.rings.len();
+            for _ in 0..RING_BUDGET {
+                if !self.take_one(ring, allowance) {
+                    break;
+                }
+                moved = true;
+            }
+            if self.blocked {
+                // Who has to wait comes first next time.
+                self.first_ring = ring;
+                return moved;
+            }
+        }
+        self.first_ring = (self.first_ring + 1) % self.rings.len().max(1);
+        moved
+    }
+
+    /// There is no channel. Requests stay in their rings, unless the controller says that they need not wait.
+    pub(crate) fn submit_without_channel(&mut self) -> bool {
+        if self.object.failed {
+            return self.submit(&mut Allowance { messages: 0, outbox: &mut Vec::new() });
+        }
+        self.blocked = true;
+        false
+    }
+
+    /// Takes a request from a ring. True if there was one.
+    fn take_one(&mut self, ring: usize, allowance: &mut Allowance<'_>) -> bool {
+        let shape = self.shape();
+        let failed = self.object.failed;
+        let Some(served) = self.rings[ring].as_mut().filter(|served| served.stopping.is_none()) else {
+            return false;
+        };
+        let candidate = self.slots.candidate().filter(|_| failed || allowance.messages > 0);
+        let Some(index) = candidate else {
+            self.blocked = true;
+            return false;
+        };
+        let slot = self.slots.get_mut(index);
+        match served.ring.next_chain(&mut slot.chain) {
+            Ok(Next::Chain) => {}
+            Ok(Next::Empty) => return false,
+            Ok(Next::Malformed(error)) => {
+                tracing::debug!(lease = %self.object.lease, %error, "malformed request");
+                self.counters.malformed.add(1);
+                return served.ring.complete(slot.chain.head(), 0).is_ok();
+            }
+            Err(error) => {
+                warn!(lease = %self.object.lease, instance = self.object.instance_name, ring, %error,
+                    "the guest broke its ring: it is served no more until the guest resets the disk");
+                self.counters.broken_rings.add(1);
+                return false;
+            }
+        }
+        let parsed = if failed {
+            Parsed::Refused(Refusal::IoError)
+        } else {
+            parse(served.ring.memory(), &slot.chain, shape)
+        };
+        let Parsed::Operation { operation, offset_bytes, length_bytes, may_unmap } = parsed else {
+            return self.answer_here(ring, index, parsed);
+        };
+        slot.buffer = None;
+        if operation.has_data() {
+            // The length was checked against the longest request.
+            slot.buffer = u32::try_from(length_bytes).ok().and_then(|bytes| self.buffers.alloc(bytes));
+            if slot.buffer.is_none() {
+                served.ring.put_back(&slot.chain);
+                self.blocked = true;
+                return false;
+            }
+        }
+        slot.ring = served.ring.index();
+        slot.operation = operation;
+        slot.offset_bytes = offset_bytes;
+        slot.length_bytes = length_bytes;
+        slot.may_unmap = may_unmap;
+        slot.force_unit_access = operation.writes()
+            && !caches_writes(served.ring.features(), self.writeback.load(Ordering::Relaxed));
+        let copied = match (operation, slot.buffer) {
+            (Operation::Write, Some(buffer)) => copy_in(&self.memory, &served.ring, slot, buffer),
+            _ => Ok(()),
+        };
+        served.in_flight += 1;
+        self.slots.take();
+        match copied {
+            Ok(()) => self.send(index, allowance),
+            Err(_) => self.answer(index, Status::IoError),
+        }
+        true
+    }
+
+    /// Answers what needs no backend.
+    fn answer_here(&mut self, ring: usize, index: u16, parsed: Parsed) -> bool {
+        let Some(served) = self.rings[ring].as_mut() else { return false };
+        let chain = &self.slots.get(index).chain;
+        let written = match parsed {
+            Parsed::Id => {
+                let mut id = [0; ID_BYTES as usize];
+                let serial = self.object.serial.as_bytes();
+                let length = serial.len().min(id.len());
+                id[..length].copy_from_slice(&serial[..length]);
+                let mut writer = ChainWriter::new(served.ring.memory(), chain.writable());
+                let written = writer.write(&id).map(|()| ID_BYTES);
+                write_status(&served.ring, chain, S_OK, written.unwrap_or(0))
+            }
+            Parsed::Refused(Refusal::NoStatus) => {
+                self.counters.malformed.add(1);
+                0
+            }
+            Parsed::Refused(Refusal::Unsupported) => {
+                self.counters.refused();
+                write_status(&served.ring, chain, S_UNSUPP, 0)
+            }
+            _ => {
+                self.counters.refused();
+                write_status(&served.ring, chain, S_IOERR, 0)
+            }
+        };
+        // A ring that cannot be written any more parks itself.
+        served.ring.complete(chain.head(), written).is_ok()
+    }
+
+    /// Puts a request into the outbox. The data of a write has been written back, the buffer of a read is flushed
+    /// here; a fence before the message follows for all of them.
+    fn send(&mut self, index: u16, allowance: &mut Allowance<'_>) {
+        let slot = self.slots.get(index);
+        if let (Operation::Read, Some(buffer)) = (slot.operation, slot.buffer) {
+            self.memory.flush(buffer.start(), slot.length_bytes);
+        }
+        let request = Request {
+            holder: self.holder(),
+            tag: self.slots.tag(index),
+            operation: slot.operation,
+            force_unit_access: slot.force_unit_access,
+            may_unmap: slot.may_unmap,
+            offset_bytes: slot.offset_bytes,
+            length_bytes: slot.length_bytes,
+            data: slot.buffer.map_or(LineOffset::new(0), |buffer| buffer.start().line()),
+        };
+        allowance.outbox.push(request.encode());
+        allowance.messages -= 1;
+        self.slots.set_state(index, State::Sent);
+    }
+
+    /// Takes the buffer of a read back from the backend, before [`Disk::complete`] and with a fence in between. True if
+    /// there is one.
+    pub(crate) fn take_back(&self, completion: &Completion) -> bool {
+        let Some(index) = self.slots.find(completion.tag) else { return false };
+        let slot = self.slots.get(index);
+        let Some(buffer) = slot.buffer.filter(|_| slot.operation == Operation::Read) else { return false };
+        self.memory.invalidate(buffer.start(), slot.length_bytes);
+        true
+    }
+
+    /// An answer arrived.
+    pub(crate) fn complete(&mut self, completion: &Completion) {
+        let Some(index) = self.slots.find(completion.tag) else {
+            self.counters.stale.add(1);
+            return;
+        };
+        let slot = self.slots.get(index);
+        if slot.operation != completion.operation {
+            // The backend is confused; it would not do better if asked again.
+            self.counters.malformed.add(1);
+            self.answer(index, Status::IoError);
+        } else if completion.status == Status::Refused && slot.state == State::Sent {
+            // The lease moved on while the request was under way; it goes out again with what comes.
+            self.refused |= completion.holder == self.holder();
+            self.slots.set_state(index, State::Queued);
+            self.queued.push_back(index);
+        } else {
+            self.answer(index, completion.status);
+        }
+    }
+
+    /// Ends a request. The guest hears of it with the next signal, unless nobody waits for it.
+    fn answer(&mut self, index: u16, status: Status) {
+        let slot = self.slots.get(index);
+        self.counters.ended(slot.operation, status, slot.length_bytes);
+        if slot.state != State::Abandoned {
+            self.give_back(index, status);
+        }
+        self.free(index);
+    }
+
+    /// Gives the chain of a request back to the guest.
+    fn give_back(&mut self, index: u16, status: Status) {
+        let slot = self.slots.get(index);
+        let Some(served) = &mut self.rings[usize::from(slot.ring)] else { return };
+        let (status, written) = match (status, slot.operation, slot.buffer) {
+            (Status::Ok, Operation::Read, Some(buffer)) => {
+                match copy_out(&self.memory, &served.ring, slot, buffer) {
+                    Ok(written) => (S_OK, written),
+                    Err(_) => (S_IOERR, 0),
+                }
+            }
+            (Status::Ok, ..) => (S_OK, 0),
+            (Status::Unsupported, ..) => (S_UNSUPP, 0),
+            (Status::IoError | Status::Refused, ..) => (S_IOERR, 0),
+        };
+        let written = write_status(&served.ring, &slot.chain, status, written);
+        // A ring that cannot be written any more parks itself.
+        let _ = served.ring.complete(slot.chain.head(), written);
+        served.in_flight -= 1;
+    }
+
+    /// Stops waiting for the requests of some rings: with an I/O error to the guest, or with nothing at all, so that the
+    /// in-flight region keeps them.
+    pub(super) fn give_up_where(&mut self, answer: bool, concerns: impl Fn(u16) -> bool) {
+        for state in [State::Queued, State::Sent] {
+            for index in self.slots.in_state(state) {
+                let ring = self.slots.get(index).ring;
+                if !concerns(ring) {
+                    continue;
+                }
+                if answer {
+                    self.counters.ended(self.slots.get(index).operation, Status::IoError, 0);
+                    self.give_back(index, Status::IoError);
+                } else if let Some(served) = &mut self.rings[usize::from(ring)] {
+                    served.in_flight -= 1;
+                }
+                if state == State::Sent {
+                    self.slots.set_state(index, State::Abandoned);
+                } else {
+                    self.queued.retain(|&queued| queued != index);
+                    self.free(index);
+                }
+            }
+        }
+        self.signal();
+    }
+
+    /// Tells the guest about everything that was completed.
+    pub(crate) fn signal(&mut self) {
+        for served in self.rings.iter_mut().flatten() {
+            served.ring.signal();
+        }
+    }
+}
+
+/// Copies the data of a write into the pool and out of our cache.
+fn copy_in<M: Memory>(memory: &M, ring: &Ring, slot: &Slot, buffer: Buffer) -> Result<(), CopyError> {
+    let mut reader = ChainReader::new(ring.memory(), slot.chain.readable());
+    let copied = reader
+        .skip(HEADER_BYTES)
+        .and_then(|()| reader.copy_to_pool(memory, buffer.start(), slot.length_bytes));
+    memory.write_back(buffer.start(), slot.length_bytes);
+    copied
+}
+
+/// Copies the data of a read to the guest.
+fn copy_out<M: Memory>(memory: &M, ring: &Ring, slot: &Slot, buffer: Buffer) -> Result<u32, CopyError> {
+    let mut writer = ChainWriter::new(ring.memory(), slot.chain.writable());
+    writer.copy_from_pool(memory, buffer.start(), slot.length_bytes)?;
+    // Not longer than the longest request.
+    Ok(u32::try_from(slot.length_bytes).unwrap_or(u32::MAX))
+}
+
+/// Writes the status, the last byte of the writable part. Returns how many bytes the guest may believe were written:
+/// `before` and the status.
+fn write_status(ring: &Ring, chain: &Chain, status: u8, before: u32) -> u32 {
+    let mut writer = ChainWriter::new(ring.memory(), chain.writable());
+    let written = writer.skip(chain.writable_bytes() - 1).and_then(|()| writer.write(&[status]));
+    if written.is_ok() { before + 1 } else { 0 }
+}

@@ -1,0 +1,106 @@
+//! What a disk's vhost-user thread tells the worker.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use pod_protocol::endpoint::Reporter;
+use pod_protocol::ids::LeaseId;
+use pod_protocol::objects::DiskObject;
+use pod_protocol::reports::Report;
+use pod_protocol::worker::WorkerHandle;
+use tracing::{debug, warn};
+use vhost_frontend::{ConfigRefused, ConfigSpace, DeviceSink, GuestMemory, Ring, StopReason};
+
+use super::device::{WRITEBACK_AT, config_space};
+use super::task::Message;
+
+/// How long a VMM that stops a ring waits for what is in flight, before it is answered with I/O errors.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
+/// How long we wait for it when the VMM is gone anyway.
+const DISCONNECT_PATIENCE: Duration = Duration::from_millis(500);
+
+/// The engine's side of a disk's connection.
+pub(crate) struct DiskSink {
+    pub(crate) object: DiskObject,
+    pub(crate) worker: WorkerHandle<Message>,
+    pub(crate) reporter: Option<Reporter>,
+    pub(crate) config: ConfigSpace,
+    pub(crate) writeback: Arc<AtomicBool>,
+}
+
+impl DiskSink {
+    fn lease(&self) -> LeaseId {
+        self.object.lease
+    }
+
+    fn report(&self, connected: bool) {
+        if let Some(reporter) = &self.reporter {
+            reporter.report(Report::Attachment { lease: self.lease(), connected });
+        }
+    }
+
+    fn set_writeback(&self, writeback: bool) {
+        self.writeback.store(writeback, Ordering::Relaxed);
+        self.config.set(config_space(&self.object, writeback));
+    }
+}
+
+impl DeviceSink for DiskSink {
+    fn connected(&mut self) {
+        self.report(true);
+    }
+
+    fn ring_started(&mut self, ring: Ring) {
+        // A worker that is gone was fenced, and the process is about to end.
+        let _ = self.worker.send(Message::RingStarted(self.lease(), Box::new(ring)));
+    }
+
+    fn ring_stopped(&mut self, index: u16, reason: StopReason) -> u16 {
+        let (done, answer) = sync_channel(1);
+        let _ = self.worker.send(Message::StopRing(self.lease(), index, done));
+        let patience = match reason {
+            StopReason::Requested => DRAIN_PATIENCE,
+            StopReason::Disconnected => DISCONNECT_PATIENCE,
+        };
+        match answer.recv_timeout(patience) {
+            Ok(next) => return next,
+            Err(RecvTimeoutError::Disconnected) => return 0,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        match reason {
+            StopReason::Requested => {
+                warn!(lease = %self.lease(), ring = index, "requests were not answered in time: they fail, for the VMM stops the disk");
+            }
+            StopReason::Disconnected => {
+                debug!(lease = %self.lease(), ring = index, "requests stay in flight, the VMM is gone");
+            }
+        }
+        let _ = self.worker.send(Message::HurryRing(self.lease(), index, reason));
+        // A worker that was fenced meanwhile takes the connection down with it, so what is said here is not heard.
+        answer.recv().unwrap_or(0)
+    }
+
+    fn memory_changed(&mut self, memory: &GuestMemory) {
+        let (done, answer) = sync_channel(1);
+        let _ = self.worker.send(Message::GuestMemory(self.lease(), GuestMemory::clone(memory), done));
+        let _ = answer.recv();
+    }
+
+    fn config_written(&mut self, offset: usize, bytes: &[u8]) -> Result<(), ConfigRefused> {
+        match (offset, bytes) {
+            (WRITEBACK_AT, &[wanted @ (0 | 1)]) => {
+                self.set_writeback(wanted == 1);
+                Ok(())
+            }
+            _ => Err(ConfigRefused),
+        }
+    }
+
+    fn disconnected(&mut self) {
+        // The next driver finds the disk as the first one did.
+        self.set_writeback(true);
+        self.report(false);
+    }
+}

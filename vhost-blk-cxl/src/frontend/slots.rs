@@ -1,0 +1,174 @@
+//! Requests between guest and backend.
+
+use vhost_frontend::{Buffer, Chain};
+
+use crate::message::{Operation, Tag};
+
+/// Where a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Nowhere: the slot is free.
+    Free,
+    /// To be sent, or sent again.
+    Queued,
+    /// With the backend.
+    Sent,
+    /// With the backend, but nobody waits for the answer; its buffer is not ours until it comes.
+    Abandoned,
+}
+
+/// A request.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) state: State,
+    /// What the guest gave us.
+    pub(crate) chain: Chain,
+    /// From which ring.
+    pub(crate) ring: u16,
+    pub(crate) operation: Operation,
+    pub(crate) offset_bytes: u64,
+    pub(crate) length_bytes: u64,
+    pub(crate) may_unmap: bool,
+    pub(crate) force_unit_access: bool,
+    /// Its data in the pool.
+    pub(crate) buffer: Option<Buffer>,
+    /// Counts requests in the order in which the guest made them.
+    pub(crate) sequence: u64,
+    /// Counts the uses of the slot, so that an answer to an earlier one is not taken for this one's.
+    uses: u16,
+}
+
+/// A disk's requests. Their number bounds what a guest can have in flight.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    all: Vec<Slot>,
+    free: Vec<u16>,
+    sequence: u64,
+    sent: u32,
+    abandoned: u32,
+}
+
+impl Slots {
+    pub(crate) fn new(count: u16) -> Self {
+        let slot = || Slot {
+            state: State::Free,
+            chain: Chain::default(),
+            ring: 0,
+            operation: Operation::Flush,
+            offset_bytes: 0,
+            length_bytes: 0,
+            may_unmap: false,
+            force_unit_access: false,
+            buffer: None,
+            sequence: 0,
+            uses: 0,
+        };
+        Self {
+            all: (0..count).map(|_| slot()).collect(),
+            free: (0..count).rev().collect(),
+            sequence: 0,
+            sent: 0,
+            abandoned: 0,
+        }
+    }
+
+    /// The slot that the next request will get, whose chain may be filled before it is taken.
+    pub(crate) fn candidate(&self) -> Option<u16> {
+        self.free.last().copied()
+    }
+
+    /// Takes the candidate, to be sent.
+    pub(crate) fn take(&mut self) {
+        let Some(index) = self.free.pop() else { return };
+        let sequence = self.sequence;
+        self.sequence += 1;
+        self.set_state(index, State::Queued);
+        let slot = self.get_mut(index);
+        slot.uses = slot.uses.wrapping_add(1);
+        slot.sequence = sequence;
+    }
+
+    /// Moves a request on. A slot that becomes free must have given its buffer back.
+    pub(crate) fn set_state(&mut self, index: u16, state: State) {
+        let old = std::mem::replace(&mut self.get_mut(index).state, state);
+        for (state, change) in [(old, u32::MAX), (state, 1)] {
+            let count = match state {
+                State::Sent => &mut self.sent,
+                State::Abandoned => &mut self.abandoned,
+                State::Free | State::Queued => continue,
+            };
+            *count = count.wrapping_add(change);
+        }
+        if state == State::Free {
+            debug_assert!(old != State::Free && self.get(index).buffer.is_none());
+            self.free.push(index);
+        }
+    }
+
+    /// How many nobody waits for.
+    pub(crate) fn abandoned(&self) -> u32 {
+        self.abandoned
+    }
+
+    /// How many the backend has.
+    pub(crate) fn with_backend(&self) -> u32 {
+        self.sent + self.abandoned
+    }
+
+    pub(crate) fn get(&self, index: u16) -> &Slot {
+        &self.all[usize::from(index)]
+    }
+
+    pub(crate) fn get_mut(&mut self, index: u16) -> &mut Slot {
+        &mut self.all[usize::from(index)]
+    }
+
+    /// The name under which the backend answers.
+    pub(crate) fn tag(&self, index: u16) -> Tag {
+        Tag::new(u32::from(self.get(index).uses) << 16 | u32::from(index))
+    }
+
+    /// The request that an answer is for, if it is with the backend.
+    pub(crate) fn find(&self, tag: Tag) -> Option<u16> {
+        let index = u16::try_from(tag.get() & 0xffff).ok()?;
+        let slot = self.all.get(usize::from(index))?;
+        let with_backend = matches!(slot.state, State::Sent | State::Abandoned);
+        (with_backend && self.tag(index) == tag).then_some(index)
+    }
+
+    /// All slots in this state, in the order of their requests.
+    pub(crate) fn in_state(&self, state: State) -> Vec<u16> {
+        let mut found: Vec<(u64, u16)> = (0u16..)
+            .zip(&self.all)
+            .filter(|(_, slot)| slot.state == state)
+            .map(|(index, slot)| (slot.sequence, index))
+            .collect();
+        found.sort_unstable();
+        found.into_iter().map(|(_, index)| index).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_finds_its_request_and_no_other() {
+        let mut slots = Slots::new(2);
+        let index = slots.candidate().unwrap();
+        slots.take();
+        let tag = slots.tag(index);
+        assert_eq!(slots.find(tag), None, "it was not sent yet");
+        slots.set_state(index, State::Sent);
+        assert_eq!(slots.find(tag), Some(index));
+        assert_eq!(slots.with_backend(), 1);
+        slots.set_state(index, State::Abandoned);
+        assert_eq!((slots.with_backend(), slots.abandoned()), (1, 1));
+        slots.set_state(index, State::Free);
+        assert_eq!(slots.candidate(), Some(index));
+        slots.take();
+        slots.set_state(index, State::Sent);
+        assert_eq!(slots.find(tag), None, "the answer is for an earlier use");
+        assert_eq!(slots.find(Tag::new(999)), None);
+    }
+}

@@ -1,0 +1,313 @@
+//! The messages between frontend and backend: 64 bytes, modelled on an NVMe command and its completion.
+//!
+//! ```text
+//!         63      56 55           32 31        16 15     8 7      0
+//! word 0 | status   | lease         | generation | flags  | opcode |
+//! word 1 | 0                        | tag                          |
+//! word 2 | offset in the volume, bytes                             |
+//! word 3 | length, bytes                                           |
+//! word 4 | first line of the data in the pool                      |
+//! word 5 | 0                                                       |
+//! word 6 | 0                                                       |
+//! word 7 |epoch (the channel's)| 0                                 |
+//! ```
+//!
+//! A completion repeats opcode, lease, generation and tag, and says how many bytes were moved. Everything that a
+//! backend receives is checked by it: see [`Request::decode`] for the form, and the backend for what the sender may do.
+
+use cxl_pool::{ByteOffset, LineCount, LineOffset};
+use pod_protocol::ids::{LeaseGeneration, LeaseId};
+
+/// 64-bit words of a message.
+pub const WORDS: usize = 8;
+
+/// A message as it travels.
+pub type Words = [u64; WORDS];
+
+/// What the device shall do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Operation {
+    /// Fill the data buffer.
+    Read = 1,
+    /// Store the data buffer.
+    Write = 2,
+    /// Bring everything that was completed to the medium.
+    Flush = 3,
+    /// The range is not needed any more.
+    Discard = 4,
+    /// The range reads as zeros from now on.
+    WriteZeroes = 5,
+}
+
+impl Operation {
+    fn from_code(code: u8) -> Option<Self> {
+        [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes]
+            .into_iter()
+            .find(|operation| *operation as u8 == code)
+    }
+
+    /// Whether a buffer in the pool belongs to it.
+    pub fn has_data(self) -> bool {
+        matches!(self, Self::Read | Self::Write)
+    }
+
+    /// Whether the medium changes.
+    pub fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::Discard | Self::WriteZeroes)
+    }
+}
+
+/// A completion's first byte has this bit on top of the operation.
+const COMPLETION: u8 = 0x80;
+
+/// The write must have reached the medium when it completes.
+const FLAG_FORCE_UNIT_ACCESS: u8 = 1;
+/// Zeroes may be written by giving the range back.
+const FLAG_MAY_UNMAP: u8 = 2;
+
+/// Who speaks: which lease, in which of its generations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Holder {
+    /// The lease.
+    pub lease: LeaseId,
+    /// Its generation.
+    pub generation: LeaseGeneration,
+}
+
+/// A frontend's name for a request in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tag(u32);
+
+impl Tag {
+    /// Wraps a number.
+    pub const fn new(tag: u32) -> Self {
+        Self(tag)
+    }
+
+    /// The number.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+/// From frontend to backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// On whose behalf.
+    pub holder: Holder,
+    /// Comes back in the completion.
+    pub tag: Tag,
+    /// What to do.
+    pub operation: Operation,
+    /// The write must have reached the medium when it completes.
+    pub force_unit_access: bool,
+    /// Zeroes may be written by giving the range back.
+    pub may_unmap: bool,
+    /// Where in the volume.
+    pub offset_bytes: u64,
+    /// How many bytes of it.
+    pub length_bytes: u64,
+    /// Where the data lies in the pool, if there is any.
+    pub data: LineOffset,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// It was done.
+    Ok = 0,
+    /// The device failed, or the request reached beyond the volume.
+    IoError = 1,
+    /// The device cannot do this.
+    Unsupported = 2,
+    /// The backend does not (or no longer) serve this lease in this generation.
+    Refused = 3,
+}
+
+/// From backend to frontend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// Whose request it was.
+    pub holder: Holder,
+    /// Which one.
+    pub tag: Tag,
+    /// What it was.
+    pub operation: Operation,
+    /// How it ended.
+    pub status: Status,
+    /// Bytes moved.
+    pub length_bytes: u64,
+}
+
+/// A message that does not have the form it must have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a block message: first word {0:#x}")]
+pub struct Malformed(pub u64);
+
+impl Request {
+    /// As it travels.
+    pub fn encode(&self) -> Words {
+        let flags = if self.force_unit_access { FLAG_FORCE_UNIT_ACCESS } else { 0 }
+            | if self.may_unmap { FLAG_MAY_UNMAP } else { 0 };
+        [
+            first_word(self.operation as u8, flags, self.holder, 0),
+            u64::from(self.tag.0),
+            self.offset_bytes,
+            self.length_bytes,
+            self.data.get(),
+            0,
+            0,
+            0,
+        ]
+    }
+
+    /// Reads a message. What it asks for may still be anything.
+    pub fn decode(words: &Words) -> Result<Self, Malformed> {
+        let malformed = Malformed(words[0]);
+        let [code, flags, ..] = words[0].to_le_bytes();
+        let operation = Operation::from_code(code).ok_or(malformed)?;
+        if flags & !(FLAG_FORCE_UNIT_ACCESS | FLAG_MAY_UNMAP) != 0 {
+            return Err(malformed);
+        }
+        Ok(Self {
+            holder: holder(words[0]).ok_or(malformed)?,
+            tag: tag(words[1]).ok_or(malformed)?,
+            operation,
+            force_unit_access: flags & FLAG_FORCE_UNIT_ACCESS != 0,
+            may_unmap: flags & FLAG_MAY_UNMAP != 0,
+            offset_bytes: words[2],
+            length_bytes: words[3],
+            data: LineOffset::new(words[4]),
+        })
+    }
+
+    /// Where its data begins.
+    pub fn data_start(&self) -> ByteOffset {
+        self.data.bytes()
+    }
+
+    /// The lines of its data.
+    pub fn data_lines(&self) -> LineCount {
+        LineCount::covering(self.length_bytes)
+    }
+
+    /// Its completion.
+    pub fn completion(&self, status: Status, length_bytes: u64) -> Completion {
+        Completion { holder: self.holder, tag: self.tag, operation: self.operation, status, length_bytes }
+    }
+}
+
+impl Completion {
+    /// As it travels.
+    pub fn encode(&self) -> Words {
+        [
+            first_word(COMPLETION | self.operation as u8, 0, self.holder, self.status as u8),
+            u64::from(self.tag.0),
+            0,
+            self.length_bytes,
+            0,
+            0,
+            0,
+            0,
+        ]
+    }
+
+    /// Reads a message.
+    pub fn decode(words: &Words) -> Result<Self, Malformed> {
+        let malformed = Malformed(words[0]);
+        let [code, flags, _, _, _, _, _, status] = words[0].to_le_bytes();
+        if code & COMPLETION == 0 || flags != 0 {
+            return Err(malformed);
+        }
+        let status = [Status::Ok, Status::IoError, Status::Unsupported, Status::Refused]
+            .into_iter()
+            .find(|known| *known as u8 == status)
+            .ok_or(malformed)?;
+        Ok(Self {
+            holder: holder(words[0]).ok_or(malformed)?,
+            tag: tag(words[1]).ok_or(malformed)?,
+            operation: Operation::from_code(code & !COMPLETION).ok_or(malformed)?,
+            status,
+            length_bytes: words[3],
+        })
+    }
+}
+
+fn first_word(code: u8, flags: u8, holder: Holder, status: u8) -> u64 {
+    u64::from(code)
+        | u64::from(flags) << 8
+        | u64::from(holder.generation.get()) << 16
+        | u64::from(holder.lease.get()) << 32
+        | u64::from(status) << 56
+}
+
+fn holder(word: u64) -> Option<Holder> {
+    let [_, _, low, high, a, b, c, _] = word.to_le_bytes();
+    Some(Holder {
+        lease: LeaseId::new(u32::from_le_bytes([a, b, c, 0]))?,
+        generation: LeaseGeneration::new(u16::from_le_bytes([low, high])),
+    })
+}
+
+fn tag(word: u64) -> Option<Tag> {
+    u32::try_from(word).ok().map(Tag)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn a_holder() -> impl Strategy<Value = Holder> {
+        (0..1u32 << 24, any::<u16>()).prop_map(|(lease, generation)| Holder {
+            lease: LeaseId::new(lease).unwrap(),
+            generation: LeaseGeneration::new(generation),
+        })
+    }
+
+    fn an_operation() -> impl Strategy<Value = Operation> {
+        prop::sample::select(vec![
+            Operation::Read,
+            Operation::Write,
+            Operation::Flush,
+            Operation::Discard,
+            Operation::WriteZeroes,
+        ])
+    }
+
+    proptest! {
+        #[test]
+        fn requests_survive_the_journey(
+            holder in a_holder(), operation in an_operation(), tag: u32, fua: bool, unmap: bool,
+            offset: u64, length: u64, line in 0u64..1 << 57,
+        ) {
+            let request = Request {
+                holder, tag: Tag::new(tag), operation, force_unit_access: fua, may_unmap: unmap,
+                offset_bytes: offset, length_bytes: length, data: LineOffset::new(line),
+            };
+            let words = request.encode();
+            prop_assert_eq!(words[7] >> 63, 0, "the epoch is the channel's");
+            prop_assert_eq!(Request::decode(&words), Ok(request));
+            prop_assert!(Completion::decode(&words).is_err());
+        }
+
+        #[test]
+        fn completions_survive_the_journey(
+            holder in a_holder(), operation in an_operation(), tag: u32, length: u64,
+            status in prop::sample::select(vec![Status::Ok, Status::IoError, Status::Unsupported, Status::Refused]),
+        ) {
+            let completion = Completion { holder, tag: Tag::new(tag), operation, status, length_bytes: length };
+            let words = completion.encode();
+            prop_assert_eq!(words[7] >> 63, 0, "the epoch is the channel's");
+            prop_assert_eq!(Completion::decode(&words), Ok(completion));
+            prop_assert!(Request::decode(&words).is_err());
+        }
+
+        #[test]
+        fn any_words_are_read_without_a_panic(words: [u64; 8]) {
+            let _ = (Request::decode(&words), Completion::decode(&words));
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The `[[ssd]]` tables of a host's configuration.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+/// One device, as configured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SsdConfig {
+    /// Its name on this host.
+    pub name: String,
+    /// What runs it.
+    pub driver: DriverKind,
+}
+
+/// A driver and what it needs to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DriverKind {
+    /// A file or block device.
+    File {
+        /// Where it is.
+        path: PathBuf,
+        /// With which size to create it if it does not exist.
+        size_bytes: Option<u64>,
+    },
+    /// Takes everything and gives nothing, for benchmarks.
+    Null {
+        /// How large it claims to be.
+        size_bytes: u64,
+    },
+}
+
+/// A table that says something else than it may.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A key is missing, unknown or of the wrong type.
+    #[error("[[ssd]] table {index}: {what}")]
+    Table {
+        /// Counted from 1.
+        index: usize,
+        /// What is wrong, and where.
+        what: String,
+    },
+    /// A size that is none.
+    #[error("ssd {ssd}: size {text:?} is not a number of bytes: write for example \"8G\"")]
+    Size {
+        /// Which device.
+        ssd: String,
+        /// What is written there.
+        text: String,
+    },
+    /// Something that the driver needs.
+    #[error("ssd {ssd}: driver {driver} needs `{key}`")]
+    Needs {
+        /// Which device.
+        ssd: String,
+        /// Its driver.
+        driver: &'static str,
+        /// The missing key.
+        key: &'static str,
+    },
+    /// Two devices of one name.
+    #[error("ssd {0} is configured twice: names are unique on a host")]
+    Twice(String),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Table {
+    name: String,
+    driver: Driver,
+    path: Option<PathBuf>,
+    size: Option<Size>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Driver {
+    File,
+    Null,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Size {
+    Bytes(u64),
+    Text(String),
+}
+
+impl SsdConfig {
+    /// Reads all `[[ssd]]` tables.
+    pub fn parse_all(tables: &[toml::Table]) -> Result<Vec<Self>, ConfigError> {
+        let mut parsed: Vec<Self> = Vec::with_capacity(tables.len());
+        for (position, table) in tables.iter().enumerate() {
+            let ssd = Self::parse(table.clone()).map_err(|error| match error {
+                ConfigError::Table { what, .. } => ConfigError::Table { index: position + 1, what },
+                other => other,
+            })?;
+            if parsed.iter().any(|other| other.name == ssd.name) {
+                return Err(ConfigError::Twice(ssd.name));
+            }
+            parsed.push(ssd);
+        }
+        Ok(parsed)
+    }
+
+    fn parse(table: toml::Table) -> Result<Self, ConfigError> {
+        let table: Table = table.try_into().map_err(|error: toml::de::Error| ConfigError::Table {
+            index: 0,
+            what: error.message().to_owned(),
+        })?;
+        let name = table.name;
+        let size_bytes = match table.size {
+            None => None,
+            Some(Size::Bytes(bytes)) => Some(bytes),
+            Some(Size::Text(text)) => {
+                let bytes = parse_size(&text);
+                Some(bytes.ok_or_else(|| ConfigError::Size { ssd: name.clone(), text })?)
+            }
+        };
+        let needs = |driver, key| ConfigError::Needs { ssd: name.clone(), driver, key };
+        let driver = match table.driver {
+            Driver::File => {
+                DriverKind::File { path: table.path.ok_or_else(|| needs("file", "path"))?, size_bytes }
+            }
+            Driver::Null => DriverKind::Null { size_bytes: size_bytes.ok_or_else(|| needs("null", "size"))? },
+        };
+        Ok(Self { name, driver })
+    }
+}
+
+/// Reads a size such as `4096`, `512M` or `8G` (powers of 1024).
+pub fn parse_size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
+    let unit = match text[digits.len()..].trim() {
+        "" | "B" => 1,
+        "K" | "KiB" => 1 << 10,
+        "M" | "MiB" => 1 << 20,
+        "G" | "GiB" => 1 << 30,
+        "T" | "TiB" => 1u64 << 40,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Vec<SsdConfig>, ConfigError> {
+        #[derive(Deserialize)]
+        struct Host {
+            ssd: Vec<toml::Table>,
+        }
+        SsdConfig::parse_all(&toml::from_str::<Host>(text).unwrap().ssd)
+    }
+
+    #[test]
+    fn sizes_are_read() {
+        assert_eq!(parse_size("4096"), Some(4096));
+        assert_eq!(parse_size(" 8G "), Some(8 << 30));
+        assert_eq!(parse_size("512 MiB"), Some(512 << 20));
+        for nonsense in ["", "G", "-1", "8X", "1.5G", "99999999999T"] {
+            assert_eq!(parse_size(nonsense), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn both_drivers_are_read() {
+        let ssds = parse(
+            "[[ssd]]\nname = \"a\"\ndriver = \"file\"\npath = \"/x\"\nsize = \"1G\"\n[[ssd]]\nname = \"b\"\ndriver = \"null\"\nsize = 4096\n",
+        );
+        let ssds = ssds.unwrap();
+        assert_eq!(ssds[0].driver, DriverKind::File { path: "/x".into(), size_bytes: Some(1 << 30) });
+        assert_eq!(ssds[1].driver, DriverKind::Null { size_bytes: 4096 });
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (table, expected) in [
+            ("name = \"a\"\ndriver = \"nvme\"", "nvme"),
+            ("name = \"a\"\ndriver = \"file\"", "needs `path`"),
+            ("name = \"a\"\ndriver = \"null\"", "needs `size`"),
+            ("name = \"a\"\ndriver = \"null\"\nsize = \"big\"", "big"),
+            ("name = \"a\"\ndriver = \"null\"\nsize = 1\ncolour = 1", "colour"),
+        ] {
+            let error = parse(&format!("[[ssd]]\n{table}\n")).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        let twice = "[[ssd]]\nname = \"a\"\ndriver = \"null\"\nsize = 4096\n".repeat(2);
+        assert_eq!(parse(&twice), Err(ConfigError::Twice("a".to_owned())));
+    }
+}

@@ -1,0 +1,236 @@
+//! A file or block device as an SSD, through io_uring and past the page cache where the file allows it.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+use cxl_pool::{ByteOffset, Pool};
+use tracing::{error, info};
+
+use super::open_file::{OpenFile, open};
+use super::uring::{Engine, Step};
+use super::{Command, CommandId, Finished, Full, Geometry, OpenError, Outcome, Ssd};
+use crate::message::Operation;
+
+/// Commands that the kernel works on at a time.
+const DEPTH: u32 = 512;
+
+/// How often the kernel may interrupt one step before it counts as failed.
+const RETRIES_MAX: u32 = 100;
+
+/// The longest single read or write; the kernel's own limit is a little below 2 GiB.
+const MOVE_MAX: u32 = 1 << 30;
+
+const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// How a command is being carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// By moving bytes; this many are done.
+    Move { done: u64 },
+    /// By giving the range back to the file system.
+    Punch,
+    /// By letting the file system mark the range as zeros.
+    Zero,
+    /// By bringing everything to the medium.
+    Sync,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    command: Command,
+    stage: Stage,
+    retries: u32,
+}
+
+/// What follows a step.
+enum Next {
+    Step(Stage),
+    End(Outcome),
+}
+
+/// A file or block device.
+pub struct FileSsd {
+    name: String,
+    engine: Engine,
+    geometry: Geometry,
+    /// By command id.
+    slots: Vec<Option<Slot>>,
+    in_flight: u32,
+    /// Ended without the kernel.
+    ended: VecDeque<Finished>,
+    failure: Option<String>,
+}
+
+impl FileSsd {
+    /// Opens and locks the file, which is created with `size_bytes` if it does not exist.
+    pub fn open(name: &str, path: &Path, size_bytes: Option<u64>, pool: &Pool) -> Result<Self, OpenError> {
+        let OpenFile { file, geometry, direct } = open(name, path, size_bytes)?;
+        let engine = Engine::new(file, pool.clone(), DEPTH).map_err(|source| OpenError::Io {
+            ssd: name.to_owned(),
+            what: "make an io_uring for",
+            path: path.display().to_string(),
+            source,
+        })?;
+        info!(ssd = name, path = %path.display(), bytes = geometry.size_bytes, block = geometry.block_bytes, direct, "opened");
+        Ok(Self {
+            name: name.to_owned(),
+            engine,
+            geometry,
+            slots: Vec::new(),
+            in_flight: 0,
+            ended: VecDeque::with_capacity(DEPTH as usize),
+            failure: None,
+        })
+    }
+
+    fn begin(&mut self, slot: Slot) {
+        let id = slot.command.id;
+        self.engine.push(id.0, step(&slot));
+        let index = id.0 as usize;
+        if index >= self.slots.len() {
+            self.slots.resize(index + 1, None);
+        }
+        self.slots[index] = Some(slot);
+    }
+
+    fn ended(&mut self, id: u32, result: i32) -> Option<Finished> {
+        // The kernel gives back only what it was given.
+        let mut slot = self.slots.get_mut(id as usize)?.take()?;
+        let next = if result == -libc::EINTR || result == -libc::EAGAIN {
+            slot.retries += 1;
+            if slot.retries > RETRIES_MAX { Next::End(Outcome::Failed) } else { Next::Step(slot.stage) }
+        } else {
+            after(&slot, result)
+        };
+        match next {
+            Next::Step(stage) => {
+                slot.stage = stage;
+                self.begin(slot);
+                None
+            }
+            Next::End(outcome) => {
+                self.in_flight -= 1;
+                if outcome == Outcome::Failed {
+                    self.failed(&slot, result);
+                }
+                Some(Finished { id: CommandId(id), outcome })
+            }
+        }
+    }
+
+    fn failed(&mut self, slot: &Slot, result: i32) {
+        let reason = std::io::Error::from_raw_os_error(-result);
+        if slot.stage == Stage::Sync && self.failure.is_none() {
+            // After a failed fsync the kernel forgets which pages it could not write: a later one that succeeds says
+            // nothing about them, so nothing may be acknowledged any more.
+            error!(ssd = self.name, %reason, "a flush failed: the device is given up");
+            self.failure = Some(format!("a flush failed: {reason}"));
+        } else {
+            // The guest learns of each; the log of the first.
+            tracing::debug!(ssd = self.name, %reason, command = ?slot.command, "a command failed");
+        }
+    }
+}
+
+impl Ssd for FileSsd {
+    fn driver(&self) -> &'static str {
+        "file"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn submit(&mut self, command: Command) -> Result<(), Full> {
+        if self.in_flight >= DEPTH || self.ended.len() >= DEPTH as usize {
+            return Err(Full);
+        }
+        if self.failure.is_some() {
+            self.ended.push_back(Finished { id: command.id, outcome: Outcome::Failed });
+            return Ok(());
+        }
+        let stage = match command.operation {
+            Operation::Read | Operation::Write => Stage::Move { done: 0 },
+            Operation::Flush => Stage::Sync,
+            Operation::Discard => Stage::Punch,
+            Operation::WriteZeroes if command.may_unmap => Stage::Punch,
+            Operation::WriteZeroes => Stage::Zero,
+        };
+        self.in_flight += 1;
+        self.begin(Slot { command, stage, retries: 0 });
+        Ok(())
+    }
+
+    fn kick(&mut self) {
+        self.engine.submit();
+    }
+
+    fn reap(&mut self, into: &mut Vec<Finished>) {
+        into.extend(self.ended.drain(..));
+        while let Some((id, result)) = self.engine.completed() {
+            into.extend(self.ended(id, result));
+        }
+        // The next steps of commands that have several.
+        self.engine.submit();
+    }
+
+    fn event(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.engine.event())
+    }
+
+    fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+}
+
+/// What the kernel shall do next for a command.
+fn step(slot: &Slot) -> Step {
+    let Command { offset_bytes, length_bytes, force_unit_access, .. } = slot.command;
+    match slot.stage {
+        Stage::Punch => Step::Allocate { at: offset_bytes, bytes: length_bytes, mode: PUNCH },
+        Stage::Zero => Step::Allocate { at: offset_bytes, bytes: length_bytes, mode: ZERO },
+        Stage::Sync => Step::Sync,
+        Stage::Move { done } => {
+            let at = offset_bytes + done;
+            let data = ByteOffset::new(slot.command.data.get() + done);
+            let left = length_bytes - done;
+            match slot.command.operation {
+                Operation::Read => Step::Read { at, bytes: at_most(left, MOVE_MAX), data },
+                Operation::Write => {
+                    Step::Write { at, bytes: at_most(left, MOVE_MAX), data, force_unit_access }
+                }
+                _ => Step::WriteZeros { at, bytes: at_most(left, Engine::ZEROS_MAX), force_unit_access },
+            }
+        }
+    }
+}
+
+#[allow(clippy::cast_possible_truncation)] // a minimum of something and a u32
+fn at_most(bytes: u64, most: u32) -> u32 {
+    bytes.min(u64::from(most)) as u32
+}
+
+/// What follows a step that ended with `result`.
+fn after(slot: &Slot, result: i32) -> Next {
+    let unsupported = matches!(-result, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV);
+    match slot.stage {
+        Stage::Move { done } => match u64::try_from(result) {
+            // Zero: the file ends before the device does.
+            Err(_) | Ok(0) => Next::End(Outcome::Failed),
+            Ok(moved) if done + moved >= slot.command.length_bytes => Next::End(Outcome::Done),
+            Ok(moved) => Next::Step(Stage::Move { done: done + moved }),
+        },
+        // Discarding is advice: a file system without holes need not follow it.
+        Stage::Punch if unsupported && slot.command.operation == Operation::Discard => {
+            Next::End(Outcome::Done)
+        }
+        // Some file systems know holes but no zeroed ranges. A hole reads as zeros as well, but whoever asks for zeros
+        // without unmapping wants the space to stay.
+        Stage::Punch | Stage::Zero if unsupported => Next::Step(Stage::Move { done: 0 }),
+        Stage::Punch | Stage::Zero | Stage::Sync if result < 0 => Next::End(Outcome::Failed),
+        Stage::Punch | Stage::Zero if slot.command.force_unit_access => Next::Step(Stage::Sync),
+        Stage::Punch | Stage::Zero | Stage::Sync => Next::End(Outcome::Done),
+    }
+}

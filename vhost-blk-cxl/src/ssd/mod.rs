@@ -1,0 +1,167 @@
+//! SSD drivers.
+//!
+//! A driver carries out [`Command`]s on its device and touches the pool only where they say. It never blocks: commands
+//! go in as long as it has room, outcomes are collected later, and a file descriptor tells a sleeping worker that there
+//! are some. It knows nothing of volumes, leases or channels; the backend has checked everything before.
+
+mod config;
+mod file;
+mod null;
+mod open_file;
+mod uring;
+
+use std::os::fd::BorrowedFd;
+
+use cxl_pool::{ByteOffset, Pool};
+
+pub use config::{DriverKind, SsdConfig, parse_size};
+pub use file::FileSsd;
+pub use null::NullSsd;
+
+use crate::message::Operation;
+
+/// The backend's name for a command in flight: small numbers, so that drivers may index with them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CommandId(pub u32);
+
+/// One thing to do. Offset and length lie within the device and are multiples of its block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Command {
+    /// Comes back with the outcome.
+    pub id: CommandId,
+    /// What to do.
+    pub operation: Operation,
+    /// The write must have reached the medium when it completes.
+    pub force_unit_access: bool,
+    /// Zeroes may be written by giving the range back.
+    pub may_unmap: bool,
+    /// Where on the device.
+    pub offset_bytes: u64,
+    /// How many bytes.
+    pub length_bytes: u64,
+    /// Where the data lies in the pool, for reads and writes.
+    pub data: ByteOffset,
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was done.
+    Done,
+    /// The device failed.
+    Failed,
+    /// The device cannot do this.
+    Unsupported,
+}
+
+/// A command that ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Finished {
+    /// Which one.
+    pub id: CommandId,
+    /// How.
+    pub outcome: Outcome,
+}
+
+/// The driver has no room for another command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Full;
+
+/// What a device is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Its size.
+    pub size_bytes: u64,
+    /// Offsets and lengths are multiples of this: 512 or 4096.
+    pub block_bytes: u32,
+}
+
+/// A device of this host.
+pub trait Ssd: Send {
+    /// Which driver this is.
+    fn driver(&self) -> &'static str;
+
+    /// What the device is.
+    fn geometry(&self) -> Geometry;
+
+    /// Accepts a command. It may not begin before [`Ssd::kick`].
+    fn submit(&mut self, command: Command) -> Result<(), Full>;
+
+    /// Begins what was submitted.
+    fn kick(&mut self);
+
+    /// Collects what ended.
+    fn reap(&mut self, into: &mut Vec<Finished>);
+
+    /// Readable when [`Ssd::reap`] would find something. Drained by [`Ssd::drain`].
+    fn event(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Takes the event off its descriptor.
+    fn drain(&mut self) {}
+
+    /// Why the device cannot be used any more. From then on everything fails.
+    fn failure(&self) -> Option<&str>;
+}
+
+/// Opens a device as the host's configuration describes it.
+pub fn open(config: &SsdConfig, pool: &Pool) -> Result<Box<dyn Ssd>, OpenError> {
+    Ok(match &config.driver {
+        DriverKind::File { path, size_bytes } => {
+            Box::new(FileSsd::open(&config.name, path, *size_bytes, pool)?)
+        }
+        DriverKind::Null { size_bytes } => Box::new(NullSsd::new(*size_bytes)),
+    })
+}
+
+/// A device that cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// An operation on its file failed.
+    #[error("ssd {ssd}: cannot {what} {path}: {source}")]
+    Io {
+        /// Its name.
+        ssd: String,
+        /// What was tried.
+        what: &'static str,
+        /// Its file.
+        path: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// Another process has it.
+    #[error("ssd {ssd}: {path} is locked by another process: stop it, or give this host another device")]
+    Locked {
+        /// Its name.
+        ssd: String,
+        /// Its file.
+        path: String,
+    },
+    /// The file does not exist, and no size was given to create it with.
+    #[error("ssd {ssd}: {path} does not exist: create it, or say with `size = \"8G\"` how large it shall be")]
+    Missing {
+        /// Its name.
+        ssd: String,
+        /// Its file.
+        path: String,
+    },
+    /// It is neither a file nor a block device.
+    #[error("ssd {ssd}: {path} is neither a file nor a block device")]
+    NotADisk {
+        /// Its name.
+        ssd: String,
+        /// Its file.
+        path: String,
+    },
+    /// It has no room for a single block.
+    #[error("ssd {ssd}: {path} has {size_bytes} bytes: give it at least one block of {block_bytes}")]
+    TooSmall {
+        /// Its name.
+        ssd: String,
+        /// Its file.
+        path: String,
+        /// Its size.
+        size_bytes: u64,
+        /// Its block.
+        block_bytes: u32,
+    },
+}
