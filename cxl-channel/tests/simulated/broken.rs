@@ -1,8 +1,6 @@
 //! Negative controls: a channel over memory that leaves out one of the things that coherence needs must fail the
 //! same checks that the right one passes. Where it does not, the checks are worth nothing.
 
-mod simulation;
-
 use std::panic::{self, AssertUnwindSafe};
 
 use cxl_pool::simulated::SimulatedMemory;
@@ -10,7 +8,7 @@ use cxl_pool::{ByteOffset, HostId, Memory};
 use vm_memory::VolatileSlice;
 use vm_memory::bitmap::BitmapSlice;
 
-use simulation::{RECEIVING, SENDING, Scenario, run, seeds};
+use crate::schedule::{RECEIVING, SENDING, Scenario, run, seeds};
 
 /// What is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,12 +1,10 @@
 //! Every message arrives once, in order and unaltered, whatever non-coherent memory does in between.
 
-mod simulation;
-
 use cxl_channel::{Full, ReceivePolicy, Receiver, RingPlacement, Sender};
 use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
 use cxl_pool::{Generation, LineOffset};
 
-use simulation::{RECEIVING, SENDING, Scenario, run, seeds};
+use crate::schedule::{RECEIVING, SENDING, Scenario, run, seeds};
 
 /// Checks a scenario with a seed and many more.
 fn check<const WORDS: usize>(scenario: Scenario) {
