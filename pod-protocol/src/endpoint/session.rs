@@ -92,7 +92,7 @@ impl<M: Memory> Session<M> {
     /// No answer came in time.
     pub(super) fn expired(&mut self, id: RequestId, now: Instant) {
         if self.joining == Joining::Asked(id) {
-            tracing::warn!("the controller did not answer; asking again");
+            tracing::debug!("the controller did not answer; asking again");
             self.joining = Joining::Due(now);
         }
     }
