@@ -17,7 +17,7 @@ needed=(
   "fio:/usr/bin/fio:a load generator of the storage benchmarks"
   "iperf3:/usr/bin/iperf3:the other end of the guest's network traffic"
   "iproute2:/usr/sbin/ip:builds a pod's hosts from network namespaces"
-  "iputils-ping:/usr/bin/ping:measures round trips"
+  "iputils-ping:/usr/bin/ping:lets you look around in a pod that was kept"
   "procps:/usr/bin/ps:lets you look around in a pod that was kept"
 )
 

@@ -14,7 +14,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use pod_controller::api::{ByteSize, CreateInstance, CreateVolume, EndpointHealth, Instance, NicRequest};
+use pod_controller::api::{
+    ByteSize, CreateInstance, CreateVolume, Device, DeviceHealth, EndpointHealth, Instance, NicRequest,
+};
 use pod_controller::client::Client;
 
 use crate::namespace::Namespace;
@@ -267,7 +269,8 @@ impl Pod {
         for host in &self.plan.hosts {
             let names = host.nics.iter().map(|nic| &nic.name).chain(host.ssds.iter().map(|ssd| &ssd.name));
             for name in names.map(|name| format!("{}/{name}", host.name)) {
-                if !devices.iter().any(|device| device.name == name) {
+                let up = |device: &Device| device.name == name && device.health == DeviceHealth::Up;
+                if !devices.iter().any(up) {
                     missing.push(name);
                 }
             }
