@@ -15,11 +15,15 @@
 
 mod area;
 mod chain;
+#[cfg(test)]
+mod chain_tests;
 mod config;
 mod connection;
 pub mod copy;
 mod inflight;
 mod memory;
+#[cfg(any(test, feature = "mock"))]
+pub mod mock;
 mod ring;
 mod server;
 mod socket;
