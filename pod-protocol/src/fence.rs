@@ -41,6 +41,14 @@ struct Watch {
     fenced: AtomicBool,
 }
 
+/// What a look showed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Line {
+    Fine,
+    Newer,
+    Unreadable,
+}
+
 const NOT_GRANTED: u64 = u64::MAX;
 
 /// How often to try while the line is just being written.
@@ -73,29 +81,36 @@ impl Fence {
         if self.0.started.elapsed().saturating_sub(looked) <= self.0.limit {
             return Ok(());
         }
-        self.look()?;
-        // The line could not be read for all that time, so nobody knows whether we still hold anything.
-        let looked = Duration::from_nanos(self.0.looked_ns.load(Ordering::Acquire));
-        if self.0.started.elapsed().saturating_sub(looked) > self.0.limit {
-            self.0.fenced.store(true, Ordering::Release);
-            return Err(Fenced);
+        match self.read_line() {
+            Line::Fine => {}
+            // One that could not be read for all that time does not tell whether we still hold anything.
+            Line::Newer | Line::Unreadable => self.0.fenced.store(true, Ordering::Release),
         }
-        Ok(())
+        self.outcome()
     }
 
     /// Looks into the pool now.
     pub(crate) fn look(&self) -> Result<(), Fenced> {
+        if self.read_line() == Line::Newer {
+            self.0.fenced.store(true, Ordering::Release);
+        }
+        self.outcome()
+    }
+
+    fn read_line(&self) -> Line {
         // The time from before the look: a pause between the two must count as not having looked.
         let before_ns = u64::try_from(self.0.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let granted = self.0.granted.load(Ordering::Acquire);
         let generation = (0..LOOKS_MAX).find_map(|_| self.0.line.generation());
         // Before the first grant there is nothing to lose, and the line may never have been written.
-        if generation.is_some() || granted == NOT_GRANTED {
-            if generation.is_some_and(|generation| generation > granted) {
-                self.0.fenced.store(true, Ordering::Release);
-            }
-            self.0.looked_ns.fetch_max(before_ns, Ordering::AcqRel);
+        if generation.is_none() && granted != NOT_GRANTED {
+            return Line::Unreadable;
         }
+        self.0.looked_ns.fetch_max(before_ns, Ordering::AcqRel);
+        if generation.is_some_and(|generation| generation > granted) { Line::Newer } else { Line::Fine }
+    }
+
+    fn outcome(&self) -> Result<(), Fenced> {
         if self.0.fenced.load(Ordering::Acquire) { Err(Fenced) } else { Ok(()) }
     }
 
@@ -113,5 +128,86 @@ impl Fence {
 impl fmt::Debug for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Fence").field("fenced", &self.0.fenced).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use cxl_pool::ByteOffset;
+    use cxl_pool::HostId;
+    use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
+
+    use super::*;
+
+    const AT: LineOffset = LineOffset::new(3);
+
+    /// The controller's view of the pool, and a fence on another host that nobody but the test looks at.
+    fn fence(limit: Duration) -> (SimulatedMemory, Fence) {
+        let pool = SimulatedPool::new(11, 1 << 12);
+        (pool.host(HostId::new(1)), Fence::new(pool.host(HostId::new(2)), AT, limit))
+    }
+
+    fn publish(memory: &SimulatedMemory, generation: u64) {
+        FenceLine { generation, term: 1 }.publish(memory, AT);
+        memory.full_fence();
+    }
+
+    #[test]
+    fn nothing_is_fenced_before_the_first_grant() {
+        let (controller, fence) = fence(Duration::ZERO);
+        assert_eq!(fence.check(), Ok(()));
+        publish(&controller, 9);
+        assert_eq!(fence.look(), Ok(()));
+        fence.granted(9);
+        assert_eq!(fence.look(), Ok(()));
+    }
+
+    #[test]
+    fn newer_generation_fences_at_the_next_look_and_for_good() {
+        let (controller, fence) = fence(Duration::from_hours(1));
+        publish(&controller, 1);
+        fence.granted(1);
+        publish(&controller, 2);
+        assert_eq!(fence.check(), Ok(()), "nobody has looked since");
+        assert_eq!(fence.look(), Err(Fenced));
+        assert_eq!(fence.clone().check(), Err(Fenced));
+        fence.granted(2);
+        assert_eq!(fence.check(), Err(Fenced));
+    }
+
+    #[test]
+    fn worker_looks_itself_when_nobody_has_for_too_long() {
+        let (controller, fence) = fence(Duration::from_millis(1));
+        publish(&controller, 1);
+        fence.granted(1);
+        publish(&controller, 2);
+        thread::sleep(Duration::from_millis(2));
+        assert_eq!(fence.check(), Err(Fenced));
+    }
+
+    #[test]
+    fn later_grant_with_a_newer_generation_tells_of_a_fence_that_was_missed() {
+        let (controller, fence) = fence(Duration::from_hours(1));
+        publish(&controller, 1);
+        fence.granted(1);
+        fence.granted(1);
+        assert_eq!(fence.check(), Ok(()));
+        fence.granted(2);
+        assert_eq!(fence.check(), Err(Fenced));
+    }
+
+    #[test]
+    fn line_that_cannot_be_read_for_too_long_fences() {
+        let (controller, fence) = fence(Duration::from_millis(1));
+        publish(&controller, 1);
+        fence.granted(1);
+        assert_eq!(fence.look(), Ok(()));
+        controller.store(ByteOffset::new(AT.bytes().get()), 77);
+        controller.write_back(AT.bytes(), 64);
+        controller.full_fence();
+        thread::sleep(Duration::from_millis(5));
+        assert_eq!(fence.check(), Err(Fenced));
     }
 }

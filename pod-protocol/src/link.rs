@@ -61,6 +61,12 @@ impl<M: Memory> Link<M> {
         }
     }
 
+    /// Asks for something that need not even be JSON.
+    #[cfg(test)]
+    pub(crate) fn request_bytes(&mut self, bytes: &[u8], deadline: Instant) -> RequestId {
+        self.exchange.request(bytes, deadline).expect("room")
+    }
+
     pub(crate) fn poll(&mut self, now: Instant) -> Option<Incoming> {
         self.exchange.poll(now)
     }

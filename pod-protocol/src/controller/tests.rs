@@ -1,5 +1,7 @@
 use std::time::{Duration, Instant};
 
+use cxl_channel::Incoming;
+use cxl_channel::doorbell::Doorbell;
 use cxl_pool::simulated::{Random, SimulatedMemory};
 use cxl_pool::{ByteOffset, ControllerHello, EndpointId, Grant, Hello, HostId, Memory, Record, Role};
 use proptest::prelude::*;
@@ -7,10 +9,11 @@ use proptest::prelude::*;
 use super::*;
 use crate::commands::{Command, Version};
 use crate::endpoint::REPLICA;
-use crate::link::{Answer, PROTOCOL, decode};
+use crate::link::{Answer, Link, PROTOCOL, decode};
 use crate::liveness::write_beat;
 use crate::reports::Report;
-use crate::testing::{BACKEND, CONTROLLER_HOST, TestPod, nic};
+use crate::telemetry::Telemetry;
+use crate::testing::{BACKEND, CONTROLLER_HOST, PATIENCE, TestPod, nic};
 
 /// A slot's owner without threads: it lives as the test says.
 struct Puppet<'pod> {
@@ -222,6 +225,50 @@ fn second_controller_is_refused_and_a_dead_ones_slot_is_taken() {
     ControllerHello { incarnation: 1, term: 1, pid: 1, protocol: PROTOCOL }
         .publish(&memory, pod.layout.controller(REPLICA));
     pod.controller(2);
+}
+
+#[test]
+fn requests_that_make_no_sense_are_refused_and_the_next_one_is_heard() {
+    let pod = TestPod::simulated(8);
+    let mut puppet = Puppet::new(&pod);
+    let mut clock = Clock::new(&pod);
+    clock.after(0);
+    puppet.hello(7, PROTOCOL);
+    clock.after(20);
+    puppet.beat();
+    clock.after(20);
+    clock.port.grant(BACKEND).expect("it lives");
+    let generation =
+        Grant::look(&puppet.memory, pod.layout.grant(REPLICA, BACKEND)).expect("visible").control_generation;
+    let mut link = Link::open(
+        &puppet.memory,
+        pod.layout.ring_from_endpoint(REPLICA, BACKEND),
+        pod.layout.ring_to_endpoint(REPLICA, BACKEND),
+        generation,
+        Doorbell::connect(&pod.run_directory().controller_doorbell(REPLICA)),
+    );
+    let deadline = clock.now + PATIENCE;
+    let not_a_join = serde_json::to_vec(&Report::Telemetry(Telemetry::default())).expect("JSON");
+    let senseless: [&[u8]; 4] = [b"", b"\xff\x00{", b"{\"report\":\"dance\"}", &not_a_join];
+    for bytes in senseless {
+        let id = link.request_bytes(bytes, deadline);
+        let mut answer = None;
+        while answer.is_none() {
+            link.flush();
+            assert_eq!(clock.after(1), []);
+            answer = link.poll(clock.now);
+        }
+        let Some(Incoming::Response { id: answered, payload }) = answer else { panic!("{answer:?}") };
+        assert_eq!(answered, id);
+        assert!(matches!(decode::<Answer>(&payload), Ok(Err(_))));
+    }
+    link.request(&Report::Join(crate::testing::join()), deadline).expect("room");
+    link.flush();
+    let mut heard = Vec::new();
+    while heard.is_empty() {
+        heard = clock.after(1);
+    }
+    assert!(matches!(heard[..], [PortEvent::Joined { .. }]), "{heard:?}");
 }
 
 /// Whatever is in the rings, neither end panics, and a new grant brings them together again.

@@ -1,16 +1,20 @@
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use cxl_pool::{Area, Hello, HostId, LineCount, LineOffset, Memory, Record, Role};
+use cxl_channel::Incoming;
+use cxl_channel::doorbell::Doorbell;
+use cxl_pool::{
+    Area, FenceLine, Generation, Grant, Hello, HostId, LineCount, LineOffset, Memory, Record, Role,
+};
 
 use super::*;
 use crate::commands::{Command, Version};
 use crate::controller::CommandFailure;
 use crate::ids::{LeaseId, RegionId};
-use crate::link::PROTOCOL;
+use crate::link::{Answer, Link, PROTOCOL, decode};
 use crate::liveness::write_beat;
 use crate::reports::{DeviceReport, Report};
-use crate::testing::{BACKEND, Call, Calls, TestPod, config, nic};
+use crate::testing::{BACKEND, Call, Calls, PATIENCE, TestPod, config, nic};
 
 const VERSION: Version = Version { term: 1, index: 1 };
 
@@ -190,6 +194,52 @@ fn daemon_without_controller_waits_and_stops_when_told<M: Memory>(pod: &TestPod<
     let daemon = pod.start(BACKEND, wakeup);
     assert!(daemon.fence.check().is_ok());
     thread::sleep(Duration::from_millis(50));
+    assert_eq!(daemon.stop().expect("no error"), Exit::Stopped);
+}
+
+#[test]
+fn commands_that_make_no_sense_are_refused_and_the_next_one_is_obeyed() {
+    let pod = TestPod::simulated(9);
+    let memory = pod.memory(crate::testing::CONTROLLER_HOST);
+    let daemon = pod.start(BACKEND, "socket");
+    let generation = Generation::new(1);
+    FenceLine::default().publish(&memory, pod.layout.fence(REPLICA, BACKEND));
+    let mut link = Link::open(
+        &memory,
+        pod.layout.ring_to_endpoint(REPLICA, BACKEND),
+        pod.layout.ring_from_endpoint(REPLICA, BACKEND),
+        generation,
+        Doorbell::connect(&pod.run_directory().control_doorbell(BACKEND)),
+    );
+    Grant {
+        endpoint_incarnation: daemon.incarnation,
+        controller_incarnation: 1,
+        term: 1,
+        fence_generation: 0,
+        control_generation: generation,
+    }
+    .publish(&memory, pod.layout.grant(REPLICA, BACKEND));
+    memory.full_fence();
+    let deadline = Instant::now() + PATIENCE;
+    let mut ask = |bytes: &[u8]| {
+        let id = link.request_bytes(bytes, deadline);
+        loop {
+            link.flush();
+            match link.poll(Instant::now()) {
+                Some(Incoming::Response { id: answered, payload }) if answered == id => {
+                    return decode::<Answer>(&payload).expect("an answer");
+                }
+                Some(Incoming::Expired { .. }) => panic!("no answer"),
+                Some(_) => {}
+                None => thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    };
+    for senseless in [b"".as_slice(), b"\xff\x00{", b"{\"command\":\"dance\"}"] {
+        assert!(ask(senseless).is_err());
+    }
+    assert_eq!(ask(&serde_json::to_vec(&apply(nic("nic0", 1))).expect("JSON")), Ok(()));
+    assert_eq!(daemon.calls.take(), [Call::Apply(nic("nic0", 1))]);
     assert_eq!(daemon.stop().expect("no error"), Exit::Stopped);
 }
 
