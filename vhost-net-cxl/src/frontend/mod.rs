@@ -142,7 +142,7 @@ impl<M: Memory> Frontend<M> {
                 let Some(place) = self.by_lease.remove(lease) else { return };
                 let port = &mut self.ports[place];
                 for index in 0..port.ring_count() {
-                    stop_ring(port, index, &mut sources);
+                    stop_ring(port, index, sources.as_deref_mut());
                 }
                 self.ports.swap_remove(place);
                 if let Some(moved) = self.ports.get(place) {
@@ -154,6 +154,23 @@ impl<M: Memory> Frontend<M> {
         }
     }
 
+    /// Serves a queue of a guest from now on.
+    pub fn start_ring(&mut self, lease: LeaseId, ring: Ring, sources: Option<&mut Sources>) {
+        let Some(port) = self.port(lease) else { return };
+        let token = port.token(ring.index());
+        if let (Some(sources), Some(kick)) = (sources, ring.kick())
+            && let Err(error) = sources.add(kick, token)
+        {
+            tracing::warn!(%lease, %error, "cannot watch a queue: it is served while others keep us awake");
+        }
+        port.start_ring(ring);
+    }
+
+    /// Lets go of a queue and returns its next available index.
+    pub fn stop_ring(&mut self, lease: LeaseId, index: u16, sources: Option<&mut Sources>) -> u16 {
+        self.port(lease).map_or(0, |port| stop_ring(port, index, sources))
+    }
+
     fn port(&mut self, lease: LeaseId) -> Option<&mut Port> {
         let place = *self.by_lease.get(&lease)?;
         self.ports.get_mut(place)
@@ -163,6 +180,12 @@ impl<M: Memory> Frontend<M> {
         if !self.timer_watched {
             self.timer_watched = sources.add(&self.timer, TIMER).is_ok();
         }
+    }
+
+    /// Offers packets again that backends were not ready for.
+    pub fn retry(&mut self) {
+        self.timer_armed = false;
+        self.ports.iter_mut().for_each(Port::retry);
     }
 
     fn arm_timer(&mut self) {
@@ -177,7 +200,7 @@ impl<M: Memory> Frontend<M> {
 }
 
 /// Takes a ring from a port; its outstanding descriptors are returned first, since their packets lie in the pool.
-fn stop_ring(port: &mut Port, index: u16, sources: &mut Option<&mut Sources>) -> u16 {
+fn stop_ring(port: &mut Port, index: u16, sources: Option<&mut Sources>) -> u16 {
     let Some(ring) = port.take_ring(index) else { return 0 };
     if let (Some(sources), Some(kick)) = (sources, ring.kick()) {
         // It was watched, or else could not be.
@@ -204,19 +227,9 @@ impl<M: Memory> Task for Frontend<M> {
                     port.set_features(features);
                 }
             }
-            Order::RingStarted(lease, ring) => {
-                let Some(port) = self.port(lease) else { return };
-                let token = port.token(ring.index());
-                if let Some(kick) = ring.kick()
-                    && let Err(error) = sources.add(kick, token)
-                {
-                    tracing::warn!(%lease, %error, "cannot watch a queue: it is served while others keep us awake");
-                }
-                port.start_ring(*ring);
-            }
+            Order::RingStarted(lease, ring) => self.start_ring(lease, *ring, Some(sources)),
             Order::RingStopped(lease, index, reply) => {
-                let next = self.port(lease).map_or(0, |port| stop_ring(port, index, &mut Some(sources)));
-                reply.send(next);
+                reply.send(self.stop_ring(lease, index, Some(sources)))
             }
             Order::MemoryChanged(lease, memory, reply) => {
                 if let Some(port) = self.port(lease) {
@@ -250,8 +263,7 @@ impl<M: Memory> Task for Frontend<M> {
         if token == TIMER {
             // Nothing there is as good as something there.
             let _ = rustix::io::read(&self.timer, &mut [0; 8]);
-            self.timer_armed = false;
-            self.ports.iter_mut().for_each(Port::retry);
+            self.retry();
             return;
         }
         for port in &mut self.ports {

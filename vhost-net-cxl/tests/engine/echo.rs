@@ -1,0 +1,185 @@
+//! What a guest sends comes back from an echoing NIC: complete, unaltered, in order.
+
+use cxl_pool::simulated::SimulatedPool;
+use cxl_pool::{CoherenceMode, CreateOptions, HostId, Memory, Pool};
+use pod_protocol::objects::{Object, RegistrationState};
+
+use crate::guest::Guest;
+use crate::pod::{
+    POOL_BYTES, TestBackend, TestFrontend, all_features, area, channel, mac, port, registration, route,
+    settle,
+};
+
+pub(crate) const BUFFER_BYTES: u32 = 2048;
+const QUEUE_SIZE: u16 = 128;
+
+pub(crate) struct Pair<M: Memory> {
+    pub(crate) frontend: TestFrontend<M>,
+    pub(crate) backend: TestBackend<M>,
+    pub(crate) guest: Guest,
+}
+
+pub(crate) fn pair<M: Memory>(here: &M, there: &M, slots: u32, features: u64, transmit_mib: u64) -> Pair<M> {
+    let transmit_area = area(8, transmit_mib);
+    let mut frontend = TestFrontend::new(here);
+    let mut backend = TestBackend::new(there, "mode = 'echo'", area(32, 16));
+    backend.apply(Object::Channel(channel(1, 1, slots, false)));
+    backend.apply(Object::Registration(registration(1, 1, 1, RegistrationState::Active, transmit_area)));
+    frontend.apply(Object::Channel(channel(1, 1, slots, true)));
+    frontend.apply(Object::Port(port(1, transmit_area, route(1, 1), None)));
+    let mut guest = Guest::new(QUEUE_SIZE);
+    guest.post(QUEUE_SIZE, BUFFER_BYTES);
+    frontend.start(1, &guest, features);
+    settle(&mut [&mut frontend, &mut backend]);
+    Pair { frontend, backend, guest }
+}
+
+/// Frame `number`: from us to an address outside, filled with bytes that only it has.
+pub(crate) fn frame(number: u32, bytes: usize) -> Vec<u8> {
+    let mut frame = vec![0; bytes];
+    frame[..6].copy_from_slice(&mac(200).bytes());
+    frame[6..12].copy_from_slice(&mac(1).bytes());
+    frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+    frame[14..18].copy_from_slice(&number.to_le_bytes());
+    for (place, byte) in frame[18..].iter_mut().enumerate() {
+        *byte = (place as u8).wrapping_mul(31).wrapping_add(number as u8);
+    }
+    frame
+}
+
+pub(crate) fn returned(frame: &[u8]) -> Vec<u8> {
+    let mut frame = frame.to_vec();
+    frame[..12].rotate_left(6);
+    frame
+}
+
+fn length(number: u32, longest: usize) -> usize {
+    60 + (number as usize).wrapping_mul(2_654_435_761) % (longest - 60)
+}
+
+/// Sends `count` frames through the pair and checks all of it.
+fn echo<M: Memory>(pair: &mut Pair<M>, count: u32, longest: usize) {
+    let Pair { frontend, backend, guest } = pair;
+    let (mut sent, mut arrived, mut freed) = (0, 0, 0);
+    for _ in 0..200_000 {
+        if sent < count && guest.send(&[0; 12], &frame(sent, length(sent, longest))) {
+            sent += 1;
+        }
+        crate::pod::Turn::turn_once(frontend);
+        crate::pod::Turn::turn_once(backend);
+        for (header, got) in guest.received(BUFFER_BYTES) {
+            assert_eq!(header[..10], [0; 10], "no offload was used");
+            assert_eq!(got, returned(&frame(arrived, length(arrived, longest))), "frame {arrived}");
+            arrived += 1;
+        }
+        freed += guest.transmit.reclaim_pairs().len();
+        if arrived == count && freed == count as usize {
+            break;
+        }
+    }
+    assert_eq!((sent, arrived, freed), (count, count, count as usize));
+    settle(&mut [frontend, backend]);
+    assert_eq!(frontend.lease(1).drops, [].into());
+    assert_eq!(backend.lease(1).drops, [].into());
+}
+
+fn mapped_pool(directory: &tempfile::TempDir, mode: CoherenceMode) -> Pool {
+    let options = CreateOptions { size_bytes: Some(POOL_BYTES), mode, ..CreateOptions::default() };
+    Pool::create(&directory.path().join("pool"), &options).expect("a pool")
+}
+
+#[test]
+fn frames_cross_non_coherent_memory_unaltered() {
+    for seed in 0..12 {
+        let pool = SimulatedPool::new(seed, POOL_BYTES);
+        let (here, there) = (pool.host(HostId::new(1)), pool.host(HostId::new(2)));
+        let mut pair = pair(&here, &there, 512, all_features(), 8);
+        echo(&mut pair, 300, 1514);
+        assert_eq!(pool.faults(), cxl_pool::simulated::Faults::default(), "seed {seed}");
+    }
+}
+
+#[test]
+fn frames_cross_a_pool_file_in_either_mode() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    for mode in [CoherenceMode::Software, CoherenceMode::Hardware] {
+        let options = CreateOptions { force: true, ..CreateOptions::default() };
+        let options = CreateOptions { size_bytes: Some(POOL_BYTES), mode, ..options };
+        let pool = Pool::create(&directory.path().join("pool"), &options).expect("a pool");
+        match mode {
+            CoherenceMode::Software => {
+                let memory = pool.software();
+                echo(&mut pair(&memory, &memory, 8192, all_features(), 8), 20_000, 1514);
+            }
+            CoherenceMode::Hardware => {
+                let memory = pool.hardware();
+                echo(&mut pair(&memory, &memory, 8192, all_features(), 8), 20_000, 1514);
+            }
+        }
+    }
+}
+
+#[test]
+fn full_rings_and_a_small_area_push_back_and_lose_nothing() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let memory = mapped_pool(&directory, CoherenceMode::Hardware).hardware();
+    // Ten packets may be under way, and the area holds few.
+    let mut pair = pair(&memory, &memory, 64, all_features(), 1);
+    echo(&mut pair, 5000, 1514);
+}
+
+#[test]
+fn large_frames_spread_over_merged_buffers() {
+    let pool = SimulatedPool::new(7, POOL_BYTES);
+    let (here, there) = (pool.host(HostId::new(1)), pool.host(HostId::new(2)));
+    let mut pair = pair(&here, &there, 512, all_features(), 8);
+    let frame = frame(3, 60_000);
+    // NEEDS_CSUM, TCPV4, headers of 54 bytes, segments of 1448, checksum at 34 + 16.
+    let header = [1, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0];
+    assert!(pair.guest.send(&header, &frame));
+    settle(&mut [&mut pair.frontend, &mut pair.backend]);
+    let got = pair.guest.received(BUFFER_BYTES);
+    assert_eq!(got.len(), 1);
+    assert_eq!(got[0].0[..10], header[..10]);
+    assert_eq!(got[0].0[10], 30, "as many buffers as 60012 bytes fill");
+    assert_eq!(got[0].1, returned(&frame));
+    assert_eq!(pool.faults(), cxl_pool::simulated::Faults::default());
+}
+
+#[test]
+fn without_posted_buffers_frames_are_dropped_at_once_and_counted() {
+    let pool = SimulatedPool::new(9, POOL_BYTES);
+    let (here, there) = (pool.host(HostId::new(1)), pool.host(HostId::new(2)));
+    let mut pair = pair(&here, &there, 512, all_features(), 8);
+    // Twice as many as there are buffers, without ever looking at what arrived.
+    let mut freed = 0;
+    for number in 0..u32::from(QUEUE_SIZE) * 2 {
+        assert!(pair.guest.send(&[0; 12], &frame(number, 100)));
+        settle(&mut [&mut pair.frontend, &mut pair.backend]);
+        freed += pair.guest.transmit.reclaim_pairs().len();
+    }
+    assert_eq!(freed, usize::from(QUEUE_SIZE) * 2);
+    let telemetry = pair.frontend.lease(1);
+    assert_eq!(telemetry.rx_packets, u64::from(QUEUE_SIZE));
+    assert_eq!(telemetry.drops, [("no-guest-buffers".to_owned(), u64::from(QUEUE_SIZE))].into());
+    // Once there are buffers again, frames arrive again: none was lost on the way back.
+    assert_eq!(pair.guest.received(BUFFER_BYTES).len(), usize::from(QUEUE_SIZE));
+    assert!(pair.guest.send(&[0; 12], &frame(9, 100)));
+    settle(&mut [&mut pair.frontend, &mut pair.backend]);
+    assert_eq!(pair.guest.received(BUFFER_BYTES).len(), 1);
+}
+
+#[test]
+fn a_frame_too_long_for_a_driver_that_does_not_merge_is_dropped() {
+    let pool = SimulatedPool::new(11, POOL_BYTES);
+    let (here, there) = (pool.host(HostId::new(1)), pool.host(HostId::new(2)));
+    let plain = 1 << virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
+    let mut pair = pair(&here, &there, 512, plain, 8);
+    echo(&mut pair, 50, 1514);
+    // An offload that the driver did not negotiate is refused on the way out.
+    assert!(pair.guest.send(&[1, 0, 0, 0, 0, 0, 34, 0, 16, 0, 0, 0], &frame(1, 100)));
+    settle(&mut [&mut pair.frontend, &mut pair.backend]);
+    assert_eq!(pair.frontend.lease(1).drops, [("bad-header".to_owned(), 1)].into());
+    assert_eq!(pair.guest.transmit.reclaim_pairs().len(), 1);
+    assert!(pair.guest.received(BUFFER_BYTES).is_empty());
+}

@@ -1,0 +1,206 @@
+//! A guest's memory and virtio-net driver, as simple as they can be.
+
+use std::sync::{Arc, Mutex};
+
+use vhost_frontend::{GuestMemory, Ring, RingParts};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+const MEMORY_BYTES: usize = 32 << 20;
+/// Room for one queue's rings, and for its buffers behind them.
+const QUEUE_BYTES: u64 = 16 << 20;
+const RINGS_BYTES: u64 = 64 << 10;
+pub(crate) const NEXT: u16 = 1;
+pub(crate) const WRITE: u16 = 2;
+
+/// A guest with a receive queue (0) and a transmit queue (1).
+pub(crate) struct Guest {
+    pub(crate) memory: GuestMemory,
+    pub(crate) receive: DriverQueue,
+    pub(crate) transmit: DriverQueue,
+}
+
+impl Guest {
+    pub(crate) fn new(size: u16) -> Self {
+        let memory: GuestMemoryMmap<()> =
+            GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_BYTES)]).expect("memory");
+        let memory = Arc::new(memory);
+        let queue = |index| DriverQueue::new(Arc::clone(&memory), index, size);
+        Self { receive: queue(0), transmit: queue(1), memory: Arc::clone(&memory) }
+    }
+
+    /// Offers `count` receive buffers of `bytes` each.
+    pub(crate) fn post(&mut self, count: u16, bytes: u32) {
+        for _ in 0..count {
+            let slot = self.receive.free_head().expect("a free descriptor");
+            let at = self.receive.buffer(slot, bytes);
+            self.receive.offer(&[(slot, at, bytes, WRITE)]);
+        }
+    }
+
+    /// Offers a packet: a header of 12 bytes and a frame, in two descriptors. False when the queue is full.
+    pub(crate) fn send(&mut self, header: &[u8], frame: &[u8]) -> bool {
+        let Some(head) = self.transmit.free_pair() else { return false };
+        let at = self.transmit.buffer(head, 70_000);
+        self.memory.write_slice(header, GuestAddress(at)).expect("in memory");
+        self.memory.write_slice(frame, GuestAddress(at + header.len() as u64)).expect("in memory");
+        let header_bytes = u32::try_from(header.len()).expect("short");
+        let frame_bytes = u32::try_from(frame.len()).expect("short");
+        let second = (head + 1, at + u64::from(header_bytes), frame_bytes, 0);
+        self.transmit.offer(&[(head, at, header_bytes, NEXT), second]);
+        true
+    }
+
+    /// Takes the packets that have arrived: header and frame. Posts their buffers again.
+    pub(crate) fn received(&mut self, buffer_bytes: u32) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let mut packets = Vec::new();
+        let mut used = self.receive.used().into_iter();
+        while let Some((head, length)) = used.next() {
+            let mut packet = self.receive.content(head, buffer_bytes, length);
+            let count = u16::from_le_bytes([packet[10], packet[11]]);
+            assert!(count >= 1);
+            let mut heads = vec![head];
+            for _ in 1..count {
+                let (head, length) = used.next().expect("all buffers of a packet arrive together");
+                packet.extend(self.receive.content(head, buffer_bytes, length));
+                heads.push(head);
+            }
+            for head in heads {
+                let at = self.receive.buffer(head, buffer_bytes);
+                self.receive.offer(&[(head, at, buffer_bytes, WRITE)]);
+            }
+            let frame = packet.split_off(12);
+            packets.push((packet, frame));
+        }
+        packets
+    }
+}
+
+/// The driver's side of one split queue.
+pub(crate) struct DriverQueue {
+    memory: GuestMemory,
+    index: u16,
+    size: u16,
+    offered: u16,
+    seen: u16,
+    free: Vec<bool>,
+}
+
+impl DriverQueue {
+    fn new(memory: GuestMemory, index: u16, size: u16) -> Self {
+        Self { memory, index, size, offered: 0, seen: 0, free: vec![true; usize::from(size)] }
+    }
+
+    fn base(&self) -> u64 {
+        u64::from(self.index) * QUEUE_BYTES
+    }
+
+    fn available(&self) -> u64 {
+        self.base() + 0x8000
+    }
+
+    fn used_ring(&self) -> u64 {
+        self.base() + 0xa000
+    }
+
+    /// The device's side, from the beginning or from where a predecessor stopped.
+    pub(crate) fn ring(&self, features: u64, next_available: u16) -> Ring {
+        let mut queue = Queue::new(self.size).expect("a power of two");
+        let low = |address: u64| Some(u32::try_from(address).expect("low memory"));
+        queue.set_size(self.size);
+        queue.set_desc_table_address(low(self.base()), Some(0));
+        queue.set_avail_ring_address(low(self.available()), Some(0));
+        queue.set_used_ring_address(low(self.used_ring()), Some(0));
+        queue.set_next_avail(next_available);
+        let used: u16 = self.memory.read_obj(GuestAddress(self.used_ring() + 2)).expect("in memory");
+        queue.set_next_used(used);
+        queue.set_ready(true);
+        Ring::new(RingParts {
+            index: self.index,
+            queue,
+            memory: Arc::clone(&self.memory),
+            kick: None,
+            call: Arc::new(Mutex::new(None)),
+            error: None,
+            features,
+            inflight: None,
+        })
+    }
+
+    /// Where the buffer of a descriptor lies.
+    pub(crate) fn buffer(&self, slot: u16, bytes: u32) -> u64 {
+        let step = (QUEUE_BYTES - RINGS_BYTES) / u64::from(self.size);
+        assert!(u64::from(bytes) <= 2 * step);
+        self.base() + RINGS_BYTES + u64::from(slot) * step
+    }
+
+    fn free_head(&mut self) -> Option<u16> {
+        let slot = self.free.iter().position(|free| *free)?;
+        self.free[slot] = false;
+        Some(u16::try_from(slot).expect("small"))
+    }
+
+    fn free_pair(&mut self) -> Option<u16> {
+        let pair = self.free.chunks(2).position(|pair| pair == [true, true])?;
+        self.free[2 * pair] = false;
+        self.free[2 * pair + 1] = false;
+        Some(u16::try_from(2 * pair).expect("small"))
+    }
+
+    /// Writes descriptors, given as (slot, address, bytes, flags), and offers the first; each leads to the next.
+    pub(crate) fn offer(&mut self, descriptors: &[(u16, u64, u32, u16)]) {
+        for (position, (slot, address, bytes, flags)) in descriptors.iter().enumerate() {
+            let next = descriptors.get(position + 1).map_or(0, |next| next.0);
+            let mut raw = [0u8; 16];
+            raw[..8].copy_from_slice(&address.to_le_bytes());
+            raw[8..12].copy_from_slice(&bytes.to_le_bytes());
+            raw[12..14].copy_from_slice(&flags.to_le_bytes());
+            raw[14..].copy_from_slice(&next.to_le_bytes());
+            let at = self.base() + 16 * u64::from(*slot);
+            self.memory.write_slice(&raw, GuestAddress(at)).expect("in memory");
+            self.free[usize::from(*slot)] = false;
+        }
+        let place = self.available() + 4 + 2 * u64::from(self.offered % self.size);
+        self.memory.write_obj(descriptors[0].0, GuestAddress(place)).expect("in memory");
+        self.offered = self.offered.wrapping_add(1);
+        self.memory.write_obj(self.offered, GuestAddress(self.available() + 2)).expect("in memory");
+    }
+
+    /// Lets a descriptor lead to another one.
+    pub(crate) fn lead(&mut self, slot: u16, next: u16) {
+        let at = self.base() + 16 * u64::from(slot) + 14;
+        self.memory.write_obj(next, GuestAddress(at)).expect("in memory");
+    }
+
+    /// What the device has returned since the last look: heads and lengths.
+    pub(crate) fn used(&mut self) -> Vec<(u16, u32)> {
+        let index: u16 = self.memory.read_obj(GuestAddress(self.used_ring() + 2)).expect("in memory");
+        let mut used = Vec::new();
+        while self.seen != index {
+            let at = self.used_ring() + 4 + 8 * u64::from(self.seen % self.size);
+            let head: u32 = self.memory.read_obj(GuestAddress(at)).expect("in memory");
+            let length: u32 = self.memory.read_obj(GuestAddress(at + 4)).expect("in memory");
+            used.push((u16::try_from(head).expect("a head"), length));
+            self.seen = self.seen.wrapping_add(1);
+        }
+        used
+    }
+
+    /// As [`DriverQueue::used`] for pairs of descriptors, which are free again.
+    pub(crate) fn reclaim_pairs(&mut self) -> Vec<u16> {
+        let heads: Vec<u16> = self.used().into_iter().map(|(head, _)| head).collect();
+        for head in &heads {
+            self.free[usize::from(*head)] = true;
+            self.free[usize::from(*head) + 1] = true;
+        }
+        heads
+    }
+
+    fn content(&self, head: u16, buffer_bytes: u32, length: u32) -> Vec<u8> {
+        let mut content = vec![0; usize::try_from(length).expect("short")];
+        self.memory
+            .read_slice(&mut content, GuestAddress(self.buffer(head, buffer_bytes)))
+            .expect("in memory");
+        content
+    }
+}

@@ -1,0 +1,220 @@
+//! Guests and frontends that do what they must not.
+
+use cxl_pool::simulated::SimulatedPool;
+use cxl_pool::{CoherenceMode, CreateOptions, HostId, LineOffset, Memory, Pool};
+use pod_protocol::ids::{LeaseGeneration, LeaseId};
+use pod_protocol::objects::{Object, RegistrationObject, RegistrationState};
+use proptest::prelude::*;
+use vhost_net_cxl::channel_end::ChannelEnd;
+use vhost_net_cxl::message::{NetMessage, Opcode, Status};
+
+use crate::echo::{BUFFER_BYTES, frame, pair};
+use crate::guest::{NEXT, WRITE};
+use crate::pod::{
+    POOL_BYTES, TestBackend, Turn, all_features, area, channel, lease, open, registration, settle,
+};
+
+#[test]
+fn malformed_chains_cost_a_guest_that_packet_and_come_back_in_order() {
+    let pool = SimulatedPool::new(1, POOL_BYTES);
+    let mut pair = pair(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 512, all_features(), 8);
+    let queue = &mut pair.guest.transmit;
+    let at = queue.buffer(0, 4096);
+    queue.offer(&[(0, at, 4, 0)]); // shorter than a header
+    queue.offer(&[(2, at, 12, 0)]); // no frame
+    queue.offer(&[(4, 1 << 40, 100, 0)]); // outside of memory
+    queue.offer(&[(6, at, 100, WRITE)]); // the wrong direction
+    queue.offer(&[(8, at, 30_000, NEXT), (10, at, 30_000, NEXT), (12, at, 30_000, 0)]); // too long
+    queue.offer(&[(14, at, 50, NEXT), (16, at, 50, NEXT)]);
+    queue.lead(16, 14); // a circle
+    assert!(pair.guest.send(&[0; 12], &frame(1, 100)));
+    settle(&mut [&mut pair.frontend, &mut pair.backend]);
+    let heads: Vec<u16> = pair.guest.transmit.used().into_iter().map(|(head, _)| head).collect();
+    assert_eq!(heads[..6], [0, 2, 4, 6, 8, 14]);
+    assert_eq!(heads.len(), 7);
+    assert_eq!(pair.guest.received(BUFFER_BYTES).len(), 1, "the good one arrived");
+    assert_eq!(pair.frontend.lease(1).drops, [("bad-chain".to_owned(), 6)].into());
+}
+
+#[test]
+fn contradictory_headers_are_dropped() {
+    let pool = SimulatedPool::new(1, POOL_BYTES);
+    let mut pair = pair(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 512, all_features(), 8);
+    for header in [
+        [1, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0], // a checksum outside
+        [1, 1, 54, 0, 0, 0, 34, 0, 16, 0, 0, 0],          // segments of no size
+        [0, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0],       // segments without a checksum
+        [0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0],             // fragmented UDP, never offered
+    ] {
+        assert!(pair.guest.send(&header, &frame(1, 100)));
+    }
+    assert!(pair.guest.send(&[0; 12], &frame(2, 9000)), "longer than the MTU");
+    settle(&mut [&mut pair.frontend, &mut pair.backend]);
+    assert_eq!(pair.guest.transmit.reclaim_pairs().len(), 5);
+    assert_eq!(pair.frontend.lease(1).drops, [("bad-header".to_owned(), 5)].into());
+    assert!(pair.guest.received(BUFFER_BYTES).is_empty());
+}
+
+#[test]
+fn a_broken_queue_stays_silent() {
+    let pool = SimulatedPool::new(1, POOL_BYTES);
+    let mut pair = pair(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 512, all_features(), 8);
+    let at = pair.guest.transmit.buffer(0, 100);
+    pair.guest.transmit.offer(&[(9999 % 128, at, 100, 0)]);
+    // More available than the queue is long.
+    for _ in 0..300 {
+        pair.guest.transmit.offer(&[(0, at, 100, 0)]);
+    }
+    settle(&mut [&mut pair.frontend, &mut pair.backend]);
+}
+
+#[test]
+fn nobody_holds_more_receive_buffers_than_its_quota() {
+    let pool = SimulatedPool::new(4, POOL_BYTES);
+    let (mut end, mut backend) = with_bare_end(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)));
+    let registration = registration(1, 1, 5, RegistrationState::Active, area(8, 1));
+    backend.apply(Object::Registration(RegistrationObject { rx_quota_buffers: 16, ..registration }));
+    while !end.ready() {
+        backend.turn_once();
+    }
+    let mut held = Vec::new();
+    for _ in 0..20 {
+        backend.turn_once();
+        held.extend(end.receive().iter().filter_map(|words| NetMessage::decode(*words)));
+    }
+    assert_eq!(held.len(), 16);
+    let drops = backend.lease(1).drops;
+    assert!(drops.keys().all(|reason| reason == "receive-quota" || reason == "channel-full"), "{drops:?}");
+    // What it gives back, it may get again.
+    end.send(&NetMessage { opcode: Opcode::ReceiveDone, ..held[3] });
+    end.publish();
+    let mut again = 0;
+    for _ in 0..20 {
+        backend.turn_once();
+        again += end.receive().len();
+    }
+    assert_eq!(again, 1);
+}
+
+/// A backend and a frontend of our own making.
+fn with_bare_end<M: Memory>(here: &M, there: &M) -> (ChannelEnd<M>, TestBackend<M>) {
+    let mut backend =
+        TestBackend::new(there, "mode = 'source'\ndestination = '02:00:00:00:00:01'", area(32, 1));
+    backend.apply(Object::Channel(channel(1, 1, 512, false)));
+    backend.apply(Object::Registration(registration(1, 1, 5, RegistrationState::Active, area(8, 1))));
+    let end = open(here)(&channel(1, 1, 512, true)).expect("a channel");
+    (end, backend)
+}
+
+#[test]
+fn a_backend_refuses_what_is_not_the_instances_own() {
+    let pool = SimulatedPool::new(2, POOL_BYTES);
+    let (mut end, mut backend) = with_bare_end(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)));
+    while !end.ready() {
+        backend.turn_once();
+    }
+    let own = NetMessage {
+        opcode: Opcode::Transmit,
+        lease: lease(1),
+        generation: LeaseGeneration::new(5),
+        sequence: 0,
+        line: area(8, 1).start,
+        bytes: 100,
+        more: false,
+    };
+    let past_its_end = LineOffset::new(area(9, 1).start.get() - 1);
+    let cases = [
+        (NetMessage { line: area(9, 1).start, ..own }, Status::Dropped),
+        (NetMessage { line: past_its_end, ..own }, Status::Dropped),
+        (NetMessage { line: LineOffset::new((1 << 42) - 1), ..own }, Status::Dropped),
+        (NetMessage { bytes: 0, ..own }, Status::Dropped),
+        (NetMessage { bytes: 0xf_ffff, ..own }, Status::Dropped),
+        (NetMessage { generation: LeaseGeneration::new(4), ..own }, Status::Stale),
+        (NetMessage { generation: LeaseGeneration::new(6), ..own }, Status::NotYet),
+        (NetMessage { lease: lease(77), ..own }, Status::NotYet),
+    ];
+    for (sequence, (message, _)) in (0..).zip(&cases) {
+        assert!(end.request(&NetMessage { sequence, ..*message }));
+    }
+    end.publish();
+    let mut answers = Vec::new();
+    for _ in 0..100 {
+        backend.turn_once();
+        for words in end.receive().to_vec() {
+            let message = NetMessage::decode(words).expect("a message");
+            if message.opcode == Opcode::TransmitDone {
+                answers.push((message.sequence, Status::from_code(message.bytes)));
+            }
+        }
+    }
+    let expected: Vec<(u16, Status)> = (0..).zip(cases.iter().map(|case| case.1)).collect();
+    assert_eq!(answers, expected);
+    assert_eq!(backend.lease(1).drops.get("outside-area"), Some(&5));
+}
+
+fn any_opcode() -> impl Strategy<Value = Opcode> {
+    prop_oneof![
+        3 => Just(Opcode::Transmit),
+        4 => Just(Opcode::ReceiveDone),
+        1 => Just(Opcode::Offloads),
+        1 => Just(Opcode::Receive),
+        1 => Just(Opcode::TransmitDone),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn a_backend_survives_whatever_a_frontend_says(
+        messages in prop::collection::vec(
+            (any_opcode(), 0..4u32, 3..8u16, prop_oneof![0..2_000_000u64, 500_000..560_000u64], 0..80_000u32, any::<bool>()),
+            1..200,
+        ),
+    ) {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        let options = CreateOptions {
+            size_bytes: Some(POOL_BYTES), mode: CoherenceMode::Hardware, ..CreateOptions::default()
+        };
+        let pool = Pool::create(&directory.path().join("pool"), &options).expect("a pool");
+        let memory = pool.hardware();
+        let (mut end, mut backend) = with_bare_end(&memory, &memory);
+        while !end.ready() {
+            backend.turn_once();
+        }
+        let mut held = Vec::new();
+        for (opcode, lease, generation, line, bytes, more) in messages {
+            let lease = LeaseId::new(lease).expect("small");
+            let generation = LeaseGeneration::new(generation);
+            let message = NetMessage {
+                opcode, lease, generation, sequence: 0, line: LineOffset::new(line), bytes, more,
+            };
+            if end.room() > 0 {
+                end.send(&message);
+            }
+            end.publish();
+            backend.turn_once();
+            for words in end.receive().to_vec() {
+                let message = NetMessage::decode(words).expect("a message");
+                if message.opcode == Opcode::Receive {
+                    held.push(message);
+                }
+            }
+        }
+        // Whatever was said, every buffer can be given back once, and then frames flow again.
+        let before = backend.lease(1).rx_packets;
+        for message in held {
+            while !end.send(&NetMessage { opcode: Opcode::ReceiveDone, ..message }) {
+                backend.turn_once();
+            }
+            end.publish();
+            backend.turn_once();
+            end.receive();
+        }
+        for _ in 0..50 {
+            backend.turn_once();
+            end.receive();
+        }
+        prop_assert!(backend.lease(1).rx_packets > before);
+    }
+}

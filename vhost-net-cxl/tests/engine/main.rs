@@ -1,0 +1,9 @@
+//! Frontends and backends over one pool, with drivers of our own in place of guests and the `null` NIC in place of a
+//! wire. Everything is turned by hand, so a failure replays.
+
+mod echo;
+mod failover;
+mod guest;
+mod hostile;
+mod pod;
+mod switching;

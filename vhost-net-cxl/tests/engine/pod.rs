@@ -1,0 +1,217 @@
+//! A frontend and backends on hosts of their own, turned by hand: nothing runs unless a test says so.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use cxl_channel::RingPlacement;
+use cxl_pool::{Area, EndpointId, Generation, HostId, LineCount, LineOffset, Memory, Role};
+use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress};
+use pod_protocol::objects::{
+    ChannelObject, Engine, NicObject, Object, PortObject, RegistrationObject, RegistrationState, Route,
+};
+use pod_protocol::reports::Report;
+use pod_protocol::run_directory::RunDirectory;
+use pod_protocol::telemetry::LeaseTelemetry;
+use pod_protocol::worker::{Progress, Task};
+use vhost_net_cxl::backend::Backend;
+use vhost_net_cxl::channel_end::ChannelEnd;
+use vhost_net_cxl::counters::{LeaseBook, NicCounters};
+use vhost_net_cxl::frontend::Frontend;
+use vhost_net_cxl::nic::null::NullNic;
+use vhost_net_cxl::nic::{LinkState, Nic, NicConfig};
+use vhost_net_cxl::offloads::Offloads;
+use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
+
+use crate::guest::Guest;
+
+pub(crate) const POOL_BYTES: u64 = 64 << 20;
+pub(crate) const NIC: &str = "nic0";
+const MTU: u16 = 1500;
+
+/// What a modern driver acknowledges.
+pub(crate) fn all_features() -> u64 {
+    1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_NET_F_MRG_RXBUF | Offloads::ALL.features()
+}
+
+pub(crate) fn mac(last: u8) -> MacAddress {
+    MacAddress::new([2, 0, 0, 0, 0, last])
+}
+
+pub(crate) fn lease(number: u32) -> LeaseId {
+    LeaseId::new(number).expect("small")
+}
+
+/// Megabytes of the pool as an area.
+pub(crate) fn area(first_mib: u64, mib: u64) -> Area {
+    let lines_per_mib = (1 << 20) / 64;
+    Area::new(LineOffset::new(first_mib * lines_per_mib), LineCount::new(mib * lines_per_mib))
+}
+
+/// One side of channel `number`, whose rings have `slots` slots. Both directions lie in the same megabyte.
+pub(crate) fn channel(number: u32, generation: u32, slots: u32, frontend_side: bool) -> ChannelObject {
+    let start = area(u64::from(number), 1).start;
+    let there = RingPlacement { start, slots };
+    let behind = start.checked_add(LineCount::new(8192)).expect("in the pool");
+    let back = RingPlacement { start: behind, slots };
+    let endpoint = |host, role| EndpointId::new(HostId::new(host), role);
+    let (peer, outgoing, incoming) = if frontend_side {
+        (endpoint(2, Role::NetBackend), there, back)
+    } else {
+        (endpoint(1, Role::NetFrontend), back, there)
+    };
+    let (id, generation) = (ChannelId::new(number), Generation::new(generation));
+    ChannelObject { id, engine: Engine::Net, peer, generation, outgoing, incoming }
+}
+
+pub(crate) fn open<M: Memory>(
+    memory: &M,
+) -> impl Fn(&ChannelObject) -> Result<ChannelEnd<M>, String> + Send + use<M> {
+    let memory = memory.clone();
+    let run = RunDirectory::new(Path::new("/nonexistent"));
+    move |object| ChannelEnd::open(object, &memory, &run)
+}
+
+pub(crate) fn route(channel: u32, generation: u16) -> Route {
+    Route { channel: ChannelId::new(channel), generation: LeaseGeneration::new(generation) }
+}
+
+/// A backend with one null NIC, and a look into it.
+pub(crate) struct TestBackend<M: Memory> {
+    pub(crate) task: Backend<M>,
+    pub(crate) book: LeaseBook,
+    pub(crate) link: LinkState,
+    pub(crate) reports: Arc<Mutex<Vec<Report>>>,
+    pub(crate) counters: Arc<NicCounters>,
+}
+
+impl<M: Memory> TestBackend<M> {
+    pub(crate) fn new(memory: &M, nic: &str, receive_area: Area) -> Self {
+        let table = format!("name = '{NIC}'\ndriver = 'null'\n{nic}").parse().expect("TOML");
+        let nic = NullNic::new(&NicConfig::parse(&table).expect("valid"), memory.clone());
+        let link = nic.link().clone();
+        let book = LeaseBook::default();
+        let reports: Arc<Mutex<Vec<Report>>> = Arc::default();
+        let told = Arc::clone(&reports);
+        let tell = Box::new(move |report| told.lock().expect("unpoisoned").push(report));
+        let counters = Arc::new(NicCounters::default());
+        let nics: Vec<(Box<dyn Nic>, _)> = vec![(Box::new(nic), Arc::clone(&counters))];
+        let mut task = Backend::new(memory.clone(), nics, book.clone(), Box::new(open(memory)), tell);
+        let object = NicObject { nic: NIC.into(), rx_area: receive_area };
+        task.apply(Object::Nic(object), None).expect("started");
+        Self { task, book, link, reports, counters }
+    }
+
+    pub(crate) fn apply(&mut self, object: Object) {
+        self.task.apply(object, None).expect("applied");
+    }
+
+    pub(crate) fn lease(&self, number: u32) -> LeaseTelemetry {
+        find(&self.book, number)
+    }
+}
+
+pub(crate) fn find(book: &LeaseBook, number: u32) -> LeaseTelemetry {
+    let all = book.telemetry();
+    all.into_iter().find(|it| it.lease == lease(number)).expect("a lease with counters")
+}
+
+/// A registration of instance `number`, which has this number in everything, over `channel`.
+pub(crate) fn registration(
+    number: u32,
+    channel: u32,
+    generation: u16,
+    state: RegistrationState,
+    transmit_area: Area,
+) -> RegistrationObject {
+    RegistrationObject {
+        lease: lease(number),
+        nic: NIC.into(),
+        instance: InstanceId::new(number),
+        generation: LeaseGeneration::new(generation),
+        mac: mac(u8::try_from(number).expect("small")),
+        mtu: MTU,
+        features: Offloads::ALL.features(),
+        channel: ChannelId::new(channel),
+        tx_area: transmit_area,
+        state,
+        rx_quota_buffers: 512,
+    }
+}
+
+pub(crate) fn port(number: u32, transmit_area: Area, active: Route, standby: Option<Route>) -> PortObject {
+    PortObject {
+        lease: lease(number),
+        instance: InstanceId::new(number),
+        instance_name: format!("vm{number}"),
+        device: "net0".into(),
+        socket: format!("vm{number}-net0.sock"),
+        mac: mac(u8::try_from(number).expect("small")),
+        mtu: MTU,
+        queue_pairs: 1,
+        features: Offloads::ALL.features(),
+        tx_area: transmit_area,
+        active,
+        standby,
+    }
+}
+
+/// A frontend, and a look into it.
+pub(crate) struct TestFrontend<M: Memory> {
+    pub(crate) task: Frontend<M>,
+    pub(crate) book: LeaseBook,
+}
+
+impl<M: Memory> TestFrontend<M> {
+    pub(crate) fn new(memory: &M) -> Self {
+        let book = LeaseBook::default();
+        let task = Frontend::new(memory.clone(), book.clone(), Box::new(open(memory))).expect("a timer");
+        Self { task, book }
+    }
+
+    pub(crate) fn apply(&mut self, object: Object) {
+        self.task.apply(object).expect("applied");
+    }
+
+    pub(crate) fn start(&mut self, number: u32, guest: &Guest, features: u64) {
+        self.task.start_ring(lease(number), guest.receive.ring(features, 0), None);
+        self.task.start_ring(lease(number), guest.transmit.ring(features, 0), None);
+    }
+
+    pub(crate) fn lease(&self, number: u32) -> LeaseTelemetry {
+        find(&self.book, number)
+    }
+}
+
+/// Turns tasks until none of them has anything to do, several times in a row.
+pub(crate) fn settle(tasks: &mut [&mut dyn Turn]) {
+    let mut quiet = 0;
+    for _ in 0..100_000 {
+        let mut busy = false;
+        for task in tasks.iter_mut() {
+            busy |= task.turn_once();
+        }
+        quiet = if busy { 0 } else { quiet + 1 };
+        if quiet > 20 {
+            return;
+        }
+    }
+    panic!("the tasks never come to rest");
+}
+
+/// Anything that can be turned.
+pub(crate) trait Turn {
+    fn turn_once(&mut self) -> bool;
+}
+
+impl<M: Memory> Turn for TestBackend<M> {
+    fn turn_once(&mut self) -> bool {
+        self.task.turn() == Progress::Busy
+    }
+}
+
+impl<M: Memory> Turn for TestFrontend<M> {
+    fn turn_once(&mut self) -> bool {
+        self.task.turn() == Progress::Busy
+    }
+}
