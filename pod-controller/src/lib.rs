@@ -1,8 +1,26 @@
 //! The pod-wide allocator: who uses which device, over which regions and channels of the pool, and what happens when a
 //! device or a host fails.
 //!
-//! [`api`] is what the controller says over HTTP, and [`client`] how to ask it. The rest is the controller itself: a
-//! deterministic state machine and the I/O around it.
+//! [`api`] is what the controller says over HTTP, and [`client`] how to ask it. The rest is the controller itself:
+//!
+//! | module | what |
+//! |---|---|
+//! | [`state`] | the deterministic state machine: commands in, state and effects out |
+//! | [`store`] | what survives a restart |
+//! | [`reconcile`] | makes endpoints have what the state wants |
+//! | [`controller`] | the thread around these: endpoints' reports in, commits, effects out |
+//! | [`rest`], [`view`], [`metrics`] | what is shown of it |
+
+#![forbid(unsafe_code)]
 
 pub mod api;
 pub mod client;
+pub mod config;
+pub mod controller;
+pub mod journal;
+pub mod metrics;
+pub mod reconcile;
+pub mod rest;
+pub mod state;
+pub mod store;
+pub mod view;

@@ -1,0 +1,205 @@
+//! The controller's configuration file.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cxl_pool::{LineCount, Pool};
+use pod_protocol::config::{ConfigError, PoolSection, RunSection, parse_toml};
+use pod_protocol::run_directory::RunDirectory;
+use serde::Deserialize;
+
+use crate::api::ByteSize;
+use crate::state::Options;
+
+/// A UNIX socket's path has this many bytes at most, its final zero not counted.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// The paper's ring.
+const SLOTS: u32 = 8192;
+
+/// Everything in the file.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Config {
+    /// What only the controller has.
+    pub controller: ControllerSection,
+    /// Where the pool is.
+    pub pool: PoolSection,
+    /// Where sockets and doorbells are, and how endpoints wait; the same as in the hosts' files.
+    pub run: RunSection,
+}
+
+/// What only the controller has.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct ControllerSection {
+    /// The file that survives a restart.
+    pub state: PathBuf,
+    /// The UNIX socket of the API; `controller.sock` in the run directory unless given.
+    #[serde(default)]
+    pub listen: Option<PathBuf>,
+    /// A TCP address of the API, on the loopback interface: it has no passwords.
+    #[serde(default)]
+    pub listen_tcp: Option<SocketAddr>,
+    /// How long an endpoint's heartbeat may stand still before the endpoint is silent.
+    #[serde(default = "default_detect_ms")]
+    pub detect_ms: u64,
+    /// What an instance's NIC sends from.
+    #[serde(default = "default_tx_area")]
+    pub tx_area: ByteSize,
+    /// What a NIC receives into.
+    #[serde(default = "default_rx_area")]
+    pub rx_area: ByteSize,
+    /// What the data of a disk's requests lies in.
+    #[serde(default = "default_data_area")]
+    pub data_area: ByteSize,
+    /// The most receive buffers that an instance may hold.
+    #[serde(default = "default_rx_quota_buffers")]
+    pub rx_quota_buffers: u32,
+    /// Request queues of a disk.
+    #[serde(default = "default_disk_queues")]
+    pub disk_queues: u16,
+}
+
+const fn default_detect_ms() -> u64 {
+    1000
+}
+
+const fn default_tx_area() -> ByteSize {
+    ByteSize::new(16 << 20)
+}
+
+const fn default_rx_area() -> ByteSize {
+    ByteSize::new(32 << 20)
+}
+
+const fn default_data_area() -> ByteSize {
+    ByteSize::new(16 << 20)
+}
+
+const fn default_rx_quota_buffers() -> u32 {
+    4096
+}
+
+const fn default_disk_queues() -> u16 {
+    1
+}
+
+impl Config {
+    /// Reads and checks a file.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let config: Self = parse_toml(&text, path)?;
+        config.check().map_err(|message| ConfigError::Invalid { path: path.to_owned(), message })?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let controller = &self.controller;
+        if let Some(address) = controller.listen_tcp.filter(|address| !address.ip().is_loopback()) {
+            return Err(format!(
+                "controller.listen-tcp = {address}: use a loopback address such as 127.0.0.1:8480, since the API has no \
+                 passwords"
+            ));
+        }
+        if !(50..=60_000).contains(&controller.detect_ms) {
+            return Err(format!("controller.detect-ms = {}: use 50 to 60000", controller.detect_ms));
+        }
+        let areas = [
+            ("tx-area", controller.tx_area),
+            ("rx-area", controller.rx_area),
+            ("data-area", controller.data_area),
+        ];
+        for (name, size) in areas {
+            if size.get() < 1 << 20 || size.get() > 1 << 40 {
+                return Err(format!("controller.{name} = {size}: use 1M to 1T"));
+            }
+        }
+        if !(64..=SLOTS).contains(&controller.rx_quota_buffers) {
+            return Err(format!(
+                "controller.rx-quota-buffers = {}: use 64 to {SLOTS}",
+                controller.rx_quota_buffers
+            ));
+        }
+        if !(1..=16).contains(&controller.disk_queues) {
+            return Err(format!("controller.disk-queues = {}: use 1 to 16", controller.disk_queues));
+        }
+        Ok(())
+    }
+
+    /// Where sockets and doorbells are.
+    pub fn run_directory(&self) -> RunDirectory {
+        RunDirectory::new(self.run.directory.clone())
+    }
+
+    /// Where the API listens.
+    pub fn listen(&self) -> PathBuf {
+        self.controller.listen.clone().unwrap_or_else(|| self.run.directory.join("controller.sock"))
+    }
+
+    /// How long an endpoint's heartbeat may stand still.
+    pub fn detect(&self) -> Duration {
+        Duration::from_millis(self.controller.detect_ms)
+    }
+
+    /// How long a fenced endpoint may still act: its own bound, and for clocks that drift apart a tenth more.
+    pub fn fence_wait(&self) -> Duration {
+        self.run.fence() * 11 / 10 + Duration::from_millis(10)
+    }
+
+    /// The core's options for a pool.
+    pub fn options(&self, pool: &Pool) -> Options {
+        let sockets = self.run_directory().sockets();
+        Options {
+            pool: pool.superblock().uuid,
+            data: pool.layout().data(),
+            tx_area: LineCount::covering(self.controller.tx_area.get()),
+            rx_area: LineCount::covering(self.controller.rx_area.get()),
+            data_area: LineCount::covering(self.controller.data_area.get()),
+            net_slots: SLOTS,
+            blk_slots: SLOTS,
+            rx_quota_buffers: self.controller.rx_quota_buffers,
+            disk_queues: self.controller.disk_queues,
+            socket_name_bytes_max: SOCKET_PATH_BYTES_MAX.saturating_sub(sockets.as_os_str().len() + 1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALLEST: &str =
+        "[controller]\nstate = '/s'\n[pool]\npath = '/p'\n[run]\ndirectory = '/run/wadi'\n";
+
+    fn parse(text: &str) -> Result<Config, String> {
+        let config: Config =
+            parse_toml(text, Path::new("controller.toml")).map_err(|error| error.to_string())?;
+        config.check().map(|()| config)
+    }
+
+    #[test]
+    fn smallest_file_has_defaults() {
+        let config = parse(SMALLEST).expect("a configuration");
+        assert_eq!(config.listen(), Path::new("/run/wadi/controller.sock"));
+        assert_eq!(config.detect(), Duration::from_secs(1));
+        assert!(config.fence_wait() > config.run.fence());
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let with = |line: &str| parse(&SMALLEST.replace("state = '/s'", &format!("state = '/s'\n{line}")));
+        for (line, word) in [
+            ("listen-tcp = '0.0.0.0:80'", "loopback"),
+            ("detect-ms = 1", "detect-ms"),
+            ("tx-area = '1K'", "tx-area"),
+            ("rx-area = 'big'", "big"),
+            ("disk-queues = 0", "disk-queues"),
+            ("rx-quota-buffers = 1", "rx-quota-buffers"),
+        ] {
+            let error = with(line).expect_err(line);
+            assert!(error.contains(word), "{line}: {error}");
+        }
+    }
+}

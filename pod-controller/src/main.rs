@@ -1,0 +1,80 @@
+//! The pod controller's daemon.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Parser;
+use cxl_pool::Pool;
+use pod_controller::config::Config;
+use pod_controller::controller::AnyController;
+use pod_controller::rest::{self, Listeners};
+use pod_protocol::daemon::{self, Exit, StopSignal};
+
+/// How long requests under way may take when the controller is told to stop.
+const STOP_GRACE: Duration = Duration::from_millis(200);
+
+/// Decides who uses which NIC, SSD and part of the pool, and serves the API that podctl asks.
+///
+/// Instances go on working while it is away: stop and restart it at any time. Example:
+///
+///     pod-controller --config /etc/wadi/controller.toml
+#[derive(Parser)]
+#[command(version, verbatim_doc_comment)]
+struct Arguments {
+    /// The configuration file
+    #[arg(long, default_value = "/etc/wadi/controller.toml")]
+    config: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    daemon::run(|stop| run(&arguments, stop))
+}
+
+fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
+    let config = Config::load(&arguments.config)?;
+    let pool = Pool::open(&config.pool.path)?;
+    if let Some(parent) = config.controller.state.parent() {
+        std::fs::create_dir_all(parent)
+            .with_context(|| format!("cannot create {} for the state file", parent.display()))?;
+    }
+    let (controller, handle) = AnyController::open(&pool, &config)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .context("cannot start the API's thread")?;
+    let listeners = runtime.block_on(Listeners::bind(&config.listen(), config.controller.listen_tcp))?;
+    let router = rest::router(handle.clone());
+    let serving = runtime.spawn(listeners.serve(router));
+    let core = std::thread::Builder::new()
+        .name("controller".to_owned())
+        .spawn({
+            let stop = stop.clone();
+            move || {
+                let result = controller.run();
+                stop.stop();
+                result
+            }
+        })
+        .context("cannot start the controller's thread")?;
+
+    tracing::info!("ready: the API listens on {}", config.listen().display());
+    daemon::notify_ready();
+    stop.wait();
+
+    handle.stop();
+    serving.abort();
+    runtime.block_on(async {
+        // Aborted on purpose; dropping it removed the socket.
+        let _ = serving.await;
+    });
+    runtime.shutdown_timeout(STOP_GRACE);
+    match core.join() {
+        Ok(result) => result?,
+        Err(_) => anyhow::bail!("the controller's thread panicked: see the log"),
+    }
+    Ok(Exit::Stopped)
+}

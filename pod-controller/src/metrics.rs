@@ -1,0 +1,219 @@
+//! Metrics for Prometheus, made from what is known at the moment they are asked for.
+
+use std::time::Instant;
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::{MetricType, TypedMetric};
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::api::{DeviceHealth, EndpointHealth};
+use crate::controller::Handle;
+use crate::state::{LeaseKind, RegionUse};
+
+type Labels = Vec<(&'static str, String)>;
+
+/// A counter that somebody else counts.
+#[derive(Clone, Debug, Default)]
+struct Total(Gauge<u64, std::sync::atomic::AtomicU64>);
+
+impl TypedMetric for Total {
+    const TYPE: MetricType = MetricType::Counter;
+}
+
+impl prometheus_client::encoding::EncodeMetric for Total {
+    fn encode(
+        &self,
+        mut encoder: prometheus_client::encoding::MetricEncoder<'_>,
+    ) -> Result<(), std::fmt::Error> {
+        encoder.encode_counter::<prometheus_client::encoding::NoLabelSet, u64, u64>(&self.0.get(), None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Counter
+    }
+}
+
+type Totals = Family<Labels, Total>;
+type Gauges = Family<Labels, Gauge<u64, std::sync::atomic::AtomicU64>>;
+
+/// A registry whose families are declared when they are first filled.
+struct Page {
+    registry: Registry,
+}
+
+impl Page {
+    fn totals(&mut self, name: &str, help: &str) -> Totals {
+        let family = Totals::default();
+        self.registry.register(name, help, family.clone());
+        family
+    }
+
+    fn gauges(&mut self, name: &str, help: &str) -> Gauges {
+        let family = Gauges::default();
+        self.registry.register(name, help, family.clone());
+        family
+    }
+
+    fn byte_gauges(&mut self, name: &str, help: &str) -> Gauges {
+        let family = Gauges::default();
+        self.registry.register_with_unit(name, help, Unit::Bytes, family.clone());
+        family
+    }
+}
+
+fn count(family: &Totals, labels: &Labels, value: u64) {
+    family.get_or_create(labels).0.set(value);
+}
+
+/// All metrics in the text format of OpenMetrics.
+pub fn text(handle: &Handle) -> String {
+    let mut page = Page { registry: Registry::with_prefix("wadi") };
+    add_hosts(&mut page, handle);
+    add_devices(&mut page, handle);
+    add_leases(&mut page, handle);
+    add_endpoint_counters(&mut page, handle);
+    add_pool(&mut page, handle);
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = encode(&mut text, &page.registry);
+    text
+}
+
+fn add_hosts(page: &mut Page, handle: &Handle) {
+    let joined = page.gauges("endpoint_joined", "Whether an endpoint beats");
+    let age = page.gauges("endpoint_telemetry_age_milliseconds", "Age of an endpoint's last telemetry");
+    for host in handle.view().hosts(&handle.telemetry(), Instant::now()) {
+        for endpoint in host.endpoints {
+            let labels = vec![("host", host.name.clone()), ("role", endpoint.role)];
+            joined.get_or_create(&labels).set(u64::from(endpoint.health == EndpointHealth::Joined));
+            if let Some(age_ms) = endpoint.telemetry_age_ms {
+                age.get_or_create(&labels).set(age_ms);
+            }
+        }
+    }
+}
+
+fn add_devices(page: &mut Page, handle: &Handle) {
+    let up = page.gauges("device_up", "Whether a device can be used");
+    let leases = page.gauges("device_leases", "Leases that use a device now");
+    let packets = page.totals("device_packets", "Frames of a NIC");
+    let bytes = page.totals("device_bytes", "Bytes of a device");
+    let operations = page.totals("device_operations", "Requests that an SSD completed");
+    let errors = page.totals("device_errors", "What a device refused or failed");
+    for device in handle.view().devices(&handle.telemetry()) {
+        let labels = vec![("device", device.name.clone())];
+        up.get_or_create(&labels).set(u64::from(device.health == DeviceHealth::Up));
+        leases.get_or_create(&labels).set(u64::from(device.leases));
+        let Some(counters) = device.counters else { continue };
+        let with =
+            |direction: &str| vec![("device", device.name.clone()), ("direction", direction.to_owned())];
+        if matches!(device.kind, crate::api::DeviceKind::Nic { .. }) {
+            count(&packets, &with("receive"), counters.rx_packets);
+            count(&packets, &with("transmit"), counters.tx_packets);
+            count(&bytes, &with("receive"), counters.rx_bytes);
+            count(&bytes, &with("transmit"), counters.tx_bytes);
+        } else {
+            count(&operations, &labels, counters.operations);
+            count(&bytes, &with("read"), counters.read_bytes);
+            count(&bytes, &with("write"), counters.write_bytes);
+        }
+        count(&errors, &labels, counters.errors);
+    }
+}
+
+fn add_leases(page: &mut Page, handle: &Handle) {
+    let connected = page.gauges("lease_connected", "Whether a VMM uses a leased device");
+    let failovers = page.gauges("lease_generation", "How often a lease changed its holder or device, from 1");
+    let packets = page.totals("lease_packets", "Frames of an instance at an endpoint");
+    let bytes = page.totals("lease_bytes", "Bytes of an instance at an endpoint");
+    let requests = page.totals("lease_requests", "Block requests of an instance at an endpoint");
+    let errors = page.totals("lease_errors", "Requests that the guest saw fail");
+    let drops = page.totals("lease_drops", "Frames and messages dropped");
+    let state = &handle.view().state;
+    let name = |lease: &crate::state::Lease| -> Option<Labels> {
+        let instance = state.instances.get(&lease.instance)?.name.clone();
+        Some(vec![("instance", instance), ("device", lease.device.clone())])
+    };
+    for lease in state.leases.values() {
+        let Some(labels) = name(lease) else { continue };
+        connected.get_or_create(&labels).set(u64::from(lease.connected));
+        failovers.get_or_create(&labels).set(u64::from(lease.generation.get()));
+    }
+    for (endpoint, sample) in handle.telemetry() {
+        for counters in &sample.telemetry.leases {
+            let Some(lease) = state.leases.get(&counters.lease) else { continue };
+            let Some(mut labels) = name(lease) else { continue };
+            labels.push(("endpoint", state.endpoint_name(endpoint)));
+            let with = |key: &'static str, value: &str| {
+                let mut labels = labels.clone();
+                labels.push((key, value.to_owned()));
+                labels
+            };
+            match lease.kind {
+                LeaseKind::Nic { .. } => {
+                    count(&packets, &with("direction", "transmit"), counters.tx_packets);
+                    count(&packets, &with("direction", "receive"), counters.rx_packets);
+                    count(&bytes, &with("direction", "transmit"), counters.tx_bytes);
+                    count(&bytes, &with("direction", "receive"), counters.rx_bytes);
+                }
+                LeaseKind::Disk { .. } => {
+                    count(&requests, &with("operation", "read"), counters.reads);
+                    count(&requests, &with("operation", "write"), counters.writes);
+                    count(&requests, &with("operation", "flush"), counters.flushes);
+                    count(&bytes, &with("direction", "read"), counters.read_bytes);
+                    count(&bytes, &with("direction", "write"), counters.write_bytes);
+                }
+            }
+            count(&errors, &labels, counters.errors);
+            for (reason, number) in &counters.drops {
+                count(&drops, &with("reason", reason), *number);
+            }
+        }
+    }
+}
+
+fn add_endpoint_counters(page: &mut Page, handle: &Handle) {
+    let counters = page.totals("endpoint_counter", "Other counters of an endpoint, by name");
+    let state = &handle.view().state;
+    for (endpoint, sample) in handle.telemetry() {
+        for (name, value) in &sample.telemetry.counters {
+            let labels = vec![("endpoint", state.endpoint_name(endpoint)), ("name", name.clone())];
+            count(&counters, &labels, *value);
+        }
+    }
+}
+
+fn add_pool(page: &mut Page, handle: &Handle) {
+    let view = handle.view();
+    let regions = page.byte_gauges("regions", "Bytes of the pool's data area, by what they are for");
+    let free = page.byte_gauges("pool_free", "Bytes of the pool's data area in no region");
+    let largest = page.byte_gauges("pool_largest_free", "The longest free range of the pool's data area");
+    let volumes = page.gauges("volumes", "Volumes");
+    let instances = page.gauges("instances", "Instances");
+    let failovers = page.totals("failovers", "Leases that moved to their backup, since the pod began");
+    let commands = page.totals("commands", "Commands that were committed, since the pod began");
+    let pool = view.pool();
+    for region in &pool.regions {
+        let state = match region.state {
+            crate::api::RegionState::InUse => "in-use",
+            crate::api::RegionState::Quarantined => "quarantined",
+        };
+        let labels = vec![("purpose", region.purpose.clone()), ("state", state.to_owned())];
+        regions.get_or_create(&labels).inc_by(region.size_bytes);
+    }
+    debug_assert!(
+        view.state
+            .regions
+            .iter()
+            .all(|region| { region.usage == RegionUse::Quarantined || !region.holders.is_empty() })
+    );
+    let none = Labels::new();
+    free.get_or_create(&none).set(pool.free_bytes);
+    largest.get_or_create(&none).set(pool.largest_free_bytes);
+    volumes.get_or_create(&none).set(view.state.volumes.len() as u64);
+    instances.get_or_create(&none).set(view.state.instances.len() as u64);
+    count(&failovers, &none, view.state.failovers);
+    count(&commands, &none, view.state.index);
+}

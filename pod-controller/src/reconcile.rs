@@ -1,0 +1,300 @@
+//! Makes every endpoint have what it should have: compares what the state wants with what was sent and confirmed, and
+//! says the difference. It keeps nothing for good: an endpoint that connects, or a controller that starts, begins with
+//! everything.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use cxl_pool::EndpointId;
+use pod_protocol::commands::{Command, Version};
+use pod_protocol::ids::{LeaseId, RegionId};
+use pod_protocol::objects::{Object, ObjectId};
+
+use crate::state::{Objects, State};
+
+/// How long to wait before an endpoint is told again what it refused.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// What became of something that was sent. `Ticket` names a command until it is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step<Ticket> {
+    Sent(Ticket),
+    Done,
+    Failed { reason: String, retry_at: Instant },
+}
+
+#[derive(Debug)]
+struct Known<Ticket> {
+    object: Object,
+    step: Step<Ticket>,
+}
+
+#[derive(Debug)]
+struct Remote<Ticket> {
+    objects: BTreeMap<ObjectId, Known<Ticket>>,
+    leaving: BTreeMap<ObjectId, Step<Ticket>>,
+    scrubs: BTreeMap<RegionId, Step<Ticket>>,
+    synced: bool,
+    /// What it refused and how, so that it is told once.
+    complaints: BTreeSet<(String, String)>,
+}
+
+/// What an answer meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// As hoped for.
+    Fine,
+    /// The endpoint has let go of this region.
+    Scrubbed(RegionId),
+    /// It refused, for the first time with these words.
+    Refused {
+        /// What it was told to do.
+        what: String,
+        /// What it says.
+        reason: String,
+    },
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Reconciler<Ticket> {
+    remotes: BTreeMap<EndpointId, Remote<Ticket>>,
+}
+
+impl<Ticket> Default for Reconciler<Ticket> {
+    fn default() -> Self {
+        Self { remotes: BTreeMap::new() }
+    }
+}
+
+impl<Ticket: Copy + Eq> Reconciler<Ticket> {
+    /// An endpoint has joined, or has joined again: it is told everything.
+    pub fn connected(&mut self, endpoint: EndpointId) {
+        let remote = Remote {
+            objects: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            scrubs: BTreeMap::new(),
+            synced: false,
+            complaints: BTreeSet::new(),
+        };
+        self.remotes.insert(endpoint, remote);
+    }
+
+    /// An endpoint cannot be told anything any more.
+    pub fn disconnected(&mut self, endpoint: EndpointId) {
+        self.remotes.remove(&endpoint);
+    }
+
+    /// Whether an endpoint can be told anything.
+    pub fn is_connected(&self, endpoint: EndpointId) -> bool {
+        self.remotes.contains_key(&endpoint)
+    }
+
+    /// Says to every endpoint what it has yet to be told. Returns when to come again at the latest.
+    pub fn pump(
+        &mut self,
+        state: &State,
+        version: Version,
+        now: Instant,
+        send: &mut impl FnMut(EndpointId, &Command) -> Ticket,
+    ) -> Option<Instant> {
+        let wanted: BTreeMap<EndpointId, Objects> =
+            self.remotes.keys().map(|endpoint| (*endpoint, state.desired(*endpoint))).collect();
+        // Backends first: what a frontend is told may have to wait for them.
+        let mut order: Vec<EndpointId> = wanted.keys().copied().collect();
+        order.sort_by_key(|endpoint| !is_backend(*endpoint));
+        for endpoint in order {
+            let (ready, held): (Vec<&Object>, Vec<&Object>) =
+                wanted[&endpoint].values().partition(|object| !self.must_wait(state, &wanted, object));
+            let Some(remote) = self.remotes.get_mut(&endpoint) else { continue };
+            let mut send = |command: &Command| send(endpoint, command);
+            remote.apply(&ready, version, now, &mut send);
+            remote.remove(&wanted[&endpoint], version, now, &mut send);
+            if !remote.synced && held.is_empty() {
+                // Whether it is obeyed shows in nothing that anybody waits for, so its answer is not awaited.
+                send(&Command::Synced { version });
+                remote.synced = true;
+            }
+            if held.is_empty() && !remote.is_busy() {
+                remote.scrub(&state.scrubs(endpoint), version, now, &mut send);
+            }
+        }
+        self.remotes.values().filter_map(Remote::next_retry).min()
+    }
+
+    /// Notes what became of a command.
+    pub fn answered(
+        &mut self,
+        endpoint: EndpointId,
+        ticket: Ticket,
+        result: Result<(), String>,
+        now: Instant,
+    ) -> Answer {
+        let Some(remote) = self.remotes.get_mut(&endpoint) else { return Answer::Fine };
+        let step = match &result {
+            Ok(()) => Step::Done,
+            Err(reason) => Step::Failed { reason: reason.clone(), retry_at: now + RETRY_AFTER },
+        };
+        let sent = Step::Sent(ticket);
+        let (what, scrubbed) =
+            if let Some((id, known)) = remote.objects.iter_mut().find(|(_, known)| known.step == sent) {
+                known.step = step;
+                (format!("apply {id}"), None)
+            } else if let Some(id) =
+                remote.leaving.iter().find(|(_, step)| **step == sent).map(|(id, _)| id.clone())
+            {
+                let what = format!("remove {id}");
+                match &result {
+                    Ok(()) => remote.leaving.remove(&id),
+                    Err(_) => remote.leaving.insert(id, step),
+                };
+                (what, None)
+            } else if let Some((id, known)) = remote.scrubs.iter_mut().find(|(_, step)| **step == sent) {
+                *known = step;
+                (format!("scrub {id}"), Some(*id))
+            } else {
+                return Answer::Fine;
+            };
+        match (result, scrubbed) {
+            (Ok(()), Some(region)) => Answer::Scrubbed(region),
+            (Ok(()), None) => Answer::Fine,
+            (Err(reason), _) => {
+                if remote.complaints.insert((what.clone(), reason.clone())) {
+                    Answer::Refused { what, reason }
+                } else {
+                    Answer::Fine
+                }
+            }
+        }
+    }
+
+    /// What keeps a lease from being used by a VMM; nothing if it can be.
+    pub fn waiting_for(&self, state: &State, lease: LeaseId) -> Option<String> {
+        let lease = state.leases.get(&lease)?;
+        let frontend = state.frontend_of(lease)?;
+        let name = state.endpoint_name(frontend);
+        let Some(remote) = self.remotes.get(&frontend) else {
+            return Some(format!("{name} to join"));
+        };
+        let offer = state.offer(lease);
+        let Some(object) = state.desired(frontend).remove(&offer) else {
+            let backend = state.backends_of(lease).next().map(|backend| state.endpoint_name(backend));
+            return Some(format!("a channel from {name} to {}", backend.unwrap_or_default()));
+        };
+        match remote.objects.get(&offer) {
+            Some(Known { object: known, step }) if *known == object => match step {
+                Step::Done => None,
+                Step::Sent(_) => Some(format!("{name} to answer")),
+                Step::Failed { reason, .. } => Some(format!("{name}, which says: {reason}")),
+            },
+            _ => match state.service(lease.id) {
+                Some((backend, _)) => Some(format!("{} to answer", state.endpoint_name(backend))),
+                None => Some(format!("{name} to be told")),
+            },
+        }
+    }
+
+    /// Whether a frontend must not be told yet: the backend that serves the lease is there and is being told, and
+    /// until it has heard it would refuse what the frontend sends.
+    fn must_wait(&self, state: &State, wanted: &BTreeMap<EndpointId, Objects>, object: &Object) -> bool {
+        let lease = match object {
+            Object::Port(port) => port.lease,
+            Object::Disk(disk) => disk.lease,
+            _ => return false,
+        };
+        let Some((backend, id)) = state.service(lease) else { return false };
+        let Some(remote) = self.remotes.get(&backend) else { return false };
+        let Some(object) = wanted.get(&backend).and_then(|objects| objects.get(&id)) else { return false };
+        match remote.objects.get(&id) {
+            Some(known) => known.object != *object || matches!(known.step, Step::Sent(_)),
+            None => true,
+        }
+    }
+}
+
+impl<Ticket: Copy + Eq> Remote<Ticket> {
+    fn apply(
+        &mut self,
+        wanted: &[&Object],
+        version: Version,
+        now: Instant,
+        send: &mut impl FnMut(&Command) -> Ticket,
+    ) {
+        for object in wanted {
+            let id = object.id();
+            let told = self
+                .objects
+                .get(&id)
+                .is_some_and(|known| known.object == **object && !known.step.is_due(now));
+            if !told {
+                let object = (*object).clone();
+                let ticket = send(&Command::Apply { version, object: object.clone() });
+                self.objects.insert(id, Known { object, step: Step::Sent(ticket) });
+            }
+        }
+    }
+
+    /// Users before what they stand on: the reverse of the order in which things are applied.
+    fn remove(
+        &mut self,
+        wanted: &Objects,
+        version: Version,
+        now: Instant,
+        send: &mut impl FnMut(&Command) -> Ticket,
+    ) {
+        let unwanted: Vec<ObjectId> =
+            self.objects.keys().filter(|id| !wanted.contains_key(id)).cloned().collect();
+        for id in unwanted.into_iter().rev() {
+            self.objects.remove(&id);
+            let ticket = send(&Command::Remove { version, id: id.clone() });
+            self.leaving.insert(id, Step::Sent(ticket));
+        }
+        self.leaving.retain(|id, _| !wanted.contains_key(id));
+        for (id, step) in self.leaving.iter_mut().rev().filter(|(_, step)| step.is_due(now)) {
+            *step = Step::Sent(send(&Command::Remove { version, id: id.clone() }));
+        }
+    }
+
+    fn scrub(
+        &mut self,
+        wanted: &BTreeMap<RegionId, cxl_pool::Area>,
+        version: Version,
+        now: Instant,
+        send: &mut impl FnMut(&Command) -> Ticket,
+    ) {
+        self.scrubs.retain(|region, _| wanted.contains_key(region));
+        for (region, area) in wanted {
+            if self.scrubs.get(region).is_none_or(|step| step.is_due(now)) {
+                let ticket = send(&Command::Scrub { version, region: *region, area: *area });
+                self.scrubs.insert(*region, Step::Sent(ticket));
+            }
+        }
+    }
+
+    /// Whether it has yet to answer what came before a scrub.
+    fn is_busy(&self) -> bool {
+        let sent = |step: &Step<Ticket>| matches!(step, Step::Sent(_));
+        self.objects.values().any(|known| sent(&known.step)) || self.leaving.values().any(sent)
+    }
+
+    fn next_retry(&self) -> Option<Instant> {
+        let steps = self.objects.values().map(|known| &known.step);
+        let steps = steps.chain(self.leaving.values()).chain(self.scrubs.values());
+        steps
+            .filter_map(|step| if let Step::Failed { retry_at, .. } = step { Some(*retry_at) } else { None })
+            .min()
+    }
+}
+
+impl<Ticket> Step<Ticket> {
+    fn is_due(&self, now: Instant) -> bool {
+        matches!(self, Self::Failed { retry_at, .. } if *retry_at <= now)
+    }
+}
+
+const fn is_backend(endpoint: EndpointId) -> bool {
+    matches!(endpoint.role, cxl_pool::Role::NetBackend | cxl_pool::Role::BlkBackend)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,105 @@
+//! The API over HTTP: JSON under `/v1`, problems as RFC 9457 says, an OpenAPI description, metrics.
+
+mod body;
+mod devices;
+mod events;
+mod health;
+mod hosts;
+mod instances;
+mod listen;
+mod pool;
+mod problem;
+mod volumes;
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::controller::Handle;
+
+pub use listen::{ListenError, Listeners};
+pub use problem::Failure;
+
+/// More than any request needs.
+const BODY_BYTES_MAX: usize = 64 * 1024;
+/// How long a request may take until its answer begins: longer than the longest wait that can be asked for.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(40);
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "Wadi pod controller",
+    description = "Hosts, devices, volumes and instances of a pod. Every refusal is an application/problem+json.",
+    license(name = "Apache-2.0", identifier = "Apache-2.0")
+))]
+struct Description;
+
+/// The whole API.
+pub fn router(handle: Handle) -> Router {
+    let (router, description) = OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(hosts::list))
+        .routes(routes!(hosts::get))
+        .routes(routes!(devices::list))
+        .routes(routes!(devices::get))
+        .routes(routes!(volumes::list, volumes::create))
+        .routes(routes!(volumes::get, volumes::delete))
+        .routes(routes!(instances::list, instances::create))
+        .routes(routes!(instances::get, instances::delete))
+        .routes(routes!(events::list))
+        .routes(routes!(events::stream))
+        .routes(routes!(pool::get))
+        .routes(routes!(health::healthz))
+        .routes(routes!(health::readyz))
+        .routes(routes!(health::metrics))
+        .split_for_parts();
+    // It does not change while we run; a description that cannot be written is empty rather than fatal.
+    let description = description.to_json().unwrap_or_default();
+    let describe = move || {
+        let description = description.clone();
+        async move { ([(header::CONTENT_TYPE, "application/json")], description) }
+    };
+    router
+        .route("/openapi.json", get(describe))
+        .fallback(nothing_here)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(middleware::from_fn(limit_time))
+        .with_state(handle)
+}
+
+async fn nothing_here(request: Request) -> Failure {
+    let path: String = request.uri().path().chars().take(200).collect();
+    Failure::new(
+        StatusCode::NOT_FOUND,
+        "no-such-path",
+        format!("there is nothing at {path}: /openapi.json lists what there is"),
+    )
+}
+
+async fn wrong_method(request: Request) -> Failure {
+    Failure::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "wrong-method",
+        format!("{} cannot be used here: /openapi.json lists what can", request.method()),
+    )
+}
+
+/// A client that sends half a request does not keep us waiting.
+async fn limit_time(request: Request, next: Next) -> Response {
+    match tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => Failure::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "timeout",
+            format!("the request was not complete after {} s", REQUEST_TIMEOUT.as_secs()),
+        )
+        .into_response(),
+    }
+}

@@ -1,0 +1,74 @@
+//! What comes in, with refusals in our own words and form.
+
+use axum::Json;
+use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use serde::de::DeserializeOwned;
+
+use super::Failure;
+
+/// A JSON body.
+pub(super) struct Body<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
+        Ok(Self(Json::from_request(request, state).await?.0))
+    }
+}
+
+/// Names in the path.
+pub(super) struct Names<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Names<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        Ok(Self(Path::from_request_parts(parts, state).await?.0))
+    }
+}
+
+/// What follows the question mark.
+pub(super) struct Asked<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        Ok(Self(Query::from_request_parts(parts, state).await?.0))
+    }
+}
+
+impl From<JsonRejection> for Failure {
+    fn from(rejection: JsonRejection) -> Self {
+        let status = rejection.status();
+        let (kind, detail) = match &rejection {
+            JsonRejection::MissingJsonContentType(_) => {
+                ("wrong-content-type", "the body must be JSON: set content-type: application/json".to_owned())
+            }
+            _ if status == StatusCode::PAYLOAD_TOO_LARGE => {
+                ("body-too-large", format!("the body is larger than {} bytes", super::BODY_BYTES_MAX))
+            }
+            other => ("invalid-body", other.body_text()),
+        };
+        // One status for every body that makes no sense, whether it is broken JSON or the wrong JSON.
+        let status =
+            if status == StatusCode::UNPROCESSABLE_ENTITY { StatusCode::BAD_REQUEST } else { status };
+        Self::new(status, kind, detail)
+    }
+}
+
+impl From<PathRejection> for Failure {
+    fn from(rejection: PathRejection) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid-path", rejection.body_text())
+    }
+}
+
+impl From<QueryRejection> for Failure {
+    fn from(rejection: QueryRejection) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid-query", rejection.body_text())
+    }
+}

@@ -1,0 +1,31 @@
+use axum::Json;
+use axum::extract::State;
+
+use super::Failure;
+use super::body::Names;
+use crate::api::{Device, DeviceList, Problem};
+use crate::controller::Handle;
+
+/// All devices.
+#[utoipa::path(get, path = "/v1/devices", operation_id = "list_devices", tag = "devices", responses((status = 200, body = DeviceList)))]
+pub(super) async fn list(State(handle): State<Handle>) -> Json<DeviceList> {
+    Json(DeviceList { devices: handle.view().devices(&handle.telemetry()) })
+}
+
+/// One device.
+#[utoipa::path(
+    get, path = "/v1/devices/{host}/{name}", operation_id = "get_device", tag = "devices",
+    params(
+        ("host" = String, Path, description = "the name of the host that owns it"),
+        ("name" = String, Path, description = "its name on that host"),
+    ),
+    responses((status = 200, body = Device), (status = 404, body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn get(
+    State(handle): State<Handle>,
+    Names((host, name)): Names<(String, String)>,
+) -> Result<Json<Device>, Failure> {
+    let name = format!("{host}/{name}");
+    let device = handle.view().device(&name, &handle.telemetry());
+    device.map(Json).ok_or_else(|| Failure::not_found("device", &name))
+}

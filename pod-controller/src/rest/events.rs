@@ -1,0 +1,135 @@
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::sse::{self, KeepAlive, Sse};
+use serde::Deserialize;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use utoipa::IntoParams;
+
+use super::Failure;
+use super::body::Asked;
+use crate::api::{Event, EventList, Problem};
+use crate::controller::Handle;
+
+/// The most events of one answer.
+const LIMIT_MAX: usize = 10_000;
+/// How many events a stream takes from the journal at a time.
+const STREAM_BATCH: usize = 256;
+/// How often a stream without events says that it is alive.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// Which events.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EventsQuery {
+    /// Only events after this sequence number.
+    #[serde(default)]
+    after: Option<u64>,
+    /// At most this many; 10000 unless given.
+    #[serde(default)]
+    limit: Option<usize>,
+}
+
+/// Recent events, oldest first.
+#[utoipa::path(
+    get, path = "/v1/events", operation_id = "list_events", tag = "events", params(EventsQuery),
+    responses((status = 200, body = EventList), (status = 400, body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn list(
+    State(handle): State<Handle>,
+    Asked(query): Asked<EventsQuery>,
+) -> Result<Json<EventList>, Failure> {
+    let limit = query.limit.unwrap_or(LIMIT_MAX).min(LIMIT_MAX);
+    Ok(Json(handle.journal().after(query.after.unwrap_or(0), limit)))
+}
+
+/// Which events to begin with.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct StreamQuery {
+    /// Begin after this sequence number; with the next event unless given. `Last-Event-ID` says the same.
+    #[serde(default)]
+    after: Option<u64>,
+}
+
+/// Events as they happen, as server-sent events: `id` is the sequence number, `event` the kind, `data` the event.
+#[utoipa::path(
+    get, path = "/v1/events/stream", operation_id = "stream_events", tag = "events", params(StreamQuery),
+    responses(
+        (status = 200, description = "events, for as long as the client listens", body = String, content_type = "text/event-stream"),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn stream(
+    State(handle): State<Handle>,
+    Asked(query): Asked<StreamQuery>,
+    headers: HeaderMap,
+) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Failure> {
+    // A browser that connects again sends where it was; that is newer than what stands in the address.
+    let after = match headers.get("last-event-id") {
+        Some(value) => {
+            let number = value.to_str().ok().and_then(|text| text.parse().ok());
+            number.ok_or_else(|| Failure::invalid("Last-Event-ID must be the number of an event"))?
+        }
+        None => query.after.unwrap_or_else(|| handle.journal().last()),
+    };
+    let news = handle.journal().follow();
+    let follower = Follower { handle, news, after, ready: VecDeque::new() };
+    Ok(Sse::new(follower.stream()).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
+}
+
+struct Follower {
+    handle: Handle,
+    news: watch::Receiver<u64>,
+    after: u64,
+    ready: VecDeque<Event>,
+}
+
+impl Follower {
+    fn stream(mut self) -> impl Stream<Item = Result<sse::Event, Infallible>> {
+        // The channel is as long as one event: a client that does not read stops us here, not the controller.
+        let (sender, receiver) = mpsc::channel(1);
+        tokio::spawn(async move {
+            loop {
+                let event = tokio::select! {
+                    event = self.next() => event,
+                    () = sender.closed() => None,
+                };
+                let Some(event) = event else { break };
+                if sender.send(Ok(show(&event))).await.is_err() {
+                    break;
+                }
+            }
+        });
+        ReceiverStream::new(receiver)
+    }
+
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                self.after = event.sequence;
+                return Some(event);
+            }
+            // Seen before it is read: what is added after that wakes us again.
+            self.news.mark_unchanged();
+            self.ready = self.handle.journal().after(self.after, STREAM_BATCH).events.into();
+            if self.ready.is_empty() {
+                self.news.changed().await.ok()?;
+            }
+        }
+    }
+}
+
+fn show(event: &Event) -> sse::Event {
+    let shown = sse::Event::default().id(event.sequence.to_string()).event(event.kind.word());
+    // An event of plain text and numbers always becomes JSON.
+    shown.clone().json_data(event).unwrap_or(shown)
+}

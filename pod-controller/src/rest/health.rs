@@ -1,0 +1,37 @@
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+
+use super::Failure;
+use crate::api::Problem;
+use crate::controller::Handle;
+use crate::metrics;
+
+/// Whether the process lives.
+#[utoipa::path(get, path = "/healthz", operation_id = "healthz", tag = "health", responses((status = 200, body = String, content_type = "text/plain")))]
+pub(super) async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+/// Whether the controller serves: it has its state and its pool, and its thread runs.
+#[utoipa::path(
+    get, path = "/readyz", operation_id = "readyz", tag = "health",
+    responses(
+        (status = 200, body = String, content_type = "text/plain"),
+        (status = 503, body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn readyz(State(handle): State<Handle>) -> Result<&'static str, Failure> {
+    if handle.is_running() {
+        Ok("ready\n")
+    } else {
+        Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the controller is stopping"))
+    }
+}
+
+/// Metrics for Prometheus.
+#[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "health", responses((status = 200, body = String, content_type = "application/openmetrics-text")))]
+pub(super) async fn metrics(State(handle): State<Handle>) -> impl IntoResponse {
+    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, content_type)], metrics::text(&handle))
+}

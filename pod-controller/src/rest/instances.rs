@@ -1,0 +1,112 @@
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::Failure;
+use super::body::{Asked, Body, Names};
+use crate::api::{CreateInstance, Instance, InstanceList, NicRequest, Problem};
+use crate::controller::Handle;
+use crate::state::{Command, NicWish};
+
+/// How long the creation of an instance waits for its daemons unless told.
+const WAIT_DEFAULT_MS: u64 = 10_000;
+/// How long it waits at most.
+const WAIT_MAX_MS: u64 = 30_000;
+
+/// How a creation is to be answered.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CreateQuery {
+    /// How long to wait, in ms, until a VMM can be started; 10000 unless given, 30000 at most, 0 to answer at once.
+    #[serde(default)]
+    wait: Option<u64>,
+}
+
+/// All instances.
+#[utoipa::path(get, path = "/v1/instances", operation_id = "list_instances", tag = "instances", responses((status = 200, body = InstanceList)))]
+pub(super) async fn list(State(handle): State<Handle>) -> Json<InstanceList> {
+    Json(InstanceList { instances: handle.view().instances() })
+}
+
+/// One instance.
+#[utoipa::path(
+    get, path = "/v1/instances/{name}", operation_id = "get_instance", tag = "instances",
+    params(("name" = String, Path, description = "the instance's name")),
+    responses((status = 200, body = Instance), (status = 404, body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn get(
+    State(handle): State<Handle>,
+    Names(name): Names<String>,
+) -> Result<Json<Instance>, Failure> {
+    handle.view().instance(&name).map(Json).ok_or_else(|| Failure::not_found("instance", &name))
+}
+
+/// Creates an instance and leases its devices. The answer comes when a VMM can be started, or when the time to wait is
+/// over; `ready` says which.
+#[utoipa::path(
+    post, path = "/v1/instances", operation_id = "create_instance", tag = "instances",
+    params(CreateQuery), request_body = CreateInstance,
+    responses(
+        (status = 201, body = Instance),
+        (status = 400, description = "the request makes no sense", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "there is no such host or volume", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "a name is taken, a volume is leased, or there is no NIC or no room", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn create(
+    State(handle): State<Handle>,
+    Asked(query): Asked<CreateQuery>,
+    Body(request): Body<CreateInstance>,
+) -> Result<impl IntoResponse, Failure> {
+    let wait_ms = query.wait.unwrap_or(WAIT_DEFAULT_MS);
+    if wait_ms > WAIT_MAX_MS {
+        return Err(Failure::invalid(format!("wait={wait_ms} is too long: use {WAIT_MAX_MS} ms at most")));
+    }
+    let host = handle.view().state.host_named(&request.host);
+    let host = host.ok_or_else(|| Failure::not_found("host", &request.host))?;
+    let nics = request.nics.iter().map(wish).collect::<Result<Vec<NicWish>, Failure>>()?;
+    let name = request.name.clone();
+    handle.submit(Command::CreateInstance { name, host, nics, volumes: request.volumes }).await?;
+    let instance = wait_until_ready(&handle, &request.name, Duration::from_millis(wait_ms)).await;
+    let instance = instance.ok_or_else(|| Failure::not_found("instance", &request.name))?;
+    Ok((
+        StatusCode::CREATED,
+        [(header::LOCATION, format!("/v1/instances/{}", instance.name))],
+        Json(instance),
+    ))
+}
+
+fn wish(request: &NicRequest) -> Result<NicWish, Failure> {
+    let mac = request.mac.as_ref().map(|mac| mac.parse()).transpose();
+    let mac = mac.map_err(|error: pod_protocol::ids::NotAMacAddress| Failure::invalid(error.to_string()))?;
+    Ok(NicWish { mac, mtu: request.mtu, queue_pairs: request.queue_pairs })
+}
+
+/// The instance once it is ready, or as it is when the time is over; nothing if it was deleted meanwhile.
+async fn wait_until_ready(handle: &Handle, name: &str, at_most: Duration) -> Option<Instance> {
+    let mut views = handle.views();
+    let ready = views.wait_for(|view| view.instance(name).is_none_or(|instance| instance.ready));
+    // Both a time that is over and a controller that stops leave what is known now.
+    let _ = tokio::time::timeout(at_most, ready).await;
+    handle.view().instance(name)
+}
+
+/// Deletes an instance: its leases end.
+#[utoipa::path(
+    delete, path = "/v1/instances/{name}", operation_id = "delete_instance", tag = "instances",
+    params(("name" = String, Path, description = "the instance's name")),
+    responses((status = 204), (status = 404, body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn delete(
+    State(handle): State<Handle>,
+    Names(name): Names<String>,
+) -> Result<StatusCode, Failure> {
+    handle.submit(Command::DeleteInstance { name }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

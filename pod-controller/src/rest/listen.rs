@@ -1,0 +1,121 @@
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use axum::Router;
+use tokio::net::{TcpListener, UnixListener};
+
+/// Who may use the socket: root and its group.
+const SOCKET_MODE: u32 = 0o660;
+
+/// Why the API cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Another program answers there.
+    #[error("{} is in use by another program: stop it, or set another controller.listen", path.display())]
+    InUse {
+        /// Which socket.
+        path: PathBuf,
+    },
+    /// Something else is there.
+    #[error("{} exists and is no socket: move it away, or set another controller.listen", path.display())]
+    NoSocket {
+        /// What.
+        path: PathBuf,
+    },
+    /// The socket cannot be made.
+    #[error("cannot listen on {}: {source}", path.display())]
+    Unix {
+        /// Which socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The address cannot be had.
+    #[error("cannot listen on {address}: {source}; set another controller.listen-tcp")]
+    Tcp {
+        /// Which address.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Where the API listens. The socket's file goes away with it.
+#[derive(Debug)]
+pub struct Listeners {
+    path: PathBuf,
+    unix: UnixListener,
+    tcp: Option<TcpListener>,
+}
+
+impl Listeners {
+    /// Binds a UNIX socket and, if wanted, a TCP address. Needs a tokio runtime.
+    pub async fn bind(path: &Path, tcp: Option<SocketAddr>) -> Result<Self, ListenError> {
+        let failed = |source| ListenError::Unix { path: path.to_owned(), source };
+        remove_stale(path)?;
+        let unix = UnixListener::bind(path).map_err(failed)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
+        let tcp = match tcp {
+            Some(address) => match TcpListener::bind(address).await {
+                Ok(listener) => Some(listener),
+                Err(source) => {
+                    // Nothing is left behind; what cannot be removed is stale to the next one.
+                    let _ = fs::remove_file(path);
+                    return Err(ListenError::Tcp { address, source });
+                }
+            },
+            None => None,
+        };
+        Ok(Self { path: path.to_owned(), unix, tcp })
+    }
+
+    /// The TCP address in use.
+    pub fn tcp_address(&self) -> Option<SocketAddr> {
+        self.tcp.as_ref().and_then(|listener| listener.local_addr().ok())
+    }
+
+    /// Serves until the future is dropped.
+    pub async fn serve(self, router: Router) -> io::Result<()> {
+        let _guard = RemoveOnDrop(self.path);
+        let unix = axum::serve(self.unix, router.clone());
+        match self.tcp {
+            Some(tcp) => {
+                tokio::try_join!(async { unix.await }, async { axum::serve(tcp, router).await })?;
+            }
+            None => unix.await?,
+        }
+        Ok(())
+    }
+}
+
+struct RemoveOnDrop(PathBuf);
+
+impl Drop for RemoveOnDrop {
+    fn drop(&mut self) {
+        // What cannot be removed is stale to the next one.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Removes a socket that nobody listens on; leaves everything else alone.
+fn remove_stale(path: &Path) -> Result<(), ListenError> {
+    let failed = |source| ListenError::Unix { path: path.to_owned(), source };
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(failed(error)),
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            Err(ListenError::NoSocket { path: path.to_owned() })
+        }
+        Ok(_) => match UnixStream::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                fs::remove_file(path).map_err(failed)
+            }
+            Err(error) => Err(failed(error)),
+            Ok(_) => Err(ListenError::InUse { path: path.to_owned() }),
+        },
+    }
+}

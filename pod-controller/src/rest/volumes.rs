@@ -1,0 +1,74 @@
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+
+use super::Failure;
+use super::body::{Body, Names};
+use crate::api::{CreateVolume, Problem, Volume, VolumeList};
+use crate::controller::Handle;
+use crate::state::Command;
+
+/// All volumes.
+#[utoipa::path(get, path = "/v1/volumes", operation_id = "list_volumes", tag = "volumes", responses((status = 200, body = VolumeList)))]
+pub(super) async fn list(State(handle): State<Handle>) -> Json<VolumeList> {
+    Json(VolumeList { volumes: handle.view().volumes() })
+}
+
+/// One volume.
+#[utoipa::path(
+    get, path = "/v1/volumes/{name}", operation_id = "get_volume", tag = "volumes",
+    params(("name" = String, Path, description = "the volume's name")),
+    responses((status = 200, body = Volume), (status = 404, body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn get(
+    State(handle): State<Handle>,
+    Names(name): Names<String>,
+) -> Result<Json<Volume>, Failure> {
+    handle.view().volume(&name).map(Json).ok_or_else(|| Failure::not_found("volume", &name))
+}
+
+/// Creates a volume: a contiguous range of an SSD.
+#[utoipa::path(
+    post, path = "/v1/volumes", operation_id = "create_volume", tag = "volumes", request_body = CreateVolume,
+    responses(
+        (status = 201, body = Volume),
+        (status = 400, description = "the request makes no sense", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "there is no such SSD", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "the name is taken, or there is no room", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn create(
+    State(handle): State<Handle>,
+    Body(request): Body<CreateVolume>,
+) -> Result<impl IntoResponse, Failure> {
+    let device = match &request.device {
+        Some(name) => {
+            Some(handle.view().state.device_named(name).ok_or_else(|| Failure::not_found("SSD", name))?)
+        }
+        None => None,
+    };
+    let (name, size_bytes) = (request.name.clone(), request.size.get());
+    handle.submit(Command::CreateVolume { name, size_bytes, device }).await?;
+    let volume =
+        handle.view().volume(&request.name).ok_or_else(|| Failure::not_found("volume", &request.name))?;
+    Ok((StatusCode::CREATED, [(header::LOCATION, format!("/v1/volumes/{}", volume.name))], Json(volume)))
+}
+
+/// Deletes a volume and its data.
+#[utoipa::path(
+    delete, path = "/v1/volumes/{name}", operation_id = "delete_volume", tag = "volumes",
+    params(("name" = String, Path, description = "the volume's name")),
+    responses(
+        (status = 204),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "an instance has leased it", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn delete(
+    State(handle): State<Handle>,
+    Names(name): Names<String>,
+) -> Result<StatusCode, Failure> {
+    handle.submit(Command::DeleteVolume { name }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

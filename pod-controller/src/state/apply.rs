@@ -1,0 +1,180 @@
+use std::collections::BTreeSet;
+
+use cxl_pool::EndpointId;
+use pod_protocol::ids::{LeaseId, RegionId};
+
+use super::{
+    Command, DeviceId, Effect, Health, LeaseKind, Options, Presence, Purpose, Refusal, RefusalKind, State,
+};
+use crate::api::EventKind;
+
+impl State {
+    /// Carries out a command, or refuses it and changes nothing.
+    pub fn apply(&mut self, command: &Command) -> Result<Vec<Effect>, Refusal> {
+        let mut effects = Vec::new();
+        let degraded_before = self.degraded();
+        match command {
+            Command::Configure { options } => self.configure(options)?,
+            Command::Join { endpoint, incarnation, join } => {
+                self.join(*endpoint, *incarnation, join, &mut effects)?;
+            }
+            Command::Silent { endpoint } => self.silent(*endpoint, &mut effects),
+            Command::Back { endpoint } => self.back(*endpoint, &mut effects),
+            Command::Gone { endpoint } => self.gone(*endpoint, &mut effects),
+            Command::FenceExpired { endpoint, incarnation } => self.fence_expired(*endpoint, *incarnation),
+            Command::Link { device, up, reason } => self.link(device, *up, reason, &mut effects),
+            Command::DeviceFailed { device, reason } => self.device_failed(device, reason, &mut effects),
+            Command::Attachment { endpoint, lease, connected } => {
+                self.attachment(*endpoint, *lease, *connected, &mut effects);
+            }
+            Command::Scrubbed { endpoint, incarnation, region } => {
+                self.scrubbed(*endpoint, *incarnation, *region)
+            }
+            Command::CreateVolume { name, size_bytes, device } => {
+                self.create_volume(name, *size_bytes, device.as_ref(), &mut effects)?;
+            }
+            Command::DeleteVolume { name } => self.delete_volume(name, &mut effects)?,
+            Command::CreateInstance { name, host, nics, volumes } => {
+                self.create_instance(name, *host, nics, volumes, &mut effects)?;
+            }
+            Command::DeleteInstance { name } => self.delete_instance(name, &mut effects)?,
+        }
+        self.settle(&mut effects);
+        self.tell_degraded(&degraded_before, &mut effects);
+        self.index += 1;
+        Ok(effects)
+    }
+
+    fn configure(&mut self, options: &Options) -> Result<(), Refusal> {
+        if options.pool != self.options.pool {
+            return Err(Refusal::new(
+                RefusalKind::InvalidValue,
+                format!(
+                    "the state is about the pool {}, but this pool is {}: open the pool that it belongs to, or move \
+                     the state file away to begin a new pod",
+                    self.options.pool, options.pool
+                ),
+            ));
+        }
+        if !self.regions.move_to(options.data) {
+            return Err(Refusal::new(
+                RefusalKind::InvalidValue,
+                "the pool's data area does not cover all regions of the state any more: open the pool that the \
+                 state belongs to",
+            ));
+        }
+        self.options = options.clone();
+        Ok(())
+    }
+
+    fn silent(&mut self, id: EndpointId, effects: &mut Vec<Effect>) {
+        let subject = self.endpoint_name(id);
+        if let Some(endpoint) = self.endpoints.get_mut(&id).filter(|it| it.presence == Presence::Joined) {
+            endpoint.presence = Presence::Silent;
+            effects.push(Effect::event(EventKind::EndpointSilent, subject, "its heartbeat stopped"));
+        }
+    }
+
+    fn back(&mut self, id: EndpointId, effects: &mut Vec<Effect>) {
+        let subject = self.endpoint_name(id);
+        if let Some(endpoint) = self.endpoints.get_mut(&id).filter(|it| it.presence == Presence::Silent) {
+            endpoint.presence = Presence::Joined;
+            effects.push(Effect::event(EventKind::EndpointBack, subject, "its heartbeat goes on"));
+        }
+    }
+
+    fn gone(&mut self, id: EndpointId, effects: &mut Vec<Effect>) {
+        let subject = self.endpoint_name(id);
+        if let Some(endpoint) = self.endpoints.get_mut(&id).filter(|it| !it.presence.is_over()) {
+            endpoint.presence = Presence::Gone;
+            effects.push(Effect::event(EventKind::EndpointGone, subject, "it left"));
+        }
+    }
+
+    fn fence_expired(&mut self, id: EndpointId, incarnation: u64) {
+        let fencing = self
+            .endpoints
+            .get_mut(&id)
+            .filter(|it| it.presence == Presence::Fencing && it.incarnation == incarnation);
+        if let Some(endpoint) = fencing {
+            endpoint.presence = Presence::Fenced;
+        }
+    }
+
+    fn link(&mut self, id: &DeviceId, up: bool, reason: &str, effects: &mut Vec<Effect>) {
+        let subject = self.device_name(id);
+        let Some(device) = self.devices.get_mut(id).filter(|device| device.is_nic()) else { return };
+        let health = match (&device.health, up) {
+            (Health::Failed(_) | Health::Absent, _) | (Health::Up, true) | (Health::Down(_), false) => return,
+            (_, true) => Health::Up,
+            (_, false) => Health::Down(reason.to_owned()),
+        };
+        device.health = health;
+        let kind = if up { EventKind::LinkUp } else { EventKind::LinkDown };
+        effects.push(Effect::event(kind, subject, reason));
+    }
+
+    fn device_failed(&mut self, id: &DeviceId, reason: &str, effects: &mut Vec<Effect>) {
+        let subject = self.device_name(id);
+        let Some(device) = self.devices.get_mut(id) else { return };
+        if matches!(device.health, Health::Up | Health::Down(_)) {
+            device.health = Health::Failed(reason.to_owned());
+            effects.push(Effect::event(EventKind::DeviceFailed, subject, reason));
+        }
+    }
+
+    fn attachment(&mut self, endpoint: EndpointId, id: LeaseId, connected: bool, effects: &mut Vec<Effect>) {
+        // Only the frontend that serves the lease knows.
+        let known = self.leases.get(&id).and_then(|lease| self.frontend_of(lease)) == Some(endpoint);
+        let Some(lease) = self.leases.get_mut(&id).filter(|lease| known && lease.connected != connected)
+        else {
+            return;
+        };
+        lease.connected = connected;
+        let device = lease.device.clone();
+        let name =
+            self.instances.get(&lease.instance).map_or_else(String::new, |instance| instance.name.clone());
+        let (kind, message) = if connected {
+            (EventKind::Attached, format!("a VMM uses {device}"))
+        } else {
+            (EventKind::Detached, format!("the VMM does not use {device} any more"))
+        };
+        effects.push(Effect::event(kind, name, message));
+    }
+
+    fn scrubbed(&mut self, id: EndpointId, incarnation: u64, region: RegionId) {
+        if self.endpoints.get(&id).is_none_or(|endpoint| endpoint.incarnation != incarnation) {
+            return;
+        }
+        if let Some(Purpose::Data(lease)) = self.regions.get(region).map(|region| region.purpose.clone())
+            && let Some(lease) = self.leases.get_mut(&lease)
+            && lease.area.is_some_and(|area| area.region == region)
+            && let LeaseKind::Disk { clean_for, .. } = &mut lease.kind
+        {
+            *clean_for = incarnation;
+        }
+        self.regions.confirm(region, id);
+    }
+
+    /// Leases on a NIC that does not work.
+    fn degraded(&self) -> BTreeSet<LeaseId> {
+        let lost = |lease: &super::Lease| lease.active_nic().is_some_and(|nic| self.is_lost(nic));
+        self.leases.values().filter(|lease| lost(lease)).map(|lease| lease.id).collect()
+    }
+
+    fn tell_degraded(&self, before: &BTreeSet<LeaseId>, effects: &mut Vec<Effect>) {
+        for id in self.degraded().difference(before) {
+            if let Some(lease) = self.leases.get(id)
+                && let Some(nic) = lease.active_nic()
+                && let Some(instance) = self.instances.get(&lease.instance)
+            {
+                let message = format!(
+                    "{} is on {}, which does not work, and no backup does",
+                    lease.device,
+                    self.device_name(nic)
+                );
+                effects.push(Effect::event(EventKind::Degraded, instance.name.clone(), message));
+            }
+        }
+    }
+}

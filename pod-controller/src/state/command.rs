@@ -1,0 +1,123 @@
+use cxl_pool::{EndpointId, HostId};
+use pod_protocol::ids::{LeaseId, MacAddress, RegionId};
+use pod_protocol::reports::Join;
+use serde::{Deserialize, Serialize};
+
+use super::{DeviceId, Options};
+
+/// A fact or a wish, as it stands in the log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "snake_case")]
+pub enum Command {
+    /// The controller was started with these options.
+    Configure {
+        /// The options.
+        options: Options,
+    },
+    /// An endpoint asks to take part.
+    Join {
+        /// Who.
+        endpoint: EndpointId,
+        /// Which life of it.
+        incarnation: u64,
+        /// What it has.
+        join: Join,
+    },
+    /// An endpoint stopped beating.
+    Silent {
+        /// Who.
+        endpoint: EndpointId,
+    },
+    /// An endpoint beats again.
+    Back {
+        /// Who.
+        endpoint: EndpointId,
+    },
+    /// An endpoint left by itself.
+    Gone {
+        /// Who.
+        endpoint: EndpointId,
+    },
+    /// Time enough has passed for an endpoint to have seen its fence.
+    FenceExpired {
+        /// Who.
+        endpoint: EndpointId,
+        /// Which life of it.
+        incarnation: u64,
+    },
+    /// The link of a NIC changed.
+    Link {
+        /// Which NIC.
+        device: DeviceId,
+        /// Whether it can carry traffic.
+        up: bool,
+        /// How that was seen.
+        reason: String,
+    },
+    /// A device failed.
+    DeviceFailed {
+        /// Which one.
+        device: DeviceId,
+        /// What happened.
+        reason: String,
+    },
+    /// A VMM connected, or went away.
+    Attachment {
+        /// The frontend that says so.
+        endpoint: EndpointId,
+        /// Whose device.
+        lease: LeaseId,
+        /// Whether it is connected now.
+        connected: bool,
+    },
+    /// An endpoint has let go of a region.
+    Scrubbed {
+        /// Who.
+        endpoint: EndpointId,
+        /// The life of it that answered.
+        incarnation: u64,
+        /// What.
+        region: RegionId,
+    },
+    /// Somebody wants a volume.
+    CreateVolume {
+        /// Its name.
+        name: String,
+        /// Its size.
+        size_bytes: u64,
+        /// Where; the least used SSD otherwise.
+        device: Option<DeviceId>,
+    },
+    /// Somebody does not want a volume any more.
+    DeleteVolume {
+        /// Its name.
+        name: String,
+    },
+    /// Somebody wants an instance.
+    CreateInstance {
+        /// Its name.
+        name: String,
+        /// Where it runs.
+        host: HostId,
+        /// The NICs it gets.
+        nics: Vec<NicWish>,
+        /// The names of the volumes it gets.
+        volumes: Vec<String>,
+    },
+    /// Somebody does not want an instance any more.
+    DeleteInstance {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// What is asked of a NIC; the controller chooses the rest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicWish {
+    /// Its address.
+    pub mac: Option<MacAddress>,
+    /// The largest packet without the Ethernet header.
+    pub mtu: Option<u16>,
+    /// Pairs of queues.
+    pub queue_pairs: Option<u16>,
+}

@@ -1,0 +1,35 @@
+use super::refusal::shown;
+use super::{Effect, Refusal, RefusalKind, State};
+use crate::api::EventKind;
+
+impl State {
+    pub(super) fn delete_volume(&mut self, name: &str, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
+        let id = self.volume_named(name).ok_or_else(|| Refusal::not_found("volume", name))?.id;
+        if let Some(lease) = self.lease_of_volume(id) {
+            let holder = self.instances.get(&lease.instance).map_or("an instance", |it| it.name.as_str());
+            return Err(Refusal::new(
+                RefusalKind::Leased,
+                format!("the volume {} is leased to {holder}: delete that instance first", shown(name)),
+            ));
+        }
+        self.volumes.remove(&id);
+        effects.push(Effect::event(EventKind::VolumeDeleted, name, "its data is gone"));
+        Ok(())
+    }
+
+    pub(super) fn delete_instance(&mut self, name: &str, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
+        let id = self.instance_named(name).ok_or_else(|| Refusal::not_found("instance", name))?.id;
+        let regions = &mut self.regions;
+        self.leases.retain(|_, lease| {
+            if lease.instance == id
+                && let Some(area) = lease.area
+            {
+                regions.retire(area.region);
+            }
+            lease.instance != id
+        });
+        self.instances.remove(&id);
+        effects.push(Effect::event(EventKind::InstanceDeleted, name, "its leases ended"));
+        Ok(())
+    }
+}

@@ -1,0 +1,246 @@
+use std::collections::BTreeMap;
+
+use cxl_channel::RingPlacement;
+use cxl_pool::{Area, EndpointId, Role};
+use pod_protocol::ids::{LeaseId, RegionId};
+use pod_protocol::objects::{
+    ChannelObject, DiskObject, NicObject, Object, ObjectId, PortObject, RegistrationObject,
+    RegistrationState, Route, VolumeObject,
+};
+
+use super::{Channel, DeviceId, Health, Kind, Lease, LeaseKind, Purpose, RegionUse, Rings, State};
+
+/// What an endpoint should have, in the order in which it can be made.
+pub type Objects = BTreeMap<ObjectId, Object>;
+
+impl State {
+    /// Everything that an endpoint should have now.
+    pub fn desired(&self, id: EndpointId) -> Objects {
+        let mut objects = Objects::new();
+        let mut add = |object: Object| {
+            objects.insert(object.id(), object);
+        };
+        for channel in self.channels.values() {
+            self.channel_at(channel, id).map(Object::Channel).map(&mut add);
+        }
+        match id.role {
+            Role::NetFrontend => {
+                let leases = self.leases.values().filter(|lease| self.frontend_of(lease) == Some(id));
+                leases.filter_map(|lease| self.port(lease, id)).map(Object::Port).for_each(add);
+            }
+            Role::NetBackend => {
+                for (device, known) in self.devices.iter().filter(|(device, _)| device.host == id.host) {
+                    let Kind::Nic { rx: Some(rx), .. } = known.kind else { continue };
+                    if known.health == Health::Absent || !self.is_life(id, rx.incarnation) {
+                        continue;
+                    }
+                    let Some(rx_area) = self.area(rx.region) else { continue };
+                    add(Object::Nic(NicObject { nic: device.name.clone(), rx_area }));
+                    let leases = self.leases.values();
+                    leases
+                        .filter_map(|lease| self.registration(lease, device))
+                        .map(Object::Registration)
+                        .for_each(&mut add);
+                }
+            }
+            Role::BlkFrontend => {
+                let leases = self.leases.values().filter(|lease| self.frontend_of(lease) == Some(id));
+                leases.filter_map(|lease| self.disk(lease, id)).map(Object::Disk).for_each(add);
+            }
+            Role::BlkBackend => {
+                let leases = self.leases.values().filter_map(|lease| self.served_volume(lease, id));
+                leases.map(Object::Volume).for_each(add);
+            }
+            Role::Agent => {}
+        }
+        objects
+    }
+
+    /// The areas that an endpoint must let go of, or flush before it serves them.
+    pub fn scrubs(&self, id: EndpointId) -> BTreeMap<RegionId, Area> {
+        let mut scrubs: BTreeMap<RegionId, Area> =
+            self.regions.pending(id).map(|region| (region.id, region.area)).collect();
+        if let Some(incarnation) = self.life_of(id).filter(|_| id.role == Role::BlkBackend) {
+            for lease in self.leases.values().filter(|lease| self.backends_of(lease).next() == Some(id)) {
+                if let LeaseKind::Disk { clean_for, .. } = lease.kind
+                    && clean_for != incarnation
+                    && let Some(hold) = lease.area
+                    && let Some(area) = self.area(hold.region)
+                {
+                    scrubs.insert(hold.region, area);
+                }
+            }
+        }
+        scrubs
+    }
+
+    /// What serves a lease now: the backend, and the object there that lets it. Until the backend has that, the
+    /// frontend's messages would be refused.
+    pub fn service(&self, lease: LeaseId) -> Option<(EndpointId, ObjectId)> {
+        let lease = self.leases.get(&lease)?;
+        match &lease.kind {
+            LeaseKind::Nic { active, .. } => {
+                let id = ObjectId::Registration { lease: lease.id, nic: active.name.clone() };
+                Some((active.net_backend(), id))
+            }
+            LeaseKind::Disk { .. } => {
+                self.backends_of(lease).next().map(|backend| (backend, ObjectId::Volume(lease.id)))
+            }
+        }
+    }
+
+    /// The frontend's object of a lease.
+    pub fn offer(&self, lease: &Lease) -> ObjectId {
+        match lease.kind {
+            LeaseKind::Nic { .. } => ObjectId::Port(lease.id),
+            LeaseKind::Disk { .. } => ObjectId::Disk(lease.id),
+        }
+    }
+
+    fn is_life(&self, id: EndpointId, incarnation: u64) -> bool {
+        self.endpoints.get(&id).is_some_and(|endpoint| endpoint.incarnation == incarnation)
+    }
+
+    fn area(&self, region: RegionId) -> Option<Area> {
+        self.regions.get(region).filter(|region| region.usage == RegionUse::InUse).map(|region| region.area)
+    }
+
+    /// The rings of a channel, if they were made for the life of this endpoint that is there.
+    fn rings_at(&self, channel: &Channel, id: EndpointId) -> Option<Rings> {
+        let rings = channel.rings?;
+        let incarnation = match id {
+            _ if id == channel.frontend => rings.frontend_incarnation,
+            _ if id == channel.backend => rings.backend_incarnation,
+            _ => return None,
+        };
+        self.is_life(id, incarnation).then_some(rings)
+    }
+
+    fn channel_at(&self, channel: &Channel, id: EndpointId) -> Option<ChannelObject> {
+        let rings = self.rings_at(channel, id)?;
+        let placement =
+            |region| self.area(region).map(|area| RingPlacement { start: area.start, slots: rings.slots });
+        let (to_backend, to_frontend) = (placement(rings.to_backend)?, placement(rings.to_frontend)?);
+        let (peer, outgoing, incoming) = if id == channel.frontend {
+            (channel.backend, to_backend, to_frontend)
+        } else {
+            (channel.frontend, to_frontend, to_backend)
+        };
+        let (engine, generation) = (channel.engine(), channel.generation);
+        Some(ChannelObject { id: channel.id, engine, peer, generation, outgoing, incoming })
+    }
+
+    /// The route of a lease from a frontend to a backend, if the frontend has the channel.
+    fn route(&self, lease: &Lease, frontend: EndpointId, backend: EndpointId) -> Option<Route> {
+        let channel = self.channel_between(frontend, backend)?;
+        self.rings_at(channel, frontend)?;
+        Some(Route { channel: channel.id, generation: lease.generation })
+    }
+
+    /// The area of a lease at its frontend.
+    fn own_area(&self, lease: &Lease, frontend: EndpointId) -> Option<Area> {
+        let hold = lease.area.filter(|hold| self.is_life(frontend, hold.incarnation))?;
+        self.area(hold.region)
+    }
+
+    fn port(&self, lease: &Lease, frontend: EndpointId) -> Option<PortObject> {
+        let LeaseKind::Nic { mac, mtu, queue_pairs, features, active, standby } = &lease.kind else {
+            return None;
+        };
+        Some(PortObject {
+            lease: lease.id,
+            instance: lease.instance,
+            instance_name: self.instances.get(&lease.instance)?.name.clone(),
+            device: lease.device.clone(),
+            socket: lease.socket.clone(),
+            mac: *mac,
+            mtu: *mtu,
+            queue_pairs: *queue_pairs,
+            features: *features,
+            tx_area: self.own_area(lease, frontend)?,
+            active: self.route(lease, frontend, active.net_backend())?,
+            standby: standby.as_ref().and_then(|standby| self.route(lease, frontend, standby.net_backend())),
+        })
+    }
+
+    fn disk(&self, lease: &Lease, frontend: EndpointId) -> Option<DiskObject> {
+        let LeaseKind::Disk { volume, serial, queues, read_only, .. } = &lease.kind else { return None };
+        let volume = self.volumes.get(volume)?;
+        Some(DiskObject {
+            lease: lease.id,
+            instance: lease.instance,
+            instance_name: self.instances.get(&lease.instance)?.name.clone(),
+            device: lease.device.clone(),
+            socket: lease.socket.clone(),
+            serial: serial.clone(),
+            size_bytes: volume.size_bytes,
+            block_bytes: self.block_bytes(&volume.device)?,
+            read_only: *read_only,
+            queues: *queues,
+            data_area: self.own_area(lease, frontend)?,
+            route: self.route(lease, frontend, volume.device.blk_backend())?,
+            failed: self
+                .devices
+                .get(&volume.device)
+                .is_some_and(|ssd| matches!(ssd.health, Health::Failed(_))),
+        })
+    }
+
+    /// The logical block of an SSD.
+    pub fn block_bytes(&self, device: &DeviceId) -> Option<u32> {
+        match self.devices.get(device)?.kind {
+            Kind::Ssd { block_bytes, .. } => Some(block_bytes),
+            Kind::Nic { .. } => None,
+        }
+    }
+
+    /// The channel over which a backend reaches the frontend of a lease, if the backend has it.
+    fn channel_to_frontend(&self, lease: &Lease, backend: EndpointId) -> Option<&Channel> {
+        let channel = self.channel_between(self.frontend_of(lease)?, backend)?;
+        self.rings_at(channel, backend).map(|_| channel)
+    }
+
+    fn registration(&self, lease: &Lease, device: &DeviceId) -> Option<RegistrationObject> {
+        let LeaseKind::Nic { mac, mtu, features, active, standby, .. } = &lease.kind else { return None };
+        let state = match device {
+            _ if device == active => RegistrationState::Active,
+            _ if Some(device) == standby.as_ref() => RegistrationState::Standby,
+            _ => return None,
+        };
+        Some(RegistrationObject {
+            lease: lease.id,
+            nic: device.name.clone(),
+            instance: lease.instance,
+            generation: lease.generation,
+            mac: *mac,
+            mtu: *mtu,
+            features: *features,
+            channel: self.channel_to_frontend(lease, device.net_backend())?.id,
+            tx_area: self.area(lease.area?.region)?,
+            state,
+            rx_quota_buffers: self.options.rx_quota_buffers,
+        })
+    }
+
+    fn served_volume(&self, lease: &Lease, backend: EndpointId) -> Option<VolumeObject> {
+        let LeaseKind::Disk { volume, read_only, clean_for, .. } = &lease.kind else { return None };
+        let volume = self.volumes.get(volume).filter(|volume| volume.device.blk_backend() == backend)?;
+        if !self.is_life(backend, *clean_for) {
+            return None;
+        }
+        let hold = lease.area?;
+        debug_assert!(matches!(self.regions.get(hold.region).map(|it| &it.purpose), Some(Purpose::Data(_))));
+        Some(VolumeObject {
+            lease: lease.id,
+            volume: volume.id,
+            ssd: volume.device.name.clone(),
+            start_bytes: volume.start_bytes,
+            size_bytes: volume.size_bytes,
+            read_only: *read_only,
+            generation: lease.generation,
+            channel: self.channel_to_frontend(lease, backend)?.id,
+            data_area: self.area(hold.region)?,
+            instance: lease.instance,
+        })
+    }
+}

@@ -1,0 +1,106 @@
+use cxl_pool::{EndpointId, HostId, Role};
+use pod_protocol::ids::{MacAddress, RegionId};
+use serde::{Deserialize, Serialize};
+
+/// A device: its host, and its name there.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct DeviceId {
+    /// The host that owns it.
+    pub host: HostId,
+    /// Its name in the host's configuration.
+    pub name: String,
+}
+
+/// A NIC or an SSD.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// Which driver runs it.
+    pub driver: String,
+    /// NIC or SSD.
+    pub kind: Kind,
+    /// What its endpoint said of it last.
+    pub health: Health,
+}
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A NIC.
+    Nic {
+        /// Its own address.
+        mac: Option<MacAddress>,
+        /// Its speed.
+        speed_mbps: u64,
+        /// The largest packet without the Ethernet header.
+        mtu: u16,
+        /// The virtio-net offload bits it can do.
+        features: u64,
+        /// Whether it is kept free for failover.
+        backup: bool,
+        /// Where it receives.
+        rx: Option<Hold>,
+    },
+    /// An SSD.
+    Ssd {
+        /// Its size.
+        size_bytes: u64,
+        /// Its logical block.
+        block_bytes: u32,
+    },
+}
+
+/// A region that was given to one life of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hold {
+    /// The region.
+    pub region: RegionId,
+    /// The life of the endpoint that writes it. The next one gets another region.
+    pub incarnation: u64,
+}
+
+/// What an endpoint said of a device last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Health {
+    /// It works.
+    Up,
+    /// A NIC without a link.
+    Down(String),
+    /// It failed; only a restart of its endpoint changes that.
+    Failed(String),
+    /// Its endpoint has it no more.
+    Absent,
+}
+
+impl Device {
+    /// Whether it is a NIC.
+    pub const fn is_nic(&self) -> bool {
+        matches!(self.kind, Kind::Nic { .. })
+    }
+
+    /// Whether it is a NIC kept free for failover.
+    pub const fn is_backup(&self) -> bool {
+        matches!(self.kind, Kind::Nic { backup: true, .. })
+    }
+
+    /// The role of the endpoint that owns it.
+    pub const fn role(&self) -> Role {
+        match self.kind {
+            Kind::Nic { .. } => Role::NetBackend,
+            Kind::Ssd { .. } => Role::BlkBackend,
+        }
+    }
+}
+
+impl DeviceId {
+    /// The endpoint that owns a NIC of this name.
+    pub const fn net_backend(&self) -> EndpointId {
+        EndpointId::new(self.host, Role::NetBackend)
+    }
+
+    /// The endpoint that owns an SSD of this name.
+    pub const fn blk_backend(&self) -> EndpointId {
+        EndpointId::new(self.host, Role::BlkBackend)
+    }
+}

@@ -1,0 +1,37 @@
+use serde::{Deserialize, Serialize};
+
+/// A daemon's presence in the pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// Which life of the daemon.
+    pub incarnation: u64,
+    /// Whether it is there.
+    pub presence: Presence,
+    /// Program and version.
+    pub software: String,
+    /// Its process on its host.
+    pub pid: u32,
+}
+
+/// Whether an endpoint is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Presence {
+    /// It beats.
+    Joined,
+    /// It stopped beating. It may be slow or dead; nothing has been taken from it.
+    Silent,
+    /// Its fence is up, but it may not have looked yet.
+    Fencing,
+    /// It has seen its fence, or has had to by now.
+    Fenced,
+    /// It left by itself.
+    Gone,
+}
+
+impl Presence {
+    /// Whether this life of the daemon is certain to do nothing any more.
+    pub const fn is_over(self) -> bool {
+        matches!(self, Self::Fenced | Self::Gone)
+    }
+}

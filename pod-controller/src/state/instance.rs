@@ -1,0 +1,18 @@
+use cxl_pool::HostId;
+use pod_protocol::ids::{InstanceId, LeaseId};
+use serde::{Deserialize, Serialize};
+
+/// A VM and what it has leased.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Instance {
+    /// Its number.
+    pub id: InstanceId,
+    /// Its name.
+    pub name: String,
+    /// Where it runs.
+    pub host: HostId,
+    /// In the order they were asked for.
+    pub nics: Vec<LeaseId>,
+    /// In the order they were asked for.
+    pub disks: Vec<LeaseId>,
+}

@@ -1,0 +1,211 @@
+use std::collections::BTreeSet;
+
+use cxl_pool::{EndpointId, Role};
+use pod_protocol::ids::LeaseId;
+use pod_protocol::reports::{DeviceReport, Join};
+
+use super::name::check_reported_name;
+use super::{Device, DeviceId, Effect, Endpoint, Health, Kind, Presence, Refusal, RefusalKind, State};
+use crate::api::EventKind;
+
+/// More devices than a host has slots for.
+const DEVICES_MAX: usize = 256;
+
+impl State {
+    pub(super) fn join(
+        &mut self,
+        id: EndpointId,
+        incarnation: u64,
+        join: &Join,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Refusal> {
+        self.check_join(id, join)?;
+        let restarted = self.endpoints.get(&id).is_none_or(|known| known.incarnation != incarnation);
+        self.hosts.insert(id.host, join.host_name.clone());
+        self.endpoints.insert(
+            id,
+            Endpoint {
+                incarnation,
+                presence: Presence::Joined,
+                software: join.software.clone(),
+                pid: join.pid,
+            },
+        );
+        if restarted {
+            self.revoke_from_predecessor(id);
+            let message = format!("{}, pid {}", join.software, join.pid);
+            effects.push(Effect::event(EventKind::EndpointJoined, self.endpoint_name(id), message));
+        }
+        for report in &join.devices {
+            self.note_device(id, report, restarted, effects);
+        }
+        self.note_absent_devices(id, join, effects);
+        Ok(())
+    }
+
+    fn check_join(&self, id: EndpointId, join: &Join) -> Result<(), Refusal> {
+        let conflict = |detail: String| Err(Refusal::new(RefusalKind::JoinConflict, detail));
+        check_reported_name("a host", &join.host_name)?;
+        if let Some(other) = self.host_named(&join.host_name).filter(|other| *other != id.host) {
+            return conflict(format!(
+                "the name {} belongs to host id {}: give this host another name, or the id it had",
+                join.host_name,
+                other.get()
+            ));
+        }
+        if let Some(known) = self.hosts.get(&id.host).filter(|known| **known != join.host_name) {
+            return conflict(format!(
+                "host id {} belongs to the host {known}: give {} another id",
+                id.host.get(),
+                join.host_name
+            ));
+        }
+        if join.devices.len() > DEVICES_MAX {
+            return conflict(format!(
+                "{} devices are more than the {DEVICES_MAX} of a host",
+                join.devices.len()
+            ));
+        }
+        let mut names = BTreeSet::new();
+        for report in &join.devices {
+            let name = report.name();
+            check_reported_name("a device", name)?;
+            let owner = match report {
+                DeviceReport::Nic { .. } => Role::NetBackend,
+                DeviceReport::Ssd { .. } => Role::BlkBackend,
+            };
+            if owner != id.role {
+                return conflict(format!("a {} cannot own the device {name}", id.role));
+            }
+            if !names.insert(name) {
+                return conflict(format!("two devices are named {name}: give each its own name"));
+            }
+            let device = DeviceId { host: id.host, name: name.to_owned() };
+            if self.devices.get(&device).is_some_and(|known| known.role() != id.role) {
+                return conflict(format!(
+                    "this host has a NIC and an SSD named {name}: give each its own name"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A frontend that was restarted holds its leases anew: what its predecessor may still send is refused.
+    fn revoke_from_predecessor(&mut self, id: EndpointId) {
+        let held: Vec<LeaseId> = self
+            .leases
+            .values()
+            .filter(|lease| self.frontend_of(lease) == Some(id))
+            .map(|lease| lease.id)
+            .collect();
+        for lease in held {
+            if let Some(lease) = self.leases.get_mut(&lease) {
+                lease.generation = lease.generation.next();
+                lease.connected = false;
+            }
+        }
+    }
+
+    fn note_device(
+        &mut self,
+        id: EndpointId,
+        report: &DeviceReport,
+        restarted: bool,
+        effects: &mut Vec<Effect>,
+    ) {
+        let device_id = DeviceId { host: id.host, name: report.name().to_owned() };
+        let known = self.devices.remove(&device_id);
+        let (driver, kind, mut health) = match report {
+            DeviceReport::Nic { driver, mac, up, speed_mbps, mtu, features, backup, .. } => {
+                let rx = match &known {
+                    Some(Device { kind: Kind::Nic { rx, .. }, .. }) => *rx,
+                    _ => None,
+                };
+                let kind = Kind::Nic {
+                    mac: *mac,
+                    speed_mbps: *speed_mbps,
+                    mtu: *mtu,
+                    features: *features,
+                    backup: *backup,
+                    rx,
+                };
+                let health =
+                    if *up { Health::Up } else { Health::Down("no link when it was opened".to_owned()) };
+                (driver, kind, health)
+            }
+            DeviceReport::Ssd { driver, size_bytes, block_bytes, .. } => (
+                driver,
+                Kind::Ssd { size_bytes: *size_bytes, block_bytes: *block_bytes },
+                self.fits(&device_id, *size_bytes),
+            ),
+        };
+        // The same life of a daemon has not cured a failed device; a new one may have.
+        if !restarted && let Some(Device { health: Health::Failed(reason), .. }) = &known {
+            health = Health::Failed(reason.clone());
+        }
+        if let Some(known) = known.as_ref().filter(|known| known.health != health) {
+            let event = match (&known.health, &health) {
+                (_, Health::Failed(reason)) => Some((EventKind::DeviceFailed, reason.as_str())),
+                (_, Health::Down(reason)) => Some((EventKind::LinkDown, reason.as_str())),
+                (Health::Down(_), Health::Up) => Some((EventKind::LinkUp, "it has a link again")),
+                _ => None,
+            };
+            if let Some((kind, message)) = event {
+                effects.push(Effect::event(kind, self.device_name(&device_id), message));
+            }
+        }
+        self.devices.insert(device_id, Device { driver: driver.clone(), kind, health });
+    }
+
+    /// An SSD that became smaller than the volumes on it must not be served: their ends are gone.
+    fn fits(&self, device: &DeviceId, size_bytes: u64) -> Health {
+        let beyond = self.volumes.values().find(|volume| {
+            volume.device == *device && volume.start_bytes.saturating_add(volume.size_bytes) > size_bytes
+        });
+        match beyond {
+            Some(volume) => Health::Failed(format!(
+                "it has {size_bytes} bytes, but the volume {} ends beyond: is it the right device?",
+                volume.name
+            )),
+            None => Health::Up,
+        }
+    }
+
+    fn note_absent_devices(&mut self, id: EndpointId, join: &Join, effects: &mut Vec<Effect>) {
+        let reported: BTreeSet<&str> = join.devices.iter().map(DeviceReport::name).collect();
+        let absent: Vec<DeviceId> = self
+            .devices
+            .iter()
+            .filter(|(device, known)| {
+                device.host == id.host && known.role() == id.role && !reported.contains(device.name.as_str())
+            })
+            .map(|(device, _)| device.clone())
+            .collect();
+        for device in absent {
+            let wanted = self.volumes.values().any(|volume| volume.device == device)
+                || self
+                    .leases
+                    .values()
+                    .any(|lease| lease.active_nic() == Some(&device) || lease.standby_nic() == Some(&device));
+            let name = self.device_name(&device);
+            if let Some(known) = self.devices.get_mut(&device).filter(|known| known.health != Health::Absent)
+            {
+                known.health = Health::Absent;
+                effects.push(Effect::event(
+                    EventKind::DeviceGone,
+                    name,
+                    "its host does not have it any more",
+                ));
+            }
+            if !wanted {
+                self.forget_device(&device);
+            }
+        }
+    }
+
+    fn forget_device(&mut self, id: &DeviceId) {
+        if let Some(Device { kind: Kind::Nic { rx: Some(rx), .. }, .. }) = self.devices.remove(id) {
+            self.regions.retire(rx.region);
+        }
+    }
+}

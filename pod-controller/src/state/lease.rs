@@ -1,0 +1,86 @@
+use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
+use serde::{Deserialize, Serialize};
+
+use super::{DeviceId, Hold};
+
+/// The right of an instance to use a NIC or a volume until it is revoked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// Its number.
+    pub id: LeaseId,
+    /// Whose it is.
+    pub instance: InstanceId,
+    /// The name of the device within the instance.
+    pub device: String,
+    /// The file of its vhost-user socket.
+    pub socket: String,
+    /// Grows whenever its holder or its device changes; messages of older ones are refused at the device.
+    pub generation: LeaseGeneration,
+    /// Whether a VMM is connected.
+    pub connected: bool,
+    /// The TX or data area, made for one life of the frontend.
+    pub area: Option<Hold>,
+    /// On what.
+    pub kind: LeaseKind,
+}
+
+/// On what a lease is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LeaseKind {
+    /// On a NIC.
+    Nic {
+        /// The guest's address.
+        mac: MacAddress,
+        /// The largest packet without the Ethernet header.
+        mtu: u16,
+        /// Pairs of queues.
+        queue_pairs: u16,
+        /// The offloads that the guest was offered. They stay for good: a guest cannot be told otherwise.
+        features: u64,
+        /// The NIC in use.
+        active: DeviceId,
+        /// The NIC that takes over.
+        standby: Option<DeviceId>,
+    },
+    /// On a volume.
+    Disk {
+        /// The volume.
+        volume: VolumeId,
+        /// What the guest reads as the disk's id.
+        serial: String,
+        /// Request queues.
+        queues: u16,
+        /// Whether writes are refused.
+        read_only: bool,
+        /// The life of the backend that has flushed the data area, or got it fresh. A predecessor's cached writes
+        /// must not land on the data of requests that its successor serves.
+        clean_for: u64,
+    },
+}
+
+impl Lease {
+    /// The volume it is on.
+    pub const fn volume(&self) -> Option<VolumeId> {
+        match self.kind {
+            LeaseKind::Disk { volume, .. } => Some(volume),
+            LeaseKind::Nic { .. } => None,
+        }
+    }
+
+    /// The NIC it uses.
+    pub const fn active_nic(&self) -> Option<&DeviceId> {
+        match &self.kind {
+            LeaseKind::Nic { active, .. } => Some(active),
+            LeaseKind::Disk { .. } => None,
+        }
+    }
+
+    /// The NIC that takes over.
+    pub const fn standby_nic(&self) -> Option<&DeviceId> {
+        match &self.kind {
+            LeaseKind::Nic { standby, .. } => standby.as_ref(),
+            LeaseKind::Disk { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The controller's mind: a deterministic state machine without clock, I/O or randomness. The same commands give the
+//! same state, so that a log replays and a simulation can drive it.
+//!
+//! It is level-triggered inside as well as outside. A command changes a fact (an endpoint joined, a link went down, an
+//! instance is wanted); then `settle` makes the rest follow: failover, areas, channels. What every endpoint should have
+//! is read off the state ([`State::desired`]), and what it should let go of ([`State::scrubs`]).
+
+mod apply;
+mod channel;
+mod command;
+mod create;
+mod delete;
+mod desired;
+mod device;
+mod effect;
+mod endpoint;
+mod instance;
+mod join;
+mod lease;
+mod name;
+mod options;
+mod pairs;
+mod placement;
+mod refusal;
+mod region;
+mod settle;
+mod volume;
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use cxl_pool::{EndpointId, HostId};
+use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, VolumeId};
+use serde::{Deserialize, Serialize};
+
+pub use channel::{Channel, Rings};
+pub use command::{Command, NicWish};
+pub use desired::Objects;
+pub use device::{Device, DeviceId, Health, Hold, Kind};
+pub use effect::Effect;
+pub use endpoint::{Endpoint, Presence};
+pub use instance::Instance;
+pub use lease::{Lease, LeaseKind};
+pub use name::{NAME_BYTES_MAX, check_name};
+pub use options::Options;
+pub use refusal::{Refusal, RefusalKind};
+pub use region::{Purpose, Region, RegionUse, Regions};
+pub use volume::Volume;
+
+/// Everything the controller knows for good.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// How many commands have been applied.
+    pub index: u64,
+    /// Sizes and limits.
+    pub options: Options,
+    /// Names of the hosts that have ever joined.
+    pub hosts: BTreeMap<HostId, String>,
+    /// Daemons that have ever joined.
+    #[serde(with = "pairs")]
+    pub endpoints: BTreeMap<EndpointId, Endpoint>,
+    /// NICs and SSDs that have ever been reported.
+    #[serde(with = "pairs")]
+    pub devices: BTreeMap<DeviceId, Device>,
+    /// Volumes.
+    pub volumes: BTreeMap<VolumeId, Volume>,
+    /// Instances.
+    pub instances: BTreeMap<InstanceId, Instance>,
+    /// Leases of all instances.
+    pub leases: BTreeMap<LeaseId, Lease>,
+    /// Who uses which part of the pool.
+    pub regions: Regions,
+    /// Channels between engines' frontends and backends.
+    pub channels: BTreeMap<ChannelId, Channel>,
+    /// How many leases have moved to their backup.
+    pub failovers: u64,
+    /// What was handed out last.
+    last: Last,
+    /// Whether something that is needed did not fit the pool.
+    short: bool,
+}
+
+/// The ids that were handed out last.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Last {
+    instance: u32,
+    volume: u32,
+    lease: u32,
+    channel: u32,
+    mac: u32,
+}
+
+impl State {
+    /// A pod that nobody has joined.
+    pub fn new(options: Options) -> Self {
+        Self {
+            index: 0,
+            regions: Regions::new(options.data),
+            options,
+            hosts: BTreeMap::new(),
+            endpoints: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            volumes: BTreeMap::new(),
+            instances: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            failovers: 0,
+            last: Last::default(),
+            short: false,
+        }
+    }
+
+    /// The host with this name.
+    pub fn host_named(&self, name: &str) -> Option<HostId> {
+        self.hosts.iter().find(|(_, known)| *known == name).map(|(id, _)| *id)
+    }
+
+    /// The name of a host; its number where it has none.
+    pub fn host_name(&self, host: HostId) -> String {
+        self.hosts.get(&host).cloned().unwrap_or_else(|| host.to_string())
+    }
+
+    /// The name of a device, as `h2/nic0`.
+    pub fn device_name(&self, id: &DeviceId) -> String {
+        format!("{}/{}", self.host_name(id.host), id.name)
+    }
+
+    /// The name of an endpoint, as `h2/net-backend`.
+    pub fn endpoint_name(&self, id: EndpointId) -> String {
+        format!("{}/{}", self.host_name(id.host), id.role)
+    }
+
+    /// The device with this name, as `h2/nic0`.
+    pub fn device_named(&self, name: &str) -> Option<DeviceId> {
+        let (host, device) = name.split_once('/')?;
+        let id = DeviceId { host: self.host_named(host)?, name: device.to_owned() };
+        self.devices.contains_key(&id).then_some(id)
+    }
+
+    /// The volume with this name.
+    pub fn volume_named(&self, name: &str) -> Option<&Volume> {
+        self.volumes.values().find(|volume| volume.name == name)
+    }
+
+    /// The instance with this name.
+    pub fn instance_named(&self, name: &str) -> Option<&Instance> {
+        self.instances.values().find(|instance| instance.name == name)
+    }
+
+    /// The lease on a volume.
+    pub fn lease_of_volume(&self, volume: VolumeId) -> Option<&Lease> {
+        self.leases.values().find(|lease| lease.volume() == Some(volume))
+    }
+}

@@ -1,0 +1,54 @@
+use cxl_channel::RingPlacement;
+use cxl_pool::{Area, LineCount};
+use pod_protocol::objects::Engine;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// Words of a network message.
+const NET_WORDS: usize = 2;
+/// Words of a storage message.
+const BLK_WORDS: usize = 8;
+
+/// Sizes and limits. They apply to what is allocated from now on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Options {
+    /// The pool that the state is about.
+    pub pool: Uuid,
+    /// Where regions may lie.
+    pub data: Area,
+    /// Of the area that an instance's NIC sends from.
+    pub tx_area: LineCount,
+    /// Of the area that a NIC receives into.
+    pub rx_area: LineCount,
+    /// Of the area that the data of a disk's requests lies in.
+    pub data_area: LineCount,
+    /// Of each ring between network engines.
+    pub net_slots: u32,
+    /// Of each ring between storage engines.
+    pub blk_slots: u32,
+    /// The most receive buffers that an instance may hold.
+    pub rx_quota_buffers: u32,
+    /// Request queues of a disk.
+    pub disk_queues: u16,
+    /// The longest name that a socket's file may have.
+    pub socket_name_bytes_max: usize,
+}
+
+impl Options {
+    /// How many slots each ring of an engine's channel has.
+    pub(super) fn slots(&self, engine: Engine) -> u32 {
+        match engine {
+            Engine::Net => self.net_slots,
+            Engine::Blk => self.blk_slots,
+        }
+    }
+
+    /// How many lines each ring of an engine's channel takes.
+    pub(super) fn ring_lines(&self, engine: Engine) -> LineCount {
+        let words = match engine {
+            Engine::Net => NET_WORDS,
+            Engine::Blk => BLK_WORDS,
+        };
+        RingPlacement::lines(self.slots(engine), words)
+    }
+}

@@ -1,0 +1,246 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use cxl_pool::{Area, EndpointId, LineCount, LineOffset};
+use pod_protocol::ids::{ChannelId, LeaseId, RegionId};
+use serde::{Deserialize, Serialize};
+
+use super::DeviceId;
+
+/// Areas for payload begin at multiples of this, so that they can be mapped by huge pages.
+const LARGE_ALIGN_LINES: u64 = (2 << 20) / 64;
+/// Smaller regions begin at multiples of this.
+const SMALL_ALIGN_LINES: u64 = 4096 / 64;
+
+/// What the region table in the pool has room for.
+const REGIONS_MAX: usize = 4095;
+
+/// A leased range of the pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Region {
+    /// Its number. Never used again, so that a late confirmation cannot mean another region.
+    pub id: RegionId,
+    /// Where it lies.
+    pub area: Area,
+    /// What it is for.
+    pub purpose: Purpose,
+    /// The endpoint that writes it first.
+    pub writer: EndpointId,
+    /// In use: everybody who was ever given it. Quarantined: those who have not confirmed that they let go.
+    pub holders: BTreeSet<EndpointId>,
+    /// Whether it may be used.
+    pub usage: RegionUse,
+}
+
+/// What a region is for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
+    /// One ring of a channel.
+    Ring(ChannelId),
+    /// What an instance's packets are sent from.
+    Transmit(LeaseId),
+    /// What a NIC receives into.
+    Receive(DeviceId),
+    /// What an instance's block requests read and write.
+    Data(LeaseId),
+}
+
+/// Whether a region may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RegionUse {
+    /// Yes.
+    InUse,
+    /// No: a cache or a device may still write to it.
+    Quarantined,
+}
+
+/// Who uses which part of the pool's data area.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Regions {
+    data: Area,
+    last: u32,
+    regions: BTreeMap<RegionId, Region>,
+    /// Starts of all regions, to find gaps.
+    by_start: BTreeMap<LineOffset, RegionId>,
+}
+
+impl Regions {
+    pub(super) fn new(data: Area) -> Self {
+        Self { data, last: 0, regions: BTreeMap::new(), by_start: BTreeMap::new() }
+    }
+
+    /// A region by its number.
+    pub fn get(&self, id: RegionId) -> Option<&Region> {
+        self.regions.get(&id)
+    }
+
+    /// All regions, by number.
+    pub fn iter(&self) -> impl Iterator<Item = &Region> {
+        self.regions.values()
+    }
+
+    /// All regions, by place.
+    pub fn by_place(&self) -> impl Iterator<Item = &Region> {
+        self.by_start.values().filter_map(|id| self.regions.get(id))
+    }
+
+    /// Where regions may lie.
+    pub fn data(&self) -> Area {
+        self.data
+    }
+
+    /// The ranges that no region covers.
+    pub fn gaps(&self) -> Vec<Area> {
+        let mut gaps = Vec::new();
+        let mut start = self.data.start.get();
+        let end = start + self.data.lines.get();
+        let mut push = |from: u64, to: u64| {
+            if from < to {
+                gaps.push(Area { start: LineOffset::new(from), lines: LineCount::new(to - from) });
+            }
+        };
+        for region in self.by_place() {
+            push(start, region.area.start.get());
+            start = region.area.start.get() + region.area.lines.get();
+        }
+        push(start, end);
+        gaps
+    }
+
+    /// Takes the first place that is free and long enough.
+    pub(super) fn allocate(
+        &mut self,
+        lines: LineCount,
+        purpose: Purpose,
+        writer: EndpointId,
+    ) -> Option<RegionId> {
+        if self.by_start.len() >= REGIONS_MAX {
+            return None;
+        }
+        let align = if lines.get() >= LARGE_ALIGN_LINES { LARGE_ALIGN_LINES } else { SMALL_ALIGN_LINES };
+        let lines = LineCount::new(lines.get().max(1).checked_next_multiple_of(SMALL_ALIGN_LINES)?);
+        let start = self.gaps().into_iter().find_map(|gap| {
+            let start = gap.start.get().checked_next_multiple_of(align)?;
+            let end = gap.start.get() + gap.lines.get();
+            (start.checked_add(lines.get())? <= end).then_some(LineOffset::new(start))
+        })?;
+        self.last = self.last.checked_add(1)?;
+        let id = RegionId::new(self.last);
+        let region = Region {
+            id,
+            area: Area { start, lines },
+            purpose,
+            writer,
+            holders: BTreeSet::from([writer]),
+            usage: RegionUse::InUse,
+        };
+        self.by_start.insert(start, id);
+        self.regions.insert(id, region);
+        Some(id)
+    }
+
+    /// Notes that an endpoint is given a region.
+    pub(super) fn hold(&mut self, id: RegionId, holder: EndpointId) {
+        if let Some(region) = self.regions.get_mut(&id).filter(|region| region.usage == RegionUse::InUse) {
+            region.holders.insert(holder);
+        }
+    }
+
+    /// Gives a region up. It is free once every holder has confirmed.
+    pub(super) fn retire(&mut self, id: RegionId) {
+        if let Some(region) = self.regions.get_mut(&id) {
+            region.usage = RegionUse::Quarantined;
+        }
+    }
+
+    /// Takes back a region that nobody was told of.
+    pub(super) fn cancel(&mut self, id: RegionId) {
+        if let Some(region) = self.regions.remove(&id) {
+            self.by_start.remove(&region.area.start);
+        }
+    }
+
+    /// Notes that an endpoint has let go of a quarantined region; frees it if it was the last.
+    pub(super) fn confirm(&mut self, id: RegionId, holder: EndpointId) {
+        let Some(region) = self.regions.get_mut(&id).filter(|region| region.usage == RegionUse::Quarantined)
+        else {
+            return;
+        };
+        region.holders.remove(&holder);
+        if region.holders.is_empty() {
+            self.by_start.remove(&region.area.start);
+            self.regions.remove(&id);
+        }
+    }
+
+    /// The quarantined regions that an endpoint has yet to confirm.
+    pub(super) fn pending(&self, holder: EndpointId) -> impl Iterator<Item = &Region> {
+        self.iter()
+            .filter(move |region| region.usage == RegionUse::Quarantined && region.holders.contains(&holder))
+    }
+
+    /// Whether an area given anew by a changed configuration still covers every region.
+    pub(super) fn move_to(&mut self, data: Area) -> bool {
+        let end = |area: Area| area.start.get() + area.lines.get();
+        let fits = self.iter().all(|region| region.area.start >= data.start && end(region.area) <= end(data));
+        if fits {
+            self.data = data;
+        }
+        fits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cxl_pool::{HostId, Role};
+
+    use super::*;
+
+    const OWNER: EndpointId = EndpointId::new(HostId::new(1), Role::NetFrontend);
+    const OTHER: EndpointId = EndpointId::new(HostId::new(2), Role::NetBackend);
+
+    fn regions(lines: u64) -> Regions {
+        Regions::new(Area { start: LineOffset::new(LARGE_ALIGN_LINES), lines: LineCount::new(lines) })
+    }
+
+    fn purpose() -> Purpose {
+        Purpose::Ring(ChannelId::new(1))
+    }
+
+    #[test]
+    fn large_regions_are_aligned_to_huge_pages() {
+        let mut regions = regions(LARGE_ALIGN_LINES * 4);
+        let small = regions.allocate(LineCount::new(3), purpose(), OWNER).expect("room");
+        let large = regions.allocate(LineCount::new(LARGE_ALIGN_LINES), purpose(), OWNER).expect("room");
+        assert_eq!(regions.get(small).expect("there").area.start.get(), LARGE_ALIGN_LINES);
+        assert_eq!(regions.get(large).expect("there").area.start.get(), LARGE_ALIGN_LINES * 2);
+    }
+
+    #[test]
+    fn region_is_free_only_after_every_holder_confirmed() {
+        let mut regions = regions(SMALL_ALIGN_LINES);
+        let region = regions.allocate(LineCount::new(1), purpose(), OWNER).expect("room");
+        regions.hold(region, OTHER);
+        regions.confirm(region, OTHER);
+        assert_eq!(
+            regions.get(region).expect("in use").holders.len(),
+            2,
+            "no confirmation counts before the end"
+        );
+        regions.retire(region);
+        regions.confirm(region, OWNER);
+        assert_eq!(regions.allocate(LineCount::new(1), purpose(), OWNER), None);
+        assert_eq!(regions.pending(OTHER).count(), 1);
+        regions.confirm(region, OTHER);
+        let next = regions.allocate(LineCount::new(1), purpose(), OWNER).expect("room again");
+        assert_ne!(next, region, "numbers are not used again");
+    }
+
+    #[test]
+    fn what_is_too_large_is_not_allocated() {
+        let mut regions = regions(SMALL_ALIGN_LINES);
+        assert_eq!(regions.allocate(LineCount::new(SMALL_ALIGN_LINES + 1), purpose(), OWNER), None);
+        assert_eq!(regions.allocate(LineCount::new(u64::MAX), purpose(), OWNER), None);
+    }
+}

@@ -1,0 +1,317 @@
+use std::collections::BTreeSet;
+
+use cxl_channel::RingPlacement;
+use cxl_pool::{EndpointId, Generation, Role};
+use pod_protocol::ids::{ChannelId, LeaseId};
+
+use super::{
+    Channel, DeviceId, Effect, Health, Hold, Kind, Lease, LeaseKind, Presence, Purpose, Rings, State,
+};
+use crate::api::EventKind;
+
+impl State {
+    /// Makes everything follow from the facts. Doing it twice changes nothing more.
+    pub(super) fn settle(&mut self, effects: &mut Vec<Effect>) {
+        self.fail_over(effects);
+        self.choose_standbys();
+        let mut short = self.make_receive_areas();
+        short |= self.make_lease_areas();
+        self.drop_channels();
+        self.add_channels();
+        short |= self.make_rings(effects);
+        self.note_holders();
+        self.fence_silent(effects);
+        if short && !self.short {
+            let message = "something that is needed does not fit: delete instances, or restart daemons that have yet \
+                           to let go of quarantined regions";
+            effects.push(Effect::event(EventKind::PoolFull, "pool", message));
+        }
+        self.short = short;
+    }
+
+    /// The frontend that serves a lease.
+    pub fn frontend_of(&self, lease: &Lease) -> Option<EndpointId> {
+        let role = match lease.kind {
+            LeaseKind::Nic { .. } => Role::NetFrontend,
+            LeaseKind::Disk { .. } => Role::BlkFrontend,
+        };
+        self.instances.get(&lease.instance).map(|instance| EndpointId::new(instance.host, role))
+    }
+
+    /// The backend that serves a lease, and then the one that takes over.
+    pub fn backends_of(&self, lease: &Lease) -> impl Iterator<Item = EndpointId> {
+        let (first, second) = match &lease.kind {
+            LeaseKind::Nic { active, standby, .. } => {
+                (Some(active.net_backend()), standby.as_ref().map(DeviceId::net_backend))
+            }
+            LeaseKind::Disk { volume, .. } => {
+                (self.volumes.get(volume).map(|volume| volume.device.blk_backend()), None)
+            }
+        };
+        [first, second].into_iter().flatten()
+    }
+
+    /// The life of an endpoint that new things can be made for.
+    pub(super) fn life_of(&self, id: EndpointId) -> Option<u64> {
+        let there = |presence| matches!(presence, Presence::Joined | Presence::Silent);
+        self.endpoints
+            .get(&id)
+            .filter(|endpoint| there(endpoint.presence))
+            .map(|endpoint| endpoint.incarnation)
+    }
+
+    fn can_move(&self, lease: &Lease) -> bool {
+        lease.standby_nic().is_some_and(|standby| self.is_usable(standby))
+    }
+
+    fn fail_over(&mut self, effects: &mut Vec<Effect>) {
+        let moving: Vec<LeaseId> = self
+            .leases
+            .values()
+            .filter(|lease| lease.active_nic().is_some_and(|nic| self.is_lost(nic)) && self.can_move(lease))
+            .map(|lease| lease.id)
+            .collect();
+        for id in moving {
+            let Some(lease) = self.leases.get_mut(&id) else { continue };
+            let LeaseKind::Nic { active, standby: Some(standby), .. } = &mut lease.kind else { continue };
+            std::mem::swap(active, standby);
+            lease.generation = lease.generation.next();
+            self.failovers += 1;
+            let (device, instance) = (lease.device.clone(), lease.instance);
+            let message =
+                format!("{device} moved from {} to {}", self.nic_name(id, false), self.nic_name(id, true));
+            let subject =
+                self.instances.get(&instance).map_or_else(String::new, |instance| instance.name.clone());
+            effects.push(Effect::event(EventKind::Failover, subject, message));
+        }
+    }
+
+    fn nic_name(&self, lease: LeaseId, active: bool) -> String {
+        let lease = self.leases.get(&lease);
+        let nic = lease.and_then(|lease| if active { lease.active_nic() } else { lease.standby_nic() });
+        nic.map_or_else(String::new, |nic| self.device_name(nic))
+    }
+
+    /// Looks for a backup where there is none that works. One that fails and has no better stays: it may come back.
+    fn choose_standbys(&mut self) {
+        let better: Vec<(LeaseId, DeviceId)> = self
+            .leases
+            .values()
+            .filter_map(|lease| match &lease.kind {
+                LeaseKind::Nic { active, standby, mtu, features, .. } => {
+                    let works = standby.as_ref().is_some_and(|standby| !self.is_lost(standby));
+                    let found = if works { None } else { self.place_standby(active, *mtu, Some(*features)) };
+                    found.map(|found| (lease.id, found))
+                }
+                LeaseKind::Disk { .. } => None,
+            })
+            .collect();
+        for (id, found) in better {
+            if let Some(Lease { kind: LeaseKind::Nic { standby, .. }, .. }) = self.leases.get_mut(&id) {
+                *standby = Some(found);
+            }
+        }
+    }
+
+    /// Gives each life of a network backend its own areas: its predecessor's device may still write to the old ones.
+    fn make_receive_areas(&mut self) -> bool {
+        let mut short = false;
+        let nics: Vec<DeviceId> =
+            self.devices.iter().filter(|(_, device)| device.is_nic()).map(|(id, _)| id.clone()).collect();
+        for id in nics {
+            let life = self.life_of(id.net_backend());
+            let Some(device) = self.devices.get_mut(&id) else { continue };
+            let absent = device.health == Health::Absent;
+            let Kind::Nic { rx, .. } = &mut device.kind else { continue };
+            let wanted = if absent { None } else { life };
+            let kept = rx.is_some_and(|hold| wanted == Some(hold.incarnation) || (life.is_none() && !absent));
+            if kept {
+                continue;
+            }
+            if let Some(old) = rx.take() {
+                self.regions.retire(old.region);
+            }
+            if let Some(incarnation) = wanted {
+                let purpose = Purpose::Receive(id.clone());
+                let region = self.regions.allocate(self.options.rx_area, purpose, id.net_backend());
+                *rx = region.map(|region| Hold { region, incarnation });
+                short |= rx.is_none();
+            }
+        }
+        short
+    }
+
+    /// Gives each life of a frontend its own areas.
+    fn make_lease_areas(&mut self) -> bool {
+        let mut short = false;
+        let ids: Vec<LeaseId> = self.leases.keys().copied().collect();
+        for id in ids {
+            let Some(lease) = self.leases.get(&id) else { continue };
+            let Some(frontend) = self.frontend_of(lease) else { continue };
+            let Some(incarnation) = self.life_of(frontend) else { continue };
+            let backend_life = self.backends_of(lease).next().and_then(|backend| self.life_of(backend));
+            let Some(lease) = self.leases.get_mut(&id) else { continue };
+            if lease.area.is_some_and(|hold| hold.incarnation == incarnation) {
+                continue;
+            }
+            if let Some(old) = lease.area.take() {
+                self.regions.retire(old.region);
+            }
+            let (lines, purpose) = match &lease.kind {
+                LeaseKind::Nic { .. } => (self.options.tx_area, Purpose::Transmit(id)),
+                LeaseKind::Disk { .. } => (self.options.data_area, Purpose::Data(id)),
+            };
+            let region = self.regions.allocate(lines, purpose, frontend);
+            lease.area = region.map(|region| Hold { region, incarnation });
+            short |= region.is_none();
+            if let LeaseKind::Disk { clean_for, .. } = &mut lease.kind {
+                *clean_for = backend_life.unwrap_or(0);
+            }
+        }
+        short
+    }
+
+    /// The pairs of endpoints that leases join.
+    fn pairs(&self) -> BTreeSet<(EndpointId, EndpointId)> {
+        let pairs = self.leases.values().filter_map(|lease| Some((self.frontend_of(lease)?, lease)));
+        pairs
+            .flat_map(|(frontend, lease)| self.backends_of(lease).map(move |backend| (frontend, backend)))
+            .collect()
+    }
+
+    /// The channel between two endpoints.
+    pub(super) fn channel_between(&self, frontend: EndpointId, backend: EndpointId) -> Option<&Channel> {
+        self.channels.values().find(|channel| channel.frontend == frontend && channel.backend == backend)
+    }
+
+    fn drop_channels(&mut self) {
+        let pairs = self.pairs();
+        let regions = &mut self.regions;
+        self.channels.retain(|_, channel| {
+            let kept = pairs.contains(&(channel.frontend, channel.backend));
+            if let Some(rings) = channel.rings.filter(|_| !kept) {
+                regions.retire(rings.to_backend);
+                regions.retire(rings.to_frontend);
+            }
+            kept
+        });
+    }
+
+    fn add_channels(&mut self) {
+        for (frontend, backend) in self.pairs() {
+            if self.channel_between(frontend, backend).is_none() {
+                self.last.channel += 1;
+                let id = ChannelId::new(self.last.channel);
+                let generation = Generation::default();
+                self.channels.insert(id, Channel { id, frontend, backend, generation, rings: None });
+            }
+        }
+    }
+
+    /// Makes rings for each pair of lives. Until then the side that lives on keeps the old ones: it loses nothing by
+    /// waiting, and resubmits when the new ones come.
+    fn make_rings(&mut self, effects: &mut Vec<Effect>) -> bool {
+        let mut short = false;
+        let ids: Vec<ChannelId> = self.channels.keys().copied().collect();
+        for id in ids {
+            let Some(channel) = self.channels.get(&id) else { continue };
+            let (Some(frontend_incarnation), Some(backend_incarnation)) =
+                (self.life_of(channel.frontend), self.life_of(channel.backend))
+            else {
+                continue;
+            };
+            let current = channel.rings.is_some_and(|rings| {
+                rings.frontend_incarnation == frontend_incarnation
+                    && rings.backend_incarnation == backend_incarnation
+            });
+            if current || !self.data_is_clean(channel, backend_incarnation) {
+                continue;
+            }
+            let (frontend, backend, engine) = (channel.frontend, channel.backend, channel.engine());
+            let lines = self.options.ring_lines(engine);
+            let Some(to_backend) = self.regions.allocate(lines, Purpose::Ring(id), frontend) else {
+                short = true;
+                continue;
+            };
+            let Some(to_frontend) = self.regions.allocate(lines, Purpose::Ring(id), backend) else {
+                self.regions.cancel(to_backend);
+                short = true;
+                continue;
+            };
+            let slots = self.options.slots(engine);
+            for region in [to_backend, to_frontend].into_iter().filter_map(|id| self.regions.get(id)) {
+                effects.push(Effect::Clear(RingPlacement { start: region.area.start, slots }));
+            }
+            let rings = Rings { to_backend, to_frontend, slots, frontend_incarnation, backend_incarnation };
+            let Some(channel) = self.channels.get_mut(&id) else { continue };
+            channel.generation = channel.generation.next();
+            if let Some(old) = channel.rings.replace(rings) {
+                self.regions.retire(old.to_backend);
+                self.regions.retire(old.to_frontend);
+            }
+        }
+        short
+    }
+
+    /// Whether a storage backend has flushed every data area that it serves over a channel.
+    fn data_is_clean(&self, channel: &Channel, backend_incarnation: u64) -> bool {
+        self.leases.values().filter(|lease| lease.area.is_some()).all(|lease| match lease.kind {
+            LeaseKind::Nic { .. } => true,
+            LeaseKind::Disk { clean_for, .. } => {
+                clean_for == backend_incarnation
+                    || self.frontend_of(lease) != Some(channel.frontend)
+                    || self.backends_of(lease).next() != Some(channel.backend)
+            }
+        })
+    }
+
+    /// Notes who is given what, since each of them has to let go before it can be given to others. Whoever is not there
+    /// is given nothing; when it comes, this is done again.
+    fn note_holders(&mut self) {
+        let mut held = Vec::new();
+        for lease in self.leases.values() {
+            let endpoints: Vec<EndpointId> =
+                self.frontend_of(lease).into_iter().chain(self.backends_of(lease)).collect();
+            held.extend(
+                lease.area.into_iter().flat_map(|area| endpoints.iter().map(move |it| (area.region, *it))),
+            );
+            let nics = lease.active_nic().into_iter().chain(lease.standby_nic());
+            for nic in nics {
+                if let Some(Kind::Nic { rx: Some(rx), .. }) = self.devices.get(nic).map(|device| &device.kind)
+                {
+                    held.extend(self.frontend_of(lease).map(|frontend| (rx.region, frontend)));
+                }
+            }
+        }
+        for channel in self.channels.values() {
+            for ring in channel.rings.iter().flat_map(|rings| [rings.to_backend, rings.to_frontend]) {
+                held.extend([(ring, channel.frontend), (ring, channel.backend)]);
+            }
+        }
+        for (region, endpoint) in held {
+            if self.life_of(endpoint).is_some() {
+                self.regions.hold(region, endpoint);
+            }
+        }
+    }
+
+    /// Fences silent backends whose leases have somewhere to go. Others are left alone: fencing them would only add
+    /// to the harm.
+    fn fence_silent(&mut self, effects: &mut Vec<Effect>) {
+        let fenced: BTreeSet<EndpointId> = self
+            .leases
+            .values()
+            .filter(|lease| self.can_move(lease))
+            .filter_map(|lease| lease.active_nic().map(DeviceId::net_backend))
+            .filter(|backend| self.endpoints.get(backend).is_some_and(|it| it.presence == Presence::Silent))
+            .collect();
+        for id in fenced {
+            if let Some(endpoint) = self.endpoints.get_mut(&id) {
+                endpoint.presence = Presence::Fencing;
+                effects.push(Effect::Fence(id));
+                let message = "it is silent, and what it serves can move to a backup";
+                effects.push(Effect::event(EventKind::EndpointFenced, self.endpoint_name(id), message));
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+use pod_protocol::ids::VolumeId;
+use serde::{Deserialize, Serialize};
+
+use super::DeviceId;
+
+/// Volumes begin at multiples of this.
+pub(super) const EXTENT_ALIGN_BYTES: u64 = 1 << 20;
+/// The size of a volume is a multiple of this, whatever the block of its SSD.
+pub(super) const SIZE_MULTIPLE_BYTES: u64 = 4096;
+
+/// A contiguous range of an SSD.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Volume {
+    /// Its number.
+    pub id: VolumeId,
+    /// Its name.
+    pub name: String,
+    /// The SSD it lies on.
+    pub device: DeviceId,
+    /// Where it begins there.
+    pub start_bytes: u64,
+    /// How long it is.
+    pub size_bytes: u64,
+}
+
+/// The first place on an SSD where a volume fits between those that are there: `(start, size)`, in any order.
+pub(super) fn first_fit(device_bytes: u64, wanted_bytes: u64, mut taken: Vec<(u64, u64)>) -> Option<u64> {
+    taken.sort_unstable();
+    let mut start: u64 = 0;
+    for (taken_start, taken_bytes) in taken {
+        if start.checked_add(wanted_bytes)? <= taken_start {
+            return Some(start);
+        }
+        let end = taken_start.checked_add(taken_bytes)?;
+        start = start.max(end.checked_next_multiple_of(EXTENT_ALIGN_BYTES)?);
+    }
+    (start.checked_add(wanted_bytes)? <= device_bytes).then_some(start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn first_gap_that_fits_is_taken() {
+        let taken = vec![(8 * MIB, MIB), (0, 2 * MIB), (4 * MIB, 2 * MIB)];
+        assert_eq!(first_fit(16 * MIB, 2 * MIB, taken.clone()), Some(2 * MIB));
+        assert_eq!(first_fit(16 * MIB, 3 * MIB, taken.clone()), Some(9 * MIB));
+        assert_eq!(first_fit(16 * MIB, 7 * MIB, taken.clone()), Some(9 * MIB));
+        assert_eq!(first_fit(16 * MIB, 7 * MIB + 4096, taken), None);
+    }
+
+    #[test]
+    fn starts_are_aligned_after_an_odd_size() {
+        assert_eq!(first_fit(16 * MIB, MIB, vec![(0, 4096)]), Some(MIB));
+    }
+
+    #[test]
+    fn sizes_that_overflow_do_not_fit() {
+        assert_eq!(first_fit(u64::MAX, u64::MAX, vec![(0, 4096)]), None);
+        assert_eq!(first_fit(16 * MIB, u64::MAX - 4095, Vec::new()), None);
+    }
+}

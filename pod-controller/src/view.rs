@@ -1,0 +1,64 @@
+//! What is shown of the controller: a state at one moment, turned into the API's types.
+
+mod devices;
+mod hosts;
+mod instances;
+mod pool;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cxl_pool::Superblock;
+use pod_protocol::ids::LeaseId;
+
+use crate::state::State;
+
+/// A state at one moment.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// The state.
+    pub state: Arc<State>,
+    /// What leases wait for that a VMM cannot use yet.
+    pub waiting: BTreeMap<LeaseId, String>,
+    /// The pool.
+    pub facts: PoolFacts,
+    /// Where vhost-user sockets lie.
+    sockets: PathBuf,
+}
+
+/// What does not change of a pool.
+#[derive(Clone, Debug)]
+pub struct PoolFacts {
+    path: String,
+    uuid: String,
+    coherence: String,
+    size_bytes: u64,
+}
+
+impl PoolFacts {
+    /// From where it is and what it says of itself.
+    pub fn new(path: &Path, superblock: &Superblock) -> Self {
+        Self {
+            path: path.display().to_string(),
+            uuid: superblock.uuid.to_string(),
+            coherence: superblock.mode.to_string(),
+            size_bytes: superblock.size_bytes,
+        }
+    }
+}
+
+impl View {
+    /// A view in which nothing is ready yet.
+    pub fn new(state: &State, facts: PoolFacts, sockets: PathBuf) -> Self {
+        let waiting = state.leases.keys().map(|lease| (*lease, "its daemons to join".to_owned())).collect();
+        Self { state: Arc::new(state.clone()), waiting, facts, sockets }
+    }
+
+    /// The same pool later.
+    #[must_use]
+    pub fn updated(&self, state: &State, waiting: BTreeMap<LeaseId, String>) -> Self {
+        let state = if *self.state == *state { Arc::clone(&self.state) } else { Arc::new(state.clone()) };
+        Self { state, waiting, facts: self.facts.clone(), sockets: self.sockets.clone() }
+    }
+}

@@ -1,0 +1,84 @@
+use std::collections::BTreeMap;
+
+use cxl_pool::EndpointId;
+use pod_protocol::telemetry::DeviceTelemetry;
+
+use super::View;
+use crate::api;
+use crate::controller::Sample;
+use crate::state::{Device, DeviceId, Health, Kind, Presence};
+
+impl View {
+    /// All devices.
+    pub fn devices(&self, telemetry: &BTreeMap<EndpointId, Sample>) -> Vec<api::Device> {
+        self.state.devices.iter().map(|(id, device)| self.show_device(id, device, telemetry)).collect()
+    }
+
+    /// The device with this name.
+    pub fn device(&self, name: &str, telemetry: &BTreeMap<EndpointId, Sample>) -> Option<api::Device> {
+        let id = self.state.device_named(name)?;
+        let device = self.state.devices.get(&id)?;
+        Some(self.show_device(&id, device, telemetry))
+    }
+
+    fn show_device(
+        &self,
+        id: &DeviceId,
+        device: &Device,
+        telemetry: &BTreeMap<EndpointId, Sample>,
+    ) -> api::Device {
+        let owner = EndpointId::new(id.host, device.role());
+        let (health, reason) = match (&device.health, self.state.endpoints.get(&owner).map(|it| it.presence))
+        {
+            (Health::Absent, _) => {
+                (api::DeviceHealth::Away, Some("its host does not have it any more".to_owned()))
+            }
+            (_, Some(Presence::Fencing | Presence::Fenced | Presence::Gone) | None) => {
+                (api::DeviceHealth::Away, Some(format!("{} is not there", self.state.endpoint_name(owner))))
+            }
+            (Health::Down(reason), _) => (api::DeviceHealth::Down, Some(reason.clone())),
+            (Health::Failed(reason), _) => (api::DeviceHealth::Failed, Some(reason.clone())),
+            (Health::Up, Some(Presence::Joined | Presence::Silent)) => (api::DeviceHealth::Up, None),
+        };
+        let kind = match &device.kind {
+            Kind::Nic { mac, speed_mbps, mtu, backup, .. } => api::DeviceKind::Nic {
+                mac: mac.map(|mac| mac.to_string()),
+                speed_mbps: *speed_mbps,
+                mtu: *mtu,
+                backup: *backup,
+                standby_leases: self.state.standby_leases_on(id),
+            },
+            Kind::Ssd { size_bytes, block_bytes } => api::DeviceKind::Ssd {
+                size_bytes: *size_bytes,
+                used_bytes: self.state.used_bytes(id),
+                block_bytes: *block_bytes,
+            },
+        };
+        let sample = telemetry.get(&owner);
+        let counters =
+            sample.and_then(|sample| sample.telemetry.devices.iter().find(|it| it.name == id.name));
+        api::Device {
+            name: self.state.device_name(id),
+            host: self.state.host_name(id.host),
+            kind,
+            driver: device.driver.clone(),
+            health,
+            reason,
+            leases: self.state.leases_on(id),
+            counters: counters.map(show_counters),
+        }
+    }
+}
+
+fn show_counters(counters: &DeviceTelemetry) -> api::DeviceCounters {
+    api::DeviceCounters {
+        rx_packets: counters.rx_packets,
+        rx_bytes: counters.rx_bytes,
+        tx_packets: counters.tx_packets,
+        tx_bytes: counters.tx_bytes,
+        operations: counters.operations,
+        read_bytes: counters.read_bytes,
+        write_bytes: counters.write_bytes,
+        errors: counters.errors,
+    }
+}

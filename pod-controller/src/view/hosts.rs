@@ -1,0 +1,61 @@
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use cxl_pool::{EndpointId, HostId};
+
+use super::View;
+use crate::api;
+use crate::controller::Sample;
+use crate::state::Presence;
+
+impl View {
+    /// All hosts.
+    pub fn hosts(&self, telemetry: &BTreeMap<EndpointId, Sample>, now: Instant) -> Vec<api::Host> {
+        self.state.hosts.iter().map(|(id, name)| self.show_host(*id, name, telemetry, now)).collect()
+    }
+
+    /// The host with this name.
+    pub fn host(
+        &self,
+        name: &str,
+        telemetry: &BTreeMap<EndpointId, Sample>,
+        now: Instant,
+    ) -> Option<api::Host> {
+        let id = self.state.host_named(name)?;
+        Some(self.show_host(id, name, telemetry, now))
+    }
+
+    fn show_host(
+        &self,
+        id: HostId,
+        name: &str,
+        telemetry: &BTreeMap<EndpointId, Sample>,
+        now: Instant,
+    ) -> api::Host {
+        let endpoints = self.state.endpoints.iter().filter(|(endpoint, _)| endpoint.host == id);
+        let endpoints = endpoints.map(|(endpoint, known)| api::Endpoint {
+            role: endpoint.role.to_string(),
+            software: known.software.clone(),
+            pid: known.pid,
+            health: match known.presence {
+                Presence::Joined => api::EndpointHealth::Joined,
+                Presence::Silent => api::EndpointHealth::Silent,
+                Presence::Fencing => api::EndpointHealth::Fencing,
+                Presence::Fenced => api::EndpointHealth::Fenced,
+                Presence::Gone => api::EndpointHealth::Gone,
+            },
+            telemetry_age_ms: telemetry.get(endpoint).map(|sample| {
+                u64::try_from(now.saturating_duration_since(sample.at).as_millis()).unwrap_or(u64::MAX)
+            }),
+        });
+        let devices = self.state.devices.keys().filter(|device| device.host == id);
+        let instances = self.state.instances.values().filter(|instance| instance.host == id);
+        api::Host {
+            name: name.to_owned(),
+            id: id.get(),
+            endpoints: endpoints.collect(),
+            devices: devices.map(|device| self.state.device_name(device)).collect(),
+            instances: instances.map(|instance| instance.name.clone()).collect(),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+use pod_protocol::ids::LeaseId;
+
+use super::View;
+use crate::api;
+use crate::state::{Instance, Lease, LeaseKind, Volume};
+
+impl View {
+    /// All volumes, by name.
+    pub fn volumes(&self) -> Vec<api::Volume> {
+        let mut volumes: Vec<api::Volume> =
+            self.state.volumes.values().map(|it| self.show_volume(it)).collect();
+        volumes.sort_by(|a, b| a.name.cmp(&b.name));
+        volumes
+    }
+
+    /// The volume with this name.
+    pub fn volume(&self, name: &str) -> Option<api::Volume> {
+        self.state.volume_named(name).map(|volume| self.show_volume(volume))
+    }
+
+    fn show_volume(&self, volume: &Volume) -> api::Volume {
+        let lease = self.state.lease_of_volume(volume.id);
+        let instance = lease.and_then(|lease| self.state.instances.get(&lease.instance));
+        api::Volume {
+            name: volume.name.clone(),
+            id: volume.id.get(),
+            device: self.state.device_name(&volume.device),
+            start_bytes: volume.start_bytes,
+            size_bytes: volume.size_bytes,
+            instance: instance.map(|instance| instance.name.clone()),
+        }
+    }
+
+    /// All instances, by name.
+    pub fn instances(&self) -> Vec<api::Instance> {
+        let instances = self.state.instances.values().map(|instance| self.show_instance(instance));
+        let mut instances: Vec<api::Instance> = instances.collect();
+        instances.sort_by(|a, b| a.name.cmp(&b.name));
+        instances
+    }
+
+    /// The instance with this name.
+    pub fn instance(&self, name: &str) -> Option<api::Instance> {
+        self.state.instance_named(name).map(|instance| self.show_instance(instance))
+    }
+
+    fn show_instance(&self, instance: &Instance) -> api::Instance {
+        let leases = |ids: &[LeaseId]| -> Vec<&Lease> {
+            ids.iter().filter_map(|id| self.state.leases.get(id)).collect()
+        };
+        let (nics, disks) = (leases(&instance.nics), leases(&instance.disks));
+        let waiting_for: Vec<String> = nics
+            .iter()
+            .chain(&disks)
+            .filter_map(|lease| Some(format!("{}: {}", lease.device, self.waiting.get(&lease.id)?)))
+            .collect();
+        api::Instance {
+            name: instance.name.clone(),
+            id: instance.id.get(),
+            host: self.state.host_name(instance.host),
+            nics: nics.into_iter().filter_map(|lease| self.show_nic(lease)).collect(),
+            disks: disks.into_iter().filter_map(|lease| self.show_disk(lease)).collect(),
+            ready: waiting_for.is_empty(),
+            waiting_for,
+        }
+    }
+
+    fn socket(&self, lease: &Lease) -> String {
+        self.sockets.join(&lease.socket).display().to_string()
+    }
+
+    fn show_nic(&self, lease: &Lease) -> Option<api::Nic> {
+        let LeaseKind::Nic { mac, mtu, queue_pairs, active, standby, .. } = &lease.kind else { return None };
+        Some(api::Nic {
+            device: lease.device.clone(),
+            socket: self.socket(lease),
+            mac: mac.to_string(),
+            mtu: *mtu,
+            queue_pairs: *queue_pairs,
+            nic: self.state.device_name(active),
+            backup: standby.as_ref().map(|standby| self.state.device_name(standby)),
+            lease: lease.id.get(),
+            generation: lease.generation.get(),
+            connected: lease.connected,
+        })
+    }
+
+    fn show_disk(&self, lease: &Lease) -> Option<api::Disk> {
+        let LeaseKind::Disk { volume, serial, queues, read_only, .. } = &lease.kind else { return None };
+        let volume = self.state.volumes.get(volume)?;
+        Some(api::Disk {
+            device: lease.device.clone(),
+            socket: self.socket(lease),
+            volume: volume.name.clone(),
+            serial: serial.clone(),
+            size_bytes: volume.size_bytes,
+            block_bytes: self.state.block_bytes(&volume.device).unwrap_or_default(),
+            queues: *queues,
+            read_only: *read_only,
+            ssd: self.state.device_name(&volume.device),
+            lease: lease.id.get(),
+            generation: lease.generation.get(),
+            connected: lease.connected,
+        })
+    }
+}

@@ -1,0 +1,61 @@
+use pod_protocol::ids::LeaseId;
+
+use super::View;
+use crate::api;
+use crate::state::{Purpose, Region, RegionUse};
+
+impl View {
+    /// The pool and its regions.
+    pub fn pool(&self) -> api::Pool {
+        let regions = &self.state.regions;
+        let gaps = regions.gaps();
+        let quarantined = regions.iter().filter(|region| region.usage == RegionUse::Quarantined);
+        api::Pool {
+            path: self.facts.path.clone(),
+            uuid: self.facts.uuid.clone(),
+            coherence: self.facts.coherence.clone(),
+            size_bytes: self.facts.size_bytes,
+            data_start_bytes: regions.data().start.bytes().get(),
+            data_bytes: regions.data().lines.bytes(),
+            free_bytes: gaps.iter().map(|gap| gap.lines.bytes()).sum(),
+            quarantined_bytes: quarantined.map(|region| region.area.lines.bytes()).sum(),
+            largest_free_bytes: gaps.iter().map(|gap| gap.lines.bytes()).max().unwrap_or(0),
+            regions: regions.by_place().map(|region| self.show_region(region)).collect(),
+        }
+    }
+
+    fn show_region(&self, region: &Region) -> api::Region {
+        let (purpose, owner) = match &region.purpose {
+            Purpose::Ring(channel) => match self.state.channels.get(channel) {
+                Some(channel) => {
+                    let ends = [channel.frontend, channel.backend].map(|end| self.state.endpoint_name(end));
+                    ("rings", ends.join(" and "))
+                }
+                None => ("rings", channel.to_string()),
+            },
+            Purpose::Transmit(lease) => ("transmit", self.lease_owner(*lease)),
+            Purpose::Receive(nic) => ("receive", self.state.device_name(nic)),
+            Purpose::Data(lease) => ("data", self.lease_owner(*lease)),
+        };
+        api::Region {
+            id: region.id.get(),
+            start_bytes: region.area.start.bytes().get(),
+            size_bytes: region.area.lines.bytes(),
+            purpose: purpose.to_owned(),
+            owner,
+            state: match region.usage {
+                RegionUse::InUse => api::RegionState::InUse,
+                RegionUse::Quarantined => api::RegionState::Quarantined,
+            },
+            holders: region.holders.iter().map(|holder| self.state.endpoint_name(*holder)).collect(),
+        }
+    }
+
+    /// Whose lease it is; its number when it has ended.
+    fn lease_owner(&self, id: LeaseId) -> String {
+        let lease = self.state.leases.get(&id);
+        let owner = lease.and_then(|lease| Some((self.state.instances.get(&lease.instance)?, lease)));
+        owner
+            .map_or_else(|| id.to_string(), |(instance, lease)| format!("{} {}", instance.name, lease.device))
+    }
+}
