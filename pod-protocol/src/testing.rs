@@ -117,7 +117,7 @@ impl<M: Memory> TestPod<M> {
             join(),
             |reporter, fence| {
                 given = Some((reporter, fence));
-                Box::new(Recorder(calls.clone()))
+                Ok::<Box<dyn Handler>, std::convert::Infallible>(Box::new(Recorder(calls.clone())))
             },
         )?;
         let (reporter, fence) = given.expect("the handler was made");

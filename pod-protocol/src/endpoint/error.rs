@@ -46,6 +46,9 @@ pub enum JoinError {
     /// The doorbell cannot be bound.
     #[error(transparent)]
     Doorbell(#[from] DoorbellError),
+    /// The handler could not be made; the slot is free again.
+    #[error(transparent)]
+    Handler(Box<dyn std::error::Error + Send + Sync>),
     /// The system refused a thread or a file descriptor.
     #[error("the system is out of resources: {0}")]
     Resources(#[source] io::Error),

@@ -8,6 +8,9 @@ mod presence;
 mod reporter;
 mod session;
 
+use std::convert::Infallible;
+use std::error::Error;
+
 use cxl_channel::doorbell::DoorbellListener;
 use cxl_pool::{EndpointId, Layout, Memory, Pool, ReplicaId, Role};
 
@@ -44,17 +47,31 @@ impl<M: Memory> Endpoint<M> {
         join: Join,
         make_handler: impl FnOnce(Reporter, Fence) -> Box<dyn Handler>,
     ) -> Result<Self, JoinError> {
+        Self::try_join(pool, memory, config, role, join, |reporter, fence| {
+            Ok::<_, Infallible>(make_handler(reporter, fence))
+        })
+    }
+
+    /// As [`Endpoint::join`], for a handler that may fail to be made: then nothing of the endpoint was seen in the pod.
+    pub fn try_join<E: Into<Box<dyn Error + Send + Sync>>>(
+        pool: &Pool,
+        memory: M,
+        config: &HostConfig,
+        role: Role,
+        join: Join,
+        make_handler: impl FnOnce(Reporter, Fence) -> Result<Box<dyn Handler>, E>,
+    ) -> Result<Self, JoinError> {
         Self::join_layout(pool.layout(), memory, config, role, join, make_handler)
     }
 
-    /// As [`Endpoint::join`], over memory without a pool file.
-    pub fn join_layout(
+    /// As [`Endpoint::try_join`], over memory without a pool file.
+    pub fn join_layout<E: Into<Box<dyn Error + Send + Sync>>>(
         layout: &Layout,
         memory: M,
         config: &HostConfig,
         role: Role,
         join: Join,
-        make_handler: impl FnOnce(Reporter, Fence) -> Box<dyn Handler>,
+        make_handler: impl FnOnce(Reporter, Fence) -> Result<Box<dyn Handler>, E>,
     ) -> Result<Self, JoinError> {
         let endpoint = EndpointId::new(config.host.id, role);
         if !layout.has(endpoint) {
@@ -74,7 +91,8 @@ impl<M: Memory> Endpoint<M> {
         };
         let reporter = Reporter::new().map_err(JoinError::Resources)?;
         let fence = Fence::new(memory.clone(), layout.fence(REPLICA, endpoint), config.run.fence());
-        let handler = make_handler(reporter.clone(), fence.clone());
+        let handler = make_handler(reporter.clone(), fence.clone())
+            .map_err(|error| JoinError::Handler(error.into()))?;
         let rounds = Rounds::new();
         let presence = Presence::begin(
             memory.clone(),

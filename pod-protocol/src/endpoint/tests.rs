@@ -287,3 +287,21 @@ fn host_outside_the_pool_is_refused() {
     let refused = pod.try_join(&config, Role::Agent, &Calls::default()).err().expect("no slot").to_string();
     assert!(refused.contains("hosts 1 to 4"), "{refused}");
 }
+
+#[test]
+fn handler_that_cannot_be_made_leaves_the_slot_free() {
+    let pod = TestPod::simulated(3);
+    let config = pod.config(BACKEND.host, "socket");
+    let memory = pod.memory(BACKEND.host);
+    let failed = Endpoint::join_layout(
+        &pod.layout,
+        memory.clone(),
+        &config,
+        BACKEND.role,
+        crate::testing::join(),
+        |_, _| Err("there is no NIC eth7"),
+    );
+    assert_eq!(failed.err().expect("no handler").to_string(), "there is no NIC eth7");
+    assert_eq!(Hello::look(&memory, pod.layout.hello(BACKEND)), None);
+    pod.try_join(&config, BACKEND.role, &Calls::default()).expect("free");
+}
