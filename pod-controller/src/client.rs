@@ -19,7 +19,7 @@ mod events;
 pub use events::EventStream;
 
 /// Longer than the controller takes for anything but an event stream; it gives up by itself before.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Where a controller listens: `unix:/path/to/socket` or `http://127.0.0.1:8080`.
 #[derive(Clone, Debug, PartialEq, Eq)]

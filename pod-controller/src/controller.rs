@@ -64,13 +64,12 @@ impl<M: Memory> Controller<M> {
     pub fn open(pool: &Pool, memory: M, config: &Config) -> Result<(Self, Handle), ControllerError> {
         let (mut store, recovered) = Store::open(&config.controller.state)?;
         let options = config.options(pool);
-        let mut state = match recovered.state {
-            Some(state) => state,
-            None => {
-                let state = State::new(options.clone());
-                store.keep_snapshot(&state)?;
-                state
-            }
+        let mut state = if let Some(state) = recovered.state {
+            state
+        } else {
+            let state = State::new(options.clone());
+            store.keep_snapshot(&state)?;
+            state
         };
         if state.options != options {
             let mut changed = state.clone();

@@ -55,7 +55,7 @@ impl fmt::Display for ByteSize {
             let one = 1_u64 << shift;
             if self.0 >= one {
                 let whole = self.0 >> shift;
-                let tenth = u128::from(self.0 & (one - 1)) * 10 >> shift;
+                let tenth = (u128::from(self.0 & (one - 1)) * 10) >> shift;
                 return f.pad(&format!("{whole}.{tenth} {unit}"));
             }
         }

@@ -28,7 +28,7 @@ impl State {
                 self.attachment(*endpoint, *lease, *connected, &mut effects);
             }
             Command::Scrubbed { endpoint, incarnation, region } => {
-                self.scrubbed(*endpoint, *incarnation, *region)
+                self.scrubbed(*endpoint, *incarnation, *region);
             }
             Command::CreateVolume { name, size_bytes, device } => {
                 self.create_volume(name, *size_bytes, device.as_ref(), &mut effects)?;

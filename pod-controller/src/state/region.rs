@@ -60,29 +60,29 @@ pub enum RegionUse {
 pub struct Regions {
     data: Area,
     last: u32,
-    regions: BTreeMap<RegionId, Region>,
+    by_id: BTreeMap<RegionId, Region>,
     /// Starts of all regions, to find gaps.
     by_start: BTreeMap<LineOffset, RegionId>,
 }
 
 impl Regions {
     pub(super) fn new(data: Area) -> Self {
-        Self { data, last: 0, regions: BTreeMap::new(), by_start: BTreeMap::new() }
+        Self { data, last: 0, by_id: BTreeMap::new(), by_start: BTreeMap::new() }
     }
 
     /// A region by its number.
     pub fn get(&self, id: RegionId) -> Option<&Region> {
-        self.regions.get(&id)
+        self.by_id.get(&id)
     }
 
     /// All regions, by number.
     pub fn iter(&self) -> impl Iterator<Item = &Region> {
-        self.regions.values()
+        self.by_id.values()
     }
 
     /// All regions, by place.
     pub fn by_place(&self) -> impl Iterator<Item = &Region> {
-        self.by_start.values().filter_map(|id| self.regions.get(id))
+        self.by_start.values().filter_map(|id| self.by_id.get(id))
     }
 
     /// Where regions may lie.
@@ -136,41 +136,41 @@ impl Regions {
             usage: RegionUse::InUse,
         };
         self.by_start.insert(start, id);
-        self.regions.insert(id, region);
+        self.by_id.insert(id, region);
         Some(id)
     }
 
     /// Notes that an endpoint is given a region.
     pub(super) fn hold(&mut self, id: RegionId, holder: EndpointId) {
-        if let Some(region) = self.regions.get_mut(&id).filter(|region| region.usage == RegionUse::InUse) {
+        if let Some(region) = self.by_id.get_mut(&id).filter(|region| region.usage == RegionUse::InUse) {
             region.holders.insert(holder);
         }
     }
 
     /// Gives a region up. It is free once every holder has confirmed.
     pub(super) fn retire(&mut self, id: RegionId) {
-        if let Some(region) = self.regions.get_mut(&id) {
+        if let Some(region) = self.by_id.get_mut(&id) {
             region.usage = RegionUse::Quarantined;
         }
     }
 
     /// Takes back a region that nobody was told of.
     pub(super) fn cancel(&mut self, id: RegionId) {
-        if let Some(region) = self.regions.remove(&id) {
+        if let Some(region) = self.by_id.remove(&id) {
             self.by_start.remove(&region.area.start);
         }
     }
 
     /// Notes that an endpoint has let go of a quarantined region; frees it if it was the last.
     pub(super) fn confirm(&mut self, id: RegionId, holder: EndpointId) {
-        let Some(region) = self.regions.get_mut(&id).filter(|region| region.usage == RegionUse::Quarantined)
+        let Some(region) = self.by_id.get_mut(&id).filter(|region| region.usage == RegionUse::Quarantined)
         else {
             return;
         };
         region.holders.remove(&holder);
         if region.holders.is_empty() {
             self.by_start.remove(&region.area.start);
-            self.regions.remove(&id);
+            self.by_id.remove(&id);
         }
     }
 

@@ -1,0 +1,224 @@
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use pod_controller::api::{ByteSize, NicRequest};
+use pod_controller::client::Server;
+
+/// Looks at a pod and changes it, through its controller.
+///
+/// Examples:
+///
+///     podctl hosts list
+///     podctl volumes create vol0 --size 8G
+///     podctl instances create vm1 --host h1 --nic --volume vol0
+///     podctl instances get vm1 -o json
+///     podctl events --follow
+///     podctl pool
+#[derive(Parser)]
+#[command(version, verbatim_doc_comment, subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    /// Where the controller listens: unix:PATH or http://HOST:PORT
+    #[arg(
+        long,
+        short,
+        global = true,
+        env = "WADI_CONTROLLER",
+        default_value = "unix:/run/wadi/controller.sock"
+    )]
+    pub(crate) server: Server,
+    /// How to show the answer
+    #[arg(long, short, global = true, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// How to show an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    /// Lines for people
+    Table,
+    /// What the API says, for programs
+    Json,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Hosts and the daemons on them
+    #[command(subcommand, visible_alias = "host")]
+    Hosts(Look),
+    /// NICs and SSDs
+    #[command(subcommand, visible_alias = "device")]
+    Devices(Look),
+    /// Volumes: ranges of SSDs that instances lease
+    #[command(subcommand, visible_alias = "volume")]
+    Volumes(Volumes),
+    /// Instances: VMs and what they have leased
+    #[command(subcommand, visible_alias = "instance")]
+    Instances(Instances),
+    /// What happened in the pod
+    Events(Events),
+    /// The pool: a map drawn to scale, and its regions
+    Pool,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Look {
+    /// Show all
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show one in full
+    Get {
+        /// Its name; of a device with its host, as h2/nic0
+        name: String,
+    },
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Volumes {
+    /// Show all
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show one in full
+    Get {
+        /// Its name
+        name: String,
+    },
+    /// Create a volume
+    ///
+    /// Example: podctl volumes create vol0 --size 8G --device h2/ssd0
+    #[command(verbatim_doc_comment)]
+    Create {
+        /// Its name: lower-case letters, digits and dashes
+        name: String,
+        /// Its size: a number of bytes, or with K, M, G or T
+        #[arg(long)]
+        size: ByteSize,
+        /// On which SSD, as h2/ssd0 [default: the one with the largest share free]
+        #[arg(long, value_name = "HOST/NAME")]
+        device: Option<String>,
+    },
+    /// Delete a volume and its data
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Its name
+        name: String,
+    },
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Instances {
+    /// Show all
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show one in full
+    Get {
+        /// Its name
+        name: String,
+    },
+    /// Create an instance: lease NICs and volumes for a VM, and print the sockets to give to it
+    ///
+    /// Examples:
+    ///     podctl instances create vm1 --host h1 --nic --volume vol0
+    ///     podctl instances create vm2 --host h1 --nic mac=02:00:00:00:00:02,mtu=1500,queue-pairs=2
+    #[command(verbatim_doc_comment)]
+    Create(CreateInstance),
+    /// Delete an instance: its leases end, its volumes stay
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Its name
+        name: String,
+    },
+}
+
+#[derive(Args)]
+pub(crate) struct CreateInstance {
+    /// Its name: lower-case letters, digits and dashes
+    pub(crate) name: String,
+    /// The host it runs on
+    #[arg(long)]
+    pub(crate) host: String,
+    /// A NIC; again for more. With any of mac=…, mtu=…, queue-pairs=…
+    #[arg(long = "nic", value_name = "OPTIONS", num_args = 0..=1, default_missing_value = "", value_parser = parse_nic)]
+    pub(crate) nics: Vec<NicRequest>,
+    /// A volume by name; again for more
+    #[arg(long = "volume", value_name = "NAME")]
+    pub(crate) volumes: Vec<String>,
+    /// How many seconds to wait until a VM can be started, 30 at most
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
+    pub(crate) wait: Duration,
+}
+
+#[derive(Args)]
+pub(crate) struct Events {
+    /// Go on with new events as they happen
+    #[arg(long, short)]
+    pub(crate) follow: bool,
+    /// Only events after this number
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) after: Option<u64>,
+    /// At most this many of those that happened already, the newest
+    #[arg(long, short = 'n', value_name = "COUNT", default_value_t = 50)]
+    pub(crate) last: usize,
+}
+
+fn parse_nic(text: &str) -> Result<NicRequest, String> {
+    let mut nic = NicRequest::default();
+    for option in text.split(',').filter(|option| !option.is_empty()) {
+        let number =
+            |value: &str| value.parse::<u16>().map_err(|_| format!("{option:?} needs a number up to 65535"));
+        match option.split_once('=') {
+            Some(("mac", value)) => nic.mac = Some(value.to_owned()),
+            Some(("mtu", value)) => nic.mtu = Some(number(value)?),
+            Some(("queue-pairs", value)) => nic.queue_pairs = Some(number(value)?),
+            _ => return Err(format!("{option:?} is none of mac=…, mtu=…, queue-pairs=…")),
+        }
+    }
+    Ok(nic)
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.0..=30.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("use a number of seconds from 0 to 30".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn every_command_is_well_formed() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn instances_take_nics_with_and_without_options() {
+        let line =
+            "podctl instances create vm1 --host h1 --nic --nic mac=02:00:00:00:00:01,mtu=9000 --volume vol0";
+        let parsed = Arguments::try_parse_from(line.split(' ')).map(|arguments| arguments.command);
+        let Ok(Command::Instances(Instances::Create(create))) = parsed else { panic!("another command") };
+        assert_eq!(create.nics.len(), 2);
+        assert_eq!(create.nics[0], NicRequest::default());
+        assert_eq!(create.nics[1].mtu, Some(9000));
+        assert_eq!(create.volumes, ["vol0"]);
+    }
+
+    #[test]
+    fn mistakes_are_refused() {
+        for line in [
+            "podctl",
+            "podctl volumes create vol0",
+            "podctl volumes create vol0 --size big",
+            "podctl instances create vm1 --nic",
+            "podctl instances create vm1 --host h1 --nic speed=9",
+            "podctl instances create vm1 --host h1 --wait 31",
+            "podctl --server nowhere pool",
+        ] {
+            assert!(Arguments::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
+    }
+}

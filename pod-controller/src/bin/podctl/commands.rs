@@ -1,0 +1,114 @@
+use std::io::Write;
+
+use pod_controller::api::{CreateInstance, CreateVolume};
+use pod_controller::client::Client;
+
+use crate::Failure;
+use crate::arguments::{Command, Events, Instances, Look, Output, Volumes};
+use crate::{map, output, table};
+
+type Out<'a> = &'a mut dyn Write;
+
+/// Carries out a command and shows the answer.
+pub(crate) fn run(client: &Client, command: &Command, format: Output, out: Out<'_>) -> Result<(), Failure> {
+    match command {
+        Command::Hosts(Look::List) => show(out, format, &client.hosts()?, |hosts| table::hosts(hosts)),
+        Command::Hosts(Look::Get { name }) => show(out, format, &client.host(name)?, output::host),
+        Command::Devices(Look::List) => {
+            show(out, format, &client.devices()?, |devices| table::devices(devices))
+        }
+        Command::Devices(Look::Get { name }) => {
+            let (host, device) = name.split_once('/').ok_or_else(|| {
+                Failure::Usage(format!("{name:?} is no device: write host and name, such as h2/nic0"))
+            })?;
+            show(out, format, &client.device(host, device)?, output::device)
+        }
+        Command::Volumes(command) => volumes(client, command, format, out),
+        Command::Instances(command) => instances(client, command, format, out),
+        Command::Events(events) => follow(client, events, format, out),
+        Command::Pool => show(out, format, &client.pool()?, map::pool),
+    }
+}
+
+fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> Result<(), Failure> {
+    match command {
+        Volumes::List => show(out, format, &client.volumes()?, |volumes| table::volumes(volumes)),
+        Volumes::Get { name } => show(out, format, &client.volume(name)?, output::volume),
+        Volumes::Create { name, size, device } => {
+            let request = CreateVolume { name: name.clone(), size: *size, device: device.clone() };
+            show(out, format, &client.create_volume(&request)?, output::volume)
+        }
+        Volumes::Delete { name } => {
+            client.delete_volume(name)?;
+            deleted(out, format, "volume", name)
+        }
+    }
+}
+
+fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>) -> Result<(), Failure> {
+    match command {
+        Instances::List => show(out, format, &client.instances()?, |instances| table::instances(instances)),
+        Instances::Get { name } => show(out, format, &client.instance(name)?, output::instance),
+        Instances::Create(create) => {
+            let request = CreateInstance {
+                name: create.name.clone(),
+                host: create.host.clone(),
+                nics: create.nics.clone(),
+                volumes: create.volumes.clone(),
+            };
+            show(out, format, &client.create_instance(&request, create.wait)?, output::instance)
+        }
+        Instances::Delete { name } => {
+            client.delete_instance(name)?;
+            deleted(out, format, "instance", name)
+        }
+    }
+}
+
+fn follow(client: &Client, events: &Events, format: Output, out: Out<'_>) -> Result<(), Failure> {
+    let known = client.events(events.after.unwrap_or(0))?;
+    let mut seen =
+        known.events.last().map_or(events.after.unwrap_or(known.first.saturating_sub(1)), |it| it.sequence);
+    let recent = &known.events[known.events.len().saturating_sub(events.last)..];
+    if format == Output::Json && !events.follow {
+        return show(out, format, &recent, |_| String::new());
+    }
+    for event in recent {
+        writeln!(out, "{}", output::event_line(event, format))?;
+    }
+    if !events.follow {
+        return Ok(());
+    }
+    out.flush()?;
+    for event in client.follow_events(seen)? {
+        let event = event?;
+        seen = event.sequence;
+        writeln!(out, "{}", output::event_line(&event, format))?;
+        out.flush()?;
+    }
+    Err(Failure::Usage(format!("the controller went away; go on with podctl events --follow --after {seen}")))
+}
+
+fn show<T: serde::Serialize>(
+    out: Out<'_>,
+    format: Output,
+    answer: &T,
+    table: impl FnOnce(&T) -> String,
+) -> Result<(), Failure> {
+    match format {
+        Output::Table => writeln!(out, "{}", table(answer).trim_end())?,
+        Output::Json => {
+            serde_json::to_writer_pretty(&mut *out, answer).map_err(std::io::Error::from)?;
+            writeln!(out)?;
+        }
+    }
+    Ok(())
+}
+
+fn deleted(out: Out<'_>, format: Output, what: &str, name: &str) -> Result<(), Failure> {
+    match format {
+        Output::Table => writeln!(out, "{what} {name} deleted")?,
+        Output::Json => writeln!(out, "{{}}")?,
+    }
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! `podctl`: the pod at the command line. A client of the controller's API and nothing else.
+
+mod arguments;
+mod commands;
+mod map;
+mod output;
+mod table;
+mod when;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Parser;
+use pod_controller::client::{Client, ClientError};
+
+use arguments::Arguments;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let mut out = std::io::stdout().lock();
+    match run(&arguments, &mut out).and_then(|()| out.flush().map_err(Failure::Output)) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads our output has read enough.
+        Err(Failure::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error("cannot write the output: {0}")]
+    Output(#[from] std::io::Error),
+    #[error("{0}")]
+    Usage(String),
+}
+
+fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<(), Failure> {
+    let client = Client::new(arguments.server.clone())?;
+    commands::run(&client, &arguments.command, arguments.output, out)
+}

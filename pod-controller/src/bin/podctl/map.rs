@@ -1,0 +1,139 @@
+//! The pool, drawn to scale.
+
+use std::fmt::Write;
+
+use pod_controller::api::{ByteSize, Pool, Region, RegionState};
+
+use crate::table::{plain, region_state};
+
+/// Cells of a line of the map.
+const COLUMNS: u64 = 64;
+/// Lines of the map.
+const ROWS: u64 = 8;
+
+const FREE: char = '.';
+const QUARANTINED: char = '!';
+
+/// Summary, map and regions.
+pub(crate) fn pool(pool: &Pool) -> String {
+    let mut shown = String::new();
+    // Writing to a string does not fail.
+    let _ = writeln!(
+        shown,
+        "pool {} ({}, coherence in {}), {}\ndata area {}: {} free (largest piece {}), {} quarantined\n",
+        pool.path,
+        pool.uuid,
+        pool.coherence,
+        ByteSize::new(pool.size_bytes),
+        ByteSize::new(pool.data_bytes),
+        ByteSize::new(pool.free_bytes),
+        ByteSize::new(pool.largest_free_bytes),
+        ByteSize::new(pool.quarantined_bytes),
+    );
+    shown.push_str(&map(pool));
+    if pool.regions.is_empty() {
+        return shown;
+    }
+    let rows = pool.regions.iter().map(|region| {
+        vec![
+            region.id.to_string(),
+            format!("{:#x}", region.start_bytes),
+            ByteSize::new(region.size_bytes).to_string(),
+            region.purpose.clone(),
+            region_state(region.state).to_owned(),
+            region.owner.clone(),
+            region.holders.join(", "),
+        ]
+    });
+    let header = ["region", "start", "size", "purpose", "state", "owner", "holders"];
+    let _ = write!(shown, "\n{}", plain(&header, &[0, 1, 2], rows.collect()));
+    shown
+}
+
+/// Each cell is the same share of the data area and shows what it is used for most.
+fn map(pool: &Pool) -> String {
+    let cell_bytes = pool.data_bytes.div_ceil(COLUMNS * ROWS).max(1);
+    let cells = pool.data_bytes.div_ceil(cell_bytes);
+    let mut shown = String::new();
+    for row in 0..cells.div_ceil(COLUMNS) {
+        let _ =
+            write!(shown, "{:>12}  ", format!("{:#x}", pool.data_start_bytes + row * COLUMNS * cell_bytes));
+        for cell in row * COLUMNS..((row + 1) * COLUMNS).min(cells) {
+            let start = pool.data_start_bytes + cell * cell_bytes;
+            shown.push(cell_of(pool, start, start + cell_bytes));
+        }
+        shown.push('\n');
+    }
+    let _ = writeln!(
+        shown,
+        "{:>14}T transmit  R receive  D data  c rings  {QUARANTINED} quarantined  {FREE} free; one cell is {}",
+        "",
+        ByteSize::new(cell_bytes)
+    );
+    shown
+}
+
+fn cell_of(pool: &Pool, start: u64, end: u64) -> char {
+    let overlap = |region: &Region| {
+        end.min(region.start_bytes + region.size_bytes).saturating_sub(start.max(region.start_bytes))
+    };
+    let mut shares: Vec<(char, u64)> = Vec::new();
+    for region in &pool.regions {
+        let bytes = overlap(region);
+        let letter = letter(region);
+        match shares.iter_mut().find(|(known, _)| *known == letter) {
+            Some((_, share)) => *share += bytes,
+            None => shares.push((letter, bytes)),
+        }
+    }
+    // A small region in a large cell is shown all the same: free only is what is free altogether.
+    let most = shares.into_iter().filter(|(_, share)| *share > 0).max_by_key(|(_, share)| *share);
+    most.map_or(FREE, |(letter, _)| letter)
+}
+
+fn letter(region: &Region) -> char {
+    match (region.state, region.purpose.as_str()) {
+        (RegionState::Quarantined, _) => QUARANTINED,
+        (RegionState::InUse, "transmit") => 'T',
+        (RegionState::InUse, "receive") => 'R',
+        (RegionState::InUse, "data") => 'D',
+        (RegionState::InUse, _) => 'c',
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(start_bytes: u64, size_bytes: u64, purpose: &str, state: RegionState) -> Region {
+        let (owner, holders) = (String::new(), Vec::new());
+        Region { id: 1, start_bytes, size_bytes, purpose: purpose.to_owned(), owner, state, holders }
+    }
+
+    #[test]
+    fn map_is_to_scale() {
+        let mib = 1 << 20;
+        let shown = map(&Pool {
+            data_start_bytes: mib,
+            data_bytes: 512 * mib,
+            regions: vec![
+                region(mib, 64 * mib, "transmit", RegionState::InUse),
+                region(65 * mib, 32 * mib, "receive", RegionState::InUse),
+                region(97 * mib, 4096, "rings", RegionState::InUse),
+                region(98 * mib, mib, "data", RegionState::Quarantined),
+            ],
+            ..Pool::default()
+        });
+        let rows: Vec<&str> =
+            shown.lines().map(|line| line.split_whitespace().last().unwrap_or_default()).collect();
+        assert_eq!(rows[0], "T".repeat(64));
+        assert_eq!(rows[1], format!("{}c!{}", "R".repeat(32), ".".repeat(30)));
+        assert_eq!(rows[7], ".".repeat(64));
+        assert!(shown.contains("one cell is 1.0 MiB"), "{shown}");
+    }
+
+    #[test]
+    fn empty_pool_has_a_map() {
+        assert!(pool(&Pool::default()).contains("free"));
+    }
+}

@@ -1,0 +1,212 @@
+//! One thing in full.
+
+use std::fmt::Write;
+
+use pod_controller::api::{ByteSize, Device, DeviceKind, Event, Host, Instance, Volume};
+
+use crate::arguments::Output;
+use crate::table::{device_health, endpoint_health, plain, speed};
+use crate::when;
+
+/// Names and values, one pair a line.
+fn pairs(pairs: &[(&str, String)]) -> String {
+    let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0) + 1;
+    let lines = pairs.iter().map(|(name, value)| format!("{:<width$} {value}", format!("{name}:")));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+pub(crate) fn host(host: &Host) -> String {
+    let mut shown = pairs(&[
+        ("host", format!("{} (id {})", host.name, host.id)),
+        ("devices", host.devices.join(", ")),
+        ("instances", host.instances.join(", ")),
+    ]);
+    let rows = host.endpoints.iter().map(|endpoint| {
+        let age = endpoint.telemetry_age_ms.map_or_else(|| "-".to_owned(), |age| format!("{age} ms ago"));
+        let health = endpoint_health(endpoint.health).to_owned();
+        vec![endpoint.role.clone(), health, endpoint.software.clone(), endpoint.pid.to_string(), age]
+    });
+    let table = plain(&["daemon", "health", "software", "pid", "telemetry"], &[3], rows.collect());
+    let _ = write!(shown, "\n\n{table}");
+    shown
+}
+
+pub(crate) fn device(device: &Device) -> String {
+    let mut lines = vec![
+        ("device", device.name.clone()),
+        ("driver", device.driver.clone()),
+        ("health", device_health(device.health).to_owned()),
+    ];
+    if let Some(reason) = &device.reason {
+        lines.push(("reason", reason.clone()));
+    }
+    match &device.kind {
+        DeviceKind::Nic { mac, speed_mbps, mtu, backup, standby_leases } => lines.extend([
+            ("mac", mac.clone().unwrap_or_else(|| "-".to_owned())),
+            ("speed", speed(*speed_mbps)),
+            ("mtu", mtu.to_string()),
+            ("backup", if *backup { "yes".to_owned() } else { "no".to_owned() }),
+            ("standby leases", standby_leases.to_string()),
+        ]),
+        DeviceKind::Ssd { size_bytes, used_bytes, block_bytes } => lines.extend([
+            ("size", ByteSize::new(*size_bytes).to_string()),
+            ("used", ByteSize::new(*used_bytes).to_string()),
+            ("block", ByteSize::new(u64::from(*block_bytes)).to_string()),
+        ]),
+    }
+    lines.push(("leases", device.leases.to_string()));
+    if let Some(counters) = &device.counters {
+        match device.kind {
+            DeviceKind::Nic { .. } => lines.extend([
+                ("received", format!("{} frames, {}", counters.rx_packets, ByteSize::new(counters.rx_bytes))),
+                ("sent", format!("{} frames, {}", counters.tx_packets, ByteSize::new(counters.tx_bytes))),
+            ]),
+            DeviceKind::Ssd { .. } => lines.extend([
+                ("operations", counters.operations.to_string()),
+                ("read", ByteSize::new(counters.read_bytes).to_string()),
+                ("written", ByteSize::new(counters.write_bytes).to_string()),
+            ]),
+        }
+        lines.push(("errors", counters.errors.to_string()));
+    }
+    pairs(&lines)
+}
+
+pub(crate) fn volume(volume: &Volume) -> String {
+    pairs(&[
+        ("volume", volume.name.clone()),
+        ("size", format!("{} ({} bytes)", ByteSize::new(volume.size_bytes), volume.size_bytes)),
+        ("device", format!("{}, from {}", volume.device, ByteSize::new(volume.start_bytes))),
+        ("instance", volume.instance.clone().unwrap_or_else(|| "none".to_owned())),
+    ])
+}
+
+pub(crate) fn instance(instance: &Instance) -> String {
+    let ready = if instance.ready {
+        "yes".to_owned()
+    } else {
+        format!("no, waiting for {}", instance.waiting_for.join("; "))
+    };
+    let mut shown =
+        pairs(&[("instance", instance.name.clone()), ("host", instance.host.clone()), ("ready", ready)]);
+    if !instance.nics.is_empty() {
+        let rows = instance.nics.iter().map(|nic| {
+            let backup = nic.backup.clone().unwrap_or_else(|| "none".to_owned());
+            vec![
+                nic.device.clone(),
+                nic.nic.clone(),
+                backup,
+                nic.mac.clone(),
+                nic.mtu.to_string(),
+                yes(nic.connected),
+                nic.socket.clone(),
+            ]
+        });
+        let header = ["nic", "device", "backup", "mac", "mtu", "connected", "socket"];
+        let _ = write!(shown, "\n\n{}", plain(&header, &[4], rows.collect()));
+    }
+    if !instance.disks.is_empty() {
+        let rows = instance.disks.iter().map(|disk| {
+            let size = ByteSize::new(disk.size_bytes).to_string();
+            vec![disk.device.clone(), disk.ssd.clone(), size, yes(disk.connected), disk.socket.clone()]
+        });
+        let _ = write!(
+            shown,
+            "\n\n{}",
+            plain(&["disk", "device", "size", "connected", "socket"], &[2], rows.collect())
+        );
+    }
+    shown
+}
+
+fn yes(is: bool) -> String {
+    if is { "yes".to_owned() } else { "no".to_owned() }
+}
+
+/// An event in one line.
+pub(crate) fn event_line(event: &Event, format: Output) -> String {
+    match format {
+        Output::Table => format!(
+            "{:>6}  {}  {:<18}  {:<16}  {}",
+            event.sequence,
+            when::utc(event.time_ms),
+            event.kind.word(),
+            event.subject,
+            event.message
+        ),
+        // An event of plain text and numbers always becomes JSON.
+        Output::Json => serde_json::to_string(event).unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pod_controller::api::{Disk, EventKind, Nic};
+
+    use super::*;
+
+    #[test]
+    fn instance_shows_its_sockets_in_columns() {
+        let shown = instance(&Instance {
+            name: "vm1".to_owned(),
+            id: 1,
+            host: "h1".to_owned(),
+            nics: vec![Nic {
+                device: "net0".to_owned(),
+                socket: "/run/wadi/sockets/vm1-net0.sock".to_owned(),
+                mac: "02:00:00:00:00:01".to_owned(),
+                mtu: 1500,
+                queue_pairs: 1,
+                nic: "h2/nic0".to_owned(),
+                backup: Some("h3/nic1".to_owned()),
+                lease: 1,
+                generation: 1,
+                connected: false,
+            }],
+            disks: vec![Disk {
+                device: "vol0".to_owned(),
+                socket: "/run/wadi/sockets/vm1-vol0.sock".to_owned(),
+                volume: "vol0".to_owned(),
+                serial: "vol0".to_owned(),
+                size_bytes: 8 << 30,
+                block_bytes: 512,
+                queues: 1,
+                read_only: false,
+                ssd: "h2/ssd0".to_owned(),
+                lease: 2,
+                generation: 1,
+                connected: true,
+            }],
+            ready: false,
+            waiting_for: vec!["net0: h1/net-frontend to answer".to_owned()],
+        });
+        assert_eq!(
+            shown,
+            "instance: vm1\n\
+             host:     h1\n\
+             ready:    no, waiting for net0: h1/net-frontend to answer\n\
+             \n\
+             NIC   DEVICE   BACKUP   MAC                 MTU  CONNECTED  SOCKET\n\
+             net0  h2/nic0  h3/nic1  02:00:00:00:00:01  1500  no         /run/wadi/sockets/vm1-net0.sock\n\
+             \n\
+             DISK  DEVICE      SIZE  CONNECTED  SOCKET\n\
+             vol0  h2/ssd0  8.0 GiB  yes        /run/wadi/sockets/vm1-vol0.sock"
+        );
+    }
+
+    #[test]
+    fn events_are_lines_or_json() {
+        let event = Event {
+            sequence: 7,
+            time_ms: 0,
+            kind: EventKind::LinkDown,
+            subject: "h2/nic0".to_owned(),
+            message: "carrier lost".to_owned(),
+        };
+        assert_eq!(
+            event_line(&event, Output::Table),
+            "     7  1970-01-01 00:00:00.000  link-down           h2/nic0           carrier lost"
+        );
+        assert_eq!(serde_json::from_str::<Event>(&event_line(&event, Output::Json)).ok(), Some(event));
+    }
+}

@@ -1,0 +1,183 @@
+//! Lists, one line each.
+
+use pod_controller::api::{
+    ByteSize, Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance, RegionState, Volume,
+};
+
+/// A table without lines around it, as other tools of this kind have: two spaces between columns, none at the end.
+pub(crate) fn plain(header: &[&str], right: &[usize], mut rows: Vec<Vec<String>>) -> String {
+    rows.insert(0, header.iter().map(|name| name.to_uppercase()).collect());
+    let width_of =
+        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<usize> = (0..header.len()).map(|column| width_of(column).unwrap_or(0)).collect();
+    let lines = rows.iter().map(|row| {
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
+            if right.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+pub(crate) fn hosts(hosts: &[Host]) -> String {
+    let rows = hosts.iter().map(|host| {
+        let endpoints: Vec<String> = host
+            .endpoints
+            .iter()
+            .map(|endpoint| match endpoint.health {
+                EndpointHealth::Joined => endpoint.role.clone(),
+                health => format!("{} ({})", endpoint.role, endpoint_health(health)),
+            })
+            .collect();
+        vec![
+            host.name.clone(),
+            host.id.to_string(),
+            list(&endpoints),
+            list(&host.devices),
+            list(&host.instances),
+        ]
+    });
+    or_none(
+        "no host has joined yet",
+        plain(&["host", "id", "daemons", "devices", "instances"], &[1], rows.collect()),
+        hosts,
+    )
+}
+
+pub(crate) fn devices(devices: &[Device]) -> String {
+    let rows = devices.iter().map(|device| {
+        let (kind, capacity, note) = match &device.kind {
+            DeviceKind::Nic { speed_mbps, backup, standby_leases, .. } => {
+                let note = if *backup { format!("backup for {standby_leases}") } else { String::new() };
+                ("nic", speed(*speed_mbps), note)
+            }
+            DeviceKind::Ssd { size_bytes, used_bytes, .. } => (
+                "ssd",
+                ByteSize::new(*size_bytes).to_string(),
+                format!("{} used", ByteSize::new(*used_bytes)),
+            ),
+        };
+        let health = device_health(device.health).to_owned();
+        vec![
+            device.name.clone(),
+            kind.to_owned(),
+            device.driver.clone(),
+            health,
+            capacity,
+            device.leases.to_string(),
+            note,
+        ]
+    });
+    let header = ["device", "type", "driver", "health", "capacity", "leases", "note"];
+    or_none("no host has reported a device yet", plain(&header, &[4, 5], rows.collect()), devices)
+}
+
+pub(crate) fn volumes(volumes: &[Volume]) -> String {
+    let rows = volumes.iter().map(|volume| {
+        vec![
+            volume.name.clone(),
+            ByteSize::new(volume.size_bytes).to_string(),
+            volume.device.clone(),
+            volume.instance.clone().unwrap_or_else(|| "-".to_owned()),
+        ]
+    });
+    or_none(
+        "no volumes; create one: podctl volumes create vol0 --size 8G",
+        plain(&["volume", "size", "device", "instance"], &[1], rows.collect()),
+        volumes,
+    )
+}
+
+pub(crate) fn instances(instances: &[Instance]) -> String {
+    let rows = instances.iter().map(|instance| {
+        let nics: Vec<String> = instance.nics.iter().map(|nic| nic.nic.clone()).collect();
+        let disks: Vec<String> =
+            instance.disks.iter().map(|disk| format!("{} on {}", disk.volume, disk.ssd)).collect();
+        let connected =
+            instance.nics.iter().any(|nic| nic.connected) || instance.disks.iter().any(|disk| disk.connected);
+        let status = match (instance.ready, connected) {
+            (false, _) => "waiting",
+            (true, false) => "ready",
+            (true, true) => "in use",
+        };
+        vec![instance.name.clone(), instance.host.clone(), status.to_owned(), list(&nics), list(&disks)]
+    });
+    or_none(
+        "no instances; create one: podctl instances create vm1 --host h1 --nic --volume vol0",
+        plain(&["instance", "host", "status", "nics", "disks"], &[], rows.collect()),
+        instances,
+    )
+}
+
+fn or_none<T>(none: &str, table: String, rows: &[T]) -> String {
+    if rows.is_empty() { none.to_owned() } else { table }
+}
+
+fn list(words: &[String]) -> String {
+    if words.is_empty() { "-".to_owned() } else { words.join(", ") }
+}
+
+pub(crate) fn speed(mbps: u64) -> String {
+    if mbps >= 1000 && mbps.is_multiple_of(1000) {
+        format!("{} Gbit/s", mbps / 1000)
+    } else {
+        format!("{mbps} Mbit/s")
+    }
+}
+
+pub(crate) const fn device_health(health: DeviceHealth) -> &'static str {
+    match health {
+        DeviceHealth::Up => "up",
+        DeviceHealth::Down => "down",
+        DeviceHealth::Failed => "failed",
+        DeviceHealth::Away => "away",
+    }
+}
+
+pub(crate) const fn endpoint_health(health: EndpointHealth) -> &'static str {
+    match health {
+        EndpointHealth::Joined => "joined",
+        EndpointHealth::Silent => "silent",
+        EndpointHealth::Fencing => "fencing",
+        EndpointHealth::Fenced => "fenced",
+        EndpointHealth::Gone => "gone",
+    }
+}
+
+pub(crate) const fn region_state(state: RegionState) -> &'static str {
+    match state {
+        RegionState::InUse => "in use",
+        RegionState::Quarantined => "quarantined",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let volume = |name: &str, size_bytes: u64, instance: Option<&str>| Volume {
+            name: name.to_owned(),
+            id: 1,
+            device: "h2/ssd0".to_owned(),
+            start_bytes: 0,
+            size_bytes,
+            instance: instance.map(str::to_owned),
+        };
+        let shown = volumes(&[volume("a", 8 << 30, Some("vm1")), volume("longer-name", 512 << 20, None)]);
+        assert_eq!(
+            shown,
+            "VOLUME            SIZE  DEVICE   INSTANCE\n\
+             a              8.0 GiB  h2/ssd0  vm1\n\
+             longer-name  512.0 MiB  h2/ssd0  -"
+        );
+    }
+
+    #[test]
+    fn empty_lists_say_what_to_do() {
+        assert!(volumes(&[]).contains("podctl volumes create"));
+        assert!(instances(&[]).contains("podctl instances create"));
+        assert!(!hosts(&[]).contains("HOST"));
+    }
+}
