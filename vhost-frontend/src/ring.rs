@@ -94,6 +94,8 @@ pub struct Ring {
     taken_again: bool,
     broken: bool,
     unsignalled: bool,
+    /// The used index when the guest was last signalled, or found not to want it.
+    signalled: u16,
 }
 
 impl Ring {
@@ -115,8 +117,17 @@ impl Ring {
         };
         let available = parts.queue.next_avail();
         // A predecessor may have completed requests and died before it signalled them: one signal too many is harmless.
-        let ring =
-            Self { parts, table, available, again, taken_again: false, broken: false, unsignalled: false };
+        let signalled = parts.queue.next_used();
+        let ring = Self {
+            parts,
+            table,
+            available,
+            again,
+            taken_again: false,
+            broken: false,
+            unsignalled: false,
+            signalled,
+        };
         if ring.parts.queue.next_used() != 0 {
             ring.call();
         }
@@ -228,13 +239,39 @@ impl Ring {
         Ok(())
     }
 
+    /// Puts the buffers of one packet into the used ring so that the guest sees all of them at once: elements first,
+    /// then the index, once. A driver that finds fewer buffers than the packet's header names drops the packet.
+    pub fn complete_together(&mut self, used: &[(u16, u32)]) -> Result<(), RingBroken> {
+        let Some((last, first)) = used.split_last() else { return Ok(()) };
+        if self.broken {
+            return Ok(());
+        }
+        let before = self.parts.queue.next_used();
+        for (position, (head, written)) in (0u16..).zip(first) {
+            // Flags and index, two bytes each, then elements of eight.
+            let slot = before.wrapping_add(position) % self.table.size;
+            let at = GuestAddress(self.parts.queue.used_ring() + 4 + 8 * u64::from(slot));
+            let mut element = [0; 8];
+            element[..4].copy_from_slice(&u32::from(*head).to_le_bytes());
+            element[4..].copy_from_slice(&written.to_le_bytes());
+            if self.parts.memory.write_slice(&element, at).is_err() {
+                self.park();
+                return Err(RingBroken::NotInMemory);
+            }
+        }
+        // The last one publishes the index behind all of them.
+        let behind = u16::try_from(first.len()).unwrap_or(u16::MAX);
+        self.parts.queue.set_next_used(before.wrapping_add(behind));
+        self.complete(last.0, last.1)
+    }
+
     /// Signals what was completed since the last call, if the guest wants to know. Call it once for many completions.
     pub fn signal(&mut self) {
         if !std::mem::take(&mut self.unsignalled) || self.broken {
             return;
         }
         let wanted = if self.parts.queue.event_idx_enabled() {
-            self.parts.queue.needs_notification(&*self.parts.memory).unwrap_or(true)
+            self.event_reached()
         } else {
             // The used index before the flags.
             fence(Ordering::SeqCst);
@@ -264,6 +301,22 @@ impl Ring {
             // A ring that cannot be written is found out when it is next used.
             let _ = self.parts.queue.disable_notification(&*self.parts.memory);
         }
+    }
+
+    /// With VIRTIO_F_EVENT_IDX: whether the index at which the guest wants a signal was passed since the last one.
+    /// Asked of the guest's memory here and not of the queue, which counts completions one by one.
+    fn event_reached(&mut self) -> bool {
+        let used = self.parts.queue.next_used();
+        let before = std::mem::replace(&mut self.signalled, used);
+        // The used index before the event.
+        fence(Ordering::SeqCst);
+        let at = GuestAddress(self.parts.queue.avail_ring() + 4 + 2 * u64::from(self.table.size));
+        let event: u16 = match self.parts.memory.load(at, Ordering::Relaxed) {
+            Ok(event) => u16::from_le(event),
+            // A signal too many is harmless.
+            Err(_) => return true,
+        };
+        used.wrapping_sub(event).wrapping_sub(1) < used.wrapping_sub(before)
     }
 
     fn next_head(&mut self) -> Result<Option<u16>, RingBroken> {

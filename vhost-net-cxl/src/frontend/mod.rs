@@ -229,7 +229,7 @@ impl<M: Memory> Task for Frontend<M> {
             }
             Order::RingStarted(lease, ring) => self.start_ring(lease, *ring, Some(sources)),
             Order::RingStopped(lease, index, reply) => {
-                reply.send(self.stop_ring(lease, index, Some(sources)))
+                reply.send(self.stop_ring(lease, index, Some(sources)));
             }
             Order::MemoryChanged(lease, memory, reply) => {
                 if let Some(port) = self.port(lease) {

@@ -182,7 +182,7 @@ impl Port {
             |writer| writer.write(&header.to_bytes()[..header_bytes]),
             pieces,
         );
-        let completed = scratch.used.iter().try_for_each(|(head, written)| ring.complete(*head, *written));
+        let completed = ring.complete_together(&scratch.used);
         if !written || completed.is_err() {
             return Err(DropReason::BadChain);
         }

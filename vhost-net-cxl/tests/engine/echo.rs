@@ -42,7 +42,7 @@ pub(crate) fn frame(number: u32, bytes: usize) -> Vec<u8> {
     frame[12..14].copy_from_slice(&[0x88, 0xb5]);
     frame[14..18].copy_from_slice(&number.to_le_bytes());
     for (place, byte) in frame[18..].iter_mut().enumerate() {
-        *byte = (place as u8).wrapping_mul(31).wrapping_add(number as u8);
+        *byte = place.to_le_bytes()[0].wrapping_mul(31).wrapping_add(number.to_le_bytes()[0]);
     }
     frame
 }

@@ -43,7 +43,7 @@ fn two(nic: &str, features: [u64; 2]) -> Two {
 }
 
 fn frame(from: MacAddress, to: MacAddress, bytes: usize) -> Vec<u8> {
-    let mut frame: Vec<u8> = (0..bytes).map(|place| (place % 251) as u8).collect();
+    let mut frame: Vec<u8> = (0..bytes).map(|place| (place % 251).to_le_bytes()[0]).collect();
     frame[..6].copy_from_slice(&to.bytes());
     frame[6..12].copy_from_slice(&from.bytes());
     frame

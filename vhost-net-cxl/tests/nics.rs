@@ -1,0 +1,367 @@
+//! The drivers on real interfaces, in network namespaces of their own. Needs root, as the drivers do.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::process::Command;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use cxl_pool::{Area, CoherenceMode, CreateOptions, LineCount, LineOffset, Memory, Pool};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use vhost_net_cxl::backend::receive_buffers::ReceiveBuffers;
+use vhost_net_cxl::nic::af_xdp::AfXdpNic;
+use vhost_net_cxl::nic::tap::TapNic;
+use vhost_net_cxl::nic::{Batch, Nic, NicConfig, Piece};
+use vhost_net_cxl::offloads::Offloads;
+
+const POOL_BYTES: u64 = 32 << 20;
+const DEADLINE: Duration = Duration::from_secs(10);
+/// An experimental Ethernet type: nobody else sends it.
+const TYPE: [u8; 2] = [0x88, 0xb5];
+
+/// Runs a test in a network namespace of its own, which goes away with its thread.
+fn in_namespace(test: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(|| {
+        // SAFETY: a network namespace does not affect file descriptors or memory.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect("run as root");
+        sh("ip link set lo up");
+        test();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+fn sh(command: &str) {
+    let output = Command::new("sh").args(["-c", command]).output().expect("a shell");
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A veth pair with everything quiet: `ours` for the driver or the bridge, `peer` as the wire's other end.
+fn veth() {
+    sh("ip link add ours type veth peer name peer");
+    for end in ["ours", "peer"] {
+        sh(&format!("ethtool -K {end} tso off gso off gro off tx off >/dev/null"));
+        sh(&format!("ip link set {end} up"));
+    }
+}
+
+struct Stage {
+    _directory: tempfile::TempDir,
+    pool: Pool,
+    buffers: ReceiveBuffers,
+    arrived: VecDeque<([u8; 12], Vec<u8>)>,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        let options = CreateOptions {
+            size_bytes: Some(POOL_BYTES),
+            mode: CoherenceMode::Hardware,
+            ..CreateOptions::default()
+        };
+        let pool = Pool::create(&directory.path().join("pool"), &options).expect("a pool");
+        let start = LineOffset::new((8 << 20) / 64);
+        let buffers = ReceiveBuffers::new(Area::new(start, LineCount::new((8 << 20) / 64)));
+        Self { _directory: directory, pool, buffers, arrived: VecDeque::new() }
+    }
+
+    /// Puts a packet where an instance's transmit area would be.
+    fn packet(&self, header: [u8; 12], frame: &[u8]) -> Piece {
+        let memory = self.pool.hardware();
+        let at = LineOffset::new((24 << 20) / 64).bytes();
+        memory.write(at, &header);
+        memory.write(at.saturating_add(12), frame);
+        Piece { at, bytes: u32::try_from(12 + frame.len()).expect("short") }
+    }
+
+    /// Receives until a frame of our type arrives: its header and content.
+    fn receive(&mut self, nic: &mut dyn Nic) -> ([u8; 12], Vec<u8>) {
+        let memory = self.pool.hardware();
+        let mut batch = Batch::new();
+        let start = Instant::now();
+        while start.elapsed() < DEADLINE {
+            if let Some(packet) = self.arrived.pop_front() {
+                return packet;
+            }
+            batch.clear();
+            nic.receive(&mut self.buffers, &mut batch).expect("received");
+            nic.flush().expect("flushed");
+            for index in 0..batch.len() {
+                let mut packet = Vec::new();
+                for piece in batch.frame(index) {
+                    let mut bytes = vec![0; piece.bytes as usize];
+                    memory.read(piece.at, &mut bytes);
+                    packet.extend(bytes);
+                    self.buffers.give_back(self.buffers.at(piece.at).expect("a receive buffer"));
+                }
+                let frame = packet.split_off(12);
+                if frame[12..14] == TYPE || frame[12..14] == [8, 0] {
+                    self.arrived.push_back((packet.try_into().expect("twelve bytes"), frame));
+                }
+            }
+        }
+        panic!("no frame arrived");
+    }
+}
+
+fn config(text: &str) -> NicConfig {
+    NicConfig::parse(&text.parse().expect("TOML")).expect("valid")
+}
+
+fn frame(bytes: usize, mark: u8) -> Vec<u8> {
+    let mut frame = vec![mark; bytes];
+    frame[..6].fill(0xff);
+    frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, mark]);
+    frame[12..14].copy_from_slice(&TYPE);
+    frame
+}
+
+/// The wire's other end: a second TAP would need a bridge, a packet socket does not.
+struct Wire(std::os::fd::OwnedFd);
+
+impl Wire {
+    fn open(interface: &str) -> Self {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+        let socket = socket_with(
+            AddressFamily::PACKET,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            Some(rustix::net::Protocol::from_raw(std::num::NonZero::new(0x0300).expect("not zero"))),
+        )
+        .expect("a packet socket");
+        let index = rustix::net::netdevice::name_to_index(&socket, interface).expect("an interface");
+        // SAFETY: plain data for which zeroes are valid.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = u16::try_from(libc::AF_PACKET).expect("small");
+        address.sll_protocol = 0x0300;
+        address.sll_ifindex = i32::try_from(index).expect("an index");
+        // SAFETY: the address lives until the call returns.
+        let bound = unsafe {
+            let bytes = u32::try_from(size_of_val(&address)).expect("small");
+            libc::bind(socket.as_fd().as_raw_fd(), (&raw const address).cast(), bytes)
+        };
+        assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
+        Self(socket)
+    }
+
+    fn send(&self, frame: &[u8]) {
+        let mut file = std::fs::File::from(self.0.try_clone().expect("a descriptor"));
+        file.write_all(frame).expect("sent");
+    }
+
+    /// Waits for a frame of our type.
+    fn receive(&self) -> Vec<u8> {
+        let mut file = std::fs::File::from(self.0.try_clone().expect("a descriptor"));
+        let mut bytes = vec![0; 70_000];
+        let start = Instant::now();
+        while start.elapsed() < DEADLINE {
+            match file.read(&mut bytes) {
+                Ok(length) if length > 14 && (bytes[12..14] == TYPE || bytes[12..14] == [0x80, 0x35]) => {
+                    bytes.truncate(length);
+                    return bytes;
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        panic!("no frame arrived");
+    }
+}
+
+fn link_changes(nic: &mut dyn Nic) -> Receiver<(bool, String)> {
+    let (tell, told) = channel();
+    nic.watch_link(Box::new(move |up, reason| {
+        let _ = tell.send((up, reason.to_owned()));
+    }))
+    .expect("watched");
+    told
+}
+
+#[test]
+fn a_tap_carries_frames_both_ways() {
+    in_namespace(|| {
+        veth();
+        sh("ip link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0 && ip link set br0 up");
+        let mut stage = Stage::new();
+        let text = "name='nic0'\ndriver='tap'\ninterface='tap0'\nuplink='ours'";
+        let mut nic = TapNic::open(&config(text), &stage.pool).expect("opened");
+        sh("ip link set tap0 master br0 && ip link set ours master br0");
+        nic.start(&mut stage.buffers).expect("started");
+        assert!(nic.link().is_up());
+        assert_eq!(nic.identity().mtu, 1500);
+        let wire = Wire::open("peer");
+        for (bytes, mark) in [(60, 1), (1514, 2), (777, 3)] {
+            let packet = stage.packet([0; 12], &frame(bytes, mark));
+            assert_eq!(nic.transmit(&[packet]).expect("sent"), 1);
+            assert_eq!(wire.receive(), frame(bytes, mark));
+            wire.send(&frame(bytes, mark + 100));
+            let (header, got) = stage.receive(&mut nic);
+            assert_eq!(header[..10], [0; 10]);
+            assert_eq!(got, frame(bytes, mark + 100));
+        }
+        assert!(nic.transmit_frame(&frame(60, 9)).expect("sent"));
+        assert_eq!(wire.receive(), frame(60, 9));
+        // Nothing there is no error, and no buffer is lost.
+        let mut batch = Batch::new();
+        nic.receive(&mut stage.buffers, &mut batch).expect("nothing");
+        assert!(batch.is_empty());
+    });
+}
+
+/// A TCP segment of `payload` bytes over IPv4 to `10.9.0.2`, with its checksum left undone.
+fn tcp(payload: usize) -> Vec<u8> {
+    let mut frame = vec![0; 54 + payload];
+    frame[..12].copy_from_slice(&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1]);
+    frame[12..14].copy_from_slice(&[8, 0]);
+    let total = u16::try_from(40 + payload).expect("short").to_be_bytes();
+    frame[14..34].copy_from_slice(&[
+        0x45, 0, total[0], total[1], 0, 1, 0x40, 0, 64, 6, 0, 0, 10, 9, 0, 1, 10, 9, 0, 2,
+    ]);
+    let sum: u32 = frame[14..34].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
+    let sum = !u16::try_from((sum & 0xffff) + (sum >> 16)).expect("folded");
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    frame[34..38].copy_from_slice(&[0x12, 0x34, 0, 80]);
+    frame[46..48].copy_from_slice(&[0x50, 0x10]);
+    for (place, byte) in frame[54..].iter_mut().enumerate() {
+        *byte = place.to_le_bytes()[0];
+    }
+    frame
+}
+
+#[test]
+fn a_frame_of_60_kib_crosses_a_tap_whole_or_in_segments() {
+    in_namespace(|| {
+        sh("ip link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0 && ip link set br0 up");
+        let mut stage = Stage::new();
+        let open = |name: &str| {
+            let text = format!("name='{name}'\ndriver='tap'\ninterface='{name}'");
+            TapNic::open(&config(&text), &stage.pool).expect("opened")
+        };
+        let (mut left, mut right) = (open("left"), open("right"));
+        sh("ip link set left master br0 && ip link set right master br0");
+        right.start(&mut stage.buffers).expect("started");
+        // NEEDS_CSUM, TCPV4, headers of 54 bytes, segments of 1448, checksum at 34 + 16.
+        let header = [1, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0];
+        let sent = tcp(60_000);
+        let packet = stage.packet(header, &sent);
+
+        right.set_receiver_offloads(Offloads::ALL).expect("set");
+        assert_eq!(left.transmit(&[packet]).expect("sent"), 1);
+        let (got_header, got) = stage.receive(&mut right);
+        assert_eq!(got_header[..2], header[..2]);
+        assert_eq!(got.len(), sent.len());
+        assert_eq!(got[54..], sent[54..]);
+
+        // For a receiver that cannot take it the kernel cuts it up.
+        right.set_receiver_offloads(Offloads::NONE).expect("set");
+        assert_eq!(left.transmit(&[packet]).expect("sent"), 1);
+        let mut payload = Vec::new();
+        while payload.len() < 60_000 {
+            let (got_header, got) = stage.receive(&mut right);
+            assert_eq!(got_header[1], 0, "no large frame");
+            assert!(got.len() <= 1514);
+            payload.extend_from_slice(&got[54..]);
+        }
+        assert_eq!(payload, sent[54..]);
+    });
+}
+
+#[test]
+fn a_pulled_cable_is_seen_and_so_is_its_return() {
+    in_namespace(|| {
+        veth();
+        let stage = Stage::new();
+        let text = "name='nic0'\ndriver='tap'\ninterface='tap0'\nuplink='ours'";
+        let mut nic = TapNic::open(&config(text), &stage.pool).expect("opened");
+        let told = link_changes(&mut nic);
+        sh("ip link set peer down");
+        let (up, reason) = told.recv_timeout(DEADLINE).expect("told");
+        assert!(!up && reason.contains("ours"), "{reason}");
+        assert!(!nic.link().is_up());
+        sh("ip link set peer up");
+        assert!(told.recv_timeout(DEADLINE).expect("told").0);
+        sh("ip link del ours");
+        while told.recv_timeout(DEADLINE).expect("told").0 {}
+        assert!(!nic.link().is_up());
+    });
+}
+
+#[test]
+fn what_cannot_be_opened_says_why() {
+    in_namespace(|| {
+        let stage = Stage::new();
+        sh("ip link add br0 type bridge");
+        let open = |text: &str| {
+            let error = match config(text).driver {
+                vhost_net_cxl::nic::Driver::Tap => TapNic::open(&config(text), &stage.pool).err(),
+                _ => AfXdpNic::open(&config(text), &stage.pool).err(),
+            };
+            error.expect("refused").to_string()
+        };
+        let message = open("name='nic0'\ndriver='tap'\ninterface='tap0'\nuplink='eth9'");
+        assert!(message.contains("no interface eth9"), "{message}");
+        let message = open("name='nic0'\ndriver='af-xdp'\ninterface='eth9'");
+        assert!(message.contains("no interface eth9"), "{message}");
+        let message = open("name='nic0'\ndriver='tap'\ninterface='br0'");
+        assert!(message.contains("no single-queue TAP device"), "{message}");
+        let _first = TapNic::open(&config("name='nic0'\ndriver='tap'\ninterface='tap0'"), &stage.pool);
+        let message = open("name='nic1'\ndriver='tap'\ninterface='tap0'");
+        assert!(message.contains("another process uses it"), "{message}");
+    });
+}
+
+#[test]
+fn af_xdp_carries_frames_both_ways_and_starts_again() {
+    in_namespace(|| {
+        veth();
+        // The second time right after the first: a queue stays busy for a moment.
+        for round in 0..2 {
+            let wire = Wire::open("peer");
+            let mut stage = Stage::new();
+            let text = "name='nic0'\ndriver='af-xdp'\ninterface='ours'";
+            let mut nic = AfXdpNic::open(&config(text), &stage.pool).expect("opened");
+            nic.start(&mut stage.buffers).expect("started");
+            assert!(nic.link().is_up());
+            for (bytes, mark) in [(60, 1), (1514, 2), (777, 3)] {
+                let packet = stage.packet([0; 12], &frame(bytes, mark));
+                assert_eq!(nic.transmit(&[packet]).expect("sent"), 1, "round {round}");
+                nic.flush().expect("flushed");
+                assert_eq!(wire.receive(), frame(bytes, mark));
+                wire.send(&frame(bytes, mark + 100));
+                let (header, got) = stage.receive(&mut nic);
+                assert_eq!(header, [0; 12]);
+                assert_eq!(got, frame(bytes, mark + 100));
+            }
+            // Far more than there are chunks for sending: all of them come back.
+            let packet = stage.packet([0; 12], &frame(100, 7));
+            let mut sent = 0;
+            let start = Instant::now();
+            while sent < 2000 && start.elapsed() < DEADLINE {
+                sent += nic.transmit(&[packet]).expect("sent");
+                nic.flush().expect("flushed");
+            }
+            assert_eq!(sent, 2000);
+            for _ in 0..50 {
+                assert_eq!(wire.receive(), frame(100, 7));
+            }
+        }
+    });
+}
+
+#[test]
+fn af_xdp_sees_a_pulled_cable() {
+    in_namespace(|| {
+        veth();
+        let mut stage = Stage::new();
+        let text = "name='nic0'\ndriver='af-xdp'\ninterface='ours'";
+        let mut nic = AfXdpNic::open(&config(text), &stage.pool).expect("opened");
+        nic.start(&mut stage.buffers).expect("started");
+        let told = link_changes(&mut nic);
+        sh("ip link set peer down");
+        assert!(!told.recv_timeout(DEADLINE).expect("told").0);
+    });
+}
