@@ -1,0 +1,74 @@
+//! The two ends of what is compared, behind one interface each.
+
+use cxl_channel::{Receiver, Sender};
+use cxl_pool::Memory;
+
+/// Where messages go in.
+pub(crate) trait Outlet<const WORDS: usize> {
+    /// Whether the other end is there.
+    fn ready(&mut self) -> bool;
+    /// Takes as many as there is room for, and says how many.
+    fn offer(&mut self, messages: &[[u64; WORDS]]) -> usize;
+    /// Makes them visible.
+    fn publish(&mut self);
+}
+
+/// Where messages come out.
+pub(crate) trait Inlet<const WORDS: usize> {
+    /// Whether the other end is there.
+    fn ready(&mut self) -> bool;
+    /// Gives as many as there are and fit, and says how many.
+    fn take(&mut self, into: &mut [[u64; WORDS]]) -> usize;
+}
+
+impl<M: Memory, const WORDS: usize> Outlet<WORDS> for Sender<M, WORDS> {
+    fn ready(&mut self) -> bool {
+        Self::ready(self)
+    }
+
+    fn offer(&mut self, messages: &[[u64; WORDS]]) -> usize {
+        for (count, message) in messages.iter().enumerate() {
+            if self.send(*message).is_err() {
+                return count;
+            }
+        }
+        messages.len()
+    }
+
+    fn publish(&mut self) {
+        // The receivers of the benchmark never sleep.
+        let _ = Self::publish(self);
+    }
+}
+
+impl<M: Memory, const WORDS: usize> Inlet<WORDS> for Receiver<M, WORDS> {
+    fn ready(&mut self) -> bool {
+        Self::ready(self)
+    }
+
+    fn take(&mut self, into: &mut [[u64; WORDS]]) -> usize {
+        self.receive_batch(into)
+    }
+}
+
+impl<const WORDS: usize> Outlet<WORDS> for rtrb::Producer<[u64; WORDS]> {
+    fn ready(&mut self) -> bool {
+        true
+    }
+
+    fn offer(&mut self, messages: &[[u64; WORDS]]) -> usize {
+        self.push_partial_slice(messages).0.len()
+    }
+
+    fn publish(&mut self) {}
+}
+
+impl<const WORDS: usize> Inlet<WORDS> for rtrb::Consumer<[u64; WORDS]> {
+    fn ready(&mut self) -> bool {
+        true
+    }
+
+    fn take(&mut self, into: &mut [[u64; WORDS]]) -> usize {
+        self.pop_partial_slice(into).0.len()
+    }
+}

@@ -1,0 +1,165 @@
+//! One run: a receiver in this process, a sender in another one, each on its core.
+
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use cxl_channel::{Receiver, RingPlacement, Sender};
+use cxl_pool::{CreateOptions, Generation, Memory, Pool};
+use rustix::process::{Signal, set_parent_process_death_signal};
+
+use super::traffic::{self, Measured, Traffic};
+use super::variant::Variant;
+use crate::cores::{self, Cores};
+
+/// As in the paper.
+const SLOTS: u32 = 8192;
+
+/// What the sending process is told.
+#[derive(Args)]
+pub(crate) struct SenderOptions {
+    #[arg(long)]
+    pool: PathBuf,
+    #[arg(long)]
+    words: usize,
+    #[arg(long)]
+    variant: Variant,
+    #[arg(long)]
+    generation: u32,
+    #[arg(long)]
+    core: usize,
+    #[arg(long)]
+    rate: Option<f64>,
+    #[arg(long)]
+    duration_ms: u64,
+}
+
+/// The pool that all runs go through. It has no name any more, so that nothing can be left behind.
+pub(crate) struct Bench {
+    pool: Pool,
+    cores: Cores,
+    generation: Generation,
+}
+
+impl Bench {
+    pub(crate) fn new(cores: Cores) -> Result<Self> {
+        let directory = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
+        let options = CreateOptions {
+            size_bytes: Some(16 << 20),
+            host_slots: 2,
+            replica_slots: 1,
+            ..CreateOptions::default()
+        };
+        let pool = Pool::create(&directory.path().join("pool"), &options)?;
+        placement(&pool).clear(&pool.software());
+        Ok(Self { pool, cores, generation: Generation::default() })
+    }
+
+    /// Measures a variant with messages of this many words.
+    pub(crate) fn run<const WORDS: usize>(&mut self, variant: Variant, traffic: Traffic) -> Result<Measured> {
+        cores::pin(self.cores.receiver)?;
+        self.generation = self.generation.next();
+        match variant {
+            Variant::Rtrb => self.between_threads::<WORDS>(traffic),
+            Variant::Coherent => self.between_processes::<_, WORDS>(&self.pool.hardware(), variant, traffic),
+            _ => self.between_processes::<_, WORDS>(&self.pool.software(), variant, traffic),
+        }
+    }
+
+    fn between_processes<M: Memory, const WORDS: usize>(
+        &self,
+        memory: &M,
+        variant: Variant,
+        traffic: Traffic,
+    ) -> Result<Measured> {
+        let mut sender = Process(self.spawn_sender(WORDS, variant, traffic)?);
+        let mut receiver = Receiver::<M, WORDS>::open(memory.clone(), placement(&self.pool), self.generation);
+        if let Some(policy) = variant.policy() {
+            receiver = receiver.with_policy(policy);
+        }
+        let measured = traffic::receive(&mut receiver, traffic)?;
+        let status = sender.0.wait().context("cannot wait for the sending process")?;
+        ensure!(status.success(), "the sending process failed: {status}");
+        Ok(measured)
+    }
+
+    fn spawn_sender(&self, words: usize, variant: Variant, traffic: Traffic) -> Result<Child> {
+        use clap::ValueEnum;
+        let pool = format!("/proc/{}/fd/{}", std::process::id(), self.pool.fd().as_raw_fd());
+        let variant = variant.to_possible_value().context("every variant has a name")?;
+        let program = std::env::current_exe().context("cannot find this program")?;
+        let mut command = Command::new(program);
+        command.args(["channel-sender", "--pool", &pool, "--variant", variant.get_name()]);
+        for (option, value) in [
+            ("--words", words.to_string()),
+            ("--generation", self.generation.to_string()),
+            ("--core", self.cores.sender.to_string()),
+            ("--duration-ms", traffic.duration.as_millis().to_string()),
+        ] {
+            command.args([option, &value]);
+        }
+        if let Some(rate) = traffic.rate {
+            command.args(["--rate", &rate.to_string()]);
+        }
+        command.stdin(Stdio::null()).spawn().context("cannot start the sending process")
+    }
+
+    fn between_threads<const WORDS: usize>(&self, traffic: Traffic) -> Result<Measured> {
+        let (mut producer, mut consumer) = rtrb::RingBuffer::<[u64; WORDS]>::new(SLOTS as usize);
+        let core = self.cores.sender;
+        thread::scope(|scope| {
+            let sending = scope.spawn(move || {
+                cores::pin(core)?;
+                traffic::send(&mut producer, traffic)
+            });
+            let measured = traffic::receive(&mut consumer, traffic);
+            sending.join().map_err(|_| anyhow::anyhow!("the sending thread panicked"))??;
+            measured
+        })
+    }
+}
+
+/// A child that does not outlive its run.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It has ended already, unless the run failed.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn placement(pool: &Pool) -> RingPlacement {
+    RingPlacement { start: pool.layout().data().start, slots: SLOTS }
+}
+
+/// The sending process.
+pub(crate) fn send(options: &SenderOptions) -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL)).context("cannot tie this process to its parent")?;
+    cores::pin(options.core)?;
+    let pool = Pool::open(&options.pool)?;
+    match options.variant {
+        Variant::Coherent => send_through(&pool, pool.hardware(), options),
+        _ => send_through(&pool, pool.software(), options),
+    }
+}
+
+fn send_through<M: Memory>(pool: &Pool, memory: M, options: &SenderOptions) -> Result<()> {
+    match options.words {
+        2 => send_words::<M, 2>(pool, memory, options),
+        _ => send_words::<M, 8>(pool, memory, options),
+    }
+}
+
+fn send_words<M: Memory, const WORDS: usize>(pool: &Pool, memory: M, options: &SenderOptions) -> Result<()> {
+    let generation = Generation::new(options.generation);
+    let mut sender = Sender::<M, WORDS>::begin(memory, placement(pool), generation);
+    sender.set_wakeups(false);
+    let duration = Duration::from_millis(options.duration_ms);
+    traffic::send(&mut sender, Traffic { rate: options.rate, duration })
+}

@@ -1,0 +1,190 @@
+//! What the samples say: a table for people, a plot, and figures for machines.
+
+use std::path::Path;
+
+use anyhow::Result;
+use comfy_table::{CellAlignment, Table, presets};
+
+use super::Sample;
+use super::variant::{OURS, Variant};
+use crate::cores::Distance;
+use crate::plot::{self, Panel, Series};
+use crate::report::{self, Figure, Goal, median};
+
+/// Below this part of the rate that was asked for, a run did not keep up, and its latency only says how long it lasted.
+const KEPT_UP: f64 = 0.95;
+/// What the paper asks of a channel: 14 M messages per second with a median of 0.6 µs (§3.2, Figure 6).
+const TARGET_M: f64 = 14.0;
+const TARGET_NS: f64 = 600.0;
+/// At least as fast as the rival, on equal terms.
+const RATIO_GOAL: f64 = 1.0;
+
+/// Samples of one kind, over all rounds.
+struct Cell<'a> {
+    samples: Vec<&'a Sample>,
+}
+
+impl Cell<'_> {
+    fn of(
+        samples: &[Sample],
+        variant: Variant,
+        words: usize,
+        rate_m: Option<f64>,
+        distance: Distance,
+    ) -> Cell<'_> {
+        let wanted = |sample: &&Sample| {
+            sample.variant == variant
+                && sample.words == words
+                && sample.rate_m == rate_m
+                && sample.distance == distance
+        };
+        Cell { samples: samples.iter().filter(wanted).collect() }
+    }
+
+    fn rate_m(&self) -> Option<f64> {
+        median(self.samples.iter().map(|sample| sample.measured.rate_m))
+    }
+
+    /// Median and 99th percentile, of the runs that kept up.
+    fn latency_ns(&self) -> Option<(f64, f64)> {
+        let kept_up =
+            |sample: &&&Sample| sample.rate_m.is_some_and(|asked| sample.measured.rate_m >= asked * KEPT_UP);
+        let latencies: Vec<_> =
+            self.samples.iter().filter(kept_up).filter_map(|sample| sample.measured.latency).collect();
+        let middle = median(latencies.iter().map(|latency| latency.median_ns))?;
+        Some((middle, median(latencies.iter().map(|latency| latency.p99_ns))?))
+    }
+}
+
+/// Prints the tables and writes plot and figures.
+pub(crate) fn write(samples: &[Sample], rates: &[Option<f64>], output: &Path) -> Result<()> {
+    let count = |distance| samples.iter().filter(|sample| sample.distance == distance).count();
+    let distances: Vec<Distance> =
+        [Distance::Near, Distance::Far].into_iter().filter(|distance| count(*distance) > 0).collect();
+    println!("Message channels: highest rate in M/s; one-way latency as median / 99th percentile in ns");
+    println!(
+        "Runs while the two cores were near: {}, far: {}, and mixed, which count for nothing: {}",
+        count(Distance::Near),
+        count(Distance::Far),
+        count(Distance::Mixed)
+    );
+    for distance in &distances {
+        for words in [2, 8] {
+            println!("\n{} B, {distance}\n{}", words * 8, table(samples, rates, words, *distance));
+        }
+    }
+    println!(
+        "\n–: did not keep up with that rate. n/a: no run while the cores were so. rtrb runs between threads."
+    );
+    let figures = figures(samples, rates, &distances);
+    for figure in figures.iter().filter(|figure| figure.goal.is_some()) {
+        let verdict = if figure.met == Some(true) { "met" } else { "MISSED" };
+        let value = format!("{:.1} {}", figure.value, figure.unit);
+        let ratio = figure.ratio.map(|ratio| format!(", {ratio:.2} of the rival's")).unwrap_or_default();
+        println!(
+            "{verdict:<7} {:<48} {value:>12}, goal {}{ratio}",
+            figure.name,
+            figure.goal.as_deref().unwrap_or("")
+        );
+    }
+    let (json, svg) = (output.join("channel.json"), output.join("channel.svg"));
+    report::write_figures(&json, &figures)?;
+    report::write(&svg, &plot::svg(&panels(samples, rates, &distances)))?;
+    println!("wrote {} and {}", json.display(), svg.display());
+    Ok(())
+}
+
+fn table(samples: &[Sample], rates: &[Option<f64>], words: usize, distance: Distance) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    let heading = |rate: &Option<f64>| rate.map_or("max".to_owned(), |rate| format!("at {rate} M/s"));
+    table.set_header([String::new()].into_iter().chain(rates.iter().map(heading)));
+    for variant in Variant::ALL {
+        let mut row = vec![variant.name().to_owned()];
+        for rate_m in rates {
+            let cell = Cell::of(samples, variant, words, *rate_m, distance);
+            row.push(match (rate_m, cell.rate_m()) {
+                (_, None) => "n/a".to_owned(),
+                (None, Some(rate)) => format!("{rate:.1}"),
+                (Some(_), Some(_)) => match cell.latency_ns() {
+                    Some((middle, p99)) => format!("{middle:.0} / {p99:.0}"),
+                    None => "–".to_owned(),
+                },
+            });
+        }
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn figures(samples: &[Sample], rates: &[Option<f64>], distances: &[Distance]) -> Vec<Figure> {
+    let rival = Variant::Rtrb;
+    let mut figures = Vec::new();
+    for distance in distances {
+        for words in [2, 8] {
+            for variant in Variant::ALL.into_iter().filter(|variant| *variant != rival) {
+                for rate_m in rates {
+                    let cell = |variant| Cell::of(samples, variant, words, *rate_m, *distance);
+                    let prefix = format!("channel/{}/{}B/{distance}", variant.slug(), words * 8);
+                    let (ours, theirs) = (cell(variant), cell(rival));
+                    if let Some(rate) = rate_m {
+                        let Some((middle, p99)) = ours.latency_ns() else { continue };
+                        let theirs = theirs.latency_ns();
+                        let figure = Figure::new(format!("{prefix}/p50-at-{rate}M"), middle, "ns")
+                            .against(rival.slug(), theirs.map(|latency| latency.0));
+                        let is_target =
+                            variant == OURS && words == 2 && (*rate - TARGET_M).abs() < f64::EPSILON;
+                        figures.push(if is_target {
+                            figure.with_goal(Goal::AtMost(TARGET_NS))
+                        } else {
+                            figure
+                        });
+                        figures.push(
+                            Figure::new(format!("{prefix}/p99-at-{rate}M"), p99, "ns")
+                                .against(rival.slug(), theirs.map(|latency| latency.1)),
+                        );
+                    } else if let Some(rate) = ours.rate_m() {
+                        let figure = Figure::new(format!("{prefix}/max"), rate, "M/s")
+                            .against(rival.slug(), theirs.rate_m());
+                        figures.push(match (variant, theirs.rate_m()) {
+                            (Variant::Coherent, Some(theirs)) => {
+                                figure.with_goal(Goal::AtLeast((theirs * RATIO_GOAL * 10.0).round() / 10.0))
+                            }
+                            (variant, _) if variant == OURS => figure.with_goal(Goal::AtLeast(TARGET_M)),
+                            _ => figure,
+                        });
+                    }
+                }
+            }
+        }
+    }
+    figures
+}
+
+fn panels(samples: &[Sample], rates: &[Option<f64>], distances: &[Distance]) -> Vec<Panel> {
+    let mut panels = Vec::new();
+    for distance in distances {
+        for words in [2, 8] {
+            let series = Variant::ALL.map(|variant| Series {
+                name: variant.name().to_owned(),
+                points: rates
+                    .iter()
+                    .filter_map(|rate| {
+                        let latency = Cell::of(samples, variant, words, *rate, *distance).latency_ns();
+                        Some(((*rate)?, latency?.0))
+                    })
+                    .collect(),
+            });
+            panels.push(Panel {
+                title: format!("{} B messages, cores {distance}", words * 8),
+                x_label: "rate, M messages/s",
+                y_label: "median one-way latency, ns",
+                series: series.into(),
+            });
+        }
+    }
+    panels
+}

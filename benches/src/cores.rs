@@ -1,0 +1,102 @@
+//! The two cores that a benchmark runs on, and how far apart they are just now.
+//!
+//! On virtual machines two virtual CPUs wander between cores that share a cache and cores that do not, which changes
+//! cache-bound results up to fourfold within seconds. So each measurement is tagged with what a line transfer cost just
+//! before and after it, and only equal tags are compared.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Below this a line moves between cores that share a cache.
+const NEAR_NS: f64 = 100.0;
+const ROUND_TRIPS: u64 = 10_000;
+
+/// Two cores.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cores {
+    pub(crate) receiver: usize,
+    pub(crate) sender: usize,
+}
+
+/// How far apart the cores were during a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Distance {
+    Near,
+    Far,
+    /// It changed meanwhile: compared with nothing.
+    Mixed,
+}
+
+impl fmt::Display for Distance {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Near => "near",
+            Self::Far => "far",
+            Self::Mixed => "mixed",
+        })
+    }
+}
+
+impl Distance {
+    pub(crate) fn of(before_ns: f64, after_ns: f64) -> Self {
+        match (before_ns < NEAR_NS, after_ns < NEAR_NS) {
+            (true, true) => Self::Near,
+            (false, false) => Self::Far,
+            _ => Self::Mixed,
+        }
+    }
+}
+
+impl Cores {
+    /// The first two that this process may use.
+    pub(crate) fn choose() -> Result<Self> {
+        let allowed = sched_getaffinity(None).context("cannot ask which cores may be used")?;
+        let mut cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
+        match (cores.next(), cores.next()) {
+            (Some(receiver), Some(sender)) => Ok(Self { receiver, sender }),
+            _ => bail!("this benchmark needs two cores: run it without taskset, or on a machine with more"),
+        }
+    }
+
+    /// What it costs to move a line from one core to the other, one way, in ns.
+    pub(crate) fn line_transfer_ns(self) -> Result<f64> {
+        let line = AtomicU64::new(0);
+        let started = thread::scope(|scope| -> Result<Instant> {
+            let answering = scope.spawn(|| -> Result<()> {
+                let pinned = pin(self.sender);
+                for turn in 0..ROUND_TRIPS {
+                    while line.load(Ordering::Acquire) != 2 * turn + 1 {
+                        std::hint::spin_loop();
+                    }
+                    line.store(2 * turn + 2, Ordering::Release);
+                }
+                pinned
+            });
+            pin(self.receiver)?;
+            let started = Instant::now();
+            for turn in 0..ROUND_TRIPS {
+                line.store(2 * turn + 1, Ordering::Release);
+                while line.load(Ordering::Acquire) != 2 * turn + 2 {
+                    std::hint::spin_loop();
+                }
+            }
+            // It only ends once the last turn was answered.
+            answering.join().map_err(|_| anyhow::anyhow!("the probing thread panicked"))??;
+            Ok(started)
+        })?;
+        #[allow(clippy::cast_precision_loss, reason = "both are far below 2^53")]
+        Ok(started.elapsed().as_nanos() as f64 / (2 * ROUND_TRIPS) as f64)
+    }
+}
+
+/// Keeps the calling thread on a core.
+pub(crate) fn pin(core: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).with_context(|| format!("cannot run on core {core}"))
+}

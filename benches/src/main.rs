@@ -1,0 +1,58 @@
+//! Benchmarks. Each measures a rival in the same run, prints a table, draws an SVG and writes JSON.
+
+#![forbid(unsafe_code)]
+
+mod channel;
+mod cores;
+mod plot;
+mod report;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Benchmarks of Wadi's parts against their peers.
+///
+/// Every benchmark measures the rival in the same run, interleaved with ours, prints a table, draws its plots as SVG
+/// and writes a list of {name, value, unit, rival, rival_value, ratio, goal, met} as JSON. Build with --release; two
+/// free cores are needed.
+#[derive(Parser)]
+#[command(name = "wadi-benches", version)]
+struct Cli {
+    /// Where the plots and JSON files go.
+    #[arg(long, global = true, default_value = "target/bench", value_name = "DIRECTORY")]
+    output: PathBuf,
+    #[command(subcommand)]
+    benchmark: Benchmark,
+}
+
+#[derive(Subcommand)]
+enum Benchmark {
+    /// Every benchmark, one after the other.
+    All,
+    Channel(channel::Options),
+    /// The other process of the channel benchmark.
+    #[command(hide = true)]
+    ChannelSender(channel::SenderOptions),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<()> {
+    match &cli.benchmark {
+        Benchmark::All => channel::run(&channel::Options::default(), &cli.output),
+        Benchmark::Channel(options) => channel::run(options, &cli.output),
+        Benchmark::ChannelSender(options) => channel::send(options),
+    }
+}
