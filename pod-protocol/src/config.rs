@@ -112,7 +112,7 @@ pub struct EngineSection {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read the configuration {}: {source}", path.display())]
+    #[error("cannot read the configuration {}", path.display())]
     Read {
         /// Which file.
         path: PathBuf,

@@ -35,12 +35,12 @@ pub struct DataChannel<M: Memory, const WORDS: usize> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChannelError {
     /// A ring lies outside the pool or has an odd size.
-    #[error("{channel}: {source}")]
+    #[error("{channel}: {problem}")]
     Placement {
         /// Which channel.
         channel: ChannelId,
         /// What is wrong.
-        source: PlacementError,
+        problem: PlacementError,
     },
     /// Generation 0 stands for none.
     #[error("{0} has no generation")]
@@ -54,7 +54,7 @@ impl<M: Memory, const WORDS: usize> DataChannel<M, WORDS> {
         let pool = Area::new(LineOffset::new(0), LineCount::covering(memory.size_bytes()));
         for ring in [object.outgoing, object.incoming] {
             ring.check(WORDS, pool)
-                .map_err(|source| ChannelError::Placement { channel: object.id, source })?;
+                .map_err(|problem| ChannelError::Placement { channel: object.id, problem })?;
         }
         if object.generation.get() == 0 {
             return Err(ChannelError::NoGeneration(object.id));

@@ -19,7 +19,7 @@ pub struct RunDirectory {
 #[derive(Debug, thiserror::Error)]
 pub enum RunDirectoryError {
     /// A directory cannot be created.
-    #[error("cannot create the directory {}: {source}; create it, or set another run directory", path.display())]
+    #[error("cannot create the directory {}; create it, or set another run directory", path.display())]
     Create {
         /// Which one.
         path: PathBuf,

@@ -142,7 +142,7 @@ pub enum PortError {
     #[error(transparent)]
     Doorbell(#[from] DoorbellError),
     /// The system refused a file descriptor.
-    #[error("the system is out of resources: {0}")]
+    #[error("the system is out of resources")]
     Resources(#[source] io::Error),
     /// The pool has no slot for this endpoint.
     #[error("the pool has no slot for {0}")]

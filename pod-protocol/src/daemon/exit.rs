@@ -1,6 +1,7 @@
 //! With which status a daemon ends.
 
-use std::fmt::Display;
+use std::error::Error;
+use std::fmt::Write;
 use std::process::ExitCode;
 
 /// Why a daemon ended without an error.
@@ -21,10 +22,21 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Prints an error as one line on stderr and returns the status that goes with it, 1.
-pub fn print_error(error: &dyn Display) -> ExitCode {
-    eprintln!("error: {}", one_line(&format!("{error:#}")));
+/// Prints an error with its causes as one line on stderr and returns the status that goes with it, 1.
+pub fn print_error(error: &dyn Error) -> ExitCode {
+    eprintln!("error: {}", one_line(&with_causes(error)));
     ExitCode::FAILURE
+}
+
+/// Messages do not repeat their causes, so all of them together tell what happened.
+fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let _ = write!(text, ": {error}");
+        cause = error.source();
+    }
+    text
 }
 
 fn one_line(text: &str) -> String {
@@ -34,6 +46,14 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn causes_are_told_once() {
+        let source = std::io::Error::from(std::io::ErrorKind::NotFound);
+        let cause = source.to_string();
+        let error = crate::config::ConfigError::Read { path: "/x".into(), source };
+        assert_eq!(with_causes(&error), format!("cannot read the configuration /x: {cause}"));
+    }
 
     #[test]
     fn errors_are_shown_in_one_line() {

@@ -27,7 +27,7 @@ pub enum LockError {
         holder: String,
     },
     /// The file cannot be used.
-    #[error("cannot lock {}: {source}", path.display())]
+    #[error("cannot lock {}", path.display())]
     Io {
         /// Which file.
         path: PathBuf,

@@ -19,7 +19,8 @@ mod logging;
 mod notify;
 mod stop;
 
-use std::fmt::Display;
+use std::error::Error;
+use std::io;
 use std::process::ExitCode;
 
 pub use self::exit::{Exit, print_error};
@@ -29,16 +30,21 @@ pub use self::notify::notify_ready;
 pub use self::stop::StopSignal;
 
 /// Runs a daemon: sets up logs and signals, calls the body, and turns its outcome into an exit status with, for an
-/// error, one line on stderr. Errors are shown with `{:#}`, which for `anyhow` includes the causes.
-pub fn run<E: Display>(body: impl FnOnce(&StopSignal) -> Result<Exit, E>) -> ExitCode {
+/// error, one line on stderr with all its causes.
+pub fn run<E: Into<Box<dyn Error + Send + Sync>>>(
+    body: impl FnOnce(&StopSignal) -> Result<Exit, E>,
+) -> ExitCode {
     init_logging();
     abort_on_panic();
     let stop = match StopSignal::on_signals() {
         Ok(stop) => stop,
-        Err(error) => return print_error(&format_args!("cannot handle signals: {error}")),
+        Err(error) => {
+            let what = format!("cannot handle signals: {error}");
+            return print_error(&io::Error::new(error.kind(), what));
+        }
     };
     match body(&stop) {
         Ok(exit) => exit.into(),
-        Err(error) => print_error(&error),
+        Err(error) => print_error(&*error.into()),
     }
 }

@@ -50,7 +50,7 @@ pub enum JoinError {
     #[error(transparent)]
     Handler(Box<dyn std::error::Error + Send + Sync>),
     /// The system refused a thread or a file descriptor.
-    #[error("the system is out of resources: {0}")]
+    #[error("the system is out of resources")]
     Resources(#[source] io::Error),
 }
 

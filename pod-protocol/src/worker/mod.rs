@@ -51,7 +51,7 @@ impl WorkerConfig {
 
 /// A worker that did not start.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot start the worker {name}: {what}: {source}")]
+#[error("cannot start the worker {name}: {what}")]
 pub struct SpawnError {
     name: String,
     what: &'static str,
