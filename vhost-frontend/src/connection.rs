@@ -104,6 +104,16 @@ impl Connection {
             .collect();
     }
 
+    /// Whether the VMM has acknowledged the feature by which rings are enabled.
+    pub(crate) fn rings_can_be_enabled(&self) -> bool {
+        self.features & PROTOCOL_FEATURES != 0
+    }
+
+    /// Notes that a ring is enabled before the features say that it can be. Returns whether there is such a ring.
+    pub(crate) fn enable_early(&mut self, index: u32, enable: bool) -> bool {
+        self.set_vring_enable(index, enable).is_ok()
+    }
+
     fn offered(&self) -> u64 {
         self.spec.virtio_features | 1 << VIRTIO_F_VERSION_1 | PROTOCOL_FEATURES
     }

@@ -19,6 +19,7 @@ mod chain;
 mod chain_tests;
 mod config;
 mod connection;
+mod early;
 pub mod copy;
 mod inflight;
 mod memory;

@@ -14,6 +14,7 @@ use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 
 use crate::config::ConfigSpace;
 use crate::connection::Connection;
+use crate::early::EarlyEnable;
 use crate::memory::GuestMemory;
 use crate::ring::Ring;
 use crate::socket::{ListenError, Socket};
@@ -185,6 +186,7 @@ fn serve(
                     warn!(device = name, "a second VMM connected and was turned away");
                 }
             }
+            Event::Connection if serve_early(&mut lock(), &watched) => {}
             Event::Connection => match handler.handle_request() {
                 Ok(()) => {}
                 Err(VhostError::Disconnected | VhostError::PartialMessage) => {
@@ -201,6 +203,20 @@ fn serve(
     *shared.connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
     lock().disconnected();
     debug!(device = name, "rings stopped");
+}
+
+/// Serves a ring's enabling that comes before the features, which the crate would refuse. Whatever else there is, also an
+/// error, is the crate's.
+fn serve_early(connection: &mut Connection, stream: &UnixStream) -> bool {
+    if connection.rings_can_be_enabled() {
+        return false;
+    }
+    let Ok(Some(early)) = EarlyEnable::take(stream) else { return false };
+    let served = connection.enable_early(early.index, early.enable);
+    if let Err(error) = early.answer(stream, served) {
+        debug!(device = connection.name(), %error, "an answer did not reach the VMM");
+    }
+    true
 }
 
 fn accept(socket: &Socket, name: &str) -> Option<UnixStream> {

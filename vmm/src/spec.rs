@@ -157,13 +157,13 @@ impl VmSpec {
                 "-chardev",
                 &format!("socket,id=char-{id},path={path},{}", version.reconnect_option()),
             );
-            words.option(
-                "-device",
-                &format!(
-                    "vhost-user-blk-pci,id={id},chardev=char-{id},num-queues={},bootindex={index}",
-                    disk.queues
-                ),
-            );
+            let mut device =
+                format!("vhost-user-blk-pci,id={id},chardev=char-{id},num-queues={}", disk.queues);
+            if self.kernel.is_none() {
+                device.push_str(",bootindex=");
+                device.push_str(&index.to_string());
+            }
+            words.option("-device", &device);
         }
         words.0
     }

@@ -21,6 +21,9 @@ struct Arguments {
     /// Leave the pod up and say how to look around in it; also KEEP=1.
     #[arg(long)]
     keep: bool,
+    /// Only bring up the pod and boot the VM, and leave them up.
+    #[arg(long)]
+    up: bool,
     /// Remove pods that were left up, and do nothing else.
     #[arg(long, conflicts_with = "keep")]
     remove: bool,
@@ -36,10 +39,11 @@ fn run(arguments: &Arguments) -> Result<()> {
         anyhow::bail!("this makes network namespaces and so needs root: run it with sudo");
     }
     runner::remove_on_signals()?;
-    let keep =
-        arguments.keep || std::env::var_os("KEEP").is_some_and(|value| !value.is_empty() && value != "0");
+    let keep = arguments.keep
+        || arguments.up
+        || std::env::var_os("KEEP").is_some_and(|value| !value.is_empty() && value != "0");
     let mut narrator = Narrator::new();
-    steps::run(&mut narrator, keep)
+    steps::run(&mut narrator, keep, arguments.up)
 }
 
 fn main() -> ExitCode {

@@ -16,8 +16,8 @@ use crate::summary::{Summary, milliseconds};
 
 const PATIENCE: Duration = Duration::from_mins(2);
 
-/// Runs all of it.
-pub(crate) fn run(narrator: &mut Narrator, keep: bool) -> Result<()> {
+/// Runs all of it, or with `only_up` what is needed to look around.
+pub(crate) fn run(narrator: &mut Narrator, keep: bool, only_up: bool) -> Result<()> {
     let guest = narrator.step("test guest from Debian packages", |narrator| Ok(Guest::ensure(narrator)?))?;
     let pod = narrator
         .step("pod: h1 runs VMs; h2 has a NIC and an SSD; h3 the backup NIC and an SSD", |_| {
@@ -41,6 +41,9 @@ pub(crate) fn run(narrator: &mut Narrator, keep: bool) -> Result<()> {
         narrator.outcome(format!("VM runs a stock Debian kernel {} with {accelerator}", release.trim()));
         Ok(vm)
     })?;
+    if only_up {
+        return leave(pod, &instance, vm);
+    }
 
     let random = narrator.step("disk: random 4 KiB with flushes, read back and checked", |_| {
         disk_job(Pattern::Random4K, 64, 64).run(&vm, PATIENCE)
@@ -77,11 +80,9 @@ pub(crate) fn run(narrator: &mut Narrator, keep: bool) -> Result<()> {
     };
     println!("\n{}", summary.table());
     if keep {
-        let text = how_to_look_around(&pod, &instance, &mut vm);
         server.daemon().stop()?;
         drop(server);
-        pod.leave(vm)?;
-        println!("{text}");
+        leave(pod, &instance, vm)?;
     } else {
         narrator.step("everything removed", |_| {
             vm.stop()?;
@@ -144,6 +145,13 @@ fn pull_cable(pod: &Pod, vm: &PodVm) -> Result<Loss> {
     iperf::Report::parse(&stream.finish(PATIENCE)?)?;
     vm.exec(&format!("ping -c 3 -i 0.1 -q {CLIENT_ADDRESS}"))?;
     Ok(loss)
+}
+
+fn leave(pod: Pod, instance: &Instance, mut vm: PodVm) -> Result<()> {
+    let text = how_to_look_around(&pod, instance, &mut vm);
+    pod.leave(vm)?;
+    println!("{text}");
+    Ok(())
 }
 
 fn how_to_look_around(pod: &Pod, instance: &Instance, vm: &mut PodVm) -> String {
