@@ -17,7 +17,7 @@ use self::run::Bench;
 pub(crate) use self::run::{SenderOptions, send};
 use self::traffic::{Measured, Traffic};
 use self::variant::Variant;
-use crate::cores::{Cores, Distance};
+use crate::cores::{self, Cores, Distance};
 
 /// Message channels: throughput and one-way latency of the paper's steps, ours, and rtrb.
 ///
@@ -66,6 +66,9 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     ensure!(options.rounds > 0 && options.run_ms >= 10, "give at least one round, and 10 ms for each run");
     ensure!(options.rates.iter().all(|rate| *rate > 0.0), "rates must be above 0");
     let cores = Cores::choose()?;
+    if let Some(load) = cores::busy() {
+        println!("The machine is busy (load {load}): latencies, above all, will show that. Run this alone.");
+    }
     let mut bench = Bench::new(cores)?;
     let rates: Vec<Option<f64>> = [None].into_iter().chain(options.rates.iter().copied().map(Some)).collect();
     let total = options.rounds as usize * rates.len() * 2 * Variant::ALL.len();
