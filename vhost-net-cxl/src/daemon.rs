@@ -5,15 +5,13 @@ use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
 use cxl_channel::doorbell::DoorbellListener;
-use cxl_pool::{Area, CoherenceMode, EndpointId, Memory, Pool, Role};
+use cxl_pool::{CoherenceMode, EndpointId, Memory, Pool, Role};
 use pod_protocol::config::{HostConfig, Wakeup};
 use pod_protocol::daemon::{Exit, StopSignal};
 use pod_protocol::endpoint::{Endpoint, Handler, Reporter};
 use pod_protocol::fence::Fence;
-use pod_protocol::ids::RegionId;
-use pod_protocol::objects::{ChannelObject, Object, ObjectId};
+use pod_protocol::objects::ChannelObject;
 use pod_protocol::reports::{DeviceReport, Join, Report};
-use pod_protocol::telemetry::Telemetry;
 use pod_protocol::worker::{Worker, WorkerConfig, WorkerHandle};
 
 use crate::backend::{Backend, BackendHandler, WatchedNic};
@@ -171,38 +169,6 @@ fn run<M: Memory>(
         pid: std::process::id(),
         devices,
     };
-    let mut failure = None;
-    let endpoint = Endpoint::join(pool, memory.clone(), config, role, join, |reporter, fence| {
-        make(reporter, fence).unwrap_or_else(|error| {
-            failure = Some(error);
-            Box::new(NothingToServe)
-        })
-    })?;
-    if let Some(error) = failure {
-        return Err(error);
-    }
+    let endpoint = Endpoint::try_join(pool, memory.clone(), config, role, join, make)?;
     Ok(endpoint.run_until(stop)?)
-}
-
-/// Stands in for a handler that could not be made, until the endpoint has left the pod again.
-struct NothingToServe;
-
-impl Handler for NothingToServe {
-    fn apply(&mut self, _object: Object) -> Result<(), String> {
-        Err("the daemon is about to end".to_owned())
-    }
-
-    fn remove(&mut self, _id: ObjectId) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn scrub(&mut self, _region: RegionId, _area: Area) -> Result<(), String> {
-        Err("the daemon is about to end".to_owned())
-    }
-
-    fn telemetry(&mut self) -> Telemetry {
-        Telemetry::default()
-    }
-
-    fn fenced(&mut self) {}
 }

@@ -1,0 +1,391 @@
+//! The engine's daemons as they are deployed, with everything around them real: pool file, control channels, worker
+//! threads, doorbells, a vhost-user socket, TAP devices on a bridge. The test plays the controller and the VMM.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use cxl_channel::RingPlacement;
+use cxl_pool::{
+    Area, CoherenceMode, CreateOptions, EndpointId, Generation, HardwareMemory, HostId, LineCount,
+    LineOffset, Pool, Role,
+};
+use pod_protocol::commands::{Command as ControlCommand, Version};
+use pod_protocol::controller::{ControllerPort, PortEvent};
+use pod_protocol::daemon::{Exit, StopSignal};
+use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress};
+use pod_protocol::objects::{
+    ChannelObject, Engine, NicObject, Object, PortObject, RegistrationObject, RegistrationState, Route,
+};
+use pod_protocol::reports::{Join, Report};
+use pod_protocol::run_directory::RunDirectory;
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use vhost_frontend::mock::{MockGuest, Piece};
+use vhost_net_cxl::daemon::{run_backend, run_frontend};
+use vhost_net_cxl::offloads::Offloads;
+use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
+use vm_memory::{Bytes, GuestAddress};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+const MAC: MacAddress = MacAddress::new([2, 0, 0, 0, 0, 1]);
+const LINES_PER_MIB: u64 = (1 << 20) / 64;
+const FRAME_BYTES: u32 = 200;
+
+fn sh(command: &str) {
+    let output = Command::new("sh").args(["-c", command]).output().expect("a shell");
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn area(first_mib: u64, mib: u64) -> Area {
+    Area::new(LineOffset::new(first_mib * LINES_PER_MIB), LineCount::new(mib * LINES_PER_MIB))
+}
+
+const fn endpoint(host: u16, role: Role) -> EndpointId {
+    EndpointId::new(HostId::new(host), role)
+}
+
+/// The test's controller.
+struct Controller {
+    port: ControllerPort<HardwareMemory>,
+    joined: BTreeMap<EndpointId, Join>,
+    links: Vec<(EndpointId, bool)>,
+}
+
+impl Controller {
+    /// Serves the port until `done` holds.
+    fn serve_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+        let start = Instant::now();
+        while !done(self) {
+            assert!(start.elapsed() < DEADLINE, "{what} did not happen");
+            self.serve();
+        }
+    }
+
+    fn serve(&mut self) -> Option<PortEvent> {
+        let Some(event) = self.port.poll(Instant::now()) else {
+            self.port.wait(Duration::from_millis(5));
+            return None;
+        };
+        match event.clone() {
+            PortEvent::Appeared { endpoint, .. } => self.port.grant(endpoint).expect("granted"),
+            PortEvent::Joined { endpoint, request, join } => {
+                self.port.answer(request, Ok(()));
+                self.joined.insert(endpoint, join);
+            }
+            PortEvent::Report { endpoint, report: Report::Link { up, .. } } => {
+                self.links.push((endpoint, up))
+            }
+            _ => {}
+        }
+        Some(event)
+    }
+
+    fn apply(&mut self, to: EndpointId, object: Object) {
+        let name = object.id().to_string();
+        let sent = self.port.send(to, &ControlCommand::Apply { version: Version::default(), object });
+        let start = Instant::now();
+        loop {
+            if let Some(PortEvent::Answered { command, result, .. }) = self.serve()
+                && command == sent
+            {
+                result.unwrap_or_else(|error| panic!("{to}, {name}: {error}"));
+                return;
+            }
+            assert!(start.elapsed() < DEADLINE, "{to} did not answer about {name}");
+        }
+    }
+}
+
+struct Daemon {
+    stop: StopSignal,
+    thread: Option<JoinHandle<anyhow::Result<Exit>>>,
+}
+
+impl Daemon {
+    fn start(run: impl FnOnce(&StopSignal) -> anyhow::Result<Exit> + Send + 'static) -> Self {
+        let stop = StopSignal::manual().expect("a signal");
+        let theirs = stop.clone();
+        Self { stop, thread: Some(std::thread::spawn(move || run(&theirs))) }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.stop.stop();
+        let outcome = self.thread.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            assert!(matches!(outcome, Some(Ok(Ok(Exit::Stopped)))), "{outcome:?}");
+        }
+    }
+}
+
+fn write_config(directory: &Path, host: u16, nic: &str) -> PathBuf {
+    let path = directory.join(format!("h{host}.toml"));
+    let text = format!(
+        "[host]\nid = {host}\nname = \"h{host}\"\n[pool]\npath = \"{0}/pool\"\n[run]\ndirectory = \"{0}/run\"\n\
+         wakeup = \"socket\"\n{nic}",
+        directory.display()
+    );
+    fs::write(&path, text).expect("written");
+    path
+}
+
+/// Both sides of a channel between the frontend on h1 and the backend on `host`.
+fn channel_pair(host: u16) -> [(EndpointId, ChannelObject); 2] {
+    let start = |quarter| {
+        area(32 + u64::from(host), 1).start.checked_add(LineCount::new(quarter * LINES_PER_MIB / 4))
+    };
+    let there = RingPlacement { start: start(0).expect("in the pool"), slots: 8192 };
+    let back = RingPlacement { start: start(2).expect("in the pool"), slots: 8192 };
+    let (frontend, backend) = (endpoint(1, Role::NetFrontend), endpoint(host, Role::NetBackend));
+    let side = |peer, outgoing, incoming| ChannelObject {
+        id: ChannelId::new(u32::from(host)),
+        engine: Engine::Net,
+        peer,
+        generation: Generation::new(1),
+        outgoing,
+        incoming,
+    };
+    [(frontend, side(backend, there, back)), (backend, side(frontend, back, there))]
+}
+
+fn registration(host: u16, generation: u16, state: RegistrationState) -> Object {
+    Object::Registration(RegistrationObject {
+        lease: LeaseId::new(1).expect("small"),
+        nic: "nic0".into(),
+        instance: InstanceId::new(1),
+        generation: LeaseGeneration::new(generation),
+        mac: MAC,
+        mtu: 1500,
+        features: Offloads::ALL.features(),
+        channel: ChannelId::new(u32::from(host)),
+        tx_area: area(40, 8),
+        state,
+        rx_quota_buffers: 512,
+    })
+}
+
+fn port(active: (u16, u16), standby: (u16, u16)) -> Object {
+    let route = |(host, generation): (u16, u16)| Route {
+        channel: ChannelId::new(u32::from(host)),
+        generation: LeaseGeneration::new(generation),
+    };
+    Object::Port(PortObject {
+        lease: LeaseId::new(1).expect("small"),
+        instance: InstanceId::new(1),
+        instance_name: "vm".into(),
+        device: "net0".into(),
+        socket: "vm-net0.sock".into(),
+        mac: MAC,
+        mtu: 1500,
+        queue_pairs: 1,
+        features: Offloads::ALL.features(),
+        tx_area: area(40, 8),
+        active: route(active),
+        standby: Some(route(standby)),
+    })
+}
+
+/// A guest that sends broadcast frames and hears what comes back.
+struct Guest {
+    mock: MockGuest,
+    next: u8,
+}
+
+impl Guest {
+    fn connect(socket: &Path) -> Self {
+        let mut mock = MockGuest::new(8 << 20, 2, 128);
+        mock.connect(socket, 1 << VIRTIO_NET_F_MRG_RXBUF | Offloads::ALL.features() | 1 << 29 | 1 << 28);
+        let mut guest = Self { mock, next: 0 };
+        for slot in 0..64 {
+            guest.post(slot);
+        }
+        guest
+    }
+
+    fn post(&mut self, slot: u64) {
+        let address = self.mock.data_start() + slot * 2048;
+        self.mock.offer(0, &[Piece { address, bytes: 2048, writable: true }], None);
+    }
+
+    /// Sends the next frame: to everybody, marked with its number.
+    fn send(&mut self) -> u8 {
+        let number = self.next;
+        self.next += 1;
+        let mut packet = vec![number; 12 + FRAME_BYTES as usize];
+        packet[..12].fill(0);
+        packet[12..18].fill(0xff);
+        packet[18..24].copy_from_slice(&MAC.bytes());
+        packet[24..26].copy_from_slice(&[0x88, 0xb5]);
+        let address = self.mock.data_start() + (256 + u64::from(number) * 4) * 1024;
+        self.mock.memory().write_slice(&packet, GuestAddress(address)).expect("in memory");
+        let bytes = 12 + FRAME_BYTES;
+        self.mock.offer(1, &[Piece { address, bytes, writable: false }], None);
+        number
+    }
+}
+
+/// The switch of the test: a bridge with a veth to each host, and a TAP of the client behind it.
+fn build_network() {
+    sh("ip link set lo up");
+    sh("ip link add tor type bridge stp_state 0 forward_delay 0 mcast_snooping 0 && ip link set tor up");
+    for host in ["h2", "h3"] {
+        sh(&format!("ip link add {host} type veth peer name {host}-tor"));
+        sh(&format!("ip link add {host}-br type bridge stp_state 0 forward_delay 0 mcast_snooping 0"));
+        sh(&format!("ip tuntap add {host}-tap mode tap"));
+        sh(&format!("ip link set {host}-tor master tor && ip link set {host} master {host}-br"));
+        sh(&format!("ip link set {host}-tap master {host}-br"));
+        for link in ["", "-tor", "-br", "-tap"] {
+            sh(&format!("ip link set {host}{link} up"));
+        }
+    }
+    sh("ip link add client type veth peer name client-tor");
+    sh("ip link set client-tor master tor && ip link set client-tor up && ip link set client up");
+}
+
+#[test]
+fn an_instance_moves_to_the_backup_nic_when_the_cable_is_pulled() {
+    let thread = std::thread::spawn(|| {
+        // SAFETY: a network namespace does not affect file descriptors or memory.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect("run as root");
+        build_network();
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        run(directory.path());
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+fn run(directory: &Path) {
+    let options = CreateOptions {
+        size_bytes: Some(64 << 20),
+        mode: CoherenceMode::Hardware,
+        ..CreateOptions::default()
+    };
+    let pool = Pool::create(&directory.join("pool"), &options).expect("a pool");
+    let run_directory = RunDirectory::new(directory.join("run"));
+    let port_of_pod = ControllerPort::open(&pool, pool.hardware(), run_directory.clone(), 1).expect("a port");
+    let mut controller = Controller { port: port_of_pod, joined: BTreeMap::new(), links: Vec::new() };
+    let backend = |host: u16| {
+        let nic = format!(
+            "[[nic]]\nname = \"nic0\"\ndriver = \"tap\"\ninterface = \"h{host}-tap\"\nuplink = \"h{host}\"\n"
+        );
+        let config = write_config(directory, host, &nic);
+        Daemon::start(move |stop| run_backend(&config, stop))
+    };
+    let _backends = [backend(2), backend(3)];
+    let config = write_config(directory, 1, "");
+    let _frontend = Daemon::start(move |stop| run_frontend(&config, stop));
+    controller.serve_until("three daemons joining", |it| it.joined.len() == 3);
+
+    for host in [2, 3] {
+        for (to, object) in channel_pair(host) {
+            controller.apply(to, Object::Channel(object));
+        }
+        let nic = NicObject { nic: "nic0".into(), rx_area: area(if host == 2 { 8 } else { 20 }, 8) };
+        controller.apply(endpoint(host, Role::NetBackend), Object::Nic(nic));
+    }
+    let (first, second, frontend) =
+        (endpoint(2, Role::NetBackend), endpoint(3, Role::NetBackend), endpoint(1, Role::NetFrontend));
+    controller.apply(first, registration(2, 1, RegistrationState::Active));
+    controller.apply(second, registration(3, 1, RegistrationState::Standby));
+    controller.apply(frontend, port((2, 1), (3, 1)));
+
+    let client = packet_socket::Packets::open("client");
+    let mut guest = Guest::connect(&run_directory.sockets().join("vm-net0.sock"));
+    // Out: through the first NIC to the client. The address was announced there before.
+    for _ in 0..10 {
+        let number = guest.send();
+        assert_eq!(client.receive(DEADLINE), number);
+    }
+    // In: from the client to the guest.
+    client.send(MAC, 77);
+    let used = guest.mock.wait_used(0, DEADLINE).expect("a frame arrives");
+    assert_eq!(used.written, 12 + FRAME_BYTES);
+
+    // The cable is pulled; what is sent now has to arrive all the same, in order.
+    sh("ip link set h2-tor down");
+    let numbers: Vec<u8> = (0..10).map(|_| guest.send()).collect();
+    controller.serve_until("the loss of the link", |it| it.links.contains(&(first, false)));
+    controller.apply(second, registration(3, 2, RegistrationState::Active));
+    controller.apply(frontend, port((3, 2), (2, 2)));
+    controller.apply(first, registration(2, 2, RegistrationState::Standby));
+    // Those before the loss was noticed are gone with the cable, as on any host; the rest arrives in order.
+    let last = *numbers.last().expect("ten");
+    let mut got = Vec::new();
+    while got.last() != Some(&last) {
+        got.push(client.receive(DEADLINE));
+    }
+    assert!(numbers.ends_with(&got), "{got:?} of {numbers:?}");
+    // The bridge has learnt the new port from the announcement: unicast arrives.
+    client.send(MAC, 78);
+    assert!(guest.mock.wait_used(0, DEADLINE).is_some());
+    for _ in 0..20 {
+        assert!(guest.mock.wait_used(1, DEADLINE).is_some(), "every descriptor comes back");
+    }
+}
+
+/// A packet socket of the client.
+mod packet_socket {
+    use std::fs::File;
+    use std::io::{Read, Write};
+    use std::num::NonZero;
+    use std::os::fd::{AsRawFd, OwnedFd};
+    use std::time::{Duration, Instant};
+
+    use pod_protocol::ids::MacAddress;
+    use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, netdevice, socket_with};
+
+    const ALL_TYPES: u16 = 0x0300;
+
+    pub(super) struct Packets(File);
+
+    impl Packets {
+        pub(super) fn open(interface: &str) -> Self {
+            let protocol = Protocol::from_raw(NonZero::new(u32::from(ALL_TYPES)).expect("not zero"));
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket: OwnedFd = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, Some(protocol))
+                .expect("a packet socket");
+            let index = netdevice::name_to_index(&socket, interface).expect("an interface");
+            // SAFETY: plain data for which zeroes are valid.
+            let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+            address.sll_family = u16::try_from(libc::AF_PACKET).expect("small");
+            address.sll_protocol = ALL_TYPES;
+            address.sll_ifindex = i32::try_from(index).expect("an index");
+            let bytes = u32::try_from(size_of_val(&address)).expect("small");
+            // SAFETY: the address lives until the call returns.
+            let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), bytes) };
+            assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
+            Self(socket.into())
+        }
+
+        pub(super) fn send(&self, to: MacAddress, mark: u8) {
+            let mut frame = vec![mark; super::FRAME_BYTES as usize];
+            frame[..6].copy_from_slice(&to.bytes());
+            frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 99]);
+            frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+            (&self.0).write_all(&frame).expect("sent");
+        }
+
+        /// The number of the next frame of the guest.
+        pub(super) fn receive(&self, deadline: Duration) -> u8 {
+            let start = Instant::now();
+            let mut frame = [0; 2048];
+            while start.elapsed() < deadline {
+                match (&self.0).read(&mut frame) {
+                    Ok(_) if frame[6..14] == [2, 0, 0, 0, 0, 1, 0x88, 0xb5] => {
+                        assert!(frame[15..super::FRAME_BYTES as usize].iter().all(|byte| *byte == frame[14]));
+                        return frame[14];
+                    }
+                    Ok(_) => {}
+                    Err(_) => std::thread::sleep(Duration::from_micros(200)),
+                }
+            }
+            panic!("no frame of the guest arrived");
+        }
+    }
+}
