@@ -8,15 +8,12 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use cxl_channel::doorbell::DoorbellListener;
-use cxl_pool::{Area, CoherenceMode, EndpointId, Memory, Pool, Role};
+use cxl_pool::{CoherenceMode, EndpointId, Memory, Pool, Role};
 use pod_protocol::config::{HostConfig, Wakeup};
 use pod_protocol::daemon::{self, Exit, StopSignal};
 use pod_protocol::endpoint::{Endpoint, Handler, Reporter};
 use pod_protocol::fence::Fence;
-use pod_protocol::ids::RegionId;
-use pod_protocol::objects::{Object, ObjectId};
 use pod_protocol::reports::{DeviceReport, Join};
-use pod_protocol::telemetry::Telemetry;
 use pod_protocol::worker::WorkerConfig;
 use vhost_blk_cxl::backend::{Backend, device_reports};
 use vhost_blk_cxl::frontend::Frontend;
@@ -81,16 +78,9 @@ fn serve<M: Memory>(
         pid: std::process::id(),
         devices: reports(&ssds),
     };
-    let mut failure = None;
-    let endpoint = Endpoint::join(pool, memory.clone(), config, role, join, |reporter, fence| {
-        start(role, config, memory, ssds, reporter, fence).unwrap_or_else(|error| {
-            failure = Some(error);
-            Box::new(NotStarted)
-        })
+    let endpoint = Endpoint::try_join(pool, memory.clone(), config, role, join, |reporter, fence| {
+        start(role, config, memory, ssds, reporter, fence)
     })?;
-    if let Some(error) = failure {
-        return Err(error);
-    }
     Ok(endpoint.run_until(stop)?)
 }
 
@@ -126,27 +116,4 @@ fn start<M: Memory>(
         let worker = WorkerConfig::new(&config.run, config.blk.backend_cpu, fence);
         Box::new(Backend::start(memory, run, worker, doorbell, ssds, Some(reporter))?)
     })
-}
-
-/// Stands for a handler that could not be made, until the endpoint that asked for it is dropped again: it never runs.
-struct NotStarted;
-
-impl Handler for NotStarted {
-    fn apply(&mut self, _object: Object) -> Result<(), String> {
-        Err("the daemon did not start".to_owned())
-    }
-
-    fn remove(&mut self, _id: ObjectId) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn scrub(&mut self, _region: RegionId, _area: Area) -> Result<(), String> {
-        Err("the daemon did not start".to_owned())
-    }
-
-    fn telemetry(&mut self) -> Telemetry {
-        Telemetry::default()
-    }
-
-    fn fenced(&mut self) {}
 }

@@ -1,0 +1,146 @@
+//! A device in memory, which holds commands back and finishes them in any order.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use cxl_pool::Memory;
+use rustix::event::{EventfdFlags, eventfd};
+use vhost_blk_cxl::message::Operation;
+use vhost_blk_cxl::ssd::{Command, Finished, Full, Geometry, Outcome, Ssd};
+
+use super::{VOLUME_BYTES, VOLUME_START};
+
+/// What the test may do to a device from outside.
+pub struct Control {
+    state: Mutex<State>,
+    event: OwnedFd,
+}
+
+struct State {
+    bytes: Vec<u8>,
+    /// Commands are kept until this is lifted.
+    held: bool,
+    fail: bool,
+    waiting: VecDeque<Command>,
+    log: Vec<Command>,
+    depth: usize,
+    in_order: bool,
+}
+
+impl Control {
+    pub fn new() -> Arc<Self> {
+        let bytes = vec![0; (VOLUME_START + VOLUME_BYTES + (1 << 20)) as usize];
+        let waiting = VecDeque::new();
+        let state = State {
+            bytes,
+            held: false,
+            fail: false,
+            waiting,
+            log: Vec::new(),
+            depth: usize::MAX,
+            in_order: true,
+        };
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        Arc::new(Self { state: Mutex::new(state), event })
+    }
+
+    pub fn hold(&self, held: bool) {
+        self.state.lock().unwrap().held = held;
+        self.ring();
+    }
+
+    pub fn fail(&self, fail: bool) {
+        self.state.lock().unwrap().fail = fail;
+    }
+
+    pub fn set_depth(&self, depth: usize) {
+        self.state.lock().unwrap().depth = depth;
+    }
+
+    pub fn finish_backwards(&self) {
+        self.state.lock().unwrap().in_order = false;
+    }
+
+    /// Commands that it holds now.
+    pub fn waiting(&self) -> usize {
+        self.state.lock().unwrap().waiting.len()
+    }
+
+    /// All commands that it ever got.
+    pub fn log(&self) -> Vec<Command> {
+        self.state.lock().unwrap().log.clone()
+    }
+
+    pub fn bytes(&self, at: u64, bytes: usize) -> Vec<u8> {
+        self.state.lock().unwrap().bytes[at as usize..at as usize + bytes].to_vec()
+    }
+
+    fn ring(&self) {
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+}
+
+/// The device.
+pub struct RamSsd<M: Memory> {
+    pub memory: M,
+    pub control: Arc<Control>,
+}
+
+impl<M: Memory> Ssd for RamSsd<M> {
+    fn driver(&self) -> &'static str {
+        "ram"
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry { size_bytes: self.control.state.lock().unwrap().bytes.len() as u64, block_bytes: 512 }
+    }
+
+    fn submit(&mut self, command: Command) -> Result<(), Full> {
+        let mut state = self.control.state.lock().unwrap();
+        if state.waiting.len() >= state.depth {
+            return Err(Full);
+        }
+        state.waiting.push_back(command);
+        state.log.push(command);
+        drop(state);
+        self.control.ring();
+        Ok(())
+    }
+
+    fn kick(&mut self) {}
+
+    fn reap(&mut self, into: &mut Vec<Finished>) {
+        let mut state = self.control.state.lock().unwrap();
+        if state.held {
+            // Level-triggered: quiet until the test lifts it.
+            let _ = rustix::io::read(&self.control.event, &mut [0; 8]);
+            return;
+        }
+        while let Some(command) =
+            if state.in_order { state.waiting.pop_front() } else { state.waiting.pop_back() }
+        {
+            let at = command.offset_bytes as usize;
+            let end = at + command.length_bytes as usize;
+            let outcome = if state.fail { Outcome::Failed } else { Outcome::Done };
+            if outcome == Outcome::Done {
+                match command.operation {
+                    Operation::Read => self.memory.write(command.data, &state.bytes[at..end]),
+                    Operation::Write => self.memory.read(command.data, &mut state.bytes[at..end]),
+                    Operation::Discard | Operation::WriteZeroes => state.bytes[at..end].fill(0),
+                    Operation::Flush => {}
+                }
+            }
+            into.push(Finished { id: command.id, outcome });
+        }
+        let _ = rustix::io::read(&self.control.event, &mut [0; 8]);
+    }
+
+    fn event(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.control.event.as_fd())
+    }
+
+    fn failure(&self) -> Option<&str> {
+        None
+    }
+}
