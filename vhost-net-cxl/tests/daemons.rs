@@ -76,7 +76,7 @@ impl Controller {
                 self.joined.insert(endpoint, join);
             }
             PortEvent::Report { endpoint, report: Report::Link { up, .. } } => {
-                self.links.push((endpoint, up))
+                self.links.push((endpoint, up));
             }
             _ => {}
         }

@@ -71,7 +71,7 @@ struct Port {
     counters: Arc<NicCounters>,
     failed: bool,
     was_up: bool,
-    /// Since when its link is down, if packets wait for it.
+    /// Since when its link is down, or packets wait for it to start.
     down_since: Option<Instant>,
 }
 
@@ -281,7 +281,8 @@ impl<M: Memory> Backend<M> {
             let up = port.nic.link().is_up() && !port.failed;
             if up != port.was_up {
                 port.was_up = up;
-                port.down_since = None;
+                // From here on, and not from the first packet that waits: what comes later is dropped at once.
+                port.down_since = (!up).then(Instant::now);
                 if up {
                     // The switches may have forgotten, or learnt otherwise.
                     let active = |it: &&mut Registration| it.object.state == RegistrationState::Active;
@@ -395,10 +396,10 @@ impl<M: Memory> Task for Backend<M> {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        let waits = self.ports.iter().all(|port| {
-            let sending = port.was_up && !port.backlog.is_empty();
-            !sending && port.down_since.is_none() && !port.nic.has_work() && !port.announces()
-        });
+        let waits = self
+            .ports
+            .iter()
+            .all(|port| port.backlog.is_empty() && !port.nic.has_work() && !port.announces());
         // Every channel announces, also when one has news: the resume that follows withdraws all of them.
         let mut quiet = true;
         for channel in &mut self.channels {

@@ -174,11 +174,9 @@ impl<M: Memory> Backend<M> {
     pub(super) fn send_backlog(&mut self, place: usize) -> bool {
         let port = &mut self.ports[place];
         if port.backlog.is_empty() {
-            port.down_since = None;
             return false;
         }
         if port.was_up && port.area.is_some() {
-            port.down_since = None;
             return self.send_to_wire(place);
         }
         let since = *port.down_since.get_or_insert_with(Instant::now);
