@@ -7,13 +7,13 @@
 //!
 //! | type | for | cache control |
 //! |---|---|---|
-//! | [`SoftwareMemory`] | CXL 2.0 | CLWB or CLFLUSHOPT, SFENCE, MFENCE |
+//! | [`SoftwareMemory`] | CXL 2.0 | CLWB (or a flush), CLFLUSHOPT, SFENCE, MFENCE |
 //! | [`HardwareMemory`] | CXL 3.0 back-invalidate, one machine | none needed |
 //! | [`simulated::SimulatedMemory`] | tests | a private cache per host that misbehaves as much as it may |
 //!
 //! # Assumptions
 //!
-//! * Little-endian x86-64 with CLFLUSHOPT.
+//! * Little-endian x86-64. CLWB and CLFLUSHOPT are used where the CPU has them.
 //! * One writer per cache line at a time; this crate cannot check that outside the simulation.
 //! * Offsets that came from a guest or a peer are checked by the caller ([`Area::contains`],
 //!   [`Layout::data`]) before they get here: an offset outside the pool panics.

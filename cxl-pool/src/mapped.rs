@@ -22,7 +22,7 @@ pub struct MappedMemory<C> {
     // Copied out of the mapping, so that the fast path follows no pointer to it.
     base: NonNull<u8>,
     bytes: u64,
-    has_clwb: bool,
+    instructions: Instructions,
     mapping: Arc<Mapping>,
     control: PhantomData<C>,
 }
@@ -68,7 +68,7 @@ impl<C: Control> MappedMemory<C> {
         Self {
             base: mapping.base(),
             bytes: mapping.bytes(),
-            has_clwb: has_clwb(),
+            instructions: Instructions::detect(),
             mapping,
             control: PhantomData,
         }
@@ -111,11 +111,22 @@ impl<C: Control> MappedMemory<C> {
     }
 }
 
-/// Whether the CPU can write a line back and keep it. Without CLWB, CLFLUSHOPT does, at the price of a reload.
-fn has_clwb() -> bool {
-    // CPUID leaf 7, EBX bit 24; the standard library's feature detection does not know CLWB.
-    let leaf = core::arch::x86_64::__cpuid_count(7, 0);
-    leaf.ebx & (1 << 24) != 0
+/// What the CPU has for cache control.
+#[derive(Clone, Copy)]
+struct Instructions {
+    /// Writes a line back and may keep it. Without it lines are flushed, at the price of fetching them again.
+    clwb: bool,
+    /// Flushes lines without waiting for one another. Without it CLFLUSH does, one line after the other.
+    clflushopt: bool,
+}
+
+impl Instructions {
+    /// Asks CPUID, since the standard library's feature detection knows neither.
+    fn detect() -> Self {
+        let has_leaf_7 = core::arch::x86_64::__cpuid(0).eax >= 7;
+        let ebx = if has_leaf_7 { core::arch::x86_64::__cpuid_count(7, 0).ebx } else { 0 };
+        Self { clwb: ebx & (1 << 24) != 0, clflushopt: ebx & (1 << 23) != 0 }
+    }
 }
 
 #[cold]
@@ -142,6 +153,12 @@ fn clwb(line: *mut u8) {
 fn clflushopt(line: *mut u8) {
     // SAFETY: as in `clwb`.
     unsafe { asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags)) }
+}
+
+#[inline]
+fn clflush(line: *mut u8) {
+    // SAFETY: as in `clwb`.
+    unsafe { asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags)) }
 }
 
 impl<C: Control> Memory for MappedMemory<C> {
@@ -226,24 +243,27 @@ impl<C: Control> Memory for MappedMemory<C> {
         if C::COHERENT {
             return;
         }
-        if self.has_clwb {
+        if self.instructions.clwb {
             self.lines(at, bytes, clwb);
         } else {
-            self.lines(at, bytes, clflushopt);
+            self.flush(at, bytes);
         }
     }
 
     #[inline]
     fn invalidate(&self, at: ByteOffset, bytes: u64) {
-        if !C::COHERENT {
-            self.lines(at, bytes, clflushopt);
-        }
+        self.flush(at, bytes);
     }
 
     #[inline]
     fn flush(&self, at: ByteOffset, bytes: u64) {
-        if !C::COHERENT {
+        if C::COHERENT {
+            return;
+        }
+        if self.instructions.clflushopt {
             self.lines(at, bytes, clflushopt);
+        } else {
+            self.lines(at, bytes, clflush);
         }
     }
 
