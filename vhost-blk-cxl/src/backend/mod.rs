@@ -98,11 +98,10 @@ impl Backend {
             return Err(format!("this host has no ssd {}", object.ssd));
         };
         check(&object, device)?;
-        self.send(Message::Volume {
-            object: Box::new(object.clone()),
-            device: index,
-            counters: Arc::clone(&counters),
-        })?;
+        let (boxed, shared) = (Box::new(object.clone()), Arc::clone(&counters));
+        self.worker
+            .call(|done| Message::Volume { object: boxed, device: index, counters: shared, done })
+            .map_err(|gone| gone.to_string())?;
         self.volumes.insert(lease, KnownVolume { object, counters });
         Ok(())
     }

@@ -31,8 +31,9 @@ pub(crate) enum Message {
     Channel(ChannelObject, Reply<Result<(), String>>),
     /// Have it no longer.
     RemoveChannel(ChannelId),
-    /// Serve this volume, on the device of this index.
-    Volume { object: Box<VolumeObject>, device: usize, counters: Arc<Counters> },
+    /// Serve this volume, on the device of this index; answered when its requests will be accepted: a frontend that
+    /// is refused in its current generation waits for the controller.
+    Volume { object: Box<VolumeObject>, device: usize, counters: Arc<Counters>, done: Reply<()> },
     /// Serve it no longer; answered when nothing of it is in flight.
     RemoveVolume(LeaseId, Reply<()>),
     /// Answered when nothing is in flight on an area and it was flushed.
@@ -377,7 +378,10 @@ impl<M: Memory> Task for BackendTask<M> {
             }
             Message::Channel(object, opened) => self.channel(object, opened),
             Message::RemoveChannel(id) => drop(self.channels.remove(&id)),
-            Message::Volume { object, device, counters } => self.volume(*object, device, counters),
+            Message::Volume { object, device, counters, done } => {
+                self.volume(*object, device, counters);
+                done.send(());
+            }
             Message::RemoveVolume(lease, reply) => {
                 self.volumes.remove(&lease);
                 self.removals.push((lease, reply));
