@@ -5,6 +5,7 @@
 //! before and after it, and only equal tags are compared.
 
 use std::fmt;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -69,9 +70,12 @@ impl Cores {
     pub(crate) fn line_transfer_ns(self) -> Result<f64> {
         let line = AtomicU64::new(0);
         let turns = BATCHES * ROUND_TRIPS;
+        // Waiting, not spinning, until the other thread is on its core: it begins on this one.
+        let started_together = Barrier::new(2);
         let fastest = thread::scope(|scope| -> Result<Duration> {
             let answering = scope.spawn(|| -> Result<()> {
                 let pinned = pin(self.sender);
+                started_together.wait();
                 for turn in 0..turns {
                     while line.load(Ordering::Acquire) != 2 * turn + 1 {
                         std::hint::spin_loop();
@@ -80,7 +84,8 @@ impl Cores {
                 }
                 pinned
             });
-            pin(self.receiver)?;
+            let pinned = pin(self.receiver);
+            started_together.wait();
             let mut fastest = Duration::MAX;
             let mut started = Instant::now();
             for turn in 0..turns {
@@ -94,7 +99,7 @@ impl Cores {
                 }
             }
             answering.join().map_err(|_| anyhow::anyhow!("the probing thread panicked"))??;
-            Ok(fastest)
+            pinned.map(|()| fastest)
         })?;
         #[allow(clippy::cast_precision_loss, reason = "both are far below 2^53")]
         Ok(fastest.as_nanos() as f64 / (2 * ROUND_TRIPS) as f64)
@@ -106,6 +111,14 @@ pub(crate) fn pin(core: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(core);
     sched_setaffinity(None, &set).with_context(|| format!("cannot run on core {core}"))
+}
+
+/// Lets the calling thread run on both cores: what it starts begins where it may.
+pub(crate) fn unpin(cores: Cores) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cores.receiver);
+    set.set(cores.sender);
+    sched_setaffinity(None, &set).context("cannot run on both cores")
 }
 
 /// How many threads of the machine had work lately, if there were so many that it would disturb a benchmark.

@@ -3,6 +3,7 @@
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
@@ -61,7 +62,7 @@ impl Bench {
 
     /// Measures a variant with messages of this many words.
     pub(crate) fn run<const WORDS: usize>(&mut self, variant: Variant, traffic: Traffic) -> Result<Measured> {
-        cores::pin(self.cores.receiver)?;
+        cores::unpin(self.cores)?;
         self.generation = self.generation.next();
         match variant {
             Variant::Rtrb => self.between_threads::<WORDS>(traffic),
@@ -77,6 +78,7 @@ impl Bench {
         traffic: Traffic,
     ) -> Result<Measured> {
         let mut sender = Process(self.spawn_sender(WORDS, variant, traffic)?);
+        cores::pin(self.cores.receiver)?;
         let mut receiver = Receiver::<M, WORDS>::open(memory.clone(), placement(&self.pool), self.generation);
         if let Some(policy) = variant.policy() {
             receiver = receiver.with_policy(policy);
@@ -111,12 +113,18 @@ impl Bench {
     fn between_threads<const WORDS: usize>(&self, traffic: Traffic) -> Result<Measured> {
         let (mut producer, mut consumer) = rtrb::RingBuffer::<[u64; WORDS]>::new(SLOTS as usize);
         let core = self.cores.sender;
+        let started_together = Barrier::new(2);
         thread::scope(|scope| {
+            let started_together = &started_together;
             let sending = scope.spawn(move || {
-                cores::pin(core)?;
+                let pinned = cores::pin(core);
+                started_together.wait();
+                pinned?;
                 traffic::send(&mut producer, traffic)
             });
-            let measured = traffic::receive(&mut consumer, traffic);
+            let pinned = cores::pin(self.cores.receiver);
+            started_together.wait();
+            let measured = pinned.and_then(|()| traffic::receive(&mut consumer, traffic));
             sending.join().map_err(|_| anyhow::anyhow!("the sending thread panicked"))??;
             measured
         })
