@@ -1,0 +1,135 @@
+//! Backends and frontends that go away and come back under a guest that notices nothing.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::ram::{Control, RamSsd};
+use common::*;
+use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
+use cxl_pool::{HostId, LineOffset};
+
+fn pod(seed: u64) -> (Pod<SimulatedMemory>, Arc<Control>) {
+    let pool = SimulatedPool::new(seed, 32 << 20);
+    let host = |id| pool.host(HostId::new(id));
+    let mut pod = Pod::new(host(1), host(2), LineOffset::new(4096));
+    let control = Control::new();
+    let ssd = RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) };
+    pod.start(Box::new(ssd));
+    (pod, control)
+}
+
+/// Offers writes that the device holds back.
+fn offer_writes(driver: &mut Driver, control: &Control, count: u64) {
+    control.hold(true);
+    for index in 0..count {
+        driver.write(driver.place(index).data, &pattern(index, 4096));
+        driver.offer((index % 2) as usize, index, T_OUT, index * 8, 4096);
+    }
+    eventually(|| control.waiting() as u64 == count);
+}
+
+fn collect(driver: &mut Driver, control: &Control, count: u64) {
+    for index in 0..count {
+        assert!(driver.guest.wait_used((index % 2) as usize, PATIENCE).is_some(), "answer {index}");
+    }
+    for index in 0..count {
+        assert_eq!(driver.status(index), OK);
+        assert_eq!(control.bytes(VOLUME_START + index * 4096, 4096), pattern(index, 4096));
+        assert_eq!(driver.read_sectors(index * 8, 4096), pattern(index, 4096));
+    }
+    // Each was answered once.
+    assert_eq!((driver.guest.used(0), driver.guest.used(1)), (None, None));
+}
+
+#[test]
+fn requests_outlive_a_backend() {
+    let (mut pod, control) = pod(21);
+    let mut driver = Driver::connected(&pod);
+    offer_writes(&mut driver, &control, 12);
+    pod.backend = None;
+    // A device that the dead backend's commands never reached.
+    let second = Control::new();
+    pod.start_backend(Box::new(RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&second) }));
+    pod.apply_volume();
+    pod.new_channel();
+    collect(&mut driver, &second, 12);
+}
+
+#[test]
+fn a_new_generation_waits_for_the_old_ones_commands() {
+    let (mut pod, control) = pod(22);
+    let mut driver = Driver::connected(&pod);
+    offer_writes(&mut driver, &control, 4);
+    let release = Arc::clone(&control);
+    let releaser = std::thread::spawn(move || {
+        std::thread::sleep(QUIET);
+        assert_eq!(release.log().len(), 4, "nothing was begun twice before the old commands ended");
+        release.hold(false);
+    });
+    pod.new_channel();
+    releaser.join().unwrap();
+    collect(&mut driver, &control, 4);
+    assert_eq!(control.log().iter().filter(|command| command.operation.writes()).count(), 8);
+}
+
+#[test]
+fn a_frontend_resumes_from_the_in_flight_region() {
+    let (mut pod, control) = pod(23);
+    let mut driver = Driver::connected(&pod);
+    assert_eq!(driver.write_sectors(4096, &pattern(99, 512)), OK);
+    offer_writes(&mut driver, &control, 10);
+    // The process dies: nothing of it completes a request any more.
+    std::mem::forget(pod.frontend.take());
+    std::fs::remove_file(pod.socket()).unwrap();
+    let bells = std::fs::read_dir(pod.run.doorbells()).unwrap();
+    for bell in
+        bells.map(|bell| bell.unwrap().path()).filter(|bell| bell.to_string_lossy().contains("frontend"))
+    {
+        std::fs::remove_file(bell).unwrap();
+    }
+    driver.guest.disconnect();
+    control.hold(false);
+    pod.start_frontend();
+    pod.new_lease_generation();
+    pod.apply_volume();
+    pod.new_channel();
+    pod.apply_disk();
+    driver.guest.connect(&pod.socket(), ALL_FEATURES);
+    collect(&mut driver, &control, 10);
+}
+
+#[test]
+fn a_failed_device_answers_and_comes_back() {
+    let (mut pod, control) = pod(24);
+    let mut driver = Driver::connected(&pod);
+    offer_writes(&mut driver, &control, 4);
+    pod.disk.failed = true;
+    pod.apply_disk();
+    for index in 0..4u64 {
+        assert!(driver.guest.wait_used((index % 2) as usize, PATIENCE).is_some());
+        assert_eq!(driver.status(index), IOERR);
+    }
+    assert_eq!(driver.request(T_IN, 0, 512).0, IOERR);
+    pod.disk.failed = false;
+    pod.apply_disk();
+    control.hold(false);
+    assert_eq!(driver.write_sectors(0, &pattern(5, 512)), OK);
+    assert_eq!(driver.read_sectors(0, 512), pattern(5, 512));
+}
+
+#[test]
+fn a_ring_that_is_stopped_is_drained() {
+    let (pod, control) = pod(25);
+    let mut driver = Driver::connected(&pod);
+    offer_writes(&mut driver, &control, 6);
+    let release = Arc::clone(&control);
+    let releaser = std::thread::spawn(move || {
+        std::thread::sleep(QUIET);
+        release.hold(false);
+    });
+    assert_eq!((driver.guest.stop_ring(0), driver.guest.stop_ring(1)), (3, 3));
+    releaser.join().unwrap();
+    driver.guest.start_rings();
+    collect(&mut driver, &control, 6);
+}
