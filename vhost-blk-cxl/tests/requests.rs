@@ -1,6 +1,8 @@
 //! What a guest may ask of its disk, and what it may not, over simulated memory that is as incoherent as it may be:
 //! a missing write-back, invalidation or fence shows as wrong data.
 
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
+
 mod common;
 
 use std::sync::Arc;
@@ -56,8 +58,8 @@ fn what_was_written_is_read() {
 
 #[test]
 fn flush_discard_zeroes_and_id() {
-    let (_pod, control) = pod(3);
-    let mut driver = Driver::connected(&_pod);
+    let (pod, control) = pod(3);
+    let mut driver = Driver::connected(&pod);
     let data = pattern(2, 8192);
     assert_eq!(driver.write_sectors(0, &data), OK);
     assert_eq!(driver.request(T_FLUSH, 0, 0), (OK, 1));

@@ -1,5 +1,7 @@
 //! Chains of all kinds, good and bad, against a walk that is simple enough to be believed.
 
+#![allow(clippy::cast_possible_truncation)] // flag bits of 16
+
 use proptest::prelude::*;
 use virtio_bindings::bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};

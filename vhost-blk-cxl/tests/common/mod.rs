@@ -125,7 +125,7 @@ impl<M: Memory> Pod<M> {
         self.run.sockets().join(&self.disk.socket)
     }
 
-    fn worker(&self) -> WorkerConfig {
+    fn worker() -> WorkerConfig {
         let busy_poll = Duration::from_micros(20);
         WorkerConfig { wakeup: Wakeup::Socket, busy_poll, cpu: None, fence: None }
     }
@@ -134,7 +134,7 @@ impl<M: Memory> Pod<M> {
         self.frontend = None;
         let bell = DoorbellListener::bind(&self.run.data_doorbell(endpoint(1, Role::BlkFrontend))).unwrap();
         let memory = self.frontend_memory.clone();
-        let frontend = Frontend::start(memory, self.run.clone(), self.worker(), Some(bell), None);
+        let frontend = Frontend::start(memory, self.run.clone(), Self::worker(), Some(bell), None);
         self.frontend = Some(frontend.unwrap());
     }
 
@@ -143,7 +143,7 @@ impl<M: Memory> Pod<M> {
         let bell = DoorbellListener::bind(&self.run.data_doorbell(endpoint(2, Role::BlkBackend))).unwrap();
         let memory = self.backend_memory.clone();
         let ssds = vec![("ssd0".to_owned(), ssd)];
-        let backend = Backend::start(memory, self.run.clone(), self.worker(), Some(bell), ssds, None);
+        let backend = Backend::start(memory, self.run.clone(), Self::worker(), Some(bell), ssds, None);
         self.backend = Some(backend.unwrap());
     }
 
