@@ -19,8 +19,8 @@ mod chain;
 mod chain_tests;
 mod config;
 mod connection;
-mod early;
 pub mod copy;
+mod early;
 mod inflight;
 mod memory;
 #[cfg(any(test, feature = "mock"))]
