@@ -39,7 +39,7 @@ impl Outcome {
 #[derive(Debug, Error)]
 pub enum AgentError {
     /// The guest's port could not be reached.
-    #[error("cannot reach the guest's agent at {}: {source}", path.display())]
+    #[error("cannot reach the guest's agent at {}", path.display())]
     Unreachable {
         /// The port's socket on the host.
         path: PathBuf,

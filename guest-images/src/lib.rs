@@ -41,7 +41,7 @@ pub const EXEC_PORT: &str = "wadi.exec";
 #[derive(Debug, Error)]
 pub enum GuestError {
     /// Something with a file.
-    #[error("cannot {what} {}: {source}", path.display())]
+    #[error("cannot {what} {}", path.display())]
     Io {
         /// What was tried.
         what: &'static str,

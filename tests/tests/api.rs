@@ -146,18 +146,21 @@ fn podctl_says_what_is_wrong_and_fails() {
     let podctl = |arguments: &[&str]| {
         Command::new(pod.binary("podctl")).args(["--server", &server]).args(arguments).output().unwrap()
     };
-    for what in [&["hosts"][..], &["devices"], &["volumes"], &["instances"], &["events"], &["pool"]] {
+    let lists = ["hosts", "devices", "volumes", "instances"].map(|what| [what, "list"]);
+    for what in lists.iter().map(|words| &words[..]).chain([&["events"][..], &["pool"]]) {
         let output = podctl(what);
         assert!(output.status.success(), "{what:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
-    for what in [&["nonsense"][..], &[], &["hosts", "none"], &["volumes", "delete", "none"]] {
+    for what in [&["nonsense"][..], &[], &["hosts", "get", "none"], &["volumes", "delete", "none"]] {
         let output = podctl(what);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{what:?} succeeded");
         assert!(!said.is_empty() && !said.contains("panicked"), "{what:?}: {said}");
     }
-    let output =
-        Command::new(pod.binary("podctl")).args(["--server", "unix:/nowhere", "hosts"]).output().unwrap();
+    let output = Command::new(pod.binary("podctl"))
+        .args(["--server", "unix:/nowhere", "hosts", "list"])
+        .output()
+        .unwrap();
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("/nowhere"));
 }

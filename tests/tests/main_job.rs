@@ -168,18 +168,18 @@ fn files_arrive_unchanged_both_ways() {
     let echo = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept()?;
         let mut reader = stream.try_clone()?;
-        std::io::copy(&mut reader, &mut stream)
+        let bytes = std::io::copy(&mut reader, &mut stream)?;
+        stream.shutdown(std::net::Shutdown::Both)?;
+        std::io::Result::Ok(bytes)
     });
     // Everything that the guest sends comes back, so both directions carry it at once.
     stage
         .vm
         .exec_within(
             &format!(
-                "head -c 20000000 /dev/urandom > /tmp/out; \
-                 timeout 60 nc {address} 7777 < /tmp/out > /tmp/back & \
-                 for i in $(seq 600); do \
-                   [ \"$(stat -c %s /tmp/back 2>/dev/null)\" = 20000000 ] && break; sleep 0.1; \
-                 done; cmp /tmp/out /tmp/back && rm /tmp/out /tmp/back; kill $!"
+                "head -c 20000000 /dev/urandom > /tmp/out && \
+                 timeout 100 nc {address} 7777 < /tmp/out > /tmp/back; \
+                 cmp /tmp/out /tmp/back && rm /tmp/out /tmp/back"
             ),
             LONG,
         )

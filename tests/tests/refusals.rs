@@ -179,6 +179,7 @@ fn host_that_runs_already() {
         pod.start_daemon("h1", role).unwrap();
     }
     pod.wait_until_joined().unwrap();
-    all_refuse(&pod, &["h1"]);
+    // Which of the things that they cannot share they find first is up to them.
+    all_refuse(&pod, &[]);
     pod.wait_until_joined().unwrap();
 }

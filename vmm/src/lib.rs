@@ -40,7 +40,7 @@ pub enum VmmError {
         reason: String,
     },
     /// The directory for its sockets.
-    #[error("cannot make {}: {source}", path.display())]
+    #[error("cannot make {}", path.display())]
     Directory {
         /// Where.
         path: PathBuf,
@@ -48,7 +48,7 @@ pub enum VmmError {
         source: io::Error,
     },
     /// A program did not start.
-    #[error("cannot start {program}: {source}")]
+    #[error("cannot start {program}")]
     Start {
         /// Which.
         program: String,

@@ -10,6 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,31 @@ const READY_DEADLINE: Duration = Duration::from_secs(20);
 
 static PODS: AtomicU32 = AtomicU32::new(0);
 
+/// Whether a pod with daemons runs in this process: one at a time, for a pod and a VM are enough for a small machine.
+static RUNNING: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+
+/// The right to run a pod.
+#[derive(Debug)]
+struct Turn;
+
+impl Turn {
+    fn wait() -> Self {
+        let (running, changed) = &RUNNING;
+        let guard = running.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = changed.wait_while(guard, |running| *running);
+        *waited.unwrap_or_else(PoisonError::into_inner) = true;
+        Self
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let (running, changed) = &RUNNING;
+        *running.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        changed.notify_one();
+    }
+}
+
 /// A pod that runs. Dropping it removes everything that belongs to it.
 #[derive(Debug)]
 pub struct Pod {
@@ -51,12 +77,16 @@ pub struct Pod {
     binaries: PathBuf,
     directory: PathBuf,
     memory: PathBuf,
+    turn: Option<Turn>,
 }
 
 impl PodBuilder {
-    /// Builds the pod: network, pool, controller, daemons. Returns once all have joined and their devices are up.
+    /// Builds the pod: network, pool, controller, daemons. Returns once all have joined and their devices are up. Waits
+    /// for its turn while another pod of this process runs.
     pub fn start(self) -> Result<Pod> {
+        let turn = Turn::wait();
         let mut pod = self.lay_out()?;
+        pod.turn = Some(turn);
         for name in ["wadi-pool", "pod-controller", "vhost-net-cxl", "vhost-blk-cxl"] {
             if !pod.binary(name).exists() {
                 bail!("{} is not built: cargo build --workspace --bins", pod.binary(name).display());
@@ -100,6 +130,7 @@ impl PodBuilder {
             binaries: binaries()?,
             directory,
             memory,
+            turn: None,
         })
     }
 }

@@ -1,6 +1,7 @@
 //! A virtual machine of a pod.
 
 use std::sync::OnceLock;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -84,8 +85,11 @@ impl Pod {
         let agent = match Agent::connect(&exec, BOOT_DEADLINE) {
             Ok(agent) => agent,
             Err(error) => {
+                // It may be on its way out.
+                thread::sleep(Duration::from_millis(100));
                 let ended = vm.exited().map_or_else(String::new, |status| format!("; QEMU ended ({status})"));
-                bail!("{error}{ended}\n{}\n{}", last_lines(&log), last_lines(&console));
+                let error = anyhow::Error::from(error);
+                bail!("{error:#}{ended}\n{}\n{}", last_lines(&log), last_lines(&console));
             }
         };
         let booted = PodVm { agent, vm };

@@ -172,7 +172,7 @@ pub enum NicError {
         problem: String,
     },
     /// A system call failed.
-    #[error("nic {nic}: cannot {doing}: {source}{hint}")]
+    #[error("nic {nic}: cannot {doing}{hint}")]
     System {
         /// The NIC's name.
         nic: String,

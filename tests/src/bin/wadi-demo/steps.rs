@@ -164,7 +164,7 @@ fn how_to_look_around(pod: &Pod, instance: &Instance, vm: &mut PodVm) -> String 
     format!(
         "The pod stays up. Look around:
   export WADI_CONTROLLER=unix:{controller}
-  {podctl} hosts            # also: devices, volumes, instances, events, pool
+  {podctl} instances list   # also: hosts, devices, volumes list; events; pool
   curl -s --unix-socket {controller} http://pod/metrics
   ip netns exec {client} ping {GUEST_ADDRESS}
   ip netns                  # every host is one, -tor is the switch
