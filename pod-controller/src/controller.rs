@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::journal::Journal;
 use crate::reconcile::Reconciler;
 use crate::state::{Command, Effect, Presence, Refusal, State};
-use crate::store::{Store, StoreError};
+use crate::store::{Recovered, Store, StoreError};
 use crate::view::{PoolFacts, View};
 
 pub use handle::{Handle, Sample, SubmitError};
@@ -60,9 +60,13 @@ pub struct Controller<M: Memory> {
 }
 
 impl<M: Memory> Controller<M> {
-    /// Opens the state and takes the controller's place in the pool.
-    pub fn open(pool: &Pool, memory: M, config: &Config) -> Result<(Self, Handle), ControllerError> {
-        let (mut store, recovered) = Store::open(&config.controller.state)?;
+    /// Takes the controller's place in the pool, with what was [kept](Store::open).
+    pub fn open(
+        pool: &Pool,
+        memory: M,
+        config: &Config,
+        (mut store, recovered): (Store, Recovered),
+    ) -> Result<(Self, Handle), ControllerError> {
         let options = config.options(pool);
         let mut state = if let Some(state) = recovered.state {
             state
@@ -137,14 +141,18 @@ pub enum AnyController {
 
 impl AnyController {
     /// As [`Controller::open`].
-    pub fn open(pool: &Pool, config: &Config) -> Result<(Self, Handle), ControllerError> {
+    pub fn open(
+        pool: &Pool,
+        config: &Config,
+        kept: (Store, Recovered),
+    ) -> Result<(Self, Handle), ControllerError> {
         Ok(match pool.superblock().mode {
             cxl_pool::CoherenceMode::Software => {
-                let (controller, handle) = Controller::open(pool, pool.software(), config)?;
+                let (controller, handle) = Controller::open(pool, pool.software(), config, kept)?;
                 (Self::Software(Box::new(controller)), handle)
             }
             cxl_pool::CoherenceMode::Hardware => {
-                let (controller, handle) = Controller::open(pool, pool.hardware(), config)?;
+                let (controller, handle) = Controller::open(pool, pool.hardware(), config, kept)?;
                 (Self::Hardware(Box::new(controller)), handle)
             }
         })

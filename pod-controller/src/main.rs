@@ -10,6 +10,7 @@ use cxl_pool::Pool;
 use pod_controller::config::Config;
 use pod_controller::controller::AnyController;
 use pod_controller::rest::{self, Listeners};
+use pod_controller::store::Store;
 use pod_protocol::daemon::{self, Exit, StopSignal};
 
 /// How long requests under way may take when the controller is told to stop.
@@ -40,7 +41,8 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
         std::fs::create_dir_all(parent)
             .with_context(|| format!("cannot create {} for the state file", parent.display()))?;
     }
-    let (controller, handle) = AnyController::open(&pool, &config)?;
+    let kept = with_silent_panics(|| Store::open(&config.controller.state))?;
+    let (controller, handle) = AnyController::open(&pool, &config, kept)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -77,4 +79,14 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
         Err(_) => anyhow::bail!("the controller's thread panicked: see the log"),
     }
     Ok(Exit::Stopped)
+}
+
+/// A damaged state file makes the database panic, which the store turns into an error. Until then nothing runs that a
+/// panic could leave half done, so it need not end the process.
+fn with_silent_panics<T>(body: impl FnOnce() -> T) -> T {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let outcome = body();
+    std::panic::set_hook(hook);
+    outcome
 }

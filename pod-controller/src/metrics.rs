@@ -8,15 +8,15 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::api::{DeviceHealth, EndpointHealth};
+use crate::api::{DeviceHealth, DeviceKind, EndpointHealth, RegionState};
 use crate::controller::Handle;
-use crate::state::{LeaseKind, RegionUse};
+use crate::state::{Lease, LeaseKind};
 
 type Labels = Vec<(&'static str, String)>;
 
 /// A counter that somebody else counts.
 #[derive(Clone, Debug, Default)]
-struct Total(Gauge<u64, std::sync::atomic::AtomicU64>);
+struct Total(Number);
 
 impl TypedMetric for Total {
     const TYPE: MetricType = MetricType::Counter;
@@ -36,7 +36,8 @@ impl prometheus_client::encoding::EncodeMetric for Total {
 }
 
 type Totals = Family<Labels, Total>;
-type Gauges = Family<Labels, Gauge<u64, std::sync::atomic::AtomicU64>>;
+type Number = Gauge<u64, std::sync::atomic::AtomicU64>;
+type Gauges = Family<Labels, Number>;
 
 /// A registry whose families are declared when they are first filled.
 struct Page {
@@ -60,6 +61,20 @@ impl Page {
         let family = Gauges::default();
         self.registry.register_with_unit(name, help, Unit::Bytes, family.clone());
         family
+    }
+
+    /// A gauge of which there is one.
+    fn number(&mut self, name: &str, help: &str, value: u64) {
+        let number = Number::default();
+        number.set(value);
+        self.registry.register(name, help, number);
+    }
+
+    /// A counter of which there is one.
+    fn total(&mut self, name: &str, help: &str, value: u64) {
+        let total = Total::default();
+        total.0.set(value);
+        self.registry.register(name, help, total);
     }
 }
 
@@ -109,7 +124,7 @@ fn add_devices(page: &mut Page, handle: &Handle) {
         let Some(counters) = device.counters else { continue };
         let with =
             |direction: &str| vec![("device", device.name.clone()), ("direction", direction.to_owned())];
-        if matches!(device.kind, crate::api::DeviceKind::Nic { .. }) {
+        if matches!(device.kind, DeviceKind::Nic { .. }) {
             count(&packets, &with("receive"), counters.rx_packets);
             count(&packets, &with("transmit"), counters.tx_packets);
             count(&bytes, &with("receive"), counters.rx_bytes);
@@ -132,7 +147,7 @@ fn add_leases(page: &mut Page, handle: &Handle) {
     let errors = page.totals("lease_errors", "Requests that the guest saw fail");
     let drops = page.totals("lease_drops", "Frames and messages dropped");
     let state = &handle.view().state;
-    let name = |lease: &crate::state::Lease| -> Option<Labels> {
+    let name = |lease: &Lease| -> Option<Labels> {
         let instance = state.instances.get(&lease.instance)?.name.clone();
         Some(vec![("instance", instance), ("device", lease.device.clone())])
     };
@@ -187,33 +202,24 @@ fn add_endpoint_counters(page: &mut Page, handle: &Handle) {
 
 fn add_pool(page: &mut Page, handle: &Handle) {
     let view = handle.view();
-    let regions = page.byte_gauges("regions", "Bytes of the pool's data area, by what they are for");
-    let free = page.byte_gauges("pool_free", "Bytes of the pool's data area in no region");
-    let largest = page.byte_gauges("pool_largest_free", "The longest free range of the pool's data area");
-    let volumes = page.gauges("volumes", "Volumes");
-    let instances = page.gauges("instances", "Instances");
-    let failovers = page.totals("failovers", "Leases that moved to their backup, since the pod began");
-    let commands = page.totals("commands", "Commands that were committed, since the pod began");
     let pool = view.pool();
+    let regions = page.byte_gauges("regions", "Bytes of the pool's data area, by what they are for");
     for region in &pool.regions {
         let state = match region.state {
-            crate::api::RegionState::InUse => "in-use",
-            crate::api::RegionState::Quarantined => "quarantined",
+            RegionState::InUse => "in-use",
+            RegionState::Quarantined => "quarantined",
         };
         let labels = vec![("purpose", region.purpose.clone()), ("state", state.to_owned())];
         regions.get_or_create(&labels).inc_by(region.size_bytes);
     }
-    debug_assert!(
-        view.state
-            .regions
-            .iter()
-            .all(|region| { region.usage == RegionUse::Quarantined || !region.holders.is_empty() })
+    page.number("pool_free_bytes", "The pool's data area in no region", pool.free_bytes);
+    page.number(
+        "pool_largest_free_bytes",
+        "The longest free range of the pool's data area",
+        pool.largest_free_bytes,
     );
-    let none = Labels::new();
-    free.get_or_create(&none).set(pool.free_bytes);
-    largest.get_or_create(&none).set(pool.largest_free_bytes);
-    volumes.get_or_create(&none).set(view.state.volumes.len() as u64);
-    instances.get_or_create(&none).set(view.state.instances.len() as u64);
-    count(&failovers, &none, view.state.failovers);
-    count(&commands, &none, view.state.index);
+    page.number("volumes", "Volumes", view.state.volumes.len() as u64);
+    page.number("instances", "Instances", view.state.instances.len() as u64);
+    page.total("failovers", "Leases that moved to their backup, since the pod began", view.state.failovers);
+    page.total("commands", "Commands that were committed, since the pod began", view.state.index);
 }

@@ -83,6 +83,16 @@ impl Store {
     /// Opens or creates the state file and counts a new term of office.
     pub fn open(path: &Path) -> Result<(Self, Recovered), StoreError> {
         refuse_what_is_no_database(path)?;
+        // The database panics on some kinds of damage. Nothing of it is used after that.
+        std::panic::catch_unwind(|| Self::open_database(path)).unwrap_or_else(|panic| {
+            let said = panic.downcast_ref::<String>().cloned();
+            let reason = said.or_else(|| panic.downcast_ref::<&str>().map(|said| (*said).to_owned()));
+            let reason = reason.unwrap_or_else(|| "it cannot be read".to_owned());
+            Err(StoreError::Damaged { path: path.to_path_buf(), reason })
+        })
+    }
+
+    fn open_database(path: &Path) -> Result<(Self, Recovered), StoreError> {
         let database = Database::create(path).map_err(|error| opening(path, error))?;
         let mut store = Self { path: path.to_path_buf(), database, logged: 0 };
         let term = store.begin_term()?;

@@ -1,1 +1,170 @@
+use cxl_pool::{Area, HostId, LineCount, LineOffset, Role};
+use pod_protocol::reports::{DeviceReport, Join};
 
+use super::*;
+use crate::state::{self, NicWish, Options};
+
+const FRONTEND: EndpointId = EndpointId::new(HostId::new(1), Role::NetFrontend);
+const BACKEND: EndpointId = EndpointId::new(HostId::new(2), Role::NetBackend);
+
+/// A reconciler with everything it has sent, by ticket.
+#[derive(Default)]
+struct Bench {
+    reconciler: Reconciler<usize>,
+    sent: Vec<(EndpointId, Command)>,
+    answered: usize,
+}
+
+impl Bench {
+    fn pump(&mut self, state: &State, now: Instant) -> Option<Instant> {
+        let sent = &mut self.sent;
+        self.reconciler.pump(state, Version::default(), now, &mut |endpoint, command| {
+            sent.push((endpoint, command.clone()));
+            sent.len() - 1
+        })
+    }
+
+    /// Answers what was sent since, in the order of sending, and pumps until nothing more is sent.
+    fn answer_all(&mut self, state: &State, now: Instant) {
+        while self.answered < self.sent.len() {
+            let endpoint = self.sent[self.answered].0;
+            self.reconciler.answered(endpoint, self.answered, Ok(()), now);
+            self.answered += 1;
+            self.pump(state, now);
+        }
+    }
+
+    fn since(&self, start: usize) -> Vec<(EndpointId, String)> {
+        let name = |command: &Command| match command {
+            Command::Apply { object, .. } => format!("apply {}", object.id()),
+            Command::Remove { id, .. } => format!("remove {id}"),
+            Command::Synced { .. } => "synced".to_owned(),
+            Command::Scrub { .. } => "scrub".to_owned(),
+        };
+        self.sent[start..].iter().map(|(endpoint, command)| (*endpoint, name(command))).collect()
+    }
+}
+
+fn joined(state: &mut State, endpoint: EndpointId, incarnation: u64) {
+    let devices = if endpoint.role == Role::NetBackend {
+        vec![DeviceReport::Nic {
+            name: "nic0".to_owned(),
+            driver: "null".to_owned(),
+            mac: None,
+            up: true,
+            speed_mbps: 1000,
+            mtu: 1500,
+            features: 0,
+            backup: false,
+        }]
+    } else {
+        Vec::new()
+    };
+    let join = Join { host_name: endpoint.host.to_string(), software: String::new(), pid: 1, devices };
+    state.apply(&state::Command::Join { endpoint, incarnation, join }).expect("a good join");
+}
+
+fn state_with_vm() -> State {
+    let mut state = State::new(Options {
+        pool: uuid::Uuid::nil(),
+        data: Area { start: LineOffset::new(0), lines: LineCount::covering(64 << 20) },
+        tx_area: LineCount::covering(1 << 20),
+        rx_area: LineCount::covering(1 << 20),
+        data_area: LineCount::covering(1 << 20),
+        net_slots: 64,
+        blk_slots: 64,
+        rx_quota_buffers: 64,
+        disk_queues: 1,
+        socket_name_bytes_max: 80,
+    });
+    joined(&mut state, FRONTEND, 1);
+    joined(&mut state, BACKEND, 1);
+    let (name, host) = ("vm1".to_owned(), FRONTEND.host);
+    let nics = vec![NicWish::default()];
+    state
+        .apply(&state::Command::CreateInstance { name, host, nics, volumes: Vec::new() })
+        .expect("there is a NIC");
+    state
+}
+
+#[test]
+fn frontend_hears_of_a_lease_when_the_backend_has_answered() {
+    let (state, now) = (state_with_vm(), Instant::now());
+    let lease = *state.leases.keys().next().expect("a lease");
+    let mut bench = Bench::default();
+    bench.reconciler.connected(FRONTEND);
+    bench.reconciler.connected(BACKEND);
+    bench.pump(&state, now);
+    let first = bench.since(0);
+    assert!(!first.iter().any(|(_, command)| command.contains("port")), "{first:?}");
+    assert!(!first.contains(&(FRONTEND, "synced".to_owned())), "not everything was said yet");
+    assert!(first.contains(&(BACKEND, "synced".to_owned())));
+    assert!(bench.reconciler.waiting_for(&state, lease).is_some());
+    bench.answer_all(&state, now);
+    let all = bench.since(0);
+    let place = |command: &str| all.iter().position(|(_, said)| said == command);
+    let registration = place("apply registration of lease-1 with nic nic0").expect("said");
+    assert!(registration < place("apply port of lease-1").expect("said"));
+    assert_eq!(all.last(), Some(&(FRONTEND, "synced".to_owned())));
+    assert_eq!(bench.reconciler.waiting_for(&state, lease), None);
+
+    let sent = bench.sent.len();
+    bench.pump(&state, now);
+    assert_eq!(bench.sent.len(), sent, "what is as it should be is not said again");
+}
+
+#[test]
+fn frontend_does_not_wait_for_a_backend_that_is_away() {
+    let (state, now) = (state_with_vm(), Instant::now());
+    let mut bench = Bench::default();
+    bench.reconciler.connected(FRONTEND);
+    bench.pump(&state, now);
+    bench.answer_all(&state, now);
+    assert!(bench.since(0).contains(&(FRONTEND, "apply port of lease-1".to_owned())));
+}
+
+#[test]
+fn users_are_removed_before_what_they_stand_on_and_scrubbed_last() {
+    let (mut state, now) = (state_with_vm(), Instant::now());
+    let mut bench = Bench::default();
+    bench.reconciler.connected(FRONTEND);
+    bench.reconciler.connected(BACKEND);
+    bench.pump(&state, now);
+    bench.answer_all(&state, now);
+    let start = bench.sent.len();
+    state.apply(&state::Command::DeleteInstance { name: "vm1".to_owned() }).expect("it exists");
+    bench.pump(&state, now);
+    let at = |bench: &Bench, endpoint| -> Vec<String> {
+        bench.since(start).into_iter().filter(|(at, _)| *at == endpoint).map(|(_, command)| command).collect()
+    };
+    assert_eq!(at(&bench, FRONTEND), ["remove port of lease-1", "remove channel-1"]);
+    assert_eq!(at(&bench, BACKEND), ["remove registration of lease-1 with nic nic0", "remove channel-1"]);
+    bench.answer_all(&state, now);
+    // Everybody who was given a region lets go of it: the frontend of both rings and its area, and so the backend.
+    assert_eq!(at(&bench, FRONTEND)[2..], ["scrub", "scrub", "scrub"]);
+    assert_eq!(at(&bench, BACKEND)[2..], ["scrub", "scrub", "scrub"]);
+}
+
+#[test]
+fn refusal_is_told_once_and_tried_again_later() {
+    let (state, now) = (state_with_vm(), Instant::now());
+    let mut bench = Bench::default();
+    bench.reconciler.connected(FRONTEND);
+    bench.pump(&state, now);
+    let ticket = bench.sent.len() - 2;
+    assert!(matches!(bench.sent[ticket].1, Command::Apply { object: Object::Port(_), .. }));
+    let refuse = || Err("the socket exists".to_owned());
+    let answer = bench.reconciler.answered(FRONTEND, ticket, refuse(), now);
+    assert!(matches!(answer, Answer::Refused { .. }));
+    let sent = bench.sent.len();
+    let again = bench.pump(&state, now).expect("another try");
+    assert_eq!(bench.sent.len(), sent, "not at once");
+    bench.pump(&state, again);
+    assert_eq!(bench.sent.len(), sent + 1);
+    assert_eq!(bench.reconciler.answered(FRONTEND, sent, refuse(), again), Answer::Fine, "known already");
+    assert_eq!(
+        bench.reconciler.answered(FRONTEND, 999, Ok(()), again),
+        Answer::Fine,
+        "nobody knows that ticket"
+    );
+}

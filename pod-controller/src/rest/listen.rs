@@ -47,7 +47,7 @@ pub enum ListenError {
 /// Where the API listens. The socket's file goes away with it.
 #[derive(Debug)]
 pub struct Listeners {
-    path: PathBuf,
+    guard: RemoveOnDrop,
     unix: UnixListener,
     tcp: Option<TcpListener>,
 }
@@ -58,19 +58,16 @@ impl Listeners {
         let failed = |source| ListenError::Unix { path: path.to_owned(), source };
         remove_stale(path)?;
         let unix = UnixListener::bind(path).map_err(failed)?;
+        let guard = RemoveOnDrop(path.to_owned());
         fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
         let tcp = match tcp {
-            Some(address) => match TcpListener::bind(address).await {
-                Ok(listener) => Some(listener),
-                Err(source) => {
-                    // Nothing is left behind; what cannot be removed is stale to the next one.
-                    let _ = fs::remove_file(path);
-                    return Err(ListenError::Tcp { address, source });
-                }
-            },
+            Some(address) => {
+                let bound = TcpListener::bind(address).await;
+                Some(bound.map_err(|source| ListenError::Tcp { address, source })?)
+            }
             None => None,
         };
-        Ok(Self { path: path.to_owned(), unix, tcp })
+        Ok(Self { guard, unix, tcp })
     }
 
     /// The TCP address in use.
@@ -80,7 +77,7 @@ impl Listeners {
 
     /// Serves until the future is dropped.
     pub async fn serve(self, router: Router) -> io::Result<()> {
-        let _guard = RemoveOnDrop(self.path);
+        let _guard = self.guard;
         let unix = axum::serve(self.unix, router.clone());
         match self.tcp {
             Some(tcp) => {
@@ -92,6 +89,7 @@ impl Listeners {
     }
 }
 
+#[derive(Debug)]
 struct RemoveOnDrop(PathBuf);
 
 impl Drop for RemoveOnDrop {

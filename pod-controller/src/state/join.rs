@@ -139,6 +139,10 @@ impl State {
                 self.fits(&device_id, *size_bytes),
             ),
         };
+        // A link that is still down is down for the reason that was seen first.
+        if let (Health::Down(_), Some(Device { health: Health::Down(reason), .. })) = (&health, &known) {
+            health = Health::Down(reason.clone());
+        }
         // The same life of a daemon has not cured a failed device; a new one may have.
         if !restarted && let Some(Device { health: Health::Failed(reason), .. }) = &known {
             health = Health::Failed(reason.clone());

@@ -1,1 +1,387 @@
+//! Scenarios, one promise each.
 
+use cxl_pool::{EndpointId, HostId, Role};
+use pod_protocol::objects::{Object, ObjectId, PortObject, RegistrationState};
+
+use super::model::{MIB, check, devices_of, endpoint, join, nic, options, scrub_all, ssd};
+use super::*;
+use crate::api::EventKind;
+
+const NET_FRONTEND: EndpointId = EndpointId::new(HostId::new(1), Role::NetFrontend);
+const BLK_FRONTEND: EndpointId = EndpointId::new(HostId::new(1), Role::BlkFrontend);
+const NET_BACKEND: EndpointId = EndpointId::new(HostId::new(2), Role::NetBackend);
+const BACKUP_BACKEND: EndpointId = EndpointId::new(HostId::new(3), Role::NetBackend);
+const BLK_BACKEND: EndpointId = EndpointId::new(HostId::new(2), Role::BlkBackend);
+
+fn must(state: &mut State, command: &Command) -> Vec<Effect> {
+    let effects = state.apply(command).unwrap_or_else(|refusal| panic!("{command:?}: {refusal}"));
+    check(state);
+    effects
+}
+
+fn refused(state: &mut State, command: &Command) -> Refusal {
+    let before = state.clone();
+    let refusal = state.apply(command).expect_err("refused");
+    assert_eq!(*state, before, "a refusal changed something");
+    refusal
+}
+
+fn join_as(state: &mut State, id: EndpointId, incarnation: u64) -> Vec<Effect> {
+    let join = join(id.host.get(), devices_of(id, true));
+    must(state, &Command::Join { endpoint: id, incarnation, join })
+}
+
+/// The pod of the demo: h1 with frontends, h2 with a NIC and an SSD, h3 with the backup NIC.
+fn pod() -> State {
+    let mut state = State::new(options(256));
+    for id in [NET_FRONTEND, BLK_FRONTEND, NET_BACKEND, BLK_BACKEND, BACKUP_BACKEND] {
+        join_as(&mut state, id, 1);
+    }
+    // Only h2's NIC is an ordinary one here.
+    let link = DeviceId { host: HostId::new(3), name: "nic1".to_owned() };
+    must(&mut state, &Command::Link { device: link, up: false, reason: "no cable".to_owned() });
+    state
+}
+
+fn volume(name: &str, mib: u64) -> Command {
+    Command::CreateVolume { name: name.to_owned(), size_bytes: mib * MIB, device: None }
+}
+
+fn instance(name: &str, nics: usize, volumes: &[&str]) -> Command {
+    Command::CreateInstance {
+        name: name.to_owned(),
+        host: HostId::new(1),
+        nics: vec![NicWish::default(); nics],
+        volumes: volumes.iter().map(|name| (*name).to_owned()).collect(),
+    }
+}
+
+fn pod_with_vm() -> State {
+    let mut state = pod();
+    must(&mut state, &volume("vol0", 16));
+    must(&mut state, &instance("vm1", 1, &["vol0"]));
+    state
+}
+
+fn nic_lease(state: &State) -> Lease {
+    state.leases.values().find(|lease| lease.active_nic().is_some()).expect("a NIC").clone()
+}
+
+fn disk_lease(state: &State) -> Lease {
+    state.leases.values().find(|lease| lease.volume().is_some()).expect("a disk").clone()
+}
+
+fn port(state: &State) -> PortObject {
+    let mut objects = state.desired(NET_FRONTEND).into_values();
+    objects
+        .find_map(|object| if let Object::Port(port) = object { Some(port) } else { None })
+        .expect("a port")
+}
+
+fn registration(state: &State, backend: EndpointId) -> Option<RegistrationState> {
+    state.desired(backend).into_values().find_map(|object| match object {
+        Object::Registration(it) => Some(it.state),
+        _ => None,
+    })
+}
+
+fn kinds(effects: &[Effect]) -> Vec<EventKind> {
+    effects
+        .iter()
+        .filter_map(|effect| if let Effect::Event { kind, .. } = effect { Some(*kind) } else { None })
+        .collect()
+}
+
+#[test]
+fn instance_gets_a_remote_nic_and_its_backup() {
+    let state = pod_with_vm();
+    let lease = nic_lease(&state);
+    assert_eq!(state.device_name(lease.active_nic().expect("active")), "h2/nic0");
+    assert_eq!(state.device_name(lease.standby_nic().expect("standby")), "h3/nic0");
+    assert_eq!(registration(&state, NET_BACKEND), Some(RegistrationState::Active));
+    assert_eq!(registration(&state, BACKUP_BACKEND), Some(RegistrationState::Standby));
+    let port = port(&state);
+    assert_eq!((port.socket.as_str(), port.device.as_str(), port.mtu), ("vm1-net0.sock", "net0", 1500));
+    assert_ne!(port.active.channel, port.standby.expect("a backup").channel);
+    assert!(port.mac.is_local() && !port.mac.is_multicast());
+}
+
+#[test]
+fn own_host_comes_first_and_then_the_least_loaded() {
+    let mut state = pod();
+    let up = DeviceId { host: HostId::new(3), name: "nic1".to_owned() };
+    must(&mut state, &Command::Link { device: up, up: true, reason: "cable".to_owned() });
+    must(&mut state, &instance("vm1", 1, &[]));
+    must(&mut state, &instance("vm2", 1, &[]));
+    let used: Vec<String> = state
+        .leases
+        .values()
+        .filter_map(|lease| lease.active_nic().map(|nic| state.device_name(nic)))
+        .collect();
+    assert_eq!(used, ["h2/nic0", "h3/nic1"], "spread over the pod, and not on the backup");
+
+    join_as(&mut state, endpoint(2, Role::NetFrontend), 1);
+    let local = Command::CreateInstance {
+        name: "vm3".to_owned(),
+        host: HostId::new(2),
+        nics: vec![NicWish::default()],
+        volumes: Vec::new(),
+    };
+    must(&mut state, &local);
+    let lease = state.leases.values().last().expect("a lease");
+    assert_eq!(state.device_name(lease.active_nic().expect("active")), "h2/nic0");
+}
+
+#[test]
+fn lost_link_moves_the_lease_to_the_backup() {
+    let mut state = pod_with_vm();
+    let before = port(&state);
+    let device = DeviceId { host: HostId::new(2), name: "nic0".to_owned() };
+    let effects =
+        must(&mut state, &Command::Link { device: device.clone(), up: false, reason: "carrier".to_owned() });
+    assert_eq!(kinds(&effects), [EventKind::LinkDown, EventKind::Failover]);
+    let after = port(&state);
+    assert_eq!(after.active.channel, before.standby.expect("a backup").channel);
+    assert_ne!(after.active.generation, before.active.generation);
+    assert_eq!(after.tx_area, before.tx_area, "what was not sent yet stays where it is");
+    assert_eq!(registration(&state, NET_BACKEND), Some(RegistrationState::Standby));
+    assert_eq!(registration(&state, BACKUP_BACKEND), Some(RegistrationState::Active));
+    assert_eq!(state.failovers, 1);
+
+    // It is not moved back by itself.
+    must(&mut state, &Command::Link { device, up: true, reason: "carrier".to_owned() });
+    assert_eq!(port(&state), after);
+}
+
+#[test]
+fn lease_moves_once_a_backup_appears() {
+    let mut state = pod_with_vm();
+    must(&mut state, &Command::Gone { endpoint: BACKUP_BACKEND });
+    let device = DeviceId { host: HostId::new(2), name: "nic0".to_owned() };
+    let effects = must(&mut state, &Command::Link { device, up: false, reason: "carrier".to_owned() });
+    assert_eq!(kinds(&effects), [EventKind::LinkDown, EventKind::Degraded]);
+    let effects = join_as(&mut state, BACKUP_BACKEND, 2);
+    assert!(kinds(&effects).contains(&EventKind::Failover));
+    assert_eq!(registration(&state, BACKUP_BACKEND), Some(RegistrationState::Active));
+}
+
+#[test]
+fn silent_backend_is_fenced_and_waited_for_before_its_leases_move() {
+    let mut state = pod_with_vm();
+    let effects = must(&mut state, &Command::Silent { endpoint: NET_BACKEND });
+    assert!(effects.contains(&Effect::Fence(NET_BACKEND)));
+    assert_eq!(
+        registration(&state, BACKUP_BACKEND),
+        Some(RegistrationState::Standby),
+        "not before the fence is seen"
+    );
+    // A heartbeat that comes too late changes nothing: the fence is up.
+    must(&mut state, &Command::Back { endpoint: NET_BACKEND });
+    must(&mut state, &Command::FenceExpired { endpoint: NET_BACKEND, incarnation: 99 });
+    assert_eq!(state.failovers, 0);
+    let effects = must(&mut state, &Command::FenceExpired { endpoint: NET_BACKEND, incarnation: 1 });
+    assert_eq!(kinds(&effects), [EventKind::Failover]);
+    assert_eq!(registration(&state, BACKUP_BACKEND), Some(RegistrationState::Active));
+}
+
+#[test]
+fn silence_alone_takes_nothing_from_who_has_no_substitute() {
+    let mut state = pod_with_vm();
+    for id in [NET_FRONTEND, BLK_FRONTEND, BLK_BACKEND] {
+        let before = state.desired(id);
+        let effects = must(&mut state, &Command::Silent { endpoint: id });
+        assert_eq!(kinds(&effects), [EventKind::EndpointSilent]);
+        assert_eq!(state.desired(id), before);
+        must(&mut state, &Command::Back { endpoint: id });
+    }
+}
+
+#[test]
+fn rejoining_after_a_controller_restart_moves_nothing() {
+    let mut state = pod_with_vm();
+    let before = state.clone();
+    for id in [NET_FRONTEND, BLK_FRONTEND, NET_BACKEND, BLK_BACKEND, BACKUP_BACKEND] {
+        let desired = state.desired(id);
+        let mut devices = devices_of(id, true);
+        if id == BACKUP_BACKEND {
+            devices[1] = nic("nic1", false, false);
+        }
+        let effects = must(
+            &mut state,
+            &Command::Join { endpoint: id, incarnation: 1, join: join(id.host.get(), devices) },
+        );
+        assert_eq!(effects, Vec::new());
+        assert_eq!(state.desired(id), desired);
+    }
+    assert_eq!(
+        (state.regions, state.leases, state.channels),
+        (before.regions, before.leases, before.channels)
+    );
+}
+
+#[test]
+fn restarted_frontend_gets_everything_fresh() {
+    let mut state = pod_with_vm();
+    let before = port(&state);
+    let old = nic_lease(&state).area.expect("an area").region;
+    join_as(&mut state, NET_FRONTEND, 2);
+    let after = port(&state);
+    assert_ne!(after.tx_area, before.tx_area);
+    assert_ne!(after.active.generation, before.active.generation);
+    assert_eq!(after.active.channel, before.active.channel, "the channel keeps its name");
+    let region = state.regions.get(old).expect("quarantined");
+    assert_eq!(region.usage, RegionUse::Quarantined);
+    assert!([NET_FRONTEND, NET_BACKEND, BACKUP_BACKEND].iter().all(|holder| region.holders.contains(holder)));
+
+    for command in scrub_all(&state) {
+        must(&mut state, &command);
+    }
+    assert_eq!(state.regions.get(old), None, "free again once all have let go");
+}
+
+#[test]
+fn storage_backend_flushes_before_it_serves_again() {
+    let mut state = pod_with_vm();
+    let lease = disk_lease(&state);
+    let area = lease.area.expect("an area").region;
+    let frontend_before = state.desired(BLK_FRONTEND);
+    join_as(&mut state, BLK_BACKEND, 2);
+    assert_eq!(
+        state.desired(BLK_FRONTEND),
+        frontend_before,
+        "the frontend keeps what it has until there is better"
+    );
+    assert!(state.desired(BLK_BACKEND).is_empty(), "nothing is served over a cache that was not flushed");
+    assert_eq!(state.scrubs(BLK_BACKEND).keys().copied().collect::<Vec<_>>(), [area]);
+
+    must(&mut state, &Command::Scrubbed { endpoint: BLK_BACKEND, incarnation: 1, region: area });
+    assert!(state.desired(BLK_BACKEND).is_empty(), "an answer of the dead does not count");
+    must(&mut state, &Command::Scrubbed { endpoint: BLK_BACKEND, incarnation: 2, region: area });
+    assert!(state.desired(BLK_BACKEND).contains_key(&ObjectId::Volume(lease.id)));
+    let channel = |objects: Objects| {
+        objects
+            .into_values()
+            .find_map(|it| if let Object::Channel(it) = it { Some(it) } else { None })
+            .expect("one")
+    };
+    let (old, new) = (channel(frontend_before), channel(state.desired(BLK_FRONTEND)));
+    assert_eq!(old.id, new.id);
+    assert!(new.generation > old.generation && new.outgoing != old.outgoing);
+    assert_eq!(disk_lease(&state).area, lease.area, "data of requests under way stays where it is");
+}
+
+#[test]
+fn leased_volume_is_not_deleted() {
+    let mut state = pod_with_vm();
+    let refusal = refused(&mut state, &Command::DeleteVolume { name: "vol0".to_owned() });
+    assert_eq!(refusal.kind, RefusalKind::Leased);
+    assert!(refusal.detail.contains("vm1"), "{refusal}");
+    assert_eq!(refused(&mut state, &instance("vm2", 0, &["vol0"])).kind, RefusalKind::Leased);
+    must(&mut state, &Command::DeleteInstance { name: "vm1".to_owned() });
+    must(&mut state, &Command::DeleteVolume { name: "vol0".to_owned() });
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let mut state = pod_with_vm();
+    let on = |host: u16, nics: Vec<NicWish>| Command::CreateInstance {
+        name: "vm2".to_owned(),
+        host: HostId::new(host),
+        nics,
+        volumes: Vec::new(),
+    };
+    let wish = NicWish::default;
+    for (command, kind) in [
+        (volume("vol0", 1), RefusalKind::Exists),
+        (volume("../etc", 1), RefusalKind::InvalidName),
+        (volume("vol1", 0), RefusalKind::InvalidValue),
+        (volume("vol1", 1 << 30), RefusalKind::NoRoom),
+        (instance("vm1", 0, &[]), RefusalKind::Exists),
+        (instance("VM", 0, &[]), RefusalKind::InvalidName),
+        (instance("vm2", 0, &["nothing"]), RefusalKind::NotFound),
+        (instance("vm2", 9, &[]), RefusalKind::InvalidValue),
+        (on(9, vec![wish()]), RefusalKind::HostNotReady),
+        (on(1, vec![NicWish { mtu: Some(9000), ..wish() }]), RefusalKind::NoDevice),
+        (on(1, vec![NicWish { mtu: Some(1), ..wish() }]), RefusalKind::InvalidValue),
+        (on(1, vec![NicWish { queue_pairs: Some(0), ..wish() }]), RefusalKind::InvalidValue),
+        (on(1, vec![NicWish { mac: "01:00:00:00:00:01".parse().ok(), ..wish() }]), RefusalKind::InvalidValue),
+        (on(1, vec![NicWish { mac: Some(port(&state).mac), ..wish() }]), RefusalKind::Exists),
+        (Command::DeleteInstance { name: "vm9".to_owned() }, RefusalKind::NotFound),
+        (Command::DeleteVolume { name: "vol9".to_owned() }, RefusalKind::NotFound),
+    ] {
+        assert_eq!(refused(&mut state, &command).kind, kind, "{command:?}");
+    }
+}
+
+#[test]
+fn sockets_of_two_instances_never_collide() {
+    let mut state = pod();
+    must(&mut state, &volume("b-c", 1));
+    must(&mut state, &volume("c", 1));
+    must(&mut state, &instance("a", 0, &["b-c"]));
+    assert_eq!(refused(&mut state, &instance("a-b", 0, &["c"])).kind, RefusalKind::Exists);
+}
+
+#[test]
+fn pool_without_room_refuses_and_keeps_nothing() {
+    let mut state = State::new(options(24));
+    for id in [NET_FRONTEND, NET_BACKEND, BACKUP_BACKEND] {
+        join_as(&mut state, id, 1);
+    }
+    let mut created = 0;
+    let refusal = loop {
+        let command = instance(&format!("vm{created}"), 1, &[]);
+        match state.apply(&command) {
+            Ok(_) => created += 1,
+            Err(refusal) => break refusal,
+        }
+        check(&state);
+    };
+    assert!(created > 0);
+    assert_eq!(refusal.kind, RefusalKind::NoRoom);
+    assert_eq!(state.instances.len(), created);
+}
+
+#[test]
+fn hosts_cannot_take_each_others_names() {
+    let mut state = pod();
+    let mut stranger = join(4, Vec::new());
+    stranger.host_name = "h1".to_owned();
+    let id = endpoint(4, Role::NetFrontend);
+    let command = Command::Join { endpoint: id, incarnation: 1, join: stranger };
+    assert_eq!(refused(&mut state, &command).kind, RefusalKind::JoinConflict);
+    let mut renamed = join(1, Vec::new());
+    renamed.host_name = "other".to_owned();
+    let command = Command::Join { endpoint: NET_FRONTEND, incarnation: 2, join: renamed };
+    assert_eq!(refused(&mut state, &command).kind, RefusalKind::JoinConflict);
+    let wrong_owner = join(1, vec![ssd("ssd0", 1)]);
+    let command = Command::Join { endpoint: NET_FRONTEND, incarnation: 2, join: wrong_owner };
+    assert_eq!(refused(&mut state, &command).kind, RefusalKind::JoinConflict);
+}
+
+#[test]
+fn ssd_that_shrank_is_not_used() {
+    let mut state = pod_with_vm();
+    let command =
+        Command::Join { endpoint: BLK_BACKEND, incarnation: 2, join: join(2, vec![ssd("ssd0", 8)]) };
+    let effects = must(&mut state, &command);
+    assert!(kinds(&effects).contains(&EventKind::DeviceFailed));
+    let disk = state
+        .desired(BLK_FRONTEND)
+        .into_values()
+        .find_map(|it| if let Object::Disk(it) = it { Some(it) } else { None });
+    assert!(disk.expect("a disk").failed);
+}
+
+#[test]
+fn another_pool_is_refused() {
+    let mut state = pod_with_vm();
+    let mut other = options(256);
+    other.pool = uuid::Uuid::from_u128(1);
+    assert_eq!(refused(&mut state, &Command::Configure { options: other }).kind, RefusalKind::InvalidValue);
+    let mut larger = options(256);
+    larger.tx_area = cxl_pool::LineCount::covering(4 * MIB);
+    let before = state.regions.clone();
+    must(&mut state, &Command::Configure { options: larger });
+    assert_eq!(state.regions, before, "what is allocated stays");
+}

@@ -1,0 +1,213 @@
+//! The controller with real endpoints over a real pool.
+
+mod support;
+
+use std::time::Duration;
+
+use cxl_pool::Role;
+use pod_controller::api::{ByteSize, CreateVolume, DeviceHealth, EventKind, RegionState};
+use pod_controller::client::ClientError;
+use pod_controller::controller::ControllerError;
+use pod_controller::store::StoreError;
+use pod_protocol::objects::{Object, RegistrationState};
+use pod_protocol::reports::Report;
+use support::{FakeEndpoint, Pod, RunningController, nic, ssd, until, vm};
+
+const WAIT: Duration = Duration::from_secs(30);
+
+fn create_volume(pod: &Pod, name: &str) {
+    let request = CreateVolume { name: name.to_owned(), size: ByteSize::new(64 << 20), device: None };
+    pod.client().create_volume(&request).expect("room for a volume");
+}
+
+fn registrations(endpoint: &FakeEndpoint) -> Vec<RegistrationState> {
+    let objects = endpoint.objects().into_values();
+    objects
+        .filter_map(|object| if let Object::Registration(it) = object { Some(it.state) } else { None })
+        .collect()
+}
+
+#[test]
+fn instance_is_ready_when_its_daemons_have_everything() {
+    let pod = Pod::demo();
+    create_volume(&pod, "vol0");
+    let instance = pod.client().create_instance(&vm("vm1", &["vol0"]), WAIT).expect("created");
+    assert!(instance.ready, "{:?}", instance.waiting_for);
+    let nic = &instance.nics[0];
+    assert_eq!((nic.nic.as_str(), nic.backup.as_deref()), ("h2/nic0", Some("h3/nic0")));
+    assert_eq!(nic.socket, pod.path("run/sockets/vm1-net0.sock").display().to_string());
+    assert_eq!(instance.disks[0].ssd, "h2/ssd0");
+    assert_eq!(registrations(pod.endpoint(2, Role::NetBackend)), [RegistrationState::Active]);
+    assert_eq!(registrations(pod.endpoint(3, Role::NetBackend)), [RegistrationState::Standby]);
+    assert!(pod.endpoint(1, Role::NetFrontend).objects().values().any(|it| matches!(it, Object::Port(_))));
+    assert!(pod.endpoint(1, Role::BlkFrontend).objects().values().any(|it| matches!(it, Object::Disk(_))));
+}
+
+#[test]
+fn lost_link_moves_the_instance() {
+    let pod = Pod::demo();
+    let client = pod.client();
+    client.create_instance(&vm("vm1", &[]), WAIT).expect("created");
+    let link = |up| Report::Link { device: "nic0".to_owned(), up, reason: "carrier".to_owned() };
+    pod.endpoint(2, Role::NetBackend).reporter.report(link(false));
+    until("the failover", || {
+        let instance = client.instance("vm1").ok()?;
+        (instance.nics[0].nic == "h3/nic0" && instance.ready).then_some(())
+    });
+    until("the backup NIC to be active", || {
+        (registrations(pod.endpoint(3, Role::NetBackend)) == [RegistrationState::Active]).then_some(())
+    });
+    assert_eq!(client.device("h2", "nic0").expect("there").health, DeviceHealth::Down);
+    let events = client.events(0).expect("events").events;
+    assert!(events.iter().any(|event| event.kind == EventKind::Failover && event.subject == "vm1"));
+}
+
+#[test]
+fn restarted_controller_disturbs_nothing() {
+    let mut pod = Pod::demo();
+    create_volume(&pod, "vol0");
+    let before = pod.client().create_instance(&vm("vm1", &["vol0"]), WAIT).expect("created");
+    let pool = pod.client().pool().expect("the pool");
+    let events = pod.client().events(0).expect("events").events;
+    let frontend = pod.endpoint(1, Role::BlkFrontend);
+    let applied = frontend.held.lock().expect("no panic").applied;
+    let objects = frontend.objects();
+
+    pod.stop_controller();
+    pod.start_controller();
+    let client = pod.client();
+    let after = until("the instance to be ready again", || client.instance("vm1").ok().filter(|it| it.ready));
+    assert_eq!(after, before);
+    assert_eq!(client.pool().expect("the pool").regions, pool.regions);
+    let frontend = pod.endpoint(1, Role::BlkFrontend);
+    assert_eq!(frontend.objects(), objects);
+    until("the objects to be confirmed", || {
+        (frontend.held.lock().expect("no panic").synced == 2).then_some(())
+    });
+    assert_eq!(frontend.held.lock().expect("no panic").applied, applied, "nothing was made anew");
+    let later = client.events(0).expect("events").events;
+    assert_eq!(later[..events.len()], events, "events survive");
+}
+
+#[test]
+fn everything_deleted_is_free_again() {
+    let pod = Pod::demo();
+    let client = pod.client();
+    let before = client.pool().expect("the pool");
+    create_volume(&pod, "vol0");
+    client.create_instance(&vm("vm1", &["vol0"]), WAIT).expect("created");
+    let refused = client.delete_volume("vol0").expect_err("it is leased");
+    assert_eq!(refused.status(), Some(409));
+    client.delete_instance("vm1").expect("deleted");
+    client.delete_volume("vol0").expect("deleted");
+    until("all regions to be let go of", || {
+        (client.pool().ok()?.free_bytes == before.free_bytes).then_some(())
+    });
+    assert!(pod.endpoint(1, Role::NetFrontend).objects().is_empty());
+    assert!(registrations(pod.endpoint(2, Role::NetBackend)).is_empty());
+}
+
+#[test]
+fn restarted_daemons_get_fresh_regions_and_the_old_ones_come_back() {
+    let mut pod = Pod::demo();
+    create_volume(&pod, "vol0");
+    let client = pod.client();
+    client.create_instance(&vm("vm1", &["vol0"]), WAIT).expect("created");
+    let before = client.pool().expect("the pool");
+    for (host, role, devices) in [
+        (1, Role::NetFrontend, Vec::new()),
+        (1, Role::BlkFrontend, Vec::new()),
+        (2, Role::BlkBackend, vec![ssd("ssd0")]),
+        (3, Role::NetBackend, vec![nic("nic0", true)]),
+    ] {
+        drop(pod.endpoints.remove(&(host, role)));
+        pod.join(host, role, devices);
+        until("the instance to be ready again", || {
+            let joined = client.host(&format!("h{host}")).ok()?;
+            let joined =
+                joined.endpoints.iter().all(|it| it.health == pod_controller::api::EndpointHealth::Joined);
+            let holds = pod.endpoint(host, role).held.lock().expect("no panic").synced > 0;
+            (joined && holds && client.instance("vm1").ok()?.ready).then_some(())
+        });
+    }
+    let after = until("the quarantine to end", || {
+        let pool = client.pool().ok()?;
+        pool.regions.iter().all(|region| region.state == RegionState::InUse).then_some(pool)
+    });
+    assert_eq!(after.free_bytes, before.free_bytes);
+    let ids = |pool: &pod_controller::api::Pool| pool.regions.iter().map(|it| it.id).collect::<Vec<_>>();
+    assert_ne!(ids(&after), ids(&before));
+}
+
+#[test]
+fn refusal_of_a_daemon_is_shown_and_tried_again() {
+    let pod = Pod::demo();
+    let client = pod.client();
+    let frontend = pod.endpoint(1, Role::NetFrontend);
+    frontend.held.lock().expect("no panic").refuse = Some("the socket exists".to_owned());
+    let instance = client.create_instance(&vm("vm1", &[]), Duration::from_millis(300)).expect("created");
+    assert!(!instance.ready);
+    let instance = until("the reason", || {
+        client
+            .instance("vm1")
+            .ok()
+            .filter(|it| it.waiting_for.iter().any(|why| why.contains("the socket exists")))
+    });
+    assert!(!instance.ready);
+    frontend.held.lock().expect("no panic").refuse = None;
+    until("another try", || client.instance("vm1").ok().filter(|it| it.ready));
+    let events = client.events(0).expect("events").events;
+    assert_eq!(events.iter().filter(|event| event.kind == EventKind::CommandFailed).count(), 1, "told once");
+}
+
+#[test]
+fn second_controller_on_the_same_state_is_refused() {
+    let pod = Pod::new();
+    let error = RunningController::start(&pod.config()).err().expect("refused");
+    assert!(matches!(error, ControllerError::Store(StoreError::InUse { .. })), "{error}");
+    assert!(error.to_string().contains("stop that one first"));
+}
+
+#[test]
+fn second_controller_of_the_same_pool_is_refused() {
+    let pod = Pod::new();
+    let mut config = pod.config();
+    config.controller.state = pod.path("other.redb");
+    config.controller.listen = Some(pod.path("other.sock"));
+    let error = RunningController::start(&config).err().expect("refused");
+    assert!(matches!(error, ControllerError::Port(_)), "{error}");
+}
+
+#[test]
+fn state_of_another_pool_is_refused() {
+    let mut pod = Pod::new();
+    pod.stop_controller();
+    let options = cxl_pool::CreateOptions {
+        size_bytes: Some(256 << 20),
+        force: true,
+        ..cxl_pool::CreateOptions::default()
+    };
+    cxl_pool::Pool::create(&pod.path("pool"), &options).expect("a new pool");
+    let error = RunningController::start(&pod.config()).err().expect("refused");
+    assert!(matches!(error, ControllerError::Pool(_)), "{error}");
+}
+
+#[test]
+fn events_are_followed_and_resumed() {
+    let pod = Pod::new();
+    let client = pod.client();
+    let seen = client.events(0).expect("events").events.last().expect("a start").sequence;
+    let mut stream = client.follow_events(seen).expect("a stream");
+    let other = pod.client();
+    let refused = other.delete_volume("nothing").expect_err("there is none");
+    assert!(matches!(refused, ClientError::Refused(_)));
+    let mut pod = pod;
+    pod.join(2, Role::BlkBackend, vec![ssd("ssd0")]);
+    let joined = stream.next().expect("an event").expect("whole");
+    assert_eq!((joined.kind, joined.sequence), (EventKind::EndpointJoined, seen + 1));
+    create_volume(&pod, "vol0");
+    let created = stream.next().expect("an event").expect("whole");
+    assert_eq!(created.kind, EventKind::VolumeCreated);
+    let mut resumed = other.follow_events(joined.sequence).expect("a stream");
+    assert_eq!(resumed.next().expect("an event").expect("whole"), created);
+}

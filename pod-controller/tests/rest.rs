@@ -1,0 +1,204 @@
+//! The API as strangers use it: everything gets an answer, and every refusal is a problem that says why.
+
+mod support;
+
+use std::time::Duration;
+
+use pod_controller::api::{PROBLEM_JSON, Problem};
+use support::{Pod, until, vm};
+
+fn request(method: &str, path: &str, headers: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n{body}"
+    )
+}
+
+fn status(answer: &str) -> u16 {
+    let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
+    status.unwrap_or_else(|| panic!("no HTTP: {answer:?}"))
+}
+
+fn problem(answer: &str) -> Problem {
+    assert!(answer.contains(PROBLEM_JSON), "no problem: {answer}");
+    let body = answer.split_once("\r\n\r\n").expect("a body").1;
+    let problem: Problem = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body}"));
+    assert_eq!(problem.status, status(answer));
+    assert!(!problem.detail.is_empty() && !problem.kind.is_empty() && !problem.title.is_empty());
+    problem
+}
+
+const JSON: &str = "content-type: application/json\r\n";
+
+#[test]
+fn garbage_gets_a_problem() {
+    let pod = Pod::demo();
+    let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+    let large = format!("{{\"name\": \"{}\"}}", "x".repeat(100_000));
+    let long_name = format!("/v1/volumes/{}", "y".repeat(3000));
+    for (method, path, headers, body, expected) in [
+        ("GET", "/", "", "", 404),
+        ("GET", "/v2/hosts", "", "", 404),
+        ("GET", "/v1/hosts/", "", "", 404),
+        ("GET", "/v1/hosts/nobody", "", "", 404),
+        ("GET", "/v1/hosts/%ff%fe", "", "", 400),
+        ("GET", "/v1/devices/h2/nothing", "", "", 404),
+        ("GET", "/v1/devices/h2%2Fnic0", "", "", 404),
+        ("GET", "/v1/volumes/%00", "", "", 404),
+        ("GET", &long_name, "", "", 404),
+        ("PUT", "/v1/hosts", "", "", 405),
+        ("DELETE", "/v1/instances", "", "", 405),
+        ("POST", "/metrics", "", "", 405),
+        ("BREW", "/v1/hosts", "", "", 405),
+        ("GET", "/v1/events?after=minus", "", "", 400),
+        ("GET", "/v1/events?before=1", "", "", 400),
+        ("GET", "/v1/events/stream?after=99999999999999999999", "", "", 400),
+        ("GET", "/v1/events/stream", "last-event-id: x\r\n", "", 400),
+        ("POST", "/v1/volumes", JSON, "", 400),
+        ("POST", "/v1/volumes", JSON, "{", 400),
+        ("POST", "/v1/volumes", JSON, "[]", 400),
+        ("POST", "/v1/volumes", JSON, "null", 400),
+        ("POST", "/v1/volumes", JSON, "{\"name\": 7, \"size\": 1}", 400),
+        ("POST", "/v1/volumes", JSON, "{\"name\": \"v\"}", 400),
+        ("POST", "/v1/volumes", JSON, "{\"name\": \"v\", \"size\": -1}", 400),
+        ("POST", "/v1/volumes", JSON, "{\"name\": \"v\", \"size\": \"8X\"}", 400),
+        ("POST", "/v1/volumes", JSON, "{\"name\": \"v\", \"size\": \"8G\", \"color\": \"red\"}", 400),
+        ("POST", "/v1/volumes", JSON, "{\"name\": \"../v\", \"size\": \"4K\"}", 400),
+        ("POST", "/v1/volumes", JSON, "{\"name\": \"v\", \"size\": 5}", 400),
+        ("POST", "/v1/volumes", JSON, "{\"name\": \"v\", \"size\": \"9999T\"}", 409),
+        ("POST", "/v1/volumes", JSON, "{\"name\": \"v\", \"size\": \"4K\", \"device\": \"h9/ssd0\"}", 404),
+        ("POST", "/v1/volumes", JSON, "{\"name\": \"v\", \"size\": \"4K\", \"device\": \"h2/nic0\"}", 404),
+        ("POST", "/v1/volumes", JSON, "\u{1}\u{2}\u{3}", 400),
+        ("POST", "/v1/volumes", JSON, &deep, 400),
+        ("POST", "/v1/volumes", JSON, &large, 413),
+        ("POST", "/v1/volumes", "", "{\"name\": \"v\", \"size\": \"4K\"}", 415),
+        ("POST", "/v1/volumes", "content-type: text/xml\r\n", "<volume/>", 415),
+        ("POST", "/v1/instances", JSON, "{\"name\": \"vm1\", \"host\": \"nobody\"}", 404),
+        ("POST", "/v1/instances", JSON, "{\"name\": \"vm1\", \"host\": \"h2\", \"nics\": [{}]}", 409),
+        (
+            "POST",
+            "/v1/instances",
+            JSON,
+            "{\"name\": \"vm1\", \"host\": \"h1\", \"volumes\": [\"none\"]}",
+            404,
+        ),
+        (
+            "POST",
+            "/v1/instances",
+            JSON,
+            "{\"name\": \"vm1\", \"host\": \"h1\", \"nics\": [{\"mac\": \"red\"}]}",
+            400,
+        ),
+        (
+            "POST",
+            "/v1/instances",
+            JSON,
+            "{\"name\": \"vm1\", \"host\": \"h1\", \"nics\": [{\"mtu\": 70000}]}",
+            400,
+        ),
+        ("POST", "/v1/instances", JSON, "{\"name\": \"vm1\", \"host\": \"h1\", \"nics\": {}}", 400),
+        ("POST", "/v1/instances?wait=forever", JSON, "{\"name\": \"vm1\", \"host\": \"h1\"}", 400),
+        ("POST", "/v1/instances?wait=999999", JSON, "{\"name\": \"vm1\", \"host\": \"h1\"}", 400),
+        ("DELETE", "/v1/instances/vm9", "", "", 404),
+        ("DELETE", "/v1/volumes/vol9", "", "", 404),
+    ] {
+        let answer = pod.raw(&request(method, path, headers, body));
+        assert_eq!(status(&answer), expected, "{method} {path:.60} {body:.60}: {answer}");
+        problem(&answer);
+    }
+    let client = pod.client();
+    assert!(client.volumes().expect("still there").is_empty());
+    assert!(client.instances().expect("still there").is_empty());
+}
+
+#[test]
+fn what_is_no_http_is_refused_and_hurts_nobody() {
+    let pod = Pod::new();
+    for garbage in ["\0\0\0\0\r\n\r\n", "hello\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "GET  HTTP/1.1\r\n\r\n"] {
+        let answer = pod.raw(garbage);
+        assert!(answer.is_empty() || (400..600).contains(&status(&answer)), "{garbage:?}: {answer:?}");
+    }
+    pod.client().ready().expect("still ready");
+}
+
+#[test]
+fn conflicts_say_who_is_in_the_way() {
+    let pod = Pod::demo();
+    let body = "{\"name\": \"vol0\", \"size\": \"4M\"}";
+    let created = pod.raw(&request("POST", "/v1/volumes", JSON, body));
+    assert_eq!(status(&created), 201);
+    assert!(created.contains("location: /v1/volumes/vol0"), "{created}");
+    assert_eq!(problem(&pod.raw(&request("POST", "/v1/volumes", JSON, body))).kind, "exists");
+    pod.client().create_instance(&vm("vm1", &["vol0"]), Duration::from_secs(30)).expect("created");
+    let refused = problem(&pod.raw(&request("DELETE", "/v1/volumes/vol0", "", "")));
+    assert_eq!((refused.status, refused.kind.as_str()), (409, "leased"));
+    assert!(refused.detail.contains("vm1"), "{refused}");
+    assert_eq!(status(&pod.raw(&request("DELETE", "/v1/instances/vm1", "", ""))), 204);
+    assert_eq!(status(&pod.raw(&request("DELETE", "/v1/volumes/vol0", "", ""))), 204);
+}
+
+#[test]
+fn description_names_every_path_that_there_is() {
+    let pod = Pod::new();
+    let answer = pod.raw(&request("GET", "/openapi.json", "", ""));
+    let body = answer.split_once("\r\n\r\n").expect("a body").1;
+    let description: serde_json::Value = serde_json::from_str(body).expect("JSON");
+    for path in [
+        "/v1/hosts",
+        "/v1/hosts/{name}",
+        "/v1/devices",
+        "/v1/devices/{host}/{name}",
+        "/v1/volumes",
+        "/v1/volumes/{name}",
+        "/v1/instances",
+        "/v1/instances/{name}",
+        "/v1/events",
+        "/v1/events/stream",
+        "/v1/pool",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+    ] {
+        assert!(description["paths"][path].is_object(), "{path} is not described");
+    }
+    for schema in
+        ["Host", "Device", "Volume", "Instance", "Event", "Pool", "Problem", "CreateInstance", "NicRequest"]
+    {
+        assert!(description["components"]["schemas"][schema].is_object(), "{schema} is not described");
+    }
+}
+
+#[test]
+fn metrics_show_hosts_devices_leases_and_regions() {
+    let pod = Pod::demo();
+    let client = pod.client();
+    client.create_instance(&vm("vm1", &[]), Duration::from_secs(30)).expect("created");
+    let text = until("telemetry of the lease", || {
+        let text = client.metrics().ok()?;
+        text.contains("wadi_lease_packets_total{instance=\"vm1\"").then_some(text)
+    });
+    for line in [
+        "wadi_endpoint_joined{host=\"h1\",role=\"net-frontend\"} 1",
+        "wadi_device_up{device=\"h2/nic0\"} 1",
+        "wadi_device_bytes_total{device=\"h2/nic0\",direction=\"receive\"} 1234",
+        "wadi_device_leases{device=\"h2/nic0\"} 1",
+        "wadi_regions_bytes{purpose=\"transmit\",state=\"in-use\"} 4194304",
+        "wadi_instances 1",
+        "wadi_failovers_total 0",
+        "# EOF",
+    ] {
+        assert!(text.contains(line), "{line} is not in\n{text}");
+    }
+}
+
+#[test]
+fn socket_is_for_its_group_and_goes_away() {
+    use std::os::unix::fs::PermissionsExt;
+    let mut pod = Pod::new();
+    let mode = std::fs::metadata(pod.socket()).expect("a socket").permissions().mode();
+    assert_eq!(mode & 0o777, 0o660);
+    pod.stop_controller();
+    assert!(!pod.socket().exists());
+    let refused = pod.client().hosts().expect_err("nobody there");
+    assert!(refused.to_string().contains("is pod-controller running"), "{refused}");
+}

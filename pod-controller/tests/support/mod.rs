@@ -1,0 +1,306 @@
+//! A pod without engines: a real controller, and endpoints that hold what they are given and do nothing with it.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use cxl_pool::{Area, CoherenceMode, CreateOptions, HostId, Pool, Role};
+use pod_controller::api::{CreateInstance, NicRequest};
+use pod_controller::client::Client;
+use pod_controller::config::Config;
+use pod_controller::controller::{AnyController, ControllerError, Handle};
+use pod_controller::rest::{self, Listeners};
+use pod_controller::store::Store;
+use pod_protocol::config::HostConfig;
+use pod_protocol::daemon::{Exit, StopSignal};
+use pod_protocol::endpoint::{Endpoint, Handler, Reporter};
+use pod_protocol::ids::RegionId;
+use pod_protocol::objects::{Object, ObjectId};
+use pod_protocol::reports::{DeviceReport, Join};
+use pod_protocol::telemetry::{DeviceTelemetry, LeaseTelemetry, Telemetry};
+use tempfile::TempDir;
+
+/// Far longer than anything takes; only a test that fails waits for it.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+pub(crate) struct Pod {
+    pub(crate) directory: TempDir,
+    pub(crate) controller: Option<RunningController>,
+    pub(crate) endpoints: BTreeMap<(u16, Role), FakeEndpoint>,
+}
+
+impl Pod {
+    /// A controller and nobody else.
+    pub(crate) fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let options = CreateOptions {
+            size_bytes: Some(256 << 20),
+            mode: CoherenceMode::Hardware,
+            host_slots: 4,
+            ..CreateOptions::default()
+        };
+        Pool::create(&directory.path().join("pool"), &options).expect("a pool");
+        let mut pod = Self { directory, controller: None, endpoints: BTreeMap::new() };
+        pod.start_controller();
+        pod
+    }
+
+    /// The demo's pod: h1 with frontends, h2 with a NIC and an SSD, h3 with the backup NIC.
+    pub(crate) fn demo() -> Self {
+        let mut pod = Self::new();
+        pod.join(1, Role::NetFrontend, Vec::new());
+        pod.join(1, Role::BlkFrontend, Vec::new());
+        pod.join(2, Role::NetBackend, vec![nic("nic0", false)]);
+        pod.join(2, Role::BlkBackend, vec![ssd("ssd0")]);
+        pod.join(3, Role::NetBackend, vec![nic("nic0", true)]);
+        let client = pod.client();
+        until("five endpoints", || {
+            let hosts = client.hosts().ok()?;
+            (hosts.iter().map(|host| host.endpoints.len()).sum::<usize>() == 5).then_some(())
+        });
+        pod
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        let path = self.path("controller.toml");
+        let root = self.directory.path().display();
+        let text = format!(
+            "[controller]\nstate = '{root}/state.redb'\ndetect-ms = 5000\ntx-area = '4M'\nrx-area = '4M'\n\
+             data-area = '4M'\n[pool]\npath = '{root}/pool'\n[run]\ndirectory = '{root}/run'\n"
+        );
+        std::fs::write(&path, text).expect("a configuration");
+        Config::load(&path).expect("a good configuration")
+    }
+
+    pub(crate) fn start_controller(&mut self) {
+        self.controller = Some(RunningController::start(&self.config()).expect("a controller"));
+    }
+
+    pub(crate) fn stop_controller(&mut self) {
+        self.controller = None;
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.path("run/controller.sock")
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::unix(&self.socket()).expect("a client")
+    }
+
+    pub(crate) fn join(&mut self, host: u16, role: Role, devices: Vec<DeviceReport>) {
+        self.endpoints.insert((host, role), FakeEndpoint::start(self.directory.path(), host, role, devices));
+    }
+
+    pub(crate) fn endpoint(&self, host: u16, role: Role) -> &FakeEndpoint {
+        &self.endpoints[&(host, role)]
+    }
+
+    /// An HTTP request as it stands, and all of the answer.
+    pub(crate) fn raw(&self, request: &str) -> String {
+        let mut stream = UnixStream::connect(self.socket()).expect("the socket accepts");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.write_all(request.as_bytes()).expect("sent");
+        let mut answer = Vec::new();
+        // The peer may close without reading all of what we sent; what it said is there all the same.
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+}
+
+pub(crate) struct RunningController {
+    handle: Handle,
+    runtime: Option<tokio::runtime::Runtime>,
+    thread: Option<JoinHandle<Result<(), ControllerError>>>,
+}
+
+impl RunningController {
+    pub(crate) fn start(config: &Config) -> Result<Self, ControllerError> {
+        let pool = Pool::open(&config.pool.path).expect("the pool");
+        let (controller, handle) =
+            AnyController::open(&pool, config, Store::open(&config.controller.state)?)?;
+        let thread = std::thread::spawn(move || controller.run());
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let listeners = runtime.block_on(Listeners::bind(&config.listen(), None)).expect("a socket");
+        runtime.spawn(listeners.serve(rest::router(handle.clone())));
+        Ok(Self { handle, runtime: Some(runtime), thread: Some(thread) })
+    }
+}
+
+impl Drop for RunningController {
+    fn drop(&mut self) {
+        self.handle.stop();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(Duration::from_millis(100));
+        }
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join().expect("the controller's thread did not panic");
+            ended.expect("the controller did not fail");
+        }
+    }
+}
+
+/// What an endpoint holds, as a test sees it.
+#[derive(Default)]
+pub(crate) struct Held {
+    pub(crate) objects: BTreeMap<ObjectId, Object>,
+    pub(crate) applied: u64,
+    pub(crate) removed: u64,
+    pub(crate) synced: u64,
+    pub(crate) scrubbed: Vec<RegionId>,
+    /// The reason with which everything but channels and NICs is refused.
+    pub(crate) refuse: Option<String>,
+}
+
+pub(crate) struct FakeEndpoint {
+    pub(crate) held: Arc<Mutex<Held>>,
+    pub(crate) reporter: Reporter,
+    stop: StopSignal,
+    thread: Option<JoinHandle<Exit>>,
+}
+
+impl FakeEndpoint {
+    fn start(root: &Path, host: u16, role: Role, devices: Vec<DeviceReport>) -> Self {
+        let text = format!(
+            "[host]\nid = {host}\nname = 'h{host}'\n[pool]\npath = '{root}/pool'\n[run]\ndirectory = '{root}/run'\n",
+            root = root.display()
+        );
+        let config = HostConfig::parse(&text, Path::new("host.toml")).expect("a good configuration");
+        let pool = Pool::open(&root.join("pool")).expect("the pool");
+        let join = Join { host_name: format!("h{host}"), software: "fake 1".to_owned(), pid: 1, devices };
+        assert_eq!(config.host.id, HostId::new(host));
+        let held: Arc<Mutex<Held>> = Arc::default();
+        let handler = FakeHandler { held: Arc::clone(&held), devices: join.devices.clone() };
+        let mut reporter = None;
+        let endpoint = Endpoint::join(&pool, pool.hardware(), &config, role, join, |it, _| {
+            reporter = Some(it);
+            Box::new(handler)
+        });
+        let endpoint = endpoint.expect("a free slot");
+        let stop = StopSignal::manual().expect("a signal");
+        let thread = std::thread::spawn({
+            let stop = stop.clone();
+            move || endpoint.run_until(&stop).expect("no failure")
+        });
+        Self { held, reporter: reporter.expect("made"), stop, thread: Some(thread) }
+    }
+
+    pub(crate) fn objects(&self) -> BTreeMap<ObjectId, Object> {
+        self.held.lock().expect("no panic").objects.clone()
+    }
+}
+
+impl Drop for FakeEndpoint {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the endpoint's thread did not panic");
+        }
+    }
+}
+
+struct FakeHandler {
+    held: Arc<Mutex<Held>>,
+    devices: Vec<DeviceReport>,
+}
+
+impl Handler for FakeHandler {
+    fn apply(&mut self, object: Object) -> Result<(), String> {
+        let mut held = self.held.lock().expect("no panic");
+        if let Some(reason) =
+            held.refuse.clone().filter(|_| !matches!(object, Object::Channel(_) | Object::Nic(_)))
+        {
+            return Err(reason);
+        }
+        held.applied += 1;
+        held.objects.insert(object.id(), object);
+        Ok(())
+    }
+
+    fn remove(&mut self, id: ObjectId) -> Result<(), String> {
+        let mut held = self.held.lock().expect("no panic");
+        held.removed += 1;
+        held.objects.remove(&id);
+        Ok(())
+    }
+
+    fn synced(&mut self) {
+        self.held.lock().expect("no panic").synced += 1;
+    }
+
+    fn scrub(&mut self, region: RegionId, _: Area) -> Result<(), String> {
+        self.held.lock().expect("no panic").scrubbed.push(region);
+        Ok(())
+    }
+
+    fn telemetry(&mut self) -> Telemetry {
+        let devices = self.devices.iter().map(|device| DeviceTelemetry {
+            name: device.name().to_owned(),
+            up: true,
+            rx_bytes: 1234,
+            ..DeviceTelemetry::default()
+        });
+        let held = self.held.lock().expect("no panic");
+        let leases = held.objects.keys().filter_map(|id| match id {
+            ObjectId::Port(lease) | ObjectId::Disk(lease) => Some(LeaseTelemetry::new(*lease)),
+            _ => None,
+        });
+        Telemetry { devices: devices.collect(), leases: leases.collect(), ..Telemetry::default() }
+    }
+
+    fn fenced(&mut self) {}
+}
+
+pub(crate) fn nic(name: &str, backup: bool) -> DeviceReport {
+    DeviceReport::Nic {
+        name: name.to_owned(),
+        driver: "null".to_owned(),
+        mac: None,
+        up: true,
+        speed_mbps: 10_000,
+        mtu: 1500,
+        features: 0,
+        backup,
+    }
+}
+
+pub(crate) fn ssd(name: &str) -> DeviceReport {
+    DeviceReport::Ssd {
+        name: name.to_owned(),
+        driver: "null".to_owned(),
+        size_bytes: 1 << 30,
+        block_bytes: 512,
+    }
+}
+
+pub(crate) fn vm(name: &str, volumes: &[&str]) -> CreateInstance {
+    CreateInstance {
+        name: name.to_owned(),
+        host: "h1".to_owned(),
+        nics: vec![NicRequest::default()],
+        volumes: volumes.iter().map(|name| (*name).to_owned()).collect(),
+    }
+}
+
+/// Looks until there is something, and panics when there is nothing for too long.
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(began.elapsed() < PATIENCE, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
