@@ -221,6 +221,9 @@ impl<M: Memory> Controller<M> {
 
     /// Applies what came, commits it, and lets it out.
     fn carry_out(&mut self, inbox: Inbox) -> Result<(), ControllerError> {
+        if inbox.commands.is_empty() && inbox.events.is_empty() {
+            return Ok(());
+        }
         let mut next = self.state.clone();
         let mut effects = inbox.events;
         let mut logged = Vec::new();
