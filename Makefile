@@ -13,6 +13,9 @@ export WADI_ROUNDS
 KEEP ?=
 export KEEP
 
+# The crates whose programs a pod consists of, and the demo.
+PROGRAMS := cxl-pool pod-controller vhost-blk-cxl vhost-net-cxl vmm wadi-tests
+
 SHELL_SCRIPTS := .ci/run $(wildcard deploy/*.sh guest-images/guest/*.sh)
 
 .PHONY: help
@@ -25,7 +28,7 @@ setup: ## install what is missing from Debian's packages (needs root if somethin
 
 .PHONY: build
 build: setup ## build the daemons and tools (release)
-	$(CARGO) build --release --workspace --bins
+	$(CARGO) build --release --bins $(addprefix -p ,$(PROGRAMS))
 
 .PHONY: demo
 demo: build ## a VM works through a NIC and an SSD of other hosts; KEEP=1 leaves it running
