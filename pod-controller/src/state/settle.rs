@@ -12,6 +12,8 @@ use crate::api::EventKind;
 impl State {
     /// Makes everything follow from the facts. Doing it twice changes nothing more.
     pub(super) fn settle(&mut self, effects: &mut Vec<Effect>) {
+        // Twice: a lease without a backup may need one to move to, and one that moved may need another.
+        self.choose_standbys();
         self.fail_over(effects);
         self.choose_standbys();
         let mut short = self.make_receive_areas();

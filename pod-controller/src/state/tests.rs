@@ -166,6 +166,20 @@ fn lease_moves_once_a_backup_appears() {
 }
 
 #[test]
+fn lease_that_never_had_a_backup_moves_to_a_new_one() {
+    let mut state = State::new(options(256));
+    for id in [NET_FRONTEND, NET_BACKEND] {
+        join_as(&mut state, id, 1);
+    }
+    must(&mut state, &instance("vm1", 1, &[]));
+    let device = DeviceId { host: HostId::new(2), name: "nic0".to_owned() };
+    must(&mut state, &Command::Link { device, up: false, reason: "carrier".to_owned() });
+    let effects = join_as(&mut state, BACKUP_BACKEND, 1);
+    assert!(kinds(&effects).contains(&EventKind::Failover));
+    assert_eq!(registration(&state, BACKUP_BACKEND), Some(RegistrationState::Active));
+}
+
+#[test]
 fn silent_backend_is_fenced_and_waited_for_before_its_leases_move() {
     let mut state = pod_with_vm();
     let effects = must(&mut state, &Command::Silent { endpoint: NET_BACKEND });
