@@ -102,7 +102,7 @@ impl FileSsd {
             slot.retries += 1;
             if slot.retries > RETRIES_MAX { Next::End(Outcome::Failed) } else { Next::Step(slot.stage) }
         } else {
-            after(&slot, result)
+            after(&slot, result, u64::from(self.geometry.block_bytes))
         };
         match next {
             Next::Step(stage) => {
@@ -177,7 +177,8 @@ impl Ssd for FileSsd {
     }
 
     fn event(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.engine.event())
+        // What the kernel did not take yet ends without an event: someone must come by and kick again.
+        self.engine.has_submitted().then(|| self.engine.event())
     }
 
     fn failure(&self) -> Option<&str> {
@@ -212,15 +213,15 @@ fn at_most(bytes: u64, most: u32) -> u32 {
     bytes.min(u64::from(most)) as u32
 }
 
-/// What follows a step that ended with `result`.
-fn after(slot: &Slot, result: i32) -> Next {
+/// What follows a step that ended with `result`, on a device with blocks of `block` bytes.
+fn after(slot: &Slot, result: i32, block: u64) -> Next {
     let unsupported = matches!(-result, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV);
     match slot.stage {
         Stage::Move { done } => match u64::try_from(result) {
-            // Zero: the file ends before the device does.
-            Err(_) | Ok(0) => Next::End(Outcome::Failed),
             Ok(moved) if done + moved >= slot.command.length_bytes => Next::End(Outcome::Done),
-            Ok(moved) => Next::Step(Stage::Move { done: done + moved }),
+            // Less than a block: the file ends before the device does.
+            Ok(moved) if moved >= block => Next::Step(Stage::Move { done: done + moved - moved % block }),
+            Err(_) | Ok(_) => Next::End(Outcome::Failed),
         },
         // Discarding is advice: a file system without holes need not follow it.
         Stage::Punch if unsupported && slot.command.operation == Operation::Discard => {
@@ -232,5 +233,79 @@ fn after(slot: &Slot, result: i32) -> Next {
         Stage::Punch | Stage::Zero | Stage::Sync if result < 0 => Next::End(Outcome::Failed),
         Stage::Punch | Stage::Zero if slot.command.force_unit_access => Next::Step(Stage::Sync),
         Stage::Punch | Stage::Zero | Stage::Sync => Next::End(Outcome::Done),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(operation: Operation, stage: Stage, force_unit_access: bool) -> Slot {
+        let command = Command {
+            id: CommandId(0),
+            operation,
+            force_unit_access,
+            may_unmap: false,
+            offset_bytes: 0,
+            length_bytes: 8192,
+            data: ByteOffset::new(0),
+        };
+        Slot { command, stage, retries: 0 }
+    }
+
+    #[track_caller]
+    fn expect(slot: Slot, result: i32, expected: Result<Stage, Outcome>) {
+        let next = match after(&slot, result, 512) {
+            Next::Step(stage) => Ok(stage),
+            Next::End(outcome) => Err(outcome),
+        };
+        assert_eq!(next, expected);
+    }
+
+    #[test]
+    fn a_short_transfer_goes_on_at_a_block() {
+        let read = |done| slot(Operation::Read, Stage::Move { done }, false);
+        expect(read(0), 8192, Err(Outcome::Done));
+        expect(read(0), 4096, Ok(Stage::Move { done: 4096 }));
+        expect(read(4096), 1000, Ok(Stage::Move { done: 4608 }));
+        expect(read(4096), 4096, Err(Outcome::Done));
+        for nothing in [0, 511, -libc::EIO, -libc::ENOSPC] {
+            expect(read(4096), nothing, Err(Outcome::Failed));
+        }
+    }
+
+    #[test]
+    fn what_a_file_system_cannot_do_is_done_otherwise() {
+        let discard = slot(Operation::Discard, Stage::Punch, false);
+        expect(discard, -libc::EOPNOTSUPP, Err(Outcome::Done));
+        expect(discard, -libc::EIO, Err(Outcome::Failed));
+        for stage in [Stage::Punch, Stage::Zero] {
+            let zeroes = slot(Operation::WriteZeroes, stage, true);
+            expect(zeroes, -libc::EOPNOTSUPP, Ok(Stage::Move { done: 0 }));
+            expect(zeroes, 0, Ok(Stage::Sync));
+            expect(zeroes, -libc::ENOSPC, Err(Outcome::Failed));
+        }
+        assert!(matches!(
+            step(&slot(Operation::WriteZeroes, Stage::Move { done: 4096 }, true)),
+            Step::WriteZeros { at: 4096, bytes: 4096, force_unit_access: true }
+        ));
+    }
+
+    #[test]
+    fn a_device_that_could_not_flush_is_given_up() {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let options = cxl_pool::CreateOptions { size_bytes: Some(32 << 20), ..Default::default() };
+        let pool = Pool::create(&directory.path().join("pool"), &options).unwrap();
+        let mut ssd = FileSsd::open("ssd0", &directory.path().join("ssd"), Some(1 << 20), &pool).unwrap();
+        let flush = slot(Operation::Flush, Stage::Sync, false);
+        ssd.slots = vec![Some(flush)];
+        ssd.in_flight = 1;
+        let failed = Finished { id: CommandId(0), outcome: Outcome::Failed };
+        assert_eq!(ssd.ended(0, -libc::EIO), Some(failed));
+        assert!(ssd.failure().is_some_and(|reason| reason.contains("flush")));
+        let mut finished = Vec::new();
+        ssd.submit(flush.command).unwrap();
+        ssd.reap(&mut finished);
+        assert_eq!(finished, [failed]);
     }
 }

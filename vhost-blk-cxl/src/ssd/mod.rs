@@ -93,11 +93,9 @@ pub trait Ssd: Send {
     /// Collects what ended.
     fn reap(&mut self, into: &mut Vec<Finished>);
 
-    /// Readable when [`Ssd::reap`] would find something. Drained by [`Ssd::drain`].
+    /// Readable when [`Ssd::reap`] would find something. None while nothing would tell: the device must be kicked and
+    /// looked at again as long as commands are in flight. It is always the same descriptor.
     fn event(&self) -> Option<BorrowedFd<'_>>;
-
-    /// Takes the event off its descriptor.
-    fn drain(&mut self) {}
 
     /// Why the device cannot be used any more. From then on everything fails.
     fn failure(&self) -> Option<&str>;

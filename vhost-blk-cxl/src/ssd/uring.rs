@@ -96,6 +96,11 @@ impl Engine {
         Some((id, entry.result()))
     }
 
+    /// Whether the kernel has everything that was queued.
+    pub(super) fn has_submitted(&self) -> bool {
+        !self.queued
+    }
+
     /// Readable when a step has ended.
     pub(super) fn event(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor belongs to `ring` and stays open as long as `self` is borrowed.
