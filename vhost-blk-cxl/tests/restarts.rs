@@ -8,6 +8,7 @@ use common::ram::{Control, RamSsd};
 use common::*;
 use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
 use cxl_pool::{HostId, LineOffset};
+use pod_protocol::endpoint::Handler;
 
 fn pod(seed: u64) -> (Pod<SimulatedMemory>, Arc<Control>) {
     let pool = SimulatedPool::new(seed, 32 << 20);
@@ -71,6 +72,33 @@ fn a_new_generation_waits_for_the_old_ones_commands() {
     releaser.join().unwrap();
     collect(&mut driver, &control, 4);
     assert_eq!(control.log().iter().filter(|command| command.operation.writes()).count(), 8);
+}
+
+#[test]
+fn a_device_that_hangs_keeps_nobody_waiting() {
+    let (mut pod, control) = pod(26);
+    let mut driver = Driver::connected(&pod);
+    offer_writes(&mut driver, &control, 4);
+    pod.generation += 1;
+    let mut answers = Vec::new();
+    for _ in 0..2 {
+        answers.push(pod.apply_channel());
+        // What does not depend on the requests is done at once.
+        pod.apply_volume();
+    }
+    assert!(answers.iter().all(Result::is_err), "{answers:?}");
+    control.hold(false);
+    pod.apply_channel().unwrap();
+    collect(&mut driver, &control, 4);
+}
+
+#[test]
+fn telemetry_says_whether_a_device_works() {
+    let (mut pod, control) = pod(27);
+    let mut up = || pod.backend.as_mut().unwrap().telemetry().devices[0].up;
+    assert!(up());
+    control.break_down();
+    eventually(|| !up());
 }
 
 #[test]

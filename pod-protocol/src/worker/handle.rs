@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 /// The worker has ended: it was stopped or fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -150,6 +151,22 @@ impl<M> WorkerHandle<M> {
         let (sender, receiver) = sync_channel(1);
         self.send(make_message(Reply(sender)))?;
         receiver.recv().map_err(|_| WorkerGone)
+    }
+
+    /// Like [`WorkerHandle::call`], for answers that may take long: after `patience` there is none, and what the worker
+    /// says later is not heard.
+    pub fn call_within<R>(
+        &self,
+        patience: Duration,
+        make_message: impl FnOnce(Reply<R>) -> M,
+    ) -> Result<Option<R>, WorkerGone> {
+        let (sender, receiver) = sync_channel(1);
+        self.send(make_message(Reply(sender)))?;
+        match receiver.recv_timeout(patience) {
+            Ok(answer) => Ok(Some(answer)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(WorkerGone),
+        }
     }
 
     /// Ends the worker, after the messages sent before, and waits until its task is gone.

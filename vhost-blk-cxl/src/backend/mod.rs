@@ -6,26 +6,40 @@ mod task;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use cxl_channel::doorbell::DoorbellListener;
 use cxl_pool::{Area, Memory};
+use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::objects::{Engine, Object, ObjectId, VolumeObject};
 use pod_protocol::reports::DeviceReport;
 use pod_protocol::run_directory::RunDirectory;
-use pod_protocol::telemetry::Telemetry;
-use pod_protocol::worker::{SpawnError, Worker, WorkerConfig, WorkerHandle};
+use pod_protocol::telemetry::{DeviceTelemetry, Telemetry};
+use pod_protocol::worker::{Reply, SpawnError, Worker, WorkerConfig, WorkerHandle};
 
 use self::task::{BackendTask, Device, Message};
 use crate::counters::{Counter, Counters};
 use crate::ssd::{Geometry, Ssd};
+
+/// How long the controller waits for requests to end before it has to ask again.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A device as the control thread knows it.
 struct KnownDevice {
     name: String,
     geometry: Geometry,
     counters: Arc<Counters>,
+    /// Set by the worker.
+    failed: Arc<AtomicBool>,
+}
+
+impl KnownDevice {
+    fn telemetry(&self) -> DeviceTelemetry {
+        self.counters.device(&self.name, !self.failed.load(Ordering::Relaxed))
+    }
 }
 
 struct KnownVolume {
@@ -66,16 +80,18 @@ impl Backend {
         let mut known = Vec::with_capacity(ssds.len());
         let mut devices = Vec::with_capacity(ssds.len());
         for (name, ssd) in ssds {
-            let counters = Arc::new(Counters::default());
+            let device = Device { name, ssd, counters: Arc::default(), failed: Arc::default() };
             known.push(KnownDevice {
-                name: name.clone(),
-                geometry: ssd.geometry(),
-                counters: Arc::clone(&counters),
+                name: device.name.clone(),
+                geometry: device.ssd.geometry(),
+                counters: Arc::clone(&device.counters),
+                failed: Arc::clone(&device.failed),
             });
-            devices.push(Device { name, ssd, counters, failed: false });
+            devices.push(device);
         }
         let malformed = Arc::new(Counter::default());
-        let task = BackendTask::new(memory, run, devices, reporter, Arc::clone(&malformed));
+        let rings = config.wakeup == Wakeup::Socket;
+        let task = BackendTask::new(memory, run, rings, devices, reporter, Arc::clone(&malformed));
         let worker = Worker::spawn("blk-backend", config, doorbell, task)?;
         // A worker that ends at once says so with the next message.
         let _ = worker.send(Message::Start);
@@ -84,6 +100,16 @@ impl Backend {
 
     fn send(&self, message: Message) -> Result<(), String> {
         self.worker.send(message).map_err(|gone| gone.to_string())
+    }
+
+    /// Asks the worker for something that it answers when requests have ended. A device that hangs must not keep the
+    /// controller from hearing about everything else, so it is told to ask again.
+    fn drained<R>(&self, make_message: impl FnOnce(Reply<R>) -> Message) -> Result<R, String> {
+        match self.worker.call_within(DRAIN_PATIENCE, make_message) {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => Err("earlier requests are still being carried out".to_owned()),
+            Err(gone) => Err(gone.to_string()),
+        }
     }
 
     fn volume(&mut self, object: VolumeObject) -> Result<(), String> {
@@ -110,10 +136,9 @@ impl Backend {
 impl Handler for Backend {
     fn apply(&mut self, object: Object) -> Result<(), String> {
         match object {
-            Object::Channel(channel) if channel.engine == Engine::Blk => self
-                .worker
-                .call(|opened| Message::Channel(channel, opened))
-                .map_err(|gone| gone.to_string())?,
+            Object::Channel(channel) if channel.engine == Engine::Blk => {
+                self.drained(|opened| Message::Channel(channel, opened))?
+            }
             Object::Channel(channel) => Err(format!("{} is not for block requests", channel.id)),
             Object::Volume(volume) => self.volume(volume),
             other => Err(format!("a block backend cannot have a {}", other.id())),
@@ -125,7 +150,7 @@ impl Handler for Backend {
             ObjectId::Channel(channel) => self.send(Message::RemoveChannel(channel)),
             ObjectId::Volume(lease) => {
                 self.volumes.remove(&lease);
-                self.worker.call(|reply| Message::RemoveVolume(lease, reply)).map_err(|gone| gone.to_string())
+                self.drained(|reply| Message::RemoveVolume(lease, reply))
             }
             _ => Ok(()),
         }
@@ -133,11 +158,11 @@ impl Handler for Backend {
 
     fn scrub(&mut self, _region: RegionId, area: Area) -> Result<(), String> {
         // A dead predecessor's requests have ended: they held the locks of the devices that we hold now.
-        self.worker.call(|reply| Message::Scrub(area, reply)).map_err(|gone| gone.to_string())?
+        self.drained(|reply| Message::Scrub(area, reply))?
     }
 
     fn telemetry(&mut self) -> Telemetry {
-        let devices = self.devices.iter().map(|device| device.counters.device(&device.name, true));
+        let devices = self.devices.iter().map(KnownDevice::telemetry);
         Telemetry {
             devices: devices.collect(),
             leases: self.volumes.iter().map(|(&lease, known)| known.counters.lease(lease)).collect(),

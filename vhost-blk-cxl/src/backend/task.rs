@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cxl_pool::{Area, Memory};
 use pod_protocol::data_channel::DataChannel;
@@ -45,7 +46,8 @@ pub(crate) struct Device {
     pub(crate) name: String,
     pub(crate) ssd: Box<dyn Ssd>,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) failed: bool,
+    /// What the controller is told of it.
+    pub(crate) failed: Arc<AtomicBool>,
 }
 
 struct Volume {
@@ -77,6 +79,8 @@ struct Channel<M: Memory> {
 pub(crate) struct BackendTask<M: Memory> {
     memory: M,
     run: RunDirectory,
+    /// Whether peers that sleep are to be woken.
+    rings_doorbells: bool,
     devices: Vec<Device>,
     channels: BTreeMap<ChannelId, Channel<M>>,
     volumes: BTreeMap<LeaseId, Volume>,
@@ -93,6 +97,7 @@ impl<M: Memory> BackendTask<M> {
     pub(crate) fn new(
         memory: M,
         run: RunDirectory,
+        rings_doorbells: bool,
         devices: Vec<Device>,
         reporter: Option<Reporter>,
         malformed: Arc<Counter>,
@@ -100,6 +105,7 @@ impl<M: Memory> BackendTask<M> {
         Self {
             memory,
             run,
+            rings_doorbells,
             devices,
             channels: BTreeMap::new(),
             volumes: BTreeMap::new(),
@@ -113,8 +119,13 @@ impl<M: Memory> BackendTask<M> {
     }
 
     fn channel(&mut self, object: ChannelObject, opened: Reply<Result<(), String>>) {
-        if self.channels.get(&object.id).is_some_and(|old| old.object == object) {
-            opened.send(Ok(()));
+        if let Some(known) = self.channels.get_mut(&object.id).filter(|known| known.object == object) {
+            if known.data.is_some() {
+                opened.send(Ok(()));
+            } else {
+                // Asked again while it drains.
+                known.opened = Some(opened);
+            }
             return;
         }
         let draining = self.commands.count(|command| command.channel == object.id);
@@ -167,7 +178,8 @@ impl<M: Memory> BackendTask<M> {
             // What the old generation's reads left in our cache is out before the frontend may use its buffers again.
             self.memory.full_fence();
             match DataChannel::open(&self.memory, &channel.object, &self.run) {
-                Ok(data) => {
+                Ok(mut data) => {
+                    data.sender.set_wakeups(self.rings_doorbells);
                     channel.data = Some(data);
                     opened.send(Ok(()));
                 }
@@ -281,10 +293,9 @@ impl<M: Memory> BackendTask<M> {
         let mut finished = std::mem::take(&mut self.finished);
         for device in &mut self.devices {
             device.ssd.reap(&mut finished);
-            if !device.failed
-                && let Some(reason) = device.ssd.failure()
+            if let Some(reason) = device.ssd.failure()
+                && !device.failed.swap(true, Ordering::Relaxed)
             {
-                device.failed = true;
                 error!(ssd = device.name, reason, "the device failed");
                 if let Some(reporter) = &self.reporter {
                     reporter.report(Report::DeviceFailed {

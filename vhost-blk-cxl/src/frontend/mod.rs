@@ -17,6 +17,7 @@ use std::sync::atomic::AtomicBool;
 
 use cxl_channel::doorbell::DoorbellListener;
 use cxl_pool::{Area, Memory};
+use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, ObjectId};
@@ -58,7 +59,8 @@ impl Frontend {
         reporter: Option<Reporter>,
     ) -> Result<Self, SpawnError> {
         let malformed = Arc::new(Counter::default());
-        let task = FrontendTask::new(memory, run.clone(), Arc::clone(&malformed));
+        let rings = config.wakeup == Wakeup::Socket;
+        let task = FrontendTask::new(memory, run.clone(), rings, Arc::clone(&malformed));
         let worker = Worker::spawn("blk-frontend", config, doorbell, task)?;
         Ok(Self { disks: BTreeMap::new(), worker, run, reporter, malformed })
     }

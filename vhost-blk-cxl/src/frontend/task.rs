@@ -61,6 +61,8 @@ struct Channel<M: Memory> {
 pub(crate) struct FrontendTask<M: Memory> {
     memory: M,
     run: RunDirectory,
+    /// Whether peers that sleep are to be woken.
+    rings_doorbells: bool,
     channels: BTreeMap<ChannelId, Channel<M>>,
     disks: BTreeMap<LeaseId, Disk<M>>,
     completions: Vec<Completion>,
@@ -69,10 +71,11 @@ pub(crate) struct FrontendTask<M: Memory> {
 }
 
 impl<M: Memory> FrontendTask<M> {
-    pub(crate) fn new(memory: M, run: RunDirectory, malformed: Arc<Counter>) -> Self {
+    pub(crate) fn new(memory: M, run: RunDirectory, rings_doorbells: bool, malformed: Arc<Counter>) -> Self {
         Self {
             memory,
             run,
+            rings_doorbells,
             channels: BTreeMap::new(),
             disks: BTreeMap::new(),
             completions: Vec::with_capacity(RECEIVE_BUDGET),
@@ -84,7 +87,9 @@ impl<M: Memory> FrontendTask<M> {
         if self.channels.get(&object.id).is_some_and(|old| old.data.generation == object.generation) {
             return Ok(());
         }
-        let data = DataChannel::open(&self.memory, object, &self.run).map_err(|error| error.to_string())?;
+        let mut data =
+            DataChannel::open(&self.memory, object, &self.run).map_err(|error| error.to_string())?;
+        data.sender.set_wakeups(self.rings_doorbells);
         info!(channel = %object.id, peer = %object.peer, generation = object.generation.get(), "channel begins");
         for disk in self.disks.values_mut().filter(|disk| disk.object().route.channel == object.id) {
             disk.channel_restarts();

@@ -150,6 +150,11 @@ impl<M: Memory> Pod<M> {
     /// Hands out the channel in a new generation, at a new place, to whoever is there.
     pub fn new_channel(&mut self) {
         self.generation += 1;
+        self.apply_channel().unwrap();
+    }
+
+    /// Says (again) which channel there is.
+    pub fn apply_channel(&mut self) -> Result<(), String> {
         let lines = RingPlacement::lines(SLOTS, 8).get();
         let start = self.data.start.get() - 16384 + u64::from(self.generation - 1) * 2 * lines;
         assert!(start + 2 * lines <= self.data.start.get(), "the test asks for too many generations");
@@ -169,11 +174,12 @@ impl<M: Memory> Pod<M> {
             })
         };
         if let Some(backend) = &mut self.backend {
-            backend.apply(object(endpoint(1, Role::BlkFrontend), to_frontend, to_backend)).unwrap();
+            backend.apply(object(endpoint(1, Role::BlkFrontend), to_frontend, to_backend))?;
         }
         if let Some(frontend) = &mut self.frontend {
-            frontend.apply(object(endpoint(2, Role::BlkBackend), to_backend, to_frontend)).unwrap();
+            frontend.apply(object(endpoint(2, Role::BlkBackend), to_backend, to_frontend))?;
         }
+        Ok(())
     }
 
     /// Hands out the lease in a new generation, as after a restart of the frontend.

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cxl_pool::Memory;
@@ -15,6 +16,7 @@ use super::{VOLUME_BYTES, VOLUME_START};
 pub struct Control {
     state: Mutex<State>,
     event: OwnedFd,
+    broken: AtomicBool,
 }
 
 struct State {
@@ -42,7 +44,7 @@ impl Control {
             in_order: true,
         };
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-        Arc::new(Self { state: Mutex::new(state), event })
+        Arc::new(Self { state: Mutex::new(state), event, broken: AtomicBool::new(false) })
     }
 
     pub fn hold(&self, held: bool) {
@@ -52,6 +54,12 @@ impl Control {
 
     pub fn fail(&self, fail: bool) {
         self.state.lock().unwrap().fail = fail;
+    }
+
+    /// From now on it says that it cannot be used any more.
+    pub fn break_down(&self) {
+        self.broken.store(true, Ordering::Relaxed);
+        self.ring();
     }
 
     pub fn set_depth(&self, depth: usize) {
@@ -141,6 +149,6 @@ impl<M: Memory> Ssd for RamSsd<M> {
     }
 
     fn failure(&self) -> Option<&str> {
-        None
+        self.control.broken.load(Ordering::Relaxed).then_some("it broke down")
     }
 }
