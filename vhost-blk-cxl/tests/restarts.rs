@@ -79,7 +79,7 @@ fn a_device_that_hangs_keeps_nobody_waiting() {
     let (mut pod, control) = pod(26);
     let mut driver = Driver::connected(&pod);
     offer_writes(&mut driver, &control, 4);
-    pod.generation += 1;
+    pod.next_channel();
     let mut answers = Vec::new();
     for _ in 0..2 {
         answers.push(pod.apply_channel());
@@ -160,4 +160,19 @@ fn a_ring_that_is_stopped_is_drained() {
     releaser.join().unwrap();
     driver.guest.start_rings();
     collect(&mut driver, &control, 6);
+}
+
+#[test]
+fn requests_that_come_before_their_volume_wait_for_it() {
+    let (mut pod, control) = pod(28);
+    let mut driver = Driver::connected(&pod);
+    offer_writes(&mut driver, &control, 6);
+    pod.backend = None;
+    let second = Control::new();
+    pod.start_backend(Box::new(RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&second) }));
+    // The frontend sends at once.
+    pod.new_channel();
+    std::thread::sleep(QUIET);
+    pod.apply_volume();
+    collect(&mut driver, &second, 6);
 }

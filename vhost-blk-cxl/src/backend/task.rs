@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cxl_pool::{Area, Memory};
 use pod_protocol::data_channel::DataChannel;
 use pod_protocol::endpoint::Reporter;
-use pod_protocol::ids::{ChannelId, LeaseId};
+use pod_protocol::ids::{ChannelId, LeaseGeneration, LeaseId};
 use pod_protocol::objects::{ChannelObject, VolumeObject};
 use pod_protocol::reports::Report;
 use pod_protocol::run_directory::RunDirectory;
@@ -71,6 +71,9 @@ struct Channel<M: Memory> {
     draining: usize,
     /// Taken from the channel, but the device had no room, or the volume is being drained.
     held: VecDeque<Request>,
+    /// Came before their volume: a backend that restarts gets its channels first, and a frontend that waited for it
+    /// sends everything at once.
+    early: Vec<Request>,
     /// Answers of this turn, and such that the frontend has left no room for.
     outbox: VecDeque<Words>,
 }
@@ -137,6 +140,7 @@ impl<M: Memory> BackendTask<M> {
             ready: false,
             draining,
             held: VecDeque::with_capacity(RECEIVE_BUDGET),
+            early: Vec::new(),
             outbox: VecDeque::new(),
         };
         // What the old one held was never begun, and its frontend sends it again.
@@ -149,7 +153,26 @@ impl<M: Memory> BackendTask<M> {
             Some(old) if old.object.generation == object.generation && old.device == device => old.draining,
             _ => self.commands.of_lease(lease),
         };
+        let area = object.data_area;
         self.volumes.insert(lease, Volume { object, device, counters, draining });
+        for channel in self.channels.values_mut() {
+            for request in channel.early.extract_if(.., |request| request.holder.lease == lease) {
+                if reads_buffer_in(&request, &area) {
+                    self.memory.invalidate(request.data_start(), request.length_bytes);
+                }
+                channel.held.push_back(request);
+            }
+        }
+        self.memory.full_fence();
+    }
+
+    fn remove_volume(&mut self, lease: LeaseId) {
+        self.volumes.remove(&lease);
+        for channel in self.channels.values_mut() {
+            for request in channel.early.extract_if(.., |request| request.holder.lease == lease) {
+                channel.outbox.push_back(request.completion(Status::Refused, 0).encode());
+            }
+        }
     }
 
     /// Answers those who wait for the end of something.
@@ -207,13 +230,8 @@ impl<M: Memory> BackendTask<M> {
         {
             match Request::decode(&words) {
                 Ok(request) => {
-                    if request.operation == Operation::Write
-                        && let Some(volume) = self.volumes.get(&request.holder.lease)
-                        && volume
-                            .object
-                            .data_area
-                            .contains(request.data_start(), request.data_lines().bytes())
-                    {
+                    let volume = self.volumes.get(&request.holder.lease);
+                    if volume.is_some_and(|volume| reads_buffer_in(&request, &volume.object.data_area)) {
                         self.memory.invalidate(request.data_start(), request.length_bytes);
                         to_read = true;
                     }
@@ -244,6 +262,13 @@ impl<M: Memory> BackendTask<M> {
     fn begin(&mut self, id: ChannelId, request: &Request) -> bool {
         let Some(channel) = self.channels.get_mut(&id) else { return true };
         let volume = self.volumes.get(&request.holder.lease).filter(|volume| volume.object.channel == id);
+        let serves = volume.map(|volume| volume.object.generation);
+        if serves.is_none_or(|serves| is_newer(request.holder.generation, serves))
+            && channel.early.len() < channel.object.outgoing.slots as usize
+        {
+            channel.early.push(*request);
+            return true;
+        }
         let Some(volume) = volume else {
             self.malformed.add(1);
             channel.outbox.push_back(request.completion(Status::Refused, 0).encode());
@@ -394,7 +419,7 @@ impl<M: Memory> Task for BackendTask<M> {
                 done.send(());
             }
             Message::RemoveVolume(lease, reply) => {
-                self.volumes.remove(&lease);
+                self.remove_volume(lease);
                 self.removals.push((lease, reply));
                 self.confirm();
             }
@@ -453,4 +478,15 @@ impl<M: Memory> Task for BackendTask<M> {
             }
         }
     }
+}
+
+/// Whether a request makes the device read its buffer, and the buffer is where it may be.
+fn reads_buffer_in(request: &Request, area: &Area) -> bool {
+    request.operation == Operation::Write && area.contains(request.data_start(), request.data_lines().bytes())
+}
+
+/// Whether a lease's generation follows another. They wrap around, but never lie far apart.
+fn is_newer(generation: LeaseGeneration, than: LeaseGeneration) -> bool {
+    let ahead = generation.get().wrapping_sub(than.get());
+    (1..=i16::MAX.unsigned_abs()).contains(&ahead)
 }

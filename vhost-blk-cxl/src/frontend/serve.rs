@@ -180,13 +180,14 @@ impl<M: Memory> Disk<M> {
         };
         allowance.outbox.push(request.encode());
         allowance.messages -= 1;
+        self.slots.get_mut(index).sent_as = request.holder.generation;
         self.slots.set_state(index, State::Sent);
     }
 
     /// Takes the buffer of a read back from the backend, before [`Disk::complete`] and with a fence in between. True if
     /// there is one.
     pub(crate) fn take_back(&self, completion: &Completion) -> bool {
-        let Some(index) = self.slots.find(completion.tag) else { return false };
+        let Some(index) = self.slots.find(completion.tag, completion.holder.generation) else { return false };
         let slot = self.slots.get(index);
         let Some(buffer) = slot.buffer.filter(|_| slot.operation == Operation::Read) else { return false };
         self.memory.invalidate(buffer.start(), slot.length_bytes);
@@ -195,7 +196,7 @@ impl<M: Memory> Disk<M> {
 
     /// An answer arrived.
     pub(crate) fn complete(&mut self, completion: &Completion) {
-        let Some(index) = self.slots.find(completion.tag) else {
+        let Some(index) = self.slots.find(completion.tag, completion.holder.generation) else {
             self.counters.stale.add(1);
             return;
         };

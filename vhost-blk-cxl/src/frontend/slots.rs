@@ -1,5 +1,6 @@
 //! Requests between guest and backend.
 
+use pod_protocol::ids::LeaseGeneration;
 use vhost_frontend::{Buffer, Chain};
 
 use crate::message::{Operation, Tag};
@@ -30,6 +31,8 @@ pub(crate) struct Slot {
     pub(crate) length_bytes: u64,
     pub(crate) may_unmap: bool,
     pub(crate) force_unit_access: bool,
+    /// As whose request it was last sent.
+    pub(crate) sent_as: LeaseGeneration,
     /// Its data in the pool.
     pub(crate) buffer: Option<Buffer>,
     /// Counts requests in the order in which the guest made them.
@@ -59,6 +62,7 @@ impl Slots {
             length_bytes: 0,
             may_unmap: false,
             force_unit_access: false,
+            sent_as: LeaseGeneration::new(0),
             buffer: None,
             sequence: 0,
             uses: 0,
@@ -128,12 +132,13 @@ impl Slots {
         Tag::new(u32::from(self.get(index).uses) << 16 | u32::from(index))
     }
 
-    /// The request that an answer is for, if it is with the backend.
-    pub(crate) fn find(&self, tag: Tag) -> Option<u16> {
+    /// The request that an answer is for, if it is with the backend. One that was sent again, under a newer generation
+    /// of the lease, waits for the newer answer.
+    pub(crate) fn find(&self, tag: Tag, generation: LeaseGeneration) -> Option<u16> {
         let index = u16::try_from(tag.get() & 0xffff).ok()?;
         let slot = self.all.get(usize::from(index))?;
         let with_backend = matches!(slot.state, State::Sent | State::Abandoned);
-        (with_backend && self.tag(index) == tag).then_some(index)
+        (with_backend && self.tag(index) == tag && slot.sent_as == generation).then_some(index)
     }
 
     /// All slots in this state, in the order of their requests.
@@ -157,10 +162,11 @@ mod tests {
         let mut slots = Slots::new(2);
         let index = slots.candidate().unwrap();
         slots.take();
-        let tag = slots.tag(index);
-        assert_eq!(slots.find(tag), None, "it was not sent yet");
+        let (tag, generation) = (slots.tag(index), LeaseGeneration::new(0));
+        assert_eq!(slots.find(tag, generation), None, "it was not sent yet");
         slots.set_state(index, State::Sent);
-        assert_eq!(slots.find(tag), Some(index));
+        assert_eq!(slots.find(tag, generation), Some(index));
+        assert_eq!(slots.find(tag, LeaseGeneration::new(1)), None, "the answer is for another generation");
         assert_eq!(slots.with_backend(), 1);
         slots.set_state(index, State::Abandoned);
         assert_eq!((slots.with_backend(), slots.abandoned()), (1, 1));
@@ -168,7 +174,7 @@ mod tests {
         assert_eq!(slots.candidate(), Some(index));
         slots.take();
         slots.set_state(index, State::Sent);
-        assert_eq!(slots.find(tag), None, "the answer is for an earlier use");
-        assert_eq!(slots.find(Tag::new(999)), None);
+        assert_eq!(slots.find(tag, generation), None, "the answer is for an earlier use");
+        assert_eq!(slots.find(Tag::new(999), generation), None);
     }
 }

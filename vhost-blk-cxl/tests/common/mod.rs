@@ -149,19 +149,28 @@ impl<M: Memory> Pod<M> {
 
     /// Hands out the channel in a new generation, at a new place, to whoever is there.
     pub fn new_channel(&mut self) {
-        self.generation += 1;
+        self.next_channel();
         self.apply_channel().unwrap();
+    }
+
+    /// A new generation of the channel, of which nobody knows yet.
+    pub fn next_channel(&mut self) {
+        self.generation += 1;
+        let [to_backend, to_frontend] = self.rings();
+        to_backend.clear(&self.frontend_memory);
+        to_frontend.clear(&self.backend_memory);
+    }
+
+    fn rings(&self) -> [RingPlacement; 2] {
+        let lines = RingPlacement::lines(SLOTS, 8).get();
+        let start = self.data.start.get() - 16384 + u64::from(self.generation - 1) * 2 * lines;
+        assert!(start + 2 * lines <= self.data.start.get(), "the test asks for too many generations");
+        [start, start + lines].map(|start| RingPlacement { start: LineOffset::new(start), slots: SLOTS })
     }
 
     /// Says (again) which channel there is.
     pub fn apply_channel(&mut self) -> Result<(), String> {
-        let lines = RingPlacement::lines(SLOTS, 8).get();
-        let start = self.data.start.get() - 16384 + u64::from(self.generation - 1) * 2 * lines;
-        assert!(start + 2 * lines <= self.data.start.get(), "the test asks for too many generations");
-        let to_backend = RingPlacement { start: LineOffset::new(start), slots: SLOTS };
-        let to_frontend = RingPlacement { start: LineOffset::new(start + lines), slots: SLOTS };
-        to_backend.clear(&self.frontend_memory);
-        to_frontend.clear(&self.backend_memory);
+        let [to_backend, to_frontend] = self.rings();
         let object = |peer, outgoing, incoming| {
             let generation = Generation::new(self.generation);
             Object::Channel(ChannelObject {
