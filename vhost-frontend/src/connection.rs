@@ -20,7 +20,7 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::{FileOffset, MmapRegion};
 
 use crate::inflight::{InflightQueue, region_bytes};
-use crate::memory::{MAX_SLOTS, MemoryTable, RegionSpec};
+use crate::memory::{MAX_SLOTS, MemoryTable, RegionSpec, file_holds};
 use crate::ring::{Ring, RingParts, SharedCall};
 use crate::server::{DeviceSink, DeviceSpec, StopReason};
 
@@ -403,6 +403,9 @@ impl VhostUserBackendReqHandlerMut for Connection {
             return Err(refused(format!(
                 "an in-flight region of {bytes} bytes, {queues} queues of {size} need {needs}"
             )));
+        }
+        if !file_holds(&file, described.mmap_offset, described.mmap_size) {
+            return Err(refused("an in-flight region that reaches beyond the end of its file"));
         }
         let region =
             MmapRegion::from_file(FileOffset::new(file, described.mmap_offset), bytes).map_err(refused)?;

@@ -27,6 +27,8 @@ mod memory;
 pub mod mock;
 mod ring;
 mod server;
+#[cfg(test)]
+mod server_tests;
 mod socket;
 
 pub use area::{Buffer, BufferArea};

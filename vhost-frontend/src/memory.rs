@@ -45,6 +45,14 @@ pub enum MemoryError {
         /// Length.
         bytes: u64,
     },
+    /// The file ends before it does: touching it would kill us.
+    #[error("guest memory of {bytes} bytes at {guest_address:#x} reaches beyond the end of its file")]
+    BeyondFile {
+        /// Guest physical address.
+        guest_address: u64,
+        /// Length.
+        bytes: u64,
+    },
     /// More regions than slots.
     #[error("the VMM shares more than {MAX_SLOTS} memory regions")]
     TooMany,
@@ -90,6 +98,9 @@ impl MemoryTable {
         }
         let RegionSpec { guest_address, bytes, .. } = spec;
         let overlap = || MemoryError::Overlap { guest_address, bytes };
+        if !file_holds(&file, spec.file_offset, bytes) {
+            return Err(MemoryError::BeyondFile { guest_address, bytes });
+        }
         let size = usize::try_from(bytes).map_err(|_| overlap())?;
         let mapping = MmapRegion::from_file(FileOffset::new(file, spec.file_offset), size)
             .map_err(|source| MemoryError::Map { guest_address, bytes, source })?;
@@ -120,6 +131,13 @@ impl MemoryTable {
         self.snapshot = Arc::new(snapshot);
         Ok(())
     }
+}
+
+/// Whether a file is long enough to be mapped so. Devices do not say how long they are; their mmap does.
+pub(crate) fn file_holds(file: &File, offset: u64, bytes: u64) -> bool {
+    file.metadata().is_ok_and(|metadata| {
+        !metadata.is_file() || offset.checked_add(bytes).is_some_and(|end| end <= metadata.len())
+    })
 }
 
 /// Whether `len` bytes from `at` lie in guest memory, regions that touch each other included.

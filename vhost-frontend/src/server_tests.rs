@@ -1,0 +1,456 @@
+//! Whole devices on their sockets, served by a small engine: what a VMM may do while rings run, and what it may not.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use rustix::fs::MemfdFlags;
+use vhost::VhostBackend;
+use vhost::VhostUserMemoryRegionInfo;
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+use crate::mock::{MockGuest, Piece};
+use crate::{Chain, ConfigSpace, DeviceSink, DeviceSpec, GuestMemory, Next, Ring, Server, StopReason};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const QUEUES: u16 = 2;
+const FILL: u8 = 0xab;
+/// Where a test plugs memory in: in the guest, and in the VMM.
+const PLUGGED: u64 = 0x4000_0000;
+const PLUGGED_VMM: u64 = 0x7e00_0000_0000;
+const PLUGGED_BYTES: u64 = 2 << 20;
+
+/// What the engine has, and what it saw.
+#[derive(Default)]
+struct State {
+    rings: Vec<Option<Ring>>,
+    malformed: u32,
+    broken: u32,
+    connected: u32,
+    disconnected: u32,
+}
+
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<State>>);
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+}
+
+/// Fills what a chain lets it write, and gives it back.
+fn serve(state: &mut State, chain: &mut Chain) -> bool {
+    let State { rings, malformed, broken, .. } = state;
+    let mut moved = false;
+    for ring in rings.iter_mut().flatten() {
+        loop {
+            let written = match ring.next_chain(chain) {
+                Ok(Next::Empty) => break,
+                Ok(Next::Malformed(_)) => {
+                    *malformed += 1;
+                    0
+                }
+                Ok(Next::Chain) => {
+                    let mut written = 0;
+                    for segment in chain.writable() {
+                        let fill = vec![FILL; segment.bytes as usize];
+                        if ring.memory().write_slice(&fill, segment.address).is_ok() {
+                            written += segment.bytes;
+                        }
+                    }
+                    written
+                }
+                Err(_) => {
+                    *broken += 1;
+                    break;
+                }
+            };
+            moved = true;
+            if ring.complete(chain.head(), written).is_err() {
+                *broken += 1;
+            }
+        }
+        ring.signal();
+    }
+    moved
+}
+
+struct Sink(Shared);
+
+impl DeviceSink for Sink {
+    fn connected(&mut self) {
+        self.0.lock().connected += 1;
+    }
+
+    fn ring_started(&mut self, ring: Ring) {
+        let index = usize::from(ring.index());
+        assert!(self.0.lock().rings[index].replace(ring).is_none(), "a ring starts once");
+    }
+
+    fn ring_stopped(&mut self, index: u16, _reason: StopReason) -> u16 {
+        let ring = self.0.lock().rings[usize::from(index)].take();
+        ring.expect("a ring that runs is stopped").next_available()
+    }
+
+    fn memory_changed(&mut self, memory: &GuestMemory) {
+        for ring in self.0.lock().rings.iter_mut().flatten() {
+            ring.set_memory(GuestMemory::clone(memory));
+        }
+    }
+
+    fn disconnected(&mut self) {
+        let mut state = self.0.lock();
+        assert!(state.rings.iter().all(Option::is_none), "all rings were stopped");
+        state.disconnected += 1;
+    }
+}
+
+/// A device and its engine.
+struct Device {
+    server: Option<Server>,
+    state: Shared,
+    stop: Arc<AtomicBool>,
+    engine: Option<JoinHandle<()>>,
+    directory: tempfile::TempDir,
+}
+
+impl Device {
+    fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let state = Shared::default();
+        state.lock().rings = (0..QUEUES).map(|_| None).collect();
+        let spec = DeviceSpec {
+            name: "device".to_owned(),
+            virtio_features: 1 << 28 | 1 << 29,
+            config: ConfigSpace::new(vec![1, 2, 3, 4]),
+            queues: QUEUES,
+            queue_size_max: 256,
+            inflight: true,
+        };
+        let server = Server::listen(&directory.path().join("device.sock"), spec, Sink(state.clone()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let engine = std::thread::spawn({
+            let (state, stop) = (state.clone(), Arc::clone(&stop));
+            move || {
+                let mut chain = Chain::default();
+                while !stop.load(Ordering::Relaxed) {
+                    let moved = serve(&mut state.lock(), &mut chain);
+                    if !moved {
+                        std::thread::sleep(Duration::from_micros(200));
+                    }
+                }
+            }
+        });
+        Self { server: Some(server.unwrap()), state, stop, engine: Some(engine), directory }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("device.sock")
+    }
+
+    fn eventually(&self, mut holds: impl FnMut(&State) -> bool) {
+        let began = Instant::now();
+        while !holds(&self.state.lock()) {
+            assert!(began.elapsed() < PATIENCE, "it never came to hold");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.server = None;
+        self.stop.store(true, Ordering::Relaxed);
+        let engine = self.engine.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            assert!(matches!(engine, Some(Ok(()))));
+            assert!(!self.socket().exists());
+        }
+    }
+}
+
+fn connected(socket: &Path) -> MockGuest {
+    let mut guest = MockGuest::new(1 << 20, QUEUES, 64);
+    guest.connect(socket, u64::MAX);
+    guest
+}
+
+/// Lets the device write somewhere; returns how much it says that it wrote.
+fn request(guest: &mut MockGuest, ring: usize, address: u64) -> u32 {
+    let head = guest.offer(ring, &[Piece { address, bytes: 512, writable: true }], None);
+    let used = guest.wait_used(ring, PATIENCE).expect("an answer");
+    assert_eq!(used.head, head);
+    used.written
+}
+
+fn works(guest: &mut MockGuest) {
+    for ring in 0..usize::from(QUEUES) {
+        let address = guest.data_start() + 4096;
+        guest.memory().write_slice(&[0; 512], GuestAddress(address)).unwrap();
+        assert_eq!(request(guest, ring, address), 512);
+        let mut data = [0; 512];
+        guest.memory().read_slice(&mut data, GuestAddress(address)).unwrap();
+        assert_eq!(data, [FILL; 512]);
+    }
+}
+
+fn memory_file(bytes: u64) -> File {
+    let file: File = rustix::fs::memfd_create("plugged", MemfdFlags::CLOEXEC).unwrap().into();
+    file.set_len(bytes).unwrap();
+    file
+}
+
+fn plugged(file: &File) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: PLUGGED,
+        memory_size: PLUGGED_BYTES,
+        userspace_addr: PLUGGED_VMM,
+        mmap_offset: 0,
+        mmap_handle: file.as_raw_fd(),
+    }
+}
+
+#[test]
+fn memory_comes_and_goes_while_rings_run() {
+    use std::os::unix::fs::FileExt;
+    let device = Device::start();
+    let mut guest = connected(&device.socket());
+    works(&mut guest);
+    let file = memory_file(PLUGGED_BYTES);
+    for round in 1..4 {
+        guest.frontend().add_mem_region(&plugged(&file)).unwrap();
+        let at = PLUGGED + round * 512;
+        assert_eq!(request(&mut guest, 0, at), 512);
+        let mut data = [0; 512];
+        file.read_exact_at(&mut data, round * 512).unwrap();
+        assert_eq!(data, [FILL; 512]);
+        works(&mut guest);
+        guest.frontend().remove_mem_region(&plugged(&file)).unwrap();
+        // What is not there any more is not written, and costs the request only.
+        assert_eq!(request(&mut guest, 1, at), 0);
+        assert_eq!(u64::from(device.state.lock().malformed), round);
+        works(&mut guest);
+    }
+}
+
+#[test]
+fn impossible_memory_costs_the_connection_only() {
+    let device = Device::start();
+    let file = memory_file(PLUGGED_BYTES);
+    let good = plugged(&file);
+    let small = memory_file(4096);
+    let cases = [
+        // Overlaps itself.
+        vec![good, good],
+        // Ends beyond its file.
+        vec![VhostUserMemoryRegionInfo { mmap_handle: small.as_raw_fd(), ..good }],
+        vec![VhostUserMemoryRegionInfo { mmap_offset: PLUGGED_BYTES, ..good }],
+        // Ends beyond the address space.
+        vec![VhostUserMemoryRegionInfo { guest_phys_addr: u64::MAX - 4095, ..good }],
+    ];
+    for regions in cases {
+        let mut guest = connected(&device.socket());
+        let results: Vec<bool> =
+            regions.iter().map(|region| guest.frontend().add_mem_region(region).is_ok()).collect();
+        assert_eq!(results.last(), Some(&false));
+        drop(guest);
+        works(&mut connected(&device.socket()));
+    }
+    // Memory that is not there cannot be removed.
+    let mut guest = connected(&device.socket());
+    assert!(guest.frontend().remove_mem_region(&good).is_err());
+}
+
+#[test]
+fn a_ring_whose_memory_goes_is_parked() {
+    let device = Device::start();
+    let mut guest = connected(&device.socket());
+    works(&mut guest);
+    let empty = memory_file(PLUGGED_BYTES);
+    // Everything is replaced by memory in which no ring lies.
+    guest.frontend().set_mem_table(&[plugged(&empty)]).unwrap();
+    guest.offer(0, &[Piece { address: PLUGGED, bytes: 512, writable: true }], None);
+    device.eventually(|state| state.broken > 0);
+    assert_eq!(guest.wait_used(0, Duration::from_millis(50)), None);
+    drop(guest);
+    works(&mut connected(&device.socket()));
+}
+
+#[test]
+fn a_reset_device_starts_anew() {
+    let device = Device::start();
+    let mut guest = connected(&device.socket());
+    for _ in 0..3 {
+        works(&mut guest);
+        guest.frontend().reset_device().unwrap();
+        device.eventually(|state| state.rings.iter().all(Option::is_none));
+        // Nothing runs, so nothing is answered.
+        let address = guest.data_start();
+        guest.offer(0, &[Piece { address, bytes: 512, writable: true }], None);
+        assert_eq!(guest.wait_used(0, Duration::from_millis(20)), None);
+        guest.start_rings();
+        assert!(guest.wait_used(0, PATIENCE).is_some(), "the request was there all the time");
+    }
+    works(&mut guest);
+}
+
+#[test]
+fn a_device_has_one_vmm_at_a_time() {
+    let device = Device::start();
+    let mut guest = connected(&device.socket());
+    works(&mut guest);
+    for _ in 0..3 {
+        let second = Frontend::connect(device.socket(), 1).unwrap();
+        assert!(second.get_features().is_err(), "it was turned away");
+        works(&mut guest);
+    }
+    assert_eq!(device.state.lock().connected, 1);
+    drop(guest);
+    works(&mut connected(&device.socket()));
+}
+
+#[test]
+fn a_vmm_that_went_away_finds_its_rings_again() {
+    let device = Device::start();
+    let mut guest = connected(&device.socket());
+    for round in 1..30 {
+        works(&mut guest);
+        guest.disconnect();
+        let address = guest.data_start();
+        guest.offer(1, &[Piece { address, bytes: 512, writable: true }], None);
+        guest.connect(&device.socket(), u64::MAX);
+        assert_eq!(guest.wait_used(1, PATIENCE).map(|used| used.written), Some(512));
+        assert_eq!(device.state.lock().disconnected, round);
+    }
+    // The device goes while a VMM is connected: nobody hangs.
+    drop(device);
+}
+
+/// What a hostile VMM passes along.
+#[derive(Debug, Clone, Copy)]
+enum Attachment {
+    Memory,
+    SmallFile,
+    Event,
+    Socket,
+}
+
+#[derive(Debug, Clone)]
+struct Message {
+    request: u32,
+    flags: u32,
+    /// What the header says; the body is as long as it is.
+    size: Option<u32>,
+    body: Vec<u64>,
+    attachments: Vec<Attachment>,
+}
+
+fn word() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        4 => 0u64..4,
+        2 => Just(1 << 32 | 1 << 30 | 1 << 29 | 1 << 28),
+        1 => Just(1 << 12 | 1 << 9 | 1 << 15 | 1 << 3 | 1),
+        2 => Just(4096),
+        2 => Just(PLUGGED),
+        2 => Just(PLUGGED_VMM),
+        1 => Just(PLUGGED_BYTES),
+        1 => Just(64 << 32),
+        1 => Just(64 << 32 | 1),
+        1 => Just(u64::MAX),
+        1 => any::<u64>(),
+    ]
+}
+
+fn message() -> impl Strategy<Value = Message> {
+    let attachment = prop::sample::select(vec![
+        Attachment::Memory,
+        Attachment::Memory,
+        Attachment::SmallFile,
+        Attachment::Event,
+        Attachment::Event,
+        Attachment::Socket,
+    ]);
+    (
+        prop_oneof![9 => 1u32..45, 1 => any::<u32>()],
+        prop_oneof![4 => Just(1u32), 4 => Just(9u32), 1 => any::<u32>()],
+        prop_oneof![9 => Just(None), 1 => (0u32..5000).prop_map(Some), 1 => any::<u32>().prop_map(Some)],
+        prop::collection::vec(word(), 0..6),
+        prop::collection::vec(attachment, 0..3),
+    )
+        .prop_map(|(request, flags, size, body, attachments)| Message {
+            request,
+            flags,
+            size,
+            body,
+            attachments,
+        })
+}
+
+/// Messages that a device needs to hear before others make sense.
+fn greeting() -> Vec<Message> {
+    let plain =
+        |request, body: Vec<u64>, attachments| Message { request, flags: 1, size: None, body, attachments };
+    vec![
+        plain(3, vec![], vec![]),
+        plain(16, vec![1 << 12 | 1 << 9 | 1 << 15 | 1 << 3 | 1], vec![]),
+        plain(2, vec![1 << 32 | 1 << 30 | 1 << 29], vec![]),
+        plain(5, vec![1, PLUGGED, PLUGGED_BYTES, PLUGGED_VMM, 0], vec![Attachment::Memory]),
+        plain(8, vec![64 << 32], vec![]),
+        plain(9, vec![0, PLUGGED_VMM, PLUGGED_VMM + 8192, PLUGGED_VMM + 4096, 0], vec![]),
+    ]
+}
+
+fn send(stream: &UnixStream, message: &Message) -> bool {
+    let bytes: Vec<u8> = message.body.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let size = message.size.unwrap_or(u32::try_from(bytes.len()).unwrap());
+    let mut packet: Vec<u8> =
+        [message.request, message.flags, size].into_iter().flat_map(u32::to_ne_bytes).collect();
+    packet.extend(bytes);
+    let event = EventFd::new(EFD_NONBLOCK).unwrap();
+    let (memory, small) = (memory_file(PLUGGED_BYTES), memory_file(100));
+    let attachments: Vec<RawFd> = message
+        .attachments
+        .iter()
+        .map(|attachment| match attachment {
+            Attachment::Memory => memory.as_raw_fd(),
+            Attachment::SmallFile => small.as_raw_fd(),
+            Attachment::Event => event.as_raw_fd(),
+            Attachment::Socket => stream.as_raw_fd(),
+        })
+        .collect();
+    stream.send_with_fds(&[&packet[..]], &attachments).is_ok()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, max_shrink_iters: 50, ..ProptestConfig::default() })]
+
+    /// Whatever a VMM says, the device is there for the next one.
+    #[test]
+    fn any_messages_leave_a_device_that_works(greeted: bool, messages in prop::collection::vec(message(), 1..25)) {
+        let device = Device::start();
+        let stream = UnixStream::connect(device.socket()).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let greeting = if greeted { greeting() } else { Vec::new() };
+        for message in greeting.iter().chain(&messages) {
+            if !send(&stream, message) {
+                break;
+            }
+        }
+        // Half of a message, to end with.
+        let _ = rustix::io::write(&stream, &[1, 0, 0]);
+        let connected = device.state.lock().connected;
+        drop(stream);
+        works(&mut self::connected(&device.socket()));
+        prop_assert!(device.state.lock().connected > connected || connected == 0);
+    }
+}
