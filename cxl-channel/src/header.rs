@@ -11,6 +11,9 @@ use zerocopy::little_endian::{U32, U64};
 /// The top bit of a message's last word.
 pub(crate) const EPOCH_BIT: u64 = 1 << 63;
 
+/// The words of a line.
+pub(crate) const LINE_WORDS: usize = LINE_BYTES / 8;
+
 /// What the sender says about the ring.
 #[repr(C)]
 pub(crate) struct SenderLine {
@@ -63,6 +66,7 @@ pub(crate) const fn low_bits(word: u64) -> u32 {
 
 /// How a receiver's sleep is written down.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(test, derive(Hash))]
 pub(crate) struct Sleep {
     pub(crate) asleep: bool,
     /// How many times it was announced, modulo 2^31.

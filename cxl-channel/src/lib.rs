@@ -32,6 +32,8 @@
 pub mod doorbell;
 mod exchange;
 mod header;
+#[cfg(test)]
+mod model;
 mod placement;
 mod policy;
 mod receiver;

@@ -2,11 +2,12 @@
 
 use cxl_pool::{ByteOffset, Generation, LINE_BYTES, Memory};
 
-use crate::header::{self, EPOCH_BIT, Sleep};
+use crate::header::{self, EPOCH_BIT, LINE_WORDS, Sleep};
 use crate::policy::PREFETCH_LINES;
 use crate::{ReceivePolicy, RingPlacement};
 
 /// The receiving side of a channel of messages of `WORDS` words: 2 (16 B) or 8 (64 B).
+#[cfg_attr(test, derive(Clone, Hash))]
 pub struct Receiver<M: Memory, const WORDS: usize> {
     memory: M,
     placement: RingPlacement,
@@ -27,6 +28,7 @@ pub struct Receiver<M: Memory, const WORDS: usize> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(test, derive(Hash))]
 enum State {
     /// The sender has not begun the generation, as far as is known.
     Waiting,
@@ -105,7 +107,6 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             // What this host has cached of the ring may be of an older generation. From here on, it is what
             // the sender emptied, or newer.
             self.memory.invalidate(self.first_slot, self.slots * Self::SLOT_BYTES);
-            self.memory.full_fence();
             self.announce(Sleep::default());
             self.acknowledge();
             self.memory.full_fence();
@@ -127,7 +128,8 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             self.memory.full_fence();
         }
         // The word with the epoch was written last, so it is read first.
-        let last = self.memory.load(at.saturating_add(WORDS as u64 * 8 - 8));
+        let mut message = self.memory.load_words::<WORDS>(at);
+        let last = message[WORDS - 1];
         // One bit is enough to tell a new message from an old one. When the receiver was here a lap ago it consumed that
         // lap's message, so its copy was that recent; a copy is replaced by a newer one only. And the sender is at
         // most one lap ahead. So what the slot seems to hold is of this lap or of the one before it.
@@ -141,10 +143,6 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             self.state = State::Closed;
             return None;
         }
-        let mut message = [0; WORDS];
-        for (word, value) in message[..WORDS - 1].iter_mut().enumerate() {
-            *value = self.memory.load(at.saturating_add(word as u64 * 8));
-        }
         message[WORDS - 1] = last & !EPOCH_BIT;
         self.received += 1;
         self.consumed(at);
@@ -154,13 +152,48 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
     /// Receives as many messages as there are and fit, and says how many.
     #[inline]
     pub fn receive_batch(&mut self, into: &mut [[u64; WORDS]]) -> usize {
-        for (count, place) in into.iter_mut().enumerate() {
-            match self.receive() {
-                Some(message) => *place = message,
-                None => return count,
+        let per_line = LINE_WORDS / WORDS;
+        let mut count = 0;
+        while count < into.len() {
+            let at_line = self.received.is_multiple_of(Self::SLOTS_PER_LINE);
+            if at_line
+                && into.len() - count >= per_line
+                && self.receive_line(&mut into[count..count + per_line])
+            {
+                count += per_line;
+                continue;
             }
+            match self.receive() {
+                Some(message) => into[count] = message,
+                None => break,
+            }
+            count += 1;
         }
-        into.len()
+        count
+    }
+
+    /// Receives the messages of the next line, if it is full of new ones. If not, nothing changes, and
+    /// [`receive`](Self::receive) finds out what is the matter.
+    #[inline]
+    fn receive_line(&mut self, into: &mut [[u64; WORDS]]) -> bool {
+        if self.state != State::Open || !M::COHERENT && self.policy.invalidates_before() {
+            return false;
+        }
+        let at = self.line(self.received / Self::SLOTS_PER_LINE);
+        let epoch = header::epoch(self.received >> self.slots.trailing_zeros());
+        let line = self.memory.load_words::<LINE_WORDS>(at);
+        let mut complete = true;
+        for (words, message) in line.as_chunks::<WORDS>().0.iter().zip(into) {
+            let last = words[WORDS - 1];
+            complete &= last & EPOCH_BIT == epoch && last != 0;
+            *message = *words;
+            message[WORDS - 1] = last & !EPOCH_BIT;
+        }
+        if complete {
+            self.received += Self::SLOTS_PER_LINE;
+            self.consumed(at);
+        }
+        complete
     }
 
     /// Announces sleep and looks once more: true if there is still nothing, so that the sender will ring for the
@@ -174,10 +207,13 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
         }
         let announcement = self.sleep.announcement.wrapping_add(1) & (u32::MAX >> 1);
         self.announce(Sleep { asleep: true, announcement });
+        // First the announcement must have arrived, and only then comes the look: see `Sender::publish`.
+        if !M::COHERENT {
+            self.memory.full_fence();
+        }
         let slot = self.received & (self.slots - 1);
         let at = self.first_slot.saturating_add(slot * Self::SLOT_BYTES);
         self.memory.invalidate(at, Self::SLOT_BYTES);
-        // Between the announcement and the look: see `Sender::publish`.
         self.memory.full_fence();
         let last = self.memory.load(at.saturating_add(WORDS as u64 * 8 - 8));
         let empty = last & EPOCH_BIT != header::epoch(self.received >> self.slots.trailing_zeros());
@@ -193,6 +229,18 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             // It need not be visible soon: until then, the sender rings once in vain at most.
             self.announce(Sleep { asleep: false, ..self.sleep });
         }
+    }
+
+    /// Whether the sender was seen to have begun another generation.
+    #[cfg(test)]
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state == State::Closed
+    }
+
+    /// Whether the sender was not yet seen to have begun the generation.
+    #[cfg(test)]
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.state == State::Waiting
     }
 
     fn begun(&self) -> bool {

@@ -4,7 +4,7 @@ use cxl_pool::{ByteOffset, Generation, LINE_BYTES, Memory};
 use thiserror::Error;
 
 use crate::RingPlacement;
-use crate::header::{self, EPOCH_BIT, Sleep};
+use crate::header::{self, EPOCH_BIT, LINE_WORDS, Sleep};
 
 /// The ring has no room, or the receiver has not accepted the generation yet. Try again later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -21,7 +21,15 @@ pub enum Wake {
     NotNeeded,
 }
 
+/// The message with the epoch in its top bit.
+#[inline]
+fn with_epoch<const WORDS: usize>(mut message: [u64; WORDS], epoch: u64) -> [u64; WORDS] {
+    message[WORDS - 1] = message[WORDS - 1] & !EPOCH_BIT | epoch;
+    message
+}
+
 /// The sending side of a channel of messages of `WORDS` words: 2 (16 B) or 8 (64 B).
+#[cfg_attr(test, derive(Clone, Hash))]
 pub struct Sender<M: Memory, const WORDS: usize> {
     memory: M,
     placement: RingPlacement,
@@ -34,6 +42,8 @@ pub struct Sender<M: Memory, const WORDS: usize> {
     consumed: u64,
     ready: bool,
     wakeups: bool,
+    /// The next message goes into a line that was written back when it was not full.
+    reopens: bool,
     /// The announcement of sleep that was last answered with a wake-up.
     answered: u32,
 }
@@ -54,23 +64,21 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
     pub fn begin(memory: M, placement: RingPlacement, generation: Generation) -> Self {
         placement.expect_valid(WORDS, &memory);
         assert!(generation.get() != 0, "generation 0 stands for none");
-        let sender_line = placement.sender_line();
-        let say = |generation: u64| {
-            let at = sender_line.saturating_add(header::GENERATION);
-            memory.store(at, generation);
-            memory.write_back(at, 8);
-            memory.full_fence();
-        };
+        let said = placement.sender_line().saturating_add(header::GENERATION);
         // A receiver of the older generation may still look. So the ring is closed first, for it to tell emptied slots from
         // messages. And only the words with the epochs are zeroed: what it is just reading must not change under it. The
         // others change once a receiver accepted the new generation, and then the older one is gone.
-        say(0);
+        memory.store(said, 0);
+        memory.write_back(said, 8);
+        memory.full_fence();
         for slot in 0..u64::from(placement.slots) {
             memory.store(placement.first_slot().saturating_add((slot + 1) * Self::SLOT_BYTES - 8), 0);
         }
         memory.flush(placement.first_slot(), u64::from(placement.slots) * Self::SLOT_BYTES);
         memory.full_fence();
-        say(generation.get().into());
+        memory.store(said, generation.get().into());
+        memory.write_back(said, 8);
+        memory.full_fence();
         Self {
             memory,
             placement,
@@ -82,6 +90,7 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
             consumed: 0,
             ready: false,
             wakeups: true,
+            reopens: false,
             answered: 0,
         }
     }
@@ -127,20 +136,72 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
         if self.free() == 0 {
             return Err(Full);
         }
-        let slot = self.sent & (self.slots - 1);
-        let epoch = header::epoch(self.sent >> self.slots.trailing_zeros());
-        let at = self.first_slot.saturating_add(slot * Self::SLOT_BYTES);
-        // The line may be evicted between any two of these stores: the word with the epoch comes last.
-        for (word, value) in message[..WORDS - 1].iter().enumerate() {
-            self.memory.store(at.saturating_add(word as u64 * 8), *value);
+        self.put(message);
+        Ok(())
+    }
+
+    /// Puts as many of the messages into the ring as there is known to be room for, at least one if there is any, and
+    /// says how many. Like [`send`](Self::send) for each, but whole lines are written at once.
+    #[inline]
+    pub fn send_batch(&mut self, messages: &[[u64; WORDS]]) -> usize {
+        let count = messages.len().min(self.free() as usize);
+        let per_line = LINE_WORDS / WORDS;
+        let past_line_start = (self.sent & (Self::SLOTS_PER_LINE - 1)) as usize;
+        let to_line_end = (per_line - past_line_start) & (per_line - 1);
+        let (first, rest) = messages[..count].split_at(to_line_end.min(count));
+        for message in first {
+            self.put(*message);
         }
-        let last = message[WORDS - 1] & !EPOCH_BIT | epoch;
-        self.memory.store(at.saturating_add(WORDS as u64 * 8 - 8), last);
+        let lines = rest.chunks_exact(per_line);
+        let last = lines.remainder();
+        for messages in lines {
+            self.put_line(messages);
+        }
+        for message in last {
+            self.put(*message);
+        }
+        count
+    }
+
+    #[inline]
+    fn put(&mut self, message: [u64; WORDS]) {
+        let at = self.next_slot();
+        let message = with_epoch(message, self.epoch());
+        if !M::COHERENT && self.reopens {
+            // For speed only. Otherwise stores to this line queue up behind write-backs of it, each of which takes the time of
+            // a fetch, and messages wait there that could have gone together.
+            self.memory.full_fence();
+            self.reopens = false;
+        }
+        // The line may be evicted between any two words: the one with the epoch comes last.
+        self.memory.store_words(at, message);
         self.sent += 1;
         if self.sent.is_multiple_of(Self::SLOTS_PER_LINE) {
             self.memory.write_back(at, Self::SLOT_BYTES);
         }
-        Ok(())
+    }
+
+    /// Puts messages that fill a line.
+    #[inline]
+    fn put_line(&mut self, messages: &[[u64; WORDS]]) {
+        let (at, epoch) = (self.next_slot(), self.epoch());
+        let mut line = [0; LINE_WORDS];
+        for (words, message) in line.chunks_exact_mut(WORDS).zip(messages) {
+            words.copy_from_slice(&with_epoch(*message, epoch));
+        }
+        self.memory.store_words(at, line);
+        self.sent += Self::SLOTS_PER_LINE;
+        self.memory.write_back(at, LINE_BYTES as u64);
+    }
+
+    #[inline]
+    fn next_slot(&self) -> ByteOffset {
+        self.first_slot.saturating_add((self.sent & (self.slots - 1)) * Self::SLOT_BYTES)
+    }
+
+    #[inline]
+    fn epoch(&self) -> u64 {
+        header::epoch(self.sent >> self.slots.trailing_zeros())
     }
 
     /// Makes visible what was sent, and says whether the receiver must be woken for it.
@@ -154,12 +215,17 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
             let slot = (self.sent - 1) & (self.slots - 1);
             let at = self.first_slot.saturating_add(slot * Self::SLOT_BYTES);
             self.memory.write_back(at, Self::SLOT_BYTES);
+            self.reopens = true;
         }
         if !self.wakeups {
             return Wake::NotNeeded;
         }
-        // The fence in here comes between the message and the look at the announcement, as the receiver's comes
-        // between the announcement and its look at the ring: one of the two sees what the other wrote.
+        // First the message must have arrived, and only then is the announcement fetched, as the receiver does it the other
+        // way round: one of the two sees what the other wrote. One fence for both would not do: a line that is invalidated
+        // before the message has arrived may be brought in again before that, too early to show the announcement.
+        if !M::COHERENT {
+            self.memory.full_fence();
+        }
         let sleep = self.fetch_receiver_line();
         if sleep.asleep && sleep.announcement != self.answered {
             self.answered = sleep.announcement;

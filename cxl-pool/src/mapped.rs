@@ -95,6 +95,16 @@ impl<C: Control> MappedMemory<C> {
         unsafe { AtomicU64::from_ptr(pointer) }
     }
 
+    /// A pointer to `N` words of one line, in the pool and aligned to their size.
+    #[inline]
+    fn words<const N: usize>(&self, at: ByteOffset) -> *mut u8 {
+        const { assert!(N.is_power_of_two() && N >= 2 && N * 8 <= LINE_BYTES, "whole pairs of words of one line") };
+        if !at.get().is_multiple_of(N as u64 * 8) {
+            misaligned(at.get());
+        }
+        self.pointer(at, N as u64 * 8)
+    }
+
     /// Calls `each` with the address of every line that the bytes touch.
     #[inline]
     fn lines(&self, at: ByteOffset, bytes: u64, each: impl Fn(*mut u8)) {
@@ -161,6 +171,28 @@ fn clflush(line: *mut u8) {
     unsafe { asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags)) }
 }
 
+/// Loads two words at a multiple of 16. CPUs with AVX, hence all that have CXL, do that at once; others, in the order of
+/// the program all the same, one half after the other, of which both are visible once a later pair is.
+///
+/// Not an intrinsic: the compiler would take that for a plain load, which it may move.
+#[inline]
+fn load_pair(from: *const u8) -> [u64; 2] {
+    let pair: core::arch::x86_64::__m128i;
+    // SAFETY: the caller's pointer is aligned and inside the mapping. Not `nomem` nor `pure`: loads stay in order.
+    unsafe { asm!("movdqa {}, [{}]", out(xmm_reg) pair, in(reg) from, options(nostack, preserves_flags)) }
+    // SAFETY: both are 16 bytes of which any value is valid.
+    unsafe { core::mem::transmute(pair) }
+}
+
+/// Stores two words at a multiple of 16; see `load_pair`.
+#[inline]
+fn store_pair(into: *mut u8, words: [u64; 2]) {
+    // SAFETY: as in `load_pair`.
+    let pair: core::arch::x86_64::__m128i = unsafe { core::mem::transmute(words) };
+    // SAFETY: as in `load_pair`.
+    unsafe { asm!("movdqa [{}], {}", in(reg) into, in(xmm_reg) pair, options(nostack, preserves_flags)) }
+}
+
 impl<C: Control> Memory for MappedMemory<C> {
     const COHERENT: bool = C::COHERENT;
 
@@ -176,6 +208,24 @@ impl<C: Control> Memory for MappedMemory<C> {
     #[inline]
     fn store(&self, at: ByteOffset, value: u64) {
         self.word(at).store(value, Ordering::Release);
+    }
+
+    #[inline]
+    fn load_words<const N: usize>(&self, at: ByteOffset) -> [u64; N] {
+        let from = self.words::<N>(at);
+        let mut words = [0; N];
+        for (pair, values) in words.as_chunks_mut::<2>().0.iter_mut().enumerate().rev() {
+            *values = load_pair(from.wrapping_add(pair * 16));
+        }
+        words
+    }
+
+    #[inline]
+    fn store_words<const N: usize>(&self, at: ByteOffset, words: [u64; N]) {
+        let into = self.words::<N>(at);
+        for (pair, values) in words.as_chunks::<2>().0.iter().enumerate() {
+            store_pair(into.wrapping_add(pair * 16), *values);
+        }
     }
 
     #[inline]

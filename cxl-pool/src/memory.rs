@@ -37,6 +37,25 @@ pub trait Memory: Clone + Send + Sync + 'static {
     /// Stores 8 bytes at a multiple of 8; earlier accesses of this host stay earlier. Never torn.
     fn store(&self, at: ByteOffset, value: u64);
 
+    /// Loads `N` words of one line, at a multiple of their size, **the last one first**: if that is what
+    /// [`store_words`](Self::store_words) put there, then the others are too, or newer.
+    #[inline]
+    fn load_words<const N: usize>(&self, at: ByteOffset) -> [u64; N] {
+        let mut words = [0; N];
+        for (word, value) in words.iter_mut().enumerate().rev() {
+            *value = self.load(at.saturating_add(word as u64 * 8));
+        }
+        words
+    }
+
+    /// Stores `N` words to one line, at a multiple of their size, **the last one last**.
+    #[inline]
+    fn store_words<const N: usize>(&self, at: ByteOffset, words: [u64; N]) {
+        for (word, value) in words.into_iter().enumerate() {
+            self.store(at.saturating_add(word as u64 * 8), value);
+        }
+    }
+
     /// Reads bytes.
     fn read(&self, at: ByteOffset, into: &mut [u8]);
 

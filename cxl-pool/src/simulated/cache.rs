@@ -30,8 +30,6 @@ pub(super) enum Pending {
 pub(super) struct Instruction {
     pub(super) line: u64,
     pub(super) kind: Pending,
-    /// A store fence followed: it takes effect before the next store.
-    pub(super) fenced: bool,
 }
 
 /// The cache. It belongs to the host and outlives the processes that run there.
@@ -40,6 +38,8 @@ pub(super) struct Cache {
     // Ordered, so that "the first line at or after a random one" is the same in every replay.
     pub(super) lines: BTreeMap<u64, CachedLine>,
     pub(super) pending: Vec<Instruction>,
+    /// Pending ones that a store fence followed: they take effect before the next store.
+    pub(super) fenced: Vec<Instruction>,
     /// The line used last: a prefetcher brings in its neighbours.
     pub(super) recent: u64,
     /// Which process of the host may use it. Grows with each crash.
@@ -48,30 +48,25 @@ pub(super) struct Cache {
 
 impl Cache {
     pub(super) fn issue(&mut self, line: u64, kind: Pending) {
-        self.pending.push(Instruction { line, kind, fenced: false });
+        self.pending.push(Instruction { line, kind });
     }
 
     pub(super) fn fence_stores(&mut self) {
-        for instruction in &mut self.pending {
-            instruction.fenced = true;
-        }
+        self.fenced.append(&mut self.pending);
     }
 
     /// Takes out one instruction at random: they take effect in any order.
     pub(super) fn take_pending(&mut self, random: &mut Random, only_fenced: bool) -> Option<Instruction> {
-        let candidates = self.pending.iter().filter(|entry| entry.fenced || !only_fenced).count() as u64;
+        let others = if only_fenced { 0 } else { self.pending.len() };
+        let candidates = (self.fenced.len() + others) as u64;
         if candidates == 0 {
             return None;
         }
         let chosen = random.below(candidates) as usize;
-        let index = self
-            .pending
-            .iter()
-            .enumerate()
-            .filter(|(_, entry)| entry.fenced || !only_fenced)
-            .nth(chosen)
-            .map(|(index, _)| index)?;
-        Some(self.pending.swap_remove(index))
+        Some(match chosen.checked_sub(self.fenced.len()) {
+            None => self.fenced.swap_remove(chosen),
+            Some(other) => self.pending.swap_remove(other),
+        })
     }
 
     /// A cached line at random.

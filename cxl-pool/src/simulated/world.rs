@@ -153,7 +153,7 @@ impl World {
         }
     }
 
-    fn perform(&mut self, host: HostId, Instruction { line, kind, .. }: Instruction) {
+    fn perform(&mut self, host: HostId, Instruction { line, kind }: Instruction) {
         if kind == Pending::Invalidate && self.is_dirty(host, line) {
             self.faults.dirty_invalidates += 1;
         }

@@ -1,0 +1,151 @@
+//! Every run of small rings, with the very code that runs in production, on memory that does whatever it may; and proof
+//! that these runs notice what is missing.
+
+mod memory;
+mod mutation;
+mod search;
+
+use std::panic::{self, AssertUnwindSafe};
+
+use self::memory::mutate;
+use self::mutation::Mutation;
+use self::search::{Explored, Scenario, explore};
+use crate::ReceivePolicy;
+
+const PLAIN: Scenario = Scenario {
+    name: "three laps",
+    slots: 8,
+    policy: ReceivePolicy::Adaptive,
+    messages: 26,
+    batch: 1,
+    lazy: false,
+    sleeps: 0,
+    sender_deaths: 0,
+    receiver_deaths: 0,
+};
+
+/// More than one lap, so that the ring is full at times.
+const LAP: Scenario = Scenario { name: "a full ring", messages: 10, ..PLAIN };
+const SLEEP: Scenario = Scenario { name: "sleep", messages: 3, sleeps: 2, ..PLAIN };
+const DEATHS: Scenario =
+    Scenario { name: "deaths", messages: 2, sender_deaths: 1, receiver_deaths: 1, ..PLAIN };
+/// The slots that a new sender empties look like new messages to a receiver in this lap.
+const DEATH: Scenario =
+    Scenario { name: "a sender's death in the second lap", messages: 10, sender_deaths: 1, ..PLAIN };
+const LAZY: Scenario = Scenario { name: "late publishing", messages: 5, lazy: true, ..PLAIN };
+const BATCHES: Scenario = Scenario { name: "batches", messages: 9, batch: 5, ..PLAIN };
+
+fn must_hold<const COHERENT: bool, const WORDS: usize>(scenario: Scenario) {
+    let coherent = if COHERENT { "coherent" } else { "not coherent" };
+    match explore::<COHERENT, WORDS>(scenario) {
+        Ok(Explored { states, steps }) => {
+            println!("{}, {} B, {coherent}: {states} states, {steps} steps", scenario.name, WORDS * 8);
+        }
+        Err(failure) => panic!("{}, {} B, {coherent}: {failure}", scenario.name, WORDS * 8),
+    }
+}
+
+#[test]
+fn three_laps_of_16_bytes() {
+    must_hold::<false, 2>(PLAIN);
+    must_hold::<true, 2>(PLAIN);
+}
+
+#[test]
+fn three_laps_of_64_bytes() {
+    must_hold::<false, 8>(PLAIN);
+    must_hold::<true, 8>(PLAIN);
+}
+
+#[test]
+fn every_policy() {
+    for policy in [
+        ReceivePolicy::Bypass,
+        ReceivePolicy::NaivePrefetch,
+        ReceivePolicy::InvalidateConsumed,
+        ReceivePolicy::InvalidatePrefetched,
+    ] {
+        must_hold::<false, 2>(Scenario { name: "a full ring, another policy", policy, ..LAP });
+        must_hold::<false, 2>(Scenario { name: "sleep, another policy", policy, ..SLEEP });
+    }
+}
+
+#[test]
+fn a_receiver_that_sleeps_is_woken() {
+    must_hold::<false, 2>(SLEEP);
+    must_hold::<false, 8>(SLEEP);
+    must_hold::<true, 2>(SLEEP);
+    must_hold::<true, 8>(SLEEP);
+}
+
+#[test]
+fn either_side_dies_at_any_moment() {
+    must_hold::<false, 2>(Scenario { messages: 4, ..DEATHS });
+    must_hold::<false, 8>(DEATHS);
+    must_hold::<false, 2>(DEATH);
+    must_hold::<true, 2>(DEATH);
+    must_hold::<true, 2>(Scenario { messages: 4, ..DEATHS });
+    must_hold::<true, 8>(DEATHS);
+}
+
+#[test]
+fn a_sender_that_publishes_late() {
+    must_hold::<false, 2>(LAZY);
+    must_hold::<false, 8>(LAZY);
+    must_hold::<true, 2>(LAZY);
+}
+
+#[test]
+fn batches_of_whole_and_broken_lines() {
+    must_hold::<false, 2>(BATCHES);
+    must_hold::<true, 2>(BATCHES);
+    must_hold::<false, 8>(Scenario { messages: 4, batch: 2, ..BATCHES });
+}
+
+/// Runs the scenarios until one fails, and says which.
+fn noticed() -> Option<&'static str> {
+    type Run = (Scenario, &'static str, fn(Scenario) -> Result<Explored, String>);
+    let runs: [Run; 11] = [
+        (SLEEP, "sleep", explore::<false, 2>),
+        (SLEEP, "sleep, coherent", explore::<true, 2>),
+        (DEATHS, "deaths", explore::<false, 2>),
+        (DEATHS, "deaths, 64 B", explore::<false, 8>),
+        (DEATH, "a sender's death in the second lap", explore::<false, 2>),
+        (LAZY, "late publishing", explore::<false, 2>),
+        (LAP, "a full ring", explore::<false, 2>),
+        (Scenario { messages: 5, ..BATCHES }, "batches", explore::<false, 2>),
+        (Scenario { messages: 12, batch: 4, ..BATCHES }, "batches of whole lines", explore::<false, 2>),
+        (Scenario { policy: ReceivePolicy::Bypass, ..LAP }, "a full ring, bypass", explore::<false, 2>),
+        (LAP, "a full ring, coherent", explore::<true, 2>),
+    ];
+    runs.into_iter().find_map(|(scenario, name, run)| {
+        let result = panic::catch_unwind(AssertUnwindSafe(|| run(scenario)));
+        (!matches!(result, Ok(Ok(_)))).then_some(name)
+    })
+}
+
+#[test]
+fn every_mutation_is_noticed_that_is_no_matter_of_speed() {
+    mutate(None);
+    assert_eq!(noticed(), None);
+    let sites = mutate(None);
+    assert!(sites.len() > 20, "the sites are found by running into them");
+    let mut unnoticed = Vec::new();
+    for site in sites {
+        let name = site.name();
+        mutate(Some(Mutation { site }));
+        match noticed() {
+            Some(scenario) => println!("| `{name}` | {scenario} |"),
+            None => unnoticed.push(name),
+        }
+    }
+    mutate(None);
+    assert_eq!(unnoticed, ONLY_FOR_SPEED);
+}
+
+/// What may be left out at the price of speed only; `docs/channel.md` says why.
+const ONLY_FOR_SPEED: [&str; 3] = [
+    "Receiver::found_nothing: invalidate(self.line(prefetched), 1)",
+    "Receiver::consumed: invalidate(at, Self::SLOT_BYTES)",
+    "Sender::put: full_fence()",
+];

@@ -1,0 +1,511 @@
+//! The search through everything that two sides and the memory between them can do.
+
+use std::collections::HashSet;
+use std::hash::{Hash, Hasher};
+
+use cxl_pool::{Generation, LineOffset};
+
+use super::memory::{LINES, ModelMemory, RECEIVING, SENDING, Shared, Step, in_step};
+use crate::{ReceivePolicy, Receiver, RingPlacement, Sender, Wake};
+
+/// So many times in a row the sender may find no room in an empty ring: once because it looked before it was empty.
+const PATIENCE: u8 = 3;
+/// How far looks that find nothing are counted while messages may still be on their way.
+const IDLE: u8 = 2;
+/// How far after that: the first look may have begun before, the second one find a stale line, the third one may not.
+const STUCK: u8 = IDLE + 3;
+
+/// What the two sides do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scenario {
+    pub(super) name: &'static str,
+    pub(super) slots: u32,
+    pub(super) policy: ReceivePolicy,
+    /// Messages of each generation.
+    pub(super) messages: u8,
+    /// How many are handed over at a time.
+    pub(super) batch: usize,
+    /// Whether the sender may go on without publishing each time.
+    pub(super) lazy: bool,
+    /// How often the receiver may go to sleep.
+    pub(super) sleeps: u8,
+    /// How often the sender may die, whatever it is just doing, and come back in the next generation.
+    pub(super) sender_deaths: u8,
+    /// The same for the receiver.
+    pub(super) receiver_deaths: u8,
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Explored {
+    pub(super) states: usize,
+    pub(super) steps: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum SenderCall {
+    Begin,
+    Ready,
+    Send,
+    /// Publish, or send more first.
+    Decide,
+    Publish,
+    /// Time passes: all that was written back arrives.
+    Settle,
+    Done,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum ReceiverCall {
+    Open,
+    Receive,
+    /// Look again, or sleep.
+    Decide,
+    AnnounceSleep,
+    Asleep,
+    Wake,
+    /// The sender began another generation.
+    Closed,
+}
+
+/// One side: its end of the channel as it was when the call began that is under way.
+#[derive(Clone, Hash)]
+struct Side<End, Call> {
+    end: Option<End>,
+    call: Call,
+    loaded: Vec<u64>,
+    done: usize,
+    generation: u32,
+    /// How many messages it has sent or received in its generation.
+    count: u8,
+    /// How many calls in a row did nothing, up to a limit.
+    idle: u8,
+    deaths: u8,
+}
+
+impl<End, Call> Side<End, Call> {
+    fn new(call: Call, deaths: u8) -> Self {
+        Self { end: None, call, loaded: Vec::new(), done: 0, generation: 1, count: 0, idle: 0, deaths }
+    }
+
+    /// The process dies, and another one takes part in the next generation.
+    fn restart(&mut self, call: Call) {
+        *self = Self { generation: self.generation + 1, ..Self::new(call, self.deaths - 1) };
+    }
+}
+
+#[derive(Clone, Hash)]
+struct State<const COHERENT: bool, const WORDS: usize> {
+    shared: Shared,
+    sending: Side<Sender<ModelMemory<COHERENT>, WORDS>, SenderCall>,
+    receiving: Side<Receiver<ModelMemory<COHERENT>, WORDS>, ReceiverCall>,
+    sleeps: u8,
+    rung: bool,
+}
+
+/// The words of a message. Some are zeros, which must not be taken for emptied slots.
+fn message<const WORDS: usize>(generation: u32, number: u8) -> [u64; WORDS] {
+    if number % 4 == 1 {
+        return [0; WORDS];
+    }
+    // Words that never change need not be explored.
+    let mut message = [0; WORDS];
+    message[0] = u64::from(generation) << 16 | u64::from(number) | 1 << 8;
+    message[WORDS - 1] = message[0] | 1 << 62;
+    message
+}
+
+/// Goes through everything that can happen. An error says what went wrong, and how it came to that.
+pub(super) fn explore<const COHERENT: bool, const WORDS: usize>(
+    scenario: Scenario,
+) -> Result<Explored, String> {
+    let placement = RingPlacement { start: LineOffset::new(0), slots: scenario.slots };
+    assert!(placement.area(WORDS).lines.get() <= LINES);
+    let start = State::<COHERENT, WORDS> {
+        shared: Shared::new(placement.area(WORDS).lines.get(), COHERENT),
+        sending: Side::new(SenderCall::Begin, scenario.sender_deaths),
+        receiving: Side::new(ReceiverCall::Open, scenario.receiver_deaths),
+        sleeps: scenario.sleeps,
+        rung: false,
+    };
+    let search = Search { scenario, placement };
+    let mut explored = Explored::default();
+    let mut seen = HashSet::new();
+    let (_, start) = search.step(&start, SENDING, None)?;
+    let start =
+        start.map(|start| search.step(&start, RECEIVING, None)).transpose()?.and_then(|(_, start)| start);
+    let mut open: Vec<_> = start.into_iter().collect();
+    while let Some(state) = open.pop() {
+        if !seen.insert(fingerprint(&state)) {
+            continue;
+        }
+        explored.states += 1;
+        let mut next = Vec::new();
+        search.successors(&state, &mut next)?;
+        explored.steps += next.len();
+        if next.is_empty() && !search.finished(&state) {
+            return Err(format!("nothing moves any more: {}", describe(&state)));
+        }
+        open.append(&mut next);
+    }
+    Ok(explored)
+}
+
+/// 128 bits of a state: that two of a few million states have the same is out of the question.
+fn fingerprint(state: &impl Hash) -> (u64, u64) {
+    let mut fingerprint = Fingerprint(0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344);
+    state.hash(&mut fingerprint);
+    (fingerprint.0, fingerprint.1)
+}
+
+/// Two halves that multiply and fold, with different factors. The standard hasher takes most of the search's time.
+struct Fingerprint(u64, u64);
+
+fn fold(left: u64, right: u64) -> u64 {
+    let product = u128::from(left) * u128::from(right);
+    // The upper half has 64 bits; of the lower one no more are wanted.
+    let (upper, lower) = (product >> 64, product & u128::from(u64::MAX));
+    u64::try_from(upper ^ lower).unwrap_or_default()
+}
+
+impl Hasher for Fingerprint {
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = fold(self.0 ^ word, 0x9e37_79b9_7f4a_7c15).rotate_left(23);
+        self.1 = fold(self.1.wrapping_add(word) | 1, 0xc2b2_ae3d_27d4_eb4f ^ self.0);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+fn describe<const COHERENT: bool, const WORDS: usize>(state: &State<COHERENT, WORDS>) -> String {
+    format!(
+        "sender of generation {} sent {} and is in {:?}; receiver of generation {} received {} and is in {:?}",
+        state.sending.generation,
+        state.sending.count,
+        state.sending.call,
+        state.receiving.generation,
+        state.receiving.count,
+        state.receiving.call
+    )
+}
+
+struct Search {
+    scenario: Scenario,
+    placement: RingPlacement,
+}
+
+type Successors<const COHERENT: bool, const WORDS: usize> = Vec<State<COHERENT, WORDS>>;
+
+impl Search {
+    fn finished<const COHERENT: bool, const WORDS: usize>(&self, state: &State<COHERENT, WORDS>) -> bool {
+        state.receiving.generation == state.sending.generation
+            && state.receiving.count == self.scenario.messages
+    }
+
+    /// All that can come next.
+    fn successors<const COHERENT: bool, const WORDS: usize>(
+        &self,
+        state: &State<COHERENT, WORDS>,
+        next: &mut Successors<COHERENT, WORDS>,
+    ) -> Result<(), String> {
+        if self.finished(state) && state.sending.call == SenderCall::Done {
+            return Ok(());
+        }
+        for host in [SENDING, RECEIVING] {
+            let mut choice = 0;
+            loop {
+                let (alternatives, after) = self.step(state, host, Some(choice))?;
+                next.extend(after);
+                choice += 1;
+                if choice >= alternatives {
+                    break;
+                }
+            }
+        }
+        if state.sending.deaths > 0 {
+            let mut after = state.clone();
+            after.shared.crash(SENDING);
+            after.sending.restart(SenderCall::Begin);
+            next.extend(self.step(&after, SENDING, None)?.1);
+        }
+        if state.receiving.deaths > 0 {
+            let mut after = state.clone();
+            after.shared.crash(RECEIVING);
+            after.receiving.restart(ReceiverCall::Open);
+            after.rung = false;
+            next.extend(self.step(&after, RECEIVING, None)?.1);
+        }
+        Ok(())
+    }
+
+    /// One side goes on: it does what it stopped before, with this choice, and all up to the next thing whose order matters.
+    /// Without a choice it has only begun, and goes up to the first such thing. Also says how many choices there are.
+    fn step<const COHERENT: bool, const WORDS: usize>(
+        &self,
+        state: &State<COHERENT, WORDS>,
+        host: usize,
+        choice: Option<usize>,
+    ) -> Result<(usize, Option<State<COHERENT, WORDS>>), String> {
+        let mut after = state.clone();
+        let mut step = Step::new(state.shared.clone(), host, choice);
+        let (loaded, done) = if host == SENDING {
+            (&mut after.sending.loaded, &mut after.sending.done)
+        } else {
+            (&mut after.receiving.loaded, &mut after.receiving.done)
+        };
+        (step.loaded, step.done) = (std::mem::take(loaded), *done);
+        let mut step = Some(step);
+        let went_on = loop {
+            let went_on = if host == SENDING {
+                self.send(&mut after, &mut step)?
+            } else {
+                self.receive(&mut after, &mut step)?
+            };
+            if let Some(rule) = step.as_ref().and_then(|step| step.broken_rule) {
+                return Err(format!("{rule}: {}", describe(state)));
+            }
+            match went_on {
+                Progress::Returned => {}
+                Progress::Suspended => break true,
+                Progress::Nothing => break step.as_ref().is_some_and(|step| step.choice.is_none()),
+            }
+        };
+        let step = step.expect("a step is given back");
+        let side = if host == SENDING {
+            (&mut after.sending.loaded, &mut after.sending.done)
+        } else {
+            (&mut after.receiving.loaded, &mut after.receiving.done)
+        };
+        (*side.0, *side.1) = (step.loaded, step.done);
+        after.shared = step.shared;
+        Ok((step.alternatives, went_on.then_some(after)))
+    }
+
+    /// Makes the sender's next call, or goes on with it.
+    fn send<const COHERENT: bool, const WORDS: usize>(
+        &self,
+        state: &mut State<COHERENT, WORDS>,
+        step: &mut Option<Step>,
+    ) -> Result<Progress, String> {
+        let drained = state.sending.count == state.receiving.count
+            && (state.receiving.idle >= IDLE || state.receiving.call == ReceiverCall::Asleep);
+        let accepted = state.receiving.generation == state.sending.generation
+            && state.receiving.idle >= IDLE
+            && state.receiving.end.as_ref().is_some_and(|receiver| !receiver.is_waiting());
+        let (side, rung) = (&mut state.sending, &mut state.rung);
+        let generation = Generation::new(side.generation);
+        let left = usize::from(self.scenario.messages - side.count);
+        let mut end = side.end.clone();
+        let mut call = side.call;
+        let (mut count, mut idle, mut rings) = (side.count, side.idle, false);
+        let progress = match call {
+            SenderCall::Done => return Ok(Progress::Nothing),
+            SenderCall::Decide => {
+                let Some(choice) = take_choice(step, 2) else { return Ok(Progress::Suspended) };
+                side.call = if choice == 0 { SenderCall::Publish } else { SenderCall::Send };
+                return Ok(Progress::Returned);
+            }
+            SenderCall::Settle => {
+                let Some(_) = take_choice(step, 1) else { return Ok(Progress::Suspended) };
+                if let Some(step) = step {
+                    step.shared.full_fence(SENDING);
+                }
+                side.call = SenderCall::Done;
+                return Ok(Progress::Returned);
+            }
+            SenderCall::Begin => self.call(step, || {
+                end = Some(Sender::begin(ModelMemory, self.placement, generation));
+                call = SenderCall::Ready;
+            }),
+            SenderCall::Ready => self.call(step, || {
+                idle = (idle + u8::from(accepted)).min(PATIENCE);
+                if end.as_mut().is_some_and(Sender::ready) {
+                    (call, idle) = (SenderCall::Send, 0);
+                }
+            }),
+            SenderCall::Send => self.call(step, || {
+                let Some(sender) = &mut end else { return };
+                let messages: Vec<_> = (count..)
+                    .map(|number| message(side.generation, number))
+                    .take(left.min(self.scenario.batch))
+                    .collect();
+                let sent = if self.scenario.batch > 1 {
+                    sender.send_batch(&messages)
+                } else {
+                    usize::from(sender.send(messages[0]).is_ok())
+                };
+                count += u8::try_from(sent).expect("few");
+                idle = if sent > 0 { 0 } else { (idle + u8::from(drained)).min(PATIENCE) };
+                let publishes = sent == 0 || usize::from(count) == usize::from(self.scenario.messages);
+                call =
+                    if !publishes && self.scenario.lazy { SenderCall::Decide } else { SenderCall::Publish };
+            }),
+            SenderCall::Publish => self.call(step, || {
+                rings = end.as_mut().is_some_and(|sender| sender.publish() == Wake::Needed);
+                call = if count == self.scenario.messages { SenderCall::Settle } else { SenderCall::Send };
+            }),
+        };
+        if progress == Progress::Returned {
+            (side.end, side.call, side.count, side.idle) = (end, call, count, idle);
+            *rung |= rings;
+            if COHERENT
+                && idle > 0
+                && let Some(step) = step
+            {
+                step.shared.full_fence(SENDING);
+            }
+            if idle == PATIENCE {
+                return Err(format!(
+                    "the sender does not find that the receiver is ready for more: {}",
+                    describe(state)
+                ));
+            }
+            // What a batch has received counts once the call has ended.
+            if self.scenario.batch == 1
+                && state.sending.generation == state.receiving.generation
+                && u32::from(count) > u32::from(state.receiving.count) + self.scenario.slots
+            {
+                return Err(format!("a message overwrote one that was not received: {}", describe(state)));
+            }
+        }
+        Ok(progress)
+    }
+
+    /// Makes the receiver's next call, or goes on with it.
+    fn receive<const COHERENT: bool, const WORDS: usize>(
+        &self,
+        state: &mut State<COHERENT, WORDS>,
+        step: &mut Option<Step>,
+    ) -> Result<Progress, String> {
+        let all_sent =
+            state.sending.call == SenderCall::Done && state.sending.generation == state.receiving.generation;
+        let begun =
+            state.sending.call == SenderCall::Ready && state.sending.generation == state.receiving.generation;
+        let side = &mut state.receiving;
+        let generation = Generation::new(side.generation);
+        let mut end = side.end.clone();
+        let mut call = side.call;
+        let mut found: Option<Vec<[u64; WORDS]>> = None;
+        let mut sleeps = state.sleeps;
+        let progress = match call {
+            ReceiverCall::Closed => return Ok(Progress::Nothing),
+            ReceiverCall::Decide => {
+                let Some(choice) = take_choice(step, 2) else { return Ok(Progress::Suspended) };
+                side.call = if choice == 0 { ReceiverCall::Receive } else { ReceiverCall::AnnounceSleep };
+                return Ok(Progress::Returned);
+            }
+            ReceiverCall::Asleep => {
+                // The doorbell is a matter of the kernel, in which nothing gets lost.
+                if !state.rung {
+                    return Ok(Progress::Nothing);
+                }
+                let Some(_) = take_choice(step, 1) else { return Ok(Progress::Suspended) };
+                state.rung = false;
+                side.call = ReceiverCall::Wake;
+                return Ok(Progress::Returned);
+            }
+            ReceiverCall::Open => self.call(step, || {
+                end = Some(
+                    Receiver::open(ModelMemory, self.placement, generation).with_policy(self.scenario.policy),
+                );
+                call = ReceiverCall::Receive;
+            }),
+            ReceiverCall::Receive => self.call(step, || {
+                let Some(receiver) = &mut end else { return };
+                let messages = if self.scenario.batch > 1 {
+                    let mut messages = vec![[0; WORDS]; self.scenario.batch];
+                    let count = receiver.receive_batch(&mut messages);
+                    messages.truncate(count);
+                    messages
+                } else {
+                    receiver.receive().into_iter().collect()
+                };
+                let sleepy = messages.is_empty() && sleeps > 0;
+                call = if sleepy { ReceiverCall::Decide } else { ReceiverCall::Receive };
+                if receiver.is_closed() {
+                    call = ReceiverCall::Closed;
+                }
+                found = Some(messages);
+            }),
+            ReceiverCall::AnnounceSleep => self.call(step, || {
+                let Some(receiver) = &mut end else { return };
+                let safe = receiver.ready() && receiver.announce_sleep();
+                call = if safe { ReceiverCall::Asleep } else { ReceiverCall::Receive };
+                sleeps -= 1;
+            }),
+            ReceiverCall::Wake => self.call(step, || {
+                end.iter_mut().for_each(Receiver::wake);
+                call = ReceiverCall::Receive;
+            }),
+        };
+        if progress == Progress::Suspended {
+            return Ok(progress);
+        }
+        (side.end, side.call, state.sleeps) = (end, call, sleeps);
+        if let Some(messages) = found {
+            side.idle = if messages.is_empty() { (side.idle + 1).min(STUCK) } else { 0 };
+            for words in messages {
+                let mut expected = message(side.generation, side.count);
+                expected[WORDS - 1] &= !(1 << 63);
+                if words != expected || side.count == self.scenario.messages {
+                    return Err(format!("{words:x?} arrived instead of {expected:x?}: {}", describe(state)));
+                }
+                side.count += 1;
+            }
+            if COHERENT
+                && side.idle > 0
+                && let Some(step) = step
+            {
+                step.shared.full_fence(RECEIVING);
+            }
+            // What was sent before this side last looked has arrived.
+            let waits = begun && side.end.as_ref().is_some_and(Receiver::is_waiting);
+            if !all_sent && !waits {
+                side.idle = side.idle.min(IDLE);
+            } else if side.idle == STUCK && side.count < self.scenario.messages {
+                return Err(format!("the receiver does not find what was sent: {}", describe(state)));
+            }
+        }
+        Ok(progress)
+    }
+
+    fn call(&self, step: &mut Option<Step>, call: impl FnOnce()) -> Progress {
+        if let Some(step) = step {
+            step.rewind();
+        }
+        in_step(step, call);
+        let Some(step) = step else { return Progress::Suspended };
+        if step.suspended {
+            return Progress::Suspended;
+        }
+        step.finish_call();
+        Progress::Returned
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Progress {
+    /// The call ended; the next one may go on at once.
+    Returned,
+    /// The next thing that it would do needs a step of its own.
+    Suspended,
+    /// There is nothing to do.
+    Nothing,
+}
+
+fn take_choice(step: &mut Option<Step>, alternatives: usize) -> Option<usize> {
+    let step = step.as_mut()?;
+    let choice = step.choice.take()?;
+    step.alternatives = alternatives;
+    Some(choice)
+}
