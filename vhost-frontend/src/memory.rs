@@ -1,6 +1,7 @@
 //! The guest's memory as the VMM shares it.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -71,10 +72,26 @@ pub(crate) struct RegionSpec {
     pub(crate) file_offset: u64,
 }
 
+#[derive(Debug, Clone)]
+struct Region {
+    spec: RegionSpec,
+    mapping: Arc<GuestRegionMmap<()>>,
+    /// How often it was shared: QEMU before 8.1 shares, and takes back, each region once per pair of a NIC's queues.
+    shared: u32,
+}
+
+impl Region {
+    fn is(&self, spec: RegionSpec, file: &File) -> bool {
+        let of = |file: &File| file.metadata().map(|it| (it.dev(), it.ino())).ok();
+        let own = self.mapping.file_offset().and_then(|own| of(own.file()));
+        self.spec == spec && own.is_some() && own == of(file)
+    }
+}
+
 /// The regions that the VMM has shared so far.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryTable {
-    regions: Vec<(RegionSpec, Arc<GuestRegionMmap<()>>)>,
+    regions: Vec<Region>,
     snapshot: GuestMemory,
 }
 
@@ -86,13 +103,17 @@ impl MemoryTable {
 
     /// Translates an address of the VMM into one of the guest.
     pub fn to_guest(&self, vmm_address: u64) -> Option<GuestAddress> {
-        self.regions.iter().find_map(|(spec, _)| {
+        self.regions.iter().find_map(|Region { spec, .. }| {
             let offset = vmm_address.checked_sub(spec.vmm_address)?;
             (offset < spec.bytes).then(|| GuestAddress(spec.guest_address + offset))
         })
     }
 
     pub(crate) fn add(&mut self, spec: RegionSpec, file: File) -> Result<(), MemoryError> {
+        if let Some(region) = self.regions.iter_mut().find(|region| region.is(spec, &file)) {
+            region.shared = region.shared.saturating_add(1);
+            return Ok(());
+        }
         if self.regions.len() >= MAX_SLOTS {
             return Err(MemoryError::TooMany);
         }
@@ -107,7 +128,7 @@ impl MemoryTable {
         let region = GuestRegionMmap::new(mapping, GuestAddress(guest_address)).ok_or_else(overlap)?;
         let region = Arc::new(region);
         self.snapshot = Arc::new(self.snapshot.insert_region(Arc::clone(&region)).map_err(|_| overlap())?);
-        self.regions.push((spec, region));
+        self.regions.push(Region { spec, mapping: region, shared: 1 });
         Ok(())
     }
 
@@ -121,10 +142,15 @@ impl MemoryTable {
         let at = self
             .regions
             .iter()
-            .position(|(spec, _)| {
+            .position(|Region { spec, .. }| {
                 (spec.guest_address, spec.bytes, spec.vmm_address) == (guest_address, bytes, vmm_address)
             })
             .ok_or_else(unknown)?;
+        let shared = &mut self.regions[at].shared;
+        *shared -= 1;
+        if *shared > 0 {
+            return Ok(());
+        }
         let (snapshot, _) =
             self.snapshot.remove_region(GuestAddress(guest_address), bytes).map_err(|_| unknown())?;
         self.regions.remove(at);

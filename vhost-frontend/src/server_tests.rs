@@ -244,14 +244,30 @@ fn memory_comes_and_goes_while_rings_run() {
 }
 
 #[test]
+fn memory_that_is_shared_for_each_queue_pair_stays_until_the_last_one() {
+    let device = Device::start();
+    let mut guest = connected(&device.socket());
+    works(&mut guest);
+    let file = memory_file(PLUGGED_BYTES);
+    guest.frontend().add_mem_region(&plugged(&file)).unwrap();
+    guest.frontend().add_mem_region(&plugged(&file)).unwrap();
+    guest.frontend().remove_mem_region(&plugged(&file)).unwrap();
+    assert_eq!(request(&mut guest, 0, PLUGGED), 512);
+    guest.frontend().remove_mem_region(&plugged(&file)).unwrap();
+    assert_eq!(request(&mut guest, 1, PLUGGED), 0);
+    works(&mut guest);
+}
+
+#[test]
 fn impossible_memory_costs_the_connection_only() {
     let device = Device::start();
     let file = memory_file(PLUGGED_BYTES);
     let good = plugged(&file);
-    let small = memory_file(4096);
+    let (small, other) = (memory_file(4096), memory_file(PLUGGED_BYTES));
     let cases = [
-        // Overlaps itself.
-        vec![good, good],
+        // Overlaps the one before.
+        vec![good, VhostUserMemoryRegionInfo { guest_phys_addr: PLUGGED + 4096, ..good }],
+        vec![good, VhostUserMemoryRegionInfo { mmap_handle: other.as_raw_fd(), ..good }],
         // Ends beyond its file.
         vec![VhostUserMemoryRegionInfo { mmap_handle: small.as_raw_fd(), ..good }],
         vec![VhostUserMemoryRegionInfo { mmap_offset: PLUGGED_BYTES, ..good }],
