@@ -1,7 +1,8 @@
 //! Benchmarks. Each measures a rival in the same run, prints a table, draws an SVG and writes JSON.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod blk;
 mod channel;
 mod cores;
 mod plot;
@@ -32,6 +33,7 @@ struct Cli {
 enum Benchmark {
     /// Every benchmark, one after the other.
     All,
+    Blk(blk::Options),
     Channel(channel::Options),
     /// The other process of the channel benchmark.
     #[command(hide = true)]
@@ -51,7 +53,11 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<()> {
     match &cli.benchmark {
-        Benchmark::All => channel::run(&channel::Options::default(), &cli.output),
+        Benchmark::All => {
+            channel::run(&channel::Options::default(), &cli.output)?;
+            blk::run(&blk::Options::default(), &cli.output)
+        }
+        Benchmark::Blk(options) => blk::run(options, &cli.output),
         Benchmark::Channel(options) => channel::run(options, &cli.output),
         Benchmark::ChannelSender(options) => channel::send(options),
     }
