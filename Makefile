@@ -62,6 +62,21 @@ fix: ## format, and apply what clippy can
 	$(CARGO) clippy --workspace --all-targets --fix --allow-dirty --allow-staged
 	$(CARGO) fmt --all
 
+# How long each fuzz target runs; 0 for ever.
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS := $(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs)))
+
+.PHONY: fuzz
+fuzz: $(addprefix fuzz-,$(FUZZ_TARGETS)) ## every fuzz target, FUZZ_SECONDS each; needs nightly and cargo-fuzz
+
+# What it finds on its way goes to tests/fuzz/found; the corpus is read and stays small.
+.PHONY: fuzz-%
+fuzz-%: ## one fuzz target, such as fuzz-chain
+	@$(CARGO) +nightly --version >/dev/null 2>&1 || { echo "fuzzing needs a nightly compiler: rustup toolchain install nightly" >&2; exit 1; }
+	@$(CARGO) fuzz --version >/dev/null 2>&1 || { echo "fuzzing needs cargo-fuzz: cargo install cargo-fuzz --locked" >&2; exit 1; }
+	@mkdir -p tests/fuzz/found/$*
+	$(CARGO) +nightly fuzz run --fuzz-dir tests/fuzz $* tests/fuzz/found/$* tests/fuzz/corpus/$* -- -max_total_time=$(FUZZ_SECONDS)
+
 .PHONY: bench
 bench: setup ## every benchmark: a table, SVG plots and target/bench/*.json
 	$(CARGO) run --release -p wadi-benches -- all

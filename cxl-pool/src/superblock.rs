@@ -88,7 +88,8 @@ struct Wire {
 const _: () = assert!(size_of::<Wire>() == LINE_BYTES);
 
 impl Superblock {
-    pub(crate) const WIRE_BYTES: usize = size_of::<Wire>();
+    /// Its length in the pool.
+    pub const WIRE_BYTES: usize = size_of::<Wire>();
 
     pub(crate) fn encode(&self) -> [u8; Self::WIRE_BYTES] {
         let mut wire = Wire {
@@ -108,12 +109,9 @@ impl Superblock {
         zerocopy::transmute!(wire)
     }
 
-    /// Checks in the order in which the answer helps most: is it a pool, one of ours, undamaged, all there.
-    pub(crate) fn decode(
-        bytes: [u8; Self::WIRE_BYTES],
-        actual_bytes: u64,
-        path: &Path,
-    ) -> Result<Self, PoolError> {
+    /// Reads the first bytes of a pool that is `actual_bytes` long; `path` is for messages. Checks in the order in which the
+    /// answer helps most: is it a pool, one of ours, undamaged, all there.
+    pub fn decode(bytes: [u8; Self::WIRE_BYTES], actual_bytes: u64, path: &Path) -> Result<Self, PoolError> {
         let wire: Wire = zerocopy::transmute!(bytes);
         let path = path.to_owned();
         if wire.magic != MAGIC {

@@ -90,7 +90,12 @@ impl Config {
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        let config: Self = parse_toml(&text, path)?;
+        Self::parse(&text, path)
+    }
+
+    /// As [`Config::load`], from text; `path` is for messages.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        let config: Self = parse_toml(text, path)?;
         config.check().map_err(|message| ConfigError::Invalid { path: path.to_owned(), message })?;
         Ok(config)
     }
@@ -174,9 +179,7 @@ mod tests {
         "[controller]\nstate = '/s'\n[pool]\npath = '/p'\n[run]\ndirectory = '/run/wadi'\n";
 
     fn parse(text: &str) -> Result<Config, String> {
-        let config: Config =
-            parse_toml(text, Path::new("controller.toml")).map_err(|error| error.to_string())?;
-        config.check().map(|()| config)
+        Config::parse(text, Path::new("controller.toml")).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -8,11 +8,11 @@ use crate::ssd::Geometry;
 
 /// Why a request is not carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Rejected(pub(super) Status);
+pub struct Rejected(pub Status);
 
 /// Checks a request of a holder whose lease and generation were found to be the volume's. Returns where on the device
 /// it begins.
-pub(super) fn check(request: &Request, volume: &VolumeObject, device: Geometry) -> Result<u64, Rejected> {
+pub fn check(request: &Request, volume: &VolumeObject, device: Geometry) -> Result<u64, Rejected> {
     let refused = Rejected(Status::IoError);
     if request.operation.writes() && volume.read_only {
         return Err(refused);

@@ -1,6 +1,6 @@
 //! The backend: serves volumes of this host's SSDs to the frontends that lease them.
 
-mod check;
+pub mod check;
 mod in_flight;
 mod task;
 

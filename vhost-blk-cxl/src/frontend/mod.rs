@@ -5,7 +5,7 @@
 
 mod device;
 mod disk;
-mod parse;
+pub mod parse;
 mod serve;
 mod sink;
 mod slots;

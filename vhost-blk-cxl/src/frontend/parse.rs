@@ -19,17 +19,29 @@ const RANGE_BYTES: u64 = 16;
 
 /// What the parser must know of a disk.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
-    pub(crate) size_bytes: u64,
-    pub(crate) block_bytes: u32,
-    pub(crate) read_only: bool,
+pub struct Shape {
+    /// Its size.
+    pub size_bytes: u64,
+    /// Its logical block.
+    pub block_bytes: u32,
+    /// Whether writes are refused.
+    pub read_only: bool,
 }
 
 /// What a guest asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Parsed {
+pub enum Parsed {
     /// Something for the backend. Data of a write begins after the header.
-    Operation { operation: Operation, offset_bytes: u64, length_bytes: u64, may_unmap: bool },
+    Operation {
+        /// What to do.
+        operation: Operation,
+        /// Where on the disk.
+        offset_bytes: u64,
+        /// How many bytes of it.
+        length_bytes: u64,
+        /// Zeroes may be written by giving the range back.
+        may_unmap: bool,
+    },
     /// The disk's id, to be written to the first bytes of the writable part.
     Id,
     /// To be answered at once.
@@ -38,7 +50,7 @@ pub(crate) enum Parsed {
 
 /// Why a request is answered without asking the backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub enum Refusal {
     /// There is no room for a status: the request is given back without one.
     NoStatus,
     /// VIRTIO_BLK_S_IOERR.
@@ -48,7 +60,7 @@ pub(crate) enum Refusal {
 }
 
 /// Reads a request.
-pub(crate) fn parse(memory: &GuestMemory, chain: &Chain, shape: Shape) -> Parsed {
+pub fn parse(memory: &GuestMemory, chain: &Chain, shape: Shape) -> Parsed {
     if chain.writable_bytes() == 0 {
         return Parsed::Refused(Refusal::NoStatus);
     }

@@ -107,7 +107,7 @@ impl SsdConfig {
     fn parse(table: toml::Table) -> Result<Self, ConfigError> {
         let table: Table = table.try_into().map_err(|error: toml::de::Error| ConfigError::Table {
             index: 0,
-            what: error.message().to_owned(),
+            what: error.message().replace('\n', " "),
         })?;
         let name = table.name;
         let size_bytes = match table.size {

@@ -92,7 +92,8 @@ impl NicConfig {
         let name = table.get("name").and_then(toml::Value::as_str).unwrap_or("(unnamed)").to_owned();
         let config: Self = table.clone().try_into().map_err(|error: toml::de::Error| NicError::Config {
             nic: name.clone(),
-            problem: format!("{} in [[nic]]", error.message()),
+            // A key that the file quotes may have line breaks in it.
+            problem: format!("{} in [[nic]]", error.message().replace('\n', " ")),
         })?;
         let problem = match config.driver {
             Driver::Tap | Driver::AfXdp if config.interface.is_none() => "set interface in [[nic]]",

@@ -1,0 +1,38 @@
+//! What controller and endpoints tell each other.
+
+use std::fmt::Debug;
+
+use cxl_pool::{Area, EndpointId, LineCount, LineOffset};
+use pod_protocol::commands::Command;
+use pod_protocol::objects::Object;
+use pod_protocol::reports::Report;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// JSON of a command or a report; or the text of an endpoint's name.
+pub fn control(data: &[u8]) {
+    if let Some(Command::Apply { object, .. }) = survives::<Command>(data) {
+        let _ = object.id().to_string();
+        if let Object::Channel(channel) = &object {
+            let area = Area::new(LineOffset::new(4096), LineCount::new(1 << 20));
+            for (ring, words) in [(channel.outgoing, 2), (channel.incoming, 8)] {
+                if ring.check(words, area).is_ok() {
+                    assert!(area.contains_area(&ring.area(words)));
+                }
+            }
+        }
+    }
+    survives::<Report>(data);
+    survives::<Result<(), String>>(data);
+    if let Some(name) = std::str::from_utf8(data).ok().and_then(|text| text.parse::<EndpointId>().ok()) {
+        assert_eq!(name.to_string().parse().ok(), Some(name));
+    }
+}
+
+/// What can be read can be written, and is then the same.
+fn survives<T: DeserializeOwned + Serialize + PartialEq + Debug>(data: &[u8]) -> Option<T> {
+    let value: T = serde_json::from_slice(data).ok()?;
+    let again = serde_json::to_vec(&value).expect("plain data");
+    assert_eq!(serde_json::from_slice::<T>(&again).ok().as_ref(), Some(&value));
+    Some(value)
+}

@@ -1,0 +1,114 @@
+//! What a guest may write into its memory: rings, descriptors, chains.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex};
+
+use vhost_frontend::{Chain, ChainLimits, ChainReader, GuestMemory, Next, Ring, RingParts};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::input::Input;
+
+const SIZE: u16 = 16;
+const DESCRIPTORS: u64 = 0x1000;
+const AVAILABLE: u64 = 0x1100;
+const USED: u64 = 0x1200;
+/// Where an input goes: the rings, and what lies behind them. Indirect tables may lie anywhere in it.
+const MEMORY_BYTES: usize = 0x2000;
+/// A second region that touches the first, and one apart.
+const REGIONS: [(u64, usize); 3] =
+    [(DESCRIPTORS, MEMORY_BYTES), (DESCRIPTORS + MEMORY_BYTES as u64, 0x1000), (0x10_0000, 0x1000)];
+
+const INDIRECT: u64 = 1 << 28;
+const EVENT_INDEX: u64 = 1 << 29;
+pub(crate) const LIMITS: ChainLimits = ChainLimits { segments: 32, bytes: 0x4000 };
+
+/// Runs `look` with a ring whose memory begins with `data`.
+pub(crate) fn with_ring(features: u64, data: &[u8], look: impl FnOnce(&mut Ring)) {
+    thread_local! {
+        static MEMORY: RefCell<Option<GuestMemory>> = const { RefCell::new(None) };
+    }
+    let memory = MEMORY.with_borrow_mut(|memory| {
+        let regions = REGIONS.map(|(start, bytes)| (GuestAddress(start), bytes));
+        let new = || Arc::new(GuestMemoryMmap::from_ranges(&regions).expect("a little memory"));
+        Arc::clone(memory.get_or_insert_with(new))
+    });
+    let mut image = vec![0; MEMORY_BYTES];
+    let bytes = data.len().min(MEMORY_BYTES);
+    image[..bytes].copy_from_slice(&data[..bytes]);
+    memory.write_slice(&image, GuestAddress(DESCRIPTORS)).expect("guest memory");
+
+    let mut queue = Queue::new(SIZE).expect("a power of two");
+    queue.set_size(SIZE);
+    queue.try_set_desc_table_address(GuestAddress(DESCRIPTORS)).expect("aligned");
+    queue.try_set_avail_ring_address(GuestAddress(AVAILABLE)).expect("aligned");
+    queue.try_set_used_ring_address(GuestAddress(USED)).expect("aligned");
+    queue.set_ready(true);
+    let mut ring = Ring::new(RingParts {
+        index: 0,
+        queue,
+        memory,
+        kick: None,
+        call: Arc::new(Mutex::new(None)),
+        error: None,
+        features,
+        inflight: None,
+    });
+    ring.set_limits(LIMITS);
+    look(&mut ring);
+}
+
+/// One byte of features, then guest memory: sixteen descriptors, and from 0x100 on the available ring.
+pub fn chain(data: &[u8]) {
+    let mut input = Input(data);
+    let choice = input.byte();
+    let features = if choice & 1 == 0 { INDIRECT } else { 0 } | if choice & 2 == 0 { 0 } else { EVENT_INDEX };
+    with_ring(features, input.0, |ring| {
+        let mut chain = Chain::with_capacity(4);
+        let mut taken = 0;
+        loop {
+            match ring.next_chain(&mut chain) {
+                Ok(Next::Empty) => break,
+                Err(_) => {
+                    assert!(ring.is_broken());
+                    assert_eq!(
+                        ring.next_chain(&mut chain),
+                        Ok(Next::Empty),
+                        "a broken ring is empty for ever"
+                    );
+                    break;
+                }
+                Ok(Next::Malformed(_)) => {}
+                Ok(Next::Chain) => check(ring, &chain),
+            }
+            assert!(chain.head() < SIZE);
+            if choice & 4 != 0 && taken == 0 {
+                ring.put_back(&chain);
+            } else if choice & 8 != 0 {
+                let _ = ring.complete_together(&[(chain.head(), 1), (chain.head(), 2)]);
+            } else {
+                let _ = ring.complete(chain.head(), 0);
+            }
+            ring.signal();
+            taken += 1;
+            // A ring holds no more than its size; one was put back. Completions do not write what was asked here.
+            assert!(taken <= usize::from(SIZE) + 1, "the ring never ends");
+        }
+        let _ = ring.enable_notifications();
+        ring.disable_notifications();
+    });
+}
+
+/// What a walk accepts is within the limits, inside guest memory, and accounted for.
+fn check(ring: &Ring, chain: &Chain) {
+    assert!(chain.readable().len() + chain.writable().len() <= usize::from(LIMITS.segments));
+    assert!(chain.readable_bytes() + chain.writable_bytes() <= LIMITS.bytes);
+    for (segments, bytes) in
+        [(chain.readable(), chain.readable_bytes()), (chain.writable(), chain.writable_bytes())]
+    {
+        assert_eq!(segments.iter().map(|segment| u64::from(segment.bytes)).sum::<u64>(), bytes);
+        assert!(segments.iter().all(|segment| segment.bytes > 0));
+        let mut all = vec![0; usize::try_from(bytes).expect("within the limits")];
+        assert_eq!(ChainReader::new(ring.memory(), segments).read(&mut all), Ok(()));
+    }
+}

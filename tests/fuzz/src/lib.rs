@@ -1,0 +1,39 @@
+//! One function per parser that takes bytes from someone who is not trusted. It panics if the parser does, or if what was
+//! accepted breaks the promise that the code behind it relies on.
+//!
+//! The fuzz targets call these functions, and so does an ordinary test of the workspace, over the corpus.
+
+mod blk;
+mod channel;
+mod configuration;
+mod control;
+mod guest;
+mod input;
+mod net;
+mod pool;
+
+pub use blk::{blk_chain, blk_message};
+pub use channel::exchange;
+pub use configuration::{configuration, rest};
+pub use control::control;
+pub use guest::chain;
+pub use net::{net_message, switch};
+pub use pool::{regions, superblock};
+
+/// A target.
+pub type Target = fn(&[u8]);
+
+/// Every target, by the name of its corpus.
+pub const TARGETS: [(&str, Target); 11] = [
+    ("blk_chain", blk_chain),
+    ("blk_message", blk_message),
+    ("chain", chain),
+    ("configuration", configuration),
+    ("control", control),
+    ("exchange", exchange),
+    ("net_message", net_message),
+    ("regions", regions),
+    ("rest", rest),
+    ("superblock", superblock),
+    ("switch", switch),
+];

@@ -1,0 +1,100 @@
+//! What a frontend may send to a network backend.
+
+use cxl_pool::{Area, LineCount, LineOffset};
+use pod_protocol::ids::MacAddress;
+use pod_protocol::objects::RegistrationState;
+use vhost_net_cxl::backend::RegistrationIndex;
+use vhost_net_cxl::backend::switch::Switch;
+use vhost_net_cxl::ethernet::Addresses;
+use vhost_net_cxl::message::NetMessage;
+use vhost_net_cxl::offloads::Offloads;
+use vhost_net_cxl::vnet_header::{ETHERNET_BYTES, VnetHeader};
+
+use super::input::Input;
+
+/// Two words of a message; offloads, MTU and length of a frame; its virtio-net header.
+pub fn net_message(data: &[u8]) {
+    let mut input = Input(data);
+    let words = input.words::<2>();
+    if let Some(message) = NetMessage::decode(words) {
+        assert_eq!(message.encode(), words.map(|word| word & !(1 << 63)));
+        let area = Area::new(LineOffset::new(4096), LineCount::new(4096));
+        if area.contains(message.line.bytes(), u64::from(message.bytes)) {
+            let end = message.line.get() * 64 + u64::from(message.bytes);
+            assert!(message.line >= area.start && end <= area.end().get() * 64);
+        }
+    }
+    let allowed = Offloads::from_bits(input.u32());
+    let (mtu, frame_bytes) = (input.u16(), input.u32());
+    let header = VnetHeader::parse(input.array());
+    assert_eq!(VnetHeader::parse(header.to_bytes()), header);
+    let Ok(clean) = header.check(frame_bytes, mtu, allowed) else { return };
+    assert!(frame_bytes >= ETHERNET_BYTES);
+    assert!(allowed.contains(clean.required()));
+    assert!(clean.is_large() || frame_bytes <= u32::from(mtu) + 22);
+    if clean.needs_checksum() {
+        assert!(u32::from(clean.checksum_start) + u32::from(clean.checksum_offset) + 2 <= frame_bytes);
+    }
+    if clean.is_large() {
+        assert!(clean.needs_checksum() && clean.gso_bytes > 0 && clean.gso_bytes <= mtu);
+        assert!(u32::from(clean.header_bytes) <= frame_bytes);
+    }
+    // What is clean stays as it is: the backend relies on that to find who did not check.
+    assert_eq!(clean.check(frame_bytes, mtu, allowed), Ok(clean));
+}
+
+/// A choice of few addresses, so that they meet, groups included.
+fn address(code: u8) -> MacAddress {
+    match code {
+        0xff => MacAddress::BROADCAST,
+        _ if code & 0x80 != 0 => MacAddress::new([1, 0, 0x5e, 0, 0, code]),
+        _ => MacAddress::new([2, 0, 0, 0, 0, code % 8]),
+    }
+}
+
+/// Registrations that come, change and go, and frames between them: of three bytes each.
+pub fn switch(data: &[u8]) {
+    let mut switch = Switch::new();
+    let mut known = [None; 256];
+    let mut receivers = Vec::new();
+    let mut input = Input(data.get(..3 * 512).unwrap_or(data));
+    while !input.is_empty() {
+        let [action, a, b] = input.array();
+        let index = RegistrationIndex::new(a.into()).expect("below the limit");
+        let state = match action % 5 {
+            0 => Some(RegistrationState::Active),
+            1 => Some(RegistrationState::Standby),
+            2 => Some(RegistrationState::Draining),
+            3 => {
+                switch.remove(index);
+                known[index.get()] = None;
+                continue;
+            }
+            _ => None,
+        };
+        if let Some(state) = state {
+            // An instance's own address is never a group's: the controller gives out no others.
+            let mac = address(b & 0x7f);
+            switch.set(index, mac, state);
+            known[index.get()] = Some((mac, state));
+            continue;
+        }
+        let mut front = [0; Addresses::BYTES];
+        front[..6].copy_from_slice(&address(a).bytes());
+        front[6..].copy_from_slice(&address(b).bytes());
+        let frame = Addresses::parse(front);
+        let to_wire = switch.route(frame, &mut receivers);
+        for receiver in &receivers {
+            let (mac, state) = known[receiver.get()].expect("receivers are registered");
+            assert_ne!(state, RegistrationState::Standby, "those on standby receive nothing");
+            assert_ne!(mac, frame.source, "nobody receives its own frame");
+            assert!(frame.is_flooded() || mac == frame.destination, "frames of others stay theirs");
+        }
+        let mut once: Vec<_> = receivers.iter().map(|receiver| receiver.get()).collect();
+        once.sort_unstable();
+        once.dedup();
+        assert_eq!(once.len(), receivers.len(), "nobody receives a frame twice");
+        assert!(frame.is_flooded() || receivers.len() <= 1);
+        assert_eq!(to_wire, frame.is_flooded() || receivers.is_empty() && frame.destination != frame.source);
+    }
+}
