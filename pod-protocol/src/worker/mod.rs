@@ -128,6 +128,10 @@ impl<T: Task + 'static> Worker<T> {
                     last_work = Instant::now();
                     continue;
                 }
+                if self.config.cpu.is_none() {
+                    // Who has work comes before who waits for some: perhaps the very guest or peer that we wait for.
+                    thread::yield_now();
+                }
             }
             if self.config.cpu.is_some() || last_work.elapsed() < self.config.busy_poll {
                 std::hint::spin_loop();
