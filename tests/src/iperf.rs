@@ -88,8 +88,13 @@ impl Server {
 
 /// A command line for the guest.
 pub fn command(way: Way, seconds: u32) -> String {
+    command_to(CLIENT_ADDRESS, way, seconds)
+}
+
+/// As [`command`], with another server than the client's.
+pub fn command_to(server: &str, way: Way, seconds: u32) -> String {
     let reverse = if way == Way::In { " --reverse" } else { "" };
-    format!("iperf3 --client {CLIENT_ADDRESS} --time {seconds} --json{reverse}")
+    format!("iperf3 --client {server} --time {seconds} --json{reverse}")
 }
 
 /// Runs it for some seconds.

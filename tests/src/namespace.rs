@@ -118,6 +118,20 @@ pub(crate) fn connect(one: (&Namespace, &str), other: (&Namespace, &str)) -> Res
     other_namespace.ip(&["link", "set", other_name, "up"])
 }
 
+/// Lets only complete frames leave through an interface, as on a real cable: segmented, with their checksums.
+pub(crate) fn complete_frames(namespace: &Namespace, interface: &str) -> Result<()> {
+    let output = namespace
+        .command(Path::new("ethtool"))
+        .args(["-K", interface, "tx", "off", "tso", "off", "gso", "off"])
+        .output()
+        .context("cannot run ethtool: apt-get install ethtool")?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        bail!("`ethtool -K {interface}` failed: {}", text.trim());
+    }
+    Ok(())
+}
+
 /// A bridge that forwards at once and floods multicast.
 pub(crate) fn bridge(namespace: &Namespace, name: &str) -> Result<()> {
     namespace.ip(&[

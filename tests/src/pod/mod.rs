@@ -24,7 +24,7 @@ use crate::namespace::Namespace;
 use crate::process::Daemon;
 use crate::runner;
 
-pub use plan::{HostPlan, PodBuilder};
+pub use plan::{HostPlan, NicDriver, PodBuilder};
 pub use role::Role;
 use topology::Topology;
 pub use vm::{PodVm, VmShape};
@@ -111,11 +111,11 @@ impl PodBuilder {
         };
         let directory = runner::state_directory(&tag)?;
         let memory = runner::memory_directory(&tag)?;
-        let topology = Topology::build(&tag, &self.hosts)?;
+        let topology = Topology::build(&tag, &self.hosts, self.nic_driver)?;
         fs::create_dir(directory.join("log"))?;
         let pool = memory.join("pool");
         for (index, host) in self.hosts.iter().enumerate() {
-            let text = host.config(index + 1, &pool, &directory);
+            let text = host.config(index + 1, &pool, &directory, self.nic_driver);
             fs::write(directory.join(format!("{}.toml", host.name)), text)?;
         }
         fs::write(directory.join("controller.toml"), controller_config(&pool, &directory))?;
@@ -329,9 +329,14 @@ impl Pod {
             nics: vec![NicRequest::default()],
             volumes: volumes.iter().map(|(volume, ..)| (*volume).to_owned()).collect(),
         };
-        let instance = self.client.create_instance(&request, READY_DEADLINE)?;
+        self.create_instance_as(&request)
+    }
+
+    /// Creates an instance as the request says, and waits until a VM can start.
+    pub fn create_instance_as(&self, request: &CreateInstance) -> Result<Instance> {
+        let instance = self.client.create_instance(request, READY_DEADLINE)?;
         if !instance.ready {
-            bail!("{name} is not ready: it waits for {}", instance.waiting_for.join(", "));
+            bail!("{} is not ready: it waits for {}", request.name, instance.waiting_for.join(", "));
         }
         Ok(instance)
     }

@@ -9,7 +9,29 @@ pub struct PodBuilder {
     pub(super) hosts: Vec<HostPlan>,
     pub(super) coherence: &'static str,
     pub(super) pool_size: &'static str,
+    pub(super) nic_driver: NicDriver,
     pub(super) keep: bool,
+}
+
+/// Which driver runs the NICs of a pod, all of which are ends of cables to the switch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NicDriver {
+    /// `tap`: a bridge joins a TAP device with the cable.
+    Tap,
+    /// `af-xdp`: on the end of the cable itself, which carries complete frames as a real one does.
+    AfXdp,
+}
+
+impl NicDriver {
+    /// What `[[nic]]` says of the NIC in this place of its host.
+    fn config(self, index: usize) -> String {
+        match self {
+            Self::Tap => {
+                format!("driver = \"tap\"\ninterface = \"tap{index}\"\nuplink = \"eth{index}\"")
+            }
+            Self::AfXdp => format!("driver = \"af-xdp\"\ninterface = \"eth{index}\""),
+        }
+    }
 }
 
 /// One host of it.
@@ -68,7 +90,7 @@ impl HostPlan {
     }
 
     /// What `host.toml` says. `directory` is the pod's state.
-    pub(super) fn config(&self, id: usize, pool: &Path, directory: &Path) -> String {
+    pub(super) fn config(&self, id: usize, pool: &Path, directory: &Path, driver: NicDriver) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.
         let _ = write!(
@@ -81,8 +103,10 @@ impl HostPlan {
         for (index, nic) in self.nics.iter().enumerate() {
             let _ = write!(
                 text,
-                "\n[[nic]]\nname = \"{}\"\ndriver = \"tap\"\ninterface = \"tap{index}\"\nuplink = \"eth{index}\"\nbackup = {}\n",
-                nic.name, nic.backup,
+                "\n[[nic]]\nname = \"{}\"\n{}\nbackup = {}\n",
+                nic.name,
+                driver.config(index),
+                nic.backup,
             );
         }
         for ssd in &self.ssds {
@@ -102,7 +126,13 @@ impl HostPlan {
 impl PodBuilder {
     /// A pod without hosts.
     pub fn new() -> Self {
-        Self { hosts: Vec::new(), coherence: "software", pool_size: "1G", keep: false }
+        Self {
+            hosts: Vec::new(),
+            coherence: "software",
+            pool_size: "1G",
+            nic_driver: NicDriver::Tap,
+            keep: false,
+        }
     }
 
     /// The pod that the demo shows: `h1` runs VMs and owns no device, `h2` owns a NIC and an SSD, `h3` the backup NIC and
@@ -128,6 +158,13 @@ impl PodBuilder {
         self
     }
 
+    /// With its NICs run by this driver.
+    #[must_use]
+    pub fn nic_driver(mut self, driver: NicDriver) -> Self {
+        self.nic_driver = driver;
+        self
+    }
+
     /// The pod stays when this process ends.
     #[must_use]
     pub fn keep(mut self, keep: bool) -> Self {
@@ -150,8 +187,10 @@ mod tests {
     #[test]
     fn daemons_can_read_what_is_written() {
         let pod = PodBuilder::three_hosts();
-        for (index, host) in pod.hosts.iter().enumerate() {
-            let text = host.config(index + 1, Path::new("/dev/shm/p"), Path::new("/tmp/p"));
+        let drivers = [NicDriver::Tap, NicDriver::AfXdp];
+        let hosts = pod.hosts.iter().enumerate();
+        for ((index, host), driver) in hosts.flat_map(|host| drivers.map(|driver| (host, driver))) {
+            let text = host.config(index + 1, Path::new("/dev/shm/p"), Path::new("/tmp/p"), driver);
             let config = HostConfig::parse(&text, Path::new("host.toml")).unwrap();
             assert_eq!(config.host.name, host.name);
             assert_eq!(config.nic.len(), host.nics.len());

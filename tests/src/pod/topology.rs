@@ -2,8 +2,8 @@
 
 use anyhow::{Context as _, Result};
 
-use super::{CLIENT_ADDRESS, HostPlan};
-use crate::namespace::{Namespace, bridge, connect};
+use super::{CLIENT_ADDRESS, HostPlan, NicDriver};
+use crate::namespace::{Namespace, bridge, complete_frames, connect};
 
 /// The namespaces of a pod.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(super) struct Topology {
 const SWITCH: &str = "tor";
 
 impl Topology {
-    pub(super) fn build(tag: &str, plans: &[HostPlan]) -> Result<Self> {
+    pub(super) fn build(tag: &str, plans: &[HostPlan], driver: NicDriver) -> Result<Self> {
         let switch = Namespace::create(&format!("{tag}-tor"))?;
         bridge(&switch, SWITCH)?;
         let client = Namespace::create(&format!("{tag}-client"))?;
@@ -30,7 +30,7 @@ impl Topology {
         for plan in plans {
             let host = Namespace::create(&format!("{tag}-{}", plan.name))?;
             for (index, nic) in plan.nics.iter().enumerate() {
-                build_nic(&switch, &host, &port(&plan.name, &nic.name), index)?;
+                build_nic(&switch, &host, &port(&plan.name, &nic.name), index, driver)?;
             }
             hosts.push((plan.name.clone(), host));
         }
@@ -56,11 +56,21 @@ impl Topology {
     }
 }
 
-/// The host's end of the cable is `eth<index>`; a bridge joins it with the TAP device that the backend opens.
-fn build_nic(switch: &Namespace, host: &Namespace, port: &str, index: usize) -> Result<()> {
+/// The host's end of the cable is `eth<index>`. For the TAP driver, a bridge joins it with the TAP device that the
+/// backend opens.
+fn build_nic(
+    switch: &Namespace,
+    host: &Namespace,
+    port: &str,
+    index: usize,
+    driver: NicDriver,
+) -> Result<()> {
     let (uplink, tap, joint) = (format!("eth{index}"), format!("tap{index}"), format!("br{index}"));
     connect((switch, port), (host, &uplink))?;
     switch.ip(&["link", "set", port, "master", SWITCH])?;
+    if driver == NicDriver::AfXdp {
+        return complete_frames(switch, port);
+    }
     bridge(host, &joint)?;
     host.ip(&["tuntap", "add", "dev", &tap, "mode", "tap"])?;
     for member in [&uplink, &tap] {

@@ -50,6 +50,17 @@ impl Pod {
     /// Boots the test guest with the devices of `instance`, in the namespace of its host, and gives its first NIC
     /// [`GUEST_ADDRESS`].
     pub fn boot(&self, instance: &Instance, guest: &Guest, shape: VmShape) -> Result<PodVm> {
+        self.boot_at(GUEST_ADDRESS, instance, guest, shape)
+    }
+
+    /// As [`Pod::boot`], with another address for its first NIC.
+    pub fn boot_at(
+        &self,
+        address: &str,
+        instance: &Instance,
+        guest: &Guest,
+        shape: VmShape,
+    ) -> Result<PodVm> {
         let mut spec = VmSpec {
             name: instance.name.clone(),
             memory_mib: shape.memory_mib,
@@ -94,7 +105,7 @@ impl Pod {
         };
         let booted = PodVm { agent, vm };
         if !instance.nics.is_empty() {
-            booted.exec(&format!("ip address add {GUEST_ADDRESS}/24 dev eth0 && ip link set eth0 up"))?;
+            booted.exec(&format!("ip address add {address}/24 dev eth0 && ip link set eth0 up"))?;
         }
         Ok(booted)
     }

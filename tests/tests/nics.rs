@@ -1,0 +1,88 @@
+//! NICs of other shapes than the usual one: several queues, and another driver.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest_images::{Guest, Silent};
+use pod_controller::api::{CreateInstance, NicRequest};
+use wadi_tests::iperf::{self, Way};
+use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, NicDriver, Pod, PodBuilder, VmShape};
+
+fn two_nics() -> PodBuilder {
+    PodBuilder::new()
+        .host(HostPlan::new("h1").vms())
+        .host(HostPlan::new("h2").nic("nic0"))
+        .host(HostPlan::new("h3").backup_nic("nic1"))
+}
+
+/// Waits until the instance's NIC is this one.
+fn wait_for_nic(pod: &Pod, nic: &str) {
+    let started = Instant::now();
+    loop {
+        let now = pod.api().instance("vm1").unwrap().nics[0].nic.clone();
+        if now == nic {
+            return;
+        }
+        assert!(started.elapsed() < Duration::from_secs(10), "the NIC is still {now}, not {nic}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn two_pairs_of_queues_carry_streams_through_a_failover() {
+    let guest = Guest::ensure(&mut Silent).unwrap();
+    let pod = two_nics().start().unwrap();
+    let request = CreateInstance {
+        name: "vm1".to_owned(),
+        host: "h1".to_owned(),
+        nics: vec![NicRequest { queue_pairs: Some(2), ..NicRequest::default() }],
+        volumes: Vec::new(),
+    };
+    let instance = pod.create_instance_as(&request).unwrap();
+    assert_eq!(instance.nics[0].queue_pairs, 2);
+    let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();
+    let server = iperf::Server::start(&pod).unwrap();
+
+    vm.exec("ethtool -L eth0 combined 2").unwrap();
+    assert_eq!(vm.exec("ls -d /sys/class/net/eth0/queues/tx-* | wc -l").unwrap().trim(), "2");
+    for way in [Way::Out, Way::In] {
+        let output = vm.exec(&format!("{} --parallel 4", iperf::command(way, 2))).unwrap();
+        iperf::Report::parse(&output).unwrap();
+    }
+    // Down to one and up again while the device is in use.
+    vm.exec("ethtool -L eth0 combined 1 && ethtool -L eth0 combined 2").unwrap();
+
+    let stream = vm.start(&format!("{} --parallel 4", iperf::command(Way::Out, 4))).unwrap();
+    thread::sleep(Duration::from_millis(1500));
+    pod.pull_cable("h2", "nic0").unwrap();
+    wait_for_nic(&pod, "h3/nic1");
+    iperf::Report::parse(&stream.finish(Duration::from_secs(40)).unwrap()).unwrap();
+    let output = vm.exec(&format!("{} --parallel 4", iperf::command(Way::In, 1))).unwrap();
+    iperf::Report::parse(&output).unwrap();
+    drop(server);
+}
+
+#[test]
+fn af_xdp_carries_streams_through_a_failover() {
+    let guest = Guest::ensure(&mut Silent).unwrap();
+    let pod = two_nics().nic_driver(NicDriver::AfXdp).start().unwrap();
+    let instance = pod.create_instance("vm1", "h1", &[]).unwrap();
+    let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();
+    let server = iperf::Server::start(&pod).unwrap();
+
+    let said = vm.exec(&format!("ping -c 10 -i 0.1 -q {CLIENT_ADDRESS}")).unwrap();
+    assert!(said.contains("10 packets received, 0% packet loss"), "{said}");
+    let said = vm.exec(&format!("ping -c 5 -i 0.1 -s 1472 -q {CLIENT_ADDRESS}")).unwrap();
+    assert!(said.contains("5 packets received, 0% packet loss"), "{said}");
+    for way in [Way::Out, Way::In] {
+        iperf::run(&vm, way, 2).unwrap();
+    }
+
+    let stream = vm.start(&iperf::command(Way::Out, 4)).unwrap();
+    thread::sleep(Duration::from_millis(1500));
+    pod.pull_cable("h2", "nic0").unwrap();
+    wait_for_nic(&pod, "h3/nic1");
+    iperf::Report::parse(&stream.finish(Duration::from_secs(40)).unwrap()).unwrap();
+    iperf::run(&vm, Way::In, 1).unwrap();
+    drop(server);
+}
