@@ -34,6 +34,7 @@ use self::switch::Switch;
 use crate::channel_end::{ChannelEnd, MESSAGES_PER_LOOK, whole_pool};
 use crate::counters::{LeaseBook, NicCounters};
 use crate::ethernet::announcement;
+use crate::nic::failed::FailedNic;
 use crate::nic::{Batch, Nic, NicError, Piece};
 use crate::offloads::Offloads;
 
@@ -343,7 +344,8 @@ impl Port {
         self.was_up && self.area.is_some() && self.registrations.iter().flatten().any(|it| it.announce)
     }
 
-    /// Notes an error of the driver. The NIC counts as failed from then on, and the controller hears of it once.
+    /// Notes an error of the driver. The NIC counts as failed from then on, its driver is closed, and the controller
+    /// hears of it once.
     fn check(&mut self, outcome: Result<(), NicError>, tell: &Tell) {
         let Err(error) = outcome else { return };
         self.counters.errors.add(1);
@@ -353,6 +355,7 @@ impl Port {
         let device = self.nic.identity().name.clone();
         tracing::error!(%error, "NIC failed");
         tell(Report::DeviceFailed { device, reason: error.to_string() });
+        self.nic = Box::new(FailedNic::in_place_of(self.nic.as_ref()));
     }
 }
 

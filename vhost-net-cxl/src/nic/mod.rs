@@ -13,6 +13,7 @@
 pub mod af_xdp;
 pub mod carrier;
 mod config;
+pub mod failed;
 mod netlink;
 pub mod null;
 mod open;

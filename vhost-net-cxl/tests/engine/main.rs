@@ -2,6 +2,7 @@
 //! wire. Everything is turned by hand, so a failure replays.
 
 mod echo;
+mod failing;
 mod failover;
 mod guest;
 mod hostile;

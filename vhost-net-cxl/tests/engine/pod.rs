@@ -89,13 +89,17 @@ impl<M: Memory> TestBackend<M> {
     pub(crate) fn new(memory: &M, nic: &str, receive_area: Area) -> Self {
         let table = format!("name = '{NIC}'\ndriver = 'null'\n{nic}").parse().expect("TOML");
         let nic = NullNic::new(&NicConfig::parse(&table).expect("valid"), memory.clone());
+        Self::with_nic(memory, Box::new(nic), receive_area)
+    }
+
+    pub(crate) fn with_nic(memory: &M, nic: Box<dyn Nic>, receive_area: Area) -> Self {
         let link = nic.link().clone();
         let book = LeaseBook::default();
         let reports: Arc<Mutex<Vec<Report>>> = Arc::default();
         let told = Arc::clone(&reports);
         let tell = Box::new(move |report| told.lock().expect("unpoisoned").push(report));
         let counters = Arc::new(NicCounters::default());
-        let nics: Vec<(Box<dyn Nic>, _)> = vec![(Box::new(nic), Arc::clone(&counters))];
+        let nics: Vec<(Box<dyn Nic>, _)> = vec![(nic, Arc::clone(&counters))];
         let mut task = Backend::new(memory.clone(), nics, book.clone(), Box::new(open(memory)), tell);
         let object = NicObject { nic: NIC.into(), rx_area: receive_area };
         task.apply(Object::Nic(object), None).expect("started");
