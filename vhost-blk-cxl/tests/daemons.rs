@@ -156,8 +156,9 @@ impl Pod {
         };
         let root = self.directory.path();
         let log = File::options().create(true).append(true).open(root.join("log")).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_vhost-blk-cxl"))
-            .args([name, "--config"])
+        // Nothing outlives a test, however it ends.
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", env!("CARGO_BIN_EXE_vhost-blk-cxl"), name, "--config"])
             .arg(root.join(format!("{name}.toml")))
             .stderr(log)
             .stdin(Stdio::null())

@@ -316,7 +316,9 @@ struct Predecessor(Child);
 
 impl Predecessor {
     fn start(path: &Path) -> Self {
-        let child = Process::new(std::env::current_exe().unwrap())
+        let child = Process::new("setpriv")
+            .args(["--pdeathsig", "KILL"])
+            .arg(std::env::current_exe().unwrap())
             .args(["--exact", "the_predecessor", "--nocapture"])
             .env(PREDECESSOR, path)
             .stdin(Stdio::piped())
