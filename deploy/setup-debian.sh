@@ -16,6 +16,7 @@ needed=(
   "qemu-utils:/usr/bin/qemu-storage-daemon:the rival of the storage benchmarks"
   "fio:/usr/bin/fio:a load generator of the storage benchmarks"
   "iperf3:/usr/bin/iperf3:the other end of the guest's network traffic"
+  "ethtool:/usr/sbin/ethtool:turns offloads off on the switch port of an AF_XDP NIC in tests"
   "iproute2:/usr/sbin/ip:builds a pod's hosts from network namespaces"
   "iputils-ping:/usr/bin/ping:lets you look around in a pod that was kept"
   "procps:/usr/bin/ps:lets you look around in a pod that was kept"
