@@ -6,6 +6,25 @@ use crate::header::{self, EPOCH_BIT, LINE_WORDS, Sleep};
 use crate::policy::PREFETCH_LINES;
 use crate::{ReceivePolicy, RingPlacement};
 
+/// Takes the messages out of a line; false if one of them is not new, or may be a slot that was emptied.
+#[inline]
+fn take_line<const WORDS: usize>(
+    line: &[u64; LINE_WORDS],
+    epoch: u64,
+    messages: &mut [[u64; WORDS]],
+) -> bool {
+    let (mut differing, mut emptied) = (0, false);
+    for (words, message) in line.as_chunks::<WORDS>().0.iter().zip(messages) {
+        let last = words[WORDS - 1];
+        differing |= last ^ epoch;
+        // With the bit of the other laps it is not zero.
+        emptied |= epoch == 0 && last == 0;
+        *message = *words;
+        message[WORDS - 1] = last & !EPOCH_BIT;
+    }
+    differing & EPOCH_BIT == 0 && !emptied
+}
+
 /// The receiving side of a channel of messages of `WORDS` words: 2 (16 B) or 8 (64 B).
 #[cfg_attr(test, derive(Clone, Hash))]
 pub struct Receiver<M: Memory, const WORDS: usize> {
@@ -152,48 +171,49 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
     /// Receives as many messages as there are and fit, and says how many.
     #[inline]
     pub fn receive_batch(&mut self, into: &mut [[u64; WORDS]]) -> usize {
-        let per_line = LINE_WORDS / WORDS;
         let mut count = 0;
         while count < into.len() {
-            let at_line = self.received.is_multiple_of(Self::SLOTS_PER_LINE);
-            if at_line
-                && into.len() - count >= per_line
-                && self.receive_line(&mut into[count..count + per_line])
-            {
-                count += per_line;
-                continue;
+            let whole = self.receive_lines(&mut into[count..]);
+            count += whole;
+            if whole == 0 {
+                match self.receive() {
+                    Some(message) => into[count] = message,
+                    None => break,
+                }
+                count += 1;
             }
-            match self.receive() {
-                Some(message) => into[count] = message,
-                None => break,
-            }
-            count += 1;
         }
         count
     }
 
-    /// Receives the messages of the next line, if it is full of new ones. If not, nothing changes, and
-    /// [`receive`](Self::receive) finds out what is the matter.
+    /// Receives the messages of the next lines that are full of new ones, some of them at least. If there are none, nothing
+    /// changes, and [`receive`](Self::receive) finds out what is the matter.
     #[inline]
-    fn receive_line(&mut self, into: &mut [[u64; WORDS]]) -> bool {
-        if self.state != State::Open || !M::COHERENT && self.policy.invalidates_before() {
-            return false;
+    fn receive_lines(&mut self, into: &mut [[u64; WORDS]]) -> usize {
+        let at_line = self.received.is_multiple_of(Self::SLOTS_PER_LINE);
+        if !at_line || self.state != State::Open || !M::COHERENT && self.policy.invalidates_before() {
+            return 0;
         }
-        let at = self.line(self.received / Self::SLOTS_PER_LINE);
+        let line = (self.received / Self::SLOTS_PER_LINE) & (self.lines - 1);
         let epoch = header::epoch(self.received >> self.slots.trailing_zeros());
-        let line = self.memory.load_words::<LINE_WORDS>(at);
-        let mut complete = true;
-        for (words, message) in line.as_chunks::<WORDS>().0.iter().zip(into) {
-            let last = words[WORDS - 1];
-            complete &= last & EPOCH_BIT == epoch && last != 0;
-            *message = *words;
-            message[WORDS - 1] = last & !EPOCH_BIT;
+        // On to the end of the lap, where the epoch changes, or until the sender is to be told. What is done to the cache, is
+        // done line by line.
+        let until_told = (self.slots / 2).saturating_sub(self.lag()).div_ceil(Self::SLOTS_PER_LINE).max(1);
+        let most = if M::COHERENT { (self.lines - line).min(until_told) } else { 1 };
+        let (lines, _) = into.split_at_mut(into.len() - into.len() % (LINE_WORDS / WORDS));
+        let mut count = 0;
+        for (number, messages) in (line..line + most).zip(lines.chunks_exact_mut(LINE_WORDS / WORDS)) {
+            let words = self.memory.load_words::<LINE_WORDS>(self.line(number));
+            if !take_line(&words, epoch, messages) {
+                break;
+            }
+            count += LINE_WORDS / WORDS;
         }
-        if complete {
-            self.received += Self::SLOTS_PER_LINE;
-            self.consumed(at);
+        if count > 0 {
+            self.received += count as u64;
+            self.consumed(self.line(line));
         }
-        complete
+        count
     }
 
     /// Announces sleep and looks once more: true if there is still nothing, so that the sender will ring for the

@@ -4,7 +4,7 @@ use cxl_pool::{ByteOffset, Generation, LINE_BYTES, Memory};
 use thiserror::Error;
 
 use crate::RingPlacement;
-use crate::header::{self, EPOCH_BIT, LINE_WORDS, Sleep};
+use crate::header::{self, EPOCH_BIT, LINE_WORDS, Sleep, low_bits};
 
 /// The ring has no room, or the receiver has not accepted the generation yet. Try again later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -146,17 +146,13 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
     pub fn send_batch(&mut self, messages: &[[u64; WORDS]]) -> usize {
         let count = messages.len().min(self.free() as usize);
         let per_line = LINE_WORDS / WORDS;
-        let past_line_start = (self.sent & (Self::SLOTS_PER_LINE - 1)) as usize;
-        let to_line_end = (per_line - past_line_start) & (per_line - 1);
+        let to_line_end = per_line - 1 - low_bits(self.sent.wrapping_sub(1)) as usize % per_line;
         let (first, rest) = messages[..count].split_at(to_line_end.min(count));
         for message in first {
             self.put(*message);
         }
-        let lines = rest.chunks_exact(per_line);
-        let last = lines.remainder();
-        for messages in lines {
-            self.put_line(messages);
-        }
+        let (lines, last) = rest.split_at(rest.len() - rest.len() % per_line);
+        self.put_lines(lines);
         for message in last {
             self.put(*message);
         }
@@ -181,17 +177,27 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
         }
     }
 
-    /// Puts messages that fill a line.
+    /// Puts messages that fill whole lines.
     #[inline]
-    fn put_line(&mut self, messages: &[[u64; WORDS]]) {
-        let (at, epoch) = (self.next_slot(), self.epoch());
-        let mut line = [0; LINE_WORDS];
-        for (words, message) in line.chunks_exact_mut(WORDS).zip(messages) {
-            words.copy_from_slice(&with_epoch(*message, epoch));
+    fn put_lines(&mut self, mut messages: &[[u64; WORDS]]) {
+        while !messages.is_empty() {
+            // On to the end of the lap, where the epoch changes.
+            let left = self.slots - (self.sent & (self.slots - 1));
+            let (lap, rest) = messages.split_at(messages.len().min(low_bits(left) as usize));
+            let (mut at, epoch) = (self.next_slot(), self.epoch());
+            for messages in lap.chunks_exact(LINE_WORDS / WORDS) {
+                let mut line = [0; LINE_WORDS];
+                line.copy_from_slice(messages.as_flattened());
+                for words in line.as_chunks_mut::<WORDS>().0 {
+                    *words = with_epoch(*words, epoch);
+                }
+                self.memory.store_words(at, line);
+                self.memory.write_back(at, LINE_BYTES as u64);
+                at = at.saturating_add(LINE_BYTES as u64);
+            }
+            self.sent += lap.len() as u64;
+            messages = rest;
         }
-        self.memory.store_words(at, line);
-        self.sent += Self::SLOTS_PER_LINE;
-        self.memory.write_back(at, LINE_BYTES as u64);
     }
 
     #[inline]
@@ -247,7 +253,7 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
         let word = self.memory.load(line.saturating_add(header::CONSUMED));
         if let Some(consumed) = header::untagged(word, self.generation) {
             self.ready = true;
-            let more = u64::from(consumed.wrapping_sub(header::low_bits(self.consumed)));
+            let more = u64::from(consumed.wrapping_sub(low_bits(self.consumed)));
             // A receiver that claims to have consumed what was never sent is wrong, and is not believed.
             if more <= self.sent - self.consumed {
                 self.consumed += more;

@@ -27,12 +27,7 @@ impl<M: Memory, const WORDS: usize> Outlet<WORDS> for Sender<M, WORDS> {
     }
 
     fn offer(&mut self, messages: &[[u64; WORDS]]) -> usize {
-        for (count, message) in messages.iter().enumerate() {
-            if self.send(*message).is_err() {
-                return count;
-            }
-        }
-        messages.len()
+        self.send_batch(messages)
     }
 
     fn publish(&mut self) {

@@ -1,6 +1,7 @@
 //! `channel`: message channels, the paper's steps (Oasis, Figure 6), ours and a rival.
 
 mod ends;
+mod one_core;
 mod run;
 mod summary;
 mod traffic;
@@ -70,6 +71,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         println!("The machine is busy (load {load}): latencies, above all, will show that. Run this alone.");
     }
     let mut bench = Bench::new(cores)?;
+    one_core::print(&mut bench)?;
     let rates: Vec<Option<f64>> = [None].into_iter().chain(options.rates.iter().copied().map(Some)).collect();
     let total = options.rounds as usize * rates.len() * 2 * Variant::ALL.len();
     let mut samples = Vec::with_capacity(total);

@@ -18,7 +18,7 @@ use super::variant::Variant;
 use crate::cores::{self, Cores};
 
 /// As in the paper.
-const SLOTS: u32 = 8192;
+pub(super) const SLOTS: u32 = 8192;
 
 /// What the sending process is told.
 #[derive(Args)]
@@ -69,6 +69,24 @@ impl Bench {
             Variant::Coherent => self.between_processes::<_, WORDS>(&self.pool.hardware(), variant, traffic),
             _ => self.between_processes::<_, WORDS>(&self.pool.software(), variant, traffic),
         }
+    }
+
+    /// Both ends of a channel in this thread.
+    pub(super) fn both_ends<M: Memory, const WORDS: usize>(
+        &mut self,
+        memory: &M,
+    ) -> Result<(Sender<M, WORDS>, Receiver<M, WORDS>)> {
+        self.generation = self.generation.next();
+        let (placement, generation) = (placement(&self.pool), self.generation);
+        let mut sender = Sender::begin(memory.clone(), placement, generation);
+        sender.set_wakeups(false);
+        let mut receiver = Receiver::open(memory.clone(), placement, generation);
+        ensure!(receiver.ready() && sender.ready(), "the two ends do not find each other");
+        Ok((sender, receiver))
+    }
+
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
     }
 
     fn between_processes<M: Memory, const WORDS: usize>(

@@ -323,7 +323,7 @@ fn with_step<R>(run: impl FnOnce(&mut Step) -> R) -> R {
 fn mutation_at(operation: Operation, location: &'static Location<'static>) -> Option<Mutation> {
     let site = Site::new(operation, location);
     SITES.with_borrow_mut(|sites| sites.insert(site.clone()));
-    MUTATION.with_borrow(|mutation| mutation.clone()).filter(|mutation| mutation.site == site)
+    MUTATION.with_borrow(Clone::clone).filter(|mutation| mutation.site == site)
 }
 
 fn place(at: ByteOffset) -> (usize, usize) {

@@ -323,17 +323,17 @@ impl Search {
                 side.call = SenderCall::Done;
                 return Ok(Progress::Returned);
             }
-            SenderCall::Begin => self.call(step, || {
+            SenderCall::Begin => make(step, || {
                 end = Some(Sender::begin(ModelMemory, self.placement, generation));
                 call = SenderCall::Ready;
             }),
-            SenderCall::Ready => self.call(step, || {
+            SenderCall::Ready => make(step, || {
                 idle = (idle + u8::from(accepted)).min(PATIENCE);
                 if end.as_mut().is_some_and(Sender::ready) {
                     (call, idle) = (SenderCall::Send, 0);
                 }
             }),
-            SenderCall::Send => self.call(step, || {
+            SenderCall::Send => make(step, || {
                 let Some(sender) = &mut end else { return };
                 let messages: Vec<_> = (count..)
                     .map(|number| message(side.generation, number))
@@ -350,7 +350,7 @@ impl Search {
                 call =
                     if !publishes && self.scenario.lazy { SenderCall::Decide } else { SenderCall::Publish };
             }),
-            SenderCall::Publish => self.call(step, || {
+            SenderCall::Publish => make(step, || {
                 rings = end.as_mut().is_some_and(|sender| sender.publish() == Wake::Needed);
                 call = if count == self.scenario.messages { SenderCall::Settle } else { SenderCall::Send };
             }),
@@ -414,13 +414,13 @@ impl Search {
                 side.call = ReceiverCall::Wake;
                 return Ok(Progress::Returned);
             }
-            ReceiverCall::Open => self.call(step, || {
+            ReceiverCall::Open => make(step, || {
                 end = Some(
                     Receiver::open(ModelMemory, self.placement, generation).with_policy(self.scenario.policy),
                 );
                 call = ReceiverCall::Receive;
             }),
-            ReceiverCall::Receive => self.call(step, || {
+            ReceiverCall::Receive => make(step, || {
                 let Some(receiver) = &mut end else { return };
                 let messages = if self.scenario.batch > 1 {
                     let mut messages = vec![[0; WORDS]; self.scenario.batch];
@@ -430,20 +430,20 @@ impl Search {
                 } else {
                     receiver.receive().into_iter().collect()
                 };
-                let sleepy = messages.is_empty() && sleeps > 0;
-                call = if sleepy { ReceiverCall::Decide } else { ReceiverCall::Receive };
+                let tired = messages.is_empty() && sleeps > 0;
+                call = if tired { ReceiverCall::Decide } else { ReceiverCall::Receive };
                 if receiver.is_closed() {
                     call = ReceiverCall::Closed;
                 }
                 found = Some(messages);
             }),
-            ReceiverCall::AnnounceSleep => self.call(step, || {
+            ReceiverCall::AnnounceSleep => make(step, || {
                 let Some(receiver) = &mut end else { return };
                 let safe = receiver.ready() && receiver.announce_sleep();
                 call = if safe { ReceiverCall::Asleep } else { ReceiverCall::Receive };
                 sleeps -= 1;
             }),
-            ReceiverCall::Wake => self.call(step, || {
+            ReceiverCall::Wake => make(step, || {
                 end.iter_mut().for_each(Receiver::wake);
                 call = ReceiverCall::Receive;
             }),
@@ -478,19 +478,20 @@ impl Search {
         }
         Ok(progress)
     }
+}
 
-    fn call(&self, step: &mut Option<Step>, call: impl FnOnce()) -> Progress {
-        if let Some(step) = step {
-            step.rewind();
-        }
-        in_step(step, call);
-        let Some(step) = step else { return Progress::Suspended };
-        if step.suspended {
-            return Progress::Suspended;
-        }
-        step.finish_call();
-        Progress::Returned
+/// Makes a call, or goes on with it.
+fn make(step: &mut Option<Step>, call: impl FnOnce()) -> Progress {
+    if let Some(step) = step {
+        step.rewind();
     }
+    in_step(step, call);
+    let Some(step) = step else { return Progress::Suspended };
+    if step.suspended {
+        return Progress::Suspended;
+    }
+    step.finish_call();
+    Progress::Returned
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
