@@ -148,6 +148,16 @@ impl Client {
         self.get(&["v1", "hosts", name])
     }
 
+    /// Says that a host was reset or taken away: frees what waits for it. Refused while one of its daemons beats.
+    pub fn reset_host(&self, name: &str) -> Result<(), ClientError> {
+        self.end(Method::POST, &["v1", "hosts", name, "reset"], &[])
+    }
+
+    /// Deletes a host that is gone for good.
+    pub fn delete_host(&self, name: &str) -> Result<(), ClientError> {
+        self.end(Method::DELETE, &["v1", "hosts", name], &[])
+    }
+
     /// All devices.
     pub fn devices(&self) -> Result<Vec<Device>, ClientError> {
         self.get::<DeviceList>(&["v1", "devices"]).map(|list| list.devices)
@@ -175,7 +185,7 @@ impl Client {
 
     /// Deletes a volume and its data. Refused while it is leased.
     pub fn delete_volume(&self, name: &str) -> Result<(), ClientError> {
-        self.delete(&["v1", "volumes", name])
+        self.end(Method::DELETE, &["v1", "volumes", name], &[])
     }
 
     /// All instances.
@@ -195,9 +205,14 @@ impl Client {
         self.call(Method::POST, &["v1", "instances"], &[("wait", &wait)], Some(request))
     }
 
-    /// Deletes an instance: its leases end.
+    /// Deletes an instance: its leases end. Refused while a VMM is connected.
     pub fn delete_instance(&self, name: &str) -> Result<(), ClientError> {
-        self.delete(&["v1", "instances", name])
+        self.end(Method::DELETE, &["v1", "instances", name], &[])
+    }
+
+    /// Deletes an instance, also while a VMM is connected.
+    pub fn delete_instance_by_force(&self, name: &str) -> Result<(), ClientError> {
+        self.end(Method::DELETE, &["v1", "instances", name], &[("force", "true")])
     }
 
     /// Events after a sequence number; 0 for all that are kept.
@@ -228,9 +243,9 @@ impl Client {
         self.call::<(), _>(Method::GET, path, &[], None)
     }
 
-    fn delete(&self, path: &[&str]) -> Result<(), ClientError> {
+    fn end(&self, method: Method, path: &[&str], query: &[(&str, &str)]) -> Result<(), ClientError> {
         self.runtime.block_on(async {
-            let response = self.send::<()>(Method::DELETE, path, &[], None).await?;
+            let response = self.send::<()>(method, path, query, None).await?;
             self.refusal(response).await.map(drop)
         })
     }

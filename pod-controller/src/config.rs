@@ -8,6 +8,7 @@ use cxl_pool::{LineCount, Pool};
 use pod_protocol::config::{ConfigError, PoolSection, RunSection, parse_toml};
 use pod_protocol::run_directory::RunDirectory;
 use serde::Deserialize;
+use uuid::Uuid;
 
 use crate::api::ByteSize;
 use crate::state::Options;
@@ -35,6 +36,9 @@ pub struct Config {
 pub struct ControllerSection {
     /// The file that survives a restart.
     pub state: PathBuf,
+    /// A new pool to go on with where the one of the state is gone.
+    #[serde(default)]
+    pub adopt_pool: Option<Uuid>,
     /// The UNIX socket of the API; `controller.sock` in the run directory unless given.
     #[serde(default)]
     pub listen: Option<PathBuf>,
@@ -44,6 +48,9 @@ pub struct ControllerSection {
     /// How long an endpoint's heartbeat may stand still before the endpoint is silent.
     #[serde(default = "default_detect_ms")]
     pub detect_ms: u64,
+    /// How long guests wait for a storage backend that is away until their requests fail.
+    #[serde(default = "default_blk_grace_ms")]
+    pub blk_grace_ms: u64,
     /// What an instance's NIC sends from.
     #[serde(default = "default_tx_area")]
     pub tx_area: ByteSize,
@@ -63,6 +70,10 @@ pub struct ControllerSection {
 
 const fn default_detect_ms() -> u64 {
     1000
+}
+
+const fn default_blk_grace_ms() -> u64 {
+    30_000
 }
 
 const fn default_tx_area() -> ByteSize {
@@ -146,6 +157,11 @@ impl Config {
     /// How long an endpoint's heartbeat may stand still.
     pub fn detect(&self) -> Duration {
         Duration::from_millis(self.controller.detect_ms)
+    }
+
+    /// How long guests wait for a storage backend that is away.
+    pub fn blk_grace(&self) -> Duration {
+        Duration::from_millis(self.controller.blk_grace_ms)
     }
 
     /// How long a fenced endpoint may still act: its own bound, and for clocks that drift apart a tenth more.

@@ -54,13 +54,17 @@ pub struct Controller<M: Memory> {
     /// When those who are being fenced must have stopped.
     fences: BTreeMap<EndpointId, (u64, Instant)>,
     fence_wait: Duration,
+    /// Until when storage backends that are away are waited for.
+    graces: BTreeMap<EndpointId, (u64, Instant)>,
+    blk_grace: Duration,
     retry_at: Option<Instant>,
     /// Whether something changed that endpoints or viewers have yet to see.
     stale: bool,
 }
 
 impl<M: Memory> Controller<M> {
-    /// Takes the controller's place in the pool, with what was [kept](Store::open).
+    /// Takes the controller's place in the pool, with what was [kept](Store::open). Kept for another pool, it is
+    /// refused, unless the configuration says to adopt this one.
     pub fn open(
         pool: &Pool,
         memory: M,
@@ -68,6 +72,10 @@ impl<M: Memory> Controller<M> {
         (mut store, recovered): (Store, Recovered),
     ) -> Result<(Self, Handle), ControllerError> {
         let options = config.options(pool);
+        // Whoever else has the pool is noticed before anything is kept.
+        let mut port = ControllerPort::open(pool, memory.clone(), config.run_directory(), recovered.term)?;
+        port.set_silent_after(config.detect());
+        port.set_doorbells(config.run.wakeup == pod_protocol::config::Wakeup::Socket);
         let mut state = if let Some(state) = recovered.state {
             state
         } else {
@@ -75,15 +83,17 @@ impl<M: Memory> Controller<M> {
             store.keep_snapshot(&state)?;
             state
         };
+        let mut begun = Vec::new();
         if state.options != options {
             let mut changed = state.clone();
-            changed.apply(&Command::Configure { options }).map_err(ControllerError::Pool)?;
+            let adopted =
+                options.pool != state.options.pool && config.controller.adopt_pool == Some(options.pool);
+            let command =
+                if adopted { Command::AdoptPool { options } } else { Command::Configure { options } };
+            begun.extend(changed.apply(&command).map_err(ControllerError::Pool)?);
             store.keep_snapshot(&changed)?;
             state = changed;
         }
-        let mut port = ControllerPort::open(pool, memory.clone(), config.run_directory(), recovered.term)?;
-        port.set_silent_after(config.detect());
-        port.set_doorbells(config.run.wakeup == pod_protocol::config::Wakeup::Socket);
 
         let facts = PoolFacts::new(&config.pool.path, pool.superblock());
         let sockets = config.run_directory().sockets();
@@ -103,15 +113,17 @@ impl<M: Memory> Controller<M> {
             granted: BTreeMap::new(),
             fences: BTreeMap::new(),
             fence_wait: config.fence_wait(),
+            graces: BTreeMap::new(),
+            blk_grace: config.blk_grace(),
             retry_at: None,
             stale: true,
         };
-        controller.resume()?;
+        controller.resume(begun)?;
         Ok((controller, handle))
     }
 
     /// Finishes what the last life began: whoever it was fencing is fenced again.
-    fn resume(&mut self) -> Result<(), ControllerError> {
+    fn resume(&mut self, mut effects: Vec<Effect>) -> Result<(), ControllerError> {
         let fencing: Vec<EndpointId> = self
             .state
             .endpoints
@@ -125,7 +137,8 @@ impl<M: Memory> Controller<M> {
         let message = format!("term {}, {} commands so far", self.term, self.state.index);
         let event =
             Effect::Event { kind: EventKind::ControllerStarted, subject: "controller".to_owned(), message };
-        self.commit(&[], &[event], &self.state.clone())?;
+        effects.insert(0, event);
+        self.commit(&[], &effects, &self.state.clone())?;
         self.publish_regions();
         Ok(())
     }

@@ -12,6 +12,7 @@ use pod_controller::controller::AnyController;
 use pod_controller::rest::{self, Listeners};
 use pod_controller::store::Store;
 use pod_protocol::daemon::{self, Exit, StopSignal};
+use uuid::Uuid;
 
 /// How long requests under way may take when the controller is told to stop.
 const STOP_GRACE: Duration = Duration::from_millis(200);
@@ -27,6 +28,12 @@ struct Arguments {
     /// The configuration file
     #[arg(long, default_value = "/etc/wadi/controller.toml")]
     config: PathBuf,
+    /// Go on with this new pool where the one of the state file is gone; volumes and instances stay
+    ///
+    /// A pool in memory does not survive the power. The id says which pool is meant, so that no other is taken by
+    /// accident; afterwards it changes nothing any more.
+    #[arg(long, value_name = "POOL-ID")]
+    adopt_pool: Option<Uuid>,
 }
 
 fn main() -> ExitCode {
@@ -35,7 +42,8 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
-    let config = Config::load(&arguments.config)?;
+    let mut config = Config::load(&arguments.config)?;
+    config.controller.adopt_pool = arguments.adopt_pool.or(config.controller.adopt_pool);
     let pool = Pool::open(&config.pool.path)?;
     if let Some(parent) = config.controller.state.parent() {
         std::fs::create_dir_all(parent)

@@ -45,7 +45,8 @@ struct Description;
 pub fn router(handle: Handle) -> Router {
     let (router, description) = OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(hosts::list))
-        .routes(routes!(hosts::get))
+        .routes(routes!(hosts::get, hosts::delete))
+        .routes(routes!(hosts::reset))
         .routes(routes!(devices::list))
         .routes(routes!(devices::get))
         .routes(routes!(volumes::list, volumes::create))

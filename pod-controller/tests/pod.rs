@@ -190,6 +190,104 @@ fn state_of_another_pool_is_refused() {
     cxl_pool::Pool::create(&pod.path("pool"), &options).expect("a new pool");
     let error = RunningController::start(&pod.config()).err().expect("refused");
     assert!(matches!(error, ControllerError::Pool(_)), "{error}");
+    let uuid = cxl_pool::Pool::open(&pod.path("pool")).expect("the pool").superblock().uuid;
+    assert!(error.to_string().contains(&format!("--adopt-pool {uuid}")), "{error}");
+    let mut config = pod.config();
+    config.controller.adopt_pool = Some(uuid::Uuid::from_u128(1));
+    let error = RunningController::start(&config).err().expect("refused");
+    assert!(matches!(error, ControllerError::Pool(_)), "another pool was meant: {error}");
+}
+
+#[test]
+fn new_pool_after_a_power_cut_keeps_volumes_and_instances() {
+    let mut pod = Pod::demo();
+    create_volume(&pod, "vol0");
+    create_volume(&pod, "vol1");
+    let client = pod.client();
+    let before = client.create_instance(&vm("vm1", &["vol0"]), WAIT).expect("created");
+    let volumes = client.volumes().expect("volumes");
+    pod.endpoints.clear();
+    pod.stop_controller();
+    std::fs::remove_file(pod.path("pool")).expect("gone");
+    let options = cxl_pool::CreateOptions {
+        size_bytes: Some(128 << 20),
+        mode: cxl_pool::CoherenceMode::Hardware,
+        host_slots: 4,
+        ..cxl_pool::CreateOptions::default()
+    };
+    let pool = cxl_pool::Pool::create(&pod.path("pool"), &options).expect("a new pool");
+    let mut config = pod.config();
+    config.controller.adopt_pool = Some(pool.superblock().uuid);
+    pod.controller = Some(RunningController::start(&config).expect("adopted"));
+    for (host, role, devices) in [
+        (1, Role::NetFrontend, Vec::new()),
+        (1, Role::BlkFrontend, Vec::new()),
+        (2, Role::NetBackend, vec![nic("nic0", false)]),
+        (2, Role::BlkBackend, vec![ssd("ssd0")]),
+        (3, Role::NetBackend, vec![nic("nic0", true)]),
+    ] {
+        pod.join(host, role, devices);
+    }
+    let after = until("the instance to be ready again", || client.instance("vm1").ok().filter(|it| it.ready));
+    assert_eq!(client.volumes().expect("volumes"), volumes);
+    assert_eq!((&after.nics[0].mac, &after.nics[0].lease), (&before.nics[0].mac, &before.nics[0].lease));
+    assert_eq!(
+        (after.disks[0].lease, &after.disks[0].serial),
+        (before.disks[0].lease, &before.disks[0].serial)
+    );
+    assert!(after.disks[0].generation > before.disks[0].generation);
+    // From here on the state is about the new pool.
+    pod.stop_controller();
+    pod.start_controller();
+    until("the instance to be ready again", || client.instance("vm1").ok().filter(|it| it.ready));
+}
+
+#[test]
+fn disks_fail_after_the_grace_and_come_back() {
+    let mut pod = Pod::demo();
+    create_volume(&pod, "vol0");
+    pod.client().create_instance(&vm("vm1", &["vol0"]), WAIT).expect("created");
+    let failed = |pod: &Pod| {
+        let mut objects = pod.endpoint(1, Role::BlkFrontend).objects().into_values();
+        objects.find_map(|it| if let Object::Disk(disk) = it { Some(disk.failed) } else { None })
+    };
+    // Nobody is given up while guests are made to wait.
+    drop(pod.endpoints.remove(&(2, Role::BlkBackend)));
+    pod.join(2, Role::BlkBackend, vec![ssd("ssd0")]);
+    until("the backend to serve again", || {
+        (!pod.endpoint(2, Role::BlkBackend).objects().is_empty()).then_some(())
+    });
+    assert_eq!(failed(&pod), Some(false));
+    let events = |pod: &Pod| pod.client().events(0).expect("events").events;
+    assert!(events(&pod).iter().all(|event| event.kind != EventKind::DiskFailed));
+
+    pod.stop_controller();
+    let mut config = pod.config();
+    config.controller.blk_grace_ms = 50;
+    pod.controller = Some(RunningController::start(&config).expect("a controller"));
+    drop(pod.endpoints.remove(&(2, Role::BlkBackend)));
+    until("the disk to fail", || (failed(&pod) == Some(true)).then_some(()));
+    pod.join(2, Role::BlkBackend, vec![ssd("ssd0")]);
+    until("the disk to be back", || (failed(&pod) == Some(false)).then_some(()));
+    let kinds: Vec<EventKind> = events(&pod).iter().map(|event| event.kind).collect();
+    assert!(kinds.contains(&EventKind::DiskFailed) && kinds.contains(&EventKind::DiskBack));
+}
+
+#[test]
+fn host_that_never_returns_is_reset_and_deleted() {
+    let mut pod = Pod::demo();
+    let client = pod.client();
+    client.create_instance(&vm("vm1", &[]), WAIT).expect("created");
+    assert_eq!(client.reset_host("h3").expect_err("it beats").status(), Some(409));
+    assert_eq!(client.reset_host("h9").expect_err("unknown").status(), Some(404));
+    drop(pod.endpoints.remove(&(3, Role::NetBackend)));
+    until("the host to be reset", || client.reset_host("h3").ok());
+    client.delete_host("h3").expect("deleted");
+    client.delete_instance("vm1").expect("deleted");
+    until("the quarantine to end", || {
+        let regions = client.pool().ok()?.regions;
+        regions.iter().all(|region| region.state == RegionState::InUse).then_some(())
+    });
 }
 
 #[test]

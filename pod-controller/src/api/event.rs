@@ -51,6 +51,16 @@ pub enum EventKind {
     DeviceFailed,
     /// A device is not there any more.
     DeviceGone,
+    /// A disk answers I/O errors: its SSD failed or was away for too long.
+    DiskFailed,
+    /// A disk that had failed is served again.
+    DiskBack,
+    /// A host is known to have been reset or taken away.
+    HostReset,
+    /// A host was deleted.
+    HostDeleted,
+    /// Another pool took the place of one that is gone.
+    PoolAdopted,
     /// A lease moved to its backup.
     Failover,
     /// A lease has a NIC that does not work, and no backup that does.
@@ -88,6 +98,11 @@ impl EventKind {
             Self::LinkDown => "link-down",
             Self::DeviceFailed => "device-failed",
             Self::DeviceGone => "device-gone",
+            Self::DiskFailed => "disk-failed",
+            Self::DiskBack => "disk-back",
+            Self::HostReset => "host-reset",
+            Self::HostDeleted => "host-deleted",
+            Self::PoolAdopted => "pool-adopted",
             Self::Failover => "failover",
             Self::Degraded => "degraded",
             Self::VolumeCreated => "volume-created",

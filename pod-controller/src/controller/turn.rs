@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::TryRecvError;
@@ -69,7 +70,9 @@ impl<M: Memory> Controller<M> {
             }
             self.show(Instant::now());
             let now = Instant::now();
-            let due = self.fences.values().map(|(_, due)| *due).chain(self.retry_at).min();
+            self.watch_absent(now);
+            let dues = self.fences.values().chain(self.graces.values()).map(|(_, due)| *due);
+            let due = dues.chain(self.retry_at).min();
             self.port.wait(due.map_or(SLEEP_MAX, |due| due.saturating_duration_since(now).min(SLEEP_MAX)));
         }
     }
@@ -100,8 +103,23 @@ impl<M: Memory> Controller<M> {
             self.fences.remove(&endpoint);
             inbox.add(Command::FenceExpired { endpoint, incarnation });
         }
+        for (endpoint, (incarnation, due)) in &self.graces {
+            if *due <= now {
+                inbox.add(Command::GraceExpired { endpoint: *endpoint, incarnation: *incarnation });
+            }
+        }
         self.stale |= self.retry_at.is_some_and(|at| at <= now);
         inbox
+    }
+
+    /// Counts the time for which storage backends are away. A controller that was restarted counts anew: while it was
+    /// away it could not see them.
+    fn watch_absent(&mut self, now: Instant) {
+        let awaited: BTreeMap<EndpointId, u64> = self.state.awaited().collect();
+        self.graces.retain(|id, (life, _)| awaited.get(id) == Some(life));
+        for (id, life) in awaited {
+            self.graces.entry(id).or_insert((life, now + self.blk_grace));
+        }
     }
 
     fn hear(&mut self, event: PortEvent, now: Instant, inbox: &mut Inbox) {

@@ -132,7 +132,7 @@ fn users_are_removed_before_what_they_stand_on_and_scrubbed_last() {
     bench.pump(&state, now);
     bench.answer_all(&state, now);
     let start = bench.sent.len();
-    state.apply(&state::Command::DeleteInstance { name: "vm1".to_owned() }).expect("it exists");
+    state.apply(&state::Command::DeleteInstance { name: "vm1".to_owned(), force: false }).expect("it exists");
     bench.pump(&state, now);
     let at = |bench: &Bench, endpoint| -> Vec<String> {
         bench.since(start).into_iter().filter(|(at, _)| *at == endpoint).map(|(_, command)| command).collect()

@@ -97,16 +97,31 @@ async fn wait_until_ready(handle: &Handle, name: &str, at_most: Duration) -> Opt
     handle.view().instance(name)
 }
 
+/// How a deletion is meant.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DeleteQuery {
+    /// Also while a VMM is connected, which then loses its devices.
+    #[serde(default)]
+    force: bool,
+}
+
 /// Deletes an instance: its leases end.
 #[utoipa::path(
     delete, path = "/v1/instances/{name}", operation_id = "delete_instance", tag = "instances",
-    params(("name" = String, Path, description = "the instance's name")),
-    responses((status = 204), (status = 404, body = Problem, content_type = "application/problem+json"))
+    params(("name" = String, Path, description = "the instance's name"), DeleteQuery),
+    responses(
+        (status = 204),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "a VMM is connected", body = Problem, content_type = "application/problem+json"),
+    )
 )]
 pub(super) async fn delete(
     State(handle): State<Handle>,
     Names(name): Names<String>,
+    Asked(query): Asked<DeleteQuery>,
 ) -> Result<StatusCode, Failure> {
-    handle.submit(Command::DeleteInstance { name }).await?;
+    handle.submit(Command::DeleteInstance { name, force: query.force }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

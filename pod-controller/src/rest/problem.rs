@@ -45,6 +45,9 @@ impl From<Refusal> for Failure {
             RefusalKind::NotFound => StatusCode::NOT_FOUND,
             RefusalKind::Exists
             | RefusalKind::Leased
+            | RefusalKind::Connected
+            | RefusalKind::HostAlive
+            | RefusalKind::NotReset
             | RefusalKind::HostNotReady
             | RefusalKind::NoDevice
             | RefusalKind::NoRoom

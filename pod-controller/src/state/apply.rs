@@ -13,8 +13,10 @@ impl State {
     pub fn apply(&mut self, command: &Command) -> Result<Vec<Effect>, Refusal> {
         let mut effects = Vec::new();
         let degraded_before = self.degraded();
+        let failed_before = self.failed_disks();
         match command {
             Command::Configure { options } => self.configure(options)?,
+            Command::AdoptPool { options } => self.adopt_pool(options, &mut effects),
             Command::Join { endpoint, incarnation, join } => {
                 self.join(*endpoint, *incarnation, join, &mut effects)?;
             }
@@ -22,6 +24,9 @@ impl State {
             Command::Back { endpoint } => self.back(*endpoint, &mut effects),
             Command::Gone { endpoint } => self.gone(*endpoint, &mut effects),
             Command::FenceExpired { endpoint, incarnation } => self.fence_expired(*endpoint, *incarnation),
+            Command::GraceExpired { endpoint, incarnation } => {
+                self.grace_expired(*endpoint, *incarnation, &mut effects);
+            }
             Command::Link { device, up, reason } => self.link(device, *up, reason, &mut effects),
             Command::DeviceFailed { device, reason } => self.device_failed(device, reason, &mut effects),
             Command::Attachment { endpoint, lease, connected } => {
@@ -37,10 +42,13 @@ impl State {
             Command::CreateInstance { name, host, nics, volumes } => {
                 self.create_instance(name, *host, nics, volumes, &mut effects)?;
             }
-            Command::DeleteInstance { name } => self.delete_instance(name, &mut effects)?,
+            Command::DeleteInstance { name, force } => self.delete_instance(name, *force, &mut effects)?,
+            Command::ResetHost { name } => self.reset_host(name, &mut effects)?,
+            Command::DeleteHost { name } => self.delete_host(name, &mut effects)?,
         }
         self.settle(&mut effects);
         self.tell_degraded(&degraded_before, &mut effects);
+        self.tell_failed_disks(&failed_before, &mut effects);
         self.index += 1;
         Ok(effects)
     }
@@ -50,9 +58,11 @@ impl State {
             return Err(Refusal::new(
                 RefusalKind::InvalidValue,
                 format!(
-                    "the state is about the pool {}, but this pool is {}: open the pool that it belongs to, or move \
-                     the state file away to begin a new pod",
-                    self.options.pool, options.pool
+                    "the state is about the pool {}, but this pool is {new}: open the pool that it belongs to; if that \
+                     one is gone for good, for example with the power, start once with --adopt-pool {new}, which keeps \
+                     volumes and instances; to begin a new pod, move the state file away",
+                    self.options.pool,
+                    new = options.pool
                 ),
             ));
         }
@@ -79,6 +89,7 @@ impl State {
         let subject = self.endpoint_name(id);
         if let Some(endpoint) = self.endpoints.get_mut(&id).filter(|it| it.presence == Presence::Silent) {
             endpoint.presence = Presence::Joined;
+            endpoint.given_up = false;
             effects.push(Effect::event(EventKind::EndpointBack, subject, "its heartbeat goes on"));
         }
     }

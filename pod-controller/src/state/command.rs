@@ -14,6 +14,11 @@ pub enum Command {
         /// The options.
         options: Options,
     },
+    /// The pool of the state is gone, and its operator says that this one takes its place.
+    AdoptPool {
+        /// The options, with the new pool.
+        options: Options,
+    },
     /// An endpoint asks to take part.
     Join {
         /// Who.
@@ -40,6 +45,13 @@ pub enum Command {
     },
     /// Time enough has passed for an endpoint to have seen its fence.
     FenceExpired {
+        /// Who.
+        endpoint: EndpointId,
+        /// Which life of it.
+        incarnation: u64,
+    },
+    /// A storage backend has been away for longer than guests are made to wait for it.
+    GraceExpired {
         /// Who.
         endpoint: EndpointId,
         /// Which life of it.
@@ -108,7 +120,24 @@ pub enum Command {
     DeleteInstance {
         /// Its name.
         name: String,
+        /// Also while a VMM is connected. Logs of before one could say are of controllers that always did.
+        #[serde(default = "yes")]
+        force: bool,
     },
+    /// Somebody knows that a host was reset or taken away: nothing of it is left in a cache or a device.
+    ResetHost {
+        /// Its name.
+        name: String,
+    },
+    /// A host does not belong to the pod any more.
+    DeleteHost {
+        /// Its name.
+        name: String,
+    },
+}
+
+const fn yes() -> bool {
+    true
 }
 
 /// What is asked of a NIC; the controller chooses the rest.

@@ -17,8 +17,25 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn delete_instance(&mut self, name: &str, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
+    pub(super) fn delete_instance(
+        &mut self,
+        name: &str,
+        force: bool,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Refusal> {
         let id = self.instance_named(name).ok_or_else(|| Refusal::not_found("instance", name))?.id;
+        let used = self.leases.values().find(|lease| lease.instance == id && lease.connected);
+        if let Some(lease) = used.filter(|_| !force) {
+            return Err(Refusal::new(
+                RefusalKind::Connected,
+                format!(
+                    "a VMM uses {} of the instance {}: stop the VM first, or delete by force (podctl instances delete \
+                     --force, ?force=true)",
+                    lease.device,
+                    shown(name)
+                ),
+            ));
+        }
         let regions = &mut self.regions;
         self.leases.retain(|_, lease| {
             if lease.instance == id

@@ -179,10 +179,7 @@ impl State {
             queues: *queues,
             data_area: self.own_area(lease, frontend)?,
             route: self.route(lease, frontend, volume.device.blk_backend())?,
-            failed: self
-                .devices
-                .get(&volume.device)
-                .is_some_and(|ssd| matches!(ssd.health, Health::Failed(_))),
+            failed: self.is_failed_disk(lease),
         })
     }
 

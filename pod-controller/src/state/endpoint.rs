@@ -11,6 +11,9 @@ pub struct Endpoint {
     pub software: String,
     /// Its process on its host.
     pub pid: u32,
+    /// Storage backends: it was away for so long that guests are not made to wait for it any more.
+    #[serde(default)]
+    pub given_up: bool,
 }
 
 /// Whether an endpoint is there.

@@ -29,6 +29,7 @@ impl State {
                 presence: Presence::Joined,
                 software: join.software.clone(),
                 pid: join.pid,
+                given_up: false,
             },
         );
         if restarted {
@@ -207,7 +208,7 @@ impl State {
         }
     }
 
-    fn forget_device(&mut self, id: &DeviceId) {
+    pub(super) fn forget_device(&mut self, id: &DeviceId) {
         if let Some(Device { kind: Kind::Nic { rx: Some(rx), .. }, .. }) = self.devices.remove(id) {
             self.regions.retire(rx.region);
         }

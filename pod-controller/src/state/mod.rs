@@ -5,6 +5,8 @@
 //! instance is wanted); then `settle` makes the rest follow: failover, areas, channels. What every endpoint should have
 //! is read off the state ([`State::desired`]), and what it should let go of ([`State::scrubs`]).
 
+mod absence;
+mod adopt;
 mod apply;
 mod channel;
 mod command;
@@ -14,6 +16,7 @@ mod desired;
 mod device;
 mod effect;
 mod endpoint;
+mod host;
 mod instance;
 mod join;
 mod lease;

@@ -22,6 +22,12 @@ pub enum RefusalKind {
     Exists,
     /// It is leased.
     Leased,
+    /// A VMM uses it.
+    Connected,
+    /// A daemon of the host beats.
+    HostAlive,
+    /// The host may still hold something.
+    NotReset,
     /// The host's daemon that is needed is not there.
     HostNotReady,
     /// No device can take it.
@@ -41,6 +47,9 @@ impl RefusalKind {
             Self::NotFound => "not-found",
             Self::Exists => "exists",
             Self::Leased => "leased",
+            Self::Connected => "connected",
+            Self::HostAlive => "host-alive",
+            Self::NotReset => "not-reset",
             Self::HostNotReady => "host-not-ready",
             Self::NoDevice => "no-device",
             Self::NoRoom => "no-room",

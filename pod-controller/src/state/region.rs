@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use cxl_pool::{Area, EndpointId, LineCount, LineOffset};
+use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset};
 use pod_protocol::ids::{ChannelId, LeaseId, RegionId};
 use serde::{Deserialize, Serialize};
 
@@ -68,6 +68,11 @@ pub struct Regions {
 impl Regions {
     pub(super) fn new(data: Area) -> Self {
         Self { data, last: 0, by_id: BTreeMap::new(), by_start: BTreeMap::new() }
+    }
+
+    /// None in another pool; numbers go on.
+    pub(super) fn after(old: &Self, data: Area) -> Self {
+        Self { last: old.last, ..Self::new(data) }
     }
 
     /// A region by its number.
@@ -151,7 +156,21 @@ impl Regions {
     pub(super) fn retire(&mut self, id: RegionId) {
         if let Some(region) = self.by_id.get_mut(&id) {
             region.usage = RegionUse::Quarantined;
+            if region.holders.is_empty() {
+                self.cancel(id);
+            }
         }
+    }
+
+    /// Notes that a whole host has let go of everything. Returns how many quarantined regions are free by that.
+    pub(super) fn forget(&mut self, host: HostId) -> usize {
+        for region in self.by_id.values_mut() {
+            region.holders.retain(|holder| holder.host != host);
+        }
+        let free = |region: &&Region| region.usage == RegionUse::Quarantined && region.holders.is_empty();
+        let freed: Vec<RegionId> = self.iter().filter(free).map(|region| region.id).collect();
+        freed.iter().for_each(|id| self.cancel(*id));
+        freed.len()
     }
 
     /// Takes back a region that nobody was told of.
@@ -193,7 +212,7 @@ impl Regions {
 
 #[cfg(test)]
 mod tests {
-    use cxl_pool::{HostId, Role};
+    use cxl_pool::Role;
 
     use super::*;
 

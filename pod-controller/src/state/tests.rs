@@ -291,7 +291,7 @@ fn leased_volume_is_not_deleted() {
     assert_eq!(refusal.kind, RefusalKind::Leased);
     assert!(refusal.detail.contains("vm1"), "{refusal}");
     assert_eq!(refused(&mut state, &instance("vm2", 0, &["vol0"])).kind, RefusalKind::Leased);
-    must(&mut state, &Command::DeleteInstance { name: "vm1".to_owned() });
+    must(&mut state, &Command::DeleteInstance { name: "vm1".to_owned(), force: false });
     must(&mut state, &Command::DeleteVolume { name: "vol0".to_owned() });
 }
 
@@ -320,7 +320,7 @@ fn what_makes_no_sense_is_refused() {
         (on(1, vec![NicWish { queue_pairs: Some(0), ..wish() }]), RefusalKind::InvalidValue),
         (on(1, vec![NicWish { mac: "01:00:00:00:00:01".parse().ok(), ..wish() }]), RefusalKind::InvalidValue),
         (on(1, vec![NicWish { mac: Some(port(&state).mac), ..wish() }]), RefusalKind::Exists),
-        (Command::DeleteInstance { name: "vm9".to_owned() }, RefusalKind::NotFound),
+        (Command::DeleteInstance { name: "vm9".to_owned(), force: false }, RefusalKind::NotFound),
         (Command::DeleteVolume { name: "vol9".to_owned() }, RefusalKind::NotFound),
     ] {
         assert_eq!(refused(&mut state, &command).kind, kind, "{command:?}");
@@ -398,4 +398,95 @@ fn another_pool_is_refused() {
     let before = state.regions.clone();
     must(&mut state, &Command::Configure { options: larger });
     assert_eq!(state.regions, before, "what is allocated stays");
+}
+
+fn silent(state: &mut State, endpoint: EndpointId) {
+    must(state, &Command::Silent { endpoint });
+}
+
+fn disk_failed(state: &State) -> bool {
+    let mut objects = state.desired(BLK_FRONTEND).into_values();
+    objects
+        .find_map(|object| if let Object::Disk(disk) = object { Some(disk.failed) } else { None })
+        .expect("a disk")
+}
+
+#[test]
+fn silent_host_loses_its_nic_at_once_and_its_disks_after_the_grace() {
+    let mut state = pod_with_vm();
+    let expired = Command::GraceExpired { endpoint: BLK_BACKEND, incarnation: 1 };
+    silent(&mut state, NET_BACKEND);
+    silent(&mut state, BLK_BACKEND);
+    let moved = must(&mut state, &Command::FenceExpired { endpoint: NET_BACKEND, incarnation: 1 });
+    assert!(kinds(&moved).contains(&EventKind::Failover));
+    assert!(!disk_failed(&state), "guests wait");
+    must(&mut state, &Command::Back { endpoint: BLK_BACKEND });
+    must(&mut state, &expired);
+    assert!(!disk_failed(&state) && state.endpoints[&BLK_BACKEND].presence == Presence::Joined);
+    silent(&mut state, BLK_BACKEND);
+    let fenced = must(&mut state, &expired);
+    assert!(fenced.contains(&Effect::Fence(BLK_BACKEND)));
+    assert!(!disk_failed(&state), "it may still write");
+    let failed = must(&mut state, &Command::FenceExpired { endpoint: BLK_BACKEND, incarnation: 1 });
+    assert!(kinds(&failed).contains(&EventKind::DiskFailed) && disk_failed(&state));
+    let back = join_as(&mut state, BLK_BACKEND, 2);
+    assert!(kinds(&back).contains(&EventKind::DiskBack) && !disk_failed(&state));
+}
+
+#[test]
+fn adopted_pool_keeps_what_the_pod_is_made_of() {
+    let mut state = pod_with_vm();
+    let before = state.clone();
+    let regions: Vec<_> = state.regions.iter().map(|region| region.id).collect();
+    let mut other = state.options.clone();
+    other.pool = uuid::Uuid::from_u128(7);
+    refused(&mut state, &Command::Configure { options: other.clone() });
+    must(&mut state, &Command::AdoptPool { options: other });
+    assert_eq!(state.regions.iter().count(), 0);
+    assert!(state.channels.values().all(|channel| channel.rings.is_none()));
+    assert_eq!(state.volumes, before.volumes);
+    assert_eq!(state.instances, before.instances);
+    for id in [NET_FRONTEND, BLK_FRONTEND, NET_BACKEND, BLK_BACKEND, BACKUP_BACKEND] {
+        join_as(&mut state, id, 2);
+    }
+    for command in scrub_all(&state) {
+        must(&mut state, &command);
+    }
+    assert!(state.channels.values().all(|channel| channel.rings.is_some()));
+    assert!(state.regions.iter().all(|region| !regions.contains(&region.id)), "numbers go on");
+    for (id, lease) in &state.leases {
+        assert!(lease.generation != before.leases[id].generation && lease.area.is_some());
+    }
+    assert!(port(&state).mac == port(&before).mac && !disk_failed(&state));
+}
+
+#[test]
+fn reset_host_holds_nothing_and_can_be_deleted() {
+    let mut state = pod_with_vm();
+    let reset = Command::ResetHost { name: "h3".to_owned() };
+    let delete = Command::DeleteHost { name: "h3".to_owned() };
+    assert_eq!(refused(&mut state, &reset).kind, RefusalKind::HostAlive);
+    assert_eq!(refused(&mut state, &delete).kind, RefusalKind::HostAlive);
+    silent(&mut state, BACKUP_BACKEND);
+    assert_eq!(refused(&mut state, &delete).kind, RefusalKind::NotReset);
+    let effects = must(&mut state, &reset);
+    assert!(effects.contains(&Effect::Fence(BACKUP_BACKEND)), "it may be frozen");
+    must(&mut state, &delete);
+    assert!(state.host_named("h3").is_none());
+    assert!(state.devices.keys().all(|device| device.host.get() != 3));
+    must(&mut state, &Command::Gone { endpoint: NET_BACKEND });
+    must(&mut state, &Command::Gone { endpoint: BLK_BACKEND });
+    let refusal = refused(&mut state, &Command::DeleteHost { name: "h2".to_owned() });
+    assert_eq!(refusal.kind, RefusalKind::Leased);
+}
+
+#[test]
+fn connected_instance_is_deleted_only_by_force() {
+    let mut state = pod_with_vm();
+    let lease = nic_lease(&state).id;
+    must(&mut state, &Command::Attachment { endpoint: NET_FRONTEND, lease, connected: true });
+    let delete = |force| Command::DeleteInstance { name: "vm1".to_owned(), force };
+    assert_eq!(refused(&mut state, &delete(false)).kind, RefusalKind::Connected);
+    must(&mut state, &delete(true));
+    assert!(state.instances.is_empty());
 }

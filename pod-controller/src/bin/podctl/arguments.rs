@@ -46,7 +46,7 @@ pub(crate) enum Output {
 pub(crate) enum Command {
     /// Hosts and the daemons on them
     #[command(subcommand, visible_alias = "host")]
-    Hosts(Look),
+    Hosts(Hosts),
     /// NICs and SSDs
     #[command(subcommand, visible_alias = "device")]
     Devices(Look),
@@ -70,6 +70,32 @@ pub(crate) enum Look {
     /// Show one in full
     Get {
         /// Its name; of a device with its host, as h2/nic0
+        name: String,
+    },
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Hosts {
+    /// Show all
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show one in full
+    Get {
+        /// Its name
+        name: String,
+    },
+    /// Say that a host was reset or taken away: frees the parts of the pool that wait for it
+    ///
+    /// Only for a host that lost power or was reset: what its caches and devices still write would hit whoever gets
+    /// those parts next. Refused while one of its daemons beats.
+    Reset {
+        /// Its name
+        name: String,
+    },
+    /// Delete a host that is gone for good and that nothing depends on
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Its name
         name: String,
     },
 }
@@ -128,6 +154,9 @@ pub(crate) enum Instances {
     Delete {
         /// Its name
         name: String,
+        /// Also while a VMM is connected, which then loses its devices
+        #[arg(long)]
+        force: bool,
     },
 }
 

@@ -4,7 +4,7 @@ use pod_controller::api::{CreateInstance, CreateVolume};
 use pod_controller::client::Client;
 
 use crate::Failure;
-use crate::arguments::{Command, Events, Instances, Look, Output, Volumes};
+use crate::arguments::{Command, Events, Hosts, Instances, Look, Output, Volumes};
 use crate::{map, output, table};
 
 type Out<'a> = &'a mut dyn Write;
@@ -12,8 +12,7 @@ type Out<'a> = &'a mut dyn Write;
 /// Carries out a command and shows the answer.
 pub(crate) fn run(client: &Client, command: &Command, format: Output, out: Out<'_>) -> Result<(), Failure> {
     match command {
-        Command::Hosts(Look::List) => show(out, format, &client.hosts()?, |hosts| table::hosts(hosts)),
-        Command::Hosts(Look::Get { name }) => show(out, format, &client.host(name)?, output::host),
+        Command::Hosts(command) => hosts(client, command, format, out),
         Command::Devices(Look::List) => {
             show(out, format, &client.devices()?, |devices| table::devices(devices))
         }
@@ -30,6 +29,21 @@ pub(crate) fn run(client: &Client, command: &Command, format: Output, out: Out<'
     }
 }
 
+fn hosts(client: &Client, command: &Hosts, format: Output, out: Out<'_>) -> Result<(), Failure> {
+    match command {
+        Hosts::List => show(out, format, &client.hosts()?, |hosts| table::hosts(hosts)),
+        Hosts::Get { name } => show(out, format, &client.host(name)?, output::host),
+        Hosts::Reset { name } => {
+            client.reset_host(name)?;
+            done(out, format, "host", name, "reset")
+        }
+        Hosts::Delete { name } => {
+            client.delete_host(name)?;
+            done(out, format, "host", name, "deleted")
+        }
+    }
+}
+
 fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> Result<(), Failure> {
     match command {
         Volumes::List => show(out, format, &client.volumes()?, |volumes| table::volumes(volumes)),
@@ -40,7 +54,7 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
         }
         Volumes::Delete { name } => {
             client.delete_volume(name)?;
-            deleted(out, format, "volume", name)
+            done(out, format, "volume", name, "deleted")
         }
     }
 }
@@ -58,9 +72,13 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
             };
             show(out, format, &client.create_instance(&request, create.wait)?, output::instance)
         }
-        Instances::Delete { name } => {
-            client.delete_instance(name)?;
-            deleted(out, format, "instance", name)
+        Instances::Delete { name, force } => {
+            if *force {
+                client.delete_instance_by_force(name)?;
+            } else {
+                client.delete_instance(name)?;
+            }
+            done(out, format, "instance", name, "deleted")
         }
     }
 }
@@ -105,9 +123,9 @@ fn show<T: serde::Serialize>(
     Ok(())
 }
 
-fn deleted(out: Out<'_>, format: Output, what: &str, name: &str) -> Result<(), Failure> {
+fn done(out: Out<'_>, format: Output, what: &str, name: &str, done: &str) -> Result<(), Failure> {
     match format {
-        Output::Table => writeln!(out, "{what} {name} deleted")?,
+        Output::Table => writeln!(out, "{what} {name} {done}")?,
         Output::Json => writeln!(out, "{{}}")?,
     }
     Ok(())

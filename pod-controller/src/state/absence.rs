@@ -1,0 +1,63 @@
+//! Disks whose backend is away: guests are made to wait for a while, and then get errors.
+
+use std::collections::BTreeSet;
+
+use cxl_pool::{EndpointId, Role};
+use pod_protocol::ids::LeaseId;
+
+use super::{Effect, Health, Lease, Presence, State};
+use crate::api::EventKind;
+
+impl State {
+    /// Storage backends that are away and that guests still wait for.
+    pub fn awaited(&self) -> impl Iterator<Item = (EndpointId, u64)> {
+        let away = self.endpoints.iter().filter(|(id, endpoint)| {
+            id.role == Role::BlkBackend && endpoint.presence != Presence::Joined && !endpoint.given_up
+        });
+        away.map(|(id, endpoint)| (*id, endpoint.incarnation))
+    }
+
+    /// Gives up waiting. Whoever is merely silent is fenced first: a write that the guest was told has failed must not
+    /// happen afterwards.
+    pub(super) fn grace_expired(&mut self, id: EndpointId, incarnation: u64, effects: &mut Vec<Effect>) {
+        let name = self.endpoint_name(id);
+        let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
+        if endpoint.incarnation != incarnation || endpoint.presence == Presence::Joined {
+            return;
+        }
+        endpoint.given_up = true;
+        if endpoint.presence == Presence::Silent {
+            endpoint.presence = Presence::Fencing;
+            effects.push(Effect::Fence(id));
+            let message = "it has been silent for too long, and its disks answer I/O errors from now on";
+            effects.push(Effect::event(EventKind::EndpointFenced, name, message));
+        }
+    }
+
+    /// Whether the requests of a disk are answered by errors: its SSD failed, or nobody waits for its backend any more.
+    pub(super) fn is_failed_disk(&self, lease: &Lease) -> bool {
+        let Some(volume) = lease.volume().and_then(|volume| self.volumes.get(&volume)) else { return false };
+        let backend = self.endpoints.get(&volume.device.blk_backend());
+        self.devices.get(&volume.device).is_some_and(|ssd| matches!(ssd.health, Health::Failed(_)))
+            || backend.is_some_and(|it| it.given_up && it.presence.is_over())
+    }
+
+    pub(super) fn failed_disks(&self) -> BTreeSet<LeaseId> {
+        self.leases.values().filter(|lease| self.is_failed_disk(lease)).map(|lease| lease.id).collect()
+    }
+
+    pub(super) fn tell_failed_disks(&self, before: &BTreeSet<LeaseId>, effects: &mut Vec<Effect>) {
+        let now = self.failed_disks();
+        let mut tell = |id: &LeaseId, kind, what: &str| {
+            // A disk that was deleted meanwhile is nobody's concern.
+            let Some(lease) = self.leases.get(id) else { return };
+            let Some(volume) = lease.volume().and_then(|volume| self.volumes.get(&volume)) else { return };
+            let Some(instance) = self.instances.get(&lease.instance) else { return };
+            let message = format!("{} on {} {what}", lease.device, self.device_name(&volume.device));
+            effects.push(Effect::event(kind, instance.name.clone(), message));
+        };
+        now.difference(before)
+            .for_each(|id| tell(id, EventKind::DiskFailed, "answers I/O errors: its SSD is not there"));
+        before.difference(&now).for_each(|id| tell(id, EventKind::DiskBack, "is served again"));
+    }
+}
