@@ -169,7 +169,9 @@ impl Regions {
         }
         let free = |region: &&Region| region.usage == RegionUse::Quarantined && region.holders.is_empty();
         let freed: Vec<RegionId> = self.iter().filter(free).map(|region| region.id).collect();
-        freed.iter().for_each(|id| self.cancel(*id));
+        for id in &freed {
+            self.cancel(*id);
+        }
         freed.len()
     }
 
