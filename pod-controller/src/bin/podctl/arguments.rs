@@ -59,7 +59,19 @@ pub(crate) enum Command {
     /// What happened in the pod
     Events(Events),
     /// The pool: a map drawn to scale, and its regions
-    Pool,
+    Pool {
+        /// Only this of it
+        #[command(subcommand)]
+        part: Option<PoolPart>,
+    },
+}
+
+#[derive(Clone, Copy, Subcommand)]
+pub(crate) enum PoolPart {
+    /// Its use, drawn to scale
+    Map,
+    /// Its regions, and who holds them
+    Regions,
 }
 
 #[derive(Subcommand)]

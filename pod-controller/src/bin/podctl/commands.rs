@@ -4,7 +4,7 @@ use pod_controller::api::{CreateInstance, CreateVolume};
 use pod_controller::client::Client;
 
 use crate::Failure;
-use crate::arguments::{Command, Events, Hosts, Instances, Look, Output, Volumes};
+use crate::arguments::{Command, Events, Hosts, Instances, Look, Output, PoolPart, Volumes};
 use crate::{map, output, table};
 
 type Out<'a> = &'a mut dyn Write;
@@ -25,7 +25,11 @@ pub(crate) fn run(client: &Client, command: &Command, format: Output, out: Out<'
         Command::Volumes(command) => volumes(client, command, format, out),
         Command::Instances(command) => instances(client, command, format, out),
         Command::Events(events) => follow(client, events, format, out),
-        Command::Pool => show(out, format, &client.pool()?, map::pool),
+        Command::Pool { part } => show(out, format, &client.pool()?, |pool| match part {
+            None => map::pool(pool),
+            Some(PoolPart::Map) => map::use_of(pool),
+            Some(PoolPart::Regions) => map::regions(pool),
+        }),
     }
 }
 

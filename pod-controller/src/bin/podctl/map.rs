@@ -16,6 +16,12 @@ const QUARANTINED: char = '!';
 
 /// Summary, map and regions.
 pub(crate) fn pool(pool: &Pool) -> String {
+    let shown = use_of(pool);
+    if pool.regions.is_empty() { shown } else { format!("{shown}\n{}", regions(pool)) }
+}
+
+/// Summary and map.
+pub(crate) fn use_of(pool: &Pool) -> String {
     let mut shown = String::new();
     // Writing to a string does not fail.
     let _ = writeln!(
@@ -31,9 +37,11 @@ pub(crate) fn pool(pool: &Pool) -> String {
         ByteSize::new(pool.quarantined_bytes),
     );
     shown.push_str(&map(pool));
-    if pool.regions.is_empty() {
-        return shown;
-    }
+    shown
+}
+
+/// The regions, one a line.
+pub(crate) fn regions(pool: &Pool) -> String {
     let rows = pool.regions.iter().map(|region| {
         vec![
             region.id.to_string(),
@@ -46,8 +54,7 @@ pub(crate) fn pool(pool: &Pool) -> String {
         ]
     });
     let header = ["region", "start", "size", "purpose", "state", "owner", "holders"];
-    let _ = write!(shown, "\n{}", plain(&header, &[0, 1, 2], rows.collect()));
-    shown
+    plain(&header, &[0, 1, 2], rows.collect())
 }
 
 /// Each cell is the same share of the data area and shows what it is used for most.
