@@ -54,11 +54,19 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<()> {
     match &cli.benchmark {
         Benchmark::All => {
-            channel::run(&channel::Options::default(), &cli.output)?;
-            blk::run(&blk::Options::default(), &cli.output)
+            apart(|| channel::run(&channel::Options::default(), &cli.output))?;
+            apart(|| blk::run(&blk::Options::default(), &cli.output))
         }
         Benchmark::Blk(options) => blk::run(options, &cli.output),
         Benchmark::Channel(options) => channel::run(options, &cli.output),
         Benchmark::ChannelSender(options) => channel::send(options),
     }
+}
+
+/// Runs a benchmark on a thread of its own: it pins itself to a core, and the next one must find both free.
+fn apart(benchmark: impl FnOnce() -> Result<()> + Send) -> Result<()> {
+    std::thread::scope(|scope| match scope.spawn(benchmark).join() {
+        Ok(outcome) => outcome,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
 }
