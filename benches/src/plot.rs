@@ -168,7 +168,13 @@ fn put(out: &mut String, what: std::fmt::Arguments<'_>) {
 
 /// As short as it can be said.
 fn number(value: f64) -> String {
-    if value >= 1.0 { format!("{value:.0}") } else { format!("{value}") }
+    // Longer ones would run into the axis' title.
+    match value {
+        1e6.. => format!("{} M", value / 1e6),
+        1e4.. => format!("{} k", value / 1e3),
+        1.0.. => format!("{value:.0}"),
+        _ => format!("{value}"),
+    }
 }
 
 #[cfg(test)]
@@ -185,6 +191,12 @@ mod tests {
             assert!(svg.contains(expected), "{expected}");
         }
         assert!(!svg.contains("NaN") && !svg.contains("inf"));
+    }
+
+    #[test]
+    fn ticks_are_short() {
+        let shown: Vec<String> = [0.5, 2.0, 5000.0, 20_000.0, 500_000.0, 2e6].map(number).into();
+        assert_eq!(shown, ["0.5", "2", "5000", "20 k", "500 k", "2 M"]);
     }
 
     #[test]
