@@ -13,7 +13,7 @@ impl State {
             ));
         }
         self.volumes.remove(&id);
-        effects.push(Effect::event(EventKind::VolumeDeleted, name, "its data is gone"));
+        effects.push(Effect::event(EventKind::VolumeDeleted, name, "its range is free, and not wiped"));
         Ok(())
     }
 
