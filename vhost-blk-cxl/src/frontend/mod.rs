@@ -1,6 +1,6 @@
 //! The frontend: offers leased volumes to the VMs of this host as virtio-blk disks.
 //!
-//! A disk's vhost-user thread ([`sink`]) passes its rings to the one worker ([`task`]), which serves all disks: it
+//! A disk's vhost-user thread (`sink`) passes its rings to the one worker (`task`), which serves all disks: it
 //! [parses](parse) requests, copies data to and from the pool, and exchanges messages with the backends.
 
 mod device;

@@ -1,8 +1,8 @@
 //! The backend: serves the NICs of this host to the frontends of the pod.
 //!
-//! One worker does everything in turns. From each channel it takes transmit requests, checks them ([`outgoing`]) and
+//! One worker does everything in turns. From each channel it takes transmit requests, checks them (`outgoing`) and
 //! passes them to the NIC or to the local instance they are for; from each NIC it takes frames and hands them to the
-//! instances concerned ([`incoming`]). Frontends are trusted as little as guests: offsets, lengths, headers and source
+//! instances concerned (`incoming`). Frontends are trusted as little as guests: offsets, lengths, headers and source
 //! addresses are checked here again.
 
 mod handler;

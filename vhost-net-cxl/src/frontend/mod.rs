@@ -1,7 +1,7 @@
 //! The frontend: offers virtio-net devices to the VMs of this host and carries their packets to and from the backends.
 //!
 //! One worker serves all ports in turns, each with a budget: it copies what guests send into the pool and announces it
-//! ([`transmit`]), and copies what arrives into guests' buffers ([`receive`]). Guests are not trusted with anything: a
+//! (`transmit`), and copies what arrives into guests' buffers (`receive`). Guests are not trusted with anything: a
 //! malformed chain or header costs its guest that packet.
 
 mod device;
