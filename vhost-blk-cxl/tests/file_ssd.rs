@@ -25,7 +25,6 @@ struct Bench {
     memory: HardwareMemory,
     data: Area,
     ssd: FileSsd,
-    _pool_directory: tempfile::TempDir,
 }
 
 impl Bench {
@@ -33,9 +32,11 @@ impl Bench {
         let pool_directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let options = CreateOptions { size_bytes: Some(32 * MIB), ..CreateOptions::default() };
         let pool = Pool::create(&pool_directory.path().join("pool"), &options).unwrap();
+        // The mapping is enough from here on, and nothing is left of a process that is killed.
+        drop(pool_directory);
         let ssd = FileSsd::open("ssd0", path, Some(size_bytes), &pool).unwrap();
         let data = pool.layout().data();
-        Self { memory: pool.hardware(), data, ssd, _pool_directory: pool_directory }
+        Self { memory: pool.hardware(), data, ssd }
     }
 
     /// Where a command of this number may keep this many bytes.
