@@ -316,10 +316,10 @@ fn the_predecessor() {
 struct Predecessor(Child);
 
 impl Predecessor {
-    fn start(path: &Path) -> Self {
+    fn start(program: &Path, path: &Path) -> Self {
         let child = Process::new("setpriv")
             .args(["--pdeathsig", "KILL"])
-            .arg(std::env::current_exe().unwrap())
+            .arg(program)
             .args(["--exact", "the_predecessor", "--nocapture"])
             .env(PREDECESSOR, path)
             .stdin(Stdio::piped())
@@ -365,7 +365,9 @@ impl Drop for Frozen {
 
 #[test]
 fn a_dead_predecessors_writes_end_before_the_device_is_opened() {
-    with_mounts(|| {
+    // With mounts of one's own inside a chroot, it would be told with the chroot's own path.
+    let program = std::env::current_exe().unwrap();
+    with_mounts(move || {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let (backing, mountpoint) = (directory.path().join("backing"), directory.path().join("mounted"));
         File::create(&backing).unwrap().set_len(32 * MIB).unwrap();
@@ -381,7 +383,7 @@ fn a_dead_predecessors_writes_end_before_the_device_is_opened() {
         file.write_all_at(&vec![0; 2 << 20], 0).unwrap();
         file.sync_all().unwrap();
         drop(file);
-        let mut predecessor = Predecessor::start(&path);
+        let mut predecessor = Predecessor::start(&program, &path);
         predecessor.wait_for("opened\n");
         // In use by a living process: refused, however long one waits.
         let pool_directory = tempfile::tempdir_in("/dev/shm").unwrap();

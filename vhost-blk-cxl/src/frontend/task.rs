@@ -198,8 +198,14 @@ impl<M: Memory> FrontendTask<M> {
         if count == 0 {
             return false;
         }
-        let room =
-            channel.capacity.saturating_sub(outstanding).min(channel.data.sender.free()).min(SEND_BUDGET);
+        // Answers that we took but have not acknowledged yet still take up their ring. Were they not counted, the backend could
+        // find it full, and nobody would wake it when it no longer is.
+        let unacknowledged = u32::try_from(channel.data.receiver.lag()).unwrap_or(u32::MAX);
+        let room = channel
+            .capacity
+            .saturating_sub(outstanding.saturating_add(unacknowledged))
+            .min(channel.data.sender.free())
+            .min(SEND_BUDGET);
         let mut moved = false;
         let mut left = room;
         for (position, disk) in
