@@ -1,6 +1,7 @@
 //! The API over HTTP: JSON under `/v1`, problems as RFC 9457 says, an OpenAPI description, metrics.
 
 mod body;
+mod connection;
 mod devices;
 mod events;
 mod health;

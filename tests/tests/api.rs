@@ -127,12 +127,7 @@ fn bytes_that_are_no_http_do_no_harm() {
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
-        let answer = String::from_utf8_lossy(&answer).into_owned();
-        assert!(
-            answer.is_empty()
-                || answer.split_whitespace().nth(1).is_some_and(|status| status.starts_with('4')),
-            "{answer}"
-        );
+        assert_problem(&String::from_utf8_lossy(&answer), &String::from_utf8_lossy(garbage));
     }
     // Somebody who connects and says nothing holds nobody up.
     let _silent = UnixStream::connect(pod.directory().join("run/controller.sock")).unwrap();

@@ -6,7 +6,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use axum::Router;
+use axum::serve::Listener;
 use tokio::net::{TcpListener, UnixListener};
+
+use super::connection;
 
 /// Who may use the socket: root and its group.
 const SOCKET_MODE: u32 = 0o660;
@@ -76,16 +79,23 @@ impl Listeners {
     }
 
     /// Serves until the future is dropped.
-    pub async fn serve(self, router: Router) -> io::Result<()> {
+    pub async fn serve(self, router: Router) {
         let _guard = self.guard;
-        let unix = axum::serve(self.unix, router.clone());
+        let unix = accept(self.unix, router.clone());
         match self.tcp {
             Some(tcp) => {
-                tokio::try_join!(async { unix.await }, async { axum::serve(tcp, router).await })?;
+                tokio::join!(unix, accept(tcp, router));
             }
-            None => unix.await?,
+            None => unix.await,
         }
-        Ok(())
+    }
+}
+
+/// Serves each client in a task of its own.
+async fn accept(mut listener: impl Listener, router: Router) {
+    loop {
+        let (stream, _) = listener.accept().await;
+        tokio::spawn(connection::serve(stream, router.clone()));
     }
 }
 

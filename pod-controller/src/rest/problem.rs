@@ -19,6 +19,12 @@ impl Failure {
         })
     }
 
+    /// The body of the answer.
+    pub(super) fn to_json(&self) -> Vec<u8> {
+        // A structure of strings and a number can always be written.
+        serde_json::to_vec(&self.0).unwrap_or_default()
+    }
+
     pub(super) fn not_found(what: &str, name: &str) -> Self {
         let name: String = name.chars().take(100).collect();
         Self::new(StatusCode::NOT_FOUND, "not-found", format!("there is no {what} named {name:?}"))
