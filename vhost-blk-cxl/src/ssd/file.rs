@@ -73,7 +73,7 @@ impl FileSsd {
             path: path.display().to_string(),
             source,
         })?;
-        info!(ssd = name, path = %path.display(), bytes = geometry.size_bytes, block = geometry.block_bytes, direct, "opened");
+        info!(ssd = name, path = %path.display(), bytes = geometry.size_bytes, block = geometry.block_bytes, direct, in_memory = engine.is_in_memory(), "opened");
         Ok(Self {
             name: name.to_owned(),
             engine,

@@ -1,15 +1,21 @@
 //! A thin layer over io_uring, the only place of this crate that points the kernel at memory.
 #![allow(unsafe_code)] // submissions carry raw pointers: the kernel cannot check Rust's lifetimes
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use cxl_pool::{Area, ByteOffset, LineCount, Pool};
 use io_uring::{IoUring, opcode, squeue, types};
 
 /// What a block of zeros is written from.
 const ZEROS_BYTES: u32 = 64 << 10;
+
+/// The longest move that is made by a system call: longer ones would keep the worker from everything else.
+const INLINE_BYTES_MAX: u32 = 256 << 10;
+/// Bytes moved by system calls before the worker gets to send the answers, so that frontends work on them meanwhile.
+const INLINE_BUDGET_BYTES: u32 = 64 << 10;
 
 #[repr(align(4096))]
 struct Zeros([u8; ZEROS_BYTES as usize]);
@@ -33,6 +39,10 @@ pub(super) enum Step {
 
 /// An io_uring on one file.
 ///
+/// A file that lies in memory has no device that would work while we do something else, and its file system cannot tell
+/// whether a request would have to wait, so io_uring hands every single one to a thread of the kernel. Moving the bytes
+/// by a system call costs a fraction of that: [`Engine::completed`] does it, a bounded number at a time.
+///
 /// Dropping it waits for nothing: the kernel holds the file and the pages of the pool until it is done with them, and
 /// the mapping of the pool is kept here.
 pub(super) struct Engine {
@@ -40,6 +50,11 @@ pub(super) struct Engine {
     file: File,
     pool: Pool,
     queued: bool,
+    /// The file lies in memory.
+    in_memory: bool,
+    /// To be done by system calls.
+    inline: VecDeque<(u32, Step)>,
+    inline_left_bytes: u32,
 }
 
 impl Engine {
@@ -48,11 +63,29 @@ impl Engine {
 
     /// An engine with room for `depth` steps at a time.
     pub(super) fn new(file: File, pool: Pool, depth: u32) -> io::Result<Self> {
-        Ok(Self { ring: IoUring::new(depth)?, file, pool, queued: false })
+        let in_memory = in_memory(&file);
+        Ok(Self {
+            ring: IoUring::new(depth)?,
+            file,
+            pool,
+            queued: false,
+            in_memory,
+            inline: VecDeque::with_capacity(if in_memory { depth as usize } else { 0 }),
+            inline_left_bytes: INLINE_BUDGET_BYTES,
+        })
+    }
+
+    /// Whether the file lies in memory, so that bytes are moved by system calls.
+    pub(super) fn is_in_memory(&self) -> bool {
+        self.in_memory
     }
 
     /// Queues a step. No more than `depth` of them may be in flight.
     pub(super) fn push(&mut self, id: u32, step: Step) {
+        if self.in_memory && inline_bytes(step).is_some() {
+            self.inline.push_back((id, step));
+            return;
+        }
         let fd = types::Fd(self.file.as_raw_fd());
         let entry = match step {
             Step::Read { at, bytes, data } => {
@@ -81,6 +114,7 @@ impl Engine {
 
     /// Hands what was queued to the kernel.
     pub(super) fn submit(&mut self) {
+        self.inline_left_bytes = INLINE_BUDGET_BYTES;
         if self.queued {
             // Busy or interrupted: the entries stay queued, and so does our wish to submit them.
             self.queued = self.ring.submit().is_err() || !self.ring.submission().is_empty();
@@ -89,22 +123,69 @@ impl Engine {
 
     /// The next step that ended, with its result as system calls return it.
     pub(super) fn completed(&mut self) -> Option<(u32, i32)> {
-        let entry = self.ring.completion().next()?;
-        // Every entry was queued with a u32.
-        #[allow(clippy::cast_possible_truncation)]
-        let id = entry.user_data() as u32;
-        Some((id, entry.result()))
+        if let Some(entry) = self.ring.completion().next() {
+            // Every entry was queued with a u32.
+            #[allow(clippy::cast_possible_truncation)]
+            let id = entry.user_data() as u32;
+            return Some((id, entry.result()));
+        }
+        if self.inline_left_bytes == 0 {
+            return None;
+        }
+        let (id, step) = self.inline.pop_front()?;
+        let bytes = inline_bytes(step).unwrap_or(0).max(1);
+        self.inline_left_bytes = self.inline_left_bytes.saturating_sub(bytes);
+        Some((id, self.carry_out(step)))
     }
 
     /// Whether the kernel has everything that was queued.
     pub(super) fn has_submitted(&self) -> bool {
-        !self.queued
+        !self.queued && self.inline.is_empty()
     }
 
     /// Readable when a step has ended.
     pub(super) fn event(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor belongs to `ring` and stays open as long as `self` is borrowed.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+
+    /// Takes a step by a system call; the result is as io_uring gives it.
+    fn carry_out(&self, step: Step) -> i32 {
+        let fd = self.file.as_raw_fd();
+        let offset = |at: u64| libc::off_t::try_from(at).unwrap_or(libc::off_t::MAX);
+        let vector =
+            |base: *mut u8, bytes: u32| libc::iovec { iov_base: base.cast(), iov_len: bytes as usize };
+        let moved = match step {
+            Step::Read { at, bytes, data } => {
+                let into = vector(self.pointer(data, bytes), bytes);
+                // SAFETY: the bytes are a part of the pool, whose mapping lives as long as `self.pool` and is accessed
+                // through the pool's volatile interface only.
+                unsafe { libc::preadv2(fd, &raw const into, 1, offset(at), 0) }
+            }
+            Step::Write { at, bytes, data, force_unit_access } => {
+                let from = vector(self.pointer(data, bytes), bytes);
+                let flags = write_flags(force_unit_access);
+                // SAFETY: as above.
+                unsafe { libc::pwritev2(fd, &raw const from, 1, offset(at), flags) }
+            }
+            Step::WriteZeros { at, bytes, force_unit_access } => {
+                assert!(bytes <= Self::ZEROS_MAX, "zeros are written in pieces");
+                let from = vector(ZEROS.0.as_ptr().cast_mut(), bytes);
+                let flags = write_flags(force_unit_access);
+                // SAFETY: a static, which is only read.
+                unsafe { libc::pwritev2(fd, &raw const from, 1, offset(at), flags) }
+            }
+            Step::Sync => {
+                let synced = rustix::fs::fdatasync(&self.file);
+                return synced.err().map_or(0, |errno| -errno.raw_os_error());
+            }
+            Step::Allocate { .. } => unreachable!("it has no bytes to move, so it is not queued here"),
+        };
+        if moved < 0 {
+            return -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+        }
+        // No more than was asked for, which is far below.
+        i32::try_from(moved).unwrap_or(i32::MAX)
     }
 
     fn pointer(&self, data: ByteOffset, bytes: u32) -> *mut u8 {
@@ -129,6 +210,26 @@ impl Engine {
             }
         }
     }
+}
+
+/// How many bytes a step moves that may be taken by a system call.
+fn inline_bytes(step: Step) -> Option<u32> {
+    match step {
+        Step::Read { bytes, .. } | Step::Write { bytes, .. } | Step::WriteZeros { bytes, .. } => {
+            (bytes <= INLINE_BYTES_MAX).then_some(bytes)
+        }
+        Step::Sync => Some(0),
+        // Giving back gigabytes takes long.
+        Step::Allocate { .. } => None,
+    }
+}
+
+/// Whether a file's bytes lie in memory and nowhere else, swap space aside.
+fn in_memory(file: &File) -> bool {
+    const MAGICS: [libc::c_long; 2] = [libc::TMPFS_MAGIC, 0x8584_58f6 /* RAMFS_MAGIC */];
+    // The nodes of block devices lie in memory, too.
+    file.metadata().is_ok_and(|metadata| metadata.is_file())
+        && rustix::fs::fstatfs(file.as_fd()).is_ok_and(|status| MAGICS.contains(&status.f_type))
 }
 
 fn write_flags(force_unit_access: bool) -> i32 {
