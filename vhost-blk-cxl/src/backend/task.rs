@@ -231,7 +231,10 @@ impl<M: Memory> BackendTask<M> {
             match Request::decode(&words) {
                 Ok(request) => {
                     let volume = self.volumes.get(&request.holder.lease);
-                    if volume.is_some_and(|volume| reads_buffer_in(&request, &volume.object.data_area)) {
+                    if volume.is_some_and(|volume| {
+                        reads_buffer_in(&request, &volume.object.data_area)
+                            && !self.devices[volume.device].ssd.bypasses_cache()
+                    }) {
                         self.memory.invalidate(request.data_start(), request.length_bytes);
                         to_read = true;
                     }
@@ -346,7 +349,7 @@ impl<M: Memory> BackendTask<M> {
     fn end(&mut self, finished: Finished) {
         let Some(command) = self.commands.take(finished.id) else { return };
         let request = command.request;
-        if request.operation == Operation::Read {
+        if request.operation == Operation::Read && !self.devices[command.device].ssd.bypasses_cache() {
             // Whatever the outcome: the buffer goes back to the frontend.
             self.memory.flush(request.data_start(), request.length_bytes);
         }

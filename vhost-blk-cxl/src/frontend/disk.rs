@@ -10,6 +10,7 @@ use pod_protocol::objects::DiskObject;
 use vhost_frontend::{BufferArea, ChainLimits, GuestMemory, Ring, StopReason};
 
 use super::device::REQUEST_BYTES_MAX;
+use super::flushed::Flushed;
 use super::parse::{HEADER_BYTES, Shape};
 use super::slots::{Slots, State};
 use crate::counters::Counters;
@@ -44,6 +45,7 @@ pub(crate) struct Disk<M: Memory> {
     /// Completed writes may still be in a cache: the driver's wish.
     pub(super) writeback: Arc<AtomicBool>,
     pub(super) buffers: BufferArea,
+    pub(super) flushed: Flushed,
     pub(super) slots: Slots,
     pub(super) rings: Vec<Option<Served>>,
     /// Requests to be sent (again), in order, before any new one is taken.
@@ -65,6 +67,7 @@ impl<M: Memory> Disk<M> {
         Self {
             memory,
             buffers: BufferArea::new(object.data_area, BUFFER_UNIT_BYTES),
+            flushed: Flushed::nothing_of(object.data_area, BUFFER_UNIT_BYTES),
             rings: (0..object.queues).map(|_| None).collect(),
             object,
             counters,

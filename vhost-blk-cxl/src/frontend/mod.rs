@@ -5,6 +5,7 @@
 
 mod device;
 mod disk;
+mod flushed;
 pub mod parse;
 mod serve;
 mod sink;

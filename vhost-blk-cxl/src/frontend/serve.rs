@@ -162,11 +162,11 @@ impl<M: Memory> Disk<M> {
     }
 
     /// Puts a request into the outbox. The data of a write has been written back, the buffer of a read is flushed
-    /// here; a fence before the message follows for all of them.
+    /// here if it needs it; a fence before the message follows for all of them.
     fn send(&mut self, index: u16, allowance: &mut Allowance<'_>) {
         let slot = self.slots.get(index);
         if let (Operation::Read, Some(buffer)) = (slot.operation, slot.buffer) {
-            self.memory.flush(buffer.start(), slot.length_bytes);
+            self.flushed.flush(&self.memory, buffer.start(), slot.length_bytes);
         }
         let request = Request {
             holder: self.holder(),

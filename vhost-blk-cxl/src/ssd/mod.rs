@@ -1,6 +1,6 @@
 //! SSD drivers.
 //!
-//! A driver carries out [`Command`]s on its device and touches the pool only where they say. It never blocks: commands
+//! A driver carries out [`Command`]s on its device and touches the pool only where they say. It never waits: commands
 //! go in as long as it has room, outcomes are collected later, and a file descriptor tells a sleeping worker that there
 //! are some. It knows nothing of volumes, leases or channels; the backend has checked everything before.
 
@@ -96,6 +96,12 @@ pub trait Ssd: Send {
     /// Readable when [`Ssd::reap`] would find something. None while nothing would tell: the device must be kicked and
     /// looked at again as long as commands are in flight. It is always the same descriptor.
     fn event(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Whether the data of commands stays out of this host's cache, because the device accesses the pool past it or not at
+    /// all. Then nothing is invalidated before a write, nor flushed after a read.
+    fn bypasses_cache(&self) -> bool {
+        false
+    }
 
     /// Why the device cannot be used any more. From then on everything fails.
     fn failure(&self) -> Option<&str>;

@@ -49,6 +49,10 @@ impl Ssd for NullSsd {
         None
     }
 
+    fn bypasses_cache(&self) -> bool {
+        true
+    }
+
     fn failure(&self) -> Option<&str> {
         None
     }
