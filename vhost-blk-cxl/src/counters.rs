@@ -41,6 +41,8 @@ pub(crate) struct Counters {
     pub(crate) stale: Counter,
     /// Requests sent a second time to a backend that came back.
     pub(crate) resubmitted: Counter,
+    /// How often a device lost what was not flushed.
+    pub(crate) lost_writes: Counter,
     /// Rings that a guest broke.
     pub(crate) broken_rings: Counter,
 }
@@ -79,6 +81,7 @@ impl Counters {
             ("refused", &self.refused),
             ("stale", &self.stale),
             ("broken-rings", &self.broken_rings),
+            ("lost-writes", &self.lost_writes),
         ] {
             if counter.get() > 0 {
                 drops.insert(reason.to_owned(), counter.get());

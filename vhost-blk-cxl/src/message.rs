@@ -12,7 +12,8 @@
 //! word 7 |epoch (the channel's)| 0                                 |
 //! ```
 //!
-//! A completion repeats opcode, lease, generation and tag, and says how many bytes were moved. Everything that a
+//! A completion repeats opcode, lease, generation and tag, says how many bytes were moved, and bears the device's write
+//! verifier in word 2. Everything that a
 //! backend receives is checked by it: see [`Request::decode`] for the form, and the backend for what the sender may do.
 
 use cxl_pool::{ByteOffset, LineCount, LineOffset};
@@ -139,6 +140,8 @@ pub struct Completion {
     pub status: Status,
     /// Bytes moved.
     pub length_bytes: u64,
+    /// Changes when the device may have lost what it acknowledged and did not flush. Of what was carried out only.
+    pub write_verifier: u64,
 }
 
 /// A message that does not have the form it must have.
@@ -193,9 +196,15 @@ impl Request {
         LineCount::covering(self.length_bytes)
     }
 
-    /// Its completion.
-    pub fn completion(&self, status: Status, length_bytes: u64) -> Completion {
-        Completion { holder: self.holder, tag: self.tag, operation: self.operation, status, length_bytes }
+    /// Its completion, by a device with this write verifier.
+    pub fn completion(&self, status: Status, length_bytes: u64, write_verifier: u64) -> Completion {
+        let Self { holder, tag, operation, .. } = *self;
+        Completion { holder, tag, operation, status, length_bytes, write_verifier }
+    }
+
+    /// Its completion, if it was not carried out.
+    pub fn not_done(&self, status: Status) -> Completion {
+        self.completion(status, 0, 0)
     }
 }
 
@@ -205,7 +214,7 @@ impl Completion {
         [
             first_word(COMPLETION | self.operation as u8, 0, self.holder, self.status as u8),
             u64::from(self.tag.0),
-            0,
+            self.write_verifier,
             self.length_bytes,
             0,
             0,
@@ -231,6 +240,7 @@ impl Completion {
             operation: Operation::from_code(code & !COMPLETION).ok_or(malformed)?,
             status,
             length_bytes: words[3],
+            write_verifier: words[2],
         })
     }
 }
@@ -295,10 +305,11 @@ mod tests {
 
         #[test]
         fn completions_survive_the_journey(
-            holder in a_holder(), operation in an_operation(), tag: u32, length: u64,
+            holder in a_holder(), operation in an_operation(), tag: u32, length: u64, write_verifier: u64,
             status in prop::sample::select(vec![Status::Ok, Status::IoError, Status::Unsupported, Status::Refused]),
         ) {
-            let completion = Completion { holder, tag: Tag::new(tag), operation, status, length_bytes: length };
+            let completion =
+                Completion { holder, tag: Tag::new(tag), operation, status, length_bytes: length, write_verifier };
             let words = completion.encode();
             prop_assert_eq!(words[7] >> 63, 0, "the epoch is the channel's");
             prop_assert_eq!(Completion::decode(&words), Ok(completion));

@@ -56,7 +56,7 @@ impl Ours {
         };
         let pool = Pool::create(&directory.path().join("pool"), &options)?;
         let driver = match file {
-            Some(path) => DriverKind::File { path: path.to_owned(), size_bytes: None },
+            Some(path) => DriverKind::File { path: path.to_owned(), size_bytes: None, volatile_cache: None },
             None => DriverKind::Null { size_bytes: disk_bytes },
         };
         let config = SsdConfig { name: "ssd0".to_owned(), driver };

@@ -170,7 +170,7 @@ impl<M: Memory> BackendTask<M> {
         self.volumes.remove(&lease);
         for channel in self.channels.values_mut() {
             for request in channel.early.extract_if(.., |request| request.holder.lease == lease) {
-                channel.outbox.push_back(request.completion(Status::Refused, 0).encode());
+                channel.outbox.push_back(request.not_done(Status::Refused).encode());
             }
         }
     }
@@ -274,12 +274,12 @@ impl<M: Memory> BackendTask<M> {
         }
         let Some(volume) = volume else {
             self.malformed.add(1);
-            channel.outbox.push_back(request.completion(Status::Refused, 0).encode());
+            channel.outbox.push_back(request.not_done(Status::Refused).encode());
             return true;
         };
         if volume.object.generation != request.holder.generation {
             volume.counters.stale.add(1);
-            channel.outbox.push_back(request.completion(Status::Refused, 0).encode());
+            channel.outbox.push_back(request.not_done(Status::Refused).encode());
             return true;
         }
         if volume.draining > 0 {
@@ -290,7 +290,7 @@ impl<M: Memory> BackendTask<M> {
             Ok(offset) => offset,
             Err(Rejected(status)) => {
                 volume.counters.refused();
-                channel.outbox.push_back(request.completion(status, 0).encode());
+                channel.outbox.push_back(request.not_done(status).encode());
                 return true;
             }
         };
@@ -368,7 +368,8 @@ impl<M: Memory> BackendTask<M> {
         let Some(channel) = self.channels.get_mut(&command.channel) else { return };
         if channel.object.generation == command.channel_generation {
             let bytes = if status == Status::Ok { request.length_bytes } else { 0 };
-            channel.outbox.push_back(request.completion(status, bytes).encode());
+            let verifier = self.devices[command.device].ssd.write_verifier();
+            channel.outbox.push_back(request.completion(status, bytes, verifier).encode());
         } else {
             channel.draining = channel.draining.saturating_sub(1);
         }

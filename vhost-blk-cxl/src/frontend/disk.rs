@@ -13,6 +13,7 @@ use super::device::REQUEST_BYTES_MAX;
 use super::flushed::Flushed;
 use super::parse::{HEADER_BYTES, Shape};
 use super::slots::{Slots, State};
+use super::unflushed::Unflushed;
 use crate::counters::Counters;
 use crate::message::{Holder, Words};
 
@@ -47,6 +48,7 @@ pub(crate) struct Disk<M: Memory> {
     pub(super) buffers: BufferArea,
     pub(super) flushed: Flushed,
     pub(super) slots: Slots,
+    pub(super) unflushed: Unflushed,
     pub(super) rings: Vec<Option<Served>>,
     /// Requests to be sent (again), in order, before any new one is taken.
     pub(super) queued: VecDeque<u16>,
@@ -73,6 +75,7 @@ impl<M: Memory> Disk<M> {
             counters,
             writeback,
             slots: Slots::new(REQUESTS_MAX),
+            unflushed: Unflushed::default(),
             queued: VecDeque::with_capacity(REQUESTS_MAX.into()),
             refused: false,
             blocked: false,

@@ -11,6 +11,7 @@ mod serve;
 mod sink;
 mod slots;
 mod task;
+mod unflushed;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

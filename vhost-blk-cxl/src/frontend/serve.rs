@@ -115,6 +115,7 @@ impl<M: Memory> Disk<M> {
         slot.offset_bytes = offset_bytes;
         slot.length_bytes = length_bytes;
         slot.may_unmap = may_unmap;
+        slot.vouches = self.unflushed.mark();
         slot.force_unit_access = operation.writes()
             && !caches_writes(served.ring.features(), self.writeback.load(Ordering::Relaxed));
         let copied = match (operation, slot.buffer) {
@@ -211,8 +212,28 @@ impl<M: Memory> Disk<M> {
             self.slots.set_state(index, State::Queued);
             self.queued.push_back(index);
         } else {
-            self.answer(index, completion.status);
+            let status = self.vouched(index, completion);
+            self.answer(index, status);
         }
+    }
+
+    /// The status of a request, given what the device remembers of earlier ones.
+    fn vouched(&mut self, index: u16, completion: &Completion) -> Status {
+        if completion.status != Status::Ok {
+            return completion.status;
+        }
+        if self.unflushed.answered(completion.write_verifier, self.slots.next_sequence()) {
+            warn!(lease = %self.object.lease, instance = self.object.instance_name, device = self.object.device,
+                "the SSD lost writes that were not flushed: the guest's next flush fails");
+            self.counters.lost_writes.add(1);
+        }
+        let (slot, next) = (self.slots.get(index), self.slots.next_sequence());
+        match slot.operation {
+            Operation::Write | Operation::WriteZeroes if !slot.force_unit_access => self.unflushed.written(),
+            Operation::Flush if !self.unflushed.flushed(slot.sequence, slot.vouches, next) => return Status::IoError,
+            _ => {}
+        }
+        Status::Ok
     }
 
     /// Ends a request. The guest hears of it with the next signal, unless nobody waits for it.

@@ -3,6 +3,7 @@
 use pod_protocol::ids::LeaseGeneration;
 use vhost_frontend::{Buffer, Chain};
 
+use super::unflushed::Mark;
 use crate::message::{Operation, Tag};
 
 /// Where a request is.
@@ -37,6 +38,8 @@ pub(crate) struct Slot {
     pub(crate) buffer: Option<Buffer>,
     /// Counts requests in the order in which the guest made them.
     pub(crate) sequence: u64,
+    /// Of a flush: what it vouches for.
+    pub(crate) vouches: Mark,
     /// Counts the uses of the slot, so that an answer to an earlier one is not taken for this one's.
     uses: u16,
 }
@@ -65,6 +68,7 @@ impl Slots {
             sent_as: LeaseGeneration::new(0),
             buffer: None,
             sequence: 0,
+            vouches: Mark::default(),
             uses: 0,
         };
         Self {
@@ -79,6 +83,11 @@ impl Slots {
     /// The slot that the next request will get, whose chain may be filled before it is taken.
     pub(crate) fn candidate(&self) -> Option<u16> {
         self.free.last().copied()
+    }
+
+    /// The number of the guest's next request.
+    pub(crate) fn next_sequence(&self) -> u64 {
+        self.sequence
     }
 
     /// Takes the candidate, to be sent.

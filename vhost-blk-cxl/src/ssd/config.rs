@@ -22,6 +22,8 @@ pub enum DriverKind {
         path: PathBuf,
         /// With which size to create it if it does not exist.
         size_bytes: Option<u64>,
+        /// Puts a write cache before it that is lost with the process, driven by this seed: for tests.
+        volatile_cache: Option<u64>,
     },
     /// Takes everything and gives nothing, for benchmarks.
     Null {
@@ -71,6 +73,7 @@ struct Table {
     driver: Driver,
     path: Option<PathBuf>,
     size: Option<Size>,
+    volatile_cache: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -121,7 +124,8 @@ impl SsdConfig {
         let needs = |driver, key| ConfigError::Needs { ssd: name.clone(), driver, key };
         let driver = match table.driver {
             Driver::File => {
-                DriverKind::File { path: table.path.ok_or_else(|| needs("file", "path"))?, size_bytes }
+                let path = table.path.ok_or_else(|| needs("file", "path"))?;
+                DriverKind::File { path, size_bytes, volatile_cache: table.volatile_cache }
             }
             Driver::Null => DriverKind::Null { size_bytes: size_bytes.ok_or_else(|| needs("null", "size"))? },
         };
@@ -172,7 +176,7 @@ mod tests {
             "[[ssd]]\nname = \"a\"\ndriver = \"file\"\npath = \"/x\"\nsize = \"1G\"\n[[ssd]]\nname = \"b\"\ndriver = \"null\"\nsize = 4096\n",
         );
         let ssds = ssds.unwrap();
-        assert_eq!(ssds[0].driver, DriverKind::File { path: "/x".into(), size_bytes: Some(1 << 30) });
+        assert_eq!(ssds[0].driver, DriverKind::File { path: "/x".into(), size_bytes: Some(1 << 30), volatile_cache: None });
         assert_eq!(ssds[1].driver, DriverKind::Null { size_bytes: 4096 });
     }
 

@@ -5,10 +5,13 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use cxl_pool::{ByteOffset, Pool};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::open_file::{OpenFile, open};
+use super::medium::Medium;
 use super::uring::{Engine, Step};
+use super::verifier::boot_verifier;
+use super::volatile::VolatileCacheOptions;
 use super::{Command, CommandId, Finished, Full, Geometry, OpenError, Outcome, Ssd};
 use crate::message::Operation;
 
@@ -53,7 +56,8 @@ enum Next {
 /// A file or block device.
 pub struct FileSsd {
     name: String,
-    engine: Engine,
+    medium: Medium,
+    write_verifier: u64,
     geometry: Geometry,
     /// By command id.
     slots: Vec<Option<Slot>>,
@@ -66,17 +70,45 @@ pub struct FileSsd {
 impl FileSsd {
     /// Opens and locks the file, which is created with `size_bytes` if it does not exist.
     pub fn open(name: &str, path: &Path, size_bytes: Option<u64>, pool: &Pool) -> Result<Self, OpenError> {
-        let OpenFile { file, geometry, direct } = open(name, path, size_bytes)?;
-        let engine = Engine::new(file, pool.clone(), DEPTH).map_err(|source| OpenError::Io {
+        Self::open_with(name, path, size_bytes, pool, None)
+    }
+
+    /// The same, with a write cache in between whose contents are lost with the process.
+    pub fn open_volatile(
+        name: &str,
+        path: &Path,
+        size_bytes: Option<u64>,
+        pool: &Pool,
+        cache: VolatileCacheOptions,
+    ) -> Result<Self, OpenError> {
+        warn!(ssd = name, "it loses what was not flushed when this process ends: for tests only");
+        Self::open_with(name, path, size_bytes, pool, Some(cache))
+    }
+
+    fn open_with(
+        name: &str,
+        path: &Path,
+        size_bytes: Option<u64>,
+        pool: &Pool,
+        cache: Option<VolatileCacheOptions>,
+    ) -> Result<Self, OpenError> {
+        let OpenFile { file, mut geometry, mut direct } = open(name, path, size_bytes)?;
+        if cache.is_some() {
+            // The cache writes single sectors, through the page cache.
+            (geometry.block_bytes, direct) = (512, false);
+        }
+        let medium = Medium::new(file, pool.clone(), DEPTH, cache).map_err(|source| OpenError::Io {
             ssd: name.to_owned(),
             what: "make an io_uring for",
             path: path.display().to_string(),
             source,
         })?;
-        info!(ssd = name, path = %path.display(), bytes = geometry.size_bytes, block = geometry.block_bytes, direct, in_memory = engine.is_in_memory(), "opened");
+        let write_verifier = medium.write_verifier().unwrap_or_else(boot_verifier);
+        info!(ssd = name, path = %path.display(), bytes = geometry.size_bytes, block = geometry.block_bytes, direct, in_memory = medium.is_in_memory(), "opened");
         Ok(Self {
             name: name.to_owned(),
-            engine,
+            medium,
+            write_verifier,
             geometry,
             slots: Vec::new(),
             in_flight: 0,
@@ -87,7 +119,7 @@ impl FileSsd {
 
     fn begin(&mut self, slot: Slot) {
         let id = slot.command.id;
-        self.engine.push(id.0, step(&slot));
+        self.medium.push(id.0, step(&slot));
         let index = id.0 as usize;
         if index >= self.slots.len() {
             self.slots.resize(index + 1, None);
@@ -164,21 +196,25 @@ impl Ssd for FileSsd {
     }
 
     fn kick(&mut self) {
-        self.engine.submit();
+        self.medium.submit();
     }
 
     fn reap(&mut self, into: &mut Vec<Finished>) {
         into.extend(self.ended.drain(..));
-        while let Some((id, result)) = self.engine.completed() {
+        while let Some((id, result)) = self.medium.completed() {
             into.extend(self.ended(id, result));
         }
         // The next steps of commands that have several.
-        self.engine.submit();
+        self.medium.submit();
     }
 
     fn event(&self) -> Option<BorrowedFd<'_>> {
         // What the kernel did not take yet ends without an event: someone must come by and kick again.
-        self.engine.has_submitted().then(|| self.engine.event())
+        self.medium.event()
+    }
+
+    fn write_verifier(&self) -> u64 {
+        self.write_verifier
     }
 
     fn failure(&self) -> Option<&str> {

@@ -6,9 +6,12 @@
 
 mod config;
 mod file;
+mod medium;
 mod null;
 mod open_file;
 mod uring;
+mod verifier;
+mod volatile;
 
 use std::os::fd::BorrowedFd;
 
@@ -17,6 +20,7 @@ use cxl_pool::{ByteOffset, Pool};
 pub use config::{DriverKind, SsdConfig, parse_size};
 pub use file::FileSsd;
 pub use null::NullSsd;
+pub use volatile::VolatileCacheOptions;
 
 use crate::message::Operation;
 
@@ -103,6 +107,10 @@ pub trait Ssd: Send {
         false
     }
 
+    /// A number that changes when writes that were acknowledged and not flushed may have been lost, as NFS's write
+    /// verifier does. Frontends then fail the next flush, which would otherwise vouch for them.
+    fn write_verifier(&self) -> u64;
+
     /// Why the device cannot be used any more. From then on everything fails.
     fn failure(&self) -> Option<&str>;
 }
@@ -110,8 +118,12 @@ pub trait Ssd: Send {
 /// Opens a device as the host's configuration describes it.
 pub fn open(config: &SsdConfig, pool: &Pool) -> Result<Box<dyn Ssd>, OpenError> {
     Ok(match &config.driver {
-        DriverKind::File { path, size_bytes } => {
+        DriverKind::File { path, size_bytes, volatile_cache: None } => {
             Box::new(FileSsd::open(&config.name, path, *size_bytes, pool)?)
+        }
+        DriverKind::File { path, size_bytes, volatile_cache: Some(seed) } => {
+            let cache = VolatileCacheOptions::new(*seed);
+            Box::new(FileSsd::open_volatile(&config.name, path, *size_bytes, pool, cache)?)
         }
         DriverKind::Null { size_bytes } => Box::new(NullSsd::new(*size_bytes)),
     })

@@ -53,6 +53,10 @@ impl Ssd for NullSsd {
         true
     }
 
+    fn write_verifier(&self) -> u64 {
+        0
+    }
+
     fn failure(&self) -> Option<&str> {
         None
     }

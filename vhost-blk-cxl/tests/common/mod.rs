@@ -5,6 +5,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by tests")]
 
 pub mod ram;
+pub mod witness;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -148,6 +148,10 @@ impl<M: Memory> Ssd for RamSsd<M> {
         Some(self.control.event.as_fd())
     }
 
+    fn write_verifier(&self) -> u64 {
+        0
+    }
+
     fn failure(&self) -> Option<&str> {
         self.control.broken.load(Ordering::Relaxed).then_some("it broke down")
     }

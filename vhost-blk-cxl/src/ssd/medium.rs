@@ -1,0 +1,82 @@
+//! What carries out the `file` driver's steps.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use cxl_pool::Pool;
+
+use super::uring::{Engine, Step};
+use super::volatile::{VolatileCache, VolatileCacheOptions};
+
+/// The kernel, or a drive with a cache that forgets.
+pub(super) enum Medium {
+    /// The kernel.
+    Kernel(Engine),
+    /// For tests of what is left after a power failure.
+    Volatile(Box<VolatileCache>),
+}
+
+impl Medium {
+    /// A medium with room for `depth` steps at a time.
+    pub(super) fn new(
+        file: File,
+        pool: Pool,
+        depth: u32,
+        cache: Option<VolatileCacheOptions>,
+    ) -> io::Result<Self> {
+        Ok(match cache {
+            None => Self::Kernel(Engine::new(file, pool, depth)?),
+            Some(options) => Self::Volatile(Box::new(VolatileCache::new(file, &pool, options)?)),
+        })
+    }
+
+    /// Queues a step. No more than `depth` of them may be in flight.
+    pub(super) fn push(&mut self, id: u32, step: Step) {
+        match self {
+            Self::Kernel(engine) => engine.push(id, step),
+            Self::Volatile(cache) => cache.push(id, step),
+        }
+    }
+
+    /// Hands over what was queued.
+    pub(super) fn submit(&mut self) {
+        match self {
+            Self::Kernel(engine) => engine.submit(),
+            Self::Volatile(cache) => cache.submit(),
+        }
+    }
+
+    /// The next step that ended, with its result as system calls return it.
+    pub(super) fn completed(&mut self) -> Option<(u32, i32)> {
+        match self {
+            Self::Kernel(engine) => engine.completed(),
+            Self::Volatile(cache) => cache.completed(),
+        }
+    }
+
+    /// Readable when a step has ended; none while something that was queued was not handed over.
+    pub(super) fn event(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Kernel(engine) => engine.has_submitted().then(|| engine.event()),
+            Self::Volatile(cache) => Some(cache.event()),
+        }
+    }
+
+    /// Whether steps are carried out without waiting for a device.
+    pub(super) fn is_in_memory(&self) -> bool {
+        match self {
+            Self::Kernel(engine) => engine.is_in_memory(),
+            Self::Volatile(_) => false,
+        }
+    }
+
+    /// Differs from that of the predecessor if what it acknowledged and did not flush may be lost; none where that
+    /// takes a restart of the host.
+    pub(super) fn write_verifier(&self) -> Option<u64> {
+        match self {
+            Self::Kernel(_) => None,
+            Self::Volatile(cache) => Some(cache.write_verifier()),
+        }
+    }
+}

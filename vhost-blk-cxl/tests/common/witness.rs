@@ -1,0 +1,241 @@
+//! A guest that writes, flushes and reads, and keeps a log of what it was told, to compare a disk with.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use super::{Driver, IOERR, OK, PATIENCE, SECTOR, T_FLUSH, T_IN, T_OUT, pattern};
+
+/// Few, so that writes meet.
+const SECTORS: u64 = 160;
+const SECTORS_MAX: u64 = 24;
+const IN_FLIGHT_MAX: usize = 24;
+
+/// What was asked for.
+enum Asked {
+    Write { sector: u64, version: u64, sectors: u64 },
+    /// With what each sector had been acknowledged to hold before.
+    Flush(Vec<u64>),
+    /// With what each sector of the range must hold at least.
+    Read { sector: u64, least: Vec<u64> },
+}
+
+/// The guest and its log. A version of a sector is the number of the write that made it; zero is before any.
+pub struct Witness {
+    pub driver: Driver,
+    queues: usize,
+    random: u64,
+    in_flight: HashMap<(usize, u16), (u64, Asked)>,
+    issued: Vec<u64>,
+    acknowledged: Vec<u64>,
+    durable: Vec<u64>,
+    versions: u64,
+    /// Writes are durable when they are acknowledged.
+    pub write_through: bool,
+    /// A flush may fail, once the device has lost power.
+    pub may_fail: bool,
+    pub failed_flushes: u64,
+    pub flushes: u64,
+    pub lost: u64,
+}
+
+impl Witness {
+    pub fn new(driver: Driver, queues: u16, seed: u64) -> Self {
+        let zeros = vec![0; SECTORS as usize];
+        Self {
+            driver,
+            queues: queues.into(),
+            random: seed | 1,
+            in_flight: HashMap::new(),
+            issued: zeros.clone(),
+            acknowledged: zeros.clone(),
+            durable: zeros,
+            versions: 0,
+            write_through: false,
+            may_fail: false,
+            failed_flushes: 0,
+            flushes: 0,
+            lost: 0,
+        }
+    }
+
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 16) % limit
+    }
+
+    fn content(sector: u64, version: u64) -> Vec<u8> {
+        if version == 0 {
+            return vec![0; SECTOR as usize];
+        }
+        let mut bytes = version.to_le_bytes().to_vec();
+        bytes.extend(pattern(sector << 40 | version, SECTOR as usize - 8));
+        bytes
+    }
+
+    fn version(sector: u64, bytes: &[u8]) -> Result<u64, String> {
+        let version = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        if bytes == Self::content(sector, version) {
+            Ok(version)
+        } else {
+            Err(format!("sector {sector} holds nothing that was ever written"))
+        }
+    }
+
+    fn is_being_written(&self, sector: u64, sectors: u64) -> bool {
+        self.in_flight.values().any(|(_, asked)| match asked {
+            Asked::Write { sector: other, sectors: length, .. } => {
+                *other < sector + sectors && sector < *other + *length
+            }
+            _ => false,
+        })
+    }
+
+    fn offer(&mut self) {
+        let used: Vec<u64> = self.in_flight.values().map(|(place, _)| *place).collect();
+        let place = (0..).find(|place| !used.contains(place)).unwrap();
+        let sector = self.below(SECTORS);
+        let sectors = (1 + self.below(SECTORS_MAX)).min(SECTORS - sector);
+        let bytes = (sectors * SECTOR) as u32;
+        let (kind, asked) = match self.below(10) {
+            0 => (T_FLUSH, Asked::Flush(self.acknowledged.clone())),
+            1..=2 => {
+                let least = self.durable[sector as usize..(sector + sectors) as usize].to_vec();
+                (T_IN, Asked::Read { sector, least })
+            }
+            // One write at a time to a sector: the order of two would be anybody's.
+            _ if self.is_being_written(sector, sectors) => return,
+            _ => {
+                self.versions += 1;
+                let version = self.versions;
+                self.issued[sector as usize..(sector + sectors) as usize].fill(version);
+                (T_OUT, Asked::Write { sector, version, sectors })
+            }
+        };
+        let data = self.driver.place(place).data;
+        match asked {
+            Asked::Write { version, .. } => {
+                let bytes: Vec<u8> =
+                    (sector..sector + sectors).flat_map(|sector| Self::content(sector, version)).collect();
+                self.driver.write(data, &bytes);
+            }
+            Asked::Read { .. } => self.driver.write(data, &vec![0x33; bytes as usize]),
+            Asked::Flush(_) => {}
+        }
+        let queue = self.below(self.queues as u64) as usize;
+        let (sector, bytes) = if kind == T_FLUSH { (0, 0) } else { (sector, bytes) };
+        let head = self.driver.offer(queue, place, kind, sector, bytes);
+        assert!(self.in_flight.insert((queue, head), (place, asked)).is_none());
+    }
+
+    fn answered(&mut self, queue: usize, head: u16) -> Result<(), String> {
+        let (place, asked) = self.in_flight.remove(&(queue, head)).expect("each request is answered once");
+        let status = self.driver.status(place);
+        match asked {
+            Asked::Flush(_) if status == IOERR && self.may_fail => {
+                // It says that what was acknowledged until now may be gone; other flushes need not say it again.
+                self.failed_flushes += 1;
+                self.acknowledged.clone_from(&self.durable);
+                for (_, asked) in self.in_flight.values_mut() {
+                    if let Asked::Flush(vouched) = asked {
+                        vouched.clone_from(&self.durable);
+                    }
+                }
+            }
+            _ if status != OK => return Err(format!("status {status}")),
+            Asked::Write { sector, version, sectors } => {
+                for sector in sector as usize..(sector + sectors) as usize {
+                    self.acknowledged[sector] = version;
+                    if self.write_through {
+                        self.durable[sector] = version;
+                    }
+                }
+            }
+            Asked::Flush(vouched) => {
+                self.flushes += 1;
+                for (sector, version) in vouched.into_iter().enumerate() {
+                    if self.acknowledged[sector] < version {
+                        return Err(format!("a flush vouched for version {version} of sector {sector}, lost before"));
+                    }
+                    self.durable[sector] = self.durable[sector].max(version);
+                }
+            }
+            Asked::Read { sector, least } => {
+                let bytes = self.driver.read(self.driver.place(place).data, least.len() * SECTOR as usize);
+                for ((sector, least), bytes) in (sector..).zip(least).zip(bytes.chunks(SECTOR as usize)) {
+                    self.check(sector, least, bytes)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, sector: u64, least: u64, bytes: &[u8]) -> Result<u64, String> {
+        let version = Self::version(sector, bytes)?;
+        if version < least || version > self.issued[sector as usize] {
+            return Err(format!(
+                "sector {sector} holds version {version}, not {least} to {}",
+                self.issued[sector as usize]
+            ));
+        }
+        Ok(version)
+    }
+
+    /// Takes what was answered.
+    pub fn collect(&mut self) -> Result<(), String> {
+        for queue in 0..self.queues {
+            while let Some(used) = self.driver.guest.used(queue) {
+                self.answered(queue, used.head)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Works until so many more requests were offered.
+    pub fn work(&mut self, requests: u64) -> Result<(), String> {
+        let began = Instant::now();
+        let mut left = requests;
+        while left > 0 {
+            assert!(began.elapsed() < PATIENCE, "stuck with {} in flight", self.in_flight.len());
+            if self.in_flight.len() < IN_FLIGHT_MAX {
+                self.offer();
+                left -= 1;
+            } else if let Some(used) = self.driver.guest.wait_used(0, Duration::from_millis(1)) {
+                self.answered(0, used.head)?;
+            }
+            if self.below(4) == 0 {
+                self.collect()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until nothing is in flight.
+    pub fn settle(&mut self) -> Result<(), String> {
+        let began = Instant::now();
+        while !self.in_flight.is_empty() {
+            assert!(began.elapsed() < PATIENCE, "stuck with {} in flight", self.in_flight.len());
+            self.collect()?;
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+
+    /// The device lost its power: compares what is left of it, and goes on from there.
+    pub fn power_failed(&mut self, device: &File, start: u64) -> Result<(), String> {
+        self.may_fail = true;
+        self.collect()?;
+        for sector in 0..SECTORS {
+            let mut bytes = vec![0; SECTOR as usize];
+            device.read_exact_at(&mut bytes, start + sector * SECTOR).unwrap();
+            let version = self.check(sector, self.durable[sector as usize], &bytes)?;
+            let acknowledged = &mut self.acknowledged[sector as usize];
+            self.lost += u64::from(version < *acknowledged);
+            *acknowledged = version;
+        }
+        Ok(())
+    }
+}

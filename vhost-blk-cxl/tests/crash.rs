@@ -1,0 +1,135 @@
+//! Drives that lose their power under load, by seed: whatever the guest was told is on the medium must be there, and no
+//! flush may vouch for what is gone.
+
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
+
+mod common;
+
+use std::fs::File;
+use std::path::Path;
+
+use common::ram::{Control, RamSsd};
+use common::witness::Witness;
+use common::*;
+use cxl_pool::{CreateOptions, HardwareMemory, Pool};
+use vhost_blk_cxl::ssd::{FileSsd, Ssd, VolatileCacheOptions};
+
+const POWER_FAILURES: u64 = 4;
+
+fn rounds() -> u64 {
+    std::env::var("WADI_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1).max(1)
+}
+
+fn pool() -> Pool {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let options = CreateOptions { size_bytes: Some(32 << 20), ..CreateOptions::default() };
+    Pool::create(&directory.path().join("pool"), &options).unwrap()
+}
+
+fn ssd(pool: &Pool, path: &Path, cache: VolatileCacheOptions) -> Box<dyn Ssd> {
+    let bytes = VOLUME_START + VOLUME_BYTES;
+    Box::new(FileSsd::open_volatile("ssd0", path, Some(bytes), pool, cache).unwrap())
+}
+
+/// What a run saw.
+struct Seen {
+    lost: u64,
+    flushes: u64,
+    failed_flushes: u64,
+}
+
+fn run(seed: u64, obeys_flush: bool, write_through: bool) -> Result<Seen, String> {
+    let pool = pool();
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path().join("ssd.img");
+    let options = |turn| VolatileCacheOptions { seed: seed << 8 | turn, obeys_flush };
+    let mut pod: Pod<HardwareMemory> =
+        Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
+    pod.start(ssd(&pool, &path, options(0)));
+    let mut driver = Driver::connected(&pod);
+    if write_through {
+        driver.guest.set_config(32, &[0]);
+        assert_eq!(driver.guest.config(60)[32], 0);
+    }
+    let mut witness = Witness::new(driver, pod.disk.queues, seed.wrapping_mul(0x9e37_79b9));
+    witness.write_through = write_through;
+    let file = File::open(&path).unwrap();
+    for turn in 1..=POWER_FAILURES {
+        let requests = 20 + witness.below(150);
+        witness.work(requests)?;
+        pod.backend = None;
+        witness.power_failed(&file, VOLUME_START)?;
+        pod.start_backend(ssd(&pool, &path, options(turn)));
+        pod.apply_volume();
+        pod.new_channel();
+    }
+    witness.work(50)?;
+    witness.settle()?;
+    Ok(Seen { lost: witness.lost, flushes: witness.flushes, failed_flushes: witness.failed_flushes })
+}
+
+#[test]
+fn what_was_flushed_outlives_a_power_failure() {
+    let mut total = Seen { lost: 0, flushes: 0, failed_flushes: 0 };
+    for seed in 0..60 * rounds() {
+        let seen = run(seed, true, false).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        total.lost += seen.lost;
+        total.flushes += seen.flushes;
+        total.failed_flushes += seen.failed_flushes;
+    }
+    // The drive did lose what it may lose, and guests heard of it.
+    assert!(total.lost > 0 && total.flushes > 0 && total.failed_flushes > 0);
+}
+
+#[test]
+fn without_a_write_cache_every_acknowledged_write_outlives_it() {
+    for seed in 0..20 * rounds() {
+        let seen = run(seed, true, true).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        assert_eq!((seen.lost, seen.failed_flushes), (0, 0), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_drive_whose_flushes_do_nothing_is_caught() {
+    let violations = (0..10).filter(|&seed| run(seed, false, false).is_err()).count();
+    assert!(violations >= 8, "{violations} of 10 runs showed it");
+}
+
+#[test]
+fn a_late_write_of_a_dead_frontend_does_not_land_on_a_newer_one() {
+    let pool = pool();
+    let mut pod: Pod<HardwareMemory> =
+        Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
+    let control = Control::new();
+    let device = RamSsd { memory: pod.backend_memory.clone(), control: std::sync::Arc::clone(&control) };
+    pod.start(Box::new(device));
+    let mut driver = Driver::connected(&pod);
+    control.hold(true);
+    driver.write(driver.place(0).data, &pattern(1, 4096));
+    let old = driver.offer(0, 0, T_OUT, 0, 4096);
+    eventually(|| control.waiting() == 1);
+    // The process dies: nothing of it takes an answer any more.
+    std::mem::forget(pod.frontend.take());
+    std::fs::remove_file(pod.socket()).unwrap();
+    for bell in std::fs::read_dir(pod.run.doorbells()).unwrap().map(|bell| bell.unwrap().path()) {
+        if bell.to_string_lossy().contains("frontend") {
+            std::fs::remove_file(bell).unwrap();
+        }
+    }
+    driver.guest.disconnect();
+    pod.start_frontend();
+    pod.new_lease_generation();
+    pod.apply_volume();
+    pod.next_channel();
+    // The device still has the old write: no channel, no request.
+    assert!(pod.apply_channel().is_err());
+    assert_eq!(control.log().len(), 1);
+    control.hold(false);
+    pod.apply_channel().unwrap();
+    pod.apply_disk();
+    driver.guest.connect(&pod.socket(), ALL_FEATURES);
+    assert_eq!(driver.answer(0, 0, old), (OK, 1));
+    assert_eq!(driver.write_sectors(0, &pattern(2, 4096)), OK);
+    assert_eq!(driver.read_sectors(0, 4096), pattern(2, 4096));
+    assert_eq!(control.bytes(VOLUME_START, 4096), pattern(2, 4096));
+}
