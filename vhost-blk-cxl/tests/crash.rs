@@ -43,8 +43,7 @@ fn run(seed: u64, obeys_flush: bool, write_through: bool) -> Result<Seen, String
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = directory.path().join("ssd.img");
     let options = |turn| VolatileCacheOptions { seed: seed << 8 | turn, obeys_flush };
-    let mut pod: Pod<HardwareMemory> =
-        Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
+    let mut pod: Pod<HardwareMemory> = Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
     pod.start(ssd(&pool, &path, options(0)));
     let mut driver = Driver::connected(&pod);
     if write_through {
@@ -98,8 +97,7 @@ fn a_drive_whose_flushes_do_nothing_is_caught() {
 #[test]
 fn a_late_write_of_a_dead_frontend_does_not_land_on_a_newer_one() {
     let pool = pool();
-    let mut pod: Pod<HardwareMemory> =
-        Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
+    let mut pod: Pod<HardwareMemory> = Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
     let control = Control::new();
     let device = RamSsd { memory: pod.backend_memory.clone(), control: std::sync::Arc::clone(&control) };
     pod.start(Box::new(device));

@@ -230,7 +230,9 @@ impl<M: Memory> Disk<M> {
         let (slot, next) = (self.slots.get(index), self.slots.next_sequence());
         match slot.operation {
             Operation::Write | Operation::WriteZeroes if !slot.force_unit_access => self.unflushed.written(),
-            Operation::Flush if !self.unflushed.flushed(slot.sequence, slot.vouches, next) => return Status::IoError,
+            Operation::Flush if !self.unflushed.flushed(slot.sequence, slot.vouches, next) => {
+                return Status::IoError;
+            }
             _ => {}
         }
         Status::Ok

@@ -176,7 +176,10 @@ mod tests {
             "[[ssd]]\nname = \"a\"\ndriver = \"file\"\npath = \"/x\"\nsize = \"1G\"\n[[ssd]]\nname = \"b\"\ndriver = \"null\"\nsize = 4096\n",
         );
         let ssds = ssds.unwrap();
-        assert_eq!(ssds[0].driver, DriverKind::File { path: "/x".into(), size_bytes: Some(1 << 30), volatile_cache: None });
+        assert_eq!(
+            ssds[0].driver,
+            DriverKind::File { path: "/x".into(), size_bytes: Some(1 << 30), volatile_cache: None }
+        );
         assert_eq!(ssds[1].driver, DriverKind::Null { size_bytes: 4096 });
     }
 

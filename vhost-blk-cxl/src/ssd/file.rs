@@ -7,8 +7,8 @@ use std::path::Path;
 use cxl_pool::{ByteOffset, Pool};
 use tracing::{error, info, warn};
 
-use super::open_file::{OpenFile, open};
 use super::medium::Medium;
+use super::open_file::{OpenFile, open};
 use super::uring::{Engine, Step};
 use super::verifier::boot_verifier;
 use super::volatile::VolatileCacheOptions;

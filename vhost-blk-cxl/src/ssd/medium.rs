@@ -10,6 +10,7 @@ use super::uring::{Engine, Step};
 use super::volatile::{VolatileCache, VolatileCacheOptions};
 
 /// The kernel, or a drive with a cache that forgets.
+#[allow(clippy::large_enum_variant)] // there is one per device, and the kernel's is on the fast path
 pub(super) enum Medium {
     /// The kernel.
     Kernel(Engine),

@@ -116,7 +116,7 @@ impl VolatileCache {
                 for index in 0..u64::from(bytes) / SECTOR {
                     let mut sector = [0; SECTOR_BYTES];
                     self.memory.read(data.saturating_add(index * SECTOR), &mut sector);
-                    self.add_version(at / SECTOR + index, moment, sector);
+                    self.add_version(at / SECTOR + index, moment, &sector);
                 }
             }
             Step::WriteZeros { at, bytes, .. } => self.add_zeros(at, u64::from(bytes), moment),
@@ -132,12 +132,12 @@ impl VolatileCache {
 
     fn add_zeros(&mut self, at: u64, bytes: u64, moment: u64) {
         for index in 0..bytes / SECTOR {
-            self.add_version(at / SECTOR + index, moment, [0; SECTOR_BYTES]);
+            self.add_version(at / SECTOR + index, moment, &[0; SECTOR_BYTES]);
         }
     }
 
-    fn add_version(&mut self, sector: u64, write: u64, bytes: [u8; SECTOR_BYTES]) {
-        self.sectors.entry(sector).or_default().push(Version { write, ended: None, bytes });
+    fn add_version(&mut self, sector: u64, write: u64, bytes: &[u8; SECTOR_BYTES]) {
+        self.sectors.entry(sector).or_default().push(Version { write, ended: None, bytes: *bytes });
     }
 
     /// Ends some of the steps, at least one if there are any.

@@ -14,11 +14,18 @@ const IN_FLIGHT_MAX: usize = 24;
 
 /// What was asked for.
 enum Asked {
-    Write { sector: u64, version: u64, sectors: u64 },
+    Write {
+        sector: u64,
+        version: u64,
+        sectors: u64,
+    },
     /// With what each sector had been acknowledged to hold before.
     Flush(Vec<u64>),
     /// With what each sector of the range must hold at least.
-    Read { sector: u64, least: Vec<u64> },
+    Read {
+        sector: u64,
+        least: Vec<u64>,
+    },
 }
 
 /// The guest and its log. A version of a sector is the number of the write that made it; zero is before any.
@@ -96,7 +103,7 @@ impl Witness {
 
     fn offer(&mut self) {
         let used: Vec<u64> = self.in_flight.values().map(|(place, _)| *place).collect();
-        let place = (0..).find(|place| !used.contains(place)).unwrap();
+        let place = (0..super::PLACES).find(|place| !used.contains(place)).unwrap();
         let sector = self.below(SECTORS);
         let sectors = (1 + self.below(SECTORS_MAX)).min(SECTORS - sector);
         let bytes = (sectors * SECTOR) as u32;
@@ -158,7 +165,9 @@ impl Witness {
                 self.flushes += 1;
                 for (sector, version) in vouched.into_iter().enumerate() {
                     if self.acknowledged[sector] < version {
-                        return Err(format!("a flush vouched for version {version} of sector {sector}, lost before"));
+                        return Err(format!(
+                            "a flush vouched for version {version} of sector {sector}, lost before"
+                        ));
                     }
                     self.durable[sector] = self.durable[sector].max(version);
                 }
