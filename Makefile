@@ -26,6 +26,10 @@ help: ## show this list
 setup: ## install what is missing from Debian's packages (needs root if something is)
 	@deploy/setup-debian.sh
 
+.PHONY: setup-bench
+setup-bench:
+	@deploy/setup-debian.sh bench
+
 .PHONY: build
 build: setup ## build the daemons and tools (release)
 	$(CARGO) build --release --bins $(addprefix -p ,$(PROGRAMS))
@@ -78,9 +82,9 @@ fuzz-%: ## one fuzz target, such as fuzz-chain
 	$(CARGO) +nightly fuzz run --fuzz-dir tests/fuzz $* tests/fuzz/found/$* tests/fuzz/corpus/$* -- -max_total_time=$(FUZZ_SECONDS)
 
 .PHONY: bench
-bench: setup ## every benchmark: a table, SVG plots and target/bench/*.json
+bench: setup-bench ## every benchmark: a table, SVG plots and target/bench/*.json
 	$(CARGO) run --release -p wadi-benches -- all
 
 .PHONY: bench-%
-bench-%: setup ## one benchmark, such as bench-channel
+bench-%: setup-bench ## one benchmark, such as bench-channel
 	$(CARGO) run --release -p wadi-benches -- $*

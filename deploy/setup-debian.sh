@@ -1,6 +1,9 @@
 #!/bin/bash
 # Installs from Debian's packages what building, testing and the demo need and this machine lacks.
 # Says what and why, once. Run again, it installs nothing and says nothing.
+#
+#   setup-debian.sh          for building, tests and the demo
+#   setup-debian.sh bench    and what only benchmarks need
 set -euo pipefail
 
 fail() {
@@ -21,6 +24,16 @@ needed=(
   "iputils-ping:/usr/bin/ping:lets you look around in a pod that was kept"
   "procps:/usr/bin/ps:lets you look around in a pod that was kept"
 )
+
+# What only benchmarks need.
+needed_by_benchmarks=(
+  "dpdk-dev:/usr/bin/dpdk-testpmd:dpdk-testpmd drives the network benchmark, and is its rival"
+)
+case "$*" in
+  "") ;;
+  bench) needed+=("${needed_by_benchmarks[@]}") ;;
+  *) fail "unknown arguments: $*. Say nothing, or bench" ;;
+esac
 
 exists() {
   # /bin, /usr/bin and their sbin twins are one place on some systems and two on others.

@@ -5,6 +5,7 @@
 mod blk;
 mod channel;
 mod cores;
+mod net;
 mod plot;
 mod report;
 
@@ -38,6 +39,7 @@ enum Benchmark {
     /// The other process of the channel benchmark.
     #[command(hide = true)]
     ChannelSender(channel::SenderOptions),
+    Net(net::Options),
 }
 
 fn main() -> ExitCode {
@@ -55,11 +57,13 @@ fn run(cli: &Cli) -> Result<()> {
     match &cli.benchmark {
         Benchmark::All => {
             apart(|| channel::run(&channel::Options::default(), &cli.output))?;
-            apart(|| blk::run(&blk::Options::default(), &cli.output))
+            apart(|| blk::run(&blk::Options::default(), &cli.output))?;
+            apart(|| net::run(&net::Options::default(), &cli.output))
         }
         Benchmark::Blk(options) => blk::run(options, &cli.output),
         Benchmark::Channel(options) => channel::run(options, &cli.output),
         Benchmark::ChannelSender(options) => channel::send(options),
+        Benchmark::Net(options) => net::run(options, &cli.output),
     }
 }
 

@@ -154,7 +154,8 @@ impl MockGuest {
         frontend.set_owner().unwrap();
         let offered = frontend.get_features().unwrap();
         self.features = offered & (wanted | 1 << 32 | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits());
-        let protocol = frontend.get_protocol_features().unwrap();
+        // Who agrees on STATUS has to tell the device's status before it starts.
+        let protocol = frontend.get_protocol_features().unwrap() - VhostUserProtocolFeatures::STATUS;
         frontend.set_protocol_features(protocol).unwrap();
         frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         frontend.set_features(self.features).unwrap();
@@ -250,6 +251,21 @@ impl MockGuest {
         ring.publish(&memory, head);
         ring.kick();
         head
+    }
+
+    /// As [`MockGuest::offer`] without a kick, for a device that polls.
+    pub fn offer_silently(&mut self, ring: usize, pieces: &[Piece]) -> u16 {
+        let memory = Arc::clone(&self.memory);
+        let ring = &mut self.rings[ring];
+        let head = ring.add(&memory, pieces, None);
+        ring.publish(&memory, head);
+        head
+    }
+
+    /// Wants no signal for what is in flight on a ring: it is polled. Holds until the next look at it.
+    pub fn mute(&mut self, ring: usize) {
+        let ring = &self.rings[ring];
+        ring.set_used_event(&self.memory, ring.next_used.wrapping_add(1 << 14));
     }
 
     /// Waits for the next chain that the device gives back on a ring.

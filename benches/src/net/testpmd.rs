@@ -1,0 +1,219 @@
+//! `dpdk-testpmd`, as a guest's driver (virtio-user) and as the rival (its own vhost port), told what to do by its prompt.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::cores::Cores;
+
+const PROGRAM: &str = "dpdk-testpmd";
+const PROMPT: &str = "testpmd> ";
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The address of the driver's port: what it sends comes from there.
+pub(super) const DRIVER_MAC: &str = "02:00:00:00:00:01";
+/// Memory of each of the two processes. Their buffers fit twice.
+const MEMORY_MIB: u64 = 128;
+const HUGE_PAGE_MIB: u64 = 2;
+
+pub(super) fn is_installed() -> bool {
+    // It has no option that only prints something and succeeds.
+    Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}
+
+/// Huge pages for its memory, as many as are needed beside those that are reserved already. Given back when dropped.
+pub(super) struct HugePages {
+    before: u64,
+}
+
+impl HugePages {
+    const COUNT: &str = "/proc/sys/vm/nr_hugepages";
+
+    /// Reserves them; nothing if this machine has none to give.
+    pub(super) fn reserve() -> Option<Self> {
+        let count = || fs::read_to_string(Self::COUNT).ok()?.trim().parse::<u64>().ok();
+        let reservation = Self { before: count()? };
+        let wanted = reservation.before + 2 * MEMORY_MIB / HUGE_PAGE_MIB;
+        fs::write(Self::COUNT, wanted.to_string()).ok()?;
+        // Fewer are reserved where memory is too fragmented.
+        (count()? >= wanted).then_some(reservation)
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        // Whoever runs this as root can undo it by hand, and nobody else could reserve them.
+        let _ = fs::write(Self::COUNT, self.before.to_string());
+    }
+}
+
+/// Which port it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    /// A guest's driver, on the sender's core.
+    Driver,
+    /// The other end of that driver's queues, on the receiver's core.
+    Vhost,
+}
+
+/// What its forwarding core does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Forwarding {
+    /// Sends as fast as it can.
+    Transmit { frame_bytes: u32 },
+    /// Takes what comes.
+    Receive,
+    /// Sends back what comes, addresses exchanged.
+    Echo,
+}
+
+/// Packets that it has received and sent so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Totals {
+    pub(super) received: u64,
+    pub(super) sent: u64,
+}
+
+/// A process with one port.
+pub(super) struct Testpmd {
+    process: Child,
+    stdin: ChildStdin,
+    stdout: ChildStdout,
+    /// What it said on standard error, for when it fails.
+    errors: PathBuf,
+}
+
+impl Testpmd {
+    /// Starts it with a port on this socket; its forwarding does not run yet.
+    pub(super) fn start(
+        side: Side,
+        socket: &Path,
+        directory: &Path,
+        cores: Cores,
+        huge_pages: bool,
+    ) -> Result<Self> {
+        let (name, device, core, idle) = match side {
+            Side::Driver => {
+                let device = format!(
+                    "net_virtio_user0,path={},queues=1,queue_size=256,mac={DRIVER_MAC}",
+                    socket.display()
+                );
+                ("driver", device, cores.sender, cores.receiver)
+            }
+            Side::Vhost => {
+                let device = format!("net_vhost0,iface={},queues=1", socket.display());
+                ("vhost", device, cores.receiver, cores.sender)
+            }
+        };
+        let errors = directory.join(format!("testpmd-{name}.log"));
+        // It prints its answers through a buffer and its prompt past it: line by line, they come in order.
+        let mut command = Command::new("stdbuf");
+        command
+            .args(["-oL", PROGRAM])
+            // The main core sleeps at the prompt, the other one forwards.
+            .args(["-l", &format!("{core},{idle}"), "--main-lcore", &idle.to_string()])
+            .args(["--no-pci", "--no-telemetry", "--single-file-segments", "-m", &MEMORY_MIB.to_string()])
+            .args([&format!("--file-prefix=wadi-{}-{name}", std::process::id()), "--vdev", &device]);
+        // In memory: it leaves no files behind, wherever huge pages are mounted or not.
+        command.arg(if huge_pages { "--in-memory" } else { "--no-huge" });
+        let mut process = command
+            .args(["--", "-i", "--nb-cores=1", "--total-num-mbufs=16384", "--no-lsc-interrupt"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(File::create(&errors).context("cannot make a log")?)
+            .spawn()
+            .with_context(|| format!("cannot start {PROGRAM} (Debian: dpdk-dev)"))?;
+        let (stdin, stdout) = (process.stdin.take(), process.stdout.take());
+        let mut testpmd =
+            Self { process, stdin: stdin.context("a pipe")?, stdout: stdout.context("a pipe")?, errors };
+        testpmd.until_prompt()?;
+        Ok(testpmd)
+    }
+
+    /// Begins to forward.
+    pub(super) fn forward(&mut self, forwarding: Forwarding) -> Result<()> {
+        let mode = match forwarding {
+            Forwarding::Transmit { frame_bytes } => {
+                self.command(&format!("set txpkts {frame_bytes}"))?;
+                "txonly"
+            }
+            Forwarding::Receive => "rxonly",
+            Forwarding::Echo => "macswap",
+        };
+        self.command(&format!("set fwd {mode}"))?;
+        self.command("start")?;
+        Ok(())
+    }
+
+    /// Ends forwarding.
+    pub(super) fn stop(&mut self) -> Result<()> {
+        self.command("stop").map(drop)
+    }
+
+    /// Packets so far.
+    pub(super) fn totals(&mut self) -> Result<Totals> {
+        let text = self.command("show port stats 0")?;
+        let number = |name: &str| -> Result<u64> {
+            let rest = text.split_once(name).with_context(|| format!("no {name} in: {text}"))?.1;
+            let digits = rest.split_whitespace().next().context("a number")?;
+            digits.parse().with_context(|| format!("{digits:?} is no number"))
+        };
+        Ok(Totals { received: number("RX-packets:")?, sent: number("TX-packets:")? })
+    }
+
+    fn command(&mut self, line: &str) -> Result<String> {
+        self.stdin.write_all(line.as_bytes()).and_then(|()| self.stdin.write_all(b"\n"))?;
+        self.until_prompt().with_context(|| format!("{PROGRAM}: {line:?}"))
+    }
+
+    /// What it says until it waits for the next command.
+    fn until_prompt(&mut self) -> Result<String> {
+        let began = Instant::now();
+        let mut said = Vec::new();
+        while !said.ends_with(PROMPT.as_bytes()) {
+            let mut fds = [PollFd::from_borrowed_fd(self.stdout.as_fd(), PollFlags::IN)];
+            let patience = Timespec { tv_sec: 1, tv_nsec: 0 };
+            let mut piece = [0; 4096];
+            let bytes = if poll(&mut fds, Some(&patience))? == 0 {
+                None
+            } else {
+                Some(self.stdout.read(&mut piece)?)
+            };
+            match bytes {
+                Some(0) => bail!("it ended: {}", self.last_words(&said)),
+                Some(bytes) => said.extend_from_slice(&piece[..bytes]),
+                None => ensure!(began.elapsed() < PATIENCE, "no prompt: {}", self.last_words(&said)),
+            }
+        }
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+
+    fn last_words(&self, said: &[u8]) -> String {
+        let errors = fs::read_to_string(&self.errors).unwrap_or_default();
+        let said = String::from_utf8_lossy(said);
+        let tail = |text: &str| text.lines().rev().take(5).collect::<Vec<_>>().join(" / ");
+        format!("{} / {}", tail(&errors), tail(&said))
+    }
+}
+
+impl Drop for Testpmd {
+    fn drop(&mut self) {
+        // Asked first, so that it gives back what it can.
+        let _ = self.stdin.write_all(b"quit\n");
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(3) {
+            if matches!(self.process.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
