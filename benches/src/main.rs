@@ -5,6 +5,7 @@
 mod blk;
 mod channel;
 mod cores;
+mod cxl_model;
 mod net;
 mod plot;
 mod report;
@@ -36,6 +37,7 @@ enum Benchmark {
     All,
     Blk(blk::Options),
     Channel(channel::Options),
+    CxlModel(cxl_model::Options),
     /// The other process of the channel benchmark.
     #[command(hide = true)]
     ChannelSender(channel::SenderOptions),
@@ -57,11 +59,13 @@ fn run(cli: &Cli) -> Result<()> {
     match &cli.benchmark {
         Benchmark::All => {
             apart(|| channel::run(&channel::Options::default(), &cli.output))?;
+            cxl_model::run(&cxl_model::Options::default(), &cli.output)?;
             apart(|| blk::run(&blk::Options::default(), &cli.output))?;
             apart(|| net::run(&net::Options::default(), &cli.output))
         }
         Benchmark::Blk(options) => blk::run(options, &cli.output),
         Benchmark::Channel(options) => channel::run(options, &cli.output),
+        Benchmark::CxlModel(options) => cxl_model::run(options, &cli.output),
         Benchmark::ChannelSender(options) => channel::send(options),
         Benchmark::Net(options) => net::run(options, &cli.output),
     }

@@ -26,6 +26,11 @@ pub(crate) struct Figure {
 pub(crate) enum Goal {
     AtLeast(f64),
     AtMost(f64),
+    /// At most this part of it above or below.
+    Within {
+        of: f64,
+        part: f64,
+    },
 }
 
 impl Figure {
@@ -45,10 +50,24 @@ impl Figure {
         let (text, met) = match goal {
             Goal::AtLeast(least) => (format!(">= {least}"), self.value >= least),
             Goal::AtMost(most) => (format!("<= {most}"), self.value <= most),
+            Goal::Within { of, part } => {
+                (format!("{of} ± {:.0} %", part * 100.0), (self.value - of).abs() <= of * part)
+            }
         };
         self.goal = Some(text);
         self.met = Some(met);
         self
+    }
+}
+
+/// Prints which goals were met.
+pub(crate) fn print_goals(figures: &[Figure]) {
+    for figure in figures {
+        let Some(goal) = &figure.goal else { continue };
+        let verdict = if figure.met == Some(true) { "met" } else { "MISSED" };
+        let value = format!("{:.1} {}", figure.value, figure.unit);
+        let ratio = figure.ratio.map(|ratio| format!(", {ratio:.2} of the rival's")).unwrap_or_default();
+        println!("{verdict:<7} {:<48} {value:>12}, goal {goal}{ratio}", figure.name);
     }
 }
 
