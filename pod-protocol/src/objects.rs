@@ -143,7 +143,7 @@ pub struct PortObject {
     pub mtu: u16,
     /// Pairs of receive and transmit queues.
     pub queue_pairs: u16,
-    /// The virtio-net offload bits that every NIC it may use can do.
+    /// The virtio-net offload bits that its guest is offered: those of the NIC that it had first.
     pub features: u64,
     /// Where frames to be sent lie.
     pub tx_area: Area,

@@ -86,3 +86,30 @@ fn af_xdp_carries_streams_through_a_failover() {
     iperf::run(&vm, Way::In, 1).unwrap();
     drop(server);
 }
+
+#[test]
+fn a_stream_goes_on_over_a_backup_that_can_do_less() {
+    let guest = Guest::ensure(&mut Silent).unwrap();
+    let pod = PodBuilder::new()
+        .host(HostPlan::new("h1").vms())
+        .host(HostPlan::new("h2").nic("nic0"))
+        .host(HostPlan::new("h3").backup_nic("nic1").driven_by(NicDriver::AfXdp))
+        .start()
+        .unwrap();
+    let instance = pod.create_instance("vm1", "h1", &[]).unwrap();
+    let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();
+    let server = iperf::Server::start(&pod).unwrap();
+    let offloads = vm.exec("ethtool -k eth0").unwrap();
+    assert!(offloads.contains("tcp-segmentation-offload: on"), "{offloads}");
+
+    let stream = vm.start(&iperf::command(Way::Out, 4)).unwrap();
+    thread::sleep(Duration::from_millis(1500));
+    pod.pull_cable("h2", "nic0").unwrap();
+    wait_for_nic(&pod, "h3/nic1");
+    iperf::Report::parse(&stream.finish(Duration::from_secs(40)).unwrap()).unwrap();
+    // The guest still leaves checksums and segmentation to a NIC that does neither.
+    for way in [Way::Out, Way::In] {
+        iperf::run(&vm, way, 2).unwrap();
+    }
+    drop(server);
+}

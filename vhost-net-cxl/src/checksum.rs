@@ -1,60 +1,60 @@
-//! Completing a checksum that its sender left to others.
+//! The Internet checksum (RFC 1071).
 
-use cxl_pool::Memory;
-
-use crate::nic::Piece;
-use crate::vnet_header::{HEADER_BYTES, VnetHeader};
-
-const CHUNK_BYTES: usize = 1024;
-/// Where the UDP checksum lies in its header.
-const UDP_CHECKSUM_OFFSET: u16 = 6;
-
-/// Completes the checksum of a packet in `pieces`, all but the last of them of even length. The header must have been
-/// checked against the packet. The field holds the sum of the pseudo header already, so it is summed like the rest.
-pub(crate) fn complete<M: Memory>(memory: &M, pieces: &[Piece], header: VnetHeader) {
-    let start = HEADER_BYTES as u64 + u64::from(header.checksum_start);
-    let mut sum = 0u64;
-    // Position within the packet, and whether the next byte is the low one of its word.
-    let mut position = 0u64;
-    let mut low = false;
-    let mut chunk = [0; CHUNK_BYTES];
-    for piece in pieces {
-        let end = position + u64::from(piece.bytes);
-        let mut at = position.max(start);
-        while at < end {
-            let bytes = usize::try_from(end - at).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
-            let chunk = &mut chunk[..bytes];
-            memory.read(piece.at.saturating_add(at - position), chunk);
-            for byte in chunk {
-                sum += if low { u64::from(*byte) } else { u64::from(*byte) << 8 };
-                low = !low;
-            }
-            at += bytes as u64;
-        }
-        position = end;
+/// The ones' complement sum of `bytes` as big-endian words, an odd byte at the end padded with zero. Sums of parts add
+/// up where every part but the last has an even length.
+pub(crate) fn sum(bytes: &[u8]) -> u64 {
+    let mut words = bytes.chunks_exact(2);
+    let mut sum: u64 = words.by_ref().map(|word| u64::from(u16::from_be_bytes([word[0], word[1]]))).sum();
+    if let [last] = words.remainder() {
+        sum += u64::from(*last) << 8;
     }
+    sum
+}
+
+/// The checksum that stands for a sum.
+pub(crate) fn of_sum(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
-    let mut value = !u16::try_from(sum).unwrap_or_default();
-    if value == 0 && header.checksum_offset == UDP_CHECKSUM_OFFSET {
-        // Zero says "none" to UDP; all ones is the same number.
-        value = 0xffff;
-    }
-    let field = start + u64::from(header.checksum_offset);
-    let [high, low] = value.to_be_bytes();
-    write_byte(memory, pieces, field, high);
-    write_byte(memory, pieces, field + 1, low);
+    // What was folded fits.
+    !u16::try_from(sum).unwrap_or_default()
 }
 
-fn write_byte<M: Memory>(memory: &M, pieces: &[Piece], position: u64, byte: u8) {
-    let mut before = 0;
-    for piece in pieces {
-        let bytes = u64::from(piece.bytes);
-        if position < before + bytes {
-            memory.write(piece.at.saturating_add(position - before), &[byte]);
-            return;
+/// As [`of_sum`], for UDP: zero says "none" there, and all ones is the same number.
+pub(crate) fn of_udp_sum(sum: u64) -> u16 {
+    match of_sum(sum) {
+        0 => 0xffff,
+        checksum => checksum,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_example_of_the_standard_sums_up() {
+        let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
+        assert_eq!(of_sum(sum(&bytes)), !0xddf2);
+        assert_eq!(of_udp_sum(0xffff), 0xffff);
+        assert_eq!(of_sum(0xffff), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn what_carries_its_checksum_sums_up_to_all_ones(mut bytes in prop::collection::vec(any::<u8>(), 2..200)) {
+            bytes[..2].fill(0);
+            let checksum = of_sum(sum(&bytes));
+            bytes[..2].copy_from_slice(&checksum.to_be_bytes());
+            prop_assert_eq!(of_sum(sum(&bytes)), 0);
         }
-        before += bytes;
+
+        #[test]
+        fn parts_add_up(bytes: Vec<u8>, at: prop::sample::Index) {
+            let middle = at.index(bytes.len() + 1) & !1;
+            let (first, second) = bytes.split_at(middle);
+            prop_assert_eq!(of_sum(sum(first) + sum(second)), of_sum(sum(&bytes)));
+        }
     }
 }

@@ -18,6 +18,7 @@ mod checksum;
 pub mod counters;
 pub mod daemon;
 pub mod ethernet;
+pub mod finish;
 pub mod frontend;
 pub mod message;
 pub mod nic;

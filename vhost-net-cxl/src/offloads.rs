@@ -2,6 +2,13 @@
 
 use virtio_bindings::virtio_net as bits;
 
+/// The driver takes UDP over IPv4 unsegmented (virtio 1.2, 5.1.3).
+const VIRTIO_NET_F_GUEST_USO4: u32 = 54;
+/// The driver takes UDP over IPv6 unsegmented.
+const VIRTIO_NET_F_GUEST_USO6: u32 = 55;
+/// The device takes UDP unsegmented.
+const VIRTIO_NET_F_HOST_USO: u32 = 56;
+
 /// A set of offloads. As a NIC's or a guest's *ability*: frames with these left undone are accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offloads(u32);
@@ -15,8 +22,10 @@ impl Offloads {
     pub const TSO4: Self = Self(2);
     /// TCP over IPv6 is accepted unsegmented.
     pub const TSO6: Self = Self(4);
+    /// UDP over IPv4 and over IPv6 is accepted unsegmented.
+    pub const USO: Self = Self(8);
     /// Everything that this version knows.
-    pub const ALL: Self = Self(7);
+    pub const ALL: Self = Self(15);
 
     /// The set as it travels in a message; bits that are not known are dropped.
     pub const fn from_bits(bits: u32) -> Self {
@@ -56,7 +65,9 @@ impl Offloads {
         Self(
             pick(features, bits::VIRTIO_NET_F_GUEST_CSUM, Self::CHECKSUM)
                 | pick(features, bits::VIRTIO_NET_F_GUEST_TSO4, Self::TSO4)
-                | pick(features, bits::VIRTIO_NET_F_GUEST_TSO6, Self::TSO6),
+                | pick(features, bits::VIRTIO_NET_F_GUEST_TSO6, Self::TSO6)
+                // Only both together: a set has one bit for them.
+                | pick(features & features >> 1, VIRTIO_NET_F_GUEST_USO4, Self::USO),
         )
         .closed()
     }
@@ -66,7 +77,8 @@ impl Offloads {
         Self(
             pick(features, bits::VIRTIO_NET_F_CSUM, Self::CHECKSUM)
                 | pick(features, bits::VIRTIO_NET_F_HOST_TSO4, Self::TSO4)
-                | pick(features, bits::VIRTIO_NET_F_HOST_TSO6, Self::TSO6),
+                | pick(features, bits::VIRTIO_NET_F_HOST_TSO6, Self::TSO6)
+                | pick(features, VIRTIO_NET_F_HOST_USO, Self::USO),
         )
         .closed()
     }
@@ -76,6 +88,8 @@ impl Offloads {
         self.pair(Self::CHECKSUM, bits::VIRTIO_NET_F_CSUM, bits::VIRTIO_NET_F_GUEST_CSUM)
             | self.pair(Self::TSO4, bits::VIRTIO_NET_F_HOST_TSO4, bits::VIRTIO_NET_F_GUEST_TSO4)
             | self.pair(Self::TSO6, bits::VIRTIO_NET_F_HOST_TSO6, bits::VIRTIO_NET_F_GUEST_TSO6)
+            | self.pair(Self::USO, VIRTIO_NET_F_HOST_USO, VIRTIO_NET_F_GUEST_USO4)
+            | self.pair(Self::USO, VIRTIO_NET_F_HOST_USO, VIRTIO_NET_F_GUEST_USO6)
     }
 
     const fn pair(self, offload: Self, host: u32, guest: u32) -> u64 {
@@ -103,6 +117,17 @@ mod tests {
     fn segmentation_without_checksums_is_nothing() {
         let only_tso = 1 << bits::VIRTIO_NET_F_GUEST_TSO4;
         assert_eq!(Offloads::accepted_by_guest(only_tso), Offloads::NONE);
+    }
+
+    #[test]
+    fn large_udp_is_accepted_for_both_versions_of_ip_or_not_at_all() {
+        let checksum = Offloads::CHECKSUM.features();
+        let (four, six) = (1 << VIRTIO_NET_F_GUEST_USO4, 1 << VIRTIO_NET_F_GUEST_USO6);
+        assert!(Offloads::accepted_by_guest(checksum | four | six).contains(Offloads::USO));
+        for half in [four, six] {
+            assert!(!Offloads::accepted_by_guest(checksum | half).contains(Offloads::USO));
+        }
+        assert!(Offloads::left_by_guest(checksum | 1 << VIRTIO_NET_F_HOST_USO).contains(Offloads::USO));
     }
 
     proptest! {

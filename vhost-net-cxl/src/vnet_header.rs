@@ -17,6 +17,8 @@ pub const ETHERNET_BYTES: u32 = 14;
 const FRAMING_BYTES_MAX: u32 = 22;
 const TCP_CHECKSUM_OFFSET: u16 = 16;
 const TCP_HEADER_BYTES: u32 = 20;
+const UDP_CHECKSUM_OFFSET: u16 = 6;
+const UDP_HEADER_BYTES: u32 = 8;
 
 #[expect(clippy::cast_possible_truncation, reason = "constants of the standard that fit one byte")]
 mod codes {
@@ -25,6 +27,8 @@ mod codes {
     pub(super) const GSO_NONE: u8 = bits::VIRTIO_NET_HDR_GSO_NONE as u8;
     pub(super) const GSO_TCPV4: u8 = bits::VIRTIO_NET_HDR_GSO_TCPV4 as u8;
     pub(super) const GSO_TCPV6: u8 = bits::VIRTIO_NET_HDR_GSO_TCPV6 as u8;
+    /// UDP that is cut into datagrams, not into fragments (virtio 1.2, 5.1.6).
+    pub(super) const GSO_UDP_L4: u8 = 5;
 }
 
 /// The header, in host order.
@@ -114,6 +118,7 @@ impl VnetHeader {
         match self.gso_type {
             codes::GSO_TCPV4 => checksum.union(Offloads::TSO4.union(Offloads::CHECKSUM)),
             codes::GSO_TCPV6 => checksum.union(Offloads::TSO6.union(Offloads::CHECKSUM)),
+            codes::GSO_UDP_L4 => checksum.union(Offloads::USO.union(Offloads::CHECKSUM)),
             _ => checksum,
         }
     }
@@ -151,14 +156,19 @@ impl VnetHeader {
             }
             codes::GSO_TCPV4 => Offloads::TSO4,
             codes::GSO_TCPV6 => Offloads::TSO6,
+            codes::GSO_UDP_L4 => Offloads::USO,
             _ => return Err(HeaderFault::NotNegotiated),
         };
         if !allowed.contains(needed) {
             return Err(HeaderFault::NotNegotiated);
         }
-        let headers_end = u32::from(self.checksum_start) + TCP_HEADER_BYTES;
+        let (checksum_offset, transport_bytes) = match self.gso_type {
+            codes::GSO_UDP_L4 => (UDP_CHECKSUM_OFFSET, UDP_HEADER_BYTES),
+            _ => (TCP_CHECKSUM_OFFSET, TCP_HEADER_BYTES),
+        };
+        let headers_end = u32::from(self.checksum_start) + transport_bytes;
         let consistent = self.needs_checksum()
-            && self.checksum_offset == TCP_CHECKSUM_OFFSET
+            && self.checksum_offset == checksum_offset
             && headers_end <= frame_bytes
             && self.gso_bytes != 0
             && self.gso_bytes <= mtu;
@@ -236,8 +246,12 @@ mod tests {
             assert_eq!(broken.check(60000, 1500, Offloads::ALL), Err(HeaderFault::BadSegmentation));
         }
         assert_eq!(tso4().check(53, 1500, Offloads::ALL), Err(HeaderFault::BadSegmentation));
-        let unknown = VnetHeader { gso_type: 5, ..tso4() };
-        assert_eq!(unknown.check(60000, 1500, Offloads::ALL), Err(HeaderFault::NotNegotiated));
+        let fragmented = VnetHeader { gso_type: 3, ..tso4() };
+        assert_eq!(fragmented.check(60000, 1500, Offloads::ALL), Err(HeaderFault::NotNegotiated));
+        let datagrams = VnetHeader { gso_type: 5, ..tso4() };
+        assert_eq!(datagrams.check(60000, 1500, Offloads::ALL), Err(HeaderFault::BadSegmentation));
+        let datagrams = VnetHeader { checksum_offset: 6, header_bytes: 42, ..datagrams };
+        assert_eq!(datagrams.check(60000, 1500, Offloads::ALL), Ok(datagrams));
         let congestion = VnetHeader { gso_type: 0x81, ..tso4() };
         assert_eq!(congestion.check(60000, 1500, Offloads::ALL), Err(HeaderFault::NotNegotiated));
     }
@@ -264,7 +278,7 @@ mod tests {
 
         #[test]
         fn whatever_passes_lies_within_the_frame_and_passes_again(
-            raw: [u8; HEADER_BYTES], shape in 0..6u8, frame_bytes in 0..66_000u32, allowed in 0..8u32,
+            raw: [u8; HEADER_BYTES], shape in 0..6u8, frame_bytes in 0..66_000u32, allowed in 0..16u32,
         ) {
             let mut raw = raw;
             raw[0] &= 3;

@@ -173,16 +173,15 @@ impl State {
                     format!("there is no NIC with a link{mtu}: look at the NICs with `podctl devices list`"),
                 )
             })?;
-            let (nic_mtu, nic_features) = self.nic_limits(&active);
-            let standby = self.place_standby(&active, wish.mtu.unwrap_or(MTU_MIN), None);
-            let (standby_mtu, standby_features) =
-                standby.as_ref().map_or((u16::MAX, u64::MAX), |standby| self.nic_limits(standby));
+            let (nic_mtu, features) = self.nic_limits(&active);
+            let standby = self.place_standby(&active, wish.mtu.unwrap_or(MTU_MIN), features);
+            let standby_mtu = standby.as_ref().map_or(u16::MAX, |standby| self.nic_limits(standby).0);
             let mac = self.choose_mac(wish.mac)?;
             let kind = LeaseKind::Nic {
                 mac,
                 mtu: wish.mtu.unwrap_or_else(|| nic_mtu.min(standby_mtu)),
                 queue_pairs: wish.queue_pairs.unwrap_or(1),
-                features: nic_features & standby_features,
+                features,
                 active,
                 standby,
             };

@@ -72,18 +72,16 @@ impl State {
             .map(|nic| nic.id.clone())
     }
 
-    /// The backup NIC for a lease: another one than the active, marked as backup, that can do what the guest was
-    /// offered; on another host if there is one, since hosts fail too; the one that fewest lean on.
-    pub(super) fn place_standby(
-        &self,
-        active: &DeviceId,
-        mtu: u16,
-        features: Option<u64>,
-    ) -> Option<DeviceId> {
+    /// The backup NIC for a lease: another one than the active, marked as backup; on another host if there is one, since
+    /// hosts fail too; one that can do what the guest was offered, since another one's backend has to do that in
+    /// software; the one that fewest lean on.
+    pub(super) fn place_standby(&self, active: &DeviceId, mtu: u16, features: u64) -> Option<DeviceId> {
         self.usable_nics()
             .filter(|nic| nic.backup && nic.id != active && nic.mtu >= mtu)
-            .filter(|nic| features.is_none_or(|features| nic.features & features == features))
-            .min_by_key(|nic| (nic.id.host == active.host, self.standby_leases_on(nic.id), nic.id.clone()))
+            .min_by_key(|nic| {
+                let lacks = nic.features & features != features;
+                (nic.id.host == active.host, lacks, self.standby_leases_on(nic.id), nic.id.clone())
+            })
             .map(|nic| nic.id.clone())
     }
 

@@ -102,7 +102,7 @@ impl State {
             .filter_map(|lease| match &lease.kind {
                 LeaseKind::Nic { active, standby, mtu, features, .. } => {
                     let works = standby.as_ref().is_some_and(|standby| !self.is_lost(standby));
-                    let found = if works { None } else { self.place_standby(active, *mtu, Some(*features)) };
+                    let found = if works { None } else { self.place_standby(active, *mtu, *features) };
                     found.map(|found| (lease.id, found))
                 }
                 LeaseKind::Disk { .. } => None,

@@ -2,6 +2,7 @@
 
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::objects::{Object, ObjectId, PortObject, RegistrationState};
+use pod_protocol::reports::DeviceReport;
 
 use super::model::{MIB, check, devices_of, endpoint, join, nic, options, scrub_all, ssd};
 use super::*;
@@ -489,4 +490,29 @@ fn connected_instance_is_deleted_only_by_force() {
     assert_eq!(refused(&mut state, &delete(false)).kind, RefusalKind::Connected);
     must(&mut state, &delete(true));
     assert!(state.instances.is_empty());
+}
+
+#[test]
+fn a_guest_is_offered_what_its_nic_can_do_whatever_its_backup_cannot() {
+    let mut state = pod();
+    let lesser = |name: &str| {
+        let mut report = nic(name, true, true);
+        if let DeviceReport::Nic { features, .. } = &mut report {
+            *features = 0;
+        }
+        report
+    };
+    let join = join(3, vec![lesser("nic0"), nic("nic2", true, true)]);
+    must(&mut state, &Command::Join { endpoint: BACKUP_BACKEND, incarnation: 2, join });
+    must(&mut state, &instance("vm1", 1, &[]));
+    // Rather the able one of two backups; the lesser one rather than none.
+    let standby = |state: &State| nic_lease(state).standby_nic().map(|nic| nic.name.clone());
+    assert_eq!((port(&state).features, standby(&state).as_deref()), (0b1011, Some("nic2")));
+    let able = DeviceId { host: HostId::new(3), name: "nic2".to_owned() };
+    must(&mut state, &Command::Link { device: able, up: false, reason: "no cable".to_owned() });
+    assert_eq!((port(&state).features, standby(&state).as_deref()), (0b1011, Some("nic0")));
+    let active = DeviceId { host: HostId::new(2), name: "nic0".to_owned() };
+    must(&mut state, &Command::Link { device: active, up: false, reason: "no cable".to_owned() });
+    assert_eq!(nic_lease(&state).active_nic().map(|nic| nic.name.as_str()), Some("nic0"));
+    assert_eq!(port(&state).features, 0b1011, "what was offered cannot be taken back");
 }

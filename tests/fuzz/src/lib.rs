@@ -17,20 +17,21 @@ pub use channel::exchange;
 pub use configuration::{configuration, rest};
 pub use control::control;
 pub use guest::chain;
-pub use net::{net_message, switch};
+pub use net::{finish, net_message, switch};
 pub use pool::{regions, superblock};
 
 /// A target.
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its corpus.
-pub const TARGETS: [(&str, Target); 11] = [
+pub const TARGETS: [(&str, Target); 12] = [
     ("blk_chain", blk_chain),
     ("blk_message", blk_message),
     ("chain", chain),
     ("configuration", configuration),
     ("control", control),
     ("exchange", exchange),
+    ("finish", finish),
     ("net_message", net_message),
     ("regions", regions),
     ("rest", rest),

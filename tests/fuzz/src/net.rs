@@ -6,6 +6,7 @@ use pod_protocol::objects::RegistrationState;
 use vhost_net_cxl::backend::RegistrationIndex;
 use vhost_net_cxl::backend::switch::Switch;
 use vhost_net_cxl::ethernet::Addresses;
+use vhost_net_cxl::finish::{FRAMES_MAX, Finish, HEADERS_BYTES_MAX};
 use vhost_net_cxl::message::NetMessage;
 use vhost_net_cxl::offloads::Offloads;
 use vhost_net_cxl::vnet_header::{ETHERNET_BYTES, VnetHeader};
@@ -41,6 +42,39 @@ pub fn net_message(data: &[u8]) {
     }
     // What is clean stays as it is: the backend relies on that to find who did not check.
     assert_eq!(clean.check(frame_bytes, mtu, allowed), Ok(clean));
+}
+
+/// A virtio-net header, an MTU, how long the frame is beyond what is given, and the frame.
+pub fn finish(data: &[u8]) {
+    let mut input = Input(data);
+    let header = VnetHeader::parse(input.array());
+    let (mtu, more) = (input.u16(), u32::from(input.u16()));
+    let front = input.some(2048);
+    let given = u32::try_from(front.len()).expect("short");
+    let frame_bytes = given + more;
+    let Ok(header) = header.check(frame_bytes, mtu, Offloads::ALL) else { return };
+    let Ok(finish) = Finish::plan(header, &front[..front.len().min(HEADERS_BYTES_MAX)], frame_bytes) else {
+        return;
+    };
+    let frames = finish.frames();
+    assert!((1..=FRAMES_MAX).contains(&frames));
+    let mut out = vec![0; 80_000];
+    let mut next = None;
+    for index in 0..frames {
+        let mut copied = None;
+        let frame = finish.build(index, &mut out, |at, to| {
+            let bytes = u32::try_from(to.len()).expect("short");
+            assert!(at + bytes <= frame_bytes, "it reads behind the frame");
+            copied = Some((at, bytes));
+            to.fill(7);
+        });
+        assert_eq!(frame.len(), finish.frame_bytes(index) as usize);
+        let (at, bytes) = copied.expect("something is copied, were it nothing");
+        assert!(next.is_none_or(|next| next == at), "the payload has a gap");
+        assert!(frames == 1 || bytes <= u32::from(header.gso_bytes));
+        next = Some(at + bytes);
+    }
+    assert_eq!(next, Some(frame_bytes), "the payload's end is missing");
 }
 
 /// A choice of few addresses, so that they meet, groups included.

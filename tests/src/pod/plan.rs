@@ -47,6 +47,15 @@ pub struct HostPlan {
 pub(super) struct NicPlan {
     pub(super) name: String,
     pub(super) backup: bool,
+    /// Another driver than the pod's other NICs have.
+    driver: Option<NicDriver>,
+}
+
+impl NicPlan {
+    /// Which driver runs it in a pod whose NICs have this one.
+    pub(super) fn driver(&self, common: NicDriver) -> NicDriver {
+        self.driver.unwrap_or(common)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,14 +80,21 @@ impl HostPlan {
     /// It owns a NIC.
     #[must_use]
     pub fn nic(mut self, name: &str) -> Self {
-        self.nics.push(NicPlan { name: name.to_owned(), backup: false });
+        self.nics.push(NicPlan { name: name.to_owned(), backup: false, driver: None });
         self
     }
 
     /// It owns a NIC that is kept free for failover.
     #[must_use]
     pub fn backup_nic(mut self, name: &str) -> Self {
-        self.nics.push(NicPlan { name: name.to_owned(), backup: true });
+        self.nics.push(NicPlan { name: name.to_owned(), backup: true, driver: None });
+        self
+    }
+
+    /// Its NICs have another driver than the pod's other ones.
+    #[must_use]
+    pub fn driven_by(mut self, driver: NicDriver) -> Self {
+        self.nics.iter_mut().for_each(|nic| nic.driver = Some(driver));
         self
     }
 
@@ -105,7 +121,7 @@ impl HostPlan {
                 text,
                 "\n[[nic]]\nname = \"{}\"\n{}\nbackup = {}\n",
                 nic.name,
-                driver.config(index),
+                nic.driver(driver).config(index),
                 nic.backup,
             );
         }

@@ -30,7 +30,7 @@ impl Topology {
         for plan in plans {
             let host = Namespace::create(&format!("{tag}-{}", plan.name))?;
             for (index, nic) in plan.nics.iter().enumerate() {
-                build_nic(&switch, &host, &port(&plan.name, &nic.name), index, driver)?;
+                build_nic(&switch, &host, &port(&plan.name, &nic.name), index, nic.driver(driver))?;
             }
             hosts.push((plan.name.clone(), host));
         }

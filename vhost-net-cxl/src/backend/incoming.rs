@@ -4,14 +4,12 @@ use cxl_pool::{LINE_BYTES, Memory};
 
 use super::Backend;
 use super::outgoing::split;
-use super::receive_buffers::{BUFFER_BYTES, PIECES_MAX};
+use super::receive_buffers::BUFFER_BYTES;
 use super::registration::RegistrationIndex;
-use crate::checksum;
 use crate::counters::DropReason;
 use crate::ethernet::Addresses;
 use crate::message::{NetMessage, Opcode};
 use crate::nic::Piece;
-use crate::offloads::Offloads;
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
 
 const FRONT_BYTES: usize = HEADER_BYTES + Addresses::BYTES;
@@ -58,6 +56,31 @@ impl<M: Memory> Backend<M> {
             header = read;
             port.switch.route(addresses, receivers);
         }
+        self.deliver_as_accepted(place, pieces, header, receivers);
+    }
+
+    /// Delivers a packet in receive buffers as it is to those who accept that, and finished to the others.
+    fn deliver_as_accepted(
+        &mut self,
+        place: usize,
+        pieces: &[Piece],
+        header: VnetHeader,
+        receivers: &[RegistrationIndex],
+    ) {
+        if !receivers.iter().all(|index| self.ports[place].accepts(*index, header)) {
+            if self.ports[place].nic.identity().cache_bypassing {
+                for piece in pieces {
+                    self.memory.invalidate(piece.at, u64::from(piece.bytes));
+                }
+                self.memory.full_fence();
+            }
+            let mut unable = std::mem::take(&mut self.unable);
+            unable.clear();
+            unable.extend(receivers.iter().filter(|index| !self.ports[place].accepts(**index, header)));
+            self.deliver_finished(place, pieces, header, &unable);
+            self.unable = unable;
+        }
+        // Last, since it gives the buffers back that nobody holds.
         self.deliver(place, pieces, header, receivers);
     }
 
@@ -71,57 +94,48 @@ impl<M: Memory> Backend<M> {
         header: VnetHeader,
         receivers: &[RegistrationIndex],
     ) {
-        let port = &mut self.ports[place];
-        let Some(buffers) = &mut port.buffers else { return };
-        let mut pieces = std::mem::take(&mut self.pieces);
-        pieces.clear();
-        let count = packet.bytes.div_ceil(BUFFER_BYTES);
-        debug_assert!(count as usize <= PIECES_MAX);
-        for _ in 0..count {
-            let Some(buffer) = buffers.take() else { break };
-            pieces.push(Piece { at: buffers.offset(buffer), bytes: 0 });
-        }
-        if pieces.len() < count as usize {
-            for piece in &pieces {
-                buffers.at(piece.at).into_iter().for_each(|buffer| buffers.give_back(buffer));
-            }
-            if let Some(sender) = &port.registrations[sender.get()] {
-                sender.counters.count_drop(DropReason::NoReceiveBuffers);
-            }
-            self.pieces = pieces;
-            return;
-        }
-        if port.nic.identity().cache_bypassing {
+        if self.ports[place].nic.identity().cache_bypassing {
             // Only its front was invalidated so far.
             self.memory.invalidate(packet.at, u64::from(packet.bytes));
             self.memory.full_fence();
         }
+        if !receivers.iter().any(|index| self.ports[place].accepts(*index, header)) {
+            self.deliver_finished(place, &[packet], header, receivers);
+            return;
+        }
+        let mut pieces = std::mem::take(&mut self.copied);
+        if !self.ports[place].take_buffers(packet.bytes, &mut pieces) {
+            if let Some(sender) = &self.ports[place].registrations[sender.get()] {
+                sender.counters.count_drop(DropReason::NoReceiveBuffers);
+            }
+            self.copied = pieces;
+            return;
+        }
         let mut bounce = [0; BUFFER_BYTES as usize];
-        let mut done = 0;
-        for piece in &mut pieces {
-            piece.bytes = (packet.bytes - done).min(BUFFER_BYTES);
+        let mut from = packet.at;
+        for piece in &pieces {
             let bounce = &mut bounce[..piece.bytes as usize];
-            self.memory.read(packet.at.saturating_add(u64::from(done)), bounce);
+            self.memory.read(from, bounce);
             self.memory.write(piece.at, bounce);
-            done += piece.bytes;
+            from = from.saturating_add(u64::from(piece.bytes));
         }
-        let accepts = |index: &RegistrationIndex| {
-            let registration = port.registrations[index.get()].as_ref();
-            registration.is_some_and(|it| it.accepts.contains(Offloads::CHECKSUM))
-        };
-        let mut header = header;
-        if header.needs_checksum() && !header.is_large() && !receivers.iter().all(accepts) {
-            checksum::complete(&self.memory, &pieces, header);
-            header = VnetHeader::default();
-            self.memory.write(pieces[0].at, &header.to_bytes());
+        self.write_back_what_we_wrote(place, &pieces);
+        self.deliver_as_accepted(place, &pieces, header, receivers);
+        self.copied = pieces;
+    }
+
+    /// Who delivers afterwards takes it that a cache-bypassing device wrote the packet.
+    pub(super) fn write_back_what_we_wrote(&self, place: usize, pieces: &[Piece]) {
+        if self.ports[place].nic.identity().cache_bypassing {
+            for piece in pieces {
+                self.memory.write_back(piece.at, u64::from(piece.bytes));
+            }
         }
-        self.deliver(place, &pieces, header, receivers);
-        self.pieces = pieces;
     }
 
     /// Tells the frontends of the receivers about a packet in receive buffers, which are free again once all of them
     /// are done with it.
-    fn deliver(
+    pub(super) fn deliver(
         &mut self,
         place: usize,
         pieces: &[Piece],
@@ -144,7 +158,7 @@ impl<M: Memory> Backend<M> {
             let Some(registration) = &mut port.registrations[index.get()] else { continue };
             let counters = &registration.counters;
             if !registration.accepts.contains(header.required()) {
-                counters.count_drop(DropReason::ReceiverOffloads);
+                // It gets its own, finished ones.
                 continue;
             }
             if registration.held + count > registration.object.rx_quota_buffers {

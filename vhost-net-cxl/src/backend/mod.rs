@@ -5,6 +5,7 @@
 //! instances concerned (`incoming`). Frontends are trusted as little as guests: offsets, lengths, headers and source
 //! addresses are checked here again.
 
+mod finishing;
 mod handler;
 mod incoming;
 mod outgoing;
@@ -25,9 +26,10 @@ use pod_protocol::objects::{
 use pod_protocol::reports::Report;
 use pod_protocol::worker::{Progress, Reply, Sources, Task, Token};
 
+use self::finishing::Workbench;
 pub use self::handler::{BackendHandler, WatchedNic};
 use self::outgoing::Outgoing;
-use self::receive_buffers::{REGISTRATIONS_MAX, ReceiveBuffers};
+use self::receive_buffers::{BUFFER_BYTES, REGISTRATIONS_MAX, ReceiveBuffers};
 use self::registration::Registration;
 pub use self::registration::RegistrationIndex;
 use self::switch::Switch;
@@ -37,6 +39,7 @@ use crate::ethernet::announcement;
 use crate::nic::failed::FailedNic;
 use crate::nic::{Batch, Nic, NicError, Piece};
 use crate::offloads::Offloads;
+use crate::vnet_header::VnetHeader;
 
 /// Packets that may wait for a NIC; more than one frontend can have under way.
 const BACKLOG_PACKETS: usize = 8192;
@@ -89,7 +92,10 @@ pub struct Backend<M: Memory> {
     batch: Batch,
     inbox: Vec<[u64; 2]>,
     receivers: Vec<RegistrationIndex>,
+    unable: Vec<RegistrationIndex>,
     pieces: Vec<Piece>,
+    copied: Vec<Piece>,
+    workbench: Workbench,
 }
 
 impl<M: Memory> Backend<M> {
@@ -113,7 +119,10 @@ impl<M: Memory> Backend<M> {
             batch: Batch::new(),
             inbox: Vec::with_capacity(MESSAGES_PER_LOOK),
             receivers: Vec::with_capacity(REGISTRATIONS_MAX),
+            unable: Vec::with_capacity(REGISTRATIONS_MAX),
             pieces: Vec::with_capacity(receive_buffers::PIECES_MAX),
+            copied: Vec::with_capacity(receive_buffers::PIECES_MAX),
+            workbench: Workbench::new(),
         }
     }
 
@@ -215,7 +224,6 @@ impl<M: Memory> Backend<M> {
             return Err(format!("the transmit area of {lease} lies outside of the pool"));
         }
         let port = &mut self.ports[place];
-        let abilities = port.nic.identity().offloads;
         let known = self.leases.get(&lease).and_then(|all| all.iter().find(|(port, _)| *port == place));
         let index = if let Some((_, index)) = known {
             *index
@@ -233,12 +241,12 @@ impl<M: Memory> Backend<M> {
         match &mut port.registrations[index.get()] {
             Some(registration) => {
                 let moved = registration.object.channel != object.channel;
-                registration.update(object, abilities);
+                registration.update(object);
                 if moved {
                     port.take_back(index.get());
                 }
             }
-            slot @ None => *slot = Some(Registration::new(object, self.book.open(lease), abilities)),
+            slot @ None => *slot = Some(Registration::new(object, self.book.open(lease))),
         }
         self.agree_on_offloads();
         Ok(())
@@ -312,6 +320,31 @@ impl Port {
             was_up,
             down_since: None,
         }
+    }
+
+    /// Whether a receiver takes a packet with what its header leaves undone.
+    fn accepts(&self, index: RegistrationIndex, header: VnetHeader) -> bool {
+        let required = header.required();
+        required == Offloads::NONE
+            || self.registrations[index.get()].as_ref().is_some_and(|it| it.accepts.contains(required))
+    }
+
+    /// Takes receive buffers for a packet of `bytes` bytes; none, and false, if too few are free.
+    fn take_buffers(&mut self, bytes: u32, pieces: &mut Vec<Piece>) -> bool {
+        pieces.clear();
+        let Some(buffers) = &mut self.buffers else { return false };
+        if buffers.free_count() < bytes.div_ceil(BUFFER_BYTES) as usize {
+            return false;
+        }
+        let mut left = bytes;
+        while left > 0
+            && let Some(buffer) = buffers.take()
+        {
+            let here = left.min(BUFFER_BYTES);
+            pieces.push(Piece { at: buffers.offset(buffer), bytes: here });
+            left -= here;
+        }
+        true
     }
 
     /// Takes back what a registration's frontend holds: it is gone.

@@ -6,6 +6,7 @@ use cxl_pool::{ByteOffset, Memory};
 use pod_protocol::ids::ChannelId;
 use pod_protocol::objects::RegistrationState;
 
+use super::finishing::Progress;
 use super::registration::RegistrationIndex;
 use super::{BACKLOG_PACKETS, Backend, Port};
 use crate::channel_end::ChannelEnd;
@@ -28,10 +29,14 @@ pub(super) struct Outgoing {
     pub(super) message: NetMessage,
     pub(super) channel: ChannelId,
     pub(super) registration: RegistrationIndex,
+    /// As it was checked.
+    pub(super) header: VnetHeader,
+    /// Of a packet that has to be finished for the NIC: how many of its frames went out.
+    pub(super) frames_sent: u32,
 }
 
 impl Outgoing {
-    fn piece(&self) -> Piece {
+    pub(super) fn piece(&self) -> Piece {
         Piece { at: self.message.line.bytes(), bytes: self.message.bytes }
     }
 }
@@ -160,7 +165,8 @@ impl<M: Memory> Backend<M> {
             return Some(Status::Dropped);
         }
         if to_wire {
-            port.backlog.push_back(Outgoing { message, channel, registration: index });
+            let registration = index;
+            port.backlog.push_back(Outgoing { message, channel, registration, header, frames_sent: 0 });
         }
         if !receivers.is_empty() {
             let piece = Piece { at: message.line.bytes(), bytes: message.bytes };
@@ -204,9 +210,9 @@ impl<M: Memory> Backend<M> {
     }
 
     fn send_to_wire(&mut self, place: usize) -> bool {
-        let port = &mut self.ports[place];
         let mut any = false;
         loop {
+            let port = &mut self.ports[place];
             while let Some(packet) = port.backlog.front()
                 && let Some(status) = port.status_before_sending(packet)
             {
@@ -214,10 +220,24 @@ impl<M: Memory> Backend<M> {
                 port.backlog.pop_front();
                 any = true;
             }
+            if let Some(packet) = port.backlog.front()
+                && !port.nic.identity().offloads.contains(packet.header.required())
+            {
+                match self.send_unfinished(place) {
+                    Some(true) => {
+                        any = true;
+                        continue;
+                    }
+                    Some(false) => return true,
+                    None => return any,
+                }
+            }
+            let port = &mut self.ports[place];
+            let able = port.nic.identity().offloads;
             let mut pieces = [Piece { at: ByteOffset::new(0), bytes: 0 }; BATCH_FRAMES];
             let mut count = 0;
             for (piece, packet) in pieces.iter_mut().zip(&port.backlog) {
-                if port.status_before_sending(packet).is_some() {
+                if port.status_before_sending(packet).is_some() || !able.contains(packet.header.required()) {
                     break;
                 }
                 *piece = packet.piece();
@@ -243,6 +263,36 @@ impl<M: Memory> Backend<M> {
                 return any;
             }
         }
+    }
+
+    /// Sends the packet at the front as frames that the NIC can send. Says whether all of it went out, or is refused;
+    /// nothing if the NIC failed.
+    fn send_unfinished(&mut self, place: usize) -> Option<bool> {
+        let packet = *self.ports[place].backlog.front()?;
+        let outcome = self.send_finished(place, &packet);
+        let port = &mut self.ports[place];
+        let status = match outcome {
+            Ok(Ok(Progress::Whole)) => Status::Sent,
+            Ok(Ok(Progress::Until(frames))) => {
+                if let Some(front) = port.backlog.front_mut() {
+                    front.frames_sent = frames;
+                }
+                return (frames > packet.frames_sent).then_some(false);
+            }
+            Ok(Err(_)) => {
+                if let Some(registration) = &port.registrations[packet.registration.get()] {
+                    registration.counters.count_drop(DropReason::BadHeader);
+                }
+                Status::Dropped
+            }
+            Err(error) => {
+                port.check(Err(error), &self.tell);
+                return None;
+            }
+        };
+        port.backlog.pop_front();
+        answer(&mut self.channels, &packet, status);
+        Some(true)
     }
 
     /// Notes what a guest's driver accepts to receive.

@@ -38,7 +38,7 @@ pub(super) struct Registration {
     pub(super) counters: Arc<LeaseCounters>,
     /// What the guest's driver accepts to receive; nothing until its frontend has said so.
     pub(super) accepts: Offloads,
-    /// What the guest's driver may leave to the NIC when it sends.
+    /// What the guest's driver may leave undone when it sends. Where the NIC cannot do it, we do.
     pub(super) may_leave: Offloads,
     /// Receive buffers that it holds.
     pub(super) held: u32,
@@ -49,20 +49,20 @@ pub(super) struct Registration {
 }
 
 impl Registration {
-    pub(super) fn new(object: RegistrationObject, counters: Arc<LeaseCounters>, nic: Offloads) -> Self {
-        let may_leave = Offloads::left_by_guest(object.features).intersection(nic);
+    pub(super) fn new(object: RegistrationObject, counters: Arc<LeaseCounters>) -> Self {
+        let may_leave = Offloads::left_by_guest(object.features);
         let announce = object.state == RegistrationState::Active;
         Self { object, counters, accepts: Offloads::NONE, may_leave, held: 0, announce, sequence: 0 }
     }
 
     /// Takes over what the controller wants now. A registration that becomes active, or is handed to a new holder while
     /// active, is announced: that is how the switches learn where its address is.
-    pub(super) fn update(&mut self, object: RegistrationObject, nic: Offloads) {
+    pub(super) fn update(&mut self, object: RegistrationObject) {
         let becomes_active = object.state == RegistrationState::Active
             && (self.object.state != RegistrationState::Active
                 || self.object.generation != object.generation);
         self.announce = (self.announce && object.state == RegistrationState::Active) || becomes_active;
-        self.may_leave = Offloads::left_by_guest(object.features).intersection(nic);
+        self.may_leave = Offloads::left_by_guest(object.features);
         self.object = object;
     }
 

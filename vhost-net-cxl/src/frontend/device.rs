@@ -28,7 +28,7 @@ pub fn device_spec(object: &PortObject) -> DeviceSpec {
     if object.queue_pairs > 1 {
         features |= 1 << bits::VIRTIO_NET_F_MQ;
     }
-    // Only what every NIC can do that the instance may have to use.
+    // What the NIC can do that the instance has first. Where it moves later, the backend does what is missing.
     features |= object.features & Offloads::ALL.features();
     DeviceSpec {
         name: format!("{}-{}", object.instance_name, object.device),

@@ -2,7 +2,7 @@
 //!
 //! | driver | receives and sends by | offloads |
 //! |---|---|---|
-//! | [`tap`] | `readv` and `writev` on a TAP device with virtio-net headers | checksums, TSO |
+//! | [`tap`] | `readv` and `writev` on a TAP device with virtio-net headers | checksums, TSO, USO |
 //! | [`af_xdp`] | an AF_XDP socket whose UMEM is the receive area in the pool | none |
 //! | [`null`] | nothing: sink, source or echo, for tests and benchmarks | all |
 //!

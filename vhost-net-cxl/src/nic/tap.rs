@@ -80,6 +80,10 @@ impl TapNic {
             offloads: None,
             errors: 0,
         };
+        // Kernels before 6.2 know nothing of large UDP, and refuse what they do not know.
+        if tap.set_receiver_offloads(Offloads::ALL).is_err() {
+            tap.identity.offloads = Offloads::CHECKSUM.union(Offloads::TSO4).union(Offloads::TSO6);
+        }
         tap.set_receiver_offloads(Offloads::NONE)?;
         Ok(tap)
     }
@@ -142,6 +146,7 @@ impl Nic for TapNic {
             (Offloads::CHECKSUM, libc::TUN_F_CSUM),
             (Offloads::TSO4, libc::TUN_F_TSO4),
             (Offloads::TSO6, libc::TUN_F_TSO6),
+            (Offloads::USO, libc::TUN_F_USO4 | libc::TUN_F_USO6),
         ] {
             if offloads.contains(offload) {
                 flags |= flag;

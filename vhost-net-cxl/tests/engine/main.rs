@@ -4,7 +4,9 @@
 mod echo;
 mod failing;
 mod failover;
+mod finishing;
 mod guest;
 mod hostile;
 mod pod;
+mod recording;
 mod switching;

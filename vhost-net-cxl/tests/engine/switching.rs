@@ -13,24 +13,29 @@ use crate::pod::{
 
 const BUFFER_BYTES: u32 = 2048;
 
-struct Two {
+pub(crate) struct Neighbours {
     pool: SimulatedPool,
-    frontend: TestFrontend<SimulatedMemory>,
-    backend: TestBackend<SimulatedMemory>,
-    guests: [Guest; 2],
+    pub(crate) frontend: TestFrontend<SimulatedMemory>,
+    pub(crate) backend: TestBackend<SimulatedMemory>,
+    pub(crate) guests: Vec<Guest>,
 }
 
 fn transmit_area(number: u32) -> Area {
     area(8 + 4 * u64::from(number), 4)
 }
 
-fn two(nic: &str, features: [u64; 2]) -> Two {
+fn two(nic: &str, features: [u64; 2]) -> Neighbours {
+    neighbours(nic, &features)
+}
+
+/// Instances 1, 2… on one NIC, with drivers that acknowledge these features.
+pub(crate) fn neighbours(nic: &str, features: &[u64]) -> Neighbours {
     let pool = SimulatedPool::new(1, POOL_BYTES);
     let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
     let mut backend = TestBackend::new(&pool.host(HostId::new(2)), nic, area(32, 16));
     backend.apply(Object::Channel(channel(1, 1, 512, false)));
     frontend.apply(Object::Channel(channel(1, 1, 512, true)));
-    let mut guests = [Guest::new(64), Guest::new(64)];
+    let mut guests: Vec<Guest> = features.iter().map(|_| Guest::new(64)).collect();
     for (number, guest) in (1..).zip(&mut guests) {
         let registration = registration(number, 1, 1, RegistrationState::Active, transmit_area(number));
         backend.apply(Object::Registration(registration));
@@ -39,7 +44,7 @@ fn two(nic: &str, features: [u64; 2]) -> Two {
         frontend.start(number, guest, features[number as usize - 1]);
     }
     settle(&mut [&mut frontend, &mut backend]);
-    Two { pool, frontend, backend, guests }
+    Neighbours { pool, frontend, backend, guests }
 }
 
 fn frame(from: MacAddress, to: MacAddress, bytes: usize) -> Vec<u8> {
@@ -49,8 +54,8 @@ fn frame(from: MacAddress, to: MacAddress, bytes: usize) -> Vec<u8> {
     frame
 }
 
-impl Two {
-    fn settle(&mut self) {
+impl Neighbours {
+    pub(crate) fn settle(&mut self) {
         settle(&mut [&mut self.frontend, &mut self.backend]);
         assert_eq!(self.pool.faults(), Faults::default());
     }

@@ -1,0 +1,247 @@
+//! What a guest left undone is done in software where a NIC or a neighbour cannot.
+
+use cxl_pool::HostId;
+use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool};
+use pod_protocol::ids::MacAddress;
+use pod_protocol::objects::{Object, RegistrationState};
+use std::sync::{Arc, Mutex};
+use vhost_net_cxl::offloads::Offloads;
+
+use crate::guest::Guest;
+use crate::pod::{
+    POOL_BYTES, TestBackend, TestFrontend, all_features, area, channel, mac, port, registration, route,
+    settle,
+};
+use crate::recording::{RecordingNic, Wire};
+use crate::switching::{Neighbours, neighbours};
+
+const BUFFER_BYTES: u32 = 2048;
+const HEADERS_BYTES: usize = 14 + 20 + 20;
+const SEGMENT_BYTES: usize = 1400;
+
+/// A large TCP packet over IPv4 and its virtio-net header.
+fn large(from: MacAddress, to: MacAddress, payload: &[u8]) -> ([u8; 12], Vec<u8>) {
+    let mut frame = Vec::new();
+    frame.extend(to.bytes());
+    frame.extend(from.bytes());
+    frame.extend([8, 0]);
+    let bytes = u16::try_from(40 + payload.len()).expect("short of 64 KiB").to_be_bytes();
+    frame.extend([0x45, 0, bytes[0], bytes[1], 0, 5, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    frame.extend([0x30, 0x39, 0, 80, 0, 0, 0, 100, 0, 0, 0, 0, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
+    frame.extend(payload);
+    let [low, high] = u16::try_from(SEGMENT_BYTES).expect("small").to_le_bytes();
+    ([1, 1, 54, 0, low, high, 34, 0, 16, 0, 0, 0], frame)
+}
+
+fn payload(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|place| (place * 7 % 253).to_le_bytes()[0]).collect()
+}
+
+fn checks_out(frame: &[u8]) -> bool {
+    let mut bytes = frame[26..34].to_vec();
+    bytes.extend(u32::try_from(frame.len() - 34).expect("short").to_be_bytes());
+    bytes.extend([0, 0, 0, 6]);
+    bytes.extend(&frame[34..]);
+    sum(&bytes) == 0xffff && sum(&frame[14..34]) == 0xffff
+}
+
+fn sum(bytes: &[u8]) -> u32 {
+    let mut sum = 0;
+    for pair in bytes.chunks(2) {
+        sum += u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |low| u32::from(*low));
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum
+}
+
+/// Checks the frames of a large packet and puts their payload together.
+fn reassemble<'a>(frames: impl IntoIterator<Item = &'a Vec<u8>>) -> Vec<u8> {
+    let mut payload = Vec::new();
+    for (number, frame) in (0_u16..).zip(frames) {
+        assert!(frame.len() <= HEADERS_BYTES + SEGMENT_BYTES && checks_out(frame), "frame {number}");
+        assert_eq!(frame[18..20], (5 + number).to_be_bytes(), "identifications count up");
+        let sequence = u32::try_from(100 + payload.len()).expect("small");
+        assert_eq!(frame[38..42], sequence.to_be_bytes());
+        payload.extend(&frame[HEADERS_BYTES..]);
+    }
+    payload
+}
+
+fn plain_features() -> u64 {
+    all_features() & !Offloads::ALL.features()
+}
+
+fn arrived(pod: &mut Neighbours, guest: usize) -> Vec<Vec<u8>> {
+    pod.guests[guest].received(BUFFER_BYTES).into_iter().map(|(_, frame)| frame).collect()
+}
+
+#[test]
+fn a_large_packet_is_cut_for_a_neighbour_that_takes_none() {
+    let mut pod = neighbours("", &[all_features(), plain_features()]);
+    let sent = payload(30_000);
+    let (header, frame) = large(mac(1), mac(2), &sent);
+    assert!(pod.guests[0].send(&header, &frame));
+    pod.settle();
+    let got = arrived(&mut pod, 1);
+    assert_eq!(got.len(), 30_000_usize.div_ceil(SEGMENT_BYTES));
+    assert_eq!(reassemble(&got), sent);
+    assert_eq!(pod.guests[0].transmit.reclaim_pairs().len(), 1);
+    assert!(pod.backend.lease(2).drops.is_empty(), "{:?}", pod.backend.lease(2).drops);
+}
+
+#[test]
+fn a_flooded_packet_reaches_everybody_in_the_form_that_each_can_take() {
+    let no_large_v4 =
+        all_features() & !Offloads::CHECKSUM.union(Offloads::TSO4).features() | Offloads::CHECKSUM.features();
+    let mut pod =
+        neighbours("", &[all_features(), plain_features(), all_features(), no_large_v4, plain_features()]);
+    let sent = payload(5000);
+    let (header, frame) = large(mac(1), MacAddress::BROADCAST, &sent);
+    assert!(pod.guests[0].send(&header, &frame));
+    pod.settle();
+    for guest in [1, 3, 4] {
+        assert_eq!(reassemble(&arrived(&mut pod, guest)), sent, "guest {guest}");
+    }
+    assert_eq!(arrived(&mut pod, 2), [frame], "whole");
+    assert!(arrived(&mut pod, 0).is_empty());
+    for guest in 1..=5 {
+        assert!(pod.backend.lease(guest).drops.is_empty());
+    }
+    // Every receive buffer came back: as many packets again as there are buffers.
+    for _ in 0..600 {
+        assert!(pod.guests[0].send(&header, &large(mac(1), mac(2), &sent).1));
+        pod.settle();
+        assert_eq!(arrived(&mut pod, 1).len(), 4);
+        pod.guests[0].transmit.reclaim_pairs();
+    }
+}
+
+#[test]
+fn headers_that_do_not_match_cost_their_sender_the_packet() {
+    let mut pod = neighbours("", &[all_features(), plain_features()]);
+    let (header, mut frame) = large(mac(1), mac(2), &payload(5000));
+    frame[23] = 17;
+    assert!(pod.guests[0].send(&header, &frame));
+    pod.settle();
+    assert!(arrived(&mut pod, 1).is_empty());
+    assert_eq!(pod.backend.lease(2).drops, [("bad-header".to_owned(), 1)].into());
+    assert_eq!(pod.guests[0].transmit.reclaim_pairs().len(), 1);
+}
+
+/// One instance on a recording NIC.
+struct Lone {
+    pool: SimulatedPool,
+    frontend: TestFrontend<SimulatedMemory>,
+    backend: TestBackend<SimulatedMemory>,
+    guest: Guest,
+    wire: Arc<Mutex<Wire>>,
+}
+
+fn lone(offloads: Offloads, room: usize) -> Lone {
+    let pool = SimulatedPool::new(3, POOL_BYTES);
+    let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
+    let there = pool.host(HostId::new(2));
+    // One more, for the announcement.
+    let (nic, wire) = RecordingNic::new(&there, offloads, room + 1);
+    let mut backend = TestBackend::with_nic(&there, Box::new(nic), area(32, 16));
+    backend.apply(Object::Channel(channel(1, 1, 512, false)));
+    frontend.apply(Object::Channel(channel(1, 1, 512, true)));
+    backend.apply(Object::Registration(registration(1, 1, 1, RegistrationState::Active, area(8, 8))));
+    frontend.apply(Object::Port(port(1, area(8, 8), route(1, 1), None)));
+    let guest = Guest::new(64);
+    frontend.start(1, &guest, all_features());
+    settle(&mut [&mut frontend, &mut backend]);
+    wire.lock().unwrap().frames.clear();
+    Lone { pool, frontend, backend, guest, wire }
+}
+
+impl Lone {
+    fn settle(&mut self) {
+        settle(&mut [&mut self.frontend, &mut self.backend]);
+        assert_eq!(self.pool.faults(), Faults::default());
+    }
+}
+
+#[test]
+fn a_large_packet_is_cut_for_a_nic_that_cannot() {
+    let mut lone = lone(Offloads::CHECKSUM, usize::MAX - 1);
+    let sent = payload(40_001);
+    let (header, frame) = large(mac(1), mac(9), &sent);
+    assert!(lone.guest.send(&header, &frame));
+    assert!(lone.guest.send(&[0; 12], &crate::echo::frame(1, 100)), "and a plain one behind it");
+    lone.settle();
+    let mut wire = lone.wire.lock().unwrap();
+    assert_eq!(wire.frames.pop(), Some(crate::echo::frame(1, 100)), "in order");
+    assert_eq!(reassemble(&wire.frames), sent);
+    assert!(wire.unfinished.is_empty());
+    let counters = &lone.backend.counters;
+    assert_eq!(counters.tx_packets.get(), wire.frames.len() as u64 + 1);
+    assert_eq!(lone.guest.transmit.reclaim_pairs().len(), 2);
+}
+
+#[test]
+fn an_able_nic_gets_large_packets_whole() {
+    let mut lone = lone(Offloads::ALL, usize::MAX - 1);
+    let (header, frame) = large(mac(1), mac(9), &payload(40_000));
+    assert!(lone.guest.send(&header, &frame));
+    lone.settle();
+    let wire = lone.wire.lock().unwrap();
+    assert_eq!(wire.unfinished.len(), 1);
+    assert_eq!(wire.unfinished[0][12..], frame);
+}
+
+#[test]
+fn a_nic_that_fills_up_amid_a_packet_gets_each_frame_once() {
+    let mut lone = lone(Offloads::NONE, 0);
+    let sent = payload(20_000);
+    let (header, frame) = large(mac(1), mac(9), &sent);
+    assert!(lone.guest.send(&header, &frame));
+    for _ in 0..30 {
+        lone.settle();
+        assert!(lone.wire.lock().unwrap().frames.len() <= 15);
+        lone.wire.lock().unwrap().room += 1;
+    }
+    lone.settle();
+    assert_eq!(reassemble(&lone.wire.lock().unwrap().frames), sent);
+    assert_eq!(lone.guest.transmit.reclaim_pairs().len(), 1);
+}
+
+#[test]
+fn a_guest_keeps_its_offloads_on_a_backup_that_has_none() {
+    let pool = SimulatedPool::new(9, POOL_BYTES);
+    let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
+    let (second, third) = (pool.host(HostId::new(2)), pool.host(HostId::new(3)));
+    let (nic, first_wire) = RecordingNic::new(&second, Offloads::ALL, 0);
+    let mut first = TestBackend::with_nic(&second, Box::new(nic), area(24, 8));
+    let (nic, wire) = RecordingNic::new(&third, Offloads::NONE, usize::MAX);
+    let mut backup = TestBackend::with_nic(&third, Box::new(nic), area(40, 8));
+    let transmit_area = area(8, 8);
+    for number in [1, 2] {
+        frontend.apply(Object::Channel(channel(number, 1, 512, true)));
+    }
+    first.apply(Object::Channel(channel(1, 1, 512, false)));
+    backup.apply(Object::Channel(channel(2, 1, 512, false)));
+    first.apply(Object::Registration(registration(1, 1, 1, RegistrationState::Active, transmit_area)));
+    backup.apply(Object::Registration(registration(1, 2, 1, RegistrationState::Standby, transmit_area)));
+    frontend.apply(Object::Port(port(1, transmit_area, route(1, 1), Some(route(2, 1)))));
+    let mut guest = Guest::new(64);
+    frontend.start(1, &guest, all_features());
+    settle(&mut [&mut frontend, &mut first, &mut backup]);
+
+    let sent = payload(10_000);
+    let (header, frame) = large(mac(1), mac(9), &sent);
+    assert!(guest.send(&header, &frame));
+    settle(&mut [&mut frontend, &mut first, &mut backup]);
+    assert!(first_wire.lock().unwrap().unfinished.is_empty(), "it is full");
+    first.link.set(false);
+    first.apply(Object::Registration(registration(1, 1, 2, RegistrationState::Standby, transmit_area)));
+    backup.apply(Object::Registration(registration(1, 2, 2, RegistrationState::Active, transmit_area)));
+    frontend.apply(Object::Port(port(1, transmit_area, route(2, 2), Some(route(1, 2)))));
+    settle(&mut [&mut frontend, &mut first, &mut backup]);
+    let wire = wire.lock().unwrap();
+    let (announcements, frames): (Vec<_>, Vec<_>) =
+        wire.frames.iter().partition(|frame| frame[12..14] == [0x80, 0x35]);
+    assert_eq!(announcements.len(), 1);
+    assert_eq!(reassemble(frames), sent);
+    assert_eq!(guest.transmit.reclaim_pairs().len(), 1);
+}

@@ -1,0 +1,102 @@
+//! A NIC that writes down what it sends.
+
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
+
+use cxl_pool::Memory;
+use vhost_net_cxl::backend::receive_buffers::ReceiveBuffers;
+use vhost_net_cxl::nic::{Batch, Driver, Identity, LinkState, Nic, NicError, OnLinkChange, Piece};
+use vhost_net_cxl::offloads::Offloads;
+
+use crate::pod::NIC;
+
+/// What was sent, and how much more may be before the NIC is full.
+#[derive(Default)]
+pub(crate) struct Wire {
+    pub(crate) frames: Vec<Vec<u8>>,
+    /// Frames with their virtio-net headers, where the driver left them to the NIC.
+    pub(crate) unfinished: Vec<Vec<u8>>,
+    pub(crate) room: usize,
+}
+
+pub(crate) struct RecordingNic<M: Memory> {
+    identity: Identity,
+    link: LinkState,
+    memory: M,
+    wire: Arc<Mutex<Wire>>,
+}
+
+impl<M: Memory> RecordingNic<M> {
+    pub(crate) fn new(memory: &M, offloads: Offloads, room: usize) -> (Self, Arc<Mutex<Wire>>) {
+        let identity = Identity {
+            name: NIC.into(),
+            driver: Driver::Null,
+            mac: None,
+            mtu: 1500,
+            speed_mbps: 10_000,
+            backup: false,
+            offloads,
+            cache_bypassing: false,
+        };
+        let wire = Arc::new(Mutex::new(Wire { room, ..Wire::default() }));
+        let nic =
+            Self { identity, link: LinkState::new(true), memory: memory.clone(), wire: Arc::clone(&wire) };
+        (nic, wire)
+    }
+}
+
+impl<M: Memory> Nic for RecordingNic<M> {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn link(&self) -> &LinkState {
+        &self.link
+    }
+
+    fn watch_link(&mut self, _on_change: OnLinkChange) -> Result<(), NicError> {
+        Ok(())
+    }
+
+    fn start(&mut self, _buffers: &mut ReceiveBuffers) -> Result<(), NicError> {
+        Ok(())
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+
+    fn set_receiver_offloads(&mut self, _offloads: Offloads) -> Result<(), NicError> {
+        Ok(())
+    }
+
+    fn receive(&mut self, _buffers: &mut ReceiveBuffers, _batch: &mut Batch) -> Result<(), NicError> {
+        Ok(())
+    }
+
+    fn transmit(&mut self, packets: &[Piece]) -> Result<usize, NicError> {
+        let mut wire = self.wire.lock().expect("unpoisoned");
+        let count = packets.len().min(wire.room);
+        for packet in &packets[..count] {
+            let mut bytes = vec![0; packet.bytes as usize];
+            self.memory.read(packet.at, &mut bytes);
+            if bytes[..12] == [0; 12] {
+                wire.frames.push(bytes.split_off(12));
+            } else {
+                wire.unfinished.push(bytes);
+            }
+        }
+        wire.room -= count;
+        Ok(count)
+    }
+
+    fn transmit_frame(&mut self, frame: &[u8]) -> Result<bool, NicError> {
+        let mut wire = self.wire.lock().expect("unpoisoned");
+        if wire.room == 0 {
+            return Ok(false);
+        }
+        wire.room -= 1;
+        wire.frames.push(frame.to_vec());
+        Ok(true)
+    }
+}
