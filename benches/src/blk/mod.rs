@@ -1,33 +1,40 @@
-//! `blk`: the path from a guest's queue to an SSD of another host, and a rival that serves the same file locally.
+//! `blk`: the path from a guest's queue to an SSD of another host, and rivals that use the same file locally.
 
+mod cpu;
 mod load;
+mod neighbour;
 mod ours;
+mod plain;
 mod rival;
 mod summary;
+mod target;
 
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use cxl_pool::CoherenceMode;
 
-use self::load::{Load, Measured, Waiting};
-use self::ours::Ours;
-use self::rival::Rival;
+use self::load::Measured;
+use self::neighbour::Beside;
+use self::target::Target;
 use crate::cores::{self, Cores, Distance};
 
-/// Disks: requests per second and latency of a volume on another host, and of qemu-storage-daemon on a local file.
+/// Disks: requests per second and latency of a volume on another host, of qemu-storage-daemon and of plain io_uring.
 ///
-/// A driver without a VM (crate virtio-driver) uses the vhost-user socket, one queue, and keeps a number of requests
-/// in flight. Ours are the engine's two workers, frontend and backend, over a pool in /dev/shm, with hardware coherence
-/// and with software coherence; the rival is one thread that serves the same file, or its null-co. All take turns, in
-/// every round; the cores' distance is probed around each run, and only equal tags are compared.
+/// A driver without a VM (crate virtio-driver) uses the vhost-user socket and keeps a number of requests in flight. Ours
+/// are the engine's two workers, frontend and backend, over a pool in /dev/shm, with hardware coherence and with software
+/// coherence. The rivals are a thread of qemu-storage-daemon that serves the same file, or its null-co, and a thread that
+/// uses the file by io_uring, without any VM. All take turns, in every round; the cores' distance is probed around each
+/// run, and only equal tags are compared.
 ///
-/// Ours has one hop more than the rival. On a machine with two cores driver, frontend and backend do not each have one,
-/// so the driver gives its core away whenever it finds nothing; the rival is measured with a driver that polls on a core
-/// of its own, which is best for it. CPU time per request, which does not depend on that, is shown as well.
+/// Ours has one hop more than qemu-storage-daemon. On a machine with two cores driver, frontend and backend do not each
+/// have one, so the driver gives its core away whenever it finds nothing; qemu-storage-daemon is measured with a driver
+/// that polls on a core of its own, which is best for it. CPU time per request, which does not depend on that, is shown
+/// as well.
 #[derive(Args)]
 pub(crate) struct Options {
     /// How often everything is measured.
@@ -36,51 +43,83 @@ pub(crate) struct Options {
     /// How long each run lasts.
     #[arg(long, default_value_t = 200, value_name = "MILLISECONDS")]
     run_ms: u64,
+    /// Measure these only.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Medium::ALL)]
+    media: Vec<Medium>,
+    /// Measure these only; goals that need another one are left out.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Server::ALL)]
+    servers: Vec<Server>,
+    /// Measure jobs only whose name contains this, such as `4K-read/qd32`.
+    #[arg(long, default_value = "")]
+    jobs: String,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { rounds: 3, run_ms: 200 }
+        let (media, servers) = (Medium::ALL.into(), Server::ALL.into());
+        Self { rounds: 3, run_ms: 200, media, servers, jobs: String::new() }
     }
 }
 
 /// What lies at the end of the path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Medium {
     /// Nothing: it answers at once.
     Null,
     /// A file in memory.
     Tmpfs,
+    /// A file on a disk, past the page cache.
+    Disk,
 }
 
 impl Medium {
-    const ALL: [Self; 2] = [Self::Null, Self::Tmpfs];
+    const ALL: [Self; 3] = [Self::Null, Self::Tmpfs, Self::Disk];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Null => "null",
             Self::Tmpfs => "tmpfs",
+            Self::Disk => "disk",
         }
     }
 }
 
 /// Who serves it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Server {
-    Ours(CoherenceMode),
+    /// Ours, in a pool that the hardware keeps coherent.
+    Hardware,
+    /// Ours, in a pool that it does not.
+    Software,
+    /// qemu-storage-daemon.
     Qemu,
+    /// Nobody: io_uring on the file.
+    Plain,
 }
 
 impl Server {
-    const ALL: [Self; 3] =
-        [Self::Ours(CoherenceMode::Hardware), Self::Ours(CoherenceMode::Software), Self::Qemu];
+    const ALL: [Self; 4] = [Self::Hardware, Self::Software, Self::Qemu, Self::Plain];
 
     const fn name(self) -> &'static str {
         match self {
-            Self::Ours(CoherenceMode::Hardware) => "hardware-coherent",
-            Self::Ours(CoherenceMode::Software) => "software-coherent",
+            Self::Hardware => "hardware-coherent",
+            Self::Software => "software-coherent",
             Self::Qemu => "qemu-storage-daemon",
+            Self::Plain => "plain io_uring",
         }
+    }
+
+    /// How our pool is kept coherent, if it is ours.
+    const fn mode(self) -> Option<CoherenceMode> {
+        match self {
+            Self::Hardware => Some(CoherenceMode::Hardware),
+            Self::Software => Some(CoherenceMode::Software),
+            Self::Qemu | Self::Plain => None,
+        }
+    }
+
+    fn can(self, medium: Medium, job: Job) -> bool {
+        self != Self::Plain || medium != Medium::Null && job.queues == 1
     }
 }
 
@@ -89,19 +128,26 @@ impl Server {
 struct Job {
     writes: bool,
     bytes: u32,
+    /// In all queues together.
     depth: u32,
+    queues: u16,
 }
+
+/// The most queues of any job.
+const QUEUES_MAX: u16 = 4;
 
 impl Job {
     fn all() -> Vec<Self> {
         let sizes = [(4 << 10, 1), (4 << 10, 32), (4 << 10, 128), (128 << 10, 32)];
-        let jobs = |writes| sizes.map(|(bytes, depth)| Self { writes, bytes, depth });
-        [jobs(false), jobs(true)].concat()
+        let jobs = |writes| sizes.map(|(bytes, depth)| Self { writes, bytes, depth, queues: 1 });
+        let queues = |queues| Self { writes: false, bytes: 4 << 10, depth: 32, queues };
+        [&jobs(false)[..], &jobs(true), &[2, QUEUES_MAX].map(queues)].concat()
     }
 
     fn name(self) -> String {
         let kind = if self.writes { "write" } else { "read" };
-        format!("{}K-{kind}/qd{}", self.bytes >> 10, self.depth)
+        let queues = if self.queues == 1 { String::new() } else { format!("/queues{}", self.queues) };
+        format!("{}K-{kind}/qd{}{queues}", self.bytes >> 10, self.depth)
     }
 }
 
@@ -110,39 +156,37 @@ impl Job {
 struct Sample {
     server: Server,
     medium: Medium,
-    job: Job,
+    what: What,
     distance: Distance,
     measured: Measured,
 }
 
-/// How much of the disk is used.
-const DISK_BYTES: u64 = 512 << 20;
-
-/// A server that runs.
-enum Target {
-    Ours(Ours),
-    Rival(Rival),
+/// What the driver did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    /// This, and nobody else did anything.
+    Alone(Job),
+    /// A reader's requests, one at a time, while somebody else did this.
+    Reader(Beside),
 }
 
-impl Target {
-    fn socket(&self) -> &Path {
-        match self {
-            Self::Ours(ours) => ours.socket(),
-            Self::Rival(rival) => rival.socket(),
-        }
-    }
+/// How much of a device is used.
+const DEVICE_BYTES: u64 = 512 << 20;
 
-    fn threads(&self) -> Result<Vec<std::path::PathBuf>> {
-        match self {
-            Self::Ours(ours) => ours.threads(),
-            Self::Rival(rival) => rival.threads(),
-        }
-    }
+/// The files that are measured.
+struct Files {
+    tmpfs: PathBuf,
+    disk: PathBuf,
+    /// For sockets.
+    directory: PathBuf,
+}
 
-    const fn waiting(&self) -> Waiting {
-        match self {
-            Self::Ours(_) => Waiting::Yielding,
-            Self::Rival(_) => Waiting::Spinning,
+impl Files {
+    fn of(&self, medium: Medium) -> Option<&Path> {
+        match medium {
+            Medium::Null => None,
+            Medium::Tmpfs => Some(&self.tmpfs),
+            Medium::Disk => Some(&self.disk),
         }
     }
 }
@@ -158,55 +202,105 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     if !rival_is_there {
         println!("qemu-storage-daemon is not installed: no rival to compare with (Debian: qemu-utils).");
     }
-    let directory = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
-    let file = directory.path().join("disk");
-    load::fill(&file, DISK_BYTES)?;
-    let jobs = Job::all();
-    let servers: Vec<Server> =
-        Server::ALL.into_iter().filter(|server| *server != Server::Qemu || rival_is_there).collect();
-    let total = options.rounds as usize * jobs.len() * servers.len() * Medium::ALL.len();
-    let mut samples = Vec::with_capacity(total);
-    for _ in 0..options.rounds {
-        for medium in Medium::ALL {
-            for server in &servers {
-                cores::unpin(cores)?;
-                // One at a time: a file has one owner, and nobody else shall wake up.
-                let target = start(*server, medium, &file, directory.path(), cores)?;
-                cores::pin(cores.receiver)?;
-                let mut load = Load::connect(target.socket(), DISK_BYTES)?;
-                for job in &jobs {
-                    show_progress(samples.len(), total);
-                    let duration = Duration::from_millis(options.run_ms);
-                    let before_ns = cores.line_transfer_ns()?;
-                    cores::pin(cores.receiver)?;
-                    let busy_before = load::cpu_time(&target.threads()?)?;
-                    let mut measured = load.run(*job, duration, target.waiting())?;
-                    let busy = load::cpu_time(&target.threads()?)?.saturating_sub(busy_before);
-                    measured.cpu_per_request = busy.checked_div(measured.requests).unwrap_or_default();
-                    let distance = Distance::of(before_ns, cores.line_transfer_ns()?);
-                    samples.push(Sample { server: *server, medium, job: *job, distance, measured });
+    let in_memory = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
+    std::fs::create_dir_all(output).with_context(|| format!("cannot create {}", output.display()))?;
+    let on_disk = tempfile::tempdir_in(output)
+        .with_context(|| format!("cannot make a directory in {}", output.display()))?;
+    let files = Files {
+        tmpfs: in_memory.path().join("disk"),
+        disk: on_disk.path().join("disk"),
+        directory: in_memory.path().to_owned(),
+    };
+    for medium in &options.media {
+        files.of(*medium).map_or(Ok(()), fill)?;
+    }
+    let jobs: Vec<Job> = Job::all().into_iter().filter(|job| job.name().contains(&options.jobs)).collect();
+    let servers = options.servers.iter().copied().filter(|server| *server != Server::Qemu || rival_is_there);
+    let servers: Vec<Server> = servers.collect();
+    let mut bench = Bench { cores, duration: Duration::from_millis(options.run_ms), samples: Vec::new() };
+    for round in 0..options.rounds {
+        for &medium in &options.media {
+            for &server in &servers {
+                show_progress(&format!("round {}: {} on {}", round + 1, server.name(), medium.name()));
+                bench.measure(server, medium, &files, &jobs)?;
+                if medium == Medium::Tmpfs && server != Server::Plain && options.jobs.is_empty() {
+                    neighbour::measure(&mut bench, server, medium, &files)?;
                 }
             }
         }
     }
-    show_progress(total, total);
-    summary::write(&samples, &jobs, rival_is_there, output)
+    show_progress("");
+    summary::write(&bench.samples, &jobs, rival_is_there, output)
 }
 
-fn start(server: Server, medium: Medium, file: &Path, directory: &Path, cores: Cores) -> Result<Target> {
-    let file = (medium == Medium::Tmpfs).then_some(file);
-    match server {
-        Server::Ours(mode) => Ok(Target::Ours(Ours::start(mode, file, DISK_BYTES, cores)?)),
-        Server::Qemu => Ok(Target::Rival(Rival::start(file, DISK_BYTES, directory, cores)?)),
+/// What all measurements share.
+struct Bench {
+    cores: Cores,
+    duration: Duration,
+    samples: Vec<Sample>,
+}
+
+impl Bench {
+    /// Does all jobs that it can.
+    fn measure(&mut self, server: Server, medium: Medium, files: &Files, jobs: &[Job]) -> Result<()> {
+        // One at a time: a file has one owner, and nobody else shall wake up.
+        cores::unpin(self.cores)?;
+        let mut target: Option<Target> = None;
+        for &job in jobs.iter().filter(|job| server.can(medium, **job)) {
+            let target = match &mut target {
+                Some(target) => target,
+                none => {
+                    none.insert(Target::start(server, files.of(medium), &files.directory, 1, self.cores)?)
+                }
+            };
+            target.connect(job.queues)?;
+            let duration = self.duration;
+            self.sample(server, medium, What::Alone(job), target, |target| target.run(job, duration))?;
+        }
+        Ok(())
+    }
+
+    /// Takes a sample.
+    fn sample(
+        &mut self,
+        server: Server,
+        medium: Medium,
+        what: What,
+        target: &mut Target,
+        run: impl FnOnce(&mut Target) -> Result<Measured>,
+    ) -> Result<()> {
+        let before_ns = self.cores.line_transfer_ns()?;
+        cores::pin(self.cores.receiver)?;
+        let before = cpu::times(&target.threads()?)?;
+        let mut measured = run(target)?;
+        let after = cpu::times(&target.threads()?)?;
+        for (per_request, (before, after)) in
+            measured.cpu_per_request.iter_mut().zip(before.into_iter().zip(after))
+        {
+            *per_request = after.saturating_sub(before).checked_div(measured.requests).unwrap_or_default();
+        }
+        let distance = Distance::of(before_ns, self.cores.line_transfer_ns()?);
+        self.samples.push(Sample { server, medium, what, distance, measured });
+        Ok(())
     }
 }
 
-fn show_progress(done: usize, total: usize) {
+/// Makes a file whose every page is there.
+fn fill(path: &Path) -> Result<()> {
+    let mut file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+    let piece = vec![0x5a; 1 << 20];
+    for _ in 0..DEVICE_BYTES >> 20 {
+        file.write_all(&piece)
+            .with_context(|| format!("cannot fill {}: is there no room?", path.display()))?;
+    }
+    file.sync_all().with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn show_progress(text: &str) {
     let mut err = io::stderr();
     if err.is_terminal() {
-        let end = if done == total { "\r\x1b[K" } else { "" };
         // If nobody sees it, nothing is lost.
-        let _ = write!(err, "\rblk: run {done} of {total}{end}");
+        let _ = write!(err, "\r\x1b[K{text}");
         let _ = err.flush();
     }
 }

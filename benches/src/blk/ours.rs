@@ -1,6 +1,5 @@
 //! The engine's two sides, each with its worker, over a pool of their own.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,12 +20,15 @@ use vhost_blk_cxl::backend::Backend;
 use vhost_blk_cxl::frontend::Frontend;
 use vhost_blk_cxl::ssd::{self, DriverKind, SsdConfig};
 
-use super::load::threads_of;
+use super::QUEUES_MAX;
+use super::cpu::{Threads, is_of_io_uring, threads_of};
 use crate::cores::{self, Cores};
 
 const SLOTS: u32 = 8192;
+/// Of each disk.
 const DATA_BYTES: u64 = 32 << 20;
-const POOL_BYTES: u64 = 64 << 20;
+const PAGE_LINES: u64 = 64;
+const POOL_BYTES: u64 = 128 << 20;
 /// The daemons' default.
 const BUSY_POLL: Duration = Duration::from_micros(50);
 
@@ -34,16 +36,17 @@ pub(super) struct Ours {
     // The frontend first: it lets go of its rings.
     _frontend: Box<dyn Handler>,
     _backend: Box<dyn Handler>,
-    socket: PathBuf,
+    sockets: Vec<PathBuf>,
     _directory: TempDir,
 }
 
 impl Ours {
-    /// Starts both sides. Without a file the device is the null driver.
+    /// Starts both sides, with so many disks that share the device evenly. Without a file that is the null driver.
     pub(super) fn start(
         mode: CoherenceMode,
         file: Option<&Path>,
-        disk_bytes: u64,
+        device_bytes: u64,
+        disks: u16,
         cores: Cores,
     ) -> Result<Self> {
         let directory = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
@@ -57,16 +60,15 @@ impl Ours {
         let pool = Pool::create(&directory.path().join("pool"), &options)?;
         let driver = match file {
             Some(path) => DriverKind::File { path: path.to_owned(), size_bytes: None, volatile_cache: None },
-            None => DriverKind::Null { size_bytes: disk_bytes },
+            None => DriverKind::Null { size_bytes: device_bytes },
         };
         let config = SsdConfig { name: "ssd0".to_owned(), driver };
+        let disk_bytes = device_bytes / u64::from(disks);
+        let disks: Vec<_> =
+            (0..disks).map(|index| objects(&pool, index, disk_bytes)).collect::<Result<_>>()?;
         match mode {
-            CoherenceMode::Hardware => {
-                Self::serve(&pool, &pool.hardware(), &config, disk_bytes, cores, directory)
-            }
-            CoherenceMode::Software => {
-                Self::serve(&pool, &pool.software(), &config, disk_bytes, cores, directory)
-            }
+            CoherenceMode::Hardware => Self::serve(&pool, &pool.hardware(), &config, disks, cores, directory),
+            CoherenceMode::Software => Self::serve(&pool, &pool.software(), &config, disks, cores, directory),
         }
     }
 
@@ -74,7 +76,7 @@ impl Ours {
         pool: &Pool,
         memory: &M,
         config: &SsdConfig,
-        disk_bytes: u64,
+        disks: Vec<(DiskObject, VolumeObject)>,
         cores: Cores,
         directory: TempDir,
     ) -> Result<Self> {
@@ -93,87 +95,86 @@ impl Ours {
         let (mut backend, mut frontend): (Box<dyn Handler>, Box<dyn Handler>) =
             (Box::new(backend), Box::new(frontend));
 
-        let layout = Placements::new(pool);
-        for ring in [layout.there, layout.back] {
+        let [there, back] = rings(pool);
+        for ring in [there, back] {
             ring.clear(memory);
         }
         let channel = |peer, outgoing, incoming| {
             let (id, generation) = (ChannelId::new(1), Generation::new(1));
             Object::Channel(ChannelObject { id, engine: Engine::Blk, peer, generation, outgoing, incoming })
         };
-        let (disk, volume) = objects(layout.data, disk_bytes)?;
-        let socket = run.sockets().join(&disk.socket);
         let refused = |reason: String| anyhow!(reason);
-        backend.apply(channel(ends[0], layout.back, layout.there)).map_err(refused)?;
-        backend.apply(Object::Volume(volume)).map_err(refused)?;
-        frontend.apply(channel(ends[1], layout.there, layout.back)).map_err(refused)?;
-        frontend.apply(Object::Disk(disk)).map_err(refused)?;
-        Ok(Self { _frontend: frontend, _backend: backend, socket, _directory: directory })
-    }
-
-    pub(super) fn socket(&self) -> &Path {
-        &self.socket
-    }
-
-    /// The two workers.
-    #[allow(clippy::unused_self, reason = "there is one pair of them at a time")]
-    pub(super) fn threads(&self) -> Result<Vec<PathBuf>> {
-        let mut threads = threads_of("self")?;
-        threads.retain(|thread| {
-            fs::read_to_string(thread.join("comm")).is_ok_and(|name| name.starts_with("blk-"))
-        });
-        Ok(threads)
-    }
-}
-
-struct Placements {
-    there: RingPlacement,
-    back: RingPlacement,
-    data: Area,
-}
-
-impl Placements {
-    fn new(pool: &Pool) -> Self {
-        let start = pool.layout().data().start;
-        let ring = RingPlacement::lines(SLOTS, 8);
-        let behind = start.saturating_add(ring);
-        let data = behind.saturating_add(ring);
-        Self {
-            there: RingPlacement { start, slots: SLOTS },
-            back: RingPlacement { start: behind, slots: SLOTS },
-            data: Area::new(data, LineCount::covering(DATA_BYTES)),
+        backend.apply(channel(ends[0], back, there)).map_err(refused)?;
+        frontend.apply(channel(ends[1], there, back)).map_err(refused)?;
+        let mut sockets = Vec::new();
+        for (disk, volume) in disks {
+            sockets.push(run.sockets().join(&disk.socket));
+            backend.apply(Object::Volume(volume)).map_err(refused)?;
+            frontend.apply(Object::Disk(disk)).map_err(refused)?;
         }
+        Ok(Self { _frontend: frontend, _backend: backend, sockets, _directory: directory })
     }
+
+    pub(super) fn socket(&self, disk: usize) -> &Path {
+        &self.sockets[disk]
+    }
+
+    /// The two workers, and what the kernel does for the backend's device.
+    #[allow(clippy::unused_self, reason = "there is one pair of them at a time")]
+    pub(super) fn threads(&self) -> Result<Threads> {
+        Ok([
+            threads_of("self", |name| name == "blk-frontend")?,
+            threads_of("self", |name| name == "blk-backend" || is_of_io_uring(name))?,
+        ])
+    }
+}
+
+/// To the backend and back.
+fn rings(pool: &Pool) -> [RingPlacement; 2] {
+    let start = pool.layout().data().start;
+    let behind = start.saturating_add(RingPlacement::lines(SLOTS, 8));
+    [start, behind].map(|start| RingPlacement { start, slots: SLOTS })
+}
+
+/// Where the data of this disk's requests lies.
+fn data_area(pool: &Pool, disk: u16) -> Area {
+    let lines = LineCount::covering(DATA_BYTES);
+    // Whole pages, as the controller hands them out: direct I/O wants them.
+    let rings = (RingPlacement::lines(SLOTS, 8).get() * 2).next_multiple_of(PAGE_LINES);
+    let start = pool.layout().data().start.saturating_add(LineCount::new(rings));
+    Area::new(start.saturating_add(LineCount::new(lines.get() * u64::from(disk))), lines)
 }
 
 fn endpoint(host: u16, role: Role) -> EndpointId {
     EndpointId::new(HostId::new(host), role)
 }
 
-fn objects(data_area: Area, size_bytes: u64) -> Result<(DiskObject, VolumeObject)> {
-    let lease = LeaseId::new(1).context("a small number")?;
-    let instance = InstanceId::new(1);
+fn objects(pool: &Pool, index: u16, size_bytes: u64) -> Result<(DiskObject, VolumeObject)> {
+    let data_area = data_area(pool, index);
+    let number = u32::from(index) + 1;
+    let lease = LeaseId::new(number).context("a small number")?;
+    let instance = InstanceId::new(number);
     let route = Route { channel: ChannelId::new(1), generation: LeaseGeneration::new(1) };
     let disk = DiskObject {
         lease,
         instance,
-        instance_name: "bench".to_owned(),
+        instance_name: format!("bench{number}"),
         device: "disk".to_owned(),
-        socket: "disk.sock".to_owned(),
+        socket: format!("disk{number}.sock"),
         serial: "bench".to_owned(),
         size_bytes,
         block_bytes: 4096,
         read_only: false,
-        queues: 1,
+        queues: QUEUES_MAX,
         data_area,
         route,
         failed: false,
     };
     let volume = VolumeObject {
         lease,
-        volume: VolumeId::new(1),
+        volume: VolumeId::new(number),
         ssd: "ssd0".to_owned(),
-        start_bytes: 0,
+        start_bytes: size_bytes * u64::from(index),
         size_bytes,
         read_only: false,
         generation: route.generation,

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::load::threads_of;
+use super::QUEUES_MAX;
+use super::cpu::{Threads, threads_of};
 use crate::cores::{self, Cores};
 
 const PROGRAM: &str = "qemu-storage-daemon";
@@ -19,39 +20,51 @@ pub(super) fn is_installed() -> bool {
 
 pub(super) struct Rival {
     process: Child,
-    socket: PathBuf,
+    sockets: Vec<PathBuf>,
 }
 
 impl Rival {
-    /// Serves the file, or null-co without one, in a thread of its own on the sender's core.
+    /// Serves the file, or null-co without one, in a thread of its own on the sender's core, as so many disks that share
+    /// it evenly.
     pub(super) fn start(
         file: Option<&Path>,
-        disk_bytes: u64,
+        device_bytes: u64,
+        disks: u16,
         directory: &Path,
         cores: Cores,
     ) -> Result<Self> {
-        let socket = directory.join("qsd.sock");
-        let _ = std::fs::remove_file(&socket);
-        let node = match file {
-            Some(path) => {
-                format!("driver=file,node-name=f0,filename={},cache.direct=on,aio=io_uring", path.display())
-            }
-            None => format!("driver=null-co,node-name=f0,size={disk_bytes},read-zeroes=off"),
-        };
+        let sockets: Vec<_> = (0..disks).map(|disk| directory.join(format!("qsd{disk}.sock"))).collect();
         cores::pin(cores.sender)?;
-        let process = Command::new(PROGRAM)
-            .args(["--object", "iothread,id=io0", "--blockdev", &node])
-            .args(["--blockdev", "driver=raw,node-name=d0,file=f0", "--export"])
-            .arg(format!(
-                "type=vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path={},writable=on,num-queues=1,iothread=io0",
+        let mut command = Command::new(PROGRAM);
+        command.args(["--object", "iothread,id=io0"]).stdin(Stdio::null());
+        let disk_bytes = device_bytes / u64::from(disks);
+        for (disk, socket) in (0u64..).zip(&sockets) {
+            let _ = std::fs::remove_file(socket);
+            // Each opens the file for itself: version 7.2 crashes when two exports of a thread share a node.
+            let node = match file {
+                Some(path) => {
+                    let shown = path.display();
+                    format!(
+                        "driver=file,node-name=f{disk},filename={shown},cache.direct=on,aio=io_uring,locking=off"
+                    )
+                }
+                None => format!("driver=null-co,node-name=f{disk},size={device_bytes},read-zeroes=off"),
+            };
+            let offset = disk_bytes * disk;
+            command.args(["--blockdev", &node, "--blockdev"]);
+            command
+                .arg(format!("driver=raw,node-name=d{disk},file=f{disk},offset={offset},size={disk_bytes}"));
+            command.arg("--export");
+            command.arg(format!(
+                "type=vhost-user-blk,id=e{disk},node-name=d{disk},addr.type=unix,addr.path={},writable=on,\
+                 num-queues={QUEUES_MAX},iothread=io0",
                 socket.display()
-            ))
-            .stdin(Stdio::null())
-            .spawn()
-            .with_context(|| format!("cannot start {PROGRAM}"))?;
-        let mut rival = Self { process, socket };
+            ));
+        }
+        let process = command.spawn().with_context(|| format!("cannot start {PROGRAM}"))?;
+        let mut rival = Self { process, sockets };
         let began = Instant::now();
-        while !rival.socket.exists() {
+        while !rival.sockets.iter().all(|socket| socket.exists()) {
             if let Some(status) = rival.process.try_wait()? {
                 bail!("{PROGRAM} ended: {status}");
             }
@@ -63,12 +76,12 @@ impl Rival {
         Ok(rival)
     }
 
-    pub(super) fn socket(&self) -> &Path {
-        &self.socket
+    pub(super) fn socket(&self, disk: usize) -> &Path {
+        &self.sockets[disk]
     }
 
-    pub(super) fn threads(&self) -> Result<Vec<PathBuf>> {
-        threads_of(&self.process.id().to_string())
+    pub(super) fn threads(&self) -> Result<Threads> {
+        Ok([threads_of(&self.process.id().to_string(), |_| true)?, Vec::new()])
     }
 }
 

@@ -5,31 +5,40 @@ use std::time::Duration;
 
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
-use cxl_pool::CoherenceMode;
 
-use super::{Job, Medium, Sample, Server};
+use super::neighbour::Beside;
+use super::{Job, Medium, Sample, Server, What};
 use crate::cores::Distance;
 use crate::plot::{self, Panel, Series};
 use crate::report::{self, Figure, Goal, median};
 
-const OURS: Server = Server::Ours(CoherenceMode::Hardware);
-const SOFTWARE: Server = Server::Ours(CoherenceMode::Software);
+const OURS: Server = Server::Hardware;
 /// What software coherence may cost.
 const SOFTWARE_SHARE: f64 = 0.7;
+/// What a single request may take longer than by io_uring on the same file.
+const ADDED_US_MAX: f64 = 5.0;
 
 /// The median of all runs of one kind.
+#[derive(Clone, Copy)]
 struct Cell {
     per_second: f64,
     p50_us: f64,
     p99_us: f64,
-    cpu_us: f64,
+    cpu_us: [f64; 2],
 }
 
 impl Cell {
-    fn of(samples: &[Sample], server: Server, medium: Medium, job: Job, distance: Distance) -> Option<Self> {
+    fn of(
+        samples: &[Sample],
+        server: Server,
+        medium: Medium,
+        what: What,
+        distance: Distance,
+    ) -> Option<Self> {
         let matching = || {
             samples.iter().filter(move |sample| {
-                (sample.server, sample.medium, sample.job, sample.distance) == (server, medium, job, distance)
+                (sample.server, sample.medium, sample.what, sample.distance)
+                    == (server, medium, what, distance)
             })
         };
         let time = |of: fn(&Sample) -> Duration| {
@@ -39,17 +48,28 @@ impl Cell {
             per_second: median(matching().map(|sample| sample.measured.per_second))?,
             p50_us: time(|sample| sample.measured.p50)?,
             p99_us: time(|sample| sample.measured.p99)?,
-            cpu_us: time(|sample| sample.measured.cpu_per_request)?,
+            cpu_us: [
+                time(|sample| sample.measured.cpu_per_request[0])?,
+                time(|sample| sample.measured.cpu_per_request[1])?,
+            ],
         })
+    }
+
+    fn show(&self, server: Server) -> String {
+        let Self { per_second, p50_us, p99_us, cpu_us: [first, second] } = self;
+        let second = if server.mode().is_some() { format!("+{second:.1}") } else { String::new() };
+        format!("{:.1} ({p50_us:.1} / {p99_us:.1}; {first:.1}{second})", per_second / 1e3)
     }
 }
 
-/// The part of the rival's rate that ours shall reach.
-fn share_of_rival(medium: Medium, job: Job) -> Option<f64> {
-    match (medium, job.bytes >> 10, job.depth) {
-        (Medium::Tmpfs, 4, 32) => Some(1.5),
-        (Medium::Tmpfs, 128, 32) => Some(1.0),
-        (Medium::Null, 4, 32 | 128) => Some(0.4),
+/// The part of a rival's rate that ours shall reach.
+fn goal(rival: Server, medium: Medium, job: Job) -> Option<f64> {
+    match (rival, medium, job.bytes >> 10, job.depth) {
+        (Server::Qemu, Medium::Tmpfs, 4, 32) => Some(1.5),
+        (Server::Qemu, Medium::Tmpfs, 128, 32) => Some(1.0),
+        (Server::Qemu, Medium::Null, 4, 32 | 128) => Some(0.4),
+        (Server::Plain, Medium::Tmpfs, 4, 32) => Some(0.5),
+        (Server::Plain, Medium::Disk, _, 2..) => Some(0.95),
         _ => None,
     }
 }
@@ -61,7 +81,7 @@ pub(super) fn write(samples: &[Sample], jobs: &[Job], rival: bool, output: &Path
     let common = |distance: &Distance| count(*distance) * 4 >= samples.len();
     let distances: Vec<Distance> = [Distance::Near, Distance::Far].into_iter().filter(common).collect();
     println!(
-        "Disks: thousands of requests per second (median / 99th percentile in µs; CPU time per request in µs)"
+        "Disks: thousands of requests per second (median / 99th percentile in µs; CPU time per request in µs, of frontend+backend)"
     );
     println!(
         "Runs while the two cores were near: {}, far: {}, mixed: {}. Mixed ones, and less than a quarter, count for nothing.",
@@ -69,19 +89,38 @@ pub(super) fn write(samples: &[Sample], jobs: &[Job], rival: bool, output: &Path
         count(Distance::Far),
         count(Distance::Mixed)
     );
+    let all_jobs: Vec<What> = jobs.iter().copied().map(What::Alone).collect();
+    let measured = |medium| samples.iter().any(|sample| sample.medium == medium);
+    let reader = Beside::ALL.map(What::Reader);
+    let read = samples.iter().any(|sample| reader.contains(&sample.what));
     for distance in &distances {
-        for medium in Medium::ALL {
-            println!("\n{}, {distance}\n{}", medium.name(), table(samples, jobs, medium, *distance));
+        for medium in Medium::ALL.into_iter().filter(|medium| measured(*medium)) {
+            println!("\n{}, {distance}\n{}", medium.name(), table(samples, &all_jobs, medium, *distance));
+        }
+        if read {
+            let medium = Medium::Tmpfs;
+            println!(
+                "\ntwo disks on one device ({}), {distance}\n{}",
+                medium.name(),
+                table(samples, &reader, medium, *distance)
+            );
         }
     }
     let figures = figures(samples, jobs, rival, &distances);
     println!();
     for figure in figures.iter().filter(|figure| figure.goal.is_some()) {
         let verdict = if figure.met == Some(true) { "met" } else { "MISSED" };
-        let value = format!("{:.0} {}", figure.value, figure.unit);
-        let ratio = figure.ratio.map(|ratio| format!(", {ratio:.2} of the rival's")).unwrap_or_default();
+        let value = if figure.unit == "us" {
+            format!("{:.1} us", figure.value)
+        } else {
+            format!("{:.0} {}", figure.value, figure.unit)
+        };
+        let compared = match (figure.ratio, &figure.rival) {
+            (Some(ratio), Some(rival)) => format!(", {ratio:.2} of {rival}"),
+            _ => String::new(),
+        };
         println!(
-            "{verdict:<7} {:<50} {value:>12}, goal {}{ratio}",
+            "{verdict:<7} {:<58} {value:>12}, goal {}{compared}",
             figure.name,
             figure.goal.as_deref().unwrap_or("")
         );
@@ -93,20 +132,19 @@ pub(super) fn write(samples: &[Sample], jobs: &[Job], rival: bool, output: &Path
     Ok(())
 }
 
-fn table(samples: &[Sample], jobs: &[Job], medium: Medium, distance: Distance) -> Table {
+fn table(samples: &[Sample], rows: &[What], medium: Medium, distance: Distance) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     let names = Server::ALL.map(|server| server.name().to_owned());
     table.set_header([String::new()].into_iter().chain(names));
-    for job in jobs {
-        let mut row = vec![job.name()];
+    for what in rows {
+        let mut row = vec![match what {
+            What::Alone(job) => job.name(),
+            What::Reader(beside) => beside.name().to_owned(),
+        }];
         for server in Server::ALL {
-            row.push(match Cell::of(samples, server, medium, *job, distance) {
-                None => "n/a".to_owned(),
-                Some(Cell { per_second, p50_us, p99_us, cpu_us }) => {
-                    format!("{:.1} ({p50_us:.1} / {p99_us:.1}; {cpu_us:.1})", per_second / 1e3)
-                }
-            });
+            let cell = Cell::of(samples, server, medium, *what, distance);
+            row.push(cell.map_or_else(|| "n/a".to_owned(), |cell| cell.show(server)));
         }
         table.add_row(row);
     }
@@ -117,63 +155,107 @@ fn table(samples: &[Sample], jobs: &[Job], medium: Medium, distance: Distance) -
 }
 
 fn figures(samples: &[Sample], jobs: &[Job], rival: bool, distances: &[Distance]) -> Vec<Figure> {
-    let rival_name = if rival { Server::Qemu.name() } else { "qemu-storage-daemon (not installed)" };
     let mut figures = Vec::new();
     for distance in distances {
         for medium in Medium::ALL {
             for job in jobs {
-                let cell = |server| Cell::of(samples, server, medium, *job, *distance);
-                let (hardware, software, theirs) = (cell(OURS), cell(SOFTWARE), cell(Server::Qemu));
+                let cell = |server| Cell::of(samples, server, medium, What::Alone(*job), *distance);
                 let name = |server: Server, what: &str| {
                     format!("blk/{}/{}/{}/{distance}/{what}", medium.name(), job.name(), server.name())
                 };
-                if let Some(ours) = &hardware {
-                    let rate = Figure::new(name(OURS, "rate"), ours.per_second, "/s")
-                        .against(rival_name, theirs.as_ref().map(|cell| cell.per_second));
-                    figures.push(match (share_of_rival(medium, *job), &theirs) {
-                        (Some(share), Some(theirs)) => {
-                            rate.with_goal(Goal::AtLeast((theirs.per_second * share).round()))
-                        }
-                        _ => rate,
-                    });
-                    for (what, value, of) in [
-                        ("p50", ours.p50_us, theirs.as_ref().map(|cell| cell.p50_us)),
-                        ("p99", ours.p99_us, theirs.as_ref().map(|cell| cell.p99_us)),
-                        ("cpu-per-request", ours.cpu_us, theirs.as_ref().map(|cell| cell.cpu_us)),
-                    ] {
-                        figures.push(Figure::new(name(OURS, what), value, "us").against(rival_name, of));
-                    }
+                if let Some(ours) = cell(OURS) {
+                    compare(&mut figures, &ours, medium, *job, rival, cell, name);
                 }
-                if let Some(software) = &software {
-                    let rate = Figure::new(name(SOFTWARE, "rate"), software.per_second, "/s")
-                        .against(OURS.name(), hardware.as_ref().map(|cell| cell.per_second));
-                    figures.push(match &hardware {
-                        Some(ours) => {
-                            rate.with_goal(Goal::AtLeast((ours.per_second * SOFTWARE_SHARE).round()))
-                        }
+                if let Some(software) = cell(Server::Software) {
+                    let rate = Figure::new(name(Server::Software, "rate"), software.per_second, "/s");
+                    figures.push(match cell(OURS) {
+                        Some(ours) => rate
+                            .against(OURS.name(), Some(ours.per_second))
+                            .with_goal(Goal::AtLeast((ours.per_second * SOFTWARE_SHARE).round())),
                         None => rate,
                     });
                 }
+            }
+        }
+        for what in Beside::ALL {
+            let cell = |server| {
+                Cell::of(samples, server, Medium::Tmpfs, What::Reader(what), *distance)
+                    .map(|cell| cell.p99_us)
+            };
+            let beside = match what {
+                Beside::Nothing => "alone",
+                Beside::Writer => "beside-writer",
+            };
+            if let Some(ours) = cell(OURS) {
+                let name = format!("blk/tmpfs/reader-{beside}/{}/{distance}/p99", OURS.name());
+                figures.push(Figure::new(name, ours, "us").against(rival_name(rival), cell(Server::Qemu)));
             }
         }
     }
     figures
 }
 
+/// Ours against the rivals.
+fn compare(
+    figures: &mut Vec<Figure>,
+    ours: &Cell,
+    medium: Medium,
+    job: Job,
+    rival: bool,
+    cell: impl Fn(Server) -> Option<Cell>,
+    name: impl Fn(Server, &str) -> String,
+) {
+    let theirs = cell(Server::Qemu);
+    for (server, what, rival) in
+        [(Server::Qemu, "rate", rival_name(rival)), (Server::Plain, "rate-by-plain", Server::Plain.name())]
+    {
+        if !server.can(medium, job) {
+            continue;
+        }
+        let their_rate = cell(server).map(|cell| cell.per_second);
+        let rate = Figure::new(name(OURS, what), ours.per_second, "/s").against(rival, their_rate);
+        figures.push(match (goal(server, medium, job), their_rate) {
+            (Some(share), Some(rate_theirs)) => rate.with_goal(Goal::AtLeast((rate_theirs * share).round())),
+            _ => rate,
+        });
+    }
+    for (what, of) in [("p50", (|cell| cell.p50_us) as fn(&Cell) -> f64), ("p99", |cell| cell.p99_us)] {
+        let figure = Figure::new(name(OURS, what), of(ours), "us");
+        figures.push(figure.against(rival_name(rival), theirs.as_ref().map(of)));
+    }
+    let [front, back] = ours.cpu_us;
+    let total = Figure::new(name(OURS, "cpu-per-request"), front + back, "us");
+    figures.push(total.against(rival_name(rival), theirs.map(|cell| cell.cpu_us[0])));
+    figures.push(Figure::new(name(OURS, "cpu-per-request-frontend"), front, "us"));
+    figures.push(Figure::new(name(OURS, "cpu-per-request-backend"), back, "us"));
+    if let (1, Some(plain)) = (job.depth, cell(Server::Plain)) {
+        let added = Figure::new(name(OURS, "added-to-plain-p50"), ours.p50_us - plain.p50_us, "us");
+        figures.push(added.with_goal(Goal::AtMost(ADDED_US_MAX)));
+    }
+}
+
+fn rival_name(is_there: bool) -> &'static str {
+    if is_there { Server::Qemu.name() } else { "qemu-storage-daemon (not installed)" }
+}
+
 fn panels(samples: &[Sample], jobs: &[Job], distances: &[Distance]) -> Vec<Panel> {
     let mut panels = Vec::new();
     for distance in distances {
         for medium in Medium::ALL {
-            let small_reads = || jobs.iter().filter(|job| !job.writes && job.bytes == 4 << 10);
+            let small_reads =
+                || jobs.iter().filter(|job| !job.writes && job.bytes == 4 << 10 && job.queues == 1);
             let series = Server::ALL.map(|server| Series {
                 name: server.name().to_owned(),
                 points: small_reads()
                     .filter_map(|job| {
-                        let cell = Cell::of(samples, server, medium, *job, *distance)?;
+                        let cell = Cell::of(samples, server, medium, What::Alone(*job), *distance)?;
                         Some((f64::from(job.depth), cell.per_second))
                     })
                     .collect(),
             });
+            if series.iter().all(|series| series.points.is_empty()) {
+                continue;
+            }
             panels.push(Panel {
                 title: format!("4 KiB random reads, {}, cores {distance}", medium.name()),
                 x_label: "requests in flight",

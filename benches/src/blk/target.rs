@@ -1,0 +1,104 @@
+//! What is measured, with its driver.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::cpu::Threads;
+use super::load::{Load, Measured, Waiting, anonymous_ram};
+use super::ours::Ours;
+use super::plain::Plain;
+use super::rival::Rival;
+use super::{DEVICE_BYTES, Job, Server};
+use crate::cores::{self, Cores};
+
+/// Who answers.
+enum Serving {
+    Ours(Ours),
+    Rival(Rival),
+    Plain(Box<Plain>),
+}
+
+/// A server that runs, and drivers of its disks.
+pub(super) struct Target {
+    // The drivers first: servers wait for them.
+    loads: Vec<Load>,
+    queues: u16,
+    serving: Serving,
+    disks: u16,
+    cores: Cores,
+}
+
+impl Target {
+    pub(super) fn start(
+        server: Server,
+        file: Option<&Path>,
+        directory: &Path,
+        disks: u16,
+        cores: Cores,
+    ) -> Result<Self> {
+        let serving = match (server, server.mode()) {
+            (_, Some(mode)) => Serving::Ours(Ours::start(mode, file, DEVICE_BYTES, disks, cores)?),
+            (Server::Plain, _) => {
+                cores::pin(cores.receiver)?;
+                Serving::Plain(Box::new(Plain::open(file.context("io_uring needs a file")?, DEVICE_BYTES)?))
+            }
+            _ => Serving::Rival(Rival::start(file, DEVICE_BYTES, disks, directory, cores)?),
+        };
+        Ok(Self { loads: Vec::new(), queues: 0, serving, disks, cores })
+    }
+
+    /// Connects to all disks with so many queues, unless it is.
+    pub(super) fn connect(&mut self, queues: u16) -> Result<()> {
+        if self.queues == queues {
+            return Ok(());
+        }
+        self.loads.clear();
+        cores::pin(self.cores.receiver)?;
+        for disk in 0..usize::from(self.disks) {
+            let socket = match &self.serving {
+                Serving::Ours(ours) => ours.socket(disk),
+                Serving::Rival(rival) => rival.socket(disk),
+                Serving::Plain(_) => continue,
+            };
+            let disk_bytes = DEVICE_BYTES / u64::from(self.disks);
+            self.loads.push(Load::connect(socket, disk_bytes, queues, &anonymous_ram()?)?);
+        }
+        self.queues = queues;
+        Ok(())
+    }
+
+    /// Does a job on the first disk.
+    pub(super) fn run(&mut self, job: Job, duration: Duration) -> Result<Measured> {
+        let waiting = self.waiting();
+        match (&mut self.serving, self.loads.first_mut()) {
+            (Serving::Plain(plain), _) => plain.run(job, duration),
+            (_, load) => load.context("it was connected")?.run(job, duration, waiting),
+        }
+    }
+
+    /// Does a job on the first disk while the second one is busy with another.
+    pub(super) fn run_beside(&mut self, job: Job, neighbours: Job, duration: Duration) -> Result<Measured> {
+        let waiting = self.waiting();
+        let [first, second] = &mut self.loads[..] else {
+            anyhow::bail!("there are not two disks");
+        };
+        first.run_beside(job, (second, neighbours), duration, waiting)
+    }
+
+    pub(super) fn threads(&self) -> Result<Threads> {
+        match &self.serving {
+            Serving::Ours(ours) => ours.threads(),
+            Serving::Rival(rival) => rival.threads(),
+            Serving::Plain(plain) => plain.threads(),
+        }
+    }
+
+    const fn waiting(&self) -> Waiting {
+        match self.serving {
+            Serving::Ours(_) => Waiting::Yielding,
+            Serving::Rival(_) | Serving::Plain(_) => Waiting::Spinning,
+        }
+    }
+}
