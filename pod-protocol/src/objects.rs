@@ -4,7 +4,7 @@
 use std::fmt;
 
 use cxl_channel::RingPlacement;
-use cxl_pool::{Area, EndpointId, Generation};
+use cxl_pool::{Area, ByteOffset, EndpointId, Generation};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
@@ -214,8 +214,19 @@ pub struct VolumeObject {
     pub channel: ChannelId,
     /// Where the data of its requests must lie.
     pub data_area: Area,
+    /// Or there: the part of the pool that is the instance's memory.
+    #[serde(default)]
+    pub ram_area: Option<Area>,
     /// Whose lease it is.
     pub instance: InstanceId,
+}
+
+impl VolumeObject {
+    /// Whether the data of a request may lie there.
+    pub fn may_hold(&self, start: ByteOffset, bytes: u64) -> bool {
+        self.data_area.contains(start, bytes)
+            || self.ram_area.is_some_and(|ram_area| ram_area.contains(start, bytes))
+    }
 }
 
 /// Block frontend: offer a virtio-blk device on a vhost-user socket.
@@ -243,6 +254,9 @@ pub struct DiskObject {
     pub queues: u16,
     /// Where the data of requests lies.
     pub data_area: Area,
+    /// The part of the pool that is leased to the instance as its memory, if it has its memory there.
+    #[serde(default)]
+    pub ram_area: Option<Area>,
     /// How the owner of the SSD is reached.
     pub route: Route,
     /// The SSD is gone for good: answer I/O errors instead of keeping requests for a backend that may come back.

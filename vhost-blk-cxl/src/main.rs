@@ -79,7 +79,7 @@ fn serve<M: Memory>(
         devices: reports(&ssds),
     };
     let endpoint = Endpoint::try_join(pool, memory.clone(), config, role, join, |reporter, fence| {
-        start(role, config, memory, ssds, reporter, fence)
+        start(role, config, memory, ssds, reporter, fence, pool.file_identity())
     })?;
     Ok(endpoint.run_until(stop)?)
 }
@@ -100,6 +100,7 @@ fn start<M: Memory>(
     ssds: Vec<NamedSsd>,
     reporter: Reporter,
     fence: Fence,
+    pool_file: (u64, u64),
 ) -> anyhow::Result<Box<dyn Handler>> {
     let run = config.run_directory();
     let doorbell = match config.run.wakeup {
@@ -111,7 +112,7 @@ fn start<M: Memory>(
     };
     Ok(if role == Role::BlkFrontend {
         let worker = WorkerConfig::new(&config.run, config.blk.frontend_cpu, fence);
-        Box::new(Frontend::start(memory, run, worker, doorbell, Some(reporter))?)
+        Box::new(Frontend::start(memory, run, worker, doorbell, Some(reporter), Some(pool_file))?)
     } else {
         let worker = WorkerConfig::new(&config.run, config.blk.backend_cpu, fence);
         Box::new(Backend::start(memory, run, worker, doorbell, ssds, Some(reporter))?)

@@ -259,7 +259,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
         let mut table = MemoryTable::default();
         for (region, file) in regions.iter().zip(files) {
-            table.add(spec_of(region), file).map_err(refused)?;
+            table.add(spec_of(region), file, self.spec.pool_ram.as_ref()).map_err(refused)?;
         }
         self.memory = table;
         self.memory_changed();
@@ -423,7 +423,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
         file: File,
         _postcopy: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
-        self.memory.add(spec_of(region), file).map_err(refused)?;
+        self.memory.add(spec_of(region), file, self.spec.pool_ram.as_ref()).map_err(refused)?;
         self.memory_changed();
         Ok(None)
     }

@@ -25,6 +25,7 @@ mod inflight;
 mod memory;
 #[cfg(any(test, feature = "mock"))]
 pub mod mock;
+mod pool_ram;
 mod ring;
 mod server;
 #[cfg(test)]
@@ -37,6 +38,7 @@ pub use config::ConfigSpace;
 pub use copy::{ChainReader, ChainWriter, CopyError};
 pub use inflight::{InflightError, InflightQueue, Resubmission, region_bytes};
 pub use memory::{GuestMemory, MemoryError, MemoryTable};
+pub use pool_ram::{PoolMap, PoolRam};
 pub use ring::{Next, Ring, RingBroken, RingParts};
 pub use server::{ConfigRefused, DeviceSink, DeviceSpec, Server, StopReason};
 pub use socket::ListenError;

@@ -10,6 +10,8 @@ use vm_memory::{
     MmapRegion,
 };
 
+use crate::pool_ram::PoolRam;
+
 /// A snapshot of a guest's memory. Cloning is cheap; the mapping lives as long as a clone of it.
 pub type GuestMemory = Arc<GuestMemoryMmap<()>>;
 
@@ -53,6 +55,19 @@ pub enum MemoryError {
         guest_address: u64,
         /// Length.
         bytes: u64,
+    },
+    /// It is a part of the pool that is not the guest's.
+    #[error(
+        "guest memory of {bytes} bytes at {guest_address:#x} is the pool's from {file_offset:#x} on, which is not leased to \
+         this guest as memory; say where its part begins (memory-backend-file,offset=, which QEMU knows since 8.1)"
+    )]
+    NotLeased {
+        /// Guest physical address.
+        guest_address: u64,
+        /// Length.
+        bytes: u64,
+        /// Where in the pool it begins.
+        file_offset: u64,
     },
     /// More regions than slots.
     #[error("the VMM shares more than {MAX_SLOTS} memory regions")]
@@ -109,7 +124,13 @@ impl MemoryTable {
         })
     }
 
-    pub(crate) fn add(&mut self, spec: RegionSpec, file: File) -> Result<(), MemoryError> {
+    /// Maps a region, or refuses it. Of the pool, a guest may have what `pool` says.
+    pub(crate) fn add(
+        &mut self,
+        spec: RegionSpec,
+        file: File,
+        pool: Option<&PoolRam>,
+    ) -> Result<(), MemoryError> {
         if let Some(region) = self.regions.iter_mut().find(|region| region.is(spec, &file)) {
             region.shared = region.shared.saturating_add(1);
             return Ok(());
@@ -117,7 +138,10 @@ impl MemoryTable {
         if self.regions.len() >= MAX_SLOTS {
             return Err(MemoryError::TooMany);
         }
-        let RegionSpec { guest_address, bytes, .. } = spec;
+        let RegionSpec { guest_address, bytes, file_offset, .. } = spec;
+        if pool.is_some_and(|pool| !pool.allows(&file, file_offset, bytes)) {
+            return Err(MemoryError::NotLeased { guest_address, bytes, file_offset });
+        }
         let overlap = || MemoryError::Overlap { guest_address, bytes };
         if !file_holds(&file, spec.file_offset, bytes) {
             return Err(MemoryError::BeyondFile { guest_address, bytes });

@@ -90,6 +90,7 @@ pub struct MockRing {
 /// A guest with a device.
 pub struct MockGuest {
     file: File,
+    file_offset: u64,
     memory: Arc<GuestMemoryMmap<()>>,
     bytes: u64,
     rings: Vec<MockRing>,
@@ -101,16 +102,21 @@ pub struct MockGuest {
 impl MockGuest {
     /// A guest with this much memory and this many rings.
     pub fn new(bytes: u64, rings: u16, ring_size: u16) -> Self {
-        assert!(ring_size <= 1024 && ring_size.is_power_of_two());
         let file: File = rustix::fs::memfd_create("mock-guest", MemfdFlags::CLOEXEC).unwrap().into();
         file.set_len(bytes).unwrap();
-        let ranges =
-            [(GuestAddress(RAM_START), bytes as usize, Some(FileOffset::new(file.try_clone().unwrap(), 0)))];
+        Self::in_file(file, 0, bytes, rings, ring_size)
+    }
+
+    /// A guest whose memory is this part of a file.
+    pub fn in_file(file: File, file_offset: u64, bytes: u64, rings: u16, ring_size: u16) -> Self {
+        assert!(ring_size <= 1024 && ring_size.is_power_of_two());
+        let part = FileOffset::new(file.try_clone().unwrap(), file_offset);
+        let ranges = [(GuestAddress(RAM_START), bytes as usize, Some(part))];
         let memory = Arc::new(GuestMemoryMmap::from_ranges_with_files(ranges).unwrap());
         let rings = (0..u64::from(rings))
             .map(|index| MockRing::new(RAM_START + index * RING_BYTES, ring_size))
             .collect();
-        Self { file, memory, bytes, rings, frontend: None, features: 0, inflight: None }
+        Self { file, file_offset, memory, bytes, rings, frontend: None, features: 0, inflight: None }
     }
 
     /// The guest's memory.
@@ -159,15 +165,7 @@ impl MockGuest {
         frontend.set_protocol_features(protocol).unwrap();
         frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         frontend.set_features(self.features).unwrap();
-        frontend
-            .set_mem_table(&[VhostUserMemoryRegionInfo {
-                guest_phys_addr: RAM_START,
-                memory_size: self.bytes,
-                userspace_addr: RAM_START + VMM_OFFSET,
-                mmap_offset: 0,
-                mmap_handle: self.file.as_raw_fd(),
-            }])
-            .unwrap();
+        frontend.set_mem_table(&[self.memory_region()]).unwrap();
         if protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
             if self.inflight.is_none() {
                 let size = self.rings.first().map_or(1, |ring| ring.size);
@@ -179,6 +177,28 @@ impl MockGuest {
             frontend.set_inflight_fd(described, file.as_raw_fd()).unwrap();
         }
         self.frontend = Some(frontend);
+    }
+
+    /// Whether a device accepts its memory. It is not connected afterwards.
+    pub fn can_share_memory(&self, path: &Path) -> bool {
+        let mut frontend = Frontend::connect(path, self.rings.len() as u64).unwrap();
+        frontend.set_owner().unwrap();
+        let offered = frontend.get_features().unwrap();
+        let protocol = frontend.get_protocol_features().unwrap() - VhostUserProtocolFeatures::STATUS;
+        frontend.set_protocol_features(protocol).unwrap();
+        frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        frontend.set_features(offered).unwrap();
+        frontend.set_mem_table(&[self.memory_region()]).is_ok()
+    }
+
+    fn memory_region(&self) -> VhostUserMemoryRegionInfo {
+        VhostUserMemoryRegionInfo {
+            guest_phys_addr: RAM_START,
+            memory_size: self.bytes,
+            userspace_addr: RAM_START + VMM_OFFSET,
+            mmap_offset: self.file_offset,
+            mmap_handle: self.file.as_raw_fd(),
+        }
     }
 
     /// Starts all rings at their used index.

@@ -16,6 +16,7 @@ use crate::config::ConfigSpace;
 use crate::connection::Connection;
 use crate::early::EarlyEnable;
 use crate::memory::GuestMemory;
+use crate::pool_ram::PoolRam;
 use crate::ring::Ring;
 use crate::socket::{ListenError, Socket};
 
@@ -34,6 +35,8 @@ pub struct DeviceSpec {
     pub queue_size_max: u16,
     /// Record requests in flight, so that a restarted engine resumes them. Not for devices that complete in order.
     pub inflight: bool,
+    /// What of the pool may be the guest's memory. Without it the pool is not known, and a file like any other.
+    pub pool_ram: Option<PoolRam>,
 }
 
 /// Why a ring is taken back from the engine.

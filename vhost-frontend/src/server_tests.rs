@@ -136,6 +136,7 @@ impl Device {
             queues: QUEUES,
             queue_size_max: 256,
             inflight: true,
+            pool_ram: None,
         };
         let server = Server::listen(&directory.path().join("device.sock"), spec, Sink(state.clone()));
         let stop = Arc::new(AtomicBool::new(false));

@@ -91,7 +91,8 @@ impl Ours {
         let backend =
             Backend::start(memory.clone(), run.clone(), worker(), Some(bell(ends[1])?), ssds, None)?;
         cores::pin(cores.receiver)?;
-        let frontend = Frontend::start(memory.clone(), run.clone(), worker(), Some(bell(ends[0])?), None)?;
+        let frontend =
+            Frontend::start(memory.clone(), run.clone(), worker(), Some(bell(ends[0])?), None, None)?;
         let (mut backend, mut frontend): (Box<dyn Handler>, Box<dyn Handler>) =
             (Box::new(backend), Box::new(frontend));
 
@@ -167,6 +168,7 @@ fn objects(pool: &Pool, index: u16, size_bytes: u64) -> Result<(DiskObject, Volu
         read_only: false,
         queues: QUEUES_MAX,
         data_area,
+        ram_area: None,
         route,
         failed: false,
     };
@@ -180,6 +182,7 @@ fn objects(pool: &Pool, index: u16, size_bytes: u64) -> Result<(DiskObject, Volu
         generation: route.generation,
         channel: route.channel,
         data_area,
+        ram_area: None,
         instance,
     };
     Ok((disk, volume))

@@ -178,6 +178,7 @@ impl State {
             read_only: *read_only,
             queues: *queues,
             data_area: self.own_area(lease, frontend)?,
+            ram_area: None,
             route: self.route(lease, frontend, volume.device.blk_backend())?,
             failed: self.is_failed_disk(lease),
         })
@@ -237,6 +238,7 @@ impl State {
             generation: lease.generation,
             channel: self.channel_to_frontend(lease, backend)?.id,
             data_area: self.area(hold.region)?,
+            ram_area: None,
             instance: lease.instance,
         })
     }

@@ -71,6 +71,7 @@ pub fn blk_message(data: &[u8]) {
         generation: LeaseGeneration::new(1),
         channel: ChannelId::new(1),
         data_area: Area::new(LineOffset::new(1024), LineCount::new(1024)),
+        ram_area: None,
         instance: InstanceId::new(1),
     };
     assert!(LeaseId::new(request.holder.lease.get()).is_some());

@@ -33,7 +33,7 @@ pub fn check(request: &Request, volume: &VolumeObject, device: Geometry) -> Resu
     if request.operation.has_data() {
         // Whole lines: what lies behind the data in its last line belongs to the buffer as well.
         let bytes = LineCount::covering(length).bytes();
-        if !volume.data_area.contains(request.data_start(), bytes) {
+        if !volume.may_hold(request.data_start(), bytes) {
             return Err(refused);
         }
     }
@@ -63,6 +63,7 @@ mod tests {
             generation: LeaseGeneration::new(1),
             channel: ChannelId::new(1),
             data_area: Area::new(LineOffset::new(1024), LineCount::new(1024)),
+            ram_area: None,
             instance: InstanceId::new(1),
         }
     }
@@ -86,6 +87,17 @@ mod tests {
         let last = request(Operation::Write, (1 << 20) - 4096, 4096, 2048 - 64);
         assert_eq!(check(&last, &volume(), DEVICE), Ok((2 << 20) - 4096));
         assert_eq!(check(&request(Operation::Flush, u64::MAX, u64::MAX, u64::MAX), &volume(), DEVICE), Ok(0));
+    }
+
+    #[test]
+    fn the_instances_memory_is_as_good_as_its_data_area() {
+        let ram_area = Some(Area::new(LineOffset::new(8192), LineCount::new(64)));
+        let volume = VolumeObject { ram_area, ..volume() };
+        let at = |line| check(&request(Operation::Read, 0, 4096, line), &volume, DEVICE);
+        assert_eq!((at(8192), at(1024)), (Ok(1 << 20), Ok(1 << 20)));
+        for line in [8191, 8193, 4096, 2048] {
+            assert!(at(line).is_err(), "{line}");
+        }
     }
 
     #[test]

@@ -153,16 +153,16 @@ impl<M: Memory> BackendTask<M> {
             Some(old) if old.object.generation == object.generation && old.device == device => old.draining,
             _ => self.commands.of_lease(lease),
         };
-        let area = object.data_area;
-        self.volumes.insert(lease, Volume { object, device, counters, draining });
+        let volume = Volume { object, device, counters, draining };
         for channel in self.channels.values_mut() {
             for request in channel.early.extract_if(.., |request| request.holder.lease == lease) {
-                if reads_buffer_in(&request, &area) {
+                if reads_buffer_of(&request, &volume.object) {
                     self.memory.invalidate(request.data_start(), request.length_bytes);
                 }
                 channel.held.push_back(request);
             }
         }
+        self.volumes.insert(lease, volume);
         self.memory.full_fence();
     }
 
@@ -232,7 +232,7 @@ impl<M: Memory> BackendTask<M> {
                 Ok(request) => {
                     let volume = self.volumes.get(&request.holder.lease);
                     if volume.is_some_and(|volume| {
-                        reads_buffer_in(&request, &volume.object.data_area)
+                        reads_buffer_of(&request, &volume.object)
                             && !self.devices[volume.device].ssd.bypasses_cache()
                     }) {
                         self.memory.invalidate(request.data_start(), request.length_bytes);
@@ -485,8 +485,9 @@ impl<M: Memory> Task for BackendTask<M> {
 }
 
 /// Whether a request makes the device read its buffer, and the buffer is where it may be.
-fn reads_buffer_in(request: &Request, area: &Area) -> bool {
-    request.operation == Operation::Write && area.contains(request.data_start(), request.data_lines().bytes())
+fn reads_buffer_of(request: &Request, volume: &VolumeObject) -> bool {
+    request.operation == Operation::Write
+        && volume.may_hold(request.data_start(), request.data_lines().bytes())
 }
 
 /// Whether a lease's generation follows another. They wrap around, but never lie far apart.

@@ -7,12 +7,12 @@ use std::sync::mpsc::SyncSender;
 
 use cxl_pool::Memory;
 use pod_protocol::objects::DiskObject;
-use vhost_frontend::{BufferArea, ChainLimits, GuestMemory, Ring, StopReason};
+use vhost_frontend::{BufferArea, ChainLimits, GuestMemory, PoolMap, PoolRam, Ring, StopReason};
 
 use super::device::REQUEST_BYTES_MAX;
 use super::flushed::Flushed;
 use super::parse::{HEADER_BYTES, Shape};
-use super::slots::{Slots, State};
+use super::slots::{Place, Slots, State};
 use super::unflushed::Unflushed;
 use crate::counters::Counters;
 use crate::message::{Holder, Words};
@@ -47,6 +47,10 @@ pub(crate) struct Disk<M: Memory> {
     pub(super) writeback: Arc<AtomicBool>,
     pub(super) buffers: BufferArea,
     pub(super) flushed: Flushed,
+    /// What of the pool may be the guest's memory.
+    pool_ram: Option<PoolRam>,
+    /// Where in the pool the guest's memory lies, if it does.
+    pub(super) pool_map: PoolMap,
     pub(super) slots: Slots,
     pub(super) unflushed: Unflushed,
     pub(super) rings: Vec<Option<Served>>,
@@ -65,6 +69,7 @@ impl<M: Memory> Disk<M> {
         object: DiskObject,
         counters: Arc<Counters>,
         writeback: Arc<AtomicBool>,
+        pool_ram: Option<PoolRam>,
     ) -> Self {
         Self {
             memory,
@@ -74,6 +79,8 @@ impl<M: Memory> Disk<M> {
             object,
             counters,
             writeback,
+            pool_ram,
+            pool_map: PoolMap::default(),
             slots: Slots::new(REQUESTS_MAX),
             unflushed: Unflushed::default(),
             queued: VecDeque::with_capacity(REQUESTS_MAX.into()),
@@ -105,6 +112,7 @@ impl<M: Memory> Disk<M> {
             ..ChainLimits::default()
         });
         ring.disable_notifications();
+        self.find_in_pool(ring.memory());
         let index = usize::from(ring.index());
         self.rings[index] = Some(Served { ring, in_flight: 0, stopping: None });
         self.blocked = false;
@@ -141,9 +149,14 @@ impl<M: Memory> Disk<M> {
     }
 
     pub(crate) fn set_guest_memory(&mut self, memory: &GuestMemory) {
+        self.find_in_pool(memory);
         for served in self.rings.iter_mut().flatten() {
             served.ring.set_memory(GuestMemory::clone(memory));
         }
+    }
+
+    fn find_in_pool(&mut self, memory: &GuestMemory) {
+        self.pool_map = self.pool_ram.map_or_else(PoolMap::default, |ram| PoolMap::new(memory, &ram));
     }
 
     /// The rings that it has.
@@ -169,6 +182,19 @@ impl<M: Memory> Disk<M> {
             self.free(slot);
         }
         self.blocked = false;
+        if self.object.failed {
+            // Of what was kept although it had failed, nothing is being carried out any more.
+            self.give_up_where(true, |_| true);
+        }
+    }
+
+    /// There is no channel any more: nobody at its other end carries out anything.
+    pub(crate) fn channel_removed(&mut self) {
+        if self.object.failed {
+            self.channel_restarts();
+            self.give_up_where(true, |_| true);
+            self.release_stopped();
+        }
     }
 
     /// The channel has room again.
@@ -208,7 +234,8 @@ impl<M: Memory> Disk<M> {
     }
 
     pub(super) fn free(&mut self, slot: u16) {
-        if let Some(buffer) = self.slots.get_mut(slot).buffer.take() {
+        let place = std::mem::replace(&mut self.slots.get_mut(slot).place, Place::Nowhere);
+        if let Place::Buffer(buffer) = place {
             self.buffers.free(buffer);
         }
         self.slots.set_state(slot, State::Free);

@@ -26,7 +26,7 @@ use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, ObjectId}
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::telemetry::Telemetry;
 use pod_protocol::worker::{SpawnError, Worker, WorkerConfig, WorkerHandle};
-use vhost_frontend::{ConfigSpace, DeviceSpec, Server};
+use vhost_frontend::{ConfigSpace, DeviceSpec, PoolRam, Server};
 
 use self::device::{QUEUE_SIZE_MAX, config_space, features};
 use self::sink::DiskSink;
@@ -49,22 +49,26 @@ pub struct Frontend {
     run: RunDirectory,
     reporter: Option<Reporter>,
     malformed: Arc<Counter>,
+    /// Device and inode number of the pool's file.
+    pool_file: Option<(u64, u64)>,
 }
 
 impl Frontend {
-    /// Starts the worker. Without a reporter nobody is told of VMMs that come and go.
+    /// Starts the worker. Without a reporter nobody is told of VMMs that come and go. Guest memory that lies in the pool is
+    /// known by `pool_file`, the device and inode number of the pool's file.
     pub fn start<M: Memory>(
         memory: M,
         run: RunDirectory,
         config: WorkerConfig,
         doorbell: Option<DoorbellListener>,
         reporter: Option<Reporter>,
+        pool_file: Option<(u64, u64)>,
     ) -> Result<Self, SpawnError> {
         let malformed = Arc::new(Counter::default());
         let rings = config.wakeup == Wakeup::Socket;
         let task = FrontendTask::new(memory, run.clone(), rings, Arc::clone(&malformed));
         let worker = Worker::spawn("blk-frontend", config, doorbell, task)?;
-        Ok(Self { disks: BTreeMap::new(), worker, run, reporter, malformed })
+        Ok(Self { disks: BTreeMap::new(), worker, run, reporter, malformed, pool_file })
     }
 
     fn send(&self, message: Message) -> Result<(), String> {
@@ -95,6 +99,7 @@ impl Frontend {
         let writeback = Arc::new(AtomicBool::new(true));
         let config = ConfigSpace::new(config_space(&object, true));
         let lease = object.lease;
+        let pool_ram = self.pool_file.map(|file| PoolRam { file, leased: object.ram_area });
         let spec = DeviceSpec {
             name: format!("{}-{}", object.instance_name, object.device),
             virtio_features: features(&object),
@@ -102,6 +107,7 @@ impl Frontend {
             queues: object.queues,
             queue_size_max: QUEUE_SIZE_MAX,
             inflight: true,
+            pool_ram,
         };
         let sink = DiskSink {
             object: object.clone(),
@@ -114,6 +120,7 @@ impl Frontend {
             object: Box::new(object.clone()),
             counters: Arc::clone(&counters),
             writeback,
+            pool_ram,
         })?;
         match Server::listen(&path, spec, sink) {
             Ok(server) => {

@@ -2,14 +2,14 @@
 
 use std::sync::atomic::Ordering;
 
-use cxl_pool::{LineOffset, Memory};
+use cxl_pool::{ByteOffset, LineOffset, Memory};
 use tracing::warn;
-use vhost_frontend::{Buffer, Chain, ChainReader, ChainWriter, CopyError, Next, Ring};
+use vhost_frontend::{Buffer, Chain, ChainReader, ChainWriter, CopyError, Next, PoolMap, Ring};
 
-use super::device::{ID_BYTES, caches_writes};
+use super::device::{ID_BYTES, SECTOR_BYTES, caches_writes};
 use super::disk::{Allowance, Disk};
 use super::parse::{HEADER_BYTES, Parsed, Refusal, parse};
-use super::slots::{Slot, State};
+use super::slots::{Place, Slot, State};
 use crate::message::{Completion, Operation, Request, Status};
 
 /// Requests taken from a ring before the next ring's turn.
@@ -100,15 +100,18 @@ impl<M: Memory> Disk<M> {
         let Parsed::Operation { operation, offset_bytes, length_bytes, may_unmap } = parsed else {
             return self.answer_here(ring, index, parsed);
         };
-        slot.buffer = None;
+        slot.place = Place::Nowhere;
         if operation.has_data() {
+            let in_pool = in_pool(&self.pool_map, &slot.chain, operation, length_bytes);
             // The length was checked against the longest request.
-            slot.buffer = u32::try_from(length_bytes).ok().and_then(|bytes| self.buffers.alloc(bytes));
-            if slot.buffer.is_none() {
+            let buffers = &mut self.buffers;
+            let mut buffer = || u32::try_from(length_bytes).ok().and_then(|bytes| buffers.alloc(bytes));
+            let Some(place) = in_pool.map(Place::Guest).or_else(|| buffer().map(Place::Buffer)) else {
                 served.ring.put_back(&slot.chain);
                 self.blocked = true;
                 return false;
-            }
+            };
+            slot.place = place;
         }
         slot.ring = served.ring.index();
         slot.operation = operation;
@@ -118,8 +121,12 @@ impl<M: Memory> Disk<M> {
         slot.vouches = self.unflushed.mark();
         slot.force_unit_access = operation.writes()
             && !caches_writes(served.ring.features(), self.writeback.load(Ordering::Relaxed));
-        let copied = match (operation, slot.buffer) {
-            (Operation::Write, Some(buffer)) => copy_in(&self.memory, &served.ring, slot, buffer),
+        let copied = match (operation, slot.place) {
+            (Operation::Write, Place::Buffer(buffer)) => copy_in(&self.memory, &served.ring, slot, buffer),
+            (Operation::Write, Place::Guest(start)) => {
+                self.memory.write_back(start, length_bytes);
+                Ok(())
+            }
             _ => Ok(()),
         };
         served.in_flight += 1;
@@ -166,8 +173,13 @@ impl<M: Memory> Disk<M> {
     /// here if it needs it; a fence before the message follows for all of them.
     fn send(&mut self, index: u16, allowance: &mut Allowance<'_>) {
         let slot = self.slots.get(index);
-        if let (Operation::Read, Some(buffer)) = (slot.operation, slot.buffer) {
-            self.flushed.flush(&self.memory, buffer.start(), slot.length_bytes);
+        match (slot.operation, slot.place) {
+            (Operation::Read, Place::Buffer(buffer)) => {
+                self.flushed.flush(&self.memory, buffer.start(), slot.length_bytes);
+            }
+            // The guest has it in its cache, which is ours.
+            (Operation::Read, Place::Guest(start)) => self.memory.flush(start, slot.length_bytes),
+            _ => {}
         }
         let request = Request {
             holder: self.holder(),
@@ -177,7 +189,7 @@ impl<M: Memory> Disk<M> {
             may_unmap: slot.may_unmap,
             offset_bytes: slot.offset_bytes,
             length_bytes: slot.length_bytes,
-            data: slot.buffer.map_or(LineOffset::new(0), |buffer| buffer.start().line()),
+            data: slot.place.start().map_or(LineOffset::new(0), ByteOffset::line),
         };
         allowance.outbox.push(request.encode());
         allowance.messages -= 1;
@@ -190,8 +202,10 @@ impl<M: Memory> Disk<M> {
     pub(crate) fn take_back(&self, completion: &Completion) -> bool {
         let Some(index) = self.slots.find(completion.tag, completion.holder.generation) else { return false };
         let slot = self.slots.get(index);
-        let Some(buffer) = slot.buffer.filter(|_| slot.operation == Operation::Read) else { return false };
-        self.memory.invalidate(buffer.start(), slot.length_bytes);
+        let Some(start) = slot.place.start().filter(|_| slot.operation == Operation::Read) else {
+            return false;
+        };
+        self.memory.invalidate(start, slot.length_bytes);
         true
     }
 
@@ -252,13 +266,15 @@ impl<M: Memory> Disk<M> {
     fn give_back(&mut self, index: u16, status: Status) {
         let slot = self.slots.get(index);
         let Some(served) = &mut self.rings[usize::from(slot.ring)] else { return };
-        let (status, written) = match (status, slot.operation, slot.buffer) {
-            (Status::Ok, Operation::Read, Some(buffer)) => {
+        let (status, written) = match (status, slot.operation, slot.place) {
+            (Status::Ok, Operation::Read, Place::Buffer(buffer)) => {
                 match copy_out(&self.memory, &served.ring, slot, buffer) {
                     Ok(written) => (S_OK, written),
                     Err(_) => (S_IOERR, 0),
                 }
             }
+            // Not longer than the longest request.
+            (Status::Ok, Operation::Read, _) => (S_OK, u32::try_from(slot.length_bytes).unwrap_or(u32::MAX)),
             (Status::Ok, ..) => (S_OK, 0),
             (Status::Unsupported, ..) => (S_UNSUPP, 0),
             (Status::IoError | Status::Refused, ..) => (S_IOERR, 0),
@@ -271,11 +287,15 @@ impl<M: Memory> Disk<M> {
 
     /// Stops waiting for the requests of some rings: with an I/O error to the guest, or with nothing at all, so that the
     /// in-flight region keeps them.
+    ///
+    /// Reads straight into guest memory that the backend has are not answered: told of an error, the guest would use that
+    /// memory for something else, and a device that was only slow would write over it.
     pub(super) fn give_up_where(&mut self, answer: bool, concerns: impl Fn(u16) -> bool) {
         for state in [State::Queued, State::Sent] {
             for index in self.slots.in_state(state) {
                 let ring = self.slots.get(index).ring;
-                if !concerns(ring) {
+                let filling = state == State::Sent && self.slots.get(index).fills_guest_memory();
+                if !concerns(ring) || answer && filling {
                     continue;
                 }
                 if answer {
@@ -301,6 +321,17 @@ impl<M: Memory> Disk<M> {
             served.ring.signal();
         }
     }
+}
+
+/// Where in the pool the guest keeps the data of a request, if it is there in one piece that can be passed on: only whole
+/// lines change hands, and devices want whole sectors.
+fn in_pool(map: &PoolMap, chain: &Chain, operation: Operation, length_bytes: u64) -> Option<ByteOffset> {
+    let start = match operation {
+        Operation::Read => map.contiguous(chain.writable(), 0, length_bytes),
+        _ => map.contiguous(chain.readable(), HEADER_BYTES, length_bytes),
+    };
+    start
+        .filter(|start| start.get().is_multiple_of(SECTOR_BYTES) && length_bytes.is_multiple_of(SECTOR_BYTES))
 }
 
 /// Copies the data of a write into the pool and out of our cache.

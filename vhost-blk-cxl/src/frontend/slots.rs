@@ -1,5 +1,6 @@
 //! Requests between guest and backend.
 
+use cxl_pool::ByteOffset;
 use pod_protocol::ids::LeaseGeneration;
 use vhost_frontend::{Buffer, Chain};
 
@@ -19,6 +20,28 @@ pub(crate) enum State {
     Abandoned,
 }
 
+/// Where the data of a request lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// It has none.
+    Nowhere,
+    /// In a buffer of ours, from or to which it is copied.
+    Buffer(Buffer),
+    /// Where the guest has it: in its own memory, which is a part of the pool.
+    Guest(ByteOffset),
+}
+
+impl Place {
+    /// Where in the pool that is.
+    pub(crate) fn start(self) -> Option<ByteOffset> {
+        match self {
+            Self::Nowhere => None,
+            Self::Buffer(buffer) => Some(buffer.start()),
+            Self::Guest(start) => Some(start),
+        }
+    }
+}
+
 /// A request.
 #[derive(Debug)]
 pub(crate) struct Slot {
@@ -34,14 +57,22 @@ pub(crate) struct Slot {
     pub(crate) force_unit_access: bool,
     /// As whose request it was last sent.
     pub(crate) sent_as: LeaseGeneration,
-    /// Its data in the pool.
-    pub(crate) buffer: Option<Buffer>,
+    /// Its data.
+    pub(crate) place: Place,
     /// Counts requests in the order in which the guest made them.
     pub(crate) sequence: u64,
     /// Of a flush: what it vouches for.
     pub(crate) vouches: Mark,
     /// Counts the uses of the slot, so that an answer to an earlier one is not taken for this one's.
     uses: u16,
+}
+
+impl Slot {
+    /// Whether the backend may write to the guest's own memory: then the guest must not have that back before it is known
+    /// that nobody does any more.
+    pub(crate) fn fills_guest_memory(&self) -> bool {
+        self.operation == Operation::Read && matches!(self.place, Place::Guest(_))
+    }
 }
 
 /// A disk's requests. Their number bounds what a guest can have in flight.
@@ -66,7 +97,7 @@ impl Slots {
             may_unmap: false,
             force_unit_access: false,
             sent_as: LeaseGeneration::new(0),
-            buffer: None,
+            place: Place::Nowhere,
             sequence: 0,
             vouches: Mark::default(),
             uses: 0,
@@ -113,7 +144,7 @@ impl Slots {
             *count = count.wrapping_add(change);
         }
         if state == State::Free {
-            debug_assert!(old != State::Free && self.get(index).buffer.is_none());
+            debug_assert!(old != State::Free && self.get(index).place == Place::Nowhere);
             self.free.push(index);
         }
     }

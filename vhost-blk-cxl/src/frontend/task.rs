@@ -13,7 +13,7 @@ use pod_protocol::objects::{ChannelObject, DiskObject};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::worker::{Progress, Reply, Sources, Task, Token};
 use tracing::{info, warn};
-use vhost_frontend::{GuestMemory, Ring, StopReason};
+use vhost_frontend::{GuestMemory, PoolRam, Ring, StopReason};
 
 use super::disk::{Allowance, Disk};
 use crate::counters::{Counter, Counters};
@@ -31,7 +31,13 @@ pub(crate) enum Message {
     /// Have it no longer.
     RemoveChannel(ChannelId),
     /// Have this disk.
-    Disk { object: Box<DiskObject>, counters: Arc<Counters>, writeback: Arc<AtomicBool> },
+    Disk {
+        object: Box<DiskObject>,
+        counters: Arc<Counters>,
+        writeback: Arc<AtomicBool>,
+        /// What of the pool may be its guest's memory.
+        pool_ram: Option<PoolRam>,
+    },
     /// The same disk, with what may change in use.
     Update(Box<DiskObject>),
     /// Have it no longer.
@@ -239,9 +245,14 @@ impl<M: Memory> Task for FrontendTask<M> {
     fn message(&mut self, message: Message, sources: &mut Sources) {
         match message {
             Message::Channel(object, opened) => opened.send(self.channel(&object)),
-            Message::RemoveChannel(id) => drop(self.channels.remove(&id)),
-            Message::Disk { object, counters, writeback } => {
-                let disk = Disk::new(self.memory.clone(), *object, counters, writeback);
+            Message::RemoveChannel(id) => {
+                self.channels.remove(&id);
+                for disk in self.disks.values_mut().filter(|disk| disk.object().route.channel == id) {
+                    disk.channel_removed();
+                }
+            }
+            Message::Disk { object, counters, writeback, pool_ram } => {
+                let disk = Disk::new(self.memory.clone(), *object, counters, writeback, pool_ram);
                 self.disks.insert(disk.object().lease, disk);
             }
             Message::Update(object) => self.update(*object),

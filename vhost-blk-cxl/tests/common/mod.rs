@@ -16,7 +16,7 @@ use cxl_pool::{Area, EndpointId, Generation, HostId, LineCount, LineOffset, Memo
 use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::Handler;
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
-use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, Route, VolumeObject};
+use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, ObjectId, Route, VolumeObject};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::telemetry::{LeaseTelemetry, Telemetry};
 use pod_protocol::worker::WorkerConfig;
@@ -64,6 +64,8 @@ pub struct Pod<M: Memory> {
     pub generation: u32,
     pub frontend: Option<Frontend>,
     pub backend: Option<Backend>,
+    /// Of a pool in which the guest's memory may lie.
+    pub pool_file: Option<(u64, u64)>,
     directory: tempfile::TempDir,
 }
 
@@ -93,6 +95,7 @@ impl<M: Memory> Pod<M> {
             read_only: false,
             queues: 2,
             data_area: data,
+            ram_area: None,
             route,
             failed: false,
         };
@@ -106,6 +109,7 @@ impl<M: Memory> Pod<M> {
             generation: route.generation,
             channel: route.channel,
             data_area: data,
+            ram_area: None,
             instance: InstanceId::new(1),
         };
         Self {
@@ -118,6 +122,7 @@ impl<M: Memory> Pod<M> {
             generation: 0,
             frontend: None,
             backend: None,
+            pool_file: None,
             directory,
         }
     }
@@ -135,7 +140,8 @@ impl<M: Memory> Pod<M> {
         self.frontend = None;
         let bell = DoorbellListener::bind(&self.run.data_doorbell(endpoint(1, Role::BlkFrontend))).unwrap();
         let memory = self.frontend_memory.clone();
-        let frontend = Frontend::start(memory, self.run.clone(), Self::worker(), Some(bell), None);
+        let frontend =
+            Frontend::start(memory, self.run.clone(), Self::worker(), Some(bell), None, self.pool_file);
         self.frontend = Some(frontend.unwrap());
     }
 
@@ -190,6 +196,12 @@ impl<M: Memory> Pod<M> {
             frontend.apply(object(endpoint(2, Role::BlkBackend), to_backend, to_frontend))?;
         }
         Ok(())
+    }
+
+    /// The backend's host was written off.
+    pub fn remove_channel(&mut self) {
+        let channel = ObjectId::Channel(self.disk.route.channel);
+        self.frontend.as_mut().unwrap().remove(channel).unwrap();
     }
 
     /// Hands out the lease in a new generation, as after a restart of the frontend.
@@ -251,8 +263,13 @@ pub const PLACES: u64 = 64;
 
 impl Driver {
     pub fn new(queues: u16, size: u16) -> Self {
+        Self { guest: MockGuest::new(Self::ram_bytes(queues), queues, size) }
+    }
+
+    /// How much memory its guest needs.
+    pub fn ram_bytes(queues: u16) -> u64 {
         let bytes = (PLACES + 1) * PLACE_BYTES + u64::from(queues) * 0x8000;
-        Self { guest: MockGuest::new(bytes.next_multiple_of(4096), queues, size) }
+        bytes.next_multiple_of(4096)
     }
 
     pub fn connected<M: Memory>(pod: &Pod<M>) -> Self {

@@ -38,6 +38,7 @@ pub fn device_spec(object: &PortObject) -> DeviceSpec {
         queue_size_max: QUEUE_SIZE_MAX,
         // Descriptors are returned in order, so the used index says what is done.
         inflight: false,
+        pool_ram: None,
     }
 }
 

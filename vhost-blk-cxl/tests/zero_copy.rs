@@ -1,0 +1,240 @@
+//! Guests whose memory lies in the pool: the same answers as everywhere else, and no copy where none is needed.
+
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
+
+mod common;
+
+use std::fs::File;
+use std::sync::Arc;
+
+use common::ram::{Control, RamSsd};
+use common::*;
+use cxl_pool::{Area, ByteOffset, CreateOptions, LineCount, Memory, Pool};
+use vhost_blk_cxl::message::Operation;
+use vhost_frontend::mock::{MockGuest, Piece};
+
+const QUEUES: u16 = 2;
+const QUEUE_SIZE: u16 = 128;
+
+/// A pod over a real pool, with room for a guest's memory.
+struct Setup<M: Memory> {
+    pod: Pod<M>,
+    control: Arc<Control>,
+    pool: Pool,
+    ram: Area,
+}
+
+fn pool() -> Pool {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let options = CreateOptions { size_bytes: Some(96 << 20), ..CreateOptions::default() };
+    // The mapping and its file are enough from here on, and nothing is left of a test that is killed.
+    Pool::create(&directory.path().join("pool"), &options).unwrap()
+}
+
+impl<M: Memory> Setup<M> {
+    fn new(pool: Pool, memory: &M, lease_ram: bool) -> Self {
+        let mut pod = Pod::new(memory.clone(), memory.clone(), pool.layout().data().start);
+        let lines = LineCount::covering(Driver::ram_bytes(QUEUES));
+        let ram = Area::new(pod.data.start.saturating_add(pod.data.lines), lines);
+        pod.pool_file = Some(pool.file_identity());
+        if lease_ram {
+            pod.disk.ram_area = Some(ram);
+            pod.volume.ram_area = Some(ram);
+        }
+        let control = Control::new();
+        pod.start(Box::new(RamSsd { memory: memory.clone(), control: Arc::clone(&control) }));
+        Self { pod, control, pool, ram }
+    }
+
+    /// A guest whose memory is this much of the pool from there on.
+    fn guest_at(&self, start: u64) -> MockGuest {
+        let file = File::from(self.pool.fd().try_clone_to_owned().unwrap());
+        MockGuest::in_file(file, start, Driver::ram_bytes(QUEUES), QUEUES, QUEUE_SIZE)
+    }
+
+    fn connected(&self) -> Driver {
+        let mut driver = Driver { guest: self.guest_at(self.ram.start_byte().get()) };
+        driver.guest.connect(&self.pod.socket(), ALL_FEATURES);
+        driver
+    }
+
+    /// How many commands used the guest's own memory, and how many did not.
+    fn direct_and_bounced(&self) -> (usize, usize) {
+        let data = self.control.log().into_iter().filter(|command| command.operation.has_data());
+        let (direct, bounced): (Vec<_>, Vec<_>) =
+            data.partition(|command| self.ram.contains(command.data, command.length_bytes));
+        assert!(bounced.iter().all(|it| self.pod.data.contains(it.data, it.length_bytes)));
+        (direct.len(), bounced.len())
+    }
+}
+
+/// Both ways to keep hosts coherent; on one machine the caches are, so what differs is what is executed.
+macro_rules! with_both_memories {
+    ($($name:ident => $check:ident;)*) => {$(
+        #[test]
+        fn $name() {
+            let pool = pool();
+            let memory = pool.hardware();
+            $check(&memory, pool);
+            let pool = self::pool();
+            let memory = pool.software();
+            $check(&memory, pool);
+        }
+    )*};
+}
+
+with_both_memories! {
+    whole_sectors_in_one_piece_are_not_copied => no_copy;
+    what_is_not_whole_or_not_in_one_piece_is_copied => bounce;
+    memory_that_a_device_may_still_fill_is_not_given_back => failed;
+    a_vmm_that_comes_back_waits_for_what_the_device_still_has => reconnected;
+}
+
+fn no_copy<M: Memory>(memory: &M, pool: Pool) {
+    let setup = Setup::new(pool, memory, true);
+    let mut driver = setup.connected();
+    for (round, bytes) in [512, 4096, 4608, 128 << 10, 1 << 19].into_iter().enumerate() {
+        let data = pattern(round as u64, bytes);
+        let sector = 64 * round as u64;
+        assert_eq!(driver.write_sectors(sector, &data), OK);
+        assert_eq!(driver.read_sectors(sector, bytes as u32), data);
+        assert_eq!(setup.control.bytes(VOLUME_START + sector * SECTOR, bytes), data);
+    }
+    assert_eq!(setup.direct_and_bounced(), (10, 0));
+    // Header, data and status in pieces that happen to lie one after the other.
+    let place = driver.place(1);
+    let cut = |at: u64, bytes, writable| Piece { address: place.data + at, bytes, writable };
+    driver.write_header(place, T_IN, 64);
+    let head_piece = Piece { address: place.header, bytes: 16, writable: false };
+    let status = Piece { address: place.status, bytes: 1, writable: true };
+    let pieces = [head_piece, cut(0, 100, true), cut(100, 3996, true), cut(4096, 512, true), status];
+    let head = driver.guest.offer(0, &pieces, None);
+    assert_eq!(driver.answer(0, 1, head), (OK, 4609));
+    assert_eq!(driver.read(place.data, 4608), setup.control.bytes(VOLUME_START + 64 * SECTOR, 4608));
+    assert_eq!(setup.direct_and_bounced(), (11, 0));
+    // A device that fails is noticed all the same.
+    setup.control.fail(true);
+    assert_eq!(driver.request(T_IN, 0, 4096), (IOERR, 1));
+    assert_eq!(driver.request(T_OUT, 0, 4096), (IOERR, 1));
+}
+
+fn bounce<M: Memory>(memory: &M, pool: Pool) {
+    let setup = Setup::new(pool, memory, true);
+    let mut driver = setup.connected();
+    let data = pattern(7, 8192);
+    let place = driver.place(0);
+    let around = pattern(8, 3 * 8192);
+    let mut bounced = 0;
+    // Where the data begins, and where its second half does.
+    for (first, second) in [(1, 4097), (64, 4160), (511, 4607), (0, 8192), (8192, 0), (0, 4096 + 512)] {
+        for kind in [T_OUT, T_IN] {
+            driver.write(place.data, &around);
+            if kind == T_OUT {
+                driver.write(place.data + first, &data[..4096]);
+                driver.write(place.data + second, &data[4096..]);
+            }
+            driver.write_header(place, kind, 32);
+            let piece = |at, bytes, writable| Piece { address: at, bytes, writable };
+            let writable = kind == T_IN;
+            let pieces = [
+                piece(place.header, 16, false),
+                piece(place.data + first, 4096, writable),
+                piece(place.data + second, 4096, writable),
+                piece(place.status, 1, true),
+            ];
+            let head = driver.guest.offer(0, &pieces, None);
+            assert_eq!(driver.answer(0, 0, head).0, OK);
+            bounced += 1;
+        }
+        assert_eq!(setup.control.bytes(VOLUME_START + 32 * SECTOR, 8192), data);
+        let mut expected = around.clone();
+        expected[first as usize..][..4096].copy_from_slice(&data[..4096]);
+        expected[second as usize..][..4096].copy_from_slice(&data[4096..]);
+        assert!(driver.read(place.data, around.len()) == expected, "bytes beside the data changed");
+    }
+    assert_eq!(setup.direct_and_bounced(), (0, bounced));
+}
+
+fn failed<M: Memory>(memory: &M, pool: Pool) {
+    let mut setup = Setup::new(pool, memory, true);
+    let mut driver = setup.connected();
+    setup.control.hold(true);
+    let read = driver.offer(0, 1, T_IN, 0, 4096);
+    let write = driver.offer(1, 2, T_OUT, 64, 4096);
+    eventually(|| setup.control.waiting() == 2);
+    setup.pod.disk.failed = true;
+    setup.pod.apply_disk();
+    assert_eq!(driver.answer(1, 2, write), (IOERR, 1));
+    assert_eq!(driver.guest.wait_used(0, QUIET), None, "the device may write there at any time");
+    // What comes now is answered at once.
+    let later = driver.offer(0, 3, T_IN, 0, 512);
+    assert_eq!(driver.answer(0, 3, later), (IOERR, 1));
+    assert_eq!(driver.guest.wait_used(0, QUIET), None);
+    setup.control.hold(false);
+    assert_eq!(driver.answer(0, 1, read), (OK, 4097));
+    // The backend's host is written off while it has one.
+    setup.pod.disk.failed = false;
+    setup.pod.apply_disk();
+    setup.control.hold(true);
+    let lost = driver.offer(0, 1, T_IN, 0, 4096);
+    eventually(|| setup.control.waiting() == 1);
+    setup.pod.disk.failed = true;
+    setup.pod.apply_disk();
+    assert_eq!(driver.guest.wait_used(0, QUIET), None);
+    setup.pod.remove_channel();
+    assert_eq!(driver.answer(0, 1, lost), (IOERR, 1));
+    setup.control.hold(false);
+}
+
+fn reconnected<M: Memory>(memory: &M, pool: Pool) {
+    let setup = Setup::new(pool, memory, true);
+    let mut driver = setup.connected();
+    let data = pattern(9, 4096);
+    assert_eq!(driver.write_sectors(8, &data), OK);
+    setup.control.hold(true);
+    let head = driver.offer(0, 1, T_IN, 8, 4096);
+    eventually(|| setup.control.waiting() == 1);
+    driver.guest.disconnect();
+    driver.guest.connect(&setup.pod.socket(), ALL_FEATURES);
+    assert_eq!(driver.guest.wait_used(0, QUIET), None);
+    assert_eq!(setup.control.waiting(), 1, "it is not asked for again while the first is under way");
+    setup.control.hold(false);
+    assert_eq!(driver.answer(0, 1, head), (OK, 4097));
+    assert_eq!(driver.read(driver.place(1).data, 4096), data);
+    let reads = setup.control.log().into_iter().filter(|command| command.operation == Operation::Read);
+    assert_eq!(reads.count(), 2, "the in-flight region had it done again");
+}
+
+#[test]
+fn a_guest_that_would_map_what_is_not_its_own_is_refused() {
+    let pool = pool();
+    let memory = pool.hardware();
+    let setup = Setup::new(pool, &memory, true);
+    let start = setup.ram.start_byte().get();
+    let superblock = || {
+        let mut bytes = [0; 64];
+        memory.read(ByteOffset::new(0), &mut bytes);
+        bytes
+    };
+    let before = superblock();
+    assert!(setup.guest_at(start).can_share_memory(&setup.pod.socket()));
+    for wrong in [0, 4096, start - 4096, start + 4096, setup.pod.data.start_byte().get()] {
+        assert!(!setup.guest_at(wrong).can_share_memory(&setup.pod.socket()), "{wrong:#x}");
+    }
+    assert_eq!(superblock(), before);
+    // Elsewhere it may have its memory as ever.
+    let mut driver = Driver::connected(&setup.pod);
+    let data = pattern(1, 4096);
+    assert_eq!(driver.write_sectors(0, &data), OK);
+    assert_eq!(driver.read_sectors(0, 4096), data);
+    assert_eq!(setup.direct_and_bounced(), (0, 2));
+}
+
+#[test]
+fn without_a_lease_for_it_memory_in_the_pool_is_refused() {
+    let pool = pool();
+    let memory = pool.hardware();
+    let setup = Setup::new(pool, &memory, false);
+    let guest = setup.guest_at(setup.ram.start_byte().get());
+    assert!(!guest.can_share_memory(&setup.pod.socket()));
+}

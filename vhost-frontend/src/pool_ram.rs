@@ -1,0 +1,169 @@
+//! Guest memory that lies in the pool, so that a device on another host may reach it without a copy.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
+
+use cxl_pool::{Area, ByteOffset};
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+
+use crate::chain::Segment;
+use crate::memory::GuestMemory;
+
+/// What a guest may have of the pool as its own memory.
+///
+/// Its VMM maps the pool's file, so nothing but the VMM keeps the guest from the rest of it. Whoever maps something else
+/// than what was leased, the superblock above all, is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolRam {
+    /// Device and inode number of the pool's file, by which it is known under any name.
+    pub file: (u64, u64),
+    /// What is leased to the guest; nothing if its memory has to lie elsewhere.
+    pub leased: Option<Area>,
+}
+
+impl PoolRam {
+    fn is_in(&self, file: &File) -> bool {
+        file.metadata().is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.file)
+    }
+
+    /// Whether the VMM may share this part of this file.
+    pub(crate) fn allows(&self, file: &File, offset: u64, bytes: u64) -> bool {
+        !self.is_in(file) || self.leased.is_some_and(|leased| leased.contains(ByteOffset::new(offset), bytes))
+    }
+}
+
+/// Where in the pool a guest's memory lies.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PoolMap {
+    ranges: Vec<Range>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Range {
+    guest: u64,
+    bytes: u64,
+    pool: u64,
+}
+
+impl PoolMap {
+    /// Finds the regions of `memory` that lie in the pool.
+    pub fn new(memory: &GuestMemory, pool: &PoolRam) -> Self {
+        let ranges =
+            memory.iter().filter_map(|region| {
+                let file = region.file_offset()?;
+                // It was checked when the VMM shared it, but this is what counts for what is told to the backend.
+                (pool.is_in(file.file()) && pool.allows(file.file(), file.start(), region.len()))
+                    .then(|| Range { guest: region.start_addr().0, bytes: region.len(), pool: file.start() })
+            });
+        Self { ranges: ranges.collect() }
+    }
+
+    /// Whether nothing of it does.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// Where `bytes` bytes of these segments lie, after the first `skip`, if they lie in the pool in one piece.
+    pub fn contiguous(&self, segments: &[Segment], skip: u64, bytes: u64) -> Option<ByteOffset> {
+        if self.ranges.is_empty() {
+            return None;
+        }
+        let (mut skip, mut left) = (skip, bytes);
+        let mut start = None;
+        for segment in segments {
+            let length = u64::from(segment.bytes);
+            if skip >= length {
+                skip -= length;
+                continue;
+            }
+            let piece = (length - skip).min(left);
+            let at = self.find(GuestAddress(segment.address.0 + skip), piece)?;
+            let first = *start.get_or_insert(at);
+            if at != first + (bytes - left) {
+                return None;
+            }
+            skip = 0;
+            left -= piece;
+            if left == 0 {
+                return Some(ByteOffset::new(first));
+            }
+        }
+        None
+    }
+
+    fn find(&self, at: GuestAddress, bytes: u64) -> Option<u64> {
+        self.ranges.iter().find_map(|range| {
+            let offset = at.0.checked_sub(range.guest)?;
+            (offset < range.bytes && bytes <= range.bytes - offset).then_some(range.pool + offset)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cxl_pool::{LineCount, LineOffset};
+    use std::sync::Arc;
+    use vm_memory::{FileOffset, GuestMemoryMmap};
+
+    fn segment(address: u64, bytes: u32) -> Segment {
+        Segment { address: GuestAddress(address), bytes }
+    }
+
+    fn file() -> (File, (u64, u64)) {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let metadata = file.metadata().unwrap();
+        (file, (metadata.dev(), metadata.ino()))
+    }
+
+    fn area(start: u64, bytes: u64) -> Area {
+        Area::new(LineOffset::new(start / 64), LineCount::new(bytes / 64))
+    }
+
+    #[test]
+    fn only_what_is_leased_may_be_mapped() {
+        let (pool, identity) = file();
+        let (other, _) = file();
+        let ram = PoolRam { file: identity, leased: Some(area(0x1_0000, 0x1_0000)) };
+        assert!(ram.allows(&pool, 0x1_0000, 0x1_0000));
+        for (offset, bytes) in
+            [(0, 0x1000), (0, 0x2_0000), (0xf000, 0x2000), (0x1_f000, 0x2000), (0x1_0000, u64::MAX)]
+        {
+            assert!(!ram.allows(&pool, offset, bytes), "{offset:#x} {bytes:#x}");
+        }
+        assert!(ram.allows(&other, 0, 0x1000), "another file is none of our business");
+        let nothing = PoolRam { leased: None, ..ram };
+        assert!(!nothing.allows(&pool, 0x1_0000, 0x1000));
+    }
+
+    #[test]
+    fn pieces_are_found_if_they_follow_each_other_in_the_pool() {
+        let (pool, identity) = file();
+        let (other, _) = file();
+        let part = |file: &File, start| Some(FileOffset::new(file.try_clone().unwrap(), start));
+        let memory = GuestMemoryMmap::from_ranges_with_files([
+            (GuestAddress(0), 0x4000, part(&other, 0)),
+            (GuestAddress(0x10_0000), 0x4000, part(&pool, 0x1_0000)),
+            (GuestAddress(0x20_0000), 0x4000, part(&pool, 0x1_4000)),
+            (GuestAddress(0x30_0000), 0x4000, part(&pool, 0x4_0000)),
+        ]);
+        let leased = Some(area(0x1_0000, 0x1_0000));
+        let map = PoolMap::new(&Arc::new(memory.unwrap()), &PoolRam { file: identity, leased });
+        let find = |segments: &[Segment], skip, bytes| map.contiguous(segments, skip, bytes);
+        let at = |offset| Some(ByteOffset::new(offset));
+        assert_eq!(find(&[segment(0x10_0000, 0x1000)], 0, 0x1000), at(0x1_0000));
+        assert_eq!(find(&[segment(0x10_0000, 0x1000)], 16, 512), at(0x1_0010));
+        assert_eq!(find(&[segment(0x5000, 16), segment(0x10_2000, 0x1000)], 16, 0x1000), at(0x1_2000));
+        // One after the other, also over the border of two regions that are neighbours in the pool only.
+        assert_eq!(find(&[segment(0x10_2000, 0x800), segment(0x10_2800, 0x801)], 0, 0x1000), at(0x1_2000));
+        assert_eq!(find(&[segment(0x10_3000, 0x1000), segment(0x20_0000, 0x1000)], 0, 0x2000), at(0x1_3000));
+        assert_eq!(find(&[segment(0x10_2000, 0x800), segment(0x10_3000, 0x800)], 0, 0x1000), None);
+        assert_eq!(find(&[segment(0x10_2800, 0x800), segment(0x10_2000, 0x800)], 0, 0x1000), None);
+        assert_eq!(find(&[segment(0x10_3800, 0x1000)], 0, 0x1000), None, "beyond a region");
+        assert_eq!(find(&[segment(0x0, 0x1000)], 0, 0x1000), None, "not in the pool");
+        assert_eq!(find(&[segment(0x30_0000, 0x1000)], 0, 0x1000), None, "not leased");
+        assert_eq!(find(&[segment(0x10_0000, 0x1000)], 0, 0x1001), None, "too short");
+        assert_eq!(find(&[segment(u64::MAX - 10, 0x1000)], 0, 0x1000), None);
+    }
+}
