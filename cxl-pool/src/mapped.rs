@@ -349,6 +349,18 @@ impl<C: Control> Memory for MappedMemory<C> {
     }
 }
 
+/// Asks for the first lines of a piece of guest memory, which another core has written most likely.
+#[inline]
+pub fn prefetch_front<B: BitmapSlice>(slice: &VolatileSlice<'_, B>) {
+    const FRONT_LINES: usize = 2;
+    let guard = slice.ptr_guard();
+    for line in 0..FRONT_LINES.min(guard.len().div_ceil(LINE_BYTES)) {
+        let pointer = guard.as_ptr().wrapping_add(line * LINE_BYTES).cast();
+        // SAFETY: a hint that reads nothing.
+        unsafe { core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(pointer) }
+    }
+}
+
 /// Writes whole lines past the cache.
 fn stream(into: *mut u8, from: &[u8]) {
     use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};

@@ -6,9 +6,9 @@
 use thiserror::Error;
 use virtio_bindings::bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 use virtio_queue::desc::split::Descriptor;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, VolatileMemory};
 
-use crate::memory;
+use crate::view::GuestView;
 
 /// The size of a descriptor in a table.
 const DESCRIPTOR_BYTES: u64 = 16;
@@ -91,6 +91,7 @@ pub struct Chain {
     readable: usize,
     readable_bytes: u64,
     writable_bytes: u64,
+    fault: Option<ChainError>,
 }
 
 impl Chain {
@@ -124,14 +125,26 @@ impl Chain {
         self.writable_bytes
     }
 
+    /// Which rule it breaks, if any; then it is good for nothing but to be given back.
+    pub fn fault(&self) -> Option<ChainError> {
+        self.fault
+    }
+
+    pub(crate) fn set_fault(&mut self, fault: Option<ChainError>) {
+        self.fault = fault;
+    }
+
+    #[inline]
     pub(crate) fn restart(&mut self, head: u16) {
         self.head = head;
         self.segments.clear();
         self.readable = 0;
         self.readable_bytes = 0;
         self.writable_bytes = 0;
+        self.fault = None;
     }
 
+    #[inline]
     fn push(&mut self, descriptor: &Walked, limits: ChainLimits) -> Result<(), ChainError> {
         if descriptor.bytes == 0 {
             // Useless but legal.
@@ -169,12 +182,8 @@ pub(crate) struct Table {
 
 impl Table {
     /// Walks the chain that begins at `head`, which must be inside the table.
-    pub(crate) fn walk(
-        &self,
-        memory: &GuestMemoryMmap<()>,
-        head: u16,
-        chain: &mut Chain,
-    ) -> Result<(), ChainError> {
+    #[inline]
+    pub(crate) fn walk(&self, view: &GuestView<'_>, head: u16, chain: &mut Chain) -> Result<(), ChainError> {
         chain.restart(head);
         let mut table = self.address;
         let mut size = self.size;
@@ -189,7 +198,7 @@ impl Table {
                 return Err(ChainError::Loop);
             }
             left -= 1;
-            let descriptor = Walked::read(memory, table, index)?;
+            let descriptor = Walked::read(view, table, index)?;
             if descriptor.has(VRING_DESC_F_INDIRECT) {
                 if inside_indirect {
                     return Err(ChainError::Indirect("lies in an indirect table"));
@@ -201,7 +210,7 @@ impl Table {
                 left = size;
                 continue;
             }
-            if descriptor.bytes > 0 && !memory::contains(memory, descriptor.address, descriptor.bytes) {
+            if descriptor.bytes > 0 && !view.contains(descriptor.address, descriptor.bytes) {
                 return Err(ChainError::OutOfMemory {
                     address: descriptor.address.0,
                     bytes: descriptor.bytes,
@@ -240,10 +249,15 @@ struct Walked {
 }
 
 impl Walked {
-    fn read(memory: &GuestMemoryMmap<()>, table: GuestAddress, index: u16) -> Result<Self, ChainError> {
+    #[inline]
+    fn read(view: &GuestView<'_>, table: GuestAddress, index: u16) -> Result<Self, ChainError> {
         let out = |address| ChainError::OutOfMemory { address, bytes: 16 };
         let at = table.0.checked_add(u64::from(index) * DESCRIPTOR_BYTES).ok_or(out(table.0))?;
-        let descriptor: Descriptor = memory.read_obj(GuestAddress(at)).map_err(|_| out(at))?;
+        let descriptor = match view.slice(GuestAddress(at), size_of::<Descriptor>()) {
+            Some(slice) => slice.get_ref::<Descriptor>(0).map_err(|_| out(at))?.load(),
+            // Perhaps half of it lies in the next region.
+            None => view.memory().read_obj(GuestAddress(at)).map_err(|_| out(at))?,
+        };
         Ok(Self {
             address: descriptor.addr(),
             bytes: descriptor.len(),
@@ -252,6 +266,7 @@ impl Walked {
         })
     }
 
+    #[inline]
     fn has(&self, flag: u32) -> bool {
         u32::from(self.flags) & flag != 0
     }

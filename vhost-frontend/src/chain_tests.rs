@@ -8,6 +8,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::chain::{Chain, ChainError, ChainLimits, Segment, Table};
 use crate::copy::{ChainReader, ChainWriter, CopyError};
+use crate::view::GuestView;
 
 const NEXT: u16 = VRING_DESC_F_NEXT as u16;
 const WRITE: u16 = VRING_DESC_F_WRITE as u16;
@@ -49,7 +50,7 @@ fn walk(descriptors: &[Raw], head: u16) -> Result<Chain, ChainError> {
     let memory = memory();
     store(&memory, TABLE, descriptors);
     let mut chain = Chain::default();
-    table(true).walk(&memory, head, &mut chain).map(|()| chain)
+    table(true).walk(&GuestView::new(&memory), head, &mut chain).map(|()| chain)
 }
 
 fn segment(address: u64, bytes: u32) -> Segment {
@@ -111,10 +112,13 @@ fn an_indirect_table_is_followed() {
     );
     store(&memory, INDIRECT_TABLE, &[(0x4000, 8, NEXT, 2), (0, 0, 0, 0), (0x5000, 9, WRITE, 0)]);
     let mut chain = Chain::default();
-    table(true).walk(&memory, 0, &mut chain).unwrap();
+    table(true).walk(&GuestView::new(&memory), 0, &mut chain).unwrap();
     assert_eq!(chain.readable(), [segment(0x3000, 4), segment(0x4000, 8)]);
     assert_eq!(chain.writable(), [segment(0x5000, 9)]);
-    assert!(matches!(table(false).walk(&memory, 0, &mut chain), Err(ChainError::Indirect(_))));
+    assert!(matches!(
+        table(false).walk(&GuestView::new(&memory), 0, &mut chain),
+        Err(ChainError::Indirect(_))
+    ));
 }
 
 #[test]
@@ -129,12 +133,12 @@ fn bad_indirect_tables_are_refused() {
     ] {
         store(&memory, TABLE, &[descriptor]);
         store(&memory, INDIRECT_TABLE, &[inner]);
-        let result = table(true).walk(&memory, 0, &mut Chain::default());
+        let result = table(true).walk(&GuestView::new(&memory), 0, &mut Chain::default());
         assert!(matches!(result, Err(ChainError::Indirect(_))), "{descriptor:?} {result:?}");
     }
     // The table itself is not there.
     store(&memory, TABLE, &[(0xf000, 16, INDIRECT, 0)]);
-    let result = table(true).walk(&memory, 0, &mut Chain::default());
+    let result = table(true).walk(&GuestView::new(&memory), 0, &mut Chain::default());
     assert!(matches!(result, Err(ChainError::OutOfMemory { .. })), "{result:?}");
 }
 
@@ -198,7 +202,7 @@ proptest! {
         store(&memory, TABLE, &direct);
         store(&memory, INDIRECT_TABLE, &indirect);
         let mut chain = Chain::default();
-        if table(negotiated).walk(&memory, head, &mut chain).is_ok() {
+        if table(negotiated).walk(&GuestView::new(&memory), head, &mut chain).is_ok() {
             prop_assert_eq!(chain.head(), head);
             prop_assert!(chain.readable().len() + chain.writable().len() <= 6);
             prop_assert!(chain.readable_bytes() + chain.writable_bytes() <= 0x3000);

@@ -31,6 +31,7 @@ mod server;
 #[cfg(test)]
 mod server_tests;
 mod socket;
+mod view;
 
 pub use area::{Buffer, BufferArea};
 pub use chain::{Chain, ChainError, ChainLimits, Segment};
@@ -42,3 +43,4 @@ pub use pool_ram::{PoolMap, PoolRam};
 pub use ring::{Next, Ring, RingBroken, RingParts};
 pub use server::{ConfigRefused, DeviceSink, DeviceSpec, Server, StopReason};
 pub use socket::ListenError;
+pub use view::GuestView;

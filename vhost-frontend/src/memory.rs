@@ -5,10 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
 use thiserror::Error;
-use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
-    MmapRegion,
-};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
 use crate::pool_ram::PoolRam;
 
@@ -188,16 +185,4 @@ pub(crate) fn file_holds(file: &File, offset: u64, bytes: u64) -> bool {
     file.metadata().is_ok_and(|metadata| {
         !metadata.is_file() || offset.checked_add(bytes).is_some_and(|end| end <= metadata.len())
     })
-}
-
-/// Whether `len` bytes from `at` lie in guest memory, regions that touch each other included.
-pub(crate) fn contains(memory: &GuestMemoryMmap<()>, at: GuestAddress, len: u32) -> bool {
-    // The usual case first: one lookup.
-    if let Some(region) = memory.find_region(at) {
-        let offset = at.0 - region.start_addr().0;
-        if region.len() - offset >= u64::from(len) {
-            return true;
-        }
-    }
-    memory.check_range(at, len as usize)
 }

@@ -1,5 +1,7 @@
 //! A started vring in the hands of an engine's worker.
 
+mod batch;
+
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{Ordering, fence};
@@ -15,6 +17,7 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::chain::{Chain, ChainError, ChainLimits, Table};
 use crate::inflight::InflightQueue;
 use crate::memory::GuestMemory;
+use crate::view::GuestView;
 
 /// A guest broke its ring beyond use. The ring is parked: it stays silent until the driver resets the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -200,9 +203,12 @@ impl Ring {
                 return Err(broken);
             }
         };
-        Ok(match self.table.walk(&self.parts.memory, head, chain) {
+        Ok(match self.table.walk(&GuestView::new(&self.parts.memory), head, chain) {
             Ok(()) => Next::Chain,
-            Err(error) => Next::Malformed(error),
+            Err(error) => {
+                chain.set_fault(Some(error));
+                Next::Malformed(error)
+            }
         })
     }
 
@@ -237,32 +243,6 @@ impl Ring {
         }
         self.unsignalled = true;
         Ok(())
-    }
-
-    /// Puts the buffers of one packet into the used ring so that the guest sees all of them at once: elements first,
-    /// then the index, once. A driver that finds fewer buffers than the packet's header names drops the packet.
-    pub fn complete_together(&mut self, used: &[(u16, u32)]) -> Result<(), RingBroken> {
-        let Some((last, first)) = used.split_last() else { return Ok(()) };
-        if self.broken {
-            return Ok(());
-        }
-        let before = self.parts.queue.next_used();
-        for (position, (head, written)) in (0u16..).zip(first) {
-            // Flags and index, two bytes each, then elements of eight.
-            let slot = before.wrapping_add(position) % self.table.size;
-            let at = GuestAddress(self.parts.queue.used_ring() + 4 + 8 * u64::from(slot));
-            let mut element = [0; 8];
-            element[..4].copy_from_slice(&u32::from(*head).to_le_bytes());
-            element[4..].copy_from_slice(&written.to_le_bytes());
-            if self.parts.memory.write_slice(&element, at).is_err() {
-                self.park();
-                return Err(RingBroken::NotInMemory);
-            }
-        }
-        // The last one publishes the index behind all of them.
-        let behind = u16::try_from(first.len()).unwrap_or(u16::MAX);
-        self.parts.queue.set_next_used(before.wrapping_add(behind));
-        self.complete(last.0, last.1)
     }
 
     /// Signals what was completed since the last call, if the guest wants to know. Call it once for many completions.

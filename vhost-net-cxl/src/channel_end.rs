@@ -9,7 +9,7 @@ use pod_protocol::data_channel::{DataChannel, NET_WORDS};
 use pod_protocol::objects::ChannelObject;
 use pod_protocol::run_directory::RunDirectory;
 
-use crate::message::NetMessage;
+use crate::message::{NetMessage, Run, Status};
 
 /// Messages that one look at a channel takes at most.
 pub const MESSAGES_PER_LOOK: usize = 64;
@@ -24,7 +24,8 @@ pub struct ChannelEnd<M: Memory> {
     limit: u32,
     outstanding: u32,
     unpublished: bool,
-    inbox: Vec<[u64; NET_WORDS]>,
+    /// Completions that are still being gathered: that of the first packet, and what they have in common.
+    gathered: Option<(NetMessage, Run)>,
 }
 
 impl<M: Memory> ChannelEnd<M> {
@@ -37,8 +38,7 @@ impl<M: Memory> ChannelEnd<M> {
     fn new(object: ChannelObject, channel: DataChannel<M, NET_WORDS>) -> Self {
         let slots = object.outgoing.slots.min(object.incoming.slots);
         let limit = (slots / 4).saturating_sub(SPARE_SLOTS).max(1);
-        let inbox = vec![[0; 2]; MESSAGES_PER_LOOK];
-        Self { object, channel, limit, outstanding: 0, unpublished: false, inbox }
+        Self { object, channel, limit, outstanding: 0, unpublished: false, gathered: None }
     }
 
     /// What the controller said about it.
@@ -64,27 +64,63 @@ impl<M: Memory> ChannelEnd<M> {
         sent
     }
 
-    /// Sends a completion, or a remark that is not completed. It fits, unless the peer has more outstanding than it may.
+    /// Sends requests that their peer will complete, as many as fit and at most [`room`](Self::room), and says how many.
+    #[inline]
+    pub fn request_all(&mut self, messages: &[[u64; NET_WORDS]]) -> usize {
+        let room = self.room() as usize;
+        let sent = self.channel.send_batch(&messages[..messages.len().min(room)]);
+        self.unpublished |= sent > 0;
+        // No more than there was room for.
+        self.outstanding += u32::try_from(sent).unwrap_or(u32::MAX);
+        sent
+    }
+
+    /// Says that a packet ended. `done` is the completion but for its length; it leaves together with those of the packets
+    /// that follow it and ended alike, with [`publish`](Self::publish) at the latest.
+    #[inline]
+    pub fn complete(&mut self, done: NetMessage, status: Status) {
+        if let Some((first, run)) = &mut self.gathered
+            && (first.opcode, first.lease, first.generation) == (done.opcode, done.lease, done.generation)
+            && run.status == status
+            && run.packets < Run::MAX
+            && first.sequence.wrapping_add(run.packets) == done.sequence
+        {
+            run.packets += 1;
+            return;
+        }
+        self.send_gathered();
+        self.gathered = Some((done, Run { status, packets: 1 }));
+    }
+
+    fn send_gathered(&mut self) {
+        if let Some((first, run)) = self.gathered.take() {
+            // It fits, unless the peer has more under way than it may; then the loss is its own.
+            self.send(&NetMessage { bytes: run.code(), ..first });
+        }
+    }
+
+    /// Sends a remark that is not completed. It fits, unless the peer has more outstanding than it may.
     pub fn send(&mut self, message: &NetMessage) -> bool {
         self.unpublished = true;
         self.channel.sender.send(message.encode()).is_ok()
     }
 
-    /// Notes that a request was completed.
-    pub fn completed(&mut self) {
-        self.outstanding = self.outstanding.saturating_sub(1);
+    /// Notes that so many requests were completed.
+    pub fn completed(&mut self, requests: u16) {
+        self.outstanding = self.outstanding.saturating_sub(requests.into());
     }
 
-    /// Takes what has arrived, at most [`MESSAGES_PER_LOOK`] messages.
-    pub fn receive(&mut self) -> &[[u64; NET_WORDS]] {
+    /// Takes what has arrived into `inbox`, as much as fits and at most [`MESSAGES_PER_LOOK`] messages, and says how many.
+    #[inline]
+    pub fn receive(&mut self, inbox: &mut [[u64; NET_WORDS]]) -> usize {
         // Completions of what is taken now must fit.
-        let most = (self.channel.sender.free() as usize).min(MESSAGES_PER_LOOK);
-        let count = self.channel.receiver.receive_batch(&mut self.inbox[..most]);
-        &self.inbox[..count]
+        let most = (self.channel.sender.free() as usize).min(MESSAGES_PER_LOOK).min(inbox.len());
+        self.channel.receive_batch(&mut inbox[..most])
     }
 
     /// Lets the peer see what was sent, and wakes it if it sleeps.
     pub fn publish(&mut self) {
+        self.send_gathered();
         if std::mem::take(&mut self.unpublished) {
             self.channel.publish();
         }

@@ -20,6 +20,7 @@ pub mod daemon;
 pub mod ethernet;
 pub mod finish;
 pub mod frontend;
+mod id_hash;
 pub mod message;
 pub mod nic;
 pub mod offloads;

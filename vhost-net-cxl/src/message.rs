@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! word 0   bit  0..42  offset in the pool, in cache lines (256 TiB)
-//!          bit 42..62  length in bytes, or the status of a completion
+//!          bit 42..62  length in bytes; of a completion, its status (8 bits) and, above that, how many packets follow
+//!                      the first in this run (12 bits)
 //!          bit 62      more: the next message continues this packet
 //!          bit 63      spare, zero
 //! word 1   bit  0..16  sequence: names a packet under way; a completion repeats it
@@ -48,7 +49,8 @@ const fn mask(bits: u32) -> u64 {
 pub enum Opcode {
     /// Frontend to backend: send this packet.
     Transmit,
-    /// Backend to frontend: the packet's buffer is free again; the length is a [`Status`].
+    /// Backend to frontend: the packet's buffer is free again, and those of the packets after it that belong to the same
+    /// [`Run`].
     TransmitDone,
     /// Backend to frontend: a packet, or a piece of one, for this lease.
     Receive,
@@ -97,7 +99,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// The value that travels in the length of a [`Opcode::TransmitDone`].
+    /// Its number in a [`Run`].
     pub const fn code(self) -> u32 {
         match self {
             Self::Sent => 0,
@@ -116,6 +118,42 @@ impl Status {
             _ => Self::Dropped,
         }
     }
+}
+
+/// Packets with consecutive sequence numbers that ended alike: one message completes all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// How they ended.
+    pub status: Status,
+    /// How many they are: 1 to [`Run::MAX`].
+    pub packets: u16,
+}
+
+impl Run {
+    const STATUS_BITS: u32 = 8;
+    /// The most packets of one run.
+    pub const MAX: u16 = 1 << (BYTES_BITS - Self::STATUS_BITS);
+
+    /// The value that travels in the length of a completion.
+    pub const fn code(self) -> u32 {
+        let following = self.packets.saturating_sub(1);
+        debug_assert!(following < Self::MAX);
+        self.status.code() | (following as u32) << Self::STATUS_BITS
+    }
+
+    /// Reads a run.
+    pub const fn from_code(code: u32) -> Self {
+        let following = (code >> Self::STATUS_BITS) & (Self::MAX as u32 - 1);
+        #[expect(clippy::cast_possible_truncation, reason = "12 bits and one more")]
+        let packets = following as u16 + 1;
+        Self { status: Status::from_code(code & ((1 << Self::STATUS_BITS) - 1)), packets }
+    }
+}
+
+/// Whether two messages have opcode, lease and generation in common.
+#[inline]
+pub(crate) const fn same_flow(one: &[u64; 2], other: &[u64; 2]) -> bool {
+    one[1] >> GENERATION_SHIFT == other[1] >> GENERATION_SHIFT
 }
 
 /// One message, decoded.
@@ -139,6 +177,7 @@ pub struct NetMessage {
 
 impl NetMessage {
     /// Packs the message into the two words of a slot; the epoch bit is left zero.
+    #[inline]
     pub fn encode(&self) -> [u64; 2] {
         let line = self.line.get();
         let bytes = u64::from(self.bytes);
@@ -156,6 +195,7 @@ impl NetMessage {
     }
 
     /// Unpacks a slot. `None` for an opcode that this version does not know.
+    #[inline]
     pub fn decode(words: [u64; 2]) -> Option<Self> {
         let field = |word: u64, shift: u32, bits: u32| (word >> shift) & mask(bits);
         Some(Self {
@@ -228,5 +268,18 @@ mod tests {
             assert_eq!(Status::from_code(status.code()), status);
         }
         assert_eq!(Status::from_code(99), Status::Dropped);
+    }
+
+    #[test]
+    fn every_run_survives_its_code() {
+        for status in [Status::Sent, Status::Dropped, Status::NotYet, Status::Stale] {
+            for packets in [1, 2, 255, 256, Run::MAX] {
+                let run = Run { status, packets };
+                assert!(u64::from(run.code()) <= mask(BYTES_BITS));
+                assert_eq!(Run::from_code(run.code()), run);
+            }
+        }
+        let single = Run { status: Status::NotYet, packets: 1 };
+        assert_eq!(Run::from_code(Status::NotYet.code()), single, "a bare status is a run of one");
     }
 }

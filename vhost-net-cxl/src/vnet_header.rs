@@ -72,6 +72,7 @@ pub enum HeaderFault {
 
 impl VnetHeader {
     /// Reads a header.
+    #[inline]
     pub const fn parse(raw: [u8; HEADER_BYTES]) -> Self {
         Self {
             flags: raw[0],
@@ -85,6 +86,7 @@ impl VnetHeader {
     }
 
     /// Writes a header.
+    #[inline]
     pub const fn to_bytes(self) -> [u8; HEADER_BYTES] {
         let [header_0, header_1] = self.header_bytes.to_le_bytes();
         let [gso_0, gso_1] = self.gso_bytes.to_le_bytes();
@@ -108,11 +110,13 @@ impl VnetHeader {
     }
 
     /// Whether the checksum is left to the receiver.
+    #[inline]
     pub const fn needs_checksum(self) -> bool {
         self.flags & codes::NEEDS_CHECKSUM != 0
     }
 
     /// What a receiver of this frame must be able to do.
+    #[inline]
     pub const fn required(self) -> Offloads {
         let checksum = if self.needs_checksum() { Offloads::CHECKSUM } else { Offloads::NONE };
         match self.gso_type {
@@ -130,6 +134,7 @@ impl VnetHeader {
 
     /// Checks the header of a frame of `frame_bytes` bytes whose sender may leave `allowed` undone, and returns
     /// it with everything removed that a receiver could trip over: unknown flags, stale fields, a wrong hint.
+    #[inline]
     pub fn check(self, frame_bytes: u32, mtu: u16, allowed: Offloads) -> Result<Self, HeaderFault> {
         if frame_bytes < ETHERNET_BYTES {
             return Err(HeaderFault::Runt);

@@ -203,7 +203,7 @@ impl<M: Memory> Backend<M> {
         let end = &mut self.channels[channel];
         let Some(registrations) = self.leases.get(&message.lease) else {
             // Its buffers were taken back with the registration.
-            end.completed();
+            end.completed(1);
             return;
         };
         for (port, index) in registrations {
@@ -219,7 +219,7 @@ impl<M: Memory> Backend<M> {
             if let Some(buffer) = buffers.at(message.line.bytes()) {
                 if buffers.release(buffer, *index) {
                     registration.held = registration.held.saturating_sub(1);
-                    end.completed();
+                    end.completed(1);
                 } else {
                     registration.counters.count_drop(DropReason::BadMessage);
                 }

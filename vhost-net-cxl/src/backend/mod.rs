@@ -36,6 +36,7 @@ use self::switch::Switch;
 use crate::channel_end::{ChannelEnd, MESSAGES_PER_LOOK, whole_pool};
 use crate::counters::{LeaseBook, NicCounters};
 use crate::ethernet::announcement;
+use crate::id_hash::IdHash;
 use crate::nic::failed::FailedNic;
 use crate::nic::{Batch, Nic, NicError, Piece};
 use crate::offloads::Offloads;
@@ -88,7 +89,7 @@ pub struct Backend<M: Memory> {
     ports: Vec<Port>,
     channels: Vec<ChannelEnd<M>>,
     /// Which registrations a lease has, as indices of ports and registrations.
-    leases: HashMap<LeaseId, Vec<(usize, RegistrationIndex)>>,
+    leases: HashMap<LeaseId, Vec<(usize, RegistrationIndex)>, IdHash>,
     batch: Batch,
     inbox: Vec<[u64; 2]>,
     receivers: Vec<RegistrationIndex>,
@@ -115,9 +116,9 @@ impl<M: Memory> Backend<M> {
             book,
             ports,
             channels: Vec::new(),
-            leases: HashMap::new(),
+            leases: HashMap::default(),
             batch: Batch::new(),
-            inbox: Vec::with_capacity(MESSAGES_PER_LOOK),
+            inbox: vec![[0; 2]; MESSAGES_PER_LOOK],
             receivers: Vec::with_capacity(REGISTRATIONS_MAX),
             unable: Vec::with_capacity(REGISTRATIONS_MAX),
             pieces: Vec::with_capacity(receive_buffers::PIECES_MAX),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use cxl_pool::{ByteOffset, Memory};
+use cxl_pool::{Area, ByteOffset, Memory};
 use pod_protocol::ids::ChannelId;
 use pod_protocol::objects::RegistrationState;
 
@@ -12,7 +12,7 @@ use super::{BACKLOG_PACKETS, Backend, Port};
 use crate::channel_end::ChannelEnd;
 use crate::counters::DropReason;
 use crate::ethernet::Addresses;
-use crate::message::{MAX_PACKET_BYTES, NetMessage, Opcode, Status};
+use crate::message::{self, MAX_PACKET_BYTES, NetMessage, Opcode, Status};
 use crate::nic::{BATCH_FRAMES, Piece};
 use crate::offloads::Offloads;
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
@@ -55,47 +55,62 @@ impl<M: Memory> Backend<M> {
             return false;
         }
         let mut inbox = std::mem::take(&mut self.inbox);
-        inbox.clear();
-        inbox.extend_from_slice(end.receive());
-        self.invalidate_requests(&inbox);
-        for words in &inbox {
+        let count = end.receive(&mut inbox);
+        let mut rest = &inbox[..count];
+        while let Some(words) = rest.first() {
             // What a newer peer may say and we do not understand needs no answer.
-            let Some(message) = NetMessage::decode(*words) else { continue };
+            let Some(message) = NetMessage::decode(*words) else {
+                rest = &rest[1..];
+                continue;
+            };
+            let mut taken = 1;
             match message.opcode {
                 Opcode::Transmit => {
-                    if let Some(status) = self.transmit(channel, message) {
-                        complete(&mut self.channels[channel], &message, status);
-                    }
+                    taken = rest.iter().take_while(|other| message::same_flow(words, other)).count();
+                    self.transmit_run(channel, &message, &rest[..taken]);
                 }
                 Opcode::ReceiveDone => self.receive_done(channel, &message),
                 Opcode::Offloads => self.accept_offloads(channel, &message),
                 Opcode::TransmitDone | Opcode::Receive => {}
             }
+            rest = &rest[taken..];
         }
-        let busy = !inbox.is_empty();
         self.inbox = inbox;
-        busy
+        count > 0
     }
 
-    /// What is about to be read may have been brought into our cache by a prefetch since its last use.
-    fn invalidate_requests(&self, inbox: &[[u64; 2]]) {
-        let mut any = false;
-        for words in inbox {
-            let Some(message) = NetMessage::decode(*words) else { continue };
-            if message.opcode != Opcode::Transmit {
-                continue;
+    /// Takes packets of one sender: messages that differ only in their buffers and sequence numbers.
+    fn transmit_run(&mut self, channel: usize, first: &NetMessage, run: &[[u64; 2]]) {
+        let messages = || run.iter().filter_map(|words| NetMessage::decode(*words));
+        let refuse = |end: &mut ChannelEnd<M>, status| messages().for_each(|it| complete(end, &it, status));
+        let (place, index) = match self.sender(first) {
+            Sender::Known(port, index) => (port, index),
+            Sender::Refused(status) => return refuse(&mut self.channels[channel], status),
+        };
+        let Some(registration) = &self.ports[place].registrations[index.get()] else { return };
+        let area = registration.object.tx_area;
+        if registration.object.channel != self.channels[channel].object().id {
+            for _ in messages() {
+                registration.counters.count_drop(DropReason::OutsideArea);
             }
-            if let Sender::Known(port, index) = self.sender(&message)
-                && self.lies_in_its_area(port, index, &message)
-            {
-                let whole = !self.ports[port].nic.identity().cache_bypassing;
+            return refuse(&mut self.channels[channel], Status::Dropped);
+        }
+        if !M::COHERENT {
+            // What is about to be read may have been brought into our cache by a prefetch since its last use.
+            let whole = !self.ports[place].nic.identity().cache_bypassing;
+            for message in messages().filter(|message| lies_in(area, message)) {
                 let bytes = if whole { u64::from(message.bytes) } else { FRONT_BYTES as u64 };
                 self.memory.invalidate(message.line.bytes(), bytes);
-                any = true;
+            }
+            self.memory.full_fence();
+            for message in messages().filter(|message| lies_in(area, message)) {
+                self.memory.prefetch(message.line.bytes());
             }
         }
-        if any {
-            self.memory.full_fence();
+        for message in messages() {
+            if let Some(status) = self.transmit(channel, place, index, message, lies_in(area, &message)) {
+                complete(&mut self.channels[channel], &message, status);
+            }
         }
     }
 
@@ -120,20 +135,16 @@ impl<M: Memory> Backend<M> {
         Sender::Refused(newest_refusal)
     }
 
-    fn lies_in_its_area(&self, port: usize, index: RegistrationIndex, message: &NetMessage) -> bool {
-        let bytes = u64::from(message.bytes);
-        let registration = self.ports[port].registrations[index.get()].as_ref();
-        let within = |at: ByteOffset| registration.is_some_and(|it| it.object.tx_area.contains(at, bytes));
-        bytes > FRONT_BYTES as u64 && bytes <= MAX_PACKET_BYTES && within(message.line.bytes())
-    }
-
     /// Checks a packet and passes it on. Answers at once unless it waits for the wire.
-    fn transmit(&mut self, channel: usize, message: NetMessage) -> Option<Status> {
-        let (place, index) = match self.sender(&message) {
-            Sender::Known(port, index) => (port, index),
-            Sender::Refused(status) => return Some(status),
-        };
-        let in_area = self.lies_in_its_area(place, index, &message);
+    #[inline]
+    fn transmit(
+        &mut self,
+        channel: usize,
+        place: usize,
+        index: RegistrationIndex,
+        message: NetMessage,
+        in_area: bool,
+    ) -> Option<Status> {
         let channel = self.channels[channel].object().id;
         let port = &mut self.ports[place];
         let registration = port.registrations[index.get()].as_ref()?;
@@ -141,7 +152,7 @@ impl<M: Memory> Backend<M> {
             registration.counters.count_drop(reason);
             Some(Status::Dropped)
         };
-        if registration.object.channel != channel || !in_area || message.more {
+        if !in_area || message.more {
             return refuse(DropReason::OutsideArea);
         }
         let mut front = [0; FRONT_BYTES];
@@ -253,11 +264,20 @@ impl<M: Memory> Backend<M> {
                     return any;
                 }
             };
+            let mut bytes = 0;
+            let mut end = 0;
             for packet in port.backlog.drain(..sent) {
-                port.counters.tx_packets.add(1);
-                port.counters.tx_bytes.add(u64::from(packet.message.bytes) - HEADER_BYTES as u64);
-                answer(&mut self.channels, &packet, Status::Sent);
+                bytes += u64::from(packet.message.bytes) - HEADER_BYTES as u64;
+                // Mostly the same one as before.
+                if self.channels.get(end).is_none_or(|it| it.object().id != packet.channel) {
+                    let found = self.channels.iter().position(|it| it.object().id == packet.channel);
+                    let Some(found) = found else { continue };
+                    end = found;
+                }
+                complete(&mut self.channels[end], &packet.message, Status::Sent);
             }
+            port.counters.tx_packets.add(sent as u64);
+            port.counters.tx_bytes.add(bytes);
             any |= sent > 0;
             if sent < count {
                 return any;
@@ -339,6 +359,12 @@ fn answer<M: Memory>(channels: &mut [ChannelEnd<M>], packet: &Outgoing, status: 
 }
 
 fn complete<M: Memory>(end: &mut ChannelEnd<M>, message: &NetMessage, status: Status) {
-    // It fits, unless the frontend has more under way than it may; then the loss is its own.
-    end.send(&NetMessage { opcode: Opcode::TransmitDone, bytes: status.code(), ..*message });
+    end.complete(NetMessage { opcode: Opcode::TransmitDone, ..*message }, status);
+}
+
+/// Whether a packet lies in an area, and can be one at all.
+#[inline]
+fn lies_in(area: Area, message: &NetMessage) -> bool {
+    let bytes = u64::from(message.bytes);
+    bytes > FRONT_BYTES as u64 && bytes <= MAX_PACKET_BYTES && area.contains(message.line.bytes(), bytes)
 }

@@ -8,12 +8,13 @@ use pod_protocol::objects::RegistrationState;
 use super::receive_buffers::REGISTRATIONS_MAX;
 use super::registration::RegistrationIndex;
 use crate::ethernet::Addresses;
+use crate::id_hash::IdHash;
 
 /// Where frames of a NIC go. It decides and moves nothing.
 #[derive(Debug, Default)]
 pub struct Switch {
     /// Those who receive frames to their own address: active and draining ones.
-    by_mac: HashMap<MacAddress, RegistrationIndex>,
+    by_mac: HashMap<MacAddress, RegistrationIndex, IdHash>,
     /// Those who receive flooded frames: active ones.
     active: Vec<(RegistrationIndex, MacAddress)>,
 }
@@ -21,7 +22,7 @@ pub struct Switch {
 impl Switch {
     /// A switch without ports.
     pub fn new() -> Self {
-        Self { by_mac: HashMap::new(), active: Vec::with_capacity(REGISTRATIONS_MAX) }
+        Self { by_mac: HashMap::default(), active: Vec::with_capacity(REGISTRATIONS_MAX) }
     }
 
     /// Adds a registration, or changes it.
@@ -49,6 +50,7 @@ impl Switch {
     /// Puts the local receivers of a frame into `receivers`, and says whether it also goes out on the wire if it
     /// came from an instance. Nobody receives a frame with its own source address: a broadcast that comes
     /// back over another NIC would look to the guest like someone else with its address.
+    #[inline]
     pub fn route(&self, frame: Addresses, receivers: &mut Vec<RegistrationIndex>) -> bool {
         receivers.clear();
         if frame.is_flooded() {

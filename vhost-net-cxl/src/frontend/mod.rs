@@ -4,12 +4,14 @@
 //! (`transmit`), and copies what arrives into guests' buffers (`receive`). Guests are not trusted with anything: a
 //! malformed chain or header costs its guest that packet.
 
+mod buffers;
 mod device;
 mod flow;
 mod handler;
 mod port;
 mod receive;
 mod transmit;
+mod under_way;
 
 use std::collections::HashMap;
 use std::io;
@@ -31,9 +33,10 @@ use self::port::Port;
 use self::receive::Channel;
 use crate::channel_end::{ChannelEnd, MESSAGES_PER_LOOK, whole_pool};
 use crate::counters::LeaseBook;
+use crate::id_hash::IdHash;
 
 /// Packets that one port sends per turn at most.
-const PACKETS_PER_TURN: usize = 32;
+const PACKETS_PER_TURN: usize = 64;
 /// After how long a packet is offered again that the backend was not ready for.
 const RETRY_AFTER: Duration = Duration::from_millis(2);
 /// The timer among the worker's sources; rings have tokens from their lease and index.
@@ -69,9 +72,10 @@ pub struct Frontend<M: Memory> {
     book: LeaseBook,
     channels: Vec<Channel<M>>,
     ports: Vec<Port>,
-    by_lease: HashMap<LeaseId, usize>,
+    by_lease: HashMap<LeaseId, usize, IdHash>,
     inbox: Vec<[u64; 2]>,
-    scratch: receive::Scratch,
+    receive_scratch: receive::Scratch,
+    transmit_scratch: transmit::Scratch,
     /// Wakes us for packets that are to be offered again.
     timer: OwnedFd,
     timer_watched: bool,
@@ -90,9 +94,10 @@ impl<M: Memory> Frontend<M> {
             book,
             channels: Vec::new(),
             ports: Vec::new(),
-            by_lease: HashMap::new(),
-            inbox: Vec::with_capacity(MESSAGES_PER_LOOK),
-            scratch: receive::Scratch::new(),
+            by_lease: HashMap::default(),
+            inbox: vec![[0; 2]; MESSAGES_PER_LOOK],
+            receive_scratch: receive::Scratch::new(),
+            transmit_scratch: transmit::Scratch::new(),
             timer: timerfd_create(TimerfdClockId::Monotonic, flags)?,
             timer_watched: false,
             timer_armed: false,
@@ -248,7 +253,7 @@ impl<M: Memory> Task for Frontend<M> {
         let count = self.ports.len();
         for turn in 0..count {
             let port = &mut self.ports[(self.first + turn) % count];
-            busy |= port.transmit(&self.memory, &mut self.channels);
+            busy |= port.transmit(&self.memory, &mut self.channels, &mut self.transmit_scratch);
             port.signal();
         }
         self.first = if count == 0 { 0 } else { (self.first + 1) % count };

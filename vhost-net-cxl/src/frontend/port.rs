@@ -6,19 +6,18 @@ use cxl_pool::{Area, Memory};
 use pod_protocol::ids::{ChannelId, LeaseId};
 use pod_protocol::objects::PortObject;
 use pod_protocol::worker::Token;
-use vhost_frontend::{BufferArea, Chain, ChainLimits, GuestMemory, Ring};
+use vhost_frontend::{ChainLimits, GuestMemory, Ring};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 
+use super::buffers::TransmitBuffers;
 use super::receive::Channel;
-use super::transmit::UnderWay;
+use super::under_way::{UNDER_WAY_MAX, UnderWay};
 use crate::counters::LeaseCounters;
 use crate::message::{MAX_PACKET_BYTES, NetMessage, Opcode};
 use crate::offloads::Offloads;
 use crate::vnet_header::HEADER_BYTES;
 
-/// The unit in which the transmit area is handed out: most packets are shorter than a few of these.
-const UNIT_BYTES: u32 = 512;
 /// Length of the header for a driver of before the standard that does not merge buffers: without `num_buffers`.
 const LEGACY_HEADER_BYTES: usize = 10;
 /// Descriptors of one chain; the longest packet has no need for more.
@@ -28,10 +27,9 @@ const SEGMENTS_MAX: u16 = 256;
 pub(super) struct Port {
     pub(super) object: PortObject,
     pub(super) counters: Arc<LeaseCounters>,
-    pub(super) area: BufferArea,
+    pub(super) buffers: TransmitBuffers,
     pub(super) rings: Vec<Option<Ring>>,
     pub(super) under_way: UnderWay,
-    pub(super) chain: Chain,
     /// Length of the virtio-net header in the guest's buffers.
     pub(super) header_bytes: usize,
     /// A packet may be spread over several receive buffers.
@@ -49,14 +47,13 @@ pub(super) struct Port {
 impl Port {
     pub(super) fn new(object: PortObject, counters: Arc<LeaseCounters>) -> Self {
         let rings = (0..2 * object.queue_pairs).map(|_| None).collect();
-        let area = BufferArea::new(object.tx_area, UNIT_BYTES);
+        let buffers = TransmitBuffers::new(object.tx_area, UNDER_WAY_MAX);
         let mut port = Self {
             object,
             counters,
-            area,
+            buffers,
             rings,
             under_way: UnderWay::new(),
-            chain: Chain::with_capacity(usize::from(SEGMENTS_MAX)),
             header_bytes: HEADER_BYTES,
             merges: false,
             may_leave: Offloads::NONE,

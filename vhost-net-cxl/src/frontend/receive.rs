@@ -12,7 +12,7 @@ use super::flow::flow_hash;
 use super::port::Port;
 use crate::channel_end::ChannelEnd;
 use crate::counters::DropReason;
-use crate::message::{MAX_PACKET_BYTES, NetMessage, Opcode};
+use crate::message::{MAX_PACKET_BYTES, NetMessage, Opcode, Run};
 use crate::offloads::Offloads;
 use crate::vnet_header::{HEADER_BYTES, VnetHeader};
 
@@ -58,29 +58,31 @@ impl<M: Memory> Frontend<M> {
             return false;
         }
         let mut inbox = std::mem::take(&mut self.inbox);
-        inbox.clear();
-        inbox.extend_from_slice(channel.end.receive());
-        self.invalidate_arrivals(&inbox);
-        for words in &inbox {
+        let count = channel.end.receive(&mut inbox);
+        self.invalidate_arrivals(&inbox[..count]);
+        for words in &inbox[..count] {
             let Some(message) = NetMessage::decode(*words) else { continue };
             match message.opcode {
                 Opcode::Receive => self.receive(place, message),
                 Opcode::TransmitDone => {
-                    self.channels[place].end.completed();
+                    let run = Run::from_code(message.bytes);
+                    self.channels[place].end.completed(run.packets);
                     if let Some(port) = self.by_lease.get(&message.lease) {
-                        self.ports[*port].transmit_done(&self.channels[place], &message);
+                        self.ports[*port].transmit_done(&self.channels[place], &message, run);
                     }
                 }
                 Opcode::Transmit | Opcode::ReceiveDone | Opcode::Offloads => {}
             }
         }
-        let busy = !inbox.is_empty();
         self.inbox = inbox;
-        busy
+        count > 0
     }
 
     /// What is about to be read may have been brought into our cache by a prefetch since its last use.
     fn invalidate_arrivals(&self, inbox: &[[u64; 2]]) {
+        if M::COHERENT {
+            return;
+        }
         let mut any = false;
         for words in inbox {
             if let Some(message) = NetMessage::decode(*words)
@@ -130,7 +132,7 @@ impl<M: Memory> Frontend<M> {
             let port = &mut self.ports[*port];
             let outcome = match whole {
                 Ok(()) if !port.hears(id) => Err(DropReason::Stale),
-                Ok(()) => port.deliver(&self.memory, &pieces, &mut self.scratch),
+                Ok(()) => port.deliver(&self.memory, &pieces, &mut self.receive_scratch),
                 Err(reason) => Err(reason),
             };
             match outcome {

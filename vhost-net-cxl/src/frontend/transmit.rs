@@ -3,106 +3,34 @@
 //! Descriptors go back to the guest strictly in the order in which it offered them, and only once the backend is done
 //! with the packet: a VMM without in-flight records resumes at the used index, so nothing may be returned out of order.
 
-use std::collections::VecDeque;
-
 use cxl_pool::Memory;
 use pod_protocol::objects::Route;
-use vhost_frontend::{Buffer, ChainReader, Next, Ring};
+use vhost_frontend::{Buffer, Chain, ChainReader, GuestMemory, GuestView};
 
 use super::PACKETS_PER_TURN;
 use super::port::Port;
 use super::receive::Channel;
+use super::under_way::{Packet, State, UNDER_WAY_MAX};
 use crate::counters::DropReason;
-use crate::message::{MAX_PACKET_BYTES, NetMessage, Opcode, Status};
+use crate::message::{MAX_PACKET_BYTES, NetMessage, Run};
+use crate::offloads::Offloads;
 use crate::vnet_header::{ETHERNET_BYTES, HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
 
-/// Packets of one port that may be under way.
-const UNDER_WAY_MAX: usize = 1024;
+/// Descriptors that a chain is expected to have; storage for more is made when a guest first sends such a chain.
+const USUAL_SEGMENTS: usize = 20;
 
-/// A packet taken from a guest.
-#[derive(Debug)]
-struct Packet {
-    /// Its descriptor's ring and head; nothing once that ring is gone.
-    descriptor: Option<(u16, u16)>,
-    /// Where it lies; nothing if it was refused and only waits for its turn to be returned.
-    buffer: Option<Buffer>,
-    bytes: u32,
-    state: State,
+/// Storage that all ports use in turn.
+pub(super) struct Scratch {
+    chains: Vec<Chain>,
+    used: Vec<(u16, u32)>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// To be announced.
-    Waiting,
-    /// Announced over the active route.
-    Sent,
-    /// Acknowledged, or refused.
-    Done,
-}
-
-/// The packets of a port that are not acknowledged yet, in order.
-#[derive(Debug)]
-pub(super) struct UnderWay {
-    packets: VecDeque<Packet>,
-    /// The sequence number of the first one; the others follow.
-    first: u16,
-    waiting: usize,
-    /// The backend was not ready for some: they are offered again when the timer says so.
-    retry: bool,
-}
-
-impl UnderWay {
+impl Scratch {
     pub(super) fn new() -> Self {
-        Self { packets: VecDeque::with_capacity(UNDER_WAY_MAX), first: 0, waiting: 0, retry: false }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.packets.len()
-    }
-
-    /// Announces everything again that was not acknowledged.
-    pub(super) fn send_again(&mut self) {
-        self.retry = false;
-        for packet in self.packets.iter_mut().filter(|packet| packet.state == State::Sent) {
-            packet.state = State::Waiting;
-            self.waiting += 1;
+        Self {
+            chains: (0..PACKETS_PER_TURN).map(|_| Chain::with_capacity(USUAL_SEGMENTS)).collect(),
+            used: Vec::with_capacity(UNDER_WAY_MAX),
         }
-    }
-
-    /// Returns the descriptors of a ring that is about to stop, in order. Their packets stay under way.
-    pub(super) fn let_go(&mut self, ring: &mut Ring) {
-        for packet in &mut self.packets {
-            if let Some((index, head)) = packet.descriptor
-                && index == ring.index()
-            {
-                packet.descriptor = None;
-                // A ring that cannot be written was parked; its guest gets nothing more.
-                let _ = ring.complete(head, 0);
-            }
-        }
-    }
-
-    fn push(&mut self, packet: Packet) {
-        self.waiting += usize::from(packet.state == State::Waiting);
-        self.packets.push_back(packet);
-    }
-
-    /// Notes the end of a packet's transmission. False if there is no such packet.
-    fn acknowledge(&mut self, sequence: u16, status: Status) -> bool {
-        let place = usize::from(sequence.wrapping_sub(self.first));
-        let Some(packet) = self.packets.get_mut(place).filter(|packet| packet.state == State::Sent) else {
-            return false;
-        };
-        match status {
-            Status::Sent | Status::Dropped => packet.state = State::Done,
-            // Either side may hear of a new generation first.
-            Status::NotYet | Status::Stale => {
-                packet.state = State::Waiting;
-                self.waiting += 1;
-                self.retry = true;
-            }
-        }
-        true
     }
 }
 
@@ -117,87 +45,68 @@ impl Port {
             return false;
         }
         // An area without room for the longest packet waits for acknowledgements, which wake us.
-        let room = self.area.free_bytes() >= 2 * MAX_PACKET_BYTES || self.under_way.len() == 0;
+        let room = self.buffers.free_bytes() >= 2 * MAX_PACKET_BYTES || self.under_way.len() == 0;
         room && active(self.route(), channels)
             .is_some_and(|channel| channel.end.ready() && channel.end.room() > 0)
     }
 
     /// Sends what waits, then takes what the guest offers, within a budget. Returns whether anything moved.
-    pub(super) fn transmit<M: Memory>(&mut self, memory: &M, channels: &mut [Channel<M>]) -> bool {
+    pub(super) fn transmit<M: Memory>(
+        &mut self,
+        memory: &M,
+        channels: &mut [Channel<M>],
+        scratch: &mut Scratch,
+    ) -> bool {
         if !self.untold.is_empty() {
             self.tell_offloads(channels);
         }
-        let mut busy = self.return_descriptors();
+        let mut busy = self.return_descriptors(scratch);
         let Some(channel) = active(self.route(), channels) else { return busy };
         if !channel.end.ready() || self.under_way.retry {
             return busy;
         }
         busy |= self.announce(channel);
-        if self.under_way.waiting > 0 {
+        if self.under_way.waiting() > 0 {
             return busy;
         }
         let room = usize::try_from(channel.end.room()).unwrap_or(usize::MAX);
         let room = room.min(UNDER_WAY_MAX - self.under_way.len()).min(PACKETS_PER_TURN);
-        let taken = self.take_packets(memory, room);
+        let taken = self.take_packets(memory, room, scratch);
         if taken > 0 {
             // All of them are in the pool before any is announced.
             memory.store_fence();
             self.announce(channel);
             // Refused ones at the front need not wait for anybody.
-            self.return_descriptors();
+            self.return_descriptors(scratch);
         }
         busy || taken > 0
     }
 
     /// Announces waiting packets, in order, as far as the channel has room.
     fn announce<M: Memory>(&mut self, channel: &mut Channel<M>) -> bool {
-        if self.under_way.waiting == 0 {
-            return false;
-        }
         let mut any = false;
-        let mut sequence = self.under_way.first;
-        for packet in &mut self.under_way.packets {
-            if packet.state == State::Waiting
-                && let Some(buffer) = packet.buffer
-            {
-                let message = NetMessage {
-                    opcode: Opcode::Transmit,
-                    lease: self.object.lease,
-                    generation: self.object.active.generation,
-                    sequence,
-                    line: buffer.start().line(),
-                    bytes: packet.bytes,
-                    more: false,
-                };
-                if channel.end.room() == 0 || !channel.end.request(&message) {
-                    break;
-                }
-                packet.state = State::Sent;
-                self.under_way.waiting -= 1;
-                any = true;
-                if self.under_way.waiting == 0 {
-                    break;
-                }
+        while self.under_way.waiting() > 0 {
+            let mut messages = [[0; 2]; PACKETS_PER_TURN];
+            let count = self.under_way.announcements(self.object.lease, self.object.active, &mut messages);
+            let sent = channel.end.request_all(&messages[..count]);
+            self.under_way.announced(sent);
+            any |= sent > 0;
+            if sent < count || count == 0 {
+                break;
             }
-            sequence = sequence.wrapping_add(1);
         }
         any
     }
 
     /// Takes up to `budget` packets from the transmit queues, one queue after the other.
-    fn take_packets<M: Memory>(&mut self, memory: &M, budget: usize) -> usize {
+    fn take_packets<M: Memory>(&mut self, memory: &M, budget: usize, scratch: &mut Scratch) -> usize {
         let queues = self.rings.len() / 2;
         let mut taken = 0;
         for turn in 0..queues {
             let queue = (self.first_queue + turn) % queues;
             // An even share, so that one queue cannot starve the others; what is left over goes to the last.
             let share = (budget - taken).div_ceil(queues - turn);
-            for _ in 0..share {
-                if !self.take_packet(memory, 2 * queue + 1) {
-                    break;
-                }
-                taken += 1;
-            }
+            taken += self.take_from_queue(memory, 2 * queue + 1, &mut scratch.chains[..share]);
         }
         if queues > 0 {
             self.first_queue = (self.first_queue + 1) % queues;
@@ -205,101 +114,89 @@ impl Port {
         taken
     }
 
-    /// Takes one packet; false if there is none, or no room for it.
-    fn take_packet<M: Memory>(&mut self, memory: &M, index: usize) -> bool {
-        let Some(ring) = &mut self.rings[index] else { return false };
-        let descriptor = |head| Some((ring_index(index), head));
-        let refused =
-            |head| Packet { descriptor: descriptor(head), buffer: None, bytes: 0, state: State::Done };
-        match ring.next_chain(&mut self.chain) {
-            Ok(Next::Chain) => {}
-            Ok(Next::Empty) => return false,
-            Ok(Next::Malformed(_)) => {
-                self.counters.count_drop(DropReason::BadChain);
-                self.under_way.push(refused(self.chain.head()));
-                return true;
-            }
+    /// Takes packets from one queue, as many as there are chains for, and says how many.
+    fn take_from_queue<M: Memory>(&mut self, memory: &M, index: usize, chains: &mut [Chain]) -> usize {
+        let Some(ring) = &mut self.rings[index] else { return 0 };
+        let offered = match ring.next_chains(chains) {
+            Ok(offered) => offered,
             Err(error) => {
                 // Once per ring: it stays silent from now on.
                 tracing::warn!(lease = %self.object.lease, queue = index, %error, "a guest broke its queue");
-                return false;
+                return 0;
             }
+        };
+        if offered == 0 {
+            return 0;
         }
-        let head = self.chain.head();
-        let frame_bytes = self.chain.readable_bytes().checked_sub(self.header_bytes as u64);
-        let frame_bytes = frame_bytes.filter(|bytes| {
-            let total = bytes + HEADER_BYTES as u64;
-            (u64::from(ETHERNET_BYTES)..=MAX_PACKET_BYTES).contains(bytes) && total <= MAX_PACKET_BYTES
-        });
-        let Some(frame_bytes) = frame_bytes.and_then(|bytes| u32::try_from(bytes).ok()) else {
-            self.counters.count_drop(DropReason::BadChain);
-            self.under_way.push(refused(head));
-            return true;
-        };
-        let bytes = frame_bytes + HEADER_BYTES_U32;
-        let Some(buffer) = self.area.alloc(bytes) else {
-            ring.put_back(&self.chain);
-            return false;
-        };
-        let mut reader = ChainReader::new(ring.memory(), self.chain.readable());
-        let mut raw = [0; HEADER_BYTES];
-        let copied = reader.read(&mut raw[..self.header_bytes]);
-        // From here on only our copy of the header counts: the guest may rewrite its own at any time.
-        let checked = VnetHeader::parse(raw).check(frame_bytes, self.object.mtu, self.may_leave);
-        let reason = match (copied, checked) {
-            (Ok(()), Ok(header)) => {
-                memory.write(buffer.start(), &header.to_bytes());
-                let payload = buffer.start().saturating_add(HEADER_BYTES as u64);
-                match reader.copy_to_pool(memory, payload, u64::from(frame_bytes)) {
-                    Ok(()) => None,
-                    Err(_) => Some(DropReason::BadChain),
+        let rules =
+            Rules { header_bytes: self.header_bytes, mtu: self.object.mtu, may_leave: self.may_leave };
+        let guest = ring.memory();
+        let view = GuestView::new(guest);
+        let (mut taken, mut packets, mut bytes) = (0, 0, 0);
+        for chain in &chains[..offered] {
+            let descriptor = Some((ring_index(index), chain.head()));
+            let mut packet = Packet { descriptor, buffer: None, bytes: 0, state: State::Done };
+            match rules.frame_bytes(chain) {
+                Err(reason) => self.counters.count_drop(reason),
+                Ok(frame_bytes) => {
+                    let whole = frame_bytes + HEADER_BYTES_U32;
+                    // What follows has to wait as well.
+                    let Some(buffer) = self.buffers.alloc(whole) else { break };
+                    match rules.copy(memory, guest, &view, chain, frame_bytes, buffer) {
+                        Ok(()) => {
+                            memory.write_back(buffer.start(), u64::from(whole));
+                            packets += 1;
+                            bytes += u64::from(frame_bytes);
+                            packet.buffer = Some(buffer);
+                            packet.bytes = whole;
+                            packet.state = State::Waiting;
+                        }
+                        Err(reason) => {
+                            self.buffers.free(buffer);
+                            self.counters.count_drop(reason);
+                        }
+                    }
                 }
             }
-            (Err(_), _) => Some(DropReason::BadChain),
-            (_, Err(_)) => Some(DropReason::BadHeader),
-        };
-        if let Some(reason) = reason {
-            self.area.free(buffer);
-            self.counters.count_drop(reason);
-            self.under_way.push(refused(head));
-            return true;
+            self.under_way.push(packet);
+            taken += 1;
         }
-        memory.write_back(buffer.start(), u64::from(bytes));
-        self.counters.count_tx(frame_bytes);
-        let packet =
-            Packet { descriptor: descriptor(head), buffer: Some(buffer), bytes, state: State::Waiting };
-        self.under_way.push(packet);
-        true
+        self.counters.tx_packets.add(packets);
+        self.counters.tx_bytes.add(bytes);
+        for chain in chains[taken..offered].iter().rev() {
+            ring.put_back(chain);
+        }
+        taken
     }
 
-    /// A transmission ended.
-    pub(super) fn transmit_done<M: Memory>(&mut self, channel: &Channel<M>, message: &NetMessage) {
+    /// Transmissions ended.
+    pub(super) fn transmit_done<M: Memory>(&mut self, channel: &Channel<M>, message: &NetMessage, run: Run) {
         // What an abandoned route says does not count: the packet has been sent again elsewhere.
         let current = self.route();
         if channel.end.object().id == current.channel && message.generation == current.generation {
-            self.under_way.acknowledge(message.sequence, Status::from_code(message.bytes));
+            self.under_way.acknowledge(message.sequence, run.packets, run.status);
         }
     }
 
     /// Returns the descriptors at the front that are done with, and frees their buffers.
-    pub(super) fn return_descriptors(&mut self) -> bool {
+    pub(super) fn return_descriptors(&mut self, scratch: &mut Scratch) -> bool {
+        let used = &mut scratch.used;
         let mut any = false;
-        while let Some(packet) = self.under_way.packets.front()
-            && packet.state == State::Done
-        {
+        let mut of_ring = 0;
+        while let Some(packet) = self.under_way.pop_done() {
             any = true;
-            if let Some((ring, head)) = packet.descriptor
-                && let Some(Some(ring)) = self.rings.get_mut(usize::from(ring))
-            {
-                // A ring that cannot be written was parked; its guest gets nothing more.
-                let _ = ring.complete(head, 0);
-            }
             if let Some(buffer) = packet.buffer {
-                self.area.free(buffer);
+                self.buffers.free(buffer);
             }
-            self.under_way.packets.pop_front();
-            self.under_way.first = self.under_way.first.wrapping_add(1);
+            if let Some((ring, head)) = packet.descriptor {
+                if ring != of_ring || used.len() == used.capacity() {
+                    return_to(&mut self.rings, of_ring, used);
+                    of_ring = ring;
+                }
+                used.push((head, 0));
+            }
         }
+        return_to(&mut self.rings, of_ring, used);
         any
     }
 
@@ -311,6 +208,73 @@ impl Port {
     /// The timer has fired.
     pub(super) fn retry(&mut self) {
         self.under_way.retry = false;
+    }
+}
+
+fn return_to(rings: &mut [Option<vhost_frontend::Ring>], ring: u16, used: &mut Vec<(u16, u32)>) {
+    if let Some(Some(ring)) = rings.get_mut(usize::from(ring)) {
+        // A ring that cannot be written was parked; its guest gets nothing more.
+        let _ = ring.complete_together(used);
+    }
+    used.clear();
+}
+
+/// What a packet of a guest has to be like.
+#[derive(Clone, Copy)]
+struct Rules {
+    header_bytes: usize,
+    mtu: u16,
+    may_leave: Offloads,
+}
+
+impl Rules {
+    /// The length of the frame in a chain.
+    #[inline]
+    fn frame_bytes(self, chain: &Chain) -> Result<u32, DropReason> {
+        let bytes = chain.readable_bytes().checked_sub(self.header_bytes as u64);
+        let fits = |bytes: &u64| {
+            (u64::from(ETHERNET_BYTES)..=MAX_PACKET_BYTES - HEADER_BYTES as u64).contains(bytes)
+        };
+        let bytes = bytes.filter(fits).and_then(|bytes| u32::try_from(bytes).ok());
+        bytes.filter(|_| chain.fault().is_none()).ok_or(DropReason::BadChain)
+    }
+
+    /// Copies a packet into its buffer and checks its header. From there on only our copy of it counts: the guest may
+    /// rewrite its own at any time.
+    #[inline]
+    fn copy<M: Memory>(
+        self,
+        memory: &M,
+        guest: &GuestMemory,
+        view: &GuestView<'_>,
+        chain: &Chain,
+        frame_bytes: u32,
+        buffer: Buffer,
+    ) -> Result<(), DropReason> {
+        let mut raw = [0; HEADER_BYTES];
+        if self.header_bytes == HEADER_BYTES
+            && let [segment] = chain.readable()
+            && let Some(packet) = view.slice(segment.address, segment.bytes as usize)
+        {
+            memory.copy_from(buffer.start(), &packet);
+            memory.read(buffer.start(), &mut raw);
+            let clean = self.clean(raw, frame_bytes)?.to_bytes();
+            if clean != raw {
+                memory.write(buffer.start(), &clean);
+            }
+            return Ok(());
+        }
+        let mut reader = ChainReader::new(guest, chain.readable());
+        reader.read(&mut raw[..self.header_bytes]).map_err(|_| DropReason::BadChain)?;
+        memory.write(buffer.start(), &self.clean(raw, frame_bytes)?.to_bytes());
+        let payload = buffer.start().saturating_add(HEADER_BYTES as u64);
+        reader.copy_to_pool(memory, payload, u64::from(frame_bytes)).map_err(|_| DropReason::BadChain)
+    }
+
+    #[inline]
+    fn clean(self, raw: [u8; HEADER_BYTES], frame_bytes: u32) -> Result<VnetHeader, DropReason> {
+        let header = VnetHeader::parse(raw);
+        header.check(frame_bytes, self.mtu, self.may_leave).map_err(|_| DropReason::BadHeader)
     }
 }
 
