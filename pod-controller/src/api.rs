@@ -17,4 +17,4 @@ pub use instance::{CreateInstance, Disk, Instance, InstanceList, Nic, NicRequest
 pub use pool::{Pool, Region, RegionState};
 pub use problem::{PROBLEM_JSON, Problem};
 pub use size::{ByteSize, ParseByteSizeError};
-pub use volume::{CreateVolume, Volume, VolumeList};
+pub use volume::{ChangeVolume, CreateVolume, Volume, VolumeList, VolumeQos};

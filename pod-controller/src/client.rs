@@ -10,8 +10,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api::{
-    CreateInstance, CreateVolume, Device, DeviceList, EventList, Host, HostList, Instance, InstanceList,
-    Pool, Problem, Volume, VolumeList,
+    ChangeVolume, CreateInstance, CreateVolume, Device, DeviceList, EventList, Host, HostList, Instance,
+    InstanceList, Pool, Problem, Volume, VolumeList,
 };
 
 mod events;
@@ -181,6 +181,11 @@ impl Client {
     /// Creates a volume.
     pub fn create_volume(&self, request: &CreateVolume) -> Result<Volume, ClientError> {
         self.call(Method::POST, &["v1", "volumes"], &[], Some(request))
+    }
+
+    /// Changes a volume, which may be in use.
+    pub fn change_volume(&self, name: &str, request: &ChangeVolume) -> Result<Volume, ClientError> {
+        self.call(Method::PATCH, &["v1", "volumes", name], &[], Some(request))
     }
 
     /// Deletes a volume and its data. Refused while it is leased.

@@ -51,7 +51,7 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(devices::list))
         .routes(routes!(devices::get))
         .routes(routes!(volumes::list, volumes::create))
-        .routes(routes!(volumes::get, volumes::delete))
+        .routes(routes!(volumes::get, volumes::change, volumes::delete))
         .routes(routes!(instances::list, instances::create))
         .routes(routes!(instances::get, instances::delete))
         .routes(routes!(events::list))

@@ -193,6 +193,31 @@ pub struct RegistrationObject {
     pub rx_quota_buffers: u32,
 }
 
+/// How much of its SSD a volume may use, and how much it is sure to get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Qos {
+    /// Requests per second at most, of any kind.
+    pub iops: Option<u64>,
+    /// Bytes per second at most, read and written together.
+    pub bytes_per_second: Option<u64>,
+    /// Of how many milliseconds the share may be saved up and used at once.
+    pub burst_ms: u32,
+    /// Requests per second for which it comes before others, where its SSD is the bottleneck.
+    pub minimum_iops: Option<u64>,
+}
+
+impl Qos {
+    /// What may be saved up unless it is said.
+    pub const BURST_MS: u32 = 100;
+}
+
+impl Default for Qos {
+    fn default() -> Self {
+        Self { iops: None, bytes_per_second: None, burst_ms: Self::BURST_MS, minimum_iops: None }
+    }
+}
+
 /// Block backend: serve a range of an SSD.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeObject {
@@ -219,6 +244,9 @@ pub struct VolumeObject {
     pub ram_area: Option<Area>,
     /// Whose lease it is.
     pub instance: InstanceId,
+    /// How much of the SSD it may use.
+    #[serde(default)]
+    pub qos: Qos,
 }
 
 impl VolumeObject {

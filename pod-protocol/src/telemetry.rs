@@ -81,6 +81,9 @@ pub struct LeaseTelemetry {
     /// Requests that the guest saw fail.
     #[serde(default)]
     pub errors: u64,
+    /// Requests that had to wait for their share.
+    #[serde(default)]
+    pub throttled: u64,
     /// Frames or messages dropped, by reason.
     #[serde(default)]
     pub drops: BTreeMap<String, u64>,
@@ -101,6 +104,7 @@ impl LeaseTelemetry {
             write_bytes: 0,
             flushes: 0,
             errors: 0,
+            throttled: 0,
             drops: BTreeMap::new(),
         }
     }

@@ -43,6 +43,8 @@ pub(crate) struct Counters {
     pub(crate) resubmitted: Counter,
     /// How often a device lost what was not flushed.
     pub(crate) lost_writes: Counter,
+    /// Requests that had to wait for their volume's share.
+    pub(crate) throttled: Counter,
     /// Rings that a guest broke.
     pub(crate) broken_rings: Counter,
 }
@@ -94,6 +96,7 @@ impl Counters {
             write_bytes: self.write_bytes.get(),
             flushes: self.flushes.get(),
             errors: self.errors.get(),
+            throttled: self.throttled.get(),
             drops,
             ..LeaseTelemetry::new(lease)
         }

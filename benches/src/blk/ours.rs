@@ -12,7 +12,7 @@ use cxl_pool::{
 use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::Handler;
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
-use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, Route, VolumeObject};
+use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, Qos, Route, VolumeObject};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::worker::WorkerConfig;
 use tempfile::TempDir;
@@ -184,6 +184,7 @@ fn objects(pool: &Pool, index: u16, size_bytes: u64) -> Result<(DiskObject, Volu
         data_area,
         ram_area: None,
         instance,
+        qos: Qos::default(),
     };
     Ok((disk, volume))
 }

@@ -67,6 +67,8 @@ pub enum EventKind {
     Degraded,
     /// A volume was created.
     VolumeCreated,
+    /// A volume grew, or has another share of its SSD.
+    VolumeChanged,
     /// A volume was deleted.
     VolumeDeleted,
     /// An instance was created.
@@ -106,6 +108,7 @@ impl EventKind {
             Self::Failover => "failover",
             Self::Degraded => "degraded",
             Self::VolumeCreated => "volume-created",
+            Self::VolumeChanged => "volume-changed",
             Self::VolumeDeleted => "volume-deleted",
             Self::InstanceCreated => "instance-created",
             Self::InstanceDeleted => "instance-deleted",

@@ -1,6 +1,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use pod_protocol::objects::Qos;
+
 use super::ByteSize;
 
 /// All volumes.
@@ -23,9 +25,62 @@ pub struct Volume {
     pub start_bytes: u64,
     /// Its size.
     pub size_bytes: u64,
+    /// How much of the SSD it may use.
+    #[serde(default)]
+    pub qos: VolumeQos,
     /// The instance that has leased it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
+}
+
+/// How much of its SSD a volume may use, and how much it is sure to get. Without a number there is no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct VolumeQos {
+    /// Requests per second at most, of any kind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub iops: Option<u64>,
+    /// Bytes per second at most, read and written together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<u64>,
+    /// Of how many milliseconds the share may be saved up and used at once; 60000 at most.
+    pub burst_ms: u32,
+    /// Requests per second for which it comes before other volumes, where its SSD is the bottleneck.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub minimum_iops: Option<u64>,
+}
+
+impl Default for VolumeQos {
+    fn default() -> Self {
+        Qos::default().into()
+    }
+}
+
+impl From<Qos> for VolumeQos {
+    fn from(qos: Qos) -> Self {
+        let Qos { iops, bytes_per_second, burst_ms, minimum_iops } = qos;
+        Self { iops, bytes_per_second, burst_ms, minimum_iops }
+    }
+}
+
+impl From<VolumeQos> for Qos {
+    fn from(qos: VolumeQos) -> Self {
+        let VolumeQos { iops, bytes_per_second, burst_ms, minimum_iops } = qos;
+        Self { iops, bytes_per_second, burst_ms, minimum_iops }
+    }
+}
+
+/// Changes a volume; what is left out stays. It may be in use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChangeVolume {
+    /// Its new size, not less than it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "16G")]
+    pub size: Option<ByteSize>,
+    /// Its new share of the SSD, as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qos: Option<VolumeQos>,
 }
 
 /// Asks for a volume.

@@ -5,7 +5,7 @@ use axum::response::IntoResponse;
 
 use super::Failure;
 use super::body::{Body, Names};
-use crate::api::{CreateVolume, Problem, Volume, VolumeList};
+use crate::api::{ChangeVolume, CreateVolume, Problem, Volume, VolumeList};
 use crate::controller::Handle;
 use crate::state::Command;
 
@@ -53,6 +53,27 @@ pub(super) async fn create(
     let volume =
         handle.view().volume(&request.name).ok_or_else(|| Failure::not_found("volume", &request.name))?;
     Ok((StatusCode::CREATED, [(header::LOCATION, format!("/v1/volumes/{}", volume.name))], Json(volume)))
+}
+
+/// Changes a volume: it grows, or gets another share of its SSD. The guest sees its new size while it runs.
+#[utoipa::path(
+    patch, path = "/v1/volumes/{name}", operation_id = "change_volume", tag = "volumes", request_body = ChangeVolume,
+    params(("name" = String, Path, description = "the volume's name")),
+    responses(
+        (status = 200, body = Volume),
+        (status = 400, description = "the request makes no sense", body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "there is no room behind it", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn change(
+    State(handle): State<Handle>,
+    Names(name): Names<String>,
+    Body(request): Body<ChangeVolume>,
+) -> Result<Json<Volume>, Failure> {
+    let (size_bytes, qos) = (request.size.map(crate::api::ByteSize::get), request.qos.map(Into::into));
+    handle.submit(Command::ChangeVolume { name: name.clone(), size_bytes, qos }).await?;
+    handle.view().volume(&name).map(Json).ok_or_else(|| Failure::not_found("volume", &name))
 }
 
 /// Deletes a volume and its data.

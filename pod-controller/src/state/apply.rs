@@ -38,6 +38,9 @@ impl State {
             Command::CreateVolume { name, size_bytes, device } => {
                 self.create_volume(name, *size_bytes, device.as_ref(), &mut effects)?;
             }
+            Command::ChangeVolume { name, size_bytes, qos } => {
+                self.change_volume(name, *size_bytes, *qos, &mut effects)?;
+            }
             Command::DeleteVolume { name } => self.delete_volume(name, &mut effects)?,
             Command::CreateInstance { name, host, nics, volumes } => {
                 self.create_instance(name, *host, nics, volumes, &mut effects)?;

@@ -1,5 +1,6 @@
 use cxl_pool::{EndpointId, HostId};
 use pod_protocol::ids::{LeaseId, MacAddress, RegionId};
+use pod_protocol::objects::Qos;
 use pod_protocol::reports::Join;
 use serde::{Deserialize, Serialize};
 
@@ -99,6 +100,15 @@ pub enum Command {
         size_bytes: u64,
         /// Where; the least used SSD otherwise.
         device: Option<DeviceId>,
+    },
+    /// Somebody wants a volume to be larger, or to have another share of its SSD.
+    ChangeVolume {
+        /// Its name.
+        name: String,
+        /// Its new size.
+        size_bytes: Option<u64>,
+        /// Its new share.
+        qos: Option<Qos>,
     },
     /// Somebody does not want a volume any more.
     DeleteVolume {

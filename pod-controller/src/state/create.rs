@@ -1,8 +1,9 @@
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
+use pod_protocol::objects::Qos;
 
 use super::refusal::shown;
-use super::volume::SIZE_MULTIPLE_BYTES;
+use super::volume::check_size;
 use super::{
     DeviceId, Effect, Instance, Kind, Lease, LeaseKind, NicWish, Presence, Refusal, RefusalKind, State,
     Volume, check_name,
@@ -35,16 +36,7 @@ impl State {
                 format!("there is a volume named {name:?} already"),
             ));
         }
-        if size_bytes == 0 || !size_bytes.is_multiple_of(SIZE_MULTIPLE_BYTES) {
-            let next = size_bytes.max(1).div_ceil(SIZE_MULTIPLE_BYTES).saturating_mul(SIZE_MULTIPLE_BYTES);
-            return Err(Refusal::new(
-                RefusalKind::InvalidValue,
-                format!(
-                    "{size_bytes} bytes is no size for a volume: take a multiple of {SIZE_MULTIPLE_BYTES}, such as \
-                     {next}"
-                ),
-            ));
-        }
+        check_size(size_bytes)?;
         if let Some(id) = device
             && !self.devices.get(id).is_some_and(|known| matches!(known.kind, Kind::Ssd { .. }))
         {
@@ -67,7 +59,10 @@ impl State {
         let id = VolumeId::new(self.last.volume);
         let message = format!("{} on {}", ByteSize::new(size_bytes), self.device_name(&device));
         effects.push(Effect::event(EventKind::VolumeCreated, name, message));
-        self.volumes.insert(id, Volume { id, name: name.to_owned(), device, start_bytes, size_bytes });
+        self.volumes.insert(
+            id,
+            Volume { id, name: name.to_owned(), device, start_bytes, size_bytes, qos: Qos::default() },
+        );
         Ok(())
     }
 

@@ -240,6 +240,7 @@ impl State {
             data_area: self.area(hold.region)?,
             ram_area: None,
             instance: lease.instance,
+            qos: volume.qos,
         })
     }
 }

@@ -8,6 +8,7 @@
 mod absence;
 mod adopt;
 mod apply;
+mod change_volume;
 mod channel;
 mod command;
 mod create;

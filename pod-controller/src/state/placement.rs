@@ -112,7 +112,7 @@ impl State {
     }
 
     /// The volumes on an SSD: `(start, size)`.
-    fn extents(&self, id: &DeviceId) -> impl Iterator<Item = (u64, u64)> {
+    pub(super) fn extents(&self, id: &DeviceId) -> impl Iterator<Item = (u64, u64)> {
         let on = self.volumes.values().filter(move |volume| volume.device == *id);
         on.map(|volume| (volume.start_bytes, volume.size_bytes))
     }

@@ -1,12 +1,13 @@
 use pod_protocol::ids::VolumeId;
+use pod_protocol::objects::Qos;
 use serde::{Deserialize, Serialize};
 
-use super::DeviceId;
+use super::{DeviceId, Refusal, RefusalKind};
 
 /// Volumes begin at multiples of this.
 pub(super) const EXTENT_ALIGN_BYTES: u64 = 1 << 20;
 /// The size of a volume is a multiple of this, whatever the block of its SSD.
-pub(super) const SIZE_MULTIPLE_BYTES: u64 = 4096;
+const SIZE_MULTIPLE_BYTES: u64 = 4096;
 
 /// A contiguous range of an SSD.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +22,23 @@ pub struct Volume {
     pub start_bytes: u64,
     /// How long it is.
     pub size_bytes: u64,
+    /// How much of the SSD it may use.
+    #[serde(default)]
+    pub qos: Qos,
+}
+
+/// Refuses what no volume can have as its size.
+pub(super) fn check_size(size_bytes: u64) -> Result<(), Refusal> {
+    if size_bytes != 0 && size_bytes.is_multiple_of(SIZE_MULTIPLE_BYTES) {
+        return Ok(());
+    }
+    let next = size_bytes.max(1).div_ceil(SIZE_MULTIPLE_BYTES).saturating_mul(SIZE_MULTIPLE_BYTES);
+    Err(Refusal::new(
+        RefusalKind::InvalidValue,
+        format!(
+            "{size_bytes} bytes is no size for a volume: take a multiple of {SIZE_MULTIPLE_BYTES}, such as {next}"
+        ),
+    ))
 }
 
 /// The first place on an SSD where a volume fits between those that are there: `(start, size)`, in any order.

@@ -27,6 +27,7 @@ impl View {
             device: self.state.device_name(&volume.device),
             start_bytes: volume.start_bytes,
             size_bytes: volume.size_bytes,
+            qos: volume.qos.into(),
             instance: instance.map(|instance| instance.name.clone()),
         }
     }

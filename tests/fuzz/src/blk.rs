@@ -2,7 +2,7 @@
 
 use cxl_pool::{Area, LineCount, LineOffset};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
-use pod_protocol::objects::VolumeObject;
+use pod_protocol::objects::{Qos, VolumeObject};
 use vhost_blk_cxl::backend::check::check;
 use vhost_blk_cxl::frontend::parse::{Parsed, Shape, parse};
 use vhost_blk_cxl::message::{Completion, Operation, Request};
@@ -73,6 +73,7 @@ pub fn blk_message(data: &[u8]) {
         data_area: Area::new(LineOffset::new(1024), LineCount::new(1024)),
         ram_area: None,
         instance: InstanceId::new(1),
+        qos: Qos::default(),
     };
     assert!(LeaseId::new(request.holder.lease.get()).is_some());
     let Ok(at) = check(&request, &volume, device) else { return };

@@ -48,6 +48,7 @@ mod tests {
     use crate::message::{Holder, Operation, Tag};
     use cxl_pool::{Area, LineOffset};
     use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
+    use pod_protocol::objects::Qos;
     use proptest::prelude::*;
 
     const DEVICE: Geometry = Geometry { size_bytes: 1 << 30, block_bytes: 512 };
@@ -65,6 +66,7 @@ mod tests {
             data_area: Area::new(LineOffset::new(1024), LineCount::new(1024)),
             ram_area: None,
             instance: InstanceId::new(1),
+            qos: Qos::default(),
         }
     }
 

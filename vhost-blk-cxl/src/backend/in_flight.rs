@@ -6,8 +6,8 @@ use pod_protocol::ids::{ChannelId, LeaseId};
 use crate::message::Request;
 use crate::ssd::CommandId;
 
-/// Commands that all devices of a host have at a time.
-const COMMANDS_MAX: u32 = 2048;
+/// Commands that a device has at a time: one that hangs must leave some for the others.
+const COMMANDS_PER_DEVICE_MAX: u32 = 1024;
 
 /// A command that a device is working on, and whom to tell.
 #[derive(Debug, Clone, Copy)]
@@ -31,21 +31,37 @@ impl InFlight {
 pub(super) struct Commands {
     slots: Vec<Option<InFlight>>,
     free: Vec<u32>,
+    of_device: Vec<u32>,
 }
 
 impl Commands {
-    pub(super) fn new() -> Self {
-        Self { slots: vec![None; COMMANDS_MAX as usize], free: (0..COMMANDS_MAX).rev().collect() }
+    pub(super) fn new(devices: usize) -> Self {
+        // A host has a few devices.
+        let count = COMMANDS_PER_DEVICE_MAX * u32::try_from(devices).unwrap_or(1);
+        Self {
+            slots: vec![None; count as usize],
+            free: (0..count).rev().collect(),
+            of_device: vec![0; devices],
+        }
     }
 
-    /// The number that the next command gets.
-    pub(super) fn next_id(&self) -> Option<CommandId> {
+    /// The number that the next command gets, if the device may have another.
+    pub(super) fn next_id(&self, device: usize) -> Option<CommandId> {
+        if self.of_device[device] >= COMMANDS_PER_DEVICE_MAX {
+            return None;
+        }
         self.free.last().map(|&id| CommandId(id))
+    }
+
+    /// How many a device has.
+    pub(super) fn of_device(&self, device: usize) -> u32 {
+        self.of_device[device]
     }
 
     /// Enters a command under [`Commands::next_id`].
     pub(super) fn enter(&mut self, command: InFlight) {
         if let Some(id) = self.free.pop() {
+            self.of_device[command.device] += 1;
             self.slots[id as usize] = Some(command);
         }
     }
@@ -53,6 +69,7 @@ impl Commands {
     /// Takes a command that ended.
     pub(super) fn take(&mut self, id: CommandId) -> Option<InFlight> {
         let command = self.slots.get_mut(id.0 as usize)?.take()?;
+        self.of_device[command.device] -= 1;
         self.free.push(id.0);
         Some(command)
     }

@@ -1,8 +1,11 @@
 //! The backend: serves volumes of this host's SSDs to the frontends that lease them.
 
 pub mod check;
+mod dispatch;
 mod in_flight;
 mod task;
+mod throttle;
+mod volume;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

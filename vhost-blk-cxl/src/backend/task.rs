@@ -2,27 +2,33 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use cxl_pool::{Area, Memory};
 use pod_protocol::data_channel::DataChannel;
 use pod_protocol::endpoint::Reporter;
-use pod_protocol::ids::{ChannelId, LeaseGeneration, LeaseId};
+use pod_protocol::ids::{ChannelId, LeaseId};
 use pod_protocol::objects::{ChannelObject, VolumeObject};
 use pod_protocol::reports::Report;
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::worker::{Progress, Reply, Sources, Task, Token};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 use tracing::{error, info, warn};
 
-use super::check::{Rejected, check};
-use super::in_flight::{Commands, InFlight};
+use super::dispatch::is_same_use;
+use super::in_flight::Commands;
+use super::volume::Volume;
 use crate::counters::{Counter, Counters};
 use crate::message::{Operation, Request, Status, WORDS, Words};
-use crate::ssd::{Command, Finished, Outcome, Ssd};
+use crate::ssd::{Finished, Outcome, Ssd};
 
-/// Requests taken from a channel per turn.
-const RECEIVE_BUDGET: usize = 64;
+/// The timer's token; devices have those from zero.
+const TIMER: Token = Token(1 << 32);
 
 /// What the worker is told.
 pub(crate) enum Message {
@@ -50,50 +56,49 @@ pub(crate) struct Device {
     pub(crate) failed: Arc<AtomicBool>,
 }
 
-struct Volume {
-    object: VolumeObject,
-    device: usize,
-    counters: Arc<Counters>,
-    /// Requests of its earlier generation that the device still works on.
-    draining: usize,
-}
-
 /// A channel to a frontend.
-struct Channel<M: Memory> {
-    object: ChannelObject,
+pub(super) struct Channel<M: Memory> {
+    pub(super) object: ChannelObject,
     /// None while requests of an earlier generation are being worked on: the frontend sends nothing before we accepted
     /// the new one.
-    data: Option<DataChannel<M, WORDS>>,
+    pub(super) data: Option<DataChannel<M, WORDS>>,
     /// Waits for that.
     opened: Option<Reply<Result<(), String>>>,
     ready: bool,
-    /// Requests of earlier generations that the devices still work on.
-    draining: usize,
-    /// Taken from the channel, but the device had no room, or the volume is being drained.
-    held: VecDeque<Request>,
+    /// Requests that wait, at their volumes or for them.
+    pub(super) waiting: usize,
     /// Came before their volume: a backend that restarts gets its channels first, and a frontend that waited for it
     /// sends everything at once.
-    early: Vec<Request>,
+    pub(super) early: Vec<Request>,
     /// Answers of this turn, and such that the frontend has left no room for.
-    outbox: VecDeque<Words>,
+    pub(super) outbox: VecDeque<Words>,
 }
 
 /// The worker's state.
 pub(crate) struct BackendTask<M: Memory> {
-    memory: M,
+    pub(super) memory: M,
     run: RunDirectory,
     /// Whether peers that sleep are to be woken.
     rings_doorbells: bool,
-    devices: Vec<Device>,
-    channels: BTreeMap<ChannelId, Channel<M>>,
-    volumes: BTreeMap<LeaseId, Volume>,
-    commands: Commands,
+    pub(super) devices: Vec<Device>,
+    pub(super) channels: BTreeMap<ChannelId, Channel<M>>,
+    pub(super) volumes: BTreeMap<LeaseId, Volume>,
+    pub(super) commands: Commands,
     removals: Vec<(LeaseId, Reply<()>)>,
     scrubs: Vec<(Area, Reply<Result<(), String>>)>,
     reporter: Option<Reporter>,
     /// Messages that make no sense or are about no lease of ours.
-    malformed: Arc<Counter>,
+    pub(super) malformed: Arc<Counter>,
     finished: Vec<Finished>,
+    /// Volumes with requests that wait, in the order of their turns.
+    pub(super) active: Vec<LeaseId>,
+    /// Empty between turns; kept for its memory.
+    pub(super) served: Vec<LeaseId>,
+    started: Instant,
+    /// When the first of those may go on that wait for their share.
+    pub(super) due_ns: Option<u64>,
+    /// Wakes the worker then.
+    timer: Option<OwnedFd>,
 }
 
 impl<M: Memory> BackendTask<M> {
@@ -109,16 +114,40 @@ impl<M: Memory> BackendTask<M> {
             memory,
             run,
             rings_doorbells,
-            devices,
             channels: BTreeMap::new(),
             volumes: BTreeMap::new(),
-            commands: Commands::new(),
+            commands: Commands::new(devices.len()),
             removals: Vec::new(),
             scrubs: Vec::new(),
             reporter,
             malformed,
             finished: Vec::new(),
+            active: Vec::new(),
+            served: Vec::new(),
+            devices,
+            started: Instant::now(),
+            due_ns: None,
+            timer: None,
         }
+    }
+
+    /// Since the worker began.
+    pub(super) fn now_ns(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Makes the worker wake when a volume may go on. False if it may already.
+    fn set_timer(&self) -> bool {
+        let Some(timer) = &self.timer else { return self.due_ns.is_none() };
+        let left = match self.due_ns {
+            None => Duration::ZERO,
+            Some(due) => Duration::from_nanos(due.saturating_sub(self.now_ns())),
+        };
+        let value =
+            Itimerspec { it_interval: Timespec::default(), it_value: left.try_into().unwrap_or_default() };
+        // A duration of zero turns it off.
+        let set = timerfd_settime(timer, TimerfdTimerFlags::empty(), &value).is_ok();
+        self.due_ns.is_none() || set && !left.is_zero()
     }
 
     fn channel(&mut self, object: ChannelObject, opened: Reply<Result<(), String>>) {
@@ -131,47 +160,84 @@ impl<M: Memory> BackendTask<M> {
             }
             return;
         }
-        let draining = self.commands.count(|command| command.channel == object.id);
-        info!(channel = %object.id, peer = %object.peer, generation = object.generation.get(), draining, "channel begins");
+        let mut draining = 0;
         let channel = Channel {
             object,
             data: None,
             opened: Some(opened),
             ready: false,
-            draining,
-            held: VecDeque::with_capacity(RECEIVE_BUDGET),
+            waiting: 0,
             early: Vec::new(),
             outbox: VecDeque::new(),
         };
-        // What the old one held was never begun, and its frontend sends it again.
+        // What waits was never begun, and its frontend sends it again. What the devices have is over before that begins.
+        for (&lease, volume) in &mut self.volumes {
+            if volume.object.channel == channel.object.id {
+                volume.held.clear();
+                volume.draining = self.commands.of_lease(lease);
+                draining += volume.draining;
+            }
+        }
+        let ChannelObject { id, peer, generation, .. } = &channel.object;
+        info!(channel = %id, %peer, generation = generation.get(), draining, "channel begins");
         self.channels.insert(channel.object.id, channel);
     }
 
     fn volume(&mut self, object: VolumeObject, device: usize, counters: Arc<Counters>) {
         let lease = object.lease;
-        let draining = match self.volumes.get(&lease) {
-            Some(old) if old.object.generation == object.generation && old.device == device => old.draining,
-            _ => self.commands.of_lease(lease),
+        let mut volume = match self.volumes.remove(&lease) {
+            Some(mut same) if is_same_use(&same.object, &object) && same.device == device => {
+                same.throttle.set(object.qos);
+                same.object = object;
+                same.counters = counters;
+                same
+            }
+            old => {
+                if let Some(old) = old {
+                    self.refuse_held(old);
+                }
+                Volume::new(object, device, counters, self.commands.of_lease(lease))
+            }
         };
-        let volume = Volume { object, device, counters, draining };
         for channel in self.channels.values_mut() {
             for request in channel.early.extract_if(.., |request| request.holder.lease == lease) {
+                if request.holder.generation != volume.object.generation
+                    || channel.object.id != volume.object.channel
+                {
+                    channel.outbox.push_back(request.not_done(Status::Refused).encode());
+                    continue;
+                }
                 if reads_buffer_of(&request, &volume.object) {
                     self.memory.invalidate(request.data_start(), request.length_bytes);
                 }
-                channel.held.push_back(request);
+                volume.held.push_back(request);
+                channel.waiting += 1;
             }
         }
-        self.volumes.insert(lease, volume);
         self.memory.full_fence();
+        if !volume.held.is_empty() && !std::mem::replace(&mut volume.is_active, true) {
+            self.active.push(lease);
+        }
+        self.volumes.insert(lease, volume);
     }
 
     fn remove_volume(&mut self, lease: LeaseId) {
-        self.volumes.remove(&lease);
+        if let Some(volume) = self.volumes.remove(&lease) {
+            self.refuse_held(volume);
+        }
         for channel in self.channels.values_mut() {
             for request in channel.early.extract_if(.., |request| request.holder.lease == lease) {
                 channel.outbox.push_back(request.not_done(Status::Refused).encode());
             }
+        }
+    }
+
+    fn refuse_held(&mut self, volume: Volume) {
+        self.active.retain(|&lease| lease != volume.object.lease);
+        let Some(channel) = self.channels.get_mut(&volume.object.channel) else { return };
+        for request in volume.held {
+            channel.waiting = channel.waiting.saturating_sub(1);
+            channel.outbox.push_back(request.not_done(Status::Refused).encode());
         }
     }
 
@@ -194,9 +260,6 @@ impl<M: Memory> BackendTask<M> {
         if channel.ready {
             return true;
         }
-        if channel.draining > 0 {
-            return false;
-        }
         if let Some(opened) = channel.opened.take() {
             // What the old generation's reads left in our cache is out before the frontend may use its buffers again.
             self.memory.full_fence();
@@ -215,105 +278,6 @@ impl<M: Memory> BackendTask<M> {
             info!(channel = %id, "channel is ready");
         }
         channel.ready
-    }
-
-    /// Takes requests from a channel and passes them to the devices.
-    fn receive(&mut self, id: ChannelId) -> bool {
-        let Some(channel) = self.channels.get_mut(&id) else { return false };
-        let Some(data) = &mut channel.data else { return false };
-        let mut to_read = false;
-        let held_before = channel.held.len();
-        // A frontend that takes no answers, or a device that takes no commands, is not asked for more.
-        while channel.held.len() < RECEIVE_BUDGET
-            && channel.outbox.is_empty()
-            && let Some(words) = data.receive()
-        {
-            match Request::decode(&words) {
-                Ok(request) => {
-                    let volume = self.volumes.get(&request.holder.lease);
-                    if volume.is_some_and(|volume| {
-                        reads_buffer_of(&request, &volume.object)
-                            && !self.devices[volume.device].ssd.bypasses_cache()
-                    }) {
-                        self.memory.invalidate(request.data_start(), request.length_bytes);
-                        to_read = true;
-                    }
-                    channel.held.push_back(request);
-                }
-                Err(_) => self.malformed.add(1),
-            }
-        }
-        if to_read {
-            // The invalidations of all buffers before the device reads any.
-            self.memory.full_fence();
-        }
-        let taken = channel.held.len() > held_before;
-        let mut begun = false;
-        while let Some(request) = self.channels.get(&id).and_then(|channel| channel.held.front().copied()) {
-            if !self.begin(id, &request) {
-                break;
-            }
-            begun = true;
-            if let Some(channel) = self.channels.get_mut(&id) {
-                channel.held.pop_front();
-            }
-        }
-        taken || begun
-    }
-
-    /// Begins a request, or answers it. False if it has to wait.
-    fn begin(&mut self, id: ChannelId, request: &Request) -> bool {
-        let Some(channel) = self.channels.get_mut(&id) else { return true };
-        let volume = self.volumes.get(&request.holder.lease).filter(|volume| volume.object.channel == id);
-        let serves = volume.map(|volume| volume.object.generation);
-        if serves.is_none_or(|serves| is_newer(request.holder.generation, serves))
-            && channel.early.len() < channel.object.outgoing.slots as usize
-        {
-            channel.early.push(*request);
-            return true;
-        }
-        let Some(volume) = volume else {
-            self.malformed.add(1);
-            channel.outbox.push_back(request.not_done(Status::Refused).encode());
-            return true;
-        };
-        if volume.object.generation != request.holder.generation {
-            volume.counters.stale.add(1);
-            channel.outbox.push_back(request.not_done(Status::Refused).encode());
-            return true;
-        }
-        if volume.draining > 0 {
-            return false;
-        }
-        let device = &mut self.devices[volume.device];
-        let offset_bytes = match check(request, &volume.object, device.ssd.geometry()) {
-            Ok(offset) => offset,
-            Err(Rejected(status)) => {
-                volume.counters.refused();
-                channel.outbox.push_back(request.not_done(status).encode());
-                return true;
-            }
-        };
-        let Some(command) = self.commands.next_id() else { return false };
-        let command = Command {
-            id: command,
-            operation: request.operation,
-            force_unit_access: request.force_unit_access,
-            may_unmap: request.may_unmap,
-            offset_bytes,
-            length_bytes: request.length_bytes,
-            data: request.data_start(),
-        };
-        if device.ssd.submit(command).is_err() {
-            return false;
-        }
-        self.commands.enter(InFlight {
-            request: *request,
-            device: volume.device,
-            channel: id,
-            channel_generation: channel.object.generation,
-        });
-        true
     }
 
     /// Collects what the devices finished.
@@ -361,17 +325,14 @@ impl<M: Memory> BackendTask<M> {
         self.devices[command.device].counters.ended(request.operation, status, request.length_bytes);
         if let Some(volume) = self.volumes.get_mut(&request.holder.lease) {
             volume.counters.ended(request.operation, status, request.length_bytes);
-            if volume.object.generation != request.holder.generation {
-                volume.draining = volume.draining.saturating_sub(1);
-            }
+            // While it drains nothing begins, so what ends is of before.
+            volume.draining = volume.draining.saturating_sub(1);
         }
         let Some(channel) = self.channels.get_mut(&command.channel) else { return };
         if channel.object.generation == command.channel_generation {
             let bytes = if status == Status::Ok { request.length_bytes } else { 0 };
             let verifier = self.devices[command.device].ssd.write_verifier();
             channel.outbox.push_back(request.completion(status, bytes, verifier).encode());
-        } else {
-            channel.draining = channel.draining.saturating_sub(1);
         }
     }
 
@@ -415,6 +376,12 @@ impl<M: Memory> Task for BackendTask<M> {
                         warn!(ssd = device.name, %error, "cannot watch the device: its answers are seen late");
                     }
                 }
+                let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+                let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(std::io::Error::from);
+                match timer.and_then(|timer| sources.add(&timer, TIMER).map(|()| timer)) {
+                    Ok(timer) => self.timer = Some(timer),
+                    Err(error) => warn!(%error, "no timer: volumes with limits are polled"),
+                }
             }
             Message::Channel(object, opened) => self.channel(object, opened),
             Message::RemoveChannel(id) => drop(self.channels.remove(&id)),
@@ -449,6 +416,7 @@ impl<M: Memory> Task for BackendTask<M> {
             }
             next = self.channels.range((Bound::Excluded(id), Bound::Unbounded)).next().map(|(&id, _)| id);
         }
+        moved |= self.dispatch();
         for device in &mut self.devices {
             device.ssd.kick();
         }
@@ -458,8 +426,13 @@ impl<M: Memory> Task for BackendTask<M> {
         if moved { Progress::Busy } else { Progress::Idle }
     }
 
-    fn ready(&mut self, _token: Token) {
-        // A device finished something: the next turn collects it.
+    fn ready(&mut self, token: Token) {
+        // A device finished something, or a volume may go on: the next turn sees to it.
+        if token == TIMER
+            && let Some(timer) = &self.timer
+        {
+            let _ = rustix::io::read(timer, &mut [0; 8]);
+        }
     }
 
     fn prepare_sleep(&mut self) -> bool {
@@ -470,9 +443,12 @@ impl<M: Memory> Task for BackendTask<M> {
             idle &= if channel.ready { data.announce_sleep() } else { !data.ready() };
         }
         // A device that cannot wake us must be looked at.
-        idle && self.devices.iter().enumerate().all(|(index, device)| {
-            device.ssd.event().is_some() || self.commands.count(|command| command.device == index) == 0
-        })
+        idle && self.set_timer()
+            && self
+                .devices
+                .iter()
+                .enumerate()
+                .all(|(index, device)| device.ssd.event().is_some() || self.commands.of_device(index) == 0)
     }
 
     fn resume(&mut self) {
@@ -485,13 +461,7 @@ impl<M: Memory> Task for BackendTask<M> {
 }
 
 /// Whether a request makes the device read its buffer, and the buffer is where it may be.
-fn reads_buffer_of(request: &Request, volume: &VolumeObject) -> bool {
+pub(super) fn reads_buffer_of(request: &Request, volume: &VolumeObject) -> bool {
     request.operation == Operation::Write
         && volume.may_hold(request.data_start(), request.data_lines().bytes())
-}
-
-/// Whether a lease's generation follows another. They wrap around, but never lie far apart.
-fn is_newer(generation: LeaseGeneration, than: LeaseGeneration) -> bool {
-    let ahead = generation.get().wrapping_sub(than.get());
-    (1..=i16::MAX.unsigned_abs()).contains(&ahead)
 }

@@ -185,8 +185,10 @@ impl Handler for Frontend {
 
 /// Whether a disk that is in use can become another without its guest noticing more than a new size.
 fn may_become(old: &DiskObject, new: &DiskObject) -> bool {
-    let DiskObject { route, failed, .. } = new;
-    let wanted = DiskObject { route: *route, failed: *failed, ..old.clone() };
+    let DiskObject { route, failed, size_bytes, .. } = new;
+    // A guest can be told of a larger disk, not that the end of it is gone.
+    let size_bytes = *size_bytes.max(&old.size_bytes);
+    let wanted = DiskObject { route: *route, failed: *failed, size_bytes, ..old.clone() };
     wanted == *new
 }
 

@@ -16,7 +16,7 @@ use cxl_pool::{Area, EndpointId, Generation, HostId, LineCount, LineOffset, Memo
 use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::Handler;
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
-use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, ObjectId, Route, VolumeObject};
+use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, ObjectId, Qos, Route, VolumeObject};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::telemetry::{LeaseTelemetry, Telemetry};
 use pod_protocol::worker::WorkerConfig;
@@ -111,6 +111,7 @@ impl<M: Memory> Pod<M> {
             data_area: data,
             ram_area: None,
             instance: InstanceId::new(1),
+            qos: Qos::default(),
         };
         Self {
             frontend_memory,
@@ -146,10 +147,13 @@ impl<M: Memory> Pod<M> {
     }
 
     pub fn start_backend(&mut self, ssd: Box<dyn Ssd>) {
+        self.start_backend_with(vec![("ssd0".to_owned(), ssd)]);
+    }
+
+    pub fn start_backend_with(&mut self, ssds: Vec<(String, Box<dyn Ssd>)>) {
         self.backend = None;
         let bell = DoorbellListener::bind(&self.run.data_doorbell(endpoint(2, Role::BlkBackend))).unwrap();
         let memory = self.backend_memory.clone();
-        let ssds = vec![("ssd0".to_owned(), ssd)];
         let backend = Backend::start(memory, self.run.clone(), Self::worker(), Some(bell), ssds, None);
         self.backend = Some(backend.unwrap());
     }

@@ -136,6 +136,39 @@ pub(crate) enum Volumes {
         #[arg(long, value_name = "HOST/NAME")]
         device: Option<String>,
     },
+    /// Make a volume larger; the guest sees it while it runs
+    ///
+    /// Example: podctl volumes grow vol0 16G
+    #[command(verbatim_doc_comment)]
+    Grow {
+        /// Its name
+        name: String,
+        /// Its new size: a number of bytes, or with K, M, G or T
+        size: ByteSize,
+    },
+    /// Say how much of its SSD a volume may use; what is left out has no limit
+    ///
+    /// Examples:
+    ///     podctl volumes qos vol0 --iops 5000 --bandwidth 200M --burst-ms 500
+    ///     podctl volumes qos vol0 --minimum-iops 1000
+    ///     podctl volumes qos vol0
+    #[command(verbatim_doc_comment)]
+    Qos {
+        /// Its name
+        name: String,
+        /// Requests per second at most
+        #[arg(long)]
+        iops: Option<u64>,
+        /// Bytes per second at most: a number, or with K, M, G or T
+        #[arg(long)]
+        bandwidth: Option<ByteSize>,
+        /// Of how many milliseconds the share may be saved up and used at once
+        #[arg(long, default_value = "100")]
+        burst_ms: u32,
+        /// Requests per second for which it comes before others, where the SSD is the bottleneck
+        #[arg(long)]
+        minimum_iops: Option<u64>,
+    },
     /// Delete a volume and its data
     #[command(visible_alias = "rm")]
     Delete {

@@ -1,6 +1,6 @@
 use std::io::Write;
 
-use pod_controller::api::{CreateInstance, CreateVolume};
+use pod_controller::api::{ByteSize, ChangeVolume, CreateInstance, CreateVolume, VolumeQos};
 use pod_controller::client::Client;
 
 use crate::Failure;
@@ -55,6 +55,20 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
         Volumes::Create { name, size, device } => {
             let request = CreateVolume { name: name.clone(), size: *size, device: device.clone() };
             show(out, format, &client.create_volume(&request)?, output::volume)
+        }
+        Volumes::Grow { name, size } => {
+            let request = ChangeVolume { size: Some(*size), qos: None };
+            show(out, format, &client.change_volume(name, &request)?, output::volume)
+        }
+        Volumes::Qos { name, iops, bandwidth, burst_ms, minimum_iops } => {
+            let qos = VolumeQos {
+                iops: *iops,
+                bytes_per_second: bandwidth.map(ByteSize::get),
+                burst_ms: *burst_ms,
+                minimum_iops: *minimum_iops,
+            };
+            let request = ChangeVolume { size: None, qos: Some(qos) };
+            show(out, format, &client.change_volume(name, &request)?, output::volume)
         }
         Volumes::Delete { name } => {
             client.delete_volume(name)?;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use pod_controller::api::{ByteSize, Device, DeviceKind, Event, Host, Instance, Volume};
+use pod_controller::api::{ByteSize, Device, DeviceKind, Event, Host, Instance, Volume, VolumeQos};
 
 use crate::arguments::Output;
 use crate::table::{device_health, endpoint_health, plain, speed};
@@ -77,8 +77,20 @@ pub(crate) fn volume(volume: &Volume) -> String {
         ("volume", volume.name.clone()),
         ("size", format!("{} ({} bytes)", ByteSize::new(volume.size_bytes), volume.size_bytes)),
         ("device", format!("{}, from {}", volume.device, ByteSize::new(volume.start_bytes))),
+        ("limits", limits(&volume.qos)),
         ("instance", volume.instance.clone().unwrap_or_else(|| "none".to_owned())),
     ])
+}
+
+fn limits(qos: &VolumeQos) -> String {
+    let mut parts = Vec::new();
+    parts.extend(qos.iops.map(|iops| format!("{iops} requests/s")));
+    parts.extend(qos.bytes_per_second.map(|bytes| format!("{}/s", ByteSize::new(bytes))));
+    if !parts.is_empty() {
+        parts.push(format!("bursts of {} ms", qos.burst_ms));
+    }
+    parts.extend(qos.minimum_iops.map(|iops| format!("{iops} requests/s before others")));
+    if parts.is_empty() { "none".to_owned() } else { parts.join(", ") }
 }
 
 pub(crate) fn instance(instance: &Instance) -> String {

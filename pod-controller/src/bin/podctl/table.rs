@@ -154,6 +154,7 @@ pub(crate) const fn region_state(state: RegionState) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pod_controller::api::VolumeQos;
 
     #[test]
     fn columns_line_up() {
@@ -163,6 +164,7 @@ mod tests {
             device: "h2/ssd0".to_owned(),
             start_bytes: 0,
             size_bytes,
+            qos: VolumeQos::default(),
             instance: instance.map(str::to_owned),
         };
         let shown = volumes(&[volume("a", 8 << 30, Some("vm1")), volume("longer-name", 512 << 20, None)]);

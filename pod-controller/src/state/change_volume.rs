@@ -1,0 +1,102 @@
+use pod_protocol::ids::VolumeId;
+use pod_protocol::objects::Qos;
+
+use super::volume::check_size;
+use super::{Effect, Kind, Refusal, RefusalKind, State};
+use crate::api::{ByteSize, EventKind};
+
+/// The longest time for which a volume may save up its share.
+const BURST_MS_MAX: u32 = 60_000;
+
+impl State {
+    /// Changes what may change while a volume is in use. Either all of it or nothing.
+    pub(super) fn change_volume(
+        &mut self,
+        name: &str,
+        size_bytes: Option<u64>,
+        qos: Option<Qos>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Refusal> {
+        let id = self.volume_named(name).ok_or_else(|| Refusal::not_found("volume", name))?.id;
+        if let Some(size_bytes) = size_bytes {
+            self.check_growth(id, size_bytes)?;
+        }
+        if let Some(qos) = &qos {
+            check_qos(qos)?;
+        }
+        let Some(volume) = self.volumes.get_mut(&id) else { return Ok(()) };
+        let mut changes = Vec::new();
+        if let Some(size_bytes) = size_bytes.filter(|&size| size != volume.size_bytes) {
+            volume.size_bytes = size_bytes;
+            changes.push(format!("it has {} now", ByteSize::new(size_bytes)));
+        }
+        if let Some(qos) = qos.filter(|&qos| qos != volume.qos) {
+            volume.qos = qos;
+            changes.push(shown(&qos));
+        }
+        if !changes.is_empty() {
+            effects.push(Effect::event(EventKind::VolumeChanged, name, changes.join("; ")));
+        }
+        Ok(())
+    }
+
+    fn check_growth(&self, id: VolumeId, size_bytes: u64) -> Result<(), Refusal> {
+        check_size(size_bytes)?;
+        let Some(volume) = self.volumes.get(&id) else { return Ok(()) };
+        if size_bytes < volume.size_bytes {
+            return Err(Refusal::new(
+                RefusalKind::InvalidValue,
+                format!(
+                    "the volume has {} and only ever grows: copy its data to a smaller one instead",
+                    ByteSize::new(volume.size_bytes)
+                ),
+            ));
+        }
+        let behind = |start: &u64| *start > volume.start_bytes;
+        let next = self.extents(&volume.device).map(|(start, _)| start).filter(behind).min();
+        let device_end = match self.devices.get(&volume.device).map(|device| &device.kind) {
+            Some(Kind::Ssd { size_bytes, .. }) => *size_bytes,
+            _ => 0,
+        };
+        let room = next.unwrap_or(device_end).saturating_sub(volume.start_bytes);
+        if size_bytes > room {
+            return Err(Refusal::new(
+                RefusalKind::NoRoom,
+                format!(
+                    "a volume is one piece, and there is room for {} from where this one begins on {}",
+                    ByteSize::new(room),
+                    self.device_name(&volume.device)
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn check_qos(qos: &Qos) -> Result<(), Refusal> {
+    let invalid = |detail: String| Err(Refusal::new(RefusalKind::InvalidValue, detail));
+    let rates =
+        [("iops", qos.iops), ("bytes_per_second", qos.bytes_per_second), ("minimum_iops", qos.minimum_iops)];
+    for (name, rate) in rates {
+        if rate == Some(0) {
+            return invalid(format!("{name} must be 1 at least; leave it out for no limit"));
+        }
+    }
+    if qos.burst_ms > BURST_MS_MAX {
+        return invalid(format!("burst_ms must be {BURST_MS_MAX} at most"));
+    }
+    if let (Some(minimum), Some(most)) = (qos.minimum_iops, qos.iops)
+        && minimum > most
+    {
+        return invalid(format!("minimum_iops {minimum} is more than iops {most}"));
+    }
+    Ok(())
+}
+
+fn shown(qos: &Qos) -> String {
+    let mut parts = Vec::new();
+    parts.extend(qos.iops.map(|iops| format!("at most {iops} requests/s")));
+    parts.extend(qos.bytes_per_second.map(|bytes| format!("at most {}/s", ByteSize::new(bytes))));
+    parts.extend(qos.minimum_iops.map(|iops| format!("{iops} requests/s before others")));
+    if parts.is_empty() { "no limits".to_owned() } else { parts.join(", ") }
+}

@@ -1,0 +1,210 @@
+//! From the channels to the devices: each volume has a queue of its own, so that a device that hangs, or a volume that
+//! has had its share, keeps nobody else waiting.
+
+use cxl_pool::Memory;
+use pod_protocol::ids::{ChannelId, LeaseGeneration, LeaseId};
+use pod_protocol::objects::VolumeObject;
+
+use super::check::{Rejected, check};
+use super::in_flight::InFlight;
+use super::task::{BackendTask, reads_buffer_of};
+use crate::message::{Request, Status};
+use crate::ssd::Command;
+
+/// Requests taken from a channel per turn.
+const RECEIVE_BUDGET: usize = 64;
+/// Requests of a volume that begin before it is another volume's turn.
+const VOLUME_BUDGET: usize = 64;
+
+/// What became of a volume's first request.
+enum Attempt {
+    /// It began, or was answered.
+    Done,
+    /// It has to wait.
+    Waits,
+}
+
+impl<M: Memory> BackendTask<M> {
+    /// Takes requests from a channel to their volumes.
+    pub(super) fn receive(&mut self, id: ChannelId) -> bool {
+        let Some(channel) = self.channels.get_mut(&id) else { return false };
+        let Some(data) = &mut channel.data else { return false };
+        let slots = channel.object.outgoing.slots as usize;
+        let mut to_read = false;
+        let mut taken = 0;
+        // A frontend that takes no answers, or has more outstanding than it may, is not asked for more.
+        while taken < RECEIVE_BUDGET
+            && channel.outbox.is_empty()
+            && channel.waiting < slots
+            && let Some(words) = data.receive()
+        {
+            taken += 1;
+            let Ok(request) = Request::decode(&words) else {
+                self.malformed.add(1);
+                continue;
+            };
+            let holder = request.holder;
+            let volume = self.volumes.get_mut(&holder.lease).filter(|volume| volume.object.channel == id);
+            match volume {
+                Some(volume) if holder.generation == volume.object.generation => {
+                    if reads_buffer_of(&request, &volume.object)
+                        && !self.devices[volume.device].ssd.bypasses_cache()
+                    {
+                        self.memory.invalidate(request.data_start(), request.length_bytes);
+                        to_read = true;
+                    }
+                    if !std::mem::replace(&mut volume.is_active, true) {
+                        self.active.push(holder.lease);
+                    }
+                    volume.held.push_back(request);
+                    channel.waiting += 1;
+                }
+                Some(volume) if !is_newer(holder.generation, volume.object.generation) => {
+                    volume.counters.stale.add(1);
+                    channel.outbox.push_back(request.not_done(Status::Refused).encode());
+                }
+                _ if channel.early.len() < slots => channel.early.push(request),
+                _ => {
+                    self.malformed.add(1);
+                    channel.outbox.push_back(request.not_done(Status::Refused).encode());
+                }
+            }
+        }
+        if to_read {
+            // The invalidations of all buffers before the device reads any.
+            self.memory.full_fence();
+        }
+        taken > 0
+    }
+
+    /// Passes requests of all volumes to the devices.
+    pub(super) fn dispatch(&mut self) -> bool {
+        self.due_ns = None;
+        if self.active.is_empty() {
+            return false;
+        }
+        let mut active = std::mem::take(&mut self.active);
+        let mut served = std::mem::take(&mut self.served);
+        let mut moved = false;
+        let timed = active
+            .iter()
+            .any(|lease| self.volumes.get(lease).is_some_and(|volume| volume.throttle.needs_clock()));
+        let now_ns = if timed { self.now_ns() } else { 0 };
+        if timed {
+            // Who has had less than it is sure to get comes first.
+            for &lease in &active {
+                let below = |task: &Self| {
+                    task.volumes.get(&lease).is_some_and(|volume| volume.throttle.is_below_minimum(now_ns))
+                };
+                while below(self) && self.attempt(lease, now_ns) == Some(true) {
+                    moved = true;
+                }
+            }
+        }
+        active.retain(|&lease| {
+            let mut begun = 0;
+            while begun < VOLUME_BUDGET {
+                match self.attempt(lease, now_ns) {
+                    Some(true) => begun += 1,
+                    Some(false) => break,
+                    // It has no more.
+                    None => {
+                        moved |= begun > 0;
+                        return false;
+                    }
+                }
+            }
+            moved |= begun > 0;
+            if begun > 0 {
+                served.push(lease);
+            }
+            begun == 0
+        });
+        // Who got nothing comes first next time.
+        active.append(&mut served);
+        self.active = active;
+        self.served = served;
+        moved
+    }
+
+    /// Tries to begin a volume's first request. None if it has none.
+    fn attempt(&mut self, lease: LeaseId, now_ns: u64) -> Option<bool> {
+        let volume = self.volumes.get_mut(&lease)?;
+        let Some(request) = volume.held.front().copied() else {
+            volume.is_active = false;
+            return None;
+        };
+        if volume.draining > 0 {
+            return Some(false);
+        }
+        if volume.throttle.needs_clock()
+            && let Some(until) = volume.waits_until(now_ns)
+        {
+            self.due_ns = Some(self.due_ns.map_or(until, |due| due.min(until)));
+            return Some(false);
+        }
+        match self.begin(&request) {
+            Attempt::Waits => Some(false),
+            Attempt::Done => {
+                let volume = self.volumes.get_mut(&lease)?;
+                volume.held.pop_front();
+                volume.throttled = false;
+                if volume.throttle.needs_clock() {
+                    let bytes = if request.operation.has_data() { request.length_bytes } else { 0 };
+                    volume.throttle.take(bytes, now_ns);
+                }
+                if let Some(channel) = self.channels.get_mut(&volume.object.channel) {
+                    channel.waiting = channel.waiting.saturating_sub(1);
+                }
+                Some(true)
+            }
+        }
+    }
+
+    /// Begins a request of a volume's current generation, or answers it.
+    fn begin(&mut self, request: &Request) -> Attempt {
+        let Some(volume) = self.volumes.get(&request.holder.lease) else { return Attempt::Done };
+        let id = volume.object.channel;
+        let Some(channel) = self.channels.get_mut(&id) else { return Attempt::Done };
+        let device = &mut self.devices[volume.device];
+        let offset_bytes = match check(request, &volume.object, device.ssd.geometry()) {
+            Ok(offset) => offset,
+            Err(Rejected(status)) => {
+                volume.counters.refused();
+                channel.outbox.push_back(request.not_done(status).encode());
+                return Attempt::Done;
+            }
+        };
+        let Some(command) = self.commands.next_id(volume.device) else { return Attempt::Waits };
+        let command = Command {
+            id: command,
+            operation: request.operation,
+            force_unit_access: request.force_unit_access,
+            may_unmap: request.may_unmap,
+            offset_bytes,
+            length_bytes: request.length_bytes,
+            data: request.data_start(),
+        };
+        if device.ssd.submit(command).is_err() {
+            return Attempt::Waits;
+        }
+        self.commands.enter(InFlight {
+            request: *request,
+            device: volume.device,
+            channel: id,
+            channel_generation: channel.object.generation,
+        });
+        Attempt::Done
+    }
+}
+
+/// Whether requests of one of them may go on as requests of the other.
+pub(super) fn is_same_use(one: &VolumeObject, other: &VolumeObject) -> bool {
+    one.generation == other.generation && one.channel == other.channel && one.data_area == other.data_area
+}
+
+/// Whether a lease's generation follows another. They wrap around, but never lie far apart.
+fn is_newer(generation: LeaseGeneration, than: LeaseGeneration) -> bool {
+    let ahead = generation.get().wrapping_sub(than.get());
+    (1..=i16::MAX.unsigned_abs()).contains(&ahead)
+}

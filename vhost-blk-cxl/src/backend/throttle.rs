@@ -1,0 +1,151 @@
+//! How much of a device a volume may use, and how much it is sure to get.
+//!
+//! Virtual scheduling (GCRA): for each rate, the moment at which the volume would be due if it kept to it. A request is
+//! in time if that moment lies no further ahead than the burst.
+
+use pod_protocol::objects::Qos;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// One rate.
+#[derive(Debug, Clone, Copy)]
+struct Rate {
+    per_second: u64,
+    burst_ns: u64,
+    due_ns: u64,
+}
+
+impl Rate {
+    fn new(per_second: u64, burst_ns: u64) -> Self {
+        Self { per_second, burst_ns, due_ns: 0 }
+    }
+
+    /// From when on something more is in time.
+    fn in_time_from(&self) -> u64 {
+        self.due_ns.saturating_sub(self.burst_ns)
+    }
+
+    fn take(&mut self, amount: u64, now_ns: u64) {
+        let cost = u128::from(amount) * u128::from(SECOND_NS) / u128::from(self.per_second.max(1));
+        let cost = u64::try_from(cost).unwrap_or(u64::MAX);
+        self.due_ns = self.due_ns.max(now_ns).saturating_add(cost);
+    }
+}
+
+/// A volume's rates.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Throttle {
+    qos: Qos,
+    requests: Option<Rate>,
+    bytes: Option<Rate>,
+    minimum: Option<Rate>,
+}
+
+impl Throttle {
+    pub(super) fn new(qos: Qos) -> Self {
+        let burst_ns = u64::from(qos.burst_ms) * (SECOND_NS / 1000);
+        let rate = |per_second: Option<u64>| per_second.map(|per_second| Rate::new(per_second, burst_ns));
+        Self {
+            requests: rate(qos.iops),
+            bytes: rate(qos.bytes_per_second),
+            // What was not used of it is not saved up.
+            minimum: qos.minimum_iops.map(|per_second| Rate::new(per_second, 0)),
+            qos,
+        }
+    }
+
+    /// Takes a new setting over. One that is the same goes on as it was.
+    pub(super) fn set(&mut self, qos: Qos) {
+        if self.qos != qos {
+            *self = Self::new(qos);
+        }
+    }
+
+    /// Whether the time matters at all.
+    pub(super) fn needs_clock(&self) -> bool {
+        self.requests.is_some() || self.bytes.is_some() || self.minimum.is_some()
+    }
+
+    /// When the next request may begin, if not now.
+    pub(super) fn waits_until(&self, now_ns: u64) -> Option<u64> {
+        let rates = self.requests.iter().chain(&self.bytes);
+        rates.map(Rate::in_time_from).max().filter(|&from| from > now_ns)
+    }
+
+    /// Whether it has had less than it is sure to get.
+    pub(super) fn is_below_minimum(&self, now_ns: u64) -> bool {
+        self.minimum.is_some_and(|minimum| minimum.in_time_from() <= now_ns)
+    }
+
+    /// A request began.
+    pub(super) fn take(&mut self, bytes: u64, now_ns: u64) {
+        for rate in self.requests.iter_mut().chain(&mut self.minimum) {
+            rate.take(1, now_ns);
+        }
+        if let Some(rate) = &mut self.bytes {
+            rate.take(bytes, now_ns);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many requests of this length begin in ten seconds, tried every millisecond.
+    fn in_ten_seconds(qos: Qos, bytes: u64) -> u64 {
+        let mut throttle = Throttle::new(qos);
+        let mut begun = 0;
+        for now in (0..10 * SECOND_NS).step_by(1_000_000) {
+            while throttle.waits_until(now).is_none() {
+                throttle.take(bytes, now);
+                begun += 1;
+            }
+        }
+        begun
+    }
+
+    #[test]
+    fn rates_are_kept_and_bursts_come_on_top() {
+        let qos = Qos { iops: Some(200), burst_ms: 500, ..Qos::default() };
+        let begun = in_ten_seconds(qos, 4096);
+        assert!((2100..=2102).contains(&begun), "{begun}");
+        let qos = Qos { bytes_per_second: Some(1 << 20), burst_ms: 0, ..Qos::default() };
+        let begun = in_ten_seconds(qos, 128 << 10);
+        assert!((80..=81).contains(&begun), "{begun}");
+        let both = Qos { iops: Some(1000), bytes_per_second: Some(1 << 20), burst_ms: 0, ..Qos::default() };
+        let begun = in_ten_seconds(both, 4096);
+        assert!((2500..=2561).contains(&begun), "the lower one counts: {begun}");
+    }
+
+    #[test]
+    fn a_request_longer_than_a_second_may_move_is_served_and_paid_for() {
+        let qos = Qos { bytes_per_second: Some(1000), burst_ms: 10, ..Qos::default() };
+        let mut throttle = Throttle::new(qos);
+        assert_eq!(throttle.waits_until(0), None);
+        throttle.take(5000, 0);
+        assert_eq!(throttle.waits_until(0), Some(4_990_000_000));
+        assert_eq!(throttle.waits_until(4_990_000_000), None);
+    }
+
+    #[test]
+    fn an_unused_minimum_is_not_saved_up() {
+        let mut throttle = Throttle::new(Qos { minimum_iops: Some(10), ..Qos::default() });
+        assert!(throttle.needs_clock() && throttle.waits_until(0).is_none());
+        assert!(throttle.is_below_minimum(5 * SECOND_NS));
+        throttle.take(0, 5 * SECOND_NS);
+        assert!(!throttle.is_below_minimum(5 * SECOND_NS));
+        assert!(throttle.is_below_minimum(5 * SECOND_NS + SECOND_NS / 10));
+    }
+
+    #[test]
+    fn the_same_setting_again_does_not_refill_it() {
+        let qos = Qos { iops: Some(1), ..Qos::default() };
+        let mut throttle = Throttle::new(qos);
+        throttle.take(0, 0);
+        throttle.set(qos);
+        assert!(throttle.waits_until(0).is_some());
+        throttle.set(Qos { iops: Some(2), ..qos });
+        assert!(throttle.waits_until(0).is_none());
+    }
+}

@@ -1,0 +1,176 @@
+//! Disks of one frontend that share a channel, and perhaps a device: what one does must not stop the others.
+
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::ram::{Control, RamSsd};
+use common::*;
+use cxl_pool::{Area, CreateOptions, HardwareMemory, LineOffset, Pool};
+use pod_protocol::endpoint::Handler;
+use pod_protocol::ids::{LeaseId, VolumeId};
+use pod_protocol::objects::{DiskObject, Object, Qos, VolumeObject};
+use vhost_blk_cxl::ssd::Ssd;
+
+/// A pod with a second disk beside its own.
+struct Two {
+    pod: Pod<HardwareMemory>,
+    disk: DiskObject,
+    volume: VolumeObject,
+    control: Arc<Control>,
+    other: Arc<Control>,
+}
+
+impl Two {
+    /// The second disk's volume lies on a device of its own, or before the first one's on the same.
+    fn new(same_device: bool) -> Self {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let options = CreateOptions { size_bytes: Some(32 << 20), ..CreateOptions::default() };
+        let pool = Pool::create(&directory.path().join("pool"), &options).unwrap();
+        let mut pod = Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
+        let (control, other) = (Control::new(), Control::new());
+        let ram = |control| -> Box<dyn Ssd> {
+            Box::new(RamSsd { memory: pool.hardware(), control: Arc::clone(control) })
+        };
+        pod.start_backend_with(vec![("ssd0".to_owned(), ram(&control)), ("ssd1".to_owned(), ram(&other))]);
+        pod.start_frontend();
+        let lease = LeaseId::new(8).unwrap();
+        let data_area = Area::new(LineOffset::new(pod.data.end().get()), pod.data.lines);
+        let disk = DiskObject {
+            lease,
+            device: "vol1".to_owned(),
+            socket: "vm0-vol1.sock".to_owned(),
+            size_bytes: VOLUME_START,
+            data_area,
+            ..pod.disk.clone()
+        };
+        let ssd = if same_device { "ssd0" } else { "ssd1" };
+        let volume = VolumeObject {
+            lease,
+            volume: VolumeId::new(2),
+            ssd: ssd.to_owned(),
+            start_bytes: 0,
+            size_bytes: VOLUME_START,
+            data_area,
+            ..pod.volume.clone()
+        };
+        let mut two = Self { pod, disk, volume, control, other };
+        two.pod.new_channel();
+        two.pod.apply_volume();
+        two.apply_volume();
+        two.pod.apply_disk();
+        let disk = two.disk.clone();
+        two.pod.frontend.as_mut().unwrap().apply(Object::Disk(disk)).unwrap();
+        two
+    }
+
+    fn apply_volume(&mut self) {
+        let volume = self.volume.clone();
+        self.pod.backend.as_mut().unwrap().apply(Object::Volume(volume)).unwrap();
+    }
+
+    fn driver(&self) -> Driver {
+        let mut driver = Driver::new(2, 128);
+        driver.guest.connect(&self.pod.run.sockets().join(&self.disk.socket), ALL_FEATURES);
+        driver
+    }
+}
+
+fn offer(driver: &mut Driver, count: u64, kind: u32) {
+    for index in 0..count {
+        driver.write(driver.place(index).data, &pattern(index, 4096));
+        let bytes = if kind == T_FLUSH { 0 } else { 4096 };
+        driver.offer((index % 2) as usize, index, kind, index * 8, bytes);
+    }
+}
+
+fn collect(driver: &mut Driver, count: u64) {
+    for index in 0..count {
+        assert!(driver.guest.wait_used((index % 2) as usize, PATIENCE).is_some(), "answer {index}");
+    }
+    assert!((0..count).all(|index| driver.status(index) == OK));
+}
+
+#[test]
+fn a_device_that_hangs_stops_only_its_own_disk() {
+    let mut two = Two::new(false);
+    let mut hung = Driver::connected(&two.pod);
+    let mut other = two.driver();
+    two.control.hold(true);
+    two.control.set_depth(4);
+    // More than the device takes; the channel has room for a few more.
+    offer(&mut hung, 24, T_OUT);
+    eventually(|| two.control.waiting() == 4);
+    for round in 0..20 {
+        assert_eq!(other.write_sectors(round, &pattern(round, 512)), OK);
+        assert_eq!(other.read_sectors(round, 512), pattern(round, 512));
+    }
+    assert_eq!(two.control.waiting(), 4);
+    // Not even a frontend that starts anew waits for it: each disk does for itself.
+    two.pod.new_channel();
+    assert_eq!(other.write_sectors(0, &pattern(77, 512)), OK);
+    assert_eq!(two.other.bytes(0, 512), pattern(77, 512));
+    two.control.set_depth(usize::MAX);
+    two.control.hold(false);
+    collect(&mut hung, 24);
+}
+
+#[test]
+fn a_volume_keeps_to_its_rate_until_it_is_changed() {
+    let mut two = Two::new(true);
+    // One request a second: it does not come to the second one here.
+    two.pod.volume.qos = Qos { iops: Some(1), burst_ms: 0, ..Qos::default() };
+    two.pod.apply_volume();
+    let mut limited = Driver::connected(&two.pod);
+    let mut other = two.driver();
+    offer(&mut limited, 40, T_OUT);
+    // The other one is not held up.
+    offer(&mut other, 40, T_OUT);
+    collect(&mut other, 40);
+    let begun = || two.control.log().iter().filter(|it| it.offset_bytes >= VOLUME_START).count();
+    assert!((1..20).contains(&begun()), "{} began", begun());
+    assert!(two.pod.backend_lease().throttled > 0);
+    // Bytes count as well as requests.
+    two.pod.volume.qos = Qos { bytes_per_second: Some(4096), burst_ms: 0, ..Qos::default() };
+    two.pod.apply_volume();
+    std::thread::sleep(QUIET);
+    assert!((1..20).contains(&begun()), "{} began", begun());
+    two.pod.volume.qos = Qos::default();
+    two.pod.apply_volume();
+    collect(&mut limited, 40);
+}
+
+#[test]
+fn a_rate_is_kept_while_the_worker_sleeps() {
+    let mut two = Two::new(true);
+    two.pod.volume.qos = Qos { iops: Some(200), burst_ms: 0, ..Qos::default() };
+    two.pod.apply_volume();
+    let mut limited = Driver::connected(&two.pod);
+    // Nothing but the timer goes on with the second and later ones.
+    offer(&mut limited, 30, T_FLUSH);
+    collect(&mut limited, 30);
+    assert!(two.pod.backend_lease().throttled >= 20);
+}
+
+#[test]
+fn who_is_below_its_minimum_comes_first() {
+    let mut two = Two::new(true);
+    two.volume.qos = Qos { minimum_iops: Some(1_000_000), ..Qos::default() };
+    two.apply_volume();
+    let mut greedy = Driver::connected(&two.pod);
+    let mut modest = two.driver();
+    two.control.hold(true);
+    two.control.set_depth(1);
+    offer(&mut greedy, 50, T_OUT);
+    eventually(|| two.control.waiting() == 1);
+    offer(&mut modest, 4, T_OUT);
+    std::thread::sleep(QUIET);
+    two.control.hold(false);
+    collect(&mut greedy, 50);
+    collect(&mut modest, 4);
+    let log = two.control.log();
+    let last = log.iter().rposition(|command| command.offset_bytes < VOLUME_START).unwrap();
+    assert!(last < 12, "its last request was number {last} of {}", log.len());
+}
