@@ -125,10 +125,10 @@ fn a_volume_keeps_to_its_rate_until_it_is_changed() {
     two.pod.apply_volume();
     let mut limited = Driver::connected(&two.pod);
     let mut other = two.driver();
-    offer(&mut limited, 40, T_OUT);
+    offer(&mut limited, 24, T_OUT);
     // The other one is not held up.
-    offer(&mut other, 40, T_OUT);
-    collect(&mut other, 40);
+    offer(&mut other, 24, T_OUT);
+    collect(&mut other, 24);
     let begun = || two.control.log().iter().filter(|it| it.offset_bytes >= VOLUME_START).count();
     assert!((1..20).contains(&begun()), "{} began", begun());
     assert!(two.pod.backend_lease().throttled > 0);
@@ -139,7 +139,7 @@ fn a_volume_keeps_to_its_rate_until_it_is_changed() {
     assert!((1..20).contains(&begun()), "{} began", begun());
     two.pod.volume.qos = Qos::default();
     two.pod.apply_volume();
-    collect(&mut limited, 40);
+    collect(&mut limited, 24);
 }
 
 #[test]

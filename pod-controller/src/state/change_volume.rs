@@ -100,3 +100,81 @@ fn shown(qos: &Qos) -> String {
     parts.extend(qos.minimum_iops.map(|iops| format!("{iops} requests/s before others")));
     if parts.is_empty() { "no limits".to_owned() } else { parts.join(", ") }
 }
+
+#[cfg(test)]
+mod tests {
+    use cxl_pool::Role;
+    use pod_protocol::objects::Object;
+
+    use super::super::Command;
+    use super::super::model::{MIB, check, devices_of, endpoint, join, options};
+    use super::*;
+
+    fn change(name: &str, mib: Option<u64>, qos: Option<Qos>) -> Command {
+        Command::ChangeVolume { name: name.to_owned(), size_bytes: mib.map(|mib| mib * MIB), qos }
+    }
+
+    /// Two volumes side by side on one SSD, the first one in use.
+    fn pod() -> State {
+        let mut state = State::new(options(256));
+        for id in [endpoint(1, Role::BlkFrontend), endpoint(2, Role::BlkBackend)] {
+            let join = join(id.host.get(), devices_of(id, true));
+            state.apply(&Command::Join { endpoint: id, incarnation: 1, join }).unwrap();
+        }
+        for (name, mib) in [("a", 8), ("b", 8)] {
+            let (name, size_bytes) = (name.to_owned(), mib * MIB);
+            state.apply(&Command::CreateVolume { name, size_bytes, device: None }).unwrap();
+        }
+        let (name, volumes) = ("vm".to_owned(), vec!["b".to_owned()]);
+        let host = cxl_pool::HostId::new(1);
+        state.apply(&Command::CreateInstance { name, host, nics: Vec::new(), volumes }).unwrap();
+        check(&state);
+        state
+    }
+
+    #[test]
+    fn a_volume_grows_under_its_guest_as_far_as_there_is_room() {
+        let mut state = pod();
+        for refused in [change("a", Some(9), None), change("b", Some(7), None), change("b", Some(60), None)] {
+            let before = state.clone();
+            assert!(state.apply(&refused).is_err(), "{refused:?}");
+            assert_eq!(state, before);
+        }
+        let effects = state.apply(&change("b", Some(32), None)).unwrap();
+        assert!(
+            matches!(&effects[..], [Effect::Event { kind: EventKind::VolumeChanged, .. }]),
+            "{effects:?}"
+        );
+        check(&state);
+        let sizes = [endpoint(1, Role::BlkFrontend), endpoint(2, Role::BlkBackend)].map(|id| {
+            state.desired(id).into_values().find_map(|object| match object {
+                Object::Disk(disk) => Some(disk.size_bytes),
+                Object::Volume(volume) => Some(volume.size_bytes),
+                _ => None,
+            })
+        });
+        assert_eq!(sizes, [Some(32 * MIB); 2]);
+        // To the size that it has: nothing happens.
+        assert_eq!(state.apply(&change("b", Some(32), None)).unwrap(), Vec::new());
+    }
+
+    #[test]
+    fn a_share_that_makes_no_sense_is_refused() {
+        let mut state = pod();
+        let good = Qos { iops: Some(100), minimum_iops: Some(50), ..Qos::default() };
+        for bad in [
+            Qos { iops: Some(0), ..good },
+            Qos { bytes_per_second: Some(0), ..good },
+            Qos { minimum_iops: Some(101), ..good },
+            Qos { burst_ms: 60_001, ..good },
+        ] {
+            assert!(state.apply(&change("b", Some(16), Some(bad))).is_err(), "{bad:?}");
+        }
+        state.apply(&change("b", None, Some(good))).unwrap();
+        let served = state.desired(endpoint(2, Role::BlkBackend)).into_values();
+        let served =
+            served.filter_map(|object| if let Object::Volume(it) = object { Some(it) } else { None });
+        let found: Vec<(u64, Qos)> = served.map(|it| (it.size_bytes, it.qos)).collect();
+        assert_eq!(found, [(8 * MIB, good)], "neither half of a refused change was made");
+    }
+}
