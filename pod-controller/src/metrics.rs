@@ -144,6 +144,7 @@ fn add_leases(page: &mut Page, handle: &Handle) {
     let packets = page.totals("lease_packets", "Frames of an instance at an endpoint");
     let bytes = page.totals("lease_bytes", "Bytes of an instance at an endpoint");
     let requests = page.totals("lease_requests", "Block requests of an instance at an endpoint");
+    let throttled = page.totals("lease_throttled", "Requests that had to wait for their volume's share");
     let errors = page.totals("lease_errors", "Requests that the guest saw fail");
     let drops = page.totals("lease_drops", "Frames and messages dropped");
     let state = &handle.view().state;
@@ -179,6 +180,7 @@ fn add_leases(page: &mut Page, handle: &Handle) {
                     count(&requests, &with("operation", "flush"), counters.flushes);
                     count(&bytes, &with("direction", "read"), counters.read_bytes);
                     count(&bytes, &with("direction", "write"), counters.write_bytes);
+                    count(&throttled, &labels, counters.throttled);
                 }
             }
             count(&errors, &labels, counters.errors);
