@@ -85,7 +85,7 @@ impl Memory for Broken {
     }
 }
 
-const SCENARIO: Scenario = Scenario { messages: 100, sleeps: true, restarts: true };
+const SCENARIO: Scenario = Scenario { messages: 150, sleeps: true, restarts: 4 };
 
 /// In how many of the first seeds the checks notice that this host leaves this out.
 fn noticed<const WORDS: usize>(host: HostId, omission: Omission) -> usize {

@@ -1,7 +1,6 @@
 //! Channels on simulated non-coherent memory.
 //!
-//! Each check runs with many seeds. A failure prints its seed; `WADI_SEED=… cargo test -p cxl-channel --test
-//! simulated` replays it. `WADI_ROUNDS` multiplies the number of seeds.
+//! Each check runs with many seeds. A failure prints the command that replays it. `WADI_ROUNDS` multiplies the number of seeds.
 
 mod broken;
 mod exchange;

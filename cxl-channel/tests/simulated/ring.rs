@@ -4,39 +4,42 @@ use cxl_channel::{Full, ReceivePolicy, Receiver, RingPlacement, Sender};
 use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
 use cxl_pool::{Generation, LineOffset};
 
-use crate::schedule::{RECEIVING, SENDING, Scenario, run, seeds};
+use crate::schedule::{RECEIVING, SENDING, Scenario, check_seeds, run};
 
-/// Checks a scenario with a seed and many more.
-fn check<const WORDS: usize>(scenario: Scenario) {
-    for seed in seeds(300) {
-        if let Err(failure) = run::<SimulatedMemory, WORDS>(seed, scenario, |_, memory| memory) {
-            panic!("{failure}\nreproduce with WADI_SEED={seed}");
-        }
-    }
+/// Checks a scenario in as many schedules: all kinds together make two millions.
+fn check<const WORDS: usize>(schedules: u64, scenario: Scenario) {
+    check_seeds(schedules, |seed| run::<SimulatedMemory, WORDS>(seed, scenario, |_, memory| memory));
 }
 
-const PLAIN: Scenario = Scenario { messages: 200, sleeps: false, restarts: false };
+/// A few laps of most rings.
+const PLAIN: Scenario = Scenario { messages: 60, sleeps: false, restarts: 0 };
 
 #[test]
 fn messages_of_16_bytes_arrive_once_in_order_and_unaltered() {
-    check::<2>(PLAIN);
+    check::<2>(400_000, PLAIN);
 }
 
 #[test]
 fn messages_of_64_bytes_arrive_once_in_order_and_unaltered() {
-    check::<8>(PLAIN);
+    check::<8>(400_000, PLAIN);
+}
+
+#[test]
+fn many_laps_of_16_and_64_bytes() {
+    check::<2>(300, Scenario { messages: 2_000, sleeps: true, restarts: 0 });
+    check::<8>(300, Scenario { messages: 2_000, sleeps: true, restarts: 0 });
 }
 
 #[test]
 fn a_receiver_that_sleeps_is_woken_for_the_next_message() {
-    check::<2>(Scenario { sleeps: true, ..PLAIN });
-    check::<8>(Scenario { sleeps: true, ..PLAIN });
+    check::<2>(300_000, Scenario { sleeps: true, ..PLAIN });
+    check::<8>(300_000, Scenario { sleeps: true, ..PLAIN });
 }
 
 #[test]
 fn nothing_of_an_older_generation_surfaces_after_a_restart_of_either_side() {
-    check::<2>(Scenario { messages: 100, sleeps: true, restarts: true });
-    check::<8>(Scenario { messages: 100, sleeps: true, restarts: true });
+    check::<2>(300_000, Scenario { messages: 30, sleeps: true, restarts: 2 });
+    check::<8>(300_000, Scenario { messages: 30, sleeps: true, restarts: 2 });
 }
 
 fn pair(pool: &SimulatedPool, slots: u32) -> (Sender<SimulatedMemory, 2>, Receiver<SimulatedMemory, 2>) {

@@ -1,6 +1,9 @@
 //! Two hosts, one ring, and memory that misbehaves: a schedule drawn from a seed, and what must hold in it.
 
 use std::env;
+use std::panic::{self, AssertUnwindSafe};
+use std::thread;
+use std::time::Instant;
 
 use cxl_channel::{ReceivePolicy, Receiver, RingPlacement, Sender, Wake};
 use cxl_pool::simulated::{Faults, Random, SimulatedMemory, SimulatedPool};
@@ -18,15 +21,36 @@ pub(crate) fn seeds(count: u64) -> impl Iterator<Item = u64> {
     }
 }
 
+/// Runs a check with so many seeds. If one fails, it says how to run that one again.
+pub(crate) fn check_seeds(count: u64, check: impl Fn(u64) -> Result<(), String>) {
+    let (began, mut runs) = (Instant::now(), 0);
+    for seed in seeds(count) {
+        let failure = match panic::catch_unwind(AssertUnwindSafe(|| check(seed))) {
+            Ok(Ok(())) => {
+                runs += 1;
+                continue;
+            }
+            Ok(Err(failure)) => failure,
+            Err(_) => "it panicked, as said above".to_owned(),
+        };
+        // The harness names the thread after the test, unless it has only one.
+        let test = thread::current().name().filter(|name| *name != "main").unwrap_or_default().to_owned();
+        panic!(
+            "{failure}\nto see it again: WADI_SEED={seed} cargo test -p cxl-channel --test simulated -- --exact {test}"
+        );
+    }
+    println!("{runs} schedules in {:.1} s", began.elapsed().as_secs_f64());
+}
+
 /// What a run is to be like.
 #[derive(Clone, Copy)]
 pub(crate) struct Scenario {
-    /// Messages of each generation.
+    /// At most so many messages of each generation.
     pub(crate) messages: u64,
     /// The receiver sleeps when it finds nothing, until it is woken.
     pub(crate) sleeps: bool,
-    /// Processes crash, and the channel begins another generation.
-    pub(crate) restarts: bool,
+    /// Processes crash, and the channel begins another generation, so many times at most.
+    pub(crate) restarts: u64,
 }
 
 /// The words of a message: all of them follow from where it belongs, so that a wrong one is recognised.
@@ -61,7 +85,11 @@ pub(crate) fn run<M: Memory, const WORDS: usize>(
     wrap: impl Fn(HostId, SimulatedMemory) -> M,
 ) -> Result<(), String> {
     let mut random = Random::new(seed ^ 0x5eed);
-    let slots = 8 << random.below(4);
+    // Mostly small, so that many laps fit a run; large ones now and then.
+    let kinds = if random.one_in(64) { 8 } else { 4 };
+    let slots = 8 << random.below(kinds);
+    let messages = 1 + random.below(scenario.messages);
+    let scenario = Scenario { messages, ..scenario };
     let lines = RingPlacement::lines(slots, WORDS).get();
     let pool = SimulatedPool::new(seed, (lines + 20) * 64);
     let placement = RingPlacement { start: LineOffset::new(random.below(20)), slots };
@@ -89,8 +117,7 @@ pub(crate) fn run<M: Memory, const WORDS: usize>(
         asleep: false,
         pool,
     };
-    let generations = if scenario.restarts { 5 } else { 1 };
-    for _ in 1..generations {
+    for _ in 0..scenario.restarts {
         let steps = world.random.below(scenario.messages * 4);
         for _ in 0..steps {
             world.step()?;
@@ -112,19 +139,28 @@ impl<M: Memory, const WORDS: usize, W: Fn(HostId, SimulatedMemory) -> M> World<M
 
     fn send(&mut self) -> Result<(), String> {
         let burst = 1 << self.random.below(6);
-        for _ in 0..burst {
-            if self.sent == self.scenario.messages {
-                break;
+        let left = burst.min(self.scenario.messages - self.sent);
+        let (seed, generation) = (self.seed, self.sender.generation());
+        let message = |number| message(seed, generation, number);
+        if self.random.one_in(2) {
+            let mut batch = [[0; WORDS]; 32];
+            for (number, place) in (self.sent..self.sent + left).zip(&mut batch) {
+                *place = message(number);
             }
-            if self.sender.send(message(self.seed, self.sender.generation(), self.sent)).is_err() {
-                break;
+            // As many as there is room for; the others come again later.
+            self.sent += self.sender.send_batch(&batch[..usize::try_from(left).unwrap_or(0)]) as u64;
+        } else {
+            for number in self.sent..self.sent + left {
+                if self.sender.send(message(number)).is_err() {
+                    break;
+                }
+                self.sent += 1;
             }
-            self.sent += 1;
-            if self.sent > self.received + u64::from(self.placement.slots)
-                && self.sender.generation() == self.receiver.generation()
-            {
-                return Err(format!("message {} overwrote one that was not received", self.sent));
-            }
+        }
+        if self.sent > self.received + u64::from(self.placement.slots)
+            && self.sender.generation() == self.receiver.generation()
+        {
+            return Err(format!("message {} overwrote one that was not received", self.sent));
         }
         // A sender may also be slow to publish.
         if !self.random.one_in(4) {
@@ -144,24 +180,42 @@ impl<M: Memory, const WORDS: usize, W: Fn(HostId, SimulatedMemory) -> M> World<M
         if self.asleep {
             return Ok(());
         }
-        for _ in 0..1 << self.random.below(6) {
-            let Some(found) = self.receiver.receive() else {
+        let most = 1 << self.random.below(6);
+        let mut batch = [[0; WORDS]; 32];
+        let in_batch = self.random.one_in(2);
+        let mut taken = 0;
+        while taken < most {
+            let count = if in_batch {
+                self.receiver.receive_batch(&mut batch[..most - taken])
+            } else {
+                self.receiver.receive().map(|found| batch[0] = found).iter().count()
+            };
+            if count == 0 {
                 let sleepy = self.scenario.sleeps && self.receiver.ready() && self.random.one_in(2);
                 self.asleep = sleepy && self.receiver.announce_sleep();
                 return Ok(());
-            };
-            let mut expected = message(self.seed, self.receiver.generation(), self.received);
-            expected[WORDS - 1] &= !(1 << 63);
-            if found != expected {
-                return Err(format!(
-                    "message {} of generation {} arrived as {found:x?} instead of {expected:x?} ({:?})",
-                    self.received,
-                    self.receiver.generation(),
-                    self.policy
-                ));
             }
-            self.received += 1;
+            taken += count;
+            for found in &batch[..count] {
+                self.expect(found)?;
+            }
         }
+        Ok(())
+    }
+
+    /// What arrived is the next message of the generation.
+    fn expect(&mut self, found: &[u64; WORDS]) -> Result<(), String> {
+        let mut expected = message(self.seed, self.receiver.generation(), self.received);
+        expected[WORDS - 1] &= !(1 << 63);
+        if *found != expected {
+            return Err(format!(
+                "message {} of generation {} arrived as {found:x?} instead of {expected:x?} ({:?})",
+                self.received,
+                self.receiver.generation(),
+                self.policy
+            ));
+        }
+        self.received += 1;
         Ok(())
     }
 
@@ -225,4 +279,10 @@ impl<M: Memory, const WORDS: usize, W: Fn(HostId, SimulatedMemory) -> M> World<M
         }
         Ok(())
     }
+}
+
+#[test]
+#[should_panic(expected = "cargo test -p cxl-channel --test simulated -- --exact")]
+fn a_failure_prints_the_command_that_shows_it_again() {
+    check_seeds(5, |_| Err("wrong".to_owned()));
 }

@@ -13,6 +13,7 @@
 //! prints its seed can be replayed.
 
 mod cache;
+mod omission;
 mod random;
 #[cfg(test)]
 mod tests;
@@ -24,8 +25,9 @@ use vm_memory::VolatileSlice;
 use vm_memory::bitmap::BitmapSlice;
 
 use self::cache::Pending;
+pub use self::omission::{Interruption, Omission, OmittingMemory, Operation, Site};
 pub use self::random::Random;
-use self::world::World;
+use self::world::{CacheIndex, World};
 use crate::{ByteOffset, HostId, LINE_BYTES, Memory};
 
 /// A simulated pool.
@@ -54,7 +56,7 @@ impl SimulatedPool {
     /// Access through this host's cache, for the process that runs there now.
     pub fn host(&self, host: HostId) -> SimulatedMemory {
         let mut world = self.world();
-        let (process, size_bytes) = (world.process(host), world.size_bytes());
+        let ((host, process), size_bytes) = (world.process(host), world.size_bytes());
         SimulatedMemory { world: Arc::clone(&self.world), host, process, size_bytes }
     }
 
@@ -89,7 +91,7 @@ impl SimulatedPool {
 #[derive(Clone)]
 pub struct SimulatedMemory {
     world: Arc<Mutex<World>>,
-    host: HostId,
+    host: CacheIndex,
     process: u64,
     size_bytes: u64,
 }
@@ -132,15 +134,34 @@ impl Memory for SimulatedMemory {
     }
 
     fn load(&self, at: ByteOffset) -> u64 {
-        assert!(at.get().is_multiple_of(8), "a word at {at} is not aligned to 8 bytes");
-        let mut word = [0; 8];
-        self.read(at, &mut word);
-        u64::from_le_bytes(word)
+        self.load_words::<1>(at)[0]
     }
 
     fn store(&self, at: ByteOffset, value: u64) {
+        self.store_words(at, [value]);
+    }
+
+    // As the trait has them, word by word, but with the lock taken once.
+    fn load_words<const N: usize>(&self, at: ByteOffset) -> [u64; N] {
         assert!(at.get().is_multiple_of(8), "a word at {at} is not aligned to 8 bytes");
-        self.write(at, &value.to_le_bytes());
+        self.check(at, N as u64 * 8);
+        let mut world = self.world();
+        let mut words = [0; N];
+        for (number, word) in words.iter_mut().enumerate().rev() {
+            let mut bytes = [0; 8];
+            world.read(self.host, self.process, at.get() + number as u64 * 8, &mut bytes);
+            *word = u64::from_le_bytes(bytes);
+        }
+        words
+    }
+
+    fn store_words<const N: usize>(&self, at: ByteOffset, words: [u64; N]) {
+        assert!(at.get().is_multiple_of(8), "a word at {at} is not aligned to 8 bytes");
+        self.check(at, N as u64 * 8);
+        let mut world = self.world();
+        for (number, word) in words.into_iter().enumerate() {
+            world.write(self.host, self.process, at.get() + number as u64 * 8, &word.to_le_bytes());
+        }
     }
 
     fn read(&self, at: ByteOffset, into: &mut [u8]) {

@@ -7,6 +7,7 @@ mod failover;
 mod finishing;
 mod guest;
 mod hostile;
+mod omissions;
 mod pod;
 mod recording;
 mod switching;

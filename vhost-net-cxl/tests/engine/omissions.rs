@@ -1,0 +1,151 @@
+//! What makes buffers change hands safely is left out, one thing at a time, wherever the engine does it; something that a
+//! guest sees, or a rule of the memory, must break.
+
+use std::panic::{self, AssertUnwindSafe};
+use std::path::Path;
+use std::sync::{Arc, Mutex, TryLockError};
+
+use cxl_pool::simulated::{Faults, Omission, OmittingMemory, SimulatedPool};
+use cxl_pool::{Area, HostId, LineCount};
+use pod_protocol::objects::{Object, RegistrationState};
+
+use crate::guest::Guest;
+use crate::pod::{
+    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, mac, port, registration, route,
+    settle,
+};
+
+const BUFFER_BYTES: u32 = 2048;
+const SEEDS: u64 = 2000;
+const FRAMES: u32 = 120;
+
+/// Two guests of one NIC that echoes: what they send to each other stays in the backend, the rest comes back.
+struct Scene {
+    pool: SimulatedPool,
+    memory: [OmittingMemory; 2],
+    frontend: Arc<Mutex<TestFrontend<OmittingMemory>>>,
+    backend: Arc<Mutex<TestBackend<OmittingMemory>>>,
+    guests: [Guest; 2],
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        // They hold each other.
+        self.memory.iter().for_each(|memory| memory.interruption().clear());
+    }
+}
+
+/// Gives one side a turn, unless it is just having one.
+fn turn(side: &Mutex<impl Turn>) {
+    match side.try_lock() {
+        Ok(mut side) => _ = side.turn_once(),
+        Err(TryLockError::WouldBlock) => {}
+        Err(TryLockError::Poisoned(_)) => panic!("one side panicked"),
+    }
+}
+
+fn transmit_area(number: u32) -> Area {
+    area(8 + 4 * u64::from(number), 1)
+}
+
+/// Few buffers, so that each is used again and again.
+fn receive_area() -> Area {
+    Area::new(area(32, 1).start, LineCount::new(600 * u64::from(BUFFER_BYTES) / 64))
+}
+
+fn scene(seed: u64, omission: &Omission) -> Scene {
+    let pool = SimulatedPool::new(seed, POOL_BYTES);
+    let host = |number| omission.in_memory(pool.host(HostId::new(number)));
+    let memory = [host(1), host(2)];
+    let mut frontend = TestFrontend::new(&memory[0]);
+    let mut backend = TestBackend::new(&memory[1], "mode = 'echo'", receive_area());
+    backend.apply(Object::Channel(channel(1, 1, 512, false)));
+    frontend.apply(Object::Channel(channel(1, 1, 512, true)));
+    let mut guests = [Guest::new(64), Guest::new(64)];
+    // The second one wants whole checksums, which the backend then completes in the buffer.
+    let plain = all_features() & !vhost_net_cxl::offloads::Offloads::ALL.features();
+    for (number, guest) in (1..).zip(&mut guests) {
+        let registration = registration(number, 1, 1, RegistrationState::Active, transmit_area(number));
+        backend.apply(Object::Registration(registration));
+        frontend.apply(Object::Port(port(number, transmit_area(number), route(1, 1), None)));
+        guest.post(64, BUFFER_BYTES);
+        frontend.start(number, guest, if number == 1 { all_features() } else { plain });
+    }
+    settle(&mut [&mut frontend, &mut backend]);
+    let (frontend, backend) = (Arc::new(Mutex::new(frontend)), Arc::new(Mutex::new(backend)));
+    // While one side is having its turn, the other one may have several.
+    let (there, here) = (Arc::clone(&backend), Arc::clone(&frontend));
+    memory[0].interruption().set(move || turn(&there));
+    memory[1].interruption().set(move || turn(&here));
+    Scene { pool, memory, frontend, backend, guests }
+}
+
+fn frame(number: u32, to: u8) -> Vec<u8> {
+    let bytes = 60 + (number as usize).wrapping_mul(2_654_435_761) % 1400;
+    let mut frame: Vec<u8> = (0..bytes).map(|place| (place + number as usize).to_le_bytes()[0]).collect();
+    frame[..6].copy_from_slice(&mac(to).bytes());
+    frame[6..12].copy_from_slice(&mac(1).bytes());
+    frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+    frame
+}
+
+/// The first guest sends to the second one and to the outside in turn; everything arrives, in order and unaltered.
+fn frames_arrive(scene: &mut Scene) {
+    let Scene { frontend, backend, guests, .. } = scene;
+    let [mut echoed, mut crossed] = [0_u32, 0];
+    let (mut sent, mut freed) = (0, 0);
+    for _ in 0..20_000 {
+        let to = if sent % 2 == 0 { 200 } else { 2 };
+        if sent < FRAMES && guests[0].send(&[0; 12], &frame(sent, to)) {
+            sent += 1;
+        }
+        turn(frontend);
+        turn(backend);
+        for (_, got) in guests[0].received(BUFFER_BYTES) {
+            let mut expected = frame(2 * echoed, 200);
+            expected[..12].rotate_left(6);
+            assert!(got == expected, "echoed frame {echoed} is wrong");
+            echoed += 1;
+        }
+        for (_, got) in guests[1].received(BUFFER_BYTES) {
+            assert!(got == frame(2 * crossed + 1, 2), "frame {crossed} to the other guest is wrong");
+            crossed += 1;
+        }
+        freed += guests[0].transmit.reclaim_pairs().len();
+        if freed == FRAMES as usize && echoed + crossed == FRAMES {
+            return;
+        }
+    }
+    panic!("{sent} sent, {freed} freed, {echoed} echoed, {crossed} arrived at the other guest");
+}
+
+/// What a seed runs; it panics if something is noticed.
+fn run(seed: u64, omission: &Omission) {
+    let mut scene = scene(seed, omission);
+    frames_arrive(&mut scene);
+    assert_eq!(scene.pool.faults(), Faults::default());
+}
+
+fn notices(seed: u64, omission: &Omission) -> bool {
+    panic::catch_unwind(AssertUnwindSafe(|| run(seed, omission))).is_err()
+}
+
+#[test]
+fn every_omission_in_the_engine_is_noticed() {
+    let complete = Omission::default();
+    (0..6).for_each(|seed| run(seed, &complete));
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let sites: Vec<_> =
+        complete.seen().into_iter().filter(|site| site.file.starts_with("vhost-net-cxl/src")).collect();
+    assert!(sites.len() >= 5, "the sites are found by running into them: {sites:?}");
+    let mut unnoticed = Vec::new();
+    for site in sites {
+        let name = site.name(&workspace);
+        let omission = Omission::of(site);
+        match (0..SEEDS).find(|seed| notices(*seed, &omission)) {
+            Some(seed) => println!("| `{name}` | seed {seed} |"),
+            None => unnoticed.push(name),
+        }
+    }
+    assert_eq!(unnoticed, [""; 0]);
+}
