@@ -13,6 +13,8 @@ use crate::message::{NetMessage, Run, Status};
 
 /// Messages that one look at a channel takes at most.
 pub const MESSAGES_PER_LOOK: usize = 64;
+/// Messages that wait at most to be put into the ring together.
+const OUTBOX_MESSAGES: usize = 64;
 /// Slots set aside for what is neither a request nor a completion.
 const SPARE_SLOTS: u32 = 8;
 
@@ -24,6 +26,8 @@ pub struct ChannelEnd<M: Memory> {
     limit: u32,
     outstanding: u32,
     unpublished: bool,
+    /// Messages that are not in the ring yet: there, whole lines at a time cost least.
+    outbox: Vec<[u64; NET_WORDS]>,
     /// Completions that are still being gathered: that of the first packet, and what they have in common.
     gathered: Option<(NetMessage, Run)>,
 }
@@ -38,7 +42,15 @@ impl<M: Memory> ChannelEnd<M> {
     fn new(object: ChannelObject, channel: DataChannel<M, NET_WORDS>) -> Self {
         let slots = object.outgoing.slots.min(object.incoming.slots);
         let limit = (slots / 4).saturating_sub(SPARE_SLOTS).max(1);
-        Self { object, channel, limit, outstanding: 0, unpublished: false, gathered: None }
+        Self {
+            object,
+            channel,
+            limit,
+            outstanding: 0,
+            unpublished: false,
+            outbox: Vec::with_capacity(OUTBOX_MESSAGES),
+            gathered: None,
+        }
     }
 
     /// What the controller said about it.
@@ -52,12 +64,22 @@ impl<M: Memory> ChannelEnd<M> {
     }
 
     /// How many requests may be sent now.
+    #[inline]
     pub fn room(&mut self) -> u32 {
         let left = self.limit.saturating_sub(self.outstanding);
-        if left == 0 { 0 } else { left.min(self.channel.sender.free()) }
+        if left == 0 { 0 } else { left.min(self.free()) }
+    }
+
+    /// Slots that nothing is meant for yet.
+    #[inline]
+    fn free(&mut self) -> u32 {
+        // At most as many as fit the outbox.
+        let waiting = u32::try_from(self.outbox.len()).unwrap_or(u32::MAX);
+        self.channel.sender.free().saturating_sub(waiting)
     }
 
     /// Sends a request that its peer will complete. There must be room.
+    #[inline]
     pub fn request(&mut self, message: &NetMessage) -> bool {
         let sent = self.send(message);
         self.outstanding += u32::from(sent);
@@ -68,6 +90,7 @@ impl<M: Memory> ChannelEnd<M> {
     #[inline]
     pub fn request_all(&mut self, messages: &[[u64; NET_WORDS]]) -> usize {
         let room = self.room() as usize;
+        self.post();
         let sent = self.channel.send_batch(&messages[..messages.len().min(room)]);
         self.unpublished |= sent > 0;
         // No more than there was room for.
@@ -100,27 +123,53 @@ impl<M: Memory> ChannelEnd<M> {
     }
 
     /// Sends a remark that is not completed. It fits, unless the peer has more outstanding than it may.
+    #[inline]
     pub fn send(&mut self, message: &NetMessage) -> bool {
-        self.unpublished = true;
-        self.channel.sender.send(message.encode()).is_ok()
+        if self.free() == 0 {
+            return false;
+        }
+        self.outbox.push(message.encode());
+        if self.outbox.len() == OUTBOX_MESSAGES {
+            self.post();
+        }
+        true
+    }
+
+    /// Puts the outbox into the ring, where there is room for all of it.
+    #[inline]
+    fn post(&mut self) {
+        let mut rest = &self.outbox[..];
+        while !rest.is_empty() {
+            let sent = self.channel.send_batch(rest);
+            if sent == 0 {
+                // Room was counted before each message was accepted; only a receiver that takes its word back gets us here.
+                break;
+            }
+            self.unpublished = true;
+            rest = &rest[sent..];
+        }
+        self.outbox.clear();
     }
 
     /// Notes that so many requests were completed.
-    pub fn completed(&mut self, requests: u16) {
-        self.outstanding = self.outstanding.saturating_sub(requests.into());
+    #[inline]
+    pub fn completed(&mut self, requests: usize) {
+        // Fewer than a ring has slots, unless the peer lies.
+        self.outstanding = self.outstanding.saturating_sub(u32::try_from(requests).unwrap_or(u32::MAX));
     }
 
     /// Takes what has arrived into `inbox`, as much as fits and at most [`MESSAGES_PER_LOOK`] messages, and says how many.
     #[inline]
     pub fn receive(&mut self, inbox: &mut [[u64; NET_WORDS]]) -> usize {
         // Completions of what is taken now must fit.
-        let most = (self.channel.sender.free() as usize).min(MESSAGES_PER_LOOK).min(inbox.len());
+        let most = (self.free() as usize).min(MESSAGES_PER_LOOK).min(inbox.len());
         self.channel.receive_batch(&mut inbox[..most])
     }
 
     /// Lets the peer see what was sent, and wakes it if it sleeps.
     pub fn publish(&mut self) {
         self.send_gathered();
+        self.post();
         if std::mem::take(&mut self.unpublished) {
             self.channel.publish();
         }

@@ -81,7 +81,7 @@ impl<M: Memory> Backend<M> {
             self.memory.write(piece.at, now);
             rest = later;
         }
-        self.write_back_what_we_wrote(place, pieces);
+        self.write_back(pieces);
         true
     }
 

@@ -8,7 +8,7 @@ use super::receive_buffers::BUFFER_BYTES;
 use super::registration::RegistrationIndex;
 use crate::counters::DropReason;
 use crate::ethernet::Addresses;
-use crate::message::{NetMessage, Opcode};
+use crate::message::{NetMessage, Opcode, Run};
 use crate::nic::Piece;
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
 
@@ -25,27 +25,39 @@ impl<M: Memory> Backend<M> {
         self.batch.clear();
         let outcome = port.nic.receive(buffers, &mut self.batch);
         port.check(outcome, &self.tell);
+        let bypassing = port.nic.identity().cache_bypassing;
         let batch = std::mem::take(&mut self.batch);
-        let mut receivers = std::mem::take(&mut self.receivers);
-        for index in 0..batch.len() {
-            self.route(place, batch.frame(index), &mut receivers);
+        if !bypassing {
+            // What the driver, or the kernel on its behalf, wrote goes out before anybody hears of it.
+            self.write_back(batch.pieces());
         }
+        let mut receivers = std::mem::take(&mut self.receivers);
+        let mut bytes = 0;
+        for index in 0..batch.len() {
+            bytes += self.route(place, batch.frame(index), bypassing, &mut receivers);
+        }
+        let counters = &self.ports[place].counters;
+        counters.rx_packets.add(batch.len() as u64);
+        counters.rx_bytes.add(bytes);
         let busy = !batch.is_empty();
         self.batch = batch;
         self.receivers = receivers;
         busy
     }
 
-    fn route(&mut self, place: usize, pieces: &[Piece], receivers: &mut Vec<RegistrationIndex>) {
-        let Some(first) = pieces.first() else { return };
-        let port = &mut self.ports[place];
-        let frame_bytes: u32 = pieces.iter().map(|piece| piece.bytes).sum::<u32>() - HEADER_BYTES_U32;
-        port.counters.rx_packets.add(1);
-        port.counters.rx_bytes.add(u64::from(frame_bytes));
+    /// Passes a frame on, and returns its length.
+    fn route(
+        &mut self,
+        place: usize,
+        pieces: &[Piece],
+        bypassing: bool,
+        receivers: &mut Vec<RegistrationIndex>,
+    ) -> u64 {
+        let Some(first) = pieces.first() else { return 0 };
         receivers.clear();
         let mut header = VnetHeader::default();
         if first.bytes as usize >= FRONT_BYTES {
-            if port.nic.identity().cache_bypassing {
+            if bypassing {
                 // The device wrote behind our cache.
                 self.memory.invalidate(first.at, LINE_BYTES as u64);
                 self.memory.full_fence();
@@ -54,9 +66,10 @@ impl<M: Memory> Backend<M> {
             self.memory.read(first.at, &mut front);
             let (read, addresses) = split(front);
             header = read;
-            port.switch.route(addresses, receivers);
+            self.ports[place].switch.route(addresses, receivers);
         }
         self.deliver_as_accepted(place, pieces, header, receivers);
+        pieces.iter().map(|piece| u64::from(piece.bytes)).sum::<u64>() - HEADER_BYTES as u64
     }
 
     /// Delivers a packet in receive buffers as it is to those who accept that, and finished to the others.
@@ -119,22 +132,23 @@ impl<M: Memory> Backend<M> {
             self.memory.write(piece.at, bounce);
             from = from.saturating_add(u64::from(piece.bytes));
         }
-        self.write_back_what_we_wrote(place, &pieces);
+        self.write_back(&pieces);
         self.deliver_as_accepted(place, &pieces, header, receivers);
         self.copied = pieces;
     }
 
-    /// Who delivers afterwards takes it that a cache-bypassing device wrote the packet.
-    pub(super) fn write_back_what_we_wrote(&self, place: usize, pieces: &[Piece]) {
-        if self.ports[place].nic.identity().cache_bypassing {
+    /// Writes back what was written to receive buffers, before anybody hears of it.
+    pub(super) fn write_back(&self, pieces: &[Piece]) {
+        if !M::COHERENT {
             for piece in pieces {
                 self.memory.write_back(piece.at, u64::from(piece.bytes));
             }
         }
+        self.memory.store_fence();
     }
 
-    /// Tells the frontends of the receivers about a packet in receive buffers, which are free again once all of them
-    /// are done with it.
+    /// Tells the frontends of the receivers about a packet in receive buffers, which was written back, and which are free
+    /// again once all of them are done with it.
     pub(super) fn deliver(
         &mut self,
         place: usize,
@@ -144,15 +158,6 @@ impl<M: Memory> Backend<M> {
     ) {
         let port = &mut self.ports[place];
         let Some(buffers) = &mut port.buffers else { return };
-        if !receivers.is_empty() {
-            // What we, or the kernel on our behalf, wrote goes out before anybody hears of it.
-            if !port.nic.identity().cache_bypassing {
-                for piece in pieces {
-                    self.memory.write_back(piece.at, u64::from(piece.bytes));
-                }
-            }
-            self.memory.store_fence();
-        }
         let count = u32::try_from(pieces.len()).unwrap_or(u32::MAX);
         for index in receivers {
             let Some(registration) = &mut port.registrations[index.get()] else { continue };
@@ -161,7 +166,7 @@ impl<M: Memory> Backend<M> {
                 // It gets its own, finished ones.
                 continue;
             }
-            if registration.held + count > registration.object.rx_quota_buffers {
+            if registration.held.len() + pieces.len() > registration.object.rx_quota_buffers as usize {
                 counters.count_drop(DropReason::ReceiveQuota);
                 continue;
             }
@@ -171,20 +176,22 @@ impl<M: Memory> Backend<M> {
                 counters.count_drop(DropReason::ChannelFull);
                 continue;
             };
-            registration.sequence = registration.sequence.wrapping_add(1);
-            registration.held += count;
+            let sequence = registration.next_number();
             let mut bytes = 0;
             for (position, piece) in pieces.iter().enumerate() {
                 end.request(&NetMessage {
                     opcode: Opcode::Receive,
                     lease: registration.object.lease,
                     generation: registration.object.generation,
-                    sequence: registration.sequence,
+                    sequence,
                     line: piece.at.line(),
                     bytes: piece.bytes,
                     more: position + 1 < pieces.len(),
                 });
-                buffers.at(piece.at).into_iter().for_each(|buffer| buffers.hold(buffer, *index));
+                if let Some(buffer) = buffers.at(piece.at) {
+                    buffers.hold(buffer, *index);
+                    registration.held.push_back((sequence, buffer));
+                }
                 bytes += piece.bytes;
             }
             counters.count_rx(bytes - HEADER_BYTES_U32);
@@ -198,16 +205,16 @@ impl<M: Memory> Backend<M> {
         }
     }
 
-    /// Takes a receive buffer back, if it was the frontend's to give.
+    /// Takes the receive buffers of a run of packets back, if they were the frontend's to give.
     pub(super) fn receive_done(&mut self, channel: usize, message: &NetMessage) {
         let end = &mut self.channels[channel];
-        let Some(registrations) = self.leases.get(&message.lease) else {
-            // Its buffers were taken back with the registration.
-            end.completed(1);
-            return;
-        };
-        for (port, index) in registrations {
-            let port = &mut self.ports[*port];
+        // Without a lease, its buffers were taken back with the registration.
+        let Some(registrations) = self.leases.get(&message.lease) else { return };
+        let run = Run::from_code(message.bytes);
+        let mut refused = None;
+        let mut released = 0;
+        for (place, index) in registrations {
+            let port = &mut self.ports[*place];
             let (Some(buffers), Some(registration)) =
                 (&mut port.buffers, &mut port.registrations[index.get()])
             else {
@@ -216,15 +223,24 @@ impl<M: Memory> Backend<M> {
             if registration.object.channel != end.object().id {
                 continue;
             }
-            if let Some(buffer) = buffers.at(message.line.bytes()) {
-                if buffers.release(buffer, *index) {
-                    registration.held = registration.held.saturating_sub(1);
-                    end.completed(1);
-                } else {
-                    registration.counters.count_drop(DropReason::BadMessage);
-                }
-                return;
+            // Packets are given back in the order in which they were announced, those of a lease's other NICs among them.
+            while let Some((sequence, buffer)) = registration.held.front()
+                && sequence.wrapping_sub(message.sequence) < run.packets
+            {
+                buffers.release(*buffer, *index);
+                registration.held.pop_front();
+                released += 1;
             }
+            if released == 0 {
+                refused = Some((place, index));
+            }
+        }
+        if released > 0 {
+            end.completed(released);
+        } else if let Some((place, index)) = refused
+            && let Some(registration) = &self.ports[*place].registrations[index.get()]
+        {
+            registration.counters.count_drop(DropReason::BadMessage);
         }
     }
 }

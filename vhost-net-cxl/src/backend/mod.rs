@@ -30,8 +30,8 @@ use self::finishing::Workbench;
 pub use self::handler::{BackendHandler, WatchedNic};
 use self::outgoing::Outgoing;
 use self::receive_buffers::{BUFFER_BYTES, REGISTRATIONS_MAX, ReceiveBuffers};
-use self::registration::Registration;
 pub use self::registration::RegistrationIndex;
+use self::registration::{Numbers, Registration};
 use self::switch::Switch;
 use crate::channel_end::{ChannelEnd, MESSAGES_PER_LOOK, whole_pool};
 use crate::counters::{LeaseBook, NicCounters};
@@ -44,6 +44,9 @@ use crate::vnet_header::VnetHeader;
 
 /// Packets that may wait for a NIC; more than one frontend can have under way.
 const BACKLOG_PACKETS: usize = 8192;
+
+/// How far apart the numbers begin that frames to different leases get: odd, so that all are used.
+const NUMBERS_APART: u16 = 0x4e35;
 
 /// Opens our end of a channel.
 pub type OpenChannel<M> = Box<dyn Fn(&ChannelObject) -> Result<ChannelEnd<M>, String> + Send>;
@@ -94,6 +97,7 @@ pub struct Backend<M: Memory> {
     inbox: Vec<[u64; 2]>,
     receivers: Vec<RegistrationIndex>,
     unable: Vec<RegistrationIndex>,
+    first_number: u16,
     pieces: Vec<Piece>,
     copied: Vec<Piece>,
     workbench: Workbench,
@@ -121,6 +125,7 @@ impl<M: Memory> Backend<M> {
             inbox: vec![[0; 2]; MESSAGES_PER_LOOK],
             receivers: Vec::with_capacity(REGISTRATIONS_MAX),
             unable: Vec::with_capacity(REGISTRATIONS_MAX),
+            first_number: 0,
             pieces: Vec::with_capacity(receive_buffers::PIECES_MAX),
             copied: Vec::with_capacity(receive_buffers::PIECES_MAX),
             workbench: Workbench::new(),
@@ -224,6 +229,7 @@ impl<M: Memory> Backend<M> {
         if !whole_pool(&self.memory).contains_area(&object.tx_area) {
             return Err(format!("the transmit area of {lease} lies outside of the pool"));
         }
+        let numbers = self.numbers_of(lease);
         let port = &mut self.ports[place];
         let known = self.leases.get(&lease).and_then(|all| all.iter().find(|(port, _)| *port == place));
         let index = if let Some((_, index)) = known {
@@ -241,13 +247,14 @@ impl<M: Memory> Backend<M> {
         tracing::info!(%lease, nic = object.nic, ?state, generation = object.generation.get(), "registered");
         match &mut port.registrations[index.get()] {
             Some(registration) => {
-                let moved = registration.object.channel != object.channel;
+                let (before, after) = (registration.object.channel, object.channel);
                 registration.update(object);
-                if moved {
-                    port.take_back(index.get());
+                if before != after {
+                    let taken_back = port.take_back(index.get());
+                    self.completed(before, taken_back);
                 }
             }
-            slot @ None => *slot = Some(Registration::new(object, self.book.open(lease))),
+            slot @ None => *slot = Some(Registration::new(object, self.book.open(lease), numbers)),
         }
         self.agree_on_offloads();
         Ok(())
@@ -265,13 +272,36 @@ impl<M: Memory> Backend<M> {
             self.book.close(lease);
         }
         let port = &mut self.ports[place];
-        port.take_back(index.get());
+        let taken_back = port.take_back(index.get());
         port.switch.remove(index);
-        port.registrations[index.get()] = None;
+        let registration = port.registrations[index.get()].take();
         // Nobody waits for these: a frontend that still cares has another route.
         port.backlog.retain(|packet| packet.registration != index);
+        if let Some(registration) = registration {
+            self.completed(registration.object.channel, taken_back);
+        }
         tracing::info!(%lease, nic, "unregistered");
         self.agree_on_offloads();
+    }
+
+    /// Notes that receive buffers that a frontend was told of over this channel are not to be given back any more.
+    fn completed(&mut self, channel: ChannelId, buffers: usize) {
+        if let Some(end) = self.channels.iter_mut().find(|end| end.object().id == channel) {
+            end.completed(buffers);
+        }
+    }
+
+    /// What numbers the frames to a lease. A lease that comes back does not begin anew: what its frontend says about frames of
+    /// before must not be taken for those of now.
+    fn numbers_of(&mut self, lease: LeaseId) -> Arc<Numbers> {
+        let registrations = self.leases.get(&lease).into_iter().flatten();
+        let mut known =
+            registrations.filter_map(|(port, index)| self.ports[*port].registrations[index.get()].as_ref());
+        if let Some(registration) = known.next() {
+            return Arc::clone(&registration.numbers);
+        }
+        self.first_number = self.first_number.wrapping_add(NUMBERS_APART);
+        Arc::new(Numbers::starting_at(self.first_number))
     }
 
     /// Tells each NIC what all of its receivers accept: the kernel segments and checksums for those who cannot.
@@ -348,15 +378,17 @@ impl Port {
         true
     }
 
-    /// Takes back what a registration's frontend holds: it is gone.
-    fn take_back(&mut self, index: usize) {
-        let Some(registration) = &mut self.registrations[index] else { return };
-        registration.held = 0;
+    /// Takes back what a registration's frontend holds, and says how much that was: it is gone.
+    fn take_back(&mut self, index: usize) -> usize {
+        let Some(registration) = &mut self.registrations[index] else { return 0 };
+        let held = registration.held.len();
+        registration.held.clear();
         registration.accepts = Offloads::NONE;
         let index = u16::try_from(index).ok().and_then(RegistrationIndex::new);
         if let (Some(buffers), Some(index)) = (&mut self.buffers, index) {
             buffers.release_all(index);
         }
+        held
     }
 
     /// Borrows the addresses of registrations that have become active: one broadcast each makes the switches send

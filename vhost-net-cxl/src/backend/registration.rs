@@ -1,10 +1,12 @@
 //! An instance that uses a NIC, or may have to.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use pod_protocol::objects::{RegistrationObject, RegistrationState};
 
-use super::receive_buffers::REGISTRATIONS_MAX;
+use super::receive_buffers::{BufferIndex, REGISTRATIONS_MAX};
 use crate::counters::LeaseCounters;
 use crate::offloads::Offloads;
 
@@ -31,6 +33,26 @@ impl RegistrationIndex {
     }
 }
 
+/// Storage for the books on receive buffers is set aside up to this quota; a larger one grows as it is used.
+const QUOTA_USUAL: u32 = 8192;
+
+/// Numbers the frames to one lease; drawn by the backend's worker only.
+#[derive(Debug)]
+pub(super) struct Numbers(AtomicU16);
+
+impl Numbers {
+    pub(super) fn starting_at(first: u16) -> Self {
+        Self(AtomicU16::new(first))
+    }
+
+    #[inline]
+    fn next(&self) -> u16 {
+        let next = self.0.load(Ordering::Relaxed);
+        self.0.store(next.wrapping_add(1), Ordering::Relaxed);
+        next
+    }
+}
+
 /// A registration at work.
 #[derive(Debug)]
 pub(super) struct Registration {
@@ -40,19 +62,25 @@ pub(super) struct Registration {
     pub(super) accepts: Offloads,
     /// What the guest's driver may leave undone when it sends. Where the NIC cannot do it, we do.
     pub(super) may_leave: Offloads,
-    /// Receive buffers that it holds.
-    pub(super) held: u32,
+    /// Receive buffers that it holds, in the order in which its frontend was told of them, with their packets' numbers.
+    pub(super) held: VecDeque<(u16, BufferIndex)>,
     /// Its address is to be announced from our NIC as soon as that works.
     pub(super) announce: bool,
-    /// Numbers the frames to it.
-    pub(super) sequence: u16,
+    /// Numbers the frames to its lease, whichever NIC they come from.
+    pub(super) numbers: Arc<Numbers>,
 }
 
 impl Registration {
-    pub(super) fn new(object: RegistrationObject, counters: Arc<LeaseCounters>) -> Self {
+    pub(super) fn new(
+        object: RegistrationObject,
+        counters: Arc<LeaseCounters>,
+        numbers: Arc<Numbers>,
+    ) -> Self {
         let may_leave = Offloads::left_by_guest(object.features);
         let announce = object.state == RegistrationState::Active;
-        Self { object, counters, accepts: Offloads::NONE, may_leave, held: 0, announce, sequence: 0 }
+        // No allocation once packets flow: it holds no more than its quota.
+        let held = VecDeque::with_capacity(object.rx_quota_buffers.min(QUOTA_USUAL) as usize);
+        Self { object, counters, accepts: Offloads::NONE, may_leave, held, announce, numbers }
     }
 
     /// Takes over what the controller wants now. A registration that becomes active, or is handed to a new holder while
@@ -64,6 +92,12 @@ impl Registration {
         self.announce = (self.announce && object.state == RegistrationState::Active) || becomes_active;
         self.may_leave = Offloads::left_by_guest(object.features);
         self.object = object;
+    }
+
+    /// The number of the next frame to it.
+    #[inline]
+    pub(super) fn next_number(&self) -> u16 {
+        self.numbers.next()
     }
 
     /// Whether it may send. A draining one sends what was on its way when it began to drain.

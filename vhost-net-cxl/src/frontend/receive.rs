@@ -5,19 +5,22 @@
 //! are copied at all.
 
 use cxl_pool::{ByteOffset, Memory};
-use vhost_frontend::{Chain, ChainWriter, Next, Ring};
+use vhost_frontend::{Chain, ChainWriter, GuestView, Next, Ring};
+use vm_memory::Bytes;
 
 use super::Frontend;
 use super::flow::flow_hash;
 use super::port::Port;
 use crate::channel_end::ChannelEnd;
 use crate::counters::DropReason;
-use crate::message::{MAX_PACKET_BYTES, NetMessage, Opcode, Run};
+use crate::message::{MAX_PACKET_BYTES, NetMessage, Opcode, Run, Status};
 use crate::offloads::Offloads;
 use crate::vnet_header::{HEADER_BYTES, VnetHeader};
 
 /// Receive buffers of a guest that one packet may take: the longest packet in buffers of half a page.
 const CHAINS_MAX: usize = 64;
+/// Filled buffers that a guest does not see yet, at most.
+const FILLED_MAX: usize = 64;
 /// Pieces of one packet; a backend uses at most one per page.
 const PIECES_MAX: usize = 32;
 /// What is looked at to tell flows apart: virtio-net, Ethernet, VLAN, IPv6 and port fields.
@@ -26,18 +29,28 @@ const FRONT_BYTES: usize = 80;
 /// A channel and the packet that is just arriving over it.
 pub(super) struct Channel<M: Memory> {
     pub(super) end: ChannelEnd<M>,
+    /// The pieces that have arrived of a packet that has more.
     pieces: Vec<NetMessage>,
+    /// That packet is no good; the rest of it is awaited all the same.
+    broken: bool,
 }
 
 impl<M: Memory> Channel<M> {
     pub(super) fn new(end: ChannelEnd<M>) -> Self {
-        Self { end, pieces: Vec::with_capacity(PIECES_MAX) }
+        Self { end, pieces: Vec::with_capacity(PIECES_MAX), broken: false }
     }
 }
 
 /// Storage that is reused for every packet.
 pub(super) struct Scratch {
     chains: Vec<Chain>,
+    filled: Filled,
+}
+
+/// Buffers of one guest's receive queue that were filled and that the guest does not see yet.
+struct Filled {
+    /// Which port's, and which of its rings.
+    queue: Option<(usize, usize)>,
     used: Vec<(u16, u32)>,
 }
 
@@ -45,8 +58,25 @@ impl Scratch {
     pub(super) fn new() -> Self {
         Self {
             chains: (0..CHAINS_MAX).map(|_| Chain::with_capacity(4)).collect(),
-            used: Vec::with_capacity(CHAINS_MAX),
+            filled: Filled { queue: None, used: Vec::with_capacity(FILLED_MAX + CHAINS_MAX) },
         }
+    }
+}
+
+impl Filled {
+    /// Lets the guest see them, before those of another queue are filled.
+    fn show_unless(&mut self, queue: Option<(usize, usize)>, ports: &mut [Port]) {
+        if self.queue == queue && self.used.len() < FILLED_MAX {
+            return;
+        }
+        if let Some((port, ring)) = self.queue
+            && let Some(Some(ring)) = ports.get_mut(port).and_then(|port| port.rings.get_mut(ring))
+        {
+            // A ring that cannot be written was parked; its guest gets nothing more.
+            let _ = ring.complete_together(&self.used);
+        }
+        self.used.clear();
+        self.queue = queue;
     }
 }
 
@@ -66,7 +96,7 @@ impl<M: Memory> Frontend<M> {
                 Opcode::Receive => self.receive(place, message),
                 Opcode::TransmitDone => {
                     let run = Run::from_code(message.bytes);
-                    self.channels[place].end.completed(run.packets);
+                    self.channels[place].end.completed(run.packets.into());
                     if let Some(port) = self.by_lease.get(&message.lease) {
                         self.ports[*port].transmit_done(&self.channels[place], &message, run);
                     }
@@ -75,6 +105,7 @@ impl<M: Memory> Frontend<M> {
             }
         }
         self.inbox = inbox;
+        self.receive_scratch.filled.show_unless(None, &mut self.ports);
         count > 0
     }
 
@@ -83,132 +114,153 @@ impl<M: Memory> Frontend<M> {
         if M::COHERENT {
             return;
         }
+        let arrivals = || {
+            let messages = inbox.iter().filter_map(|words| NetMessage::decode(*words));
+            messages.filter(|it| it.opcode == Opcode::Receive && self.lies_in_pool(it))
+        };
         let mut any = false;
-        for words in inbox {
-            if let Some(message) = NetMessage::decode(*words)
-                && message.opcode == Opcode::Receive
-                && self.lies_in_pool(&message)
-            {
-                self.memory.invalidate(message.line.bytes(), u64::from(message.bytes));
-                any = true;
-            }
+        for message in arrivals() {
+            self.memory.invalidate(message.line.bytes(), u64::from(message.bytes));
+            any = true;
         }
         if any {
             self.memory.full_fence();
+            for message in arrivals() {
+                self.memory.prefetch(message.line.bytes());
+            }
         }
     }
 
+    #[inline]
     fn lies_in_pool(&self, message: &NetMessage) -> bool {
         let end = message.line.bytes().checked_add(u64::from(message.bytes));
         message.bytes > 0 && end.is_some_and(|end| end.get() <= self.memory.size_bytes())
     }
 
     /// Takes one piece, and delivers the packet with its last one.
+    #[inline]
     fn receive(&mut self, place: usize, message: NetMessage) {
+        let in_pool = self.lies_in_pool(&message);
         let channel = &mut self.channels[place];
+        if channel.pieces.is_empty() && !message.more && in_pool {
+            self.finish(place, &[message], Ok(()));
+            return;
+        }
         let belongs = |first: &NetMessage| (first.lease, first.sequence) == (message.lease, message.sequence);
         if channel.pieces.first().is_some_and(|first| !belongs(first)) {
             // The rest of the packet before was never sent.
-            self.finish(place, Err(DropReason::BadMessage));
+            channel.broken = true;
+            self.finish_pieces(place);
         }
-        let in_pool = self.lies_in_pool(&message);
         let channel = &mut self.channels[place];
-        channel.pieces.push(message);
-        if !in_pool || (message.more && channel.pieces.len() >= PIECES_MAX) {
-            self.finish(place, Err(DropReason::BadMessage));
-        } else if !message.more {
-            self.finish(place, Ok(()));
+        channel.broken |= !in_pool || channel.pieces.len() == PIECES_MAX;
+        if channel.pieces.len() < PIECES_MAX {
+            channel.pieces.push(message);
+        }
+        if !message.more {
+            self.finish_pieces(place);
         }
     }
 
-    /// Delivers or drops the packet that has arrived, and gives its buffers back.
-    fn finish(&mut self, place: usize, whole: Result<(), DropReason>) {
+    fn finish_pieces(&mut self, place: usize) {
         let channel = &mut self.channels[place];
-        let pieces = std::mem::take(&mut channel.pieces);
-        let id = channel.end.object().id;
-        if let Some(first) = pieces.first()
-            && let Some(port) = self.by_lease.get(&first.lease)
-        {
-            let port = &mut self.ports[*port];
-            let outcome = match whole {
-                Ok(()) if !port.hears(id) => Err(DropReason::Stale),
-                Ok(()) => port.deliver(&self.memory, &pieces, &mut self.receive_scratch),
-                Err(reason) => Err(reason),
-            };
-            match outcome {
-                Ok(frame_bytes) => port.counters.count_rx(frame_bytes),
-                Err(reason) => port.counters.count_drop(reason),
-            }
-        }
-        let end = &mut self.channels[place].end;
-        for piece in &pieces {
-            // It fits: a backend has no more under way than its share of the ring.
-            end.send(&NetMessage { opcode: Opcode::ReceiveDone, more: false, ..*piece });
-        }
-        let mut pieces = pieces;
+        let broken = std::mem::take(&mut channel.broken);
+        let mut pieces = std::mem::take(&mut channel.pieces);
+        self.finish(place, &pieces, if broken { Err(DropReason::BadMessage) } else { Ok(()) });
         pieces.clear();
         self.channels[place].pieces = pieces;
     }
+
+    /// Delivers or drops the packet that has arrived, and gives its buffers back.
+    #[inline]
+    fn finish(&mut self, place: usize, pieces: &[NetMessage], whole: Result<(), DropReason>) {
+        let Some(first) = pieces.first() else { return };
+        let id = self.channels[place].end.object().id;
+        if let Some(index) = self.by_lease.get(&first.lease) {
+            let port = &self.ports[*index];
+            let outcome = match whole {
+                Ok(()) if !port.hears(id) => Err(DropReason::Stale),
+                Ok(()) => deliver(&self.memory, &mut self.ports, *index, pieces, &mut self.receive_scratch),
+                Err(reason) => Err(reason),
+            };
+            let counters = &self.ports[*index].counters;
+            match outcome {
+                Ok(frame_bytes) => counters.count_rx(frame_bytes),
+                Err(reason) => counters.count_drop(reason),
+            }
+        }
+        let done = NetMessage { opcode: Opcode::ReceiveDone, more: false, ..*first };
+        self.channels[place].end.complete(done, Status::Sent);
+    }
+}
+
+/// Copies a packet into its guest's buffers. Returns the length of its frame.
+#[inline]
+fn deliver<M: Memory>(
+    memory: &M,
+    ports: &mut [Port],
+    index: usize,
+    pieces: &[NetMessage],
+    scratch: &mut Scratch,
+) -> Result<u32, DropReason> {
+    let port = &mut ports[index];
+    let total: u64 = pieces.iter().map(|piece| u64::from(piece.bytes)).sum();
+    let first = &pieces[0];
+    if total > MAX_PACKET_BYTES || first.bytes as usize <= HEADER_BYTES {
+        return Err(DropReason::BadMessage);
+    }
+    let frame_bytes = u32::try_from(total - HEADER_BYTES as u64).map_err(|_| DropReason::BadMessage)?;
+    let mut raw = [0; HEADER_BYTES];
+    memory.read(first.line.bytes(), &mut raw);
+    let header = received_header(raw, frame_bytes, port.accepts)?;
+    let queue = port.queue_for(memory, first).ok_or(DropReason::NoGuestQueue)?;
+    scratch.filled.show_unless(Some((index, queue)), ports);
+    let port = &mut ports[index];
+    let (header_bytes, merges) = (port.header_bytes, port.merges);
+    let ring = port.rings[queue].as_mut().ok_or(DropReason::NoGuestQueue)?;
+    let needed = header_bytes as u64 + u64::from(frame_bytes);
+    let count = take_chains(ring, &mut scratch.chains, header_bytes, needed, merges)?;
+    let header = VnetHeader { buffers: u16::try_from(count).unwrap_or(u16::MAX), ..header };
+    let used = &mut scratch.filled.used;
+    let before = used.len();
+    let header = &header.to_bytes()[..header_bytes];
+    if write_packet(memory, ring, &scratch.chains[..count], used, header, pieces) {
+        return Ok(frame_bytes);
+    }
+    // Given back with nothing in them.
+    used[before..].iter_mut().for_each(|(_, written)| *written = 0);
+    Err(DropReason::BadChain)
 }
 
 impl Port {
-    /// Copies a packet into the guest's buffers. Returns the length of its frame.
-    fn deliver<M: Memory>(
-        &mut self,
-        memory: &M,
-        pieces: &[NetMessage],
-        scratch: &mut Scratch,
-    ) -> Result<u32, DropReason> {
-        let total: u64 = pieces.iter().map(|piece| u64::from(piece.bytes)).sum();
-        let first = &pieces[0];
-        if total > MAX_PACKET_BYTES || first.bytes as usize <= HEADER_BYTES {
-            return Err(DropReason::BadMessage);
-        }
-        let frame_bytes = u32::try_from(total - HEADER_BYTES as u64).map_err(|_| DropReason::BadMessage)?;
-        let mut front = [0; FRONT_BYTES];
-        let front = &mut front[..(first.bytes as usize).min(FRONT_BYTES)];
-        memory.read(first.line.bytes(), front);
-        let header = received_header(front, frame_bytes, self.accepts)?;
-        let queue = self.queue_for(&front[HEADER_BYTES..]).ok_or(DropReason::NoGuestQueue)?;
-        let (header_bytes, merges) = (self.header_bytes, self.merges);
-        let ring = self.rings[queue].as_mut().ok_or(DropReason::NoGuestQueue)?;
-        let needed = header_bytes as u64 + u64::from(frame_bytes);
-        let count = take_chains(ring, &mut scratch.chains, header_bytes, needed, merges)?;
-        let header = VnetHeader { buffers: u16::try_from(count).unwrap_or(u16::MAX), ..header };
-        scratch.used.clear();
-        let written = write_packet(
-            memory,
-            ring,
-            &scratch.chains[..count],
-            &mut scratch.used,
-            |writer| writer.write(&header.to_bytes()[..header_bytes]),
-            pieces,
-        );
-        let completed = ring.complete_together(&scratch.used);
-        if !written || completed.is_err() {
-            return Err(DropReason::BadChain);
-        }
-        Ok(frame_bytes)
-    }
-
     /// The receive queue for a frame: the same for all frames of a flow, among those that run.
-    fn queue_for(&self, frame: &[u8]) -> Option<usize> {
+    #[inline]
+    fn queue_for<M: Memory>(&self, memory: &M, first: &NetMessage) -> Option<usize> {
         let running = |queue: &usize| self.rings[*queue].as_ref().is_some_and(|ring| !ring.is_broken());
         let queues = (0..self.rings.len()).step_by(2).filter(running);
         match queues.clone().count() {
             0 => None,
             1 => queues.clone().next(),
-            count => queues.clone().nth(usize::try_from(flow_hash(frame)).unwrap_or(0) % count),
+            count => {
+                let mut front = [0; FRONT_BYTES];
+                let front = &mut front[..(first.bytes as usize).min(FRONT_BYTES)];
+                memory.read(first.line.bytes(), front);
+                let hash = flow_hash(&front[HEADER_BYTES..]);
+                queues.clone().nth(usize::try_from(hash).unwrap_or(0) % count)
+            }
         }
     }
 }
 
 /// Checks the header of a frame that has arrived against what the guest's driver accepts.
-fn received_header(front: &[u8], frame_bytes: u32, accepts: Offloads) -> Result<VnetHeader, DropReason> {
+#[inline]
+fn received_header(
+    raw: [u8; HEADER_BYTES],
+    frame_bytes: u32,
+    accepts: Offloads,
+) -> Result<VnetHeader, DropReason> {
     /// The checksum was found valid: the driver need not look.
     const CHECKSUM_VALID: u8 = 2;
-    let mut raw = [0; HEADER_BYTES];
-    raw.copy_from_slice(front.get(..HEADER_BYTES).ok_or(DropReason::BadMessage)?);
     let header = VnetHeader::parse(raw);
     if !accepts.contains(header.required()) {
         return Err(DropReason::ReceiverOffloads);
@@ -269,21 +321,43 @@ fn take_chains(
 
 /// Writes the header and all pieces over the chains, and notes how much went into each. False if the guest's memory
 /// went away meanwhile; the chains are used up all the same.
+#[inline]
 fn write_packet<M: Memory>(
     memory: &M,
     ring: &Ring,
     chains: &[Chain],
     used: &mut Vec<(u16, u32)>,
-    write_header: impl Fn(&mut ChainWriter<'_>) -> Result<(), vhost_frontend::CopyError>,
+    header: &[u8],
     pieces: &[NetMessage],
 ) -> bool {
+    if let ([chain], [piece]) = (chains, pieces)
+        && let [segment] = chain.writable()
+        && let Some(buffer) = GuestView::new(ring.memory()).slice(segment.address, segment.bytes as usize)
+    {
+        // One buffer, one piece: nearly all packets.
+        let payload = piece.bytes as usize - HEADER_BYTES;
+        let written = header.len() + payload;
+        let from = piece.line.bytes().saturating_add(HEADER_BYTES as u64);
+        return match buffer.subslice(header.len(), payload) {
+            Ok(rest) if buffer.write_slice(header, 0).is_ok() => {
+                memory.copy_to(from, &rest);
+                used.push((chain.head(), u32::try_from(written).unwrap_or(u32::MAX)));
+                true
+            }
+            // There was room when the chains were taken.
+            _ => {
+                used.push((chain.head(), 0));
+                false
+            }
+        };
+    }
     let mut fine = true;
     let mut source = Source { pieces, consumed: HEADER_BYTES as u64 };
     for (position, chain) in chains.iter().enumerate() {
         let mut writer = ChainWriter::new(ring.memory(), chain.writable());
         let room = writer.left();
         if position == 0 {
-            fine &= write_header(&mut writer).is_ok();
+            fine &= writer.write(header).is_ok();
         }
         while fine
             && writer.left() > 0

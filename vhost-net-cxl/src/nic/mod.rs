@@ -138,6 +138,11 @@ impl Batch {
         self.ends.push(self.pieces.len());
     }
 
+    /// The pieces of all frames.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
     /// The pieces of frame `index`.
     pub fn frame(&self, index: usize) -> &[Piece] {
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
