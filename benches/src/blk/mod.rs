@@ -27,7 +27,7 @@ use crate::cores::{self, Cores, Distance};
 ///
 /// A driver without a VM (crate virtio-driver) uses the vhost-user socket and keeps a number of requests in flight. Ours
 /// are the engine's two workers, frontend and backend, over a pool in /dev/shm, with hardware coherence and with software
-/// coherence. The rivals are a thread of qemu-storage-daemon that serves the same file, or its null-co, and a thread that
+/// coherence, each with the guest's memory elsewhere and in the pool (zero-copy). The rivals are a thread of qemu-storage-daemon that serves the same file, or its null-co, and a thread that
 /// uses the file by io_uring, without any VM. All take turns, in every round; the cores' distance is probed around each
 /// run, and only equal tags are compared.
 ///
@@ -89,8 +89,12 @@ impl Medium {
 enum Server {
     /// Ours, in a pool that the hardware keeps coherent.
     Hardware,
+    /// The same, with the guest's memory in the pool.
+    HardwareZeroCopy,
     /// Ours, in a pool that it does not.
     Software,
+    /// The same, with the guest's memory in the pool.
+    SoftwareZeroCopy,
     /// qemu-storage-daemon.
     Qemu,
     /// Nobody: io_uring on the file.
@@ -98,12 +102,21 @@ enum Server {
 }
 
 impl Server {
-    const ALL: [Self; 4] = [Self::Hardware, Self::Software, Self::Qemu, Self::Plain];
+    const ALL: [Self; 6] = [
+        Self::Hardware,
+        Self::HardwareZeroCopy,
+        Self::Software,
+        Self::SoftwareZeroCopy,
+        Self::Qemu,
+        Self::Plain,
+    ];
 
     const fn name(self) -> &'static str {
         match self {
-            Self::Hardware => "hardware-coherent",
-            Self::Software => "software-coherent",
+            Self::Hardware => "hardware",
+            Self::HardwareZeroCopy => "hardware-zero-copy",
+            Self::Software => "software",
+            Self::SoftwareZeroCopy => "software-zero-copy",
             Self::Qemu => "qemu-storage-daemon",
             Self::Plain => "plain io_uring",
         }
@@ -112,9 +125,23 @@ impl Server {
     /// How our pool is kept coherent, if it is ours.
     const fn mode(self) -> Option<CoherenceMode> {
         match self {
-            Self::Hardware => Some(CoherenceMode::Hardware),
-            Self::Software => Some(CoherenceMode::Software),
+            Self::Hardware | Self::HardwareZeroCopy => Some(CoherenceMode::Hardware),
+            Self::Software | Self::SoftwareZeroCopy => Some(CoherenceMode::Software),
             Self::Qemu | Self::Plain => None,
+        }
+    }
+
+    /// Whether the guest's memory lies in our pool.
+    const fn is_zero_copy(self) -> bool {
+        matches!(self, Self::HardwareZeroCopy | Self::SoftwareZeroCopy)
+    }
+
+    /// What software coherence is compared with.
+    const fn coherent(self) -> Option<Self> {
+        match self {
+            Self::Software => Some(Self::Hardware),
+            Self::SoftwareZeroCopy => Some(Self::HardwareZeroCopy),
+            _ => None,
         }
     }
 
@@ -223,7 +250,11 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
             for &server in &servers {
                 show_progress(&format!("round {}: {} on {}", round + 1, server.name(), medium.name()));
                 bench.measure(server, medium, &files, &jobs)?;
-                if medium == Medium::Tmpfs && server != Server::Plain && options.jobs.is_empty() {
+                if medium == Medium::Tmpfs
+                    && !server.is_zero_copy()
+                    && server != Server::Plain
+                    && options.jobs.is_empty()
+                {
                     neighbour::measure(&mut bench, server, medium, &files)?;
                 }
             }

@@ -1,5 +1,6 @@
 //! The engine's two sides, each with its worker, over a pool of their own.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,9 +20,11 @@ use tempfile::TempDir;
 use vhost_blk_cxl::backend::Backend;
 use vhost_blk_cxl::frontend::Frontend;
 use vhost_blk_cxl::ssd::{self, DriverKind, SsdConfig};
+use vm_memory::FileOffset;
 
 use super::QUEUES_MAX;
 use super::cpu::{Threads, is_of_io_uring, threads_of};
+use super::load::RAM_BYTES;
 use crate::cores::{self, Cores};
 
 const SLOTS: u32 = 8192;
@@ -36,17 +39,19 @@ pub(super) struct Ours {
     // The frontend first: it lets go of its rings.
     _frontend: Box<dyn Handler>,
     _backend: Box<dyn Handler>,
-    sockets: Vec<PathBuf>,
+    disks: Vec<(PathBuf, Option<FileOffset>)>,
     _directory: TempDir,
 }
 
 impl Ours {
-    /// Starts both sides, with so many disks that share the device evenly. Without a file that is the null driver.
+    /// Starts both sides, with so many disks that share the device evenly. Without a file that is the null driver. The
+    /// guests' memory lies in the pool if that is wanted.
     pub(super) fn start(
         mode: CoherenceMode,
         file: Option<&Path>,
         device_bytes: u64,
         disks: u16,
+        ram_in_pool: bool,
         cores: Cores,
     ) -> Result<Self> {
         let directory = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
@@ -65,7 +70,7 @@ impl Ours {
         let config = SsdConfig { name: "ssd0".to_owned(), driver };
         let disk_bytes = device_bytes / u64::from(disks);
         let disks: Vec<_> =
-            (0..disks).map(|index| objects(&pool, index, disk_bytes)).collect::<Result<_>>()?;
+            (0..disks).map(|index| objects(&pool, index, disk_bytes, ram_in_pool)).collect::<Result<_>>()?;
         match mode {
             CoherenceMode::Hardware => Self::serve(&pool, &pool.hardware(), &config, disks, cores, directory),
             CoherenceMode::Software => Self::serve(&pool, &pool.software(), &config, disks, cores, directory),
@@ -91,8 +96,14 @@ impl Ours {
         let backend =
             Backend::start(memory.clone(), run.clone(), worker(), Some(bell(ends[1])?), ssds, None)?;
         cores::pin(cores.receiver)?;
-        let frontend =
-            Frontend::start(memory.clone(), run.clone(), worker(), Some(bell(ends[0])?), None, None)?;
+        let frontend = Frontend::start(
+            memory.clone(),
+            run.clone(),
+            worker(),
+            Some(bell(ends[0])?),
+            None,
+            Some(pool.file_identity()),
+        )?;
         let (mut backend, mut frontend): (Box<dyn Handler>, Box<dyn Handler>) =
             (Box::new(backend), Box::new(frontend));
 
@@ -107,17 +118,26 @@ impl Ours {
         let refused = |reason: String| anyhow!(reason);
         backend.apply(channel(ends[0], back, there)).map_err(refused)?;
         frontend.apply(channel(ends[1], there, back)).map_err(refused)?;
-        let mut sockets = Vec::new();
+        let mut offered = Vec::new();
         for (disk, volume) in disks {
-            sockets.push(run.sockets().join(&disk.socket));
+            let ram = disk.ram_area.map(|area| -> Result<_> {
+                let file = File::from(pool.fd().try_clone_to_owned()?);
+                Ok(FileOffset::new(file, area.start_byte().get()))
+            });
+            offered.push((run.sockets().join(&disk.socket), ram.transpose()?));
             backend.apply(Object::Volume(volume)).map_err(refused)?;
             frontend.apply(Object::Disk(disk)).map_err(refused)?;
         }
-        Ok(Self { _frontend: frontend, _backend: backend, sockets, _directory: directory })
+        Ok(Self { _frontend: frontend, _backend: backend, disks: offered, _directory: directory })
     }
 
     pub(super) fn socket(&self, disk: usize) -> &Path {
-        &self.sockets[disk]
+        &self.disks[disk].0
+    }
+
+    /// Where this disk's guest must have its memory.
+    pub(super) fn ram(&self, disk: usize) -> Option<&FileOffset> {
+        self.disks[disk].1.as_ref()
     }
 
     /// The two workers, and what the kernel does for the backend's device.
@@ -139,19 +159,30 @@ fn rings(pool: &Pool) -> [RingPlacement; 2] {
 
 /// Where the data of this disk's requests lies.
 fn data_area(pool: &Pool, disk: u16) -> Area {
+    // Behind its data, its guest's memory.
+    let each = LineCount::covering(DATA_BYTES + RAM_BYTES as u64).get();
     let lines = LineCount::covering(DATA_BYTES);
     // Whole pages, as the controller hands them out: direct I/O wants them.
     let rings = (RingPlacement::lines(SLOTS, 8).get() * 2).next_multiple_of(PAGE_LINES);
     let start = pool.layout().data().start.saturating_add(LineCount::new(rings));
-    Area::new(start.saturating_add(LineCount::new(lines.get() * u64::from(disk))), lines)
+    Area::new(start.saturating_add(LineCount::new(each * u64::from(disk))), lines)
 }
 
 fn endpoint(host: u16, role: Role) -> EndpointId {
     EndpointId::new(HostId::new(host), role)
 }
 
-fn objects(pool: &Pool, index: u16, size_bytes: u64) -> Result<(DiskObject, VolumeObject)> {
+fn objects(
+    pool: &Pool,
+    index: u16,
+    size_bytes: u64,
+    ram_in_pool: bool,
+) -> Result<(DiskObject, VolumeObject)> {
     let data_area = data_area(pool, index);
+    let ram_area = ram_in_pool.then(|| {
+        let start = data_area.start.saturating_add(data_area.lines);
+        Area::new(start, LineCount::covering(RAM_BYTES as u64))
+    });
     let number = u32::from(index) + 1;
     let lease = LeaseId::new(number).context("a small number")?;
     let instance = InstanceId::new(number);
@@ -168,7 +199,7 @@ fn objects(pool: &Pool, index: u16, size_bytes: u64) -> Result<(DiskObject, Volu
         read_only: false,
         queues: QUEUES_MAX,
         data_area,
-        ram_area: None,
+        ram_area,
         route,
         failed: false,
     };
@@ -182,7 +213,7 @@ fn objects(pool: &Pool, index: u16, size_bytes: u64) -> Result<(DiskObject, Volu
         generation: route.generation,
         channel: route.channel,
         data_area,
-        ram_area: None,
+        ram_area,
         instance,
         qos: Qos::default(),
     };

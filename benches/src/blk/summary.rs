@@ -163,17 +163,23 @@ fn figures(samples: &[Sample], jobs: &[Job], rival: bool, distances: &[Distance]
                 let name = |server: Server, what: &str| {
                     format!("blk/{}/{}/{}/{distance}/{what}", medium.name(), job.name(), server.name())
                 };
-                if let Some(ours) = cell(OURS) {
-                    compare(&mut figures, &ours, medium, *job, rival, cell, name);
-                }
-                if let Some(software) = cell(Server::Software) {
-                    let rate = Figure::new(name(Server::Software, "rate"), software.per_second, "/s");
-                    figures.push(match cell(OURS) {
-                        Some(ours) => rate
-                            .against(OURS.name(), Some(ours.per_second))
-                            .with_goal(Goal::AtLeast((ours.per_second * SOFTWARE_SHARE).round())),
-                        None => rate,
-                    });
+                for server in Server::ALL.into_iter().filter(|server| server.mode().is_some()) {
+                    let Some(ours) = cell(server) else { continue };
+                    let name = |what: &str| name(server, what);
+                    match server.coherent() {
+                        None => compare(&mut figures, &ours, medium, *job, rival, cell, name),
+                        Some(coherent) => {
+                            let rate = Figure::new(name("rate"), ours.per_second, "/s");
+                            let theirs = cell(coherent).map(|cell| cell.per_second);
+                            let rate = rate.against(coherent.name(), theirs);
+                            figures.push(match theirs {
+                                Some(theirs) => {
+                                    rate.with_goal(Goal::AtLeast((theirs * SOFTWARE_SHARE).round()))
+                                }
+                                None => rate,
+                            });
+                        }
+                    }
                 }
             }
         }
@@ -195,7 +201,7 @@ fn figures(samples: &[Sample], jobs: &[Job], rival: bool, distances: &[Distance]
     figures
 }
 
-/// Ours against the rivals.
+/// Ours, with hardware coherence, against the rivals.
 fn compare(
     figures: &mut Vec<Figure>,
     ours: &Cell,
@@ -203,7 +209,7 @@ fn compare(
     job: Job,
     rival: bool,
     cell: impl Fn(Server) -> Option<Cell>,
-    name: impl Fn(Server, &str) -> String,
+    name: impl Fn(&str) -> String,
 ) {
     let theirs = cell(Server::Qemu);
     for (server, what, rival) in
@@ -213,23 +219,23 @@ fn compare(
             continue;
         }
         let their_rate = cell(server).map(|cell| cell.per_second);
-        let rate = Figure::new(name(OURS, what), ours.per_second, "/s").against(rival, their_rate);
+        let rate = Figure::new(name(what), ours.per_second, "/s").against(rival, their_rate);
         figures.push(match (goal(server, medium, job), their_rate) {
             (Some(share), Some(rate_theirs)) => rate.with_goal(Goal::AtLeast((rate_theirs * share).round())),
             _ => rate,
         });
     }
     for (what, of) in [("p50", (|cell| cell.p50_us) as fn(&Cell) -> f64), ("p99", |cell| cell.p99_us)] {
-        let figure = Figure::new(name(OURS, what), of(ours), "us");
+        let figure = Figure::new(name(what), of(ours), "us");
         figures.push(figure.against(rival_name(rival), theirs.as_ref().map(of)));
     }
     let [front, back] = ours.cpu_us;
-    let total = Figure::new(name(OURS, "cpu-per-request"), front + back, "us");
+    let total = Figure::new(name("cpu-per-request"), front + back, "us");
     figures.push(total.against(rival_name(rival), theirs.map(|cell| cell.cpu_us[0])));
-    figures.push(Figure::new(name(OURS, "cpu-per-request-frontend"), front, "us"));
-    figures.push(Figure::new(name(OURS, "cpu-per-request-backend"), back, "us"));
+    figures.push(Figure::new(name("cpu-per-request-frontend"), front, "us"));
+    figures.push(Figure::new(name("cpu-per-request-backend"), back, "us"));
     if let (1, Some(plain)) = (job.depth, cell(Server::Plain)) {
-        let added = Figure::new(name(OURS, "added-to-plain-p50"), ours.p50_us - plain.p50_us, "us");
+        let added = Figure::new(name("added-to-plain-p50"), ours.p50_us - plain.p50_us, "us");
         figures.push(added.with_goal(Goal::AtMost(ADDED_US_MAX)));
     }
 }

@@ -39,7 +39,9 @@ impl Target {
         cores: Cores,
     ) -> Result<Self> {
         let serving = match (server, server.mode()) {
-            (_, Some(mode)) => Serving::Ours(Ours::start(mode, file, DEVICE_BYTES, disks, cores)?),
+            (_, Some(mode)) => {
+                Serving::Ours(Ours::start(mode, file, DEVICE_BYTES, disks, server.is_zero_copy(), cores)?)
+            }
             (Server::Plain, _) => {
                 cores::pin(cores.receiver)?;
                 Serving::Plain(Box::new(Plain::open(file.context("io_uring needs a file")?, DEVICE_BYTES)?))
@@ -57,13 +59,14 @@ impl Target {
         self.loads.clear();
         cores::pin(self.cores.receiver)?;
         for disk in 0..usize::from(self.disks) {
-            let socket = match &self.serving {
-                Serving::Ours(ours) => ours.socket(disk),
-                Serving::Rival(rival) => rival.socket(disk),
+            let (socket, ram) = match &self.serving {
+                Serving::Ours(ours) => (ours.socket(disk), ours.ram(disk)),
+                Serving::Rival(rival) => (rival.socket(disk), None),
                 Serving::Plain(_) => continue,
             };
             let disk_bytes = DEVICE_BYTES / u64::from(self.disks);
-            self.loads.push(Load::connect(socket, disk_bytes, queues, &anonymous_ram()?)?);
+            let ram = ram.cloned().map_or_else(anonymous_ram, Ok)?;
+            self.loads.push(Load::connect(socket, disk_bytes, queues, &ram)?);
         }
         self.queues = queues;
         Ok(())
