@@ -32,7 +32,8 @@ pub struct Sample {
 pub(super) struct Shared {
     pub(super) journal: Journal,
     pub(super) view: watch::Sender<Arc<View>>,
-    pub(super) running: AtomicBool,
+    /// Its end was seen. What is asked before it began waits for it.
+    pub(super) stopped: AtomicBool,
     telemetry: Mutex<BTreeMap<EndpointId, Sample>>,
 }
 
@@ -41,7 +42,7 @@ impl Shared {
         Self {
             journal,
             view: watch::Sender::new(Arc::new(view)),
-            running: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
             telemetry: Mutex::default(),
         }
     }
@@ -94,9 +95,9 @@ impl Handle {
         self.waker.wake();
     }
 
-    /// Whether the controller's thread serves.
+    /// Whether the controller's thread serves, or is about to.
     pub fn is_running(&self) -> bool {
-        self.shared.running.load(Ordering::Acquire)
+        !self.shared.stopped.load(Ordering::Acquire)
     }
 
     /// What is known now.

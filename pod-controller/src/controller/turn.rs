@@ -53,9 +53,8 @@ impl<M: Memory> Controller<M> {
     /// Runs until it is [told to stop](super::Handle::stop), or until the state cannot be kept any more.
     pub fn run(mut self) -> Result<(), ControllerError> {
         let shared = Arc::clone(&self.shared);
-        shared.running.store(true, Ordering::Release);
         let result = self.turn_until_stopped();
-        shared.running.store(false, Ordering::Release);
+        shared.stopped.store(true, Ordering::Release);
         result
     }
 
@@ -124,6 +123,12 @@ impl<M: Memory> Controller<M> {
 
     fn hear(&mut self, event: PortEvent, now: Instant, inbox: &mut Inbox) {
         match event {
+            // An earlier life of ours decided it, but may have ended before the fence was up.
+            PortEvent::Appeared { endpoint, incarnation, .. }
+                if self.state.is_fenced(endpoint, incarnation) =>
+            {
+                self.act(&Effect::Fence(endpoint));
+            }
             PortEvent::Appeared { endpoint, incarnation, .. } => {
                 match self.port.grant(endpoint) {
                     Ok(()) => {

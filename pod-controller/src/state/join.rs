@@ -20,6 +20,12 @@ impl State {
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         self.check_join(id, join)?;
+        if self.is_fenced(id, incarnation) {
+            return Err(Refusal::new(
+                RefusalKind::JoinConflict,
+                "what it held was taken back and may be somebody else's: start it again",
+            ));
+        }
         let restarted = self.endpoints.get(&id).is_none_or(|known| known.incarnation != incarnation);
         self.hosts.insert(id.host, join.host_name.clone());
         self.endpoints.insert(
@@ -42,6 +48,13 @@ impl State {
         }
         self.note_absent_devices(id, join, effects);
         Ok(())
+    }
+
+    /// Whether this life of a daemon lost what it held. It must not act any more, and never joins again.
+    pub fn is_fenced(&self, id: EndpointId, incarnation: u64) -> bool {
+        self.endpoints.get(&id).is_some_and(|known| {
+            known.incarnation == incarnation && matches!(known.presence, Presence::Fencing | Presence::Fenced)
+        })
     }
 
     fn check_join(&self, id: EndpointId, join: &Join) -> Result<(), Refusal> {

@@ -27,9 +27,12 @@ fn refused(state: &mut State, command: &Command) -> Refusal {
     refusal
 }
 
+fn join_command(id: EndpointId, incarnation: u64) -> Command {
+    Command::Join { endpoint: id, incarnation, join: join(id.host.get(), devices_of(id, true)) }
+}
+
 fn join_as(state: &mut State, id: EndpointId, incarnation: u64) -> Vec<Effect> {
-    let join = join(id.host.get(), devices_of(id, true));
-    must(state, &Command::Join { endpoint: id, incarnation, join })
+    must(state, &join_command(id, incarnation))
 }
 
 /// The pod of the demo: h1 with frontends, h2 with a NIC and an SSD, h3 with the backup NIC.
@@ -197,6 +200,18 @@ fn silent_backend_is_fenced_and_waited_for_before_its_leases_move() {
     let effects = must(&mut state, &Command::FenceExpired { endpoint: NET_BACKEND, incarnation: 1 });
     assert_eq!(kinds(&effects), [EventKind::Failover]);
     assert_eq!(registration(&state, BACKUP_BACKEND), Some(RegistrationState::Active));
+}
+
+#[test]
+fn a_fenced_life_never_joins_again() {
+    let mut state = pod_with_vm();
+    silent(&mut state, NET_BACKEND);
+    let again = join_command(NET_BACKEND, 1);
+    refused(&mut state, &again);
+    must(&mut state, &Command::FenceExpired { endpoint: NET_BACKEND, incarnation: 1 });
+    refused(&mut state, &again);
+    join_as(&mut state, NET_BACKEND, 2);
+    assert_eq!(state.endpoints[&NET_BACKEND].presence, Presence::Joined);
 }
 
 #[test]
