@@ -5,6 +5,8 @@
 
 mod common;
 
+use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use common::ram::{Control, RamSsd};
@@ -12,6 +14,7 @@ use common::*;
 use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
 use cxl_pool::{CreateOptions, HostId, LineOffset, Pool};
 use proptest::prelude::*;
+use vhost::vhost_user::VhostUserFrontend;
 use vhost_frontend::mock::{Piece, RawDescriptor};
 
 const POOL_BYTES: u64 = 32 << 20;
@@ -39,6 +42,46 @@ fn the_configuration_space_describes_the_disk() {
     assert!(word(36) > 0 && word(48) > 0, "discard and write zeroes");
     // Beyond what we know there are zeros, for VMMs that know more.
     assert_eq!(driver.guest.config(200)[60..], [0; 140]);
+}
+
+#[test]
+fn a_disk_grows_under_its_guest() {
+    let (mut pod, _control) = pod(13);
+    let mut driver = Driver::connected(&pod);
+    let (mut heard, given) = UnixStream::pair().unwrap();
+    driver.guest.frontend().set_backend_request_fd(&given).unwrap();
+    let before = VOLUME_BYTES / SECTOR;
+    assert_eq!(driver.request(T_IN, before, 512).0, IOERR);
+    driver.guest.set_config(32, &[0]);
+    // The backend first: nothing that the guest may ask for is refused there.
+    pod.volume.size_bytes += 1 << 20;
+    pod.disk.size_bytes += 1 << 20;
+    pod.apply_volume();
+    pod.apply_disk();
+    let mut notice = [0; 12];
+    heard.read_exact(&mut notice).unwrap();
+    assert_eq!(notice[..4], 2_u32.to_ne_bytes(), "VHOST_USER_BACKEND_CONFIG_CHANGE_MSG");
+    let config = driver.guest.config(60);
+    assert_eq!(u64::from_le_bytes(config[..8].try_into().unwrap()), before + 2048);
+    assert_eq!(config[32], 0, "the driver's choice stays");
+    assert_eq!(driver.write_sectors(before + 2047, &pattern(9, 512)), OK);
+    assert_eq!(driver.read_sectors(before + 2047, 512), pattern(9, 512));
+    // What the driver changes later does not bring the old size back.
+    driver.guest.set_config(32, &[1]);
+    assert_eq!(driver.guest.config(60)[..8], (before + 2048).to_le_bytes());
+}
+
+#[test]
+fn a_device_that_cannot_flush_says_so_to_the_guest() {
+    let (mut pod, control) = pod(14);
+    let mut driver = Driver::connected(&pod);
+    assert_eq!(driver.write_sectors(0, &pattern(1, 512)), OK);
+    control.fail(true);
+    assert_eq!(driver.request(T_FLUSH, 0, 0), (IOERR, 1));
+    // A write that must be on the medium when it ends fails as well.
+    driver.guest.set_config(32, &[0]);
+    assert_eq!(driver.write_sectors(0, &pattern(2, 512)), IOERR);
+    assert_eq!(pod.frontend_lease().errors, 2);
 }
 
 #[test]

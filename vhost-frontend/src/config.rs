@@ -2,23 +2,33 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::notice::Notices;
+
 /// The bytes a guest sees as its device's configuration; clones share them.
 ///
 /// Reads beyond its end give zeros: VMMs ask for the largest structure that they know.
 #[derive(Debug, Clone, Default)]
 pub struct ConfigSpace {
     bytes: Arc<Mutex<Vec<u8>>>,
+    /// The way to the VMM that uses the device.
+    pub(crate) notices: Notices,
 }
 
 impl ConfigSpace {
     /// A configuration space with these bytes.
     pub fn new(bytes: Vec<u8>) -> Self {
-        Self { bytes: Arc::new(Mutex::new(bytes)) }
+        Self { bytes: Arc::new(Mutex::new(bytes)), notices: Notices::default() }
     }
 
     /// Replaces the bytes; a VMM that asks from now on sees the new ones.
     pub fn set(&self, bytes: Vec<u8>) {
         *self.bytes.lock().unwrap_or_else(PoisonError::into_inner) = bytes;
+    }
+
+    /// Replaces the bytes, and tells the VMM, which tells the guest's driver.
+    pub fn change(&self, bytes: Vec<u8>) {
+        self.set(bytes);
+        self.notices.config_changed();
     }
 
     /// `size` bytes from `offset`.

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
@@ -92,6 +93,7 @@ impl Connection {
     pub(crate) fn disconnected(&mut self) {
         self.stop_all(StopReason::Disconnected);
         self.forget();
+        self.spec.config.notices.close();
         self.sink.disconnected();
     }
 
@@ -102,6 +104,11 @@ impl Connection {
         self.vrings = (0..self.spec.queues)
             .map(|_| Vring { size: self.spec.queue_size_max, ..Vring::default() })
             .collect();
+    }
+
+    /// Takes the channel for notices off the socket, if the VMM hands it over now.
+    pub(crate) fn takes_notices(&self, stream: &UnixStream) -> bool {
+        self.spec.config.notices.take(stream).unwrap_or(false)
     }
 
     /// Whether the VMM has acknowledged the feature by which rings are enabled.
@@ -332,6 +339,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+            | VhostUserProtocolFeatures::BACKEND_REQ
             | VhostUserProtocolFeatures::RESET_DEVICE;
         if self.spec.inflight {
             features |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;

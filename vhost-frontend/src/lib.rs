@@ -25,6 +25,7 @@ mod inflight;
 mod memory;
 #[cfg(any(test, feature = "mock"))]
 pub mod mock;
+mod notice;
 mod pool_ram;
 mod ring;
 mod server;

@@ -189,6 +189,7 @@ fn serve(
                     warn!(device = name, "a second VMM connected and was turned away");
                 }
             }
+            Event::Connection if lock().takes_notices(&watched) => {}
             Event::Connection if serve_early(&mut lock(), &watched) => {}
             Event::Connection => match handler.handle_request() {
                 Ok(()) => {}

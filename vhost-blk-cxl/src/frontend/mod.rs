@@ -15,7 +15,7 @@ mod unflushed;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use cxl_channel::doorbell::DoorbellListener;
 use cxl_pool::{Area, Memory};
@@ -26,6 +26,7 @@ use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, ObjectId}
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::telemetry::Telemetry;
 use pod_protocol::worker::{SpawnError, Worker, WorkerConfig, WorkerHandle};
+use tracing::info;
 use vhost_frontend::{ConfigSpace, DeviceSpec, PoolRam, Server};
 
 use self::device::{QUEUE_SIZE_MAX, config_space, features};
@@ -37,6 +38,10 @@ use crate::counters::{Counter, Counters};
 struct OfferedDisk {
     object: DiskObject,
     counters: Arc<Counters>,
+    config: ConfigSpace,
+    writeback: Arc<AtomicBool>,
+    /// What its configuration space says.
+    size_bytes: Arc<AtomicU64>,
     /// Its socket goes when this goes.
     _server: Server,
 }
@@ -88,8 +93,7 @@ impl Frontend {
                 return Ok(());
             }
             if may_become(&disk.object, &object) {
-                disk.object = object.clone();
-                return self.send(Message::Update(Box::new(object)));
+                return self.update(object);
             }
             self.remove_disk(object.lease)?;
         }
@@ -98,6 +102,7 @@ impl Frontend {
         let counters = Arc::new(Counters::default());
         let writeback = Arc::new(AtomicBool::new(true));
         let config = ConfigSpace::new(config_space(&object, true));
+        let size_bytes = Arc::new(AtomicU64::new(object.size_bytes));
         let lease = object.lease;
         let pool_ram = self.pool_file.map(|file| PoolRam { file, leased: object.ram_area });
         let spec = DeviceSpec {
@@ -113,18 +118,20 @@ impl Frontend {
             object: object.clone(),
             worker: self.worker.clone(),
             reporter: self.reporter.clone(),
-            config,
+            config: config.clone(),
             writeback: Arc::clone(&writeback),
+            size_bytes: Arc::clone(&size_bytes),
         };
         self.send(Message::Disk {
             object: Box::new(object.clone()),
             counters: Arc::clone(&counters),
-            writeback,
+            writeback: Arc::clone(&writeback),
             pool_ram,
         })?;
         match Server::listen(&path, spec, sink) {
             Ok(server) => {
-                self.disks.insert(lease, OfferedDisk { object, counters, _server: server });
+                let disk = OfferedDisk { object, counters, config, writeback, size_bytes, _server: server };
+                self.disks.insert(lease, disk);
                 Ok(())
             }
             Err(error) => {
@@ -132,6 +139,21 @@ impl Frontend {
                 Err(error.to_string())
             }
         }
+    }
+
+    /// Changes a disk in use. The guest hears of a new size when requests up to there are served.
+    fn update(&mut self, object: DiskObject) -> Result<(), String> {
+        let boxed = Box::new(object.clone());
+        self.worker.call(|done| Message::Update(boxed, done)).map_err(|gone| gone.to_string())?;
+        let Some(disk) = self.disks.get_mut(&object.lease) else { return Ok(()) };
+        let grown = disk.object.size_bytes != object.size_bytes;
+        disk.object = object;
+        if grown {
+            info!(lease = %disk.object.lease, bytes = disk.object.size_bytes, "the disk grew");
+            disk.size_bytes.store(disk.object.size_bytes, Ordering::Relaxed);
+            disk.config.change(config_space(&disk.object, disk.writeback.load(Ordering::Relaxed)));
+        }
+        Ok(())
     }
 
     fn remove_disk(&mut self, lease: LeaseId) -> Result<(), String> {

@@ -1,7 +1,7 @@
 //! What a disk's vhost-user thread tells the worker.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
@@ -28,6 +28,8 @@ pub(crate) struct DiskSink {
     pub(crate) reporter: Option<Reporter>,
     pub(crate) config: ConfigSpace,
     pub(crate) writeback: Arc<AtomicBool>,
+    /// The disk may have grown.
+    pub(crate) size_bytes: Arc<AtomicU64>,
 }
 
 impl DiskSink {
@@ -43,7 +45,8 @@ impl DiskSink {
 
     fn set_writeback(&self, writeback: bool) {
         self.writeback.store(writeback, Ordering::Relaxed);
-        self.config.set(config_space(&self.object, writeback));
+        let size_bytes = self.size_bytes.load(Ordering::Relaxed);
+        self.config.set(config_space(&DiskObject { size_bytes, ..self.object.clone() }, writeback));
     }
 }
 

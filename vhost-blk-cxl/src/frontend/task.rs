@@ -38,8 +38,8 @@ pub(crate) enum Message {
         /// What of the pool may be its guest's memory.
         pool_ram: Option<PoolRam>,
     },
-    /// The same disk, with what may change in use.
-    Update(Box<DiskObject>),
+    /// The same disk, with what may change in use; answered when that holds.
+    Update(Box<DiskObject>, Reply<()>),
     /// Have it no longer.
     RemoveDisk(LeaseId, Reply<()>),
     /// A ring of a disk started.
@@ -255,7 +255,10 @@ impl<M: Memory> Task for FrontendTask<M> {
                 let disk = Disk::new(self.memory.clone(), *object, counters, writeback, pool_ram);
                 self.disks.insert(disk.object().lease, disk);
             }
-            Message::Update(object) => self.update(*object),
+            Message::Update(object, done) => {
+                self.update(*object);
+                done.send(());
+            }
             Message::RemoveDisk(lease, reply) => {
                 self.remove_disk(lease, sources);
                 reply.send(());
