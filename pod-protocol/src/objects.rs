@@ -152,6 +152,10 @@ pub struct PortObject {
     /// The backup NIC.
     #[serde(default)]
     pub standby: Option<Route>,
+    /// The NIC that was in use before, and works: frames still come from it for a while, and what was sent through it
+    /// is waited for before anything goes through the one in use now.
+    #[serde(default)]
+    pub draining: Option<Route>,
 }
 
 /// What an instance may do with a NIC that it is registered with.
@@ -162,7 +166,8 @@ pub enum RegistrationState {
     Standby,
     /// It sends and receives.
     Active,
-    /// It still receives, but sends elsewhere already.
+    /// It receives what is sent to it alone, and finishes sending what it had begun with the generation it had; what
+    /// comes next goes elsewhere.
     Draining,
 }
 

@@ -30,6 +30,11 @@ pub enum Report {
         /// What happened.
         reason: String,
     },
+    /// A device that had failed works again.
+    DeviceBack {
+        /// What it is now.
+        device: DeviceReport,
+    },
     /// A VMM connected to the socket of a leased device, or went away.
     Attachment {
         /// Whose device it is.

@@ -44,6 +44,10 @@ pub struct DeviceTelemetry {
     pub write_bytes: u64,
     /// What the device refused or failed.
     pub errors: u64,
+    /// How often it was opened again after its driver had failed.
+    pub reopened: u64,
+    /// What the kernel and the PCIe device count of its troubles, by name, such as `rx-crc-errors`.
+    pub troubles: BTreeMap<String, u64>,
 }
 
 /// Counters of one lease at one endpoint. Zero where a counter makes no sense.

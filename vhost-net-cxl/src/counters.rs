@@ -3,7 +3,7 @@
 //! A worker counts, the control thread reads: each counter has one writer, so plain loads and stores suffice.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pod_protocol::ids::LeaseId;
@@ -128,6 +128,10 @@ impl LeaseCounters {
 /// What is counted for one NIC.
 #[derive(Debug, Default)]
 pub struct NicCounters {
+    /// Whether it can carry traffic: its link is up, and its driver works.
+    pub up: AtomicBool,
+    /// How often it was opened again after its driver had failed.
+    pub reopened: Counter,
     /// Frames received.
     pub rx_packets: Counter,
     /// Their bytes.

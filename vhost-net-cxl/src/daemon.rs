@@ -1,7 +1,9 @@
 //! Starting a frontend or a backend from a host's configuration.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use anyhow::Context;
 use cxl_channel::doorbell::DoorbellListener;
@@ -14,11 +16,16 @@ use pod_protocol::objects::ChannelObject;
 use pod_protocol::reports::{DeviceReport, Join, Report};
 use pod_protocol::worker::{Worker, WorkerConfig, WorkerHandle};
 
-use crate::backend::{Backend, BackendHandler, WatchedNic};
+use crate::backend::{Backend, BackendHandler, Order, WatchedNic};
 use crate::channel_end::ChannelEnd;
 use crate::counters::{LeaseBook, NicCounters};
 use crate::frontend::{Frontend, FrontendHandler};
-use crate::nic::{self, Nic, NicConfig};
+use crate::nic::reopen::Reopening;
+use crate::nic::statistics::TroubleWatch;
+use crate::nic::{self, Nic, NicConfig, NicError};
+
+/// The backend's worker, once there is one.
+type BackendWorker = Arc<OnceLock<WorkerHandle<Order>>>;
 
 /// Runs the frontend of this host until it is told to stop.
 pub fn run_frontend(config: &Path, stop: &StopSignal) -> anyhow::Result<Exit> {
@@ -72,28 +79,35 @@ fn backend<M: Memory>(
 ) -> anyhow::Result<Exit> {
     anyhow::ensure!(!config.nic.is_empty(), "this host has no NIC: add a [[nic]] to its configuration");
     let mut nics = Vec::new();
+    let mut configs = BTreeMap::new();
     for table in &config.nic {
-        let nic_config = NicConfig::parse(table)?;
+        let mut nic_config = NicConfig::parse(table)?;
+        let existed = nic::exists(&nic_config);
         nics.push(nic::open(&nic_config, pool, memory)?);
+        // What somebody else made is his to make again, with all that belongs to it: a bridge, an address.
+        nic_config.create &= !existed;
+        configs.insert(nic_config.name.clone(), nic_config);
     }
-    let devices = nics.iter().map(|nic| device_report(nic.as_ref())).collect();
+    let devices = nics.iter().map(|nic| nic.identity().report(nic.link().is_up())).collect();
     let role = Role::NetBackend;
     let joined = |reporter: Reporter, fence: Fence| -> anyhow::Result<Box<dyn Handler>> {
         let book = LeaseBook::default();
         // The watches begin before the worker exists.
-        let handle: Arc<OnceLock<WorkerHandle<crate::backend::Order>>> = Arc::default();
+        let handle = BackendWorker::default();
         let mut watched = Vec::new();
         let mut counted = Vec::new();
         for mut nic in nics {
             watch(nic.as_mut(), &reporter, &handle)?;
             let counters = Arc::new(NicCounters::default());
             let name = nic.identity().name.clone();
-            watched.push(WatchedNic { name, link: nic.link().clone(), counters: Arc::clone(&counters) });
+            let troubles = configs.get(&name).map_or_else(TroubleWatch::nothing, TroubleWatch::new);
+            watched.push(WatchedNic { name, counters: Arc::clone(&counters), troubles });
             counted.push((nic, counters));
         }
         let open = Box::new(opener(config, memory));
-        let tell = Backend::<M>::tell_by(reporter);
-        let task = Backend::new(memory.clone(), counted, book.clone(), open, tell);
+        let tell = Backend::<M>::tell_by(reporter.clone());
+        let mut task = Backend::new(memory.clone(), counted, book.clone(), open, tell);
+        task.set_reopening(reopening(configs, pool, memory, reporter, &handle)?);
         let worker_config = WorkerConfig::new(&config.run, config.net.backend_cpu, fence);
         let worker = Worker::spawn("net-backend", worker_config, doorbell(config, role)?, task)?;
         let _ = handle.set(worker.clone());
@@ -102,12 +116,38 @@ fn backend<M: Memory>(
     run(config, pool, memory, role, devices, stop, joined)
 }
 
+/// Opens NICs again that failed, and hands them to the worker.
+fn reopening<M: Memory>(
+    configs: BTreeMap<String, NicConfig>,
+    pool: &Pool,
+    memory: &M,
+    reporter: Reporter,
+    worker: &BackendWorker,
+) -> anyhow::Result<Reopening> {
+    let pauses = configs.iter().map(|(name, it)| (name.clone(), Duration::from_millis(it.reopen_ms)));
+    let pauses = pauses.collect();
+    let (pool, memory) = (pool.clone(), memory.clone());
+    let (watching, worker) = (Arc::clone(worker), Arc::clone(worker));
+    let open = move |name: &str| {
+        let config = configs.get(name).ok_or_else(|| NicError::Config {
+            nic: name.to_owned(),
+            problem: "it is not in the configuration".to_owned(),
+        })?;
+        let mut nic = nic::open(config, &pool, &memory)?;
+        watch(nic.as_mut(), &reporter, &watching)?;
+        Ok(nic)
+    };
+    let take = move |nic| {
+        if let Some(worker) = worker.get() {
+            // A worker that has ended has no use for it.
+            let _ = worker.send(Order::Reopened(nic));
+        }
+    };
+    Reopening::start(pauses, Box::new(open), Box::new(take)).context("cannot start a thread")
+}
+
 /// Tells the controller of each change of a NIC's link at once, and wakes the worker for it.
-fn watch(
-    nic: &mut dyn Nic,
-    reporter: &Reporter,
-    worker: &Arc<OnceLock<WorkerHandle<crate::backend::Order>>>,
-) -> anyhow::Result<()> {
+fn watch(nic: &mut dyn Nic, reporter: &Reporter, worker: &BackendWorker) -> Result<(), NicError> {
     let device = nic.identity().name.clone();
     let (reporter, worker) = (reporter.clone(), Arc::clone(worker));
     nic.watch_link(Box::new(move |up, reason| {
@@ -115,24 +155,9 @@ fn watch(
         tracing::info!(nic = device, up, reason, "link changed");
         if let Some(worker) = worker.get() {
             // A worker that has ended needs no news.
-            let _ = worker.send(crate::backend::Order::LinkChanged);
+            let _ = worker.send(Order::LinkChanged);
         }
-    }))?;
-    Ok(())
-}
-
-fn device_report(nic: &dyn Nic) -> DeviceReport {
-    let identity = nic.identity();
-    DeviceReport::Nic {
-        name: identity.name.clone(),
-        driver: identity.driver.name().to_owned(),
-        mac: identity.mac,
-        up: nic.link().is_up(),
-        speed_mbps: identity.speed_mbps,
-        mtu: identity.mtu,
-        features: identity.offloads.features(),
-        backup: identity.backup,
-    }
+    }))
 }
 
 fn opener<M: Memory>(

@@ -20,7 +20,7 @@ use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddr
 use pod_protocol::objects::{
     ChannelObject, Engine, NicObject, Object, PortObject, RegistrationObject, RegistrationState, Route,
 };
-use pod_protocol::reports::{Join, Report};
+use pod_protocol::reports::{DeviceReport, Join, Report};
 use pod_protocol::run_directory::RunDirectory;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use vhost_frontend::mock::{MockGuest, Piece};
@@ -52,6 +52,8 @@ struct Controller {
     port: ControllerPort<HardwareMemory>,
     joined: BTreeMap<EndpointId, Join>,
     links: Vec<(EndpointId, bool)>,
+    /// NICs that failed, and that are back.
+    devices: Vec<(EndpointId, bool)>,
 }
 
 impl Controller {
@@ -77,6 +79,13 @@ impl Controller {
             }
             PortEvent::Report { endpoint, report: Report::Link { up, .. } } => {
                 self.links.push((endpoint, up));
+            }
+            PortEvent::Report { endpoint, report: Report::DeviceFailed { .. } } => {
+                self.devices.push((endpoint, false));
+            }
+            PortEvent::Report { endpoint, report: Report::DeviceBack { device } } => {
+                assert!(matches!(device, DeviceReport::Nic { up: true, .. }), "{device:?}");
+                self.devices.push((endpoint, true));
             }
             _ => {}
         }
@@ -186,6 +195,7 @@ fn port(active: (u16, u16), standby: (u16, u16)) -> Object {
         tx_area: area(40, 8),
         active: route(active),
         standby: Some(route(standby)),
+        draining: None,
     })
 }
 
@@ -279,10 +289,12 @@ fn run(directory: &Path) {
     let pool = Pool::create(&directory.join("pool"), &options).expect("a pool");
     let run_directory = RunDirectory::new(directory.join("run"));
     let port_of_pod = ControllerPort::open(&pool, pool.hardware(), run_directory.clone(), 1).expect("a port");
-    let mut controller = Controller { port: port_of_pod, joined: BTreeMap::new(), links: Vec::new() };
+    let mut controller =
+        Controller { port: port_of_pod, joined: BTreeMap::new(), links: Vec::new(), devices: Vec::new() };
     let backend = |host: u16| {
         let nic = format!(
-            "[[nic]]\nname = \"nic0\"\ndriver = \"tap\"\ninterface = \"h{host}-tap\"\nuplink = \"h{host}\"\n"
+            "[[nic]]\nname = \"nic0\"\ndriver = \"tap\"\ninterface = \"h{host}-tap\"\nuplink = \"h{host}\"\n\
+             reopen-ms = 20\n"
         );
         let config = write_config(directory, host, &nic);
         Daemon::start(move |stop| run_backend(&config, stop))
@@ -331,6 +343,33 @@ fn run(directory: &Path) {
     for _ in 0..20 {
         assert!(guest.mock.wait_used(1, DEADLINE).is_some(), "every descriptor comes back");
     }
+
+    // Somebody deletes the device under the driver, and makes it again: it is used again, by itself.
+    for _ in 0..2 {
+        let told = controller.devices.len();
+        sh("ip link del h3-tap");
+        controller.serve_until("the failure of the NIC", |it| it.devices[told..].contains(&(second, false)));
+        let number = guest.send();
+        // Under its name only once it is on the bridge: the driver takes it as soon as it sees it.
+        sh("ip tuntap add new mode tap && ip link set new master h3-br && ip link set new name h3-tap");
+        controller.serve_until("the return of the NIC", |it| it.devices[told..].contains(&(second, true)));
+        assert_eq!(client.receive(DEADLINE), number, "what was sent meanwhile");
+        client.send(MAC, 79);
+        guest.hear();
+        assert!(guest.mock.wait_used(1, DEADLINE).is_some());
+    }
+
+    // So is the port whose carrier is the link.
+    let told = controller.links.len();
+    sh("ip link del h3");
+    controller.serve_until("the loss of the port", |it| it.links[told..].contains(&(second, false)));
+    sh(
+        "ip link add h3 type veth peer name h3-tor && ip link set h3-tor master tor && ip link set h3 master h3-br",
+    );
+    sh("ip link set h3 up && ip link set h3-tor up");
+    controller.serve_until("the return of the port", |it| it.links[told..].last() == Some(&(second, true)));
+    let number = guest.send();
+    assert_eq!(client.receive(DEADLINE), number);
 }
 
 /// A packet socket of the client.

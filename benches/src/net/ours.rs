@@ -245,6 +245,7 @@ fn objects(placements: &Placements, mac: &str) -> Result<(PortObject, Registrati
         tx_area: placements.transmit,
         active: Route { channel, generation },
         standby: None,
+        draining: None,
     };
     let registration = RegistrationObject {
         lease,

@@ -63,10 +63,11 @@ impl AsFd for Reporter {
 #[derive(Debug, Default)]
 pub(super) struct Standing(BTreeMap<Subject, Report>);
 
+/// In the order in which it is told: a device that is back had its link before it told of changes.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Subject {
+    Device(String),
     Link(String),
-    Failure(String),
     Attachment(LeaseId),
 }
 
@@ -74,14 +75,13 @@ impl Standing {
     /// Keeps a report if it describes a state.
     pub(super) fn note(&mut self, report: &Report) {
         let subject = match report {
-            Report::Link { device, up, .. } => {
-                if *up {
-                    // A device whose link is up again has been repaired.
-                    self.0.remove(&Subject::Failure(device.clone()));
-                }
-                Subject::Link(device.clone())
+            Report::Link { device, .. } => Subject::Link(device.clone()),
+            Report::DeviceFailed { device, .. } => Subject::Device(device.clone()),
+            Report::DeviceBack { device } => {
+                // It says how the link is.
+                self.0.remove(&Subject::Link(device.name().to_owned()));
+                Subject::Device(device.name().to_owned())
             }
-            Report::DeviceFailed { device, .. } => Subject::Failure(device.clone()),
             Report::Attachment { lease, .. } => Subject::Attachment(*lease),
             Report::Join(_) | Report::Telemetry(_) => return,
         };
@@ -102,6 +102,7 @@ impl Standing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reports::DeviceReport;
 
     #[test]
     fn only_the_latest_state_stands() {
@@ -115,8 +116,13 @@ mod tests {
         }
         assert_eq!(standing.reports().count(), 3);
         standing.forget_lease(lease);
-        assert!(standing.reports().eq([&link(false), &failed]));
+        assert!(standing.reports().eq([&failed, &link(false)]));
+        let device =
+            DeviceReport::Ssd { name: "nic0".into(), driver: "null".into(), size_bytes: 0, block_bytes: 512 };
+        let back = Report::DeviceBack { device };
+        standing.note(&back);
+        assert!(standing.reports().eq([&back]));
         standing.note(&link(true));
-        assert!(standing.reports().eq([&link(true)]));
+        assert!(standing.reports().eq([&back, &link(true)]));
     }
 }

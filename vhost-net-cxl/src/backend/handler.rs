@@ -1,6 +1,8 @@
 //! What the controller asks of the backend, on the control thread.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use cxl_pool::{Area, Memory};
 use pod_protocol::endpoint::Handler;
@@ -11,7 +13,7 @@ use pod_protocol::worker::WorkerHandle;
 
 use super::Order;
 use crate::counters::{LeaseBook, NicCounters};
-use crate::nic::LinkState;
+use crate::nic::statistics::TroubleWatch;
 
 const GONE: &str = "the network backend's worker has ended";
 
@@ -19,10 +21,10 @@ const GONE: &str = "the network backend's worker has ended";
 pub struct WatchedNic {
     /// Its name in the host's configuration.
     pub name: String,
-    /// Its link.
-    pub link: LinkState,
     /// What is counted for it.
     pub counters: Arc<NicCounters>,
+    /// What others count of it.
+    pub troubles: TroubleWatch,
 }
 
 /// Passes everything to the worker.
@@ -60,9 +62,12 @@ impl<M: Memory> Handler for BackendHandler<M> {
     }
 
     fn telemetry(&mut self) -> Telemetry {
-        let devices = self.nics.iter().map(|nic| DeviceTelemetry {
+        let now = Instant::now();
+        let devices = self.nics.iter_mut().map(|nic| DeviceTelemetry {
             name: nic.name.clone(),
-            up: nic.link.is_up(),
+            up: nic.counters.up.load(Ordering::Relaxed),
+            reopened: nic.counters.reopened.get(),
+            troubles: nic.troubles.counts(now).clone(),
             rx_packets: nic.counters.rx_packets.get(),
             rx_bytes: nic.counters.rx_bytes.get(),
             tx_packets: nic.counters.tx_packets.get(),

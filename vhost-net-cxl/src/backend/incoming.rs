@@ -24,6 +24,10 @@ impl<M: Memory> Backend<M> {
         }
         self.batch.clear();
         let outcome = port.nic.receive(buffers, &mut self.batch);
+        if outcome.is_err() {
+            // The buffers of these frames are with those that the driver had: all of them are taken back.
+            self.batch.clear();
+        }
         port.check(outcome, &self.tell);
         let bypassing = port.nic.identity().cache_bypassing;
         let batch = std::mem::take(&mut self.batch);

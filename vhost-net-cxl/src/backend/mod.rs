@@ -11,10 +11,13 @@ mod incoming;
 mod outgoing;
 pub mod receive_buffers;
 mod registration;
+mod reopening;
 pub mod switch;
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use cxl_pool::{Area, Memory};
@@ -37,8 +40,8 @@ use crate::channel_end::{ChannelEnd, MESSAGES_PER_LOOK, whole_pool};
 use crate::counters::{LeaseBook, NicCounters};
 use crate::ethernet::announcement;
 use crate::id_hash::IdHash;
-use crate::nic::failed::FailedNic;
-use crate::nic::{Batch, Nic, NicError, Piece};
+use crate::nic::reopen::Reopening;
+use crate::nic::{Batch, Nic, Piece};
 use crate::offloads::Offloads;
 use crate::vnet_header::VnetHeader;
 
@@ -64,6 +67,8 @@ pub enum Order {
     Uses(Area, Reply<bool>),
     /// A link changed: look at it.
     LinkChanged,
+    /// A NIC that had failed was opened again.
+    Reopened(Box<dyn Nic>),
 }
 
 /// A NIC and everything that belongs to it.
@@ -78,6 +83,8 @@ struct Port {
     backlog: VecDeque<Outgoing>,
     counters: Arc<NicCounters>,
     failed: bool,
+    /// It failed, and whoever opens it again has yet to hear of it.
+    to_reopen: bool,
     was_up: bool,
     /// Since when its link is down, or packets wait for it to start.
     down_since: Option<Instant>,
@@ -88,6 +95,7 @@ pub struct Backend<M: Memory> {
     memory: M,
     open_channel: OpenChannel<M>,
     tell: Tell,
+    reopening: Option<Reopening>,
     book: LeaseBook,
     ports: Vec<Port>,
     channels: Vec<ChannelEnd<M>>,
@@ -117,6 +125,7 @@ impl<M: Memory> Backend<M> {
             memory,
             open_channel,
             tell,
+            reopening: None,
             book,
             ports,
             channels: Vec::new(),
@@ -210,11 +219,8 @@ impl<M: Memory> Backend<M> {
         }
         port.nic.start(&mut buffers).map_err(|error| error.to_string())?;
         if let Some(sources) = sources {
-            for descriptor in port.nic.descriptors() {
-                sources
-                    .add(descriptor, Token(place as u64))
-                    .map_err(|error| format!("cannot watch nic {}: {error}", object.nic))?;
-            }
+            watch_descriptors(port.nic.as_ref(), place, sources)
+                .map_err(|error| format!("cannot watch nic {}: {error}", object.nic))?;
         }
         port.buffers = Some(buffers);
         port.area = Some(object.rx_area);
@@ -321,6 +327,7 @@ impl<M: Memory> Backend<M> {
             let up = port.nic.link().is_up() && !port.failed;
             if up != port.was_up {
                 port.was_up = up;
+                port.counters.up.store(up, Ordering::Relaxed);
                 // From here on, and not from the first packet that waits: what comes later is dropped at once.
                 port.down_since = (!up).then(Instant::now);
                 if up {
@@ -336,9 +343,14 @@ impl<M: Memory> Backend<M> {
     }
 }
 
+fn watch_descriptors(nic: &dyn Nic, place: usize, sources: &mut Sources) -> io::Result<()> {
+    nic.descriptors().into_iter().try_for_each(|descriptor| sources.add(descriptor, Token(place as u64)))
+}
+
 impl Port {
     fn new(nic: Box<dyn Nic>, counters: Arc<NicCounters>) -> Self {
         let was_up = nic.link().is_up();
+        counters.up.store(was_up, Ordering::Relaxed);
         Self {
             nic,
             buffers: None,
@@ -348,6 +360,7 @@ impl Port {
             backlog: VecDeque::with_capacity(BACKLOG_PACKETS),
             counters,
             failed: false,
+            to_reopen: false,
             was_up,
             down_since: None,
         }
@@ -409,20 +422,6 @@ impl Port {
     fn announces(&self) -> bool {
         self.was_up && self.area.is_some() && self.registrations.iter().flatten().any(|it| it.announce)
     }
-
-    /// Notes an error of the driver. The NIC counts as failed from then on, its driver is closed, and the controller
-    /// hears of it once.
-    fn check(&mut self, outcome: Result<(), NicError>, tell: &Tell) {
-        let Err(error) = outcome else { return };
-        self.counters.errors.add(1);
-        if std::mem::replace(&mut self.failed, true) {
-            return;
-        }
-        let device = self.nic.identity().name.clone();
-        tracing::error!(%error, "NIC failed");
-        tell(Report::DeviceFailed { device, reason: error.to_string() });
-        self.nic = Box::new(FailedNic::in_place_of(self.nic.as_ref()));
-    }
 }
 
 impl<M: Memory> Task for Backend<M> {
@@ -437,6 +436,7 @@ impl<M: Memory> Task for Backend<M> {
             }
             Order::Uses(area, reply) => reply.send(self.uses(area)),
             Order::LinkChanged => self.look_at_links(),
+            Order::Reopened(nic) => self.reopened(nic, Some(sources)),
         }
     }
 
@@ -454,6 +454,7 @@ impl<M: Memory> Task for Backend<M> {
             let outcome = port.nic.flush();
             port.check(outcome, &self.tell);
         }
+        self.ask_for_reopening();
         for channel in &mut self.channels {
             channel.publish();
         }

@@ -122,6 +122,16 @@ impl ReceiveBuffers {
         released
     }
 
+    /// Takes back what was with the driver, which is closed: every buffer without holders is free from now on.
+    pub fn reclaim(&mut self) {
+        self.free.clear();
+        for index in (0..self.holders.len()).rev() {
+            if self.holders[index] == [0; WORDS] {
+                self.free.push(BufferIndex(u32::try_from(index).expect("as many as fit u32")));
+            }
+        }
+    }
+
     /// Whether any registration holds it.
     pub fn is_held(&self, buffer: BufferIndex) -> bool {
         self.holders[buffer.0 as usize] != [0; WORDS]
@@ -154,6 +164,17 @@ mod tests {
         assert!(!buffers.release(buffer, registration(0)), "given back twice");
         assert!(!buffers.release(buffer, registration(1)), "never held");
         assert!(buffers.release(buffer, registration(200)));
+        assert_eq!(buffers.free_count(), 4);
+    }
+
+    #[test]
+    fn what_a_closed_driver_had_is_free_again() {
+        let mut buffers = buffers(4);
+        let taken: Vec<_> = std::iter::from_fn(|| buffers.take()).collect();
+        buffers.hold(taken[2], registration(7));
+        buffers.reclaim();
+        assert_eq!(buffers.free_count(), 3);
+        assert!(buffers.release(taken[2], registration(7)));
         assert_eq!(buffers.free_count(), 4);
     }
 

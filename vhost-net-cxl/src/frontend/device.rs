@@ -120,6 +120,7 @@ mod tests {
             tx_area: Area::new(LineOffset::new(0), LineCount::new(1)),
             active: route,
             standby: None,
+            draining: None,
         };
         let spec = device_spec(&object);
         assert_eq!(spec.queues, 4);

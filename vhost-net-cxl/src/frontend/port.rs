@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cxl_pool::{Area, Memory};
 use pod_protocol::ids::{ChannelId, LeaseId};
-use pod_protocol::objects::PortObject;
+use pod_protocol::objects::{PortObject, Route};
 use pod_protocol::worker::Token;
 use vhost_frontend::{ChainLimits, GuestMemory, Ring};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
@@ -42,6 +42,8 @@ pub(super) struct Port {
     pub(super) untold: Vec<ChannelId>,
     /// The transmit queue that is looked at first.
     pub(super) first_queue: usize,
+    /// The route that is being left in order: nothing new is announced until it has acknowledged everything.
+    pub(super) leaving: Option<Route>,
 }
 
 impl Port {
@@ -60,6 +62,7 @@ impl Port {
             accepts: Offloads::NONE,
             untold: Vec::new(),
             first_queue: 0,
+            leaving: None,
         };
         port.tell_all();
         port
@@ -77,11 +80,19 @@ impl Port {
         self.object.tx_area.overlaps(&area)
     }
 
-    /// Takes over what the controller wants now. Over a new route everything that was not acknowledged goes first.
+    /// Takes over what the controller wants now. Over a new route everything that was not acknowledged goes first; but
+    /// where the old one still works and drains, it is left to finish.
     pub(super) fn update(&mut self, object: PortObject) {
         let moved = object.active != self.object.active;
-        let routes = (object.active, object.standby) != (self.object.active, self.object.standby);
-        if moved {
+        let routes = |it: &PortObject| (it.active, it.standby, it.draining);
+        let rerouted = routes(&object) != routes(&self.object);
+        if moved && object.draining == Some(self.object.active) {
+            self.leaving = object.draining;
+            tracing::info!(
+                lease = %object.lease, instance = object.instance_name, channel = %object.active.channel,
+                awaited = self.under_way.len(), "moves to another route once the old one has drained",
+            );
+        } else if moved {
             tracing::info!(
                 lease = %object.lease, instance = object.instance_name, channel = %object.active.channel,
                 resent = self.under_way.len(), "moved to another route",
@@ -91,23 +102,28 @@ impl Port {
         let Self { object: old, .. } = self;
         let (tx_area, queue_pairs) = (old.tx_area, old.queue_pairs);
         *old = PortObject { tx_area, queue_pairs, ..object };
-        if moved {
+        let drains = self.leaving.is_some() && self.leaving == self.object.draining;
+        if (moved || self.leaving.is_some()) && !drains {
+            self.leaving = None;
             self.under_way.send_again();
         }
-        if routes {
+        if rerouted {
             self.tell_all();
         }
     }
 
     /// Whether frames may come over this channel.
     pub(super) fn hears(&self, channel: ChannelId) -> bool {
-        let standby = self.object.standby.map(|route| route.channel);
-        self.object.active.channel == channel || standby == Some(channel)
+        let others = [self.object.standby, self.object.draining];
+        self.object.active.channel == channel || others.iter().flatten().any(|route| route.channel == channel)
     }
 
     /// The rings of a channel began anew: what was announced over the old ones may have been lost.
     pub(super) fn channel_renewed(&mut self, channel: ChannelId) {
-        if self.object.active.channel == channel {
+        // What is under way was announced over the route that is being left, if there is one.
+        let announced_over = self.leaving.unwrap_or(self.object.active).channel;
+        if announced_over == channel {
+            self.leaving = None;
             self.under_way.send_again();
         }
         if self.hears(channel) && !self.untold.contains(&channel) {
@@ -118,10 +134,10 @@ impl Port {
     fn tell_all(&mut self) {
         self.untold.clear();
         self.untold.push(self.object.active.channel);
-        if let Some(route) = self.object.standby
-            && route.channel != self.object.active.channel
-        {
-            self.untold.push(route.channel);
+        for route in [self.object.standby, self.object.draining].into_iter().flatten() {
+            if !self.untold.contains(&route.channel) {
+                self.untold.push(route.channel);
+            }
         }
     }
 

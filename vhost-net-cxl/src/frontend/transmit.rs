@@ -41,7 +41,7 @@ impl Port {
 
     /// Whether a packet that a guest offers now could be taken and announced.
     pub(super) fn can_send<M: Memory>(&self, channels: &mut [Channel<M>]) -> bool {
-        if self.under_way.retry || self.under_way.len() >= UNDER_WAY_MAX {
+        if self.under_way.retry || self.under_way.len() >= UNDER_WAY_MAX || self.leaving.is_some() {
             return false;
         }
         // An area without room for the longest packet waits for acknowledgements, which wake us.
@@ -61,6 +61,12 @@ impl Port {
             self.tell_offloads(channels);
         }
         let mut busy = self.return_descriptors(scratch);
+        if self.leaving.is_some() {
+            if self.under_way.awaits() {
+                return busy;
+            }
+            self.leaving = None;
+        }
         let Some(channel) = active(self.route(), channels) else { return busy };
         if !channel.end.ready() || self.under_way.retry {
             return busy;
@@ -172,8 +178,8 @@ impl Port {
     /// Transmissions ended.
     pub(super) fn transmit_done<M: Memory>(&mut self, channel: &Channel<M>, message: &NetMessage, run: Run) {
         // What an abandoned route says does not count: the packet has been sent again elsewhere.
-        let current = self.route();
-        if channel.end.object().id == current.channel && message.generation == current.generation {
+        let from = Route { channel: channel.end.object().id, generation: message.generation };
+        if from == self.route() || Some(from) == self.leaving {
             self.under_way.acknowledge(message.sequence, run.packets, run.status);
         }
     }

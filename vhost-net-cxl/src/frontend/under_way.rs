@@ -60,6 +60,11 @@ impl UnderWay {
         self.waiting
     }
 
+    /// Whether some were announced and not acknowledged.
+    pub(super) fn awaits(&self) -> bool {
+        self.packets.iter().any(|packet| packet.state == State::Sent)
+    }
+
     /// Announces everything again that was not acknowledged.
     pub(super) fn send_again(&mut self) {
         self.retry = false;

@@ -21,7 +21,7 @@ pub struct CarrierWatch {
 
 impl CarrierWatch {
     /// Begins to watch `interface` on behalf of `nic`. `link` follows its carrier; each change is told to
-    /// `on_change` with the reason.
+    /// `on_change` with the reason. An interface that is removed and made again is watched again.
     pub fn begin(
         nic: &str,
         interface: &str,
@@ -52,19 +52,37 @@ impl CarrierWatch {
                 let gained = format!("carrier of {name}");
                 let lost = format!("no carrier on {name}");
                 let removed = format!("interface {name} was removed");
+                let mut index = Some(now.index);
                 while waits(&events, &stopping) {
+                    let mut look = false;
                     let heard = events.next_events(|event| match event {
-                        Event::Changed(it) if it.index == now.index => {
+                        Event::Changed(it) if Some(it.index) == index => {
                             tell(it.up, if it.up { &gained } else { &lost });
                         }
-                        Event::Removed { index } if index == now.index => tell(false, &removed),
-                        _ => {}
+                        Event::Removed { index: gone } if Some(gone) == index => {
+                            index = None;
+                            link.set_removed();
+                            tell(false, &removed);
+                        }
+                        // Perhaps a new one of that name.
+                        Event::Changed(_) => look |= index.is_none(),
+                        Event::Removed { .. } => {}
                     });
-                    // Overrun: what was missed is found by looking.
-                    if heard.is_err() {
+                    // After an overrun, what was missed is found by looking.
+                    if look || heard.is_err() {
                         match questions.by_name(&name) {
-                            Ok(it) => tell(it.up, if it.up { &gained } else { &lost }),
-                            Err(_) => tell(false, &removed),
+                            Ok(it) => {
+                                if index.is_some_and(|known| known != it.index) {
+                                    link.set_removed();
+                                }
+                                index = Some(it.index);
+                                tell(it.up, if it.up { &gained } else { &lost });
+                            }
+                            Err(_) => {
+                                index = None;
+                                link.set_removed();
+                                tell(false, &removed);
+                            }
                         }
                     }
                 }

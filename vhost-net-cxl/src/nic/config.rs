@@ -55,6 +55,9 @@ pub struct NicConfig {
     /// `tap`: the port whose carrier is the NIC's link; the interface itself if not given.
     #[serde(default)]
     pub uplink: Option<String>,
+    /// `tap`: whether the TAP device is created if it is missing.
+    #[serde(default = "create_default")]
+    pub create: bool,
     /// Whether it is kept free for failover.
     #[serde(default)]
     pub backup: bool,
@@ -64,6 +67,10 @@ pub struct NicConfig {
     /// Whether its device bypasses this host's caches. Only say so where allocating writes (DDIO) are off.
     #[serde(default)]
     pub cache_bypassing: bool,
+    /// After how many ms a NIC whose driver failed is opened again; twice as many after each attempt that fails, up to
+    /// 30 s. Zero: never.
+    #[serde(default = "reopen_ms_default")]
+    pub reopen_ms: u64,
     /// `af-xdp`: which receive queue of the interface.
     #[serde(default)]
     pub queue: u32,
@@ -80,6 +87,14 @@ pub struct NicConfig {
 
 const fn speed_mbps_default() -> u64 {
     10_000
+}
+
+const fn create_default() -> bool {
+    true
+}
+
+const fn reopen_ms_default() -> u64 {
+    1000
 }
 
 const fn frame_bytes_default() -> u32 {

@@ -36,7 +36,7 @@ impl Nic for FailedNic {
     }
 
     fn start(&mut self, _buffers: &mut ReceiveBuffers) -> Result<(), NicError> {
-        let problem = "its driver has failed: repair the device, then restart this daemon".to_owned();
+        let problem = "its driver has failed, and it does not work again yet".to_owned();
         Err(NicError::Config { nic: self.identity.name.clone(), problem })
     }
 

@@ -17,11 +17,13 @@ pub mod failed;
 mod netlink;
 pub mod null;
 mod open;
+pub mod reopen;
+pub mod statistics;
 pub mod tap;
 mod window;
 
 pub use config::{Driver, NicConfig, NullMode};
-pub use open::open;
+pub use open::{exists, open};
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -30,6 +32,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cxl_pool::ByteOffset;
 use pod_protocol::ids::MacAddress;
+use pod_protocol::reports::DeviceReport;
 
 use crate::backend::receive_buffers::ReceiveBuffers;
 use crate::offloads::Offloads;
@@ -59,24 +62,57 @@ pub struct Identity {
     pub cache_bypassing: bool,
 }
 
+impl Identity {
+    /// What the controller is told of the NIC.
+    pub fn report(&self, up: bool) -> DeviceReport {
+        DeviceReport::Nic {
+            name: self.name.clone(),
+            driver: self.driver.name().to_owned(),
+            mac: self.mac,
+            up,
+            speed_mbps: self.speed_mbps,
+            mtu: self.mtu,
+            features: self.offloads.features(),
+            backup: self.backup,
+        }
+    }
+}
+
 /// Whether a NIC can carry traffic; shared with whoever watches the carrier.
 #[derive(Clone, Debug, Default)]
-pub struct LinkState(Arc<AtomicBool>);
+pub struct LinkState(Arc<Link>);
+
+#[derive(Debug, Default)]
+struct Link {
+    up: AtomicBool,
+    removed: AtomicBool,
+}
 
 impl LinkState {
     /// A link in this state.
     pub fn new(up: bool) -> Self {
-        Self(Arc::new(AtomicBool::new(up)))
+        Self(Arc::new(Link { up: AtomicBool::new(up), removed: AtomicBool::new(false) }))
     }
 
     /// Whether it is up.
     pub fn is_up(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.up.load(Ordering::Acquire)
     }
 
     /// Notes a change; true if it was one.
     pub fn set(&self, up: bool) -> bool {
-        self.0.swap(up, Ordering::AcqRel) != up
+        self.0.up.swap(up, Ordering::AcqRel) != up
+    }
+
+    /// Whether the interface that was watched first does not exist any more. What is bound to it stays dead, even if
+    /// there is another one of its name.
+    pub fn is_removed(&self) -> bool {
+        self.0.removed.load(Ordering::Acquire)
+    }
+
+    /// Notes that the interface was removed.
+    pub fn set_removed(&self) {
+        self.0.removed.store(true, Ordering::Release);
     }
 }
 

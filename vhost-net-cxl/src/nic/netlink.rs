@@ -21,11 +21,16 @@ const GROUP_LINK: u32 = 1;
 const ATTRIBUTE_ADDRESS: u16 = 1;
 const ATTRIBUTE_NAME: u16 = 3;
 const ATTRIBUTE_MTU: u16 = 4;
+const ATTRIBUTE_STATISTICS: u16 = 23;
+const ATTRIBUTE_CARRIER_CHANGES: u16 = 35;
 const INTERFACE_UP: u32 = 1;
 const INTERFACE_LOWER_UP: u32 = 1 << 16;
 const HEADER_BYTES: usize = 16;
 const LINK_BYTES: usize = 16;
 const ANSWER_BYTES: usize = 32 * 1024;
+
+/// Fields of the kernel's statistics, up to the carrier errors of the sender.
+pub(super) const STATISTICS: usize = 18;
 
 /// An interface as it is now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +40,10 @@ pub(super) struct Interface {
     pub(super) mtu: u32,
     /// Administratively up, and the layer below has a carrier.
     pub(super) up: bool,
+    /// How often its carrier came or went.
+    pub(super) carrier_changes: u32,
+    /// `struct rtnl_link_stats64`, as far as we look at it.
+    pub(super) statistics: [u64; STATISTICS],
 }
 
 /// Something that happened to an interface.
@@ -45,6 +54,7 @@ pub(super) enum Event {
 }
 
 /// A socket to rtnetlink.
+#[derive(Debug)]
 pub(super) struct Netlink {
     socket: OwnedFd,
     answer: Vec<u8>,
@@ -166,6 +176,8 @@ fn parse_link(body: &[u8]) -> Option<Interface> {
         mac: None,
         mtu: 0,
         up: flags & INTERFACE_UP != 0 && flags & INTERFACE_LOWER_UP != 0,
+        carrier_changes: 0,
+        statistics: [0; STATISTICS],
     };
     let mut rest = body.get(LINK_BYTES..)?;
     while let (Some(bytes), Some(kind)) = (read_u16(rest, 0), read_u16(rest, 2)) {
@@ -174,6 +186,12 @@ fn parse_link(body: &[u8]) -> Option<Interface> {
         match kind {
             ATTRIBUTE_ADDRESS => interface.mac = value.try_into().ok().map(MacAddress::new),
             ATTRIBUTE_MTU => interface.mtu = read_u32(value, 0)?,
+            ATTRIBUTE_CARRIER_CHANGES => interface.carrier_changes = read_u32(value, 0)?,
+            ATTRIBUTE_STATISTICS => {
+                for (field, bytes) in interface.statistics.iter_mut().zip(value.chunks_exact(8)) {
+                    *field = bytes.try_into().map(u64::from_ne_bytes).unwrap_or_default();
+                }
+            }
             _ => {}
         }
         rest = rest.get(bytes.next_multiple_of(4)..).unwrap_or_default();

@@ -3,6 +3,7 @@
 use cxl_pool::{Memory, Pool};
 
 use super::af_xdp::AfXdpNic;
+use super::netlink::Netlink;
 use super::null::NullNic;
 use super::tap::TapNic;
 use super::{Driver, Nic, NicConfig, NicError};
@@ -14,4 +15,9 @@ pub fn open<M: Memory>(config: &NicConfig, pool: &Pool, memory: &M) -> Result<Bo
         Driver::AfXdp => Box::new(AfXdpNic::open(config, pool)?),
         Driver::Null => Box::new(NullNic::new(config, memory.clone())),
     })
+}
+
+/// Whether the interface of a NIC is there already.
+pub fn exists(config: &NicConfig) -> bool {
+    Netlink::open().and_then(|mut netlink| netlink.by_name(config.interface())).is_ok()
 }

@@ -46,6 +46,9 @@ impl TapNic {
         if uplink != interface {
             find(&mut netlink, nic, uplink)?;
         }
+        if !config.create {
+            find(&mut netlink, nic, interface)?;
+        }
         let file = OpenOptions::new()
             .read(true)
             .write(true)

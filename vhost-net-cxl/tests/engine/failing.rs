@@ -8,13 +8,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cxl_pool::HostId;
 use cxl_pool::simulated::SimulatedPool;
 use pod_protocol::ids::MacAddress;
-use pod_protocol::reports::Report;
+use pod_protocol::objects::{Object, RegistrationState};
+use pod_protocol::reports::{DeviceReport, Report};
 use pod_protocol::worker::{Progress, Task};
 use vhost_net_cxl::backend::receive_buffers::ReceiveBuffers;
 use vhost_net_cxl::nic::{Batch, Driver, Identity, LinkState, Nic, NicError, OnLinkChange, Piece};
 use vhost_net_cxl::offloads::Offloads;
 
-use crate::pod::{NIC, POOL_BYTES, TestBackend, area};
+use crate::echo::frame;
+use crate::guest::Guest;
+use crate::pod::{
+    NIC, POOL_BYTES, TestBackend, TestFrontend, all_features, area, channel, port, registration, route,
+    settle,
+};
+use crate::recording::RecordingNic;
 
 /// Works until it is told to break, and then has an error for every call and always something to do.
 struct BreakableNic {
@@ -24,6 +31,20 @@ struct BreakableNic {
 }
 
 impl BreakableNic {
+    fn new(broken: &Arc<AtomicBool>, mtu: u16) -> Box<dyn Nic> {
+        let identity = Identity {
+            name: NIC.into(),
+            driver: Driver::Null,
+            mac: Some(MacAddress::new([2, 0, 0, 0, 0, 9])),
+            mtu,
+            speed_mbps: 10_000,
+            backup: false,
+            offloads: Offloads::ALL,
+            cache_bypassing: false,
+        };
+        Box::new(Self { identity, link: LinkState::new(true), broken: Arc::clone(broken) })
+    }
+
     fn outcome<T>(&self, good: T) -> Result<T, NicError> {
         if !self.broken.load(Ordering::Relaxed) {
             return Ok(good);
@@ -83,18 +104,8 @@ impl Nic for BreakableNic {
 fn a_failed_nic_is_closed_reported_once_and_waited_for_no_longer() {
     let pool = SimulatedPool::new(1, POOL_BYTES);
     let broken = Arc::new(AtomicBool::new(false));
-    let identity = Identity {
-        name: NIC.into(),
-        driver: Driver::Null,
-        mac: Some(MacAddress::new([2, 0, 0, 0, 0, 9])),
-        mtu: 1500,
-        speed_mbps: 10_000,
-        backup: false,
-        offloads: Offloads::ALL,
-        cache_bypassing: false,
-    };
-    let nic = BreakableNic { identity, link: LinkState::new(true), broken: Arc::clone(&broken) };
-    let mut backend = TestBackend::with_nic(&pool.host(HostId::new(2)), Box::new(nic), area(32, 16));
+    let nic = BreakableNic::new(&broken, 1500);
+    let mut backend = TestBackend::with_nic(&pool.host(HostId::new(2)), nic, area(32, 16));
     assert_eq!(backend.task.turn(), Progress::Idle);
     assert!(backend.task.prepare_sleep());
     backend.task.resume();
@@ -112,4 +123,58 @@ fn a_failed_nic_is_closed_reported_once_and_waited_for_no_longer() {
     // Only this test still has a hand on it: the driver is closed, with everything it held open.
     assert_eq!(Arc::strong_count(&broken), 1);
     assert_eq!(backend.counters.errors.get(), 1);
+}
+
+#[test]
+fn a_nic_that_was_opened_again_takes_over_and_gets_what_waits() {
+    let pool = SimulatedPool::new(1, POOL_BYTES);
+    let broken = Arc::new(AtomicBool::new(false));
+    let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
+    let mut backend =
+        TestBackend::with_nic(&pool.host(HostId::new(2)), BreakableNic::new(&broken, 1500), area(32, 16));
+    backend.apply(Object::Channel(channel(1, 1, 512, false)));
+    backend.apply(Object::Registration(registration(1, 1, 1, RegistrationState::Active, area(8, 8))));
+    frontend.apply(Object::Channel(channel(1, 1, 512, true)));
+    frontend.apply(Object::Port(port(1, area(8, 8), route(1, 1), None)));
+    let mut guest = Guest::new(64);
+    frontend.start(1, &guest, all_features());
+    settle(&mut [&mut frontend, &mut backend]);
+    broken.store(true, Ordering::Relaxed);
+    settle(&mut [&mut frontend, &mut backend]);
+    for number in 0..5 {
+        assert!(guest.send(&[0; 12], &frame(number, 100)));
+    }
+    settle(&mut [&mut frontend, &mut backend]);
+    assert!(guest.transmit.reclaim_pairs().is_empty());
+    assert!(!backend.counters.up.load(Ordering::Relaxed));
+
+    // One with a smaller MTU would not do.
+    let working = Arc::new(AtomicBool::new(false));
+    backend.task.reopened(BreakableNic::new(&working, 1400), None);
+    settle(&mut [&mut frontend, &mut backend]);
+    assert!(guest.transmit.reclaim_pairs().is_empty());
+    assert_eq!(Arc::strong_count(&working), 1, "it is closed");
+
+    let memory = pool.host(HostId::new(2));
+    let (nic, wire) = RecordingNic::new(&memory, Offloads::NONE, usize::MAX);
+    backend.task.reopened(Box::new(nic), None);
+    settle(&mut [&mut frontend, &mut backend]);
+    assert_eq!(guest.transmit.reclaim_pairs().len(), 5);
+    {
+        let wire = wire.lock().unwrap();
+        let (announced, sent): (Vec<_>, Vec<_>) =
+            wire.frames.iter().partition(|frame| frame[12..14] == [0x80, 0x35]);
+        assert_eq!(announced.len(), 1, "the switches learn where the address is");
+        assert_eq!(
+            sent,
+            (0..5).map(|number| frame(number, 100)).collect::<Vec<_>>().iter().collect::<Vec<_>>()
+        );
+    }
+    assert_eq!((backend.counters.reopened.get(), backend.counters.up.load(Ordering::Relaxed)), (1, true));
+    let reports = backend.reports.lock().unwrap();
+    let [Report::DeviceFailed { .. }, Report::DeviceBack { device }] = &reports[..] else {
+        panic!("{reports:?}")
+    };
+    let DeviceReport::Nic { up, features, .. } = device else { panic!("{device:?}") };
+    assert_eq!((*up, *features), (true, 0));
 }

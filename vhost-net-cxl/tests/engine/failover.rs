@@ -1,12 +1,20 @@
 //! Moving to another route: what was not acknowledged is sent again, first and in order.
 
+use std::sync::{Arc, Mutex};
+
 use cxl_pool::HostId;
-use cxl_pool::simulated::{Faults, SimulatedPool};
-use pod_protocol::objects::{Object, RegistrationState};
+use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool};
+use pod_protocol::objects::{Object, PortObject, RegistrationState};
+use vhost_net_cxl::offloads::Offloads;
 
 use crate::echo::{BUFFER_BYTES, frame, pair, returned};
-use crate::pod::{POOL_BYTES, TestBackend, all_features, area, channel, port, registration, route, settle};
-use RegistrationState::{Active, Standby};
+use crate::guest::Guest;
+use crate::pod::{
+    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, port, registration, route,
+    settle,
+};
+use crate::recording::{RecordingNic, Wire};
+use RegistrationState::{Active, Draining, Standby};
 
 const SLOTS: u32 = 512;
 
@@ -124,4 +132,167 @@ fn a_queue_that_stops_gets_its_descriptors_back_and_its_packets_go_on() {
     settle(&mut [&mut pair.frontend, &mut pair.backend]);
     assert_eq!(pair.guest.received(BUFFER_BYTES).len(), 5);
     assert!(pair.guest.transmit.reclaim_pairs().is_empty());
+}
+
+/// A frontend with one guest, and two backends whose NICs write down what they send.
+struct Move {
+    pool: SimulatedPool,
+    frontend: TestFrontend<SimulatedMemory>,
+    backends: [TestBackend<SimulatedMemory>; 2],
+    wires: [Arc<Mutex<Wire>>; 2],
+    guest: Guest,
+}
+
+impl Move {
+    fn new(seed: u64) -> Self {
+        let pool = SimulatedPool::new(seed, POOL_BYTES);
+        let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
+        let mut wires = Vec::new();
+        let backends = [2, 3].map(|host: u16| {
+            let memory = pool.host(HostId::new(host));
+            let (nic, wire) = RecordingNic::new(&memory, Offloads::ALL, usize::MAX);
+            wires.push(wire);
+            let receive_area = area(if host == 2 { 32 } else { 48 }, 8);
+            let mut backend = TestBackend::with_nic(&memory, Box::new(nic), receive_area);
+            let number = u32::from(host) - 1;
+            backend.apply(Object::Channel(channel(number, 1, SLOTS, false)));
+            let state = if host == 2 { Active } else { Standby };
+            backend.apply(Object::Registration(registration(1, number, 1, state, area(8, 8))));
+            frontend.apply(Object::Channel(channel(number, 1, SLOTS, true)));
+            backend
+        });
+        frontend.apply(Object::Port(port(1, area(8, 8), route(1, 1), Some(route(2, 1)))));
+        let guest = Guest::new(128);
+        frontend.start(1, &guest, all_features());
+        let wires = wires.try_into().expect("two");
+        let mut this = Self { pool, frontend, backends, wires, guest };
+        this.settle();
+        this.wires.iter().for_each(|wire| wire.lock().unwrap().frames.clear());
+        this
+    }
+
+    fn settle(&mut self) {
+        let [first, second] = &mut self.backends;
+        settle(&mut [&mut self.frontend, first, second]);
+        assert_eq!(self.pool.faults(), Faults::default());
+    }
+
+    /// What the controller says to move the instance while both NICs work.
+    fn graceful(&mut self) {
+        let tx_area = area(8, 8);
+        self.backends[1].apply(Object::Registration(registration(1, 2, 2, Active, tx_area)));
+        self.backends[0].apply(Object::Registration(registration(1, 1, 1, Draining, tx_area)));
+        self.frontend.apply(Object::Port(self.port_while_draining()));
+    }
+
+    fn port_while_draining(&self) -> PortObject {
+        PortObject { draining: Some(route(1, 1)), ..port(1, area(8, 8), route(2, 2), Some(route(1, 2))) }
+    }
+
+    /// The numbers of the frames that a NIC sent, announcements left out.
+    fn sent(&self, nic: usize) -> Vec<u32> {
+        let wire = self.wires[nic].lock().unwrap();
+        let frames = wire.frames.iter().filter(|frame| frame[12..14] == [0x88, 0xb5]);
+        frames.map(|frame| u32::from_le_bytes(frame[14..18].try_into().expect("four bytes"))).collect()
+    }
+}
+
+#[test]
+fn a_move_between_working_nics_loses_doubles_and_reorders_nothing() {
+    for seed in 0..8 {
+        let mut moving = Move::new(seed);
+        // The first NIC is busy with what the guest sent before.
+        moving.wires[0].lock().unwrap().room = 0;
+        for number in 0..20 {
+            assert!(moving.guest.send(&[0; 12], &frame(number, 300)));
+        }
+        moving.settle();
+        moving.graceful();
+        for number in 20..40 {
+            assert!(moving.guest.send(&[0; 12], &frame(number, 300)));
+        }
+        moving.settle();
+        assert_eq!((moving.sent(0), moving.sent(1)), (vec![], vec![]), "the new NIC waits for the old one");
+        moving.wires[0].lock().unwrap().room = 13;
+        moving.settle();
+        assert!(moving.sent(1).is_empty());
+        moving.wires[0].lock().unwrap().room = 100;
+        moving.settle();
+        assert_eq!(moving.sent(0), (0..20).collect::<Vec<_>>());
+        assert_eq!(moving.sent(1), (20..40).collect::<Vec<_>>());
+        assert_eq!(moving.guest.transmit.reclaim_pairs().len(), 40);
+        for backend in &moving.backends {
+            assert_eq!(backend.lease(1).drops, [].into());
+        }
+    }
+}
+
+#[test]
+fn an_old_nic_that_does_not_finish_is_waited_for_until_the_controller_gives_it_up() {
+    let mut moving = Move::new(1);
+    moving.wires[0].lock().unwrap().room = 3;
+    for number in 0..10 {
+        assert!(moving.guest.send(&[0; 12], &frame(number, 300)));
+    }
+    moving.settle();
+    moving.graceful();
+    moving.settle();
+    // The controller says the same once more, as after its restart.
+    let again = moving.port_while_draining();
+    moving.frontend.apply(Object::Port(again));
+    moving.settle();
+    assert_eq!((moving.sent(0), moving.sent(1)), (vec![0, 1, 2], vec![]));
+    moving.frontend.apply(Object::Port(port(1, area(8, 8), route(2, 2), Some(route(1, 2)))));
+    moving.backends[0].apply(Object::Registration(registration(1, 1, 2, Standby, area(8, 8))));
+    moving.settle();
+    assert_eq!(moving.sent(1), (3..10).collect::<Vec<_>>());
+    assert_eq!(moving.guest.transmit.reclaim_pairs().len(), 10);
+    moving.wires[0].lock().unwrap().room = 100;
+    moving.settle();
+    assert_eq!(moving.sent(0), [0, 1, 2], "what it still held is stale");
+}
+
+#[test]
+fn a_backend_that_dies_while_it_drains_costs_nothing() {
+    let mut moving = Move::new(2);
+    moving.wires[0].lock().unwrap().room = 0;
+    for number in 0..10 {
+        assert!(moving.guest.send(&[0; 12], &frame(number, 300)));
+    }
+    moving.settle();
+    moving.graceful();
+    moving.settle();
+    // Its successor makes a new channel, and knows nothing of what its predecessor held.
+    moving.frontend.apply(Object::Channel(channel(1, 2, SLOTS, true)));
+    let [_, second] = &mut moving.backends;
+    settle(&mut [&mut moving.frontend, second]);
+    assert_eq!(moving.sent(1), (0..10).collect::<Vec<_>>());
+    assert_eq!(moving.guest.transmit.reclaim_pairs().len(), 10);
+}
+
+#[test]
+fn unicast_is_heard_from_both_nics_while_one_drains() {
+    let pool = SimulatedPool::new(4, POOL_BYTES);
+    let host = |number| pool.host(HostId::new(number));
+    let mut pair = pair(&host(1), &host(2), SLOTS, all_features(), 8);
+    let mut second =
+        TestBackend::new(&host(3), "mode = 'source'\ndestination = '02:00:00:00:00:01'", area(48, 8));
+    second.apply(Object::Channel(channel(2, 1, SLOTS, false)));
+    second.apply(Object::Registration(registration(1, 2, 1, Draining, area(8, 8))));
+    pair.frontend.apply(Object::Channel(channel(2, 1, SLOTS, true)));
+    pair.frontend.apply(Object::Port(PortObject {
+        draining: Some(route(2, 1)),
+        ..port(1, area(8, 8), route(1, 1), None)
+    }));
+    let mut heard = 0;
+    for _ in 0..200 {
+        pair.frontend.turn_once();
+        pair.backend.turn_once();
+        second.turn_once();
+        heard += pair.guest.received(BUFFER_BYTES).len();
+    }
+    assert!(heard > 100, "{heard}");
+    assert!(pair.guest.send(&[0; 12], &frame(1, 100)));
+    settle(&mut [&mut pair.frontend, &mut pair.backend]);
+    assert!(pair.guest.received(BUFFER_BYTES).iter().any(|(_, got)| *got == returned(&frame(1, 100))));
 }

@@ -157,6 +157,7 @@ pub(crate) fn port(number: u32, transmit_area: Area, active: Route, standby: Opt
         tx_area: transmit_area,
         active,
         standby,
+        draining: None,
     }
 }
 

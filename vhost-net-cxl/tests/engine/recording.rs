@@ -11,7 +11,7 @@ use vhost_net_cxl::offloads::Offloads;
 use crate::pod::NIC;
 
 /// What was sent, and how much more may be before the NIC is full.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Wire {
     pub(crate) frames: Vec<Vec<u8>>,
     /// Frames with their virtio-net headers, where the driver left them to the NIC.

@@ -267,6 +267,11 @@ impl Nic for AfXdpNic {
     }
 
     fn receive(&mut self, buffers: &mut ReceiveBuffers, batch: &mut Batch) -> Result<(), NicError> {
+        if self.link.is_removed() {
+            // The socket is bound to what is not there any more, and would stay silent for ever.
+            let (nic, interface) = (self.identity.name.clone(), self.interface.clone());
+            return Err(NicError::NoInterface { nic, interface });
+        }
         let Some(rings) = &mut self.rings else { return Ok(()) };
         let header = [0u8; HEADER_BYTES];
         let header_bytes = HEADER_BYTES as u64;
