@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use crate::api::{
     ChangeVolume, CreateInstance, CreateVolume, Device, DeviceList, EventList, Host, HostList, Instance,
-    InstanceList, Pool, Problem, Volume, VolumeList,
+    InstanceList, MigrateNic, Pool, Problem, Volume, VolumeList,
 };
 
 mod events;
@@ -208,6 +208,27 @@ impl Client {
     pub fn create_instance(&self, request: &CreateInstance, wait: Duration) -> Result<Instance, ClientError> {
         let wait = wait.as_millis().to_string();
         self.call(Method::POST, &["v1", "instances"], &[("wait", &wait)], Some(request))
+    }
+
+    /// Moves a NIC of an instance to another device, such as `h3/nic1`, while both work; to the least loaded one
+    /// unless told.
+    pub fn migrate_nic(&self, instance: &str, nic: &str, to: Option<&str>) -> Result<(), ClientError> {
+        let request = MigrateNic { to: to.map(str::to_owned) };
+        let path = ["v1", "instances", instance, "nics", nic, "migrate"];
+        self.runtime.block_on(async {
+            let response = self.send(Method::POST, &path, &[], Some(&request)).await?;
+            self.refusal(response).await.map(drop)
+        })
+    }
+
+    /// Brings back every lease that belongs on a NIC and has moved away from it.
+    pub fn fail_back(&self, host: &str, nic: &str) -> Result<(), ClientError> {
+        self.end(Method::POST, &["v1", "devices", host, nic, "fail-back"], &[])
+    }
+
+    /// Trusts a NIC again whose link flapped.
+    pub fn release_link(&self, host: &str, nic: &str) -> Result<(), ClientError> {
+        self.end(Method::POST, &["v1", "devices", host, nic, "release"], &[])
     }
 
     /// Deletes an instance: its leases end. Refused while a VMM is connected.

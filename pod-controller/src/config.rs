@@ -11,6 +11,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use crate::api::ByteSize;
+use crate::link_policy::{FailBack, LinkPolicy};
 use crate::state::Options;
 
 /// A UNIX socket's path has this many bytes at most, its final zero not counted.
@@ -51,6 +52,25 @@ pub struct ControllerSection {
     /// How long guests wait for a storage backend that is away until their requests fail.
     #[serde(default = "default_blk_grace_ms")]
     pub blk_grace_ms: u64,
+    /// How often a NIC may lose its link within `flap-window-ms`; more often, and nothing moves to it for a while. Zero:
+    /// as often as it likes.
+    #[serde(default = "default_flaps_max")]
+    pub flaps_max: u32,
+    /// The time within which losses of a link count together.
+    #[serde(default = "default_flap_window_ms")]
+    pub flap_window_ms: u64,
+    /// How long a link that was lost too often has to be calm; twice as long each time.
+    #[serde(default = "default_hold_down_ms")]
+    pub hold_down_ms: u64,
+    /// Whether leases go back to the NIC where they belong once it works again.
+    #[serde(default)]
+    pub fail_back: FailBack,
+    /// How long that NIC has to work before they do.
+    #[serde(default = "default_fail_back_after_ms")]
+    pub fail_back_after_ms: u64,
+    /// How long a lease that was moved still receives from the NIC that it left.
+    #[serde(default = "default_drain_ms")]
+    pub drain_ms: u64,
     /// What an instance's NIC sends from.
     #[serde(default = "default_tx_area")]
     pub tx_area: ByteSize,
@@ -74,6 +94,26 @@ const fn default_detect_ms() -> u64 {
 
 const fn default_blk_grace_ms() -> u64 {
     30_000
+}
+
+const fn default_flaps_max() -> u32 {
+    3
+}
+
+const fn default_flap_window_ms() -> u64 {
+    10_000
+}
+
+const fn default_hold_down_ms() -> u64 {
+    10_000
+}
+
+const fn default_fail_back_after_ms() -> u64 {
+    30_000
+}
+
+const fn default_drain_ms() -> u64 {
+    5000
 }
 
 const fn default_tx_area() -> ByteSize {
@@ -122,6 +162,17 @@ impl Config {
         if !(50..=60_000).contains(&controller.detect_ms) {
             return Err(format!("controller.detect-ms = {}: use 50 to 60000", controller.detect_ms));
         }
+        let times = [
+            ("flap-window-ms", controller.flap_window_ms),
+            ("hold-down-ms", controller.hold_down_ms),
+            ("fail-back-after-ms", controller.fail_back_after_ms),
+            ("drain-ms", controller.drain_ms),
+        ];
+        for (name, ms) in times {
+            if !(10..=86_400_000).contains(&ms) {
+                return Err(format!("controller.{name} = {ms}: use 10 to 86400000"));
+            }
+        }
         let areas = [
             ("tx-area", controller.tx_area),
             ("rx-area", controller.rx_area),
@@ -162,6 +213,23 @@ impl Config {
     /// How long guests wait for a storage backend that is away.
     pub fn blk_grace(&self) -> Duration {
         Duration::from_millis(self.controller.blk_grace_ms)
+    }
+
+    /// When links are trusted.
+    pub fn link_policy(&self) -> LinkPolicy {
+        let controller = &self.controller;
+        LinkPolicy {
+            flaps: if controller.flaps_max == 0 { 0 } else { controller.flaps_max.saturating_add(1) },
+            flap_window: Duration::from_millis(controller.flap_window_ms),
+            hold: Duration::from_millis(controller.hold_down_ms),
+            fail_back: controller.fail_back,
+            stable: Duration::from_millis(controller.fail_back_after_ms),
+        }
+    }
+
+    /// How long a NIC that a lease left is listened to.
+    pub fn drain(&self) -> Duration {
+        Duration::from_millis(self.controller.drain_ms)
     }
 
     /// How long a fenced endpoint may still act: its own bound, and for clocks that drift apart a tenth more.
@@ -216,6 +284,8 @@ mod tests {
             ("rx-area = 'big'", "big"),
             ("disk-queues = 0", "disk-queues"),
             ("rx-quota-buffers = 1", "rx-quota-buffers"),
+            ("drain-ms = 1", "drain-ms"),
+            ("fail-back = 'perhaps'", "perhaps"),
         ] {
             let error = with(line).expect_err(line);
             assert!(error.contains(word), "{line}: {error}");

@@ -4,6 +4,7 @@
 //! answers, objects. A controller that dies in between has said nothing that it does not know after its restart.
 
 mod handle;
+mod links;
 mod turn;
 
 use std::collections::BTreeMap;
@@ -12,10 +13,12 @@ use std::time::{Duration, Instant};
 
 use cxl_pool::{EndpointId, HardwareMemory, Layout, Memory, Pool, SoftwareMemory};
 use pod_protocol::controller::{CommandId, ControllerPort, PortError};
+use pod_protocol::ids::{LeaseGeneration, LeaseId};
 
 use crate::api::EventKind;
 use crate::config::Config;
 use crate::journal::Journal;
+use crate::link_policy::LinkHistory;
 use crate::reconcile::Reconciler;
 use crate::state::{Command, Effect, Presence, Refusal, State};
 use crate::store::{Recovered, Store, StoreError};
@@ -57,6 +60,10 @@ pub struct Controller<M: Memory> {
     /// Until when storage backends that are away are waited for.
     graces: BTreeMap<EndpointId, (u64, Instant)>,
     blk_grace: Duration,
+    links: LinkHistory,
+    /// Until when leases that were moved receive from the NIC that they left.
+    drains: BTreeMap<LeaseId, (LeaseGeneration, Instant)>,
+    drain: Duration,
     retry_at: Option<Instant>,
     /// Whether something changed that endpoints or viewers have yet to see.
     stale: bool,
@@ -115,6 +122,9 @@ impl<M: Memory> Controller<M> {
             fence_wait: config.fence_wait(),
             graces: BTreeMap::new(),
             blk_grace: config.blk_grace(),
+            links: LinkHistory::new(config.link_policy()),
+            drains: BTreeMap::new(),
+            drain: config.drain(),
             retry_at: None,
             stale: true,
         };

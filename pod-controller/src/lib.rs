@@ -18,6 +18,7 @@ pub mod client;
 pub mod config;
 pub mod controller;
 pub mod journal;
+pub mod link_policy;
 pub mod metrics;
 pub mod reconcile;
 pub mod rest;

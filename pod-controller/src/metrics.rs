@@ -117,9 +117,16 @@ fn add_devices(page: &mut Page, handle: &Handle) {
     let bytes = page.totals("device_bytes", "Bytes of a device");
     let operations = page.totals("device_operations", "Requests that an SSD completed");
     let errors = page.totals("device_errors", "What a device refused or failed");
+    let reopened = page.totals("device_reopened", "How often a NIC was opened again after its driver failed");
+    let troubles = page.totals("device_troubles", "What the kernel and PCIe count of a NIC's troubles");
+    let held = page.gauges("device_held", "Whether a NIC is not trusted since its link flapped");
     for device in handle.view().devices(&handle.telemetry()) {
         let labels = vec![("device", device.name.clone())];
-        up.get_or_create(&labels).set(u64::from(device.health == DeviceHealth::Up));
+        up.get_or_create(&labels)
+            .set(u64::from(matches!(device.health, DeviceHealth::Up | DeviceHealth::Held)));
+        if matches!(device.kind, DeviceKind::Nic { .. }) {
+            held.get_or_create(&labels).set(u64::from(device.health == DeviceHealth::Held));
+        }
         leases.get_or_create(&labels).set(u64::from(device.leases));
         let Some(counters) = device.counters else { continue };
         let with =
@@ -135,11 +142,18 @@ fn add_devices(page: &mut Page, handle: &Handle) {
             count(&bytes, &with("write"), counters.write_bytes);
         }
         count(&errors, &labels, counters.errors);
+        if matches!(device.kind, DeviceKind::Nic { .. }) {
+            count(&reopened, &labels, counters.reopened);
+            for (kind, number) in &counters.troubles {
+                count(&troubles, &vec![("device", device.name.clone()), ("kind", kind.clone())], *number);
+            }
+        }
     }
 }
 
 fn add_leases(page: &mut Page, handle: &Handle) {
     let connected = page.gauges("lease_connected", "Whether a VMM uses a leased device");
+    let draining = page.gauges("lease_draining", "Whether a lease still receives from a NIC that it left");
     let failovers = page.gauges("lease_generation", "How often a lease changed its holder or device, from 1");
     let packets = page.totals("lease_packets", "Frames of an instance at an endpoint");
     let bytes = page.totals("lease_bytes", "Bytes of an instance at an endpoint");
@@ -156,6 +170,9 @@ fn add_leases(page: &mut Page, handle: &Handle) {
         let Some(labels) = name(lease) else { continue };
         connected.get_or_create(&labels).set(u64::from(lease.connected));
         failovers.get_or_create(&labels).set(u64::from(lease.generation.get()));
+        if matches!(lease.kind, LeaseKind::Nic { .. }) {
+            draining.get_or_create(&labels).set(u64::from(lease.draining_nic().is_some()));
+        }
     }
     for (endpoint, sample) in handle.telemetry() {
         for counters in &sample.telemetry.leases {

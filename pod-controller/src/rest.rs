@@ -8,6 +8,7 @@ mod health;
 mod hosts;
 mod instances;
 mod listen;
+mod nics;
 mod pool;
 mod problem;
 mod volumes;
@@ -50,10 +51,13 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(hosts::reset))
         .routes(routes!(devices::list))
         .routes(routes!(devices::get))
+        .routes(routes!(nics::fail_back))
+        .routes(routes!(nics::release))
         .routes(routes!(volumes::list, volumes::create))
         .routes(routes!(volumes::get, volumes::change, volumes::delete))
         .routes(routes!(instances::list, instances::create))
         .routes(routes!(instances::get, instances::delete))
+        .routes(routes!(nics::migrate))
         .routes(routes!(events::list))
         .routes(routes!(events::stream))
         .routes(routes!(pool::get))

@@ -49,8 +49,14 @@ pub enum EventKind {
     LinkDown,
     /// A device failed.
     DeviceFailed,
+    /// A NIC that had failed was opened again.
+    DeviceBack,
     /// A device is not there any more.
     DeviceGone,
+    /// A link came and went too often: nothing moves to that NIC for a while.
+    LinkHeld,
+    /// A link that was not trusted is trusted again.
+    LinkReleased,
     /// A disk answers I/O errors: its SSD failed or was away for too long.
     DiskFailed,
     /// A disk that had failed is served again.
@@ -63,6 +69,10 @@ pub enum EventKind {
     PoolAdopted,
     /// A lease moved to its backup.
     Failover,
+    /// A lease moved between NICs that work, on demand.
+    Migrated,
+    /// A lease went back to the NIC where it belongs.
+    FailedBack,
     /// A lease has a NIC that does not work, and no backup that does.
     Degraded,
     /// A volume was created.
@@ -99,13 +109,18 @@ impl EventKind {
             Self::LinkUp => "link-up",
             Self::LinkDown => "link-down",
             Self::DeviceFailed => "device-failed",
+            Self::DeviceBack => "device-back",
             Self::DeviceGone => "device-gone",
+            Self::LinkHeld => "link-held",
+            Self::LinkReleased => "link-released",
             Self::DiskFailed => "disk-failed",
             Self::DiskBack => "disk-back",
             Self::HostReset => "host-reset",
             Self::HostDeleted => "host-deleted",
             Self::PoolAdopted => "pool-adopted",
             Self::Failover => "failover",
+            Self::Migrated => "migrated",
+            Self::FailedBack => "failed-back",
             Self::Degraded => "degraded",
             Self::VolumeCreated => "volume-created",
             Self::VolumeChanged => "volume-changed",

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -121,6 +123,8 @@ pub enum DeviceKind {
 pub enum DeviceHealth {
     /// It works.
     Up,
+    /// It works, but its link came and went too often: nothing moves to it for a while.
+    Held,
     /// A NIC without a link.
     Down,
     /// It failed.
@@ -148,4 +152,10 @@ pub struct DeviceCounters {
     pub write_bytes: u64,
     /// What the device refused or failed.
     pub errors: u64,
+    /// How often it was opened again after its driver had failed.
+    #[serde(default)]
+    pub reopened: u64,
+    /// What the kernel and the PCIe device count of a NIC's troubles, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub troubles: BTreeMap<String, u64>,
 }

@@ -46,6 +46,12 @@ pub struct Nic {
     /// The NIC that takes over when that one fails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<String>,
+    /// The NIC where it belongs: the one that it had first, or was moved to on demand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home: Option<String>,
+    /// The NIC that it has left and still receives from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draining: Option<String>,
     /// Its lease.
     pub lease: u32,
     /// Which holder of the lease this is; it grows with every failover.
@@ -112,4 +118,13 @@ pub struct NicRequest {
     /// Pairs of queues; without it, one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_pairs: Option<u16>,
+}
+
+/// Asks for a NIC of an instance to be moved.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MigrateNic {
+    /// Where to, as `h3/nic1`; without it, to the least loaded other NIC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
 }

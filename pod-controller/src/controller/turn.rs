@@ -70,8 +70,9 @@ impl<M: Memory> Controller<M> {
             self.show(Instant::now());
             let now = Instant::now();
             self.watch_absent(now);
+            self.watch_drains(now);
             let dues = self.fences.values().chain(self.graces.values()).map(|(_, due)| *due);
-            let due = dues.chain(self.retry_at).min();
+            let due = dues.chain(self.retry_at).chain(self.next_of_links()).min();
             self.port.wait(due.map_or(SLEEP_MAX, |due| due.saturating_duration_since(now).min(SLEEP_MAX)));
         }
     }
@@ -106,6 +107,9 @@ impl<M: Memory> Controller<M> {
             if *due <= now {
                 inbox.add(Command::GraceExpired { endpoint: *endpoint, incarnation: *incarnation });
             }
+        }
+        for command in self.due_links(now) {
+            inbox.add(command);
         }
         self.stale |= self.retry_at.is_some_and(|at| at <= now);
         inbox
@@ -199,13 +203,27 @@ impl<M: Memory> Controller<M> {
             Report::Link { device, up, reason } => {
                 let device = owned(device);
                 if owns(&self.state, &device) {
+                    let verdict = if up { None } else { self.note_loss(&device, now) };
                     inbox.add(Command::Link { device, up, reason });
+                    if let Some(command) = verdict {
+                        inbox.add(command);
+                    }
                 }
             }
             Report::DeviceFailed { device, reason } => {
                 let device = owned(device);
                 if owns(&self.state, &device) {
+                    let verdict = self.note_loss(&device, now);
                     inbox.add(Command::DeviceFailed { device, reason });
+                    if let Some(command) = verdict {
+                        inbox.add(command);
+                    }
+                }
+            }
+            Report::DeviceBack { device: report } => {
+                let device = owned(report.name().to_owned());
+                if owns(&self.state, &device) {
+                    inbox.add(Command::DeviceBack { device, report });
                 }
             }
             Report::Attachment { lease, connected } => {

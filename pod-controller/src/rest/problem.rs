@@ -55,6 +55,7 @@ impl From<Refusal> for Failure {
             | RefusalKind::HostAlive
             | RefusalKind::NotReset
             | RefusalKind::HostNotReady
+            | RefusalKind::Busy
             | RefusalKind::NoDevice
             | RefusalKind::NoRoom
             | RefusalKind::JoinConflict => StatusCode::CONFLICT,

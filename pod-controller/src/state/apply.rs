@@ -29,6 +29,14 @@ impl State {
             }
             Command::Link { device, up, reason } => self.link(device, *up, reason, &mut effects),
             Command::DeviceFailed { device, reason } => self.device_failed(device, reason, &mut effects),
+            Command::DeviceBack { device, report } => self.device_back(device, report, &mut effects),
+            Command::MigrateNic { instance, device, to } => {
+                self.migrate(instance, device, to.as_ref(), &mut effects)?;
+            }
+            Command::DrainExpired { lease, generation } => self.drain_expired(*lease, *generation),
+            Command::FailBack { device } => self.fail_back(device, &mut effects)?,
+            Command::HoldLink { device, reason } => self.hold(device, reason, &mut effects),
+            Command::ReleaseLink { device, reason } => self.release(device, reason, &mut effects),
             Command::Attachment { endpoint, lease, connected } => {
                 self.attachment(*endpoint, *lease, *connected, &mut effects);
             }

@@ -1,7 +1,7 @@
 use cxl_pool::{EndpointId, HostId};
-use pod_protocol::ids::{LeaseId, MacAddress, RegionId};
+use pod_protocol::ids::{LeaseGeneration, LeaseId, MacAddress, RegionId};
 use pod_protocol::objects::Qos;
-use pod_protocol::reports::Join;
+use pod_protocol::reports::{DeviceReport, Join};
 use serde::{Deserialize, Serialize};
 
 use super::{DeviceId, Options};
@@ -72,6 +72,48 @@ pub enum Command {
         /// Which one.
         device: DeviceId,
         /// What happened.
+        reason: String,
+    },
+    /// A NIC that had failed was opened again.
+    DeviceBack {
+        /// Which one.
+        device: DeviceId,
+        /// What it is now.
+        report: DeviceReport,
+    },
+    /// Somebody wants an instance's NIC elsewhere, while both work.
+    MigrateNic {
+        /// The instance's name.
+        instance: String,
+        /// The device's name within it.
+        device: String,
+        /// Where to; the least loaded NIC otherwise.
+        to: Option<DeviceId>,
+    },
+    /// A lease has received for long enough from the NIC that it left.
+    DrainExpired {
+        /// Whose.
+        lease: LeaseId,
+        /// With which generation it had used that NIC.
+        generation: LeaseGeneration,
+    },
+    /// The leases that belong on a NIC go back to it.
+    FailBack {
+        /// Which NIC.
+        device: DeviceId,
+    },
+    /// A link came and went too often.
+    HoldLink {
+        /// Whose.
+        device: DeviceId,
+        /// How often.
+        reason: String,
+    },
+    /// A link is trusted again.
+    ReleaseLink {
+        /// Whose.
+        device: DeviceId,
+        /// Why.
         reason: String,
     },
     /// A VMM connected, or went away.

@@ -177,8 +177,10 @@ impl State {
                 mtu: wish.mtu.unwrap_or_else(|| nic_mtu.min(standby_mtu)),
                 queue_pairs: wish.queue_pairs.unwrap_or(1),
                 features,
+                home: Some(active.clone()),
                 active,
                 standby,
+                draining: None,
             };
             let lease = self.add_lease(instance, name, format!("net{number}"), kind)?;
             if let Some(instance) = self.instances.get_mut(&instance) {

@@ -144,7 +144,8 @@ impl State {
     }
 
     fn port(&self, lease: &Lease, frontend: EndpointId) -> Option<PortObject> {
-        let LeaseKind::Nic { mac, mtu, queue_pairs, features, active, standby } = &lease.kind else {
+        let LeaseKind::Nic { mac, mtu, queue_pairs, features, active, standby, draining, .. } = &lease.kind
+        else {
             return None;
         };
         Some(PortObject {
@@ -160,6 +161,10 @@ impl State {
             tx_area: self.own_area(lease, frontend)?,
             active: self.route(lease, frontend, active.net_backend())?,
             standby: standby.as_ref().and_then(|standby| self.route(lease, frontend, standby.net_backend())),
+            draining: draining.as_ref().and_then(|left| {
+                let route = self.route(lease, frontend, left.nic.net_backend())?;
+                Some(Route { generation: left.generation, ..route })
+            }),
         })
     }
 
@@ -199,17 +204,21 @@ impl State {
     }
 
     fn registration(&self, lease: &Lease, device: &DeviceId) -> Option<RegistrationObject> {
-        let LeaseKind::Nic { mac, mtu, features, active, standby, .. } = &lease.kind else { return None };
-        let state = match device {
-            _ if device == active => RegistrationState::Active,
-            _ if Some(device) == standby.as_ref() => RegistrationState::Standby,
+        let LeaseKind::Nic { mac, mtu, features, active, standby, draining, .. } = &lease.kind else {
+            return None;
+        };
+        let (state, generation) = match (device, draining) {
+            _ if device == active => (RegistrationState::Active, lease.generation),
+            // With the generation that it had: what is on its way is still good.
+            (_, Some(left)) if *device == left.nic => (RegistrationState::Draining, left.generation),
+            _ if Some(device) == standby.as_ref() => (RegistrationState::Standby, lease.generation),
             _ => return None,
         };
         Some(RegistrationObject {
             lease: lease.id,
             nic: device.name.clone(),
             instance: lease.instance,
-            generation: lease.generation,
+            generation,
             mac: *mac,
             mtu: *mtu,
             features: *features,

@@ -20,6 +20,9 @@ pub struct Device {
     pub kind: Kind,
     /// What its endpoint said of it last.
     pub health: Health,
+    /// A NIC whose link flapped: why nothing moves to it for a while.
+    #[serde(default)]
+    pub held: Option<String>,
 }
 
 /// What a device is.
@@ -67,7 +70,7 @@ pub enum Health {
     Up,
     /// A NIC without a link.
     Down(String),
-    /// It failed; only a restart of its endpoint changes that.
+    /// It failed; its endpoint tries to open it again, or is restarted.
     Failed(String),
     /// Its endpoint has it no more.
     Absent,

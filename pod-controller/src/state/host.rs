@@ -47,10 +47,12 @@ impl State {
             ));
         }
         for lease in self.leases.values_mut() {
-            if let LeaseKind::Nic { standby, .. } = &mut lease.kind
-                && standby.as_ref().is_some_and(|nic| nic.host == host)
-            {
-                *standby = None;
+            if let LeaseKind::Nic { standby, home, draining, .. } = &mut lease.kind {
+                *home = home.take().filter(|nic| nic.host != host);
+                *draining = draining.take().filter(|it| it.nic.host != host);
+                if standby.as_ref().is_some_and(|nic| nic.host == host) {
+                    *standby = None;
+                }
             }
         }
         let devices: Vec<DeviceId> = self.devices.keys().filter(|id| id.host == host).cloned().collect();

@@ -5,7 +5,9 @@ use pod_protocol::ids::LeaseId;
 use pod_protocol::reports::{DeviceReport, Join};
 
 use super::name::check_reported_name;
-use super::{Device, DeviceId, Effect, Endpoint, Health, Kind, Presence, Refusal, RefusalKind, State};
+use super::{
+    Device, DeviceId, Effect, Endpoint, Health, Kind, LeaseKind, Presence, Refusal, RefusalKind, State,
+};
 use crate::api::EventKind;
 
 /// More devices than a host has slots for.
@@ -116,6 +118,10 @@ impl State {
             if let Some(lease) = self.leases.get_mut(&lease) {
                 lease.generation = lease.generation.next();
                 lease.connected = false;
+                if let LeaseKind::Nic { draining, .. } = &mut lease.kind {
+                    // Whoever waited for the old NIC is gone.
+                    *draining = None;
+                }
             }
         }
     }
@@ -129,6 +135,7 @@ impl State {
     ) {
         let device_id = DeviceId { host: id.host, name: report.name().to_owned() };
         let known = self.devices.remove(&device_id);
+        let held = known.as_ref().and_then(|known| known.held.clone());
         let (driver, kind, mut health) = match report {
             DeviceReport::Nic { driver, mac, up, speed_mbps, mtu, features, backup, .. } => {
                 let rx = match &known {
@@ -172,7 +179,7 @@ impl State {
                 effects.push(Effect::event(kind, self.device_name(&device_id), message));
             }
         }
-        self.devices.insert(device_id, Device { driver: driver.clone(), kind, health });
+        self.devices.insert(device_id, Device { driver: driver.clone(), kind, health, held });
     }
 
     /// An SSD that became smaller than the volumes on it must not be served: their ends are gone.
@@ -201,10 +208,7 @@ impl State {
             .collect();
         for device in absent {
             let wanted = self.volumes.values().any(|volume| volume.device == device)
-                || self
-                    .leases
-                    .values()
-                    .any(|lease| lease.active_nic() == Some(&device) || lease.standby_nic() == Some(&device));
+                || self.leases.values().any(|lease| lease.nics().any(|nic| *nic == device));
             let name = self.device_name(&device);
             if let Some(known) = self.devices.get_mut(&device).filter(|known| known.health != Health::Absent)
             {

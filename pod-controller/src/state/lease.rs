@@ -1,7 +1,7 @@
 use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceId, Hold};
+use super::{DeviceId, Draining, Hold};
 
 /// The right of an instance to use a NIC or a volume until it is revoked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +42,12 @@ pub enum LeaseKind {
         active: DeviceId,
         /// The NIC that takes over.
         standby: Option<DeviceId>,
+        /// Where it belongs: the NIC that it had first, or was moved to on demand.
+        #[serde(default)]
+        home: Option<DeviceId>,
+        /// The NIC that it has left in order.
+        #[serde(default)]
+        draining: Option<Draining>,
     },
     /// On a volume.
     Disk {
@@ -74,6 +80,19 @@ impl Lease {
             LeaseKind::Nic { active, .. } => Some(active),
             LeaseKind::Disk { .. } => None,
         }
+    }
+
+    /// The NIC that it has left in order.
+    pub fn draining_nic(&self) -> Option<&DeviceId> {
+        match &self.kind {
+            LeaseKind::Nic { draining, .. } => draining.as_ref().map(|draining| &draining.nic),
+            LeaseKind::Disk { .. } => None,
+        }
+    }
+
+    /// All NICs that know of it; one may be among them twice.
+    pub fn nics(&self) -> impl Iterator<Item = &DeviceId> {
+        [self.active_nic(), self.standby_nic(), self.draining_nic()].into_iter().flatten()
     }
 
     /// The NIC that takes over.

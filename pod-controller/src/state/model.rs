@@ -80,6 +80,11 @@ enum Step {
     FenceExpired { host: u16 },
     Link { host: u16, nic: u8, up: bool },
     Failed { host: u16, nic: u8 },
+    DeviceBack { host: u16, nic: u8, up: bool },
+    Migrate { name: u8, to: Option<(u16, u8)> },
+    Drained { lease: usize },
+    FailBack { host: u16, nic: u8 },
+    Trust { host: u16, nic: u8, held: bool },
     Attach { lease: usize, connected: bool },
     Scrub { endpoint: usize, region: usize },
     ScrubAll,
@@ -102,6 +107,11 @@ fn step() -> impl Strategy<Value = Step> {
         1 => host.clone().prop_map(|host| Step::FenceExpired { host }),
         3 => (host.clone(), 0_u8..2, any::<bool>()).prop_map(|(host, nic, up)| Step::Link { host, nic, up }),
         1 => (host.clone(), 0_u8..2).prop_map(|(host, nic)| Step::Failed { host, nic }),
+        1 => (host.clone(), 0_u8..2, any::<bool>()).prop_map(|(host, nic, up)| Step::DeviceBack { host, nic, up }),
+        3 => (0_u8..5, prop::option::of((host.clone(), 0_u8..2))).prop_map(|(name, to)| Step::Migrate { name, to }),
+        2 => (0_usize..8).prop_map(|lease| Step::Drained { lease }),
+        1 => (host.clone(), 0_u8..2).prop_map(|(host, nic)| Step::FailBack { host, nic }),
+        1 => (host.clone(), 0_u8..2, any::<bool>()).prop_map(|(host, nic, held)| Step::Trust { host, nic, held }),
         1 => (0_usize..8, any::<bool>()).prop_map(|(lease, connected)| Step::Attach { lease, connected }),
         4 => (0_usize..12, 0_usize..8).prop_map(|(endpoint, region)| Step::Scrub { endpoint, region }),
         2 => Just(Step::ScrubAll),
@@ -143,6 +153,33 @@ fn commands(state: &State, step: &Step) -> Vec<Command> {
         Step::Failed { host, nic } => {
             let device = DeviceId { host: HostId::new(host), name: format!("nic{nic}") };
             vec![Command::DeviceFailed { device, reason: "broken".to_owned() }]
+        }
+        Step::DeviceBack { host, nic: number, up } => {
+            let name = format!("nic{number}");
+            let report = nic(&name, up, host == 3 && number == 0);
+            vec![Command::DeviceBack { device: DeviceId { host: HostId::new(host), name }, report }]
+        }
+        Step::Migrate { name, to } => {
+            let to = to.map(|(host, nic)| DeviceId { host: HostId::new(host), name: format!("nic{nic}") });
+            vec![Command::MigrateNic { instance: format!("vm{name}"), device: "net0".to_owned(), to }]
+        }
+        Step::Drained { lease } => {
+            let drain = state.drains().nth(lease % 2);
+            drain.map(|(lease, generation)| Command::DrainExpired { lease, generation }).into_iter().collect()
+        }
+        Step::FailBack { host, nic } => {
+            vec![Command::FailBack {
+                device: DeviceId { host: HostId::new(host), name: format!("nic{nic}") },
+            }]
+        }
+        Step::Trust { host, nic, held } => {
+            let device = DeviceId { host: HostId::new(host), name: format!("nic{nic}") };
+            let reason = "flaps".to_owned();
+            vec![if held {
+                Command::HoldLink { device, reason }
+            } else {
+                Command::ReleaseLink { device, reason }
+            }]
         }
         Step::Attach { lease, connected } => {
             let lease = state.leases.values().nth(lease);
@@ -257,6 +294,10 @@ fn no_lease_is_active_twice(state: &State) {
         if let (Some(active), Some(standby)) = (lease.active_nic(), lease.standby_nic()) {
             assert_ne!(active, standby, "{} has its active NIC as standby", lease.id);
         }
+        if let Some(draining) = lease.draining_nic() {
+            assert_ne!(Some(draining), lease.active_nic(), "{} leaves the NIC that it is on", lease.id);
+            assert!(!state.is_lost(draining), "{} waits for a NIC that does not work", lease.id);
+        }
     }
     let mut active: BTreeMap<LeaseId, EndpointId> = BTreeMap::new();
     for id in state.endpoints.keys() {
@@ -331,6 +372,7 @@ fn objects_are_consistent(state: &State) {
                 Object::Port(port) => {
                     assert!(has(port.active.channel));
                     assert!(port.standby.is_none_or(|standby| has(standby.channel)));
+                    assert!(port.draining.is_none_or(|left| has(left.channel) && left != port.active));
                 }
                 Object::Registration(it) => {
                     assert!(has(it.channel) && objects.contains_key(&ObjectId::Nic(it.nic.clone())));

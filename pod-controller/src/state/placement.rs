@@ -17,6 +17,11 @@ struct Candidate<'a> {
 impl State {
     /// Whether a device can be given to somebody now.
     pub(super) fn is_usable(&self, id: &DeviceId) -> bool {
+        self.is_up(id) && self.devices.get(id).is_some_and(|device| device.held.is_none())
+    }
+
+    /// Whether a device works, were it not for its past.
+    pub(super) fn is_up(&self, id: &DeviceId) -> bool {
         self.devices.get(id).is_some_and(|device| {
             device.health == Health::Up && self.presence_of_owner(id, device) == Some(Presence::Joined)
         })
@@ -69,6 +74,19 @@ impl State {
         self.usable_nics()
             .filter(|nic| mtu.is_none_or(|mtu| mtu <= nic.mtu))
             .min_by_key(|nic| (nic.backup, nic.id.host != host, self.load_of(nic), nic.id.clone()))
+            .map(|nic| nic.id.clone())
+    }
+
+    /// The NIC that a lease moves to if nobody says which: an ordinary one before a backup, the least loaded one.
+    pub(super) fn place_move(
+        &self,
+        active: &DeviceId,
+        mtu: u16,
+        standby: Option<&DeviceId>,
+    ) -> Option<DeviceId> {
+        self.usable_nics()
+            .filter(|nic| nic.id != active && nic.mtu >= mtu)
+            .min_by_key(|nic| (nic.backup, Some(nic.id) == standby, self.load_of(nic), nic.id.clone()))
             .map(|nic| nic.id.clone())
     }
 

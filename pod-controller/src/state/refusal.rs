@@ -30,6 +30,8 @@ pub enum RefusalKind {
     NotReset,
     /// The host's daemon that is needed is not there.
     HostNotReady,
+    /// It is under way already.
+    Busy,
     /// No device can take it.
     NoDevice,
     /// The device or the pool is full.
@@ -51,6 +53,7 @@ impl RefusalKind {
             Self::HostAlive => "host-alive",
             Self::NotReset => "not-reset",
             Self::HostNotReady => "host-not-ready",
+            Self::Busy => "busy",
             Self::NoDevice => "no-device",
             Self::NoRoom => "no-room",
             Self::JoinConflict => "join-conflict",

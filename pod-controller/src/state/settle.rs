@@ -12,6 +12,7 @@ use crate::api::EventKind;
 impl State {
     /// Makes everything follow from the facts. Doing it twice changes nothing more.
     pub(super) fn settle(&mut self, effects: &mut Vec<Effect>) {
+        self.end_lost_drains();
         // Twice: a lease without a backup may need one to move to, and one that moved may need another.
         self.choose_standbys();
         self.fail_over(effects);
@@ -40,17 +41,14 @@ impl State {
         self.instances.get(&lease.instance).map(|instance| EndpointId::new(instance.host, role))
     }
 
-    /// The backend that serves a lease, and then the one that takes over.
+    /// The backend that serves a lease, and then those that take over, or that it has left.
     pub fn backends_of(&self, lease: &Lease) -> impl Iterator<Item = EndpointId> {
-        let (first, second) = match &lease.kind {
-            LeaseKind::Nic { active, standby, .. } => {
-                (Some(active.net_backend()), standby.as_ref().map(DeviceId::net_backend))
-            }
-            LeaseKind::Disk { volume, .. } => {
-                (self.volumes.get(volume).map(|volume| volume.device.blk_backend()), None)
-            }
-        };
-        [first, second].into_iter().flatten()
+        let volume = lease.volume().and_then(|volume| self.volumes.get(&volume));
+        let disk = volume.map(|volume| volume.device.blk_backend());
+        let mut backends: Vec<EndpointId> = lease.nics().map(DeviceId::net_backend).chain(disk).collect();
+        let mut seen = BTreeSet::new();
+        backends.retain(|backend| seen.insert(*backend));
+        backends.into_iter()
     }
 
     /// The life of an endpoint that new things can be made for.
@@ -63,7 +61,8 @@ impl State {
     }
 
     fn can_move(&self, lease: &Lease) -> bool {
-        lease.standby_nic().is_some_and(|standby| self.is_usable(standby))
+        // One that is not trusted is better than none.
+        lease.standby_nic().is_some_and(|standby| self.is_up(standby))
     }
 
     fn fail_over(&mut self, effects: &mut Vec<Effect>) {
@@ -75,8 +74,11 @@ impl State {
             .collect();
         for id in moving {
             let Some(lease) = self.leases.get_mut(&id) else { continue };
-            let LeaseKind::Nic { active, standby: Some(standby), .. } = &mut lease.kind else { continue };
+            let LeaseKind::Nic { active, standby: Some(standby), draining, .. } = &mut lease.kind else {
+                continue;
+            };
             std::mem::swap(active, standby);
+            *draining = None;
             lease.generation = lease.generation.next();
             self.failovers += 1;
             let (device, instance) = (lease.device.clone(), lease.instance);
@@ -101,7 +103,8 @@ impl State {
             .values()
             .filter_map(|lease| match &lease.kind {
                 LeaseKind::Nic { active, standby, mtu, features, .. } => {
-                    let works = standby.as_ref().is_some_and(|standby| !self.is_lost(standby));
+                    let trusted = |id: &DeviceId| self.devices.get(id).is_some_and(|it| it.held.is_none());
+                    let works = standby.as_ref().is_some_and(|it| !self.is_lost(it) && trusted(it));
                     let found = if works { None } else { self.place_standby(active, *mtu, *features) };
                     found.map(|found| (lease.id, found))
                 }
@@ -277,8 +280,7 @@ impl State {
             held.extend(
                 lease.area.into_iter().flat_map(|area| endpoints.iter().map(move |it| (area.region, *it))),
             );
-            let nics = lease.active_nic().into_iter().chain(lease.standby_nic());
-            for nic in nics {
+            for nic in lease.nics() {
                 if let Some(Kind::Nic { rx: Some(rx), .. }) = self.devices.get(nic).map(|device| &device.kind)
                 {
                     held.extend(self.frontend_of(lease).map(|frontend| (rx.region, frontend)));

@@ -38,7 +38,10 @@ impl View {
             }
             (Health::Down(reason), _) => (api::DeviceHealth::Down, Some(reason.clone())),
             (Health::Failed(reason), _) => (api::DeviceHealth::Failed, Some(reason.clone())),
-            (Health::Up, Some(Presence::Joined | Presence::Silent)) => (api::DeviceHealth::Up, None),
+            (Health::Up, Some(Presence::Joined | Presence::Silent)) => match &device.held {
+                Some(reason) => (api::DeviceHealth::Held, Some(reason.clone())),
+                None => (api::DeviceHealth::Up, None),
+            },
         };
         let kind = match &device.kind {
             Kind::Nic { mac, speed_mbps, mtu, backup, .. } => api::DeviceKind::Nic {
@@ -80,5 +83,7 @@ fn show_counters(counters: &DeviceTelemetry) -> api::DeviceCounters {
         read_bytes: counters.read_bytes,
         write_bytes: counters.write_bytes,
         errors: counters.errors,
+        reopened: counters.reopened,
+        troubles: counters.troubles.clone(),
     }
 }

@@ -71,7 +71,9 @@ impl View {
     }
 
     fn show_nic(&self, lease: &Lease) -> Option<api::Nic> {
-        let LeaseKind::Nic { mac, mtu, queue_pairs, active, standby, .. } = &lease.kind else { return None };
+        let LeaseKind::Nic { mac, mtu, queue_pairs, active, standby, home, .. } = &lease.kind else {
+            return None;
+        };
         Some(api::Nic {
             device: lease.device.clone(),
             socket: self.socket(lease),
@@ -80,6 +82,8 @@ impl View {
             queue_pairs: *queue_pairs,
             nic: self.state.device_name(active),
             backup: standby.as_ref().map(|standby| self.state.device_name(standby)),
+            home: home.as_ref().map(|home| self.state.device_name(home)),
+            draining: lease.draining_nic().map(|nic| self.state.device_name(nic)),
             lease: lease.id.get(),
             generation: lease.generation.get(),
             connected: lease.connected,

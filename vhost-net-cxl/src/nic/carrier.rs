@@ -70,19 +70,16 @@ impl CarrierWatch {
                     });
                     // After an overrun, what was missed is found by looking.
                     if look || heard.is_err() {
-                        match questions.by_name(&name) {
-                            Ok(it) => {
-                                if index.is_some_and(|known| known != it.index) {
-                                    link.set_removed();
-                                }
-                                index = Some(it.index);
-                                tell(it.up, if it.up { &gained } else { &lost });
-                            }
-                            Err(_) => {
-                                index = None;
+                        if let Ok(it) = questions.by_name(&name) {
+                            if index.is_some_and(|known| known != it.index) {
                                 link.set_removed();
-                                tell(false, &removed);
                             }
+                            index = Some(it.index);
+                            tell(it.up, if it.up { &gained } else { &lost });
+                        } else {
+                            index = None;
+                            link.set_removed();
+                            tell(false, &removed);
                         }
                     }
                 }

@@ -31,7 +31,7 @@ struct BreakableNic {
 }
 
 impl BreakableNic {
-    fn new(broken: &Arc<AtomicBool>, mtu: u16) -> Box<dyn Nic> {
+    fn open(broken: &Arc<AtomicBool>, mtu: u16) -> Box<dyn Nic> {
         let identity = Identity {
             name: NIC.into(),
             driver: Driver::Null,
@@ -104,7 +104,7 @@ impl Nic for BreakableNic {
 fn a_failed_nic_is_closed_reported_once_and_waited_for_no_longer() {
     let pool = SimulatedPool::new(1, POOL_BYTES);
     let broken = Arc::new(AtomicBool::new(false));
-    let nic = BreakableNic::new(&broken, 1500);
+    let nic = BreakableNic::open(&broken, 1500);
     let mut backend = TestBackend::with_nic(&pool.host(HostId::new(2)), nic, area(32, 16));
     assert_eq!(backend.task.turn(), Progress::Idle);
     assert!(backend.task.prepare_sleep());
@@ -131,7 +131,7 @@ fn a_nic_that_was_opened_again_takes_over_and_gets_what_waits() {
     let broken = Arc::new(AtomicBool::new(false));
     let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
     let mut backend =
-        TestBackend::with_nic(&pool.host(HostId::new(2)), BreakableNic::new(&broken, 1500), area(32, 16));
+        TestBackend::with_nic(&pool.host(HostId::new(2)), BreakableNic::open(&broken, 1500), area(32, 16));
     backend.apply(Object::Channel(channel(1, 1, 512, false)));
     backend.apply(Object::Registration(registration(1, 1, 1, RegistrationState::Active, area(8, 8))));
     frontend.apply(Object::Channel(channel(1, 1, 512, true)));
@@ -150,7 +150,7 @@ fn a_nic_that_was_opened_again_takes_over_and_gets_what_waits() {
 
     // One with a smaller MTU would not do.
     let working = Arc::new(AtomicBool::new(false));
-    backend.task.reopened(BreakableNic::new(&working, 1400), None);
+    backend.task.reopened(BreakableNic::open(&working, 1400), None);
     settle(&mut [&mut frontend, &mut backend]);
     assert!(guest.transmit.reclaim_pairs().is_empty());
     assert_eq!(Arc::strong_count(&working), 1, "it is closed");

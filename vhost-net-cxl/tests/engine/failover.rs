@@ -182,10 +182,10 @@ impl Move {
         let tx_area = area(8, 8);
         self.backends[1].apply(Object::Registration(registration(1, 2, 2, Active, tx_area)));
         self.backends[0].apply(Object::Registration(registration(1, 1, 1, Draining, tx_area)));
-        self.frontend.apply(Object::Port(self.port_while_draining()));
+        self.frontend.apply(Object::Port(Self::port_while_draining()));
     }
 
-    fn port_while_draining(&self) -> PortObject {
+    fn port_while_draining() -> PortObject {
         PortObject { draining: Some(route(1, 1)), ..port(1, area(8, 8), route(2, 2), Some(route(1, 2))) }
     }
 
@@ -238,7 +238,7 @@ fn an_old_nic_that_does_not_finish_is_waited_for_until_the_controller_gives_it_u
     moving.graceful();
     moving.settle();
     // The controller says the same once more, as after its restart.
-    let again = moving.port_while_draining();
+    let again = Move::port_while_draining();
     moving.frontend.apply(Object::Port(again));
     moving.settle();
     assert_eq!((moving.sent(0), moving.sent(1)), (vec![0, 1, 2], vec![]));

@@ -49,7 +49,7 @@ pub(crate) enum Command {
     Hosts(Hosts),
     /// NICs and SSDs
     #[command(subcommand, visible_alias = "device")]
-    Devices(Look),
+    Devices(Devices),
     /// Volumes: ranges of SSDs that instances lease
     #[command(subcommand, visible_alias = "volume")]
     Volumes(Volumes),
@@ -75,13 +75,23 @@ pub(crate) enum PoolPart {
 }
 
 #[derive(Subcommand)]
-pub(crate) enum Look {
+pub(crate) enum Devices {
     /// Show all
     #[command(visible_alias = "ls")]
     List,
     /// Show one in full
     Get {
-        /// Its name; of a device with its host, as h2/nic0
+        /// Its name with its host, as h2/nic0
+        name: String,
+    },
+    /// Bring back every lease that belongs on a NIC and has moved away from it
+    FailBack {
+        /// The NIC, as h2/nic0
+        name: String,
+    },
+    /// Trust a NIC again whose link came and went too often
+    Release {
+        /// The NIC, as h2/nic0
         name: String,
     },
 }
@@ -194,6 +204,20 @@ pub(crate) enum Instances {
     ///     podctl instances create vm2 --host h1 --nic mac=02:00:00:00:00:02,mtu=1500,queue-pairs=2
     #[command(verbatim_doc_comment)]
     Create(CreateInstance),
+    /// Move a NIC of an instance to another device while both work: nothing is lost
+    ///
+    /// Example: podctl instances migrate-nic vm1 --to h3/nic1
+    #[command(verbatim_doc_comment)]
+    MigrateNic {
+        /// The instance's name
+        name: String,
+        /// Which NIC of it
+        #[arg(long, value_name = "NAME", default_value = "net0")]
+        nic: String,
+        /// Where to [default: the least loaded other NIC]
+        #[arg(long, value_name = "HOST/NAME")]
+        to: Option<String>,
+    },
     /// Delete an instance: its leases end, its volumes stay
     #[command(visible_alias = "rm")]
     Delete {

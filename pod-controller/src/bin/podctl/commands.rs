@@ -4,7 +4,7 @@ use pod_controller::api::{ByteSize, ChangeVolume, CreateInstance, CreateVolume, 
 use pod_controller::client::Client;
 
 use crate::Failure;
-use crate::arguments::{Command, Events, Hosts, Instances, Look, Output, PoolPart, Volumes};
+use crate::arguments::{Command, Devices, Events, Hosts, Instances, Output, PoolPart, Volumes};
 use crate::{map, output, table};
 
 type Out<'a> = &'a mut dyn Write;
@@ -13,15 +13,7 @@ type Out<'a> = &'a mut dyn Write;
 pub(crate) fn run(client: &Client, command: &Command, format: Output, out: Out<'_>) -> Result<(), Failure> {
     match command {
         Command::Hosts(command) => hosts(client, command, format, out),
-        Command::Devices(Look::List) => {
-            show(out, format, &client.devices()?, |devices| table::devices(devices))
-        }
-        Command::Devices(Look::Get { name }) => {
-            let (host, device) = name.split_once('/').ok_or_else(|| {
-                Failure::Usage(format!("{name:?} is no device: write host and name, such as h2/nic0"))
-            })?;
-            show(out, format, &client.device(host, device)?, output::device)
-        }
+        Command::Devices(command) => devices(client, command, format, out),
         Command::Volumes(command) => volumes(client, command, format, out),
         Command::Instances(command) => instances(client, command, format, out),
         Command::Events(events) => follow(client, events, format, out),
@@ -44,6 +36,30 @@ fn hosts(client: &Client, command: &Hosts, format: Output, out: Out<'_>) -> Resu
         Hosts::Delete { name } => {
             client.delete_host(name)?;
             done(out, format, "host", name, "deleted")
+        }
+    }
+}
+
+fn devices(client: &Client, command: &Devices, format: Output, out: Out<'_>) -> Result<(), Failure> {
+    let split = |name: &str| match name.split_once('/') {
+        Some((host, device)) => Ok((host.to_owned(), device.to_owned())),
+        None => Err(Failure::Usage(format!("{name:?} is no device: write host and name, such as h2/nic0"))),
+    };
+    match command {
+        Devices::List => show(out, format, &client.devices()?, |devices| table::devices(devices)),
+        Devices::Get { name } => {
+            let (host, device) = split(name)?;
+            show(out, format, &client.device(&host, &device)?, output::device)
+        }
+        Devices::FailBack { name } => {
+            let (host, device) = split(name)?;
+            client.fail_back(&host, &device)?;
+            done(out, format, "device", name, "has its leases back")
+        }
+        Devices::Release { name } => {
+            let (host, device) = split(name)?;
+            client.release_link(&host, &device)?;
+            done(out, format, "device", name, "is trusted again")
         }
     }
 }
@@ -89,6 +105,10 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
                 volumes: create.volumes.clone(),
             };
             show(out, format, &client.create_instance(&request, create.wait)?, output::instance)
+        }
+        Instances::MigrateNic { name, nic, to } => {
+            client.migrate_nic(name, nic, to.as_deref())?;
+            done(out, format, "instance", name, "moves")
         }
         Instances::Delete { name, force } => {
             if *force {

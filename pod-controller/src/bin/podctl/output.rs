@@ -68,6 +68,14 @@ pub(crate) fn device(device: &Device) -> String {
             ]),
         }
         lines.push(("errors", counters.errors.to_string()));
+        if counters.reopened > 0 {
+            lines.push(("opened again", counters.reopened.to_string()));
+        }
+        let troubles = counters.troubles.iter().filter(|(_, count)| **count > 0);
+        let troubles: Vec<String> = troubles.map(|(name, count)| format!("{name} {count}")).collect();
+        if !troubles.is_empty() {
+            lines.push(("troubles", troubles.join(", ")));
+        }
     }
     pairs(&lines)
 }
@@ -104,9 +112,13 @@ pub(crate) fn instance(instance: &Instance) -> String {
     if !instance.nics.is_empty() {
         let rows = instance.nics.iter().map(|nic| {
             let backup = nic.backup.clone().unwrap_or_else(|| "none".to_owned());
+            let place = match &nic.draining {
+                Some(left) => format!("{} (draining {left})", nic.nic),
+                None => nic.nic.clone(),
+            };
             vec![
                 nic.device.clone(),
-                nic.nic.clone(),
+                place,
                 backup,
                 nic.mac.clone(),
                 nic.mtu.to_string(),
@@ -171,6 +183,8 @@ mod tests {
                 queue_pairs: 1,
                 nic: "h2/nic0".to_owned(),
                 backup: Some("h3/nic1".to_owned()),
+                home: None,
+                draining: None,
                 lease: 1,
                 generation: 1,
                 connected: false,

@@ -128,6 +128,7 @@ pub(crate) fn speed(mbps: u64) -> String {
 pub(crate) const fn device_health(health: DeviceHealth) -> &'static str {
     match health {
         DeviceHealth::Up => "up",
+        DeviceHealth::Held => "held",
         DeviceHealth::Down => "down",
         DeviceHealth::Failed => "failed",
         DeviceHealth::Away => "away",

@@ -1,0 +1,51 @@
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use cxl_pool::Memory;
+
+use super::Controller;
+use crate::link_policy::Verdict;
+use crate::state::{Command, DeviceId};
+
+impl<M: Memory> Controller<M> {
+    /// A NIC lost its link, or failed.
+    pub(super) fn note_loss(&mut self, device: &DeviceId, now: Instant) -> Option<Command> {
+        self.links.lost(device, now).map(command)
+    }
+
+    /// What is due of links and of leases that were moved.
+    pub(super) fn due_links(&mut self, now: Instant) -> Vec<Command> {
+        let verdicts = self.links.due(self.state.held(), self.state.missed_homes(), now);
+        let mut commands: Vec<Command> = verdicts.into_iter().map(command).collect();
+        for (lease, (generation, due)) in &self.drains {
+            if *due <= now {
+                commands.push(Command::DrainExpired { lease: *lease, generation: *generation });
+            }
+        }
+        commands
+    }
+
+    /// Begins to count the time of what was moved. A controller that was restarted counts anew.
+    pub(super) fn watch_drains(&mut self, now: Instant) {
+        let current: BTreeMap<_, _> = self.state.drains().collect();
+        self.drains.retain(|lease, (generation, _)| current.get(lease) == Some(generation));
+        for (lease, generation) in current {
+            self.drains.entry(lease).or_insert((generation, now + self.drain));
+        }
+    }
+
+    /// When something is due next.
+    pub(super) fn next_of_links(&self) -> Option<Instant> {
+        self.drains.values().map(|(_, due)| *due).chain(self.links.next()).min()
+    }
+}
+
+fn command(verdict: Verdict) -> Command {
+    match verdict {
+        Verdict::Hold(device, reason) => Command::HoldLink { device, reason },
+        Verdict::Release(device) => {
+            Command::ReleaseLink { device, reason: "it has been calm for long enough".to_owned() }
+        }
+        Verdict::FailBack(device) => Command::FailBack { device },
+    }
+}

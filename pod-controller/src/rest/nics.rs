@@ -1,0 +1,89 @@
+//! Moving leases between NICs.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+
+use super::Failure;
+use super::body::{Body, Names};
+use crate::api::{MigrateNic, Problem};
+use crate::controller::Handle;
+use crate::state::{Command, DeviceId};
+
+fn device(handle: &Handle, host: &str, name: &str) -> Result<DeviceId, Failure> {
+    let name = format!("{host}/{name}");
+    handle.view().state.device_named(&name).ok_or_else(|| Failure::not_found("device", &name))
+}
+
+/// Moves a NIC of an instance to another device while both work. Packets are neither lost nor reordered; for a few
+/// seconds the instance still receives from the device that it left.
+#[utoipa::path(
+    post, path = "/v1/instances/{name}/nics/{device}/migrate", operation_id = "migrate_nic", tag = "instances",
+    params(
+        ("name" = String, Path, description = "the instance's name"),
+        ("device" = String, Path, description = "the NIC's name within the instance, such as net0"),
+    ),
+    request_body = MigrateNic,
+    responses(
+        (status = 204),
+        (status = 400, description = "it is there already, or does not fit there", body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "that device does not work, or the last move is still under way", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn migrate(
+    State(handle): State<Handle>,
+    Names((instance, nic)): Names<(String, String)>,
+    Body(request): Body<MigrateNic>,
+) -> Result<StatusCode, Failure> {
+    let to = match request.to.as_deref().map(|to| to.split_once('/').ok_or(to)) {
+        None => None,
+        Some(Ok((host, name))) => Some(device(&handle, host, name)?),
+        Some(Err(to)) => return Err(Failure::not_found("device", to)),
+    };
+    handle.submit(Command::MigrateNic { instance, device: nic, to }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Brings back every lease that belongs on a NIC and has moved away from it.
+#[utoipa::path(
+    post, path = "/v1/devices/{host}/{name}/fail-back", operation_id = "fail_back", tag = "devices",
+    params(
+        ("host" = String, Path, description = "the name of the host that owns it"),
+        ("name" = String, Path, description = "its name on that host"),
+    ),
+    responses(
+        (status = 204),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "it does not work", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn fail_back(
+    State(handle): State<Handle>,
+    Names((host, name)): Names<(String, String)>,
+) -> Result<StatusCode, Failure> {
+    let device = device(&handle, &host, &name)?;
+    handle.submit(Command::FailBack { device }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Trusts a NIC again whose link flapped.
+#[utoipa::path(
+    post, path = "/v1/devices/{host}/{name}/release", operation_id = "release_link", tag = "devices",
+    params(
+        ("host" = String, Path, description = "the name of the host that owns it"),
+        ("name" = String, Path, description = "its name on that host"),
+    ),
+    responses(
+        (status = 204),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn release(
+    State(handle): State<Handle>,
+    Names((host, name)): Names<(String, String)>,
+) -> Result<StatusCode, Failure> {
+    let device = device(&handle, &host, &name)?;
+    let reason = "on demand".to_owned();
+    handle.submit(Command::ReleaseLink { device, reason }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
