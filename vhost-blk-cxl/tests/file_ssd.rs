@@ -110,7 +110,8 @@ fn directories() -> [tempfile::TempDir; 2] {
 
 #[test]
 fn a_device_full_of_commands_is_the_model() {
-    for directory in directories() {
+    // One in memory does not take what it cannot work on.
+    for (directory, depth) in directories().into_iter().zip([512u32, 16]) {
         let path = directory.path().join("ssd.img");
         let mut bench = Bench::open(&path, 8 * MIB);
         let block = u64::from(bench.ssd.geometry().block_bytes);
@@ -139,12 +140,12 @@ fn a_device_full_of_commands_is_the_model() {
                 }
                 count += 1;
             }
-            assert_eq!(count, 512, "its depth");
+            assert_eq!(count, depth as usize, "its depth");
             let finished = bench.finish(count);
             assert!(finished.iter().all(|done| done.outcome == Outcome::Done), "{finished:?}");
             let mut ids: Vec<u32> = finished.iter().map(|done| done.id.0).collect();
             ids.sort_unstable();
-            assert_eq!(ids, (0..512).collect::<Vec<u32>>(), "each ended once");
+            assert_eq!(ids, (0..depth).collect::<Vec<u32>>(), "each ended once");
         }
         assert_eq!(bench.simple(Operation::Flush, 0, 0), Outcome::Done);
         assert_eq!(fs::read(&path).unwrap(), model);

@@ -109,16 +109,23 @@ impl<T: Task + 'static> Worker<T> {
         let mut last_work = Instant::now();
         let mut last_look = last_work;
         let mut idle_turns = 0;
+        let mut has_answered = false;
         let mut nap = NAP_FIRST;
         loop {
             self.deliver()?;
-            if self.task.turn() == Progress::Busy {
+            let progress = self.task.turn();
+            if progress != Progress::Idle {
                 last_work = Instant::now();
+                has_answered |= progress == Progress::Answered;
                 nap = NAP_FIRST;
                 if last_work.duration_since(last_look) >= LOOK_EVERY_BUSY {
                     last_look = last_work;
                     self.look();
                 }
+                continue;
+            }
+            if std::mem::take(&mut has_answered) && self.config.cpu.is_none() {
+                thread::yield_now();
                 continue;
             }
             idle_turns += 1;

@@ -7,6 +7,8 @@ use super::sources::{Sources, Token};
 pub enum Progress {
     /// Something moved: turn again at once.
     Busy,
+    /// Something moved, and a guest got answers: once there is nothing to do, let it run, for it may need this very core.
+    Answered,
     /// There was nothing to do.
     Idle,
 }

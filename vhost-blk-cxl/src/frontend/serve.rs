@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use cxl_pool::{ByteOffset, LineOffset, Memory};
+use cxl_pool::{ByteOffset, LINE_BYTES, LineOffset, Memory};
 use tracing::warn;
 use vhost_frontend::{Buffer, Chain, ChainReader, ChainWriter, CopyError, Next, PoolMap, Ring};
 
@@ -14,6 +14,9 @@ use crate::message::{Completion, Operation, Request, Status};
 
 /// Requests taken from a ring before the next ring's turn.
 const RING_BUDGET: usize = 32;
+
+/// How much of a buffer is asked for while the one before is copied.
+const PREFETCH_BYTES: u64 = 4096;
 
 /// VIRTIO_BLK_S_OK, _IOERR and _UNSUPP.
 const S_OK: u8 = 0;
@@ -207,6 +210,21 @@ impl<M: Memory> Disk<M> {
         };
         self.memory.invalidate(start, slot.length_bytes);
         true
+    }
+
+    /// Asks for the data of a read that is copied soon.
+    pub(crate) fn prefetch(&self, completion: &Completion) {
+        if M::COHERENT {
+            return;
+        }
+        let Some(index) = self.slots.find(completion.tag, completion.holder.generation) else { return };
+        let slot = self.slots.get(index);
+        if let (Operation::Read, Place::Buffer(buffer)) = (slot.operation, slot.place) {
+            // What is longer, the processor brings by itself.
+            for at in (0..slot.length_bytes.min(PREFETCH_BYTES)).step_by(LINE_BYTES) {
+                self.memory.prefetch(buffer.start().saturating_add(at));
+            }
+        }
     }
 
     /// An answer arrived.

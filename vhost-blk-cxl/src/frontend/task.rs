@@ -183,7 +183,12 @@ impl<M: Memory> FrontendTask<M> {
             // The invalidations of all buffers before the first read of any.
             self.memory.full_fence();
         }
-        for completion in &self.completions {
+        for (position, completion) in self.completions.iter().enumerate() {
+            if let Some(next) = self.completions.get(position + 1)
+                && let Some(disk) = self.disks.get(&next.holder.lease)
+            {
+                disk.prefetch(next);
+            }
             if let Some(disk) = self.disks.get_mut(&completion.holder.lease) {
                 disk.complete(completion);
             }
@@ -281,7 +286,7 @@ impl<M: Memory> Task for FrontendTask<M> {
     }
 
     fn turn(&mut self) -> Progress {
-        let mut moved = false;
+        let (mut moved, mut answered) = (false, false);
         let mut next = self.channels.first_key_value().map(|(&id, _)| id);
         while let Some(id) = next {
             next = self
@@ -300,7 +305,7 @@ impl<M: Memory> Task for FrontendTask<M> {
                     disk.channel_ready();
                 }
             }
-            moved |= self.receive(id);
+            answered |= self.receive(id);
             moved |= self.send(id);
         }
         for disk in self.disks.values_mut() {
@@ -311,7 +316,11 @@ impl<M: Memory> Task for FrontendTask<M> {
                 disk.release_stopped();
             }
         }
-        if moved { Progress::Busy } else { Progress::Idle }
+        match (answered, moved) {
+            (true, _) => Progress::Answered,
+            (false, true) => Progress::Busy,
+            (false, false) => Progress::Idle,
+        }
     }
 
     fn ready(&mut self, token: Token) {

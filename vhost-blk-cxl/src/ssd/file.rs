@@ -17,6 +17,9 @@ use crate::message::Operation;
 
 /// Commands that the kernel works on at a time.
 const DEPTH: u32 = 512;
+/// Commands that wait for us to carry them out, on a file in memory. Nothing works on them meanwhile, so with more of them
+/// they would wait here, one behind the other, and not where each volume has its turn.
+const DEPTH_IN_MEMORY: u32 = 16;
 
 /// How often the kernel may interrupt one step before it counts as failed.
 const RETRIES_MAX: u32 = 100;
@@ -62,6 +65,7 @@ pub struct FileSsd {
     /// By command id.
     slots: Vec<Option<Slot>>,
     in_flight: u32,
+    depth: u32,
     /// Ended without the kernel.
     ended: VecDeque<Finished>,
     failure: Option<String>,
@@ -105,6 +109,7 @@ impl FileSsd {
         })?;
         let write_verifier = medium.write_verifier().unwrap_or_else(boot_verifier);
         info!(ssd = name, path = %path.display(), bytes = geometry.size_bytes, block = geometry.block_bytes, direct, in_memory = medium.is_in_memory(), "opened");
+        let depth = if medium.is_in_memory() { DEPTH_IN_MEMORY } else { DEPTH };
         Ok(Self {
             name: name.to_owned(),
             medium,
@@ -112,6 +117,7 @@ impl FileSsd {
             geometry,
             slots: Vec::new(),
             in_flight: 0,
+            depth,
             ended: VecDeque::with_capacity(DEPTH as usize),
             failure: None,
         })
@@ -176,7 +182,7 @@ impl Ssd for FileSsd {
     }
 
     fn submit(&mut self, command: Command) -> Result<(), Full> {
-        if self.in_flight >= DEPTH || self.ended.len() >= DEPTH as usize {
+        if self.in_flight >= self.depth || self.ended.len() >= DEPTH as usize {
             return Err(Full);
         }
         if self.failure.is_some() {
