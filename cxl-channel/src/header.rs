@@ -5,14 +5,11 @@
 
 use std::mem::{offset_of, size_of};
 
-use cxl_pool::{Generation, LINE_BYTES};
+use cxl_pool::{Generation, LINE_BYTES, LINE_WORDS, LineMark};
 use zerocopy::little_endian::{U32, U64};
 
 /// The top bit of a message's last word.
 pub(crate) const EPOCH_BIT: u64 = 1 << 63;
-
-/// The words of a line.
-pub(crate) const LINE_WORDS: usize = LINE_BYTES / 8;
 
 /// What the sender says about the ring.
 #[repr(C)]
@@ -86,6 +83,23 @@ impl Sleep {
 /// The epoch bit of the messages in a lap. The first lap's is set, since a fresh ring is all zeros.
 pub(crate) const fn epoch(lap: u64) -> u64 {
     if lap.is_multiple_of(2) { EPOCH_BIT } else { 0 }
+}
+
+/// What tells that a line's messages are of a lap with this epoch.
+#[inline]
+pub(crate) fn mark<const WORDS: usize>(epoch: u64) -> &'static LineMark {
+    // Not made anew: wide loads of what narrower stores have just written are slow.
+    if epoch == 0 { const { &mark_that_is::<WORDS>(false) } } else { const { &mark_that_is::<WORDS>(true) } }
+}
+
+const fn mark_that_is<const WORDS: usize>(set: bool) -> LineMark {
+    let mut bits = [0; LINE_WORDS];
+    let mut word = WORDS - 1;
+    while word < LINE_WORDS {
+        bits[word] = EPOCH_BIT;
+        word += WORDS;
+    }
+    LineMark { bits, set }
 }
 
 #[cfg(test)]

@@ -1,29 +1,17 @@
 //! The receiving side of a channel.
 
-use cxl_pool::{ByteOffset, Generation, LINE_BYTES, Memory};
+use cxl_pool::{ByteOffset, Generation, LINE_BYTES, LINE_WORDS, Memory};
 
-use crate::header::{self, EPOCH_BIT, LINE_WORDS, Sleep};
+use crate::header::{self, EPOCH_BIT, Sleep};
 use crate::policy::PREFETCH_LINES;
 use crate::{ReceivePolicy, RingPlacement};
 
-/// Takes the messages out of a line; false if one of them is not new, or may be a slot that was emptied.
-#[inline]
-fn take_line<const WORDS: usize>(
-    line: &[u64; LINE_WORDS],
-    epoch: u64,
-    messages: &mut [[u64; WORDS]],
-) -> bool {
-    let (mut differing, mut emptied) = (0, false);
-    for (words, message) in line.as_chunks::<WORDS>().0.iter().zip(messages) {
-        let last = words[WORDS - 1];
-        differing |= last ^ epoch;
-        // With the bit of the other laps it is not zero.
-        emptied |= epoch == 0 && last == 0;
-        *message = *words;
-        message[WORDS - 1] = last & !EPOCH_BIT;
-    }
-    differing & EPOCH_BIT == 0 && !emptied
-}
+/// How far a receiver of coherent memory looks ahead, in lines, to learn that all up to there is new.
+const SURE_LINES: u64 = 64;
+/// How often it looks there before it gets closer to the sender than that, and how long it pauses in between, which
+/// together is less than a microsecond or two.
+const LOOKS_AHEAD: u32 = if cfg!(test) { 2 } else { 6 };
+const PAUSES: u32 = 10;
 
 /// The receiving side of a channel of messages of `WORDS` words: 2 (16 B) or 8 (64 B).
 #[cfg_attr(test, derive(Clone, Hash))]
@@ -36,6 +24,10 @@ pub struct Receiver<M: Memory, const WORDS: usize> {
     slots: u64,
     lines: u64,
     received: u64,
+    /// On coherent memory: messages before this one need not be waited for.
+    sure: u64,
+    /// On coherent memory: how many came since a look found nothing, up to as many as it looks ahead.
+    streak: u64,
     /// How many messages the sender was told are consumed.
     acknowledged: u64,
     /// Lines before this one, counted over all laps, were prefetched since they were last invalidated.
@@ -83,6 +75,8 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             slots,
             lines: slots / Self::SLOTS_PER_LINE,
             received: 0,
+            sure: 0,
+            streak: 0,
             acknowledged: 0,
             prefetched: 0,
             ahead: 0,
@@ -153,6 +147,7 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
         // lap's message, so its copy was that recent; a copy is replaced by a newer one only. And the sender is at
         // most one lap ahead. So what the slot seems to hold is of this lap or of the one before it.
         if last & EPOCH_BIT != header::epoch(self.received >> self.slots.trailing_zeros()) {
+            self.streak = 0;
             self.found_nothing(at);
             return None;
         }
@@ -194,26 +189,68 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
         if !at_line || self.state != State::Open || !M::COHERENT && self.policy.invalidates_before() {
             return 0;
         }
+        if M::COHERENT && self.received + into.len() as u64 > self.sure {
+            self.look_ahead();
+        }
         let line = (self.received / Self::SLOTS_PER_LINE) & (self.lines - 1);
         let epoch = header::epoch(self.received >> self.slots.trailing_zeros());
         // On to the end of the lap, where the epoch changes, or until the sender is to be told. What is done to the cache, is
         // done line by line.
         let until_told = (self.slots / 2).saturating_sub(self.lag()).div_ceil(Self::SLOTS_PER_LINE).max(1);
         let most = if M::COHERENT { (self.lines - line).min(until_told) } else { 1 };
-        let (lines, _) = into.split_at_mut(into.len() - into.len() % (LINE_WORDS / WORDS));
-        let mut count = 0;
-        for (number, messages) in (line..line + most).zip(lines.chunks_exact_mut(LINE_WORDS / WORDS)) {
-            let words = self.memory.load_words::<LINE_WORDS>(self.line(number));
-            if !take_line(&words, epoch, messages) {
-                break;
-            }
-            count += LINE_WORDS / WORDS;
-        }
+        let lines = into.as_flattened_mut().as_chunks_mut().0;
+        let most = lines.len().min(header::low_bits(most) as usize);
+        let at = self.line(line);
+        let count = self.memory.load_lines(at, &mut lines[..most], header::mark::<WORDS>(epoch));
+        let count = count * (LINE_WORDS / WORDS);
         if count > 0 {
             self.received += count as u64;
-            self.consumed(self.line(line));
+            if M::COHERENT {
+                self.streak = (self.streak + count as u64).min(self.distance());
+            }
+            self.consumed(at);
         }
         count
+    }
+
+    /// On coherent memory, while many messages come: keeps away from the lines that the sender is just writing. Each time that
+    /// one of the two gets hold of such a line, the other one loses it.
+    ///
+    /// Lines become visible in their order, so that if a line far ahead is new, the sender has left all up to it. As long as it
+    /// is not, it is the one that was read a lap ago, so that to look there costs nothing. Nothing but speed depends on it.
+    #[inline]
+    fn look_ahead(&mut self) {
+        let ahead = self.distance();
+        if self.streak < ahead {
+            return;
+        }
+        let last = self.received + ahead - 1;
+        for look in 0..LOOKS_AHEAD {
+            if self.is_new(last) {
+                self.sure = last + 1;
+                return;
+            }
+            if look + 1 < LOOKS_AHEAD {
+                (0..PAUSES).for_each(|_| std::hint::spin_loop());
+            }
+        }
+        // There may be no more to come for now: on with what there is.
+        self.streak = 0;
+    }
+
+    /// How many messages a receiver of coherent memory wants to be behind the sender.
+    #[inline]
+    fn distance(&self) -> u64 {
+        SURE_LINES.min(self.lines / 2) * Self::SLOTS_PER_LINE
+    }
+
+    /// Whether a message not a lap ahead is there, on coherent memory. Not if it might be a slot that was emptied.
+    #[inline]
+    fn is_new(&self, message: u64) -> bool {
+        let slot = message & (self.slots - 1);
+        let at = self.first_slot.saturating_add((slot + 1) * Self::SLOT_BYTES - 8);
+        let last = self.memory.load(at);
+        last != 0 && last & EPOCH_BIT == header::epoch(message >> self.slots.trailing_zeros())
     }
 
     /// Announces sleep and looks once more: true if there is still nothing, so that the sender will ring for the

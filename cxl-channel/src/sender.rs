@@ -1,10 +1,10 @@
 //! The sending side of a channel.
 
-use cxl_pool::{ByteOffset, Generation, LINE_BYTES, Memory};
+use cxl_pool::{ByteOffset, Generation, LINE_BYTES, LINE_WORDS, Memory};
 use thiserror::Error;
 
 use crate::RingPlacement;
-use crate::header::{self, EPOCH_BIT, LINE_WORDS, Sleep, low_bits};
+use crate::header::{self, EPOCH_BIT, Sleep, low_bits};
 
 /// The ring has no room, or the receiver has not accepted the generation yet. Try again later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -20,6 +20,9 @@ pub enum Wake {
     /// The receiver is awake, or was told already.
     NotNeeded,
 }
+
+/// How far ahead of whole lines the ones to come are fetched. Near enough to find them still in the first-level cache.
+const WRITE_AHEAD_BYTES: u64 = 32 * LINE_BYTES as u64;
 
 /// The message with the epoch in its top bit.
 #[inline]
@@ -184,19 +187,25 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
             // On to the end of the lap, where the epoch changes.
             let left = self.slots - (self.sent & (self.slots - 1));
             let (lap, rest) = messages.split_at(messages.len().min(low_bits(left) as usize));
-            let (mut at, epoch) = (self.next_slot(), self.epoch());
-            for messages in lap.chunks_exact(LINE_WORDS / WORDS) {
-                let mut line = [0; LINE_WORDS];
-                line.copy_from_slice(messages.as_flattened());
-                for words in line.as_chunks_mut::<WORDS>().0 {
-                    *words = with_epoch(*words, epoch);
-                }
-                self.memory.store_words(at, line);
-                self.memory.write_back(at, LINE_BYTES as u64);
-                at = at.saturating_add(LINE_BYTES as u64);
-            }
+            let at = self.next_slot();
+            let lines = lap.as_flattened().as_chunks().0;
+            self.fetch_ahead(at, lines.len());
+            self.memory.store_lines(at, lines, header::mark::<WORDS>(self.epoch()));
+            self.memory.write_back(at, (lines.len() * LINE_BYTES) as u64);
             self.sent += lap.len() as u64;
             messages = rest;
+        }
+    }
+
+    /// Gets hold of lines that will be written soon, so that then they need not be waited for.
+    #[inline]
+    fn fetch_ahead(&self, at: ByteOffset, lines: usize) {
+        let ring_bytes = self.slots * Self::SLOT_BYTES;
+        let ahead = at.get() - self.first_slot.get() + WRITE_AHEAD_BYTES;
+        let ahead = if ahead >= ring_bytes { ahead - ring_bytes } else { ahead };
+        if ahead < ring_bytes {
+            let bytes = ring_bytes.min(ahead + (lines * LINE_BYTES) as u64) - ahead;
+            self.memory.prefetch_to_write(self.first_slot.saturating_add(ahead), bytes);
         }
     }
 

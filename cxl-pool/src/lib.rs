@@ -38,13 +38,14 @@ mod record;
 pub mod regions;
 pub mod simulated;
 mod superblock;
+mod wide;
 
 pub use address::{Area, ByteOffset, LINE_BYTES, LineCount, LineOffset};
 pub use endpoint::{EndpointId, Generation, HostId, ParseEndpointError, ReplicaId, Role};
 pub use error::PoolError;
 pub use layout::{CONTROL_RING_SLOTS, DATA_ALIGN_BYTES, Layout};
 pub use mapped::{HardwareMemory, MappedMemory, SoftwareMemory, prefetch_front};
-pub use memory::Memory;
+pub use memory::{LINE_WORDS, LineMark, Memory};
 pub use pool::{CreateOptions, Pool};
 pub use record::{ControllerHello, FenceLine, Grant, Hello, Record};
 pub use superblock::{CoherenceMode, MAJOR_VERSION, MINOR_VERSION, Superblock};

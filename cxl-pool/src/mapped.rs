@@ -10,7 +10,7 @@ use vm_memory::VolatileSlice;
 use vm_memory::bitmap::BitmapSlice;
 
 use crate::mapping::Mapping;
-use crate::{ByteOffset, LINE_BYTES, Memory};
+use crate::{ByteOffset, LINE_BYTES, LINE_WORDS, LineMark, Memory, wide};
 
 /// Memory of a pool whose hosts are not coherent: CXL 2.0.
 pub type SoftwareMemory = MappedMemory<NonCoherent>;
@@ -85,6 +85,15 @@ impl<C: Control> MappedMemory<C> {
         unsafe { self.base.as_ptr().add(at as usize) }
     }
 
+    /// A pointer to whole lines in the pool.
+    #[inline]
+    fn whole_lines(&self, at: ByteOffset, lines: usize) -> *mut u8 {
+        if !at.get().is_multiple_of(LINE_BYTES as u64) {
+            misaligned(at.get());
+        }
+        self.pointer(at, (lines * LINE_BYTES) as u64)
+    }
+
     #[inline]
     fn word(&self, at: ByteOffset) -> &AtomicU64 {
         if !at.get().is_multiple_of(8) {
@@ -128,6 +137,8 @@ struct Instructions {
     clwb: bool,
     /// Flushes lines without waiting for one another. Without it CLFLUSH does, one line after the other.
     clflushopt: bool,
+    /// Whole lines at a time.
+    wide: bool,
 }
 
 impl Instructions {
@@ -135,7 +146,7 @@ impl Instructions {
     fn detect() -> Self {
         let has_leaf_7 = core::arch::x86_64::__cpuid(0).eax >= 7;
         let ebx = if has_leaf_7 { core::arch::x86_64::__cpuid_count(7, 0).ebx } else { 0 };
-        Self { clwb: ebx & (1 << 24) != 0, clflushopt: ebx & (1 << 23) != 0 }
+        Self { clwb: ebx & (1 << 24) != 0, clflushopt: ebx & (1 << 23) != 0, wide: wide::is_available() }
     }
 }
 
@@ -226,6 +237,41 @@ impl<C: Control> Memory for MappedMemory<C> {
         for (pair, values) in words.as_chunks::<2>().0.iter().enumerate() {
             store_pair(into.wrapping_add(pair * 16), *values);
         }
+    }
+
+    #[inline]
+    fn store_lines(&self, at: ByteOffset, lines: &[[u64; LINE_WORDS]], mark: &LineMark) {
+        let into = self.whole_lines(at, lines.len());
+        if self.instructions.wide {
+            // SAFETY: just checked, all of it.
+            return unsafe { wide::store_lines(into, lines, mark) };
+        }
+        for (number, line) in lines.iter().enumerate() {
+            for (pair, words) in line.as_chunks::<2>().0.iter().enumerate() {
+                let marked = [mark.apply(pair * 2, words[0]), mark.apply(pair * 2 + 1, words[1])];
+                store_pair(into.wrapping_add(number * LINE_BYTES + pair * 16), marked);
+            }
+        }
+    }
+
+    #[inline]
+    fn load_lines(&self, at: ByteOffset, into: &mut [[u64; LINE_WORDS]], mark: &LineMark) -> usize {
+        let from = self.whole_lines(at, into.len());
+        if self.instructions.wide {
+            // SAFETY: just checked, all of it.
+            return unsafe { wide::load_lines(from, into, mark) };
+        }
+        for (number, line) in into.iter_mut().enumerate() {
+            let mut words = [0; LINE_WORDS];
+            for (pair, values) in words.as_chunks_mut::<2>().0.iter_mut().enumerate().rev() {
+                *values = load_pair(from.wrapping_add(number * LINE_BYTES + pair * 16));
+            }
+            if !(0..LINE_WORDS).all(|word| mark.holds(word, words[word])) {
+                return number;
+            }
+            *line = std::array::from_fn(|word| words[word] & !mark.bits[word]);
+        }
+        into.len()
     }
 
     #[inline]
@@ -327,6 +373,14 @@ impl<C: Control> Memory for MappedMemory<C> {
     }
 
     #[inline]
+    fn prefetch_to_write(&self, at: ByteOffset, bytes: u64) {
+        // SAFETY: a hint that changes no data; where the CPU does not know it, it does nothing.
+        self.lines(at, bytes, |line| unsafe {
+            asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags));
+        });
+    }
+
+    #[inline]
     fn store_fence(&self) {
         if C::COHERENT {
             // x86 keeps stores in order: this stops the compiler only.
@@ -374,3 +428,6 @@ fn stream(into: *mut u8, from: &[u8]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

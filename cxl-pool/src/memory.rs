@@ -3,7 +3,34 @@
 use vm_memory::VolatileSlice;
 use vm_memory::bitmap::BitmapSlice;
 
-use crate::ByteOffset;
+use crate::{ByteOffset, LINE_BYTES};
+
+/// The words of a line.
+pub const LINE_WORDS: usize = LINE_BYTES / 8;
+
+/// How the words of a line tell that they are new: bits in some of its words, which are either all set or all clear. A word
+/// that is zero altogether is not new in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineMark {
+    /// Which bits of which words. There are some in the last word.
+    pub bits: [u64; LINE_WORDS],
+    /// Whether they are set when the words are new.
+    pub set: bool,
+}
+
+impl LineMark {
+    /// What a word becomes by being marked.
+    #[inline]
+    pub fn apply(&self, word: usize, value: u64) -> u64 {
+        value & !self.bits[word] | if self.set { self.bits[word] } else { 0 }
+    }
+
+    /// Whether a word, by what it holds, is new. One without bits of the mark says nothing against it.
+    #[inline]
+    pub fn holds(&self, word: usize, value: u64) -> bool {
+        self.bits[word] == 0 || value != 0 && self.apply(word, value) == value
+    }
+}
 
 /// Access to the shared lines of a pool, as one host sees them through its own caches.
 ///
@@ -56,6 +83,32 @@ pub trait Memory: Clone + Send + Sync + 'static {
         }
     }
 
+    /// Stores whole lines, one after the other, and marks their words as new. A mark becomes visible **no earlier than
+    /// the words before it**, back to the mark before. Until then a reader finds there what it found before, or the mark's
+    /// opposite.
+    #[inline]
+    fn store_lines(&self, at: ByteOffset, lines: &[[u64; LINE_WORDS]], mark: &LineMark) {
+        for (number, line) in lines.iter().enumerate() {
+            let marked = std::array::from_fn(|word| mark.apply(word, line[word]));
+            self.store_words::<LINE_WORDS>(at.saturating_add((number * LINE_BYTES) as u64), marked);
+        }
+    }
+
+    /// Loads whole lines, one after the other, up to the first one with a word that is not marked as new, and says how many.
+    /// In each line **a mark is loaded before the words before it**, back to the mark before, so that they are new too. The
+    /// mark's bits are clear in what comes out; lines that were not loaded stay as they are.
+    #[inline]
+    fn load_lines(&self, at: ByteOffset, into: &mut [[u64; LINE_WORDS]], mark: &LineMark) -> usize {
+        for (number, line) in into.iter_mut().enumerate() {
+            let words = self.load_words::<LINE_WORDS>(at.saturating_add((number * LINE_BYTES) as u64));
+            if !(0..LINE_WORDS).all(|word| mark.holds(word, words[word])) {
+                return number;
+            }
+            *line = std::array::from_fn(|word| words[word] & !mark.bits[word]);
+        }
+        into.len()
+    }
+
     /// Reads bytes.
     fn read(&self, at: ByteOffset, into: &mut [u8]);
 
@@ -88,6 +141,13 @@ pub trait Memory: Clone + Send + Sync + 'static {
 
     /// Asks for a line to be brought into the cache.
     fn prefetch(&self, at: ByteOffset);
+
+    /// Asks for lines of this host's to be brought into the cache for being written. Whoever else reads them just now has
+    /// to fetch them again.
+    #[inline]
+    fn prefetch_to_write(&self, at: ByteOffset, bytes: u64) {
+        let _ = (at, bytes);
+    }
 
     /// Orders earlier stores and write-backs before later ones.
     fn store_fence(&self);

@@ -16,11 +16,11 @@
 //!
 //! With coherent caches, stores become visible in their order, at any time up to the next full fence.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::panic::Location;
 
-use cxl_pool::{ByteOffset, LINE_BYTES, Memory};
+use cxl_pool::{ByteOffset, LINE_BYTES, LINE_WORDS, LineMark, Memory};
 use vm_memory::VolatileSlice;
 use vm_memory::bitmap::BitmapSlice;
 
@@ -33,7 +33,7 @@ const RECEIVER_LINE: usize = 1;
 
 #[derive(Clone, Hash)]
 struct Snapshot {
-    words: [u64; LINE_BYTES / 8],
+    words: [u64; LINE_WORDS],
     /// How many stores the writer had made before this one.
     stored: u64,
 }
@@ -77,7 +77,7 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(lines: u64, coherent: bool) -> Self {
         let line = Line {
-            snapshots: vec![Snapshot { words: [0; LINE_BYTES / 8], stored: 0 }],
+            snapshots: vec![Snapshot { words: [0; LINE_WORDS], stored: 0 }],
             held: 0,
             written_back: 0,
             invalidated: 0,
@@ -296,6 +296,7 @@ impl Step {
 }
 
 thread_local! {
+    static WIDE: Cell<bool> = const { Cell::new(false) };
     static STEP: RefCell<Option<Step>> = const { RefCell::new(None) };
     static MUTATION: RefCell<Option<Mutation>> = const { RefCell::new(None) };
     static SITES: RefCell<BTreeSet<Site>> = const { RefCell::new(BTreeSet::new()) };
@@ -307,6 +308,12 @@ pub(super) fn in_step<R>(step: &mut Option<Step>, call: impl FnOnce() -> R) -> R
     let result = call();
     *step = STEP.take();
     result
+}
+
+/// Whether from here on, on this thread, whole lines are stored and loaded by instructions that say nothing of the order
+/// inside them.
+pub(super) fn set_wide(wide: bool) {
+    WIDE.set(wide);
 }
 
 /// From here on this is left out or done wrong, on this thread; the sites seen so far are returned.
@@ -388,6 +395,49 @@ impl<const MODEL_COHERENT: bool> Memory for ModelMemory<MODEL_COHERENT> {
             let value = words[word] | u64::from(stuck_epoch && words[word] >> 62 & 1 == 1) << 63;
             with_step(|step| step.store(line, first + word, value));
         }
+    }
+
+    #[track_caller]
+    fn store_lines(&self, at: ByteOffset, lines: &[[u64; LINE_WORDS]], mark: &LineMark) {
+        let marks_first = mutation_at(Operation::StoreLines, Location::caller()).is_some();
+        let stuck_epoch = mutation_at(Operation::Epoch, Location::caller()).is_some();
+        let mark = LineMark { set: mark.set || stuck_epoch, ..*mark };
+        let store = |line, word, value| with_step(|step| step.store(line, word, value));
+        for (line, words) in (place(at).0..).zip(lines) {
+            let marked: [u64; LINE_WORDS] = std::array::from_fn(|word| mark.apply(word, words[word]));
+            if WIDE.get() && !marks_first {
+                for (word, value) in marked.iter().enumerate() {
+                    store(line, word, value ^ mark.bits[word]);
+                }
+            }
+            // Of the orders in which one instruction may do it, this is the worst.
+            let backwards = WIDE.get() || marks_first;
+            for turn in 0..LINE_WORDS {
+                let word = if backwards { LINE_WORDS - 1 - turn } else { turn };
+                store(line, word, marked[word]);
+            }
+        }
+    }
+
+    #[track_caller]
+    fn load_lines(&self, at: ByteOffset, into: &mut [[u64; LINE_WORDS]], mark: &LineMark) -> usize {
+        let marks_last = mutation_at(Operation::LoadLines, Location::caller()).is_some();
+        for (number, line) in into.iter_mut().enumerate() {
+            let at = at.saturating_add((number * LINE_BYTES) as u64);
+            let mut order: Vec<usize> = (0..LINE_WORDS).rev().collect();
+            if WIDE.get() || marks_last {
+                order.sort_by_key(|word| (mark.bits[*word] == 0) != marks_last);
+            }
+            let mut words = [0; LINE_WORDS];
+            for word in order {
+                words[word] = self.load(at.saturating_add(word as u64 * 8));
+            }
+            if !(0..LINE_WORDS).all(|word| mark.holds(word, words[word])) {
+                return number;
+            }
+            *line = std::array::from_fn(|word| words[word] & !mark.bits[word]);
+        }
+        into.len()
     }
 
     #[track_caller]

@@ -1,6 +1,7 @@
 //! Every run of small rings, with the very code that runs in production, on memory that does whatever it may; and proof
 //! that these runs notice what is missing.
 
+mod fingerprint;
 mod memory;
 mod mutation;
 mod search;
@@ -18,6 +19,7 @@ const PLAIN: Scenario = Scenario {
     policy: ReceivePolicy::Adaptive,
     messages: 26,
     batch: 1,
+    wide: false,
     lazy: false,
     sleeps: 0,
     sender_deaths: 0,
@@ -34,6 +36,9 @@ const DEATH: Scenario =
     Scenario { name: "a sender's death in the second lap", messages: 10, sender_deaths: 1, ..PLAIN };
 const LAZY: Scenario = Scenario { name: "late publishing", messages: 5, lazy: true, ..PLAIN };
 const BATCHES: Scenario = Scenario { name: "batches", messages: 9, batch: 5, ..PLAIN };
+const WIDE: Scenario = Scenario { name: "batches of wide lines", wide: true, ..BATCHES };
+/// Enough for a receiver of coherent memory to look ahead, and to be behind by more than that.
+const AHEAD: Scenario = Scenario { name: "looking ahead", messages: 8, batch: 4, ..PLAIN };
 
 fn must_hold<const COHERENT: bool, const WORDS: usize>(scenario: Scenario) {
     let coherent = if COHERENT { "coherent" } else { "not coherent" };
@@ -102,10 +107,23 @@ fn batches_of_whole_and_broken_lines() {
     must_hold::<false, 8>(Scenario { messages: 4, batch: 2, ..BATCHES });
 }
 
+#[test]
+fn batches_of_lines_that_are_stored_and_loaded_at_once() {
+    must_hold::<false, 2>(WIDE);
+    must_hold::<true, 2>(WIDE);
+    must_hold::<false, 8>(Scenario { messages: 4, batch: 2, ..WIDE });
+}
+
+#[test]
+fn a_receiver_that_looks_ahead() {
+    must_hold::<true, 2>(Scenario { messages: 14, batch: 4, ..AHEAD });
+    must_hold::<true, 8>(AHEAD);
+}
+
 /// Runs the scenarios until one fails, and says which.
 fn noticed() -> Option<&'static str> {
     type Run = (Scenario, &'static str, fn(Scenario) -> Result<Explored, String>);
-    let runs: [Run; 11] = [
+    let runs: [Run; 12] = [
         (SLEEP, "sleep", explore::<false, 2>),
         (SLEEP, "sleep, coherent", explore::<true, 2>),
         (DEATHS, "deaths", explore::<false, 2>),
@@ -115,6 +133,7 @@ fn noticed() -> Option<&'static str> {
         (LAP, "a full ring", explore::<false, 2>),
         (Scenario { messages: 5, ..BATCHES }, "batches", explore::<false, 2>),
         (Scenario { messages: 12, batch: 4, ..BATCHES }, "batches of whole lines", explore::<false, 2>),
+        (Scenario { messages: 5, ..WIDE }, "batches of wide lines", explore::<false, 2>),
         (Scenario { policy: ReceivePolicy::Bypass, ..LAP }, "a full ring, bypass", explore::<false, 2>),
         (LAP, "a full ring, coherent", explore::<true, 2>),
     ];

@@ -19,6 +19,10 @@ pub(super) enum Operation {
     LoadWords,
     /// The last word is stored first.
     StoreWords,
+    /// The marks are loaded last.
+    LoadLines,
+    /// The marks are stored first.
+    StoreLines,
     /// The bit is 1 in every lap.
     Epoch,
 }
@@ -28,6 +32,8 @@ impl Operation {
         match self {
             Self::LoadWords => ", last word last",
             Self::StoreWords => ", last word first",
+            Self::LoadLines => ", marks last",
+            Self::StoreLines => ", marks first",
             Self::Epoch => ", epoch always 1",
             _ => "",
         }

@@ -1,11 +1,11 @@
 //! The search through everything that two sides and the memory between them can do.
 
 use std::collections::HashSet;
-use std::hash::{Hash, Hasher};
 
 use cxl_pool::{Generation, LineOffset};
 
-use super::memory::{LINES, ModelMemory, RECEIVING, SENDING, Shared, Step, in_step};
+use super::fingerprint::fingerprint;
+use super::memory::{LINES, ModelMemory, RECEIVING, SENDING, Shared, Step, in_step, set_wide};
 use crate::{ReceivePolicy, Receiver, RingPlacement, Sender, Wake};
 
 /// So many times in a row the sender may find no room in an empty ring: once because it looked before it was empty.
@@ -25,6 +25,8 @@ pub(super) struct Scenario {
     pub(super) messages: u8,
     /// How many are handed over at a time.
     pub(super) batch: usize,
+    /// Whether whole lines are stored and loaded by instructions that say nothing of the order inside them.
+    pub(super) wide: bool,
     /// Whether the sender may go on without publishing each time.
     pub(super) lazy: bool,
     /// How often the receiver may go to sleep.
@@ -119,6 +121,7 @@ fn message<const WORDS: usize>(generation: u32, number: u8) -> [u64; WORDS] {
 pub(super) fn explore<const COHERENT: bool, const WORDS: usize>(
     scenario: Scenario,
 ) -> Result<Explored, String> {
+    set_wide(scenario.wide);
     let placement = RingPlacement { start: LineOffset::new(0), slots: scenario.slots };
     assert!(placement.area(WORDS).lines.get() <= LINES);
     let start = State::<COHERENT, WORDS> {
@@ -149,42 +152,6 @@ pub(super) fn explore<const COHERENT: bool, const WORDS: usize>(
         open.append(&mut next);
     }
     Ok(explored)
-}
-
-/// 128 bits of a state: that two of a few million states have the same is out of the question.
-fn fingerprint(state: &impl Hash) -> (u64, u64) {
-    let mut fingerprint = Fingerprint(0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344);
-    state.hash(&mut fingerprint);
-    (fingerprint.0, fingerprint.1)
-}
-
-/// Two halves that multiply and fold, with different factors. The standard hasher takes most of the search's time.
-struct Fingerprint(u64, u64);
-
-fn fold(left: u64, right: u64) -> u64 {
-    let product = u128::from(left) * u128::from(right);
-    // The upper half has 64 bits; of the lower one no more are wanted.
-    let (upper, lower) = (product >> 64, product & u128::from(u64::MAX));
-    u64::try_from(upper ^ lower).unwrap_or_default()
-}
-
-impl Hasher for Fingerprint {
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.write_u64(u64::from_le_bytes(word));
-        }
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        self.0 = fold(self.0 ^ word, 0x9e37_79b9_7f4a_7c15).rotate_left(23);
-        self.1 = fold(self.1.wrapping_add(word) | 1, 0xc2b2_ae3d_27d4_eb4f ^ self.0);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
 }
 
 fn describe<const COHERENT: bool, const WORDS: usize>(state: &State<COHERENT, WORDS>) -> String {

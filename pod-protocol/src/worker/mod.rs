@@ -141,6 +141,9 @@ impl<T: Task + 'static> Worker<T> {
                 }
             }
             if self.config.cpu.is_some() || last_work.elapsed() < self.config.busy_poll {
+                // Not only a pause: looks at a line that are made ahead of their turn keep the peer from writing to it. A
+                // message takes half as long to a core that waits for each look before the next one.
+                std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
                 std::hint::spin_loop();
                 continue;
             }

@@ -1,0 +1,76 @@
+//! What the mapped memory does with whole lines.
+
+use super::*;
+use crate::simulated::Random;
+use crate::{CreateOptions, Pool};
+
+const MARK: LineMark = LineMark { bits: [0, 1 << 63, 0, 1 << 63, 0, 1 << 63, 0, 1 << 63], set: true };
+
+/// With whole lines at a time, if this CPU can, and without.
+fn both(check: impl Fn(&HardwareMemory, ByteOffset)) {
+    let directory = tempfile::tempdir().unwrap();
+    let options = CreateOptions {
+        size_bytes: Some(16 << 20),
+        host_slots: 2,
+        replica_slots: 1,
+        ..CreateOptions::default()
+    };
+    let pool = Pool::create(&directory.path().join("pool"), &options).unwrap();
+    let at = pool.layout().data().start.bytes();
+    let mut memory = pool.hardware();
+    check(&memory, at);
+    memory.zero(at, 1024);
+    memory.instructions.wide = false;
+    check(&memory, at);
+}
+
+#[test]
+fn lines_come_out_as_they_went_in() {
+    both(|memory, at| {
+        let mut random = Random::new(7);
+        let mut lines = [[0; LINE_WORDS]; 5];
+        lines.as_flattened_mut().fill_with(|| random.below(u64::MAX));
+        for set in [true, false] {
+            let mark = LineMark { set, ..MARK };
+            memory.store_lines(at, &lines, &mark);
+            for (word, value) in lines.as_flattened().iter().enumerate() {
+                let held = memory.load(at.saturating_add(word as u64 * 8));
+                assert_eq!(held, mark.apply(word % LINE_WORDS, *value), "word {word}");
+            }
+            let mut into = [[0; LINE_WORDS]; 5];
+            assert_eq!(memory.load_lines(at, &mut into, &mark), 5);
+            for (word, value) in into.as_flattened().iter().enumerate() {
+                let bits = MARK.bits[word % LINE_WORDS];
+                assert_eq!(*value, lines.as_flattened()[word] & !bits, "word {word}");
+            }
+        }
+    });
+}
+
+#[test]
+fn lines_are_loaded_up_to_the_first_one_that_is_not_new() {
+    both(|memory, at| {
+        for set in [true, false] {
+            let mark = LineMark { set, ..MARK };
+            for word in (0..LINE_WORDS).filter(|word| MARK.bits[*word] != 0) {
+                memory.store_lines(at, &[[3; LINE_WORDS]; 3], &mark);
+                let other = at.saturating_add((LINE_BYTES + word * 8) as u64);
+                for old in [0, mark.apply(word, 3) ^ MARK.bits[word]] {
+                    memory.store(other, old);
+                    let mut into = [[1; LINE_WORDS]; 3];
+                    assert_eq!(memory.load_lines(at, &mut into, &mark), 1, "word {word} is {old:x}");
+                    assert_eq!(into, [[3; LINE_WORDS], [1; LINE_WORDS], [1; LINE_WORDS]]);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+#[should_panic(expected = "outside the pool")]
+fn lines_outside_the_pool_are_refused() {
+    both(|memory, _| {
+        let last = ByteOffset::new(memory.size_bytes() - LINE_BYTES as u64);
+        memory.store_lines(last, &[[0; LINE_WORDS]; 2], &MARK);
+    });
+}
