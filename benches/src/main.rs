@@ -6,6 +6,7 @@ mod blk;
 mod channel;
 mod cores;
 mod cxl_model;
+mod exchange;
 mod net;
 mod plot;
 mod report;
@@ -38,6 +39,10 @@ enum Benchmark {
     Blk(blk::Options),
     Channel(channel::Options),
     CxlModel(cxl_model::Options),
+    Exchange(exchange::Options),
+    /// The other process of the exchange benchmark.
+    #[command(hide = true)]
+    ExchangeServer(exchange::ServerOptions),
     /// The other process of the channel benchmark.
     #[command(hide = true)]
     ChannelSender(channel::SenderOptions),
@@ -60,12 +65,15 @@ fn run(cli: &Cli) -> Result<()> {
         Benchmark::All => {
             apart(|| channel::run(&channel::Options::default(), &cli.output))?;
             cxl_model::run(&cxl_model::Options::default(), &cli.output)?;
+            apart(|| exchange::run(&exchange::Options::default(), &cli.output))?;
             apart(|| blk::run(&blk::Options::default(), &cli.output))?;
             apart(|| net::run(&net::Options::default(), &cli.output))
         }
         Benchmark::Blk(options) => blk::run(options, &cli.output),
         Benchmark::Channel(options) => channel::run(options, &cli.output),
         Benchmark::CxlModel(options) => cxl_model::run(options, &cli.output),
+        Benchmark::Exchange(options) => exchange::run(options, &cli.output),
+        Benchmark::ExchangeServer(options) => exchange::serve(options),
         Benchmark::ChannelSender(options) => channel::send(options),
         Benchmark::Net(options) => net::run(options, &cli.output),
     }
