@@ -10,6 +10,7 @@ mod exchange;
 mod net;
 mod plot;
 mod report;
+mod rest;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,6 +44,7 @@ enum Benchmark {
     /// The other process of the exchange benchmark.
     #[command(hide = true)]
     ExchangeServer(exchange::ServerOptions),
+    Rest(rest::Options),
     /// The other process of the channel benchmark.
     #[command(hide = true)]
     ChannelSender(channel::SenderOptions),
@@ -66,6 +68,7 @@ fn run(cli: &Cli) -> Result<()> {
             apart(|| channel::run(&channel::Options::default(), &cli.output))?;
             cxl_model::run(&cxl_model::Options::default(), &cli.output)?;
             apart(|| exchange::run(&exchange::Options::default(), &cli.output))?;
+            apart(|| rest::run(&rest::Options::default(), &cli.output))?;
             apart(|| blk::run(&blk::Options::default(), &cli.output))?;
             apart(|| net::run(&net::Options::default(), &cli.output))
         }
@@ -74,6 +77,7 @@ fn run(cli: &Cli) -> Result<()> {
         Benchmark::CxlModel(options) => cxl_model::run(options, &cli.output),
         Benchmark::Exchange(options) => exchange::run(options, &cli.output),
         Benchmark::ExchangeServer(options) => exchange::serve(options),
+        Benchmark::Rest(options) => rest::run(options, &cli.output),
         Benchmark::ChannelSender(options) => channel::send(options),
         Benchmark::Net(options) => net::run(options, &cli.output),
     }
