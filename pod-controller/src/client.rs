@@ -168,6 +168,11 @@ impl Client {
         self.get(&["v1", "devices", host, name])
     }
 
+    /// Takes over the volumes that were found on an SSD.
+    pub fn adopt_volumes(&self, host: &str, name: &str) -> Result<Device, ClientError> {
+        self.call::<(), _>(Method::POST, &["v1", "devices", host, name, "adopt"], &[], None)
+    }
+
     /// All volumes.
     pub fn volumes(&self) -> Result<Vec<Volume>, ClientError> {
         self.get::<VolumeList>(&["v1", "volumes"]).map(|list| list.volumes)

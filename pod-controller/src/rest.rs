@@ -53,6 +53,7 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(devices::get))
         .routes(routes!(nics::fail_back))
         .routes(routes!(nics::release))
+        .routes(routes!(devices::adopt))
         .routes(routes!(volumes::list, volumes::create))
         .routes(routes!(volumes::get, volumes::change, volumes::delete))
         .routes(routes!(instances::list, instances::create))

@@ -26,4 +26,5 @@ pub mod run_directory;
 pub mod telemetry;
 #[cfg(test)]
 mod testing;
+pub mod volume_table;
 pub mod worker;

@@ -8,6 +8,7 @@ use cxl_pool::{Area, ByteOffset, EndpointId, Generation};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
+use crate::volume_table::VolumeTable;
 
 /// Anything the controller gives an endpoint to hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +22,8 @@ pub enum Object {
     Port(PortObject),
     /// Net backend: an instance that uses, or may use, a NIC.
     Registration(RegistrationObject),
+    /// Block backend: what to keep on an SSD about its volumes.
+    Table(TableObject),
     /// Block backend: a range of an SSD to serve.
     Volume(VolumeObject),
     /// Block frontend: a virtio-blk device to offer.
@@ -35,6 +38,7 @@ impl Object {
             Self::Nic(nic) => ObjectId::Nic(nic.nic.clone()),
             Self::Port(port) => ObjectId::Port(port.lease),
             Self::Registration(it) => ObjectId::Registration { lease: it.lease, nic: it.nic.clone() },
+            Self::Table(table) => ObjectId::Table(table.ssd.clone()),
             Self::Volume(volume) => ObjectId::Volume(volume.lease),
             Self::Disk(disk) => ObjectId::Disk(disk.lease),
         }
@@ -59,6 +63,8 @@ pub enum ObjectId {
         /// The NIC.
         nic: String,
     },
+    /// Of a [`TableObject`]: the name of the SSD.
+    Table(String),
     /// Of a [`VolumeObject`].
     Volume(LeaseId),
     /// Of a [`DiskObject`].
@@ -72,6 +78,7 @@ impl fmt::Display for ObjectId {
             Self::Nic(nic) => write!(f, "nic {nic}"),
             Self::Port(lease) => write!(f, "port of {lease}"),
             Self::Registration { lease, nic } => write!(f, "registration of {lease} with nic {nic}"),
+            Self::Table(ssd) => write!(f, "table of volumes on {ssd}"),
             Self::Volume(lease) => write!(f, "volume of {lease}"),
             Self::Disk(lease) => write!(f, "disk of {lease}"),
         }
@@ -196,6 +203,15 @@ pub struct RegistrationObject {
     pub state: RegistrationState,
     /// The most receive buffers it may hold at a time.
     pub rx_quota_buffers: u32,
+}
+
+/// Block backend: what to keep on an SSD about its volumes. Deleted ones are wiped, which is reported.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TableObject {
+    /// The SSD's name in the host's configuration.
+    pub ssd: String,
+    /// What to keep.
+    pub table: VolumeTable,
 }
 
 /// How much of its SSD a volume may use, and how much it is sure to get.

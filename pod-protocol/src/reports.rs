@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{LeaseId, MacAddress};
+use crate::ids::{LeaseId, MacAddress, VolumeId};
 use crate::telemetry::Telemetry;
+use crate::volume_table::VolumeTable;
 
 /// From an endpoint to the controller. [`Report::Join`] is a request, which the controller may refuse; the others are
 /// notifications, sent at once.
@@ -34,6 +35,13 @@ pub enum Report {
     DeviceBack {
         /// What it is now.
         device: DeviceReport,
+    },
+    /// Nothing is left of the data of a deleted volume.
+    VolumeWiped {
+        /// The SSD's name.
+        device: String,
+        /// Which volume.
+        volume: VolumeId,
     },
     /// A VMM connected to the socket of a leased device, or went away.
     Attachment {
@@ -92,6 +100,12 @@ pub enum DeviceReport {
         size_bytes: u64,
         /// Its logical block.
         block_bytes: u32,
+        /// The volumes on it, if it can keep a table of them.
+        #[serde(default)]
+        table: Option<VolumeTable>,
+        /// What volumes must leave free at its beginning.
+        #[serde(default)]
+        reserved_bytes: u64,
     },
 }
 

@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -17,7 +17,7 @@ use pod_protocol::reports::{DeviceReport, Join};
 use pod_protocol::worker::WorkerConfig;
 use vhost_blk_cxl::backend::{Backend, device_reports};
 use vhost_blk_cxl::frontend::Frontend;
-use vhost_blk_cxl::ssd::{self, Ssd, SsdConfig};
+use vhost_blk_cxl::ssd::{self, DriverKind, LABEL_BYTES, Label, Ssd, SsdConfig};
 
 /// Wadi's storage engine: SSDs of the pod's hosts for unmodified virtual machines.
 #[derive(Parser)]
@@ -33,6 +33,14 @@ enum Side {
     Frontend(Options),
     /// Serves this host's SSDs to the frontends of the pod.
     Backend(Options),
+    /// Shows the volumes on an SSD, from the table that it carries; nothing need be running.
+    Volumes {
+        /// The file or block device.
+        path: PathBuf,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Args)]
@@ -44,6 +52,9 @@ struct Options {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    if let Side::Volumes { path, json } = &cli.side {
+        return show_volumes(path, *json);
+    }
     daemon::run(|stop| run(&cli, stop))
 }
 
@@ -51,6 +62,7 @@ fn run(cli: &Cli, stop: &StopSignal) -> anyhow::Result<Exit> {
     let (role, options) = match &cli.side {
         Side::Frontend(options) => (Role::BlkFrontend, options),
         Side::Backend(options) => (Role::BlkBackend, options),
+        Side::Volumes { .. } => return Ok(Exit::Stopped),
     };
     let config = HostConfig::load(&options.config)?;
     let pool = Pool::open(&config.pool.path)?;
@@ -60,8 +72,12 @@ fn run(cli: &Cli, stop: &StopSignal) -> anyhow::Result<Exit> {
     }
 }
 
-/// An opened device under its name.
-type NamedSsd = (String, Box<dyn Ssd>);
+/// Opened devices under their names, and the tables of volumes of those that have one.
+#[derive(Default)]
+struct Ssds {
+    ssds: Vec<(String, Box<dyn Ssd>)>,
+    labels: Vec<(String, Label)>,
+}
 
 fn serve<M: Memory>(
     role: Role,
@@ -71,7 +87,7 @@ fn serve<M: Memory>(
     stop: &StopSignal,
 ) -> anyhow::Result<Exit> {
     // What is wrong with the configuration shows before the pod hears of us.
-    let ssds = if role == Role::BlkBackend { open_ssds(config, pool)? } else { Vec::new() };
+    let ssds = if role == Role::BlkBackend { open_ssds(config, pool)? } else { Ssds::default() };
     let join = Join {
         host_name: config.host.name.clone(),
         software: concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -84,20 +100,61 @@ fn serve<M: Memory>(
     Ok(endpoint.run_until(stop)?)
 }
 
-fn open_ssds(config: &HostConfig, pool: &Pool) -> anyhow::Result<Vec<NamedSsd>> {
-    let configured = SsdConfig::parse_all(&config.ssd)?;
-    configured.into_iter().map(|ssd| Ok((ssd.name.clone(), ssd::open(&ssd, pool)?))).collect()
+fn open_ssds(config: &HostConfig, pool: &Pool) -> anyhow::Result<Ssds> {
+    let mut opened = Ssds::default();
+    for config in SsdConfig::parse_all(&config.ssd)? {
+        // The driver first: it makes a file that is not there, and keeps others from it.
+        opened.ssds.push((config.name.clone(), ssd::open(&config, pool)?));
+        if let DriverKind::File { path, .. } = &config.driver {
+            opened.labels.push((config.name, Label::open(path)?));
+        }
+    }
+    Ok(opened)
 }
 
-fn reports(ssds: &[NamedSsd]) -> Vec<DeviceReport> {
-    device_reports(ssds.iter().map(|(name, ssd)| (name.as_str(), ssd.as_ref())))
+fn reports(opened: &Ssds) -> Vec<DeviceReport> {
+    let mut reports = device_reports(opened.ssds.iter().map(|(name, ssd)| (name.as_str(), ssd.as_ref())));
+    for report in &mut reports {
+        if let DeviceReport::Ssd { name, table, reserved_bytes, .. } = report
+            && let Some((_, label)) = opened.labels.iter().find(|(labelled, _)| labelled == name)
+        {
+            *table = Some(label.table().clone());
+            *reserved_bytes = LABEL_BYTES;
+        }
+    }
+    reports
+}
+
+fn show_volumes(path: &Path, json: bool) -> ExitCode {
+    let table = match Label::inspect(path) {
+        Ok(table) => table,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    if json {
+        match serde_json::to_string_pretty(&table) {
+            Ok(text) => println!("{text}"),
+            Err(error) => eprintln!("{error}"),
+        }
+        return ExitCode::SUCCESS;
+    }
+    for entry in &table.volumes {
+        let state = if entry.deleted { " (deleted, not yet wiped)" } else { "" };
+        println!("{}: {} bytes from {}{state}", entry.name, entry.size_bytes, entry.start_bytes);
+    }
+    if table.volumes.is_empty() {
+        println!("no volumes");
+    }
+    ExitCode::SUCCESS
 }
 
 fn start<M: Memory>(
     role: Role,
     config: &HostConfig,
     memory: M,
-    ssds: Vec<NamedSsd>,
+    opened: Ssds,
     reporter: Reporter,
     fence: Fence,
     pool_file: (u64, u64),
@@ -115,6 +172,8 @@ fn start<M: Memory>(
         Box::new(Frontend::start(memory, run, worker, doorbell, Some(reporter), Some(pool_file))?)
     } else {
         let worker = WorkerConfig::new(&config.run, config.blk.backend_cpu, fence);
-        Box::new(Backend::start(memory, run, worker, doorbell, ssds, Some(reporter))?)
+        let mut backend = Backend::start(memory, run, worker, doorbell, opened.ssds, Some(reporter))?;
+        backend.keep_tables(opened.labels);
+        Box::new(backend)
     })
 }

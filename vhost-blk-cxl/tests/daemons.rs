@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use common::{ALL_FEATURES, Driver, OK, SECTOR, T_FLUSH, T_IN, T_OUT, pattern};
 use cxl_pool::{CoherenceMode, CreateOptions, Pool};
-use pod_controller::api::{CreateInstance, CreateVolume};
+use pod_controller::api::{ChangeVolume, CreateInstance, CreateVolume, DeviceKind};
 use pod_controller::client::Client;
 use pod_controller::config::Config;
 use pod_controller::controller::{AnyController, ControllerError, Handle};
@@ -400,4 +400,85 @@ fn the_controller_is_not_on_the_data_path() {
     load.reconnect(&pod.socket);
     load.work(500);
     load.finish(&pod);
+}
+
+fn client(pod: &Pod) -> Client {
+    let config = Config::load(&pod.directory.path().join("controller.toml")).unwrap();
+    Client::unix(&config.listen()).unwrap()
+}
+
+/// What the device itself says is on it.
+fn table_of(pod: &Pod) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_vhost-blk-cxl"))
+        .arg("volumes")
+        .arg(pod.directory.path().join("ssd.img"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_device_tells_its_volumes_and_a_deleted_one_is_wiped() {
+    let mut pod = Pod::start(CoherenceMode::Hardware, "socket");
+    assert_eq!(table_of(&pod), format!("vol0: {VOLUME_BYTES} bytes from {}\n", pod.volume_start));
+    let mut load = Load::connect(&pod.socket);
+    load.work(300);
+    load.finish(&pod);
+    drop(load);
+    // It grows while it is in use.
+    let grown = ChangeVolume { size: Some("20M".parse().unwrap()), qos: None };
+    client(&pod).change_volume("vol0", &grown).unwrap();
+    common::eventually(|| table_of(&pod).contains("20971520 bytes"));
+    let mut driver = Driver::new(1, 16);
+    driver.guest.connect(&pod.socket, ALL_FEATURES);
+    common::eventually(|| driver.guest.config(8) == (20_u64 << 11).to_le_bytes());
+    let last = (20 << 11) - 8;
+    assert_eq!(driver.write_sectors(last, &pattern(1, 4096)), OK);
+    assert_eq!(driver.read_sectors(last, 4096), pattern(1, 4096));
+    drop(driver);
+    // With the controller and the backend away, the device still knows.
+    pod.controller = None;
+    pod.kill(Side::Backend);
+    assert!(table_of(&pod).starts_with("vol0: 20971520 bytes"));
+    // A controller that has lost its state leaves it alone until it is told to adopt.
+    fs::remove_file(pod.directory.path().join("state.redb")).unwrap();
+    let config = Config::load(&pod.directory.path().join("controller.toml")).unwrap();
+    pod.kill(Side::Frontend);
+    pod.controller = Some(Controller::start(&config));
+    pod.start_daemon(Side::Backend);
+    let began = Instant::now();
+    let device = retry(began, || client(&pod).device("h2", "ssd0"));
+    assert!(
+        matches!(&device.kind, DeviceKind::Ssd { strangers, .. } if strangers == &["vol0"]),
+        "{device:?}"
+    );
+    let size = "1M".parse().unwrap();
+    let request = CreateVolume { name: "new".to_owned(), size, device: Some("h2/ssd0".to_owned()) };
+    assert!(client(&pod).create_volume(&request).is_err());
+    client(&pod).adopt_volumes("h2", "ssd0").unwrap();
+    assert_eq!(client(&pod).volume("vol0").unwrap().size_bytes, 20 << 20);
+    // Deleted, its place is given on when nothing of it is left.
+    let start = pod.volume_start;
+    let place = move |root: &Path| {
+        let mut place = vec![0; 20 << 20];
+        File::open(root.join("ssd.img")).unwrap().read_exact_at(&mut place, start).unwrap();
+        place
+    };
+    assert!(place(pod.directory.path()).iter().any(|&byte| byte != 0));
+    client(&pod).delete_volume("vol0").unwrap();
+    common::eventually(|| table_of(&pod) == "no volumes\n");
+    assert!(place(pod.directory.path()).iter().all(|&byte| byte == 0));
+    assert_eq!(client(&pod).create_volume(&request).unwrap().start_bytes, start);
+}
+
+#[test]
+fn a_device_with_other_data_is_left_alone() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path().join("disk");
+    fs::write(&path, vec![7; 2 << 20]).unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_vhost-blk-cxl")).arg("volumes").arg(&path).output().unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no table of volumes"));
 }

@@ -114,6 +114,9 @@ pub enum DeviceKind {
         used_bytes: u64,
         /// Its logical block.
         block_bytes: u32,
+        /// The names of volumes that were found on it and that are nobody's; it is not used until they are adopted.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        strangers: Vec<String>,
     },
 }
 

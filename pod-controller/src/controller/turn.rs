@@ -226,6 +226,9 @@ impl<M: Memory> Controller<M> {
                     inbox.add(Command::DeviceBack { device, report });
                 }
             }
+            Report::VolumeWiped { device, volume } => {
+                inbox.add(Command::VolumeWiped { device: owned(device), volume });
+            }
             Report::Attachment { lease, connected } => {
                 inbox.add(Command::Attachment { endpoint, lease, connected });
             }

@@ -5,6 +5,7 @@ use super::Failure;
 use super::body::Names;
 use crate::api::{Device, DeviceList, Problem};
 use crate::controller::Handle;
+use crate::state::Command;
 
 /// All devices.
 #[utoipa::path(get, path = "/v1/devices", operation_id = "list_devices", tag = "devices", responses((status = 200, body = DeviceList)))]
@@ -26,6 +27,30 @@ pub(super) async fn get(
     Names((host, name)): Names<(String, String)>,
 ) -> Result<Json<Device>, Failure> {
     let name = format!("{host}/{name}");
+    let device = handle.view().device(&name, &handle.telemetry());
+    device.map(Json).ok_or_else(|| Failure::not_found("device", &name))
+}
+
+/// Takes over the volumes that were found on an SSD, such as those of a controller whose state is lost.
+#[utoipa::path(
+    post, path = "/v1/devices/{host}/{name}/adopt", operation_id = "adopt_volumes", tag = "devices",
+    params(
+        ("host" = String, Path, description = "the name of the host that owns it"),
+        ("name" = String, Path, description = "its name on that host"),
+    ),
+    responses(
+        (status = 200, body = Device),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "a name is taken", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn adopt(
+    State(handle): State<Handle>,
+    Names((host, name)): Names<(String, String)>,
+) -> Result<Json<Device>, Failure> {
+    let name = format!("{host}/{name}");
+    let device = handle.view().state.device_named(&name).ok_or_else(|| Failure::not_found("SSD", &name))?;
+    handle.submit(Command::AdoptVolumes { device }).await?;
     let device = handle.view().device(&name, &handle.telemetry());
     device.map(Json).ok_or_else(|| Failure::not_found("device", &name))
 }

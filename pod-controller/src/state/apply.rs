@@ -50,6 +50,8 @@ impl State {
                 self.change_volume(name, *size_bytes, *qos, &mut effects)?;
             }
             Command::DeleteVolume { name } => self.delete_volume(name, &mut effects)?,
+            Command::VolumeWiped { device, volume } => self.volume_wiped(device, *volume),
+            Command::AdoptVolumes { device } => self.adopt_volumes(device, &mut effects)?,
             Command::CreateInstance { name, host, nics, volumes } => {
                 self.create_instance(name, *host, nics, volumes, &mut effects)?;
             }

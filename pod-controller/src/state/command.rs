@@ -1,5 +1,5 @@
 use cxl_pool::{EndpointId, HostId};
-use pod_protocol::ids::{LeaseGeneration, LeaseId, MacAddress, RegionId};
+use pod_protocol::ids::{LeaseGeneration, LeaseId, MacAddress, RegionId, VolumeId};
 use pod_protocol::objects::Qos;
 use pod_protocol::reports::{DeviceReport, Join};
 use serde::{Deserialize, Serialize};
@@ -156,6 +156,18 @@ pub enum Command {
     DeleteVolume {
         /// Its name.
         name: String,
+    },
+    /// Nothing is left of the data of a deleted volume.
+    VolumeWiped {
+        /// Of which SSD.
+        device: DeviceId,
+        /// Which volume.
+        volume: VolumeId,
+    },
+    /// Somebody wants to use the volumes that were found on an SSD.
+    AdoptVolumes {
+        /// Of which SSD.
+        device: DeviceId,
     },
     /// Somebody wants an instance.
     CreateInstance {

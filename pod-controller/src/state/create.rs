@@ -61,7 +61,15 @@ impl State {
         effects.push(Effect::event(EventKind::VolumeCreated, name, message));
         self.volumes.insert(
             id,
-            Volume { id, name: name.to_owned(), device, start_bytes, size_bytes, qos: Qos::default() },
+            Volume {
+                id,
+                name: name.to_owned(),
+                device,
+                start_bytes,
+                size_bytes,
+                qos: Qos::default(),
+                deleted: false,
+            },
         );
         Ok(())
     }

@@ -1,5 +1,5 @@
 use super::refusal::shown;
-use super::{Effect, Refusal, RefusalKind, State};
+use super::{Effect, Kind, Refusal, RefusalKind, State};
 use crate::api::EventKind;
 
 impl State {
@@ -12,8 +12,22 @@ impl State {
                 format!("the volume {} is leased to {holder}: delete that instance first", shown(name)),
             ));
         }
-        self.volumes.remove(&id);
-        effects.push(Effect::event(EventKind::VolumeDeleted, name, "its range is free, and not wiped"));
+        let Some(volume) = self.volumes.get_mut(&id) else { return Ok(()) };
+        let keeps_table = matches!(
+            self.devices.get(&volume.device).map(|device| &device.kind),
+            Some(Kind::Ssd { keeps_table: true, .. })
+        );
+        if keeps_table {
+            volume.deleted = true;
+            effects.push(Effect::event(
+                EventKind::VolumeDeleted,
+                name,
+                "its range is free when it was wiped",
+            ));
+        } else {
+            self.volumes.remove(&id);
+            effects.push(Effect::event(EventKind::VolumeDeleted, name, "its range is free, and not wiped"));
+        }
         Ok(())
     }
 

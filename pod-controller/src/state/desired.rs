@@ -5,7 +5,7 @@ use cxl_pool::{Area, EndpointId, Role};
 use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::objects::{
     ChannelObject, DiskObject, NicObject, Object, ObjectId, PortObject, RegistrationObject,
-    RegistrationState, Route, VolumeObject,
+    RegistrationState, Route, TableObject, VolumeObject,
 };
 
 use super::{Channel, DeviceId, Health, Kind, Lease, LeaseKind, Purpose, RegionUse, Rings, State};
@@ -48,6 +48,16 @@ impl State {
                 leases.filter_map(|lease| self.disk(lease, id)).map(Object::Disk).for_each(add);
             }
             Role::BlkBackend => {
+                for (device, known) in self.devices.iter().filter(|(device, _)| device.host == id.host) {
+                    // What nobody adopted is not overwritten.
+                    if let Kind::Ssd { keeps_table: true, strangers, .. } = &known.kind
+                        && strangers.is_empty()
+                        && known.health != Health::Absent
+                    {
+                        let table = self.volume_table(device);
+                        add(Object::Table(TableObject { ssd: device.name.clone(), table }));
+                    }
+                }
                 let leases = self.leases.values().filter_map(|lease| self.served_volume(lease, id));
                 leases.map(Object::Volume).for_each(add);
             }

@@ -1,5 +1,6 @@
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::{MacAddress, RegionId};
+use pod_protocol::volume_table::VolumeEntry;
 use serde::{Deserialize, Serialize};
 
 /// A device: its host, and its name there.
@@ -50,6 +51,15 @@ pub enum Kind {
         size_bytes: u64,
         /// Its logical block.
         block_bytes: u32,
+        /// What volumes must leave free at its beginning.
+        #[serde(default)]
+        reserved_bytes: u64,
+        /// Whether it keeps a table of its volumes, and so can be wiped.
+        #[serde(default)]
+        keeps_table: bool,
+        /// Volumes that were found on it and that are nobody's: until they are adopted it is left alone.
+        #[serde(default)]
+        strangers: Vec<VolumeEntry>,
     },
 }
 

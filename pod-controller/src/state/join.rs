@@ -154,9 +154,17 @@ impl State {
                     if *up { Health::Up } else { Health::Down("no link when it was opened".to_owned()) };
                 (driver, kind, health)
             }
-            DeviceReport::Ssd { driver, size_bytes, block_bytes, .. } => (
+            DeviceReport::Ssd { driver, size_bytes, block_bytes, table, reserved_bytes, .. } => (
                 driver,
-                Kind::Ssd { size_bytes: *size_bytes, block_bytes: *block_bytes },
+                Kind::Ssd {
+                    size_bytes: *size_bytes,
+                    block_bytes: *block_bytes,
+                    reserved_bytes: *reserved_bytes,
+                    keeps_table: table.is_some(),
+                    strangers: table
+                        .as_ref()
+                        .map_or_else(Vec::new, |table| self.strangers(&device_id, table)),
+                },
                 self.fits(&device_id, *size_bytes),
             ),
         };

@@ -7,6 +7,7 @@
 
 mod absence;
 mod adopt;
+mod adopt_volumes;
 mod apply;
 mod change_volume;
 mod channel;
@@ -149,7 +150,7 @@ impl State {
 
     /// The volume with this name.
     pub fn volume_named(&self, name: &str) -> Option<&Volume> {
-        self.volumes.values().find(|volume| volume.name == name)
+        self.volumes.values().find(|volume| volume.name == name && !volume.deleted)
     }
 
     /// The instance with this name.

@@ -56,6 +56,8 @@ pub(super) fn ssd(name: &str, mib: u64) -> DeviceReport {
         driver: "null".to_owned(),
         size_bytes: mib * MIB,
         block_bytes: 512,
+        table: None,
+        reserved_bytes: 0,
     }
 }
 
@@ -379,7 +381,7 @@ fn objects_are_consistent(state: &State) {
                 }
                 Object::Volume(volume) => assert!(has(volume.channel)),
                 Object::Disk(disk) => assert!(has(disk.route.channel)),
-                Object::Nic(_) => {}
+                Object::Nic(_) | Object::Table(_) => {}
             }
             for region in areas_of(object) {
                 let region = state.regions.by_place().find(|known| known.area == region).expect("a region");
@@ -400,7 +402,7 @@ fn areas_of(object: &Object) -> Vec<Area> {
         Object::Registration(it) => vec![it.tx_area],
         Object::Volume(volume) => vec![volume.data_area],
         Object::Disk(disk) => vec![disk.data_area],
-        Object::Channel(_) => Vec::new(),
+        Object::Channel(_) | Object::Table(_) => Vec::new(),
     }
 }
 

@@ -115,14 +115,16 @@ impl State {
             .iter()
             .filter(|(id, _)| device.is_none_or(|wanted| wanted == *id))
             .filter_map(|(id, known)| match known.kind {
-                Kind::Ssd { size_bytes: device_bytes, .. } => {
+                Kind::Ssd { size_bytes: device_bytes, reserved_bytes, ref strangers, .. }
+                    if strangers.is_empty() =>
+                {
                     let taken: Vec<(u64, u64)> = self.extents(id).collect();
-                    let start = first_fit(device_bytes, size_bytes, taken)?;
+                    let start = first_fit(reserved_bytes, device_bytes, size_bytes, taken)?;
                     let free = device_bytes.saturating_sub(self.used_bytes(id));
                     let free_share = u128::from(free) * 1_000_000 / u128::from(device_bytes.max(1));
                     Some((self.is_usable(id), free_share, id, start))
                 }
-                Kind::Nic { .. } => None,
+                Kind::Ssd { .. } | Kind::Nic { .. } => None,
             })
             .filter(|(usable, ..)| *usable || device.is_some())
             .min_by_key(|(_, free_share, id, _)| (Reverse(*free_share), *id))

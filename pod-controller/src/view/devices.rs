@@ -51,10 +51,11 @@ impl View {
                 backup: *backup,
                 standby_leases: self.state.standby_leases_on(id),
             },
-            Kind::Ssd { size_bytes, block_bytes } => api::DeviceKind::Ssd {
+            Kind::Ssd { size_bytes, block_bytes, strangers, .. } => api::DeviceKind::Ssd {
                 size_bytes: *size_bytes,
                 used_bytes: self.state.used_bytes(id),
                 block_bytes: *block_bytes,
+                strangers: strangers.iter().map(|entry| entry.name.clone()).collect(),
             },
         };
         let sample = telemetry.get(&owner);

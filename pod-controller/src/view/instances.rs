@@ -7,8 +7,10 @@ use crate::state::{Instance, Lease, LeaseKind, Volume};
 impl View {
     /// All volumes, by name.
     pub fn volumes(&self) -> Vec<api::Volume> {
-        let mut volumes: Vec<api::Volume> =
-            self.state.volumes.values().map(|it| self.show_volume(it)).collect();
+        let mut volumes: Vec<api::Volume> = {
+            let there = self.state.volumes.values().filter(|volume| !volume.deleted);
+            there.map(|it| self.show_volume(it)).collect()
+        };
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
         volumes
     }

@@ -280,6 +280,8 @@ pub(crate) fn ssd(name: &str) -> DeviceReport {
         name: name.to_owned(),
         driver: "null".to_owned(),
         size_bytes: 1 << 30,
+        table: None,
+        reserved_bytes: 0,
         block_bytes: 512,
     }
 }

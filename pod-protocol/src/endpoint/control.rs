@@ -19,7 +19,7 @@ use crate::daemon::{Exit, StopSignal};
 use crate::fence::Fence;
 use crate::link::{Answer, decode};
 use crate::liveness::read_beat;
-use crate::objects::ObjectId;
+use crate::objects::{Object, ObjectId, TableObject};
 use crate::reports::{DeviceReport, Join, Report};
 use crate::run_directory::RunDirectory;
 
@@ -201,6 +201,11 @@ impl<M: Memory> ControlThread<M> {
                 let id = object.id();
                 tracing::debug!(endpoint = %self.parts.endpoint, %id, "apply");
                 let answer = self.parts.handler.apply(object.clone());
+                if let Object::Table(kept) = &object
+                    && answer.is_ok()
+                {
+                    self.keeps_table(kept);
+                }
                 self.ledger.applied(id, answer.is_ok().then_some(object));
                 answer
             }
@@ -214,6 +219,18 @@ impl<M: Memory> ControlThread<M> {
                 answer
             }
             Command::Scrub { region, area, .. } => self.parts.handler.scrub(region, area),
+        }
+    }
+
+    /// A join sent later says which volumes an SSD has by then.
+    fn keeps_table(&mut self, kept: &TableObject) {
+        self.standing.keep_wiped(&kept.ssd, &kept.table);
+        for device in &mut self.parts.join.devices {
+            if let DeviceReport::Ssd { name, table, .. } = device
+                && *name == kept.ssd
+            {
+                *table = Some(kept.table.clone());
+            }
         }
     }
 

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::ids::LeaseId;
+use crate::ids::{LeaseId, VolumeId};
 use crate::reports::Report;
+use crate::volume_table::VolumeTable;
 
 /// Sends reports to the controller through the control thread, which it wakes. Clones are the same reporter.
 ///
@@ -69,6 +70,7 @@ enum Subject {
     Device(String),
     Link(String),
     Attachment(LeaseId),
+    Wiped(String, VolumeId),
 }
 
 impl Standing {
@@ -83,6 +85,7 @@ impl Standing {
                 Subject::Device(device.name().to_owned())
             }
             Report::Attachment { lease, .. } => Subject::Attachment(*lease),
+            Report::VolumeWiped { device, volume } => Subject::Wiped(device.clone(), *volume),
             Report::Join(_) | Report::Telemetry(_) => return,
         };
         self.0.insert(subject, report.clone());
@@ -91,6 +94,16 @@ impl Standing {
     /// A lease is not held here any more.
     pub(super) fn forget_lease(&mut self, lease: LeaseId) {
         self.0.remove(&Subject::Attachment(lease));
+    }
+
+    /// An SSD has this table now: of volumes that are not in it any more nothing need be said.
+    pub(super) fn keep_wiped(&mut self, ssd: &str, table: &VolumeTable) {
+        self.0.retain(|subject, _| match subject {
+            Subject::Wiped(device, volume) if device == ssd => {
+                table.volumes.iter().any(|entry| entry.deleted && entry.id == *volume)
+            }
+            _ => true,
+        });
     }
 
     /// Everything that still holds.

@@ -3,6 +3,7 @@
 pub mod check;
 mod dispatch;
 mod in_flight;
+mod tables;
 mod task;
 mod throttle;
 mod volume;
@@ -17,15 +18,16 @@ use cxl_pool::{Area, Memory};
 use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::ids::{LeaseId, RegionId};
-use pod_protocol::objects::{Engine, Object, ObjectId, VolumeObject};
+use pod_protocol::objects::{Engine, Object, ObjectId, TableObject, VolumeObject};
 use pod_protocol::reports::DeviceReport;
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::telemetry::{DeviceTelemetry, Telemetry};
 use pod_protocol::worker::{Reply, SpawnError, Worker, WorkerConfig, WorkerHandle};
 
+use self::tables::Tables;
 use self::task::{BackendTask, Device, Message};
 use crate::counters::{Counter, Counters};
-use crate::ssd::{Geometry, Ssd};
+use crate::ssd::{Geometry, Label, Ssd};
 
 /// How long the controller waits for requests to end before it has to ask again.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(1);
@@ -56,6 +58,8 @@ pub struct Backend {
     devices: Vec<KnownDevice>,
     volumes: BTreeMap<LeaseId, KnownVolume>,
     malformed: Arc<Counter>,
+    tables: Tables,
+    reporter: Option<Reporter>,
 }
 
 /// What a host tells the controller about its SSDs.
@@ -66,6 +70,8 @@ pub fn device_reports<'a>(ssds: impl IntoIterator<Item = (&'a str, &'a dyn Ssd)>
             driver: ssd.driver().to_owned(),
             size_bytes: ssd.geometry().size_bytes,
             block_bytes: ssd.geometry().block_bytes,
+            table: None,
+            reserved_bytes: 0,
         })
         .collect()
 }
@@ -94,11 +100,31 @@ impl Backend {
         }
         let malformed = Arc::new(Counter::default());
         let rings = config.wakeup == Wakeup::Socket;
-        let task = BackendTask::new(memory, run, rings, devices, reporter, Arc::clone(&malformed));
+        let task = BackendTask::new(memory, run, rings, devices, reporter.clone(), Arc::clone(&malformed));
         let worker = Worker::spawn("blk-backend", config, doorbell, task)?;
         // A worker that ends at once says so with the next message.
         let _ = worker.send(Message::Start);
-        Ok(Self { worker, devices: known, volumes: BTreeMap::new(), malformed })
+        let (volumes, tables) = (BTreeMap::new(), Tables::default());
+        Ok(Self { worker, devices: known, volumes, malformed, tables, reporter })
+    }
+
+    /// Keeps the tables of volumes on these devices, by their names.
+    pub fn keep_tables(&mut self, labels: Vec<(String, Label)>) {
+        for (device, label) in labels {
+            self.tables.add(device, label);
+        }
+    }
+
+    fn wipe(&mut self) {
+        let volumes = &self.volumes;
+        let in_use = |id| volumes.values().any(|known| known.object.volume == id);
+        self.tables.wipe(in_use, self.reporter.as_ref());
+    }
+
+    fn table(&mut self, object: &TableObject) -> Result<(), String> {
+        self.tables.apply(object)?;
+        self.wipe();
+        Ok(())
     }
 
     fn send(&self, message: Message) -> Result<(), String> {
@@ -127,6 +153,8 @@ impl Backend {
             return Err(format!("this host has no ssd {}", object.ssd));
         };
         check(&object, device)?;
+        let end_bytes = object.start_bytes + object.size_bytes;
+        self.tables.check(&object.ssd, object.volume, object.start_bytes, end_bytes)?;
         let (boxed, shared) = (Box::new(object.clone()), Arc::clone(&counters));
         self.worker
             .call(|done| Message::Volume { object: boxed, device: index, counters: shared, done })
@@ -143,6 +171,7 @@ impl Handler for Backend {
                 self.drained(|opened| Message::Channel(channel, opened))?
             }
             Object::Channel(channel) => Err(format!("{} is not for block requests", channel.id)),
+            Object::Table(table) => self.table(&table),
             Object::Volume(volume) => self.volume(volume),
             other => Err(format!("a block backend cannot have a {}", other.id())),
         }
@@ -152,8 +181,11 @@ impl Handler for Backend {
         match id {
             ObjectId::Channel(channel) => self.send(Message::RemoveChannel(channel)),
             ObjectId::Volume(lease) => {
+                self.drained(|reply| Message::RemoveVolume(lease, reply))?;
+                // Only now may somebody else have its place.
                 self.volumes.remove(&lease);
-                self.drained(|reply| Message::RemoveVolume(lease, reply))
+                self.wipe();
+                Ok(())
             }
             _ => Ok(()),
         }
@@ -165,6 +197,8 @@ impl Handler for Backend {
     }
 
     fn telemetry(&mut self) -> Telemetry {
+        // It comes often enough to notice what was wiped.
+        self.wipe();
         let devices = self.devices.iter().map(KnownDevice::telemetry);
         Telemetry {
             devices: devices.collect(),

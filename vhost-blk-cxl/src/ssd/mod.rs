@@ -6,6 +6,7 @@
 
 mod config;
 mod file;
+mod label;
 mod medium;
 mod null;
 mod open_file;
@@ -19,6 +20,7 @@ use cxl_pool::{ByteOffset, Pool};
 
 pub use config::{DriverKind, SsdConfig, parse_size};
 pub use file::FileSsd;
+pub use label::{LABEL_BYTES, Label, LabelError};
 pub use null::NullSsd;
 pub use volatile::VolatileCacheOptions;
 

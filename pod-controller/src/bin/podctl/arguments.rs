@@ -94,6 +94,11 @@ pub(crate) enum Devices {
         /// The NIC, as h2/nic0
         name: String,
     },
+    /// Take over the volumes found on an SSD, such as those of a controller whose state is lost
+    Adopt {
+        /// Its name with its host, as h2/ssd0
+        name: String,
+    },
 }
 
 #[derive(Subcommand)]

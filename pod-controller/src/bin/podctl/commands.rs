@@ -51,6 +51,10 @@ fn devices(client: &Client, command: &Devices, format: Output, out: Out<'_>) -> 
             let (host, device) = split(name)?;
             show(out, format, &client.device(&host, &device)?, output::device)
         }
+        Devices::Adopt { name } => {
+            let (host, device) = split(name)?;
+            show(out, format, &client.adopt_volumes(&host, &device)?, output::device)
+        }
         Devices::FailBack { name } => {
             let (host, device) = split(name)?;
             client.fail_back(&host, &device)?;

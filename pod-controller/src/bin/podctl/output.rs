@@ -48,11 +48,19 @@ pub(crate) fn device(device: &Device) -> String {
             ("backup", if *backup { "yes".to_owned() } else { "no".to_owned() }),
             ("standby leases", standby_leases.to_string()),
         ]),
-        DeviceKind::Ssd { size_bytes, used_bytes, block_bytes } => lines.extend([
-            ("size", ByteSize::new(*size_bytes).to_string()),
-            ("used", ByteSize::new(*used_bytes).to_string()),
-            ("block", ByteSize::new(u64::from(*block_bytes)).to_string()),
-        ]),
+        DeviceKind::Ssd { size_bytes, used_bytes, block_bytes, strangers } => {
+            lines.extend([
+                ("size", ByteSize::new(*size_bytes).to_string()),
+                ("used", ByteSize::new(*used_bytes).to_string()),
+                ("block", ByteSize::new(u64::from(*block_bytes)).to_string()),
+            ]);
+            if !strangers.is_empty() {
+                lines.push((
+                    "found on it",
+                    format!("{} (podctl devices adopt {})", strangers.join(", "), device.name),
+                ));
+            }
+        }
     }
     lines.push(("leases", device.leases.to_string()));
     if let Some(counters) = &device.counters {
