@@ -130,8 +130,14 @@ mod tests {
         assert_eq!(standing.reports().count(), 3);
         standing.forget_lease(lease);
         assert!(standing.reports().eq([&failed, &link(false)]));
-        let device =
-            DeviceReport::Ssd { name: "nic0".into(), driver: "null".into(), size_bytes: 0, block_bytes: 512 };
+        let device = DeviceReport::Ssd {
+            name: "nic0".into(),
+            driver: "null".into(),
+            size_bytes: 0,
+            block_bytes: 512,
+            table: None,
+            reserved_bytes: 0,
+        };
         let back = Report::DeviceBack { device };
         standing.note(&back);
         assert!(standing.reports().eq([&back]));
