@@ -152,7 +152,7 @@ fn wipe(file: &File, start: u64, end: u64, stop: &AtomicBool) -> io::Result<()> 
         match fallocate(file, punch, at, bytes) {
             Ok(()) => {}
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV) => {
-                write_zeros(file, at, bytes)?
+                write_zeros(file, at, bytes)?;
             }
             Err(errno) => return Err(errno.into()),
         }

@@ -237,7 +237,7 @@ mod tests {
             name: format!("vol{id}"),
             start_bytes: u64::from(id) << 20,
             size_bytes: 1 << 20,
-            deleted: id % 3 == 0,
+            deleted: id.is_multiple_of(3),
         };
         VolumeTable { volumes: (1..=count).map(entry).collect() }
     }
