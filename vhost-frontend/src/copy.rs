@@ -8,6 +8,7 @@ use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 
 use crate::chain::Segment;
+use crate::view::GuestView;
 
 /// A copy that could not be made. What it copied before that stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -26,7 +27,7 @@ pub enum CopyError {
 /// A position in a list of segments.
 #[derive(Debug, Clone)]
 struct Cursor<'a> {
-    memory: &'a GuestMemoryMmap<()>,
+    view: GuestView<'a>,
     segments: &'a [Segment],
     /// Bytes of the first segment that are behind us.
     consumed: u32,
@@ -36,7 +37,7 @@ struct Cursor<'a> {
 impl<'a> Cursor<'a> {
     fn new(memory: &'a GuestMemoryMmap<()>, segments: &'a [Segment]) -> Self {
         let left = segments.iter().map(|segment| u64::from(segment.bytes)).sum();
-        Self { memory, segments, consumed: 0, left }
+        Self { view: GuestView::new(memory), segments, consumed: 0, left }
     }
 
     /// Passes over `bytes`, handing each piece of guest memory, and its distance from the beginning, to `each`.
@@ -53,11 +54,16 @@ impl<'a> Cursor<'a> {
             let segment = self.segments[0];
             let piece = self.piece(bytes - done);
             let at = GuestAddress(segment.address.0 + u64::from(self.consumed));
-            let mut from = done;
-            for slice in self.memory.get_slices(at, piece as usize) {
-                let slice = slice.map_err(|_| CopyError::NotMemory(at.0))?;
-                each(from, &slice);
-                from += slice.len() as u64;
+            if let Some(slice) = self.view.slice(at, piece as usize) {
+                each(done, &slice);
+            } else {
+                // In several regions, or in none.
+                let mut from = done;
+                for slice in self.view.memory().get_slices(at, piece as usize) {
+                    let slice = slice.map_err(|_| CopyError::NotMemory(at.0))?;
+                    each(from, &slice);
+                    from += slice.len() as u64;
+                }
             }
             self.skip_within(piece);
             done += u64::from(piece);

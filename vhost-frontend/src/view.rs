@@ -8,6 +8,7 @@ use vm_memory::{
 };
 
 /// Guest memory, with the region that was used last at hand: most of what a ring names lies in one.
+#[derive(Clone, Debug)]
 pub struct GuestView<'a> {
     memory: &'a GuestMemoryMmap<()>,
     last: Cell<Option<&'a GuestRegionMmap<()>>>,

@@ -45,6 +45,8 @@ impl<M: Memory> Channel<M> {
 pub(super) struct Scratch {
     chains: Vec<Chain>,
     filled: Filled,
+    /// The queue that was found empty in this look at a channel: asking its guest again for each frame would slow it down.
+    dry: Option<(usize, usize)>,
 }
 
 /// Buffers of one guest's receive queue that were filled and that the guest does not see yet.
@@ -59,6 +61,7 @@ impl Scratch {
         Self {
             chains: (0..CHAINS_MAX).map(|_| Chain::with_capacity(4)).collect(),
             filled: Filled { queue: None, used: Vec::with_capacity(FILLED_MAX + CHAINS_MAX) },
+            dry: None,
         }
     }
 }
@@ -90,6 +93,7 @@ impl<M: Memory> Frontend<M> {
         let mut inbox = std::mem::take(&mut self.inbox);
         let count = channel.end.receive(&mut inbox);
         self.invalidate_arrivals(&inbox[..count]);
+        self.receive_scratch.dry = None;
         for words in &inbox[..count] {
             let Some(message) = NetMessage::decode(*words) else { continue };
             match message.opcode {
@@ -214,12 +218,22 @@ fn deliver<M: Memory>(
     memory.read(first.line.bytes(), &mut raw);
     let header = received_header(raw, frame_bytes, port.accepts)?;
     let queue = port.queue_for(memory, first).ok_or(DropReason::NoGuestQueue)?;
+    if scratch.dry == Some((index, queue)) {
+        return Err(DropReason::NoGuestBuffers);
+    }
     scratch.filled.show_unless(Some((index, queue)), ports);
     let port = &mut ports[index];
     let (header_bytes, merges) = (port.header_bytes, port.merges);
     let ring = port.rings[queue].as_mut().ok_or(DropReason::NoGuestQueue)?;
     let needed = header_bytes as u64 + u64::from(frame_bytes);
-    let count = take_chains(ring, &mut scratch.chains, header_bytes, needed, merges)?;
+    let count = match take_chains(ring, &mut scratch.chains, header_bytes, needed, merges) {
+        Ok(0) => {
+            scratch.dry = Some((index, queue));
+            return Err(DropReason::NoGuestBuffers);
+        }
+        Ok(count) => count,
+        Err(reason) => return Err(reason),
+    };
     let header = VnetHeader { buffers: u16::try_from(count).unwrap_or(u16::MAX), ..header };
     let used = &mut scratch.filled.used;
     let before = used.len();
@@ -272,7 +286,7 @@ fn received_header(
     Ok(clean)
 }
 
-/// Takes as many of the guest's buffers as the packet needs, or none.
+/// Takes as many of the guest's buffers as the packet needs, or none: 0 if there are none at all.
 fn take_chains(
     ring: &mut Ring,
     chains: &mut [Chain],
@@ -306,6 +320,7 @@ fn take_chains(
                 count += 1;
                 break Err(DropReason::BadChain);
             }
+            Ok(Next::Empty) if count == 0 => return Ok(0),
             Ok(Next::Empty) => break Err(DropReason::NoGuestBuffers),
             Err(error) => {
                 tracing::warn!(queue = ring.index(), %error, "a guest broke its queue");

@@ -128,8 +128,9 @@ pub struct Piece {
     pub bytes: u32,
 }
 
-/// What [`Nic::receive`] delivered. Allocates nothing after [`Batch::new`].
-#[derive(Debug)]
+/// What [`Nic::receive`] delivered. Allocates nothing after [`Batch::new`]; the default is one without storage, to stand in
+/// for it while it is in use.
+#[derive(Debug, Default)]
 pub struct Batch {
     pieces: Vec<Piece>,
     /// Per frame, where its pieces end.
@@ -183,12 +184,6 @@ impl Batch {
     pub fn frame(&self, index: usize) -> &[Piece] {
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.pieces[start..self.ends[index]]
-    }
-}
-
-impl Default for Batch {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
