@@ -4,7 +4,7 @@
 //! go back to the backend as soon as they were copied; they hold other instances' frames as well, which is why they
 //! are copied at all.
 
-use cxl_pool::{ByteOffset, Memory};
+use cxl_pool::{ByteOffset, LINE_BYTES, Memory};
 use vhost_frontend::{Chain, ChainWriter, GuestView, Next, Ring};
 use vm_memory::Bytes;
 
@@ -21,6 +21,8 @@ use crate::vnet_header::{HEADER_BYTES, VnetHeader};
 const CHAINS_MAX: usize = 64;
 /// Filled buffers that a guest does not see yet, at most.
 const FILLED_MAX: usize = 64;
+/// How much of each packet is asked for before the first one is looked at.
+const PREFETCH_BYTES: u64 = 256;
 /// Pieces of one packet; a backend uses at most one per page.
 const PIECES_MAX: usize = 32;
 /// What is looked at to tell flows apart: virtio-net, Ethernet, VLAN, IPv6 and port fields.
@@ -129,8 +131,11 @@ impl<M: Memory> Frontend<M> {
         }
         if any {
             self.memory.full_fence();
+            // The first lines of all of them at once; a hardware prefetcher finds the rest.
             for message in arrivals() {
-                self.memory.prefetch(message.line.bytes());
+                for at in (0..u64::from(message.bytes).min(PREFETCH_BYTES)).step_by(LINE_BYTES) {
+                    self.memory.prefetch(message.line.bytes().saturating_add(at));
+                }
             }
         }
     }

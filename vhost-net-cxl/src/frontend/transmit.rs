@@ -3,9 +3,10 @@
 //! Descriptors go back to the guest strictly in the order in which it offered them, and only once the backend is done
 //! with the packet: a VMM without in-flight records resumes at the used index, so nothing may be returned out of order.
 
-use cxl_pool::Memory;
+use cxl_pool::{LINE_BYTES, Memory};
 use pod_protocol::objects::Route;
 use vhost_frontend::{Buffer, Chain, ChainReader, GuestMemory, GuestView};
+use vm_memory::VolatileSlice;
 
 use super::PACKETS_PER_TURN;
 use super::port::Port;
@@ -19,10 +20,15 @@ use crate::vnet_header::{ETHERNET_BYTES, HEADER_BYTES, HEADER_BYTES_U32, VnetHea
 /// Descriptors that a chain is expected to have; storage for more is made when a guest first sends such a chain.
 const USUAL_SEGMENTS: usize = 20;
 
+/// Packets up to this length are copied past the cache, where the pool's hosts are not coherent.
+const BOUNCE_BYTES: usize = 2048;
+
 /// Storage that all ports use in turn.
 pub(super) struct Scratch {
     chains: Vec<Chain>,
     used: Vec<(u16, u32)>,
+    /// A packet on its way past the cache.
+    bounce: Vec<u8>,
 }
 
 impl Scratch {
@@ -30,6 +36,7 @@ impl Scratch {
         Self {
             chains: (0..PACKETS_PER_TURN).map(|_| Chain::with_capacity(USUAL_SEGMENTS)).collect(),
             used: Vec::with_capacity(UNDER_WAY_MAX),
+            bounce: vec![0; BOUNCE_BYTES],
         }
     }
 }
@@ -112,7 +119,8 @@ impl Port {
             let queue = (self.first_queue + turn) % queues;
             // An even share, so that one queue cannot starve the others; what is left over goes to the last.
             let share = (budget - taken).div_ceil(queues - turn);
-            taken += self.take_from_queue(memory, 2 * queue + 1, &mut scratch.chains[..share]);
+            let Scratch { chains, bounce, .. } = scratch;
+            taken += self.take_from_queue(memory, 2 * queue + 1, &mut chains[..share], bounce);
         }
         if queues > 0 {
             self.first_queue = (self.first_queue + 1) % queues;
@@ -121,7 +129,13 @@ impl Port {
     }
 
     /// Takes packets from one queue, as many as there are chains for, and says how many.
-    fn take_from_queue<M: Memory>(&mut self, memory: &M, index: usize, chains: &mut [Chain]) -> usize {
+    fn take_from_queue<M: Memory>(
+        &mut self,
+        memory: &M,
+        index: usize,
+        chains: &mut [Chain],
+        bounce: &mut [u8],
+    ) -> usize {
         let Some(ring) = &mut self.rings[index] else { return 0 };
         let offered = match ring.next_chains(chains) {
             Ok(offered) => offered,
@@ -148,9 +162,11 @@ impl Port {
                     let whole = frame_bytes + HEADER_BYTES_U32;
                     // What follows has to wait as well.
                     let Some(buffer) = self.buffers.alloc(whole) else { break };
-                    match rules.copy(memory, guest, &view, chain, frame_bytes, buffer) {
-                        Ok(()) => {
-                            memory.write_back(buffer.start(), u64::from(whole));
+                    match rules.copy(memory, (guest, &view), chain, frame_bytes, buffer, bounce) {
+                        Ok(written) => {
+                            if written == Written::Cached {
+                                memory.write_back(buffer.start(), u64::from(whole));
+                            }
                             packets += 1;
                             bytes += u64::from(frame_bytes);
                             packet.buffer = Some(buffer);
@@ -225,6 +241,15 @@ fn return_to(rings: &mut [Option<vhost_frontend::Ring>], ring: u16, used: &mut V
     used.clear();
 }
 
+/// How a packet was put into the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Written {
+    /// Its lines are still to be written back.
+    Cached,
+    /// A fence is all that it needs.
+    PastTheCache,
+}
+
 /// What a packet of a guest has to be like.
 #[derive(Clone, Copy)]
 struct Rules {
@@ -251,30 +276,57 @@ impl Rules {
     fn copy<M: Memory>(
         self,
         memory: &M,
-        guest: &GuestMemory,
-        view: &GuestView<'_>,
+        (guest, view): (&GuestMemory, &GuestView<'_>),
         chain: &Chain,
         frame_bytes: u32,
         buffer: Buffer,
-    ) -> Result<(), DropReason> {
+        bounce: &mut [u8],
+    ) -> Result<Written, DropReason> {
         let mut raw = [0; HEADER_BYTES];
         if self.header_bytes == HEADER_BYTES
             && let [segment] = chain.readable()
             && let Some(packet) = view.slice(segment.address, segment.bytes as usize)
         {
+            if !M::COHERENT && packet.len() <= BOUNCE_BYTES {
+                return self.stream(memory, &packet, frame_bytes, buffer, bounce);
+            }
             memory.copy_from(buffer.start(), &packet);
             memory.read(buffer.start(), &mut raw);
             let clean = self.clean(raw, frame_bytes)?.to_bytes();
             if clean != raw {
                 memory.write(buffer.start(), &clean);
             }
-            return Ok(());
+            return Ok(Written::Cached);
         }
         let mut reader = ChainReader::new(guest, chain.readable());
         reader.read(&mut raw[..self.header_bytes]).map_err(|_| DropReason::BadChain)?;
         memory.write(buffer.start(), &self.clean(raw, frame_bytes)?.to_bytes());
         let payload = buffer.start().saturating_add(HEADER_BYTES as u64);
-        reader.copy_to_pool(memory, payload, u64::from(frame_bytes)).map_err(|_| DropReason::BadChain)
+        reader.copy_to_pool(memory, payload, u64::from(frame_bytes)).map_err(|_| DropReason::BadChain)?;
+        Ok(Written::Cached)
+    }
+
+    /// As [`Rules::copy`], past the cache: the backend has thrown the buffer's lines out of it, so that storing to them would
+    /// fetch them first.
+    #[inline]
+    fn stream<M: Memory>(
+        self,
+        memory: &M,
+        packet: &VolatileSlice<'_>,
+        frame_bytes: u32,
+        buffer: Buffer,
+        bounce: &mut [u8],
+    ) -> Result<Written, DropReason> {
+        // Whole lines: parts of lines would have to be fetched. A buffer has nothing but its packet.
+        let lines = packet.len().next_multiple_of(LINE_BYTES);
+        debug_assert!(lines <= buffer.bytes() as usize);
+        let (content, rest) = bounce[..lines].split_at_mut(packet.len());
+        packet.copy_to(content);
+        rest.fill(0);
+        let (header, _) = content.split_first_chunk_mut().ok_or(DropReason::BadChain)?;
+        *header = self.clean(*header, frame_bytes)?.to_bytes();
+        memory.write_streaming(buffer.start(), &bounce[..lines]);
+        Ok(Written::PastTheCache)
     }
 
     #[inline]
