@@ -26,6 +26,9 @@ const ZEROS_BYTES: usize = 1 << 20;
 /// A device that keeps a table of its volumes.
 struct Kept {
     label: Label,
+    /// The controller has said what is on the device. What was found there may be older than what the controller did since:
+    /// the place of a deleted volume may be another one's by now.
+    confirmed: bool,
     /// Deleted volumes whose data is gone.
     wiped: BTreeSet<VolumeId>,
 }
@@ -48,7 +51,7 @@ pub(super) struct Tables {
 
 impl Tables {
     pub(super) fn add(&mut self, device: String, label: Label) {
-        self.kept.insert(device, Kept { label, wiped: BTreeSet::new() });
+        self.kept.insert(device, Kept { label, confirmed: false, wiped: BTreeSet::new() });
     }
 
     /// Refuses a volume that its device's table does not know: nobody would find it again.
@@ -74,9 +77,15 @@ impl Tables {
         let Some(kept) = self.kept.get_mut(&object.ssd) else {
             return Err(format!("ssd {} cannot keep a table of volumes", object.ssd));
         };
-        kept.label.write(&object.table).map_err(|error| error.to_string())?;
         let deleted: BTreeSet<VolumeId> =
             object.table.volumes.iter().filter(|entry| entry.deleted).map(|entry| entry.id).collect();
+        let unexpected =
+            self.wipes.iter().find(|wipe| wipe.device == object.ssd && !deleted.contains(&wipe.volume));
+        if let Some(wipe) = unexpected {
+            return Err(format!("{} on ssd {} is still being wiped", wipe.volume, object.ssd));
+        }
+        kept.label.write(&object.table).map_err(|error| error.to_string())?;
+        kept.confirmed = true;
         kept.wiped.retain(|id| deleted.contains(id));
         Ok(())
     }
@@ -84,7 +93,7 @@ impl Tables {
     /// Wipes what is deleted and for which `in_use` is false, and reports what was wiped.
     pub(super) fn wipe(&mut self, in_use: impl Fn(VolumeId) -> bool, reporter: Option<&Reporter>) {
         self.collect(reporter);
-        for (device, kept) in &self.kept {
+        for (device, kept) in self.kept.iter().filter(|(_, kept)| kept.confirmed) {
             for entry in kept.label.table().volumes.iter().filter(|entry| entry.deleted) {
                 let under_way =
                     self.wipes.iter().any(|wipe| wipe.device == *device && wipe.volume == entry.id);
@@ -175,7 +184,46 @@ fn write_zeros(file: &File, start: u64, bytes: u64) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use pod_protocol::volume_table::VolumeTable;
+
     use super::*;
+
+    #[test]
+    fn a_place_that_is_another_volumes_by_now_is_not_wiped() {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = directory.path().join("ssd");
+        let (start, size) = (2 << 20, 1 << 20);
+        File::create(&path).unwrap().set_len(4 << 20).unwrap();
+        let entry = |id: u32, deleted| VolumeEntry {
+            id: VolumeId::new(id),
+            name: format!("vol{id}"),
+            start_bytes: start,
+            size_bytes: size,
+            deleted,
+        };
+        let table = |entry| VolumeTable { volumes: vec![entry] };
+        Label::open(&path).unwrap().write(&table(entry(1, true))).unwrap();
+        // The backend starts again, and the controller has given the place on meanwhile.
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        file.write_all_at(&[7; 4096], start).unwrap();
+        let mut tables = Tables::default();
+        tables.add("ssd0".to_owned(), Label::open(&path).unwrap());
+        tables.wipe(|_| false, None);
+        assert!(tables.wipes.is_empty(), "nobody has said yet that it is still deleted");
+        let now = |entry| TableObject { ssd: "ssd0".to_owned(), table: table(entry) };
+        tables.apply(&now(entry(2, false))).unwrap();
+        tables.wipe(|_| false, None);
+        assert!(tables.wipes.is_empty());
+        // Nor is a place given on while it is being wiped.
+        tables.apply(&now(entry(2, true))).unwrap();
+        tables.wipe(|_| false, None);
+        assert_eq!(tables.wipes.len(), 1);
+        assert!(tables.apply(&now(entry(3, false))).is_err());
+        while !tables.wipes.is_empty() {
+            tables.wipe(|_| false, None);
+        }
+        tables.apply(&now(entry(3, false))).unwrap();
+    }
 
     #[test]
     fn a_wiped_range_reads_as_zeros_and_its_neighbours_stay() {
