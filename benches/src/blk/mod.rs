@@ -200,6 +200,9 @@ enum What {
 /// How much of a device is used.
 const DEVICE_BYTES: u64 = 512 << 20;
 
+/// How long after that was written until a disk is measured.
+const SETTLING: Duration = Duration::from_secs(5);
+
 /// The files that are measured.
 struct Files {
     tmpfs: PathBuf,
@@ -240,6 +243,11 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     };
     for medium in &options.media {
         files.of(*medium).map_or(Ok(()), fill)?;
+    }
+    if options.media.contains(&Medium::Disk) {
+        // Disks, and above all those of virtual machines, take their time after so much was written.
+        show_progress("waiting for the disk to settle");
+        std::thread::sleep(SETTLING);
     }
     let jobs: Vec<Job> = Job::all().into_iter().filter(|job| job.name().contains(&options.jobs)).collect();
     let servers = options.servers.iter().copied().filter(|server| *server != Server::Qemu || rival_is_there);
