@@ -25,6 +25,11 @@ pub enum DriverKind {
         /// Puts a write cache before it that is lost with the process, driven by this seed: for tests.
         volatile_cache: Option<u64>,
     },
+    /// Another program's disk, by vhost-user-blk.
+    VhostUser {
+        /// The program's socket.
+        socket: PathBuf,
+    },
     /// Takes everything and gives nothing, for benchmarks.
     Null {
         /// How large it claims to be.
@@ -80,6 +85,7 @@ struct Table {
 #[serde(rename_all = "kebab-case")]
 enum Driver {
     File,
+    VhostUser,
     Null,
 }
 
@@ -126,6 +132,9 @@ impl SsdConfig {
             Driver::File => {
                 let path = table.path.ok_or_else(|| needs("file", "path"))?;
                 DriverKind::File { path, size_bytes, volatile_cache: table.volatile_cache }
+            }
+            Driver::VhostUser => {
+                DriverKind::VhostUser { socket: table.path.ok_or_else(|| needs("vhost-user", "path"))? }
             }
             Driver::Null => DriverKind::Null { size_bytes: size_bytes.ok_or_else(|| needs("null", "size"))? },
         };
@@ -188,6 +197,7 @@ mod tests {
         for (table, expected) in [
             ("name = \"a\"\ndriver = \"nvme\"", "nvme"),
             ("name = \"a\"\ndriver = \"file\"", "needs `path`"),
+            ("name = \"a\"\ndriver = \"vhost-user\"", "needs `path`"),
             ("name = \"a\"\ndriver = \"null\"", "needs `size`"),
             ("name = \"a\"\ndriver = \"null\"\nsize = \"big\"", "big"),
             ("name = \"a\"\ndriver = \"null\"\nsize = 1\ncolour = 1", "colour"),

@@ -12,6 +12,7 @@ mod null;
 mod open_file;
 mod uring;
 mod verifier;
+mod vhost_user;
 mod volatile;
 
 use std::os::fd::BorrowedFd;
@@ -22,6 +23,7 @@ pub use config::{DriverKind, SsdConfig, parse_size};
 pub use file::FileSsd;
 pub use label::{LABEL_BYTES, Label, LabelError};
 pub use null::NullSsd;
+pub use vhost_user::VhostUserSsd;
 pub use volatile::VolatileCacheOptions;
 
 use crate::message::Operation;
@@ -127,6 +129,7 @@ pub fn open(config: &SsdConfig, pool: &Pool) -> Result<Box<dyn Ssd>, OpenError> 
             let cache = VolatileCacheOptions::new(*seed);
             Box::new(FileSsd::open_volatile(&config.name, path, *size_bytes, pool, cache)?)
         }
+        DriverKind::VhostUser { socket } => Box::new(VhostUserSsd::connect(&config.name, socket, pool)?),
         DriverKind::Null { size_bytes } => Box::new(NullSsd::new(*size_bytes)),
     })
 }

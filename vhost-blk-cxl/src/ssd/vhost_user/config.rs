@@ -1,0 +1,63 @@
+//! What the target says about its disk: struct virtio_blk_config.
+
+use virtio_bindings::bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_WRITE_ZEROES,
+};
+
+use super::requests::Abilities;
+use crate::ssd::Geometry;
+
+/// As much of it as is looked at.
+pub(super) const CONFIG_BYTES: u32 = 60;
+const SECTOR_BYTES: u64 = 512;
+const BLK_SIZE_AT: usize = 20;
+const DISCARD_AT: usize = 36;
+const ZEROES_AT: usize = 48;
+
+/// Reads it, given the features agreed on.
+pub(super) fn parse(config: &[u8], features: u64) -> (Geometry, Abilities) {
+    let has = |bit: u32| features & 1 << bit != 0;
+    let word = |at: usize| {
+        let bytes = config.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+        bytes.map_or(0, u32::from_le_bytes)
+    };
+    let capacity = u64::from(word(0)) | u64::from(word(4)) << 32;
+    let block_bytes = match word(BLK_SIZE_AT) {
+        block if has(VIRTIO_BLK_F_BLK_SIZE) && block.is_power_of_two() && (512..=4096).contains(&block) => {
+            block
+        }
+        _ => 512,
+    };
+    let size_bytes = capacity.saturating_mul(SECTOR_BYTES);
+    let size_bytes = size_bytes - size_bytes % u64::from(block_bytes);
+    let most = |bit, at| if has(bit) { word(at) } else { 0 };
+    let abilities = Abilities {
+        flush: has(VIRTIO_BLK_F_FLUSH),
+        discard_sectors_max: most(VIRTIO_BLK_F_DISCARD, DISCARD_AT),
+        zeroes_sectors_max: most(VIRTIO_BLK_F_WRITE_ZEROES, ZEROES_AT),
+    };
+    (Geometry { size_bytes, block_bytes }, abilities)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_count_where_their_features_were_agreed_on() {
+        let mut config = vec![0; CONFIG_BYTES as usize];
+        config[..8].copy_from_slice(&1001_u64.to_le_bytes());
+        config[BLK_SIZE_AT..BLK_SIZE_AT + 4].copy_from_slice(&4096_u32.to_le_bytes());
+        config[DISCARD_AT..DISCARD_AT + 4].copy_from_slice(&77_u32.to_le_bytes());
+        let none = Abilities { flush: false, discard_sectors_max: 0, zeroes_sectors_max: 0 };
+        let plain = Geometry { size_bytes: 1001 * 512, block_bytes: 512 };
+        assert_eq!(parse(&config, 0), (plain, none));
+        let features = 1 << VIRTIO_BLK_F_BLK_SIZE | 1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_FLUSH;
+        let blocks = Geometry { size_bytes: 125 * 4096, block_bytes: 4096 };
+        assert_eq!(
+            parse(&config, features),
+            (blocks, Abilities { flush: true, discard_sectors_max: 77, ..none })
+        );
+        assert_eq!(parse(&[1, 2], features).0.size_bytes, 0, "a target that says too little has nothing");
+    }
+}

@@ -1,0 +1,304 @@
+//! From commands to virtio-blk requests and back: a command may take several.
+
+use cxl_pool::ByteOffset;
+use virtio_bindings::bindings::virtio_blk::{
+    VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_IN,
+    VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
+};
+
+use crate::message::Operation;
+use crate::ssd::{Command, Finished, Full, Outcome};
+
+/// Commands that the target has at a time: each takes three descriptors of the ring.
+pub(super) const DEPTH: u16 = 80;
+/// What zeros are written from where the target cannot write zeroes by itself.
+pub(super) const ZEROS_BYTES: u32 = 64 << 10;
+/// The longest single read or write.
+const MOVE_MAX: u64 = 1 << 30;
+const SECTOR_BYTES: u64 = 512;
+
+/// What the target can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Abilities {
+    /// It has a cache that it can be told to flush.
+    pub(super) flush: bool,
+    /// Sectors of one discard; none if it knows none.
+    pub(super) discard_sectors_max: u32,
+    /// Sectors of one write of zeroes.
+    pub(super) zeroes_sectors_max: u32,
+}
+
+/// What belongs to a request beside header and status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Nothing,
+    /// A buffer in the pool.
+    Pool {
+        at: ByteOffset,
+        bytes: u32,
+        writable: bool,
+    },
+    /// The range of a discard or of a write of zeroes.
+    Range {
+        sector: u64,
+        sectors: u32,
+        unmap: bool,
+    },
+    /// So many zeros.
+    Zeros {
+        bytes: u32,
+    },
+}
+
+/// A request as it goes to the target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Outgoing {
+    pub(super) slot: u16,
+    pub(super) kind: u32,
+    pub(super) sector: u64,
+    pub(super) part: Part,
+}
+
+/// How far a command is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Move { done: u64 },
+    Range { done: u64 },
+    Zeros { done: u64 },
+    Sync,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    command: Command,
+    stage: Stage,
+}
+
+/// All commands that the target works on.
+#[derive(Debug)]
+pub(super) struct Requests {
+    abilities: Abilities,
+    slots: Vec<Option<Slot>>,
+    free: Vec<u16>,
+}
+
+impl Requests {
+    pub(super) fn new(abilities: Abilities) -> Self {
+        Self { abilities, slots: vec![None; DEPTH.into()], free: (0..DEPTH).rev().collect() }
+    }
+
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
+        self.free.len() == usize::from(DEPTH)
+    }
+
+    /// Accepts a command: its first request, or none if there is nothing to ask for.
+    pub(super) fn begin(&mut self, command: Command) -> Result<Option<Outgoing>, Full> {
+        let stage = match command.operation {
+            Operation::Read | Operation::Write => Stage::Move { done: 0 },
+            Operation::Flush => Stage::Sync,
+            // Discarding is advice.
+            Operation::Discard if self.abilities.discard_sectors_max == 0 => return Ok(None),
+            Operation::WriteZeroes if self.abilities.zeroes_sectors_max == 0 => Stage::Zeros { done: 0 },
+            Operation::Discard | Operation::WriteZeroes => Stage::Range { done: 0 },
+        };
+        if stage == Stage::Sync && !self.abilities.flush {
+            return Ok(None);
+        }
+        let slot = self.free.pop().ok_or(Full)?;
+        self.slots[usize::from(slot)] = Some(Slot { command, stage });
+        Ok(self.outgoing(slot))
+    }
+
+    /// The target answered: the next request of the same command, or how it ended. Neither for a slot that it does not
+    /// have.
+    pub(super) fn answered(&mut self, slot: u16, status: u8) -> (Option<Outgoing>, Option<Finished>) {
+        let Some(Some(entry)) = self.slots.get_mut(usize::from(slot)) else { return (None, None) };
+        let (command, left) = (entry.command, left(entry));
+        let step = step(entry, self.abilities);
+        let unsupported = u32::from(status) == VIRTIO_BLK_S_UNSUPP;
+        let next = match entry.stage {
+            Stage::Range { .. } if unsupported && command.operation == Operation::Discard => {
+                Err(Outcome::Done)
+            }
+            Stage::Range { done } if unsupported => Ok(Stage::Zeros { done }),
+            _ if u32::from(status) != VIRTIO_BLK_S_OK => Err(Outcome::Failed),
+            Stage::Sync => Err(Outcome::Done),
+            Stage::Move { .. } | Stage::Range { .. } | Stage::Zeros { .. } if step >= left => {
+                if command.force_unit_access && self.abilities.flush {
+                    Ok(Stage::Sync)
+                } else {
+                    Err(Outcome::Done)
+                }
+            }
+            Stage::Move { done } => Ok(Stage::Move { done: done + step }),
+            Stage::Range { done } => Ok(Stage::Range { done: done + step }),
+            Stage::Zeros { done } => Ok(Stage::Zeros { done: done + step }),
+        };
+        match next {
+            Ok(stage) => {
+                entry.stage = stage;
+                (self.outgoing(slot), None)
+            }
+            Err(outcome) => {
+                self.slots[usize::from(slot)] = None;
+                self.free.push(slot);
+                (None, Some(Finished { id: command.id, outcome }))
+            }
+        }
+    }
+
+    /// The target is gone: everything fails.
+    pub(super) fn fail_all(&mut self, into: &mut Vec<Finished>) {
+        for (slot, entry) in (0..DEPTH).zip(&mut self.slots) {
+            if let Some(entry) = entry.take() {
+                into.push(Finished { id: entry.command.id, outcome: Outcome::Failed });
+                self.free.push(slot);
+            }
+        }
+    }
+
+    fn outgoing(&self, slot: u16) -> Option<Outgoing> {
+        let entry = self.slots[usize::from(slot)].as_ref()?;
+        let Command { operation, offset_bytes, data, may_unmap, .. } = entry.command;
+        let bytes = step(entry, self.abilities);
+        // A step is at most MOVE_MAX long, and ranges are counted in sectors.
+        let short = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let (kind, done, part) = match entry.stage {
+            Stage::Sync => (VIRTIO_BLK_T_FLUSH, 0, Part::Nothing),
+            Stage::Move { done } => {
+                let writable = operation == Operation::Read;
+                let part = Part::Pool { at: data.saturating_add(done), bytes: short, writable };
+                (if writable { VIRTIO_BLK_T_IN } else { VIRTIO_BLK_T_OUT }, done, part)
+            }
+            Stage::Zeros { done } => (VIRTIO_BLK_T_OUT, done, Part::Zeros { bytes: short }),
+            Stage::Range { done } => {
+                let discard = operation == Operation::Discard;
+                let sectors = u32::try_from(bytes / SECTOR_BYTES).unwrap_or(u32::MAX);
+                let sector = (offset_bytes + done) / SECTOR_BYTES;
+                let part = Part::Range { sector, sectors, unmap: may_unmap && !discard };
+                (if discard { VIRTIO_BLK_T_DISCARD } else { VIRTIO_BLK_T_WRITE_ZEROES }, 0, part)
+            }
+        };
+        let has_place = matches!(part, Part::Pool { .. } | Part::Zeros { .. });
+        let sector = if has_place { (offset_bytes + done) / SECTOR_BYTES } else { 0 };
+        Some(Outgoing { slot, kind, sector, part })
+    }
+}
+
+fn left(entry: &Slot) -> u64 {
+    let done = match entry.stage {
+        Stage::Move { done } | Stage::Range { done } | Stage::Zeros { done } => done,
+        Stage::Sync => 0,
+    };
+    entry.command.length_bytes - done
+}
+
+/// How many bytes the next request is about.
+fn step(entry: &Slot, abilities: Abilities) -> u64 {
+    let sectors = |max: u32| u64::from(max) * SECTOR_BYTES;
+    let most = match entry.stage {
+        Stage::Move { .. } => MOVE_MAX,
+        Stage::Zeros { .. } => ZEROS_BYTES.into(),
+        Stage::Range { .. } if entry.command.operation == Operation::Discard => {
+            sectors(abilities.discard_sectors_max)
+        }
+        Stage::Range { .. } => sectors(abilities.zeroes_sectors_max),
+        Stage::Sync => 0,
+    };
+    left(entry).min(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ssd::CommandId;
+
+    const ABLE: Abilities = Abilities { flush: true, discard_sectors_max: 16, zeroes_sectors_max: 16 };
+    const OK: u8 = 0;
+    const IOERR: u8 = 1;
+    const UNSUPP: u8 = 2;
+
+    fn command(operation: Operation, length_bytes: u64, force_unit_access: bool) -> Command {
+        let (id, data) = (CommandId(7), ByteOffset::new(4096));
+        Command { id, operation, force_unit_access, may_unmap: true, offset_bytes: 1024, length_bytes, data }
+    }
+
+    /// Answers every request with what is said for it, and returns what was asked for and how it ended.
+    fn run(abilities: Abilities, command: Command, statuses: &[u8]) -> (Vec<(u32, u64, Part)>, Outcome) {
+        let mut requests = Requests::new(abilities);
+        let mut asked = Vec::new();
+        let Some(mut out) = requests.begin(command).unwrap() else { return (asked, Outcome::Done) };
+        for &status in statuses {
+            asked.push((out.kind, out.sector, out.part));
+            match requests.answered(out.slot, status) {
+                (Some(next), None) => out = next,
+                (None, Some(finished)) => {
+                    assert_eq!(finished.id, command.id);
+                    assert!(requests.is_empty());
+                    return (asked, finished.outcome);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        panic!("it wants more after {asked:?}");
+    }
+
+    #[test]
+    fn a_write_through_the_cache_is_flushed() {
+        let (asked, outcome) = run(ABLE, command(Operation::Write, 8192, true), &[OK, OK]);
+        let data = Part::Pool { at: ByteOffset::new(4096), bytes: 8192, writable: false };
+        assert_eq!(asked, [(VIRTIO_BLK_T_OUT, 2, data), (VIRTIO_BLK_T_FLUSH, 0, Part::Nothing)]);
+        assert_eq!(outcome, Outcome::Done);
+        assert_eq!(run(ABLE, command(Operation::Write, 8192, true), &[OK, IOERR]).1, Outcome::Failed);
+        let simple = Abilities { flush: false, ..ABLE };
+        assert_eq!(run(simple, command(Operation::Write, 8192, true), &[OK]).0.len(), 1);
+        assert_eq!(run(simple, command(Operation::Flush, 0, false), &[]), (Vec::new(), Outcome::Done));
+    }
+
+    #[test]
+    fn ranges_are_cut_to_what_the_target_takes() {
+        let (asked, outcome) = run(ABLE, command(Operation::WriteZeroes, 20 * 512, false), &[OK, OK]);
+        let range =
+            |sector, sectors| (VIRTIO_BLK_T_WRITE_ZEROES, 0, Part::Range { sector, sectors, unmap: true });
+        assert_eq!(asked, [range(2, 16), range(18, 4)]);
+        assert_eq!(outcome, Outcome::Done);
+        let (asked, _) = run(ABLE, command(Operation::Discard, 512, false), &[OK]);
+        assert_eq!(asked, [(VIRTIO_BLK_T_DISCARD, 0, Part::Range { sector: 2, sectors: 1, unmap: false })]);
+    }
+
+    #[test]
+    fn what_the_target_cannot_do_is_done_otherwise() {
+        let zeroes = command(Operation::WriteZeroes, 3 * 64 * 1024, false);
+        let unable = Abilities { discard_sectors_max: 0, zeroes_sectors_max: 0, ..ABLE };
+        let (asked, outcome) = run(unable, zeroes, &[OK, OK, OK]);
+        let written: Vec<u64> = asked
+            .iter()
+            .map(|(kind, sector, part)| {
+                assert_eq!((*kind, *part), (VIRTIO_BLK_T_OUT, Part::Zeros { bytes: ZEROS_BYTES }));
+                *sector
+            })
+            .collect();
+        assert_eq!((written, outcome), (vec![2, 130, 258], Outcome::Done));
+        let (asked, outcome) = run(ABLE, zeroes, &[OK, UNSUPP, OK, OK, OK]);
+        assert_eq!((asked[2].1, outcome), (2 + 16, Outcome::Done), "it goes on where it was");
+        assert_eq!(run(unable, command(Operation::Discard, 512, false), &[]).1, Outcome::Done);
+        assert_eq!(run(ABLE, command(Operation::Discard, 512, false), &[UNSUPP]).1, Outcome::Done);
+        assert_eq!(run(ABLE, command(Operation::Read, 512, false), &[UNSUPP]).1, Outcome::Failed);
+    }
+
+    #[test]
+    fn answers_to_nothing_are_ignored_and_no_more_is_begun_than_fits() {
+        let mut requests = Requests::new(ABLE);
+        assert_eq!(requests.answered(3, OK), (None, None));
+        assert_eq!(requests.answered(60_000, OK), (None, None));
+        for _ in 0..DEPTH {
+            assert!(requests.begin(command(Operation::Read, 512, false)).unwrap().is_some());
+        }
+        assert_eq!(requests.begin(command(Operation::Read, 512, false)), Err(Full));
+        let mut finished = Vec::new();
+        requests.fail_all(&mut finished);
+        assert_eq!(finished.len(), usize::from(DEPTH));
+        assert!(requests.is_empty() && finished.iter().all(|it| it.outcome == Outcome::Failed));
+    }
+}

@@ -1,0 +1,156 @@
+//! A split virtqueue in memory that the target shares, and what belongs to its requests.
+//!
+//! Each request has descriptors and a place for header, range and status of its own, so nothing is searched for.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{Ordering, fence};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use virtio_bindings::bindings::virtio_ring::{VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_USED_F_NO_NOTIFY};
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
+
+use super::requests::{DEPTH, Outgoing, Part, ZEROS_BYTES};
+
+pub(super) const QUEUE_SIZE: u16 = 256;
+const DESCRIPTORS_AT: usize = 0;
+const AVAILABLE_AT: usize = 0x1000;
+const USED_AT: usize = 0x2000;
+/// Header, range and status of each request.
+const PLACES_AT: usize = 0x4000;
+const PLACE_BYTES: usize = 64;
+const RANGE_AT: usize = 16;
+const STATUS_AT: usize = 32;
+const ZEROS_AT: usize = 0x10000;
+pub(super) const RING_BYTES: usize = ZEROS_AT + ZEROS_BYTES as usize;
+/// Header, part, status.
+const DESCRIPTORS_EACH: u16 = 3;
+/// What no target answers.
+const NO_STATUS: u8 = 0xff;
+
+const _: () = assert!(DEPTH * DESCRIPTORS_EACH <= QUEUE_SIZE);
+const _: () = assert!(PLACES_AT + PLACE_BYTES * DEPTH as usize <= ZEROS_AT);
+
+/// The ring, at an address of the target's view of memory.
+pub(super) struct SharedRing {
+    file: File,
+    region: MmapRegion<()>,
+    address: u64,
+    available: u16,
+    /// Of it, what the target was not told yet.
+    unpublished: bool,
+    used: u16,
+}
+
+impl SharedRing {
+    pub(super) fn new(address: u64) -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(rustix::fs::memfd_create("wadi-vhost-user", flags)?);
+        file.set_len(RING_BYTES as u64)?;
+        // Nobody can shorten it under our mapping.
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let region = MmapRegion::from_file(FileOffset::new(file.try_clone()?, 0), RING_BYTES)
+            .map_err(io::Error::other)?;
+        Ok(Self { file, region, address, available: 0, unpublished: false, used: 0 })
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Descriptor table, available ring and used ring.
+    pub(super) fn addresses(&self) -> [u64; 3] {
+        [DESCRIPTORS_AT, AVAILABLE_AT, USED_AT].map(|at| self.address + at as u64)
+    }
+
+    fn memory(&self) -> VolatileSlice<'_> {
+        self.region.as_volatile_slice()
+    }
+
+    /// Places inside the region are constants and small multiples: an access cannot fail.
+    fn write(&self, at: usize, bytes: &[u8]) {
+        let written = self.memory().write_slice(bytes, at);
+        debug_assert!(written.is_ok());
+    }
+
+    fn place(slot: u16) -> usize {
+        PLACES_AT + PLACE_BYTES * usize::from(slot)
+    }
+
+    /// Puts a request into the ring. The target learns of it by [`SharedRing::publish`].
+    pub(super) fn put(&mut self, request: &Outgoing) {
+        let place = Self::place(request.slot);
+        let at = |offset: usize| self.address + (place + offset) as u64;
+        let mut header = request.kind.to_le_bytes().to_vec();
+        header.extend([0; 4]);
+        header.extend(request.sector.to_le_bytes());
+        self.write(place, &header);
+        self.write(place + STATUS_AT, &[NO_STATUS]);
+        let part = match request.part {
+            Part::Nothing => None,
+            Part::Pool { at, bytes, writable } => Some((at.get(), bytes, writable)),
+            Part::Zeros { bytes } => Some((self.address + ZEROS_AT as u64, bytes, false)),
+            Part::Range { sector, sectors, unmap } => {
+                let mut range = sector.to_le_bytes().to_vec();
+                range.extend(sectors.to_le_bytes());
+                range.extend(u32::from(unmap).to_le_bytes());
+                self.write(place + RANGE_AT, &range);
+                Some((at(RANGE_AT), 16, false))
+            }
+        };
+        let first = request.slot * DESCRIPTORS_EACH;
+        let next = if part.is_some() { first + 1 } else { first + 2 };
+        self.describe(first, at(0), 16, VRING_DESC_F_NEXT, next);
+        if let Some((address, bytes, writable)) = part {
+            let flags = VRING_DESC_F_NEXT | if writable { VRING_DESC_F_WRITE } else { 0 };
+            self.describe(first + 1, address, bytes, flags, first + 2);
+        }
+        self.describe(first + 2, at(STATUS_AT), 1, VRING_DESC_F_WRITE, 0);
+        let entry = AVAILABLE_AT + 4 + 2 * usize::from(self.available % QUEUE_SIZE);
+        self.write(entry, &first.to_le_bytes());
+        self.available = self.available.wrapping_add(1);
+        self.unpublished = true;
+    }
+
+    fn describe(&self, index: u16, address: u64, bytes: u32, flags: u32, next: u16) {
+        let mut descriptor = address.to_le_bytes().to_vec();
+        descriptor.extend(bytes.to_le_bytes());
+        descriptor.extend(&flags.to_le_bytes()[..2]);
+        descriptor.extend(next.to_le_bytes());
+        self.write(DESCRIPTORS_AT + 16 * usize::from(index), &descriptor);
+    }
+
+    /// Tells the target what was put. True if it wants to be kicked.
+    pub(super) fn publish(&mut self) -> bool {
+        if !std::mem::take(&mut self.unpublished) {
+            return false;
+        }
+        let memory = self.memory();
+        let stored = memory.store(self.available.to_le(), AVAILABLE_AT + 2, Ordering::Release);
+        debug_assert!(stored.is_ok());
+        // The index before the look at the flag, or both sides may sleep.
+        fence(Ordering::SeqCst);
+        let flags = memory.load::<u16>(USED_AT, Ordering::Acquire).map_or(0, u16::from_le);
+        u32::from(flags) & VRING_USED_F_NO_NOTIFY == 0
+    }
+
+    /// The next answer: whose, and its status. A target that answers nonsense answers something that nobody asked.
+    pub(super) fn answer(&mut self) -> Option<(u16, u8)> {
+        let memory = self.memory();
+        let index = memory.load::<u16>(USED_AT + 2, Ordering::Acquire).map_or(self.used, u16::from_le);
+        if index == self.used {
+            return None;
+        }
+        let entry = USED_AT + 4 + 8 * usize::from(self.used % QUEUE_SIZE);
+        let head = memory.read_obj::<u32>(entry).map_or(u32::MAX, u32::from_le);
+        self.used = self.used.wrapping_add(1);
+        let slot = u16::try_from(head).unwrap_or(u16::MAX) / DESCRIPTORS_EACH;
+        let known = slot < DEPTH && head == u32::from(slot * DESCRIPTORS_EACH);
+        let status = if known { memory_status(&self.memory(), slot) } else { NO_STATUS };
+        Some((if known { slot } else { u16::MAX }, status))
+    }
+}
+
+fn memory_status(memory: &VolatileSlice<'_>, slot: u16) -> u8 {
+    memory.read_obj(SharedRing::place(slot) + STATUS_AT).unwrap_or(NO_STATUS)
+}

@@ -1,0 +1,238 @@
+//! The `vhost-user` driver against a real target: qemu-storage-daemon, serving a file.
+
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
+
+mod common;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::{Child, Command as Process, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Driver, OK, PATIENCE, Pod, T_FLUSH, VOLUME_BYTES, VOLUME_START, eventually, pattern};
+use cxl_pool::{Area, ByteOffset, CreateOptions, HardwareMemory, Memory, Pool};
+use rustix::event::{PollFd, PollFlags, poll};
+use vhost_blk_cxl::message::Operation;
+use vhost_blk_cxl::ssd::{Command, CommandId, Finished, Full, OpenError, Outcome, Ssd, VhostUserSsd};
+
+const MIB: u64 = 1 << 20;
+
+/// qemu-storage-daemon with a file.
+struct Target {
+    child: Child,
+    socket: PathBuf,
+    file: File,
+    _directory: tempfile::TempDir,
+}
+
+impl Target {
+    fn start(bytes: u64, export: &str) -> Self {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (path, socket) = (directory.path().join("disk"), directory.path().join("socket"));
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        file.set_len(bytes).unwrap();
+        let child = Process::new("setpriv")
+            .args(["--pdeathsig", "KILL", "qemu-storage-daemon", "--blockdev"])
+            .arg(format!("driver=file,node-name=f0,filename={},discard=unmap", path.display()))
+            .args(["--blockdev", "driver=raw,node-name=d0,file=f0,discard=unmap", "--export"])
+            .arg(format!(
+                "type=vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path={}{export}",
+                socket.display()
+            ))
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("qemu-storage-daemon: apt-get install qemu-utils qemu-system-x86");
+        let target = Self { child, socket, file, _directory: directory };
+        eventually(|| target.socket.exists());
+        target
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn pool() -> Pool {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let options = CreateOptions { size_bytes: Some(32 * MIB), ..CreateOptions::default() };
+    Pool::create(&directory.path().join("pool"), &options).unwrap()
+}
+
+struct Bench {
+    memory: HardwareMemory,
+    data: Area,
+    ssd: VhostUserSsd,
+}
+
+impl Bench {
+    fn connect(target: &Target) -> Self {
+        let pool = pool();
+        let began = Instant::now();
+        let ssd = loop {
+            // The socket is there a moment before someone listens.
+            match VhostUserSsd::connect("ssd0", &target.socket, &pool) {
+                Ok(ssd) => break ssd,
+                Err(error) => assert!(began.elapsed() < PATIENCE, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        Self { memory: pool.hardware(), data: pool.layout().data(), ssd }
+    }
+
+    fn buffer(&self, id: u32) -> ByteOffset {
+        ByteOffset::new(self.data.start_byte().get() + u64::from(id) * (128 << 10))
+    }
+
+    fn command(&self, id: u32, operation: Operation, offset_bytes: u64, length_bytes: u64) -> Command {
+        Command {
+            id: CommandId(id),
+            operation,
+            force_unit_access: false,
+            may_unmap: true,
+            offset_bytes,
+            length_bytes,
+            data: self.buffer(id),
+        }
+    }
+
+    fn finish(&mut self, count: usize) -> Vec<Finished> {
+        let mut finished = Vec::new();
+        self.ssd.kick();
+        loop {
+            self.ssd.reap(&mut finished);
+            if finished.len() >= count {
+                assert_eq!(finished.len(), count);
+                return finished;
+            }
+            let event = self.ssd.event().unwrap();
+            let mut fds = [PollFd::from_borrowed_fd(event, PollFlags::IN)];
+            assert_eq!(poll(&mut fds, Some(&PATIENCE.try_into().unwrap())), Ok(1), "no event");
+        }
+    }
+
+    fn run(&mut self, command: Command) -> Outcome {
+        self.ssd.submit(command).unwrap();
+        self.finish(1)[0].outcome
+    }
+}
+
+#[test]
+fn a_target_full_of_commands_is_the_model() {
+    let target = Target::start(8 * MIB, ",writable=on");
+    let mut bench = Bench::connect(&target);
+    assert_eq!(bench.ssd.geometry().size_bytes, 8 * MIB);
+    let mut model = vec![0; 8 << 20];
+    for round in 0..4_u64 {
+        let mut count = 0;
+        loop {
+            let id = count as u32;
+            let (at, bytes) = (u64::from(id) * (100 << 10), 512 * (1 + (u64::from(id) * 7 + round) % 200));
+            let operation = match (u64::from(id) + round) % 5 {
+                0 => Operation::Read,
+                1 => Operation::WriteZeroes,
+                _ => Operation::Write,
+            };
+            let mut command = bench.command(id, operation, at, bytes);
+            command.force_unit_access = id % 3 == 0;
+            let data = pattern(u64::from(id) << 8 | round, bytes as usize);
+            if operation == Operation::Write {
+                bench.memory.write(command.data, &data);
+            }
+            if bench.ssd.submit(command) == Err(Full) {
+                break;
+            }
+            let place = &mut model[at as usize..(at + bytes) as usize];
+            match operation {
+                Operation::Write => place.copy_from_slice(&data),
+                Operation::WriteZeroes => place.fill(0),
+                _ => {}
+            }
+            count += 1;
+        }
+        assert!(count >= 64, "{count}");
+        let finished = bench.finish(count);
+        assert!(finished.iter().all(|done| done.outcome == Outcome::Done), "{finished:?}");
+        let mut ids: Vec<u32> = finished.iter().map(|done| done.id.0).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, (0..count as u32).collect::<Vec<u32>>(), "each ended once");
+        for id in (0..count as u32).filter(|id| (u64::from(*id) + round) % 5 == 0) {
+            let (at, bytes) =
+                (id as usize * (100 << 10), 512 * (1 + (id as usize * 7 + round as usize) % 200));
+            let mut read = vec![0; bytes];
+            bench.memory.read(bench.buffer(id), &mut read);
+            assert!(read == model[at..at + bytes], "what command {id} read");
+        }
+    }
+    let flush = bench.command(0, Operation::Flush, 0, 0);
+    assert_eq!(bench.run(flush), Outcome::Done);
+    let discard = bench.command(0, Operation::Discard, 0, MIB);
+    assert_eq!(bench.run(discard), Outcome::Done);
+    model[..1 << 20].fill(0);
+    let mut found = vec![0; model.len()];
+    target.file.read_exact_at(&mut found, 0).unwrap();
+    assert!(found == model);
+    let beyond = bench.command(0, Operation::Read, 8 * MIB, 512);
+    assert_eq!(bench.run(beyond), Outcome::Failed, "the target refuses what it does not have");
+}
+
+#[test]
+fn a_target_that_dies_fails_what_it_had_and_everything_after() {
+    let mut target = Target::start(8 * MIB, ",writable=on");
+    let mut bench = Bench::connect(&target);
+    let read = bench.command(0, Operation::Read, 0, 4096);
+    assert_eq!(bench.run(read), Outcome::Done);
+    target.kill();
+    for id in 0..10 {
+        let command = bench.command(id, Operation::Write, 0, 4096);
+        bench.ssd.submit(command).unwrap();
+    }
+    assert!(bench.finish(10).iter().all(|done| done.outcome == Outcome::Failed));
+    assert!(bench.ssd.failure().is_some_and(|reason| reason.contains("closed")));
+    assert_eq!(bench.run(read), Outcome::Failed);
+}
+
+#[test]
+fn targets_that_will_not_do_are_refused() {
+    let target = Target::start(8 * MIB, "");
+    eventually(|| match VhostUserSsd::connect("ssd0", &target.socket, &pool()) {
+        Err(OpenError::Io { what: "connect to", .. }) => false,
+        Err(error) => error.to_string().contains("read-only"),
+        Ok(_) => panic!("it is read-only"),
+    });
+    let nowhere = target.socket.with_file_name("nowhere");
+    assert!(matches!(VhostUserSsd::connect("ssd0", &nowhere, &pool()), Err(OpenError::Io { .. })));
+}
+
+#[test]
+fn a_guest_uses_the_disk_of_another_program() {
+    let target = Target::start(VOLUME_START + VOLUME_BYTES, ",writable=on");
+    let pool = pool();
+    let began = Instant::now();
+    let ssd = loop {
+        match VhostUserSsd::connect("ssd0", &target.socket, &pool) {
+            Ok(ssd) => break ssd,
+            Err(error) => assert!(began.elapsed() < PATIENCE, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let mut pod: Pod<HardwareMemory> = Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
+    pod.start(Box::new(ssd));
+    let mut driver = Driver::connected(&pod);
+    for round in 0..50 {
+        let data = pattern(round, 64 << 10);
+        assert_eq!(driver.write_sectors(round * 8, &data), OK);
+        assert_eq!(driver.read_sectors(round * 8, 64 << 10), data);
+    }
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK);
+    let mut found = vec![0; 64 << 10];
+    target.file.read_exact_at(&mut found, VOLUME_START + 49 * 4096).unwrap();
+    assert_eq!(found, pattern(49, 64 << 10));
+}
