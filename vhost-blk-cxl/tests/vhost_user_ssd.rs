@@ -141,7 +141,7 @@ fn a_target_full_of_commands_is_the_model() {
                 _ => Operation::Write,
             };
             let mut command = bench.command(id, operation, at, bytes);
-            command.force_unit_access = id % 3 == 0;
+            command.force_unit_access = id.is_multiple_of(3);
             let data = pattern(u64::from(id) << 8 | round, bytes as usize);
             if operation == Operation::Write {
                 bench.memory.write(command.data, &data);
