@@ -33,6 +33,7 @@ mod layout;
 mod mapped;
 mod mapping;
 mod memory;
+pub mod poison;
 mod pool;
 mod record;
 pub mod regions;

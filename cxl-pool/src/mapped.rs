@@ -32,6 +32,14 @@ unsafe impl<C: Control> Send for MappedMemory<C> {}
 // SAFETY: as above.
 unsafe impl<C: Control> Sync for MappedMemory<C> {}
 
+impl<C> MappedMemory<C> {
+    /// The addresses of the mapping: the first one, and how many.
+    pub(crate) fn range(&self) -> (usize, usize) {
+        // Mapped, so it fits.
+        (self.base.as_ptr() as usize, self.bytes as usize)
+    }
+}
+
 impl<C> Clone for MappedMemory<C> {
     fn clone(&self) -> Self {
         Self { mapping: Arc::clone(&self.mapping), control: PhantomData, ..*self }

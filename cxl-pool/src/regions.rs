@@ -214,6 +214,24 @@ pub fn read<M: Memory>(memory: &M, layout: &Layout) -> Option<RegionTable> {
         .max_by_key(|table| table.version)
 }
 
+/// The region that a line belongs to and who holds it, by the newest table; without allocating, and believing its entries.
+pub(crate) fn holding<M: Memory>(memory: &M, layout: &Layout, line: LineOffset) -> Option<(u32, HostId)> {
+    let copies = layout.replicas().flat_map(|replica| layout.region_tables(replica));
+    let (header, copy) = copies
+        .filter_map(|copy| Some((header(memory, copy)?, copy)))
+        .max_by_key(|(header, _)| header.version())?;
+    (1..=u64::from(header.entries.get())).find_map(|place| {
+        let at = copy.start_byte().saturating_add(place * LINE_BYTES as u64);
+        let mut entry = EntryWire::new_zeroed();
+        memory.invalidate(at, LINE_BYTES as u64);
+        memory.full_fence();
+        memory.read(at, entry.as_mut_bytes());
+        let entry = entry.decode()?;
+        let inside = line.get().checked_sub(entry.area.start.get())? < entry.area.lines.get();
+        inside.then_some((entry.id, entry.holder))
+    })
+}
+
 fn header<M: Memory>(memory: &M, copy: Area) -> Option<HeaderWire> {
     let mut header = HeaderWire::new_zeroed();
     memory.invalidate(copy.start_byte(), LINE_BYTES as u64);

@@ -66,6 +66,7 @@ fn run(cli: &Cli, stop: &StopSignal) -> anyhow::Result<Exit> {
     };
     let config = HostConfig::load(&options.config)?;
     let pool = Pool::open(&config.pool.path)?;
+    cxl_pool::poison::watch(&pool, &config.pool.path)?;
     match pool.superblock().mode {
         CoherenceMode::Software => serve(role, &config, &pool, pool.software(), stop),
         CoherenceMode::Hardware => serve(role, &config, &pool, pool.hardware(), stop),

@@ -48,6 +48,7 @@ pub fn run_backend(config: &Path, stop: &StopSignal) -> anyhow::Result<Exit> {
 fn prepare(path: &Path) -> anyhow::Result<(HostConfig, Pool)> {
     let config = HostConfig::load(path)?;
     let pool = Pool::open(&config.pool.path)?;
+    cxl_pool::poison::watch(&pool, &config.pool.path)?;
     config.run_directory().prepare()?;
     Ok((config, pool))
 }
