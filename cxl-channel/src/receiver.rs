@@ -34,6 +34,9 @@ pub struct Receiver<M: Memory, const WORDS: usize> {
     prefetched: u64,
     /// How many lines ahead to prefetch now.
     ahead: u64,
+    /// The line at which a look last found nothing, and the one up to which as many follow as came since the look before.
+    paused: u64,
+    expected: u64,
     state: State,
     sleep: Sleep,
 }
@@ -80,6 +83,8 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             acknowledged: 0,
             prefetched: 0,
             ahead: 0,
+            paused: 0,
+            expected: 0,
             state: State::Waiting,
             sleep: Sleep::default(),
         }
@@ -320,11 +325,16 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             }
             self.prefetched = line;
         }
-        if self.policy.adapts() {
-            self.ahead = 0;
-        }
         self.memory.invalidate(at, Self::SLOT_BYTES);
         self.memory.full_fence();
+        if self.policy.adapts() {
+            // As many lines as came between the last two of these looks are likely to come until the next one. They are fetched
+            // together with the one that is looked at.
+            self.ahead = (line - self.paused).min(PREFETCH_LINES);
+            (self.paused, self.expected) = (line, line + self.ahead);
+            self.prefetch();
+            self.ahead = 0;
+        }
     }
 
     /// After a message was taken out of the slot at `at`.
@@ -336,7 +346,7 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
                 // Not fenced: should it take effect late, the next lap finds an old message and looks again.
                 self.memory.invalidate(at, Self::SLOT_BYTES);
             }
-            if line_done && self.policy.adapts() {
+            if line_done && self.policy.adapts() && self.received / Self::SLOTS_PER_LINE > self.expected {
                 self.ahead = (self.ahead + 1).min(PREFETCH_LINES);
             }
             if self.policy.prefetches() {

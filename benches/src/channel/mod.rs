@@ -1,6 +1,7 @@
 //! `channel`: message channels, the paper's steps (Oasis, Figure 6), ours and a rival.
 
 mod ends;
+mod lone;
 mod one_core;
 mod run;
 mod summary;
@@ -72,6 +73,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     }
     let mut bench = Bench::new(cores)?;
     one_core::print(&mut bench)?;
+    let lone = lone::measure(&mut bench, options.rounds)?;
     let rates: Vec<Option<f64>> = [None].into_iter().chain(options.rates.iter().copied().map(Some)).collect();
     let total = options.rounds as usize * rates.len() * 2 * Variant::ALL.len();
     let mut samples = Vec::with_capacity(total);
@@ -86,7 +88,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         }
     }
     show_progress(total, total);
-    summary::write(&samples, &rates, output)
+    summary::write(&samples, &rates, lone, output)
 }
 
 fn sample(

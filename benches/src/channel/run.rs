@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use cxl_channel::{Receiver, RingPlacement, Sender};
-use cxl_pool::{CreateOptions, Generation, Memory, Pool};
+use cxl_pool::{ByteOffset, CreateOptions, Generation, Memory, Pool};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use super::traffic::{self, Measured, Traffic};
@@ -83,6 +83,40 @@ impl Bench {
         let mut receiver = Receiver::open(memory.clone(), placement, generation);
         ensure!(receiver.ready() && sender.ready(), "the two ends do not find each other");
         Ok((sender, receiver))
+    }
+
+    /// Both ends of two channels.
+    pub(super) fn two_channels<M: Memory, const WORDS: usize>(
+        &mut self,
+        memory: &M,
+        variant: Variant,
+    ) -> Result<[(Sender<M, WORDS>, Receiver<M, WORDS>); 2]> {
+        self.generation = self.generation.next();
+        let first = placement(&self.pool);
+        let second = RingPlacement { start: first.area(8).end(), slots: SLOTS };
+        second.clear(&self.pool.software());
+        let ends = [first, second].map(|placement| {
+            let mut sender = Sender::begin(memory.clone(), placement, self.generation);
+            sender.set_wakeups(false);
+            let mut receiver = Receiver::open(memory.clone(), placement, self.generation);
+            if let Some(policy) = variant.policy() {
+                receiver = receiver.with_policy(policy);
+            }
+            let ready = receiver.ready() && sender.ready();
+            (ready, (sender, receiver))
+        });
+        ensure!(ends.iter().all(|end| end.0), "the two ends do not find each other");
+        Ok(ends.map(|end| end.1))
+    }
+
+    /// Two lines that no channel uses, and no prefetcher brings in together.
+    pub(super) fn spare_lines(&self) -> [ByteOffset; 2] {
+        let last = self.pool.layout().data().end().bytes().get();
+        [8192, 4096 - 256].map(|from_end| ByteOffset::new(last - from_end))
+    }
+
+    pub(super) fn cores(&self) -> Cores {
+        self.cores
     }
 
     pub(super) fn pool(&self) -> &Pool {
