@@ -10,11 +10,20 @@ use super::registration::RegistrationIndex;
 use crate::ethernet::Addresses;
 use crate::id_hash::IdHash;
 
+/// An address as a number: hashed and compared at once.
+type Key = u64;
+
+#[inline]
+const fn key(mac: MacAddress) -> Key {
+    let [b0, b1, b2, b3, b4, b5] = mac.bytes();
+    u64::from_le_bytes([b0, b1, b2, b3, b4, b5, 0, 0])
+}
+
 /// Where frames of a NIC go. It decides and moves nothing.
 #[derive(Debug, Default)]
 pub struct Switch {
     /// Those who receive frames to their own address: active and draining ones.
-    by_mac: HashMap<MacAddress, RegistrationIndex, IdHash>,
+    by_mac: HashMap<Key, RegistrationIndex, IdHash>,
     /// Those who receive flooded frames: active ones.
     active: Vec<(RegistrationIndex, MacAddress)>,
 }
@@ -31,12 +40,12 @@ impl Switch {
         match state {
             RegistrationState::Standby => {}
             RegistrationState::Active => {
-                self.by_mac.insert(mac, index);
+                self.by_mac.insert(key(mac), index);
                 self.active.push((index, mac));
             }
             // The active one goes first where an address is registered twice.
             RegistrationState::Draining => {
-                self.by_mac.entry(mac).or_insert(index);
+                self.by_mac.entry(key(mac)).or_insert(index);
             }
         }
     }
@@ -61,7 +70,7 @@ impl Switch {
         if frame.destination == frame.source {
             return false;
         }
-        match self.by_mac.get(&frame.destination) {
+        match self.by_mac.get(&key(frame.destination)) {
             Some(index) => {
                 receivers.push(*index);
                 false
