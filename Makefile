@@ -85,6 +85,10 @@ fuzz-%: ## one fuzz target, such as fuzz-chain
 bench: setup-bench ## every benchmark: a table, SVG plots and target/bench/*.json
 	$(CARGO) run --release -p wadi-benches -- all
 
+.PHONY: bench-failover
+bench-failover: build ## pulled cables and moves between NICs, through a whole pod
+	$(CARGO) run --release -p wadi-benches -- failover
+
 .PHONY: bench-%
 bench-%: setup-bench ## one benchmark, such as bench-channel
 	$(CARGO) run --release -p wadi-benches -- $*

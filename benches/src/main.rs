@@ -7,6 +7,7 @@ mod channel;
 mod cores;
 mod cxl_model;
 mod exchange;
+mod failover;
 mod net;
 mod plot;
 mod report;
@@ -48,6 +49,8 @@ enum Benchmark {
     /// The other process of the channel benchmark.
     #[command(hide = true)]
     ChannelSender(channel::SenderOptions),
+    /// Pulled cables and moves between NICs, through a whole pod.
+    Failover(failover::Options),
     Net(net::Options),
 }
 
@@ -70,7 +73,8 @@ fn run(cli: &Cli) -> Result<()> {
             apart(|| exchange::run(&exchange::Options::default(), &cli.output))?;
             apart(|| rest::run(&rest::Options::default(), &cli.output))?;
             apart(|| blk::run(&blk::Options::default(), &cli.output))?;
-            apart(|| net::run(&net::Options::default(), &cli.output))
+            apart(|| net::run(&net::Options::default(), &cli.output))?;
+            failover::run(&failover::Options::default(), &cli.output)
         }
         Benchmark::Blk(options) => blk::run(options, &cli.output),
         Benchmark::Channel(options) => channel::run(options, &cli.output),
@@ -79,6 +83,7 @@ fn run(cli: &Cli) -> Result<()> {
         Benchmark::ExchangeServer(options) => exchange::serve(options),
         Benchmark::Rest(options) => rest::run(options, &cli.output),
         Benchmark::ChannelSender(options) => channel::send(options),
+        Benchmark::Failover(options) => failover::run(options, &cli.output),
         Benchmark::Net(options) => net::run(options, &cli.output),
     }
 }

@@ -1,0 +1,167 @@
+//! Failover and graceful migration through a whole pod: real daemons, a real controller, cables that are pulled out of a
+//! bridge.
+//!
+//! UDP round trips go to a guest without a VM, since an emulated one would hide much; TCP goes to a real guest, whose
+//! kernel has the retransmission timers that count. Interruptions are measured at the client and include
+//! everything from the cable to the new port of the switch.
+
+mod guest;
+mod summary;
+mod tcp;
+mod udp;
+
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::Args;
+use guest_images::{Guest, Silent};
+use pod_controller::api::DeviceHealth;
+use wadi_tests::pod::{GUEST_ADDRESS, HostPlan, Pod, PodBuilder, VmShape};
+
+use self::guest::EchoGuest;
+use self::summary::Measured;
+
+/// How long the pod may take to be ready for the next round.
+const READY: Duration = Duration::from_secs(20);
+/// Before a round, so that what the last one began has ended.
+const CALM: Duration = Duration::from_millis(500);
+
+/// Failover: packets and time lost when a cable is pulled; nothing lost when a lease is moved.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// Rounds of each kind.
+    #[arg(long, default_value_t = 10)]
+    rounds: u32,
+    /// Length of a round in seconds; what is measured happens in its middle.
+    #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
+    seconds: f64,
+    /// Datagrams per second. More keep two cores so busy that the time at which somebody runs is what is measured.
+    #[arg(long, default_value_t = 1000)]
+    rate: u32,
+    /// TCP connections; 0 leaves TCP, and with it the real guest, out.
+    #[arg(long, default_value_t = 4)]
+    connections: u16,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { rounds: 10, seconds: 10.0, rate: 1000, connections: 4 }
+    }
+}
+
+/// Runs it all.
+pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
+    if options.rounds == 0 || options.rate == 0 || !(1.0..=3600.0).contains(&options.seconds) {
+        bail!("use at least one round, one datagram per second, and 1 to 3600 seconds");
+    }
+    let mut measured = Measured::default();
+    udp_rounds(options, &mut measured)?;
+    if options.connections > 0 {
+        tcp_rounds(options, &mut measured)?;
+    }
+    summary::show(&measured, options.rate, output)
+}
+
+fn pod() -> Result<Pod> {
+    PodBuilder::new()
+        .coherence("hardware")
+        .host(HostPlan::new("h1").vms())
+        .host(HostPlan::new("h2").nic("nic0"))
+        .host(HostPlan::new("h3").backup_nic("nic1"))
+        .start()
+}
+
+/// The NIC in use, as host and name, and the other one.
+fn nics(pod: &Pod) -> Result<[(&'static str, &'static str); 2]> {
+    let both = [("h2", "nic0"), ("h3", "nic1")];
+    let now = &pod.api().instance("vm1")?.nics[0].nic;
+    Ok(if now == "h2/nic0" { both } else { [both[1], both[0]] })
+}
+
+/// Waits until both NICs work and nothing is on its way, then a little.
+fn settle(pod: &Pod) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        let devices = pod.api().devices()?;
+        let up = devices.iter().filter(|device| device.health == DeviceHealth::Up).count();
+        if up == 2 && pod.api().instance("vm1")?.nics[0].draining.is_none() {
+            thread::sleep(CALM);
+            return Ok(());
+        }
+        if started.elapsed() > READY {
+            bail!("the NICs are not ready after {} s: {devices:?}", READY.as_secs());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// What happens in the middle of a round.
+#[derive(Clone, Copy)]
+enum Event {
+    Nothing,
+    PulledCable,
+    Migration,
+}
+
+fn udp_rounds(options: &Options, measured: &mut Measured) -> Result<()> {
+    let pod = pod()?;
+    let instance = pod.create_instance("vm1", "h1", &[])?;
+    let nic = &instance.nics[0];
+    let _guest = EchoGuest::start(Path::new(&nic.socket));
+    // The guest answers datagrams and nothing else, so the client is told where it is.
+    let neighbour =
+        ["neighbour", "add", GUEST_ADDRESS, "lladdr", &nic.mac, "dev", "eth0", "nud", "permanent"];
+    pod.client_namespace().ip(&neighbour)?;
+    let length = Duration::from_secs_f64(options.seconds);
+    let interval = Duration::from_secs(1) / options.rate;
+    for round in 0..options.rounds {
+        for event in [Event::Nothing, Event::PulledCable, Event::Migration] {
+            settle(&pod)?;
+            let [active, other] = nics(&pod)?;
+            let seen = udp::round(pod.client_namespace(), length, interval, || match event {
+                Event::Nothing => Ok(()),
+                Event::PulledCable => pod.pull_cable(active.0, active.1),
+                Event::Migration => {
+                    Ok(pod.api().migrate_nic("vm1", "net0", Some(&format!("{}/{}", other.0, other.1)))?)
+                }
+            })?;
+            eprintln!("round {}: {} of {} lost, {:?}", round + 1, seen.lost, seen.sent, seen.interruption);
+            match event {
+                Event::Nothing => measured.undisturbed.push(seen),
+                Event::PulledCable => {
+                    pod.plug_cable(active.0, active.1)?;
+                    measured.failovers.push(seen);
+                }
+                Event::Migration => measured.migrations.push(seen),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn tcp_rounds(options: &Options, measured: &mut Measured) -> Result<()> {
+    let image = Guest::ensure(&mut Silent)?;
+    let pod = pod()?;
+    let instance = pod.create_instance("vm1", "h1", &[])?;
+    let vm = pod.boot(&instance, &image, VmShape::default())?;
+    tcp::serve(&vm, options.connections)?;
+    let length = Duration::from_secs_f64(options.seconds);
+    let load = (options.connections, length, Duration::from_millis(2));
+    for round in 0..options.rounds {
+        settle(&pod)?;
+        let [active, _] = nics(&pod)?;
+        let seen = tcp::round(pod.client_namespace(), &vm, load, || pod.pull_cable(active.0, active.1))?;
+        pod.plug_cable(active.0, active.1)?;
+        eprintln!(
+            "TCP, round {}: P99 {:?} before, back after {:?}, {} timers",
+            round + 1,
+            seen.before().unwrap_or_default(),
+            seen.back_after().unwrap_or_default(),
+            seen.timers
+        );
+        measured.tcp.push(seen);
+    }
+    Ok(())
+}
