@@ -74,7 +74,7 @@ fn run(cli: &Cli) -> Result<()> {
             apart(|| rest::run(&rest::Options::default(), &cli.output))?;
             apart(|| blk::run(&blk::Options::default(), &cli.output))?;
             apart(|| net::run(&net::Options::default(), &cli.output))?;
-            failover::run(&failover::Options::default(), &cli.output)
+            failover::run(&failover::Options::short(), &cli.output)
         }
         Benchmark::Blk(options) => blk::run(options, &cli.output),
         Benchmark::Channel(options) => channel::run(options, &cli.output),

@@ -13,7 +13,9 @@ pub use event::{Event, EventKind, EventList};
 pub use host::{
     Device, DeviceCounters, DeviceHealth, DeviceKind, DeviceList, Endpoint, EndpointHealth, Host, HostList,
 };
-pub use instance::{CreateInstance, Disk, Instance, InstanceList, MigrateNic, Nic, NicRequest};
+pub use instance::{
+    CreateInstance, Disk, Instance, InstanceList, MigrateNic, Nic, NicLimit, NicPolicy, NicRequest,
+};
 pub use pool::{Pool, Region, RegionState};
 pub use problem::{PROBLEM_JSON, Problem};
 pub use size::{ByteSize, ParseByteSizeError};

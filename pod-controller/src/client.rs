@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use crate::api::{
     ChangeVolume, CreateInstance, CreateVolume, Device, DeviceList, EventList, Host, HostList, Instance,
-    InstanceList, MigrateNic, Pool, Problem, Volume, VolumeList,
+    InstanceList, MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
 };
 
 mod events;
@@ -222,6 +222,15 @@ impl Client {
         let path = ["v1", "instances", instance, "nics", nic, "migrate"];
         self.runtime.block_on(async {
             let response = self.send(Method::POST, &path, &[], Some(&request)).await?;
+            self.refusal(response).await.map(drop)
+        })
+    }
+
+    /// Says anew what an instance may do with one of its NICs.
+    pub fn change_nic(&self, instance: &str, nic: &str, policy: &NicPolicy) -> Result<(), ClientError> {
+        let path = ["v1", "instances", instance, "nics", nic, "policy"];
+        self.runtime.block_on(async {
+            let response = self.send(Method::PUT, &path, &[], Some(policy)).await?;
             self.refusal(response).await.map(drop)
         })
     }

@@ -160,6 +160,8 @@ fn add_leases(page: &mut Page, handle: &Handle) {
     let requests = page.totals("lease_requests", "Block requests of an instance at an endpoint");
     let throttled = page.totals("lease_throttled", "Requests that had to wait for their volume's share");
     let errors = page.totals("lease_errors", "Requests that the guest saw fail");
+    let waits =
+        page.totals("lease_rate_waits", "How often an instance waited for the rate that it is allowed");
     let drops = page.totals("lease_drops", "Frames and messages dropped");
     let state = &handle.view().state;
     let name = |lease: &Lease| -> Option<Labels> {
@@ -190,6 +192,7 @@ fn add_leases(page: &mut Page, handle: &Handle) {
                     count(&packets, &with("direction", "receive"), counters.rx_packets);
                     count(&bytes, &with("direction", "transmit"), counters.tx_bytes);
                     count(&bytes, &with("direction", "receive"), counters.rx_bytes);
+                    count(&waits, &labels, counters.rate_waits);
                 }
                 LeaseKind::Disk { .. } => {
                     count(&requests, &with("operation", "read"), counters.reads);

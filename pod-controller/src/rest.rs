@@ -59,6 +59,7 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(instances::list, instances::create))
         .routes(routes!(instances::get, instances::delete))
         .routes(routes!(nics::migrate))
+        .routes(routes!(nics::change))
         .routes(routes!(events::list))
         .routes(routes!(events::stream))
         .routes(routes!(pool::get))

@@ -18,6 +18,7 @@ pub struct Version {
 /// From the controller to an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "there is one at a time, and never on the way of a packet")]
 pub enum Command {
     /// Have this object, exactly so.
     Apply {

@@ -2,6 +2,7 @@
 //! applying it twice is the same as applying it once, and one equal to what is there disturbs nothing.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use cxl_channel::RingPlacement;
 use cxl_pool::{Area, ByteOffset, EndpointId, Generation};
@@ -131,6 +132,41 @@ pub struct NicObject {
     pub rx_area: Area,
 }
 
+/// How much an instance's NIC may carry in one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RateLimit {
+    /// Bytes of frames per second at most.
+    pub bytes_per_second: Option<u64>,
+    /// Packets per second at most; a large packet that is cut later is one.
+    pub packets_per_second: Option<u64>,
+    /// Of how many milliseconds the share may be saved up and used at once.
+    pub burst_ms: u32,
+}
+
+impl Default for RateLimit {
+    fn default() -> Self {
+        Self { bytes_per_second: None, packets_per_second: None, burst_ms: Self::BURST_MS }
+    }
+}
+
+impl RateLimit {
+    /// What may be saved up unless it is said.
+    pub const BURST_MS: u32 = 100;
+}
+
+/// What an instance may do with its NIC. It can change while the NIC is in use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NicPolicy {
+    /// What it may send. Beyond that it has to wait.
+    pub transmit: RateLimit,
+    /// What it may receive. What comes beyond that is dropped.
+    pub receive: RateLimit,
+    /// The only network addresses that it may use, if there are any here.
+    pub addresses: Vec<IpAddr>,
+}
+
 /// Net frontend: offer a virtio-net device on a vhost-user socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortObject {
@@ -159,6 +195,9 @@ pub struct PortObject {
     /// The backup NIC.
     #[serde(default)]
     pub standby: Option<Route>,
+    /// What it may do.
+    #[serde(default)]
+    pub policy: NicPolicy,
     /// The NIC that was in use before, and works: frames still come from it for a while, and what was sent through it
     /// is waited for before anything goes through the one in use now.
     #[serde(default)]
@@ -203,6 +242,9 @@ pub struct RegistrationObject {
     pub state: RegistrationState,
     /// The most receive buffers it may hold at a time.
     pub rx_quota_buffers: u32,
+    /// What it may do.
+    #[serde(default)]
+    pub policy: NicPolicy,
 }
 
 /// Block backend: what to keep on an SSD about its volumes. Deleted ones are wiped, which is reported.

@@ -88,6 +88,9 @@ pub struct LeaseTelemetry {
     /// Requests that had to wait for their share.
     #[serde(default)]
     pub throttled: u64,
+    /// How often the instance had to wait for the rate of packets that it is allowed.
+    #[serde(default)]
+    pub rate_waits: u64,
     /// Frames or messages dropped, by reason.
     #[serde(default)]
     pub drops: BTreeMap<String, u64>,
@@ -109,6 +112,7 @@ impl LeaseTelemetry {
             flushes: 0,
             errors: 0,
             throttled: 0,
+            rate_waits: 0,
             drops: BTreeMap::new(),
         }
     }

@@ -190,6 +190,7 @@ impl Running {
 
 /// What a handler was told.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "a few of them in a test")]
 pub(crate) enum Call {
     Apply(Object),
     Remove(ObjectId),

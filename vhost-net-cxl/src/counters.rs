@@ -62,6 +62,10 @@ drop_reasons! {
     Spoofed = "spoofed-source",
     /// A message of an older holder of the lease.
     Stale = "stale-generation",
+    /// Backend: a network address that is not the instance's own, or a frame that hides its addresses.
+    SpoofedAddress = "spoofed-address",
+    /// Backend: the instance receives as much as it may.
+    RateLimit = "rate-limit",
     /// Backend: the instance holds as many receive buffers as it may.
     ReceiveQuota = "receive-quota",
     /// Backend: no receive buffer was free for a frame between two local instances.
@@ -85,6 +89,8 @@ pub struct LeaseCounters {
     pub rx_packets: Counter,
     /// Their bytes.
     pub rx_bytes: Counter,
+    /// How often the instance had to wait for the rate that it is allowed.
+    pub rate_waits: Counter,
     drops: [Counter; DropReason::ALL.len()],
 }
 
@@ -116,6 +122,7 @@ impl LeaseCounters {
         telemetry.tx_bytes += self.tx_bytes.get();
         telemetry.rx_packets += self.rx_packets.get();
         telemetry.rx_bytes += self.rx_bytes.get();
+        telemetry.rate_waits += self.rate_waits.get();
         for reason in DropReason::ALL {
             let drops = self.drops(*reason);
             if drops > 0 {

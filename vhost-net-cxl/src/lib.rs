@@ -24,4 +24,6 @@ mod id_hash;
 pub mod message;
 pub mod nic;
 pub mod offloads;
+pub mod rate_limit;
+pub mod source_guard;
 pub mod vnet_header;

@@ -18,7 +18,8 @@ use pod_protocol::controller::{ControllerPort, PortEvent};
 use pod_protocol::daemon::{Exit, StopSignal};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress};
 use pod_protocol::objects::{
-    ChannelObject, Engine, NicObject, Object, PortObject, RegistrationObject, RegistrationState, Route,
+    ChannelObject, Engine, NicObject, NicPolicy, Object, PortObject, RegistrationObject, RegistrationState,
+    Route,
 };
 use pod_protocol::reports::{DeviceReport, Join, Report};
 use pod_protocol::run_directory::RunDirectory;
@@ -174,6 +175,7 @@ fn registration(host: u16, generation: u16, state: RegistrationState) -> Object 
         tx_area: area(40, 8),
         state,
         rx_quota_buffers: 512,
+        policy: NicPolicy::default(),
     })
 }
 
@@ -196,6 +198,7 @@ fn port(active: (u16, u16), standby: (u16, u16)) -> Object {
         active: route(active),
         standby: Some(route(standby)),
         draining: None,
+        policy: NicPolicy::default(),
     })
 }
 

@@ -51,6 +51,13 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// Shorter rounds, for a run of all benchmarks.
+    pub(crate) fn short() -> Self {
+        Self { seconds: 4.0, ..Self::default() }
+    }
+}
+
 /// Runs it all.
 pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     if options.rounds == 0 || options.rate == 0 || !(1.0..=3600.0).contains(&options.seconds) {

@@ -30,6 +30,9 @@ pub(super) struct Measured {
     pub(super) tcp: Vec<tcp::Round>,
 }
 
+/// Counts something of a round.
+type Count = fn(&udp::Round) -> usize;
+
 fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
@@ -38,7 +41,7 @@ fn worst(values: impl Iterator<Item = f64>) -> f64 {
     values.fold(0.0, f64::max)
 }
 
-fn count(rounds: &[udp::Round], of: fn(&udp::Round) -> usize) -> f64 {
+fn count(rounds: &[udp::Round], of: Count) -> f64 {
     let sum: usize = rounds.iter().map(of).sum();
     u32::try_from(sum).map_or(f64::INFINITY, f64::from)
 }
@@ -201,7 +204,7 @@ fn figures(measured: &Measured) -> Vec<Figure> {
     let held_up = worst(measured.failovers.iter().map(|it| ms(it.held_up)));
     plain("sender held up by the machine, worst", held_up, "ms");
     plain("UDP, undisturbed: lost", count(&measured.undisturbed, |it| it.lost), "packets");
-    let of_moves: [(&str, fn(&udp::Round) -> usize); 3] =
+    let of_moves: [(&str, Count); 3] =
         [("lost", |it| it.lost), ("doubled", |it| it.doubled), ("out of order", |it| it.reordered)];
     for (what, of) in of_moves {
         let name = format!("UDP, moved in order: {what}");

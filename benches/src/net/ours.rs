@@ -15,7 +15,7 @@ use cxl_pool::{
 use pod_protocol::config::Wakeup;
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId};
 use pod_protocol::objects::{
-    ChannelObject, Engine as EngineKind, NicObject, Object, PortObject, RegistrationObject,
+    ChannelObject, Engine as EngineKind, NicObject, NicPolicy, Object, PortObject, RegistrationObject,
     RegistrationState, Route,
 };
 use pod_protocol::run_directory::RunDirectory;
@@ -246,6 +246,7 @@ fn objects(placements: &Placements, mac: &str) -> Result<(PortObject, Registrati
         active: Route { channel, generation },
         standby: None,
         draining: None,
+        policy: NicPolicy::default(),
     };
     let registration = RegistrationObject {
         lease,
@@ -259,6 +260,7 @@ fn objects(placements: &Placements, mac: &str) -> Result<(PortObject, Registrati
         tx_area: placements.transmit,
         state: RegistrationState::Active,
         rx_quota_buffers: RX_QUOTA_BUFFERS,
+        policy: NicPolicy::default(),
     };
     Ok((port, registration))
 }

@@ -71,6 +71,8 @@ pub enum EventKind {
     Failover,
     /// A lease moved between NICs that work, on demand.
     Migrated,
+    /// An instance may do something else with its NIC.
+    NicChanged,
     /// A lease went back to the NIC where it belongs.
     FailedBack,
     /// A lease has a NIC that does not work, and no backup that does.
@@ -120,6 +122,7 @@ impl EventKind {
             Self::PoolAdopted => "pool-adopted",
             Self::Failover => "failover",
             Self::Migrated => "migrated",
+            Self::NicChanged => "nic-changed",
             Self::FailedBack => "failed-back",
             Self::Degraded => "degraded",
             Self::VolumeCreated => "volume-created",

@@ -1,3 +1,6 @@
+use std::net::IpAddr;
+
+use pod_protocol::objects;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -49,6 +52,9 @@ pub struct Nic {
     /// The NIC where it belongs: the one that it had first, or was moved to on demand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<String>,
+    /// What the instance may do with it.
+    #[serde(default)]
+    pub policy: NicPolicy,
     /// The NIC that it has left and still receives from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draining: Option<String>,
@@ -118,6 +124,9 @@ pub struct NicRequest {
     /// Pairs of queues; without it, one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_pairs: Option<u16>,
+    /// What the instance may do with it; without it, anything.
+    #[serde(default)]
+    pub policy: NicPolicy,
 }
 
 /// Asks for a NIC of an instance to be moved.
@@ -127,4 +136,65 @@ pub struct MigrateNic {
     /// Where to, as `h3/nic1`; without it, to the least loaded other NIC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
+}
+
+/// What an instance may do with its NIC. Without a number there is no limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct NicPolicy {
+    /// What it may send; beyond that it waits.
+    pub transmit: NicLimit,
+    /// What it may receive; what comes beyond that is dropped.
+    pub receive: NicLimit,
+    /// The only IPv4 and IPv6 addresses that it may use; any, if there is none here.
+    #[schema(value_type = Vec<String>)]
+    pub addresses: Vec<IpAddr>,
+}
+
+/// How much may pass in one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct NicLimit {
+    /// Bytes of frames per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<u64>,
+    /// Packets per second; a large packet that is cut later is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub packets_per_second: Option<u64>,
+    /// Of how many milliseconds the share may be saved up and used at once; 60000 at most.
+    pub burst_ms: u32,
+}
+
+impl Default for NicLimit {
+    fn default() -> Self {
+        objects::RateLimit::default().into()
+    }
+}
+
+impl From<objects::RateLimit> for NicLimit {
+    fn from(limit: objects::RateLimit) -> Self {
+        let objects::RateLimit { bytes_per_second, packets_per_second, burst_ms } = limit;
+        Self { bytes_per_second, packets_per_second, burst_ms }
+    }
+}
+
+impl From<NicLimit> for objects::RateLimit {
+    fn from(limit: NicLimit) -> Self {
+        let NicLimit { bytes_per_second, packets_per_second, burst_ms } = limit;
+        Self { bytes_per_second, packets_per_second, burst_ms }
+    }
+}
+
+impl From<objects::NicPolicy> for NicPolicy {
+    fn from(policy: objects::NicPolicy) -> Self {
+        let objects::NicPolicy { transmit, receive, addresses } = policy;
+        Self { transmit: transmit.into(), receive: receive.into(), addresses }
+    }
+}
+
+impl From<NicPolicy> for objects::NicPolicy {
+    fn from(policy: NicPolicy) -> Self {
+        let NicPolicy { transmit, receive, addresses } = policy;
+        Self { transmit: transmit.into(), receive: receive.into(), addresses }
+    }
 }

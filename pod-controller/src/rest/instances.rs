@@ -85,7 +85,8 @@ pub(super) async fn create(
 fn wish(request: &NicRequest) -> Result<NicWish, Failure> {
     let mac = request.mac.as_ref().map(|mac| mac.parse()).transpose();
     let mac = mac.map_err(|error: pod_protocol::ids::NotAMacAddress| Failure::invalid(error.to_string()))?;
-    Ok(NicWish { mac, mtu: request.mtu, queue_pairs: request.queue_pairs })
+    let policy = request.policy.clone().into();
+    Ok(NicWish { mac, mtu: request.mtu, queue_pairs: request.queue_pairs, policy })
 }
 
 /// The instance once it is ready, or as it is when the time is over; nothing if it was deleted meanwhile.

@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 
 use super::Failure;
 use super::body::{Body, Names};
-use crate::api::{MigrateNic, Problem};
+use crate::api::{MigrateNic, NicPolicy, Problem};
 use crate::controller::Handle;
 use crate::state::{Command, DeviceId};
 
@@ -41,6 +41,29 @@ pub(super) async fn migrate(
         Some(Err(to)) => return Err(Failure::not_found("device", to)),
     };
     handle.submit(Command::MigrateNic { instance, device: nic, to }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Says anew what an instance may do with its NIC, as a whole. It may be in use, and obeys at once.
+#[utoipa::path(
+    put, path = "/v1/instances/{name}/nics/{device}/policy", operation_id = "change_nic", tag = "instances",
+    params(
+        ("name" = String, Path, description = "the instance's name"),
+        ("device" = String, Path, description = "the NIC's name within the instance, such as net0"),
+    ),
+    request_body = NicPolicy,
+    responses(
+        (status = 204),
+        (status = 400, description = "a limit makes no sense", body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn change(
+    State(handle): State<Handle>,
+    Names((instance, device)): Names<(String, String)>,
+    Body(policy): Body<NicPolicy>,
+) -> Result<StatusCode, Failure> {
+    handle.submit(Command::ChangeNic { instance, device, policy: policy.into() }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

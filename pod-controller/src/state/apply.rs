@@ -33,6 +33,9 @@ impl State {
             Command::MigrateNic { instance, device, to } => {
                 self.migrate(instance, device, to.as_ref(), &mut effects)?;
             }
+            Command::ChangeNic { instance, device, policy } => {
+                self.change_nic(instance, device, policy, &mut effects)?;
+            }
             Command::DrainExpired { lease, generation } => self.drain_expired(*lease, *generation),
             Command::FailBack { device } => self.fail_back(device, &mut effects)?,
             Command::HoldLink { device, reason } => self.hold(device, reason, &mut effects),

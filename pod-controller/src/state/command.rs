@@ -1,6 +1,6 @@
 use cxl_pool::{EndpointId, HostId};
 use pod_protocol::ids::{LeaseGeneration, LeaseId, MacAddress, RegionId, VolumeId};
-use pod_protocol::objects::Qos;
+use pod_protocol::objects::{NicPolicy, Qos};
 use pod_protocol::reports::{DeviceReport, Join};
 use serde::{Deserialize, Serialize};
 
@@ -89,6 +89,15 @@ pub enum Command {
         device: String,
         /// Where to; the least loaded NIC otherwise.
         to: Option<DeviceId>,
+    },
+    /// Somebody says anew what an instance may do with its NIC.
+    ChangeNic {
+        /// The instance's name.
+        instance: String,
+        /// The device's name within it.
+        device: String,
+        /// What it may do, as a whole.
+        policy: NicPolicy,
     },
     /// A lease has received for long enough from the NIC that it left.
     DrainExpired {
@@ -213,4 +222,7 @@ pub struct NicWish {
     pub mtu: Option<u16>,
     /// Pairs of queues.
     pub queue_pairs: Option<u16>,
+    /// What the instance may do with it.
+    #[serde(default)]
+    pub policy: NicPolicy,
 }

@@ -2,6 +2,7 @@ use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
 use pod_protocol::objects::Qos;
 
+use super::nic_policy::check_policy;
 use super::refusal::shown;
 use super::volume::check_size;
 use super::{
@@ -141,6 +142,7 @@ impl State {
             if wish.mtu.is_some_and(|mtu| mtu < MTU_MIN) {
                 return invalid(format!("an MTU must be {MTU_MIN} at least"));
             }
+            check_policy(&wish.policy)?;
             if let Some(mac) = wish.mac.filter(|mac| mac.is_multicast() || mac.bytes() == [0; 6]) {
                 return invalid(format!("{mac} cannot be the address of a NIC: its first byte must be even"));
             }
@@ -189,6 +191,7 @@ impl State {
                 active,
                 standby,
                 draining: None,
+                policy: wish.policy.clone(),
             };
             let lease = self.add_lease(instance, name, format!("net{number}"), kind)?;
             if let Some(instance) = self.instances.get_mut(&instance) {

@@ -154,7 +154,8 @@ impl State {
     }
 
     fn port(&self, lease: &Lease, frontend: EndpointId) -> Option<PortObject> {
-        let LeaseKind::Nic { mac, mtu, queue_pairs, features, active, standby, draining, .. } = &lease.kind
+        let LeaseKind::Nic { mac, mtu, queue_pairs, features, active, standby, draining, policy, .. } =
+            &lease.kind
         else {
             return None;
         };
@@ -171,6 +172,7 @@ impl State {
             tx_area: self.own_area(lease, frontend)?,
             active: self.route(lease, frontend, active.net_backend())?,
             standby: standby.as_ref().and_then(|standby| self.route(lease, frontend, standby.net_backend())),
+            policy: policy.clone(),
             draining: draining.as_ref().and_then(|left| {
                 let route = self.route(lease, frontend, left.nic.net_backend())?;
                 Some(Route { generation: left.generation, ..route })
@@ -214,7 +216,7 @@ impl State {
     }
 
     fn registration(&self, lease: &Lease, device: &DeviceId) -> Option<RegistrationObject> {
-        let LeaseKind::Nic { mac, mtu, features, active, standby, draining, .. } = &lease.kind else {
+        let LeaseKind::Nic { mac, mtu, features, active, standby, draining, policy, .. } = &lease.kind else {
             return None;
         };
         let (state, generation) = match (device, draining) {
@@ -236,6 +238,7 @@ impl State {
             tx_area: self.area(lease.area?.region)?,
             state,
             rx_quota_buffers: self.options.rx_quota_buffers,
+            policy: policy.clone(),
         })
     }
 

@@ -1,4 +1,5 @@
 use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
+use pod_protocol::objects::NicPolicy;
 use serde::{Deserialize, Serialize};
 
 use super::{DeviceId, Draining, Hold};
@@ -27,6 +28,7 @@ pub struct Lease {
 /// On what a lease is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "there are few, and they lie in a map")]
 pub enum LeaseKind {
     /// On a NIC.
     Nic {
@@ -48,6 +50,9 @@ pub enum LeaseKind {
         /// The NIC that it has left in order.
         #[serde(default)]
         draining: Option<Draining>,
+        /// What the instance may do with it.
+        #[serde(default)]
+        policy: NicPolicy,
     },
     /// On a volume.
     Disk {

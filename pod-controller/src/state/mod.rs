@@ -24,6 +24,7 @@ mod join;
 mod lease;
 mod migrate;
 mod name;
+mod nic_policy;
 mod options;
 mod pairs;
 mod placement;

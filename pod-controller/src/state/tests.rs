@@ -1,7 +1,7 @@
 //! Scenarios, one promise each.
 
 use cxl_pool::{EndpointId, HostId, Role};
-use pod_protocol::objects::{Object, ObjectId, PortObject, RegistrationState};
+use pod_protocol::objects::{NicPolicy, Object, ObjectId, PortObject, RateLimit, RegistrationState};
 use pod_protocol::reports::DeviceReport;
 
 use super::model::{MIB, check, devices_of, endpoint, join, nic, options, scrub_all, ssd};
@@ -530,6 +530,33 @@ fn a_guest_is_offered_what_its_nic_can_do_whatever_its_backup_cannot() {
     must(&mut state, &Command::Link { device: active, up: false, reason: "no cable".to_owned() });
     assert_eq!(nic_lease(&state).active_nic().map(|nic| nic.name.as_str()), Some("nic0"));
     assert_eq!(port(&state).features, 0b1011, "what was offered cannot be taken back");
+}
+
+#[test]
+fn what_an_instance_may_do_with_its_nic_changes_while_it_is_used() {
+    let mut state = pod_with_vm();
+    let change = |policy: NicPolicy| Command::ChangeNic {
+        instance: "vm1".to_owned(),
+        device: "net0".to_owned(),
+        policy,
+    };
+    let limit = |packets| RateLimit { packets_per_second: packets, ..RateLimit::default() };
+    let addresses = vec!["10.0.0.2".parse().expect("an address")];
+    let policy = NicPolicy { transmit: limit(Some(1000)), addresses, ..NicPolicy::default() };
+    assert_eq!(kinds(&must(&mut state, &change(policy.clone()))), [EventKind::NicChanged]);
+    assert_eq!(kinds(&must(&mut state, &change(policy.clone()))), []);
+    assert_eq!(port(&state).policy, policy);
+    for backend in [NET_BACKEND, BACKUP_BACKEND] {
+        let mut objects = state.desired(backend).into_values();
+        assert!(objects.any(|it| matches!(it, Object::Registration(it) if it.policy == policy)), "{backend}");
+    }
+    for bad in [
+        NicPolicy { receive: limit(Some(0)), ..NicPolicy::default() },
+        NicPolicy { receive: RateLimit { burst_ms: 0, ..limit(None) }, ..NicPolicy::default() },
+        NicPolicy { addresses: vec!["224.0.0.1".parse().expect("an address")], ..NicPolicy::default() },
+    ] {
+        assert_eq!(refused(&mut state, &change(bad)).kind, RefusalKind::InvalidValue);
+    }
 }
 
 fn migrate(to: Option<(u16, &str)>) -> Command {

@@ -73,7 +73,7 @@ impl View {
     }
 
     fn show_nic(&self, lease: &Lease) -> Option<api::Nic> {
-        let LeaseKind::Nic { mac, mtu, queue_pairs, active, standby, home, .. } = &lease.kind else {
+        let LeaseKind::Nic { mac, mtu, queue_pairs, active, standby, home, policy, .. } = &lease.kind else {
             return None;
         };
         Some(api::Nic {
@@ -85,6 +85,7 @@ impl View {
             nic: self.state.device_name(active),
             backup: standby.as_ref().map(|standby| self.state.device_name(standby)),
             home: home.as_ref().map(|home| self.state.device_name(home)),
+            policy: policy.clone().into(),
             draining: lease.draining_nic().map(|nic| self.state.device_name(nic)),
             lease: lease.id.get(),
             generation: lease.generation.get(),

@@ -1,5 +1,7 @@
 //! From the wire, or from a local instance, to the frontends.
 
+use std::time::Instant;
+
 use cxl_pool::{LINE_BYTES, Memory};
 
 use super::Backend;
@@ -170,6 +172,14 @@ impl<M: Memory> Backend<M> {
                 // It gets its own, finished ones.
                 continue;
             }
+            if let Some(limiter) = &mut registration.receive_limit {
+                // One look at the clock per turn, whoever is limited.
+                limiter.refill(*self.now.get_or_insert_with(Instant::now));
+                if limiter.allowed() == 0 {
+                    counters.count_drop(DropReason::RateLimit);
+                    continue;
+                }
+            }
             if registration.held.len() + pieces.len() > registration.object.rx_quota_buffers as usize {
                 counters.count_drop(DropReason::ReceiveQuota);
                 continue;
@@ -199,6 +209,9 @@ impl<M: Memory> Backend<M> {
                 bytes += piece.bytes;
             }
             counters.count_rx(bytes - HEADER_BYTES_U32);
+            if let Some(limiter) = &mut registration.receive_limit {
+                limiter.charge(1, u64::from(bytes - HEADER_BYTES_U32));
+            }
         }
         for piece in pieces {
             if let Some(buffer) = buffers.at(piece.at)

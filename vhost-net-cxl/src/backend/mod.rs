@@ -96,6 +96,8 @@ pub struct Backend<M: Memory> {
     open_channel: OpenChannel<M>,
     tell: Tell,
     reopening: Option<Reopening>,
+    /// The time of this turn, once somebody has asked for it.
+    now: Option<Instant>,
     book: LeaseBook,
     ports: Vec<Port>,
     channels: Vec<ChannelEnd<M>>,
@@ -126,6 +128,7 @@ impl<M: Memory> Backend<M> {
             open_channel,
             tell,
             reopening: None,
+            now: None,
             book,
             ports,
             channels: Vec::new(),
@@ -441,6 +444,7 @@ impl<M: Memory> Task for Backend<M> {
     }
 
     fn turn(&mut self) -> Progress {
+        self.now = None;
         self.look_at_links();
         let mut busy = false;
         for channel in 0..self.channels.len() {

@@ -15,6 +15,7 @@ use crate::ethernet::Addresses;
 use crate::message::{self, MAX_PACKET_BYTES, NetMessage, Opcode, Status};
 use crate::nic::{BATCH_FRAMES, Piece};
 use crate::offloads::Offloads;
+use crate::source_guard;
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
 
 /// How long packets wait for a link that is down. By then the controller has moved the instance, if it can: its
@@ -99,7 +100,8 @@ impl<M: Memory> Backend<M> {
             // What is about to be read may have been brought into our cache by a prefetch since its last use.
             let whole = !self.ports[place].nic.identity().cache_bypassing;
             for message in messages().filter(|message| lies_in(area, message)) {
-                let bytes = if whole { u64::from(message.bytes) } else { FRONT_BYTES as u64 };
+                let front = (HEADER_BYTES + source_guard::FRONT_BYTES) as u64;
+                let bytes = u64::from(message.bytes).min(if whole { u64::MAX } else { front });
                 self.memory.invalidate(message.line.bytes(), bytes);
             }
             self.memory.full_fence();
@@ -166,6 +168,14 @@ impl<M: Memory> Backend<M> {
         }
         if addresses.source != registration.object.mac {
             return refuse(DropReason::Spoofed);
+        }
+        if let Some(guard) = &registration.guard {
+            let mut front = [0; source_guard::FRONT_BYTES];
+            let front = &mut front[..source_guard::FRONT_BYTES.min(frame_bytes as usize)];
+            self.memory.read(message.line.bytes().saturating_add(HEADER_BYTES as u64), front);
+            if !guard.permits(front) {
+                return refuse(DropReason::SpoofedAddress);
+            }
         }
         registration.counters.count_tx(frame_bytes);
         let mut receivers = std::mem::take(&mut self.receivers);

@@ -3,12 +3,15 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Instant;
 
 use pod_protocol::objects::{RegistrationObject, RegistrationState};
 
 use super::receive_buffers::{BufferIndex, REGISTRATIONS_MAX};
 use crate::counters::LeaseCounters;
 use crate::offloads::Offloads;
+use crate::rate_limit::RateLimiter;
+use crate::source_guard::SourceGuard;
 
 /// Names a registration within its NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,6 +67,10 @@ pub(super) struct Registration {
     pub(super) may_leave: Offloads,
     /// Receive buffers that it holds, in the order in which its frontend was told of them, with their packets' numbers.
     pub(super) held: VecDeque<(u16, BufferIndex)>,
+    /// How much it may receive, if that is limited.
+    pub(super) receive_limit: Option<RateLimiter>,
+    /// Looks at the network addresses that it sends from, if its own ones are known.
+    pub(super) guard: Option<SourceGuard>,
     /// Its address is to be announced from our NIC as soon as that works.
     pub(super) announce: bool,
     /// Numbers the frames to its lease, whichever NIC they come from.
@@ -80,7 +87,10 @@ impl Registration {
         let announce = object.state == RegistrationState::Active;
         // No allocation once packets flow: it holds no more than its quota.
         let held = VecDeque::with_capacity(object.rx_quota_buffers.min(QUOTA_USUAL) as usize);
-        Self { object, counters, accepts: Offloads::NONE, may_leave, held, announce, numbers }
+        let receive_limit = RateLimiter::new(&object.policy.receive, Instant::now());
+        let guard = SourceGuard::new(object.mac, &object.policy.addresses);
+        let accepts = Offloads::NONE;
+        Self { object, counters, accepts, may_leave, held, receive_limit, guard, announce, numbers }
     }
 
     /// Takes over what the controller wants now. A registration that becomes active, or is handed to a new holder while
@@ -91,6 +101,10 @@ impl Registration {
                 || self.object.generation != object.generation);
         self.announce = (self.announce && object.state == RegistrationState::Active) || becomes_active;
         self.may_leave = Offloads::left_by_guest(object.features);
+        if self.object.policy.receive != object.policy.receive {
+            self.receive_limit = RateLimiter::new(&object.policy.receive, Instant::now());
+        }
+        self.guard = SourceGuard::new(object.mac, &object.policy.addresses);
         self.object = object;
     }
 

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use cxl_pool::{Area, LineCount, LineOffset};
     use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, MacAddress};
-    use pod_protocol::objects::Route;
+    use pod_protocol::objects::{NicPolicy, Route};
 
     #[test]
     fn a_device_offers_what_its_nics_can_do() {
@@ -121,6 +121,7 @@ mod tests {
             active: route,
             standby: None,
             draining: None,
+            policy: NicPolicy::default(),
         };
         let spec = device_spec(&object);
         assert_eq!(spec.queues, 4);

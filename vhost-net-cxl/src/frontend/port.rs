@@ -1,6 +1,7 @@
 //! One virtio-net device of one VM: its queues, its packets under way, its routes.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use cxl_pool::{Area, Memory};
 use pod_protocol::ids::{ChannelId, LeaseId};
@@ -16,6 +17,7 @@ use super::under_way::{UNDER_WAY_MAX, UnderWay};
 use crate::counters::LeaseCounters;
 use crate::message::{MAX_PACKET_BYTES, NetMessage, Opcode};
 use crate::offloads::Offloads;
+use crate::rate_limit::RateLimiter;
 use crate::vnet_header::HEADER_BYTES;
 
 /// Length of the header for a driver of before the standard that does not merge buffers: without `num_buffers`.
@@ -42,6 +44,10 @@ pub(super) struct Port {
     pub(super) untold: Vec<ChannelId>,
     /// The transmit queue that is looked at first.
     pub(super) first_queue: usize,
+    /// How much the guest may send, if that is limited.
+    pub(super) limiter: Option<RateLimiter>,
+    /// It has sent as much as it may for now.
+    pub(super) throttled: bool,
     /// The route that is being left in order: nothing new is announced until it has acknowledged everything.
     pub(super) leaving: Option<Route>,
 }
@@ -50,6 +56,7 @@ impl Port {
     pub(super) fn new(object: PortObject, counters: Arc<LeaseCounters>) -> Self {
         let rings = (0..2 * object.queue_pairs).map(|_| None).collect();
         let buffers = TransmitBuffers::new(object.tx_area, UNDER_WAY_MAX);
+        let limiter = RateLimiter::new(&object.policy.transmit, Instant::now());
         let mut port = Self {
             object,
             counters,
@@ -62,6 +69,8 @@ impl Port {
             accepts: Offloads::NONE,
             untold: Vec::new(),
             first_queue: 0,
+            limiter,
+            throttled: false,
             leaving: None,
         };
         port.tell_all();
@@ -101,6 +110,10 @@ impl Port {
         // What the device offered to its guest cannot change under it.
         let Self { object: old, .. } = self;
         let (tx_area, queue_pairs) = (old.tx_area, old.queue_pairs);
+        if object.policy.transmit != old.policy.transmit {
+            self.limiter = RateLimiter::new(&object.policy.transmit, Instant::now());
+            self.throttled = false;
+        }
         *old = PortObject { tx_area, queue_pairs, ..object };
         let drains = self.leaving.is_some() && self.leaving == self.object.draining;
         if (moved || self.leaving.is_some()) && !drains {

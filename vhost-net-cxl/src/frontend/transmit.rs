@@ -3,6 +3,8 @@
 //! Descriptors go back to the guest strictly in the order in which it offered them, and only once the backend is done
 //! with the packet: a VMM without in-flight records resumes at the used index, so nothing may be returned out of order.
 
+use std::time::Instant;
+
 use cxl_pool::{LINE_BYTES, Memory};
 use pod_protocol::objects::Route;
 use vhost_frontend::{Buffer, Chain, ChainReader, GuestMemory, GuestView};
@@ -48,7 +50,10 @@ impl Port {
 
     /// Whether a packet that a guest offers now could be taken and announced.
     pub(super) fn can_send<M: Memory>(&self, channels: &mut [Channel<M>]) -> bool {
-        if self.under_way.retry || self.under_way.len() >= UNDER_WAY_MAX || self.leaving.is_some() {
+        if self.under_way.retry || self.under_way.len() >= UNDER_WAY_MAX {
+            return false;
+        }
+        if self.leaving.is_some() || self.throttled {
             return false;
         }
         // An area without room for the longest packet waits for acknowledgements, which wake us.
@@ -84,7 +89,11 @@ impl Port {
         }
         let room = usize::try_from(channel.end.room()).unwrap_or(usize::MAX);
         let room = room.min(UNDER_WAY_MAX - self.under_way.len()).min(PACKETS_PER_TURN);
-        let taken = self.take_packets(memory, room, scratch);
+        let taken = if self.limiter.is_none() {
+            self.take_packets(memory, room, scratch)
+        } else {
+            self.take_within_limit(memory, room, scratch)
+        };
         if taken > 0 {
             // All of them are in the pool before any is announced.
             memory.store_fence();
@@ -93,6 +102,27 @@ impl Port {
             self.return_descriptors(scratch);
         }
         busy || taken > 0
+    }
+
+    /// Takes packets up to the rate that the guest is allowed. Once that is used up, it is asked again when the timer
+    /// says so.
+    fn take_within_limit<M: Memory>(&mut self, memory: &M, room: usize, scratch: &mut Scratch) -> usize {
+        let Some(limiter) = &mut self.limiter else { return 0 };
+        limiter.refill(Instant::now());
+        let allowed = limiter.allowed();
+        let before = (self.counters.tx_packets.get(), self.counters.tx_bytes.get());
+        let taken = self.take_packets(memory, room.min(allowed), scratch);
+        let packets = self.counters.tx_packets.get().wrapping_sub(before.0);
+        let bytes = self.counters.tx_bytes.get().wrapping_sub(before.1);
+        if let Some(limiter) = &mut self.limiter {
+            limiter.charge(packets, bytes);
+            let used_up = limiter.allowed() == 0;
+            if used_up && !self.throttled {
+                self.counters.rate_waits.add(1);
+            }
+            self.throttled = used_up;
+        }
+        taken
     }
 
     /// Announces waiting packets, in order, as far as the channel has room.
@@ -224,12 +254,13 @@ impl Port {
 
     /// Whether the timer is wanted.
     pub(super) fn waits_to_retry(&self) -> bool {
-        self.under_way.retry
+        self.under_way.retry || self.throttled
     }
 
     /// The timer has fired.
     pub(super) fn retry(&mut self) {
         self.under_way.retry = false;
+        self.throttled = false;
     }
 }
 

@@ -9,5 +9,6 @@ mod guest;
 mod hostile;
 mod omissions;
 mod pod;
+mod policy;
 mod recording;
 mod switching;

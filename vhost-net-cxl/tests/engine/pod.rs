@@ -7,7 +7,8 @@ use cxl_channel::RingPlacement;
 use cxl_pool::{Area, EndpointId, Generation, HostId, LineCount, LineOffset, Memory, Role};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress};
 use pod_protocol::objects::{
-    ChannelObject, Engine, NicObject, Object, PortObject, RegistrationObject, RegistrationState, Route,
+    ChannelObject, Engine, NicObject, NicPolicy, Object, PortObject, RegistrationObject, RegistrationState,
+    Route,
 };
 use pod_protocol::reports::Report;
 use pod_protocol::run_directory::RunDirectory;
@@ -140,6 +141,7 @@ pub(crate) fn registration(
         tx_area: transmit_area,
         state,
         rx_quota_buffers: 512,
+        policy: NicPolicy::default(),
     }
 }
 
@@ -158,6 +160,7 @@ pub(crate) fn port(number: u32, transmit_area: Area, active: Route, standby: Opt
         active,
         standby,
         draining: None,
+        policy: NicPolicy::default(),
     }
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct Neighbours {
     pub(crate) guests: Vec<Guest>,
 }
 
-fn transmit_area(number: u32) -> Area {
+pub(crate) fn transmit_area(number: u32) -> Area {
     area(8 + 4 * u64::from(number), 4)
 }
 

@@ -209,6 +209,35 @@ pub(crate) enum Instances {
     ///     podctl instances create vm2 --host h1 --nic mac=02:00:00:00:00:02,mtu=1500,queue-pairs=2
     #[command(verbatim_doc_comment)]
     Create(CreateInstance),
+    /// Say anew what an instance may do with its NIC; what is left out is without limit
+    ///
+    /// Example: podctl instances nic-policy vm1 --send 125M --receive 125M --address 10.0.0.2
+    #[command(verbatim_doc_comment)]
+    NicPolicy {
+        /// The instance's name
+        name: String,
+        /// Which NIC of it
+        #[arg(long, value_name = "NAME", default_value = "net0")]
+        nic: String,
+        /// Bytes that it may send per second, such as 125M
+        #[arg(long, value_name = "BYTES")]
+        send: Option<ByteSize>,
+        /// Packets that it may send per second
+        #[arg(long, value_name = "COUNT")]
+        send_packets: Option<u64>,
+        /// Bytes that it may receive per second
+        #[arg(long, value_name = "BYTES")]
+        receive: Option<ByteSize>,
+        /// Packets that it may receive per second
+        #[arg(long, value_name = "COUNT")]
+        receive_packets: Option<u64>,
+        /// Of how many milliseconds the share may be saved up
+        #[arg(long, value_name = "MS", default_value_t = 100)]
+        burst_ms: u32,
+        /// An IPv4 or IPv6 address that it may use; again for more, and without any, it may use all
+        #[arg(long = "address", value_name = "ADDRESS")]
+        addresses: Vec<std::net::IpAddr>,
+    },
     /// Move a NIC of an instance to another device while both work: nothing is lost
     ///
     /// Example: podctl instances migrate-nic vm1 --to h3/nic1

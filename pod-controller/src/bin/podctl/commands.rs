@@ -1,6 +1,8 @@
 use std::io::Write;
 
-use pod_controller::api::{ByteSize, ChangeVolume, CreateInstance, CreateVolume, VolumeQos};
+use pod_controller::api::{
+    ByteSize, ChangeVolume, CreateInstance, CreateVolume, NicLimit, NicPolicy, VolumeQos,
+};
 use pod_controller::client::Client;
 
 use crate::Failure;
@@ -109,6 +111,29 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
                 volumes: create.volumes.clone(),
             };
             show(out, format, &client.create_instance(&request, create.wait)?, output::instance)
+        }
+        Instances::NicPolicy {
+            name,
+            nic,
+            send,
+            send_packets,
+            receive,
+            receive_packets,
+            burst_ms,
+            addresses,
+        } => {
+            let limit = |bytes: Option<ByteSize>, packets: Option<u64>| NicLimit {
+                bytes_per_second: bytes.map(ByteSize::get),
+                packets_per_second: packets,
+                burst_ms: *burst_ms,
+            };
+            let policy = NicPolicy {
+                transmit: limit(*send, *send_packets),
+                receive: limit(*receive, *receive_packets),
+                addresses: addresses.clone(),
+            };
+            client.change_nic(name, nic, &policy)?;
+            done(out, format, "instance", name, "has a new policy")
         }
         Instances::MigrateNic { name, nic, to } => {
             client.migrate_nic(name, nic, to.as_deref())?;

@@ -173,6 +173,7 @@ pub(crate) fn event_line(event: &Event, format: Output) -> String {
 
 #[cfg(test)]
 mod tests {
+    use pod_controller::api::NicPolicy;
     use pod_controller::api::{Disk, EventKind, Nic};
 
     use super::*;
@@ -193,6 +194,7 @@ mod tests {
                 backup: Some("h3/nic1".to_owned()),
                 home: None,
                 draining: None,
+                policy: NicPolicy::default(),
                 lease: 1,
                 generation: 1,
                 connected: false,

@@ -1,0 +1,81 @@
+use std::net::IpAddr;
+
+use pod_protocol::objects::{NicPolicy, RateLimit};
+
+use super::{Effect, LeaseKind, Refusal, RefusalKind, State};
+use crate::api::EventKind;
+
+/// The longest time for which an instance may save up its share.
+const BURST_MS_MAX: u32 = 60_000;
+/// The most addresses of a NIC.
+const ADDRESSES_MAX: usize = 64;
+
+impl State {
+    /// Says anew what an instance may do with one of its NICs, which may be in use.
+    pub(super) fn change_nic(
+        &mut self,
+        instance: &str,
+        device: &str,
+        policy: &NicPolicy,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Refusal> {
+        check_policy(policy)?;
+        let known = self.instance_named(instance).ok_or_else(|| Refusal::not_found("instance", instance))?;
+        let nics = known.nics.clone();
+        let lease = nics.iter().find(|id| self.leases.get(id).is_some_and(|it| it.device == device));
+        let Some(LeaseKind::Nic { policy: current, .. }) =
+            lease.and_then(|id| self.leases.get_mut(id)).map(|lease| &mut lease.kind)
+        else {
+            return Err(Refusal::not_found("NIC of that instance", device));
+        };
+        if current != policy {
+            current.clone_from(policy);
+            let message = format!(
+                "{device} may send {}, receive {}, and use {}",
+                shown(&policy.transmit),
+                shown(&policy.receive),
+                addresses(&policy.addresses)
+            );
+            effects.push(Effect::event(EventKind::NicChanged, instance, message));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a policy makes sense.
+pub(super) fn check_policy(policy: &NicPolicy) -> Result<(), Refusal> {
+    let invalid = |detail: String| Err(Refusal::new(RefusalKind::InvalidValue, detail));
+    for limit in [&policy.transmit, &policy.receive] {
+        if limit.bytes_per_second == Some(0) || limit.packets_per_second == Some(0) {
+            return invalid(
+                "a limit of zero would cut the NIC off: leave it out, or use 1 at least".to_owned(),
+            );
+        }
+        if !(1..=BURST_MS_MAX).contains(&limit.burst_ms) {
+            return invalid(format!("burst_ms = {}: use 1 to {BURST_MS_MAX}", limit.burst_ms));
+        }
+    }
+    if policy.addresses.len() > ADDRESSES_MAX {
+        return invalid(format!("a NIC can have {ADDRESSES_MAX} addresses at most"));
+    }
+    if let Some(address) = policy.addresses.iter().find(|it| it.is_multicast() || it.is_unspecified()) {
+        return invalid(format!("{address} cannot be the address of a NIC"));
+    }
+    Ok(())
+}
+
+fn shown(limit: &RateLimit) -> String {
+    match (limit.bytes_per_second, limit.packets_per_second) {
+        (None, None) => "without limit".to_owned(),
+        (Some(bytes), None) => format!("{bytes} B/s"),
+        (None, Some(packets)) => format!("{packets} packets/s"),
+        (Some(bytes), Some(packets)) => format!("{bytes} B/s and {packets} packets/s"),
+    }
+}
+
+fn addresses(addresses: &[IpAddr]) -> String {
+    if addresses.is_empty() {
+        return "any address".to_owned();
+    }
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,174 @@
+//! Keeping an instance to its rate: token buckets, refilled once per turn and never per packet.
+
+use std::time::{Duration, Instant};
+
+use pod_protocol::objects::RateLimit;
+
+const NS_PER_SECOND: u128 = 1_000_000_000;
+/// A packet of the usual length, by which the bytes that are left are turned into packets that may be taken.
+const USUAL_PACKET_BYTES: i64 = 1514;
+
+/// Tokens that come at a steady rate. What is taken beyond them is owed, so that on average the rate holds however
+/// large packets are.
+#[derive(Clone, Debug)]
+struct Bucket {
+    per_second: u64,
+    capacity: i64,
+    level: i64,
+    /// Up to when tokens were handed out; behind the clock by less than one token.
+    filled: Instant,
+}
+
+impl Bucket {
+    fn new(per_second: u64, burst: Duration, now: Instant) -> Self {
+        let capacity = u128::from(per_second) * burst.as_nanos() / NS_PER_SECOND;
+        let capacity = i64::try_from(capacity).unwrap_or(i64::MAX).max(1);
+        Self { per_second: per_second.max(1), capacity, level: capacity, filled: now }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let ns = now.saturating_duration_since(self.filled).as_nanos();
+        let tokens = ns * u128::from(self.per_second) / NS_PER_SECOND;
+        if tokens == 0 {
+            return;
+        }
+        let used_ns = tokens * NS_PER_SECOND / u128::from(self.per_second);
+        let level = self.level.saturating_add(i64::try_from(tokens).unwrap_or(i64::MAX));
+        if level >= self.capacity {
+            self.level = self.capacity;
+            self.filled = now;
+        } else {
+            self.level = level;
+            self.filled += Duration::from_nanos(u64::try_from(used_ns).unwrap_or(u64::MAX));
+        }
+    }
+
+    fn take(&mut self, tokens: u64) {
+        self.level = self.level.saturating_sub(i64::try_from(tokens).unwrap_or(i64::MAX));
+    }
+}
+
+/// The limits of one direction.
+#[derive(Clone, Debug)]
+pub struct RateLimiter {
+    bytes: Option<Bucket>,
+    packets: Option<Bucket>,
+}
+
+impl RateLimiter {
+    /// A limiter with everything saved up that may be; nothing if nothing is limited.
+    pub fn new(limit: &RateLimit, now: Instant) -> Option<Self> {
+        let burst = Duration::from_millis(u64::from(limit.burst_ms));
+        let bucket = |per_second: Option<u64>| per_second.map(|rate| Bucket::new(rate, burst, now));
+        let limiter =
+            Self { bytes: bucket(limit.bytes_per_second), packets: bucket(limit.packets_per_second) };
+        (limiter.bytes.is_some() || limiter.packets.is_some()).then_some(limiter)
+    }
+
+    /// Adds what has come in since the last time.
+    pub fn refill(&mut self, now: Instant) {
+        for bucket in [&mut self.bytes, &mut self.packets].into_iter().flatten() {
+            bucket.refill(now);
+        }
+    }
+
+    /// How many packets may be taken now.
+    pub fn allowed(&self) -> usize {
+        let count = |level: i64| usize::try_from(level).unwrap_or(0);
+        let by_packets = self.packets.as_ref().map_or(usize::MAX, |bucket| count(bucket.level));
+        let by_bytes = self.bytes.as_ref().map_or(usize::MAX, |bucket| {
+            if bucket.level > 0 { count(bucket.level / USUAL_PACKET_BYTES) + 1 } else { 0 }
+        });
+        by_packets.min(by_bytes)
+    }
+
+    /// Notes what was taken.
+    pub fn charge(&mut self, packets: u64, bytes: u64) {
+        if let Some(bucket) = &mut self.packets {
+            bucket.take(packets);
+        }
+        if let Some(bucket) = &mut self.bytes {
+            bucket.take(bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn limit(bytes: Option<u64>, packets: Option<u64>, burst_ms: u32) -> RateLimit {
+        RateLimit { bytes_per_second: bytes, packets_per_second: packets, burst_ms }
+    }
+
+    #[test]
+    fn nothing_limited_is_no_limiter() {
+        assert!(RateLimiter::new(&RateLimit::default(), Instant::now()).is_none());
+    }
+
+    #[test]
+    fn a_burst_may_be_saved_up_and_no_more() {
+        let now = Instant::now();
+        let mut limiter = RateLimiter::new(&limit(None, Some(1000), 50), now).expect("a limit");
+        assert_eq!(limiter.allowed(), 50);
+        limiter.charge(50, 0);
+        assert_eq!(limiter.allowed(), 0);
+        limiter.refill(now + Duration::from_micros(999));
+        assert_eq!(limiter.allowed(), 0);
+        limiter.refill(now + Duration::from_millis(1));
+        assert_eq!(limiter.allowed(), 1);
+        limiter.refill(now + Duration::from_secs(9));
+        assert_eq!(limiter.allowed(), 50);
+    }
+
+    #[test]
+    fn a_large_packet_is_owed() {
+        let now = Instant::now();
+        let mut limiter = RateLimiter::new(&limit(Some(1_000_000), None, 1), now).expect("a limit");
+        assert_eq!(limiter.allowed(), 1, "a thousand bytes");
+        limiter.charge(1, 65_000);
+        limiter.refill(now + Duration::from_millis(64));
+        assert_eq!(limiter.allowed(), 0);
+        limiter.refill(now + Duration::from_millis(65));
+        assert_eq!(limiter.allowed(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn the_rate_holds_over_any_time_however_it_is_cut(
+            rate in 1..5_000_000_u64, burst_ms in 1..500_u32, steps in prop::collection::vec(1..20_000_000_u64, 1..200),
+        ) {
+            let start = Instant::now();
+            let mut limiter = RateLimiter::new(&limit(None, Some(rate), burst_ms), start).expect("a limit");
+            let (mut now, mut taken) = (start, 0_u128);
+            for step in steps {
+                let allowed = limiter.allowed();
+                limiter.charge(allowed as u64, 0);
+                taken += allowed as u128;
+                now += Duration::from_nanos(step);
+                limiter.refill(now);
+            }
+            let burst = (u128::from(rate) * u128::from(burst_ms) / 1000).max(1);
+            let most = u128::from(rate) * now.duration_since(start).as_nanos() / NS_PER_SECOND + burst;
+            prop_assert!(taken <= most, "{taken} of {most}");
+        }
+
+        #[test]
+        fn a_sender_that_always_wants_more_gets_its_rate(rate in 1_000..5_000_000_u64, step_us in 100..5_000_u64) {
+            let start = Instant::now();
+            let mut limiter = RateLimiter::new(&limit(None, Some(rate), 100), start).expect("a limit");
+            let (mut now, mut taken) = (start, 0_u128);
+            while now < start + Duration::from_secs(2) {
+                let allowed = limiter.allowed();
+                limiter.charge(allowed as u64, 0);
+                taken += allowed as u128;
+                now += Duration::from_micros(step_us);
+                limiter.refill(now);
+            }
+            // Not a token is lost to rounding but the last one.
+            let least = u128::from(rate) * (now.duration_since(start).as_nanos() - u128::from(step_us) * 1000) / NS_PER_SECOND;
+            prop_assert!(taken + 1 >= least, "{taken} of {least}");
+        }
+    }
+}
