@@ -6,6 +6,7 @@
 //! * What is said: [`commands`], [`objects`], [`reports`], [`telemetry`], as JSON over a pair of rings per endpoint.
 //! * What guards the data path: [`fence`].
 //! * What the data path runs on: [`worker`], [`data_channel`].
+//! * How hosts tell each other what they use of the fabric: [`mchannel`].
 //! * What every binary needs once: [`config`], [`daemon`], [`run_directory`].
 
 #![forbid(unsafe_code)]
@@ -20,6 +21,7 @@ pub mod fence;
 pub mod ids;
 mod link;
 mod liveness;
+pub mod mchannel;
 pub mod objects;
 pub mod reports;
 pub mod run_directory;
