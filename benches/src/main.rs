@@ -8,6 +8,7 @@ mod cores;
 mod cxl_model;
 mod exchange;
 mod failover;
+mod memchannel;
 mod net;
 mod plot;
 mod report;
@@ -41,6 +42,7 @@ enum Benchmark {
     Blk(blk::Options),
     Channel(channel::Options),
     CxlModel(cxl_model::Options),
+    Memchannel(memchannel::Options),
     Exchange(exchange::Options),
     /// The other process of the exchange benchmark.
     #[command(hide = true)]
@@ -70,6 +72,7 @@ fn run(cli: &Cli) -> Result<()> {
         Benchmark::All => {
             apart(|| channel::run(&channel::Options::default(), &cli.output))?;
             cxl_model::run(&cxl_model::Options::default(), &cli.output)?;
+            memchannel::run(&memchannel::Options::default(), &cli.output)?;
             apart(|| exchange::run(&exchange::Options::default(), &cli.output))?;
             apart(|| rest::run(&rest::Options::default(), &cli.output))?;
             apart(|| blk::run(&blk::Options::default(), &cli.output))?;
@@ -79,6 +82,7 @@ fn run(cli: &Cli) -> Result<()> {
         Benchmark::Blk(options) => blk::run(options, &cli.output),
         Benchmark::Channel(options) => channel::run(options, &cli.output),
         Benchmark::CxlModel(options) => cxl_model::run(options, &cli.output),
+        Benchmark::Memchannel(options) => memchannel::run(options, &cli.output),
         Benchmark::Exchange(options) => exchange::run(options, &cli.output),
         Benchmark::ExchangeServer(options) => exchange::serve(options),
         Benchmark::Rest(options) => rest::run(options, &cli.output),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::wire::sequence_of;
 use crate::{RECORD_WORDS, Record, decode};
 
 /// The newest record of every line of every other host.
@@ -11,7 +12,7 @@ use crate::{RECORD_WORDS, Record, decode};
 #[derive(Clone, Debug)]
 pub struct Peers {
     stale_after_us: f64,
-    lines: BTreeMap<(u16, u32), Line>,
+    hosts: BTreeMap<u16, Vec<Option<Line>>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -24,41 +25,47 @@ struct Line {
 impl Peers {
     /// Nothing known yet. Lines count until they have not changed for this long, some K.
     pub fn new(stale_after_us: f64) -> Self {
-        Self { stale_after_us, lines: BTreeMap::new() }
+        Self { stale_after_us, hosts: BTreeMap::new() }
     }
 
     /// Takes what was read of a host's line at a time of the caller's clock, in µs. Returns whether it was news.
     pub fn take(&mut self, host: u16, line: u32, words: &[u64; RECORD_WORDS], now_us: f64) -> bool {
-        let Some((sequence, record)) = decode(words) else { return false };
-        let new = Line { sequence, changed_us: now_us, record };
-        match self.lines.get_mut(&(host, line)) {
-            None => {
-                self.lines.insert((host, line), new);
-                true
-            }
-            Some(known) => {
-                // Sequence numbers wrap: the nearer way round is taken (RFC 1982). One that is older may be believed once
-                // what is known is stale: its writer began anew.
-                let ahead = sequence.wrapping_sub(known.sequence);
-                let stale = now_us - known.changed_us > self.stale_after_us;
-                let news = ahead != 0 && (ahead < 1 << 31 || stale);
-                if news {
-                    *known = new;
-                }
-                news
-            }
+        let lines = self.hosts.entry(host).or_default();
+        let place = line as usize;
+        if let Some(Some(known)) = lines.get(place)
+            && known.sequence == sequence_of(words)
+        {
+            return false;
         }
+        let Some((sequence, record)) = decode(words) else { return false };
+        if lines.len() <= place {
+            lines.resize(place + 1, None);
+        }
+        let new = Line { sequence, changed_us: now_us, record };
+        let Some(known) = &mut lines[place] else {
+            lines[place] = Some(new);
+            return true;
+        };
+        // Sequence numbers wrap: the nearer way round is taken (RFC 1982). One that is older may be believed once what is
+        // known is stale: its writer began anew.
+        let ahead = sequence.wrapping_sub(known.sequence);
+        let stale = now_us - known.changed_us > self.stale_after_us;
+        let news = ahead != 0 && (ahead < 1 << 31 || stale);
+        if news {
+            *known = new;
+        }
+        news
     }
 
     /// The records that count at this time.
     pub fn records(&self, now_us: f64) -> impl Iterator<Item = &Record> {
         let live = move |line: &&Line| now_us - line.changed_us <= self.stale_after_us;
-        self.lines.values().filter(live).map(|line| &line.record)
+        self.hosts.values().flatten().flatten().filter(live).map(|line| &line.record)
     }
 
     /// Drops a host that is known to be gone.
     pub fn forget(&mut self, host: u16) {
-        self.lines.retain(|(of, _), _| *of != host);
+        self.hosts.remove(&host);
     }
 }
 

@@ -51,6 +51,11 @@ pub fn decode(words: &[u64; RECORD_WORDS]) -> Option<(u32, Record)> {
     Some((sequence, Record { element: ElementId(low(words[0])), node, sums }))
 }
 
+/// The sequence number, whatever the rest of the line says.
+pub(crate) fn sequence_of(words: &[u64; RECORD_WORDS]) -> u32 {
+    low(words[7])
+}
+
 /// Against lines that arrived in part, not against malice.
 fn checksum(words: &[u64; RECORD_WORDS], sequence: u32) -> u32 {
     let mixed = words[..7].iter().fold(u64::from(sequence) ^ 0x6d65_6d2d_6368_616e, |mixed, word| {

@@ -1,0 +1,150 @@
+//! The paper's experiments on the simulated fabric.
+
+use anyhow::Result;
+
+use super::fabric::{Found, Simulation, Stream};
+use super::parameters::{Fabric, whole};
+
+/// Before anything is counted, in µs: without control, queues settle; with it, shares do.
+const SETTLE_US: f64 = 20.0;
+const SETTLE_CONTROLLED_US: f64 = 12_000.0;
+const COUNT_US: f64 = 200.0;
+const COUNT_CONTROLLED_US: f64 = 3000.0;
+
+/// Threads of a program in Figures 9 and 10. The text does not say how many; this is assumed.
+const APP_THREADS: u32 = 8;
+/// Threads of each program in Figure 11, at the heaviest.
+const PAIR_THREADS: u32 = 15;
+
+pub(super) fn run(fabric: &Fabric, streams: &[Stream], controlled: bool) -> Result<Vec<Found>> {
+    let mut simulation = Simulation::new(fabric, streams, controlled)?;
+    simulation.run(if controlled { SETTLE_CONTROLLED_US } else { SETTLE_US })?;
+    simulation.run(if controlled { COUNT_CONTROLLED_US } else { COUNT_US })
+}
+
+fn blocks(fabric: &Fabric, host: usize, write: bool, threads: u32) -> Stream {
+    let in_flight = if write { fabric.block_writes } else { fabric.block_reads };
+    Stream { host, write, in_flight, block: 64, threads }
+}
+
+fn lone(write: bool) -> Stream {
+    Stream { host: 0, write, in_flight: 1.0, block: 1, threads: 1 }
+}
+
+/// Contending traffic on the same host, or half of it on each of two others: one port alone cannot congest another one.
+fn contending(fabric: &Fabric, other_hosts: bool, write: bool, threads: u32) -> Vec<Stream> {
+    if other_hosts {
+        let half = threads / 2;
+        vec![blocks(fabric, 1, write, threads - half), blocks(fabric, 2, write, half)]
+    } else {
+        vec![blocks(fabric, 0, write, threads)]
+    }
+}
+
+/// Latency of a lone access beside 4 KiB blocks, in ns.
+pub(super) fn beside_blocks(fabric: &Fabric, other_hosts: bool, write: bool, threads: u32) -> Result<f64> {
+    let mut streams = vec![lone(write)];
+    streams.extend(contending(fabric, other_hosts, write, threads));
+    Ok(run(fabric, &streams, false)?[0].latency_ns)
+}
+
+/// Figure 3-a: a program whose data lies in the last-level cache, as far as others leave it there.
+pub(super) fn cached(fabric: &Fabric) -> Result<f64> {
+    let loaded = beside_blocks(fabric, false, false, whole(fabric.background))?;
+    Ok((1.0 - fabric.llc_lost) * fabric.llc_ns + fabric.llc_lost * loaded)
+}
+
+/// Figure 4-c: what 4 KiB blocks on four cores leave to single lines on four others, in per cent of the link for the blocks.
+pub(super) fn blocks_against_lines(fabric: &Fabric) -> Result<f64> {
+    let lines = Stream { threads: 4, ..lone(false) };
+    let found = run(fabric, &[lines, blocks(fabric, 0, false, 4)], false)?;
+    Ok(found[1].rate / (found[0].rate + found[1].rate) * 100.0)
+}
+
+/// Table 1: four cores with a stride; GB/s of use.
+pub(super) fn strided(fabric: &Fabric, write: bool, stride: f64) -> Result<f64> {
+    let without = if write { fabric.strided_writes } else { fabric.strided_reads };
+    // Of what the prefetcher is ahead by, one line in `stride` is of use, and it gets going one time in `stride`.
+    let useful = without + fabric.prefetched / (stride * stride);
+    let useless = fabric.prefetched / stride * (1.0 - 1.0 / stride);
+    let of_use = Stream { host: 0, write, in_flight: useful, block: 1, threads: 4 };
+    let mut streams = vec![of_use];
+    if useless > 0.0 {
+        streams.push(Stream { in_flight: useless.max(0.25), ..of_use });
+    }
+    Ok(run(fabric, &streams, false)?[0].rate)
+}
+
+/// A program of Figures 9 to 11: its lines under way per thread.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct App {
+    pub(super) name: &'static str,
+    pub(super) in_flight: f64,
+}
+
+impl App {
+    fn stream(&self, threads: u32) -> Stream {
+        Stream { host: 0, write: false, in_flight: self.in_flight, block: 1, threads }
+    }
+}
+
+/// What contending traffic does to a program.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Contended {
+    pub(super) slowdown: f64,
+    /// Of the link.
+    pub(super) used: f64,
+    pub(super) latency_ns: f64,
+}
+
+/// Figures 9 (the other traffic on the same host) and 10 (on two others). `part`: how much of the contending traffic.
+pub(super) fn contended(
+    fabric: &Fabric,
+    app: &App,
+    other_hosts: bool,
+    part: f64,
+    controlled: bool,
+) -> Result<Contended> {
+    let alone = run(fabric, &[app.stream(APP_THREADS)], false)?[0].rate;
+    let threads = whole(fabric.background * part);
+    let mut streams = vec![app.stream(APP_THREADS)];
+    streams.extend(contending(fabric, other_hosts, false, threads));
+    let found = run(fabric, &streams, controlled)?;
+    Ok(Contended {
+        slowdown: alone / found[0].rate,
+        used: found.iter().map(|found| found.rate).sum::<f64>() / fabric.link_gb_s,
+        latency_ns: found[0].latency_ns,
+    })
+}
+
+/// Figure 11: GB/s of two programs on a host.
+pub(super) fn pair(fabric: &Fabric, apps: [&App; 2], threads: u32, controlled: bool) -> Result<[f64; 2]> {
+    let found = run(fabric, &[apps[0].stream(threads), apps[1].stream(threads)], controlled)?;
+    Ok([found[0].rate, found[1].rate])
+}
+
+/// The gap at the heaviest contention, in GB/s.
+pub(super) fn gap(fabric: &Fabric, apps: [&App; 2], controlled: bool) -> Result<f64> {
+    let [a, b] = pair(fabric, apps, PAIR_THREADS, controlled)?;
+    Ok((a - b).abs())
+}
+
+/// So many lines under way per thread fill the link while a program of Figures 9 and 10 is alone. Up to there contention slows it
+/// by what it does to latencies; beyond, it slows it the less the more it has under way.
+pub(super) fn fills_the_link(fabric: &Fabric) -> f64 {
+    fabric.idle_ns / fabric.line_ns() / f64::from(APP_THREADS)
+}
+
+/// The number of lines under way, at least `least`, at which a figure without control is as measured; `find` falls as it grows.
+pub(super) fn fit(measured: f64, least: f64, mut find: impl FnMut(f64) -> Result<f64>) -> Result<f64> {
+    let (mut low, mut high) = (least, 48.0);
+    for _ in 0..10 {
+        let middle = f64::midpoint(low, high);
+        if find(middle)? > measured {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    Ok(f64::midpoint(low, high))
+}

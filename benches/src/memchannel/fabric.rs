@@ -1,0 +1,329 @@
+//! A switched CXL fabric, event by event: cores with a limited number of lines under way, host ports with virtual lanes, a
+//! switch whose egress port gives credits, a device. One event is one cache line at one place.
+//!
+//! Host ports take their virtual lanes in turn; a lane whose head has no credit blocks what is behind it. The switch gives its
+//! credits to whoever waits longest, so that they go to hosts in proportion to what these have under way (adaptive credit
+//! allocation). Reads use one direction of a link, writes the other.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use anyhow::Result;
+
+use super::control::Control;
+use super::parameters::Fabric;
+
+pub(super) const LINE: f64 = 64.0;
+
+/// Threads of one program: what they read or write, and how.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stream {
+    pub(super) host: usize,
+    pub(super) write: bool,
+    /// Lines that a thread has under way at most; a fraction means that some of the threads have one more.
+    pub(super) in_flight: f64,
+    /// Lines of a block: the next one begins when all of them have arrived. 1: line by line.
+    pub(super) block: u32,
+    pub(super) threads: u32,
+}
+
+/// What a program did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Found {
+    /// Bytes per ns: GB/s.
+    pub(super) rate: f64,
+    pub(super) latency_ns: f64,
+}
+
+#[derive(Clone, Copy)]
+struct Line {
+    thread: u32,
+    issued_ps: u64,
+}
+
+pub(super) struct Thread {
+    pub(super) host: usize,
+    stream: usize,
+    write: bool,
+    lane: usize,
+    limit: u32,
+    block: u32,
+    block_left: u32,
+    under_way: u32,
+    pub(super) stopped: bool,
+    pub(super) moved: u64,
+}
+
+/// One direction of a link.
+#[derive(Default)]
+struct Server {
+    lanes: Vec<VecDeque<Line>>,
+    next_lane: usize,
+    waiting: u32,
+    busy: bool,
+    arrivals: u64,
+    overloaded: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// A host port has sent a line (host, direction, thread, when issued).
+    PortDone(u32, bool, u32, u64),
+    /// The egress port has.
+    EgressDone(bool, u32, u64),
+    /// A line is back.
+    Arrived(u32, u64),
+    Window(u32),
+    Stop(u32),
+    Sample(u32),
+}
+
+pub(super) struct Simulation {
+    fabric: Fabric,
+    pub(super) threads: Vec<Thread>,
+    streams: usize,
+    ports: Vec<[Server; 2]>,
+    egress: [Server; 2],
+    credits: [u32; 2],
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    order: u64,
+    now_ps: u64,
+    control: Option<Control>,
+    completed: Vec<(u64, u64)>,
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times are positive and short")]
+fn ps(ns: f64) -> u64 {
+    (ns * 1000.0).max(0.0) as u64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a few ms")]
+pub(super) fn number(count: u64) -> f64 {
+    count as f64
+}
+
+impl Simulation {
+    pub(super) fn new(fabric: &Fabric, streams: &[Stream], controlled: bool) -> Result<Self> {
+        let mut threads = Vec::new();
+        for (index, stream) in streams.iter().enumerate() {
+            for thread in 0..stream.threads {
+                let share =
+                    stream.in_flight * f64::from(thread + 1) - (stream.in_flight * f64::from(thread)).floor();
+                let limit = ps(share / 1000.0);
+                threads.push(Thread {
+                    host: stream.host,
+                    stream: index,
+                    write: stream.write,
+                    lane: threads.len() % fabric.lanes(),
+                    limit: u32::try_from(limit).unwrap_or(1).max(1),
+                    block: stream.block,
+                    block_left: stream.block,
+                    under_way: 0,
+                    stopped: false,
+                    moved: 0,
+                });
+            }
+        }
+        let hosts = streams.iter().map(|stream| stream.host + 1).max().unwrap_or(1);
+        let server = |lanes: usize| Server { lanes: vec![VecDeque::new(); lanes], ..Server::default() };
+        let ports = (0..hosts).map(|_| [server(fabric.lanes()), server(fabric.lanes())]).collect();
+        let credits = u32::try_from(ps(fabric.credits / 1000.0)).unwrap_or(1);
+        let control = if controlled { Some(Control::new(fabric, &threads, hosts)?) } else { None };
+        let mut simulation = Self {
+            fabric: *fabric,
+            threads,
+            streams: streams.len(),
+            ports,
+            egress: [server(1), server(1)],
+            credits: [credits; 2],
+            events: BinaryHeap::new(),
+            order: 0,
+            now_ps: 0,
+            control,
+            completed: vec![(0, 0); streams.len()],
+        };
+        simulation.begin();
+        Ok(simulation)
+    }
+
+    fn begin(&mut self) {
+        let count = self.threads.len();
+        for thread in 0..count {
+            let thread = u32::try_from(thread).unwrap_or(0);
+            if let Some(control) = &self.control {
+                // Windows are not aligned.
+                let offset = control.t_w_ns() * f64::from(thread) / number(count as u64);
+                self.at(ps(offset + control.t_w_ns()), Event::Window(thread));
+            }
+            self.issue(thread);
+        }
+        if let Some(control) = &self.control {
+            let k_ns = control.k_ns();
+            for host in 0..self.ports.len() {
+                let host = u32::try_from(host).unwrap_or(0);
+                self.at(ps(k_ns * (1.0 + 0.3 * f64::from(host))), Event::Sample(host));
+            }
+        }
+    }
+
+    /// Runs for so long; what each stream did meanwhile.
+    pub(super) fn run(&mut self, us: f64) -> Result<Vec<Found>> {
+        self.completed = vec![(0, 0); self.streams];
+        let end_ps = self.now_ps + ps(us * 1000.0);
+        while let Some(Reverse((at_ps, _, event))) = self.events.pop() {
+            if at_ps > end_ps {
+                self.order += 1;
+                self.events.push(Reverse((at_ps, self.order, event)));
+                break;
+            }
+            self.now_ps = at_ps;
+            self.handle(event)?;
+        }
+        self.now_ps = end_ps;
+        let found = |(lines, latency_ps): &(u64, u64)| Found {
+            rate: number(*lines) * LINE / (us * 1000.0),
+            latency_ns: number(*latency_ps) / number((*lines).max(1)) / 1000.0,
+        };
+        Ok(self.completed.iter().map(found).collect())
+    }
+
+    fn at(&mut self, at_ps: u64, event: Event) {
+        self.order += 1;
+        self.events.push(Reverse((at_ps, self.order, event)));
+    }
+
+    fn handle(&mut self, event: Event) -> Result<()> {
+        match event {
+            Event::PortDone(host, write, thread, issued_ps) => {
+                self.ports[host as usize][usize::from(write)].busy = false;
+                let egress = &mut self.egress[usize::from(write)];
+                let over = f64::from(egress.waiting) > self.fabric.overload_lines;
+                egress.arrivals += 1;
+                egress.overloaded += u64::from(over);
+                egress.lanes[0].push_back(Line { thread, issued_ps });
+                egress.waiting += 1;
+                self.serve_egress(write);
+                self.serve_ports(write);
+            }
+            Event::EgressDone(write, thread, issued_ps) => {
+                self.egress[usize::from(write)].busy = false;
+                self.credits[usize::from(write)] += 1;
+                let rest = ps(self.fabric.idle_ns) - ps(2.0 * self.fabric.line_ns());
+                self.at(self.now_ps + rest, Event::Arrived(thread, issued_ps));
+                self.serve_egress(write);
+                self.serve_ports(write);
+            }
+            Event::Arrived(thread, issued_ps) => self.arrived(thread, issued_ps),
+            Event::Window(thread) => {
+                if let Some(control) = self.control.as_mut() {
+                    let bytes = std::mem::take(&mut self.threads[thread as usize].moved) * 64;
+                    let run_ns = control.window(thread as usize, bytes)?;
+                    let t_w_ns = control.t_w_ns();
+                    self.threads[thread as usize].stopped = run_ns <= 0.0;
+                    if run_ns > 0.0 && run_ns < t_w_ns {
+                        self.at(self.now_ps + ps(run_ns), Event::Stop(thread));
+                    }
+                    self.at(self.now_ps + ps(t_w_ns), Event::Window(thread));
+                    self.issue(thread);
+                }
+            }
+            Event::Stop(thread) => self.threads[thread as usize].stopped = true,
+            Event::Sample(host) => {
+                let port = overloaded(&mut self.ports[host as usize]);
+                let egress = overloaded(&mut self.egress);
+                if let Some(control) = self.control.as_mut() {
+                    control.sample(host as usize, port, egress, number(self.now_ps) / 1e6)?;
+                    let k_ns = control.k_ns();
+                    self.at(self.now_ps + ps(k_ns), Event::Sample(host));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn arrived(&mut self, thread: u32, issued_ps: u64) {
+        let state = &mut self.threads[thread as usize];
+        state.under_way -= 1;
+        state.moved += 1;
+        let completed = &mut self.completed[state.stream];
+        completed.0 += 1;
+        completed.1 += self.now_ps - issued_ps;
+        if state.block_left == 0 && state.under_way == 0 {
+            state.block_left = state.block;
+        }
+        self.issue(thread);
+    }
+
+    fn issue(&mut self, thread: u32) {
+        let state = &mut self.threads[thread as usize];
+        let (host, write, lane) = (state.host, state.write, state.lane);
+        let mut issued = false;
+        while !state.stopped && state.under_way < state.limit && (state.block_left > 0 || state.block == 1) {
+            state.under_way += 1;
+            state.block_left = state.block_left.saturating_sub(1);
+            let port = &mut self.ports[host][usize::from(write)];
+            port.arrivals += 1;
+            port.overloaded += u64::from(f64::from(port.waiting) > self.fabric.overload_lines);
+            port.lanes[lane].push_back(Line { thread, issued_ps: self.now_ps });
+            port.waiting += 1;
+            issued = true;
+        }
+        if issued {
+            self.serve_ports(write);
+        }
+    }
+
+    /// Gives credits to the ports that can use one, the longest waiting first.
+    fn serve_ports(&mut self, write: bool) {
+        let side = usize::from(write);
+        while self.credits[side] > 0 {
+            let mut best: Option<(u64, usize, usize)> = None;
+            for (host, port) in self.ports.iter().enumerate() {
+                let server = &port[side];
+                if server.busy || server.waiting == 0 {
+                    continue;
+                }
+                let lanes = server.lanes.len();
+                let mut turn = (0..lanes).map(|step| (server.next_lane + step) % lanes);
+                let Some((lane, head)) =
+                    turn.find_map(|lane| server.lanes[lane].front().map(|head| (lane, head)))
+                else {
+                    continue;
+                };
+                if best.is_none_or(|(since, _, _)| head.issued_ps < since) {
+                    best = Some((head.issued_ps, host, lane));
+                }
+            }
+            let Some((_, host, lane)) = best else { return };
+            let server = &mut self.ports[host][side];
+            let Some(first) = server.lanes[lane].pop_front() else { return };
+            server.waiting -= 1;
+            server.next_lane = (lane + 1) % server.lanes.len();
+            server.busy = true;
+            self.credits[side] -= 1;
+            let done = self.now_ps + ps(self.fabric.line_ns());
+            let host = u32::try_from(host).unwrap_or(0);
+            self.at(done, Event::PortDone(host, write, first.thread, first.issued_ps));
+        }
+    }
+
+    fn serve_egress(&mut self, write: bool) {
+        let server = &mut self.egress[usize::from(write)];
+        if server.busy {
+            return;
+        }
+        let Some(line) = server.lanes[0].pop_front() else { return };
+        server.waiting -= 1;
+        server.busy = true;
+        let done = self.now_ps + ps(self.fabric.line_ns());
+        self.at(done, Event::EgressDone(write, line.thread, line.issued_ps));
+    }
+}
+
+/// The part of lines that found too many before them, in the worse direction, since the last call.
+fn overloaded(link: &mut [Server; 2]) -> f64 {
+    link.iter_mut().fold(0.0, |most, server| {
+        let (arrivals, over) = (std::mem::take(&mut server.arrivals), std::mem::take(&mut server.overloaded));
+        most.max(number(over) / number(arrivals.max(1)))
+    })
+}

@@ -1,0 +1,242 @@
+//! The paper's figures, and what the model says of them.
+
+use anyhow::Result;
+
+use super::experiments::{
+    App, beside_blocks, blocks_against_lines, cached, contended, fills_the_link, fit, gap, strided,
+};
+use super::parameters::{Fabric, whole};
+
+/// How far a figure without control may be off.
+const CHARACTERISATION: f64 = 0.2;
+/// And a prediction.
+const PREDICTION: f64 = 0.25;
+
+/// One figure.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) slug: String,
+    pub(super) what: String,
+    pub(super) unit: &'static str,
+    pub(super) paper: f64,
+    pub(super) ours: f64,
+    pub(super) fitted: bool,
+    /// Within this part of the paper's figure; or, below 0, at least this many hundredths of it.
+    pub(super) tolerance: f64,
+}
+
+/// The programs, fitted without control.
+#[derive(Clone, Debug)]
+pub(super) struct Apps {
+    pub(super) bwaves: App,
+    pub(super) roms: App,
+    pub(super) bc: App,
+    pub(super) pr: App,
+    pub(super) silo: App,
+    pub(super) mica: App,
+}
+
+fn fit_slowdown(fabric: &Fabric, name: &'static str, other_hosts: bool, measured: f64) -> Result<App> {
+    let in_flight = fit(measured, fills_the_link(fabric), |in_flight| {
+        Ok(contended(fabric, &App { name, in_flight }, other_hosts, 1.0, false)?.slowdown)
+    })?;
+    Ok(App { name, in_flight })
+}
+
+fn fit_gap(fabric: &Fabric, name: &'static str, bwaves: &App, measured: f64) -> Result<App> {
+    let in_flight = fit(measured, 1.0, |in_flight| {
+        // Beyond Bwaves' own number the gap would grow again.
+        let app = App { name, in_flight: in_flight.min(bwaves.in_flight) };
+        gap(fabric, [bwaves, &app], false)
+    })?;
+    Ok(App { name, in_flight })
+}
+
+pub(super) fn fit_apps(fabric: &Fabric) -> Result<Apps> {
+    let bwaves = fit_slowdown(fabric, "Bwaves", false, 7.0)?;
+    Ok(Apps {
+        roms: fit_slowdown(fabric, "Roms", false, 8.8)?,
+        bc: fit_slowdown(fabric, "BC", true, 7.2)?,
+        pr: fit_slowdown(fabric, "PR", true, 4.2)?,
+        silo: fit_gap(fabric, "Silo", &bwaves, 8.9)?,
+        mica: fit_gap(fabric, "MICA", &bwaves, 11.5)?,
+        bwaves,
+    })
+}
+
+/// Table 1: stride, read and write throughput.
+const STRIDES: [(f64, f64, f64); 5] =
+    [(1.0, 21.9, 22.0), (2.0, 15.3, 18.0), (4.0, 12.7, 17.9), (6.0, 13.1, 19.4), (8.0, 12.8, 19.2)];
+
+struct Rows(Vec<Row>);
+
+impl Rows {
+    fn add(
+        &mut self,
+        slug: &str,
+        what: &str,
+        unit: &'static str,
+        figures: [f64; 2],
+        fitted: bool,
+        tolerance: f64,
+    ) {
+        let [paper, ours] = figures;
+        self.0.push(Row {
+            slug: slug.to_owned(),
+            what: what.to_owned(),
+            unit,
+            paper,
+            ours,
+            fitted,
+            tolerance,
+        });
+    }
+}
+
+/// Everything.
+pub(super) fn all(fabric: &Fabric, apps: &Apps) -> Result<Vec<Row>> {
+    let mut rows = Rows(Vec::new());
+    let threads = whole(fabric.background);
+    let full = beside_blocks(fabric, false, false, threads)?;
+    rows.add(
+        "cached-slowdown",
+        "Fig. 3-a: cached, link full",
+        "x",
+        [13.4, cached(fabric)? / fabric.llc_ns],
+        true,
+        CHARACTERISATION,
+    );
+    rows.add("full-latency", "Fig. 3-b: lone read, port full", "ns", [1624.2, full], true, CHARACTERISATION);
+    rows.add(
+        "full-bandwidth",
+        "Fig. 3-b: its bandwidth lost",
+        "%",
+        [82.6, (1.0 - fabric.idle_ns / full) * 100.0],
+        false,
+        CHARACTERISATION,
+    );
+    let read = beside_blocks(fabric, true, false, threads)? / beside_blocks(fabric, true, false, 0)?;
+    rows.add("fabric-read", "Fig. 4-a: 64 B read beside 4 KiB", "x", [6.9, read], false, CHARACTERISATION);
+    let write = beside_blocks(fabric, true, true, threads)? / beside_blocks(fabric, true, true, 0)?;
+    rows.add("fabric-write", "Fig. 4-a: 64 B write beside 4 KiB", "x", [3.8, write], true, CHARACTERISATION);
+    rows.add(
+        "blocks-share",
+        "Fig. 4-c: link taken by 4 KiB",
+        "%",
+        [97.8, blocks_against_lines(fabric)?],
+        false,
+        CHARACTERISATION,
+    );
+    for (stride, reads, writes) in STRIDES {
+        for (write, paper) in [(false, reads), (true, writes)] {
+            let name = if write { "write" } else { "read" };
+            let fitted = stride < 2.0 || (!write && [2.0, 8.0].contains(&stride));
+            rows.add(
+                &format!("stride-{stride}-{name}"),
+                &format!("Table 1: stride {stride}, {name}"),
+                "GB/s",
+                [paper, strided(fabric, write, stride)?],
+                fitted,
+                CHARACTERISATION,
+            );
+        }
+    }
+    controlled(fabric, apps, &mut rows)?;
+    Ok(rows.0)
+}
+
+fn controlled(fabric: &Fabric, apps: &Apps, rows: &mut Rows) -> Result<()> {
+    let cases = [
+        (&apps.bwaves, false, 7.0, 2.5, "Fig. 9"),
+        (&apps.roms, false, 8.8, 2.5, "Fig. 9"),
+        (&apps.bc, true, 7.2, 3.1, "Fig. 10"),
+        (&apps.pr, true, 4.2, 2.1, "Fig. 10"),
+    ];
+    for (app, other_hosts, without, with, figure) in cases {
+        let slug = app.name.to_lowercase();
+        let free = contended(fabric, app, other_hosts, 1.0, false)?;
+        let held = contended(fabric, app, other_hosts, 1.0, true)?;
+        rows.add(
+            &format!("{slug}-without"),
+            &format!("{figure}: {}, slowdown without control", app.name),
+            "x",
+            [without, free.slowdown],
+            true,
+            CHARACTERISATION,
+        );
+        rows.add(
+            &format!("{slug}-with"),
+            &format!("{figure}: {}, slowdown with control", app.name),
+            "x",
+            [with, held.slowdown],
+            false,
+            PREDICTION,
+        );
+        let used = if other_hosts { 97.2 } else { 96.1 };
+        rows.add(
+            &format!("{slug}-used"),
+            &format!("{figure}: {}, link used", app.name),
+            "%",
+            [used, held.used * 100.0],
+            false,
+            -96.0,
+        );
+        let saved = (1.0 - held.latency_ns / free.latency_ns) * 100.0;
+        if let Some(paper) = [("bwaves", 51.6), ("roms", 35.1)].iter().find(|known| known.0 == slug) {
+            rows.add(
+                &format!("{slug}-latency"),
+                &format!("{figure}: {}, latency saved", app.name),
+                "%",
+                [paper.1, saved],
+                false,
+                PREDICTION,
+            );
+        }
+    }
+    let pairs = [
+        ([&apps.bwaves, &apps.silo], 8.9, 1.3, true),
+        ([&apps.bwaves, &apps.mica], 11.5, 1.8, true),
+        ([&apps.mica, &apps.silo], 3.1, 0.1, false),
+    ];
+    for (pair, without, with, fitted) in pairs {
+        let name = format!("{}+{}", pair[0].name, pair[1].name);
+        let slug = name.to_lowercase();
+        rows.add(
+            &format!("{slug}-gap-without"),
+            &format!("Fig. 11: {name}, gap without control"),
+            "GB/s",
+            [without, gap(fabric, pair, false)?],
+            fitted,
+            CHARACTERISATION,
+        );
+        rows.add(
+            &format!("{slug}-gap-with"),
+            &format!("Fig. 11: {name}, gap with control"),
+            "GB/s",
+            [with, gap(fabric, pair, true)?],
+            false,
+            PREDICTION,
+        );
+    }
+    Ok(())
+}
+
+/// What the sensitivity table shows: names and values.
+pub(super) const KEY: [&str; 8] =
+    ["cached", "port full", "read", "write", "blocks", "stride 4", "Bwaves with", "Bwaves used"];
+
+pub(super) fn key(fabric: &Fabric, apps: &Apps) -> Result<[f64; 8]> {
+    let threads = whole(fabric.background);
+    let idle = [beside_blocks(fabric, true, false, 0)?, beside_blocks(fabric, true, true, 0)?];
+    let held = contended(fabric, &apps.bwaves, false, 1.0, true)?;
+    Ok([
+        cached(fabric)? / fabric.llc_ns,
+        beside_blocks(fabric, false, false, threads)?,
+        beside_blocks(fabric, true, false, threads)? / idle[0],
+        beside_blocks(fabric, true, true, threads)? / idle[1],
+        blocks_against_lines(fabric)?,
+        strided(fabric, false, 4.0)?,
+        held.slowdown,
+        held.used * 100.0,
+    ])
+}

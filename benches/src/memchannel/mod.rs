@@ -1,0 +1,49 @@
+//! `memchannel`: sharing the bandwidth of a modelled CXL fabric, against the paper's measurements on a real one.
+
+mod control;
+mod experiments;
+mod fabric;
+mod figures;
+mod parameters;
+mod scale;
+mod summary;
+
+use std::path::Path;
+
+use anyhow::Result;
+use clap::Args;
+
+use self::parameters::Fabric;
+
+/// The bandwidth of a CXL fabric: without control and with MemChannel, against the paper's figures (NSDI '26).
+///
+/// The fabric is simulated event by event, a cache line at a time: virtual lanes, credits, head-of-line blocking, prefetches.
+/// Its parameters are fitted to measurements without control only; what control does is predicted, by the very code that
+/// hosts run. Simulated time does not depend on the machine; the cost of a scheduling step does.
+#[derive(Args, Default)]
+pub(crate) struct Options {
+    /// Leave out what each parameter does.
+    #[arg(long)]
+    no_sensitivity: bool,
+}
+
+/// Runs it.
+pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
+    let fabric = Fabric::PAPER;
+    let apps = figures::fit_apps(&fabric)?;
+    let rows = figures::all(&fabric, &apps)?;
+    let curves = summary::curves(&fabric, &apps)?;
+    let scale = scale::run()?;
+    let mut sensitivity = Vec::new();
+    if !options.no_sensitivity {
+        for (number, parameter) in parameters::KNOWN.iter().enumerate() {
+            for factor in [0.8, 1.2] {
+                let mut changed = fabric;
+                *(parameter.of)(&mut changed) *= factor;
+                let apps = figures::fit_apps(&changed)?;
+                sensitivity.push((number, factor, figures::key(&changed, &apps)?));
+            }
+        }
+    }
+    summary::write(&summary::Findings { fabric, apps, rows, curves, scale, sensitivity }, output)
+}

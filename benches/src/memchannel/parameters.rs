@@ -1,0 +1,121 @@
+//! What the fabric and its users are like, and where each figure comes from.
+
+/// The parameters. The paper's system: Xeon Gold 6530, one port of eight lanes, an XConn switch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fabric {
+    /// GB/s of a link and direction: a stream of stride 1 (Table 1).
+    pub(super) link_gb_s: f64,
+    /// A lone read, in ns (§2.3, Figure 3-b/c).
+    pub(super) idle_ns: f64,
+    /// A hit in the last-level cache, in ns (Figure 3-a).
+    pub(super) llc_ns: f64,
+    /// Virtual lanes of a host port: assumed.
+    pub(super) virtual_lanes: f64,
+    /// Lines that the switch's egress port has buffers for: assumed, a little more than fit one idle round trip.
+    pub(super) credits: f64,
+    /// Lines that a core has under way while it reads a 4 KiB block: Golden Cove's L2 has 48 entries for misses.
+    pub(super) block_reads: f64,
+    /// The same for writes. Fitted: 3.8 times the latency beside 4 KiB writes (Figure 4-a).
+    pub(super) block_writes: f64,
+    /// Threads that fill the port. Fitted: 1624.2 ns when it is full (Figure 3-b/c).
+    pub(super) background: f64,
+    /// Part of a program's lines that a full last-level cache loses. Fitted: 669.4 ns (Figure 3-a).
+    pub(super) llc_lost: f64,
+    /// Loads under way without prefetch: fitted to stride 8 (Table 1).
+    pub(super) strided_reads: f64,
+    /// Stores under way without prefetch: fill buffers of Golden Cove's L1.
+    pub(super) strided_writes: f64,
+    /// Lines that the prefetcher adds at stride 1; of these one in stride² is of use. Fitted to stride 2 (Table 1).
+    pub(super) prefetched: f64,
+    /// A response says overload if it found more lines waiting than this: assumed, three quarters of the egress port's
+    /// buffers.
+    pub(super) overload_lines: f64,
+    /// δ, the part of responses with overload that is taken for congestion: assumed; chosen for use of the link.
+    pub(super) delta: f64,
+    /// T_W in µs (§4.3).
+    pub(super) t_w_us: f64,
+    /// K in µs: not in the paper.
+    pub(super) k_us: f64,
+}
+
+impl Fabric {
+    pub(super) const PAPER: Self = Self {
+        link_gb_s: 22.0,
+        idle_ns: 230.2,
+        llc_ns: 50.1,
+        virtual_lanes: 4.0,
+        credits: 96.0,
+        block_reads: 48.0,
+        block_writes: 23.0,
+        background: 20.0,
+        llc_lost: 0.345,
+        strided_reads: 11.0,
+        strided_writes: 16.0,
+        prefetched: 9.0,
+        overload_lines: 72.0,
+        delta: 0.5,
+        t_w_us: 100.0,
+        k_us: 500.0,
+    };
+
+    /// A line on a link, in ns.
+    pub(super) fn line_ns(&self) -> f64 {
+        super::fabric::LINE / self.link_gb_s
+    }
+
+    pub(super) fn lanes(&self) -> usize {
+        whole(self.virtual_lanes) as usize
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small positive numbers")]
+pub(super) fn whole(value: f64) -> u32 {
+    value.round().max(1.0) as u32
+}
+
+/// A parameter that can be changed to see what it does.
+pub(super) struct Parameter {
+    pub(super) name: &'static str,
+    pub(super) source: &'static str,
+    pub(super) of: fn(&mut Fabric) -> &mut f64,
+}
+
+/// All of them.
+pub(super) const KNOWN: [Parameter; 16] = [
+    Parameter { name: "link, GB/s", source: "Table 1, stride 1", of: |fabric| &mut fabric.link_gb_s },
+    Parameter { name: "lone read, ns", source: "§2.3", of: |fabric| &mut fabric.idle_ns },
+    Parameter { name: "hit in the cache, ns", source: "Figure 3-a", of: |fabric| &mut fabric.llc_ns },
+    Parameter { name: "virtual lanes", source: "assumed", of: |fabric| &mut fabric.virtual_lanes },
+    Parameter { name: "egress credits, lines", source: "assumed", of: |fabric| &mut fabric.credits },
+    Parameter {
+        name: "4 KiB reads under way",
+        source: "Golden Cove, L2",
+        of: |fabric| &mut fabric.block_reads,
+    },
+    Parameter {
+        name: "4 KiB writes under way",
+        source: "fitted to 3.8×",
+        of: |fabric| &mut fabric.block_writes,
+    },
+    Parameter {
+        name: "contending threads",
+        source: "fitted to 1624.2 ns",
+        of: |fabric| &mut fabric.background,
+    },
+    Parameter { name: "cache lost", source: "fitted to 13.4×", of: |fabric| &mut fabric.llc_lost },
+    Parameter {
+        name: "strided reads under way",
+        source: "fitted to stride 8",
+        of: |fabric| &mut fabric.strided_reads,
+    },
+    Parameter {
+        name: "strided writes under way",
+        source: "Golden Cove, L1",
+        of: |fabric| &mut fabric.strided_writes,
+    },
+    Parameter { name: "prefetched lines", source: "fitted to stride 2", of: |fabric| &mut fabric.prefetched },
+    Parameter { name: "overload, lines", source: "assumed", of: |fabric| &mut fabric.overload_lines },
+    Parameter { name: "δ", source: "assumed", of: |fabric| &mut fabric.delta },
+    Parameter { name: "T_W, µs", source: "§4.3", of: |fabric| &mut fabric.t_w_us },
+    Parameter { name: "K, µs", source: "assumed", of: |fabric| &mut fabric.k_us },
+];
