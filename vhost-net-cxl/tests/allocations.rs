@@ -8,7 +8,8 @@ mod guest;
 mod pod;
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cxl_pool::{CoherenceMode, CreateOptions, Memory, Pool};
 use pod_protocol::objects::{Object, RegistrationState};
@@ -19,16 +20,19 @@ use crate::pod::{
     settle,
 };
 
-/// Counts allocations while it is told to.
+/// Counts the allocations of a thread while that tells it to.
 struct Counting;
 
-static COUNTS: AtomicBool = AtomicBool::new(false);
+thread_local! {
+    // Of a kind that needs no allocation itself.
+    static COUNTS: Cell<bool> = const { Cell::new(false) };
+}
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
 // SAFETY: everything is passed on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if COUNTS.load(Ordering::Relaxed) {
+        if COUNTS.get() {
             ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         }
         // SAFETY: as the caller promises.
@@ -48,9 +52,9 @@ const QUEUE_SIZE: u16 = 128;
 const BUFFER_BYTES: u32 = 2048;
 
 fn turn(side: &mut dyn Turn) {
-    COUNTS.store(true, Ordering::Relaxed);
+    COUNTS.set(true);
     side.turn_once();
-    COUNTS.store(false, Ordering::Relaxed);
+    COUNTS.set(false);
 }
 
 /// Sends frames through an echoing NIC until `count` have come back; lengths differ.
@@ -110,8 +114,8 @@ fn no_packet_costs_an_allocation() {
         assert_eq!(count, 0, "{mode:?}");
     }
     // The count itself works.
-    COUNTS.store(true, Ordering::Relaxed);
+    COUNTS.set(true);
     let boxed = std::hint::black_box(Box::new(1u64));
-    COUNTS.store(false, Ordering::Relaxed);
+    COUNTS.set(false);
     assert_eq!((*boxed, ALLOCATIONS.load(Ordering::Relaxed)), (1, 1));
 }

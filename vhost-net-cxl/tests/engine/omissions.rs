@@ -94,10 +94,13 @@ fn frames_arrive(scene: &mut Scene) {
     let Scene { frontend, backend, guests, .. } = scene;
     let [mut echoed, mut crossed] = [0_u32, 0];
     let (mut sent, mut freed) = (0, 0);
-    for _ in 0..20_000 {
-        let to = if sent % 2 == 0 { 200 } else { 2 };
-        if sent < FRAMES && guests[0].send(&[0; 12], &frame(sent, to)) {
-            sent += 1;
+    for round in 0..20_000 {
+        // One to three at a time, so that announcements begin anywhere in a line of the ring.
+        for _ in 0..=round % 3 {
+            let to = if sent % 2 == 0 { 200 } else { 2 };
+            if sent < FRAMES && guests[0].send(&[0; 12], &frame(sent, to)) {
+                sent += 1;
+            }
         }
         turn(frontend);
         turn(backend);
