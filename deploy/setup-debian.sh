@@ -23,7 +23,7 @@ needed=(
   "iproute2:/usr/sbin/ip:builds a pod's hosts from network namespaces"
   "iputils-ping:/usr/bin/ping:lets you look around in a pod that was kept"
   "procps:/usr/bin/ps:lets you look around in a pod that was kept"
-  "libvirt-daemon-driver-qemu:/usr/bin/virt-qemu-run:runs, in a test, the domain that vmm prints"
+  "libvirt-daemon-system:/etc/default/libvirtd:libvirt's QEMU driver and its user: runs, in a test, the domain that vmm prints"
 )
 
 # What only benchmarks need.
