@@ -108,8 +108,12 @@ impl Client {
     pub fn new(server: Server) -> Result<Self, ClientError> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ClientError::SetUp)?;
-        // A proxy from the environment has no business between a host and its own controller.
-        let builder = reqwest::Client::builder().no_proxy().connect_timeout(Duration::from_secs(5));
+        // A proxy from the environment has no business between a host and its own controller. And no connection is kept: between
+        // requests nobody would notice that the controller has closed it, or was started anew, and the next one would fail.
+        let builder = reqwest::Client::builder()
+            .no_proxy()
+            .pool_max_idle_per_host(0)
+            .connect_timeout(Duration::from_secs(5));
         let (base, builder) = match &server {
             Server::Unix(path) => ("http://controller/".parse().ok(), builder.unix_socket(path.as_path())),
             Server::Http(url) => (Some(url.clone()), builder),

@@ -2,9 +2,12 @@
 
 mod support;
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use pod_controller::api::{PROBLEM_JSON, Problem};
+use pod_controller::client::Client;
 use support::{Pod, until, vm};
 
 fn request(method: &str, path: &str, headers: &str, body: &str) -> String {
@@ -201,4 +204,29 @@ fn socket_is_for_its_group_and_goes_away() {
     assert!(!pod.socket().exists());
     let refused = pod.client().hosts().expect_err("nobody there");
     assert!(refused.to_string().contains("is pod-controller running"), "{refused}");
+}
+
+#[test]
+fn a_connection_that_was_closed_since_is_no_failure() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("controller.sock");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    let server = std::thread::spawn(move || {
+        for _ in 0..2 {
+            let (stream, _) = listener.accept().expect("a client");
+            let mut lines = BufReader::new(&stream).lines();
+            while lines.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
+            // It does not say that it will close the connection.
+            (&stream).write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nready\n").expect("sent");
+            // Only once the client does nothing that would let it notice.
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
+    let client = Client::unix(&path).expect("a client");
+    for _ in 0..2 {
+        client.ready().expect("an answer");
+        // Time for the server to be gone.
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    server.join().expect("the server");
 }
