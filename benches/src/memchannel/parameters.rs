@@ -27,10 +27,10 @@ pub(super) struct Fabric {
     pub(super) strided_writes: f64,
     /// Lines that the prefetcher adds at stride 1; of these one in stride² is of use. Fitted to stride 2 (Table 1).
     pub(super) prefetched: f64,
-    /// A response says overload if it found more lines waiting than this: assumed, three quarters of the egress port's
+    /// A response says overload if it found more lines waiting than this. Chosen with control, among 64, 256 and this: three quarters of the egress port's
     /// buffers.
     pub(super) overload_lines: f64,
-    /// δ, the part of responses with overload that is taken for congestion: assumed; chosen for use of the link.
+    /// δ, the part of responses with overload that is taken for congestion. Chosen with control, for use of the link.
     pub(super) delta: f64,
     /// T_W in µs (§4.3).
     pub(super) t_w_us: f64,
@@ -114,8 +114,12 @@ pub(super) const KNOWN: [Parameter; 16] = [
         of: |fabric| &mut fabric.strided_writes,
     },
     Parameter { name: "prefetched lines", source: "fitted to stride 2", of: |fabric| &mut fabric.prefetched },
-    Parameter { name: "overload, lines", source: "assumed", of: |fabric| &mut fabric.overload_lines },
-    Parameter { name: "δ", source: "assumed", of: |fabric| &mut fabric.delta },
+    Parameter {
+        name: "overload, lines",
+        source: "chosen with control",
+        of: |fabric| &mut fabric.overload_lines,
+    },
+    Parameter { name: "δ", source: "chosen with control", of: |fabric| &mut fabric.delta },
     Parameter { name: "T_W, µs", source: "§4.3", of: |fabric| &mut fabric.t_w_us },
     Parameter { name: "K, µs", source: "assumed", of: |fabric| &mut fabric.k_us },
 ];

@@ -107,7 +107,7 @@ pub(super) fn write(found: &Findings, output: &Path) -> Result<()> {
             format!("{} {}", row.paper, row.unit),
             format!("{:.2}", row.ours),
             format!("{:+.0} %", (row.ours / row.paper - 1.0) * 100.0),
-            if row.fitted { "fitted" } else { "predicted" }.to_owned(),
+            if row.fitted { "fitted" } else { "" }.to_owned(),
         ]);
     }
     println!("{}\n", aligned(rows));
@@ -136,7 +136,7 @@ pub(super) fn write(found: &Findings, output: &Path) -> Result<()> {
     Ok(())
 }
 
-const EXPLAINED: &str = "Why some differ:
+const EXPLAINED: &str = "Why some may differ (supposed, not tested):
   Fig. 9, 10, slowdowns: with control a program gets its threads' part of the link, so they follow from how many threads it
   and the contending traffic have. The paper does not say; 8 of 28 are assumed for every program, and that is not fitted.
   Fig. 9, latency: control drains the model's queues further than the paper's, which also has other sources of delay.
