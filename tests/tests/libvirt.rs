@@ -29,6 +29,7 @@ fn with_agent(xml: &str, socket: &Path) -> String {
 }
 
 #[test]
+#[ignore = "fails where libvirt takes minutes to start, as in a chroot: cargo test -p wadi-tests --test libvirt -- --ignored"]
 fn libvirt_runs_the_domain_as_it_is_printed() {
     let guest = Guest::ensure(&mut Silent).unwrap();
     let pod = PodBuilder::three_hosts().start().unwrap();
