@@ -18,6 +18,9 @@ enum Asked {
         sector: u64,
         version: u64,
         sectors: u64,
+        /// A flush failed while it was under way. It may have ended before that, and be lost: what two queues tell
+        /// is seen in any order. No flush vouches for it, the guest would have to write it again.
+        suspect: bool,
     },
     /// With what each sector had been acknowledged to hold before.
     Flush(Vec<u64>),
@@ -119,7 +122,7 @@ impl Witness {
                 self.versions += 1;
                 let version = self.versions;
                 self.issued[sector as usize..(sector + sectors) as usize].fill(version);
-                (T_OUT, Asked::Write { sector, version, sectors })
+                (T_OUT, Asked::Write { sector, version, sectors, suspect: false })
             }
         };
         let data = self.driver.place(place).data;
@@ -147,13 +150,16 @@ impl Witness {
                 self.failed_flushes += 1;
                 self.acknowledged.clone_from(&self.durable);
                 for (_, asked) in self.in_flight.values_mut() {
-                    if let Asked::Flush(vouched) = asked {
-                        vouched.clone_from(&self.durable);
+                    match asked {
+                        Asked::Flush(vouched) => vouched.clone_from(&self.durable),
+                        Asked::Write { suspect, .. } => *suspect = true,
+                        Asked::Read { .. } => {}
                     }
                 }
             }
             _ if status != OK => return Err(format!("status {status}")),
-            Asked::Write { sector, version, sectors } => {
+            Asked::Write { suspect: true, .. } => {}
+            Asked::Write { sector, version, sectors, .. } => {
                 for sector in sector as usize..(sector + sectors) as usize {
                     self.acknowledged[sector] = version;
                     if self.write_through {
