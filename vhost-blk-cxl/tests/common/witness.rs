@@ -25,10 +25,7 @@ enum Asked {
     /// With what each sector had been acknowledged to hold before.
     Flush(Vec<u64>),
     /// With what each sector of the range must hold at least.
-    Read {
-        sector: u64,
-        least: Vec<u64>,
-    },
+    Read { sector: u64, least: Vec<u64> },
 }
 
 /// The guest and its log. A version of a sector is the number of the write that made it; zero is before any.
