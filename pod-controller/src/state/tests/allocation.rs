@@ -1,0 +1,209 @@
+//! What an instance gets, and where.
+
+use super::*;
+
+#[test]
+fn instance_gets_a_remote_nic_and_its_backup() {
+    let state = pod_with_vm();
+    let lease = nic_lease(&state);
+    assert_eq!(state.device_name(lease.active_nic().expect("active")), "h2/nic0");
+    assert_eq!(state.device_name(lease.standby_nic().expect("standby")), "h3/nic0");
+    assert_eq!(registration(&state, NET_BACKEND), Some(RegistrationState::Active));
+    assert_eq!(registration(&state, BACKUP_BACKEND), Some(RegistrationState::Standby));
+    let port = port(&state);
+    assert_eq!((port.socket.as_str(), port.device.as_str(), port.mtu), ("vm1-net0.sock", "net0", 1500));
+    assert_ne!(port.active.channel, port.standby.expect("a backup").channel);
+    assert!(port.mac.is_local() && !port.mac.is_multicast());
+}
+
+#[test]
+fn own_host_comes_first_and_then_the_least_loaded() {
+    let mut state = pod();
+    let up = DeviceId { host: HostId::new(3), name: "nic1".to_owned() };
+    must(&mut state, &Command::Link { device: up, up: true, reason: "cable".to_owned() });
+    must(&mut state, &instance("vm1", 1, &[]));
+    must(&mut state, &instance("vm2", 1, &[]));
+    let used: Vec<String> = state
+        .leases
+        .values()
+        .filter_map(|lease| lease.active_nic().map(|nic| state.device_name(nic)))
+        .collect();
+    assert_eq!(used, ["h2/nic0", "h3/nic1"], "spread over the pod, and not on the backup");
+
+    join_as(&mut state, endpoint(2, Role::NetFrontend), 1);
+    let local = Command::CreateInstance {
+        name: "vm3".to_owned(),
+        host: HostId::new(2),
+        nics: vec![NicWish::default()],
+        volumes: Vec::new(),
+    };
+    must(&mut state, &local);
+    let lease = state.leases.values().last().expect("a lease");
+    assert_eq!(state.device_name(lease.active_nic().expect("active")), "h2/nic0");
+}
+
+#[test]
+fn leased_volume_is_not_deleted() {
+    let mut state = pod_with_vm();
+    let refusal = refused(&mut state, &Command::DeleteVolume { name: "vol0".to_owned() });
+    assert_eq!(refusal.kind, RefusalKind::Leased);
+    assert!(refusal.detail.contains("vm1"), "{refusal}");
+    assert_eq!(refused(&mut state, &instance("vm2", 0, &["vol0"])).kind, RefusalKind::Leased);
+    must(&mut state, &Command::DeleteInstance { name: "vm1".to_owned(), force: false });
+    must(&mut state, &Command::DeleteVolume { name: "vol0".to_owned() });
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let mut state = pod_with_vm();
+    let on = |host: u16, nics: Vec<NicWish>| Command::CreateInstance {
+        name: "vm2".to_owned(),
+        host: HostId::new(host),
+        nics,
+        volumes: Vec::new(),
+    };
+    let wish = NicWish::default;
+    for (command, kind) in [
+        (volume("vol0", 1), RefusalKind::Exists),
+        (volume("../etc", 1), RefusalKind::InvalidName),
+        (volume("vol1", 0), RefusalKind::InvalidValue),
+        (volume("vol1", 1 << 30), RefusalKind::NoRoom),
+        (instance("vm1", 0, &[]), RefusalKind::Exists),
+        (instance("VM", 0, &[]), RefusalKind::InvalidName),
+        (instance("vm2", 0, &["nothing"]), RefusalKind::NotFound),
+        (instance("vm2", 9, &[]), RefusalKind::InvalidValue),
+        (on(9, vec![wish()]), RefusalKind::HostNotReady),
+        (on(1, vec![NicWish { mtu: Some(9000), ..wish() }]), RefusalKind::NoDevice),
+        (on(1, vec![NicWish { mtu: Some(1), ..wish() }]), RefusalKind::InvalidValue),
+        (on(1, vec![NicWish { queue_pairs: Some(0), ..wish() }]), RefusalKind::InvalidValue),
+        (on(1, vec![NicWish { mac: "01:00:00:00:00:01".parse().ok(), ..wish() }]), RefusalKind::InvalidValue),
+        (on(1, vec![NicWish { mac: Some(port(&state).mac), ..wish() }]), RefusalKind::Exists),
+        (Command::DeleteInstance { name: "vm9".to_owned(), force: false }, RefusalKind::NotFound),
+        (Command::DeleteVolume { name: "vol9".to_owned() }, RefusalKind::NotFound),
+    ] {
+        assert_eq!(refused(&mut state, &command).kind, kind, "{command:?}");
+    }
+}
+
+#[test]
+fn sockets_of_two_instances_never_collide() {
+    let mut state = pod();
+    must(&mut state, &volume("b-c", 1));
+    must(&mut state, &volume("c", 1));
+    must(&mut state, &instance("a", 0, &["b-c"]));
+    assert_eq!(refused(&mut state, &instance("a-b", 0, &["c"])).kind, RefusalKind::Exists);
+}
+
+#[test]
+fn pool_without_room_refuses_and_keeps_nothing() {
+    let mut state = State::new(options(24));
+    for id in [NET_FRONTEND, NET_BACKEND, BACKUP_BACKEND] {
+        join_as(&mut state, id, 1);
+    }
+    let mut created = 0;
+    let refusal = loop {
+        let command = instance(&format!("vm{created}"), 1, &[]);
+        match state.apply(&command) {
+            Ok(_) => created += 1,
+            Err(refusal) => break refusal,
+        }
+        check(&state);
+    };
+    assert!(created > 0);
+    assert_eq!(refusal.kind, RefusalKind::NoRoom);
+    assert_eq!(state.instances.len(), created);
+}
+
+#[test]
+fn hosts_cannot_take_each_others_names() {
+    let mut state = pod();
+    let mut stranger = join(4, Vec::new());
+    stranger.host_name = "h1".to_owned();
+    let id = endpoint(4, Role::NetFrontend);
+    let command = Command::Join { endpoint: id, incarnation: 1, join: stranger };
+    assert_eq!(refused(&mut state, &command).kind, RefusalKind::JoinConflict);
+    let mut renamed = join(1, Vec::new());
+    renamed.host_name = "other".to_owned();
+    let command = Command::Join { endpoint: NET_FRONTEND, incarnation: 2, join: renamed };
+    assert_eq!(refused(&mut state, &command).kind, RefusalKind::JoinConflict);
+    let wrong_owner = join(1, vec![ssd("ssd0", 1)]);
+    let command = Command::Join { endpoint: NET_FRONTEND, incarnation: 2, join: wrong_owner };
+    assert_eq!(refused(&mut state, &command).kind, RefusalKind::JoinConflict);
+}
+
+#[test]
+fn ssd_that_shrank_is_not_used() {
+    let mut state = pod_with_vm();
+    let command =
+        Command::Join { endpoint: BLK_BACKEND, incarnation: 2, join: join(2, vec![ssd("ssd0", 8)]) };
+    let effects = must(&mut state, &command);
+    assert!(kinds(&effects).contains(&EventKind::DeviceFailed));
+    let disk = state
+        .desired(BLK_FRONTEND)
+        .into_values()
+        .find_map(|it| if let Object::Disk(it) = it { Some(it) } else { None });
+    assert!(disk.expect("a disk").failed);
+}
+
+#[test]
+fn connected_instance_is_deleted_only_by_force() {
+    let mut state = pod_with_vm();
+    let lease = nic_lease(&state).id;
+    must(&mut state, &Command::Attachment { endpoint: NET_FRONTEND, lease, connected: true });
+    let delete = |force| Command::DeleteInstance { name: "vm1".to_owned(), force };
+    assert_eq!(refused(&mut state, &delete(false)).kind, RefusalKind::Connected);
+    must(&mut state, &delete(true));
+    assert!(state.instances.is_empty());
+}
+
+#[test]
+fn a_guest_is_offered_what_its_nic_can_do_whatever_its_backup_cannot() {
+    let mut state = pod();
+    let lesser = |name: &str| {
+        let mut report = nic(name, true, true);
+        if let DeviceReport::Nic { features, .. } = &mut report {
+            *features = 0;
+        }
+        report
+    };
+    let join = join(3, vec![lesser("nic0"), nic("nic2", true, true)]);
+    must(&mut state, &Command::Join { endpoint: BACKUP_BACKEND, incarnation: 2, join });
+    must(&mut state, &instance("vm1", 1, &[]));
+    // Rather the able one of two backups; the lesser one rather than none.
+    let standby = |state: &State| nic_lease(state).standby_nic().map(|nic| nic.name.clone());
+    assert_eq!((port(&state).features, standby(&state).as_deref()), (0b1011, Some("nic2")));
+    let able = DeviceId { host: HostId::new(3), name: "nic2".to_owned() };
+    must(&mut state, &Command::Link { device: able, up: false, reason: "no cable".to_owned() });
+    assert_eq!((port(&state).features, standby(&state).as_deref()), (0b1011, Some("nic0")));
+    let active = DeviceId { host: HostId::new(2), name: "nic0".to_owned() };
+    must(&mut state, &Command::Link { device: active, up: false, reason: "no cable".to_owned() });
+    assert_eq!(nic_lease(&state).active_nic().map(|nic| nic.name.as_str()), Some("nic0"));
+    assert_eq!(port(&state).features, 0b1011, "what was offered cannot be taken back");
+}
+
+#[test]
+fn what_an_instance_may_do_with_its_nic_changes_while_it_is_used() {
+    let mut state = pod_with_vm();
+    let change = |policy: NicPolicy| Command::ChangeNic {
+        instance: "vm1".to_owned(),
+        device: "net0".to_owned(),
+        policy,
+    };
+    let limit = |packets| RateLimit { packets_per_second: packets, ..RateLimit::default() };
+    let addresses = vec!["10.0.0.2".parse().expect("an address")];
+    let policy = NicPolicy { transmit: limit(Some(1000)), addresses, ..NicPolicy::default() };
+    assert_eq!(kinds(&must(&mut state, &change(policy.clone()))), [EventKind::NicChanged]);
+    assert_eq!(kinds(&must(&mut state, &change(policy.clone()))), []);
+    assert_eq!(port(&state).policy, policy);
+    for backend in [NET_BACKEND, BACKUP_BACKEND] {
+        let mut objects = state.desired(backend).into_values();
+        assert!(objects.any(|it| matches!(it, Object::Registration(it) if it.policy == policy)), "{backend}");
+    }
+    for bad in [
+        NicPolicy { receive: limit(Some(0)), ..NicPolicy::default() },
+        NicPolicy { receive: RateLimit { burst_ms: 0, ..limit(None) }, ..NicPolicy::default() },
+        NicPolicy { addresses: vec!["224.0.0.1".parse().expect("an address")], ..NicPolicy::default() },
+    ] {
+        assert_eq!(refused(&mut state, &change(bad)).kind, RefusalKind::InvalidValue);
+    }
+}

@@ -1,0 +1,117 @@
+//! Who comes back, and what it finds.
+
+use super::*;
+
+#[test]
+fn rejoining_after_a_controller_restart_moves_nothing() {
+    let mut state = pod_with_vm();
+    let before = state.clone();
+    for id in [NET_FRONTEND, BLK_FRONTEND, NET_BACKEND, BLK_BACKEND, BACKUP_BACKEND] {
+        let desired = state.desired(id);
+        let mut devices = devices_of(id, true);
+        if id == BACKUP_BACKEND {
+            devices[1] = nic("nic1", false, false);
+        }
+        let effects = must(
+            &mut state,
+            &Command::Join { endpoint: id, incarnation: 1, join: join(id.host.get(), devices) },
+        );
+        assert_eq!(effects, Vec::new());
+        assert_eq!(state.desired(id), desired);
+    }
+    assert_eq!(
+        (state.regions, state.leases, state.channels),
+        (before.regions, before.leases, before.channels)
+    );
+}
+
+#[test]
+fn restarted_frontend_gets_everything_fresh() {
+    let mut state = pod_with_vm();
+    let before = port(&state);
+    let old = nic_lease(&state).area.expect("an area").region;
+    join_as(&mut state, NET_FRONTEND, 2);
+    let after = port(&state);
+    assert_ne!(after.tx_area, before.tx_area);
+    assert_ne!(after.active.generation, before.active.generation);
+    assert_eq!(after.active.channel, before.active.channel, "the channel keeps its name");
+    let region = state.regions.get(old).expect("quarantined");
+    assert_eq!(region.usage, RegionUse::Quarantined);
+    assert!([NET_FRONTEND, NET_BACKEND, BACKUP_BACKEND].iter().all(|holder| region.holders.contains(holder)));
+
+    for command in scrub_all(&state) {
+        must(&mut state, &command);
+    }
+    assert_eq!(state.regions.get(old), None, "free again once all have let go");
+}
+
+#[test]
+fn storage_backend_flushes_before_it_serves_again() {
+    let mut state = pod_with_vm();
+    let lease = disk_lease(&state);
+    let area = lease.area.expect("an area").region;
+    let frontend_before = state.desired(BLK_FRONTEND);
+    join_as(&mut state, BLK_BACKEND, 2);
+    assert_eq!(
+        state.desired(BLK_FRONTEND),
+        frontend_before,
+        "the frontend keeps what it has until there is better"
+    );
+    assert!(state.desired(BLK_BACKEND).is_empty(), "nothing is served over a cache that was not flushed");
+    assert_eq!(state.scrubs(BLK_BACKEND).keys().copied().collect::<Vec<_>>(), [area]);
+
+    must(&mut state, &Command::Scrubbed { endpoint: BLK_BACKEND, incarnation: 1, region: area });
+    assert!(state.desired(BLK_BACKEND).is_empty(), "an answer of the dead does not count");
+    must(&mut state, &Command::Scrubbed { endpoint: BLK_BACKEND, incarnation: 2, region: area });
+    assert!(state.desired(BLK_BACKEND).contains_key(&ObjectId::Volume(lease.id)));
+    let channel = |objects: Objects| {
+        objects
+            .into_values()
+            .find_map(|it| if let Object::Channel(it) = it { Some(it) } else { None })
+            .expect("one")
+    };
+    let (old, new) = (channel(frontend_before), channel(state.desired(BLK_FRONTEND)));
+    assert_eq!(old.id, new.id);
+    assert!(new.generation > old.generation && new.outgoing != old.outgoing);
+    assert_eq!(disk_lease(&state).area, lease.area, "data of requests under way stays where it is");
+}
+
+#[test]
+fn another_pool_is_refused() {
+    let mut state = pod_with_vm();
+    let mut other = options(256);
+    other.pool = uuid::Uuid::from_u128(1);
+    assert_eq!(refused(&mut state, &Command::Configure { options: other }).kind, RefusalKind::InvalidValue);
+    let mut larger = options(256);
+    larger.tx_area = cxl_pool::LineCount::covering(4 * MIB);
+    let before = state.regions.clone();
+    must(&mut state, &Command::Configure { options: larger });
+    assert_eq!(state.regions, before, "what is allocated stays");
+}
+
+#[test]
+fn adopted_pool_keeps_what_the_pod_is_made_of() {
+    let mut state = pod_with_vm();
+    let before = state.clone();
+    let regions: Vec<_> = state.regions.iter().map(|region| region.id).collect();
+    let mut other = state.options.clone();
+    other.pool = uuid::Uuid::from_u128(7);
+    refused(&mut state, &Command::Configure { options: other.clone() });
+    must(&mut state, &Command::AdoptPool { options: other });
+    assert_eq!(state.regions.iter().count(), 0);
+    assert!(state.channels.values().all(|channel| channel.rings.is_none()));
+    assert_eq!(state.volumes, before.volumes);
+    assert_eq!(state.instances, before.instances);
+    for id in [NET_FRONTEND, BLK_FRONTEND, NET_BACKEND, BLK_BACKEND, BACKUP_BACKEND] {
+        join_as(&mut state, id, 2);
+    }
+    for command in scrub_all(&state) {
+        must(&mut state, &command);
+    }
+    assert!(state.channels.values().all(|channel| channel.rings.is_some()));
+    assert!(state.regions.iter().all(|region| !regions.contains(&region.id)), "numbers go on");
+    for (id, lease) in &state.leases {
+        assert!(lease.generation != before.leases[id].generation && lease.area.is_some());
+    }
+    assert!(port(&state).mac == port(&before).mac && !disk_failed(&state));
+}
