@@ -88,6 +88,36 @@ with_both_memories! {
     what_is_not_whole_or_not_in_one_piece_is_copied => bounce;
     memory_that_a_device_may_still_fill_is_not_given_back => failed;
     a_vmm_that_comes_back_waits_for_what_the_device_still_has => reconnected;
+    what_is_read_is_logged_for_a_guest_that_moves => logged;
+}
+
+/// A read that the device itself put into the guest's memory, and one that was copied there.
+fn logged<M: Memory>(memory: &M, pool: Pool) {
+    let setup = Setup::new(pool, memory, true);
+    let mut driver = setup.connected();
+    let data = pattern(3, 64 << 10);
+    assert_eq!(driver.write_sectors(0, &data), OK);
+    driver.guest.start_logging();
+    for (shift, counts) in [(0, (2, 0)), (1, (2, 1))] {
+        let place = driver.place(2);
+        let place = Place { data: place.data + shift, ..place };
+        driver.write_header(place, T_IN, 0);
+        driver.guest.dirty_pages();
+        let head = driver.guest.offer(1, &Driver::pieces(place, T_IN, 64 << 10), None);
+        assert_eq!(driver.answer(1, 2, head), (OK, (64 << 10) + 1));
+        assert_eq!(driver.read(place.data, 64 << 10), data);
+        assert_eq!(setup.direct_and_bounced(), counts);
+        let pages = driver.guest.dirty_pages();
+        assert_eq!(pages.lost(), Vec::<u64>::new());
+        assert!((0..16).all(|page| pages.logged.contains(&(place.data / 4096 + page))));
+        // Data, its status, the used ring.
+        assert!(pages.logged.len() <= 16 + 1 + 2 + usize::from(shift > 0), "{:?}", pages.logged);
+    }
+    // It stays after all.
+    driver.guest.stop_logging();
+    driver.guest.dirty_pages();
+    assert_eq!(driver.read_sectors(0, 64 << 10), data);
+    assert!(driver.guest.dirty_pages().logged.is_empty());
 }
 
 fn no_copy<M: Memory>(memory: &M, pool: Pool) {

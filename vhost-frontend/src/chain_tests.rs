@@ -2,6 +2,7 @@
 
 #![allow(clippy::cast_possible_truncation)] // flag bits of 16
 
+use crate::GuestMemory;
 use proptest::prelude::*;
 use virtio_bindings::bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -21,10 +22,10 @@ const INDIRECT_TABLE: u64 = 0x2000;
 type Raw = (u64, u32, u16, u16);
 
 /// Two regions that touch at 0x8000, and one apart.
-fn memory() -> GuestMemoryMmap<()> {
+fn memory() -> GuestMemory {
     let ranges = [(0x1000, 0x7000), (0x8000, 0x4000), (0x10_0000, 0x1000)];
     let ranges = ranges.map(|(start, bytes)| (GuestAddress(start), bytes));
-    GuestMemoryMmap::from_ranges(&ranges).unwrap()
+    GuestMemory::from(GuestMemoryMmap::from_ranges(&ranges).unwrap())
 }
 
 fn store(memory: &GuestMemoryMmap<()>, table: u64, descriptors: &[Raw]) {

@@ -1,5 +1,7 @@
 //! What the VMM says about a device: memory, features, vrings.
 
+mod logging;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -20,12 +22,16 @@ use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{FileOffset, MmapRegion};
 
+use self::logging::LOG_ALL;
+use crate::dirty_log::DirtyLog;
 use crate::inflight::{InflightQueue, region_bytes};
 use crate::memory::{MAX_SLOTS, MemoryTable, RegionSpec, file_holds};
 use crate::ring::{Ring, RingParts, SharedCall};
 use crate::server::{DeviceSink, DeviceSpec, StopReason};
 
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+/// Bits that are between the VMM and us: the driver knows nothing of them.
+const VHOST_FEATURES: u64 = PROTOCOL_FEATURES | LOG_ALL;
 
 /// A vring as the VMM describes it, before and while it runs.
 #[derive(Debug, Default)]
@@ -48,6 +54,8 @@ struct VringAddresses {
     descriptors: u64,
     available: u64,
     used: u64,
+    /// What is written to the used ring is to be logged.
+    logged: bool,
 }
 
 /// The in-flight region of this connection.
@@ -66,6 +74,7 @@ pub(crate) struct Connection {
     features: u64,
     vrings: Vec<Vring>,
     inflight: Option<Inflight>,
+    log: Option<DirtyLog>,
 }
 
 impl Connection {
@@ -77,6 +86,7 @@ impl Connection {
             features: 0,
             vrings: Vec::new(),
             inflight: None,
+            log: None,
         };
         connection.forget();
         connection
@@ -101,6 +111,7 @@ impl Connection {
         self.memory = MemoryTable::default();
         self.features = 0;
         self.inflight = None;
+        self.log = None;
         self.vrings = (0..self.spec.queues)
             .map(|_| Vring { size: self.spec.queue_size_max, ..Vring::default() })
             .collect();
@@ -122,7 +133,7 @@ impl Connection {
     }
 
     fn offered(&self) -> u64 {
-        self.spec.virtio_features | 1 << VIRTIO_F_VERSION_1 | PROTOCOL_FEATURES
+        self.spec.virtio_features | 1 << VIRTIO_F_VERSION_1 | VHOST_FEATURES
     }
 
     fn vring(&mut self, index: u32) -> Result<&mut Vring> {
@@ -165,11 +176,11 @@ impl Connection {
         let ring = Ring::new(RingParts {
             index,
             queue,
-            memory: self.memory.snapshot(),
+            memory: self.guest_memory(),
             kick,
             call,
             error,
-            features: self.features & !PROTOCOL_FEATURES,
+            features: self.features & !VHOST_FEATURES,
             inflight,
         });
         debug!(device = self.spec.name, ring = index, size, next = ring.next_available(), "ring started");
@@ -221,7 +232,7 @@ impl Connection {
 
     fn memory_changed(&mut self) {
         if self.vrings.iter().any(|vring| vring.running) {
-            self.sink.memory_changed(&self.memory.snapshot());
+            self.sink.memory_changed(&self.guest_memory());
         }
     }
 }
@@ -253,8 +264,16 @@ impl VhostUserBackendReqHandlerMut for Connection {
         if unknown != 0 {
             return Err(refused(format!("feature bits {unknown:#x} were not offered")));
         }
-        self.features = features;
-        self.sink.features(features & !PROTOCOL_FEATURES);
+        let before = self.features & !VHOST_FEATURES;
+        self.changing_log(|connection| {
+            connection.features = features;
+            Ok(())
+        })?;
+        // The VMM switches logging by saying all of them again.
+        let driver = features & !VHOST_FEATURES;
+        if driver != before || !self.vrings.iter().any(|vring| vring.running) {
+            self.sink.features(driver);
+        }
         Ok(())
     }
 
@@ -269,6 +288,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
             table.add(spec_of(region), file, self.spec.pool_ram.as_ref()).map_err(refused)?;
         }
         self.memory = table;
+        self.log_covers_memory()?;
         self.memory_changed();
         Ok(None)
     }
@@ -285,13 +305,18 @@ impl VhostUserBackendReqHandlerMut for Connection {
     fn set_vring_addr(
         &mut self,
         index: u32,
-        _flags: VhostUserVringAddrFlags,
+        flags: VhostUserVringAddrFlags,
         descriptors: u64,
         used: u64,
         available: u64,
+        // Where the used ring is logged as being: with no IOMMU between, where it is.
         _log: u64,
     ) -> Result<()> {
-        self.vring(index)?.addresses = Some(VringAddresses { descriptors, available, used });
+        let logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
+        let addresses = VringAddresses { descriptors, available, used, logged };
+        self.changing_log(|connection| {
+            connection.vring(index).map(|vring| vring.addresses = Some(addresses))
+        })?;
         self.start(index)
     }
 
@@ -340,6 +365,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::RESET_DEVICE;
         if self.spec.inflight {
             features |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;
@@ -432,6 +458,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
         _postcopy: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
         self.memory.add(spec_of(region), file, self.spec.pool_ram.as_ref()).map_err(refused)?;
+        self.log_covers_memory()?;
         self.memory_changed();
         Ok(None)
     }
@@ -459,8 +486,12 @@ impl VhostUserBackendReqHandlerMut for Connection {
         Err(Error::InvalidOperation("shared memory regions are not offered"))
     }
 
-    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
-        Err(Error::InvalidOperation("dirty logging is not offered"))
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        let log = DirtyLog::map(file, log.mmap_offset, log.mmap_size).map_err(refused)?;
+        self.changing_log(|connection| {
+            connection.log = Some(log);
+            Ok(())
+        })
     }
 }
 

@@ -8,6 +8,8 @@ use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 
 use crate::chain::Segment;
+use crate::dirty_log::DirtyLog;
+use crate::memory::GuestMemory;
 use crate::view::GuestView;
 
 /// A copy that could not be made. What it copied before that stays.
@@ -90,6 +92,18 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
+    /// Logs the next `bytes` bytes, as far as there are.
+    fn mark(mut self, log: &DirtyLog, bytes: u64) {
+        let bytes = bytes.min(self.left);
+        let mut done = 0;
+        while done < bytes {
+            let piece = self.piece(bytes - done);
+            log.mark(GuestAddress(self.segments[0].address.0 + u64::from(self.consumed)), u64::from(piece));
+            self.skip_within(piece);
+            done += u64::from(piece);
+        }
+    }
+
     fn skip_within(&mut self, piece: u32) {
         self.consumed += piece;
         self.left -= u64::from(piece);
@@ -137,30 +151,44 @@ impl<'a> ChainReader<'a> {
     }
 }
 
-/// Writes what the guest lets the device write.
+/// Writes what the guest lets the device write, and logs it where the guest's memory is logged.
 #[derive(Debug, Clone)]
-pub struct ChainWriter<'a>(Cursor<'a>);
+pub struct ChainWriter<'a> {
+    cursor: Cursor<'a>,
+    log: Option<&'a DirtyLog>,
+}
 
 impl<'a> ChainWriter<'a> {
     /// Begins at the first byte of `segments`.
-    pub fn new(memory: &'a GuestMemoryMmap<()>, segments: &'a [Segment]) -> Self {
-        Self(Cursor::new(memory, segments))
+    pub fn new(memory: &'a GuestMemory, segments: &'a [Segment]) -> Self {
+        Self { cursor: Cursor::new(memory, segments), log: memory.log() }
+    }
+
+    /// Passes over `bytes`, letting `each` write to the pieces.
+    #[inline]
+    fn advance(&mut self, bytes: u64, each: impl FnMut(u64, &VolatileSlice<'_>)) -> Result<(), CopyError> {
+        let Some(log) = self.log else { return self.cursor.advance(bytes, each) };
+        let before = self.cursor.clone();
+        let advanced = self.cursor.advance(bytes, each);
+        // Also what was written before it failed.
+        before.mark(log, bytes);
+        advanced
     }
 
     /// Bytes that are left.
     pub fn left(&self) -> u64 {
-        self.0.left
+        self.cursor.left
     }
 
     /// Passes over `bytes`, leaving them as they are.
     pub fn skip(&mut self, bytes: u64) -> Result<(), CopyError> {
-        self.0.skip(bytes)
+        self.cursor.skip(bytes)
     }
 
     /// Writes all of `from`.
     pub fn write(&mut self, from: &[u8]) -> Result<(), CopyError> {
         let mut rest = from;
-        self.0.advance(from.len() as u64, |_, slice| {
+        self.advance(from.len() as u64, |_, slice| {
             let (now, later) = rest.split_at(slice.len());
             // Both are as long as each other.
             let _ = slice.write_slice(now, 0);
@@ -171,7 +199,7 @@ impl<'a> ChainWriter<'a> {
     /// Writes `bytes` zeros.
     pub fn zero(&mut self, bytes: u64) -> Result<(), CopyError> {
         const ZEROS: [u8; 4096] = [0; 4096];
-        self.0.advance(bytes, |_, slice| {
+        self.advance(bytes, |_, slice| {
             let mut at = 0;
             while at < slice.len() {
                 let piece = ZEROS.len().min(slice.len() - at);
@@ -189,6 +217,6 @@ impl<'a> ChainWriter<'a> {
         at: ByteOffset,
         bytes: u64,
     ) -> Result<(), CopyError> {
-        self.0.advance(bytes, |from, slice| pool.copy_to(ByteOffset::new(at.get() + from), slice))
+        self.advance(bytes, |from, slice| pool.copy_to(ByteOffset::new(at.get() + from), slice))
     }
 }

@@ -1,16 +1,52 @@
 //! The guest's memory as the VMM shares it.
 
 use std::fs::File;
+use std::ops::Deref;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
 use thiserror::Error;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
+use crate::dirty_log::DirtyLog;
 use crate::pool_ram::PoolRam;
 
-/// A snapshot of a guest's memory. Cloning is cheap; the mapping lives as long as a clone of it.
-pub type GuestMemory = Arc<GuestMemoryMmap<()>>;
+/// A snapshot of a guest's memory, and of whether what is written there is logged. Cloning is cheap; the mapping lives as
+/// long as a clone of it.
+#[derive(Debug, Clone, Default)]
+pub struct GuestMemory {
+    map: Arc<GuestMemoryMmap<()>>,
+    log: Option<DirtyLog>,
+}
+
+impl GuestMemory {
+    /// The same memory, with what is written there logged, or not.
+    #[must_use]
+    pub fn with_log(&self, log: Option<DirtyLog>) -> Self {
+        Self { map: Arc::clone(&self.map), log }
+    }
+
+    /// Where to note what was written, if it is to be noted. Not needed for what [`ChainWriter`](crate::ChainWriter) and
+    /// [`Ring`](crate::Ring) write: they do it themselves.
+    #[inline]
+    pub fn log(&self) -> Option<&DirtyLog> {
+        self.log.as_ref()
+    }
+}
+
+impl Deref for GuestMemory {
+    type Target = GuestMemoryMmap<()>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.map
+    }
+}
+
+impl From<GuestMemoryMmap<()>> for GuestMemory {
+    fn from(map: GuestMemoryMmap<()>) -> Self {
+        Self { map: Arc::new(map), log: None }
+    }
+}
 
 /// A memory region that cannot be used.
 #[derive(Debug, Error)]
@@ -110,7 +146,12 @@ pub struct MemoryTable {
 impl MemoryTable {
     /// The memory as it is now.
     pub fn snapshot(&self) -> GuestMemory {
-        Arc::clone(&self.snapshot)
+        self.snapshot.clone()
+    }
+
+    /// Where the guest's memory ends.
+    pub(crate) fn end(&self) -> u64 {
+        self.regions.iter().map(|Region { spec, .. }| spec.guest_address + spec.bytes).max().unwrap_or(0)
     }
 
     /// Translates an address of the VMM into one of the guest.
@@ -148,7 +189,7 @@ impl MemoryTable {
             .map_err(|source| MemoryError::Map { guest_address, bytes, source })?;
         let region = GuestRegionMmap::new(mapping, GuestAddress(guest_address)).ok_or_else(overlap)?;
         let region = Arc::new(region);
-        self.snapshot = Arc::new(self.snapshot.insert_region(Arc::clone(&region)).map_err(|_| overlap())?);
+        self.snapshot = self.snapshot.insert_region(Arc::clone(&region)).map_err(|_| overlap())?.into();
         self.regions.push(Region { spec, mapping: region, shared: 1 });
         Ok(())
     }
@@ -175,7 +216,7 @@ impl MemoryTable {
         let (snapshot, _) =
             self.snapshot.remove_region(GuestAddress(guest_address), bytes).map_err(|_| unknown())?;
         self.regions.remove(at);
-        self.snapshot = Arc::new(snapshot);
+        self.snapshot = snapshot.into();
         Ok(())
     }
 }

@@ -8,6 +8,8 @@
 
 #![allow(clippy::cast_possible_truncation)] // small numbers, chosen by tests
 
+mod log;
+
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -18,7 +20,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::MemfdFlags;
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
-    VhostUserVirtioFeatures,
+    VhostUserVirtioFeatures, VhostUserVringAddrFlags,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -29,6 +31,9 @@ use virtio_bindings::bindings::virtio_ring::{
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+pub use self::log::DirtyPages;
+use self::log::MockLog;
 
 /// Where guest memory begins. Not at 0, so that a forgotten address is not one.
 const RAM_START: u64 = 0x10_0000;
@@ -97,6 +102,7 @@ pub struct MockGuest {
     frontend: Option<Frontend>,
     features: u64,
     inflight: Option<(VhostUserInflight, OwnedFd)>,
+    log: Option<MockLog>,
 }
 
 impl MockGuest {
@@ -116,7 +122,17 @@ impl MockGuest {
         let rings = (0..u64::from(rings))
             .map(|index| MockRing::new(RAM_START + index * RING_BYTES, ring_size))
             .collect();
-        Self { file, file_offset, memory, bytes, rings, frontend: None, features: 0, inflight: None }
+        Self {
+            file,
+            file_offset,
+            memory,
+            bytes,
+            rings,
+            frontend: None,
+            features: 0,
+            inflight: None,
+            log: None,
+        }
     }
 
     /// The guest's memory.
@@ -159,6 +175,7 @@ impl MockGuest {
         };
         frontend.set_owner().unwrap();
         let offered = frontend.get_features().unwrap();
+        let wanted = wanted & !VhostUserVirtioFeatures::LOG_ALL.bits();
         self.features = offered & (wanted | 1 << 32 | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits());
         // Who agrees on STATUS has to tell the device's status before it starts.
         let protocol = frontend.get_protocol_features().unwrap() - VhostUserProtocolFeatures::STATUS;
@@ -205,30 +222,35 @@ impl MockGuest {
     pub fn start_rings(&mut self) {
         let (features, memory) = (self.features, Arc::clone(&self.memory));
         for index in 0..self.rings.len() {
-            let frontend = self.frontend.as_mut().unwrap();
             let ring = &mut self.rings[index];
             ring.indirect = features & 1 << VIRTIO_RING_F_INDIRECT_DESC != 0;
             ring.event_index = features & 1 << VIRTIO_RING_F_EVENT_IDX != 0;
-            frontend.set_vring_num(index, ring.size).unwrap();
-            frontend.set_vring_base(index, ring.used_index(&memory)).unwrap();
-            frontend
-                .set_vring_addr(
-                    index,
-                    &VringConfigData {
-                        queue_max_size: ring.size,
-                        queue_size: ring.size,
-                        flags: 0,
-                        desc_table_addr: ring.descriptors + VMM_OFFSET,
-                        used_ring_addr: ring.used + VMM_OFFSET,
-                        avail_ring_addr: ring.available + VMM_OFFSET,
-                        log_addr: None,
-                    },
-                )
-                .unwrap();
+            let (size, used) = (ring.size, ring.used_index(&memory));
+            let frontend = self.frontend.as_mut().unwrap();
+            frontend.set_vring_num(index, size).unwrap();
+            frontend.set_vring_base(index, used).unwrap();
+            self.set_ring_addresses(index);
+            let frontend = self.frontend.as_mut().unwrap();
+            let ring = &self.rings[index];
             frontend.set_vring_call(index, &ring.call).unwrap();
             frontend.set_vring_kick(index, &ring.kick).unwrap();
             frontend.set_vring_enable(index, true).unwrap();
         }
+    }
+
+    fn set_ring_addresses(&mut self, index: usize) {
+        let ring = &self.rings[index];
+        let flags = VhostUserVringAddrFlags::VHOST_VRING_F_LOG.bits();
+        let config = VringConfigData {
+            queue_max_size: ring.size,
+            queue_size: ring.size,
+            flags: if self.logs() { flags } else { 0 },
+            desc_table_addr: ring.descriptors + VMM_OFFSET,
+            used_ring_addr: ring.used + VMM_OFFSET,
+            avail_ring_addr: ring.available + VMM_OFFSET,
+            log_addr: self.logs().then_some(ring.used),
+        };
+        self.frontend.as_mut().unwrap().set_vring_addr(index, &config).unwrap();
     }
 
     /// The vhost-user connection.

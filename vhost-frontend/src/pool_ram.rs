@@ -103,7 +103,6 @@ impl PoolMap {
 mod tests {
     use super::*;
     use cxl_pool::{LineCount, LineOffset};
-    use std::sync::Arc;
     use vm_memory::{FileOffset, GuestMemoryMmap};
 
     fn segment(address: u64, bytes: u32) -> Segment {
@@ -149,7 +148,7 @@ mod tests {
             (GuestAddress(0x30_0000), 0x4000, part(&pool, 0x4_0000)),
         ]);
         let leased = Some(area(0x1_0000, 0x1_0000));
-        let map = PoolMap::new(&Arc::new(memory.unwrap()), &PoolRam { file: identity, leased });
+        let map = PoolMap::new(&memory.unwrap().into(), &PoolRam { file: identity, leased });
         let find = |segments: &[Segment], skip, bytes| map.contiguous(segments, skip, bytes);
         let at = |offset| Some(ByteOffset::new(offset));
         assert_eq!(find(&[segment(0x10_0000, 0x1000)], 0, 0x1000), at(0x1_0000));

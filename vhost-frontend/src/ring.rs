@@ -19,6 +19,11 @@ use crate::inflight::InflightQueue;
 use crate::memory::GuestMemory;
 use crate::view::GuestView;
 
+/// A used ring: flags and index, then elements, then the index at which the device wants a kick.
+const USED_HEADER_BYTES: u64 = 4;
+const USED_ELEMENT_BYTES: u64 = 8;
+const AVAILABLE_EVENT_BYTES: u64 = 2;
+
 /// A guest broke its ring beyond use. The ring is parked: it stays silent until the driver resets the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum RingBroken {
@@ -234,10 +239,12 @@ impl Ring {
         if let Some(inflight) = &self.parts.inflight {
             inflight.completing(head);
         }
+        let next = self.parts.queue.next_used();
         if self.parts.queue.add_used(&*self.parts.memory, head, written).is_err() {
             self.park();
             return Err(RingBroken::NotInMemory);
         }
+        self.log_used(next, 1);
         if let Some(inflight) = &self.parts.inflight {
             inflight.completed(head, self.parts.queue.next_used());
         }
@@ -272,7 +279,12 @@ impl Ring {
         if self.broken {
             return false;
         }
-        !self.again.is_empty() || self.parts.queue.enable_notification(&*self.parts.memory).unwrap_or(false)
+        if !self.again.is_empty() {
+            return true;
+        }
+        let more = self.parts.queue.enable_notification(&*self.parts.memory).unwrap_or(false);
+        self.log_notification();
+        more
     }
 
     /// Tells the guest not to kick while we poll.
@@ -280,6 +292,7 @@ impl Ring {
         if !self.broken {
             // A ring that cannot be written is found out when it is next used.
             let _ = self.parts.queue.disable_notification(&*self.parts.memory);
+            self.log_notification();
         }
     }
 
@@ -338,6 +351,30 @@ impl Ring {
         }
         self.taken_again = false;
         Ok(Some(head))
+    }
+
+    /// Logs `count` elements of the used ring from `next` on, and its index.
+    #[inline]
+    fn log_used(&self, next: u16, count: u16) {
+        let Some(log) = self.parts.memory.log() else { return };
+        let used = self.parts.queue.used_ring();
+        log.mark(GuestAddress(used), USED_HEADER_BYTES);
+        let first = next % self.table.size;
+        // Up to the end of the ring, and then from its beginning.
+        let before_end = count.min(self.table.size - first);
+        for (first, count) in [(first, before_end), (0, count - before_end)] {
+            let at = used + USED_HEADER_BYTES + USED_ELEMENT_BYTES * u64::from(first);
+            log.mark(GuestAddress(at), USED_ELEMENT_BYTES * u64::from(count));
+        }
+    }
+
+    /// Logs the places by which the guest is told whether to kick.
+    fn log_notification(&self) {
+        let Some(log) = self.parts.memory.log() else { return };
+        let used = self.parts.queue.used_ring();
+        log.mark(GuestAddress(used), USED_HEADER_BYTES);
+        let event = used + USED_HEADER_BYTES + USED_ELEMENT_BYTES * u64::from(self.table.size);
+        log.mark(GuestAddress(event), AVAILABLE_EVENT_BYTES);
     }
 
     fn park(&mut self) {

@@ -1,5 +1,7 @@
 //! Whole devices on their sockets, served by a small engine: what a VMM may do while rings run, and what it may not.
 
+mod logging;
+
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -19,7 +21,9 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::mock::{MockGuest, Piece};
-use crate::{Chain, ConfigSpace, DeviceSink, DeviceSpec, GuestMemory, Next, Ring, Server, StopReason};
+use crate::{
+    Chain, ChainWriter, ConfigSpace, DeviceSink, DeviceSpec, GuestMemory, Next, Ring, Server, StopReason,
+};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const QUEUES: u16 = 2;
@@ -61,14 +65,10 @@ fn serve(state: &mut State, chain: &mut Chain) -> bool {
                     0
                 }
                 Ok(Next::Chain) => {
-                    let mut written = 0;
-                    for segment in chain.writable() {
-                        let fill = vec![FILL; segment.bytes as usize];
-                        if ring.memory().write_slice(&fill, segment.address).is_ok() {
-                            written += segment.bytes;
-                        }
-                    }
-                    written
+                    let mut writer = ChainWriter::new(ring.memory(), chain.writable());
+                    let fill = vec![FILL; usize::try_from(writer.left()).unwrap()];
+                    let written = writer.write(&fill);
+                    written.map_or(0, |()| u32::try_from(fill.len()).unwrap())
                 }
                 Err(_) => {
                     *broken += 1;

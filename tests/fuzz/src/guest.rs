@@ -30,8 +30,8 @@ pub(crate) fn with_ring(features: u64, data: &[u8], look: impl FnOnce(&mut Ring)
     }
     let memory = MEMORY.with_borrow_mut(|memory| {
         let regions = REGIONS.map(|(start, bytes)| (GuestAddress(start), bytes));
-        let new = || Arc::new(GuestMemoryMmap::from_ranges(&regions).expect("a little memory"));
-        Arc::clone(memory.get_or_insert_with(new))
+        let new = || GuestMemory::from(GuestMemoryMmap::from_ranges(&regions).expect("a little memory"));
+        memory.get_or_insert_with(new).clone()
     });
     let mut image = vec![0; MEMORY_BYTES];
     let bytes = data.len().min(MEMORY_BYTES);

@@ -297,6 +297,12 @@ impl<M: Memory> Disk<M> {
             (Status::Unsupported, ..) => (S_UNSUPP, 0),
             (Status::IoError | Status::Refused, ..) => (S_IOERR, 0),
         };
+        if let Some(log) = served.ring.memory().log()
+            && slot.fills_guest_memory()
+        {
+            // The device may have written all of it, or with an error some.
+            log.mark_segments(slot.chain.writable(), slot.length_bytes);
+        }
         let written = write_status(&served.ring, &slot.chain, status, written);
         // A ring that cannot be written any more parks itself.
         let _ = served.ring.complete(slot.chain.head(), written);

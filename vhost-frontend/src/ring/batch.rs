@@ -85,7 +85,9 @@ impl Ring {
             self.park();
             return Err(RingBroken::NotInMemory);
         };
+        let before = queue.next_used();
         queue.set_next_used(next);
+        self.log_used(before, next.wrapping_sub(before));
         self.unsignalled = true;
         Ok(())
     }
@@ -162,15 +164,16 @@ mod tests {
 
     use super::*;
     use crate::chain::ChainError;
+    use crate::memory::GuestMemory;
 
     const SIZE: u16 = 8;
     const AVAILABLE: u64 = 0x1000;
     /// The used ring begins in one region and ends in the next.
     const USED: u64 = 0x1ff0;
 
-    fn ring_of(heads: &[u16]) -> (Ring, Arc<GuestMemoryMmap<()>>) {
+    fn ring_of(heads: &[u16]) -> (Ring, GuestMemory) {
         let ranges = [(GuestAddress(0), 0x2000), (GuestAddress(0x2000), 0x1000)];
-        let memory = Arc::new(GuestMemoryMmap::from_ranges(&ranges).unwrap());
+        let memory = GuestMemory::from(GuestMemoryMmap::from_ranges(&ranges).unwrap());
         for index in 0..SIZE {
             // Each descriptor is a chain of its own; number 2 leads out of the table.
             let (flags, next) = if index == 2 { (1u16, 99u16) } else { (0, 0) };
@@ -193,7 +196,7 @@ mod tests {
         let parts = RingParts {
             index: 0,
             queue,
-            memory: Arc::clone(&memory),
+            memory: memory.clone(),
             kick: None,
             call: Arc::new(Mutex::new(None)),
             error: None,

@@ -361,6 +361,9 @@ fn write_packet<M: Memory>(
         return match buffer.subslice(header.len(), payload) {
             Ok(rest) if buffer.write_slice(header, 0).is_ok() => {
                 memory.copy_to(from, &rest);
+                if let Some(log) = ring.memory().log() {
+                    log.mark(segment.address, written as u64);
+                }
                 used.push((chain.head(), u32::try_from(written).unwrap_or(u32::MAX)));
                 true
             }

@@ -2,14 +2,16 @@
 
 use std::sync::{Arc, Mutex};
 
-use vhost_frontend::{GuestMemory, Ring, RingParts};
+use vhost_frontend::{DirtyLog, GuestMemory, Ring, RingParts};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-const MEMORY_BYTES: usize = 32 << 20;
+pub(crate) const MEMORY_BYTES: usize = 32 << 20;
 /// Room for one queue's rings, and for its buffers behind them.
-const QUEUE_BYTES: u64 = 16 << 20;
-const RINGS_BYTES: u64 = 64 << 10;
+pub(crate) const QUEUE_BYTES: u64 = 16 << 20;
+pub(crate) const RINGS_BYTES: u64 = 64 << 10;
+/// Where in a queue's part its used ring lies.
+pub(crate) const USED_RING: u64 = 0xa000;
 pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
 
@@ -24,9 +26,24 @@ impl Guest {
     pub(crate) fn new(size: u16) -> Self {
         let memory: GuestMemoryMmap<()> =
             GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_BYTES)]).expect("memory");
-        let memory = Arc::new(memory);
-        let queue = |index| DriverQueue::new(Arc::clone(&memory), index, size);
-        Self { receive: queue(0), transmit: queue(1), memory: Arc::clone(&memory) }
+        let memory = GuestMemory::from(memory);
+        let queue = |index| DriverQueue::new(memory.clone(), index, size);
+        Self { receive: queue(0), transmit: queue(1), memory }
+    }
+
+    /// Lets what devices write from now on be logged. Rings that run already do not know of it.
+    pub(crate) fn log(&mut self, log: &DirtyLog) {
+        self.memory = self.memory.with_log(Some(log.clone()));
+        for queue in [&mut self.receive, &mut self.transmit] {
+            queue.memory = self.memory.clone();
+        }
+    }
+
+    /// All of its memory.
+    pub(crate) fn image(&self) -> Vec<u8> {
+        let mut image = vec![0; MEMORY_BYTES];
+        self.memory.read_slice(&mut image, GuestAddress(0)).expect("all of it");
+        image
     }
 
     /// Offers `count` receive buffers of `bytes` each.
@@ -104,7 +121,7 @@ impl DriverQueue {
     }
 
     fn used_ring(&self) -> u64 {
-        self.base() + 0xa000
+        self.base() + USED_RING
     }
 
     /// The device's side, from the beginning or from where a predecessor stopped.
@@ -122,7 +139,7 @@ impl DriverQueue {
         Ring::new(RingParts {
             index: self.index,
             queue,
-            memory: Arc::clone(&self.memory),
+            memory: self.memory.clone(),
             kick: None,
             call: Arc::new(Mutex::new(None)),
             error: None,
