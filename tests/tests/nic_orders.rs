@@ -1,0 +1,108 @@
+//! What an operator says about NICs, by `podctl`, while a guest uses them.
+
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest_images::{Guest, Silent};
+use pod_controller::api::Nic;
+use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, Pod, PodBuilder, VmShape};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What `podctl` says, or how it complains.
+fn podctl(pod: &Pod, arguments: &[&str]) -> Result<String, String> {
+    let server = format!("unix:{}/run/controller.sock", pod.directory().display());
+    let output =
+        Command::new(pod.binary("podctl")).args(["--server", &server]).args(arguments).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
+fn nic(pod: &Pod) -> Nic {
+    pod.api().instance("vm1").unwrap().nics[0].clone()
+}
+
+fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < PATIENCE, "still not so: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_nic_is_moved_held_to_its_addresses_and_brought_home_under_a_running_guest() {
+    let guest = Guest::ensure(&mut Silent).unwrap();
+    let pod = PodBuilder::three_hosts().start().unwrap();
+    let instance = pod.create_instance("vm1", "h1", &[]).unwrap();
+    let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();
+    let reaches = |count: u32| {
+        let said = vm.exec(&format!("ping -c {count} -i 0.05 -W 2 -q {CLIENT_ADDRESS} || true")).unwrap();
+        said.contains(&format!("{count} packets received, 0% packet loss"))
+    };
+    assert!(reaches(5));
+    assert_eq!(nic(&pod).nic, "h2/nic0");
+
+    // Another address than the guest's, so nothing of it passes; its own, and everything does.
+    podctl(&pod, &["instances", "nic-policy", "vm1", "--address", "192.0.2.1"]).unwrap();
+    assert_eq!(nic(&pod).policy.addresses, ["192.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
+    let said = vm.exec(&format!("ping -c 3 -i 0.1 -W 1 -q {CLIENT_ADDRESS} || true")).unwrap();
+    assert!(said.contains(" 0 packets received"), "{said}");
+    let own = [
+        "instances",
+        "nic-policy",
+        "vm1",
+        "--address",
+        GUEST_ADDRESS,
+        "--send",
+        "100M",
+        "--send-packets",
+        "50000",
+    ];
+    podctl(&pod, &own).unwrap();
+    let policy = nic(&pod).policy;
+    assert_eq!(policy.transmit.packets_per_second, Some(50_000));
+    assert_eq!(
+        (policy.transmit.bytes_per_second, policy.receive.bytes_per_second),
+        (Some(100 << 20), None)
+    );
+    assert!(reaches(5));
+    assert!(podctl(&pod, &["instances", "nic-policy", "vm2"]).unwrap_err().contains("vm2"));
+    assert!(podctl(&pod, &["instances", "nic-policy", "vm1", "--send-packets", "0"]).is_err());
+    assert_eq!(nic(&pod).policy, policy, "what was refused changed something");
+
+    // By order, with not a packet lost.
+    let pings = vm.start(&format!("ping -c 60 -i 0.05 -W 5 -q {CLIENT_ADDRESS}")).unwrap();
+    podctl(&pod, &["instances", "migrate-nic", "vm1", "--to", "h3/nic1"]).unwrap();
+    eventually("the NIC is h3's", || nic(&pod).nic == "h3/nic1");
+    let said = pings.finish(PATIENCE).unwrap();
+    assert!(said.contains("60 packets received, 0% packet loss"), "{said}");
+    assert!(
+        podctl(&pod, &["instances", "migrate-nic", "vm1", "--to", "h3/nic1"]).is_err(),
+        "it is there already"
+    );
+    assert!(
+        podctl(&pod, &["instances", "migrate-nic", "vm1", "--to", "h9/nic1"])
+            .unwrap_err()
+            .contains("h9/nic1")
+    );
+    assert_eq!(nic(&pod).policy, policy);
+
+    // Back again, once the move before has ended.
+    eventually("the way back is free", || {
+        podctl(&pod, &["instances", "migrate-nic", "vm1", "--to", "h2/nic0"]).is_ok()
+    });
+    eventually("the NIC is h2's", || nic(&pod).nic == "h2/nic0");
+
+    // What fled from a NIC comes home when it works and is told to.
+    pod.pull_cable("h2", "nic0").unwrap();
+    eventually("the NIC is h3's", || nic(&pod).nic == "h3/nic1");
+    assert!(podctl(&pod, &["devices", "fail-back", "h2/nic0"]).is_err(), "its cable is out");
+    pod.plug_cable("h2", "nic0").unwrap();
+    eventually("it goes home", || {
+        let _ = podctl(&pod, &["devices", "release", "h2/nic0"]);
+        podctl(&pod, &["devices", "fail-back", "h2/nic0"]).is_ok() && nic(&pod).nic == "h2/nic0"
+    });
+    assert!(reaches(5));
+}
