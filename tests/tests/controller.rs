@@ -1,7 +1,7 @@
 //! The controller is never on the data path: killed, it is not missed, and restarted, it finds what it left.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pod_controller::api::{Instance, Region};
 use wadi_tests::fio::{Job, Pattern, Report};
@@ -32,19 +32,16 @@ fn traffic_outlives_a_killed_controller_and_nothing_is_reallocated() {
         };
         let disk = stage.vm.start(&job.command()).unwrap();
         let probe = Probe::start(stage.pod.client_namespace(), GUEST_ADDRESS).unwrap();
-        thread::sleep(Duration::from_millis(1500));
+        stage.vm.wait_for_stream().unwrap();
         stage.pod.controller().unwrap().kill().unwrap();
-        let away = Instant::now();
         assert!(stage.pod.api().hosts().is_err());
         thread::sleep(Duration::from_secs(2));
-        let away = away.elapsed();
         stage.pod.start_controller().unwrap();
         stage.pod.wait_until_joined().unwrap();
-        thread::sleep(Duration::from_secs(1));
-
         let loss = probe.finish().unwrap();
-        // A guest that is kept busy may drop a packet now and then, but nothing waits for a controller.
-        assert!(loss.longest_gap < away / 2, "{loss:?} in {away:?} without a controller");
+        // There was no controller for most of that time. A guest that is kept busy may drop a packet now and then, but
+        // nothing waits for a controller.
+        assert!(loss.lost < loss.sent / 3, "{loss:?}");
         iperf::Report::parse(&stream.finish(Duration::from_secs(40)).unwrap()).unwrap();
         Report::parse(&disk.finish(Duration::from_mins(2)).unwrap()).unwrap();
 
@@ -53,8 +50,7 @@ fn traffic_outlives_a_killed_controller_and_nothing_is_reallocated() {
     }
     // It still does its work.
     stage.pod.pull_cable("h2", "nic0").unwrap();
-    thread::sleep(Duration::from_secs(1));
-    assert_eq!(stage.pod.api().instance("vm1").unwrap().nics[0].nic, "h3/nic1");
+    stage.pod.wait_for_nic("vm1", "h3/nic1").unwrap();
     iperf::run(&stage.vm, Way::Out, 1).unwrap();
 }
 
@@ -66,7 +62,6 @@ fn failover_waits_for_a_controller_and_then_happens() {
     thread::sleep(Duration::from_millis(500));
     stage.pod.start_controller().unwrap();
     stage.pod.wait_until_joined().unwrap();
-    thread::sleep(Duration::from_secs(1));
-    assert_eq!(stage.pod.api().instance("vm1").unwrap().nics[0].nic, "h3/nic1");
+    stage.pod.wait_for_nic("vm1", "h3/nic1").unwrap();
     iperf::run(&stage.vm, Way::Out, 1).unwrap();
 }

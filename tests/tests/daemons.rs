@@ -61,7 +61,7 @@ fn network_survives(host: &str, role: Role) {
             thread::scope(|scope| {
                 let vm = &stage.vm;
                 let traffic = scope.spawn(move || iperf::run(vm, way, 5));
-                thread::sleep(Duration::from_millis(1500));
+                vm.wait_for_stream().unwrap();
                 stage.pod.daemon(host, role).unwrap().kill().unwrap();
                 thread::sleep(AWAY);
                 stage.pod.start_daemon(host, role).unwrap();

@@ -8,19 +8,6 @@ use wadi_tests::pod::{GUEST_ADDRESS, Pod};
 use wadi_tests::probe::Probe;
 use wadi_tests::stage::{Stage, rounds};
 
-/// Waits until the instance's NIC is this one.
-fn wait_for_nic(pod: &Pod, nic: &str) {
-    let started = Instant::now();
-    loop {
-        let now = pod.api().instance("vm1").unwrap().nics[0].nic.clone();
-        if now == nic {
-            return;
-        }
-        assert!(started.elapsed() < Duration::from_secs(10), "the NIC is still {now}, not {nic}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
 fn wait_until_up(pod: &Pod, host: &str, nic: &str) {
     let started = Instant::now();
     while pod.api().device(host, nic).unwrap().health != pod_controller::api::DeviceHealth::Up {
@@ -39,13 +26,13 @@ fn traffic_moves_to_the_backup_nic_and_back() {
             (nics[usize::try_from(round).unwrap() % 2], nics[usize::try_from(round + 1).unwrap() % 2]);
         let stream = stage.vm.start(&iperf::command(Way::Out, 4)).unwrap();
         let probe = Probe::start(stage.pod.client_namespace(), GUEST_ADDRESS).unwrap();
-        thread::sleep(Duration::from_millis(1500));
+        stage.vm.wait_for_stream().unwrap();
         stage.pod.pull_cable(from.0, from.1).unwrap();
-        wait_for_nic(&stage.pod, &format!("{}/{}", to.0, to.1));
+        stage.pod.wait_for_nic("vm1", &format!("{}/{}", to.0, to.1)).unwrap();
         thread::sleep(Duration::from_secs(1));
         let loss = probe.finish().unwrap();
         eprintln!("packets were lost for {:?} ({} of {})", loss.longest_gap, loss.lost, loss.sent);
-        assert!(loss.longest_gap < Duration::from_secs(5), "{loss:?}");
+        assert!(loss.lost < loss.sent / 2, "{loss:?}");
         iperf::Report::parse(&stream.finish(Duration::from_secs(40)).unwrap()).unwrap();
         // The guest has noticed nothing.
         assert_eq!(stage.vm.exec("cat /sys/class/net/eth0/address").unwrap().trim(), mac);

@@ -63,10 +63,7 @@ fn a_nic_is_moved_held_to_its_addresses_and_brought_home_under_a_running_guest()
     podctl(&pod, &own).unwrap();
     let policy = nic(&pod).policy;
     assert_eq!(policy.transmit.packets_per_second, Some(50_000));
-    assert_eq!(
-        (policy.transmit.bytes_per_second, policy.receive.bytes_per_second),
-        (Some(100 << 20), None)
-    );
+    assert_eq!((policy.transmit.bytes_per_second, policy.receive.bytes_per_second), (Some(100 << 20), None));
     assert!(reaches(5));
     assert!(podctl(&pod, &["instances", "nic-policy", "vm2"]).unwrap_err().contains("vm2"));
     assert!(podctl(&pod, &["instances", "nic-policy", "vm1", "--send-packets", "0"]).is_err());
@@ -75,7 +72,7 @@ fn a_nic_is_moved_held_to_its_addresses_and_brought_home_under_a_running_guest()
     // By order, with not a packet lost.
     let pings = vm.start(&format!("ping -c 60 -i 0.05 -W 5 -q {CLIENT_ADDRESS}")).unwrap();
     podctl(&pod, &["instances", "migrate-nic", "vm1", "--to", "h3/nic1"]).unwrap();
-    eventually("the NIC is h3's", || nic(&pod).nic == "h3/nic1");
+    pod.wait_for_nic("vm1", "h3/nic1").unwrap();
     let said = pings.finish(PATIENCE).unwrap();
     assert!(said.contains("60 packets received, 0% packet loss"), "{said}");
     assert!(
@@ -93,11 +90,11 @@ fn a_nic_is_moved_held_to_its_addresses_and_brought_home_under_a_running_guest()
     eventually("the way back is free", || {
         podctl(&pod, &["instances", "migrate-nic", "vm1", "--to", "h2/nic0"]).is_ok()
     });
-    eventually("the NIC is h2's", || nic(&pod).nic == "h2/nic0");
+    pod.wait_for_nic("vm1", "h2/nic0").unwrap();
 
     // What fled from a NIC comes home when it works and is told to.
     pod.pull_cable("h2", "nic0").unwrap();
-    eventually("the NIC is h3's", || nic(&pod).nic == "h3/nic1");
+    pod.wait_for_nic("vm1", "h3/nic1").unwrap();
     assert!(podctl(&pod, &["devices", "fail-back", "h2/nic0"]).is_err(), "its cable is out");
     pod.plug_cable("h2", "nic0").unwrap();
     eventually("it goes home", || {

@@ -1,31 +1,17 @@
 //! NICs of other shapes than the usual one: several queues, and another driver.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guest_images::{Guest, Silent};
 use pod_controller::api::{CreateInstance, NicRequest};
 use wadi_tests::iperf::{self, Way};
-use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, NicDriver, Pod, PodBuilder, VmShape};
+use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, NicDriver, PodBuilder, VmShape};
 
 fn two_nics() -> PodBuilder {
     PodBuilder::new()
         .host(HostPlan::new("h1").vms())
         .host(HostPlan::new("h2").nic("nic0"))
         .host(HostPlan::new("h3").backup_nic("nic1"))
-}
-
-/// Waits until the instance's NIC is this one.
-fn wait_for_nic(pod: &Pod, nic: &str) {
-    let started = Instant::now();
-    loop {
-        let now = pod.api().instance("vm1").unwrap().nics[0].nic.clone();
-        if now == nic {
-            return;
-        }
-        assert!(started.elapsed() < Duration::from_secs(10), "the NIC is still {now}, not {nic}");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]
@@ -53,9 +39,9 @@ fn two_pairs_of_queues_carry_streams_through_a_failover() {
     vm.exec("ethtool -L eth0 combined 1 && ethtool -L eth0 combined 2").unwrap();
 
     let stream = vm.start(&format!("{} --parallel 4", iperf::command(Way::Out, 4))).unwrap();
-    thread::sleep(Duration::from_millis(1500));
+    vm.wait_for_stream().unwrap();
     pod.pull_cable("h2", "nic0").unwrap();
-    wait_for_nic(&pod, "h3/nic1");
+    pod.wait_for_nic("vm1", "h3/nic1").unwrap();
     iperf::Report::parse(&stream.finish(Duration::from_secs(40)).unwrap()).unwrap();
     let output = vm.exec(&format!("{} --parallel 4", iperf::command(Way::In, 1))).unwrap();
     iperf::Report::parse(&output).unwrap();
@@ -79,9 +65,9 @@ fn af_xdp_carries_streams_through_a_failover() {
     }
 
     let stream = vm.start(&iperf::command(Way::Out, 4)).unwrap();
-    thread::sleep(Duration::from_millis(1500));
+    vm.wait_for_stream().unwrap();
     pod.pull_cable("h2", "nic0").unwrap();
-    wait_for_nic(&pod, "h3/nic1");
+    pod.wait_for_nic("vm1", "h3/nic1").unwrap();
     iperf::Report::parse(&stream.finish(Duration::from_secs(40)).unwrap()).unwrap();
     iperf::run(&vm, Way::In, 1).unwrap();
     drop(server);
@@ -103,9 +89,9 @@ fn a_stream_goes_on_over_a_backup_that_can_do_less() {
     assert!(offloads.contains("tcp-segmentation-offload: on"), "{offloads}");
 
     let stream = vm.start(&iperf::command(Way::Out, 4)).unwrap();
-    thread::sleep(Duration::from_millis(1500));
+    vm.wait_for_stream().unwrap();
     pod.pull_cable("h2", "nic0").unwrap();
-    wait_for_nic(&pod, "h3/nic1");
+    pod.wait_for_nic("vm1", "h3/nic1").unwrap();
     iperf::Report::parse(&stream.finish(Duration::from_secs(40)).unwrap()).unwrap();
     // The guest still leaves checksums and segmentation to a NIC that does neither.
     for way in [Way::Out, Way::In] {

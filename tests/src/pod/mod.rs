@@ -281,6 +281,22 @@ impl Pod {
         }
     }
 
+    /// Waits until the first NIC of an instance is this one, such as `h3/nic1`.
+    pub fn wait_for_nic(&self, instance: &str, nic: &str) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            let instance = self.client.instance(instance)?;
+            let now = instance.nics.first().map(|nic| nic.nic.as_str());
+            if now == Some(nic) {
+                return Ok(());
+            }
+            if started.elapsed() > READY_DEADLINE {
+                bail!("the NIC of {} is still {now:?}, not {nic}", instance.name);
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn missing(&self) -> Result<Vec<String>> {
         let hosts = self.client.hosts()?;
         let devices = self.client.devices()?;

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use guest_images::Guest;
@@ -16,6 +16,12 @@ use crate::runner;
 
 /// How long a guest may take to boot: a few seconds even when translated, more on a busy machine.
 const BOOT_DEADLINE: Duration = Duration::from_mins(1);
+
+/// More than anything but a stream moves.
+const STREAM_BYTES: u64 = 16 << 20;
+
+/// How long a stream may take to begin.
+const STREAM_DEADLINE: Duration = Duration::from_secs(20);
 
 /// What a virtual machine is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,6 +137,22 @@ impl PodVm {
     pub fn start(&self, command: &str) -> Result<GuestJob<'_>> {
         let job = self.agent.start(command, &[])?;
         Ok(GuestJob { agent: &self.agent, command: command.to_owned(), job })
+    }
+
+    /// Waits until a stream passes its first NIC, whichever way.
+    pub fn wait_for_stream(&self) -> Result<()> {
+        let passed = || -> Result<u64> {
+            let counters = self.exec("cat /sys/class/net/eth0/statistics/[rt]x_bytes")?;
+            counters.split_whitespace().map(|count| Ok(count.parse::<u64>()?)).sum()
+        };
+        let (started, before) = (Instant::now(), passed()?);
+        while passed()? < before + STREAM_BYTES {
+            if started.elapsed() > STREAM_DEADLINE {
+                bail!("no stream passes the guest's NIC after {} s", STREAM_DEADLINE.as_secs());
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 
     /// QEMU.
