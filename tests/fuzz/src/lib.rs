@@ -17,14 +17,14 @@ pub use channel::exchange;
 pub use configuration::{configuration, rest};
 pub use control::control;
 pub use guest::chain;
-pub use net::{finish, net_message, switch};
+pub use net::{finish, net_message, source_guard, switch};
 pub use pool::{regions, superblock};
 
 /// A target.
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its corpus.
-pub const TARGETS: [(&str, Target); 12] = [
+pub const TARGETS: [(&str, Target); 13] = [
     ("blk_chain", blk_chain),
     ("blk_message", blk_message),
     ("chain", chain),
@@ -35,6 +35,7 @@ pub const TARGETS: [(&str, Target); 12] = [
     ("net_message", net_message),
     ("regions", regions),
     ("rest", rest),
+    ("source_guard", source_guard),
     ("superblock", superblock),
     ("switch", switch),
 ];

@@ -1,5 +1,7 @@
 //! What a frontend may send to a network backend.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use cxl_pool::{Area, LineCount, LineOffset};
 use pod_protocol::ids::MacAddress;
 use pod_protocol::objects::RegistrationState;
@@ -9,6 +11,7 @@ use vhost_net_cxl::ethernet::Addresses;
 use vhost_net_cxl::finish::{FRAMES_MAX, Finish, HEADERS_BYTES_MAX};
 use vhost_net_cxl::message::NetMessage;
 use vhost_net_cxl::offloads::Offloads;
+use vhost_net_cxl::source_guard::{FRONT_BYTES, SourceGuard};
 use vhost_net_cxl::vnet_header::{ETHERNET_BYTES, VnetHeader};
 
 use super::input::Input;
@@ -75,6 +78,44 @@ pub fn finish(data: &[u8]) {
         next = Some(at + bytes);
     }
     assert_eq!(next, Some(frame_bytes), "the payload's end is missing");
+}
+
+/// The front of a frame of an instance whose addresses are known.
+pub fn source_guard(data: &[u8]) {
+    const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+    let v4 = Ipv4Addr::new(10, 0, 0, 1);
+    let v6 = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1);
+    let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0xff, 0xfe00, 1);
+    let own = [IpAddr::V4(v4), IpAddr::V6(v6)];
+    let guard =
+        |addresses: &[IpAddr]| SourceGuard::new(MacAddress::new(MAC), addresses).expect("there are some");
+    let front = Input(data).some(FRONT_BYTES);
+    let permitted = guard(&own).permits(front);
+    // An address more never makes a frame worse.
+    let more = [own[0], own[1], IpAddr::V4(Ipv4Addr::LOCALHOST)];
+    assert!(!permitted || guard(&more).permits(front));
+    if !permitted {
+        return;
+    }
+    let network = &front[14..];
+    match [front[12], front[13]] {
+        [0x08, 0x00] => assert!(network[12..16] == v4.octets() || network[12..16] == [0; 4]),
+        [0x08, 0x06] => {
+            assert!(network[8..14] == MAC);
+            assert!(network[14..18] == v4.octets() || network[14..18] == [0; 4]);
+        }
+        [0x86, 0xdd] => {
+            let source = &network[8..24];
+            assert!(source == v6.octets() || source == link_local.octets() || source == [0; 16]);
+            // Neighbour discovery for others, and from routers, right behind the header.
+            if network[6] == 58 && network.len() >= 64 {
+                let target = &network[48..64];
+                assert!(!matches!(network[40], 134 | 137));
+                assert!(network[40] != 136 || target == v6.octets() || target == link_local.octets());
+            }
+        }
+        other => panic!("frames of type {other:02x?} cannot be judged"),
+    }
 }
 
 /// A choice of few addresses, so that they meet, groups included.
