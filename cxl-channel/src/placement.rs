@@ -16,8 +16,8 @@ pub struct RingPlacement {
 /// The lines before the slots.
 const HEADER_LINES: u64 = 2;
 
-/// Fewer slots than this would leave no half ring to acknowledge.
-const SLOTS_LEAST: u32 = 8;
+/// One line of the smallest messages.
+const SLOTS_LEAST: u32 = 4;
 /// More slots than this the consumed count could not tell apart.
 const SLOTS_MOST: u32 = 1 << 20;
 

@@ -246,7 +246,7 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
     /// How many messages a receiver of coherent memory wants to be behind the sender.
     #[inline]
     fn distance(&self) -> u64 {
-        SURE_LINES.min(self.lines / 2) * Self::SLOTS_PER_LINE
+        SURE_LINES.min(self.lines / 2).max(1) * Self::SLOTS_PER_LINE
     }
 
     /// Whether a message not a lap ahead is there, on coherent memory. Not if it might be a slot that was emptied.

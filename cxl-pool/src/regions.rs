@@ -205,6 +205,13 @@ pub fn publish<M: Memory>(
     Ok(())
 }
 
+/// Empties this host's cache of an area that it used, or a dead process on it: nothing of that comes over what the next user
+/// writes. Nothing may be in flight there any more.
+pub fn scrub<M: Memory>(memory: &M, area: Area) {
+    memory.flush(area.start_byte(), area.bytes());
+    memory.full_fence();
+}
+
 /// The newest whole table of any replica; nothing if there is none (yet).
 pub fn read<M: Memory>(memory: &M, layout: &Layout) -> Option<RegionTable> {
     layout

@@ -5,6 +5,8 @@ mod fingerprint;
 mod memory;
 mod mutation;
 mod search;
+mod shared;
+mod step;
 
 use std::panic::{self, AssertUnwindSafe};
 
@@ -26,6 +28,9 @@ const PLAIN: Scenario = Scenario {
     receiver_deaths: 0,
 };
 
+/// The smallest ring that there is: 16 B messages share one line.
+const SMALLEST: Scenario =
+    Scenario { name: "three laps of the smallest ring", slots: 4, messages: 14, ..PLAIN };
 /// More than one lap, so that the ring is full at times.
 const LAP: Scenario = Scenario { name: "a full ring", messages: 10, ..PLAIN };
 const SLEEP: Scenario = Scenario { name: "sleep", messages: 3, sleeps: 2, ..PLAIN };
@@ -63,6 +68,36 @@ fn three_laps_of_64_bytes() {
 }
 
 #[test]
+fn three_laps_of_the_smallest_ring() {
+    must_hold::<false, 2>(SMALLEST);
+    must_hold::<true, 2>(SMALLEST);
+    must_hold::<false, 8>(SMALLEST);
+    must_hold::<true, 8>(SMALLEST);
+}
+
+#[test]
+fn three_laps_of_the_smallest_ring_in_batches_and_with_late_publishing() {
+    for wide in [false, true] {
+        let batches = Scenario { batch: 5, wide, ..SMALLEST };
+        must_hold::<false, 2>(batches);
+        must_hold::<true, 2>(batches);
+    }
+    must_hold::<false, 2>(Scenario { lazy: true, ..SMALLEST });
+}
+
+#[test]
+fn three_laps_of_the_smallest_ring_with_sleep() {
+    must_hold::<false, 2>(Scenario { sleeps: 1, ..SMALLEST });
+    must_hold::<false, 8>(Scenario { sleeps: 1, ..SMALLEST });
+}
+
+#[test]
+fn either_side_dies_at_any_moment_of_three_laps() {
+    must_hold::<false, 2>(Scenario { sender_deaths: 1, ..SMALLEST });
+    must_hold::<false, 2>(Scenario { receiver_deaths: 1, ..SMALLEST });
+}
+
+#[test]
 fn every_policy() {
     for policy in [
         ReceivePolicy::Bypass,
@@ -71,6 +106,7 @@ fn every_policy() {
         ReceivePolicy::InvalidatePrefetched,
     ] {
         must_hold::<false, 2>(Scenario { name: "a full ring, another policy", policy, ..LAP });
+        must_hold::<false, 2>(Scenario { policy, ..SMALLEST });
         must_hold::<false, 2>(Scenario { name: "sleep, another policy", policy, ..SLEEP });
     }
 }

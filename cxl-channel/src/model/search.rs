@@ -5,7 +5,9 @@ use std::collections::HashSet;
 use cxl_pool::{Generation, LineOffset};
 
 use super::fingerprint::fingerprint;
-use super::memory::{LINES, ModelMemory, RECEIVING, SENDING, Shared, Step, in_step, set_wide};
+use super::memory::{LINES, ModelMemory, in_step, set_wide};
+use super::shared::{RECEIVING, SENDING, Shared};
+use super::step::Step;
 use crate::{ReceivePolicy, Receiver, RingPlacement, Sender, Wake};
 
 /// So many times in a row the sender may find no room in an empty ring: once because it looked before it was empty.

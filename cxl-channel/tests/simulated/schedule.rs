@@ -1,45 +1,17 @@
 //! Two hosts, one ring, and memory that misbehaves: a schedule drawn from a seed, and what must hold in it.
 
-use std::env;
-use std::panic::{self, AssertUnwindSafe};
-use std::thread;
-use std::time::Instant;
-
 use cxl_channel::{ReceivePolicy, Receiver, RingPlacement, Sender, Wake};
-use cxl_pool::simulated::{Faults, Random, SimulatedMemory, SimulatedPool};
+use cxl_pool::simulated::{self, Faults, Random, SimulatedMemory, SimulatedPool};
 use cxl_pool::{Generation, HostId, LineOffset, Memory};
 
 pub(crate) const SENDING: HostId = HostId::new(1);
 pub(crate) const RECEIVING: HostId = HostId::new(2);
-
-/// How many seeds to try: `WADI_SEED` names one, `WADI_ROUNDS` multiplies.
-pub(crate) fn seeds(count: u64) -> impl Iterator<Item = u64> {
-    let number = |name| env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    match number("WADI_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..count * number("WADI_ROUNDS").unwrap_or(1).max(1),
-    }
-}
+/// Who had the place before, and hands it out now.
+const PREVIOUS: HostId = HostId::new(3);
 
 /// Runs a check with so many seeds. If one fails, it says how to run that one again.
 pub(crate) fn check_seeds(count: u64, check: impl Fn(u64) -> Result<(), String>) {
-    let (began, mut runs) = (Instant::now(), 0);
-    for seed in seeds(count) {
-        let failure = match panic::catch_unwind(AssertUnwindSafe(|| check(seed))) {
-            Ok(Ok(())) => {
-                runs += 1;
-                continue;
-            }
-            Ok(Err(failure)) => failure,
-            Err(_) => "it panicked, as said above".to_owned(),
-        };
-        // The harness names the thread after the test, unless it has only one.
-        let test = thread::current().name().filter(|name| *name != "main").unwrap_or_default().to_owned();
-        panic!(
-            "{failure}\nto see it again: WADI_SEED={seed} cargo test -p cxl-channel --test simulated -- --exact {test}"
-        );
-    }
-    println!("{runs} schedules in {:.1} s", began.elapsed().as_secs_f64());
+    simulated::check_seeds("-p cxl-channel --test simulated", count, check);
 }
 
 /// What a run is to be like.
@@ -86,8 +58,8 @@ pub(crate) fn run<M: Memory, const WORDS: usize>(
 ) -> Result<(), String> {
     let mut random = Random::new(seed ^ 0x5eed);
     // Mostly small, so that many laps fit a run; large ones now and then.
-    let kinds = if random.one_in(64) { 8 } else { 4 };
-    let slots = 8 << random.below(kinds);
+    let kinds = if random.one_in(64) { 9 } else { 5 };
+    let slots = 4 << random.below(kinds);
     let messages = 1 + random.below(scenario.messages);
     let scenario = Scenario { messages, ..scenario };
     let lines = RingPlacement::lines(slots, WORDS).get();
@@ -101,8 +73,21 @@ pub(crate) fn run<M: Memory, const WORDS: usize>(
         ReceivePolicy::Adaptive,
     ][usize::try_from(random.below(5)).unwrap()];
     let generation = Generation::new(1);
-    let sender_memory = wrap(SENDING, pool.host(SENDING));
-    let receiver_memory = wrap(RECEIVING, pool.host(RECEIVING));
+    if random.one_in(8) {
+        leave_something::<WORDS>(&pool.host(PREVIOUS), placement);
+        placement.clear(&wrap(PREVIOUS, pool.host(PREVIOUS)));
+    }
+    let mut receiver =
+        Receiver::open(wrap(RECEIVING, pool.host(RECEIVING)), placement, generation).with_policy(policy);
+    for _ in 0..random.below(3) {
+        if receiver.ready() {
+            return Err("the receiver accepted a generation that was not begun".to_owned());
+        }
+    }
+    let mut sender = Sender::begin(wrap(SENDING, pool.host(SENDING)), placement, generation);
+    if sender.ready() {
+        return Err("the sender believes that a generation was accepted that was not".to_owned());
+    }
     let mut world = World::<M, WORDS, _> {
         seed,
         scenario,
@@ -110,9 +95,9 @@ pub(crate) fn run<M: Memory, const WORDS: usize>(
         wrap,
         placement,
         policy,
-        sender: Sender::begin(sender_memory, placement, generation),
+        sender,
         sent: 0,
-        receiver: Receiver::open(receiver_memory, placement, generation).with_policy(policy),
+        receiver,
         received: 0,
         asleep: false,
         pool,
@@ -129,6 +114,20 @@ pub(crate) fn run<M: Memory, const WORDS: usize>(
         faults if faults == Faults::default() => Ok(()),
         faults => Err(format!("{faults:?}")),
     }
+}
+
+/// Leaves something where the ring will be, the worst that it can be: it says that the first generation was begun and accepted, and
+/// that every slot holds a message of the first lap.
+fn leave_something<const WORDS: usize>(memory: &SimulatedMemory, placement: RingPlacement) {
+    let area = placement.area(WORDS);
+    let line = |number: u64| area.start_byte().saturating_add(number * 64);
+    memory.store(line(0), 1);
+    memory.store(line(1), 1 << 32);
+    for number in 2..area.lines.get() {
+        memory.write(line(number), &[0xff; 64]);
+    }
+    memory.flush(area.start_byte(), area.bytes());
+    memory.full_fence();
 }
 
 impl<M: Memory, const WORDS: usize, W: Fn(HostId, SimulatedMemory) -> M> World<M, WORDS, W> {

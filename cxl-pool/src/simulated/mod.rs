@@ -13,8 +13,10 @@
 //! prints its seed can be replayed.
 
 mod cache;
+mod device;
 mod omission;
 mod random;
+mod replay;
 #[cfg(test)]
 mod tests;
 mod world;
@@ -25,8 +27,10 @@ use vm_memory::VolatileSlice;
 use vm_memory::bitmap::BitmapSlice;
 
 use self::cache::Pending;
+pub use self::device::DeviceMemory;
 pub use self::omission::{Interruption, Omission, OmittingMemory, Operation, Site};
 pub use self::random::Random;
+pub use self::replay::{Mutilation, check_seeds, seeds};
 use self::world::{CacheIndex, World};
 use crate::{ByteOffset, HostId, LINE_BYTES, Memory};
 

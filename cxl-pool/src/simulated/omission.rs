@@ -22,6 +22,18 @@ pub enum Operation {
     FullFence,
 }
 
+impl Operation {
+    const fn method(self) -> &'static str {
+        match self {
+            Self::WriteBack => "write_back",
+            Self::Invalidate => "invalidate",
+            Self::Flush => "flush",
+            Self::StoreFence => "store_fence",
+            Self::FullFence => "full_fence",
+        }
+    }
+}
+
 /// A place in the source that does something for coherence.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Site {
@@ -35,7 +47,7 @@ pub struct Site {
 
 impl Site {
     /// In words that only change when the code there does: the file, the function, the line; with its number, if the function
-    /// has several such lines.
+    /// has several such lines; and with what it does, if the line does not say it, as where it is that of a macro.
     pub fn name(&self, workspace: &Path) -> String {
         let source = std::fs::read_to_string(workspace.join(self.file)).unwrap_or_default();
         let before: Vec<&str> = source.lines().take(self.line as usize).map(str::trim).collect();
@@ -46,7 +58,10 @@ impl Site {
         let nth = before[begins..].iter().filter(|line| **line == code).count();
         let nth = if nth > 1 { format!(" ({nth})") } else { String::new() };
         let file = self.file.split_once("src/").map_or(self.file, |found| found.1);
-        format!("{file} {function}: {}{nth}", code.trim_end_matches(';'))
+        let code = code.trim_end_matches(';');
+        let method = self.operation.method();
+        let what = if code.contains(method) { String::new() } else { format!(" {method}") };
+        format!("{file} {function}: {code}{what}{nth}")
     }
 }
 
@@ -75,11 +90,13 @@ impl Omission {
 
     fn applies(&self, operation: Operation, at: &'static Location<'static>) -> bool {
         let site = Site { file: at.file(), line: at.line(), operation };
-        let applies = self.omitted.as_ref() == Some(&site);
-        if self.omitted.is_none() {
-            self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(site);
+        match &self.omitted {
+            Some(omitted) => *omitted == site,
+            None => {
+                self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(site);
+                false
+            }
         }
-        applies
     }
 }
 

@@ -254,6 +254,32 @@ fn handing_a_line_over_by_the_rules_breaks_none() {
 }
 
 #[test]
+fn a_device_past_the_caches_sees_what_was_written_back_and_is_seen_after_an_invalidate() {
+    always(|pool| {
+        let (a, device) = (pool.host(A), pool.device(B));
+        a.store(at(3), 7);
+        a.flush(at(3), 64);
+        a.full_fence();
+        let seen = device.load(at(3));
+        device.store(at(3), 8);
+        (seen, fresh(&a, 3), pool.faults()) == (7, 8, Faults::default())
+    });
+    sometimes(|pool| {
+        let (a, device) = (pool.host(A), pool.device(B));
+        a.load(at(3));
+        device.store(at(3), 8);
+        a.load(at(3)) == 0
+    });
+    sometimes(|pool| {
+        let (a, device) = (pool.host(A), pool.device(B));
+        a.store(at(3), 7);
+        device.store(at(3), 8);
+        pass_time(&a);
+        pool.faults().lost_updates > 0
+    });
+}
+
+#[test]
 fn one_seed_replays() {
     let run = |seed| {
         let pool = SimulatedPool::new(seed, 4096);

@@ -76,6 +76,22 @@ impl World {
         into.copy_from_slice(&self.shared[at as usize..][..into.len()]);
     }
 
+    /// A device reads up to the end of the line.
+    pub(super) fn device_read(&mut self, host: CacheIndex, at: u64, into: &mut [u8]) {
+        self.take_effect(host, true);
+        self.happen();
+        self.shared(at, into);
+    }
+
+    /// A device writes up to the end of the line.
+    pub(super) fn device_write(&mut self, host: CacheIndex, at: u64, from: &[u8]) {
+        self.take_effect(host, true);
+        self.happen();
+        self.shared[at as usize..][..from.len()].copy_from_slice(from);
+        // Whoever has the line in its cache, and changed, has no right to.
+        self.versions[at as usize / LINE_BYTES] += 1;
+    }
+
     fn expect_alive(&self, host: CacheIndex, process: u64) {
         let cache = &self.caches[host];
         assert!(cache.process == process, "a crashed process of {} accessed the pool", cache.host);
