@@ -9,4 +9,6 @@ pub mod backend;
 mod counters;
 pub mod frontend;
 pub mod message;
+#[cfg(test)]
+mod omissions;
 pub mod ssd;

@@ -28,12 +28,14 @@ use virtio_bindings::bindings::virtio_ring::{
     VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT,
     VRING_DESC_F_WRITE,
 };
+use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 pub use self::log::DirtyPages;
 use self::log::MockLog;
+use crate::{Ring, RingParts};
 
 /// Where guest memory begins. Not at 0, so that a forgotten address is not one.
 const RAM_START: u64 = 0x10_0000;
@@ -148,6 +150,28 @@ impl MockGuest {
     /// The first address behind its memory.
     pub fn end(&self) -> u64 {
         RAM_START + self.bytes
+    }
+
+    /// The device's side of a ring, polled, for a device that runs without a socket.
+    pub fn device_ring(&self, index: u16, features: u64) -> Ring {
+        let ring = &self.rings[usize::from(index)];
+        let low = |address: u64| Some(u32::try_from(address).expect("the guest is small"));
+        let mut queue = Queue::new(ring.size).unwrap();
+        queue.set_size(ring.size);
+        queue.set_desc_table_address(low(ring.descriptors), Some(0));
+        queue.set_avail_ring_address(low(ring.available), Some(0));
+        queue.set_used_ring_address(low(ring.used), Some(0));
+        queue.set_ready(true);
+        Ring::new(RingParts {
+            index,
+            queue,
+            memory: Arc::clone(&self.memory),
+            kick: None,
+            call: Arc::default(),
+            error: None,
+            features,
+            inflight: None,
+        })
     }
 
     /// A ring.

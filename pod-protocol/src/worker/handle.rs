@@ -16,7 +16,7 @@ pub struct WorkerGone;
 
 /// Where a worker puts its answer to [`WorkerHandle::call`].
 #[derive(Debug)]
-pub struct Reply<R>(SyncSender<R>);
+pub struct Reply<R>(pub(super) SyncSender<R>);
 
 impl<R> Reply<R> {
     /// Answers. Never blocks; if the caller is gone, the answer is dropped.

@@ -4,6 +4,7 @@
 mod handle;
 mod sources;
 mod task;
+mod turned;
 
 use std::io;
 use std::ops::ControlFlow;
@@ -17,6 +18,7 @@ use self::handle::Mailbox;
 pub use self::handle::{Reply, WorkerGone, WorkerHandle};
 pub use self::sources::{Sources, Token};
 pub use self::task::{Progress, Task};
+pub use self::turned::Turned;
 use crate::config::{RunSection, Wakeup};
 use crate::fence::Fence;
 

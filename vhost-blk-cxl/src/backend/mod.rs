@@ -25,7 +25,7 @@ use pod_protocol::telemetry::{DeviceTelemetry, Telemetry};
 use pod_protocol::worker::{Reply, SpawnError, Worker, WorkerConfig, WorkerHandle};
 
 use self::tables::Tables;
-use self::task::{BackendTask, Device, Message};
+pub(crate) use self::task::{BackendTask, Device, Message};
 use crate::counters::{Counter, Counters};
 use crate::ssd::{Geometry, Label, Ssd};
 

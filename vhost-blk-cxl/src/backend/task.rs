@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cxl_pool::{Area, Memory};
+use cxl_pool::{Area, Memory, regions};
 use pod_protocol::data_channel::DataChannel;
 use pod_protocol::endpoint::Reporter;
 use pod_protocol::ids::{ChannelId, LeaseId};
@@ -248,8 +248,7 @@ impl<M: Memory> BackendTask<M> {
             reply.send(());
         }
         for (area, reply) in self.scrubs.extract_if(.., |(area, _)| commands.touching(area) == 0) {
-            self.memory.flush(area.start_byte(), area.bytes());
-            self.memory.full_fence();
+            regions::scrub(&self.memory, area);
             reply.send(Ok(()));
         }
     }

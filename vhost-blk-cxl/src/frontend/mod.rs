@@ -31,7 +31,7 @@ use vhost_frontend::{ConfigSpace, DeviceSpec, PoolRam, Server};
 
 use self::device::{QUEUE_SIZE_MAX, config_space, features};
 use self::sink::DiskSink;
-use self::task::{FrontendTask, Message};
+pub(crate) use self::task::{FrontendTask, Message};
 use crate::counters::{Counter, Counters};
 
 /// A disk as the control thread holds it.

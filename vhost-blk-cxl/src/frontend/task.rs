@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::SyncSender;
 
-use cxl_pool::{Area, Memory};
+use cxl_pool::{Area, Memory, regions};
 use pod_protocol::data_channel::DataChannel;
 use pod_protocol::ids::{ChannelId, LeaseId};
 use pod_protocol::objects::{ChannelObject, DiskObject};
@@ -150,8 +150,7 @@ impl<M: Memory> FrontendTask<M> {
         if let Some(disk) = self.disks.values().find(|disk| disk.object().data_area.overlaps(&area)) {
             return Err(format!("{area} is in use by the disk of {}", disk.object().lease));
         }
-        self.memory.flush(area.start_byte(), area.bytes());
-        self.memory.full_fence();
+        regions::scrub(&self.memory, area);
         Ok(())
     }
 

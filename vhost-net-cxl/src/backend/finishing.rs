@@ -75,6 +75,7 @@ impl<M: Memory> Backend<M> {
         if !self.ports[place].take_buffers(bytes, pieces) {
             return false;
         }
+        self.take_over(place, pieces);
         let mut rest = packet;
         for piece in pieces.iter() {
             let (now, later) = rest.split_at(rest.len().min(BUFFER_BYTES as usize));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use cxl_pool::{Area, Memory};
+use cxl_pool::{Area, Memory, regions};
 use pod_protocol::endpoint::Handler;
 use pod_protocol::ids::RegionId;
 use pod_protocol::objects::{Object, ObjectId};
@@ -56,8 +56,7 @@ impl<M: Memory> Handler for BackendHandler<M> {
             return Err(format!("{region} is in use by a NIC"));
         }
         // A predecessor's system calls ended with it; what they left in this host's cache leaves now.
-        self.memory.flush(area.start_byte(), area.bytes());
-        self.memory.full_fence();
+        regions::scrub(&self.memory, area);
         Ok(())
     }
 

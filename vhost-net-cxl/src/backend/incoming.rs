@@ -130,6 +130,7 @@ impl<M: Memory> Backend<M> {
             self.copied = pieces;
             return;
         }
+        self.take_over(place, &pieces);
         let mut bounce = [0; BUFFER_BYTES as usize];
         let mut from = packet.at;
         for piece in &pieces {
@@ -141,6 +142,17 @@ impl<M: Memory> Backend<M> {
         self.write_back(&pieces);
         self.deliver_as_accepted(place, &pieces, header, receivers);
         self.copied = pieces;
+    }
+
+    /// Before receive buffers are written here: what a device wrote past our cache must not be overwritten by older copies of the
+    /// same lines.
+    pub(super) fn take_over(&self, place: usize, pieces: &[Piece]) {
+        if self.ports[place].nic.identity().cache_bypassing {
+            for piece in pieces {
+                self.memory.invalidate(piece.at, u64::from(piece.bytes));
+            }
+            self.memory.full_fence();
+        }
     }
 
     /// Writes back what was written to receive buffers, before anybody hears of it.

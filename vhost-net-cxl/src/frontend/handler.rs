@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use cxl_pool::{Area, Memory};
+use cxl_pool::{Area, Memory, regions};
 use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::objects::{Object, ObjectId, PortObject};
@@ -83,8 +83,7 @@ impl<M: Memory> Handler for FrontendHandler<M> {
         if self.worker.call(|reply| Order::Uses(area, reply)).map_err(|_| GONE.to_owned())? {
             return Err(format!("{region} is in use by a port"));
         }
-        self.memory.flush(area.start_byte(), area.bytes());
-        self.memory.full_fence();
+        regions::scrub(&self.memory, area);
         Ok(())
     }
 

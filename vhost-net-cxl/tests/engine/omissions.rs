@@ -1,22 +1,22 @@
 //! What makes buffers change hands safely is left out, one thing at a time, wherever the engine does it; something that a
 //! guest sees, or a rule of the memory, must break.
 
-use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::{Arc, Mutex, TryLockError};
 
-use cxl_pool::simulated::{Faults, Omission, OmittingMemory, SimulatedPool};
+use cxl_pool::simulated::{Faults, Mutilation, Omission, OmittingMemory, SimulatedPool};
 use cxl_pool::{Area, HostId, LineCount};
 use pod_protocol::objects::{Object, RegistrationState};
+use vhost_net_cxl::nic::NicConfig;
+use vhost_net_cxl::nic::null::NullNic;
 
 use crate::guest::Guest;
 use crate::pod::{
-    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, mac, port, registration, route,
-    settle,
+    NIC, POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, mac, port, registration,
+    route, settle,
 };
 
 const BUFFER_BYTES: u32 = 2048;
-const SEEDS: u64 = 2000;
 const FRAMES: u32 = 120;
 
 /// Two guests of one NIC that echoes: what they send to each other stays in the backend, the rest comes back.
@@ -53,12 +53,23 @@ fn receive_area() -> Area {
     Area::new(area(32, 1).start, LineCount::new(600 * u64::from(BUFFER_BYTES) / 64))
 }
 
+/// A NIC whose device bypasses the backend's cache does so with every second seed.
 fn scene(seed: u64, omission: &Omission) -> Scene {
     let pool = SimulatedPool::new(seed, POOL_BYTES);
     let host = |number| omission.in_memory(pool.host(HostId::new(number)));
     let memory = [host(1), host(2)];
     let mut frontend = TestFrontend::new(&memory[0]);
-    let mut backend = TestBackend::new(&memory[1], "mode = 'echo'", receive_area());
+    let mut backend = if seed % 2 == 0 {
+        TestBackend::new(&memory[1], "mode = 'echo'", receive_area())
+    } else {
+        let table = format!("name = '{NIC}'\ndriver = 'null'\nmode = 'echo'\ncache-bypassing = true");
+        let config = NicConfig::parse(&table.parse().expect("TOML")).expect("valid");
+        TestBackend::with_nic(
+            &memory[1],
+            Box::new(NullNic::new(&config, pool.device(HostId::new(2)))),
+            receive_area(),
+        )
+    };
     backend.apply(Object::Channel(channel(1, 1, 512, false)));
     frontend.apply(Object::Channel(channel(1, 1, 512, true)));
     let mut guests = [Guest::new(64), Guest::new(64)];
@@ -129,26 +140,18 @@ fn run(seed: u64, omission: &Omission) {
     assert_eq!(scene.pool.faults(), Faults::default());
 }
 
-fn notices(seed: u64, omission: &Omission) -> bool {
-    panic::catch_unwind(AssertUnwindSafe(|| run(seed, omission))).is_err()
-}
+/// Taking over the buffers for the copy fences too. This is for packets that are finished first, which these are not.
+const EXCUSED: [&str; 1] = ["backend/incoming.rs deliver_locally: self.memory.full_fence()"];
 
 #[test]
 fn every_omission_in_the_engine_is_noticed() {
-    let complete = Omission::default();
-    (0..6).for_each(|seed| run(seed, &complete));
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let sites: Vec<_> =
-        complete.seen().into_iter().filter(|site| site.file.starts_with("vhost-net-cxl/src")).collect();
-    assert!(sites.len() >= 5, "the sites are found by running into them: {sites:?}");
-    let mut unnoticed = Vec::new();
-    for site in sites {
-        let name = site.name(&workspace);
-        let omission = Omission::of(site);
-        match (0..SEEDS).find(|seed| notices(*seed, &omission)) {
-            Some(seed) => println!("| `{name}` | seed {seed} |"),
-            None => unnoticed.push(name),
-        }
+    Mutilation {
+        target: "-p vhost-net-cxl --test engine",
+        workspace: &Path::new(env!("CARGO_MANIFEST_DIR")).join(".."),
+        source: "vhost-net-cxl/src",
+        complete: 40,
+        seeds: 500,
+        excused: &EXCUSED,
     }
-    assert_eq!(unnoticed, [""; 0]);
+    .prove(run);
 }

@@ -1,0 +1,367 @@
+//! What makes buffers change hands safely is left out, one thing at a time, wherever the engine does it; something that a
+//! guest sees, or a rule of the memory, must break.
+//!
+//! Both sides are turned by hand, and what comes when follows from the seed alone.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use cxl_channel::RingPlacement;
+use cxl_pool::simulated::{Faults, Mutilation, Omission, OmittingMemory, Random, SimulatedPool};
+use cxl_pool::{Area, EndpointId, Generation, HostId, LineCount, LineOffset, Memory, Role};
+use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
+use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Qos, Route, VolumeObject};
+use pod_protocol::run_directory::RunDirectory;
+use pod_protocol::worker::{Progress, Task, Turned};
+use vhost_frontend::mock::{MockGuest, Piece};
+use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::backend::{BackendTask, Device, Message as ToBackend};
+use crate::frontend::{FrontendTask, Message as ToFrontend};
+use crate::message::Operation;
+use crate::ssd::{Command, Finished, Full, Geometry, Outcome, Ssd};
+
+const FRONTEND: HostId = HostId::new(1);
+const BACKEND: HostId = HostId::new(2);
+
+const POOL_BYTES: u64 = 8 << 20;
+/// As small as an area may be.
+const AREA_BYTES: u64 = 4 << 20;
+const DISK_BYTES: usize = 256 << 10;
+const SECTOR: usize = 512;
+/// What predecessors left in the caches of both hosts.
+const LEFT_BYTES: usize = 64 << 10;
+/// More than what either side takes in a turn.
+const REQUESTS_MAX: u64 = 240;
+const REQUEST_BYTES: usize = 1 << 10;
+/// Bytes of guest memory for a request: its header and status, and its data behind them.
+const PLACE_BYTES: u64 = 2 << 10;
+const SLOTS: u32 = 256;
+const T_IN: u32 = 0;
+const T_OUT: u32 = 1;
+
+/// A device in memory, which finishes what it has in any order.
+struct Ram {
+    memory: OmittingMemory,
+    bytes: Vec<u8>,
+    waiting: VecDeque<Command>,
+    random: Random,
+}
+
+impl Ssd for Ram {
+    fn driver(&self) -> &'static str {
+        "ram"
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry { size_bytes: DISK_BYTES as u64, block_bytes: 512 }
+    }
+
+    fn submit(&mut self, command: Command) -> Result<(), Full> {
+        self.waiting.push_back(command);
+        Ok(())
+    }
+
+    fn kick(&mut self) {}
+
+    fn reap(&mut self, into: &mut Vec<Finished>) {
+        // At times all at once, at times few.
+        while !self.waiting.is_empty() && !self.random.one_in(40) {
+            let chosen = usize::try_from(self.random.below(self.waiting.len() as u64)).unwrap();
+            let Some(command) = self.waiting.remove(chosen) else { return };
+            let at = usize::try_from(command.offset_bytes).unwrap();
+            let place = &mut self.bytes[at..at + usize::try_from(command.length_bytes).unwrap()];
+            match command.operation {
+                Operation::Read => self.memory.write(command.data, place),
+                Operation::Write => self.memory.read(command.data, place),
+                other => panic!("{other:?} was not asked for"),
+            }
+            into.push(Finished { id: command.id, outcome: Outcome::Done });
+        }
+    }
+
+    fn event(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn write_verifier(&self) -> u64 {
+        0
+    }
+
+    fn failure(&self) -> Option<&str> {
+        None
+    }
+}
+
+type Shared<T> = Arc<Mutex<Turned<T>>>;
+
+/// Gives one side a turn, unless it is just having one.
+fn turn<T: Task>(side: &Shared<T>) -> Progress {
+    side.try_lock().map_or(Progress::Idle, |mut side| side.turn())
+}
+
+/// A guest with a disk, and both sides that serve it.
+struct Scene {
+    random: Random,
+    pool: SimulatedPool,
+    memory: [OmittingMemory; 2],
+    frontend: Shared<FrontendTask<OmittingMemory>>,
+    backend: Shared<BackendTask<OmittingMemory>>,
+    guest: MockGuest,
+    volume: VolumeObject,
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        // They hold each other.
+        self.memory.iter().for_each(|memory| memory.interruption().clear());
+    }
+}
+
+fn objects(data_area: Area) -> (DiskObject, VolumeObject) {
+    let lease = LeaseId::new(7).unwrap();
+    let route = Route { channel: ChannelId::new(1), generation: LeaseGeneration::new(1) };
+    let disk = DiskObject {
+        lease,
+        instance: InstanceId::new(1),
+        instance_name: "vm0".to_owned(),
+        device: "vol0".to_owned(),
+        socket: "vm0-vol0.sock".to_owned(),
+        serial: "1".to_owned(),
+        size_bytes: DISK_BYTES as u64,
+        block_bytes: 512,
+        read_only: false,
+        queues: 1,
+        data_area,
+        ram_area: None,
+        route,
+        failed: false,
+    };
+    let volume = VolumeObject {
+        lease,
+        volume: VolumeId::new(1),
+        ssd: "ssd0".to_owned(),
+        start_bytes: 0,
+        size_bytes: DISK_BYTES as u64,
+        read_only: false,
+        generation: route.generation,
+        channel: route.channel,
+        data_area,
+        ram_area: None,
+        instance: InstanceId::new(1),
+        qos: Qos::default(),
+    };
+    (disk, volume)
+}
+
+/// One side of the channel.
+fn channel(peer: (HostId, Role), outgoing: RingPlacement, incoming: RingPlacement) -> ChannelObject {
+    let peer = EndpointId::new(peer.0, peer.1);
+    let (id, generation) = (ChannelId::new(1), Generation::new(1));
+    ChannelObject { id, engine: Engine::Blk, peer, generation, outgoing, incoming }
+}
+
+impl Scene {
+    fn new(seed: u64, omission: &Omission) -> Self {
+        let mut random = Random::new(!seed);
+        let pool = SimulatedPool::new(seed, POOL_BYTES);
+        let lines = RingPlacement::lines(SLOTS, 8).get();
+        let rings = [0, lines].map(|start| RingPlacement { start: LineOffset::new(start), slots: SLOTS });
+        let data = Area::new(LineOffset::new(4 * lines), LineCount::covering(AREA_BYTES));
+        // Predecessors on both hosts have used the area and died: what they wrote may leave the caches at any time.
+        for host in [FRONTEND, BACKEND] {
+            let memory = pool.host(host);
+            if host == FRONTEND {
+                memory.write(data.start_byte(), &[0xee; LEFT_BYTES]);
+            }
+            memory.read(data.start_byte(), &mut [0; 4096]);
+            pool.crash(host);
+        }
+        let memory = [FRONTEND, BACKEND].map(|host| omission.in_memory(pool.host(host)));
+        rings[0].clear(&memory[0]);
+        rings[1].clear(&memory[1]);
+        let run = RunDirectory::new(Path::new("/nonexistent"));
+        let bytes = vec![0; DISK_BYTES];
+        let ssd = Ram {
+            memory: memory[1].clone(),
+            bytes,
+            waiting: VecDeque::new(),
+            random: Random::new(random.bits()),
+        };
+        let device = Device {
+            name: "ssd0".to_owned(),
+            ssd: Box::new(ssd),
+            counters: Arc::default(),
+            failed: Arc::default(),
+        };
+        let task =
+            BackendTask::new(memory[1].clone(), run.clone(), false, vec![device], None, Arc::default());
+        let mut backend = Turned::new(task).unwrap();
+        let task = FrontendTask::new(memory[0].clone(), run, false, Arc::default());
+        let mut frontend = Turned::new(task).unwrap();
+        let (disk, volume) = objects(data);
+        let object = channel((FRONTEND, Role::BlkFrontend), rings[1], rings[0]);
+        backend.call(|opened| ToBackend::Channel(object, opened)).unwrap().unwrap();
+        let object = channel((BACKEND, Role::BlkBackend), rings[0], rings[1]);
+        frontend.call(|opened| ToFrontend::Channel(object, opened)).unwrap().unwrap();
+        let guest = MockGuest::new(32 << 20, 1, 1024);
+        let lease = disk.lease;
+        frontend.send(ToFrontend::Disk {
+            object: Box::new(disk),
+            counters: Arc::default(),
+            writeback: Arc::default(),
+            pool_ram: None,
+        });
+        frontend
+            .send(ToFrontend::RingStarted(lease, Box::new(guest.device_ring(0, 1 << VIRTIO_F_VERSION_1))));
+        let (frontend, backend) = (Arc::new(Mutex::new(frontend)), Arc::new(Mutex::new(backend)));
+        let mut scene = Self { random, pool, memory, frontend, backend, guest, volume };
+        scene.interrupt();
+        scene
+    }
+
+    /// While one side is having its turn, the other one may have several.
+    fn interrupt(&mut self) {
+        let one_in = [1, 3, 20, 1000][usize::try_from(self.random.below(4)).unwrap()];
+        let (there, mut random) = (Arc::clone(&self.backend), Random::new(self.random.bits()));
+        self.memory[0].interruption().set(move || {
+            if random.one_in(one_in) {
+                turn(&there);
+            }
+        });
+        let (here, mut random) = (Arc::clone(&self.frontend), Random::new(self.random.bits()));
+        self.memory[1].interruption().set(move || {
+            if random.one_in(one_in) {
+                turn(&here);
+            }
+        });
+    }
+
+    /// The backend hears of the volume: at first, or when requests are there already.
+    fn give_volume(&self) {
+        let (object, device, counters) = (Box::new(self.volume.clone()), 0, Arc::default());
+        let mut backend = self.backend.lock().unwrap();
+        backend.call(|done| ToBackend::Volume { object, device, counters, done }).unwrap();
+    }
+
+    fn offer(&mut self, place: u64, kind: u32, sector: u64) -> u16 {
+        let at = self.guest.data_start() + place * PLACE_BYTES;
+        let mut header = kind.to_le_bytes().to_vec();
+        header.extend(0_u32.to_le_bytes());
+        header.extend(sector.to_le_bytes());
+        let (status, data) = (at + 64, at + 1024);
+        self.guest.memory().write_slice(&header, GuestAddress(at)).unwrap();
+        self.guest.memory().write_slice(&[0xaa], GuestAddress(status)).unwrap();
+        let bytes = u32::try_from(REQUEST_BYTES).unwrap();
+        let pieces = [
+            Piece { address: at, bytes: 16, writable: false },
+            Piece { address: data, bytes, writable: kind == T_IN },
+            Piece { address: status, bytes: 1, writable: true },
+        ];
+        self.guest.offer_silently(0, &pieces)
+    }
+
+    fn data(&self, place: u64) -> GuestAddress {
+        GuestAddress(self.guest.data_start() + place * PLACE_BYTES + 1024)
+    }
+
+    fn turn_one(&mut self) {
+        if self.random.one_in(2) {
+            turn(&self.frontend);
+        } else {
+            turn(&self.backend);
+        }
+    }
+
+    /// Carries out requests of one kind, offered one after the other while both sides work, or all before. With how many the
+    /// backend has no volume yet, it is given it then.
+    fn carry_out(&mut self, kind: u32, sectors: &[u64], volume_comes: bool) {
+        let hurry = self.random.one_in(2);
+        let mut heads = VecDeque::new();
+        for (place, sector) in (0..).zip(sectors) {
+            heads.push_back(self.offer(place, kind, *sector));
+            while !hurry && self.random.one_in(2) {
+                self.turn_one();
+            }
+        }
+        if volume_comes {
+            (0..self.random.below(20)).for_each(|_| self.turn_one());
+            self.give_volume();
+        }
+        let mut left = sectors.len();
+        for _ in 0..100_000 {
+            self.turn_one();
+            while let Some(used) = self.guest.used(0) {
+                assert!(heads.contains(&used.head), "an answer to nothing");
+                left -= 1;
+            }
+            if left == 0 {
+                for place in 0..sectors.len() as u64 {
+                    let at = GuestAddress(self.guest.data_start() + place * PLACE_BYTES + 64);
+                    let status: u8 = self.guest.memory().read_obj(at).unwrap();
+                    assert_eq!(status, 0, "request {place} failed");
+                }
+                return;
+            }
+        }
+        panic!("{left} of {} requests are not answered", sectors.len());
+    }
+
+    /// What was written is read, many times over the same buffers.
+    fn data_stays_whole(&mut self) {
+        let mut disk = vec![0_u8; DISK_BYTES];
+        for round in 0..4 {
+            let count = 1 + self.random.below(REQUESTS_MAX);
+            let per_request = (REQUEST_BYTES / SECTOR) as u64;
+            let first = self.random.below((DISK_BYTES / REQUEST_BYTES) as u64 - count);
+            let sectors: Vec<u64> = (first..first + count).map(|place| place * per_request).collect();
+            for (place, sector) in (0..).zip(&sectors) {
+                let words = std::iter::repeat_with(|| self.random.bits());
+                let data: Vec<u8> = words.flat_map(u64::to_le_bytes).take(REQUEST_BYTES).collect();
+                self.guest.memory().write_slice(&data, self.data(place)).unwrap();
+                let at = usize::try_from(*sector).unwrap() * SECTOR;
+                disk[at..at + REQUEST_BYTES].copy_from_slice(&data);
+            }
+            self.carry_out(T_OUT, &sectors, round == 0);
+            for place in 0..count {
+                self.guest.memory().write_slice(&[0x55; REQUEST_BYTES], self.data(place)).unwrap();
+            }
+            self.carry_out(T_IN, &sectors, false);
+            for (place, sector) in (0..).zip(&sectors) {
+                let mut read = [0; REQUEST_BYTES];
+                self.guest.memory().read_slice(&mut read, self.data(place)).unwrap();
+                let at = usize::try_from(*sector).unwrap() * SECTOR;
+                assert!(read == disk[at..at + REQUEST_BYTES], "sector {sector} reads as something else");
+            }
+        }
+    }
+}
+
+fn run(seed: u64, omission: &Omission) {
+    let mut scene = Scene::new(seed, omission);
+    scene.data_stays_whole();
+    assert_eq!(scene.pool.faults(), Faults::default());
+}
+
+const EXCUSED: [&str; 2] = [
+    // The turn that begins these requests looks at the channel before. That fences if it finds nothing, or writes.
+    "backend/task.rs volume: self.memory.full_fence()",
+    // Whoever accepts a channel's generation fences too, before anything is sent.
+    "backend/task.rs is_ready: self.memory.full_fence()",
+];
+
+#[test]
+fn every_omission_in_the_engine_is_noticed() {
+    Mutilation {
+        target: "-p vhost-blk-cxl --lib",
+        workspace: &Path::new(env!("CARGO_MANIFEST_DIR")).join(".."),
+        source: "vhost-blk-cxl/src",
+        complete: 50,
+        seeds: 400,
+        excused: &EXCUSED,
+    }
+    .prove(run);
+}
