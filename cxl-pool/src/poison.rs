@@ -1,21 +1,31 @@
 //! Memory that fails under a running daemon: a load from a poisoned CXL line, or from a file that was truncated, raises SIGBUS.
 //!
 //! Whatever was being read is lost, and nothing that the process would make of it may reach a guest or a device. So the
-//! process ends at once, says which line and region failed, and ends with a status of its own, [`EXIT_STATUS`], so that a supervisor
-//! can tell it from what a restart may cure. The fast path does not know of any of this.
+//! process ends at once, and says which line and region failed. If that is part of the data area, it also notes it in a file, for its
+//! next life to tell the controller, which gives the region to nobody any more: started again, it works on, and ends with
+//! [`EXIT_RECORDED`]. Without what failed elsewhere, no daemon can work, and it ends with [`EXIT_STATUS`], so that a supervisor does
+//! not try again and again. The fast path does not know of any of this.
 
+use std::collections::BTreeSet;
 use std::fmt::{self, Write};
+use std::fs::{self, File};
+use std::io;
 use std::os::raw::c_int;
 use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use rustix::fd::BorrowedFd;
+use rustix::fd::{AsFd, BorrowedFd};
 
-use crate::{ByteOffset, HardwareMemory, Layout, Pool, PoolError, regions};
+use crate::{Area, ByteOffset, HardwareMemory, Layout, LineCount, LineOffset, Pool, PoolError, regions};
 
-/// With which status a process ends whose pool failed: `EX_IOERR`.
+/// With which status a process ends whose pool failed for good: `EX_IOERR`.
 pub const EXIT_STATUS: i32 = 74;
+/// With which status it ends if it can be started again: `EX_TEMPFAIL`.
+pub const EXIT_RECORDED: i32 = 75;
+
+/// What the kernel takes away at least.
+const PAGE_BYTES: u64 = 4096;
 
 /// All that the handler needs, made in advance: it must not allocate.
 struct Watched {
@@ -24,17 +34,27 @@ struct Watched {
     bytes: usize,
     memory: HardwareMemory,
     layout: Layout,
+    record: Option<File>,
 }
 
 static WATCHED: AtomicPtr<Watched> = AtomicPtr::new(ptr::null_mut());
 
-/// From here on the process ends with a clear message and [`EXIT_STATUS`] when the memory of this pool fails. To be called
-/// once, by a daemon, for the pool that it works on; the pool stays mapped until the process ends.
-pub fn watch(pool: &Pool, path: &Path) -> Result<(), PoolError> {
+/// From here on the process ends with a clear message when the memory of this pool fails, and notes where in this file. To be
+/// called once, by a daemon, for the pool that it works on; the pool stays mapped until the process ends.
+pub fn watch(pool: &Pool, path: &Path, record: Option<&Path>) -> Result<(), PoolError> {
     let memory = pool.hardware();
     let (base, bytes) = memory.range();
     let layout = pool.layout().clone();
-    let watched = Box::new(Watched { path: path.display().to_string(), base, bytes, memory, layout });
+    // Opened now: when it is needed, there may be neither descriptors nor permissions left.
+    let open = |at: &Path| {
+        File::options().create(true).append(true).open(at).map_err(|source| PoolError::Io {
+            operation: "open the record of failures",
+            path: at.to_owned(),
+            source,
+        })
+    };
+    let record = record.map(open).transpose()?;
+    let watched = Box::new(Watched { path: path.display().to_string(), base, bytes, memory, layout, record });
     // Never freed: the handler may run at any time.
     WATCHED.store(Box::into_raw(watched), Ordering::Release);
     install().map_err(|source| PoolError::Io {
@@ -42,6 +62,28 @@ pub fn watch(pool: &Pool, path: &Path) -> Result<(), PoolError> {
         path: path.to_owned(),
         source,
     })
+}
+
+/// What was noted in this file, each place once; nothing if there is none. A line that was not written to its end is left out.
+pub fn recorded(record: &Path) -> Result<Vec<Area>, PoolError> {
+    let text = match fs::read_to_string(record) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => {
+            let (operation, path) = ("read the record of failures", record.to_owned());
+            return Err(PoolError::Io { operation, path, source });
+        }
+    };
+    let area = |line: &str| {
+        let (start, lines) = line.strip_suffix('\n')?.split_once(' ')?;
+        let (start, lines) = (start.parse().ok()?, lines.parse().ok()?);
+        Some((start, lines))
+    };
+    let areas: BTreeSet<(u64, u64)> = text.split_inclusive('\n').filter_map(area).collect();
+    Ok(areas
+        .into_iter()
+        .map(|(start, lines)| Area::new(LineOffset::new(start), LineCount::new(lines)))
+        .collect())
 }
 
 fn install() -> std::io::Result<()> {
@@ -61,6 +103,8 @@ extern "C" fn on_bus_error(_: c_int, info: *mut libc::siginfo_t, _: *mut libc::c
     let watched = WATCHED.load(Ordering::Acquire);
     // SAFETY: the kernel hands a valid `siginfo_t` to a handler with SA_SIGINFO.
     let at = unsafe { (*info).si_addr() } as usize;
+    // SAFETY: the same.
+    let bytes = unsafe { lost_bytes(info) };
     // SAFETY: it is null, or was made by `watch` and is never freed.
     let watched = unsafe { watched.as_ref() };
     let Some((watched, offset)) = watched
@@ -73,6 +117,7 @@ extern "C" fn on_bus_error(_: c_int, info: *mut libc::siginfo_t, _: *mut libc::c
         return;
     };
     let offset = ByteOffset::new(offset as u64);
+    let recorded = watched.note(offset, bytes);
     let mut line = Line::default();
     let _ = write!(
         line,
@@ -87,12 +132,48 @@ extern "C" fn on_bus_error(_: c_int, info: *mut libc::siginfo_t, _: *mut libc::c
         Some((id, holder)) => _ = write!(line, ", in region {id} of {holder}"),
         None => _ = line.write_str(", outside all regions"),
     }
-    let _ = line.write_str(
-        ": poisoned CXL memory or a truncated file; look at the device's health and at `podctl pool` before starting this daemon again\n",
-    );
+    let _ = line.write_str(if recorded {
+        ": poisoned CXL memory; started again, this daemon reports it, and the region is not used any more\n"
+    } else {
+        ": poisoned CXL memory or a truncated file; look at the device's health and at `podctl pool` before starting this daemon again\n"
+    });
     line.print();
+    let status = if recorded { EXIT_RECORDED } else { EXIT_STATUS };
     // SAFETY: ends the process without running anything else.
-    unsafe { libc::_exit(EXIT_STATUS) }
+    unsafe { libc::_exit(status) }
+}
+
+/// How much the kernel says was lost; a page if it does not say.
+///
+/// # Safety
+///
+/// `info` is what the kernel hands to a handler of SIGBUS.
+unsafe fn lost_bytes(info: *mut libc::siginfo_t) -> u64 {
+    const BUS_MCEERR_AR: c_int = 4;
+    const BUS_MCEERR_AO: c_int = 5;
+    // `si_addr_lsb` follows `si_addr`, which `siginfo_t` has at byte 16.
+    const SIGNIFICANT_BIT_AT: usize = 24;
+    // SAFETY: the caller's; the structure is longer than that, and of these codes the kernel fills in the field.
+    let (code, bit) =
+        unsafe { ((*info).si_code, info.cast::<u8>().add(SIGNIFICANT_BIT_AT).cast::<i16>().read()) };
+    match (code, u32::try_from(bit)) {
+        (BUS_MCEERR_AR | BUS_MCEERR_AO, Ok(bit @ 12..=30)) => 1 << bit,
+        _ => PAGE_BYTES,
+    }
+}
+
+impl Watched {
+    /// Notes what was lost, if a next life can do without. Says whether that is on the medium.
+    fn note(&self, at: ByteOffset, bytes: u64) -> bool {
+        let Some(record) = self.record.as_ref().filter(|_| self.layout.data().contains(at, 1)) else {
+            return false;
+        };
+        let mut line = Line::default();
+        let start = ByteOffset::new(at.get() / bytes * bytes).line();
+        let _ = writeln!(line, "{} {}", start.get(), LineCount::covering(bytes).get());
+        let text = &line.bytes[..line.used];
+        rustix::io::write(record.as_fd(), text) == Ok(text.len()) && rustix::fs::fdatasync(record).is_ok()
+    }
 }
 
 /// Text of limited length, without allocation. What does not fit is left out.

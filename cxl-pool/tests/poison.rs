@@ -6,10 +6,12 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use cxl_pool::regions::{self, Purpose, RegionEntry, RegionState, TableVersion};
-use cxl_pool::{Area, CreateOptions, HostId, LineCount, Memory, Pool, ReplicaId, poison};
+use cxl_pool::{Area, CreateOptions, HostId, LineCount, LineOffset, Memory, Pool, ReplicaId, poison};
 
 const POOL: &str = "POISON_TEST_POOL";
-const WATCHES: &str = "POISON_TEST_WATCHES";
+const RECORD: &str = "POISON_TEST_RECORD";
+/// Lines between the beginning of the data area and what is lost.
+const BEFORE: &str = "POISON_TEST_BEFORE";
 
 /// Not a test of its own: what the process of the tests below does.
 #[test]
@@ -17,19 +19,27 @@ fn a_process_that_loses_its_pool() {
     let Some(path) = env::var_os(POOL) else { return };
     let path = Path::new(&path);
     let pool = Pool::open(path).unwrap();
-    if env::var_os(WATCHES).is_some() {
-        poison::watch(&pool, path).unwrap();
+    let record = env::var_os(RECORD);
+    if record.is_some() {
+        poison::watch(&pool, path, record.as_deref().map(Path::new)).unwrap();
     }
-    let lost = pool.layout().data().start.checked_add(LineCount::new(100)).unwrap();
+    let before: i64 = env::var(BEFORE).unwrap().parse().unwrap();
+    let lost = LineOffset::new(pool.layout().data().start.get().checked_add_signed(before).unwrap());
     let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
-    file.set_len(pool.layout().data().start_byte().get()).unwrap();
+    file.set_len(lost.bytes().get() / 4096 * 4096).unwrap();
     pool.software().load(lost.bytes());
     unreachable!("the load does not return");
 }
 
-fn lose(watches: bool) -> (Output, u64) {
+struct Lost {
+    output: Output,
+    line: u64,
+    recorded: Vec<Area>,
+}
+
+fn lose(watches: bool, before: i64) -> Lost {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-    let path = directory.path().join("pool");
+    let (path, record) = (directory.path().join("pool"), directory.path().join("record"));
     let options = CreateOptions { size_bytes: Some(16 << 20), ..CreateOptions::default() };
     let pool = Pool::create(&path, &options).unwrap();
     let entry = RegionEntry {
@@ -43,24 +53,49 @@ fn lose(watches: bool) -> (Output, u64) {
     regions::publish(&pool.software(), pool.layout(), ReplicaId::new(0), version, &[entry]).unwrap();
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", "a_process_that_loses_its_pool", "--nocapture"]).env(POOL, &path);
+    command.env(BEFORE, before.to_string());
     if watches {
-        command.env(WATCHES, "1");
+        command.env(RECORD, &record);
     }
-    let byte = pool.layout().data().start_byte().get() + 100 * 64;
-    (command.output().unwrap(), byte)
+    let line = pool.layout().data().start.get().checked_add_signed(before).unwrap();
+    let output = command.output().unwrap();
+    Lost { output, line, recorded: poison::recorded(&record).unwrap() }
 }
 
 #[test]
-fn a_daemon_ends_with_a_status_of_its_own_and_names_the_region() {
-    let (output, byte) = lose(true);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(poison::EXIT_STATUS), "{said}");
-    assert!(said.contains(&format!("failed at byte {byte}, line {}", byte / 64)), "{said}");
+fn a_daemon_names_the_region_and_notes_what_its_next_life_reports() {
+    let lost = lose(true, 100);
+    let said = String::from_utf8_lossy(&lost.output.stderr);
+    assert_eq!(lost.output.status.code(), Some(poison::EXIT_RECORDED), "{said}");
+    assert!(said.contains(&format!("failed at byte {}, line {}", lost.line * 64, lost.line)), "{said}");
     assert!(said.contains("in region 17 of h3"), "{said}");
+    let page = Area::new(LineOffset::new(lost.line / 64 * 64), LineCount::new(64));
+    assert_eq!(lost.recorded, [page]);
+}
+
+#[test]
+fn what_no_daemon_can_do_without_is_not_worth_a_restart() {
+    // Just before the data area.
+    let lost = lose(true, -1);
+    let said = String::from_utf8_lossy(&lost.output.stderr);
+    assert_eq!(lost.output.status.code(), Some(poison::EXIT_STATUS), "{said}");
+    assert!(said.contains("outside all regions"), "{said}");
+    assert_eq!(lost.recorded, []);
 }
 
 #[test]
 fn without_the_watch_the_kernel_ends_it() {
     const SIGBUS: i32 = 7;
-    assert_eq!(lose(false).0.status.signal(), Some(SIGBUS));
+    assert_eq!(lose(false, 100).output.status.signal(), Some(SIGBUS));
+}
+
+#[test]
+fn a_record_that_breaks_off_is_read_up_to_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let record = directory.path().join("record");
+    assert_eq!(poison::recorded(&record).unwrap(), []);
+    std::fs::write(&record, "640 64\n0 64\nnonsense\n640 64\n12").unwrap();
+    let area = |start| Area::new(LineOffset::new(start), LineCount::new(64));
+    assert_eq!(poison::recorded(&record).unwrap(), [area(0), area(640)]);
+    assert!(poison::recorded(directory.path()).is_err());
 }

@@ -45,7 +45,7 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
     let mut config = Config::load(&arguments.config)?;
     config.controller.adopt_pool = arguments.adopt_pool.or(config.controller.adopt_pool);
     let pool = Pool::open(&config.pool.path)?;
-    cxl_pool::poison::watch(&pool, &config.pool.path)?;
+    cxl_pool::poison::watch(&pool, &config.pool.path, None)?;
     if let Some(parent) = config.controller.state.parent() {
         std::fs::create_dir_all(parent)
             .with_context(|| format!("cannot create {} for the state file", parent.display()))?;

@@ -230,6 +230,7 @@ fn add_pool(page: &mut Page, handle: &Handle) {
         let state = match region.state {
             RegionState::InUse => "in-use",
             RegionState::Quarantined => "quarantined",
+            RegionState::Failed => "failed",
         };
         let labels = vec![("purpose", region.purpose.clone()), ("state", state.to_owned())];
         regions.get_or_create(&labels).inc_by(region.size_bytes);

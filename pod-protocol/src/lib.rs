@@ -22,6 +22,7 @@ pub mod ids;
 mod link;
 mod liveness;
 pub mod mchannel;
+pub mod memory_failures;
 pub mod objects;
 pub mod reports;
 pub mod run_directory;

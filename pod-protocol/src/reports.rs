@@ -1,5 +1,6 @@
 //! What an endpoint tells the controller.
 
+use cxl_pool::Area;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{LeaseId, MacAddress, VolumeId};
@@ -64,6 +65,9 @@ pub struct Join {
     /// The devices that this endpoint owns. Frontends own none.
     #[serde(default)]
     pub devices: Vec<DeviceReport>,
+    /// Parts of the pool that predecessors of this endpoint met and that cannot be read.
+    #[serde(default)]
+    pub memory_failures: Vec<Area>,
 }
 
 /// A device that an endpoint owns.

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cxl_pool::{EndpointId, ReplicaId};
+use uuid::Uuid;
 
 /// A UNIX socket's path has this many bytes at most, its final zero not counted.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -52,7 +53,7 @@ impl RunDirectory {
         if excess > 0 {
             return Err(RunDirectoryError::TooLong { path: self.root.clone(), excess });
         }
-        for path in [self.sockets(), self.doorbells(), self.locks()] {
+        for path in [self.sockets(), self.doorbells(), self.locks(), self.root.join("memory-failures")] {
             fs::create_dir_all(&path).map_err(|source| RunDirectoryError::Create { path, source })?;
         }
         Ok(())
@@ -96,6 +97,11 @@ impl RunDirectory {
     /// The lock that keeps an endpoint unique on this kernel.
     pub fn endpoint_lock(&self, endpoint: EndpointId) -> PathBuf {
         self.locks().join(format!("{}-{}.lock", endpoint.host, endpoint.role))
+    }
+
+    /// Where an endpoint writes down which parts of this pool it could not read.
+    pub fn memory_failures(&self, pool: Uuid, endpoint: EndpointId) -> PathBuf {
+        self.root.join("memory-failures").join(format!("{pool}-{}-{}", endpoint.host, endpoint.role))
     }
 
     /// The lock that keeps a controller replica unique on this kernel.

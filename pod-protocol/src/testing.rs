@@ -150,6 +150,7 @@ pub(crate) fn join() -> Join {
         host_name: "h2".into(),
         software: "test 1".into(),
         pid: std::process::id(),
+        memory_failures: Vec::new(),
         devices: vec![DeviceReport::Nic {
             name: "nic0".into(),
             driver: "null".into(),

@@ -13,6 +13,7 @@ use pod_protocol::config::{HostConfig, Wakeup};
 use pod_protocol::daemon::{self, Exit, StopSignal};
 use pod_protocol::endpoint::{Endpoint, Handler, Reporter};
 use pod_protocol::fence::Fence;
+use pod_protocol::memory_failures;
 use pod_protocol::reports::{DeviceReport, Join};
 use pod_protocol::worker::WorkerConfig;
 use vhost_blk_cxl::backend::{Backend, device_reports};
@@ -66,7 +67,7 @@ fn run(cli: &Cli, stop: &StopSignal) -> anyhow::Result<Exit> {
     };
     let config = HostConfig::load(&options.config)?;
     let pool = Pool::open(&config.pool.path)?;
-    cxl_pool::poison::watch(&pool, &config.pool.path)?;
+    memory_failures::watch(&pool, &config, role)?;
     match pool.superblock().mode {
         CoherenceMode::Software => serve(role, &config, &pool, pool.software(), stop),
         CoherenceMode::Hardware => serve(role, &config, &pool, pool.hardware(), stop),
@@ -94,6 +95,7 @@ fn serve<M: Memory>(
         software: concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned(),
         pid: std::process::id(),
         devices: reports(&ssds),
+        memory_failures: memory_failures::recorded(pool, config, role)?,
     };
     let endpoint = Endpoint::try_join(pool, memory.clone(), config, role, join, |reporter, fence| {
         start(role, config, memory, ssds, reporter, fence, pool.file_identity())

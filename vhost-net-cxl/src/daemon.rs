@@ -12,6 +12,7 @@ use pod_protocol::config::{HostConfig, Wakeup};
 use pod_protocol::daemon::{Exit, StopSignal};
 use pod_protocol::endpoint::{Endpoint, Handler, Reporter};
 use pod_protocol::fence::Fence;
+use pod_protocol::memory_failures;
 use pod_protocol::objects::ChannelObject;
 use pod_protocol::reports::{DeviceReport, Join, Report};
 use pod_protocol::worker::{Worker, WorkerConfig, WorkerHandle};
@@ -29,7 +30,7 @@ type BackendWorker = Arc<OnceLock<WorkerHandle<Order>>>;
 
 /// Runs the frontend of this host until it is told to stop.
 pub fn run_frontend(config: &Path, stop: &StopSignal) -> anyhow::Result<Exit> {
-    let (config, pool) = prepare(config)?;
+    let (config, pool) = prepare(config, Role::NetFrontend)?;
     match pool.superblock().mode {
         CoherenceMode::Software => frontend(&config, &pool, &pool.software(), stop),
         CoherenceMode::Hardware => frontend(&config, &pool, &pool.hardware(), stop),
@@ -38,18 +39,17 @@ pub fn run_frontend(config: &Path, stop: &StopSignal) -> anyhow::Result<Exit> {
 
 /// Runs the backend of this host until it is told to stop.
 pub fn run_backend(config: &Path, stop: &StopSignal) -> anyhow::Result<Exit> {
-    let (config, pool) = prepare(config)?;
+    let (config, pool) = prepare(config, Role::NetBackend)?;
     match pool.superblock().mode {
         CoherenceMode::Software => backend(&config, &pool, &pool.software(), stop),
         CoherenceMode::Hardware => backend(&config, &pool, &pool.hardware(), stop),
     }
 }
 
-fn prepare(path: &Path) -> anyhow::Result<(HostConfig, Pool)> {
+fn prepare(path: &Path, role: Role) -> anyhow::Result<(HostConfig, Pool)> {
     let config = HostConfig::load(path)?;
     let pool = Pool::open(&config.pool.path)?;
-    cxl_pool::poison::watch(&pool, &config.pool.path)?;
-    config.run_directory().prepare()?;
+    memory_failures::watch(&pool, &config, role)?;
     Ok((config, pool))
 }
 
@@ -194,6 +194,7 @@ fn run<M: Memory>(
         software: concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned(),
         pid: std::process::id(),
         devices,
+        memory_failures: memory_failures::recorded(pool, config, role)?,
     };
     let endpoint = Endpoint::try_join(pool, memory.clone(), config, role, join, make)?;
     Ok(endpoint.run_until(stop)?)

@@ -204,6 +204,7 @@ impl Pod {
             software: "wadi-benches".to_owned(),
             pid: std::process::id(),
             devices: Vec::new(),
+            memory_failures: Vec::new(),
         };
         let section = config.run.clone();
         let endpoint = Endpoint::try_join(pool, control, &config, own.role, join, |_, fence| {

@@ -95,6 +95,8 @@ pub enum EventKind {
     CommandFailed,
     /// The pool has no room for what an instance needs.
     PoolFull,
+    /// Memory of the pool cannot be read any more.
+    MemoryFailed,
 }
 
 impl EventKind {
@@ -134,6 +136,7 @@ impl EventKind {
             Self::Detached => "detached",
             Self::CommandFailed => "command-failed",
             Self::PoolFull => "pool-full",
+            Self::MemoryFailed => "memory-failed",
         }
     }
 }

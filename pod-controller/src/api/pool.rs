@@ -20,6 +20,9 @@ pub struct Pool {
     pub free_bytes: u64,
     /// Of it, what is quarantined.
     pub quarantined_bytes: u64,
+    /// Of it, what failed.
+    #[serde(default)]
+    pub failed_bytes: u64,
     /// The longest free range: the largest region that can be had.
     pub largest_free_bytes: u64,
     /// All regions, sorted by place.
@@ -35,7 +38,7 @@ pub struct Region {
     pub start_bytes: u64,
     /// How long it is.
     pub size_bytes: u64,
-    /// `rings`, `transmit`, `receive` or `data`.
+    /// `rings`, `transmit`, `receive` or `data`; `none` for memory that was free when it failed.
     pub purpose: String,
     /// What it belongs to, in words.
     pub owner: String,
@@ -53,4 +56,6 @@ pub enum RegionState {
     InUse,
     /// Given up, and not confirmed yet by all that held it.
     Quarantined,
+    /// Some of its memory cannot be read: given to nobody any more.
+    Failed,
 }

@@ -427,11 +427,11 @@ fn entry(region: &state::Region) -> RegionEntry {
             state::Purpose::Ring(_) => Purpose::Ring,
             state::Purpose::Transmit(_) => Purpose::TxArea,
             state::Purpose::Receive(_) => Purpose::RxArea,
-            state::Purpose::Data(_) => Purpose::DataArea,
+            state::Purpose::Data(_) | state::Purpose::Nothing => Purpose::DataArea,
         },
         state: match region.usage {
             RegionUse::InUse => RegionState::Leased,
-            RegionUse::Quarantined => RegionState::Quarantined,
+            RegionUse::Quarantined | RegionUse::Failed => RegionState::Quarantined,
         },
     }
 }

@@ -60,7 +60,13 @@ fn joined(state: &mut State, endpoint: EndpointId, incarnation: u64) {
     } else {
         Vec::new()
     };
-    let join = Join { host_name: endpoint.host.to_string(), software: String::new(), pid: 1, devices };
+    let join = Join {
+        host_name: endpoint.host.to_string(),
+        software: String::new(),
+        pid: 1,
+        devices,
+        memory_failures: Vec::new(),
+    };
     state.apply(&state::Command::Join { endpoint, incarnation, join }).expect("a good join");
 }
 

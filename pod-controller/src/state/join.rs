@@ -12,6 +12,8 @@ use crate::api::EventKind;
 
 /// More devices than a host has slots for.
 const DEVICES_MAX: usize = 256;
+/// Failed pieces of memory with which a pool is of no more use.
+const FAILURES_MAX: usize = 1024;
 
 impl State {
     pub(super) fn join(
@@ -40,6 +42,7 @@ impl State {
                 given_up: false,
             },
         );
+        self.memory_failed(id, &join.memory_failures, effects);
         if restarted {
             self.revoke_from_predecessor(id);
             let message = format!("{}, pid {}", join.software, join.pid);
@@ -80,6 +83,12 @@ impl State {
             return conflict(format!(
                 "{} devices are more than the {DEVICES_MAX} of a host",
                 join.devices.len()
+            ));
+        }
+        if join.memory_failures.len() > FAILURES_MAX {
+            return conflict(format!(
+                "{} failures of the pool's memory are more than {FAILURES_MAX}: replace the memory, and make a new pool",
+                join.memory_failures.len()
             ));
         }
         let mut names = BTreeSet::new();

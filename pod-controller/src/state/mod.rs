@@ -18,6 +18,7 @@ mod desired;
 mod device;
 mod effect;
 mod endpoint;
+mod failed_memory;
 mod host;
 mod instance;
 mod join;

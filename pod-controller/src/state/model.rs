@@ -34,7 +34,13 @@ pub(super) fn endpoint(host: u16, role: Role) -> EndpointId {
 }
 
 pub(super) fn join(host: u16, devices: Vec<DeviceReport>) -> Join {
-    Join { host_name: format!("h{host}"), software: "test 1".to_owned(), pid: 7, devices }
+    Join {
+        host_name: format!("h{host}"),
+        software: "test 1".to_owned(),
+        pid: 7,
+        devices,
+        memory_failures: Vec::new(),
+    }
 }
 
 pub(super) fn nic(name: &str, up: bool, backup: bool) -> DeviceReport {
@@ -260,8 +266,9 @@ fn no_two_regions_overlap(state: &State) {
         assert!(region.area.start.get() >= end, "{region:?} overlaps its predecessor");
         end = region.area.start.get() + region.area.lines.get();
         assert!(
-            region.usage == RegionUse::InUse || !region.holders.is_empty(),
-            "{region:?} is held by nobody"
+            (region.usage == RegionUse::Quarantined) != region.holders.is_empty()
+                || region.usage == RegionUse::InUse,
+            "{region:?} has the wrong holders"
         );
     }
     assert!(end <= data.start.get() + data.lines.get(), "a region ends beyond the pool");

@@ -43,6 +43,8 @@ pub enum Purpose {
     Receive(DeviceId),
     /// What an instance's block requests read and write.
     Data(LeaseId),
+    /// Nothing: it was free when it failed.
+    Nothing,
 }
 
 /// Whether a region may be used.
@@ -53,6 +55,8 @@ pub enum RegionUse {
     InUse,
     /// No: a cache or a device may still write to it.
     Quarantined,
+    /// No, for good: some of its lines cannot be read. Nobody holds it, and nobody is asked to flush it.
+    Failed,
 }
 
 /// Who uses which part of the pool's data area.
@@ -154,12 +158,53 @@ impl Regions {
 
     /// Gives a region up. It is free once every holder has confirmed.
     pub(super) fn retire(&mut self, id: RegionId) {
-        if let Some(region) = self.by_id.get_mut(&id) {
+        if let Some(region) = self.by_id.get_mut(&id).filter(|region| region.usage != RegionUse::Failed) {
             region.usage = RegionUse::Quarantined;
             if region.holders.is_empty() {
                 self.cancel(id);
             }
         }
+    }
+
+    /// Notes that an area cannot be read. Returns the regions that fail by that, as they were before; nothing if the area is not
+    /// one for regions.
+    pub(super) fn fail(&mut self, area: Area, finder: EndpointId) -> Option<Vec<Region>> {
+        // Pages of the kernel, which takes away no less.
+        let start = area.start.get() / SMALL_ALIGN_LINES * SMALL_ALIGN_LINES;
+        let end =
+            area.start.get().checked_add(area.lines.get())?.checked_next_multiple_of(SMALL_ALIGN_LINES)?;
+        let area = Area::new(LineOffset::new(start), LineCount::new(end - start));
+        if !self.data.contains_area(&area) {
+            return None;
+        }
+        let hit = self.iter().filter(|region| region.area.overlaps(&area));
+        let before: Vec<Region> = hit.filter(|region| region.usage != RegionUse::Failed).cloned().collect();
+        for region in &before {
+            if let Some(region) = self.by_id.get_mut(&region.id) {
+                region.usage = RegionUse::Failed;
+                region.holders.clear();
+            }
+        }
+        let mut failed = before;
+        for gap in self.gaps() {
+            let from = gap.start.get().max(start);
+            let to = (gap.start.get() + gap.lines.get()).min(end);
+            if from < to && self.by_start.len() < REGIONS_MAX {
+                self.last = self.last.checked_add(1)?;
+                let region = Region {
+                    id: RegionId::new(self.last),
+                    area: Area::new(LineOffset::new(from), LineCount::new(to - from)),
+                    purpose: Purpose::Nothing,
+                    writer: finder,
+                    holders: BTreeSet::new(),
+                    usage: RegionUse::Failed,
+                };
+                self.by_start.insert(region.area.start, region.id);
+                self.by_id.insert(region.id, region.clone());
+                failed.push(region);
+            }
+        }
+        Some(failed)
     }
 
     /// Notes that a whole host has let go of everything. Returns how many quarantined regions are free by that.

@@ -30,6 +30,7 @@ fn command(number: u64) -> Command {
             software: "test".to_owned(),
             pid: 1,
             devices: Vec::new(),
+            memory_failures: Vec::new(),
         },
     }
 }

@@ -10,6 +10,7 @@ impl View {
         let regions = &self.state.regions;
         let gaps = regions.gaps();
         let quarantined = regions.iter().filter(|region| region.usage == RegionUse::Quarantined);
+        let failed = regions.iter().filter(|region| region.usage == RegionUse::Failed);
         api::Pool {
             path: self.facts.path.clone(),
             uuid: self.facts.uuid.clone(),
@@ -19,6 +20,7 @@ impl View {
             data_bytes: regions.data().lines.bytes(),
             free_bytes: gaps.iter().map(|gap| gap.lines.bytes()).sum(),
             quarantined_bytes: quarantined.map(|region| region.area.lines.bytes()).sum(),
+            failed_bytes: failed.map(|region| region.area.lines.bytes()).sum(),
             largest_free_bytes: gaps.iter().map(|gap| gap.lines.bytes()).max().unwrap_or(0),
             regions: regions.by_place().map(|region| self.show_region(region)).collect(),
         }
@@ -36,6 +38,7 @@ impl View {
             Purpose::Transmit(lease) => ("transmit", self.lease_owner(*lease)),
             Purpose::Receive(nic) => ("receive", self.state.device_name(nic)),
             Purpose::Data(lease) => ("data", self.lease_owner(*lease)),
+            Purpose::Nothing => ("none", String::new()),
         };
         api::Region {
             id: region.id.get(),
@@ -46,6 +49,7 @@ impl View {
             state: match region.usage {
                 RegionUse::InUse => api::RegionState::InUse,
                 RegionUse::Quarantined => api::RegionState::Quarantined,
+                RegionUse::Failed => api::RegionState::Failed,
             },
             holders: region.holders.iter().map(|holder| self.state.endpoint_name(*holder)).collect(),
         }

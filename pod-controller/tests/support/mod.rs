@@ -178,7 +178,13 @@ impl FakeEndpoint {
         );
         let config = HostConfig::parse(&text, Path::new("host.toml")).expect("a good configuration");
         let pool = Pool::open(&root.join("pool")).expect("the pool");
-        let join = Join { host_name: format!("h{host}"), software: "fake 1".to_owned(), pid: 1, devices };
+        let join = Join {
+            host_name: format!("h{host}"),
+            software: "fake 1".to_owned(),
+            pid: 1,
+            devices,
+            memory_failures: Vec::new(),
+        };
         assert_eq!(config.host.id, HostId::new(host));
         let held: Arc<Mutex<Held>> = Arc::default();
         let handler = FakeHandler { held: Arc::clone(&held), devices: join.devices.clone() };

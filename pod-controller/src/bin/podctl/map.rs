@@ -13,6 +13,7 @@ const ROWS: u64 = 8;
 
 const FREE: char = '.';
 const QUARANTINED: char = '!';
+const FAILED: char = 'X';
 
 /// Summary, map and regions.
 pub(crate) fn pool(pool: &Pool) -> String {
@@ -26,7 +27,7 @@ pub(crate) fn use_of(pool: &Pool) -> String {
     // Writing to a string does not fail.
     let _ = writeln!(
         shown,
-        "pool {} ({}, coherence in {}), {}\ndata area {}: {} free (largest piece {}), {} quarantined\n",
+        "pool {} ({}, coherence in {}), {}\ndata area {}: {} free (largest piece {}), {} quarantined, {} failed\n",
         pool.path,
         pool.uuid,
         pool.coherence,
@@ -35,6 +36,7 @@ pub(crate) fn use_of(pool: &Pool) -> String {
         ByteSize::new(pool.free_bytes),
         ByteSize::new(pool.largest_free_bytes),
         ByteSize::new(pool.quarantined_bytes),
+        ByteSize::new(pool.failed_bytes),
     );
     shown.push_str(&map(pool));
     shown
@@ -73,7 +75,7 @@ fn map(pool: &Pool) -> String {
     }
     let _ = writeln!(
         shown,
-        "{:>14}T transmit  R receive  D data  c rings  {QUARANTINED} quarantined  {FREE} free; one cell is {}",
+        "{:>14}T transmit  R receive  D data  c rings  {QUARANTINED} quarantined  {FAILED} failed  {FREE} free; one cell is {}",
         "",
         ByteSize::new(cell_bytes)
     );
@@ -101,6 +103,7 @@ fn cell_of(pool: &Pool, start: u64, end: u64) -> char {
 fn letter(region: &Region) -> char {
     match (region.state, region.purpose.as_str()) {
         (RegionState::Quarantined, _) => QUARANTINED,
+        (RegionState::Failed, _) => FAILED,
         (RegionState::InUse, "transmit") => 'T',
         (RegionState::InUse, "receive") => 'R',
         (RegionState::InUse, "data") => 'D',
@@ -128,13 +131,14 @@ mod tests {
                 region(65 * mib, 32 * mib, "receive", RegionState::InUse),
                 region(97 * mib, 4096, "rings", RegionState::InUse),
                 region(98 * mib, mib, "data", RegionState::Quarantined),
+                region(99 * mib, mib, "data", RegionState::Failed),
             ],
             ..Pool::default()
         });
         let rows: Vec<&str> =
             shown.lines().map(|line| line.split_whitespace().last().unwrap_or_default()).collect();
         assert_eq!(rows[0], "T".repeat(64));
-        assert_eq!(rows[1], format!("{}c!{}", "R".repeat(32), ".".repeat(30)));
+        assert_eq!(rows[1], format!("{}c!X{}", "R".repeat(32), ".".repeat(29)));
         assert_eq!(rows[7], ".".repeat(64));
         assert!(shown.contains("one cell is 1.0 MiB"), "{shown}");
     }

@@ -149,6 +149,7 @@ pub(crate) const fn region_state(state: RegionState) -> &'static str {
     match state {
         RegionState::InUse => "in use",
         RegionState::Quarantined => "quarantined",
+        RegionState::Failed => "failed",
     }
 }
 
