@@ -151,11 +151,11 @@ extern "C" fn on_bus_error(_: c_int, info: *mut libc::siginfo_t, _: *mut libc::c
 unsafe fn lost_bytes(info: *mut libc::siginfo_t) -> u64 {
     const BUS_MCEERR_AR: c_int = 4;
     const BUS_MCEERR_AO: c_int = 5;
-    // `si_addr_lsb` follows `si_addr`, which `siginfo_t` has at byte 16.
-    const SIGNIFICANT_BIT_AT: usize = 24;
-    // SAFETY: the caller's; the structure is longer than that, and of these codes the kernel fills in the field.
-    let (code, bit) =
-        unsafe { ((*info).si_code, info.cast::<u8>().add(SIGNIFICANT_BIT_AT).cast::<i16>().read()) };
+    // `si_addr_lsb`, which libc does not name, follows `si_addr` at byte 24 of the 128.
+    const HALFWORDS: usize = size_of::<libc::siginfo_t>() / 2;
+    const SIGNIFICANT_BIT: usize = 24 / 2;
+    // SAFETY: the caller's. Of these codes the kernel fills in the field, of the others nobody looks at it.
+    let (code, bit) = unsafe { ((*info).si_code, (*info.cast::<[i16; HALFWORDS]>())[SIGNIFICANT_BIT]) };
     match (code, u32::try_from(bit)) {
         (BUS_MCEERR_AR | BUS_MCEERR_AO, Ok(bit @ 12..=30)) => 1 << bit,
         _ => PAGE_BYTES,

@@ -175,7 +175,7 @@ impl Scene {
         for host in [FRONTEND, BACKEND] {
             let memory = pool.host(host);
             if host == FRONTEND {
-                memory.write(data.start_byte(), &[0xee; LEFT_BYTES]);
+                memory.write(data.start_byte(), &vec![0xee; LEFT_BYTES]);
             }
             memory.read(data.start_byte(), &mut [0; 4096]);
             pool.crash(host);

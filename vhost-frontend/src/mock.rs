@@ -35,7 +35,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 pub use self::log::DirtyPages;
 use self::log::MockLog;
-use crate::{Ring, RingParts};
+use crate::{GuestMemory, Ring, RingParts};
 
 /// Where guest memory begins. Not at 0, so that a forgotten address is not one.
 const RAM_START: u64 = 0x10_0000;
@@ -165,7 +165,7 @@ impl MockGuest {
         Ring::new(RingParts {
             index,
             queue,
-            memory: Arc::clone(&self.memory),
+            memory: GuestMemory::from(GuestMemoryMmap::clone(&self.memory)),
             kick: None,
             call: Arc::default(),
             error: None,

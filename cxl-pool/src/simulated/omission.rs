@@ -90,13 +90,11 @@ impl Omission {
 
     fn applies(&self, operation: Operation, at: &'static Location<'static>) -> bool {
         let site = Site { file: at.file(), line: at.line(), operation };
-        match &self.omitted {
-            Some(omitted) => *omitted == site,
-            None => {
-                self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(site);
-                false
-            }
+        let applies = self.omitted.as_ref() == Some(&site);
+        if self.omitted.is_none() {
+            self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(site);
         }
+        applies
     }
 }
 

@@ -59,7 +59,7 @@ fn scene(seed: u64, omission: &Omission) -> Scene {
     let host = |number| omission.in_memory(pool.host(HostId::new(number)));
     let memory = [host(1), host(2)];
     let mut frontend = TestFrontend::new(&memory[0]);
-    let mut backend = if seed % 2 == 0 {
+    let mut backend = if seed.is_multiple_of(2) {
         TestBackend::new(&memory[1], "mode = 'echo'", receive_area())
     } else {
         let table = format!("name = '{NIC}'\ndriver = 'null'\nmode = 'echo'\ncache-bypassing = true");
