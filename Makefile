@@ -71,15 +71,15 @@ FUZZ_SECONDS ?= 60
 FUZZ_TARGETS := $(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs)))
 
 .PHONY: fuzz
-fuzz: $(addprefix fuzz-,$(FUZZ_TARGETS)) ## every fuzz target, FUZZ_SECONDS each; needs nightly and cargo-fuzz
+fuzz: $(addprefix fuzz-,$(FUZZ_TARGETS)) ## every fuzz target, FUZZ_SECONDS each; needs cargo-fuzz
 
+# The compiler of the project will do: told so, it takes the options of a nightly one that instrument for a fuzzer.
 # What it finds on its way goes to tests/fuzz/found; the corpus is read and stays small.
 .PHONY: fuzz-%
 fuzz-%: ## one fuzz target, such as fuzz-chain
-	@$(CARGO) +nightly --version >/dev/null 2>&1 || { echo "fuzzing needs a nightly compiler: rustup toolchain install nightly" >&2; exit 1; }
 	@$(CARGO) fuzz --version >/dev/null 2>&1 || { echo "fuzzing needs cargo-fuzz: cargo install cargo-fuzz --locked" >&2; exit 1; }
 	@mkdir -p tests/fuzz/found/$*
-	$(CARGO) +nightly fuzz run --fuzz-dir tests/fuzz $* tests/fuzz/found/$* tests/fuzz/corpus/$* -- -max_total_time=$(FUZZ_SECONDS)
+	RUSTC_BOOTSTRAP=1 $(CARGO) fuzz run --fuzz-dir tests/fuzz $* tests/fuzz/found/$* tests/fuzz/corpus/$* -- -max_total_time=$(FUZZ_SECONDS)
 
 .PHONY: bench
 bench: setup-bench ## every benchmark: a table, SVG plots and target/bench/*.json

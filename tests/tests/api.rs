@@ -161,6 +161,31 @@ fn podctl_says_what_is_wrong_and_fails() {
 }
 
 #[test]
+fn podctl_doctor_finds_the_pods_hosts_fit_and_a_host_without_its_pool_not() {
+    let pod = pod();
+    let doctor = |config: &std::path::Path| {
+        let mut command = Command::new(pod.binary("podctl"));
+        // It asks no controller.
+        command.args(["--server", "unix:/nowhere", "--output", "json", "doctor", "--config"]).arg(config);
+        command.output().unwrap()
+    };
+    let config = pod.config_path("h1");
+    let output = doctor(&config);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("\"ssd ssd0\"") && said.contains("\"pool\""), "{said}");
+
+    let directory = tempfile::tempdir().unwrap();
+    let broken = directory.path().join("host.toml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&broken, text.replace("/pool\"", "/no-pool\"")).unwrap();
+    let output = doctor(&broken);
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("wadi-pool create"), "{said}");
+}
+
+#[test]
 fn description_names_every_resource() {
     let pod = pod();
     let answer = call(&pod, "GET", "/openapi.json", "application/json", b"");

@@ -1,3 +1,4 @@
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -63,6 +64,14 @@ pub(crate) enum Command {
         /// Only this of it
         #[command(subcommand)]
         part: Option<PoolPart>,
+    },
+    /// Look at this host, without a controller: what its daemons need, what is missing, how to mend it
+    ///
+    /// Fails if something is broken; what is only poor works, but slower or with less than it could.
+    Doctor {
+        /// The configuration of the host's daemons
+        #[arg(long, value_name = "FILE", default_value = "/etc/wadi/host.toml")]
+        config: PathBuf,
     },
 }
 

@@ -3,17 +3,19 @@ use std::io::Write;
 use pod_controller::api::{
     ByteSize, ChangeVolume, CreateInstance, CreateVolume, NicLimit, NicPolicy, VolumeQos,
 };
-use pod_controller::client::Client;
+use pod_controller::client::{Client, Server};
 
 use crate::Failure;
 use crate::arguments::{Command, Devices, Events, Hosts, Instances, Output, PoolPart, Volumes};
-use crate::{map, output, table};
+use crate::{doctor, map, output, table};
 
 type Out<'a> = &'a mut dyn Write;
 
 /// Carries out a command and shows the answer.
-pub(crate) fn run(client: &Client, command: &Command, format: Output, out: Out<'_>) -> Result<(), Failure> {
+pub(crate) fn run(server: &Server, command: &Command, format: Output, out: Out<'_>) -> Result<(), Failure> {
+    let client = &Client::new(server.clone())?;
     match command {
+        Command::Doctor { config } => doctor::run(config, format, out),
         Command::Hosts(command) => hosts(client, command, format, out),
         Command::Devices(command) => devices(client, command, format, out),
         Command::Volumes(command) => volumes(client, command, format, out),

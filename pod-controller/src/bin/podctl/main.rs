@@ -2,6 +2,7 @@
 
 mod arguments;
 mod commands;
+mod doctor;
 mod map;
 mod output;
 mod table;
@@ -11,7 +12,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
-use pod_controller::client::{Client, ClientError};
+use pod_controller::client::ClientError;
 
 use arguments::Arguments;
 
@@ -41,6 +42,5 @@ enum Failure {
 }
 
 fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<(), Failure> {
-    let client = Client::new(arguments.server.clone())?;
-    commands::run(&client, &arguments.command, arguments.output, out)
+    commands::run(&arguments.server, &arguments.command, arguments.output, out)
 }
