@@ -10,7 +10,7 @@ use pod_protocol::commands::{Command, Version};
 use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::objects::{Object, ObjectId};
 
-use crate::state::{Objects, State};
+use crate::state::{Objects, Presence, State};
 
 /// How long to wait before an endpoint is told again what it refused.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -177,7 +177,8 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
             return Some(format!("{name} to join"));
         };
         let offer = state.offer(lease);
-        let Some(object) = state.desired(frontend).remove(&offer) else {
+        let object = state.desired(frontend).remove(&offer).filter(|_| state.is_reachable(lease));
+        let Some(object) = object else {
             let backend = state.backends_of(lease).next().map(|backend| state.endpoint_name(backend));
             return Some(format!("a channel from {name} to {}", backend.unwrap_or_default()));
         };
@@ -203,6 +204,10 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
             _ => return false,
         };
         let Some((backend, id)) = state.service(lease) else { return false };
+        if state.endpoints.get(&backend).is_some_and(|known| known.presence == Presence::Silent) {
+            // It hears nothing, and a VMM that reconnects does not wait for ever.
+            return false;
+        }
         let Some(remote) = self.remotes.get(&backend) else { return false };
         let Some(object) = wanted.get(&backend).and_then(|objects| objects.get(&id)) else { return false };
         match remote.objects.get(&id) {

@@ -176,3 +176,21 @@ fn a_device_with_other_data_is_left_alone() {
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("no table of volumes"));
 }
+
+#[test]
+fn a_frontend_offers_its_disk_before_the_backend_is_there() {
+    let mut pod = Pod::start(CoherenceMode::Hardware, "socket");
+    pod.kill(Side::Backend);
+    pod.kill(Side::Frontend);
+    pod.start_daemon(Side::Frontend);
+    let mut driver = Driver::new(1, 16);
+    driver.guest.connect(&pod.socket, ALL_FEATURES);
+    let data = pattern(3, 4096);
+    driver.write(driver.place(0).data, &data);
+    driver.offer(0, 0, T_OUT, 8, 4096);
+    assert!(driver.guest.wait_used(0, common::QUIET * 3).is_none(), "there is nobody to answer it");
+    pod.start_daemon(Side::Backend);
+    driver.guest.wait_used(0, PATIENCE).expect("an answer");
+    assert_eq!(driver.status(0), OK);
+    assert_eq!(driver.read_sectors(8, 4096), data);
+}

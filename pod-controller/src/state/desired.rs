@@ -147,6 +147,22 @@ impl State {
         Some(Route { channel: channel.id, generation: lease.generation })
     }
 
+    /// The route of a disk: also over a channel that has yet to be made. A VMM that reconnects to a restarted frontend does
+    /// not wait long for the socket, while requests may wait for a backend.
+    fn disk_route(&self, lease: &Lease, frontend: EndpointId, ssd: &DeviceId) -> Option<Route> {
+        let channel = self.channel_between(frontend, ssd.blk_backend())?;
+        Some(Route { channel: channel.id, generation: lease.generation })
+    }
+
+    /// Whether the frontend of a lease has a channel to what serves it.
+    pub fn is_reachable(&self, lease: &Lease) -> bool {
+        let (Some(frontend), Some(backend)) = (self.frontend_of(lease), self.backends_of(lease).next())
+        else {
+            return false;
+        };
+        self.route(lease, frontend, backend).is_some()
+    }
+
     /// The area of a lease at its frontend.
     fn own_area(&self, lease: &Lease, frontend: EndpointId) -> Option<Area> {
         let hold = lease.area.filter(|hold| self.is_life(frontend, hold.incarnation))?;
@@ -196,7 +212,7 @@ impl State {
             queues: *queues,
             data_area: self.own_area(lease, frontend)?,
             ram_area: None,
-            route: self.route(lease, frontend, volume.device.blk_backend())?,
+            route: self.disk_route(lease, frontend, &volume.device)?,
             failed: self.is_failed_disk(lease),
         })
     }
