@@ -19,4 +19,4 @@ pub use instance::{
 pub use pool::{Pool, Region, RegionState};
 pub use problem::{PROBLEM_JSON, Problem};
 pub use size::{ByteSize, ParseByteSizeError};
-pub use volume::{ChangeVolume, CreateVolume, Volume, VolumeList, VolumeQos};
+pub use volume::{ChangeVolume, CreateVolume, ReplicaState, Volume, VolumeList, VolumeQos, VolumeReplica};

@@ -188,8 +188,8 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
                 Step::Sent(_) => Some(format!("{name} to answer")),
                 Step::Failed { reason, .. } => Some(format!("{name}, which says: {reason}")),
             },
-            _ => match state.service(lease.id) {
-                Some((backend, _)) => Some(format!("{} to answer", state.endpoint_name(backend))),
+            _ => match state.services(lease.id).first() {
+                Some((backend, _)) => Some(format!("{} to answer", state.endpoint_name(*backend))),
                 None => Some(format!("{name} to be told")),
             },
         }
@@ -203,14 +203,23 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
             Object::Disk(disk) => disk.lease,
             _ => return false,
         };
-        let Some((backend, id)) = state.service(lease) else { return false };
+        state.services(lease).iter().any(|(backend, id)| self.is_being_told(state, wanted, *backend, id))
+    }
+
+    fn is_being_told(
+        &self,
+        state: &State,
+        wanted: &BTreeMap<EndpointId, Objects>,
+        backend: EndpointId,
+        id: &ObjectId,
+    ) -> bool {
         if state.endpoints.get(&backend).is_some_and(|known| known.presence == Presence::Silent) {
             // It hears nothing, and a VMM that reconnects does not wait for ever.
             return false;
         }
         let Some(remote) = self.remotes.get(&backend) else { return false };
-        let Some(object) = wanted.get(&backend).and_then(|objects| objects.get(&id)) else { return false };
-        match remote.objects.get(&id) {
+        let Some(object) = wanted.get(&backend).and_then(|objects| objects.get(id)) else { return false };
+        match remote.objects.get(id) {
             Some(known) => known.object != *object || matches!(known.step, Step::Sent(_)),
             None => true,
         }

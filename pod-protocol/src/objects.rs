@@ -350,7 +350,29 @@ pub struct DiskObject {
     pub ram_area: Option<Area>,
     /// How the owner of the SSD is reached.
     pub route: Route,
+    /// Of a mirrored volume: its replicas, in the order in which reads prefer them; `route` is then the first one's. Of
+    /// any other volume: none.
+    #[serde(default)]
+    pub replicas: Vec<ReplicaObject>,
+    /// Of a mirrored volume: grows whenever the set of its replicas in sync changes.
+    #[serde(default)]
+    pub epoch: u64,
     /// The SSD is gone for good: answer I/O errors instead of keeping requests for a backend that may come back.
     #[serde(default)]
     pub failed: bool,
+}
+
+/// A replica of a mirrored volume, as its frontend needs to know it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplicaObject {
+    /// Its number within the volume.
+    pub number: u32,
+    /// The SSD that it lies on, as `h2/ssd0`, for logs.
+    pub ssd: String,
+    /// How the owner of the SSD is reached.
+    pub route: Route,
+    /// It has everything that was acknowledged. Others are brought in line, and are never read.
+    pub in_sync: bool,
+    /// It is known that nothing can be asked of it now.
+    pub away: bool,
 }

@@ -44,6 +44,27 @@ pub enum Report {
         /// Which volume.
         volume: VolumeId,
     },
+    /// A replica of a mirrored volume missed something that others have. Its frontend acknowledges nothing until the
+    /// controller does not count on that replica any more; it says this until then.
+    ReplicaFailed {
+        /// The lease on the volume.
+        lease: LeaseId,
+        /// The replica's number.
+        replica: u32,
+        /// The epoch that the frontend knows.
+        epoch: u64,
+        /// What happened.
+        reason: String,
+    },
+    /// A stale replica has everything again. Its frontend acknowledges nothing without it any more.
+    ReplicaSynced {
+        /// The lease on the volume.
+        lease: LeaseId,
+        /// The replica's number.
+        replica: u32,
+        /// The epoch in which that holds; in a later one it does not.
+        epoch: u64,
+    },
     /// A VMM connected to the socket of a leased device, or went away.
     Attachment {
         /// Whose device it is.

@@ -25,6 +25,38 @@ pub struct VolumeEntry {
     /// It was deleted: its place is given on when nothing of its data is left.
     #[serde(default)]
     pub deleted: bool,
+    /// Of a replica of a mirrored volume: which of them may be used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<MirrorEntry>,
+}
+
+/// What a replica knows of the mirror that it belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MirrorEntry {
+    /// Of the set of replicas in sync. Where the tables of several SSDs speak of one mirror, the highest is right.
+    pub epoch: u64,
+    /// Which replica this is.
+    pub number: u32,
+    /// All of them.
+    pub replicas: Vec<MirrorMember>,
+}
+
+/// A replica, as all of them know it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MirrorMember {
+    /// Its number.
+    pub number: u32,
+    /// The SSD that it lies on, as `h2/ssd0`.
+    pub ssd: String,
+    /// It misses writes that were acknowledged: its data must not be used.
+    pub stale: bool,
+}
+
+impl MirrorEntry {
+    /// Whether this replica itself misses writes.
+    pub fn is_stale(&self) -> bool {
+        self.replicas.iter().any(|member| member.number == self.number && member.stale)
+    }
 }
 
 impl VolumeEntry {

@@ -18,6 +18,7 @@ fn taken_socket_paths_are_refused_and_left_alone() {
                 name: format!("{name}-vol"),
                 size: ByteSize::new(1 << 26),
                 device: None,
+                replicas: 1,
             })
             .unwrap();
         let request = CreateInstance {

@@ -18,6 +18,11 @@ impl Counter {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
     }
 
+    /// Says how much there is now.
+    pub(crate) fn set(&self, amount: u64) {
+        self.0.store(amount, Ordering::Relaxed);
+    }
+
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -45,6 +50,8 @@ pub(crate) struct Counters {
     pub(crate) lost_writes: Counter,
     /// Requests that had to wait for their volume's share.
     pub(crate) throttled: Counter,
+    /// Of a mirrored disk: what has yet to be brought in line.
+    pub(crate) dirty_bytes: Counter,
     /// Rings that a guest broke.
     pub(crate) broken_rings: Counter,
 }

@@ -146,6 +146,15 @@ fn show_volumes(path: &Path, json: bool) -> ExitCode {
     for entry in &table.volumes {
         let state = if entry.deleted { " (deleted, not yet wiped)" } else { "" };
         println!("{}: {} bytes from {}{state}", entry.name, entry.size_bytes, entry.start_bytes);
+        let Some(mirror) = &entry.mirror else { continue };
+        for member in &mirror.replicas {
+            let state = if member.stale { "stale: its data must not be used" } else { "in sync" };
+            let own = if member.number == mirror.number { ", this one" } else { "" };
+            println!(
+                "  in epoch {}: replica {} on {}{own}: {state}",
+                mirror.epoch, member.number, member.ssd
+            );
+        }
     }
     if table.volumes.is_empty() {
         println!("no volumes");

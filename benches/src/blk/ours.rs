@@ -201,6 +201,8 @@ fn objects(
         data_area,
         ram_area,
         route,
+        replicas: Vec::new(),
+        epoch: 0,
         failed: false,
     };
     let volume = VolumeObject {

@@ -83,6 +83,10 @@ pub enum EventKind {
     VolumeChanged,
     /// A volume was deleted.
     VolumeDeleted,
+    /// A replica of a mirrored volume may miss something, and is not relied on any more.
+    ReplicaDropped,
+    /// A replica of a mirrored volume has everything again.
+    ReplicaSynced,
     /// An instance was created.
     InstanceCreated,
     /// An instance was deleted.
@@ -130,6 +134,8 @@ impl EventKind {
             Self::VolumeCreated => "volume-created",
             Self::VolumeChanged => "volume-changed",
             Self::VolumeDeleted => "volume-deleted",
+            Self::ReplicaDropped => "replica-dropped",
+            Self::ReplicaSynced => "replica-synced",
             Self::InstanceCreated => "instance-created",
             Self::InstanceDeleted => "instance-deleted",
             Self::Attached => "attached",

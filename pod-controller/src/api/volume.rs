@@ -12,7 +12,7 @@ pub struct VolumeList {
     pub volumes: Vec<Volume>,
 }
 
-/// A contiguous range of an SSD.
+/// A contiguous range of an SSD, or the same on several.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Volume {
     /// Its name.
@@ -23,6 +23,9 @@ pub struct Volume {
     pub device: String,
     /// Where it begins on the SSD.
     pub start_bytes: u64,
+    /// Of a mirrored volume: all places where it lies, this one included.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replicas: Vec<VolumeReplica>,
     /// Its size.
     pub size_bytes: u64,
     /// How much of the SSD it may use.
@@ -31,6 +34,43 @@ pub struct Volume {
     /// The instance that has leased it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
+}
+
+/// A place where a mirrored volume lies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeReplica {
+    /// The SSD, as `h2/ssd0`.
+    pub device: String,
+    /// Where it begins on the SSD.
+    pub start_bytes: u64,
+    /// Whether it can be relied on.
+    pub state: ReplicaState,
+}
+
+/// Whether a replica can be relied on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReplicaState {
+    /// It has everything that was acknowledged.
+    InSync,
+    /// It has everything that was acknowledged, but cannot be reached.
+    Away,
+    /// It misses something, and is brought in line while an instance uses the volume.
+    Stale,
+    /// It misses something, and cannot be reached.
+    StaleAway,
+}
+
+impl ReplicaState {
+    /// The word for it in JSON.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::InSync => "in-sync",
+            Self::Away => "away",
+            Self::Stale => "stale",
+            Self::StaleAway => "stale-away",
+        }
+    }
 }
 
 /// How much of its SSD a volume may use, and how much it is sure to get. Without a number there is no limit.
@@ -95,4 +135,12 @@ pub struct CreateVolume {
     /// On which SSD, as `h2/ssd0`; without it, the controller chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// How many hosts keep it on their SSDs: 1 to 3. The controller chooses the others.
+    #[serde(default = "one")]
+    #[schema(default = 1, minimum = 1, maximum = 3)]
+    pub replicas: u8,
+}
+
+const fn one() -> u8 {
+    1
 }

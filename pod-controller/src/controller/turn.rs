@@ -229,6 +229,12 @@ impl<M: Memory> Controller<M> {
             Report::VolumeWiped { device, volume } => {
                 inbox.add(Command::VolumeWiped { device: owned(device), volume });
             }
+            Report::ReplicaFailed { lease, replica, epoch, reason } => {
+                inbox.add(Command::ReplicaFailed { endpoint, lease, replica, epoch, reason });
+            }
+            Report::ReplicaSynced { lease, replica, epoch } => {
+                inbox.add(Command::ReplicaSynced { endpoint, lease, replica, epoch });
+            }
             Report::Attachment { lease, connected } => {
                 inbox.add(Command::Attachment { endpoint, lease, connected });
             }

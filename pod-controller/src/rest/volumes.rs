@@ -28,7 +28,7 @@ pub(super) async fn get(
     handle.view().volume(&name).map(Json).ok_or_else(|| Failure::not_found("volume", &name))
 }
 
-/// Creates a volume: a contiguous range of an SSD.
+/// Creates a volume: a contiguous range of an SSD, or of several SSDs of different hosts that mirror each other.
 #[utoipa::path(
     post, path = "/v1/volumes", operation_id = "create_volume", tag = "volumes", request_body = CreateVolume,
     responses(
@@ -49,7 +49,8 @@ pub(super) async fn create(
         None => None,
     };
     let (name, size_bytes) = (request.name.clone(), request.size.get());
-    handle.submit(Command::CreateVolume { name, size_bytes, device }).await?;
+    let replicas = request.replicas;
+    handle.submit(Command::CreateVolume { name, size_bytes, device, replicas }).await?;
     let volume =
         handle.view().volume(&request.name).ok_or_else(|| Failure::not_found("volume", &request.name))?;
     Ok((StatusCode::CREATED, [(header::LOCATION, format!("/v1/volumes/{}", volume.name))], Json(volume)))

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use cxl_pool::{EndpointId, Role};
 use pod_protocol::ids::LeaseId;
 
-use super::{Effect, Health, Lease, Presence, State};
+use super::{DeviceId, Effect, Health, Lease, Presence, State};
 use crate::api::EventKind;
 
 impl State {
@@ -37,9 +37,12 @@ impl State {
     /// Whether the requests of a disk are answered by errors: its SSD failed, or nobody waits for its backend any more.
     pub(super) fn is_failed_disk(&self, lease: &Lease) -> bool {
         let Some(volume) = lease.volume().and_then(|volume| self.volumes.get(&volume)) else { return false };
-        let backend = self.endpoints.get(&volume.device.blk_backend());
-        self.devices.get(&volume.device).is_some_and(|ssd| matches!(ssd.health, Health::Failed(_)))
-            || backend.is_some_and(|it| it.given_up && it.presence.is_over())
+        let failed = |ssd: &DeviceId| {
+            let backend = self.endpoints.get(&ssd.blk_backend());
+            self.devices.get(ssd).is_some_and(|ssd| matches!(ssd.health, Health::Failed(_)))
+                || backend.is_some_and(|it| it.given_up && it.presence.is_over())
+        };
+        volume.replicas.iter().filter(|replica| !replica.stale).all(|replica| failed(&replica.device))
     }
 
     pub(super) fn failed_disks(&self) -> BTreeSet<LeaseId> {
@@ -53,7 +56,8 @@ impl State {
             let Some(lease) = self.leases.get(id) else { return };
             let Some(volume) = lease.volume().and_then(|volume| self.volumes.get(&volume)) else { return };
             let Some(instance) = self.instances.get(&lease.instance) else { return };
-            let message = format!("{} on {} {what}", lease.device, self.device_name(&volume.device));
+            let ssds: Vec<String> = volume.devices().map(|ssd| self.device_name(ssd)).collect();
+            let message = format!("{} on {} {what}", lease.device, ssds.join(", "));
             effects.push(Effect::event(kind, instance.name.clone(), message));
         };
         now.difference(before)

@@ -24,7 +24,7 @@ impl State {
             lease.connected = false;
             lease.area = None;
             if let LeaseKind::Disk { clean_for, .. } = &mut lease.kind {
-                *clean_for = 0;
+                clean_for.clear();
             }
         }
         let message = format!("it takes the place of {old}; every daemon has to join again");

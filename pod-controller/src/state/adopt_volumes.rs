@@ -1,20 +1,21 @@
 use pod_protocol::ids::VolumeId;
 use pod_protocol::volume_table::{VolumeEntry, VolumeTable};
 
-use super::{DeviceId, Effect, Kind, Refusal, RefusalKind, State, Volume};
+use super::{DeviceId, Effect, Kind, Refusal, RefusalKind, Replica, State, Volume};
 use crate::api::EventKind;
 
 impl State {
     /// What an SSD should keep about its volumes.
     pub(super) fn volume_table(&self, device: &DeviceId) -> VolumeTable {
-        let on = self.volumes.values().filter(|volume| volume.device == *device);
+        let on = self.volumes.values().filter_map(|volume| Some((volume, volume.replica_on(device)?)));
         let mut volumes: Vec<VolumeEntry> = on
-            .map(|volume| VolumeEntry {
+            .map(|(volume, replica)| VolumeEntry {
                 id: volume.id,
                 name: volume.name.clone(),
-                start_bytes: volume.start_bytes,
+                start_bytes: replica.start_bytes,
                 size_bytes: volume.size_bytes,
                 deleted: volume.deleted,
+                mirror: self.mirror_entry(volume, replica.number),
             })
             .collect();
         volumes.sort_by_key(|entry| entry.start_bytes);
@@ -25,9 +26,8 @@ impl State {
     pub(super) fn strangers(&self, device: &DeviceId, table: &VolumeTable) -> Vec<VolumeEntry> {
         let known = |entry: &VolumeEntry| {
             self.volumes.get(&entry.id).is_some_and(|volume| {
-                volume.device == *device
-                    && volume.name == entry.name
-                    && volume.start_bytes == entry.start_bytes
+                volume.name == entry.name
+                    && volume.replica_on(device).is_some_and(|it| it.start_bytes == entry.start_bytes)
             })
         };
         table.volumes.iter().filter(|entry| !entry.deleted && !known(entry)).cloned().collect()
@@ -52,6 +52,22 @@ impl State {
             if self.volume_named(&entry.name).is_some() {
                 return conflict("has the name of another one: delete that one first");
             }
+            if let Some(mirror) = &entry.mirror {
+                let others: Vec<&str> = mirror
+                    .replicas
+                    .iter()
+                    .filter(|it| it.number != mirror.number && !it.stale)
+                    .map(|it| it.ssd.as_str())
+                    .collect();
+                // Alone it does not know whether it was left behind since.
+                if mirror.is_stale() || !others.is_empty() {
+                    return conflict(&format!(
+                        "is a replica of a mirror, and what {} holds may be newer: copy from there what is needed, \
+                         and clear this one",
+                        others.join(", ")
+                    ));
+                }
+            }
             if entry.end_bytes() > device_bytes {
                 return conflict("ends beyond the device");
             }
@@ -72,9 +88,9 @@ impl State {
                 name.clone(),
                 "it was found on its SSD and adopted",
             ));
-            let (device, qos) = (device.clone(), pod_protocol::objects::Qos::default());
-            self.volumes
-                .insert(id, Volume { id, name, device, start_bytes, size_bytes, qos, deleted: false });
+            let replicas = vec![Replica { number: 0, device: device.clone(), start_bytes, stale: false }];
+            let qos = pod_protocol::objects::Qos::default();
+            self.volumes.insert(id, Volume { id, name, replicas, epoch: 0, size_bytes, qos, deleted: false });
         }
         if let Some(Kind::Ssd { strangers, .. }) = self.devices.get_mut(device).map(|known| &mut known.kind) {
             strangers.clear();
@@ -84,7 +100,9 @@ impl State {
 
     /// A deleted volume was wiped: its place is free.
     pub(super) fn volume_wiped(&mut self, device: &DeviceId, id: VolumeId) {
-        if self.volumes.get(&id).is_some_and(|volume| volume.deleted && volume.device == *device) {
+        let Some(volume) = self.volumes.get_mut(&id).filter(|volume| volume.deleted) else { return };
+        volume.replicas.retain(|replica| replica.device != *device);
+        if volume.replicas.is_empty() {
             self.volumes.remove(&id);
         }
     }
@@ -123,8 +141,12 @@ mod tests {
     }
 
     fn create(state: &mut State, name: &str) -> Result<(), Refusal> {
-        let command =
-            Command::CreateVolume { name: name.to_owned(), size_bytes: 8 * MIB, device: Some(device()) };
+        let command = Command::CreateVolume {
+            name: name.to_owned(),
+            size_bytes: 8 * MIB,
+            device: Some(device()),
+            replicas: 1,
+        };
         state.apply(&command).map(|_| check(state))
     }
 
@@ -140,17 +162,21 @@ mod tests {
         let mut state = State::new(options(256));
         joined(&mut state, 1, VolumeTable::default());
         create(&mut state, "a").unwrap();
-        assert_eq!(state.volume_named("a").unwrap().start_bytes, MIB, "the table's place stays free");
+        assert_eq!(
+            state.volume_named("a").unwrap().replicas[0].start_bytes,
+            MIB,
+            "the table's place stays free"
+        );
         let id = state.volume_named("a").unwrap().id;
         state.apply(&Command::DeleteVolume { name: "a".to_owned() }).unwrap();
         assert!(kept(&state).unwrap().volumes[0].deleted);
         create(&mut state, "a").unwrap();
-        assert_eq!(state.volume_named("a").unwrap().start_bytes, 9 * MIB);
+        assert_eq!(state.volume_named("a").unwrap().replicas[0].start_bytes, 9 * MIB);
         let wiped = Command::VolumeWiped { device: device(), volume: id };
         state.apply(&wiped).unwrap();
         assert_eq!(kept(&state).unwrap().volumes.len(), 1);
         create(&mut state, "b").unwrap();
-        assert_eq!(state.volume_named("b").unwrap().start_bytes, MIB);
+        assert_eq!(state.volume_named("b").unwrap().replicas[0].start_bytes, MIB);
         // Said twice, or of a volume that lives.
         state.apply(&wiped).unwrap();
         let living = state.volume_named("b").unwrap().id;
@@ -177,7 +203,7 @@ mod tests {
         new.apply(&Command::AdoptVolumes { device: device() }).unwrap();
         check(&new);
         let adopted = new.volume_named("b").unwrap();
-        assert_eq!((adopted.start_bytes, adopted.size_bytes), (9 * MIB, 8 * MIB));
+        assert_eq!((adopted.replicas[0].start_bytes, adopted.size_bytes), (9 * MIB, 8 * MIB));
         assert_eq!(kept(&new).unwrap().volumes.len(), 1, "what was deleted stays deleted");
         create(&mut new, "c").unwrap();
         let table = kept(&new).unwrap();
@@ -194,6 +220,7 @@ mod tests {
             start_bytes: start * MIB,
             size_bytes: 8 * MIB,
             deleted: false,
+            mirror: None,
         };
         joined(&mut state, 1, VolumeTable::default());
         create(&mut state, "a").unwrap();

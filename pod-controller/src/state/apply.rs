@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use cxl_pool::EndpointId;
+use cxl_pool::{EndpointId, Role};
 use pod_protocol::ids::{LeaseId, RegionId};
 
 use super::{
@@ -46,8 +46,14 @@ impl State {
             Command::Scrubbed { endpoint, incarnation, region } => {
                 self.scrubbed(*endpoint, *incarnation, *region);
             }
-            Command::CreateVolume { name, size_bytes, device } => {
-                self.create_volume(name, *size_bytes, device.as_ref(), &mut effects)?;
+            Command::CreateVolume { name, size_bytes, device, replicas } => {
+                self.create_volume(name, *size_bytes, device.as_ref(), *replicas, &mut effects)?;
+            }
+            Command::ReplicaFailed { endpoint, lease, replica, epoch, reason } => {
+                self.replica_failed(*endpoint, *lease, *replica, *epoch, reason, &mut effects);
+            }
+            Command::ReplicaSynced { endpoint, lease, replica, epoch } => {
+                self.replica_synced(*endpoint, *lease, *replica, *epoch, &mut effects);
             }
             Command::ChangeVolume { name, size_bytes, qos } => {
                 self.change_volume(name, *size_bytes, *qos, &mut effects)?;
@@ -177,8 +183,9 @@ impl State {
             && let Some(lease) = self.leases.get_mut(&lease)
             && lease.area.is_some_and(|area| area.region == region)
             && let LeaseKind::Disk { clean_for, .. } = &mut lease.kind
+            && id.role == Role::BlkBackend
         {
-            *clean_for = incarnation;
+            clean_for.insert(id.host, incarnation);
         }
         self.regions.confirm(region, id);
     }

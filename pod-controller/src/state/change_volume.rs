@@ -52,22 +52,24 @@ impl State {
                 ),
             ));
         }
-        let behind = |start: &u64| *start > volume.start_bytes;
-        let next = self.extents(&volume.device).map(|(start, _)| start).filter(behind).min();
-        let device_end = match self.devices.get(&volume.device).map(|device| &device.kind) {
-            Some(Kind::Ssd { size_bytes, .. }) => *size_bytes,
-            _ => 0,
-        };
-        let room = next.unwrap_or(device_end).saturating_sub(volume.start_bytes);
-        if size_bytes > room {
-            return Err(Refusal::new(
-                RefusalKind::NoRoom,
-                format!(
-                    "a volume is one piece, and there is room for {} from where this one begins on {}",
-                    ByteSize::new(room),
-                    self.device_name(&volume.device)
-                ),
-            ));
+        for replica in &volume.replicas {
+            let behind = |start: &u64| *start > replica.start_bytes;
+            let next = self.extents(&replica.device).map(|(start, _)| start).filter(behind).min();
+            let device_end = match self.devices.get(&replica.device).map(|device| &device.kind) {
+                Some(Kind::Ssd { size_bytes, .. }) => *size_bytes,
+                _ => 0,
+            };
+            let room = next.unwrap_or(device_end).saturating_sub(replica.start_bytes);
+            if size_bytes > room {
+                return Err(Refusal::new(
+                    RefusalKind::NoRoom,
+                    format!(
+                        "a volume is one piece, and there is room for {} from where this one begins on {}",
+                        ByteSize::new(room),
+                        self.device_name(&replica.device)
+                    ),
+                ));
+            }
         }
         Ok(())
     }
@@ -123,7 +125,7 @@ mod tests {
         }
         for (name, mib) in [("a", 8), ("b", 8)] {
             let (name, size_bytes) = (name.to_owned(), mib * MIB);
-            state.apply(&Command::CreateVolume { name, size_bytes, device: None }).unwrap();
+            state.apply(&Command::CreateVolume { name, size_bytes, device: None, replicas: 1 }).unwrap();
         }
         let (name, volumes) = ("vm".to_owned(), vec!["b".to_owned()]);
         let host = cxl_pool::HostId::new(1);

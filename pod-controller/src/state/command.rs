@@ -151,6 +151,33 @@ pub enum Command {
         size_bytes: u64,
         /// Where; the least used SSD otherwise.
         device: Option<DeviceId>,
+        /// In how many places, each on another host.
+        #[serde(default = "one")]
+        replicas: u8,
+    },
+    /// A frontend says that a replica missed something.
+    ReplicaFailed {
+        /// The frontend.
+        endpoint: EndpointId,
+        /// Whose volume.
+        lease: LeaseId,
+        /// Which replica.
+        replica: u32,
+        /// The epoch that the frontend knows.
+        epoch: u64,
+        /// What happened.
+        reason: String,
+    },
+    /// A frontend says that a stale replica has everything.
+    ReplicaSynced {
+        /// The frontend.
+        endpoint: EndpointId,
+        /// Whose volume.
+        lease: LeaseId,
+        /// Which replica.
+        replica: u32,
+        /// The epoch in which that holds.
+        epoch: u64,
     },
     /// Somebody wants a volume to be larger, or to have another share of its SSD.
     ChangeVolume {
@@ -207,6 +234,10 @@ pub enum Command {
         /// Its name.
         name: String,
     },
+}
+
+const fn one() -> u8 {
+    1
 }
 
 const fn yes() -> bool {

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
 use pod_protocol::objects::Qos;
@@ -28,6 +30,7 @@ impl State {
         name: &str,
         size_bytes: u64,
         device: Option<&DeviceId>,
+        replicas: u8,
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         check_name("a volume", name)?;
@@ -46,27 +49,33 @@ impl State {
                 format!("there is no SSD {}", self.device_name(id)),
             ));
         }
-        let (device, start_bytes) = self.place_volume(size_bytes, device).ok_or_else(|| {
-            let place = device.map_or_else(|| "no SSD that is up".to_owned(), |id| format!("not on {}", self.device_name(id)));
-            Refusal::new(
+        let places = self.place_replicas(size_bytes, device, replicas)?;
+        if places.len() < usize::from(replicas) {
+            let place = match device {
+                Some(id) if places.is_empty() => format!("not on {}", self.device_name(id)),
+                _ if places.is_empty() => "no SSD that is up".to_owned(),
+                _ => format!("SSDs of {} that are up, not of {replicas},", count(places.len(), "host")),
+            };
+            return Err(Refusal::new(
                 RefusalKind::NoRoom,
                 format!(
                     "there is no room for {} in one piece: {place} has that much free; delete volumes, or ask for less",
                     ByteSize::new(size_bytes)
                 ),
-            )
-        })?;
+            ));
+        }
         self.last.volume += 1;
         let id = VolumeId::new(self.last.volume);
-        let message = format!("{} on {}", ByteSize::new(size_bytes), self.device_name(&device));
+        let names: Vec<String> = places.iter().map(|place| self.device_name(&place.device)).collect();
+        let message = format!("{} on {}", ByteSize::new(size_bytes), names.join(", "));
         effects.push(Effect::event(EventKind::VolumeCreated, name, message));
         self.volumes.insert(
             id,
             Volume {
                 id,
                 name: name.to_owned(),
-                device,
-                start_bytes,
+                replicas: places,
+                epoch: 0,
                 size_bytes,
                 qos: Qos::default(),
                 deleted: false,
@@ -227,7 +236,8 @@ impl State {
             let serial =
                 if volume_name.len() <= SERIAL_BYTES_MAX { volume_name.clone() } else { id.to_string() };
             let queues = self.options.disk_queues;
-            let kind = LeaseKind::Disk { volume: id, serial, queues, read_only: false, clean_for: 0 };
+            let kind =
+                LeaseKind::Disk { volume: id, serial, queues, read_only: false, clean_for: BTreeMap::new() };
             let lease = self.add_lease(instance, name, volume_name.clone(), kind)?;
             if let Some(instance) = self.instances.get_mut(&instance) {
                 instance.disks.push(lease);

@@ -13,11 +13,12 @@ impl State {
             ));
         }
         let Some(volume) = self.volumes.get_mut(&id) else { return Ok(()) };
-        let keeps_table = matches!(
-            self.devices.get(&volume.device).map(|device| &device.kind),
-            Some(Kind::Ssd { keeps_table: true, .. })
-        );
-        if keeps_table {
+        let devices = &self.devices;
+        volume.replicas.retain(|replica| {
+            let device = devices.get(&replica.device).map(|device| &device.kind);
+            matches!(device, Some(Kind::Ssd { keeps_table: true, .. }))
+        });
+        if !volume.replicas.is_empty() {
             volume.deleted = true;
             effects.push(Effect::event(
                 EventKind::VolumeDeleted,

@@ -5,10 +5,12 @@ use cxl_pool::{Area, EndpointId, Role};
 use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::objects::{
     ChannelObject, DiskObject, NicObject, Object, ObjectId, PortObject, RegistrationObject,
-    RegistrationState, Route, TableObject, VolumeObject,
+    RegistrationState, ReplicaObject, Route, TableObject, VolumeObject,
 };
 
-use super::{Channel, DeviceId, Health, Kind, Lease, LeaseKind, Purpose, RegionUse, Rings, State};
+use super::{
+    Channel, DeviceId, Health, Kind, Lease, LeaseKind, Purpose, RegionUse, Replica, Rings, State, Volume,
+};
 
 /// What an endpoint should have, in the order in which it can be made.
 pub type Objects = BTreeMap<ObjectId, Object>;
@@ -71,9 +73,9 @@ impl State {
         let mut scrubs: BTreeMap<RegionId, Area> =
             self.regions.pending(id).map(|region| (region.id, region.area)).collect();
         if let Some(incarnation) = self.life_of(id).filter(|_| id.role == Role::BlkBackend) {
-            for lease in self.leases.values().filter(|lease| self.backends_of(lease).next() == Some(id)) {
-                if let LeaseKind::Disk { clean_for, .. } = lease.kind
-                    && clean_for != incarnation
+            for lease in self.leases.values().filter(|lease| self.backends_of(lease).any(|it| it == id)) {
+                if let LeaseKind::Disk { clean_for, .. } = &lease.kind
+                    && clean_for.get(&id.host) != Some(&incarnation)
                     && let Some(hold) = lease.area
                     && let Some(area) = self.area(hold.region)
                 {
@@ -84,17 +86,26 @@ impl State {
         scrubs
     }
 
-    /// What serves a lease now: the backend, and the object there that lets it. Until the backend has that, the
-    /// frontend's messages would be refused.
-    pub fn service(&self, lease: LeaseId) -> Option<(EndpointId, ObjectId)> {
-        let lease = self.leases.get(&lease)?;
+    /// What serves a lease now: the backends, and the objects there that let them. Until a backend has that, the
+    /// frontend's messages would be refused. The replicas of a mirror that may be relied on know which may not before the
+    /// frontend does, since it acknowledges then what the others lack.
+    pub fn services(&self, lease: LeaseId) -> Vec<(EndpointId, ObjectId)> {
+        let Some(lease) = self.leases.get(&lease) else { return Vec::new() };
         match &lease.kind {
             LeaseKind::Nic { active, .. } => {
                 let id = ObjectId::Registration { lease: lease.id, nic: active.name.clone() };
-                Some((active.net_backend(), id))
+                vec![(active.net_backend(), id)]
             }
-            LeaseKind::Disk { .. } => {
-                self.backends_of(lease).next().map(|backend| (backend, ObjectId::Volume(lease.id)))
+            LeaseKind::Disk { volume, .. } => {
+                let Some(volume) = self.volumes.get(volume) else { return Vec::new() };
+                let mut services = Vec::new();
+                for ssd in volume.replicas.iter().filter(|it| !it.stale).map(|it| &it.device) {
+                    services.push((ssd.blk_backend(), ObjectId::Volume(lease.id)));
+                    if volume.is_mirrored() {
+                        services.push((ssd.blk_backend(), ObjectId::Table(ssd.name.clone())));
+                    }
+                }
+                services
             }
         }
     }
@@ -156,11 +167,9 @@ impl State {
 
     /// Whether the frontend of a lease has a channel to what serves it.
     pub fn is_reachable(&self, lease: &Lease) -> bool {
-        let (Some(frontend), Some(backend)) = (self.frontend_of(lease), self.backends_of(lease).next())
-        else {
-            return false;
-        };
-        self.route(lease, frontend, backend).is_some()
+        let Some(frontend) = self.frontend_of(lease) else { return false };
+        let services = self.services(lease.id);
+        services.iter().any(|(backend, _)| self.route(lease, frontend, *backend).is_some())
     }
 
     /// The area of a lease at its frontend.
@@ -199,6 +208,18 @@ impl State {
     fn disk(&self, lease: &Lease, frontend: EndpointId) -> Option<DiskObject> {
         let LeaseKind::Disk { volume, serial, queues, read_only, .. } = &lease.kind else { return None };
         let volume = self.volumes.get(volume)?;
+        let replica = |replica: &Replica| {
+            Some(ReplicaObject {
+                number: replica.number,
+                ssd: self.device_name(&replica.device),
+                route: self.disk_route(lease, frontend, &replica.device)?,
+                in_sync: !replica.stale,
+                away: self.is_lost(&replica.device),
+            })
+        };
+        let places = self.replicas_of(lease, volume);
+        let first = places.first()?;
+        let replicas: Option<Vec<ReplicaObject>> = places.iter().map(|it| replica(it)).collect();
         Some(DiskObject {
             lease: lease.id,
             instance: lease.instance,
@@ -207,14 +228,21 @@ impl State {
             socket: lease.socket.clone(),
             serial: serial.clone(),
             size_bytes: volume.size_bytes,
-            block_bytes: self.block_bytes(&volume.device)?,
+            block_bytes: self.block_bytes_of(volume)?,
             read_only: *read_only,
             queues: *queues,
             data_area: self.own_area(lease, frontend)?,
             ram_area: None,
-            route: self.disk_route(lease, frontend, &volume.device)?,
+            route: self.disk_route(lease, frontend, &first.device)?,
+            replicas: replicas?.into_iter().filter(|_| volume.is_mirrored()).collect(),
+            epoch: volume.epoch,
             failed: self.is_failed_disk(lease),
         })
+    }
+
+    /// The logical block of a volume: the largest of its SSDs.
+    pub fn block_bytes_of(&self, volume: &Volume) -> Option<u32> {
+        volume.devices().filter_map(|ssd| self.block_bytes(ssd)).max()
     }
 
     /// The logical block of an SSD.
@@ -260,8 +288,9 @@ impl State {
 
     fn served_volume(&self, lease: &Lease, backend: EndpointId) -> Option<VolumeObject> {
         let LeaseKind::Disk { volume, read_only, clean_for, .. } = &lease.kind else { return None };
-        let volume = self.volumes.get(volume).filter(|volume| volume.device.blk_backend() == backend)?;
-        if !self.is_life(backend, *clean_for) {
+        let volume = self.volumes.get(volume)?;
+        let replica = volume.replicas.iter().find(|it| it.device.blk_backend() == backend)?;
+        if !self.is_life(backend, *clean_for.get(&backend.host)?) {
             return None;
         }
         let hold = lease.area?;
@@ -269,8 +298,8 @@ impl State {
         Some(VolumeObject {
             lease: lease.id,
             volume: volume.id,
-            ssd: volume.device.name.clone(),
-            start_bytes: volume.start_bytes,
+            ssd: replica.device.name.clone(),
+            start_bytes: replica.start_bytes,
             size_bytes: volume.size_bytes,
             read_only: *read_only,
             generation: lease.generation,

@@ -30,7 +30,9 @@ impl State {
         if let Some(instance) = self.instances.values().find(|instance| instance.host == host) {
             return leased(format!("runs the instance {}: delete that first", instance.name));
         }
-        if let Some(volume) = self.volumes.values().find(|it| it.device.host == host && !it.deleted) {
+        if let Some(volume) =
+            self.volumes.values().find(|it| !it.deleted && it.devices().any(|ssd| ssd.host == host))
+        {
             return leased(format!("has the volume {} on its SSD: delete that first", volume.name));
         }
         let on_its_nic = self.leases.values().find(|it| it.active_nic().is_some_and(|nic| nic.host == host));
@@ -60,7 +62,10 @@ impl State {
             self.forget_device(&device);
         }
         // Deleted ones, which nobody will wipe.
-        self.volumes.retain(|_, volume| volume.device.host != host);
+        self.volumes.retain(|_, volume| {
+            volume.replicas.retain(|replica| replica.device.host != host);
+            !volume.replicas.is_empty()
+        });
         self.endpoints.retain(|id, _| id.host != host);
         self.hosts.remove(&host);
         effects.push(Effect::event(EventKind::HostDeleted, name, "it is not part of the pod any more"));

@@ -202,7 +202,9 @@ impl State {
     /// An SSD that became smaller than the volumes on it must not be served: their ends are gone.
     fn fits(&self, device: &DeviceId, size_bytes: u64) -> Health {
         let beyond = self.volumes.values().find(|volume| {
-            volume.device == *device && volume.start_bytes.saturating_add(volume.size_bytes) > size_bytes
+            volume
+                .replica_on(device)
+                .is_some_and(|it| it.start_bytes.saturating_add(volume.size_bytes) > size_bytes)
         });
         match beyond {
             Some(volume) => Health::Failed(format!(
@@ -224,7 +226,7 @@ impl State {
             .map(|(device, _)| device.clone())
             .collect();
         for device in absent {
-            let wanted = self.volumes.values().any(|volume| volume.device == device)
+            let wanted = self.volumes.values().any(|volume| volume.replica_on(&device).is_some())
                 || self.leases.values().any(|lease| lease.nics().any(|nic| *nic == device));
             let name = self.device_name(&device);
             if let Some(known) = self.devices.get_mut(&device).filter(|known| known.health != Health::Absent)

@@ -1,6 +1,9 @@
+use std::collections::BTreeMap;
+
+use cxl_pool::HostId;
 use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
 use pod_protocol::objects::NicPolicy;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{DeviceId, Draining, Hold};
 
@@ -64,10 +67,25 @@ pub enum LeaseKind {
         queues: u16,
         /// Whether writes are refused.
         read_only: bool,
-        /// The life of the backend that has flushed the data area, or got it fresh. A predecessor's cached writes
-        /// must not land on the data of requests that its successor serves.
-        clean_for: u64,
+        /// The life of the backend of each host that has flushed the data area, or got it fresh. A predecessor's cached
+        /// writes must not land on the data of requests that its successor serves.
+        #[serde(serialize_with = "super::pairs::serialize", deserialize_with = "clean_for")]
+        clean_for: BTreeMap<HostId, u64>,
     },
+}
+
+/// What was kept before there were several backends does not tell whose life it was: the area is flushed once more.
+fn clean_for<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<HostId, u64>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Kept {
+        Lives(Vec<(HostId, u64)>),
+        Life(#[expect(dead_code, reason = "only its form matters")] u64),
+    }
+    Ok(match Kept::deserialize(from)? {
+        Kept::Lives(lives) => lives.into_iter().collect(),
+        Kept::Life(_) => BTreeMap::new(),
+    })
 }
 
 impl Lease {

@@ -24,6 +24,7 @@ mod instance;
 mod join;
 mod lease;
 mod migrate;
+mod mirror;
 mod name;
 mod nic_policy;
 mod options;
@@ -58,7 +59,7 @@ pub use name::{NAME_BYTES_MAX, check_name};
 pub use options::Options;
 pub use refusal::{Refusal, RefusalKind};
 pub use region::{Purpose, Region, RegionUse, Regions};
-pub use volume::Volume;
+pub use volume::{Replica, Volume};
 
 /// Everything the controller knows for good.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

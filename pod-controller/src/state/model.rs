@@ -96,7 +96,8 @@ enum Step {
     Attach { lease: usize, connected: bool },
     Scrub { endpoint: usize, region: usize },
     ScrubAll,
-    CreateVolume { name: u8, mib: u64, device: Option<u16> },
+    CreateVolume { name: u8, mib: u64, device: Option<u16>, replicas: u8 },
+    Replica { volume: usize, number: u32, epoch: u64, failed: bool },
     DeleteVolume { name: u8 },
     CreateInstance { name: u8, host: u16, nics: usize, volumes: Vec<u8>, mac: Option<u8> },
     DeleteInstance { name: u8 },
@@ -123,8 +124,10 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0_usize..8, any::<bool>()).prop_map(|(lease, connected)| Step::Attach { lease, connected }),
         4 => (0_usize..12, 0_usize..8).prop_map(|(endpoint, region)| Step::Scrub { endpoint, region }),
         2 => Just(Step::ScrubAll),
-        3 => (0_u8..5, 1_u64..20, prop::option::of(2_u16..4))
-            .prop_map(|(name, mib, device)| Step::CreateVolume { name, mib, device }),
+        3 => (0_u8..5, 1_u64..20, prop::option::of(2_u16..4), 1_u8..3)
+            .prop_map(|(name, mib, device, replicas)| Step::CreateVolume { name, mib, device, replicas }),
+        3 => (0_usize..4, 0_u32..2, 0_u64..2, any::<bool>())
+            .prop_map(|(volume, number, epoch, failed)| Step::Replica { volume, number, epoch, failed }),
         1 => (0_u8..5).prop_map(|name| Step::DeleteVolume { name }),
         5 => (0_u8..5, host, 0_usize..3, prop::collection::vec(0_u8..5, 0..3), prop::option::of(0_u8..4)).prop_map(
             |(name, host, nics, volumes, mac)| Step::CreateInstance { name, host, nics, volumes, mac }
@@ -214,11 +217,34 @@ fn commands(state: &State, step: &Step) -> Vec<Command> {
                 .collect()
         }
         Step::ScrubAll => scrub_all(state),
-        Step::CreateVolume { name, mib, device } => vec![Command::CreateVolume {
+        Step::CreateVolume { name, mib, device, replicas } => vec![Command::CreateVolume {
             name: format!("vol{name}"),
             size_bytes: mib * MIB,
             device: device.map(|host| DeviceId { host: HostId::new(host), name: "ssd0".to_owned() }),
+            replicas,
         }],
+        Step::Replica { volume, number, epoch, failed } => {
+            let mirrored = state.leases.values().filter_map(|lease| {
+                let volume = state.volumes.get(&lease.volume()?).filter(|volume| volume.is_mirrored())?;
+                Some((lease, volume))
+            });
+            mirrored
+                .cycle()
+                .take(8)
+                .nth(volume)
+                .and_then(|(lease, volume)| {
+                    let (lease, endpoint) = (lease.id, state.frontend_of(lease)?);
+                    let (replica, epoch) = (number, volume.epoch.saturating_sub(epoch));
+                    Some(if failed {
+                        let reason = "it failed a write".to_owned();
+                        Command::ReplicaFailed { endpoint, lease, replica, epoch, reason }
+                    } else {
+                        Command::ReplicaSynced { endpoint, lease, replica, epoch }
+                    })
+                })
+                .into_iter()
+                .collect()
+        }
         Step::DeleteVolume { name } => vec![Command::DeleteVolume { name: format!("vol{name}") }],
         Step::CreateInstance { name, host, nics, ref volumes, mac } => {
             let mac = mac.map(|last| pod_protocol::ids::MacAddress::new([2, 0, 0, 0, 0, last]));
@@ -257,6 +283,21 @@ pub(super) fn check(state: &State) {
     nothing_is_shared_by_accident(state);
     what_is_used_is_referred_to_once(state);
     objects_are_consistent(state);
+    a_mirror_can_always_be_relied_on(state);
+}
+
+/// One replica at least has everything, no two share a host, and who serves knows as much as who is served.
+fn a_mirror_can_always_be_relied_on(state: &State) {
+    for volume in state.volumes.values().filter(|volume| !volume.deleted) {
+        assert!(volume.replicas.iter().any(|replica| !replica.stale), "nothing of {} is good", volume.name);
+        let hosts: BTreeSet<HostId> = volume.devices().map(|ssd| ssd.host).collect();
+        assert_eq!(hosts.len(), volume.replicas.len(), "{} has two replicas on a host", volume.name);
+        for replica in &volume.replicas {
+            let entry = state.mirror_entry(volume, replica.number);
+            assert_eq!(entry.is_some(), volume.is_mirrored());
+            assert!(entry.is_none_or(|it| it.is_stale() == replica.stale && it.epoch == volume.epoch));
+        }
+    }
 }
 
 fn no_two_regions_overlap(state: &State) {
@@ -278,7 +319,9 @@ fn no_two_regions_overlap(state: &State) {
 fn no_two_extents_overlap(state: &State) {
     let mut extents: BTreeMap<&DeviceId, Vec<(u64, u64)>> = BTreeMap::new();
     for volume in state.volumes.values() {
-        extents.entry(&volume.device).or_default().push((volume.start_bytes, volume.size_bytes));
+        for replica in &volume.replicas {
+            extents.entry(&replica.device).or_default().push((replica.start_bytes, volume.size_bytes));
+        }
     }
     for (device, mut extents) in extents {
         extents.sort_unstable();
@@ -388,7 +431,11 @@ fn objects_are_consistent(state: &State) {
                 }
                 Object::Volume(volume) => assert!(has(volume.channel)),
                 // Its channel may have to wait for the backend.
-                Object::Disk(disk) => assert!(state.channels.contains_key(&disk.route.channel)),
+                Object::Disk(disk) => {
+                    let routes = disk.replicas.iter().map(|replica| replica.route).chain([disk.route]);
+                    routes.for_each(|route| assert!(state.channels.contains_key(&route.channel)));
+                    assert!(disk.replicas.len() != 1);
+                }
                 Object::Nic(_) | Object::Table(_) => {}
             }
             for region in areas_of(object) {

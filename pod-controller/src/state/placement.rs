@@ -1,4 +1,5 @@
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use cxl_pool::HostId;
 
@@ -21,7 +22,7 @@ impl State {
     }
 
     /// Whether a device works, were it not for its past.
-    pub(super) fn is_up(&self, id: &DeviceId) -> bool {
+    pub fn is_up(&self, id: &DeviceId) -> bool {
         self.devices.get(id).is_some_and(|device| {
             device.health == Health::Up && self.presence_of_owner(id, device) == Some(Presence::Joined)
         })
@@ -45,7 +46,7 @@ impl State {
         let on = self.leases.values().filter(|lease| match &lease.kind {
             LeaseKind::Nic { active, .. } => active == id,
             LeaseKind::Disk { volume, .. } => {
-                self.volumes.get(volume).is_some_and(|volume| volume.device == *id)
+                self.volumes.get(volume).is_some_and(|volume| volume.replica_on(id).is_some())
             }
         });
         u32::try_from(on.count()).unwrap_or(u32::MAX)
@@ -109,11 +110,16 @@ impl State {
         (u64::from(self.leases_on(nic.id)) + 1).saturating_mul(SCALE) / nic.speed_mbps.max(1)
     }
 
-    /// The SSD for a new volume, and where on it: the one with the largest share free.
-    pub(super) fn place_volume(&self, size_bytes: u64, device: Option<&DeviceId>) -> Option<(DeviceId, u64)> {
+    /// The SSD for a new volume, and where on it: the one with the largest share free, on none of these hosts.
+    pub(super) fn place_volume(
+        &self,
+        size_bytes: u64,
+        device: Option<&DeviceId>,
+        without: &BTreeSet<HostId>,
+    ) -> Option<(DeviceId, u64)> {
         self.devices
             .iter()
-            .filter(|(id, _)| device.is_none_or(|wanted| wanted == *id))
+            .filter(|(id, _)| device.is_none_or(|wanted| wanted == *id) && !without.contains(&id.host))
             .filter_map(|(id, known)| match known.kind {
                 Kind::Ssd { size_bytes: device_bytes, reserved_bytes, ref strangers, .. }
                     if strangers.is_empty() =>
@@ -133,8 +139,9 @@ impl State {
 
     /// The volumes on an SSD: `(start, size)`.
     pub(super) fn extents(&self, id: &DeviceId) -> impl Iterator<Item = (u64, u64)> {
-        let on = self.volumes.values().filter(move |volume| volume.device == *id);
-        on.map(|volume| (volume.start_bytes, volume.size_bytes))
+        self.volumes.values().filter_map(|volume| {
+            volume.replica_on(id).map(|replica| (replica.start_bytes, volume.size_bytes))
+        })
     }
 
     /// How much of an SSD volumes occupy.

@@ -5,7 +5,7 @@ use cxl_pool::{EndpointId, Generation, Role};
 use pod_protocol::ids::{ChannelId, LeaseId};
 
 use super::{
-    Channel, DeviceId, Effect, Health, Hold, Kind, Lease, LeaseKind, Presence, Purpose, Rings, State,
+    Channel, DeviceId, Effect, Health, Hold, Kind, Lease, LeaseKind, Presence, Purpose, Rings, State, Volume,
 };
 use crate::api::EventKind;
 
@@ -17,6 +17,7 @@ impl State {
         self.choose_standbys();
         self.fail_over(effects);
         self.choose_standbys();
+        self.drop_lost_replicas(effects);
         let mut short = self.make_receive_areas();
         short |= self.make_lease_areas();
         self.drop_channels();
@@ -44,7 +45,7 @@ impl State {
     /// The backend that serves a lease, and then those that take over, or that it has left.
     pub fn backends_of(&self, lease: &Lease) -> impl Iterator<Item = EndpointId> {
         let volume = lease.volume().and_then(|volume| self.volumes.get(&volume));
-        let disk = volume.map(|volume| volume.device.blk_backend());
+        let disk = volume.into_iter().flat_map(Volume::devices).map(DeviceId::blk_backend);
         let mut backends: Vec<EndpointId> = lease.nics().map(DeviceId::net_backend).chain(disk).collect();
         let mut seen = BTreeSet::new();
         backends.retain(|backend| seen.insert(*backend));
@@ -154,7 +155,7 @@ impl State {
             let Some(lease) = self.leases.get(&id) else { continue };
             let Some(frontend) = self.frontend_of(lease) else { continue };
             let Some(incarnation) = self.life_of(frontend) else { continue };
-            let backend_life = self.backends_of(lease).next().and_then(|backend| self.life_of(backend));
+            let lives = self.backends_of(lease).filter_map(|it| Some((it.host, self.life_of(it)?))).collect();
             let Some(lease) = self.leases.get_mut(&id) else { continue };
             if lease.area.is_some_and(|hold| hold.incarnation == incarnation) {
                 continue;
@@ -170,7 +171,7 @@ impl State {
             lease.area = region.map(|region| Hold { region, incarnation });
             short |= region.is_none();
             if let LeaseKind::Disk { clean_for, .. } = &mut lease.kind {
-                *clean_for = backend_life.unwrap_or(0);
+                *clean_for = lives;
             }
         }
         short
@@ -262,10 +263,10 @@ impl State {
     fn data_is_clean(&self, channel: &Channel, backend_incarnation: u64) -> bool {
         self.leases.values().filter(|lease| lease.area.is_some()).all(|lease| match lease.kind {
             LeaseKind::Nic { .. } => true,
-            LeaseKind::Disk { clean_for, .. } => {
-                clean_for == backend_incarnation
+            LeaseKind::Disk { ref clean_for, .. } => {
+                clean_for.get(&channel.backend.host) == Some(&backend_incarnation)
                     || self.frontend_of(lease) != Some(channel.frontend)
-                    || self.backends_of(lease).next() != Some(channel.backend)
+                    || !self.backends_of(lease).any(|backend| backend == channel.backend)
             }
         })
     }
@@ -308,12 +309,13 @@ impl State {
             .filter(|lease| self.can_move(lease))
             .filter_map(|lease| lease.active_nic().map(DeviceId::net_backend))
             .filter(|backend| self.endpoints.get(backend).is_some_and(|it| it.presence == Presence::Silent))
+            .chain(self.silent_replicas())
             .collect();
         for id in fenced {
             if let Some(endpoint) = self.endpoints.get_mut(&id) {
                 endpoint.presence = Presence::Fencing;
                 effects.push(Effect::Fence(id));
-                let message = "it is silent, and what it serves can move to a backup";
+                let message = "it is silent, and what it serves can be served without it";
                 effects.push(Effect::event(EventKind::EndpointFenced, self.endpoint_name(id), message));
             }
         }

@@ -9,25 +9,83 @@ pub(super) const EXTENT_ALIGN_BYTES: u64 = 1 << 20;
 /// The size of a volume is a multiple of this, whatever the block of its SSD.
 const SIZE_MULTIPLE_BYTES: u64 = 4096;
 
-/// A contiguous range of an SSD.
+/// A contiguous range of an SSD, or the same on several.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Record")]
 pub struct Volume {
     /// Its number.
     pub id: VolumeId,
     /// Its name.
     pub name: String,
-    /// The SSD it lies on.
+    /// Where it lies. There is one place at least, and each is on another host.
+    pub replicas: Vec<Replica>,
+    /// Grows whenever another set of its replicas may be relied on.
+    pub epoch: u64,
+    /// How long it is.
+    pub size_bytes: u64,
+    /// How much of each SSD it may use.
+    pub qos: Qos,
+    /// It was deleted, and its place is given on when it was wiped.
+    pub deleted: bool,
+}
+
+/// A place where a volume lies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replica {
+    /// Its number within the volume.
+    pub number: u32,
+    /// The SSD.
     pub device: DeviceId,
     /// Where it begins there.
     pub start_bytes: u64,
-    /// How long it is.
-    pub size_bytes: u64,
-    /// How much of the SSD it may use.
+    /// It may miss something that was acknowledged.
     #[serde(default)]
-    pub qos: Qos,
-    /// It was deleted, and its place is given on when it was wiped.
+    pub stale: bool,
+}
+
+impl Volume {
+    /// Its place on an SSD.
+    pub fn replica_on(&self, device: &DeviceId) -> Option<&Replica> {
+        self.replicas.iter().find(|replica| replica.device == *device)
+    }
+
+    /// Whether it has more places than one.
+    pub fn is_mirrored(&self) -> bool {
+        self.replicas.len() > 1
+    }
+
+    /// The SSDs that it lies on.
+    pub fn devices(&self) -> impl Iterator<Item = &DeviceId> {
+        self.replicas.iter().map(|replica| &replica.device)
+    }
+}
+
+/// A volume as it was kept: before there were replicas, it had one place.
+#[derive(Deserialize)]
+struct Record {
+    id: VolumeId,
+    name: String,
+    device: Option<DeviceId>,
+    start_bytes: Option<u64>,
     #[serde(default)]
-    pub deleted: bool,
+    replicas: Vec<Replica>,
+    #[serde(default)]
+    epoch: u64,
+    size_bytes: u64,
+    #[serde(default)]
+    qos: Qos,
+    #[serde(default)]
+    deleted: bool,
+}
+
+impl From<Record> for Volume {
+    fn from(record: Record) -> Self {
+        let Record { id, name, device, start_bytes, mut replicas, epoch, size_bytes, qos, deleted } = record;
+        if let (Some(device), Some(start_bytes)) = (device, start_bytes) {
+            replicas.push(Replica { number: 0, device, start_bytes, stale: false });
+        }
+        Self { id, name, replicas, epoch, size_bytes, qos, deleted }
+    }
 }
 
 /// Refuses what no volume can have as its size.
@@ -81,6 +139,16 @@ mod tests {
     #[test]
     fn starts_are_aligned_after_an_odd_size() {
         assert_eq!(first_fit(0, 16 * MIB, MIB, vec![(0, 4096)]), Some(MIB));
+    }
+
+    #[test]
+    fn a_volume_that_was_kept_with_one_place_has_one_replica() {
+        let old =
+            r#"{"id":3,"name":"a","device":{"host":2,"name":"ssd0"},"start_bytes":4096,"size_bytes":8192}"#;
+        let volume: Volume = serde_json::from_str(old).unwrap();
+        assert_eq!((volume.replicas.len(), volume.replicas[0].start_bytes), (1, 4096));
+        let again: Volume = serde_json::from_str(&serde_json::to_string(&volume).unwrap()).unwrap();
+        assert_eq!(again, volume);
     }
 
     #[test]

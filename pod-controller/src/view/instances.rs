@@ -23,11 +23,24 @@ impl View {
     fn show_volume(&self, volume: &Volume) -> api::Volume {
         let lease = self.state.lease_of_volume(volume.id);
         let instance = lease.and_then(|lease| self.state.instances.get(&lease.instance));
+        let first = volume.replicas.first();
+        let replicas = volume.replicas.iter().filter(|_| volume.is_mirrored());
+        let replicas = replicas.map(|replica| api::VolumeReplica {
+            device: self.state.device_name(&replica.device),
+            start_bytes: replica.start_bytes,
+            state: match (replica.stale, self.state.is_up(&replica.device)) {
+                (false, true) => api::ReplicaState::InSync,
+                (false, false) => api::ReplicaState::Away,
+                (true, true) => api::ReplicaState::Stale,
+                (true, false) => api::ReplicaState::StaleAway,
+            },
+        });
         api::Volume {
             name: volume.name.clone(),
             id: volume.id.get(),
-            device: self.state.device_name(&volume.device),
-            start_bytes: volume.start_bytes,
+            device: first.map_or_else(String::new, |it| self.state.device_name(&it.device)),
+            start_bytes: first.map_or(0, |it| it.start_bytes),
+            replicas: replicas.collect(),
             size_bytes: volume.size_bytes,
             qos: volume.qos.into(),
             instance: instance.map(|instance| instance.name.clone()),
@@ -102,10 +115,10 @@ impl View {
             volume: volume.name.clone(),
             serial: serial.clone(),
             size_bytes: volume.size_bytes,
-            block_bytes: self.state.block_bytes(&volume.device).unwrap_or_default(),
+            block_bytes: self.state.block_bytes_of(volume).unwrap_or_default(),
             queues: *queues,
             read_only: *read_only,
-            ssd: self.state.device_name(&volume.device),
+            ssd: volume.devices().map(|ssd| self.state.device_name(ssd)).collect::<Vec<_>>().join(", "),
             lease: lease.id.get(),
             generation: lease.generation.get(),
             connected: lease.connected,

@@ -25,7 +25,8 @@ struct Outbox {
 }
 
 impl Reporter {
-    pub(super) fn new() -> io::Result<Self> {
+    /// One that nobody listens to but who [takes](Reporter::take) what was said.
+    pub fn new() -> io::Result<Self> {
         let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self(Arc::new(Outbox { queue: Mutex::default(), waker })))
     }
@@ -43,7 +44,7 @@ impl Reporter {
     }
 
     /// Everything queued. What comes later wakes the control thread again.
-    pub(super) fn take(&self) -> VecDeque<Report> {
+    pub fn take(&self) -> VecDeque<Report> {
         let _ = rustix::io::read(&self.0.waker, &mut [0; 8]);
         std::mem::take(&mut *self.lock())
     }
@@ -86,7 +87,11 @@ impl Standing {
             }
             Report::Attachment { lease, .. } => Subject::Attachment(*lease),
             Report::VolumeWiped { device, volume } => Subject::Wiped(device.clone(), *volume),
-            Report::Join(_) | Report::Telemetry(_) => return,
+            // Whoever says it of a replica says it again while it holds.
+            Report::ReplicaFailed { .. }
+            | Report::ReplicaSynced { .. }
+            | Report::Join(_)
+            | Report::Telemetry(_) => return,
         };
         self.0.insert(subject, report.clone());
     }

@@ -337,6 +337,7 @@ impl Pod {
                 name: (*volume).to_owned(),
                 size: ByteSize::new(*size_bytes),
                 device: device.map(str::to_owned),
+                replicas: 1,
             })?;
         }
         let request = CreateInstance {

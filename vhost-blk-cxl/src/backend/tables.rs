@@ -200,6 +200,7 @@ mod tests {
             start_bytes: start,
             size_bytes: size,
             deleted,
+            mirror: None,
         };
         let table = |entry| VolumeTable { volumes: vec![entry] };
         Label::open(&path).unwrap().write(&table(entry(1, true))).unwrap();

@@ -18,7 +18,7 @@ use crate::counters::Counters;
 use crate::message::{Holder, Words};
 
 /// Requests that one disk has in flight at most.
-const REQUESTS_MAX: u16 = 512;
+pub(super) const REQUESTS_MAX: u16 = 512;
 /// Buffers are whole pages: what direct I/O wants.
 const BUFFER_UNIT_BYTES: u32 = 4096;
 

@@ -6,6 +6,7 @@
 mod device;
 mod disk;
 mod flushed;
+mod mirrored;
 pub mod parse;
 mod serve;
 mod sink;
@@ -30,9 +31,13 @@ use tracing::info;
 use vhost_frontend::{ConfigSpace, DeviceSpec, PoolRam, Server};
 
 use self::device::{QUEUE_SIZE_MAX, config_space, features};
+use self::mirrored::REPLICAS_MAX;
 use self::sink::DiskSink;
 pub(crate) use self::task::{FrontendTask, Message};
 use crate::counters::{Counter, Counters};
+
+/// Of so many times that telemetry is asked for, every 100 ms, mirrored disks say once what the controller may have missed.
+const TICK_EVERY: u32 = 5;
 
 /// A disk as the control thread holds it.
 struct OfferedDisk {
@@ -46,6 +51,16 @@ struct OfferedDisk {
     _server: Server,
 }
 
+impl OfferedDisk {
+    fn is_mirrored(&self) -> bool {
+        !self.object.replicas.is_empty()
+    }
+
+    fn dirty_bytes(&self) -> u64 {
+        self.counters.dirty_bytes.get()
+    }
+}
+
 /// Has what the controller gives a frontend.
 pub struct Frontend {
     // Before the worker: servers wait for it to let go of their rings.
@@ -56,6 +71,8 @@ pub struct Frontend {
     malformed: Arc<Counter>,
     /// Device and inode number of the pool's file.
     pool_file: Option<(u64, u64)>,
+    /// Times that telemetry was asked for.
+    ticks: u32,
 }
 
 impl Frontend {
@@ -71,9 +88,9 @@ impl Frontend {
     ) -> Result<Self, SpawnError> {
         let malformed = Arc::new(Counter::default());
         let rings = config.wakeup == Wakeup::Socket;
-        let task = FrontendTask::new(memory, run.clone(), rings, Arc::clone(&malformed));
+        let task = FrontendTask::new(memory, run.clone(), rings, Arc::clone(&malformed), reporter.clone());
         let worker = Worker::spawn("blk-frontend", config, doorbell, task)?;
-        Ok(Self { disks: BTreeMap::new(), worker, run, reporter, malformed, pool_file })
+        Ok(Self { disks: BTreeMap::new(), worker, run, reporter, malformed, pool_file, ticks: 0 })
     }
 
     fn send(&self, message: Message) -> Result<(), String> {
@@ -104,7 +121,10 @@ impl Frontend {
         let config = ConfigSpace::new(config_space(&object, true));
         let size_bytes = Arc::new(AtomicU64::new(object.size_bytes));
         let lease = object.lease;
-        let pool_ram = self.pool_file.map(|file| PoolRam { file, leased: object.ram_area });
+        // A replica that was dropped may still fill a buffer, which can be kept aside if it is ours only.
+        let zero_copy = object.replicas.is_empty();
+        let pool_ram =
+            self.pool_file.filter(|_| zero_copy).map(|file| PoolRam { file, leased: object.ram_area });
         let spec = DeviceSpec {
             name: format!("{}-{}", object.instance_name, object.device),
             virtio_features: features(&object),
@@ -190,11 +210,17 @@ impl Handler for Frontend {
     }
 
     fn telemetry(&mut self) -> Telemetry {
+        self.ticks = self.ticks.wrapping_add(1);
+        if self.ticks.is_multiple_of(TICK_EVERY) && self.disks.values().any(OfferedDisk::is_mirrored) {
+            // A worker that is gone was fenced, and the process is about to end.
+            let _ = self.send(Message::Tick);
+        }
         let leases = self.disks.iter().map(|(&lease, disk)| disk.counters.lease(lease)).collect();
         let resubmitted = self.disks.values().map(|disk| disk.counters.resubmitted.get()).sum();
         let counters = [
             ("malformed-messages".to_owned(), self.malformed.get()),
             ("resubmitted-requests".to_owned(), resubmitted),
+            ("mirror-dirty-bytes".to_owned(), self.disks.values().map(OfferedDisk::dirty_bytes).sum()),
         ];
         Telemetry { leases, counters: counters.into(), ..Telemetry::default() }
     }
@@ -207,10 +233,20 @@ impl Handler for Frontend {
 
 /// Whether a disk that is in use can become another without its guest noticing more than a new size.
 fn may_become(old: &DiskObject, new: &DiskObject) -> bool {
-    let DiskObject { route, failed, size_bytes, .. } = new;
+    let DiskObject { route, failed, size_bytes, epoch, .. } = new;
+    let numbers = |disk: &DiskObject| {
+        let mut numbers: Vec<u32> = disk.replicas.iter().map(|replica| replica.number).collect();
+        numbers.sort_unstable();
+        numbers
+    };
+    if numbers(old) != numbers(new) {
+        return false;
+    }
+    let replicas = new.replicas.clone();
     // A guest can be told of a larger disk, not that the end of it is gone.
     let size_bytes = *size_bytes.max(&old.size_bytes);
-    let wanted = DiskObject { route: *route, failed: *failed, size_bytes, ..old.clone() };
+    let (route, failed, epoch) = (*route, *failed, *epoch);
+    let wanted = DiskObject { route, failed, size_bytes, replicas, epoch, ..old.clone() };
     wanted == *new
 }
 
@@ -234,6 +270,12 @@ fn check(disk: &DiskObject) -> Result<(), String> {
             "the data area of {lease} has {} bytes, the longest request needs {}",
             disk.data_area.bytes(),
             device::REQUEST_BYTES_MAX
+        ));
+    }
+    if disk.replicas.len() > REPLICAS_MAX {
+        return Err(format!(
+            "the disk of {lease} has {} replicas, {REPLICAS_MAX} are possible",
+            disk.replicas.len()
         ));
     }
     if disk.socket.contains('/') || disk.socket.is_empty() {

@@ -8,6 +8,7 @@ use std::sync::mpsc::SyncSender;
 
 use cxl_pool::{Area, Memory, regions};
 use pod_protocol::data_channel::DataChannel;
+use pod_protocol::endpoint::Reporter;
 use pod_protocol::ids::{ChannelId, LeaseId};
 use pod_protocol::objects::{ChannelObject, DiskObject};
 use pod_protocol::run_directory::RunDirectory;
@@ -16,6 +17,7 @@ use tracing::{info, warn};
 use vhost_frontend::{GuestMemory, PoolRam, Ring, StopReason};
 
 use super::disk::{Allowance, Disk};
+use super::mirrored::MirroredDisk;
 use crate::counters::{Counter, Counters};
 use crate::message::{Completion, WORDS, Words};
 
@@ -50,6 +52,8 @@ pub(crate) enum Message {
     HurryRing(LeaseId, u16, StopReason),
     /// The guest's memory changed.
     GuestMemory(LeaseId, GuestMemory, SyncSender<()>),
+    /// Some time has passed.
+    Tick,
     /// Flush an area that no disk uses.
     Scrub(Area, Reply<Result<(), String>>),
 }
@@ -71,19 +75,30 @@ pub(crate) struct FrontendTask<M: Memory> {
     rings_doorbells: bool,
     channels: BTreeMap<ChannelId, Channel<M>>,
     disks: BTreeMap<LeaseId, Disk<M>>,
+    mirrored: BTreeMap<LeaseId, MirroredDisk<M>>,
+    /// Who is told of replicas.
+    reporter: Option<Reporter>,
     completions: Vec<Completion>,
     /// Messages that make no sense, of all channels.
     malformed: Arc<Counter>,
 }
 
 impl<M: Memory> FrontendTask<M> {
-    pub(crate) fn new(memory: M, run: RunDirectory, rings_doorbells: bool, malformed: Arc<Counter>) -> Self {
+    pub(crate) fn new(
+        memory: M,
+        run: RunDirectory,
+        rings_doorbells: bool,
+        malformed: Arc<Counter>,
+        reporter: Option<Reporter>,
+    ) -> Self {
         Self {
             memory,
             run,
             rings_doorbells,
             channels: BTreeMap::new(),
             disks: BTreeMap::new(),
+            mirrored: BTreeMap::new(),
+            reporter,
             completions: Vec::with_capacity(RECEIVE_BUDGET),
             malformed,
         }
@@ -100,13 +115,51 @@ impl<M: Memory> FrontendTask<M> {
         for disk in self.disks.values_mut().filter(|disk| disk.object().route.channel == object.id) {
             disk.channel_restarts();
         }
+        for disk in self.mirrored.values_mut() {
+            disk.channel_restarts(object.id);
+        }
         let capacity = object.incoming.slots.min(object.outgoing.slots);
         let outbox = Vec::with_capacity(SEND_BUDGET as usize);
         self.channels.insert(object.id, Channel { data, ready: false, capacity, outbox });
         Ok(())
     }
 
+    fn disk(&self, lease: LeaseId) -> Option<&Disk<M>> {
+        self.disks.get(&lease).or_else(|| self.mirrored.get(&lease).map(|mirrored| &mirrored.disk))
+    }
+
+    fn disk_mut(&mut self, lease: LeaseId) -> Option<&mut Disk<M>> {
+        let mirrored = self.mirrored.get_mut(&lease).map(|mirrored| &mut mirrored.disk);
+        self.disks.get_mut(&lease).or(mirrored)
+    }
+
+    fn add_disk(&mut self, disk: Disk<M>) {
+        let lease = disk.object().lease;
+        if disk.object().replicas.is_empty() {
+            self.disks.insert(lease, disk);
+            return;
+        }
+        self.mirrored.insert(lease, MirroredDisk::new(disk, self.reporter.clone()));
+        self.tell_ready_channels(lease);
+    }
+
+    fn tell_ready_channels(&mut self, lease: LeaseId) {
+        let Some(disk) = self.mirrored.get_mut(&lease) else { return };
+        let channels: Vec<ChannelId> = disk.channels().collect();
+        for id in channels {
+            if self.channels.get(&id).is_some_and(|channel| channel.ready) {
+                disk.channel_ready(id);
+            }
+        }
+    }
+
     fn update(&mut self, object: DiskObject) {
+        if let Some(disk) = self.mirrored.get_mut(&object.lease) {
+            let lease = object.lease;
+            disk.update(object);
+            self.tell_ready_channels(lease);
+            return;
+        }
         let Some(disk) = self.disks.get_mut(&object.lease) else { return };
         if disk.object().route.channel != object.route.channel {
             // Another backend: what the old one has will never be answered there.
@@ -116,7 +169,8 @@ impl<M: Memory> FrontendTask<M> {
     }
 
     fn remove_disk(&mut self, lease: LeaseId, sources: &mut Sources) {
-        let Some(mut disk) = self.disks.remove(&lease) else { return };
+        let mirrored = self.mirrored.remove(&lease).map(|mirrored| mirrored.disk);
+        let Some(mut disk) = self.disks.remove(&lease).or(mirrored) else { return };
         for ring in disk.rings() {
             unwatch(ring, sources);
         }
@@ -126,7 +180,7 @@ impl<M: Memory> FrontendTask<M> {
     }
 
     fn start_ring(&mut self, lease: LeaseId, ring: Ring, sources: &mut Sources) {
-        let Some(disk) = self.disks.get_mut(&lease) else { return };
+        let Some(disk) = self.disk_mut(lease) else { return };
         if let Some(kick) = ring.kick()
             && let Err(error) = sources.add(kick, token(lease, ring.index()))
         {
@@ -136,7 +190,7 @@ impl<M: Memory> FrontendTask<M> {
     }
 
     fn stop_ring(&mut self, lease: LeaseId, index: u16, done: SyncSender<u16>, sources: &mut Sources) {
-        let Some(disk) = self.disks.get_mut(&lease) else {
+        let Some(disk) = self.disk_mut(lease) else {
             let _ = done.try_send(0);
             return;
         };
@@ -147,7 +201,8 @@ impl<M: Memory> FrontendTask<M> {
     }
 
     fn scrub(&self, area: Area) -> Result<(), String> {
-        if let Some(disk) = self.disks.values().find(|disk| disk.object().data_area.overlaps(&area)) {
+        let mut disks = self.disks.values().chain(self.mirrored.values().map(|mirrored| &mirrored.disk));
+        if let Some(disk) = disks.find(|disk| disk.object().data_area.overlaps(&area)) {
             return Err(format!("{area} is in use by the disk of {}", disk.object().lease));
         }
         regions::scrub(&self.memory, area);
@@ -159,7 +214,8 @@ impl<M: Memory> FrontendTask<M> {
         let Some(channel) = self.channels.get_mut(&id) else { return false };
         self.completions.clear();
         let mut taken_back = false;
-        while self.completions.len() < RECEIVE_BUDGET
+        let mut of_mirrored = 0;
+        while self.completions.len() + of_mirrored < RECEIVE_BUDGET
             && let Some(words) = channel.data.receive()
         {
             let Ok(completion) = Completion::decode(&words) else {
@@ -171,12 +227,18 @@ impl<M: Memory> FrontendTask<M> {
                     taken_back |= disk.take_back(&completion);
                     self.completions.push(completion);
                 }
-                // Its lease was taken away meanwhile.
-                None => self.malformed.add(1),
+                None => match self.mirrored.get_mut(&completion.holder.lease) {
+                    Some(disk) => {
+                        disk.complete(id, &completion);
+                        of_mirrored += 1;
+                    }
+                    // Its lease was taken away meanwhile.
+                    None => self.malformed.add(1),
+                },
             }
         }
         if self.completions.is_empty() {
-            return false;
+            return of_mirrored > 0;
         }
         if taken_back {
             // The invalidations of all buffers before the first read of any.
@@ -204,7 +266,10 @@ impl<M: Memory> FrontendTask<M> {
     fn send(&mut self, id: ChannelId) -> bool {
         let Some(channel) = self.channels.get_mut(&id) else { return false };
         let disks = || self.disks.values().filter(|disk| disk.object().route.channel == id);
-        let (count, outstanding) = disks().fold((0, 0), |(n, sum), disk| (n + 1, sum + disk.with_backend()));
+        let (plain, outstanding) = disks().fold((0, 0), |(n, sum), disk| (n + 1, sum + disk.with_backend()));
+        let mirrored = || self.mirrored.values().filter(|disk| disk.uses(id));
+        let (count, outstanding) =
+            mirrored().fold((plain, outstanding), |(n, sum), disk| (n + 1, sum + disk.with_backend(id)));
         if count == 0 {
             return false;
         }
@@ -226,6 +291,12 @@ impl<M: Memory> FrontendTask<M> {
             let mut allowance = Allowance { messages: share, outbox: &mut channel.outbox };
             moved |= disk.submit(&mut allowance);
             left -= share - allowance.messages;
+        }
+        for (position, disk) in (plain..).zip(self.mirrored.values_mut().filter(|disk| disk.uses(id))) {
+            let share = left.div_ceil(count - position);
+            let sent = disk.send(id, share, &mut channel.outbox);
+            moved |= sent > 0;
+            left -= sent;
         }
         if !channel.outbox.is_empty() {
             // All data before any message that announces it.
@@ -254,10 +325,13 @@ impl<M: Memory> Task for FrontendTask<M> {
                 for disk in self.disks.values_mut().filter(|disk| disk.object().route.channel == id) {
                     disk.channel_removed();
                 }
+                for disk in self.mirrored.values_mut() {
+                    disk.channel_removed(id);
+                }
             }
             Message::Disk { object, counters, writeback, pool_ram } => {
                 let disk = Disk::new(self.memory.clone(), *object, counters, writeback, pool_ram);
-                self.disks.insert(disk.object().lease, disk);
+                self.add_disk(disk);
             }
             Message::Update(object, done) => {
                 self.update(*object);
@@ -270,22 +344,26 @@ impl<M: Memory> Task for FrontendTask<M> {
             Message::RingStarted(lease, ring) => self.start_ring(lease, *ring, sources),
             Message::StopRing(lease, index, done) => self.stop_ring(lease, index, done, sources),
             Message::HurryRing(lease, index, reason) => {
-                if let Some(disk) = self.disks.get_mut(&lease) {
+                if let Some(disk) = self.disk_mut(lease) {
                     disk.hurry_ring(index, reason);
                 }
             }
             Message::GuestMemory(lease, memory, done) => {
-                if let Some(disk) = self.disks.get_mut(&lease) {
+                if let Some(disk) = self.disk_mut(lease) {
                     disk.set_guest_memory(&memory);
                 }
                 let _ = done.try_send(());
             }
+            Message::Tick => self.mirrored.values_mut().for_each(MirroredDisk::tick),
             Message::Scrub(area, reply) => reply.send(self.scrub(area)),
         }
     }
 
     fn turn(&mut self) -> Progress {
         let (mut moved, mut answered) = (false, false);
+        for disk in self.mirrored.values_mut() {
+            moved |= disk.take();
+        }
         let mut next = self.channels.first_key_value().map(|(&id, _)| id);
         while let Some(id) = next {
             next = self
@@ -303,6 +381,9 @@ impl<M: Memory> Task for FrontendTask<M> {
                 for disk in self.disks.values_mut().filter(|disk| disk.object().route.channel == id) {
                     disk.channel_ready();
                 }
+                for disk in self.mirrored.values_mut() {
+                    disk.channel_ready(id);
+                }
             }
             answered |= self.receive(id);
             moved |= self.send(id);
@@ -315,6 +396,10 @@ impl<M: Memory> Task for FrontendTask<M> {
                 disk.release_stopped();
             }
         }
+        for disk in self.mirrored.values_mut() {
+            answered |= disk.settle();
+            moved |= disk.is_stirred();
+        }
         match (answered, moved) {
             (true, _) => Progress::Answered,
             (false, true) => Progress::Busy,
@@ -324,7 +409,7 @@ impl<M: Memory> Task for FrontendTask<M> {
 
     fn ready(&mut self, token: Token) {
         let (lease, index) = named(token);
-        let disk = lease.and_then(|lease| self.disks.get(&lease));
+        let disk = lease.and_then(|lease| self.disk(lease));
         if let Some(ring) = disk.and_then(|disk| disk.rings().find(|ring| ring.index() == index)) {
             ring.drain_kick();
         }
@@ -339,6 +424,9 @@ impl<M: Memory> Task for FrontendTask<M> {
         for disk in self.disks.values_mut() {
             idle &= disk.prepare_sleep();
         }
+        for mirrored in self.mirrored.values_mut() {
+            idle &= mirrored.disk.prepare_sleep();
+        }
         idle
     }
 
@@ -348,6 +436,9 @@ impl<M: Memory> Task for FrontendTask<M> {
         }
         for disk in self.disks.values_mut() {
             disk.resume();
+        }
+        for mirrored in self.mirrored.values_mut() {
+            mirrored.disk.resume();
         }
     }
 }

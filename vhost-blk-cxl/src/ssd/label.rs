@@ -238,6 +238,7 @@ mod tests {
             start_bytes: u64::from(id) << 20,
             size_bytes: 1 << 20,
             deleted: id.is_multiple_of(3),
+            mirror: None,
         };
         VolumeTable { volumes: (1..=count).map(entry).collect() }
     }

@@ -4,10 +4,12 @@
 #![allow(unreachable_pub, reason = "a test has no public interface")]
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by tests")]
 
+pub mod history;
+pub mod mirror;
 pub mod ram;
 pub mod witness;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use cxl_channel::RingPlacement;
@@ -69,7 +71,7 @@ pub struct Pod<M: Memory> {
     directory: tempfile::TempDir,
 }
 
-fn endpoint(host: u16, role: Role) -> EndpointId {
+pub fn endpoint(host: u16, role: Role) -> EndpointId {
     EndpointId::new(HostId::new(host), role)
 }
 
@@ -97,6 +99,8 @@ impl<M: Memory> Pod<M> {
             data_area: data,
             ram_area: None,
             route,
+            replicas: Vec::new(),
+            epoch: 0,
             failed: false,
         };
         let volume = VolumeObject {
@@ -132,7 +136,7 @@ impl<M: Memory> Pod<M> {
         self.run.sockets().join(&self.disk.socket)
     }
 
-    fn worker() -> WorkerConfig {
+    pub fn worker() -> WorkerConfig {
         let busy_poll = Duration::from_micros(20);
         WorkerConfig { wakeup: Wakeup::Socket, busy_poll, cpu: None, fence: None }
     }
@@ -277,8 +281,12 @@ impl Driver {
     }
 
     pub fn connected<M: Memory>(pod: &Pod<M>) -> Self {
-        let mut driver = Self::new(pod.disk.queues, 128);
-        driver.guest.connect(&pod.socket(), ALL_FEATURES);
+        Self::connected_to(&pod.socket(), pod.disk.queues)
+    }
+
+    pub fn connected_to(socket: &Path, queues: u16) -> Self {
+        let mut driver = Self::new(queues, 128);
+        driver.guest.connect(socket, ALL_FEATURES);
         driver
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cxl_pool::Memory;
@@ -17,6 +17,7 @@ pub struct Control {
     state: Mutex<State>,
     event: OwnedFd,
     broken: AtomicBool,
+    verifier: AtomicU64,
 }
 
 struct State {
@@ -44,7 +45,12 @@ impl Control {
             in_order: true,
         };
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-        Arc::new(Self { state: Mutex::new(state), event, broken: AtomicBool::new(false) })
+        Arc::new(Self {
+            state: Mutex::new(state),
+            event,
+            broken: AtomicBool::new(false),
+            verifier: AtomicU64::new(0),
+        })
     }
 
     pub fn hold(&self, held: bool) {
@@ -60,6 +66,28 @@ impl Control {
     pub fn break_down(&self) {
         self.broken.store(true, Ordering::Relaxed);
         self.ring();
+    }
+
+    /// It loses its power: what was not flushed is gone, here all of it.
+    pub fn lose(&self) {
+        self.verifier.fetch_add(1, Ordering::Relaxed);
+        self.state.lock().unwrap().bytes.fill(0);
+    }
+
+    pub fn set_bytes(&self, at: u64, bytes: &[u8]) {
+        self.state.lock().unwrap().bytes[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Its backend died: of what it was doing, the device finishes what `finishes` says, and nobody hears of it.
+    pub fn orphaned<M: Memory>(&self, memory: &M, mut finishes: impl FnMut() -> bool) {
+        let mut state = self.state.lock().unwrap();
+        while let Some(command) = state.waiting.pop_front() {
+            if command.operation == Operation::Write && finishes() {
+                let at = command.offset_bytes as usize;
+                let end = at + command.length_bytes as usize;
+                memory.read(command.data, &mut state.bytes[at..end]);
+            }
+        }
     }
 
     pub fn set_depth(&self, depth: usize) {
@@ -149,7 +177,7 @@ impl<M: Memory> Ssd for RamSsd<M> {
     }
 
     fn write_verifier(&self) -> u64 {
-        0
+        self.control.verifier.load(Ordering::Relaxed)
     }
 
     fn failure(&self) -> Option<&str> {

@@ -159,6 +159,9 @@ pub(crate) enum Volumes {
         /// On which SSD, as h2/ssd0 [default: the one with the largest share free]
         #[arg(long, value_name = "HOST/NAME")]
         device: Option<String>,
+        /// How many hosts keep it on their SSDs: 1 to 3
+        #[arg(long, default_value_t = 1)]
+        replicas: u8,
     },
     /// Make a volume larger; the guest sees it while it runs
     ///

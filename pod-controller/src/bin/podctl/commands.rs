@@ -76,8 +76,9 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
     match command {
         Volumes::List => show(out, format, &client.volumes()?, |volumes| table::volumes(volumes)),
         Volumes::Get { name } => show(out, format, &client.volume(name)?, output::volume),
-        Volumes::Create { name, size, device } => {
-            let request = CreateVolume { name: name.clone(), size: *size, device: device.clone() };
+        Volumes::Create { name, size, device, replicas } => {
+            let (name, device) = (name.clone(), device.clone());
+            let request = CreateVolume { name, size: *size, device, replicas: *replicas };
             show(out, format, &client.create_volume(&request)?, output::volume)
         }
         Volumes::Grow { name, size } => {

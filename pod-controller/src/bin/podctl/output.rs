@@ -89,13 +89,20 @@ pub(crate) fn device(device: &Device) -> String {
 }
 
 pub(crate) fn volume(volume: &Volume) -> String {
-    pairs(&[
+    let mut lines = vec![
         ("volume", volume.name.clone()),
         ("size", format!("{} ({} bytes)", ByteSize::new(volume.size_bytes), volume.size_bytes)),
-        ("device", format!("{}, from {}", volume.device, ByteSize::new(volume.start_bytes))),
-        ("limits", limits(&volume.qos)),
-        ("instance", volume.instance.clone().unwrap_or_else(|| "none".to_owned())),
-    ])
+    ];
+    if volume.replicas.is_empty() {
+        lines.push(("device", format!("{}, from {}", volume.device, ByteSize::new(volume.start_bytes))));
+    }
+    for replica in &volume.replicas {
+        let (start, state) = (ByteSize::new(replica.start_bytes), replica.state.word());
+        lines.push(("replica", format!("{}, from {start}: {state}", replica.device)));
+    }
+    lines.push(("limits", limits(&volume.qos)));
+    lines.push(("instance", volume.instance.clone().unwrap_or_else(|| "none".to_owned())));
+    pairs(&lines)
 }
 
 fn limits(qos: &VolumeQos) -> String {

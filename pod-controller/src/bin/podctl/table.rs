@@ -1,7 +1,8 @@
 //! Lists, one line each.
 
 use pod_controller::api::{
-    ByteSize, Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance, RegionState, Volume,
+    ByteSize, Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance, RegionState, ReplicaState,
+    Volume, VolumeReplica,
 };
 
 /// A table without lines around it, as other tools of this kind have: two spaces between columns, none at the end.
@@ -77,7 +78,7 @@ pub(crate) fn volumes(volumes: &[Volume]) -> String {
         vec![
             volume.name.clone(),
             ByteSize::new(volume.size_bytes).to_string(),
-            volume.device.clone(),
+            places(volume),
             volume.instance.clone().unwrap_or_else(|| "-".to_owned()),
         ]
     });
@@ -86,6 +87,17 @@ pub(crate) fn volumes(volumes: &[Volume]) -> String {
         plain(&["volume", "size", "device", "instance"], &[1], rows.collect()),
         volumes,
     )
+}
+
+fn places(volume: &Volume) -> String {
+    if volume.replicas.is_empty() {
+        return volume.device.clone();
+    }
+    let place = |replica: &VolumeReplica| match replica.state {
+        ReplicaState::InSync => replica.device.clone(),
+        state => format!("{} ({})", replica.device, state.word()),
+    };
+    volume.replicas.iter().map(place).collect::<Vec<_>>().join(", ")
 }
 
 pub(crate) fn instances(instances: &[Instance]) -> String {
@@ -166,6 +178,7 @@ mod tests {
             device: "h2/ssd0".to_owned(),
             start_bytes: 0,
             size_bytes,
+            replicas: Vec::new(),
             qos: VolumeQos::default(),
             instance: instance.map(str::to_owned),
         };

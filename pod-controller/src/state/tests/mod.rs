@@ -53,7 +53,7 @@ fn pod() -> State {
 }
 
 fn volume(name: &str, mib: u64) -> Command {
-    Command::CreateVolume { name: name.to_owned(), size_bytes: mib * MIB, device: None }
+    Command::CreateVolume { name: name.to_owned(), size_bytes: mib * MIB, device: None, replicas: 1 }
 }
 
 fn instance(name: &str, nics: usize, volumes: &[&str]) -> Command {

@@ -1,0 +1,165 @@
+//! Mirrored volumes: which replicas may be relied on.
+//!
+//! A replica is *stale* when it may miss something that was acknowledged. It is marked before anything is acknowledged
+//! without it: its frontend asks, or its backend is known to be over, and what the frontend is told comes after the commit
+//! and after the other replicas' SSDs have it in their tables. The last replica that is not stale is never marked, whatever
+//! becomes of it: nobody else has what it has.
+//!
+//! The epoch of a volume grows with each change of that set. A frontend says in which epoch a replica is in line again, so
+//! that what it said before it asked for something else counts no more.
+
+use std::collections::BTreeSet;
+
+use cxl_pool::{EndpointId, HostId};
+use pod_protocol::ids::{LeaseId, VolumeId};
+use pod_protocol::volume_table::{MirrorEntry, MirrorMember};
+
+use super::{DeviceId, Effect, Lease, Presence, Refusal, RefusalKind, Replica, State, Volume};
+use crate::api::EventKind;
+
+/// The most replicas of a volume.
+pub(super) const REPLICAS_MAX: u8 = 3;
+
+impl State {
+    /// Finds places for a volume, each on another host.
+    pub(super) fn place_replicas(
+        &self,
+        size_bytes: u64,
+        device: Option<&DeviceId>,
+        replicas: u8,
+    ) -> Result<Vec<Replica>, Refusal> {
+        if replicas == 0 || replicas > REPLICAS_MAX {
+            return Err(Refusal::new(
+                RefusalKind::InvalidValue,
+                format!("a volume can have 1 to {REPLICAS_MAX} replicas, not {replicas}"),
+            ));
+        }
+        let mut places: Vec<Replica> = Vec::new();
+        for number in 0..u32::from(replicas) {
+            let hosts: BTreeSet<HostId> = places.iter().map(|replica| replica.device.host).collect();
+            let wanted = device.filter(|_| number == 0);
+            let Some((device, start_bytes)) = self.place_volume(size_bytes, wanted, &hosts) else { break };
+            places.push(Replica { number, device, start_bytes, stale: false });
+        }
+        Ok(places)
+    }
+
+    /// A replica missed something. Nobody counts on it any more, unless it is the last one.
+    pub(super) fn replica_failed(
+        &mut self,
+        endpoint: EndpointId,
+        lease: LeaseId,
+        number: u32,
+        epoch: u64,
+        reason: &str,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(id) = self.volume_at(endpoint, lease) else { return };
+        let Some(volume) = self.volumes.get_mut(&id) else { return };
+        let Some(replica) = volume.replicas.iter().find(|replica| replica.number == number) else { return };
+        if !replica.stale {
+            self.drop_replica(id, number, reason, effects);
+        } else if epoch == volume.epoch {
+            // It may have said just before that the replica is in line. That must not be heard after this.
+            volume.epoch += 1;
+        }
+    }
+
+    /// A stale replica has everything.
+    pub(super) fn replica_synced(
+        &mut self,
+        endpoint: EndpointId,
+        lease: LeaseId,
+        number: u32,
+        epoch: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(id) = self.volume_at(endpoint, lease) else { return };
+        let Some(volume) = self.volumes.get_mut(&id).filter(|volume| volume.epoch == epoch) else { return };
+        let stale = |replica: &&mut Replica| replica.number == number && replica.stale;
+        let Some(replica) = volume.replicas.iter_mut().find(stale) else { return };
+        replica.stale = false;
+        volume.epoch += 1;
+        let (name, device) = (volume.name.clone(), replica.device.clone());
+        let message = format!("{} has everything again", self.device_name(&device));
+        effects.push(Effect::event(EventKind::ReplicaSynced, name, message));
+    }
+
+    /// The mirrored volume of a lease that this frontend serves.
+    fn volume_at(&self, endpoint: EndpointId, lease: LeaseId) -> Option<VolumeId> {
+        let lease = self.leases.get(&lease)?;
+        let id = lease.volume().filter(|_| self.frontend_of(lease) == Some(endpoint))?;
+        self.volumes.get(&id).is_some_and(Volume::is_mirrored).then_some(id)
+    }
+
+    fn drop_replica(&mut self, id: VolumeId, number: u32, reason: &str, effects: &mut Vec<Effect>) {
+        let Some(volume) = self.volumes.get_mut(&id) else { return };
+        let others = |replica: &Replica| replica.number != number && !replica.stale;
+        if !volume.replicas.iter().any(others) {
+            return;
+        }
+        let good = |replica: &&mut Replica| replica.number == number && !replica.stale;
+        let Some(replica) = volume.replicas.iter_mut().find(good) else { return };
+        replica.stale = true;
+        volume.epoch += 1;
+        let (name, device) = (volume.name.clone(), replica.device.clone());
+        let message = format!("{} is not relied on any more: {reason}", self.device_name(&device));
+        effects.push(Effect::event(EventKind::ReplicaDropped, name, message));
+    }
+
+    /// Drops replicas in use that are lost while another one works. One that is merely silent may still be at work.
+    pub(super) fn drop_lost_replicas(&mut self, effects: &mut Vec<Effect>) {
+        let mut lost: Vec<(VolumeId, u32)> = Vec::new();
+        let leased = self.leases.values().filter_map(|lease| self.volumes.get(&lease.volume()?));
+        for volume in leased.filter(|volume| volume.is_mirrored()) {
+            let good = || volume.replicas.iter().filter(|replica| !replica.stale);
+            if good().any(|replica| self.is_up(&replica.device)) {
+                let over = good().filter(|replica| self.is_lost(&replica.device));
+                lost.extend(over.map(|replica| (volume.id, replica.number)));
+            }
+        }
+        for (volume, number) in lost {
+            self.drop_replica(volume, number, "it does not work, and the others go on", effects);
+        }
+    }
+
+    /// Silent backends that keep guests waiting although another replica works.
+    pub(super) fn silent_replicas(&self) -> impl Iterator<Item = EndpointId> {
+        let silent = |backend: &EndpointId| {
+            self.endpoints.get(backend).is_some_and(|it| it.presence == Presence::Silent)
+        };
+        self.leases
+            .values()
+            .filter_map(|lease| self.volumes.get(&lease.volume()?))
+            .filter(|volume| {
+                volume.is_mirrored() && volume.replicas.iter().any(|it| !it.stale && self.is_up(&it.device))
+            })
+            .flat_map(|volume| volume.replicas.iter().map(|replica| replica.device.blk_backend()))
+            .filter(silent)
+    }
+
+    /// What the SSD of a replica keeps about the mirror.
+    pub(super) fn mirror_entry(&self, volume: &Volume, number: u32) -> Option<MirrorEntry> {
+        let member = |replica: &Replica| MirrorMember {
+            number: replica.number,
+            ssd: self.device_name(&replica.device),
+            stale: replica.stale,
+        };
+        volume.is_mirrored().then(|| MirrorEntry {
+            epoch: volume.epoch,
+            number,
+            replicas: volume.replicas.iter().map(member).collect(),
+        })
+    }
+
+    /// The replicas of a leased volume, those on the instance's own host first.
+    pub(super) fn replicas_of<'a>(&self, lease: &Lease, volume: &'a Volume) -> Vec<&'a Replica> {
+        let host = self.instances.get(&lease.instance).map(|instance| instance.host);
+        let mut replicas: Vec<&Replica> = volume.replicas.iter().collect();
+        replicas.sort_by_key(|replica| (Some(replica.device.host) != host, replica.number));
+        replicas
+    }
+}
+
+#[cfg(test)]
+mod tests;

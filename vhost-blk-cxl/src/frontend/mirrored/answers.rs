@@ -1,0 +1,217 @@
+//! What answers of replicas mean for a request.
+
+use cxl_pool::Memory;
+use pod_protocol::ids::ChannelId;
+use tracing::warn;
+
+use super::MirroredDisk;
+use super::regions::regions_of;
+use super::replica::Resync;
+use super::work::{Leg, Purpose, Work};
+use crate::message::{Completion, Operation, Request, Status};
+
+impl<M: Memory> MirroredDisk<M> {
+    /// An answer arrived.
+    pub(crate) fn complete(&mut self, channel: ChannelId, completion: &Completion) {
+        let Some(replica) = self.replica_on(channel) else { return };
+        let generation = completion.holder.generation;
+        let found = self.works.find(completion.tag).filter(|&index| {
+            self.works.get(index).is_some_and(|work| work.legs[replica] == Leg::Sent(generation))
+        });
+        let Some(index) = found else {
+            match self.replicas[replica].orphan_answered(completion.tag, generation) {
+                Some(orphan) => {
+                    if let Some(buffer) = orphan.buffer {
+                        self.disk.buffers.free(buffer);
+                    }
+                    self.recheck = true;
+                }
+                None => self.disk.counters.stale.add(1),
+            }
+            return;
+        };
+        let it = &mut self.replicas[replica];
+        it.sent -= 1;
+        let Some(work) = self.works.get(index).copied() else { return };
+        let leg = if work.request.operation != completion.operation {
+            // The backend is confused; it would not do better if asked again.
+            self.disk.counters.malformed.add(1);
+            Leg::Failed(Status::IoError)
+        } else if completion.status == Status::Refused {
+            // The lease moved on while the request was under way; it goes out again with what comes.
+            it.refused |= generation == it.route.generation;
+            it.queue.push_back(index);
+            Leg::Queued
+        } else if completion.status != Status::Ok {
+            Leg::Failed(completion.status)
+        } else if self.is_vouched(replica, &work, completion.write_verifier) {
+            Leg::Done
+        } else {
+            Leg::Failed(Status::IoError)
+        };
+        if let Some(work) = self.works.get_mut(index) {
+            work.legs[replica] = leg;
+        }
+        self.advance(index);
+    }
+
+    /// Whether a replica remembers what it must for this to be done.
+    fn is_vouched(&mut self, replica: usize, work: &Work, verifier: u64) -> bool {
+        let next = self.works.next_sequence();
+        if self.replicas[replica].unflushed.answered(verifier, next) {
+            warn!(lease = %self.disk.object().lease, ssd = self.replicas[replica].ssd,
+                "the SSD lost writes that were not flushed");
+            self.disk.counters.lost_writes.add(1);
+            // Without another one, the guest's next flush fails.
+            if self.fail(replica, "it lost writes that were not flushed") || !self.replicas[replica].counts()
+            {
+                self.replicas[replica].dirty.insert_all();
+            }
+        }
+        let unflushed = &mut self.replicas[replica].unflushed;
+        match work.request.operation {
+            Operation::Write | Operation::WriteZeroes if !work.request.force_unit_access => {
+                unflushed.written();
+                true
+            }
+            Operation::Flush => unflushed.flushed(work.sequence, work.marks[replica], next),
+            _ => true,
+        }
+    }
+
+    /// A replica missed something. False if there is no other one that could go on without it.
+    pub(super) fn fail(&mut self, index: usize, reason: &str) -> bool {
+        let good =
+            |(other, it): (usize, &super::Replica)| other != index && it.in_sync && it.failing.is_none();
+        if !self.replicas[index].counts() || !self.replicas.iter().enumerate().any(good) {
+            return false;
+        }
+        let replica = &mut self.replicas[index];
+        if replica.failing.is_none() {
+            warn!(lease = %self.disk.object().lease, ssd = replica.ssd, reason, "the replica is to be dropped");
+            replica.failing = Some(reason.to_owned());
+            self.report(index);
+        }
+        true
+    }
+
+    /// Ends a request if it has come so far.
+    pub(super) fn advance(&mut self, index: u16) {
+        let Some(work) = self.works.get(index).copied().filter(|work| work.begun) else { return };
+        match (work.purpose, work.request.operation) {
+            (Purpose::Copy { .. }, _) => self.advance_copy(index, &work),
+            (Purpose::Settle { target }, _) => self.advance_settle(index, target, &work),
+            (Purpose::Guest, Operation::Read) => self.advance_read(index, &work),
+            (Purpose::Guest, _) => self.advance_write(index, &work),
+        }
+    }
+
+    pub(super) fn advance_all(&mut self) {
+        for index in self.works.in_order() {
+            self.advance(index);
+        }
+    }
+
+    fn advance_read(&mut self, index: u16, work: &Work) {
+        if work.legs.contains(&Leg::Done) {
+            return self.finish(index, Status::Ok);
+        }
+        if work.legs.iter().any(|leg| leg.is_open()) {
+            return;
+        }
+        // Another one may do better.
+        if let Some(work) = self.works.get_mut(index) {
+            for (tried, leg) in work.tried.iter_mut().zip(&mut work.legs) {
+                *tried |= matches!(leg, Leg::Failed(_));
+                *leg = Leg::None;
+            }
+            work.begun = false;
+            self.waiting.push_back(index);
+            self.recheck = true;
+        }
+    }
+
+    fn advance_write(&mut self, index: u16, work: &Work) {
+        // A replica that works on it reads its buffer.
+        if work.legs.iter().any(|leg| leg.is_open()) {
+            return;
+        }
+        let counts = |replica: usize| self.replicas.get(replica).is_some_and(super::Replica::counts);
+        let counting: Vec<usize> = (0..self.replicas.len()).filter(|&replica| counts(replica)).collect();
+        let failed =
+            |status: Status| counting.iter().any(|&replica| work.legs[replica] == Leg::Failed(status));
+        let done = counting.iter().any(|&replica| work.legs[replica] == Leg::Done);
+        let unsupported = failed(Status::Unsupported);
+        if !done && counting.iter().all(|&replica| work.legs[replica] == Leg::None) && !counting.is_empty() {
+            // All of them are being dropped but one that joins; the controller's word is waited for.
+            return;
+        }
+        if !done || unsupported && !failed(Status::IoError) {
+            if done || failed(Status::IoError) {
+                // What the replicas hold now may differ.
+                self.diverge(&work.request);
+            }
+            let status =
+                if unsupported && !failed(Status::IoError) { Status::Unsupported } else { Status::IoError };
+            return self.finish(index, status);
+        }
+        let mut waits = false;
+        for replica in 0..self.replicas.len() {
+            let (leg, counts) = (work.legs[replica], self.replicas[replica].counts());
+            match leg {
+                Leg::Failed(_) if counts => {
+                    if !self.fail(replica, "it failed a request that others carried out") {
+                        self.diverge(&work.request);
+                        return self.finish(index, Status::IoError);
+                    }
+                    waits = true;
+                }
+                Leg::Failed(_) => self.stumble(replica, &work.request),
+                // It came in line after the flush began, and has flushed since.
+                Leg::None if work.request.operation == Operation::Flush => {
+                    waits |= counts && self.replicas[replica].failing.is_some();
+                }
+                Leg::None => waits |= counts,
+                Leg::Done | Leg::Queued | Leg::Sent(_) => {}
+            }
+        }
+        if !waits {
+            self.finish(index, Status::Ok);
+        }
+    }
+
+    /// A replica that was on its way back missed something.
+    pub(super) fn stumble(&mut self, replica: usize, request: &Request) {
+        let it = &mut self.replicas[replica];
+        if request.operation.writes() {
+            it.dirty.insert_range(regions_of(request));
+        }
+        if matches!(it.resync, Resync::Probing | Resync::Copying | Resync::Flushing) {
+            it.resync = Resync::Resting;
+        }
+    }
+
+    /// Replicas may hold different things where a write failed.
+    fn diverge(&mut self, request: &Request) {
+        if !request.operation.writes() {
+            return;
+        }
+        for replica in (0..self.replicas.len()).filter(|&replica| replica != self.source) {
+            self.replicas[replica].dirty.insert_range(regions_of(request));
+        }
+    }
+
+    /// Ends a request of the guest.
+    pub(super) fn finish(&mut self, index: u16, status: Status) {
+        let Some(work) = self.works.remove(index) else { return };
+        if let Some(at) = self.writes.iter().position(|&write| write == index) {
+            self.writes.swap_remove(at);
+        }
+        let bytes = if status == Status::Ok { work.request.length_bytes } else { 0 };
+        // The replicas' verifiers were looked at, each of them.
+        let completion = work.request.completion(status, bytes, 0);
+        self.taken_back |= self.disk.take_back(&completion);
+        self.answers.push(completion);
+        self.recheck = true;
+    }
+}

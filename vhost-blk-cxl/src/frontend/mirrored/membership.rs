@@ -1,0 +1,243 @@
+//! Replicas that come and go.
+
+use cxl_pool::Memory;
+use pod_protocol::ids::ChannelId;
+use pod_protocol::objects::{DiskObject, ReplicaObject};
+use tracing::info;
+
+use super::regions::regions_of;
+use super::replica::{Orphan, Replica, Resync};
+use super::work::{Leg, Purpose, Stage, Work};
+use super::{MirroredDisk, spare};
+use crate::message::{Operation, Status};
+
+impl<M: Memory> MirroredDisk<M> {
+    /// The controller says who is in sync, and who can be reached.
+    pub(super) fn change_members(&mut self, object: &DiskObject) {
+        self.grow(object.size_bytes);
+        for said in &object.replicas {
+            if let Some(index) = self.replicas.iter().position(|known| known.number == said.number) {
+                self.change_member(index, said, object.epoch);
+            }
+        }
+        self.epoch = self.epoch.max(object.epoch);
+    }
+
+    fn grow(&mut self, size_bytes: u64) {
+        for (index, replica) in self.replicas.iter_mut().enumerate() {
+            let before = replica.dirty.total();
+            replica.dirty.grow(size_bytes);
+            if index != self.source && size_bytes > self.disk.object().size_bytes {
+                // Nobody knows what was there; its last region may have been shorter.
+                replica.dirty.insert_range(before.saturating_sub(1)..replica.dirty.total());
+            }
+        }
+    }
+
+    fn change_member(&mut self, index: usize, said: &ReplicaObject, epoch: u64) {
+        let replica = &mut self.replicas[index];
+        let other_channel = replica.route.channel != said.route.channel;
+        if replica.route.generation != said.route.generation {
+            replica.refused = false;
+        }
+        replica.route = said.route;
+        if other_channel {
+            // What went over the old one will never be answered.
+            self.channel_restarts(said.route.channel);
+        }
+        let replica = &mut self.replicas[index];
+        let left = said.away && !replica.away;
+        replica.away = said.away;
+        match (replica.in_sync, said.in_sync) {
+            (true, false) => {
+                info!(lease = %self.disk.object().lease, ssd = replica.ssd, epoch, "the replica was dropped");
+                self.leave(index);
+            }
+            // The controller did not take it for in sync, and will not any more: what it was told is of an older epoch.
+            (false, false) if matches!(replica.resync, Resync::Told(told) if told < epoch) => {
+                self.leave(index);
+            }
+            (false, true) => {
+                info!(lease = %self.disk.object().lease, ssd = replica.ssd, epoch, "the replica is in sync");
+                replica.in_sync = true;
+                replica.resync = Resync::Idle;
+            }
+            _ => {}
+        }
+        if left && !self.replicas[index].counts() {
+            self.replicas[index].resync = Resync::Idle;
+            self.detach(index);
+        }
+    }
+
+    /// A replica does not count any more.
+    fn leave(&mut self, index: usize) {
+        let replica = &mut self.replicas[index];
+        replica.in_sync = false;
+        replica.failing = None;
+        replica.resync = Resync::Idle;
+        self.detach(index);
+        if index != self.source {
+            return;
+        }
+        // Where the next source differed from this one, everybody else differs from it now.
+        if let Some(next) = self.replicas.iter().position(|replica| replica.in_sync) {
+            let differs = self.replicas[next].dirty.clone();
+            for (other, replica) in self.replicas.iter_mut().enumerate() {
+                if other == next {
+                    replica.dirty.clear();
+                } else {
+                    replica.dirty.union(&differs);
+                }
+            }
+            self.source = next;
+        }
+    }
+
+    /// Takes from a replica what it was to do. What it has already, it may still be doing.
+    fn detach(&mut self, index: usize) {
+        self.replicas[index].queue.clear();
+        for number in self.works.in_order() {
+            let Some(work) = self.works.get(number).copied() else { continue };
+            let leg = work.legs[index];
+            if work.begun && work.request.operation.writes() && leg != Leg::Done {
+                self.replicas[index].dirty.insert_range(regions_of(&work.request));
+            }
+            match work.purpose {
+                Purpose::Copy { target, .. } if target == index || leg.is_open() => {
+                    self.abort_copy(number, index, &work);
+                }
+                Purpose::Copy { .. } => {}
+                Purpose::Settle { target } => {
+                    if target == index {
+                        self.orphan(number, index, &work);
+                        self.works.remove(number);
+                    }
+                }
+                Purpose::Guest if leg.is_open() => self.detach_guest(number, index, &work),
+                Purpose::Guest => {}
+            }
+        }
+        self.recheck = true;
+    }
+
+    fn detach_guest(&mut self, number: u16, index: usize, work: &Work) {
+        let sent = self.orphan(number, index, work);
+        let Some(it) = self.works.get_mut(number) else { return };
+        it.legs[index] = Leg::None;
+        if it.request.operation == Operation::Read {
+            it.needs_buffer |= sent;
+            it.begun = false;
+            self.waiting.push_back(number);
+            if sent {
+                // Later, if there is none now.
+                self.replace_buffer(number);
+            }
+        }
+    }
+
+    fn abort_copy(&mut self, number: u16, index: usize, work: &Work) {
+        let Purpose::Copy { stage, buffer, .. } = work.purpose else { return };
+        // Of a copy that is lost as a target while the source is read, the source's answer is an orphan.
+        for replica in 0..self.replicas.len() {
+            self.replicas[replica].queue.retain(|&queued| queued != number);
+            let filling = self.orphan(number, replica, work) && stage == Stage::Reading;
+            if filling && let Some(orphan) = self.replicas[replica].orphans.last_mut() {
+                orphan.buffer = Some(buffer);
+            }
+        }
+        debug_assert!(index < self.replicas.len());
+        let filling = stage == Stage::Reading && work.legs.iter().any(|leg| matches!(leg, Leg::Sent(_)));
+        self.end_copy(number, !filling);
+    }
+
+    /// Notes that nobody waits for an answer any more. True if it was asked for.
+    fn orphan(&mut self, number: u16, index: usize, work: &Work) -> bool {
+        let Leg::Sent(sent_as) = work.legs[index] else { return false };
+        debug_assert_eq!(self.works.find(work.request.tag), Some(number));
+        self.replicas[index].orphans.push(Orphan { tag: work.request.tag, sent_as, buffer: None });
+        true
+    }
+
+    /// A channel begins a new generation. Nothing that was sent before will be answered.
+    pub(crate) fn channel_restarts(&mut self, channel: ChannelId) {
+        let Some(index) = self.replica_on(channel) else { return };
+        let replica = &mut self.replicas[index];
+        replica.ready = false;
+        replica.refused = false;
+        if !replica.counts() {
+            replica.resync = Resync::Idle;
+            self.detach(index);
+            return self.advance_all();
+        }
+        let mut again = Vec::new();
+        for number in self.works.in_order() {
+            let Some(work) = self.works.get(number).copied() else { continue };
+            if !matches!(work.legs[index], Leg::Sent(_)) {
+                continue;
+            }
+            match (work.purpose, work.request.operation) {
+                // Its buffer may be filled until the new generation is ready: another one is taken, at another replica
+                // if there is one.
+                (Purpose::Guest, Operation::Read) => self.detach_guest(number, index, &work),
+                (Purpose::Copy { .. }, _) => self.abort_copy(number, index, &work),
+                _ => {
+                    self.replicas[index].sent -= 1;
+                    again.push(number);
+                    if let Some(work) = self.works.get_mut(number) {
+                        work.legs[index] = Leg::Queued;
+                    }
+                }
+            }
+        }
+        self.disk.counters.resubmitted.add(again.len() as u64);
+        for number in again.into_iter().rev() {
+            self.replicas[index].queue.push_front(number);
+        }
+        self.recheck = true;
+    }
+
+    /// A channel can be used: nothing of its earlier generation is being carried out any more.
+    pub(crate) fn channel_ready(&mut self, channel: ChannelId) {
+        let Some(index) = self.replica_on(channel).filter(|&index| !self.replicas[index].ready) else {
+            return;
+        };
+        let replica = &mut self.replicas[index];
+        replica.ready = true;
+        for orphan in replica.orphans.drain(..) {
+            replica.sent -= 1;
+            if let Some(buffer) = orphan.buffer {
+                self.disk.buffers.free(buffer);
+            }
+        }
+        if self.spares.len() + 1 < self.replicas.len() {
+            self.spares.extend(spare(&mut self.disk));
+        }
+        self.disk.unblock();
+        self.recheck = true;
+    }
+
+    /// There is no channel any more.
+    pub(crate) fn channel_removed(&mut self, channel: ChannelId) {
+        if let Some(index) = self.replica_on(channel) {
+            self.replicas[index].ready = false;
+        }
+    }
+
+    /// Whether a replica is reached over this channel.
+    pub(crate) fn uses(&self, channel: ChannelId) -> bool {
+        self.replica_on(channel).is_some()
+    }
+
+    /// The channels of its replicas.
+    pub(crate) fn channels(&self) -> impl Iterator<Item = ChannelId> {
+        self.replicas.iter().map(|replica: &Replica| replica.route.channel)
+    }
+
+    /// What has not begun fails: nobody waits for the replicas any more.
+    pub(super) fn refuse_waiting(&mut self) {
+        while let Some(index) = self.waiting.pop_front() {
+            self.finish(index, Status::IoError);
+        }
+    }
+}

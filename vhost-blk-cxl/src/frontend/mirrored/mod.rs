@@ -1,0 +1,238 @@
+//! A disk whose volume has several replicas, on devices of different hosts.
+//!
+//! The [`Disk`] serves the guest as any other disk does. What it would send to its one backend comes here instead, goes to
+//! the replicas, and is answered when it is done:
+//!
+//! - A write, and a flush, when every replica has it that *counts*: those that the controller takes for in sync, and those
+//!   that it may take for in sync because it was told that they are. A replica that misses something is reported. Until the
+//!   controller has confirmed that it does not count any more, which it writes down first, the guest waits: a replica that
+//!   lacks what was acknowledged is never taken for good later.
+//! - A read, when one replica in sync has answered it: the one with the fewest requests, else the first.
+//! - Writes that meet, and reads that meet a write, are carried out one after the other: replicas would order them
+//!   differently, and two reads could see a write come and go.
+//!
+//! How replicas are brought in line is in the `resync` module.
+
+mod answers;
+mod begin;
+mod membership;
+mod regions;
+mod replica;
+mod resync;
+mod work;
+
+use std::collections::VecDeque;
+
+use cxl_pool::Memory;
+use pod_protocol::endpoint::Reporter;
+use pod_protocol::ids::ChannelId;
+use pod_protocol::objects::DiskObject;
+use pod_protocol::reports::Report;
+use vhost_frontend::Buffer;
+
+use self::replica::{Replica, Resync};
+pub(super) use self::work::REPLICAS_MAX;
+use self::work::{Leg, Works};
+use super::device::REQUEST_BYTES_MAX;
+use super::disk::{Allowance, Disk, REQUESTS_MAX};
+use crate::message::{Completion, Holder, Request, Words};
+
+/// Regions that are copied at a time.
+const COPIES_MAX: u16 = 2;
+/// Requests of our own: copies, and one flush for each replica.
+const OWN_MAX: u16 = COPIES_MAX + 3;
+
+/// A mirrored disk. All of it belongs to the worker.
+pub(crate) struct MirroredDisk<M: Memory> {
+    pub(crate) disk: Disk<M>,
+    reporter: Option<Reporter>,
+    replicas: Vec<Replica>,
+    /// The replica that others are brought in line with. None of its regions is dirty.
+    source: usize,
+    /// Of the set of replicas in sync, as the controller said last.
+    epoch: u64,
+    works: Works,
+    /// Requests that have yet to begin.
+    waiting: VecDeque<u16>,
+    /// Requests that change the medium and have begun.
+    writes: Vec<u16>,
+    /// Regions that reads wait for.
+    wanted: VecDeque<u64>,
+    /// Something ended, so that what waits may go on.
+    recheck: bool,
+    /// Something was queued.
+    stirred: bool,
+    answers: Vec<Completion>,
+    /// Buffers were taken back since the last fence.
+    taken_back: bool,
+    /// Kept free for reads whose buffers a dead replica may still fill.
+    spares: Vec<Buffer>,
+    outbox: Vec<Words>,
+}
+
+impl<M: Memory> MirroredDisk<M> {
+    pub(crate) fn new(mut disk: Disk<M>, reporter: Option<Reporter>) -> Self {
+        let object = disk.object();
+        let replicas: Vec<Replica> = object
+            .replicas
+            .iter()
+            .take(REPLICAS_MAX)
+            .map(|replica| Replica::new(replica, object.size_bytes))
+            .collect();
+        let source = replicas.iter().position(|replica| replica.in_sync).unwrap_or(0);
+        let epoch = object.epoch;
+        let mut spares = Vec::new();
+        for _ in 1..replicas.len() {
+            spares.extend(spare(&mut disk));
+        }
+        let mut mirrored = Self {
+            disk,
+            reporter,
+            replicas,
+            source,
+            epoch,
+            works: Works::new(REQUESTS_MAX, OWN_MAX),
+            waiting: VecDeque::with_capacity(REQUESTS_MAX.into()),
+            writes: Vec::with_capacity(REQUESTS_MAX.into()),
+            wanted: VecDeque::new(),
+            recheck: true,
+            stirred: false,
+            answers: Vec::with_capacity(REQUESTS_MAX.into()),
+            taken_back: false,
+            spares,
+            outbox: Vec::with_capacity(REQUESTS_MAX.into()),
+        };
+        // Nothing is known of what a predecessor was writing when it ended: what replicas hold may differ there.
+        for index in 0..mirrored.replicas.len() {
+            if index != source {
+                mirrored.replicas[index].dirty.insert_all();
+            }
+        }
+        mirrored.count_dirty();
+        mirrored
+    }
+
+    fn replica_on(&self, channel: ChannelId) -> Option<usize> {
+        self.replicas.iter().position(|replica| replica.route.channel == channel)
+    }
+
+    /// Takes requests from the guest. True if anything moved.
+    pub(crate) fn take(&mut self) -> bool {
+        let served = self.disk.object().failed || self.replicas.iter().any(Replica::gets_reads);
+        if !served {
+            return self.disk.submit_without_channel();
+        }
+        let mut outbox = std::mem::take(&mut self.outbox);
+        let mut allowance = Allowance { messages: u32::MAX, outbox: &mut outbox };
+        let moved = self.disk.submit(&mut allowance);
+        for words in outbox.drain(..) {
+            // The disk made them.
+            let entered = Request::decode(&words).ok().and_then(|request| self.works.enter(request));
+            self.waiting.extend(entered);
+        }
+        self.outbox = outbox;
+        if moved || self.recheck {
+            self.pump();
+        }
+        moved
+    }
+
+    /// How many requests a channel's backend has.
+    pub(crate) fn with_backend(&self, channel: ChannelId) -> u32 {
+        self.replica_on(channel).map_or(0, |index| self.replicas[index].sent)
+    }
+
+    /// Sends what goes over a channel, so many messages at most. Returns how many.
+    pub(crate) fn send(&mut self, channel: ChannelId, room: u32, outbox: &mut Vec<Words>) -> u32 {
+        let Some(index) = self.replica_on(channel) else { return 0 };
+        let lease = self.disk.object().lease;
+        let mut sent = 0;
+        while sent < room && self.replicas[index].is_there() {
+            let replica = &mut self.replicas[index];
+            let Some(number) = replica.queue.pop_front() else { break };
+            let Some(work) = self.works.get_mut(number) else { continue };
+            let generation = replica.route.generation;
+            work.legs[index] = Leg::Sent(generation);
+            outbox.push(Request { holder: Holder { lease, generation }, ..work.request }.encode());
+            replica.sent += 1;
+            sent += 1;
+        }
+        sent
+    }
+
+    /// Gives the guest its answers, once all channels were looked at. True if there were any.
+    pub(crate) fn settle(&mut self) -> bool {
+        if self.recheck {
+            self.pump();
+        }
+        let answered = !self.answers.is_empty();
+        if answered {
+            if std::mem::take(&mut self.taken_back) {
+                self.disk.memory.full_fence();
+            }
+            let mut answers = std::mem::take(&mut self.answers);
+            for answer in answers.drain(..) {
+                self.disk.complete(&answer);
+            }
+            self.answers = answers;
+            self.disk.unblock();
+        }
+        self.disk.signal();
+        self.disk.release_stopped();
+        answered
+    }
+
+    /// Whether something is to be sent, or done, that was not when this was asked last.
+    pub(crate) fn is_stirred(&mut self) -> bool {
+        std::mem::take(&mut self.stirred) || self.recheck
+    }
+
+    /// Says again what the controller may have missed, and tries again what failed.
+    pub(crate) fn tick(&mut self) {
+        for index in 0..self.replicas.len() {
+            let replica = &mut self.replicas[index];
+            if replica.resync == Resync::Resting {
+                replica.resync = Resync::Idle;
+                self.recheck = true;
+            }
+            // One that is on its way back may have been asked before its backend knew the lease's generation.
+            let counts = self.replicas[index].counts();
+            self.replicas[index].refused &= counts;
+            self.report(index);
+        }
+    }
+
+    fn report(&self, index: usize) {
+        let (Some(reporter), replica) = (&self.reporter, &self.replicas[index]) else { return };
+        let (lease, number) = (self.disk.object().lease, replica.number);
+        if let Some(reason) = &replica.failing {
+            let reason = reason.clone();
+            reporter.report(Report::ReplicaFailed { lease, replica: number, epoch: self.epoch, reason });
+        } else if let Resync::Told(epoch) = replica.resync {
+            reporter.report(Report::ReplicaSynced { lease, replica: number, epoch });
+        }
+    }
+
+    /// Shows how much has yet to be brought in line, of all replicas.
+    fn count_dirty(&self) {
+        let regions: u64 = self.replicas.iter().map(|replica| replica.dirty.len()).sum();
+        self.disk.counters.dirty_bytes.set(regions.saturating_mul(regions::REGION_BYTES));
+    }
+
+    /// The controller changed what may change while a disk is in use.
+    pub(crate) fn update(&mut self, object: DiskObject) {
+        self.change_members(&object);
+        self.disk.update(object);
+        if self.disk.object().failed {
+            self.refuse_waiting();
+        }
+        self.advance_all();
+        self.recheck = true;
+    }
+}
+
+/// A buffer that is kept for a bad day.
+fn spare<M: Memory>(disk: &mut Disk<M>) -> Option<Buffer> {
+    let bytes = REQUEST_BYTES_MAX.min(disk.buffers.total_bytes() / 4);
+    disk.buffers.alloc(u32::try_from(bytes).ok()?)
+}

@@ -1,0 +1,112 @@
+//! One replica of a mirrored disk, as its frontend sees it.
+
+use std::collections::VecDeque;
+
+use pod_protocol::ids::LeaseGeneration;
+use pod_protocol::objects::{ReplicaObject, Route};
+use vhost_frontend::Buffer;
+
+use super::super::unflushed::Unflushed;
+use super::regions::Regions;
+use crate::message::Tag;
+
+/// How far a stale replica has come on its way back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Resync {
+    /// It gets nothing: it is not there, or was not asked yet.
+    Idle,
+    /// It failed on its way; it is tried again with the next tick.
+    Resting,
+    /// It is being asked whether it still has what it had.
+    Probing,
+    /// It gets every write, and region by region what it missed.
+    Copying,
+    /// It has everything, and is bringing it to its medium.
+    Flushing,
+    /// It is like the others, and the controller was told so in this epoch. No write ends without it from here on.
+    Told(u64),
+}
+
+/// A request that the replica may still be carrying out, although nobody waits for its answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Orphan {
+    pub(super) tag: Tag,
+    pub(super) sent_as: LeaseGeneration,
+    /// What it may still be filling.
+    pub(super) buffer: Option<Buffer>,
+}
+
+/// A replica.
+#[derive(Debug)]
+pub(super) struct Replica {
+    pub(super) number: u32,
+    pub(super) ssd: String,
+    pub(super) route: Route,
+    /// The controller counts on it: it has every write that was acknowledged.
+    pub(super) in_sync: bool,
+    /// The controller says that it cannot be reached.
+    pub(super) away: bool,
+    /// Its channel can be used.
+    pub(super) ready: bool,
+    /// Its backend refused the lease's current generation: wait until the controller says something new.
+    pub(super) refused: bool,
+    /// What is to be sent to it.
+    pub(super) queue: VecDeque<u16>,
+    /// How many requests it has, orphans included.
+    pub(super) sent: u32,
+    pub(super) orphans: Vec<Orphan>,
+    /// Where it differs, or may differ, from the source.
+    pub(super) dirty: Regions,
+    pub(super) unflushed: Unflushed,
+    pub(super) resync: Resync,
+    /// It missed a write, and why. The controller has yet to confirm that nobody counts on it any more.
+    pub(super) failing: Option<String>,
+}
+
+impl Replica {
+    pub(super) fn new(object: &ReplicaObject, size_bytes: u64) -> Self {
+        Self {
+            number: object.number,
+            ssd: object.ssd.clone(),
+            route: object.route,
+            in_sync: object.in_sync,
+            away: object.away,
+            ready: false,
+            refused: false,
+            queue: VecDeque::new(),
+            sent: 0,
+            orphans: Vec::new(),
+            dirty: Regions::none_of(size_bytes),
+            unflushed: Unflushed::default(),
+            resync: Resync::Idle,
+            failing: None,
+        }
+    }
+
+    /// Whether no write may be acknowledged without it.
+    pub(super) fn counts(&self) -> bool {
+        self.in_sync || matches!(self.resync, Resync::Told(_))
+    }
+
+    /// Whether it gets what changes the medium.
+    pub(super) fn gets_writes(&self) -> bool {
+        self.failing.is_none() && (self.counts() || matches!(self.resync, Resync::Copying | Resync::Flushing))
+    }
+
+    /// Whether reads may go to it: it is known to the controller as good, and answers.
+    pub(super) fn gets_reads(&self) -> bool {
+        self.in_sync && self.failing.is_none() && self.is_there()
+    }
+
+    /// Whether it can be asked anything.
+    pub(super) fn is_there(&self) -> bool {
+        self.ready && !self.refused && !self.away
+    }
+
+    /// Takes note of an answer to an orphan. Its buffer is free now.
+    pub(super) fn orphan_answered(&mut self, tag: Tag, sent_as: LeaseGeneration) -> Option<Orphan> {
+        let at = self.orphans.iter().position(|orphan| orphan.tag == tag && orphan.sent_as == sent_as)?;
+        self.sent -= 1;
+        Some(self.orphans.swap_remove(at))
+    }
+}

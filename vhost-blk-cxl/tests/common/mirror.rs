@@ -1,0 +1,309 @@
+//! A frontend and several backends in one process, with a mock guest on top and a test in place of the controller.
+
+use std::sync::Arc;
+
+use cxl_channel::RingPlacement;
+use cxl_channel::doorbell::DoorbellListener;
+use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
+use cxl_pool::{Area, Generation, HostId, LineCount, LineOffset, Role};
+use pod_protocol::endpoint::{Handler, Reporter};
+use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, RegionId, VolumeId};
+use pod_protocol::objects::{
+    ChannelObject, DiskObject, Engine, Object, Qos, ReplicaObject, Route, VolumeObject,
+};
+use pod_protocol::reports::Report;
+use pod_protocol::run_directory::RunDirectory;
+use vhost_blk_cxl::backend::Backend;
+use vhost_blk_cxl::frontend::Frontend;
+
+use super::ram::{Control, RamSsd};
+use super::{Driver, PATIENCE, Pod, SLOTS, VOLUME_START, endpoint, eventually};
+
+/// Eight regions.
+pub const MIRROR_BYTES: u64 = 2 << 20;
+const DATA_BYTES: u64 = 8 << 20;
+const RINGS: u64 = 4096;
+
+/// A pod with one mirrored volume.
+pub struct MirrorPod {
+    pub pool: SimulatedPool,
+    pub run: RunDirectory,
+    pub disk: DiskObject,
+    pub controls: Vec<Arc<Control>>,
+    pub backends: Vec<Option<Backend>>,
+    pub frontend: Option<Frontend>,
+    reporter: Reporter,
+    generations: Vec<u32>,
+    rings: Vec<[RingPlacement; 2]>,
+    next_ring: u64,
+    /// How often a replica was dropped, and came back.
+    pub dropped: u64,
+    pub synced: u64,
+    directory: tempfile::TempDir,
+}
+
+impl MirrorPod {
+    pub fn new(seed: u64, replicas: u16) -> Self {
+        let pool = SimulatedPool::new(seed, 24 << 20);
+        let directory = tempfile::tempdir().unwrap();
+        let run = RunDirectory::new(directory.path());
+        run.prepare().unwrap();
+        let data_area = Area::new(LineOffset::new(RINGS + 200_000), LineCount::covering(DATA_BYTES));
+        let generation = LeaseGeneration::new(1);
+        let replica = |number: u16| ReplicaObject {
+            number: number.into(),
+            ssd: format!("h{}/ssd0", number + 2),
+            route: Route { channel: ChannelId::new(u32::from(number) + 1), generation },
+            in_sync: true,
+            away: false,
+        };
+        let members: Vec<ReplicaObject> = (0..replicas).map(replica).collect();
+        let disk = DiskObject {
+            lease: LeaseId::new(7).unwrap(),
+            instance: InstanceId::new(1),
+            instance_name: "vm0".to_owned(),
+            device: "vol0".to_owned(),
+            socket: "vm0-vol0.sock".to_owned(),
+            serial: "vol0".to_owned(),
+            size_bytes: MIRROR_BYTES,
+            block_bytes: 512,
+            read_only: false,
+            queues: 2,
+            data_area,
+            ram_area: None,
+            route: members[0].route,
+            replicas: members,
+            epoch: 1,
+            failed: false,
+        };
+        let count = usize::from(replicas);
+        Self {
+            pool,
+            run,
+            disk,
+            controls: (0..count).map(|_| Control::new()).collect(),
+            backends: (0..count).map(|_| None).collect(),
+            frontend: None,
+            reporter: Reporter::new().unwrap(),
+            generations: vec![0; count],
+            rings: Vec::new(),
+            next_ring: RINGS,
+            dropped: 0,
+            synced: 0,
+            directory,
+        }
+    }
+
+    pub fn started(seed: u64, replicas: u16) -> Self {
+        let mut pod = Self::new(seed, replicas);
+        pod.start_frontend();
+        for index in 0..pod.controls.len() {
+            pod.start_backend(index);
+        }
+        pod.apply_disk();
+        pod
+    }
+
+    pub fn memory(&self, index: usize) -> SimulatedMemory {
+        self.pool.host(HostId::new(index as u16 + 2))
+    }
+
+    pub fn driver(&self) -> Driver {
+        Driver::connected_to(&self.run.sockets().join(&self.disk.socket), self.disk.queues)
+    }
+
+    pub fn start_frontend(&mut self) {
+        self.frontend = None;
+        let bell = DoorbellListener::bind(&self.run.data_doorbell(endpoint(1, Role::BlkFrontend))).unwrap();
+        let worker = Pod::<SimulatedMemory>::worker();
+        let memory = self.pool.host(HostId::new(1));
+        let reporter = Some(self.reporter.clone());
+        self.frontend =
+            Some(Frontend::start(memory, self.run.clone(), worker, Some(bell), reporter, None).unwrap());
+    }
+
+    fn new_rings(&mut self, index: usize) {
+        let lines = RingPlacement::lines(SLOTS, 8).get();
+        let start = self.next_ring;
+        self.next_ring += 2 * lines;
+        assert!(self.next_ring <= self.disk.data_area.start.get(), "the test asks for too many generations");
+        let rings =
+            [start, start + lines].map(|start| RingPlacement { start: LineOffset::new(start), slots: SLOTS });
+        rings[0].clear(&self.pool.host(HostId::new(1)));
+        rings[1].clear(&self.memory(index));
+        self.generations[index] += 1;
+        self.rings.resize(self.controls.len(), rings);
+        self.rings[index] = rings;
+    }
+
+    fn channel(&self, index: usize, at_frontend: bool) -> Object {
+        let [to_backend, to_frontend] = self.rings[index];
+        let (peer, outgoing, incoming) = if at_frontend {
+            (endpoint(index as u16 + 2, Role::BlkBackend), to_backend, to_frontend)
+        } else {
+            (endpoint(1, Role::BlkFrontend), to_frontend, to_backend)
+        };
+        let generation = Generation::new(self.generations[index]);
+        let id = self.disk.replicas[index].route.channel;
+        Object::Channel(ChannelObject { id, engine: Engine::Blk, peer, generation, outgoing, incoming })
+    }
+
+    /// A backend begins, as the controller has it: it flushes what its predecessor left, has its channel, then its
+    /// volume; the frontend hears of it last.
+    pub fn start_backend(&mut self, index: usize) {
+        let host = index as u16 + 2;
+        let bell = DoorbellListener::bind(&self.run.data_doorbell(endpoint(host, Role::BlkBackend))).unwrap();
+        let memory = self.memory(index);
+        let ssd = RamSsd { memory: memory.clone(), control: Arc::clone(&self.controls[index]) };
+        let worker = Pod::<SimulatedMemory>::worker();
+        let mut backend = Backend::start(
+            memory,
+            self.run.clone(),
+            worker,
+            Some(bell),
+            vec![("ssd0".to_owned(), Box::new(ssd))],
+            None,
+        )
+        .unwrap();
+        backend.scrub(RegionId::new(1), self.disk.data_area).unwrap();
+        self.new_rings(index);
+        backend.apply(self.channel(index, false)).unwrap();
+        backend.apply(Object::Volume(self.volume(index))).unwrap();
+        self.backends[index] = Some(backend);
+        let channel = self.channel(index, true);
+        self.frontend.as_mut().unwrap().apply(channel).unwrap();
+    }
+
+    fn volume(&self, index: usize) -> VolumeObject {
+        VolumeObject {
+            lease: self.disk.lease,
+            volume: VolumeId::new(1),
+            ssd: "ssd0".to_owned(),
+            start_bytes: VOLUME_START,
+            size_bytes: self.disk.size_bytes,
+            read_only: false,
+            generation: self.disk.replicas[index].route.generation,
+            channel: self.disk.replicas[index].route.channel,
+            data_area: self.disk.data_area,
+            ram_area: None,
+            instance: InstanceId::new(1),
+            qos: Qos::default(),
+        }
+    }
+
+    pub fn apply_disk(&mut self) {
+        let disk = self.disk.clone();
+        self.frontend.as_mut().unwrap().apply(Object::Disk(disk)).unwrap();
+    }
+
+    /// A frontend is killed, and another one begins: its lease has a new generation.
+    pub fn restart_frontend(&mut self) {
+        self.frontend = None;
+        self.pool.crash(HostId::new(1));
+        for replica in &mut self.disk.replicas {
+            replica.route.generation = replica.route.generation.next();
+        }
+        self.start_frontend();
+        for index in 0..self.controls.len() {
+            if self.backends[index].is_none() {
+                continue;
+            }
+            self.new_rings(index);
+            let (at_backend, at_frontend) = (self.channel(index, false), self.channel(index, true));
+            let volume = Object::Volume(self.volume(index));
+            let backend = self.backends[index].as_mut().unwrap();
+            backend.apply(at_backend).unwrap();
+            backend.apply(volume).unwrap();
+            self.frontend.as_mut().unwrap().apply(at_frontend).unwrap();
+        }
+        self.apply_disk();
+    }
+
+    /// Kills a backend. Of what its device was doing, some is finished, and nobody is told.
+    pub fn kill(&mut self, index: usize, finishes: impl FnMut() -> bool) {
+        self.backends[index] = None;
+        self.controls[index].orphaned(&self.memory(index), finishes);
+    }
+
+    /// The controller notices that a backend is gone.
+    pub fn notice(&mut self, index: usize) {
+        self.disk.replicas[index].away = true;
+        self.drop_replica(index);
+        self.apply_disk();
+    }
+
+    /// The controller notices that a backend is back.
+    pub fn revive(&mut self, index: usize) {
+        self.start_backend(index);
+        self.disk.replicas[index].away = false;
+        self.apply_disk();
+    }
+
+    fn drop_replica(&mut self, index: usize) {
+        let other = |(other, replica): (usize, &ReplicaObject)| other != index && replica.in_sync;
+        if self.disk.replicas[index].in_sync && self.disk.replicas.iter().enumerate().any(other) {
+            self.disk.replicas[index].in_sync = false;
+            self.disk.epoch += 1;
+            self.dropped += 1;
+        }
+    }
+
+    /// What the controller does with what it is told.
+    pub fn control(&mut self) {
+        let reports = self.reporter.take();
+        let epoch = self.disk.epoch;
+        for report in reports {
+            match report {
+                Report::ReplicaFailed { replica, epoch, .. } => {
+                    let index = replica as usize;
+                    if self.disk.replicas[index].in_sync {
+                        self.drop_replica(index);
+                    } else if epoch == self.disk.epoch {
+                        self.disk.epoch += 1;
+                    }
+                }
+                Report::ReplicaSynced { replica, epoch, .. } if epoch == self.disk.epoch => {
+                    self.disk.replicas[replica as usize].in_sync = true;
+                    self.disk.epoch += 1;
+                    self.synced += 1;
+                }
+                _ => {}
+            }
+        }
+        if self.disk.epoch != epoch {
+            self.apply_disk();
+        }
+        // That is when the frontend says again what was not heard.
+        self.frontend.as_mut().unwrap().telemetry();
+    }
+
+    pub fn dirty_bytes(&mut self) -> u64 {
+        self.frontend.as_mut().unwrap().telemetry().counters["mirror-dirty-bytes"]
+    }
+
+    /// Waits until all replicas are there, in sync, and hold the same.
+    pub fn in_line(&mut self) {
+        let began = std::time::Instant::now();
+        loop {
+            self.control();
+            if self.disk.replicas.iter().all(|replica| replica.in_sync) && self.dirty_bytes() == 0 {
+                break;
+            }
+            assert!(began.elapsed() < PATIENCE, "the replicas never came in line: {:?}", self.disk.replicas);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let bytes = |control: &Arc<Control>| control.bytes(VOLUME_START, MIRROR_BYTES as usize);
+        let first = bytes(&self.controls[0]);
+        for control in &self.controls[1..] {
+            assert!(bytes(control) == first, "the replicas hold different data");
+        }
+    }
+
+    /// Lets the controller work until something holds.
+    pub fn until(&mut self, mut holds: impl FnMut(&mut Self) -> bool) {
+        eventually(|| {
+            self.control();
+            holds(self)
+        });
+    }
+}

@@ -1,0 +1,251 @@
+//! Mirrored disks: replicas that die, come back and are brought in line under a guest that notices nothing.
+
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
+
+mod common;
+
+use std::panic::{self, AssertUnwindSafe};
+use std::thread;
+use std::time::Instant;
+
+use common::history::History;
+use common::mirror::{MIRROR_BYTES, MirrorPod};
+use common::*;
+
+fn rounds() -> u64 {
+    std::env::var("WADI_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1).max(1)
+}
+
+/// Lets guest and controller work until nothing is in flight.
+fn settle(pod: &mut MirrorPod, history: &mut History) {
+    let began = Instant::now();
+    while !history.is_idle() {
+        assert!(began.elapsed() < PATIENCE, "requests are never answered");
+        history.collect();
+        pod.control();
+        thread::yield_now();
+    }
+}
+
+/// Kills and revives replicas at moments that the seed chooses, and the frontend at times.
+fn run(seed: u64, replicas: u16) -> (u64, u64) {
+    let mut pod = MirrorPod::started(seed, replicas);
+    let mut history = History::new(pod.driver(), seed);
+    let count = usize::from(replicas);
+    for _ in 0..12 {
+        history.work(8 + history_below(seed, 40));
+        pod.control();
+        let there: Vec<usize> = (0..count).filter(|&index| pod.backends[index].is_some()).collect();
+        let victim = history.below(count as u64) as usize;
+        match history.below(6) {
+            // The last one with everything stays: without it the guest waits.
+            0..=2 if there.contains(&victim) => {
+                let good = |index: &usize| *index != victim && pod.disk.replicas[*index].in_sync;
+                if !there.iter().any(good) {
+                    continue;
+                }
+                let finishes = history.below(2) == 0;
+                pod.kill(victim, || finishes);
+                history.work(4);
+                // Either it comes back before anybody has noticed, or not.
+                if history.below(3) == 0 {
+                    pod.revive(victim);
+                } else {
+                    pod.notice(victim);
+                }
+            }
+            3..=4 => {
+                if let Some(gone) = (0..count).find(|index| !there.contains(index)) {
+                    pod.revive(gone);
+                }
+            }
+            _ => pod.controls[victim].hold(false),
+        }
+        history.collect();
+    }
+    for index in 0..count {
+        if pod.backends[index].is_none() {
+            pod.revive(index);
+        }
+    }
+    settle(&mut pod, &mut history);
+    pod.in_line();
+    history.read_all();
+    if let Err(error) = history.check() {
+        panic!("seed {seed}: {error}");
+    }
+    (pod.dropped, pod.synced)
+}
+
+fn history_below(seed: u64, limit: u64) -> u64 {
+    seed.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33 & (limit - 1)
+}
+
+#[test]
+fn one_order_explains_what_the_guest_sees_while_replicas_die_and_return() {
+    let (mut dropped, mut synced) = (0, 0);
+    for seed in 1..=12 * rounds() {
+        let (down, up) = run(seed, 2 + (seed % 2) as u16);
+        dropped += down;
+        synced += up;
+    }
+    assert!(dropped > 0 && synced > 0, "nothing was tried: {dropped} dropped, {synced} back");
+}
+
+#[test]
+fn a_write_waits_until_the_controller_has_dropped_the_replica_that_lacks_it() {
+    let mut pod = MirrorPod::started(3, 2);
+    let mut driver = pod.driver();
+    assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
+    pod.kill(1, || false);
+    driver.write(driver.place(0).data, &pattern(2, 4096));
+    let head = driver.offer(0, 0, T_OUT, 8, 4096);
+    assert!(driver.guest.wait_used(0, QUIET).is_none(), "the other one could be taken for good");
+    pod.notice(1);
+    assert_eq!(driver.answer(0, 0, head), (OK, 1));
+    assert!(!pod.disk.replicas[1].in_sync && pod.disk.epoch == 2);
+    assert_eq!(driver.read_sectors(8, 4096), pattern(2, 4096));
+    pod.revive(1);
+    pod.in_line();
+    assert_eq!((pod.dropped, pod.synced), (1, 1));
+    // Now the other one alone.
+    pod.kill(0, || false);
+    pod.notice(0);
+    assert_eq!(driver.read_sectors(8, 4096), pattern(2, 4096));
+}
+
+#[test]
+fn a_replica_that_fails_a_write_is_dropped_and_comes_back() {
+    let mut pod = MirrorPod::started(4, 3);
+    let mut driver = pod.driver();
+    pod.in_line();
+    pod.controls[0].fail(true);
+    driver.write(driver.place(0).data, &pattern(2, 4096));
+    let head = driver.offer(0, 0, T_OUT, 8, 4096);
+    assert!(driver.guest.wait_used(0, QUIET).is_none(), "the controller has said nothing yet");
+    pod.until(|pod| pod.dropped == 1);
+    assert_eq!(driver.answer(0, 0, head), (OK, 1));
+    assert!(!pod.disk.replicas[0].in_sync);
+    assert_eq!(driver.read_sectors(8, 4096), pattern(2, 4096));
+    pod.controls[0].fail(false);
+    pod.in_line();
+    assert_eq!(pod.synced, 1);
+    assert_eq!(pod.controls[0].bytes(VOLUME_START + 4096, 4096), pattern(2, 4096));
+}
+
+#[test]
+fn a_read_that_one_replica_fails_is_served_by_another() {
+    let mut pod = MirrorPod::started(5, 2);
+    let mut driver = pod.driver();
+    assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
+    pod.in_line();
+    pod.controls[0].fail(true);
+    assert_eq!(driver.read_sectors(8, 4096), pattern(1, 4096));
+    pod.controls[1].fail(true);
+    assert_eq!(driver.request(T_IN, 8, 4096).0, IOERR);
+    assert_eq!(pod.dropped, 0);
+}
+
+#[test]
+fn the_last_replica_fails_at_once() {
+    let mut pod = MirrorPod::started(6, 2);
+    let mut driver = pod.driver();
+    pod.in_line();
+    pod.kill(1, || false);
+    pod.notice(1);
+    assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
+    pod.controls[0].fail(true);
+    assert_eq!(driver.write_sectors(8, &pattern(2, 4096)), IOERR);
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, IOERR);
+    assert_eq!(driver.request(T_IN, 8, 4096).0, IOERR);
+    pod.control();
+    assert!(pod.disk.replicas[0].in_sync, "it is never dropped");
+    // A stale replica is no way out, even if it is there.
+    pod.revive(1);
+    assert_eq!(driver.request(T_IN, 8, 4096).0, IOERR);
+}
+
+#[test]
+fn a_replica_that_lost_what_was_not_flushed_is_copied_as_a_whole() {
+    let mut pod = MirrorPod::started(7, 2);
+    let mut driver = pod.driver();
+    pod.in_line();
+    let sectors = [0, 600, 1300, 4000];
+    for (seed, sector) in (1..).zip(sectors) {
+        assert_eq!(driver.write_sectors(sector, &pattern(seed, 4096)), OK);
+    }
+    pod.controls[1].lose();
+    // The next answer tells.
+    driver.write(driver.place(0).data, &pattern(9, 4096));
+    let head = driver.offer(0, 0, T_OUT, 2000, 4096);
+    pod.until(|pod| pod.dropped == 1);
+    assert_eq!(driver.answer(0, 0, head), (OK, 1));
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK, "the other one lost nothing");
+    pod.until(|pod| pod.synced == 1);
+    pod.in_line();
+    for (seed, sector) in (1..).zip(sectors) {
+        assert_eq!(pod.controls[1].bytes(VOLUME_START + sector * SECTOR, 4096), pattern(seed, 4096));
+    }
+}
+
+#[test]
+fn a_stale_replica_gets_what_it_missed_and_no_more() {
+    let mut pod = MirrorPod::started(8, 2);
+    let mut driver = pod.driver();
+    pod.in_line();
+    pod.kill(1, || false);
+    pod.notice(1);
+    assert_eq!(driver.write_sectors(600, &pattern(1, 4096)), OK);
+    let before = pod.controls[1].log().len();
+    pod.revive(1);
+    pod.in_line();
+    let written: Vec<u64> = pod.controls[1].log()[before..]
+        .iter()
+        .filter(|command| command.operation.writes())
+        .map(|command| command.offset_bytes - VOLUME_START)
+        .collect();
+    assert_eq!(written, [256 << 10], "one region");
+}
+
+#[test]
+fn what_a_dead_frontend_left_different_is_read_the_same_by_all() {
+    let mut pod = MirrorPod::started(9, 2);
+    {
+        let mut driver = pod.driver();
+        pod.in_line();
+        assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
+    }
+    // A write that had reached one replica when the frontend died.
+    pod.controls[0].set_bytes(VOLUME_START + 4096, &pattern(2, 4096));
+    pod.restart_frontend();
+    let mut driver = pod.driver();
+    let read = driver.read_sectors(8, 4096);
+    assert_eq!(read, pattern(2, 4096));
+    assert_eq!(pod.controls[1].bytes(VOLUME_START + 4096, 4096), read, "what was read must stay");
+    pod.kill(0, || false);
+    pod.notice(0);
+    assert_eq!(driver.read_sectors(8, 4096), read);
+    assert_eq!(driver.read_sectors(MIRROR_BYTES / SECTOR - 8, 4096), vec![0; 4096]);
+}
+
+/// The checker can fail: two registers in place of one do not pass it.
+#[test]
+fn a_stale_replica_taken_for_good_is_noticed() {
+    let mut pod = MirrorPod::started(10, 2);
+    let mut history = History::new(pod.driver(), 10);
+    pod.in_line();
+    pod.kill(1, || false);
+    pod.notice(1);
+    for _ in 0..40 {
+        history.work(8);
+        history.collect();
+    }
+    settle(&mut pod, &mut history);
+    // A controller that forgot what it had confirmed.
+    pod.revive(1);
+    let stale = pod.controls[1].bytes(VOLUME_START, MIRROR_BYTES as usize);
+    pod.controls[0].set_bytes(VOLUME_START, &stale);
+    history.read_all();
+    let seen = panic::catch_unwind(AssertUnwindSafe(|| history.check()));
+    assert!(matches!(seen, Ok(Err(_))), "{seen:?}");
+}
