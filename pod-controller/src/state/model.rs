@@ -205,17 +205,7 @@ fn commands(state: &State, step: &Step) -> Vec<Command> {
                 .into_iter()
                 .collect()
         }
-        Step::Scrub { endpoint, region } => {
-            let known =
-                state.endpoints.iter().nth(endpoint).filter(|(_, known)| known.presence == Presence::Joined);
-            known
-                .and_then(|(id, known)| {
-                    let region = *state.scrubs(*id).keys().nth(region)?;
-                    Some(Command::Scrubbed { endpoint: *id, incarnation: known.incarnation, region })
-                })
-                .into_iter()
-                .collect()
-        }
+        Step::Scrub { endpoint, region } => scrub_command(state, endpoint, region).into_iter().collect(),
         Step::ScrubAll => scrub_all(state),
         Step::CreateVolume { name, mib, device, replicas } => vec![Command::CreateVolume {
             name: format!("vol{name}"),
@@ -224,26 +214,7 @@ fn commands(state: &State, step: &Step) -> Vec<Command> {
             replicas,
         }],
         Step::Replica { volume, number, epoch, failed } => {
-            let mirrored = state.leases.values().filter_map(|lease| {
-                let volume = state.volumes.get(&lease.volume()?).filter(|volume| volume.is_mirrored())?;
-                Some((lease, volume))
-            });
-            mirrored
-                .cycle()
-                .take(8)
-                .nth(volume)
-                .and_then(|(lease, volume)| {
-                    let (lease, endpoint) = (lease.id, state.frontend_of(lease)?);
-                    let (replica, epoch) = (number, volume.epoch.saturating_sub(epoch));
-                    Some(if failed {
-                        let reason = "it failed a write".to_owned();
-                        Command::ReplicaFailed { endpoint, lease, replica, epoch, reason }
-                    } else {
-                        Command::ReplicaSynced { endpoint, lease, replica, epoch }
-                    })
-                })
-                .into_iter()
-                .collect()
+            replica_command(state, volume, number, epoch, failed).into_iter().collect()
         }
         Step::DeleteVolume { name } => vec![Command::DeleteVolume { name: format!("vol{name}") }],
         Step::CreateInstance { name, host, nics, ref volumes, mac } => {
@@ -259,6 +230,30 @@ fn commands(state: &State, step: &Step) -> Vec<Command> {
             vec![Command::DeleteInstance { name: format!("vm{name}"), force: true }]
         }
     }
+}
+
+/// Somebody lets go of something.
+fn scrub_command(state: &State, endpoint: usize, region: usize) -> Option<Command> {
+    let (id, known) =
+        state.endpoints.iter().nth(endpoint).filter(|(_, known)| known.presence == Presence::Joined)?;
+    let region = *state.scrubs(*id).keys().nth(region)?;
+    Some(Command::Scrubbed { endpoint: *id, incarnation: known.incarnation, region })
+}
+
+/// A frontend says something of a replica, in this epoch or so many before.
+fn replica_command(state: &State, volume: usize, replica: u32, behind: u64, failed: bool) -> Option<Command> {
+    let mut mirrored = state.leases.values().filter_map(|lease| {
+        let volume = state.volumes.get(&lease.volume()?).filter(|volume| volume.is_mirrored())?;
+        Some((lease, volume))
+    });
+    let (lease, volume) = mirrored.nth(volume % 2)?;
+    let (lease, endpoint) = (lease.id, state.frontend_of(lease)?);
+    let epoch = volume.epoch.saturating_sub(behind);
+    Some(if failed {
+        Command::ReplicaFailed { endpoint, lease, replica, epoch, reason: "it failed a write".to_owned() }
+    } else {
+        Command::ReplicaSynced { endpoint, lease, replica, epoch }
+    })
 }
 
 /// Every endpoint that is there lets go of what it has to.

@@ -155,7 +155,8 @@ impl State {
             let Some(lease) = self.leases.get(&id) else { continue };
             let Some(frontend) = self.frontend_of(lease) else { continue };
             let Some(incarnation) = self.life_of(frontend) else { continue };
-            let lives = self.backends_of(lease).filter_map(|it| Some((it.host, self.life_of(it)?))).collect();
+            let incarnations =
+                self.backends_of(lease).filter_map(|it| Some((it.host, self.life_of(it)?))).collect();
             let Some(lease) = self.leases.get_mut(&id) else { continue };
             if lease.area.is_some_and(|hold| hold.incarnation == incarnation) {
                 continue;
@@ -171,7 +172,7 @@ impl State {
             lease.area = region.map(|region| Hold { region, incarnation });
             short |= region.is_none();
             if let LeaseKind::Disk { clean_for, .. } = &mut lease.kind {
-                *clean_for = lives;
+                *clean_for = incarnations;
             }
         }
         short

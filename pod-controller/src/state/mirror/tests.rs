@@ -120,8 +120,8 @@ fn a_lost_replica_is_dropped_and_the_last_one_is_not() {
     must(&mut state, &Command::GraceExpired { endpoint: backend, incarnation: 1 });
     assert!(disk(&state).failed);
     // The stale one is no substitute.
-    let stale = on(&state, 0);
-    join_as(&mut state, stale, Role::BlkBackend, 2);
+    let first = on(&state, 0);
+    join_as(&mut state, first, Role::BlkBackend, 2);
     assert_eq!(seen(&state), [(false, false), (true, true)]);
     assert!(disk(&state).failed);
     join_as(&mut state, host, Role::BlkBackend, 2);

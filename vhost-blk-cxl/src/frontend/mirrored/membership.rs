@@ -107,7 +107,6 @@ impl<M: Memory> MirroredDisk<M> {
                 Purpose::Copy { target, .. } if target == index || leg.is_open() => {
                     self.abort_copy(number, index, &work);
                 }
-                Purpose::Copy { .. } => {}
                 Purpose::Settle { target } => {
                     if target == index {
                         self.orphan(number, index, &work);
@@ -115,7 +114,7 @@ impl<M: Memory> MirroredDisk<M> {
                     }
                 }
                 Purpose::Guest if leg.is_open() => self.detach_guest(number, index, &work),
-                Purpose::Guest => {}
+                Purpose::Copy { .. } | Purpose::Guest => {}
             }
         }
         self.recheck = true;

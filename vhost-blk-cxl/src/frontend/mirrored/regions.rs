@@ -9,7 +9,7 @@ pub(super) const REGION_BYTES: u64 = 256 << 10;
 #[derive(Debug, Clone)]
 pub(super) struct Regions {
     words: Vec<u64>,
-    regions: u64,
+    total: u64,
     set: u64,
     /// Where the search for the next one goes on.
     cursor: u64,
@@ -18,21 +18,21 @@ pub(super) struct Regions {
 impl Regions {
     /// None of a volume of this size.
     pub(super) fn none_of(size_bytes: u64) -> Self {
-        let mut none = Self { words: Vec::new(), regions: 0, set: 0, cursor: 0 };
+        let mut none = Self { words: Vec::new(), total: 0, set: 0, cursor: 0 };
         none.grow(size_bytes);
         none
     }
 
     /// The volume became larger. Nothing of what is new is in the set.
     pub(super) fn grow(&mut self, size_bytes: u64) {
-        self.regions = self.regions.max(size_bytes.div_ceil(REGION_BYTES));
+        self.total = self.total.max(size_bytes.div_ceil(REGION_BYTES));
         // A bitmap of what does not fit the address space cannot be asked for: the volume's devices could not either.
-        self.words.resize(usize::try_from(self.regions.div_ceil(64)).unwrap_or(usize::MAX), 0);
+        self.words.resize(usize::try_from(self.total.div_ceil(64)).unwrap_or(usize::MAX), 0);
     }
 
     /// How many there are in the volume.
     pub(super) fn total(&self) -> u64 {
-        self.regions
+        self.total
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -45,7 +45,7 @@ impl Regions {
     }
 
     fn bit(&self, region: u64) -> (usize, u64) {
-        debug_assert!(region < self.regions);
+        debug_assert!(region < self.total);
         // It is below the length of the bitmap.
         (usize::try_from(region / 64).unwrap_or(usize::MAX), 1 << (region % 64))
     }
@@ -76,7 +76,7 @@ impl Regions {
     }
 
     pub(super) fn insert_all(&mut self) {
-        self.insert_range(0..self.regions);
+        self.insert_range(0..self.total);
     }
 
     pub(super) fn insert_range(&mut self, regions: std::ops::Range<u64>) {
@@ -106,7 +106,7 @@ impl Regions {
         let mut left = self.set;
         let mut at = self.cursor;
         for _ in 0..=self.words.len() {
-            if at >= self.regions {
+            if at >= self.total {
                 at = 0;
             }
             let (index, _) = self.bit(at);

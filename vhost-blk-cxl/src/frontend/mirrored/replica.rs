@@ -38,6 +38,7 @@ pub(super) struct Orphan {
 
 /// A replica.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "they come and go independently of each other")]
 pub(super) struct Replica {
     pub(super) number: u32,
     pub(super) ssd: String,

@@ -134,16 +134,12 @@ impl<M: Memory> MirroredDisk<M> {
         };
         let request = self.own_request(Operation::Read, offset, length, Some(buffer));
         let purpose = Purpose::Copy { target, region, stage: Stage::Draining, buffer };
-        match self.works.enter_own(request, purpose) {
-            Some(index) => {
-                self.read_source(index);
-                true
-            }
-            None => {
-                self.disk.buffers.free(buffer);
-                false
-            }
-        }
+        let Some(index) = self.works.enter_own(request, purpose) else {
+            self.disk.buffers.free(buffer);
+            return false;
+        };
+        self.read_source(index);
+        true
     }
 
     fn choose(&mut self) -> Option<(usize, u64)> {
