@@ -117,6 +117,9 @@ impl Frontend {
         check(&object)?;
         let path = self.run.sockets().join(&object.socket);
         let counters = Arc::new(Counters::default());
+        // Until the worker has begun.
+        let others = object.replicas.len().saturating_sub(1) as u64;
+        counters.dirty_bytes.set(object.size_bytes.saturating_mul(others));
         let writeback = Arc::new(AtomicBool::new(true));
         let config = ConfigSpace::new(config_space(&object, true));
         let size_bytes = Arc::new(AtomicU64::new(object.size_bytes));

@@ -24,6 +24,11 @@ pub const MIRROR_BYTES: u64 = 2 << 20;
 const DATA_BYTES: u64 = 8 << 20;
 const RINGS: u64 = 4096;
 
+/// Who has not answered in time is told again, as the controller has it.
+fn obeyed(mut tell: impl FnMut() -> Result<(), String>) {
+    eventually(|| tell().is_ok());
+}
+
 /// A pod with one mirrored volume.
 pub struct MirrorPod {
     pub pool: SimulatedPool,
@@ -165,9 +170,9 @@ impl MirrorPod {
             None,
         )
         .unwrap();
-        backend.scrub(RegionId::new(1), self.disk.data_area).unwrap();
+        obeyed(|| backend.scrub(RegionId::new(1), self.disk.data_area));
         self.new_rings(index);
-        backend.apply(self.channel(index, false)).unwrap();
+        obeyed(|| backend.apply(self.channel(index, false)));
         backend.apply(Object::Volume(self.volume(index))).unwrap();
         self.backends[index] = Some(backend);
         let channel = self.channel(index, true);
@@ -212,7 +217,7 @@ impl MirrorPod {
             let (at_backend, at_frontend) = (self.channel(index, false), self.channel(index, true));
             let volume = Object::Volume(self.volume(index));
             let backend = self.backends[index].as_mut().unwrap();
-            backend.apply(at_backend).unwrap();
+            obeyed(|| backend.apply(at_backend.clone()));
             backend.apply(volume).unwrap();
             self.frontend.as_mut().unwrap().apply(at_frontend).unwrap();
         }
