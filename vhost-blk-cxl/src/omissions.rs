@@ -138,6 +138,8 @@ fn objects(data_area: Area) -> (DiskObject, VolumeObject) {
         data_area,
         ram_area: None,
         route,
+        replicas: Vec::new(),
+        epoch: 0,
         failed: false,
     };
     let volume = VolumeObject {
@@ -200,7 +202,7 @@ impl Scene {
         let task =
             BackendTask::new(memory[1].clone(), run.clone(), false, vec![device], None, Arc::default());
         let mut backend = Turned::new(task).unwrap();
-        let task = FrontendTask::new(memory[0].clone(), run, false, Arc::default());
+        let task = FrontendTask::new(memory[0].clone(), run, false, Arc::default(), None);
         let mut frontend = Turned::new(task).unwrap();
         let (disk, volume) = objects(data);
         let object = channel((FRONTEND, Role::BlkFrontend), rings[1], rings[0]);
