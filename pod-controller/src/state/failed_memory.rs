@@ -99,7 +99,12 @@ mod tests {
         }
         must(
             &mut state,
-            &Command::CreateVolume { name: "vol0".to_owned(), size_bytes: 8 * MIB, device: None },
+            &Command::CreateVolume {
+                name: "vol0".to_owned(),
+                size_bytes: 8 * MIB,
+                device: None,
+                replicas: 1,
+            },
         );
         let create = Command::CreateInstance {
             name: "vm".to_owned(),
