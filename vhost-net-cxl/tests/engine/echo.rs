@@ -1,6 +1,6 @@
 //! What a guest sends comes back from an echoing NIC: complete, unaltered, in order.
 
-use cxl_pool::simulated::SimulatedPool;
+use cxl_pool::simulated::{SimulatedPool, check_seeds};
 use cxl_pool::{CoherenceMode, CreateOptions, HostId, Memory, Pool};
 use pod_protocol::objects::{Object, RegistrationState};
 
@@ -90,13 +90,14 @@ fn mapped_pool(directory: &tempfile::TempDir, mode: CoherenceMode) -> Pool {
 
 #[test]
 fn frames_cross_non_coherent_memory_unaltered() {
-    for seed in 0..12 {
+    check_seeds("-p vhost-net-cxl --test engine", 12, |seed| {
         let pool = SimulatedPool::new(seed, POOL_BYTES);
         let (here, there) = (pool.host(HostId::new(1)), pool.host(HostId::new(2)));
         let mut pair = pair(&here, &there, 512, all_features(), 8);
         echo(&mut pair, 300, 1514);
         assert_eq!(pool.faults(), cxl_pool::simulated::Faults::default(), "seed {seed}");
-    }
+        Ok(())
+    });
 }
 
 #[test]

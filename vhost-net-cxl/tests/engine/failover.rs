@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use cxl_pool::HostId;
-use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool};
+use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool, check_seeds};
 use pod_protocol::objects::{Object, PortObject, RegistrationState};
 use vhost_net_cxl::offloads::Offloads;
 
@@ -20,7 +20,7 @@ const SLOTS: u32 = 512;
 
 #[test]
 fn packets_that_a_dead_link_holds_go_through_the_backup_nic() {
-    for seed in 0..8 {
+    check_seeds("-p vhost-net-cxl --test engine", 8, |seed| {
         let pool = SimulatedPool::new(seed, POOL_BYTES);
         let host = |number| pool.host(HostId::new(number));
         let transmit_area = area(8, 8);
@@ -66,7 +66,8 @@ fn packets_that_a_dead_link_holds_go_through_the_backup_nic() {
         settle(&mut [&mut pair.frontend, &mut pair.backend, &mut backup]);
         assert_eq!(pair.backend.counters.tx_packets.get(), before);
         assert!(pair.guest.received(BUFFER_BYTES).is_empty());
-    }
+        Ok(())
+    });
 }
 
 #[test]
@@ -88,7 +89,7 @@ fn a_packet_that_is_ahead_of_its_registration_waits_for_it() {
 
 #[test]
 fn a_restarted_backend_gets_what_its_predecessor_did_not_acknowledge() {
-    for seed in 0..8 {
+    check_seeds("-p vhost-net-cxl --test engine", 8, |seed| {
         let pool = SimulatedPool::new(seed, POOL_BYTES);
         let transmit_area = area(8, 8);
         let mut pair = pair(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), SLOTS, all_features(), 8);
@@ -110,7 +111,8 @@ fn a_restarted_backend_gets_what_its_predecessor_did_not_acknowledge() {
             assert_eq!(*got, returned(&frame(number, 300)), "frame {number}, seed {seed}");
         }
         assert_eq!(pair.guest.transmit.reclaim_pairs().len(), 10);
-    }
+        Ok(())
+    });
 }
 
 #[test]
@@ -199,7 +201,7 @@ impl Move {
 
 #[test]
 fn a_move_between_working_nics_loses_doubles_and_reorders_nothing() {
-    for seed in 0..8 {
+    check_seeds("-p vhost-net-cxl --test engine", 8, |seed| {
         let mut moving = Move::new(seed);
         // The first NIC is busy with what the guest sent before.
         moving.wires[0].lock().unwrap().room = 0;
@@ -224,7 +226,8 @@ fn a_move_between_working_nics_loses_doubles_and_reorders_nothing() {
         for backend in &moving.backends {
             assert_eq!(backend.lease(1).drops, [].into());
         }
-    }
+        Ok(())
+    });
 }
 
 #[test]
