@@ -112,6 +112,18 @@ fn a_cached_line_stays_stale_until_it_is_invalidated() {
 }
 
 #[test]
+fn a_stale_line_may_stay_so_for_ever() {
+    sometimes(|pool| {
+        let (a, b) = (pool.host(A), pool.host(B));
+        b.load(at(3));
+        a.store(at(3), 7);
+        a.write_back(at(3), 8);
+        a.full_fence();
+        (0..100_000).all(|_| b.load(at(3)) == 0)
+    });
+}
+
+#[test]
 fn a_line_never_touched_may_be_stale_too() {
     sometimes(|pool| {
         let (a, b) = (pool.host(A), pool.host(B));
@@ -292,6 +304,8 @@ fn one_seed_replays() {
     };
     for seed in 0..20 {
         assert_eq!(run(seed), run(seed));
-        assert_ne!(run(seed), run(seed + 1));
     }
+    // Where nothing happens by itself, all are alike.
+    let different: std::collections::BTreeSet<_> = (0..20).map(run).collect();
+    assert!(different.len() > 5, "{} of 20", different.len());
 }

@@ -16,6 +16,8 @@ pub(super) struct World {
     caches: Vec<Cache>,
     /// Something happens by itself once in so many accesses.
     event_one_in: u64,
+    /// Lines enter and leave caches by themselves. Where they do not, what is stale stays so until it is invalidated.
+    caches_stir: bool,
     pub(super) faults: Faults,
 }
 
@@ -27,13 +29,16 @@ impl World {
         let mut random = Random::new(seed);
         // From a world where something happens all the time to one where hardly anything is visible unless it is
         // forced: different mistakes show in different ones.
-        let event_one_in = [2, 4, 16, 64, 512][random.below(5) as usize];
+        let (event_one_in, caches_stir) =
+            [(2, true), (4, true), (16, true), (64, true), (512, true), (16, false)]
+                [random.below(6) as usize];
         Self {
             random,
             shared: vec![0; lines as usize * LINE_BYTES],
             versions: vec![0; lines as usize],
             caches: Vec::new(),
             event_one_in,
+            caches_stir,
             faults: Faults::default(),
         }
     }
@@ -215,6 +220,7 @@ impl World {
         while self.random.bits() & (self.event_one_in - 1) == 0 {
             let host = self.random.below(self.caches.len() as u64) as usize;
             match self.random.below(4) {
+                0 | 1 if !self.caches_stir => {}
                 0 => self.evict(host),
                 1 => self.prefetch_something(host),
                 _ => {

@@ -216,14 +216,20 @@ fn fenced_worker_ends() {
     let pod = TestPod::simulated(1);
     let memory = pod.memory(HostId::new(1));
     let at = LineOffset::new(1024);
-    let fence = Fence::new(memory.clone(), at, Duration::from_millis(20));
-    FenceLine { generation: 4, term: 1 }.publish(&memory, at);
+    let fence = Fence::new(memory, at, Duration::from_millis(20));
+    // The line is the controller's, on a host of its own.
+    let controller = pod.memory(HostId::new(2));
+    let raise = |generation| {
+        FenceLine { generation, term: 1 }.publish(&controller, at);
+        controller.full_fence();
+    };
+    raise(4);
     fence.granted(4);
     let (counts, handle) =
         counting(WorkerConfig { fence: Some(fence.clone()), cpu: Some(0), ..config(Wakeup::Socket) });
     until("turns", || counts.turns.load(Ordering::SeqCst) > 0);
     // Nobody else looks at the line: the worker must do so itself.
-    FenceLine { generation: 5, term: 1 }.publish(&memory, at);
+    raise(5);
     until("its end", || handle.is_gone());
     assert!(fence.check().is_err());
     let turns = counts.turns.load(Ordering::SeqCst);
