@@ -13,6 +13,7 @@ mod net;
 mod plot;
 mod report;
 mod rest;
+mod shared_window;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -117,7 +117,7 @@ pub(super) fn measure(bench: &mut Bench, rounds: u32) -> Result<Vec<Figure>> {
         kind("a bare line, hardware-coherent", "line-coherent", None),
         kind("16 B, hardware-coherent", "16B/coherent", Some("line-coherent")),
         kind("64 B, hardware-coherent", "64B/coherent", Some("line-coherent")),
-        kind("16 B, rtrb, between threads", "16B/rtrb", Some("line-coherent")),
+        kind("16 B, rtrb", "16B/rtrb", Some("line-coherent")),
     ];
     let (software, hardware) = (bench.pool().software(), bench.pool().hardware());
     for _ in 0..rounds {
@@ -184,8 +184,9 @@ fn channels<M: Memory, const WORDS: usize>(
     ping_pong(bench.cores(), here, there)
 }
 
-fn rival(bench: &Bench) -> Result<Vec<(Distance, f64)>> {
-    let [one, other] = [0; 2].map(|_| rtrb::RingBuffer::<[u64; 2]>::new(super::run::SLOTS as usize));
+fn rival(bench: &mut Bench) -> Result<Vec<(Distance, f64)>> {
+    let ring = |_| rtrb::RingBuffer::<[u64; 2]>::new(super::run::SLOTS as usize);
+    let [one, other] = bench.in_rivals_pages(|| [0; 2].map(ring));
     let here = Rtrb { producer: one.0, consumer: other.1 };
     let there = Rtrb { producer: other.0, consumer: one.1 };
     ping_pong(bench.cores(), here, there)

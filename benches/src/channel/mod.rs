@@ -27,8 +27,9 @@ use crate::cores::{self, Cores, Distance};
 /// slots. Measured are the highest rate, and the latency at several fixed rates: median and 99th percentile, counted
 /// from when a message was due. The paper (Oasis, SOSP '25, §3.2.2) needs 14 M messages/s with a median of 0.6 µs.
 ///
-/// The rival is rtrb through its chunk interface. It works only between threads of one process and on coherent memory,
-/// so compare it with "hardware-coherent"; the other variants pay for cache control that rtrb does without.
+/// The rival is rtrb through its own batch interface, its ring allocated in the same pool file and its sender forked off. It
+/// works on coherent memory only, so compare it with "hardware-coherent"; the other variants pay for cache control that rtrb
+/// does without.
 ///
 /// All variants take turns, in every round. What one line transfer between the cores costs is probed before and after
 /// each run; it is tagged near (below 100 ns), far, or mixed, and only equal tags are compared. On coherent hardware

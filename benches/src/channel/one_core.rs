@@ -30,7 +30,8 @@ fn for_words<const WORDS: usize>(bench: &mut Bench) -> Result<()> {
     let memory = bench.pool().software();
     let (mut sender, mut receiver) = bench.both_ends::<_, WORDS>(&memory)?;
     let software = cost(&mut sender, &mut receiver);
-    let (mut producer, mut consumer) = rtrb::RingBuffer::<[u64; WORDS]>::new(SLOTS as usize);
+    let (mut producer, mut consumer) =
+        bench.in_rivals_pages(|| rtrb::RingBuffer::<[u64; WORDS]>::new(SLOTS as usize));
     let rival = cost(&mut producer, &mut consumer);
     let show = |(send, receive): (f64, f64)| format!("{send:.2} + {receive:.2}");
     println!(

@@ -3,8 +3,6 @@
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Barrier;
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -16,6 +14,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use super::traffic::{self, Measured, Traffic};
 use super::variant::Variant;
 use crate::cores::{self, Cores};
+use crate::shared_window::{Forked, Window};
 
 /// As in the paper.
 pub(super) const SLOTS: u32 = 8192;
@@ -39,9 +38,15 @@ pub(crate) struct SenderOptions {
     duration_ms: u64,
 }
 
+/// Where the rival's ring lies in the pool, beyond ours.
+const RIVAL_OFFSET: u64 = 12 << 20;
+const RIVAL_BYTES: usize = 2 << 20;
+
 /// The pool that all runs go through. It has no name any more, so that nothing can be left behind.
 pub(crate) struct Bench {
     pool: Pool,
+    /// The pages of the pool that the rival works in.
+    rival: Window,
     cores: Cores,
     generation: Generation,
 }
@@ -57,7 +62,8 @@ impl Bench {
         };
         let pool = Pool::create(&directory.path().join("pool"), &options)?;
         placement(&pool).clear(&pool.software());
-        Ok(Self { pool, cores, generation: Generation::default() })
+        let rival = Window::new(pool.fd(), RIVAL_OFFSET, RIVAL_BYTES)?;
+        Ok(Self { pool, rival, cores, generation: Generation::default() })
     }
 
     /// Measures a variant with messages of this many words.
@@ -65,7 +71,7 @@ impl Bench {
         cores::unpin(self.cores)?;
         self.generation = self.generation.next();
         match variant {
-            Variant::Rtrb => self.between_threads::<WORDS>(traffic),
+            Variant::Rtrb => self.rival::<WORDS>(traffic),
             Variant::Coherent => self.between_processes::<_, WORDS>(&self.pool.hardware(), variant, traffic),
             _ => self.between_processes::<_, WORDS>(&self.pool.software(), variant, traffic),
         }
@@ -115,6 +121,11 @@ impl Bench {
         [8192, 4096 - 256].map(|from_end| ByteOffset::new(last - from_end))
     }
 
+    /// Runs this, with what it allocates in the pages that the rival works in. What was allocated there before must be gone.
+    pub(super) fn in_rivals_pages<T>(&mut self, run: impl FnOnce() -> T) -> T {
+        self.rival.allocate(run)
+    }
+
     pub(super) fn cores(&self) -> Cores {
         self.cores
     }
@@ -162,24 +173,19 @@ impl Bench {
         command.stdin(Stdio::null()).spawn().context("cannot start the sending process")
     }
 
-    fn between_threads<const WORDS: usize>(&self, traffic: Traffic) -> Result<Measured> {
-        let (mut producer, mut consumer) = rtrb::RingBuffer::<[u64; WORDS]>::new(SLOTS as usize);
+    /// A receiver in this process, a sender in another one, through the rival's ring in the pool's pages.
+    fn rival<const WORDS: usize>(&mut self, traffic: Traffic) -> Result<Measured> {
+        let (mut producer, mut consumer) =
+            self.rival.allocate(|| rtrb::RingBuffer::<[u64; WORDS]>::new(SLOTS as usize));
         let core = self.cores.sender;
-        let started_together = Barrier::new(2);
-        thread::scope(|scope| {
-            let started_together = &started_together;
-            let sending = scope.spawn(move || {
-                let pinned = cores::pin(core);
-                started_together.wait();
-                pinned?;
-                traffic::send(&mut producer, traffic)
-            });
-            let pinned = cores::pin(self.cores.receiver);
-            started_together.wait();
-            let measured = pinned.and_then(|()| traffic::receive(&mut consumer, traffic));
-            sending.join().map_err(|_| anyhow::anyhow!("the sending thread panicked"))??;
-            measured
-        })
+        let sender = Forked::run(|| {
+            cores::pin(core)?;
+            traffic::send(&mut producer, traffic)
+        })?;
+        cores::pin(self.cores.receiver)?;
+        let measured = traffic::receive(&mut consumer, traffic)?;
+        sender.wait()?;
+        Ok(measured)
     }
 }
 

@@ -89,9 +89,7 @@ pub(crate) fn write(
             println!("\n{} B, {distance}\n{}", words * 8, table(samples, rates, words, *distance));
         }
     }
-    println!(
-        "\n–: did not keep up with that rate. n/a: no run while the cores were so. rtrb runs between threads."
-    );
+    println!("\n–: did not keep up with that rate. n/a: no run while the cores were so.");
     let mut figures = figures(samples, rates, &distances);
     figures.extend(lone);
     for figure in figures.iter().filter(|figure| figure.goal.is_some()) {

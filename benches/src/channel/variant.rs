@@ -37,7 +37,7 @@ impl Variant {
             Self::InvalidatePrefetched => "+ invalidate prefetched",
             Self::Adaptive => "adaptive (software mode's default)",
             Self::Coherent => "hardware-coherent",
-            Self::Rtrb => "rtrb, between threads, coherent",
+            Self::Rtrb => "rtrb, coherent",
         }
     }
 

@@ -1,6 +1,7 @@
 //! `net`: the path from a guest's queue to a NIC of another host and back, and a rival that has one hop only.
 
 mod engine;
+mod huge_pages;
 mod ours;
 mod round_trip;
 mod summary;
@@ -15,9 +16,10 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use cxl_pool::CoherenceMode;
 
+use self::huge_pages::HugePages;
 use self::ours::{Ours, Spread, Work};
 use self::round_trip::{Latencies, RoundTrips};
-use self::testpmd::{DRIVER_MAC, Forwarding, HugePages, Side, Testpmd};
+use self::testpmd::{DRIVER_MAC, Forwarding, Side, Testpmd};
 use crate::cores::{self, Cores, Distance};
 
 /// Networks: packets per second both ways and round trips through a NIC of another host, and of dpdk-testpmd's own vhost

@@ -19,38 +19,11 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The address of the driver's port: what it sends comes from there.
 pub(super) const DRIVER_MAC: &str = "02:00:00:00:00:01";
 /// Memory of each of the two processes. Their buffers fit twice.
-const MEMORY_MIB: u64 = 128;
-const HUGE_PAGE_MIB: u64 = 2;
+pub(super) const MEMORY_MIB: u64 = 128;
 
 pub(super) fn is_installed() -> bool {
     // It has no option that only prints something and succeeds.
     Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
-}
-
-/// Huge pages for its memory, as many as are needed beside those that are reserved already. Given back when dropped.
-pub(super) struct HugePages {
-    before: u64,
-}
-
-impl HugePages {
-    const COUNT: &str = "/proc/sys/vm/nr_hugepages";
-
-    /// Reserves them; nothing if this machine has none to give.
-    pub(super) fn reserve() -> Option<Self> {
-        let count = || fs::read_to_string(Self::COUNT).ok()?.trim().parse::<u64>().ok();
-        let reservation = Self { before: count()? };
-        let wanted = reservation.before + 2 * MEMORY_MIB / HUGE_PAGE_MIB;
-        fs::write(Self::COUNT, wanted.to_string()).ok()?;
-        // Fewer are reserved where memory is too fragmented.
-        (count()? >= wanted).then_some(reservation)
-    }
-}
-
-impl Drop for HugePages {
-    fn drop(&mut self) {
-        // Whoever runs this as root can undo it by hand, and nobody else could reserve them.
-        let _ = fs::write(Self::COUNT, self.before.to_string());
-    }
 }
 
 /// Which port it has.
