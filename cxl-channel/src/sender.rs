@@ -123,8 +123,17 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
     }
 
     /// How many messages can be sent now, by what is known; looks again if that is none.
+    ///
+    /// Ask before you gather what is to be sent: if a line was published half full, this waits until it has been written
+    /// back, and what comes up meanwhile can go with the rest.
     #[inline]
     pub fn free(&mut self) -> u32 {
+        if !M::COHERENT && self.reopens {
+            // For speed only. Otherwise stores to this line queue up behind write-backs of it, each of which takes the time of
+            // a fetch, and messages wait there that could have gone together.
+            self.memory.full_fence();
+            self.reopens = false;
+        }
         if self.ready && self.sent - self.consumed < self.slots {
             return self.known_free();
         }
@@ -166,12 +175,6 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
     fn put(&mut self, message: [u64; WORDS]) {
         let at = self.next_slot();
         let message = with_epoch(message, self.epoch());
-        if !M::COHERENT && self.reopens {
-            // For speed only. Otherwise stores to this line queue up behind write-backs of it, each of which takes the time of
-            // a fetch, and messages wait there that could have gone together.
-            self.memory.full_fence();
-            self.reopens = false;
-        }
         // The line may be evicted between any two words: the one with the epoch comes last.
         self.memory.store_words(at, message);
         self.sent += 1;

@@ -7,6 +7,8 @@ use cxl_pool::Memory;
 pub(crate) trait Outlet<const WORDS: usize> {
     /// Whether the other end is there.
     fn ready(&mut self) -> bool;
+    /// To be asked before messages are gathered: how many it would take.
+    fn room(&mut self) -> usize;
     /// Takes as many as there is room for, and says how many.
     fn offer(&mut self, messages: &[[u64; WORDS]]) -> usize;
     /// Makes them visible.
@@ -24,6 +26,10 @@ pub(crate) trait Inlet<const WORDS: usize> {
 impl<M: Memory, const WORDS: usize> Outlet<WORDS> for Sender<M, WORDS> {
     fn ready(&mut self) -> bool {
         Self::ready(self)
+    }
+
+    fn room(&mut self) -> usize {
+        self.free() as usize
     }
 
     fn offer(&mut self, messages: &[[u64; WORDS]]) -> usize {
@@ -49,6 +55,11 @@ impl<M: Memory, const WORDS: usize> Inlet<WORDS> for Receiver<M, WORDS> {
 impl<const WORDS: usize> Outlet<WORDS> for rtrb::Producer<[u64; WORDS]> {
     fn ready(&mut self) -> bool {
         true
+    }
+
+    fn room(&mut self) -> usize {
+        // It looks for room by itself.
+        usize::MAX
     }
 
     fn offer(&mut self, messages: &[[u64; WORDS]]) -> usize {

@@ -166,6 +166,7 @@ fn send(
     let mut due = host.now() + PAUSE_NS;
     while sent < total {
         host.wait_until(due);
+        let _ = sender.free();
         // All that is due goes, and is published once there is nothing more to send.
         while sent < total && due <= host.now() {
             host.pass(link.call_ns + link.clock_ns);
