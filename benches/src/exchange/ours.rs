@@ -22,6 +22,8 @@ pub(crate) struct Ours<M: Memory> {
     waiting: Waiting,
     own_bell: DoorbellListener,
     peer_bell: Doorbell,
+    /// It rang, and was not drained since.
+    rang: bool,
     now: Instant,
 }
 
@@ -40,7 +42,7 @@ impl<M: Memory> Ours<M> {
         let mut exchange = Exchange::new(sender, receiver);
         exchange.set_wakeups(waiting == Waiting::Sleep);
         let peer_bell = Doorbell::connect(bells[1]);
-        Ok(Self { exchange, waiting, own_bell, peer_bell, now: Instant::now() })
+        Ok(Self { exchange, waiting, own_bell, peer_bell, rang: false, now: Instant::now() })
     }
 }
 
@@ -84,10 +86,15 @@ impl<M: Memory> End for Ours<M> {
             return Ok(());
         }
         self.now = Instant::now();
+        if std::mem::take(&mut self.rang) {
+            // What woke us went first: this is for the time in which the peer wakes up. Another look follows, for what rang
+            // since.
+            self.own_bell.drain();
+            return Ok(());
+        }
         if self.exchange.ready() && self.exchange.announce_sleep() {
             let mut bell = [PollFd::from_borrowed_fd(self.own_bell.as_fd(), PollFlags::IN)];
-            poll(&mut bell, Some(&NAP)).context("cannot wait for the doorbell")?;
-            self.own_bell.drain();
+            self.rang = poll(&mut bell, Some(&NAP)).context("cannot wait for the doorbell")? > 0;
             self.exchange.wake();
         }
         Ok(())
