@@ -27,6 +27,12 @@ use crate::fence::Fence;
 const TURNS_PER_LOOK_IDLE: u32 = 8;
 const LOOK_EVERY_BUSY: Duration = Duration::from_micros(100);
 
+/// A worker that polls without end, on a core of its own, pauses between its looks after so long without work. Each look takes
+/// some of the pool's bandwidth from those who have work: pauses halve that. What comes first after such a silence waits
+/// half a pause longer on average.
+const REST_AFTER: Duration = Duration::from_millis(1);
+const REST: Duration = Duration::from_nanos(350);
+
 /// Steps in which a worker without doorbells sleeps. They double from the first to the last while nothing comes.
 const NAP_FIRST: Duration = Duration::from_micros(50);
 const NAP_LAST: Duration = Duration::from_millis(1);
@@ -111,6 +117,7 @@ impl<T: Task + 'static> Worker<T> {
         let mut last_work = Instant::now();
         let mut last_look = last_work;
         let mut idle_turns = 0;
+        let mut rests = false;
         let mut has_answered = false;
         let mut nap = NAP_FIRST;
         loop {
@@ -118,6 +125,7 @@ impl<T: Task + 'static> Worker<T> {
             let progress = self.task.turn();
             if progress != Progress::Idle {
                 last_work = Instant::now();
+                rests = false;
                 has_answered |= progress == Progress::Answered;
                 nap = NAP_FIRST;
                 if last_work.duration_since(last_look) >= LOOK_EVERY_BUSY {
@@ -135,8 +143,10 @@ impl<T: Task + 'static> Worker<T> {
                 idle_turns = 0;
                 if self.look() {
                     last_work = Instant::now();
+                    rests = false;
                     continue;
                 }
+                rests = last_work.elapsed() >= REST_AFTER;
                 if self.config.cpu.is_none() {
                     // Who has work comes before who waits for some: perhaps the very guest or peer that we wait for.
                     thread::yield_now();
@@ -147,6 +157,9 @@ impl<T: Task + 'static> Worker<T> {
                 // message takes half as long to a core that waits for each look before the next one.
                 std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
                 std::hint::spin_loop();
+                if rests {
+                    rest();
+                }
                 continue;
             }
             if self.sleep(nap) {
@@ -216,6 +229,14 @@ struct CloseOnDrop<M>(Arc<Mailbox<M>>);
 impl<M> Drop for CloseOnDrop<M> {
     fn drop(&mut self) {
         self.0.close();
+    }
+}
+
+/// Lets the time between two looks pass. Not asleep: that would take a hundred times as long.
+fn rest() {
+    let until = Instant::now() + REST;
+    while Instant::now() < until {
+        std::hint::spin_loop();
     }
 }
 
