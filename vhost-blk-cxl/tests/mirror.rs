@@ -6,7 +6,7 @@ mod common;
 
 use std::panic::{self, AssertUnwindSafe};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::history::History;
 use common::mirror::{MIRROR_BYTES, MirrorPod};
@@ -32,9 +32,20 @@ fn run(seed: u64, replicas: u16) -> (u64, u64) {
     let mut pod = MirrorPod::started(seed, replicas);
     let mut history = History::new(pod.driver(), seed);
     let count = usize::from(replicas);
+    for control in &pod.controls {
+        // What came last is done first, so that a read overtakes a write on one replica and not on the other.
+        control.finish_backwards();
+    }
     for _ in 0..12 {
-        history.work(8 + history_below(seed, 40));
-        pod.control();
+        for _ in 0..8 {
+            history.work(1 + history_below(seed, 8));
+            // Replicas are slow by turns.
+            let (slow, held) = (history.below(count as u64) as usize, history.below(2) == 0);
+            pod.controls[slow].hold(held);
+            thread::sleep(Duration::from_micros(history.below(300)));
+            history.collect();
+            pod.control();
+        }
         let there: Vec<usize> = (0..count).filter(|&index| pod.backends[index].is_some()).collect();
         let victim = history.below(count as u64) as usize;
         match history.below(6) {
@@ -59,10 +70,11 @@ fn run(seed: u64, replicas: u16) -> (u64, u64) {
                     pod.revive(gone);
                 }
             }
-            _ => pod.controls[victim].hold(false),
+            _ => {}
         }
         history.collect();
     }
+    pod.controls.iter().for_each(|control| control.hold(false));
     for index in 0..count {
         if pod.backends[index].is_none() {
             pod.revive(index);
@@ -226,6 +238,91 @@ fn what_a_dead_frontend_left_different_is_read_the_same_by_all() {
     pod.notice(0);
     assert_eq!(driver.read_sectors(8, 4096), read);
     assert_eq!(driver.read_sectors(MIRROR_BYTES / SECTOR - 8, 4096), vec![0; 4096]);
+}
+
+#[test]
+fn a_read_that_meets_a_write_waits_for_it() {
+    let mut pod = MirrorPod::started(11, 2);
+    let mut driver = pod.driver();
+    pod.in_line();
+    pod.controls[1].hold(true);
+    driver.write(driver.place(0).data, &pattern(1, 4096));
+    let write = driver.offer(0, 0, T_OUT, 8, 4096);
+    eventually(|| pod.controls[0].bytes(VOLUME_START + 4096, 4096) == pattern(1, 4096));
+    // One replica would show the write, and the other one not any more.
+    let read = driver.offer(1, 1, T_IN, 15, 512);
+    let elsewhere = driver.offer(1, 2, T_IN, 16, 512);
+    assert_eq!(driver.guest.wait_used(1, PATIENCE).map(|used| used.head), Some(elsewhere));
+    assert!(driver.guest.wait_used(1, QUIET).is_none());
+    pod.controls[1].hold(false);
+    assert_eq!(driver.answer(0, 0, write), (OK, 1));
+    assert_eq!(driver.answer(1, 1, read), (OK, 513));
+    assert_eq!(driver.read(driver.place(1).data, 512), pattern(1, 4096)[3584..]);
+}
+
+#[test]
+fn writes_that_meet_have_the_same_order_everywhere() {
+    let mut pod = MirrorPod::started(12, 2);
+    let mut driver = pod.driver();
+    pod.in_line();
+    pod.controls[1].finish_backwards();
+    pod.controls[1].hold(true);
+    for index in 0..4_u64 {
+        driver.write(driver.place(index).data, &pattern(index, 4096));
+        driver.offer((index % 2) as usize, index, T_OUT, 8 + index, 4096);
+    }
+    eventually(|| pod.controls[1].waiting() > 0);
+    thread::sleep(QUIET);
+    assert_eq!(pod.controls[1].waiting(), 1, "others come when this one is done on both");
+    pod.controls[1].hold(false);
+    for index in 0..4_usize {
+        assert!(driver.guest.wait_used(index % 2, PATIENCE).is_some());
+    }
+    pod.in_line();
+}
+
+#[test]
+fn a_buffer_that_a_lost_replica_may_still_fill_is_kept_aside() {
+    const BYTES: u32 = 256 << 10;
+    let sectors = u64::from(BYTES) / SECTOR;
+    let mut pod = MirrorPod::started(13, 2);
+    let mut driver = pod.driver();
+    pod.in_line();
+    for index in 0..4 {
+        assert_eq!(driver.write_sectors(index * sectors, &pattern(index, BYTES as usize)), OK);
+    }
+    pod.controls[0].hold(true);
+    let head = driver.offer(0, 0, T_IN, 0, BYTES);
+    eventually(|| pod.controls[0].waiting() == 1);
+    let late = *pod.controls[0].log().last().unwrap();
+    let before = pod.controls[1].log().len();
+    pod.notice(0);
+    assert_eq!(driver.answer(0, 0, head), (OK, BYTES + 1));
+    assert_eq!(driver.read(driver.place(0).data, BYTES as usize), pattern(0, BYTES as usize));
+    // More than the area holds.
+    let used = |pod: &MirrorPod, from: usize| {
+        let own = late.data.get()..late.data.get() + u64::from(BYTES);
+        let log = pod.controls[1].log();
+        log[from..].iter().any(|it| {
+            it.length_bytes > 0 && own.start < it.data.get() + it.length_bytes && it.data.get() < own.end
+        })
+    };
+    for round in 0..40_u64 {
+        let data = pattern(100 + round, BYTES as usize);
+        assert_eq!(driver.write_sectors(round % 8 * sectors, &data), OK);
+    }
+    assert!(!used(&pod, before), "it was given to another request");
+    // The replica answers late; then it may be used again.
+    pod.controls[0].hold(false);
+    pod.disk.replicas[0].away = false;
+    pod.apply_disk();
+    pod.in_line();
+    let before = pod.controls[1].log().len();
+    for round in 0..40_u64 {
+        let data = pattern(200 + round, BYTES as usize);
+        assert_eq!(driver.write_sectors(round % 8 * sectors, &data), OK);
+    }
+    assert!(used(&pod, before), "it was never given back");
 }
 
 /// The checker can fail: two registers in place of one do not pass it.
