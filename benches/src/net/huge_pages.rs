@@ -1,6 +1,7 @@
 //! Huge pages for the rival's memory.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -43,7 +44,8 @@ impl Restored {
             "sh",
             text,
         ]);
-        command.arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
+        // In a group of its own: what ends this one does not reach it.
+        command.arg(path).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut waiting = Self(command.spawn().context("cannot start sh")?);
         // Its first line comes once no signal ends it any more.
         let mut stdout = waiting.0.stdout.take().context("a pipe")?;
