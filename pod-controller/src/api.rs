@@ -14,7 +14,8 @@ pub use host::{
     Device, DeviceCounters, DeviceHealth, DeviceKind, DeviceList, Endpoint, EndpointHealth, Host, HostList,
 };
 pub use instance::{
-    CreateInstance, Disk, Instance, InstanceList, MigrateNic, Nic, NicLimit, NicPolicy, NicRequest,
+    CreateInstance, Disk, Instance, InstanceList, MigrateInstance, MigrateNic, MigratingDevice, Migration,
+    Nic, NicLimit, NicPolicy, NicRequest,
 };
 pub use pool::{Pool, Region, RegionState};
 pub use problem::{PROBLEM_JSON, Problem};

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use crate::api::{
     ChangeVolume, CreateInstance, CreateVolume, Device, DeviceList, EventList, Host, HostList, Instance,
-    InstanceList, MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
+    InstanceList, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
 };
 
 mod events;
@@ -228,6 +228,25 @@ impl Client {
             let response = self.send(Method::POST, &path, &[], Some(&request)).await?;
             self.refusal(response).await.map(drop)
         })
+    }
+
+    /// Lets another host get ready for an instance, which goes on running where it is; [`Instance::migration`] says where
+    /// its devices will be.
+    pub fn migrate_instance(&self, instance: &str, to: &str) -> Result<Instance, ClientError> {
+        let request = MigrateInstance { to: to.to_owned() };
+        self.call(Method::POST, &["v1", "instances", instance, "migration"], &[], Some(&request))
+    }
+
+    /// Gives up the move of an instance.
+    pub fn abort_migration(&self, instance: &str) -> Result<(), ClientError> {
+        self.end(Method::DELETE, &["v1", "instances", instance, "migration"], &[])
+    }
+
+    /// Hands the leases of an instance to the host to which it moves; by force, although the host that it leaves has not
+    /// let go.
+    pub fn activate_migration(&self, instance: &str, force: bool) -> Result<(), ClientError> {
+        let force = if force { "true" } else { "false" };
+        self.end(Method::POST, &["v1", "instances", instance, "migration", "activate"], &[("force", force)])
     }
 
     /// Says anew what an instance may do with one of its NICs.

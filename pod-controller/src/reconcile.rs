@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use cxl_pool::EndpointId;
 use pod_protocol::commands::{Command, Version};
-use pod_protocol::ids::{LeaseId, RegionId};
+use pod_protocol::ids::RegionId;
 use pod_protocol::objects::{Object, ObjectId};
 
-use crate::state::{Objects, Presence, State};
+use crate::state::{Lease, Objects, Presence, State};
 
 /// How long to wait before an endpoint is told again what it refused.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -168,10 +168,8 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
         }
     }
 
-    /// What keeps a lease from being used by a VMM; nothing if it can be.
-    pub fn waiting_for(&self, state: &State, lease: LeaseId) -> Option<String> {
-        let lease = state.leases.get(&lease)?;
-        let frontend = state.frontend_of(lease)?;
+    /// What keeps a lease from being used by a VMM at this frontend; nothing if it can be.
+    pub fn waiting_for(&self, state: &State, lease: &Lease, frontend: EndpointId) -> Option<String> {
         let name = state.endpoint_name(frontend);
         let Some(remote) = self.remotes.get(&frontend) else {
             return Some(format!("{name} to join"));

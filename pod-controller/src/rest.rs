@@ -8,6 +8,7 @@ mod health;
 mod hosts;
 mod instances;
 mod listen;
+mod migrations;
 mod nics;
 mod pool;
 mod problem;
@@ -58,6 +59,8 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(volumes::get, volumes::change, volumes::delete))
         .routes(routes!(instances::list, instances::create))
         .routes(routes!(instances::get, instances::delete))
+        .routes(routes!(migrations::prepare, migrations::abort))
+        .routes(routes!(migrations::activate))
         .routes(routes!(nics::migrate))
         .routes(routes!(nics::change))
         .routes(routes!(events::list))

@@ -20,11 +20,20 @@ pub struct View {
     /// The state.
     pub state: Arc<State>,
     /// What leases wait for that a VMM cannot use yet.
-    pub waiting: BTreeMap<LeaseId, String>,
+    pub waiting: Waiting,
     /// The pool.
     pub facts: PoolFacts,
     /// Where vhost-user sockets lie.
     sockets: PathBuf,
+}
+
+/// What leases wait for.
+#[derive(Clone, Debug, Default)]
+pub struct Waiting {
+    /// Until a VMM can use them where they are.
+    pub here: BTreeMap<LeaseId, String>,
+    /// Until a VMM can be started where their instance moves to.
+    pub incoming: BTreeMap<LeaseId, String>,
 }
 
 /// What does not change of a pool.
@@ -51,13 +60,14 @@ impl PoolFacts {
 impl View {
     /// A view in which nothing is ready yet.
     pub fn new(state: &State, facts: PoolFacts, sockets: PathBuf) -> Self {
-        let waiting = state.leases.keys().map(|lease| (*lease, "its daemons to join".to_owned())).collect();
+        let all = || state.leases.keys().map(|lease| (*lease, "its daemons to join".to_owned())).collect();
+        let waiting = Waiting { here: all(), incoming: all() };
         Self { state: Arc::new(state.clone()), waiting, facts, sockets }
     }
 
     /// The same pool later.
     #[must_use]
-    pub fn updated(&self, state: &State, waiting: BTreeMap<LeaseId, String>) -> Self {
+    pub fn updated(&self, state: &State, waiting: Waiting) -> Self {
         let state = if *self.state == *state { Arc::clone(&self.state) } else { Arc::new(state.clone()) };
         Self { state, waiting, facts: self.facts.clone(), sockets: self.sockets.clone() }
     }

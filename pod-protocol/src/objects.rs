@@ -202,6 +202,10 @@ pub struct PortObject {
     /// is waited for before anything goes through the one in use now.
     #[serde(default)]
     pub draining: Option<Route>,
+    /// Another host's frontend still serves the instance, which is about to move here: negotiate with the VMM, and leave
+    /// the queues alone until this is no longer so.
+    #[serde(default)]
+    pub incoming: bool,
 }
 
 /// What an instance may do with a NIC that it is registered with.
@@ -322,6 +326,10 @@ impl VolumeObject {
 
 /// Block frontend: offer a virtio-blk device on a vhost-user socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each says something of its own, as it stands in the message"
+)]
 pub struct DiskObject {
     /// The instance's lease.
     pub lease: LeaseId,
@@ -360,6 +368,14 @@ pub struct DiskObject {
     /// The SSD is gone for good: answer I/O errors instead of keeping requests for a backend that may come back.
     #[serde(default)]
     pub failed: bool,
+    /// What the guest's driver chose before, here or on another host: that a write is on the medium when it is answered.
+    /// Of meaning when the device is made and when it ceases to be incoming; a driver may choose anew at any time.
+    #[serde(default)]
+    pub write_through: bool,
+    /// Another host's frontend still serves the instance, which is about to move here: negotiate with the VMM, and leave
+    /// the queues alone until this is no longer so.
+    #[serde(default)]
+    pub incoming: bool,
 }
 
 /// A replica of a mirrored volume, as its frontend needs to know it.

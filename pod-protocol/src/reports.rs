@@ -71,6 +71,13 @@ pub enum Report {
         lease: LeaseId,
         /// Whether a VMM uses it now.
         connected: bool,
+        /// Whether queues of it run: they were started, and not all of them have been released since. Once released,
+        /// nothing of theirs is in flight.
+        #[serde(default)]
+        running: bool,
+        /// The guest's driver chose that a write is on the medium when it is answered.
+        #[serde(default)]
+        write_through: bool,
     },
 }
 

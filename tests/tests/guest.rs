@@ -44,6 +44,7 @@ fn commands_run_as_they_are_given() {
         networks: Vec::new(),
         disks: Vec::new(),
         directory: directory.path().to_owned(),
+        incoming: None,
     };
     let mut vm = Vm::start(spec.clone()).unwrap();
     let agent = Agent::connect(&spec.exec_socket(), LONG).unwrap();

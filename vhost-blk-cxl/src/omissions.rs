@@ -141,6 +141,8 @@ fn objects(data_area: Area) -> (DiskObject, VolumeObject) {
         replicas: Vec::new(),
         epoch: 0,
         failed: false,
+        write_through: false,
+        incoming: false,
     };
     let volume = VolumeObject {
         lease,

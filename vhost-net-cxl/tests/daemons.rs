@@ -198,6 +198,7 @@ fn port(active: (u16, u16), standby: (u16, u16)) -> Object {
         active: route(active),
         standby: Some(route(standby)),
         draining: None,
+        incoming: false,
         policy: NicPolicy::default(),
     })
 }

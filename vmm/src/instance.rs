@@ -5,15 +5,21 @@ use pod_controller::api;
 use crate::{Disk, Network, VmSpec};
 
 impl VmSpec {
-    /// Gives the machine the name and the devices that `instance` has leased.
+    /// Gives the machine the name and the devices that `instance` has leased: those on the host to which it moves, if this
+    /// machine is to receive its guest.
     pub fn take_devices(&mut self, instance: &api::Instance) {
+        let moving = instance.migration.as_ref().filter(|_| self.incoming.is_some());
+        let socket = |device: &str, here: &str| {
+            let there = moving.and_then(|it| it.devices.iter().find(|it| it.device == device));
+            there.map_or(here, |there| &there.socket).into()
+        };
         self.name.clone_from(&instance.name);
         self.networks = instance
             .nics
             .iter()
             .map(|nic| Network {
                 device: nic.device.clone(),
-                socket: nic.socket.clone().into(),
+                socket: socket(&nic.device, &nic.socket),
                 mac: nic.mac.clone(),
                 mtu: nic.mtu,
                 queue_pairs: nic.queue_pairs,
@@ -24,7 +30,7 @@ impl VmSpec {
             .iter()
             .map(|disk| Disk {
                 device: disk.device.clone(),
-                socket: disk.socket.clone().into(),
+                socket: socket(&disk.device, &disk.socket),
                 queues: disk.queues,
             })
             .collect();

@@ -9,6 +9,8 @@ pub mod console;
 mod instance;
 pub mod libvirt;
 mod machine;
+mod migration;
+mod monitor;
 mod qemu;
 mod spec;
 
@@ -18,6 +20,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 pub use machine::Vm;
+pub use migration::{Migrated, MigrationSpeed, migrate, move_away, quit};
 pub use qemu::{Accelerator, QEMU, QemuVersion};
 pub use spec::{DirectKernel, Disk, Network, VmSpec};
 
@@ -55,6 +58,17 @@ pub enum VmmError {
         /// What the system says.
         source: io::Error,
     },
+    /// The guest did not get to another QEMU.
+    #[error("the guest goes on here, for it did not get to {uri}: {reason}")]
+    Migration {
+        /// Where it was to go.
+        uri: String,
+        /// Why it did not.
+        reason: String,
+    },
+    /// The controller refused something, or does not answer.
+    #[error("the controller: {0}")]
+    Controller(#[from] pod_controller::client::ClientError),
     /// QEMU's monitor does not answer as it should.
     #[error("QEMU's monitor: {reason}")]
     Monitor {

@@ -1,20 +1,15 @@
 //! A running virtual machine.
 
 use std::fs;
-use std::io::{self, BufReader};
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use qapi::{ExecuteError, Qmp, Stream, qmp};
+use qapi::qmp;
 
+use crate::monitor::{MONITOR_DEADLINE, Monitor, connect};
 use crate::{QEMU, QemuVersion, VmSpec, VmmError};
-
-type Monitor = Qmp<Stream<BufReader<UnixStream>, UnixStream>>;
-
-/// How long QEMU may take to open its monitor, and to end when told so.
-const MONITOR_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A virtual machine that QEMU runs; dropping it ends it.
 #[derive(Debug)]
@@ -74,6 +69,11 @@ impl Vm {
         self.child.wait().map_err(|source| VmmError::Start { program: QEMU.to_owned(), source })
     }
 
+    /// Waits until QEMU answers. One that is to receive a guest listens for it by then.
+    pub fn wait_until_listening(&mut self) -> Result<(), VmmError> {
+        self.monitor().map(drop)
+    }
+
     /// Sets the link of a network device, as the guest sees it.
     pub fn set_link(&mut self, device: &str, up: bool) -> Result<(), VmmError> {
         let mut monitor = self.monitor()?;
@@ -118,22 +118,7 @@ impl Vm {
     /// A new session with QEMU's monitor.
     fn monitor(&mut self) -> Result<Monitor, VmmError> {
         let path = self.spec.monitor_socket();
-        let started = Instant::now();
-        let stream = loop {
-            match UnixStream::connect(&path) {
-                Ok(stream) => break stream,
-                Err(e) if started.elapsed() > MONITOR_DEADLINE || self.exited().is_some() => {
-                    return Err(VmmError::Monitor { reason: format!("{}: {e}", path.display()) });
-                }
-                Err(_) => thread::sleep(Duration::from_millis(10)),
-            }
-        };
-        let failed = |e: ExecuteError| VmmError::Monitor { reason: e.to_string() };
-        stream.set_read_timeout(Some(MONITOR_DEADLINE)).map_err(|e| failed(e.into()))?;
-        let reader = BufReader::new(stream.try_clone().map_err(|e| failed(e.into()))?);
-        let mut monitor = Qmp::new(Stream::new(reader, stream));
-        monitor.handshake().map_err(failed)?;
-        Ok(monitor)
+        connect(&path, || self.exited().is_some())
     }
 
     fn remove_sockets(&self) {

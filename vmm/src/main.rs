@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use pod_controller::client::{Client, Server};
 use tokio::signal::unix::{SignalKind, signal};
-use vmm::{Accelerator, DirectKernel, QemuVersion, Vm, VmSpec, console, libvirt};
+use vmm::{Accelerator, DirectKernel, MigrationSpeed, QemuVersion, Vm, VmSpec, console, libvirt};
 
 /// Runs unmodified virtual machines whose devices come from the pod.
 #[derive(Parser)]
@@ -24,6 +24,11 @@ struct Arguments {
 enum Command {
     /// Runs the instance's virtual machine until it powers off. Ctrl-C ends it.
     Run(Machine),
+    /// Moves the instance's virtual machine, which runs on this host, to another one, while it runs.
+    ///
+    /// On the other host, `vmm run --incoming` has to wait for it, started with what this one was started with, after
+    /// `podctl instances migrate`.
+    Migrate(Move),
     /// Prints the QEMU command line that `run` would use.
     QemuArgs(Machine),
     /// Prints libvirt's domain XML.
@@ -33,6 +38,25 @@ enum Command {
         /// The console's socket; `run` says where it is.
         socket: PathBuf,
     },
+}
+
+#[derive(Args)]
+struct Move {
+    /// The instance, as the controller knows it.
+    #[arg(long)]
+    instance: String,
+    /// Where the controller listens.
+    #[arg(long, env = "WADI_CONTROLLER", default_value = "unix:/run/wadi/controller.sock")]
+    server: Server,
+    /// Where the other host's machine waits, such as tcp:h3:4444.
+    #[arg(long, value_name = "URI")]
+    to: String,
+    /// Where this host's machine has its monitor.
+    #[arg(long, default_value = "/run/wadi/vm")]
+    directory: PathBuf,
+    /// For how many milliseconds QEMU may plan to stop the guest.
+    #[arg(long, value_name = "MS", default_value_t = MigrationSpeed::default().downtime_ms)]
+    downtime: u64,
 }
 
 #[derive(Args)]
@@ -64,13 +88,26 @@ struct Machine {
     /// Where to put the machine's monitor and console sockets.
     #[arg(long, default_value = "/run/wadi/vm")]
     directory: PathBuf,
+    /// Wait here for the instance's guest, which runs on another host, instead of booting one: such as tcp:0.0.0.0:4444.
+    #[arg(long, value_name = "URI")]
+    incoming: Option<String>,
 }
 
 impl Machine {
     fn spec(&self) -> Result<VmSpec> {
         let client = Client::new(self.server.clone())?;
         let instance = client.instance(&self.instance)?;
-        if !instance.ready {
+        if self.incoming.is_some() {
+            let Some(migration) = &instance.migration else {
+                bail!(
+                    "{0} is not moving anywhere: say where with `podctl instances migrate {0}`",
+                    self.instance
+                );
+            };
+            if !migration.ready {
+                bail!("{} is not ready: it waits for {}", migration.to, migration.waiting_for.join(", "));
+            }
+        } else if !instance.ready {
             bail!("{} is not ready: it waits for {}", instance.name, instance.waiting_for.join(", "));
         }
         let accelerator = match (self.accelerator, &self.kernel) {
@@ -94,6 +131,7 @@ impl Machine {
             networks: Vec::new(),
             disks: Vec::new(),
             directory: self.directory.clone(),
+            incoming: self.incoming.clone(),
         };
         spec.take_devices(&instance);
         Ok(spec)
@@ -113,7 +151,12 @@ fn run(machine: &Machine) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _guard = runtime.enter();
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let incoming = spec.incoming.clone();
     let mut vm = Vm::start(spec)?;
+    if let Some(uri) = incoming {
+        vm.wait_until_listening()?;
+        eprintln!("it waits for its guest at {uri}");
+    }
     let told = runtime.block_on(async {
         loop {
             tokio::select! {
@@ -130,9 +173,27 @@ fn run(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
+fn move_away(asked: &Move) -> Result<()> {
+    let client = Client::new(asked.server.clone())?;
+    let name = &asked.instance;
+    let monitor = asked.directory.join(format!("{name}-qmp.sock"));
+    let speed = MigrationSpeed { downtime_ms: asked.downtime, ..MigrationSpeed::default() };
+    let moved = vmm::move_away(&client, name, &monitor, &asked.to, speed)?;
+    vmm::quit(&monitor)?;
+    println!(
+        "{name} runs on {}: moved in {} ms, of which it stood still for {} ms; {} MiB copied",
+        client.instance(name)?.host,
+        moved.total_ms,
+        moved.downtime_ms,
+        moved.bytes >> 20
+    );
+    Ok(())
+}
+
 fn execute(command: Command) -> Result<()> {
     match command {
         Command::Run(machine) => run(&machine),
+        Command::Migrate(asked) => move_away(&asked),
         Command::QemuArgs(machine) => {
             println!("{}", libvirt::command_line(&machine.spec()?, QemuVersion::detect()?));
             Ok(())

@@ -63,6 +63,8 @@ pub struct VmSpec {
     pub disks: Vec<Disk>,
     /// Where its monitor, console and agent sockets are.
     pub directory: PathBuf,
+    /// Where it listens for the guest of another QEMU, such as `tcp:0.0.0.0:4444`, instead of booting one.
+    pub incoming: Option<String>,
 }
 
 impl VmSpec {
@@ -165,6 +167,9 @@ impl VmSpec {
             }
             words.option("-device", &device);
         }
+        if let Some(uri) = &self.incoming {
+            words.option("-incoming", uri);
+        }
         words.0
     }
 
@@ -262,6 +267,7 @@ pub(crate) mod tests {
                 queues: 2,
             }],
             directory: "/run/wadi/vm".into(),
+            incoming: None,
         }
     }
 
@@ -278,6 +284,13 @@ pub(crate) mod tests {
         );
         assert!(line.contains("mac=52:54:00:00:00:01,host_mtu=1500"), "{line}");
         assert!(line.contains("vhost-user-blk-pci,id=vol0,chardev=char-vol0,num-queues=2"), "{line}");
+    }
+
+    #[test]
+    fn a_machine_that_waits_for_a_guest_differs_in_nothing_else() {
+        let own = spec().arguments(QEMU_7_2);
+        let waiting = VmSpec { incoming: Some("tcp:0.0.0.0:4444".to_owned()), ..spec() }.arguments(QEMU_7_2);
+        assert_eq!(waiting.strip_prefix(&*own).unwrap(), ["-incoming", "tcp:0.0.0.0:4444"]);
     }
 
     #[test]

@@ -204,6 +204,8 @@ fn objects(
         replicas: Vec::new(),
         epoch: 0,
         failed: false,
+        write_through: false,
+        incoming: false,
     };
     let volume = VolumeObject {
         lease,

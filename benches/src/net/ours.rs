@@ -246,6 +246,7 @@ fn objects(placements: &Placements, mac: &str) -> Result<(PortObject, Registrati
         active: Route { channel, generation },
         standby: None,
         draining: None,
+        incoming: false,
         policy: NicPolicy::default(),
     };
     let registration = RegistrationObject {

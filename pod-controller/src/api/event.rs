@@ -71,6 +71,12 @@ pub enum EventKind {
     Failover,
     /// A lease moved between NICs that work, on demand.
     Migrated,
+    /// Another host gets ready for an instance.
+    MigrationPrepared,
+    /// An instance that was to move stays where it is.
+    MigrationAborted,
+    /// An instance runs on another host now.
+    InstanceMigrated,
     /// An instance may do something else with its NIC.
     NicChanged,
     /// A lease went back to the NIC where it belongs.
@@ -128,6 +134,9 @@ impl EventKind {
             Self::PoolAdopted => "pool-adopted",
             Self::Failover => "failover",
             Self::Migrated => "migrated",
+            Self::MigrationPrepared => "migration-prepared",
+            Self::MigrationAborted => "migration-aborted",
+            Self::InstanceMigrated => "instance-migrated",
             Self::NicChanged => "nic-changed",
             Self::FailedBack => "failed-back",
             Self::Degraded => "degraded",

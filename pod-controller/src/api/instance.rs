@@ -29,6 +29,42 @@ pub struct Instance {
     /// What it still waits for when it is not ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_for: Vec<String>,
+    /// Its move to another host, while that is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub migration: Option<Migration>,
+}
+
+/// An instance's move to another host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Migration {
+    /// The host to which it moves.
+    pub to: String,
+    /// Whether that host's daemons have confirmed all of it, so that a VMM can be started there.
+    pub ready: bool,
+    /// What it still waits for when it is not ready.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting_for: Vec<String>,
+    /// Where the instance's devices will be, NICs first.
+    pub devices: Vec<MigratingDevice>,
+}
+
+/// A device of an instance on the host to which that moves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MigratingDevice {
+    /// Its name within the instance.
+    pub device: String,
+    /// The vhost-user socket there, as an absolute path.
+    pub socket: String,
+    /// Whether a VMM is connected to that socket.
+    pub connected: bool,
+}
+
+/// Asks for an instance to be moved to another host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MigrateInstance {
+    /// The name of that host.
+    pub to: String,
 }
 
 /// A virtio-net device of an instance.

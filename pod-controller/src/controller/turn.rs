@@ -15,7 +15,8 @@ use super::handle::{Request, Sample};
 use super::{Controller, ControllerError};
 use crate::api::{Event, EventKind};
 use crate::reconcile::Answer;
-use crate::state::{self, Command, DeviceId, Effect, Presence, Refusal, RegionUse, State};
+use crate::state::{self, Command, DeviceId, Effect, Lease, Presence, Refusal, RegionUse, State};
+use crate::view::Waiting as LeasesWaiting;
 
 /// How long the thread sleeps at most; it is woken before when there is something to do.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
@@ -235,8 +236,8 @@ impl<M: Memory> Controller<M> {
             Report::ReplicaSynced { lease, replica, epoch } => {
                 inbox.add(Command::ReplicaSynced { endpoint, lease, replica, epoch });
             }
-            Report::Attachment { lease, connected } => {
-                inbox.add(Command::Attachment { endpoint, lease, connected });
+            Report::Attachment { lease, connected, running, write_through } => {
+                inbox.add(Command::Attachment { endpoint, lease, connected, running, write_through });
             }
         }
     }
@@ -404,12 +405,14 @@ impl<M: Memory> Controller<M> {
         let port = &mut self.port;
         let mut send = |endpoint, command: &pod_protocol::commands::Command| port.send(endpoint, command);
         self.retry_at = self.reconciler.pump(&self.state, version, now, &mut send);
-        let waiting = self
-            .state
-            .leases
-            .keys()
-            .filter_map(|lease| Some((*lease, self.reconciler.waiting_for(&self.state, *lease)?)))
-            .collect();
+        let (state, reconciler) = (&self.state, &self.reconciler);
+        let waits = |lease: &Lease, frontend: Option<EndpointId>| {
+            Some((lease.id, reconciler.waiting_for(state, lease, frontend?)?))
+        };
+        let leases = state.leases.values();
+        let here = leases.clone().filter_map(|lease| waits(lease, state.frontend_of(lease)));
+        let incoming = leases.filter_map(|lease| waits(lease, state.incoming_frontend(lease)));
+        let waiting = LeasesWaiting { here: here.collect(), incoming: incoming.collect() };
         self.shared.view.send_modify(|view| *view = Arc::new(view.updated(&self.state, waiting)));
     }
 

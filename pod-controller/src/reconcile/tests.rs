@@ -105,14 +105,14 @@ fn frontend_hears_of_a_lease_when_the_backend_has_answered() {
     assert!(!first.iter().any(|(_, command)| command.contains("port")), "{first:?}");
     assert!(!first.contains(&(FRONTEND, "synced".to_owned())), "not everything was said yet");
     assert!(first.contains(&(BACKEND, "synced".to_owned())));
-    assert!(bench.reconciler.waiting_for(&state, lease).is_some());
+    assert!(bench.reconciler.waiting_for(&state, &state.leases[&lease], FRONTEND).is_some());
     bench.answer_all(&state, now);
     let all = bench.since(0);
     let place = |command: &str| all.iter().position(|(_, said)| said == command);
     let registration = place("apply registration of lease-1 with nic nic0").expect("said");
     assert!(registration < place("apply port of lease-1").expect("said"));
     assert_eq!(all.last(), Some(&(FRONTEND, "synced".to_owned())));
-    assert_eq!(bench.reconciler.waiting_for(&state, lease), None);
+    assert_eq!(bench.reconciler.waiting_for(&state, &state.leases[&lease], FRONTEND), None);
 
     let sent = bench.sent.len();
     bench.pump(&state, now);

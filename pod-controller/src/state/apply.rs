@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 use cxl_pool::{EndpointId, Role};
 use pod_protocol::ids::{LeaseId, RegionId};
 
+use super::attachment::Attached;
 use super::{
     Command, DeviceId, Effect, Health, LeaseKind, Options, Presence, Purpose, Refusal, RefusalKind, State,
 };
@@ -40,8 +41,10 @@ impl State {
             Command::FailBack { device } => self.fail_back(device, &mut effects)?,
             Command::HoldLink { device, reason } => self.hold(device, reason, &mut effects),
             Command::ReleaseLink { device, reason } => self.release(device, reason, &mut effects),
-            Command::Attachment { endpoint, lease, connected } => {
-                self.attachment(*endpoint, *lease, *connected, &mut effects);
+            Command::Attachment { endpoint, lease, connected, running, write_through } => {
+                let attached =
+                    Attached { connected: *connected, running: *running, write_through: *write_through };
+                self.attachment(*endpoint, *lease, attached, &mut effects);
             }
             Command::Scrubbed { endpoint, incarnation, region } => {
                 self.scrubbed(*endpoint, *incarnation, *region);
@@ -63,6 +66,11 @@ impl State {
             Command::AdoptVolumes { device } => self.adopt_volumes(device, &mut effects)?,
             Command::CreateInstance { name, host, nics, volumes } => {
                 self.create_instance(name, *host, nics, volumes, &mut effects)?;
+            }
+            Command::PrepareMigration { name, to } => self.prepare_migration(name, *to, &mut effects)?,
+            Command::AbortMigration { name } => self.abort_migration(name, &mut effects)?,
+            Command::ActivateMigration { name, force } => {
+                self.activate_migration(name, *force, &mut effects)?;
             }
             Command::DeleteInstance { name, force } => self.delete_instance(name, *force, &mut effects)?,
             Command::ResetHost { name } => self.reset_host(name, &mut effects)?,
@@ -154,25 +162,6 @@ impl State {
             device.health = Health::Failed(reason.to_owned());
             effects.push(Effect::event(EventKind::DeviceFailed, subject, reason));
         }
-    }
-
-    fn attachment(&mut self, endpoint: EndpointId, id: LeaseId, connected: bool, effects: &mut Vec<Effect>) {
-        // Only the frontend that serves the lease knows.
-        let known = self.leases.get(&id).and_then(|lease| self.frontend_of(lease)) == Some(endpoint);
-        let Some(lease) = self.leases.get_mut(&id).filter(|lease| known && lease.connected != connected)
-        else {
-            return;
-        };
-        lease.connected = connected;
-        let device = lease.device.clone();
-        let name =
-            self.instances.get(&lease.instance).map_or_else(String::new, |instance| instance.name.clone());
-        let (kind, message) = if connected {
-            (EventKind::Attached, format!("a VMM uses {device}"))
-        } else {
-            (EventKind::Detached, format!("the VMM does not use {device} any more"))
-        };
-        effects.push(Effect::event(kind, name, message));
     }
 
     fn scrubbed(&mut self, id: EndpointId, incarnation: u64, region: RegionId) {

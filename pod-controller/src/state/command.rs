@@ -133,6 +133,12 @@ pub enum Command {
         lease: LeaseId,
         /// Whether it is connected now.
         connected: bool,
+        /// Whether queues of the device run.
+        #[serde(default)]
+        running: bool,
+        /// The guest's driver chose that a write is on the medium when it is answered.
+        #[serde(default)]
+        write_through: bool,
     },
     /// An endpoint has let go of a region.
     Scrubbed {
@@ -215,6 +221,25 @@ pub enum Command {
         nics: Vec<NicWish>,
         /// The names of the volumes it gets.
         volumes: Vec<String>,
+    },
+    /// Somebody is about to move an instance to another host.
+    PrepareMigration {
+        /// The instance's name.
+        name: String,
+        /// Where to.
+        to: HostId,
+    },
+    /// It stays where it is.
+    AbortMigration {
+        /// The instance's name.
+        name: String,
+    },
+    /// It runs there now.
+    ActivateMigration {
+        /// The instance's name.
+        name: String,
+        /// Whatever the host that it leaves says.
+        force: bool,
     },
     /// Somebody does not want an instance any more.
     DeleteInstance {

@@ -98,7 +98,8 @@ impl State {
         let effects_before = effects.len();
         self.last.instance += 1;
         let id = InstanceId::new(self.last.instance);
-        let instance = Instance { id, name: name.to_owned(), host, nics: Vec::new(), disks: Vec::new() };
+        let instance =
+            Instance { id, name: name.to_owned(), host, incoming: None, nics: Vec::new(), disks: Vec::new() };
         self.instances.insert(id, instance);
         effects.push(Effect::event(
             EventKind::InstanceCreated,
@@ -256,8 +257,10 @@ impl State {
         let socket = format!("{name}-{device}.sock");
         let host = self.instances.get(&instance).map(|instance| instance.host);
         let same = self.leases.values().find(|lease| {
-            lease.socket == socket
-                && self.instances.get(&lease.instance).map(|instance| instance.host) == host
+            let instance = self.instances.get(&lease.instance);
+            let incoming = lease.incoming.as_ref().is_some_and(|incoming| incoming.socket == socket);
+            lease.socket == socket && instance.map(|instance| instance.host) == host
+                || incoming && instance.and_then(|instance| instance.incoming) == host
         });
         if same.is_some() {
             return Err(Refusal::new(
@@ -279,7 +282,19 @@ impl State {
         let generation = LeaseGeneration::new(1);
         self.leases.insert(
             id,
-            Lease { id, instance, device, socket, generation, connected: false, area: None, kind },
+            Lease {
+                id,
+                instance,
+                device,
+                socket,
+                generation,
+                connected: false,
+                running: false,
+                write_through: false,
+                area: None,
+                incoming: None,
+                kind,
+            },
         );
         Ok(id)
     }

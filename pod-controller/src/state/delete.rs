@@ -39,7 +39,10 @@ impl State {
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         let id = self.instance_named(name).ok_or_else(|| Refusal::not_found("instance", name))?.id;
-        let used = self.leases.values().find(|lease| lease.instance == id && lease.connected);
+        let used = self.leases.values().find(|lease| {
+            let incoming = lease.incoming.as_ref().is_some_and(|incoming| incoming.connected);
+            lease.instance == id && (lease.connected || incoming)
+        });
         if let Some(lease) = used.filter(|_| !force) {
             return Err(Refusal::new(
                 RefusalKind::Connected,
@@ -53,10 +56,11 @@ impl State {
         }
         let regions = &mut self.regions;
         self.leases.retain(|_, lease| {
-            if lease.instance == id
-                && let Some(area) = lease.area
-            {
-                regions.retire(area.region);
+            if lease.instance == id {
+                let incoming = lease.incoming.as_ref().and_then(|incoming| incoming.area);
+                for area in lease.area.into_iter().chain(incoming) {
+                    regions.retire(area.region);
+                }
             }
             lease.instance != id
         });

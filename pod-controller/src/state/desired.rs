@@ -9,7 +9,8 @@ use pod_protocol::objects::{
 };
 
 use super::{
-    Channel, DeviceId, Health, Kind, Lease, LeaseKind, Purpose, RegionUse, Replica, Rings, State, Volume,
+    Channel, DeviceId, Health, Incoming, Kind, Lease, LeaseKind, Purpose, RegionUse, Replica, Rings, State,
+    Volume,
 };
 
 /// What an endpoint should have, in the order in which it can be made.
@@ -27,7 +28,7 @@ impl State {
         }
         match id.role {
             Role::NetFrontend => {
-                let leases = self.leases.values().filter(|lease| self.frontend_of(lease) == Some(id));
+                let leases = self.leases.values().filter(|lease| self.frontends_of(lease).any(|it| it == id));
                 leases.filter_map(|lease| self.port(lease, id)).map(Object::Port).for_each(add);
             }
             Role::NetBackend => {
@@ -46,7 +47,7 @@ impl State {
                 }
             }
             Role::BlkFrontend => {
-                let leases = self.leases.values().filter(|lease| self.frontend_of(lease) == Some(id));
+                let leases = self.leases.values().filter(|lease| self.frontends_of(lease).any(|it| it == id));
                 leases.filter_map(|lease| self.disk(lease, id)).map(Object::Disk).for_each(add);
             }
             Role::BlkBackend => {
@@ -174,8 +175,21 @@ impl State {
 
     /// The area of a lease at its frontend.
     fn own_area(&self, lease: &Lease, frontend: EndpointId) -> Option<Area> {
-        let hold = lease.area.filter(|hold| self.is_life(frontend, hold.incarnation))?;
+        let area = match self.incoming_at(lease, frontend) {
+            Some(incoming) => incoming.area,
+            None => lease.area,
+        };
+        let hold = area.filter(|hold| self.is_life(frontend, hold.incarnation))?;
         self.area(hold.region)
+    }
+
+    /// What a frontend holds of a lease, if it does not serve it yet.
+    fn incoming_at<'a>(&self, lease: &'a Lease, frontend: EndpointId) -> Option<&'a Incoming> {
+        lease.incoming.as_ref().filter(|_| self.incoming_frontend(lease) == Some(frontend))
+    }
+
+    fn socket_at(&self, lease: &Lease, frontend: EndpointId) -> String {
+        self.incoming_at(lease, frontend).map_or(&lease.socket, |incoming| &incoming.socket).clone()
     }
 
     fn port(&self, lease: &Lease, frontend: EndpointId) -> Option<PortObject> {
@@ -189,7 +203,7 @@ impl State {
             instance: lease.instance,
             instance_name: self.instances.get(&lease.instance)?.name.clone(),
             device: lease.device.clone(),
-            socket: lease.socket.clone(),
+            socket: self.socket_at(lease, frontend),
             mac: *mac,
             mtu: *mtu,
             queue_pairs: *queue_pairs,
@@ -202,6 +216,7 @@ impl State {
                 let route = self.route(lease, frontend, left.nic.net_backend())?;
                 Some(Route { generation: left.generation, ..route })
             }),
+            incoming: self.incoming_at(lease, frontend).is_some(),
         })
     }
 
@@ -225,7 +240,7 @@ impl State {
             instance: lease.instance,
             instance_name: self.instances.get(&lease.instance)?.name.clone(),
             device: lease.device.clone(),
-            socket: lease.socket.clone(),
+            socket: self.socket_at(lease, frontend),
             serial: serial.clone(),
             size_bytes: volume.size_bytes,
             block_bytes: self.block_bytes_of(volume)?,
@@ -237,6 +252,8 @@ impl State {
             replicas: replicas?.into_iter().filter(|_| volume.is_mirrored()).collect(),
             epoch: volume.epoch,
             failed: self.is_failed_disk(lease),
+            write_through: lease.write_through,
+            incoming: self.incoming_at(lease, frontend).is_some(),
         })
     }
 

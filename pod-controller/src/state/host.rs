@@ -27,8 +27,10 @@ impl State {
         self.check_not_alive(host)?;
         let leased =
             |detail: String| Err(Refusal::new(RefusalKind::Leased, format!("the host {name} {detail}")));
-        if let Some(instance) = self.instances.values().find(|instance| instance.host == host) {
-            return leased(format!("runs the instance {}: delete that first", instance.name));
+        if let Some(instance) =
+            self.instances.values().find(|it| it.host == host || it.incoming == Some(host))
+        {
+            return leased(format!("runs the instance {}, or will: delete that first", instance.name));
         }
         if let Some(volume) =
             self.volumes.values().find(|it| !it.deleted && it.devices().any(|ssd| ssd.host == host))

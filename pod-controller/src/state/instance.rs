@@ -11,6 +11,9 @@ pub struct Instance {
     pub name: String,
     /// Where it runs.
     pub host: HostId,
+    /// Where it is moving to.
+    #[serde(default)]
+    pub incoming: Option<HostId>,
     /// In the order they were asked for.
     pub nics: Vec<LeaseId>,
     /// In the order they were asked for.

@@ -123,10 +123,21 @@ impl State {
             .filter(|lease| self.frontend_of(lease) == Some(id))
             .map(|lease| lease.id)
             .collect();
+        let incoming: Vec<LeaseId> = self
+            .leases
+            .values()
+            .filter(|lease| self.incoming_frontend(lease) == Some(id))
+            .map(|lease| lease.id)
+            .collect();
+        for lease in incoming {
+            if let Some(incoming) = self.leases.get_mut(&lease).and_then(|lease| lease.incoming.as_mut()) {
+                (incoming.connected, incoming.running) = (false, false);
+            }
+        }
         for lease in held {
             if let Some(lease) = self.leases.get_mut(&lease) {
                 lease.generation = lease.generation.next();
-                lease.connected = false;
+                (lease.connected, lease.running) = (false, false);
                 if let LeaseKind::Nic { draining, .. } = &mut lease.kind {
                     // Whoever waited for the old NIC is gone.
                     *draining = None;

@@ -1,11 +1,11 @@
 use std::collections::BTreeMap;
 
-use cxl_pool::HostId;
+use cxl_pool::{HostId, Role};
 use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
 use pod_protocol::objects::NicPolicy;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{DeviceId, Draining, Hold};
+use super::{DeviceId, Draining, Hold, Incoming};
 
 /// The right of an instance to use a NIC or a volume until it is revoked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,8 +22,17 @@ pub struct Lease {
     pub generation: LeaseGeneration,
     /// Whether a VMM is connected.
     pub connected: bool,
+    /// Whether its queues run.
+    #[serde(default)]
+    pub running: bool,
+    /// The guest's driver chose that a write is on the medium when it is answered.
+    #[serde(default)]
+    pub write_through: bool,
     /// The TX or data area, made for one life of the frontend.
     pub area: Option<Hold>,
+    /// What waits for it on the host to which its instance moves.
+    #[serde(default)]
+    pub incoming: Option<Incoming>,
     /// On what.
     pub kind: LeaseKind,
 }
@@ -86,6 +95,16 @@ fn clean_for<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<HostId, u64>
         Kept::Lives(lives) => lives.into_iter().collect(),
         Kept::Life(_) => BTreeMap::new(),
     })
+}
+
+impl LeaseKind {
+    /// What kind of frontend serves it.
+    pub const fn frontend_role(&self) -> Role {
+        match self {
+            Self::Nic { .. } => Role::NetFrontend,
+            Self::Disk { .. } => Role::BlkFrontend,
+        }
+    }
 }
 
 impl Lease {

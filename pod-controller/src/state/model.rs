@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
 use pod_protocol::ids::LeaseId;
-use pod_protocol::objects::{Object, ObjectId, RegistrationState};
+use pod_protocol::objects::{DiskObject, Object, ObjectId, PortObject, RegistrationState};
 use pod_protocol::reports::{DeviceReport, Join};
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -93,7 +93,10 @@ enum Step {
     Drained { lease: usize },
     FailBack { host: u16, nic: u8 },
     Trust { host: u16, nic: u8, held: bool },
-    Attach { lease: usize, connected: bool },
+    Attach { lease: usize, incoming: bool, connected: bool, running: bool },
+    MoveTo { name: u8, host: u16 },
+    StayHere { name: u8 },
+    MovedTo { name: u8, force: bool },
     Scrub { endpoint: usize, region: usize },
     ScrubAll,
     CreateVolume { name: u8, mib: u64, device: Option<u16>, replicas: u8 },
@@ -121,7 +124,12 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0_usize..8).prop_map(|lease| Step::Drained { lease }),
         1 => (host.clone(), 0_u8..2).prop_map(|(host, nic)| Step::FailBack { host, nic }),
         1 => (host.clone(), 0_u8..2, any::<bool>()).prop_map(|(host, nic, held)| Step::Trust { host, nic, held }),
-        1 => (0_usize..8, any::<bool>()).prop_map(|(lease, connected)| Step::Attach { lease, connected }),
+        4 => (0_usize..8, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
+            |(lease, incoming, connected, running)| Step::Attach { lease, incoming, connected, running }
+        ),
+        3 => (0_u8..5, host.clone()).prop_map(|(name, host)| Step::MoveTo { name, host }),
+        1 => (0_u8..5).prop_map(|name| Step::StayHere { name }),
+        1 => (0_u8..5, any::<bool>()).prop_map(|(name, force)| Step::MovedTo { name, force }),
         4 => (0_usize..12, 0_usize..8).prop_map(|(endpoint, region)| Step::Scrub { endpoint, region }),
         2 => Just(Step::ScrubAll),
         3 => (0_u8..5, 1_u64..20, prop::option::of(2_u16..4), 1_u8..3)
@@ -192,18 +200,15 @@ fn commands(state: &State, step: &Step) -> Vec<Command> {
                 Command::ReleaseLink { device, reason }
             }]
         }
-        Step::Attach { lease, connected } => {
-            let lease = state.leases.values().nth(lease);
-            lease
-                .and_then(|lease| {
-                    Some(Command::Attachment {
-                        endpoint: state.frontend_of(lease)?,
-                        lease: lease.id,
-                        connected,
-                    })
-                })
-                .into_iter()
-                .collect()
+        Step::Attach { lease, incoming, connected, running } => {
+            attach_command(state, lease, incoming, (connected, running)).into_iter().collect()
+        }
+        Step::MoveTo { name, host } => {
+            vec![Command::PrepareMigration { name: format!("vm{name}"), to: HostId::new(host) }]
+        }
+        Step::StayHere { name } => vec![Command::AbortMigration { name: format!("vm{name}") }],
+        Step::MovedTo { name, force } => {
+            vec![Command::ActivateMigration { name: format!("vm{name}"), force }]
         }
         Step::Scrub { endpoint, region } => scrub_command(state, endpoint, region).into_iter().collect(),
         Step::ScrubAll => scrub_all(state),
@@ -254,6 +259,19 @@ fn replica_command(state: &State, volume: usize, replica: u32, behind: u64, fail
     } else {
         Command::ReplicaSynced { endpoint, lease, replica, epoch }
     })
+}
+
+/// The frontend that serves a lease, or the one that will, speaks of its VMM.
+fn attach_command(
+    state: &State,
+    lease: usize,
+    incoming: bool,
+    (connected, running): (bool, bool),
+) -> Option<Command> {
+    let lease = state.leases.values().nth(lease)?;
+    let side = if incoming { state.incoming_frontend(lease) } else { state.frontend_of(lease) };
+    let running = running && connected;
+    Some(Command::Attachment { endpoint: side?, lease: lease.id, connected, running, write_through: false })
 }
 
 /// Every endpoint that is there lets go of what it has to.
@@ -347,12 +365,18 @@ fn no_lease_is_active_twice(state: &State) {
         }
     }
     let mut active: BTreeMap<LeaseId, EndpointId> = BTreeMap::new();
+    let mut served: BTreeMap<LeaseId, EndpointId> = BTreeMap::new();
     for id in state.endpoints.keys() {
         for object in state.desired(*id).into_values() {
-            if let Object::Registration(it) = object
-                && it.state == RegistrationState::Active
-            {
-                assert!(active.insert(it.lease, *id).is_none(), "{} is active at two backends", it.lease);
+            match object {
+                Object::Registration(it) if it.state == RegistrationState::Active => {
+                    assert!(active.insert(it.lease, *id).is_none(), "{} is active at two backends", it.lease);
+                }
+                Object::Port(PortObject { lease, incoming: false, .. })
+                | Object::Disk(DiskObject { lease, incoming: false, .. }) => {
+                    assert!(served.insert(lease, *id).is_none(), "{lease} is served by two frontends");
+                }
+                _ => {}
             }
         }
     }
@@ -368,6 +392,11 @@ fn nothing_is_shared_by_accident(state: &State) {
         let host = state.instances[&lease.instance].host;
         assert!(sockets.insert((host, &lease.socket)), "two leases have the socket {}", lease.socket);
         let instance = &state.instances[&lease.instance];
+        assert_eq!(lease.incoming.is_some(), instance.incoming.is_some(), "half of an instance moves");
+        assert_ne!(instance.incoming, Some(instance.host), "{} moves to where it is", instance.name);
+        if let (Some(incoming), Some(to)) = (&lease.incoming, instance.incoming) {
+            assert!(sockets.insert((to, &incoming.socket)), "two leases have the socket {}", incoming.socket);
+        }
         assert!(instance.nics.contains(&lease.id) != instance.disks.contains(&lease.id));
     }
     let of_instances: usize = state.instances.values().map(|it| it.nics.len() + it.disks.len()).sum();
@@ -376,7 +405,9 @@ fn nothing_is_shared_by_accident(state: &State) {
 
 /// No region leaks: whatever is in use has exactly one user, and each user's region is in use.
 fn what_is_used_is_referred_to_once(state: &State) {
-    let areas = state.leases.values().filter_map(|lease| lease.area.map(|hold| hold.region));
+    let incoming = |lease: &Lease| lease.incoming.as_ref().and_then(|incoming| incoming.area);
+    let areas = state.leases.values().flat_map(|lease| lease.area.into_iter().chain(incoming(lease)));
+    let areas = areas.map(|hold| hold.region);
     let rings = state.channels.values().filter_map(|channel| channel.rings);
     let rings = rings.flat_map(|rings| [rings.to_backend, rings.to_frontend]);
     let receive = state.devices.values().filter_map(|device| match device.kind {

@@ -1,11 +1,12 @@
 use std::collections::BTreeSet;
 
 use cxl_channel::RingPlacement;
-use cxl_pool::{EndpointId, Generation, Role};
+use cxl_pool::{EndpointId, Generation, LineCount};
 use pod_protocol::ids::{ChannelId, LeaseId};
 
 use super::{
-    Channel, DeviceId, Effect, Health, Hold, Kind, Lease, LeaseKind, Presence, Purpose, Rings, State, Volume,
+    Channel, DeviceId, Effect, Health, Hold, Kind, Lease, LeaseKind, Options, Presence, Purpose, Rings,
+    State, Volume,
 };
 use crate::api::EventKind;
 
@@ -18,6 +19,7 @@ impl State {
         self.fail_over(effects);
         self.choose_standbys();
         self.drop_lost_replicas(effects);
+        self.finish_migrations(effects);
         let mut short = self.make_receive_areas();
         short |= self.make_lease_areas();
         self.drop_channels();
@@ -35,10 +37,7 @@ impl State {
 
     /// The frontend that serves a lease.
     pub fn frontend_of(&self, lease: &Lease) -> Option<EndpointId> {
-        let role = match lease.kind {
-            LeaseKind::Nic { .. } => Role::NetFrontend,
-            LeaseKind::Disk { .. } => Role::BlkFrontend,
-        };
+        let role = lease.kind.frontend_role();
         self.instances.get(&lease.instance).map(|instance| EndpointId::new(instance.host, role))
     }
 
@@ -152,6 +151,7 @@ impl State {
         let mut short = false;
         let ids: Vec<LeaseId> = self.leases.keys().copied().collect();
         for id in ids {
+            short |= self.make_incoming_area(id);
             let Some(lease) = self.leases.get(&id) else { continue };
             let Some(frontend) = self.frontend_of(lease) else { continue };
             let Some(incarnation) = self.life_of(frontend) else { continue };
@@ -164,10 +164,7 @@ impl State {
             if let Some(old) = lease.area.take() {
                 self.regions.retire(old.region);
             }
-            let (lines, purpose) = match &lease.kind {
-                LeaseKind::Nic { .. } => (self.options.tx_area, Purpose::Transmit(id)),
-                LeaseKind::Disk { .. } => (self.options.data_area, Purpose::Data(id)),
-            };
+            let (lines, purpose) = area_of(&self.options, lease);
             let region = self.regions.allocate(lines, purpose, frontend);
             lease.area = region.map(|region| Hold { region, incarnation });
             short |= region.is_none();
@@ -178,9 +175,32 @@ impl State {
         short
     }
 
+    /// Gives the frontend to which a lease moves an area of its own. True if there was no room.
+    fn make_incoming_area(&mut self, id: LeaseId) -> bool {
+        let frontend = self.leases.get(&id).and_then(|lease| self.incoming_frontend(lease));
+        let Some((frontend, incarnation)) = frontend.and_then(|it| Some((it, self.life_of(it)?))) else {
+            return false;
+        };
+        let Some(lease) = self.leases.get_mut(&id) else { return false };
+        let (lines, purpose) = area_of(&self.options, lease);
+        let Some(incoming) = &mut lease.incoming else { return false };
+        if incoming.area.is_some_and(|hold| hold.incarnation == incarnation) {
+            return false;
+        }
+        if let Some(old) = incoming.area.take() {
+            self.regions.retire(old.region);
+        }
+        let region = self.regions.allocate(lines, purpose, frontend);
+        incoming.area = region.map(|region| Hold { region, incarnation });
+        region.is_none()
+    }
+
     /// The pairs of endpoints that leases join.
     fn pairs(&self) -> BTreeSet<(EndpointId, EndpointId)> {
-        let pairs = self.leases.values().filter_map(|lease| Some((self.frontend_of(lease)?, lease)));
+        let pairs = self
+            .leases
+            .values()
+            .flat_map(|lease| self.frontends_of(lease).map(move |frontend| (frontend, lease)));
         pairs
             .flat_map(|(frontend, lease)| self.backends_of(lease).map(move |backend| (frontend, backend)))
             .collect()
@@ -282,10 +302,12 @@ impl State {
             held.extend(
                 lease.area.into_iter().flat_map(|area| endpoints.iter().map(move |it| (area.region, *it))),
             );
+            let incoming = lease.incoming.as_ref().and_then(|incoming| incoming.area);
+            held.extend(incoming.and_then(|area| Some((area.region, self.incoming_frontend(lease)?))));
             for nic in lease.nics() {
                 if let Some(Kind::Nic { rx: Some(rx), .. }) = self.devices.get(nic).map(|device| &device.kind)
                 {
-                    held.extend(self.frontend_of(lease).map(|frontend| (rx.region, frontend)));
+                    held.extend(self.frontends_of(lease).map(|frontend| (rx.region, frontend)));
                 }
             }
         }
@@ -320,5 +342,13 @@ impl State {
                 effects.push(Effect::event(EventKind::EndpointFenced, self.endpoint_name(id), message));
             }
         }
+    }
+}
+
+/// How large the area of a lease is, and what it is for.
+fn area_of(options: &Options, lease: &Lease) -> (LineCount, Purpose) {
+    match lease.kind {
+        LeaseKind::Nic { .. } => (options.tx_area, Purpose::Transmit(lease.id)),
+        LeaseKind::Disk { .. } => (options.data_area, Purpose::Data(lease.id)),
     }
 }

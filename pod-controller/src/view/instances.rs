@@ -68,7 +68,7 @@ impl View {
         let waiting_for: Vec<String> = nics
             .iter()
             .chain(&disks)
-            .filter_map(|lease| Some(format!("{}: {}", lease.device, self.waiting.get(&lease.id)?)))
+            .filter_map(|lease| Some(format!("{}: {}", lease.device, self.waiting.here.get(&lease.id)?)))
             .collect();
         api::Instance {
             name: instance.name.clone(),
@@ -78,11 +78,27 @@ impl View {
             disks: disks.into_iter().filter_map(|lease| self.show_disk(lease)).collect(),
             ready: waiting_for.is_empty(),
             waiting_for,
+            migration: self.show_migration(instance),
         }
     }
 
-    fn socket(&self, lease: &Lease) -> String {
-        self.sockets.join(&lease.socket).display().to_string()
+    fn show_migration(&self, instance: &Instance) -> Option<api::Migration> {
+        let to = self.state.host_name(instance.incoming?);
+        let ids = instance.nics.iter().chain(&instance.disks);
+        let leases: Vec<&Lease> = ids.filter_map(|id| self.state.leases.get(id)).collect();
+        let waits =
+            |lease: &&Lease| Some(format!("{}: {}", lease.device, self.waiting.incoming.get(&lease.id)?));
+        let waiting_for: Vec<String> = leases.iter().filter_map(waits).collect();
+        let devices = leases.into_iter().filter_map(|lease| {
+            let incoming = lease.incoming.as_ref()?;
+            let socket = self.socket(&incoming.socket);
+            Some(api::MigratingDevice { device: lease.device.clone(), socket, connected: incoming.connected })
+        });
+        Some(api::Migration { to, ready: waiting_for.is_empty(), devices: devices.collect(), waiting_for })
+    }
+
+    fn socket(&self, name: &str) -> String {
+        self.sockets.join(name).display().to_string()
     }
 
     fn show_nic(&self, lease: &Lease) -> Option<api::Nic> {
@@ -91,7 +107,7 @@ impl View {
         };
         Some(api::Nic {
             device: lease.device.clone(),
-            socket: self.socket(lease),
+            socket: self.socket(&lease.socket),
             mac: mac.to_string(),
             mtu: *mtu,
             queue_pairs: *queue_pairs,
@@ -111,7 +127,7 @@ impl View {
         let volume = self.state.volumes.get(volume)?;
         Some(api::Disk {
             device: lease.device.clone(),
-            socket: self.socket(lease),
+            socket: self.socket(&lease.socket),
             volume: volume.name.clone(),
             serial: serial.clone(),
             size_bytes: volume.size_bytes,

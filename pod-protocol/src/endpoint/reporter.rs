@@ -128,8 +128,12 @@ mod tests {
         let failed = Report::DeviceFailed { device: "nic0".into(), reason: "gone".into() };
         let lease = LeaseId::MAX;
         let mut standing = Standing::default();
-        for report in [link(true), link(false), failed.clone(), Report::Attachment { lease, connected: true }]
-        {
+        for report in [
+            link(true),
+            link(false),
+            failed.clone(),
+            Report::Attachment { lease, connected: true, running: false, write_through: false },
+        ] {
             standing.note(&report);
         }
         assert_eq!(standing.reports().count(), 3);

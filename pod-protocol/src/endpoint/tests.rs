@@ -73,7 +73,7 @@ fn daemon_joins_obeys_and_reports<M: Memory>(pod: &TestPod<M>, wakeup: &str) {
     );
 
     let lease = LeaseId::new(5).expect("small");
-    let attached = Report::Attachment { lease, connected: true };
+    let attached = Report::Attachment { lease, connected: true, running: true, write_through: false };
     daemon.reporter.report(attached.clone());
     assert_eq!(controller.report(|report| matches!(report, Report::Attachment { .. })), attached);
     let mut last = 0;
@@ -109,7 +109,12 @@ fn restarted_controller_finds_objects_undisturbed<M: Memory>(pod: &TestPod<M>, w
     daemon.reporter.report(link_down.clone());
     let lease = LeaseId::new(5).expect("small");
     for connected in [true, false] {
-        daemon.reporter.report(Report::Attachment { lease, connected });
+        daemon.reporter.report(Report::Attachment {
+            lease,
+            connected,
+            running: connected,
+            write_through: false,
+        });
     }
 
     let mut controller = pod.controller(2);
@@ -118,7 +123,10 @@ fn restarted_controller_finds_objects_undisturbed<M: Memory>(pod: &TestPod<M>, w
     assert!(matches!(join.devices[..], [DeviceReport::Nic { up: false, .. }]), "{join:?}");
     assert_eq!(controller.report(|report| matches!(report, Report::Link { .. })), link_down);
     let attachment = controller.report(|report| matches!(report, Report::Attachment { .. }));
-    assert_eq!(attachment, Report::Attachment { lease, connected: false });
+    assert_eq!(
+        attachment,
+        Report::Attachment { lease, connected: false, running: false, write_through: false }
+    );
     assert_eq!(daemon.calls.take(), [], "the objects stay");
 
     for object in [nic("kept", 1), nic("changed", 2), nic("new", 1)] {

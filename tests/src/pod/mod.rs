@@ -27,7 +27,7 @@ use crate::runner;
 pub use plan::{HostPlan, NicDriver, PodBuilder};
 pub use role::Role;
 use topology::Topology;
-pub use vm::{PodVm, VmShape};
+pub use vm::{PodVm, VmShape, WaitingVm};
 
 /// The client's address.
 pub const CLIENT_ADDRESS: &str = "10.77.0.1";

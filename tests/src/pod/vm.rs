@@ -1,5 +1,6 @@
 //! A virtual machine of a pod.
 
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -67,6 +68,35 @@ impl Pod {
         guest: &Guest,
         shape: VmShape,
     ) -> Result<PodVm> {
+        let spec = self.machine(instance, guest, shape);
+        let waiting = self.start_machine(instance, &instance.host, spec)?;
+        let booted = waiting.arrived()?;
+        if !instance.nics.is_empty() {
+            booted.exec(&format!("ip address add {address}/24 dev eth0 && ip link set eth0 up"))?;
+        }
+        Ok(booted)
+    }
+
+    /// Starts a machine that waits at `uri` for the guest of `instance`, on the host to which that is moving.
+    pub fn await_guest(
+        &self,
+        instance: &Instance,
+        guest: &Guest,
+        shape: VmShape,
+        uri: &str,
+    ) -> Result<WaitingVm> {
+        let Some(migration) = &instance.migration else { bail!("{} is not moving", instance.name) };
+        let mut spec = self.machine(instance, guest, shape);
+        spec.incoming = Some(uri.to_owned());
+        spec.take_devices(instance);
+        // Two machines of one name, and hosts that share their directories.
+        spec.directory = self.directory().join(format!("vm-{}", migration.to));
+        let mut waiting = self.start_machine(instance, &migration.to, spec)?;
+        waiting.vm.wait_until_listening()?;
+        Ok(waiting)
+    }
+
+    fn machine(&self, instance: &Instance, guest: &Guest, shape: VmShape) -> VmSpec {
         let mut spec = VmSpec {
             name: instance.name.clone(),
             memory_mib: shape.memory_mib,
@@ -80,15 +110,19 @@ impl Pod {
             networks: Vec::new(),
             disks: Vec::new(),
             directory: self.directory().join("vm"),
+            incoming: None,
         };
         spec.take_devices(instance);
-        let console = spec.console_log();
-        let exec = spec.exec_socket();
-        let namespace = self.host(&instance.host)?;
+        spec
+    }
+
+    fn start_machine(&self, instance: &Instance, host: &str, spec: VmSpec) -> Result<WaitingVm> {
+        let namespace = self.host(host)?;
         let keep = self.plan.keep;
-        let log = self.log(&format!("{}-qemu", instance.name));
+        let suffix = if spec.incoming.is_some() { format!("-{host}") } else { String::new() };
+        let log = self.log(&format!("{}-qemu{suffix}", instance.name));
         let output = std::fs::File::create(&log)?;
-        let mut vm = Vm::start_with(spec, |command| {
+        let vm = Vm::start_with(spec, |command| {
             let program = command.get_program().to_owned();
             let mut inside = if keep {
                 namespace.untethered_command(program.as_ref())
@@ -99,21 +133,32 @@ impl Pod {
             inside.stdout(output.try_clone()?).stderr(output);
             runner::spawn(inside)
         })?;
-        let agent = match Agent::connect(&exec, BOOT_DEADLINE) {
-            Ok(agent) => agent,
+        Ok(WaitingVm { vm, log })
+    }
+}
+
+/// A machine whose guest has yet to boot, or to arrive; dropping it ends it.
+#[derive(Debug)]
+pub struct WaitingVm {
+    vm: Vm,
+    log: PathBuf,
+}
+
+impl WaitingVm {
+    /// Waits until its guest answers.
+    pub fn arrived(mut self) -> Result<PodVm> {
+        let console = self.vm.spec().console_log();
+        match Agent::connect(&self.vm.spec().exec_socket(), BOOT_DEADLINE) {
+            Ok(agent) => Ok(PodVm { agent, vm: self.vm }),
             Err(error) => {
                 // It may be on its way out.
                 thread::sleep(Duration::from_millis(100));
-                let ended = vm.exited().map_or_else(String::new, |status| format!("; QEMU ended ({status})"));
+                let ended =
+                    self.vm.exited().map_or_else(String::new, |status| format!("; QEMU ended ({status})"));
                 let error = anyhow::Error::from(error);
-                bail!("{error:#}{ended}\n{}\n{}", last_lines(&log), last_lines(&console));
+                bail!("{error:#}{ended}\n{}\n{}", last_lines(&self.log), last_lines(&console));
             }
-        };
-        let booted = PodVm { agent, vm };
-        if !instance.nics.is_empty() {
-            booted.exec(&format!("ip address add {address}/24 dev eth0 && ip link set eth0 up"))?;
         }
-        Ok(booted)
     }
 }
 

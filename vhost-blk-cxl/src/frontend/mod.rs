@@ -14,7 +14,7 @@ mod slots;
 mod task;
 mod unflushed;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -120,8 +120,8 @@ impl Frontend {
         // Until the worker has begun.
         let others = object.replicas.len().saturating_sub(1) as u64;
         counters.dirty_bytes.set(object.size_bytes.saturating_mul(others));
-        let writeback = Arc::new(AtomicBool::new(true));
-        let config = ConfigSpace::new(config_space(&object, true));
+        let writeback = Arc::new(AtomicBool::new(!object.write_through));
+        let config = ConfigSpace::new(config_space(&object, !object.write_through));
         let size_bytes = Arc::new(AtomicU64::new(object.size_bytes));
         let lease = object.lease;
         // A replica that was dropped may still fill a buffer, which can be kept aside if it is ours only.
@@ -144,6 +144,8 @@ impl Frontend {
             config: config.clone(),
             writeback: Arc::clone(&writeback),
             size_bytes: Arc::clone(&size_bytes),
+            connected: false,
+            running: BTreeSet::new(),
         };
         self.send(Message::Disk {
             object: Box::new(object.clone()),
@@ -166,6 +168,13 @@ impl Frontend {
 
     /// Changes a disk in use. The guest hears of a new size when requests up to there are served.
     fn update(&mut self, object: DiskObject) -> Result<(), String> {
+        if let Some(disk) = self.disks.get(&object.lease)
+            && disk.object.incoming
+        {
+            // While the guest was on another host, its driver told the frontend there.
+            disk.writeback.store(!object.write_through, Ordering::Relaxed);
+            disk.config.set(config_space(&object, !object.write_through));
+        }
         let boxed = Box::new(object.clone());
         self.worker.call(|done| Message::Update(boxed, done)).map_err(|gone| gone.to_string())?;
         let Some(disk) = self.disks.get_mut(&object.lease) else { return Ok(()) };
@@ -236,20 +245,22 @@ impl Handler for Frontend {
 
 /// Whether a disk that is in use can become another without its guest noticing more than a new size.
 fn may_become(old: &DiskObject, new: &DiskObject) -> bool {
-    let DiskObject { route, failed, size_bytes, epoch, .. } = new;
+    let DiskObject { route, failed, size_bytes, epoch, write_through, incoming, .. } = new;
     let numbers = |disk: &DiskObject| {
         let mut numbers: Vec<u32> = disk.replicas.iter().map(|replica| replica.number).collect();
         numbers.sort_unstable();
         numbers
     };
-    if numbers(old) != numbers(new) {
+    if numbers(old) != numbers(new) || *incoming && !old.incoming {
         return false;
     }
     let replicas = new.replicas.clone();
     // A guest can be told of a larger disk, not that the end of it is gone.
     let size_bytes = *size_bytes.max(&old.size_bytes);
     let (route, failed, epoch) = (*route, *failed, *epoch);
-    let wanted = DiskObject { route, failed, size_bytes, replicas, epoch, ..old.clone() };
+    let (write_through, incoming) = (*write_through, *incoming);
+    let wanted =
+        DiskObject { route, failed, size_bytes, replicas, epoch, write_through, incoming, ..old.clone() };
     wanted == *new
 }
 

@@ -26,6 +26,11 @@ const S_UNSUPP: u8 = 2;
 impl<M: Memory> Disk<M> {
     /// Sends what waits, then takes requests from the rings. True if anything moved.
     pub(crate) fn submit(&mut self, allowance: &mut Allowance<'_>) -> bool {
+        if self.object.incoming {
+            // Another host's frontend serves the guest until it is here.
+            self.blocked = true;
+            return false;
+        }
         let mut moved = false;
         while !self.refused && allowance.messages > 0 {
             let Some(index) = self.queued.pop_front() else { break };

@@ -1,5 +1,6 @@
 //! What a disk's vhost-user thread tells the worker.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -30,6 +31,9 @@ pub(crate) struct DiskSink {
     pub(crate) writeback: Arc<AtomicBool>,
     /// The disk may have grown.
     pub(crate) size_bytes: Arc<AtomicU64>,
+    pub(crate) connected: bool,
+    /// Which queues run: of released ones nothing is in flight.
+    pub(crate) running: BTreeSet<u16>,
 }
 
 impl DiskSink {
@@ -37,30 +41,18 @@ impl DiskSink {
         self.object.lease
     }
 
-    fn report(&self, connected: bool) {
+    fn report(&self) {
         if let Some(reporter) = &self.reporter {
-            reporter.report(Report::Attachment { lease: self.lease(), connected });
+            reporter.report(Report::Attachment {
+                lease: self.lease(),
+                connected: self.connected,
+                running: !self.running.is_empty(),
+                write_through: !self.writeback.load(Ordering::Relaxed),
+            });
         }
     }
 
-    fn set_writeback(&self, writeback: bool) {
-        self.writeback.store(writeback, Ordering::Relaxed);
-        let size_bytes = self.size_bytes.load(Ordering::Relaxed);
-        self.config.set(config_space(&DiskObject { size_bytes, ..self.object.clone() }, writeback));
-    }
-}
-
-impl DeviceSink for DiskSink {
-    fn connected(&mut self) {
-        self.report(true);
-    }
-
-    fn ring_started(&mut self, ring: Ring) {
-        // A worker that is gone was fenced, and the process is about to end.
-        let _ = self.worker.send(Message::RingStarted(self.lease(), Box::new(ring)));
-    }
-
-    fn ring_stopped(&mut self, index: u16, reason: StopReason) -> u16 {
+    fn stop_ring(&self, index: u16, reason: StopReason) -> u16 {
         let (done, answer) = sync_channel(1);
         let _ = self.worker.send(Message::StopRing(self.lease(), index, done));
         let patience = match reason {
@@ -85,6 +77,36 @@ impl DeviceSink for DiskSink {
         answer.recv().unwrap_or(0)
     }
 
+    fn set_writeback(&self, writeback: bool) {
+        self.writeback.store(writeback, Ordering::Relaxed);
+        let size_bytes = self.size_bytes.load(Ordering::Relaxed);
+        self.config.set(config_space(&DiskObject { size_bytes, ..self.object.clone() }, writeback));
+    }
+}
+
+impl DeviceSink for DiskSink {
+    fn connected(&mut self) {
+        self.connected = true;
+        self.report();
+    }
+
+    fn ring_started(&mut self, ring: Ring) {
+        self.running.insert(ring.index());
+        // A worker that is gone was fenced, and the process is about to end.
+        let _ = self.worker.send(Message::RingStarted(self.lease(), Box::new(ring)));
+        if self.running.len() == 1 {
+            self.report();
+        }
+    }
+
+    fn ring_stopped(&mut self, index: u16, reason: StopReason) -> u16 {
+        let next = self.stop_ring(index, reason);
+        if self.running.remove(&index) && self.running.is_empty() {
+            self.report();
+        }
+        next
+    }
+
     fn memory_changed(&mut self, memory: &GuestMemory) {
         let (done, answer) = sync_channel(1);
         let _ = self.worker.send(Message::GuestMemory(self.lease(), GuestMemory::clone(memory), done));
@@ -95,6 +117,7 @@ impl DeviceSink for DiskSink {
         match (offset, bytes) {
             (WRITEBACK_AT, &[wanted @ (0 | 1)]) => {
                 self.set_writeback(wanted == 1);
+                self.report();
                 Ok(())
             }
             _ => Err(ConfigRefused),
@@ -104,6 +127,7 @@ impl DeviceSink for DiskSink {
     fn disconnected(&mut self) {
         // The next driver finds the disk as the first one did.
         self.set_writeback(true);
-        self.report(false);
+        self.connected = false;
+        self.report();
     }
 }

@@ -80,6 +80,8 @@ impl MirrorPod {
             replicas: members,
             epoch: 1,
             failed: false,
+            write_through: false,
+            incoming: false,
         };
         let count = usize::from(replicas);
         Self {

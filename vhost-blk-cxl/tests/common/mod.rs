@@ -102,6 +102,8 @@ impl<M: Memory> Pod<M> {
             replicas: Vec::new(),
             epoch: 0,
             failed: false,
+            write_through: false,
+            incoming: false,
         };
         let volume = VolumeObject {
             lease,

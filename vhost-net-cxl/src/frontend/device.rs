@@ -1,5 +1,7 @@
 //! The virtio-net device as the VMM sees it.
 
+use std::collections::BTreeSet;
+
 use pod_protocol::endpoint::Reporter;
 use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::PortObject;
@@ -57,22 +59,31 @@ pub(super) struct Sink {
     lease: LeaseId,
     worker: WorkerHandle<Order>,
     reporter: Reporter,
+    connected: bool,
+    /// Which queues run: released ones have nothing under way.
+    running: BTreeSet<u16>,
 }
 
 impl Sink {
     pub(super) fn new(lease: LeaseId, worker: WorkerHandle<Order>, reporter: Reporter) -> Self {
-        Self { lease, worker, reporter }
+        Self { lease, worker, reporter, connected: false, running: BTreeSet::new() }
     }
 
-    fn report(&self, connected: bool) {
-        self.reporter.report(Report::Attachment { lease: self.lease, connected });
+    fn report(&self) {
+        self.reporter.report(Report::Attachment {
+            lease: self.lease,
+            connected: self.connected,
+            running: !self.running.is_empty(),
+            write_through: false,
+        });
     }
 }
 
 // A worker that has ended was fenced or told to stop, and the daemon ends too: nothing is left to be told.
 impl DeviceSink for Sink {
     fn connected(&mut self) {
-        self.report(true);
+        self.connected = true;
+        self.report();
     }
 
     fn features(&mut self, acknowledged: u64) {
@@ -80,12 +91,20 @@ impl DeviceSink for Sink {
     }
 
     fn ring_started(&mut self, ring: Ring) {
+        self.running.insert(ring.index());
         let _ = self.worker.send(Order::RingStarted(self.lease, Box::new(ring)));
+        if self.running.len() == 1 {
+            self.report();
+        }
     }
 
     fn ring_stopped(&mut self, index: u16, _reason: StopReason) -> u16 {
         // What the ring sent lies in the pool already, so its descriptors are returned at once in either case.
-        self.worker.call(|reply| Order::RingStopped(self.lease, index, reply)).unwrap_or(0)
+        let next = self.worker.call(|reply| Order::RingStopped(self.lease, index, reply)).unwrap_or(0);
+        if self.running.remove(&index) && self.running.is_empty() {
+            self.report();
+        }
+        next
     }
 
     fn memory_changed(&mut self, memory: &GuestMemory) {
@@ -93,7 +112,8 @@ impl DeviceSink for Sink {
     }
 
     fn disconnected(&mut self) {
-        self.report(false);
+        self.connected = false;
+        self.report();
     }
 }
 
@@ -121,6 +141,7 @@ mod tests {
             active: route,
             standby: None,
             draining: None,
+            incoming: false,
             policy: NicPolicy::default(),
         };
         let spec = device_spec(&object);

@@ -24,7 +24,15 @@ pub struct FrontendHandler<M: Memory> {
     reporter: Reporter,
     book: LeaseBook,
     sockets: PathBuf,
-    servers: HashMap<LeaseId, Server>,
+    devices: HashMap<LeaseId, Device>,
+}
+
+/// A device that guests are offered.
+struct Device {
+    /// Where its frames to be sent lie.
+    area: Area,
+    /// Its socket goes when this goes.
+    _server: Server,
 }
 
 impl<M: Memory> FrontendHandler<M> {
@@ -36,20 +44,25 @@ impl<M: Memory> FrontendHandler<M> {
         book: LeaseBook,
         sockets: PathBuf,
     ) -> Self {
-        Self { memory, worker, reporter, book, sockets, servers: HashMap::new() }
+        Self { memory, worker, reporter, book, sockets, devices: HashMap::new() }
     }
 
     fn apply_port(&mut self, object: PortObject) -> Result<(), String> {
         let lease = object.lease;
+        let area = object.tx_area;
+        if self.devices.get(&lease).is_some_and(|device| device.area != area) {
+            // The instance left this host and comes back: another device under the same name.
+            self.remove(ObjectId::Port(lease))?;
+        }
         let spec = device_spec(&object);
         let socket = self.sockets.join(&object.socket);
         // The worker has the port before a VMM can connect to it.
         let apply = |reply| Order::Port(Box::new(object), reply);
         self.worker.call(apply).map_err(|_| GONE.to_owned())??;
-        if !self.servers.contains_key(&lease) {
+        if !self.devices.contains_key(&lease) {
             let sink = Sink::new(lease, self.worker.clone(), self.reporter.clone());
             match Server::listen(&socket, spec, sink) {
-                Ok(server) => self.servers.insert(lease, server),
+                Ok(server) => self.devices.insert(lease, Device { area, _server: server }),
                 Err(error) => {
                     let _ = self.worker.call(|reply| Order::Remove(ObjectId::Port(lease), reply));
                     return Err(error.to_string());
@@ -74,7 +87,7 @@ impl<M: Memory> Handler for FrontendHandler<M> {
     fn remove(&mut self, id: ObjectId) -> Result<(), String> {
         if let ObjectId::Port(lease) = &id {
             // Disconnects the VMM and stops its rings.
-            self.servers.remove(lease);
+            self.devices.remove(lease);
         }
         self.worker.call(|reply| Order::Remove(id, reply)).map_err(|_| GONE.to_owned())
     }
@@ -93,6 +106,6 @@ impl<M: Memory> Handler for FrontendHandler<M> {
 
     fn fenced(&mut self) {
         self.worker.stop();
-        self.servers.clear();
+        self.devices.clear();
     }
 }

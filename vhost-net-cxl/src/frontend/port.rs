@@ -93,6 +93,9 @@ impl Port {
     /// where the old one still works and drains, it is left to finish.
     pub(super) fn update(&mut self, object: PortObject) {
         let moved = object.active != self.object.active;
+        if self.object.incoming && !object.incoming {
+            tracing::info!(lease = %object.lease, instance = object.instance_name, "its guest is here now");
+        }
         let routes = |it: &PortObject| (it.active, it.standby, it.draining);
         let rerouted = routes(&object) != routes(&self.object);
         if moved && object.draining == Some(self.object.active) {

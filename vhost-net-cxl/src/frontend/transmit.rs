@@ -53,7 +53,7 @@ impl Port {
         if self.under_way.retry || self.under_way.len() >= UNDER_WAY_MAX {
             return false;
         }
-        if self.leaving.is_some() || self.throttled {
+        if self.leaving.is_some() || self.throttled || self.object.incoming {
             return false;
         }
         // An area without room for the longest packet waits for acknowledgements, which wake us.
@@ -69,6 +69,10 @@ impl Port {
         channels: &mut [Channel<M>],
         scratch: &mut Scratch,
     ) -> bool {
+        if self.object.incoming {
+            // Another host's frontend sends what is to be sent, until the guest is here.
+            return false;
+        }
         if !self.untold.is_empty() {
             self.tell_offloads(channels);
         }

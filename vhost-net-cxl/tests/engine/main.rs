@@ -7,6 +7,7 @@ mod failover;
 mod finishing;
 mod guest;
 mod hostile;
+mod live_migration;
 mod logging;
 mod omissions;
 mod pod;

@@ -160,6 +160,7 @@ pub(crate) fn port(number: u32, transmit_area: Area, active: Route, standby: Opt
         active,
         standby,
         draining: None,
+        incoming: false,
         policy: NicPolicy::default(),
     }
 }

@@ -264,6 +264,33 @@ pub(crate) enum Instances {
         #[arg(long, value_name = "HOST/NAME")]
         to: Option<String>,
     },
+    /// Let another host get ready for an instance that is to move there while it runs, and print the sockets there
+    ///
+    /// The instance goes on where it is. `vmm migrate` does this and the rest; with another VMM, start that on the
+    /// sockets, let it receive the guest, and the leases follow.
+    ///
+    /// Example: podctl instances migrate vm1 --to h3
+    #[command(verbatim_doc_comment)]
+    Migrate {
+        /// The instance's name
+        name: String,
+        /// The host
+        #[arg(long, value_name = "HOST")]
+        to: String,
+    },
+    /// Give up the move of an instance, which stays where it is
+    AbortMigration {
+        /// The instance's name
+        name: String,
+    },
+    /// Hand an instance's leases to the host to which it moves, although its guest has not used them there
+    ActivateMigration {
+        /// The instance's name
+        name: String,
+        /// Although the host that it leaves has not let go: that host is dead
+        #[arg(long)]
+        force: bool,
+    },
     /// Delete an instance: its leases end, its volumes stay
     #[command(visible_alias = "rm")]
     Delete {

@@ -142,6 +142,17 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
             client.migrate_nic(name, nic, to.as_deref())?;
             done(out, format, "instance", name, "moves")
         }
+        Instances::Migrate { name, to } => {
+            show(out, format, &client.migrate_instance(name, to)?, output::instance)
+        }
+        Instances::AbortMigration { name } => {
+            client.abort_migration(name)?;
+            done(out, format, "instance", name, "stays where it is")
+        }
+        Instances::ActivateMigration { name, force } => {
+            client.activate_migration(name, *force)?;
+            done(out, format, "instance", name, "moved")
+        }
         Instances::Delete { name, force } => {
             if *force {
                 client.delete_instance_by_force(name)?;

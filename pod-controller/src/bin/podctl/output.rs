@@ -155,6 +155,19 @@ pub(crate) fn instance(instance: &Instance) -> String {
             plain(&["disk", "device", "size", "connected", "socket"], &[2], rows.collect())
         );
     }
+    if let Some(migration) = &instance.migration {
+        let ready = if migration.ready {
+            "ready".to_owned()
+        } else {
+            format!("waiting for {}", migration.waiting_for.join("; "))
+        };
+        let rows = migration
+            .devices
+            .iter()
+            .map(|device| vec![device.device.clone(), yes(device.connected), device.socket.clone()]);
+        let table = plain(&["device", "connected", "socket"], &[], rows.collect());
+        let _ = write!(shown, "\n\nmoving to {}: {ready}\n\n{table}", migration.to);
+    }
     shown
 }
 
@@ -222,6 +235,7 @@ mod tests {
             }],
             ready: false,
             waiting_for: vec!["net0: h1/net-frontend to answer".to_owned()],
+            migration: None,
         });
         assert_eq!(
             shown,

@@ -149,7 +149,7 @@ fn ssd_that_shrank_is_not_used() {
 fn connected_instance_is_deleted_only_by_force() {
     let mut state = pod_with_vm();
     let lease = nic_lease(&state).id;
-    must(&mut state, &Command::Attachment { endpoint: NET_FRONTEND, lease, connected: true });
+    must(&mut state, &attached(NET_FRONTEND, lease, true));
     let delete = |force| Command::DeleteInstance { name: "vm1".to_owned(), force };
     assert_eq!(refused(&mut state, &delete(false)).kind, RefusalKind::Connected);
     must(&mut state, &delete(true));

@@ -1,6 +1,7 @@
 //! Scenarios, one promise each.
 
 use cxl_pool::{EndpointId, HostId, Role};
+use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::{NicPolicy, Object, ObjectId, PortObject, RateLimit, RegistrationState};
 use pod_protocol::reports::DeviceReport;
 
@@ -10,6 +11,7 @@ use crate::api::EventKind;
 
 mod allocation;
 mod failover;
+mod live_migration;
 mod moving;
 mod restart;
 
@@ -70,6 +72,10 @@ fn pod_with_vm() -> State {
     must(&mut state, &volume("vol0", 16));
     must(&mut state, &instance("vm1", 1, &["vol0"]));
     state
+}
+
+fn attached(endpoint: EndpointId, lease: LeaseId, running: bool) -> Command {
+    Command::Attachment { endpoint, lease, connected: true, running, write_through: false }
 }
 
 fn nic_lease(state: &State) -> Lease {

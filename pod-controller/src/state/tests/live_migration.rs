@@ -1,0 +1,206 @@
+use super::*;
+
+const FRONTENDS_THERE: [EndpointId; 2] =
+    [EndpointId::new(HostId::new(3), Role::NetFrontend), EndpointId::new(HostId::new(3), Role::BlkFrontend)];
+
+fn prepare() -> Command {
+    Command::PrepareMigration { name: "vm1".to_owned(), to: HostId::new(3) }
+}
+
+fn activate(force: bool) -> Command {
+    Command::ActivateMigration { name: "vm1".to_owned(), force }
+}
+
+fn abort() -> Command {
+    Command::AbortMigration { name: "vm1".to_owned() }
+}
+
+/// A VM that runs on h1, and frontends on h3.
+fn running_vm() -> State {
+    let mut state = pod_with_vm();
+    for id in FRONTENDS_THERE {
+        join_as(&mut state, id, 1);
+    }
+    let (net, disk) = (nic_lease(&state).id, disk_lease(&state).id);
+    must(&mut state, &attached(NET_FRONTEND, net, true));
+    must(&mut state, &attached(BLK_FRONTEND, disk, true));
+    state
+}
+
+fn released(endpoint: EndpointId, lease: LeaseId) -> Command {
+    attached(endpoint, lease, false)
+}
+
+/// Of the objects for guests that an endpoint has: whether they are incoming, and with which generation they are used.
+fn sides(state: &State, id: EndpointId) -> Vec<(bool, u16)> {
+    let side = |object| match object {
+        Object::Port(it) => Some((it.incoming, it.active.generation.get())),
+        Object::Disk(it) => Some((it.incoming, it.route.generation.get())),
+        _ => None,
+    };
+    state.desired(id).into_values().filter_map(side).collect()
+}
+
+#[test]
+fn an_instance_moves_when_one_side_has_let_go_and_the_other_runs() {
+    let mut state = running_vm();
+    let (net, disk) = (nic_lease(&state).id, disk_lease(&state).id);
+    must(&mut state, &prepare());
+    assert_eq!(refused(&mut state, &prepare()).kind, RefusalKind::Busy);
+    for there in FRONTENDS_THERE {
+        assert_eq!(sides(&state, there), [(true, 1)], "it may negotiate, and no more");
+    }
+    assert_eq!(sides(&state, NET_FRONTEND), [(false, 1)]);
+    let incoming = |state: &State| nic_lease(state).incoming.expect("it moves");
+    assert_ne!(incoming(&state).socket, nic_lease(&state).socket);
+
+    // The VMM there connects; the one here stops its guest, one device after the other; the one there goes on.
+    must(&mut state, &attached(FRONTENDS_THERE[0], net, false));
+    must(&mut state, &released(NET_FRONTEND, net));
+    must(&mut state, &attached(FRONTENDS_THERE[0], net, true));
+    assert_eq!(sides(&state, NET_FRONTEND), [(false, 1)], "the disk is still in use here");
+    let areas = (nic_lease(&state).area, incoming(&state).area);
+    let effects = must(&mut state, &released(BLK_FRONTEND, disk));
+    assert_eq!(kinds(&effects), [EventKind::InstanceMigrated]);
+    for (here, there) in [NET_FRONTEND, BLK_FRONTEND].into_iter().zip(FRONTENDS_THERE) {
+        assert_eq!(sides(&state, here), []);
+        assert_eq!(sides(&state, there), [(false, 2)]);
+    }
+    let lease = nic_lease(&state);
+    assert!(lease.connected && lease.running && lease.area == areas.1 && lease.area != areas.0);
+    // Backends accept nothing of what the old side may still send, and know the new one.
+    let registered = state.desired(NET_BACKEND).into_values().find_map(|object| match object {
+        Object::Registration(it) => Some((it.generation.get(), it.channel)),
+        _ => None,
+    });
+    let channel = state.channel_between(FRONTENDS_THERE[0], NET_BACKEND).map(|channel| channel.id);
+    assert_eq!(registered.map(|(generation, channel)| (generation, Some(channel))), Some((2, channel)));
+    let served = state
+        .desired(BLK_BACKEND)
+        .into_values()
+        .any(|object| matches!(object, Object::Volume(it) if it.generation.get() == 2 && it.lease == disk));
+    assert!(served, "at once: the new area needs no cleaning");
+    // What the old side says now is of no interest.
+    must(&mut state, &attached(NET_FRONTEND, net, true));
+    assert_eq!(state.instance_named("vm1").map(|it| (it.host, it.incoming)), Some((HostId::new(3), None)));
+    for command in scrub_all(&state) {
+        must(&mut state, &command);
+    }
+    // And home again.
+    let back = Command::PrepareMigration { name: "vm1".to_owned(), to: HostId::new(1) };
+    must(&mut state, &back);
+    assert_eq!(refused(&mut state, &activate(false)).kind, RefusalKind::Connected);
+    must(&mut state, &released(FRONTENDS_THERE[0], net));
+    must(&mut state, &attached(BLK_FRONTEND, disk, true));
+    assert_eq!(sides(&state, BLK_FRONTEND), [(false, 3)]);
+}
+
+#[test]
+fn a_move_that_is_given_up_leaves_everything_as_it_was() {
+    let mut state = running_vm();
+    assert_eq!(refused(&mut state, &abort()).kind, RefusalKind::NotFound);
+    let before = (sides(&state, NET_FRONTEND), sides(&state, BLK_FRONTEND), nic_lease(&state));
+    must(&mut state, &prepare());
+    must(&mut state, &attached(FRONTENDS_THERE[0], before.2.id, false));
+    let effects = must(&mut state, &abort());
+    assert_eq!(kinds(&effects), [EventKind::MigrationAborted]);
+    assert_eq!((sides(&state, NET_FRONTEND), sides(&state, BLK_FRONTEND), nic_lease(&state)), before);
+    assert_eq!(FRONTENDS_THERE.map(|there| sides(&state, there).len()), [0, 0]);
+    for command in scrub_all(&state) {
+        must(&mut state, &command);
+    }
+    must(&mut state, &prepare());
+}
+
+#[test]
+fn the_other_side_gets_nothing_while_this_one_is_not_heard_from() {
+    let mut state = running_vm();
+    let (net, disk) = (nic_lease(&state).id, disk_lease(&state).id);
+    must(&mut state, &prepare());
+    must(&mut state, &Command::Silent { endpoint: NET_FRONTEND });
+    must(&mut state, &Command::Gone { endpoint: BLK_FRONTEND });
+    must(&mut state, &attached(FRONTENDS_THERE[0], net, true));
+    must(&mut state, &attached(FRONTENDS_THERE[1], disk, true));
+    assert_eq!(sides(&state, FRONTENDS_THERE[0]), [(true, 1)]);
+    assert_eq!(refused(&mut state, &activate(false)).kind, RefusalKind::Connected);
+    // Somebody knows that it is dead.
+    must(&mut state, &activate(true));
+    assert_eq!(sides(&state, FRONTENDS_THERE[0]), [(false, 2)]);
+    assert_eq!(sides(&state, NET_FRONTEND), [], "should it come back after all");
+}
+
+#[test]
+fn a_frontend_that_is_started_again_has_no_rings() {
+    let mut state = running_vm();
+    let (net, disk) = (nic_lease(&state).id, disk_lease(&state).id);
+    must(&mut state, &prepare());
+    must(&mut state, &attached(FRONTENDS_THERE[0], net, true));
+    must(&mut state, &attached(FRONTENDS_THERE[1], disk, true));
+    for there in FRONTENDS_THERE {
+        join_as(&mut state, there, 2);
+        assert_eq!(sides(&state, there), [(true, 1)]);
+    }
+    // The guest ran there, and the daemons died: nothing runs anywhere, so nothing moves by itself.
+    must(&mut state, &released(NET_FRONTEND, net));
+    must(&mut state, &released(BLK_FRONTEND, disk));
+    assert_eq!(sides(&state, NET_FRONTEND), [(false, 1)]);
+    must(&mut state, &attached(FRONTENDS_THERE[1], disk, true));
+    assert_eq!(sides(&state, FRONTENDS_THERE[1]), [(false, 2)]);
+}
+
+#[test]
+fn an_instance_moves_only_where_it_can() {
+    let mut state = pod_with_vm();
+    assert_eq!(refused(&mut state, &prepare()).kind, RefusalKind::HostNotReady);
+    for id in FRONTENDS_THERE {
+        join_as(&mut state, id, 1);
+    }
+    let to = |name: &str, host| Command::PrepareMigration { name: name.to_owned(), to: HostId::new(host) };
+    assert_eq!(refused(&mut state, &to("vm1", 1)).kind, RefusalKind::InvalidValue);
+    assert_eq!(refused(&mut state, &to("vm2", 3)).kind, RefusalKind::NotFound);
+    // What differs between replicas is known to one frontend only.
+    join_as(&mut state, EndpointId::new(HostId::new(3), Role::BlkBackend), 1);
+    let pair = Command::CreateVolume { name: "pair".to_owned(), size_bytes: MIB, device: None, replicas: 2 };
+    must(&mut state, &pair);
+    must(&mut state, &instance("vm3", 0, &["pair"]));
+    assert_eq!(refused(&mut state, &to("vm3", 3)).kind, RefusalKind::InvalidValue);
+    // A pool that has room for one side only.
+    let mut small = State::new(options(18));
+    for id in [NET_FRONTEND, BLK_FRONTEND, NET_BACKEND, BLK_BACKEND].into_iter().chain(FRONTENDS_THERE) {
+        join_as(&mut small, id, 1);
+    }
+    must(&mut small, &instance("vm1", 1, &[]));
+    while small.apply(&instance(&format!("more{}", small.instances.len()), 1, &[])).is_ok() {}
+    assert_eq!(refused(&mut small, &prepare()).kind, RefusalKind::NoRoom);
+}
+
+#[test]
+fn deleting_an_instance_ends_its_move() {
+    let mut state = running_vm();
+    must(&mut state, &prepare());
+    must(&mut state, &Command::DeleteInstance { name: "vm1".to_owned(), force: true });
+    assert_eq!(FRONTENDS_THERE.map(|there| sides(&state, there).len()), [0, 0]);
+}
+
+#[test]
+fn the_driver_s_choice_of_a_cache_mode_moves_along() {
+    let mut state = running_vm();
+    let (net, disk) = (nic_lease(&state).id, disk_lease(&state).id);
+    let report = |running| Command::Attachment {
+        endpoint: BLK_FRONTEND,
+        lease: disk,
+        connected: true,
+        running,
+        write_through: true,
+    };
+    must(&mut state, &report(true));
+    must(&mut state, &prepare());
+    must(&mut state, &report(false));
+    must(&mut state, &released(NET_FRONTEND, net));
+    must(&mut state, &attached(FRONTENDS_THERE[1], disk, true));
+    let moved = state.desired(FRONTENDS_THERE[1]).into_values();
+    let through: Vec<bool> = moved
+        .filter_map(|object| if let Object::Disk(it) = object { Some(it.write_through) } else { None })
+        .collect();
+    assert_eq!(through, [true]);
+}

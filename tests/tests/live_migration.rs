@@ -1,0 +1,134 @@
+//! A VM moves to another host of the pod while it runs, with QEMU's own means: its NIC and its disk stay where they are,
+//! nothing that it does fails, and nothing of what it wrote is wrong.
+
+use std::thread;
+use std::time::Duration;
+
+use guest_images::{Guest, Silent};
+use pod_controller::api::Instance;
+use vmm::MigrationSpeed;
+use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, VmShape};
+use wadi_tests::probe::Probe;
+use wadi_tests::stage::{VOLUME_BYTES, rounds};
+
+const DEADLINE: Duration = Duration::from_mins(1);
+const SHAPE: VmShape = VmShape { memory_mib: 256, cpus: 2 };
+
+/// Two hosts for VMs, neither of which owns the devices in use.
+fn pod() -> Pod {
+    PodBuilder::new()
+        .host(HostPlan::new("h1").vms())
+        .host(HostPlan::new("h2").nic("nic0").ssd("ssd0", "2G"))
+        .host(HostPlan::new("h3").vms().backup_nic("nic1"))
+        .start()
+        .unwrap()
+}
+
+/// Writes and verifies until it is told to stop; whatever goes wrong stays to be seen.
+fn start_work(vm: &PodVm) {
+    vm.exec(
+        "rm -f /tmp/stop /tmp/failed /tmp/finished; \
+         (while [ ! -e /tmp/stop ]; do \
+            fio --name=w --filename=/dev/vda --rw=randwrite --bs=4k --size=24m --direct=1 --ioengine=libaio \
+              --iodepth=16 --fsync=256 --verify=crc32c --verify_fatal=1 > /tmp/fio.log 2>&1 \
+              || { cp /tmp/fio.log /tmp/failed; break; }; \
+            echo round >> /tmp/rounds; \
+          done; touch /tmp/finished) < /dev/null > /dev/null 2>&1 &",
+    )
+    .unwrap();
+}
+
+fn finish_work(vm: &PodVm) {
+    vm.exec("touch /tmp/stop").unwrap();
+    vm.exec_within("while [ ! -e /tmp/finished ]; do sleep 0.1; done", DEADLINE).unwrap();
+    let failed = vm.exec("cat /tmp/failed 2> /dev/null || true").unwrap();
+    assert_eq!(failed, "", "the disk failed the guest");
+    let errors = vm.exec("dmesg | grep -ciE 'i/o error|blk_update_request' || true").unwrap();
+    assert_eq!(errors.trim(), "0");
+}
+
+fn is_on(instance: &Instance, host: &str) -> bool {
+    instance.host == host && instance.migration.is_none()
+}
+
+/// Moves the instance's guest to `host`, and ends the machine that it left.
+fn move_to(pod: &Pod, guest: &Guest, mut vm: PodVm, host: &str) -> PodVm {
+    let moving = pod.api().migrate_instance("vm1", host).unwrap();
+    let migration = moving.migration.as_ref().unwrap();
+    assert!(migration.ready, "{migration:?}");
+    let uri = format!("unix:{}", pod.directory().join(format!("to-{host}.sock")).display());
+    let waiting = pod.await_guest(&moving, guest, SHAPE, &uri).unwrap();
+    let before = boot_id(&vm);
+    let monitor = vm.qemu().spec().monitor_socket();
+    let moved = vmm::move_away(pod.api(), "vm1", &monitor, &uri, MigrationSpeed::default()).unwrap();
+    assert!(is_on(&pod.api().instance("vm1").unwrap(), host));
+    eprintln!("to {host}: {moved:?}");
+    vmm::quit(&monitor).unwrap();
+    assert!(vm.qemu().wait().unwrap().success());
+    let mut arrived = waiting.arrived().unwrap();
+    let now = boot_id(&arrived);
+    if now != before {
+        let console = std::fs::read_to_string(arrived.qemu().spec().console_log()).unwrap_or_default();
+        panic!("the guest has booted anew on {host}:\n{console}");
+    }
+    arrived
+}
+
+/// It sends and receives. Not beside a [`Probe`], whose requests fill the socket of the guest's ping, too.
+fn ping(vm: &PodVm) {
+    let said = vm.exec(&format!("ping -c 10 -i 0.05 -q {CLIENT_ADDRESS}")).unwrap();
+    assert!(said.contains("10 packets received"), "{said}");
+}
+
+/// Differs from boot to boot.
+fn boot_id(vm: &PodVm) -> String {
+    vm.exec("cat /proc/sys/kernel/random/boot_id").unwrap()
+}
+
+/// A move that fails in the middle, since the machine there dies.
+fn fail_to_move_to(pod: &Pod, guest: &Guest, vm: &mut PodVm, host: &str) {
+    let from = pod.api().instance("vm1").unwrap().host;
+    let moving = pod.api().migrate_instance("vm1", host).unwrap();
+    let uri = format!("unix:{}", pod.directory().join(format!("to-{host}.sock")).display());
+    let waiting = pod.await_guest(&moving, guest, SHAPE, &uri).unwrap();
+    // So slow that it is not done before the other machine is dead.
+    let slow = MigrationSpeed { bytes_per_second: 2 << 20, ..MigrationSpeed::default() };
+    let killer = thread::spawn(move || {
+        thread::sleep(Duration::from_secs(1));
+        drop(waiting);
+    });
+    let monitor = vm.qemu().spec().monitor_socket();
+    let error = vmm::move_away(pod.api(), "vm1", &monitor, &uri, slow).unwrap_err().to_string();
+    assert!(error.contains("goes on here"), "{error}");
+    killer.join().unwrap();
+    assert!(is_on(&pod.api().instance("vm1").unwrap(), &from));
+}
+
+#[test]
+fn a_guest_moves_to_another_host_and_notices_nothing() {
+    let guest = Guest::ensure(&mut Silent).unwrap();
+    let pod = pod();
+    let instance = pod.create_instance("vm1", "h1", &[("vol0", VOLUME_BYTES, Some("h2/ssd0"))]).unwrap();
+    let mut vm = pod.boot(&instance, &guest, SHAPE).unwrap();
+    for _ in 0..rounds() {
+        start_work(&vm);
+        let probe = Probe::start(pod.client_namespace(), GUEST_ADDRESS).unwrap();
+        vm = move_to(&pod, &guest, vm, "h3");
+        let loss = probe.finish().unwrap();
+        eprintln!("packets were lost for {:?} ({} of {})", loss.longest_gap, loss.lost, loss.sent);
+        ping(&vm);
+
+        fail_to_move_to(&pod, &guest, &mut vm, "h1");
+        ping(&vm);
+
+        vm = move_to(&pod, &guest, vm, "h1");
+        finish_work(&vm);
+    }
+    let instance = pod.api().instance("vm1").unwrap();
+    assert_eq!((instance.nics[0].nic.as_str(), instance.disks[0].ssd.as_str()), ("h2/nic0", "h2/ssd0"));
+    let kinds: Vec<_> =
+        pod.api().events(0).unwrap().events.into_iter().map(|event| event.kind.word()).collect();
+    for kind in ["migration-prepared", "instance-migrated", "migration-aborted"] {
+        assert!(kinds.contains(&kind), "{kinds:?}");
+    }
+}

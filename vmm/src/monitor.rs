@@ -1,0 +1,40 @@
+//! Sessions with QEMU's monitor.
+
+use std::io::BufReader;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use qapi::{ExecuteError, Qmp, Stream};
+
+use crate::VmmError;
+
+pub(crate) type Monitor = Qmp<Stream<BufReader<UnixStream>, UnixStream>>;
+
+/// How long QEMU may take to open its monitor, and to answer.
+pub(crate) const MONITOR_DEADLINE: Duration = Duration::from_secs(10);
+
+#[expect(clippy::needless_pass_by_value, reason = "to be named where errors are mapped")]
+pub(crate) fn failed(error: ExecuteError) -> VmmError {
+    VmmError::Monitor { reason: error.to_string() }
+}
+
+/// A new session. Waits for a QEMU that is just starting, unless `over` says that it has ended.
+pub(crate) fn connect(path: &Path, mut over: impl FnMut() -> bool) -> Result<Monitor, VmmError> {
+    let started = Instant::now();
+    let stream = loop {
+        match UnixStream::connect(path) {
+            Ok(stream) => break stream,
+            Err(e) if started.elapsed() > MONITOR_DEADLINE || over() => {
+                return Err(VmmError::Monitor { reason: format!("{}: {e}", path.display()) });
+            }
+            Err(_) => thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    stream.set_read_timeout(Some(MONITOR_DEADLINE)).map_err(|e| failed(e.into()))?;
+    let reader = BufReader::new(stream.try_clone().map_err(|e| failed(e.into()))?);
+    let mut monitor = Qmp::new(Stream::new(reader, stream));
+    monitor.handshake().map_err(failed)?;
+    Ok(monitor)
+}
