@@ -26,6 +26,10 @@ use crate::message::{Operation, Request, Status, Tag};
 impl<M: Memory> MirroredDisk<M> {
     /// Does what can be done now.
     pub(super) fn resync(&mut self) {
+        if self.disk.object().incoming {
+            // Another host's frontend serves the guest, and is the one that writes.
+            return;
+        }
         for target in 0..self.replicas.len() {
             self.step(target);
         }
