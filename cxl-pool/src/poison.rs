@@ -7,15 +7,18 @@
 //! not try again and again. The fast path does not know of any of this.
 
 use std::collections::BTreeSet;
+use std::ffi::CString;
 use std::fmt::{self, Write};
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::raw::c_int;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::BorrowedFd;
+use rustix::fs::{Access, Mode, OFlags};
 
 use crate::{Area, ByteOffset, HardwareMemory, Layout, LineCount, LineOffset, Pool, PoolError, regions};
 
@@ -34,7 +37,8 @@ struct Watched {
     bytes: usize,
     memory: HardwareMemory,
     layout: Layout,
-    record: Option<File>,
+    /// Made when there is something to note, so that who refuses to start leaves nothing behind.
+    record: Option<CString>,
 }
 
 static WATCHED: AtomicPtr<Watched> = AtomicPtr::new(ptr::null_mut());
@@ -45,15 +49,7 @@ pub fn watch(pool: &Pool, path: &Path, record: Option<&Path>) -> Result<(), Pool
     let memory = pool.hardware();
     let (base, bytes) = memory.range();
     let layout = pool.layout().clone();
-    // Opened now: when it is needed, there may be neither descriptors nor permissions left.
-    let open = |at: &Path| {
-        File::options().create(true).append(true).open(at).map_err(|source| PoolError::Io {
-            operation: "open the record of failures",
-            path: at.to_owned(),
-            source,
-        })
-    };
-    let record = record.map(open).transpose()?;
+    let record = record.map(writable).transpose()?;
     let watched = Box::new(Watched { path: path.display().to_string(), base, bytes, memory, layout, record });
     // Never freed: the handler may run at any time.
     WATCHED.store(Box::into_raw(watched), Ordering::Release);
@@ -62,6 +58,19 @@ pub fn watch(pool: &Pool, path: &Path, record: Option<&Path>) -> Result<(), Pool
         path: path.to_owned(),
         source,
     })
+}
+
+/// The name of a file that can be made when it is needed: what stands against it shall show now.
+fn writable(record: &Path) -> Result<CString, PoolError> {
+    let failed = |source| PoolError::Io {
+        operation: "prepare to write the record of failures",
+        path: record.to_owned(),
+        source,
+    };
+    let directory = record.parent().unwrap_or(Path::new("."));
+    rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK)
+        .map_err(|error| failed(error.into()))?;
+    CString::new(record.as_os_str().as_bytes()).map_err(|error| failed(error.into()))
 }
 
 /// What was noted in this file, each place once; nothing if there is none. A line that was not written to its end is left out.
@@ -92,7 +101,7 @@ fn install() -> std::io::Result<()> {
     action.sa_sigaction = on_bus_error as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
     // SAFETY: the handler has the signature that SA_SIGINFO asks for and does only what a handler may do: atomic loads, reads of
-    // mapped memory, `write`, `sigaction` and `_exit`.
+    // mapped memory, `open`, `write`, `sigaction` and `_exit`.
     match unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
@@ -172,7 +181,11 @@ impl Watched {
         let start = ByteOffset::new(at.get() / bytes * bytes).line();
         let _ = writeln!(line, "{} {}", start.get(), LineCount::covering(bytes).get());
         let text = &line.bytes[..line.used];
-        rustix::io::write(record.as_fd(), text) == Ok(text.len()) && rustix::fs::fdatasync(record).is_ok()
+        let flags = OFlags::CREATE | OFlags::APPEND | OFlags::WRONLY | OFlags::CLOEXEC;
+        let Ok(file) = rustix::fs::open(record.as_c_str(), flags, Mode::from_raw_mode(0o644)) else {
+            return false;
+        };
+        rustix::io::write(&file, text) == Ok(text.len()) && rustix::fs::fdatasync(&file).is_ok()
     }
 }
 

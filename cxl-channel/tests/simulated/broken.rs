@@ -45,6 +45,6 @@ const EXCUSED: [&str; 11] = [
     "sender.rs begin: memory.full_fence()",
     "sender.rs begin: memory.full_fence() (2)",
     "sender.rs begin: memory.full_fence() (3)",
-    "sender.rs put: self.memory.full_fence()",
+    "sender.rs free: self.memory.full_fence()",
     "sender.rs publish: self.memory.full_fence()",
 ];
