@@ -12,7 +12,7 @@ pub const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// A NIC that has worked for this long begins with the shortest pause again.
 const GOOD_AFTER: Duration = Duration::from_mins(1);
 
-/// Opens the NIC of this name, watched and ready to be started; [`Reopening::taken`] hears of it.
+/// Opens the NIC of this name, watched and ready to be started.
 pub type Open = Box<dyn FnMut(&str) -> Result<Box<dyn Nic>, NicError> + Send>;
 /// Takes a NIC that was opened again.
 pub type Take = Box<dyn FnMut(Box<dyn Nic>) + Send>;
