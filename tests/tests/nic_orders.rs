@@ -47,6 +47,8 @@ fn a_nic_is_moved_held_to_its_addresses_and_brought_home_under_a_running_guest()
     // Another address than the guest's, so nothing of it passes; its own, and everything does.
     podctl(&pod, &["instances", "nic-policy", "vm1", "--address", "192.0.2.1"]).unwrap();
     assert_eq!(nic(&pod).policy.addresses, ["192.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
+    // The order was taken when podctl ends; the backend hears of it a moment later.
+    eventually("nothing passes", || !reaches(1));
     let said = vm.exec(&format!("ping -c 3 -i 0.1 -W 1 -q {CLIENT_ADDRESS} || true")).unwrap();
     assert!(said.contains(" 0 packets received"), "{said}");
     let own = [
@@ -64,6 +66,7 @@ fn a_nic_is_moved_held_to_its_addresses_and_brought_home_under_a_running_guest()
     let policy = nic(&pod).policy;
     assert_eq!(policy.transmit.packets_per_second, Some(50_000));
     assert_eq!((policy.transmit.bytes_per_second, policy.receive.bytes_per_second), (Some(100 << 20), None));
+    eventually("everything passes", || reaches(1));
     assert!(reaches(5));
     assert!(podctl(&pod, &["instances", "nic-policy", "vm2"]).unwrap_err().contains("vm2"));
     assert!(podctl(&pod, &["instances", "nic-policy", "vm1", "--send-packets", "0"]).is_err());
