@@ -4,12 +4,11 @@ mod logging;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use rustix::fs::{MemfdFlags, OFlags, SealFlags};
+use rustix::fs::{MemfdFlags, SealFlags};
 use tracing::debug;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
@@ -117,9 +116,9 @@ impl Connection {
             .collect();
     }
 
-    /// Takes the channel for notices off the socket, if the VMM hands it over now.
-    pub(crate) fn takes_notices(&self, stream: &UnixStream) -> bool {
-        self.spec.config.notices.take(stream).unwrap_or(false)
+    /// Takes the channel for notices off the socket, if the VMM hands it over now. Returns whether it did.
+    pub(crate) fn takes_notices(&self, stream: &UnixStream) -> io::Result<bool> {
+        self.spec.config.notices.take(stream)
     }
 
     /// Whether the VMM has acknowledged the feature by which rings are enabled.
@@ -339,9 +338,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
 
     fn set_vring_kick(&mut self, index: u8, kick: Option<File>) -> Result<()> {
         self.stop(u16::from(index), StopReason::Requested);
-        if let Some(kick) = &kick {
-            nonblocking(kick)?;
-        }
+        let kick = event(kick)?;
         let vring = self.vring(u32::from(index))?;
         vring.kick = kick;
         vring.kick_known = true;
@@ -349,13 +346,14 @@ impl VhostUserBackendReqHandlerMut for Connection {
     }
 
     fn set_vring_call(&mut self, index: u8, call: Option<File>) -> Result<()> {
+        let call = event(call)?;
         let vring = self.vring(u32::from(index))?;
         *vring.call.lock().unwrap_or_else(PoisonError::into_inner) = call;
         Ok(())
     }
 
     fn set_vring_err(&mut self, index: u8, error: Option<File>) -> Result<()> {
-        self.vring(u32::from(index))?.error = error;
+        self.vring(u32::from(index))?.error = event(error)?;
         Ok(())
     }
 
@@ -509,15 +507,14 @@ fn refused(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::ReqHandlerError(io::Error::new(io::ErrorKind::InvalidInput, why))
 }
 
-fn narrow(index: u32) -> Result<u16> {
-    u16::try_from(index).map_err(refused)
+/// Whoever waits for it, or signals it, must not block.
+fn event(file: Option<File>) -> Result<Option<File>> {
+    file.as_ref().map_or(Ok(()), crate::event::accept).map_err(refused)?;
+    Ok(file)
 }
 
-/// A worker drains kicks and must not block where nothing is left.
-fn nonblocking(kick: &File) -> Result<()> {
-    let failed = |errno: rustix::io::Errno| Error::ReqHandlerError(errno.into());
-    let flags = rustix::fs::fcntl_getfl(kick.as_fd()).map_err(failed)?;
-    rustix::fs::fcntl_setfl(kick.as_fd(), flags | OFlags::NONBLOCK).map_err(failed)
+fn narrow(index: u32) -> Result<u16> {
+    u16::try_from(index).map_err(refused)
 }
 
 /// Memory for an in-flight region that nobody can shorten under our mapping.

@@ -22,12 +22,14 @@ mod connection;
 pub mod copy;
 mod dirty_log;
 mod early;
+mod event;
 mod inflight;
 mod memory;
 #[cfg(any(test, feature = "mock"))]
 pub mod mock;
 mod notice;
 mod pool_ram;
+mod request;
 mod ring;
 mod server;
 #[cfg(test)]

@@ -35,6 +35,12 @@ impl Notices {
         }
         let (_, file) = stream.recv_with_fd(&mut header).map_err(io::Error::from)?;
         let channel = file.map(|file| UnixStream::from(std::os::fd::OwnedFd::from(file)));
+        if channel.as_ref().is_some_and(|channel| is_own_end(channel, stream)) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the VMM handed over its own end of the connection as the channel for requests to it",
+            ));
+        }
         let given = channel.is_some();
         if let Some(channel) = &channel {
             // A VMM that does not read must not stop us.
@@ -68,6 +74,13 @@ impl Notices {
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
         self.channel.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether `channel` is the other end of `stream`, or of another connection to the same device. We would keep that
+/// connection open ourselves, and never see it close.
+fn is_own_end(channel: &UnixStream, stream: &UnixStream) -> bool {
+    let (Ok(peer), Ok(own)) = (channel.peer_addr(), stream.local_addr()) else { return false };
+    own.as_pathname().is_some_and(|path| peer.as_pathname() == Some(path))
 }
 
 /// Words are in the order of the machine that VMM and engine share.

@@ -4,10 +4,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use thiserror::Error;
 use tracing::{debug, info, warn};
 use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
@@ -17,6 +18,7 @@ use crate::connection::Connection;
 use crate::early::EarlyEnable;
 use crate::memory::GuestMemory;
 use crate::pool_ram::PoolRam;
+use crate::request::is_partial;
 use crate::ring::Ring;
 use crate::socket::{ListenError, Socket};
 
@@ -141,9 +143,29 @@ struct Service {
 
 enum Event {
     Stop,
-    Connection,
+    /// There is something to read, or the VMM is gone.
+    Connection {
+        gone: bool,
+    },
     Listener,
+    /// It is time to look again.
+    Pause,
 }
+
+/// What of a VMM's connection is waited for.
+#[derive(Clone, Copy)]
+enum Awaited<'a> {
+    Nothing,
+    Request(BorrowedFd<'a>),
+    /// A part of a request is there already, and says so all the time. Who comes next waits until it is known whether this
+    /// VMM is alive.
+    Rest(BorrowedFd<'a>),
+}
+
+/// How long the rest of a request may take. VMMs send requests whole.
+const REST_PATIENCE: Duration = Duration::from_secs(1);
+/// Between two looks for it.
+const REST_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
 impl Service {
     fn run(self) {
@@ -151,9 +173,9 @@ impl Service {
         let name = connection.name().to_owned();
         let connection = Arc::new(Mutex::new(connection));
         loop {
-            match wait(&shared, None, &socket) {
+            match wait(&shared, Awaited::Nothing, &socket) {
                 Event::Stop => return,
-                Event::Connection => {}
+                Event::Connection { .. } | Event::Pause => {}
                 Event::Listener => {
                     let Some(stream) = accept(&socket, &name) else { continue };
                     serve(&shared, &socket, stream, &connection, &name);
@@ -180,33 +202,58 @@ fn serve(
     lock().connected();
     info!(device = name, "VMM connected");
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(connection));
+    let mut begun: Option<Instant> = None;
     loop {
-        match wait(shared, Some(watched.as_fd()), socket) {
+        let vmm = watched.as_fd();
+        let awaited = if begun.is_some() { Awaited::Rest(vmm) } else { Awaited::Request(vmm) };
+        let gone = match wait(shared, awaited, socket) {
             Event::Stop => break,
             Event::Listener => {
                 // A device has one VMM. Left in the queue it would wait for ever.
                 if accept(socket, name).is_some() {
                     warn!(device = name, "a second VMM connected and was turned away");
                 }
+                continue;
             }
-            Event::Connection if lock().takes_notices(&watched) => {}
-            Event::Connection if serve_early(&mut lock(), &watched) => {}
-            Event::Connection => match handler.handle_request() {
-                Ok(()) => {}
-                Err(VhostError::Disconnected | VhostError::PartialMessage) => {
-                    info!(device = name, "VMM disconnected");
-                    break;
-                }
-                Err(error) => {
-                    warn!(device = name, %error, "VMM disconnected: it sent a request that cannot be served");
-                    break;
-                }
-            },
+            Event::Connection { gone } => gone,
+            Event::Pause => false,
+        };
+        if !gone && is_partial(&watched).unwrap_or(false) {
+            if begun.get_or_insert_with(Instant::now).elapsed() < REST_PATIENCE {
+                continue;
+            }
+            warn!(device = name, "VMM disconnected: the rest of its request did not come");
+            break;
+        }
+        begun = None;
+        match serve_request(&mut handler, &lock, &watched) {
+            Ok(()) => {}
+            Err(VhostError::Disconnected | VhostError::PartialMessage) => {
+                info!(device = name, "VMM disconnected");
+                break;
+            }
+            Err(error) => {
+                warn!(device = name, %error, "VMM disconnected: it sent a request that cannot be served");
+                break;
+            }
         }
     }
     *shared.connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
     lock().disconnected();
     debug!(device = name, "rings stopped");
+}
+
+/// Serves the next request, which is there as a whole.
+fn serve_request<'a>(
+    handler: &mut BackendReqHandler<Mutex<Connection>>,
+    lock: &impl Fn() -> MutexGuard<'a, Connection>,
+    stream: &UnixStream,
+) -> Result<(), VhostError> {
+    if lock().takes_notices(stream).map_err(VhostError::ReqHandlerError)? || serve_early(&mut lock(), stream)
+    {
+        return Ok(());
+    }
+    handler.handle_request()
 }
 
 /// Serves a ring's enabling that comes before the features, which the crate would refuse. Whatever else there is, also an
@@ -240,24 +287,36 @@ fn accept(socket: &Socket, name: &str) -> Option<UnixStream> {
 
 /// Waits for something to do. The connection comes before the listener, so that a VMM that went away is noticed
 /// before its successor is looked at.
-fn wait(shared: &Shared, connection: Option<BorrowedFd<'_>>, socket: &Socket) -> Event {
+fn wait(shared: &Shared, awaited: Awaited<'_>, socket: &Socket) -> Event {
     let listener = socket.listener.as_fd();
+    // What hangs up is told of without being asked for.
+    let (connection, events, next_vmm, pause) = match awaited {
+        Awaited::Nothing => (None, PollFlags::empty(), PollFlags::IN, None),
+        Awaited::Request(connection) => (Some(connection), PollFlags::IN, PollFlags::IN, None),
+        Awaited::Rest(connection) => {
+            (Some(connection), PollFlags::empty(), PollFlags::empty(), Some(&REST_PAUSE))
+        }
+    };
     loop {
         let mut fds = [
             PollFd::new(&shared.stop, PollFlags::IN),
-            PollFd::from_borrowed_fd(listener, PollFlags::IN),
-            PollFd::from_borrowed_fd(connection.unwrap_or(listener), PollFlags::IN),
+            PollFd::from_borrowed_fd(listener, next_vmm),
+            PollFd::from_borrowed_fd(connection.unwrap_or(listener), events),
         ];
         // Interrupted: look again.
-        let _ = rustix::event::poll(&mut fds, None);
+        let ready = rustix::event::poll(&mut fds, pause);
         if !fds[0].revents().is_empty() {
             return Event::Stop;
         }
-        if connection.is_some() && !fds[2].revents().is_empty() {
-            return Event::Connection;
+        let told = fds[2].revents();
+        if connection.is_some() && !told.is_empty() {
+            return Event::Connection { gone: told.intersects(PollFlags::HUP | PollFlags::ERR) };
         }
         if !fds[1].revents().is_empty() {
             return Event::Listener;
+        }
+        if ready == Ok(0) {
+            return Event::Pause;
         }
     }
 }

@@ -448,6 +448,57 @@ fn send(stream: &UnixStream, message: &Message) -> bool {
     stream.send_with_fds(&[&packet[..]], &attachments).is_ok()
 }
 
+/// Half of a header.
+const HALF: [u8; 3] = [1, 0, 0];
+
+/// A VMM that sent these requests, then half of one, and died.
+fn died_after(device: &Device, requests: &[Message]) {
+    let stream = UnixStream::connect(device.socket()).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    for message in greeting().iter().chain(requests) {
+        assert!(send(&stream, message));
+    }
+    // The device may have hung up already.
+    let _ = rustix::io::write(&stream, &HALF);
+}
+
+#[test]
+fn a_vmm_that_attaches_its_own_end_of_the_connection_is_seen_to_die() {
+    let own_end = |request, body: Vec<u64>, size| Message {
+        request,
+        flags: 1,
+        size,
+        body,
+        attachments: vec![Attachment::Socket],
+    };
+    let cases = [
+        // A vring's kick, call and error descriptors, the channel for requests to the VMM, and the log.
+        own_end(12, vec![0], None),
+        own_end(13, vec![0], None),
+        own_end(14, vec![0], None),
+        own_end(21, vec![], None),
+        own_end(6, vec![4096, 0], None),
+        // Requests of which not all is sent: the descriptor goes with what is there.
+        own_end(12, vec![0], Some(64)),
+        own_end(5, vec![1, PLUGGED], Some(40)),
+    ];
+    for case in cases {
+        let device = Device::start();
+        died_after(&device, std::slice::from_ref(&case));
+        device.eventually(|state| state.disconnected == 1);
+        works(&mut connected(&device.socket()));
+    }
+}
+
+#[test]
+fn a_vmm_that_stays_away_with_half_a_request_does_not_keep_its_successor_out() {
+    let device = Device::start();
+    let stream = UnixStream::connect(device.socket()).unwrap();
+    rustix::io::write(&stream, &HALF).unwrap();
+    device.eventually(|state| state.disconnected == 1);
+    works(&mut connected(&device.socket()));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, max_shrink_iters: 50, ..ProptestConfig::default() })]
 
@@ -464,7 +515,7 @@ proptest! {
             }
         }
         // Half of a message, to end with.
-        let _ = rustix::io::write(&stream, &[1, 0, 0]);
+        let _ = rustix::io::write(&stream, &HALF);
         let connected = device.state.lock().connected;
         drop(stream);
         works(&mut self::connected(&device.socket()));
