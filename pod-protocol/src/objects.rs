@@ -206,6 +206,9 @@ pub struct PortObject {
     /// the queues alone until this is no longer so.
     #[serde(default)]
     pub incoming: bool,
+    /// The part of the pool that is leased to the guest as its memory: what it sends from there is not copied.
+    #[serde(default)]
+    pub ram_area: Option<Area>,
 }
 
 /// What an instance may do with a NIC that it is registered with.
@@ -249,6 +252,9 @@ pub struct RegistrationObject {
     /// What it may do.
     #[serde(default)]
     pub policy: NicPolicy,
+    /// The part of the pool that is leased to the guest as its memory: what it sends may lie there as well.
+    #[serde(default)]
+    pub ram_area: Option<Area>,
 }
 
 /// Block backend: what to keep on an SSD about its volumes. Deleted ones are wiped, which is reported.

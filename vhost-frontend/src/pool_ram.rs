@@ -91,6 +91,43 @@ impl PoolMap {
         None
     }
 
+    /// Where `bytes` bytes of these segments lie, after the first `skip`, as ranges of the pool. Those that follow each
+    /// other are joined. Returns how many there are; nothing if they do not fit `into`, or if not all of it lies in the pool.
+    pub fn ranges(
+        &self,
+        segments: &[Segment],
+        skip: u64,
+        bytes: u64,
+        into: &mut [(ByteOffset, u32)],
+    ) -> Option<usize> {
+        let (mut skip, mut left, mut count) = (skip, bytes, 0);
+        for segment in segments {
+            let length = u64::from(segment.bytes);
+            if skip >= length {
+                skip -= length;
+                continue;
+            }
+            if left == 0 {
+                break;
+            }
+            let piece = (length - skip).min(left);
+            let at = self.find(GuestAddress(segment.address.0 + skip), piece)?;
+            let length = u32::try_from(piece).ok()?;
+            match into[..count].last_mut() {
+                Some((start, before)) if start.get() + u64::from(*before) == at => {
+                    *before = before.checked_add(length)?;
+                }
+                _ => {
+                    *into.get_mut(count)? = (ByteOffset::new(at), length);
+                    count += 1;
+                }
+            }
+            skip = 0;
+            left -= piece;
+        }
+        (left == 0).then_some(count)
+    }
+
     fn find(&self, at: GuestAddress, bytes: u64) -> Option<u64> {
         self.ranges.iter().find_map(|range| {
             let offset = at.0.checked_sub(range.guest)?;
@@ -164,5 +201,25 @@ mod tests {
         assert_eq!(find(&[segment(0x30_0000, 0x1000)], 0, 0x1000), None, "not leased");
         assert_eq!(find(&[segment(0x10_0000, 0x1000)], 0, 0x1001), None, "too short");
         assert_eq!(find(&[segment(u64::MAX - 10, 0x1000)], 0, 0x1000), None);
+
+        let ranges = |segments: &[Segment], skip, bytes, room: usize| {
+            let mut into = [(ByteOffset::new(0), 0); 4];
+            let count = map.ranges(segments, skip, bytes, &mut into[..room])?;
+            Some(into[..count].iter().map(|(at, bytes)| (at.get(), *bytes)).collect::<Vec<_>>())
+        };
+        let scattered = [segment(0x10_0000, 0x100), segment(0x10_0100, 0x100), segment(0x20_0000, 0x1000)];
+        assert_eq!(ranges(&scattered, 0, 0x1200, 4), Some(vec![(0x1_0000, 0x200), (0x1_4000, 0x1000)]));
+        assert_eq!(ranges(&scattered, 0x80, 0x200, 4), Some(vec![(0x1_0080, 0x180), (0x1_4000, 0x80)]));
+        assert_eq!(ranges(&scattered, 0x200, 0x10, 4), Some(vec![(0x1_4000, 0x10)]));
+        assert_eq!(ranges(&scattered, 0x80, 0x180, 1), Some(vec![(0x1_0080, 0x180)]), "what is not needed");
+        assert_eq!(ranges(&scattered, 0, 0x1200, 1), None, "more ranges than fit");
+        assert_eq!(ranges(&scattered, 0, 0x1201, 4), None, "too short");
+        assert_eq!(ranges(&[segment(0x0, 0x1000)], 0, 0x1000, 4), None, "not in the pool");
+        assert_eq!(ranges(&[segment(0x10_3800, 0x1000)], 0, 0x1000, 4), None, "beyond a region");
+        // What is skipped need not lie in the pool.
+        assert_eq!(
+            ranges(&[segment(0x0, 12), segment(0x10_0000, 64)], 12, 64, 4),
+            Some(vec![(0x1_0000, 64)])
+        );
     }
 }

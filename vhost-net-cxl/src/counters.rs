@@ -56,7 +56,7 @@ drop_reasons! {
     ReceiverOffloads = "receiver-offloads",
     /// A message that contradicts itself or the pieces before it.
     BadMessage = "bad-message",
-    /// Backend: the buffer lies outside of the instance's area.
+    /// Backend: the packet lies outside of what is leased to the instance.
     OutsideArea = "outside-area",
     /// Backend: the source address is not the instance's own.
     Spoofed = "spoofed-source",
@@ -74,6 +74,8 @@ drop_reasons! {
     ChannelFull = "channel-full",
     /// Backend: the NIC's link was down for too long.
     LinkDown = "link-down",
+    /// Frontend: the queue stopped before a packet whose payload lies in the guest's memory was sent.
+    QueueStopped = "queue-stopped",
     /// Backend: too many packets wait for the NIC.
     Backlog = "nic-full",
 }

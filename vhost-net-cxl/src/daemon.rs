@@ -62,12 +62,14 @@ fn frontend<M: Memory>(
     let book = LeaseBook::default();
     let task = Frontend::new(memory.clone(), book.clone(), Box::new(opener(config, memory)))
         .context("cannot create a timer")?;
+    let pool_file = pool.file_identity();
+    let task = task.with_pool_file(pool_file);
     let role = Role::NetFrontend;
     let sockets = config.run_directory().sockets();
     let joined = |reporter: Reporter, fence: Fence| -> anyhow::Result<Box<dyn Handler>> {
         let worker_config = WorkerConfig::new(&config.run, config.net.frontend_cpu, fence);
         let worker = Worker::spawn("net-frontend", worker_config, doorbell(config, role)?, task)?;
-        Ok(Box::new(FrontendHandler::new(memory.clone(), worker, reporter, book, sockets)))
+        Ok(Box::new(FrontendHandler::new(memory.clone(), worker, reporter, book, sockets, Some(pool_file))))
     };
     run(config, pool, memory, role, Vec::new(), stop, joined)
 }

@@ -1,6 +1,6 @@
 //! The network engine of Wadi.
 //!
-//! A [`frontend`] runs on every host with VMs: it offers virtio-net devices and copies packets between guests and the
+//! A [`frontend`] runs on every host with VMs: it offers virtio-net devices and moves packets between guests and the
 //! pool. A [`backend`] runs on every host with NICs: it switches packets between instances and its NICs. Between them
 //! travel 16-byte [`message`]s over channels in the pool.
 //!
@@ -25,5 +25,6 @@ pub mod message;
 pub mod nic;
 pub mod offloads;
 pub mod rate_limit;
+pub mod scattered;
 pub mod source_guard;
 pub mod vnet_header;

@@ -4,7 +4,8 @@
 //! word 0   bit  0..42  offset in the pool, in cache lines (256 TiB)
 //!          bit 42..62  length in bytes; of a completion, its status (8 bits) and, above that, how many packets follow
 //!                      the first in this run (12 bits)
-//!          bit 62      more: the next message continues this packet
+//!          bit 62      more: the next message continues this packet; of a packet to be sent, it is
+//!                      [scattered](crate::scattered)
 //!          bit 63      spare, zero
 //! word 1   bit  0..16  sequence: names a packet under way; a completion repeats it
 //!          bit 16..32  generation of the lease
@@ -14,7 +15,7 @@
 //! ```
 //!
 //! A buffer holds a 12-byte `virtio_net_hdr_v1` and the Ethernet frame behind it. What travels from a
-//! frontend to a backend lies in one run of the instance's transmit area; what travels the other way may lie in
+//! frontend to a backend lies in one run of the instance's transmit area, or begins there; what travels the other way may lie in
 //! several receive buffers, one message each, all but the last marked `more`.
 
 use cxl_pool::LineOffset;
@@ -171,7 +172,7 @@ pub struct NetMessage {
     pub line: LineOffset,
     /// Length of the buffer's content; 20 bits travel.
     pub bytes: u32,
-    /// The next message continues this packet.
+    /// The next message continues this packet. Of a packet to be sent: it is [scattered](crate::scattered).
     pub more: bool,
 }
 

@@ -9,10 +9,11 @@ mod pod;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cxl_pool::{CoherenceMode, CreateOptions, Memory, Pool};
-use pod_protocol::objects::{Object, RegistrationState};
+use pod_protocol::objects::{Object, PortObject, RegistrationObject, RegistrationState};
 
 use crate::guest::Guest;
 use crate::pod::{
@@ -83,15 +84,16 @@ fn echo<M: Memory>(
     panic!("{arrived} of {count} frames came back");
 }
 
-fn allocations<M: Memory>(memory: &M) -> u64 {
+fn allocations<M: Memory>(memory: &M, mut guest: Guest) -> u64 {
     let transmit_area = area(8, 8);
-    let mut frontend = TestFrontend::new(memory);
+    let ram_area = guest.pool_file.map(|_| guest::ram_area());
+    let mut frontend = TestFrontend::new(memory).with_pool_file(guest.pool_file);
     let mut backend = TestBackend::new(memory, "mode = 'echo'", area(32, 16));
     backend.apply(Object::Channel(channel(1, 1, 512, false)));
-    backend.apply(Object::Registration(registration(1, 1, 1, RegistrationState::Active, transmit_area)));
+    let registration = registration(1, 1, 1, RegistrationState::Active, transmit_area);
+    backend.apply(Object::Registration(RegistrationObject { ram_area, ..registration }));
     frontend.apply(Object::Channel(channel(1, 1, 512, true)));
-    frontend.apply(Object::Port(port(1, transmit_area, route(1, 1), None)));
-    let mut guest = Guest::new(QUEUE_SIZE);
+    frontend.apply(Object::Port(PortObject { ram_area, ..port(1, transmit_area, route(1, 1), None) }));
     guest.post(QUEUE_SIZE, BUFFER_BYTES);
     frontend.start(1, &guest, all_features());
     settle(&mut [&mut frontend, &mut backend]);
@@ -106,12 +108,17 @@ fn no_packet_costs_an_allocation() {
     for mode in [CoherenceMode::Hardware, CoherenceMode::Software] {
         let options =
             CreateOptions { size_bytes: Some(POOL_BYTES), mode, force: true, ..CreateOptions::default() };
-        let pool = Pool::create(&directory.path().join("pool"), &options).expect("a pool");
-        let count = match mode {
-            CoherenceMode::Hardware => allocations(&pool.hardware()),
-            CoherenceMode::Software => allocations(&pool.software()),
-        };
-        assert_eq!(count, 0, "{mode:?}");
+        let path = directory.path().join("pool");
+        let pool = Pool::create(&path, &options).expect("a pool");
+        let file = File::options().read(true).write(true).open(&path).expect("the pool's file");
+        for guest in [Guest::new(QUEUE_SIZE), Guest::in_pool_file(&file, QUEUE_SIZE)] {
+            let in_pool = guest.pool_file.is_some();
+            let count = match mode {
+                CoherenceMode::Hardware => allocations(&pool.hardware(), guest),
+                CoherenceMode::Software => allocations(&pool.software(), guest),
+            };
+            assert_eq!(count, 0, "{mode:?}, in the pool: {in_pool}");
+        }
     }
     // The count itself works.
     COUNTS.set(true);

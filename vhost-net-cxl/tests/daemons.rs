@@ -176,6 +176,7 @@ fn registration(host: u16, generation: u16, state: RegistrationState) -> Object 
         state,
         rx_quota_buffers: 512,
         policy: NicPolicy::default(),
+        ram_area: None,
     })
 }
 
@@ -200,6 +201,7 @@ fn port(active: (u16, u16), standby: (u16, u16)) -> Object {
         draining: None,
         incoming: false,
         policy: NicPolicy::default(),
+        ram_area: None,
     })
 }
 

@@ -47,6 +47,32 @@ fn veth() {
     }
 }
 
+/// One packet, for a NIC to send.
+fn one(packet: Piece) -> Batch {
+    let mut batch = Batch::new();
+    batch.push_frame(packet);
+    batch
+}
+
+/// The same packet in three pieces, two of which lie elsewhere in the pool, the last first.
+fn scattered(memory: &impl Memory, packet: Piece) -> Batch {
+    const FRONT: u32 = 70;
+    let mut batch = Batch::new();
+    batch.push_piece(Piece { at: packet.at, bytes: FRONT });
+    let mut rest = vec![0; (packet.bytes - FRONT) as usize];
+    memory.read(packet.at.saturating_add(u64::from(FRONT)), &mut rest);
+    let elsewhere = packet.at.saturating_add(1 << 20);
+    for (part, at) in rest.chunks(rest.len().div_ceil(2)).zip([100_000, 1]) {
+        let at = elsewhere.saturating_add(at);
+        memory.write(at, part);
+        batch.push_piece(Piece { at, bytes: u32::try_from(part.len()).expect("short") });
+    }
+    // They count, the copy does not.
+    memory.write(packet.at.saturating_add(u64::from(FRONT)), &vec![0xee; rest.len()]);
+    batch.end_frame();
+    batch
+}
+
 struct Stage {
     _directory: tempfile::TempDir,
     pool: Pool,
@@ -196,13 +222,17 @@ fn a_tap_carries_frames_both_ways() {
         let wire = Wire::open("peer");
         for (bytes, mark) in [(60, 1), (1514, 2), (777, 3)] {
             let packet = stage.packet([0; 12], &frame(bytes, mark));
-            assert_eq!(nic.transmit(&[packet]).expect("sent"), 1);
+            assert_eq!(nic.transmit(&one(packet)).expect("sent"), 1);
             assert_eq!(wire.receive(), frame(bytes, mark));
             wire.send(&frame(bytes, mark + 100));
             let (header, got) = stage.receive(&mut nic);
             assert_eq!(header[..10], [0; 10]);
             assert_eq!(got, frame(bytes, mark + 100));
         }
+        let packet = stage.packet([0; 12], &frame(1400, 4));
+        let memory = stage.pool.hardware();
+        assert_eq!(nic.transmit(&scattered(&memory, packet)).expect("sent"), 1);
+        assert_eq!(wire.receive(), frame(1400, 4), "in pieces");
         assert!(nic.transmit_frame(&frame(60, 9)).expect("sent"));
         assert_eq!(wire.receive(), frame(60, 9));
         // Nothing there is no error, and no buffer is lost.
@@ -250,7 +280,7 @@ fn a_frame_of_60_kib_crosses_a_tap_whole_or_in_segments() {
         let packet = stage.packet(header, &sent);
 
         right.set_receiver_offloads(Offloads::ALL).expect("set");
-        assert_eq!(left.transmit(&[packet]).expect("sent"), 1);
+        assert_eq!(left.transmit(&one(packet)).expect("sent"), 1);
         let (got_header, got) = stage.receive(&mut right);
         assert_eq!(got_header[..2], header[..2]);
         assert_eq!(got.len(), sent.len());
@@ -258,7 +288,7 @@ fn a_frame_of_60_kib_crosses_a_tap_whole_or_in_segments() {
 
         // For a receiver that cannot take it the kernel cuts it up.
         right.set_receiver_offloads(Offloads::NONE).expect("set");
-        assert_eq!(left.transmit(&[packet]).expect("sent"), 1);
+        assert_eq!(left.transmit(&one(packet)).expect("sent"), 1);
         let mut payload = Vec::new();
         while payload.len() < 60_000 {
             let (got_header, got) = stage.receive(&mut right);
@@ -328,7 +358,7 @@ fn af_xdp_carries_frames_both_ways_and_starts_again() {
             assert!(nic.link().is_up());
             for (bytes, mark) in [(60, 1), (1514, 2), (777, 3)] {
                 let packet = stage.packet([0; 12], &frame(bytes, mark));
-                assert_eq!(nic.transmit(&[packet]).expect("sent"), 1, "round {round}");
+                assert_eq!(nic.transmit(&one(packet)).expect("sent"), 1, "round {round}");
                 nic.flush().expect("flushed");
                 assert_eq!(wire.receive(), frame(bytes, mark));
                 wire.send(&frame(bytes, mark + 100));
@@ -336,12 +366,17 @@ fn af_xdp_carries_frames_both_ways_and_starts_again() {
                 assert_eq!(header, [0; 12]);
                 assert_eq!(got, frame(bytes, mark + 100));
             }
+            let packet = stage.packet([0; 12], &frame(1400, 4));
+            let memory = stage.pool.hardware();
+            assert_eq!(nic.transmit(&scattered(&memory, packet)).expect("sent"), 1);
+            nic.flush().expect("flushed");
+            assert_eq!(wire.receive(), frame(1400, 4), "in pieces");
             // Far more than there are chunks for sending: all of them come back.
             let packet = stage.packet([0; 12], &frame(100, 7));
             let mut sent = 0;
             let start = Instant::now();
             while sent < 2000 && start.elapsed() < DEADLINE {
-                sent += nic.transmit(&[packet]).expect("sent");
+                sent += nic.transmit(&one(packet)).expect("sent");
                 nic.flush().expect("flushed");
             }
             assert_eq!(sent, 2000);

@@ -140,7 +140,7 @@ impl Ours {
         };
         let (port, registration) = objects(&placements, mac)?;
         let socket = run.sockets().join(&port.socket);
-        let spec = device_spec(&port);
+        let spec = device_spec(&port, None);
         let nic_object = NicObject { nic: "nic0".to_owned(), rx_area: placements.receive };
         for object in [
             channel(ends[0], placements.back, placements.there),
@@ -248,6 +248,7 @@ fn objects(placements: &Placements, mac: &str) -> Result<(PortObject, Registrati
         draining: None,
         incoming: false,
         policy: NicPolicy::default(),
+        ram_area: None,
     };
     let registration = RegistrationObject {
         lease,
@@ -262,6 +263,7 @@ fn objects(placements: &Placements, mac: &str) -> Result<(PortObject, Registrati
         state: RegistrationState::Active,
         rx_quota_buffers: RX_QUOTA_BUFFERS,
         policy: NicPolicy::default(),
+        ram_area: None,
     };
     Ok((port, registration))
 }

@@ -217,6 +217,7 @@ impl State {
                 Some(Route { generation: left.generation, ..route })
             }),
             incoming: self.incoming_at(lease, frontend).is_some(),
+            ram_area: None,
         })
     }
 
@@ -300,6 +301,7 @@ impl State {
             state,
             rx_quota_buffers: self.options.rx_quota_buffers,
             policy: policy.clone(),
+            ram_area: None,
         })
     }
 

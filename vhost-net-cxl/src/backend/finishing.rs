@@ -99,20 +99,16 @@ impl<M: Memory> Backend<M> {
         &mut self,
         place: usize,
         packet: &Outgoing,
+        source: &[Piece],
     ) -> Result<Result<Progress, FinishFault>, NicError> {
-        let piece = packet.piece();
-        if self.ports[place].nic.identity().cache_bypassing {
-            // Only its front was invalidated so far.
-            self.memory.invalidate(piece.at, u64::from(piece.bytes));
-            self.memory.full_fence();
-        }
-        let finish = match self.plan(&[piece], packet.header) {
+        self.bring_in(place, source);
+        let finish = match self.plan(source, packet.header) {
             Ok(finish) => finish,
             Err(fault) => return Ok(Err(fault)),
         };
         let port = &mut self.ports[place];
         for index in packet.frames_sent..finish.frames() {
-            let read = |at, to: &mut [u8]| read_frame(&self.memory, &[piece], at, to);
+            let read = |at, to: &mut [u8]| read_frame(&self.memory, source, at, to);
             let frame = finish.build(index, &mut self.workbench.0, read);
             if !port.nic.transmit_frame(frame)? {
                 return Ok(Ok(Progress::Until(index)));
@@ -126,7 +122,11 @@ impl<M: Memory> Backend<M> {
 
 /// Copies bytes of the frame in `pieces`, behind its virtio-net header, from position `at` on.
 fn read_frame<M: Memory>(memory: &M, pieces: &[Piece], at: u32, to: &mut [u8]) {
-    let mut skip = u64::from(at) + HEADER_BYTES as u64;
+    read_packet(memory, pieces, u64::from(at) + HEADER_BYTES as u64, to);
+}
+
+/// Copies bytes of the packet in `pieces`, header and all, from position `skip` on.
+pub(super) fn read_packet<M: Memory>(memory: &M, pieces: &[Piece], mut skip: u64, to: &mut [u8]) {
     let mut rest = to;
     for piece in pieces {
         if rest.is_empty() {

@@ -5,6 +5,7 @@ use std::time::Instant;
 use cxl_pool::{LINE_BYTES, Memory};
 
 use super::Backend;
+use super::finishing::read_packet;
 use super::outgoing::split;
 use super::receive_buffers::BUFFER_BYTES;
 use super::registration::RegistrationIndex;
@@ -109,21 +110,18 @@ impl<M: Memory> Backend<M> {
         &mut self,
         place: usize,
         sender: RegistrationIndex,
-        packet: Piece,
+        packet: &[Piece],
         header: VnetHeader,
         receivers: &[RegistrationIndex],
     ) {
-        if self.ports[place].nic.identity().cache_bypassing {
-            // Only its front was invalidated so far.
-            self.memory.invalidate(packet.at, u64::from(packet.bytes));
-            self.memory.full_fence();
-        }
+        self.bring_in(place, packet);
         if !receivers.iter().any(|index| self.ports[place].accepts(*index, header)) {
-            self.deliver_finished(place, &[packet], header, receivers);
+            self.deliver_finished(place, packet, header, receivers);
             return;
         }
         let mut pieces = std::mem::take(&mut self.copied);
-        if !self.ports[place].take_buffers(packet.bytes, &mut pieces) {
+        let bytes = packet.iter().map(|piece| piece.bytes).sum();
+        if !self.ports[place].take_buffers(bytes, &mut pieces) {
             if let Some(sender) = &self.ports[place].registrations[sender.get()] {
                 sender.counters.count_drop(DropReason::NoReceiveBuffers);
             }
@@ -132,16 +130,27 @@ impl<M: Memory> Backend<M> {
         }
         self.take_over(place, &pieces);
         let mut bounce = [0; BUFFER_BYTES as usize];
-        let mut from = packet.at;
+        let mut done = 0;
         for piece in &pieces {
             let bounce = &mut bounce[..piece.bytes as usize];
-            self.memory.read(from, bounce);
+            read_packet(&self.memory, packet, done, bounce);
             self.memory.write(piece.at, bounce);
-            from = from.saturating_add(u64::from(piece.bytes));
+            done += u64::from(piece.bytes);
         }
         self.write_back(&pieces);
         self.deliver_as_accepted(place, &pieces, header, receivers);
         self.copied = pieces;
+    }
+
+    /// Before all of a packet is read here that an instance sends: if the NIC reads past our cache, only its front was
+    /// invalidated so far.
+    pub(super) fn bring_in(&self, place: usize, packet: &[Piece]) {
+        if self.ports[place].nic.identity().cache_bypassing {
+            for piece in packet {
+                self.memory.invalidate(piece.at, u64::from(piece.bytes));
+            }
+            self.memory.full_fence();
+        }
     }
 
     /// Before receive buffers are written here: what a device wrote past our cache must not be overwritten by older copies of the

@@ -41,7 +41,7 @@ use crate::counters::{LeaseBook, NicCounters};
 use crate::ethernet::announcement;
 use crate::id_hash::IdHash;
 use crate::nic::reopen::Reopening;
-use crate::nic::{Batch, Nic, Piece};
+use crate::nic::{Batch, Nic, PIECES_MAX, Piece};
 use crate::offloads::Offloads;
 use crate::vnet_header::VnetHeader;
 
@@ -104,12 +104,15 @@ pub struct Backend<M: Memory> {
     /// Which registrations a lease has, as indices of ports and registrations.
     leases: HashMap<LeaseId, Vec<(usize, RegistrationIndex)>, IdHash>,
     batch: Batch,
+    /// What a NIC is given to send.
+    outbox: Batch,
     inbox: Vec<[u64; 2]>,
     receivers: Vec<RegistrationIndex>,
     unable: Vec<RegistrationIndex>,
     first_number: u16,
     pieces: Vec<Piece>,
     copied: Vec<Piece>,
+    source: Vec<Piece>,
     workbench: Workbench,
 }
 
@@ -134,12 +137,14 @@ impl<M: Memory> Backend<M> {
             channels: Vec::new(),
             leases: HashMap::default(),
             batch: Batch::new(),
+            outbox: Batch::new(),
             inbox: vec![[0; 2]; MESSAGES_PER_LOOK],
             receivers: Vec::with_capacity(REGISTRATIONS_MAX),
             unable: Vec::with_capacity(REGISTRATIONS_MAX),
             first_number: 0,
             pieces: Vec::with_capacity(receive_buffers::PIECES_MAX),
             copied: Vec::with_capacity(receive_buffers::PIECES_MAX),
+            source: Vec::with_capacity(PIECES_MAX),
             workbench: Workbench::new(),
         }
     }
@@ -176,7 +181,10 @@ impl<M: Memory> Backend<M> {
     pub fn uses(&self, area: Area) -> bool {
         let registered = |port: &Port| {
             let mut registrations = port.registrations.iter().flatten();
-            registrations.any(|registration| registration.object.tx_area.overlaps(&area))
+            registrations.any(|registration| {
+                let RegistrationObject { tx_area, ram_area, .. } = &registration.object;
+                tx_area.overlaps(&area) || ram_area.is_some_and(|ram| ram.overlaps(&area))
+            })
         };
         self.ports.iter().any(|port| port.area.is_some_and(|own| own.overlaps(&area)) || registered(port))
     }
@@ -237,6 +245,9 @@ impl<M: Memory> Backend<M> {
         let lease = object.lease;
         if !whole_pool(&self.memory).contains_area(&object.tx_area) {
             return Err(format!("the transmit area of {lease} lies outside of the pool"));
+        }
+        if object.ram_area.is_some_and(|ram| !whole_pool(&self.memory).contains_area(&ram)) {
+            return Err(format!("the guest memory of {lease} lies outside of the pool"));
         }
         let numbers = self.numbers_of(lease);
         let port = &mut self.ports[place];

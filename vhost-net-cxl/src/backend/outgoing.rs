@@ -2,19 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-use cxl_pool::{Area, ByteOffset, Memory};
+use cxl_pool::{Area, Memory};
 use pod_protocol::ids::ChannelId;
 use pod_protocol::objects::RegistrationState;
 
 use super::finishing::Progress;
-use super::registration::RegistrationIndex;
+use super::registration::{Registration, RegistrationIndex};
 use super::{BACKLOG_PACKETS, Backend, Port};
 use crate::channel_end::ChannelEnd;
 use crate::counters::DropReason;
 use crate::ethernet::Addresses;
 use crate::message::{self, MAX_PACKET_BYTES, NetMessage, Opcode, Status};
-use crate::nic::{BATCH_FRAMES, Piece};
+use crate::nic::{Batch, Piece};
 use crate::offloads::Offloads;
+use crate::scattered;
 use crate::source_guard;
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
 
@@ -34,12 +35,6 @@ pub(super) struct Outgoing {
     pub(super) header: VnetHeader,
     /// Of a packet that has to be finished for the NIC: how many of its frames went out.
     pub(super) frames_sent: u32,
-}
-
-impl Outgoing {
-    pub(super) fn piece(&self) -> Piece {
-        Piece { at: self.message.line.bytes(), bytes: self.message.bytes }
-    }
 }
 
 /// Whose packet it is, or how its sender has to be answered.
@@ -89,7 +84,7 @@ impl<M: Memory> Backend<M> {
             Sender::Refused(status) => return refuse(&mut self.channels[channel], status),
         };
         let Some(registration) = &self.ports[place].registrations[index.get()] else { return };
-        let area = registration.object.tx_area;
+        let (area, ram) = (registration.object.tx_area, registration.object.ram_area);
         if registration.object.channel != self.channels[channel].object().id {
             for _ in messages() {
                 registration.counters.count_drop(DropReason::OutsideArea);
@@ -102,9 +97,13 @@ impl<M: Memory> Backend<M> {
             for message in messages().filter(|message| lies_in(area, message)) {
                 let front = (HEADER_BYTES + source_guard::FRONT_BYTES) as u64;
                 let bytes = u64::from(message.bytes).min(if whole { u64::MAX } else { front });
+                let bytes = if message.more { u64::from(scattered::BUFFER_BYTES) } else { bytes };
                 self.memory.invalidate(message.line.bytes(), bytes);
             }
             self.memory.full_fence();
+            if whole && let Some(ram) = ram {
+                self.invalidate_payloads(messages().filter(|message| lies_in(area, message)), ram);
+            }
             for message in messages().filter(|message| lies_in(area, message)) {
                 self.memory.prefetch(message.line.bytes());
             }
@@ -113,6 +112,24 @@ impl<M: Memory> Backend<M> {
             if let Some(status) = self.transmit(channel, place, index, message, lies_in(area, &message)) {
                 complete(&mut self.channels[channel], &message, status);
             }
+        }
+    }
+
+    /// Invalidates what scattered packets consist of besides their buffers. What does not lie where it may is refused
+    /// later.
+    fn invalidate_payloads(&self, messages: impl Iterator<Item = NetMessage>, ram: Area) {
+        let mut any = false;
+        for message in messages.filter(|message| message.more) {
+            let mut front = true;
+            scattered::pieces(&self.memory, message.line.bytes(), message.bytes, ram, |piece| {
+                if !std::mem::take(&mut front) {
+                    self.memory.invalidate(piece.at, u64::from(piece.bytes));
+                    any = true;
+                }
+            });
+        }
+        if any {
+            self.memory.full_fence();
         }
     }
 
@@ -154,7 +171,7 @@ impl<M: Memory> Backend<M> {
             registration.counters.count_drop(reason);
             Some(Status::Dropped)
         };
-        if !in_area || message.more {
+        if !in_area || message.more && registration.object.ram_area.is_none() {
             return refuse(DropReason::OutsideArea);
         }
         let mut front = [0; FRONT_BYTES];
@@ -180,9 +197,18 @@ impl<M: Memory> Backend<M> {
         registration.counters.count_tx(frame_bytes);
         let mut receivers = std::mem::take(&mut self.receivers);
         let to_wire = port.switch.route(addresses, &mut receivers);
+        let mut source = std::mem::take(&mut self.source);
+        source.clear();
+        if !receivers.is_empty() && !gather(&self.memory, registration, &message, |it| source.push(it)) {
+            registration.counters.count_drop(DropReason::OutsideArea);
+            self.receivers = receivers;
+            self.source = source;
+            return Some(Status::Dropped);
+        }
         if to_wire && port.backlog.len() >= BACKLOG_PACKETS {
             registration.counters.count_drop(DropReason::Backlog);
             self.receivers = receivers;
+            self.source = source;
             return Some(Status::Dropped);
         }
         if to_wire {
@@ -190,10 +216,10 @@ impl<M: Memory> Backend<M> {
             port.backlog.push_back(Outgoing { message, channel, registration, header, frames_sent: 0 });
         }
         if !receivers.is_empty() {
-            let piece = Piece { at: message.line.bytes(), bytes: message.bytes };
-            self.deliver_locally(place, index, piece, header, &receivers);
+            self.deliver_locally(place, index, &source, header, &receivers);
         }
         self.receivers = receivers;
+        self.source = source;
         if to_wire { None } else { Some(Status::Sent) }
     }
 
@@ -220,6 +246,8 @@ impl<M: Memory> Backend<M> {
                     }
                     Status::Dropped
                 }
+                // What is lent is not kept until the link comes back: by then it may be the guest's again.
+                None if port.lends(&packet) => Status::NotYet,
                 None => {
                     port.backlog.push_back(packet);
                     continue;
@@ -253,21 +281,22 @@ impl<M: Memory> Backend<M> {
                     None => return any,
                 }
             }
+            let mut outbox = std::mem::take(&mut self.outbox);
+            let whole = self.fill(place, &mut outbox);
+            let count = outbox.len();
             let port = &mut self.ports[place];
-            let able = port.nic.identity().offloads;
-            let mut pieces = [Piece { at: ByteOffset::new(0), bytes: 0 }; BATCH_FRAMES];
-            let mut count = 0;
-            for (piece, packet) in pieces.iter_mut().zip(&port.backlog) {
-                if port.status_before_sending(packet).is_some() || !able.contains(packet.header.required()) {
-                    break;
-                }
-                *piece = packet.piece();
-                count += 1;
-            }
+            let outcome = if count == 0 { Ok(0) } else { port.nic.transmit(&outbox) };
+            self.outbox = outbox;
             if count == 0 {
-                return any;
+                if whole {
+                    return any;
+                }
+                // Nothing but the front one's list can be wrong here.
+                self.refuse_front(place);
+                any = true;
+                continue;
             }
-            let sent = match port.nic.transmit(&pieces[..count]) {
+            let sent = match outcome {
                 Ok(sent) => sent,
                 Err(error) => {
                     port.check(Err(error), &self.tell);
@@ -295,11 +324,58 @@ impl<M: Memory> Backend<M> {
         }
     }
 
+    /// Puts the packets at the front that the NIC can send as they are into `outbox`, as many as fit. False if it ended at one
+    /// that does not lie where it may.
+    fn fill(&self, place: usize, outbox: &mut Batch) -> bool {
+        let port = &self.ports[place];
+        let able = port.nic.identity().offloads;
+        outbox.clear();
+        for packet in &port.backlog {
+            if outbox.is_full()
+                || port.status_before_sending(packet).is_some()
+                || !able.contains(packet.header.required())
+            {
+                break;
+            }
+            if !packet.message.more {
+                outbox.push_frame(piece(&packet.message));
+                continue;
+            }
+            let Some(registration) = &port.registrations[packet.registration.get()] else { break };
+            if !gather(&self.memory, registration, &packet.message, |it| outbox.push_piece(it)) {
+                outbox.abandon_frame();
+                return false;
+            }
+            outbox.end_frame();
+        }
+        true
+    }
+
+    /// Refuses the packet at the front.
+    fn refuse_front(&mut self, place: usize) {
+        let port = &mut self.ports[place];
+        let Some(packet) = port.backlog.pop_front() else { return };
+        if let Some(registration) = &port.registrations[packet.registration.get()] {
+            registration.counters.count_drop(DropReason::OutsideArea);
+        }
+        answer(&mut self.channels, &packet, Status::Dropped);
+    }
+
     /// Sends the packet at the front as frames that the NIC can send. Says whether all of it went out, or is refused;
     /// nothing if the NIC failed.
     fn send_unfinished(&mut self, place: usize) -> Option<bool> {
         let packet = *self.ports[place].backlog.front()?;
-        let outcome = self.send_finished(place, &packet);
+        let mut source = std::mem::take(&mut self.source);
+        source.clear();
+        let registration = self.ports[place].registrations[packet.registration.get()].as_ref();
+        let whole = registration
+            .is_some_and(|it| gather(&self.memory, it, &packet.message, |piece| source.push(piece)));
+        let outcome = whole.then(|| self.send_finished(place, &packet, &source));
+        self.source = source;
+        let Some(outcome) = outcome else {
+            self.refuse_front(place);
+            return Some(true);
+        };
         let port = &mut self.ports[place];
         let status = match outcome {
             Ok(Ok(Progress::Whole)) => Status::Sent,
@@ -342,6 +418,12 @@ impl<M: Memory> Backend<M> {
 }
 
 impl Port {
+    /// Whether payload of this packet, or of others of its sender, lies in the sender's memory.
+    fn lends(&self, packet: &Outgoing) -> bool {
+        let registration = self.registrations[packet.registration.get()].as_ref();
+        registration.is_some_and(|it| it.object.ram_area.is_some())
+    }
+
     /// How a packet has to be answered whose sender may not send it any more; nothing if it still may.
     fn status_before_sending(&self, packet: &Outgoing) -> Option<Status> {
         match &self.registrations[packet.registration.get()] {
@@ -372,9 +454,35 @@ fn complete<M: Memory>(end: &mut ChannelEnd<M>, message: &NetMessage, status: St
     end.complete(NetMessage { opcode: Opcode::TransmitDone, ..*message }, status);
 }
 
-/// Whether a packet lies in an area, and can be one at all.
+/// Whether a packet, or the front of a scattered one with the list of the rest, lies in an area, and can be one at all.
 #[inline]
 fn lies_in(area: Area, message: &NetMessage) -> bool {
     let bytes = u64::from(message.bytes);
-    bytes > FRONT_BYTES as u64 && bytes <= MAX_PACKET_BYTES && area.contains(message.line.bytes(), bytes)
+    let (least, here) = if message.more {
+        (scattered::FRONT_BYTES as usize, scattered::BUFFER_BYTES.into())
+    } else {
+        (FRONT_BYTES, bytes)
+    };
+    bytes > least as u64 && bytes <= MAX_PACKET_BYTES && area.contains(message.line.bytes(), here)
+}
+
+/// A packet in one piece.
+fn piece(message: &NetMessage) -> Piece {
+    Piece { at: message.line.bytes(), bytes: message.bytes }
+}
+
+/// Hands the pieces of a packet to `push`; false if it does not lie where it may.
+#[inline]
+fn gather<M: Memory>(
+    memory: &M,
+    sender: &Registration,
+    message: &NetMessage,
+    mut push: impl FnMut(Piece),
+) -> bool {
+    if !message.more {
+        push(piece(message));
+        return true;
+    }
+    let ram = sender.object.ram_area;
+    ram.is_some_and(|ram| scattered::pieces(memory, message.line.bytes(), message.bytes, ram, push))
 }

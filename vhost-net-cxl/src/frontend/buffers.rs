@@ -3,10 +3,13 @@
 use cxl_pool::Area;
 use vhost_frontend::{Buffer, BufferArea};
 
+use crate::scattered;
+
 /// The unit in which the area is handed out.
 const UNIT_BYTES: u32 = 256;
-/// Two lengths that nearly all packets fit: acknowledgements and the like, and frames of the usual MTU.
-const USUAL_BYTES: [u32; 2] = [256, 2048];
+/// Lengths that nearly all packets fit: acknowledgements and the like, packets whose payload is elsewhere, and frames of the
+/// usual MTU.
+const USUAL_BYTES: [u32; 3] = [256, scattered::BUFFER_BYTES, 2048];
 
 /// Hands out buffers of a transmit area. Those of usual lengths are kept when they come back, and the one that came
 /// back last goes out first: it is the likeliest to be in the cache.

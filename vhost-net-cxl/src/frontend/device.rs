@@ -7,7 +7,7 @@ use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::PortObject;
 use pod_protocol::reports::Report;
 use pod_protocol::worker::WorkerHandle;
-use vhost_frontend::{ConfigSpace, DeviceSink, DeviceSpec, GuestMemory, Ring, StopReason};
+use vhost_frontend::{ConfigSpace, DeviceSink, DeviceSpec, GuestMemory, PoolRam, Ring, StopReason};
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_bindings::virtio_net as bits;
 
@@ -17,8 +17,9 @@ use crate::offloads::Offloads;
 const QUEUE_SIZE_MAX: u16 = 1024;
 const LINK_UP: u16 = 1;
 
-/// What the device of a port offers.
-pub fn device_spec(object: &PortObject) -> DeviceSpec {
+/// What the device of a port offers. With the device and inode number of the pool's file, a VMM that maps more of it than the
+/// guest's own part is refused.
+pub fn device_spec(object: &PortObject, pool_file: Option<(u64, u64)>) -> DeviceSpec {
     let mut features = 1 << VIRTIO_RING_F_EVENT_IDX
         | 1 << VIRTIO_RING_F_INDIRECT_DESC
         | 1 << bits::VIRTIO_NET_F_MRG_RXBUF
@@ -40,7 +41,7 @@ pub fn device_spec(object: &PortObject) -> DeviceSpec {
         queue_size_max: QUEUE_SIZE_MAX,
         // Descriptors are returned in order, so the used index says what is done.
         inflight: false,
-        pool_ram: None,
+        pool_ram: pool_file.map(|file| PoolRam { file, leased: object.ram_area }),
     }
 }
 
@@ -100,6 +101,7 @@ impl DeviceSink for Sink {
 
     fn ring_stopped(&mut self, index: u16, _reason: StopReason) -> u16 {
         // What the ring sent lies in the pool already, so its descriptors are returned at once in either case.
+        // Unless some of it lies in the guest's memory.
         let next = self.worker.call(|reply| Order::RingStopped(self.lease, index, reply)).unwrap_or(0);
         if self.running.remove(&index) && self.running.is_empty() {
             self.report();
@@ -143,8 +145,9 @@ mod tests {
             draining: None,
             incoming: false,
             policy: NicPolicy::default(),
+            ram_area: None,
         };
-        let spec = device_spec(&object);
+        let spec = device_spec(&object, None);
         assert_eq!(spec.queues, 4);
         assert_eq!(spec.config.read(0, 12), [2, 0, 0, 0, 0, 1, 1, 0, 2, 0, 0x78, 5]);
         let has = |bit: u32| spec.virtio_features >> bit & 1 == 1;

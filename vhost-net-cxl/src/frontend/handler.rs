@@ -24,6 +24,7 @@ pub struct FrontendHandler<M: Memory> {
     reporter: Reporter,
     book: LeaseBook,
     sockets: PathBuf,
+    pool_file: Option<(u64, u64)>,
     devices: HashMap<LeaseId, Device>,
 }
 
@@ -31,30 +32,34 @@ pub struct FrontendHandler<M: Memory> {
 struct Device {
     /// Where its frames to be sent lie.
     area: Area,
+    /// Where the memory of its guest may lie.
+    ram_area: Option<Area>,
     /// Its socket goes when this goes.
     _server: Server,
 }
 
 impl<M: Memory> FrontendHandler<M> {
-    /// A handler that opens sockets below `sockets`.
+    /// A handler that opens sockets below `sockets`. The pool's file has this device and inode number, if it is one.
     pub fn new(
         memory: M,
         worker: WorkerHandle<Order>,
         reporter: Reporter,
         book: LeaseBook,
         sockets: PathBuf,
+        pool_file: Option<(u64, u64)>,
     ) -> Self {
-        Self { memory, worker, reporter, book, sockets, devices: HashMap::new() }
+        Self { memory, worker, reporter, book, sockets, pool_file, devices: HashMap::new() }
     }
 
     fn apply_port(&mut self, object: PortObject) -> Result<(), String> {
         let lease = object.lease;
-        let area = object.tx_area;
-        if self.devices.get(&lease).is_some_and(|device| device.area != area) {
-            // The instance left this host and comes back: another device under the same name.
+        let (area, ram_area) = (object.tx_area, object.ram_area);
+        let places = |device: &Device| (device.area, device.ram_area);
+        if self.devices.get(&lease).is_some_and(|device| places(device) != (area, ram_area)) {
+            // The instance left this host and comes back, or has other memory: another device under the same name.
             self.remove(ObjectId::Port(lease))?;
         }
-        let spec = device_spec(&object);
+        let spec = device_spec(&object, self.pool_file);
         let socket = self.sockets.join(&object.socket);
         // The worker has the port before a VMM can connect to it.
         let apply = |reply| Order::Port(Box::new(object), reply);
@@ -62,7 +67,7 @@ impl<M: Memory> FrontendHandler<M> {
         if !self.devices.contains_key(&lease) {
             let sink = Sink::new(lease, self.worker.clone(), self.reporter.clone());
             match Server::listen(&socket, spec, sink) {
-                Ok(server) => self.devices.insert(lease, Device { area, _server: server }),
+                Ok(server) => self.devices.insert(lease, Device { area, ram_area, _server: server }),
                 Err(error) => {
                     let _ = self.worker.call(|reply| Order::Remove(ObjectId::Port(lease), reply));
                     return Err(error.to_string());

@@ -8,6 +8,7 @@ mod buffers;
 mod device;
 mod flow;
 mod handler;
+mod lending;
 mod port;
 mod receive;
 mod transmit;
@@ -82,6 +83,8 @@ pub struct Frontend<M: Memory> {
     timer_armed: bool,
     /// Which port is served first: each has its turn.
     first: usize,
+    /// Device and inode number of the pool's file, if it is one.
+    pool_file: Option<(u64, u64)>,
 }
 
 impl<M: Memory> Frontend<M> {
@@ -102,7 +105,16 @@ impl<M: Memory> Frontend<M> {
             timer_watched: false,
             timer_armed: false,
             first: 0,
+            pool_file: None,
         })
+    }
+
+    /// Knows the pool's file by its device and inode number, and so the memory of guests that lies in it: what they send
+    /// from there is not copied.
+    #[must_use]
+    pub fn with_pool_file(mut self, file: (u64, u64)) -> Self {
+        self.pool_file = Some(file);
+        self
     }
 
     /// Has this object from now on.
@@ -134,8 +146,11 @@ impl<M: Memory> Frontend<M> {
         if !whole_pool(&self.memory).contains_area(&object.tx_area) {
             return Err(format!("the transmit area of {lease} lies outside of the pool"));
         }
+        if object.ram_area.is_some_and(|ram| !whole_pool(&self.memory).contains_area(&ram)) {
+            return Err(format!("the guest memory of {lease} lies outside of the pool"));
+        }
         self.by_lease.insert(lease, self.ports.len());
-        self.ports.push(Port::new(object, self.book.open(lease)));
+        self.ports.push(Port::new(object, self.book.open(lease), self.pool_file));
         Ok(())
     }
 
@@ -174,6 +189,28 @@ impl<M: Memory> Frontend<M> {
     /// Lets go of a queue and returns its next available index.
     pub fn stop_ring(&mut self, lease: LeaseId, index: u16, sources: Option<&mut Sources>) -> u16 {
         self.port(lease).map_or(0, |port| stop_ring(port, index, sources))
+    }
+
+    /// As [`Frontend::stop_ring`], but waits until the backend has given back what it was lent of the guest's memory.
+    fn stop_ring_once_returned(
+        &mut self,
+        lease: LeaseId,
+        index: u16,
+        reply: Reply<u16>,
+        sources: &mut Sources,
+    ) {
+        match self.port(lease) {
+            Some(port) if port.under_way.lends(index) => {
+                if let Some(Some(ring)) = port.rings.get(usize::from(index))
+                    && let Some(kick) = ring.kick()
+                {
+                    // It was watched, or else could not be.
+                    let _ = sources.remove(kick);
+                }
+                port.stop_when_returned(index, reply);
+            }
+            _ => reply.send(self.stop_ring(lease, index, Some(sources))),
+        }
     }
 
     fn port(&mut self, lease: LeaseId) -> Option<&mut Port> {
@@ -234,7 +271,7 @@ impl<M: Memory> Task for Frontend<M> {
             }
             Order::RingStarted(lease, ring) => self.start_ring(lease, *ring, Some(sources)),
             Order::RingStopped(lease, index, reply) => {
-                reply.send(self.stop_ring(lease, index, Some(sources)));
+                self.stop_ring_once_returned(lease, index, reply, sources);
             }
             Order::MemoryChanged(lease, memory, reply) => {
                 if let Some(port) = self.port(lease) {
@@ -254,6 +291,9 @@ impl<M: Memory> Task for Frontend<M> {
         for turn in 0..count {
             let port = &mut self.ports[(self.first + turn) % count];
             busy |= port.transmit(&self.memory, &mut self.channels, &mut self.transmit_scratch);
+            if !port.stopping.is_empty() {
+                port.finish_stopping();
+            }
             port.signal();
         }
         self.first = if count == 0 { 0 } else { (self.first + 1) % count };

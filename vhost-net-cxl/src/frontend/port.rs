@@ -7,14 +7,15 @@ use cxl_pool::{Area, Memory};
 use pod_protocol::ids::{ChannelId, LeaseId};
 use pod_protocol::objects::{PortObject, Route};
 use pod_protocol::worker::Token;
-use vhost_frontend::{ChainLimits, GuestMemory, Ring};
+use vhost_frontend::{ChainLimits, GuestMemory, PoolMap, Ring};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 
 use super::buffers::TransmitBuffers;
+use super::lending::Stopping;
 use super::receive::Channel;
 use super::under_way::{UNDER_WAY_MAX, UnderWay};
-use crate::counters::LeaseCounters;
+use crate::counters::{DropReason, LeaseCounters};
 use crate::message::{MAX_PACKET_BYTES, NetMessage, Opcode};
 use crate::offloads::Offloads;
 use crate::rate_limit::RateLimiter;
@@ -50,10 +51,20 @@ pub(super) struct Port {
     pub(super) throttled: bool,
     /// The route that is being left in order: nothing new is announced until it has acknowledged everything.
     pub(super) leaving: Option<Route>,
+    /// Device and inode number of the pool's file, if it is one.
+    pub(super) pool_file: Option<(u64, u64)>,
+    /// Where in the pool the guest's memory lies.
+    pub(super) pool_map: PoolMap,
+    /// Queues that stop once the backend has given back what it was lent of them.
+    pub(super) stopping: Vec<Stopping>,
 }
 
 impl Port {
-    pub(super) fn new(object: PortObject, counters: Arc<LeaseCounters>) -> Self {
+    pub(super) fn new(
+        object: PortObject,
+        counters: Arc<LeaseCounters>,
+        pool_file: Option<(u64, u64)>,
+    ) -> Self {
         let rings = (0..2 * object.queue_pairs).map(|_| None).collect();
         let buffers = TransmitBuffers::new(object.tx_area, UNDER_WAY_MAX);
         let limiter = RateLimiter::new(&object.policy.transmit, Instant::now());
@@ -72,6 +83,9 @@ impl Port {
             limiter,
             throttled: false,
             leaving: None,
+            pool_file,
+            pool_map: PoolMap::default(),
+            stopping: Vec::new(),
         };
         port.tell_all();
         port
@@ -86,7 +100,8 @@ impl Port {
     }
 
     pub(super) fn uses(&self, area: Area) -> bool {
-        self.object.tx_area.overlaps(&area)
+        let Self { object, .. } = self;
+        object.tx_area.overlaps(&area) || object.ram_area.is_some_and(|ram| ram.overlaps(&area))
     }
 
     /// Takes over what the controller wants now. Over a new route everything that was not acknowledged goes first; but
@@ -112,12 +127,12 @@ impl Port {
         }
         // What the device offered to its guest cannot change under it.
         let Self { object: old, .. } = self;
-        let (tx_area, queue_pairs) = (old.tx_area, old.queue_pairs);
+        let (tx_area, ram_area, queue_pairs) = (old.tx_area, old.ram_area, old.queue_pairs);
         if object.policy.transmit != old.policy.transmit {
             self.limiter = RateLimiter::new(&object.policy.transmit, Instant::now());
             self.throttled = false;
         }
-        *old = PortObject { tx_area, queue_pairs, ..object };
+        *old = PortObject { tx_area, ram_area, queue_pairs, ..object };
         let drains = self.leaving.is_some() && self.leaving == self.object.draining;
         if (moved || self.leaving.is_some()) && !drains {
             self.leaving = None;
@@ -194,20 +209,24 @@ impl Port {
         self.set_features(ring.features());
         ring.set_limits(ChainLimits { segments: SEGMENTS_MAX, bytes: chain_bytes_max() });
         ring.disable_notifications();
+        self.map_memory(&ring.memory().clone());
         if let Some(place) = self.rings.get_mut(index) {
             *place = Some(ring);
         }
     }
 
-    /// Lets go of a ring. What it sent lies in the pool and goes on; its descriptors are returned now.
+    /// Lets go of a ring. What it sent lies in the pool and goes on, unless it is lent; its descriptors are returned now.
     pub(super) fn take_ring(&mut self, index: u16) -> Option<Ring> {
         let mut ring = self.rings.get_mut(usize::from(index))?.take()?;
-        self.under_way.let_go(&mut ring);
+        for _ in 0..self.under_way.let_go(&mut ring) {
+            self.counters.count_drop(DropReason::QueueStopped);
+        }
         ring.signal();
         Some(ring)
     }
 
     pub(super) fn set_memory(&mut self, memory: &GuestMemory) {
+        self.map_memory(memory);
         for ring in self.rings.iter_mut().flatten() {
             ring.set_memory(memory.clone());
         }

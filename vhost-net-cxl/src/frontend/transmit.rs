@@ -11,12 +11,14 @@ use vhost_frontend::{Buffer, Chain, ChainReader, GuestMemory, GuestView};
 use vm_memory::VolatileSlice;
 
 use super::PACKETS_PER_TURN;
+use super::lending::Ranges;
 use super::port::Port;
 use super::receive::Channel;
 use super::under_way::{Packet, State, UNDER_WAY_MAX};
 use crate::counters::DropReason;
 use crate::message::{MAX_PACKET_BYTES, NetMessage, Run};
 use crate::offloads::Offloads;
+use crate::scattered;
 use crate::vnet_header::{ETHERNET_BYTES, HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
 
 /// Descriptors that a chain is expected to have; storage for more is made when a guest first sends such a chain.
@@ -170,6 +172,9 @@ impl Port {
         chains: &mut [Chain],
         bounce: &mut [u8],
     ) -> usize {
+        if self.is_stopping(index) {
+            return 0;
+        }
         let Some(ring) = &mut self.rings[index] else { return 0 };
         let offered = match ring.next_chains(chains) {
             Ok(offered) => offered,
@@ -189,14 +194,22 @@ impl Port {
         let (mut taken, mut packets, mut bytes) = (0, 0, 0);
         for chain in &chains[..offered] {
             let descriptor = Some((ring_index(index), chain.head()));
-            let mut packet = Packet { descriptor, buffer: None, bytes: 0, state: State::Done };
+            let mut packet = Packet { descriptor, buffer: None, bytes: 0, lent: false, state: State::Done };
             match rules.frame_bytes(chain) {
                 Err(reason) => self.counters.count_drop(reason),
                 Ok(frame_bytes) => {
                     let whole = frame_bytes + HEADER_BYTES_U32;
+                    let ranges = Ranges::of(&self.pool_map, chain, rules.header_bytes, whole);
+                    let needed = ranges.as_ref().map_or(whole, |_| scattered::BUFFER_BYTES);
                     // What follows has to wait as well.
-                    let Some(buffer) = self.buffers.alloc(whole) else { break };
-                    match rules.copy(memory, (guest, &view), chain, frame_bytes, buffer, bounce) {
+                    let Some(buffer) = self.buffers.alloc(needed) else { break };
+                    let written = match &ranges {
+                        Some(ranges) => rules
+                            .scatter(memory, guest, chain, (frame_bytes, ranges), buffer, bounce)
+                            .map(|()| Written::PastTheCache),
+                        None => rules.copy(memory, (guest, &view), chain, frame_bytes, buffer, bounce),
+                    };
+                    match written {
                         Ok(written) => {
                             if written == Written::Cached {
                                 memory.write_back(buffer.start(), u64::from(whole));
@@ -205,6 +218,7 @@ impl Port {
                             bytes += u64::from(frame_bytes);
                             packet.buffer = Some(buffer);
                             packet.bytes = whole;
+                            packet.lent = ranges.is_some();
                             packet.state = State::Waiting;
                         }
                         Err(reason) => {
@@ -258,7 +272,7 @@ impl Port {
 
     /// Whether the timer is wanted.
     pub(super) fn waits_to_retry(&self) -> bool {
-        self.under_way.retry || self.throttled
+        self.under_way.retry || self.throttled || !self.stopping.is_empty()
     }
 
     /// The timer has fired.
@@ -287,8 +301,8 @@ enum Written {
 
 /// What a packet of a guest has to be like.
 #[derive(Clone, Copy)]
-struct Rules {
-    header_bytes: usize,
+pub(super) struct Rules {
+    pub(super) header_bytes: usize,
     mtu: u16,
     may_leave: Offloads,
 }
@@ -365,7 +379,7 @@ impl Rules {
     }
 
     #[inline]
-    fn clean(self, raw: [u8; HEADER_BYTES], frame_bytes: u32) -> Result<VnetHeader, DropReason> {
+    pub(super) fn clean(self, raw: [u8; HEADER_BYTES], frame_bytes: u32) -> Result<VnetHeader, DropReason> {
         let header = VnetHeader::parse(raw);
         header.check(frame_bytes, self.mtu, self.may_leave).map_err(|_| DropReason::BadHeader)
     }

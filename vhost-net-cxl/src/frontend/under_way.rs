@@ -19,6 +19,8 @@ pub(super) struct Packet {
     /// Where it lies; nothing if it was refused and only waits for its turn to be returned.
     pub(super) buffer: Option<Buffer>,
     pub(super) bytes: u32,
+    /// Its payload lies in the guest's memory.
+    pub(super) lent: bool,
     pub(super) state: State,
 }
 
@@ -28,6 +30,8 @@ pub(super) enum State {
     Waiting,
     /// Announced over the active route.
     Sent,
+    /// As [`State::Sent`], but its payload is gone: it cannot be announced again.
+    Abandoned,
     /// Acknowledged, or refused.
     Done,
 }
@@ -62,30 +66,54 @@ impl UnderWay {
 
     /// Whether some were announced and not acknowledged.
     pub(super) fn awaits(&self) -> bool {
-        self.packets.iter().any(|packet| packet.state == State::Sent)
+        self.packets.iter().any(|packet| matches!(packet.state, State::Sent | State::Abandoned))
     }
 
     /// Announces everything again that was not acknowledged.
     pub(super) fn send_again(&mut self) {
         self.retry = false;
         self.first_waiting = 0;
-        for packet in self.packets.iter_mut().filter(|packet| packet.state == State::Sent) {
-            packet.state = State::Waiting;
-            self.waiting += 1;
+        for packet in &mut self.packets {
+            match packet.state {
+                State::Sent => {
+                    packet.state = State::Waiting;
+                    self.waiting += 1;
+                }
+                State::Abandoned => packet.state = State::Done,
+                State::Waiting | State::Done => {}
+            }
         }
     }
 
-    /// Returns the descriptors of a ring that is about to stop, in order. Their packets stay under way.
-    pub(super) fn let_go(&mut self, ring: &mut Ring) {
+    /// Whether memory of packets of this ring is lent to a backend, or about to be.
+    pub(super) fn lends(&self, ring: u16) -> bool {
+        let of_ring = |packet: &Packet| packet.descriptor.is_some_and(|(index, _)| index == ring);
+        self.packets.iter().any(|packet| packet.lent && packet.state != State::Done && of_ring(packet))
+    }
+
+    /// Returns the descriptors of a ring that is about to stop, in order. Their packets stay under way, but for those whose
+    /// payload goes with them; says how many of these were not even announced.
+    pub(super) fn let_go(&mut self, ring: &mut Ring) -> u64 {
+        let mut lost = 0;
         for packet in &mut self.packets {
             if let Some((index, head)) = packet.descriptor
                 && index == ring.index()
             {
                 packet.descriptor = None;
+                match packet.state {
+                    State::Sent if packet.lent => packet.state = State::Abandoned,
+                    State::Waiting if packet.lent => {
+                        packet.state = State::Done;
+                        self.waiting -= 1;
+                        lost += 1;
+                    }
+                    _ => {}
+                }
                 // A ring that cannot be written was parked; its guest gets nothing more.
                 let _ = ring.complete(head, 0);
             }
         }
+        lost
     }
 
     #[inline]
@@ -117,7 +145,7 @@ impl UnderWay {
                     sequence: self.sequence(place),
                     line: buffer.start().line(),
                     bytes: packet.bytes,
-                    more: false,
+                    more: packet.lent,
                 };
                 messages[count] = message.encode();
                 count += 1;
@@ -155,12 +183,17 @@ impl UnderWay {
         if first >= end {
             return;
         }
-        let sent = self.packets.range_mut(first..end).filter(|packet| packet.state == State::Sent);
+        let announced = |packet: &&mut Packet| matches!(packet.state, State::Sent | State::Abandoned);
+        let sent = self.packets.range_mut(first..end).filter(announced);
         match status {
             Status::Sent | Status::Dropped => sent.for_each(|packet| packet.state = State::Done),
             // Either side may hear of a new generation first.
             Status::NotYet | Status::Stale => {
                 for packet in sent {
+                    if packet.state == State::Abandoned {
+                        packet.state = State::Done;
+                        continue;
+                    }
                     packet.state = State::Waiting;
                     self.waiting += 1;
                     self.retry = true;
@@ -197,11 +230,11 @@ mod tests {
     use vhost_frontend::BufferArea;
 
     fn waiting(area: &mut BufferArea) -> Packet {
-        Packet { descriptor: None, buffer: area.alloc(64), bytes: 64, state: State::Waiting }
+        Packet { descriptor: None, buffer: area.alloc(64), bytes: 64, lent: false, state: State::Waiting }
     }
 
     fn refused() -> Packet {
-        Packet { descriptor: None, buffer: None, bytes: 0, state: State::Done }
+        Packet { descriptor: None, buffer: None, bytes: 0, lent: false, state: State::Done }
     }
 
     /// Announces up to `room` packets and returns their sequence numbers.

@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use super::{Batch, Identity, LinkState, Nic, NicError, OnLinkChange, Piece};
+use super::{Batch, Identity, LinkState, Nic, NicError, OnLinkChange};
 use crate::backend::receive_buffers::ReceiveBuffers;
 use crate::offloads::Offloads;
 
@@ -52,7 +52,7 @@ impl Nic for FailedNic {
         Ok(())
     }
 
-    fn transmit(&mut self, _packets: &[Piece]) -> Result<usize, NicError> {
+    fn transmit(&mut self, _packets: &Batch) -> Result<usize, NicError> {
         Ok(0)
     }
 

@@ -37,8 +37,13 @@ use pod_protocol::reports::DeviceReport;
 use crate::backend::receive_buffers::ReceiveBuffers;
 use crate::offloads::Offloads;
 
-/// Frames that one call of [`Nic::receive`] delivers at most.
+/// Frames that one call of [`Nic::receive`] delivers, or of [`Nic::transmit`] takes, at most.
 pub const BATCH_FRAMES: usize = 64;
+/// The most pieces of one frame, in either direction.
+pub const PIECES_MAX: usize = {
+    let (received, sent) = (crate::backend::receive_buffers::PIECES_MAX, crate::scattered::PIECES_MAX);
+    if received > sent { received } else { sent }
+};
 
 /// What a NIC says about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,7 +133,7 @@ pub struct Piece {
     pub bytes: u32,
 }
 
-/// What [`Nic::receive`] delivered. Allocates nothing after [`Batch::new`]; the default is one without storage, to stand in
+/// Frames, each in one piece or several: what [`Nic::receive`] delivers and [`Nic::transmit`] takes. Allocates nothing after [`Batch::new`]; the default is one without storage, to stand in
 /// for it while it is in use.
 #[derive(Debug, Default)]
 pub struct Batch {
@@ -140,7 +145,7 @@ pub struct Batch {
 impl Batch {
     /// An empty batch.
     pub fn new() -> Self {
-        let pieces = BATCH_FRAMES * crate::backend::receive_buffers::PIECES_MAX;
+        let pieces = BATCH_FRAMES * PIECES_MAX;
         Self { pieces: Vec::with_capacity(pieces), ends: Vec::with_capacity(BATCH_FRAMES) }
     }
 
@@ -163,6 +168,22 @@ impl Batch {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
+    }
+
+    /// Forgets the pieces of the frame under construction.
+    pub fn abandon_frame(&mut self) {
+        self.pieces.truncate(self.ends.last().copied().unwrap_or(0));
+    }
+
+    /// Adds a frame in one piece.
+    pub fn push_frame(&mut self, piece: Piece) {
+        self.push_piece(piece);
+        self.end_frame();
+    }
+
+    /// The frames, in order.
+    pub fn frames(&self) -> impl ExactSizeIterator<Item = &[Piece]> {
+        (0..self.len()).map(|index| self.frame(index))
     }
 
     /// Adds a piece to the frame under construction.
@@ -246,9 +267,9 @@ pub trait Nic: Send {
     /// Takes buffers, fills them, and adds the frames that arrived to `batch`.
     fn receive(&mut self, buffers: &mut ReceiveBuffers, batch: &mut Batch) -> Result<(), NicError>;
 
-    /// Sends packets, each one run of bytes with the virtio-net header in front. Returns how many from the front are
+    /// Sends packets; of each, the first piece begins with the virtio-net header. Returns how many from the front are
     /// done with: their buffers may be used again. Those behind were not looked at, since the NIC is full for now.
-    fn transmit(&mut self, packets: &[Piece]) -> Result<usize, NicError>;
+    fn transmit(&mut self, packets: &Batch) -> Result<usize, NicError>;
 
     /// Sends a bare frame from our own memory; false if the NIC is full for now.
     fn transmit_frame(&mut self, frame: &[u8]) -> Result<bool, NicError>;

@@ -66,17 +66,18 @@ impl<M: Memory> NullNic<M> {
     }
 
     /// Copies a packet into stashed buffers with its addresses exchanged; false if there are too few.
-    fn echo(&mut self, packet: Piece) -> bool {
-        let pieces = packet.bytes.div_ceil(BUFFER_BYTES) as usize;
+    fn echo(&mut self, packet: &[Piece]) -> bool {
+        let packet_bytes: u32 = packet.iter().map(|piece| piece.bytes).sum();
+        let pieces = packet_bytes.div_ceil(BUFFER_BYTES) as usize;
         if self.stash.len() < pieces {
             return false;
         }
         let mut bounce = [0u8; COPY_BYTES];
         let mut done = 0;
-        while done < packet.bytes {
-            let bytes = (packet.bytes - done).min(BUFFER_BYTES);
+        while done < packet_bytes {
+            let bytes = (packet_bytes - done).min(BUFFER_BYTES);
             let bounce = &mut bounce[..bytes as usize];
-            self.memory.read(packet.at.saturating_add(u64::from(done)), bounce);
+            self.gather(packet, done, bounce);
             if done == 0 && bounce.len() >= HEADER_BYTES + 2 * ADDRESS_BYTES {
                 bounce[HEADER_BYTES..][..2 * ADDRESS_BYTES].rotate_left(ADDRESS_BYTES);
             }
@@ -140,11 +141,11 @@ impl<M: Memory> Nic for NullNic<M> {
         Ok(())
     }
 
-    fn transmit(&mut self, packets: &[Piece]) -> Result<usize, NicError> {
+    fn transmit(&mut self, packets: &Batch) -> Result<usize, NicError> {
         if self.mode != NullMode::Echo {
             return Ok(packets.len());
         }
-        let taken = packets.iter().take_while(|packet| self.echo(**packet)).count();
+        let taken = packets.frames().take_while(|packet| self.echo(packet)).count();
         Ok(taken)
     }
 
@@ -158,6 +159,21 @@ impl<M: Memory> Nic for NullNic<M> {
 }
 
 impl<M: Memory> NullNic<M> {
+    /// Reads a packet from its byte `skip` on.
+    fn gather(&self, packet: &[Piece], mut skip: u32, mut into: &mut [u8]) {
+        for piece in packet {
+            if skip >= piece.bytes {
+                skip -= piece.bytes;
+                continue;
+            }
+            let here = into.len().min((piece.bytes - skip) as usize);
+            let (now, later) = into.split_at_mut(here);
+            self.memory.read(piece.at.saturating_add(u64::from(skip)), now);
+            into = later;
+            skip = 0;
+        }
+    }
+
     fn restock(&mut self, buffers: &mut ReceiveBuffers) {
         if self.mode != NullMode::Echo {
             return;

@@ -208,11 +208,14 @@ impl Nic for TapNic {
         Ok(())
     }
 
-    fn transmit(&mut self, packets: &[Piece]) -> Result<usize, NicError> {
-        for (sent, packet) in packets.iter().enumerate() {
-            let address = self.window.address(packet.at, u64::from(packet.bytes));
-            let part = libc::iovec { iov_base: address.cast(), iov_len: packet.bytes as usize };
-            if !self.write(&[part])? {
+    fn transmit(&mut self, packets: &Batch) -> Result<usize, NicError> {
+        for (sent, packet) in packets.frames().enumerate() {
+            let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; super::PIECES_MAX];
+            for (part, piece) in parts.iter_mut().zip(packet) {
+                let address = self.window.address(piece.at, u64::from(piece.bytes));
+                *part = libc::iovec { iov_base: address.cast(), iov_len: piece.bytes as usize };
+            }
+            if !self.write(&parts[..packet.len()])? {
                 return Ok(sent);
             }
         }

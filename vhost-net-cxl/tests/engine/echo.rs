@@ -1,17 +1,19 @@
 //! What a guest sends comes back from an echoing NIC: complete, unaltered, in order.
 
+use std::fs::File;
+
 use cxl_pool::simulated::{SimulatedPool, check_seeds};
 use cxl_pool::{CoherenceMode, CreateOptions, HostId, Memory, Pool};
-use pod_protocol::objects::{Object, RegistrationState};
+use pod_protocol::objects::{Object, PortObject, RegistrationObject, RegistrationState};
 
-use crate::guest::Guest;
+use crate::guest::{Guest, ram_area};
 use crate::pod::{
     POOL_BYTES, TestBackend, TestFrontend, all_features, area, channel, mac, port, registration, route,
     settle,
 };
 
 pub(crate) const BUFFER_BYTES: u32 = 2048;
-const QUEUE_SIZE: u16 = 128;
+pub(crate) const QUEUE_SIZE: u16 = 128;
 
 pub(crate) struct Pair<M: Memory> {
     pub(crate) frontend: TestFrontend<M>,
@@ -20,14 +22,27 @@ pub(crate) struct Pair<M: Memory> {
 }
 
 pub(crate) fn pair<M: Memory>(here: &M, there: &M, slots: u32, features: u64, transmit_mib: u64) -> Pair<M> {
+    pair_of(Guest::new(QUEUE_SIZE), here, there, slots, features, transmit_mib)
+}
+
+/// The same with a guest whose memory may lie in the pool.
+pub(crate) fn pair_of<M: Memory>(
+    mut guest: Guest,
+    here: &M,
+    there: &M,
+    slots: u32,
+    features: u64,
+    transmit_mib: u64,
+) -> Pair<M> {
     let transmit_area = area(8, transmit_mib);
-    let mut frontend = TestFrontend::new(here);
+    let ram_area = guest.pool_file.map(|_| ram_area());
+    let mut frontend = TestFrontend::new(here).with_pool_file(guest.pool_file);
     let mut backend = TestBackend::new(there, "mode = 'echo'", area(32, 16));
     backend.apply(Object::Channel(channel(1, 1, slots, false)));
-    backend.apply(Object::Registration(registration(1, 1, 1, RegistrationState::Active, transmit_area)));
+    let registration = registration(1, 1, 1, RegistrationState::Active, transmit_area);
+    backend.apply(Object::Registration(RegistrationObject { ram_area, ..registration }));
     frontend.apply(Object::Channel(channel(1, 1, slots, true)));
-    frontend.apply(Object::Port(port(1, transmit_area, route(1, 1), None)));
-    let mut guest = Guest::new(QUEUE_SIZE);
+    frontend.apply(Object::Port(PortObject { ram_area, ..port(1, transmit_area, route(1, 1), None) }));
     guest.post(QUEUE_SIZE, BUFFER_BYTES);
     frontend.start(1, &guest, features);
     settle(&mut [&mut frontend, &mut backend]);
@@ -93,9 +108,13 @@ fn frames_cross_non_coherent_memory_unaltered() {
     check_seeds("-p vhost-net-cxl --test engine", 12, |seed| {
         let pool = SimulatedPool::new(seed, POOL_BYTES);
         let (here, there) = (pool.host(HostId::new(1)), pool.host(HostId::new(2)));
-        let mut pair = pair(&here, &there, 512, all_features(), 8);
-        echo(&mut pair, 300, 1514);
-        assert_eq!(pool.faults(), cxl_pool::simulated::Faults::default(), "seed {seed}");
+        for in_pool in [false, true] {
+            let guest =
+                if in_pool { Guest::in_simulated_pool(&here, QUEUE_SIZE) } else { Guest::new(QUEUE_SIZE) };
+            let mut pair = pair_of(guest, &here, &there, 512, all_features(), 8);
+            echo(&mut pair, 300, 1514);
+            assert_eq!(pool.faults(), cxl_pool::simulated::Faults::default(), "seed {seed}");
+        }
         Ok(())
     });
 }
@@ -106,15 +125,19 @@ fn frames_cross_a_pool_file_in_either_mode() {
     for mode in [CoherenceMode::Software, CoherenceMode::Hardware] {
         let options = CreateOptions { force: true, ..CreateOptions::default() };
         let options = CreateOptions { size_bytes: Some(POOL_BYTES), mode, ..options };
-        let pool = Pool::create(&directory.path().join("pool"), &options).expect("a pool");
-        match mode {
-            CoherenceMode::Software => {
-                let memory = pool.software();
-                echo(&mut pair(&memory, &memory, 8192, all_features(), 8), 20_000, 1514);
-            }
-            CoherenceMode::Hardware => {
-                let memory = pool.hardware();
-                echo(&mut pair(&memory, &memory, 8192, all_features(), 8), 20_000, 1514);
+        let path = directory.path().join("pool");
+        let pool = Pool::create(&path, &options).expect("a pool");
+        let file = File::options().read(true).write(true).open(&path).expect("the pool's file");
+        for guest in [Guest::new(QUEUE_SIZE), Guest::in_pool_file(&file, QUEUE_SIZE)] {
+            match mode {
+                CoherenceMode::Software => {
+                    let memory = pool.software();
+                    echo(&mut pair_of(guest, &memory, &memory, 8192, all_features(), 8), 20_000, 1514);
+                }
+                CoherenceMode::Hardware => {
+                    let memory = pool.hardware();
+                    echo(&mut pair_of(guest, &memory, &memory, 8192, all_features(), 8), 20_000, 1514);
+                }
             }
         }
     }
@@ -133,18 +156,20 @@ fn full_rings_and_a_small_area_push_back_and_lose_nothing() {
 fn large_frames_spread_over_merged_buffers() {
     let pool = SimulatedPool::new(7, POOL_BYTES);
     let (here, there) = (pool.host(HostId::new(1)), pool.host(HostId::new(2)));
-    let mut pair = pair(&here, &there, 512, all_features(), 8);
-    let frame = frame(3, 60_000);
-    // NEEDS_CSUM, TCPV4, headers of 54 bytes, segments of 1448, checksum at 34 + 16.
-    let header = [1, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0];
-    assert!(pair.guest.send(&header, &frame));
-    settle(&mut [&mut pair.frontend, &mut pair.backend]);
-    let got = pair.guest.received(BUFFER_BYTES);
-    assert_eq!(got.len(), 1);
-    assert_eq!(got[0].0[..10], header[..10]);
-    assert_eq!(got[0].0[10], 30, "as many buffers as 60012 bytes fill");
-    assert_eq!(got[0].1, returned(&frame));
-    assert_eq!(pool.faults(), cxl_pool::simulated::Faults::default());
+    for guest in [Guest::new(QUEUE_SIZE), Guest::in_simulated_pool(&here, QUEUE_SIZE)] {
+        let mut pair = pair_of(guest, &here, &there, 512, all_features(), 8);
+        let frame = frame(3, 60_000);
+        // NEEDS_CSUM, TCPV4, headers of 54 bytes, segments of 1448, checksum at 34 + 16.
+        let header = [1, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0];
+        assert!(pair.guest.send(&header, &frame));
+        settle(&mut [&mut pair.frontend, &mut pair.backend]);
+        let got = pair.guest.received(BUFFER_BYTES);
+        assert_eq!(got.len(), 1);
+        assert_eq!(got[0].0[..10], header[..10]);
+        assert_eq!(got[0].0[10], 30, "as many buffers as 60012 bytes fill");
+        assert_eq!(got[0].1, returned(&frame));
+        assert_eq!(pool.faults(), cxl_pool::simulated::Faults::default());
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use pod_protocol::objects::{Object, RegistrationState};
 use pod_protocol::reports::{DeviceReport, Report};
 use pod_protocol::worker::{Progress, Task};
 use vhost_net_cxl::backend::receive_buffers::ReceiveBuffers;
-use vhost_net_cxl::nic::{Batch, Driver, Identity, LinkState, Nic, NicError, OnLinkChange, Piece};
+use vhost_net_cxl::nic::{Batch, Driver, Identity, LinkState, Nic, NicError, OnLinkChange};
 use vhost_net_cxl::offloads::Offloads;
 
 use crate::echo::frame;
@@ -83,7 +83,7 @@ impl Nic for BreakableNic {
         self.outcome(())
     }
 
-    fn transmit(&mut self, packets: &[Piece]) -> Result<usize, NicError> {
+    fn transmit(&mut self, packets: &Batch) -> Result<usize, NicError> {
         self.outcome(packets.len())
     }
 

@@ -1,10 +1,15 @@
 //! A guest's memory and virtio-net driver, as simple as they can be.
 
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex};
 
+use cxl_pool::{ByteOffset, Memory};
 use vhost_frontend::{DirtyLog, GuestMemory, Ring, RingParts};
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
+
+use crate::pod::area;
 
 pub(crate) const MEMORY_BYTES: usize = 32 << 20;
 /// Room for one queue's rings, and for its buffers behind them.
@@ -20,15 +25,59 @@ pub(crate) struct Guest {
     pub(crate) memory: GuestMemory,
     pub(crate) receive: DriverQueue,
     pub(crate) transmit: DriverQueue,
+    /// Device and inode number of the file that part of its memory lies in.
+    pub(crate) pool_file: Option<(u64, u64)>,
+    /// What it stores to that part, where another memory plays the pool.
+    store: Option<Box<dyn Fn(ByteOffset, &[u8])>>,
+}
+
+/// The part of the pool that a guest may have as its memory.
+pub(crate) fn ram_area() -> cxl_pool::Area {
+    area(48, 16)
 }
 
 impl Guest {
     pub(crate) fn new(size: u16) -> Self {
         let memory: GuestMemoryMmap<()> =
             GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_BYTES)]).expect("memory");
+        Self::with_memory(memory, size)
+    }
+
+    fn with_memory(memory: GuestMemoryMmap<()>, size: u16) -> Self {
         let memory = GuestMemory::from(memory);
         let queue = |index| DriverQueue::new(memory.clone(), index, size);
-        Self { receive: queue(0), transmit: queue(1), memory }
+        Self { receive: queue(0), transmit: queue(1), memory, pool_file: None, store: None }
+    }
+
+    /// A guest whose transmit queue, with the buffers, lies in [`ram_area`] of the pool in `file`.
+    pub(crate) fn in_pool_file(file: &File, size: u16) -> Self {
+        let start = ram_area().start_byte().get();
+        let part = FileOffset::new(file.try_clone().expect("a descriptor"), start);
+        let half = usize::try_from(QUEUE_BYTES).expect("small");
+        let memory = GuestMemoryMmap::from_ranges_with_files([
+            (GuestAddress(0), half, None),
+            (GuestAddress(QUEUE_BYTES), half, Some(part)),
+        ]);
+        let metadata = file.metadata().expect("its metadata");
+        let pool_file = Some((metadata.dev(), metadata.ino()));
+        Self { pool_file, ..Self::with_memory(memory.expect("memory"), size) }
+    }
+
+    /// The same where the pool is simulated: what the guest stores goes into the caches of its host, which has this memory.
+    pub(crate) fn in_simulated_pool<M: Memory>(host: &M, size: u16) -> Self {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(host.size_bytes()).expect("its length");
+        let host = host.clone();
+        let store = Box::new(move |at: ByteOffset, bytes: &[u8]| host.write(at, bytes));
+        Self { store: Some(store), ..Self::in_pool_file(&file, size) }
+    }
+
+    /// Stores something in the transmit queue's part.
+    pub(crate) fn store(&self, at: u64, bytes: &[u8]) {
+        self.memory.write_slice(bytes, GuestAddress(at)).expect("in memory");
+        if let Some(store) = &self.store {
+            store(ram_area().start_byte().saturating_add(at - QUEUE_BYTES), bytes);
+        }
     }
 
     /// Lets what devices write from now on be logged. Rings that run already do not know of it.
@@ -59,8 +108,8 @@ impl Guest {
     pub(crate) fn send(&mut self, header: &[u8], frame: &[u8]) -> bool {
         let Some(head) = self.transmit.free_pair() else { return false };
         let at = self.transmit.buffer(head, 70_000);
-        self.memory.write_slice(header, GuestAddress(at)).expect("in memory");
-        self.memory.write_slice(frame, GuestAddress(at + header.len() as u64)).expect("in memory");
+        self.store(at, header);
+        self.store(at + header.len() as u64, frame);
         let header_bytes = u32::try_from(header.len()).expect("short");
         let frame_bytes = u32::try_from(frame.len()).expect("short");
         if self.transmit.offered.is_multiple_of(2) {

@@ -14,3 +14,4 @@ mod pod;
 mod policy;
 mod recording;
 mod switching;
+mod zero_copy;

@@ -142,6 +142,7 @@ pub(crate) fn registration(
         state,
         rx_quota_buffers: 512,
         policy: NicPolicy::default(),
+        ram_area: None,
     }
 }
 
@@ -162,6 +163,7 @@ pub(crate) fn port(number: u32, transmit_area: Area, active: Route, standby: Opt
         draining: None,
         incoming: false,
         policy: NicPolicy::default(),
+        ram_area: None,
     }
 }
 
@@ -176,6 +178,12 @@ impl<M: Memory> TestFrontend<M> {
         let book = LeaseBook::default();
         let task = Frontend::new(memory.clone(), book.clone(), Box::new(open(memory))).expect("a timer");
         Self { task, book }
+    }
+
+    /// Knows the memory of guests that lies in the pool, if there is any.
+    pub(crate) fn with_pool_file(self, file: Option<(u64, u64)>) -> Self {
+        let Self { task, book } = self;
+        Self { task: if let Some(file) = file { task.with_pool_file(file) } else { task }, book }
     }
 
     pub(crate) fn apply(&mut self, object: Object) {

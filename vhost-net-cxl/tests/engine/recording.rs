@@ -17,6 +17,8 @@ pub(crate) struct Wire {
     /// Frames with their virtio-net headers, where the driver left them to the NIC.
     pub(crate) unfinished: Vec<Vec<u8>>,
     pub(crate) room: usize,
+    /// Of each packet that was sent as it was, where its pieces lay.
+    pub(crate) pieces: Vec<Vec<Piece>>,
 }
 
 pub(crate) struct RecordingNic<M: Memory> {
@@ -74,12 +76,17 @@ impl<M: Memory> Nic for RecordingNic<M> {
         Ok(())
     }
 
-    fn transmit(&mut self, packets: &[Piece]) -> Result<usize, NicError> {
+    fn transmit(&mut self, packets: &Batch) -> Result<usize, NicError> {
         let mut wire = self.wire.lock().expect("unpoisoned");
         let count = packets.len().min(wire.room);
-        for packet in &packets[..count] {
-            let mut bytes = vec![0; packet.bytes as usize];
-            self.memory.read(packet.at, &mut bytes);
+        for packet in packets.frames().take(count) {
+            wire.pieces.push(packet.to_vec());
+            let mut bytes = Vec::new();
+            for piece in packet {
+                let mut part = vec![0; piece.bytes as usize];
+                self.memory.read(piece.at, &mut part);
+                bytes.extend(part);
+            }
             if bytes[..12] == [0; 12] {
                 wire.frames.push(bytes.split_off(12));
             } else {

@@ -296,22 +296,30 @@ impl Nic for AfXdpNic {
         Ok(())
     }
 
-    fn transmit(&mut self, packets: &[Piece]) -> Result<usize, NicError> {
-        for (sent, packet) in packets.iter().enumerate() {
-            let header_bytes = HEADER_BYTES as u64;
-            let bytes = u64::from(packet.bytes).saturating_sub(header_bytes);
+    fn transmit(&mut self, packets: &Batch) -> Result<usize, NicError> {
+        for (sent, packet) in packets.frames().enumerate() {
+            let mut header_bytes = HEADER_BYTES as u64;
+            let bytes: u64 = packet.iter().map(|piece| u64::from(piece.bytes)).sum();
+            let bytes = bytes.saturating_sub(header_bytes);
             if bytes == 0 || bytes > FRAME_BYTES_MAX {
                 self.errors += 1;
                 continue;
             }
-            let from = packet.at.saturating_add(header_bytes);
-            let count = usize::try_from(bytes).expect("shorter than a chunk");
             let copied = self.send_one(
                 |window, chunk| {
-                    let from = window.address(from, bytes);
-                    // SAFETY: both ranges lie within the pool; the chunk is ours until it is handed to the kernel, and
-                    // a packet is never in the receive area.
-                    unsafe { chunk.copy_from_nonoverlapping(from, count) };
+                    let mut done = 0;
+                    for piece in packet {
+                        // Only the first piece begins with the header, and is longer than that.
+                        let skip = header_bytes.min(u64::from(piece.bytes));
+                        header_bytes -= skip;
+                        let here = u64::from(piece.bytes) - skip;
+                        let from = window.address(piece.at.saturating_add(skip), here);
+                        let count = usize::try_from(here).expect("shorter than a chunk");
+                        // SAFETY: both ranges lie within the pool; the pieces are together no longer than a chunk, which is
+                        // ours until it is handed to the kernel, and a packet is never in the receive area.
+                        unsafe { chunk.add(done).copy_from_nonoverlapping(from, count) };
+                        done += count;
+                    }
                 },
                 bytes,
             );

@@ -1,0 +1,121 @@
+//! Packets whose payload stays in the guest's memory, because that lies in the pool: they are
+//! [scattered](crate::scattered), and their memory is lent to the backend until it has completed them.
+//!
+//! So a queue is not stopped, nor are its descriptors given back, while memory of its packets is lent. A backend that
+//! does not answer within [`PATIENCE`] is not waited for any longer: it is gone, or was told that the lease is no longer
+//! served with that generation. What it may still hold is never announced again.
+
+use std::time::{Duration, Instant};
+
+use cxl_pool::{ByteOffset, LINE_BYTES, Memory};
+use pod_protocol::worker::Reply;
+use vhost_frontend::{Buffer, Chain, ChainReader, GuestMemory, PoolMap, PoolRam};
+
+use super::port::Port;
+use super::transmit::Rules;
+use crate::counters::DropReason;
+use crate::scattered::{BUFFER_BYTES, FRONT_BYTES, RANGES_MAX, write_list};
+use crate::vnet_header::{HEADER_BYTES, VnetHeader};
+
+/// How long a queue that is to stop waits for the backend. A backend holds a packet for a second at most.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Where the payload of a packet lies.
+pub(super) struct Ranges {
+    list: [(ByteOffset, u32); RANGES_MAX],
+    count: usize,
+}
+
+impl Ranges {
+    /// Finds the payload of a packet of `bytes` bytes with its header, where that takes `header_bytes` in the chain. Nothing if
+    /// it does not lie in the pool, or if copying it is as cheap.
+    #[inline]
+    pub(super) fn of(map: &PoolMap, chain: &Chain, header_bytes: usize, bytes: u32) -> Option<Self> {
+        if map.is_empty() || bytes <= BUFFER_BYTES {
+            return None;
+        }
+        let mut list = [(ByteOffset::new(0), 0); RANGES_MAX];
+        let front = u64::from(FRONT_BYTES) - HEADER_BYTES as u64 + header_bytes as u64;
+        let rest = u64::from(bytes - FRONT_BYTES);
+        let count = map.ranges(chain.readable(), front, rest, &mut list)?;
+        Some(Self { list, count })
+    }
+
+    fn get(&self) -> &[(ByteOffset, u32)] {
+        &self.list[..self.count]
+    }
+}
+
+impl Rules {
+    /// Copies the front of a packet into its buffer, checks its header, and lists where the rest of it lies. All that the
+    /// backend will read is written back; a fence is all that it needs.
+    pub(super) fn scatter<M: Memory>(
+        self,
+        memory: &M,
+        guest: &GuestMemory,
+        chain: &Chain,
+        (frame_bytes, ranges): (u32, &Ranges),
+        buffer: Buffer,
+        bounce: &mut [u8],
+    ) -> Result<(), DropReason> {
+        let (front, list) = bounce.split_at_mut(FRONT_BYTES as usize);
+        let (header, frame) = front.split_first_chunk_mut::<HEADER_BYTES>().ok_or(DropReason::BadChain)?;
+        let mut raw = [0; HEADER_BYTES];
+        let mut reader = ChainReader::new(guest, chain.readable());
+        reader.read(&mut raw[..self.header_bytes]).map_err(|_| DropReason::BadChain)?;
+        reader.read(frame).map_err(|_| DropReason::BadChain)?;
+        *header = VnetHeader::to_bytes(self.clean(raw, frame_bytes)?);
+        let end = FRONT_BYTES as usize + write_list(ranges.get(), list);
+        if M::COHERENT {
+            memory.write(buffer.start(), &bounce[..end]);
+            return Ok(());
+        }
+        let lines = end.next_multiple_of(LINE_BYTES);
+        bounce[end..lines].fill(0);
+        memory.write_streaming(buffer.start(), &bounce[..lines]);
+        for (at, bytes) in ranges.get() {
+            // The guest wrote it on this host, so it may lie in this host's caches only.
+            memory.write_back(*at, u64::from(*bytes));
+        }
+        Ok(())
+    }
+}
+
+/// A queue that is to stop, and who wants to know where it stopped.
+pub(super) struct Stopping {
+    index: u16,
+    reply: Reply<u16>,
+    deadline: Instant,
+}
+
+impl Port {
+    /// Notes where in the pool the guest's memory lies, if it does.
+    pub(super) fn map_memory(&mut self, memory: &GuestMemory) {
+        let leased = self.object.ram_area.zip(self.pool_file);
+        self.pool_map = leased.map_or_else(PoolMap::default, |(leased, file)| {
+            PoolMap::new(memory, &PoolRam { file, leased: Some(leased) })
+        });
+    }
+
+    /// Takes nothing from a queue any more, and answers once none of its memory is lent.
+    pub(super) fn stop_when_returned(&mut self, index: u16, reply: Reply<u16>) {
+        self.stopping.push(Stopping { index, reply, deadline: Instant::now() + PATIENCE });
+    }
+
+    /// Whether a queue is about to stop.
+    #[inline]
+    pub(super) fn is_stopping(&self, index: usize) -> bool {
+        self.stopping.iter().any(|stopping| usize::from(stopping.index) == index)
+    }
+
+    /// Stops the queues whose memory has come back, or is not waited for any longer.
+    pub(super) fn finish_stopping(&mut self) {
+        let returned =
+            |port: &Self, it: &Stopping| !port.under_way.lends(it.index) || it.deadline <= Instant::now();
+        while let Some(place) = self.stopping.iter().position(|it| returned(self, it)) {
+            let stopping = self.stopping.swap_remove(place);
+            let next = self.take_ring(stopping.index).map_or(0, |ring| ring.next_available());
+            stopping.reply.send(next);
+        }
+    }
+}
