@@ -20,6 +20,9 @@ pub(crate) const USED_RING: u64 = 0xa000;
 pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
 
+/// Stores bytes at an offset of the pool.
+type Store = Box<dyn Fn(ByteOffset, &[u8])>;
+
 /// A guest with a receive queue (0) and a transmit queue (1).
 pub(crate) struct Guest {
     pub(crate) memory: GuestMemory,
@@ -28,7 +31,7 @@ pub(crate) struct Guest {
     /// Device and inode number of the file that part of its memory lies in.
     pub(crate) pool_file: Option<(u64, u64)>,
     /// What it stores to that part, where another memory plays the pool.
-    store: Option<Box<dyn Fn(ByteOffset, &[u8])>>,
+    store: Option<Store>,
 }
 
 /// The part of the pool that a guest may have as its memory.
