@@ -94,6 +94,40 @@ fn a_drive_whose_flushes_do_nothing_is_caught() {
     assert!(violations >= 8, "{violations} of 10 runs showed it");
 }
 
+/// Reads of this length fill the disk's buffers, so that what comes after them stays in its ring.
+const READ_BYTES: u32 = 1 << 19;
+
+#[test]
+fn a_flush_that_waited_in_its_ring_when_the_power_failed_fails_too() {
+    for seed in 0..8_u64 {
+        let pool = pool();
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = directory.path().join("ssd.img");
+        let options = |turn| VolatileCacheOptions { seed: seed << 8 | turn, obeys_flush: true };
+        let mut pod: Pod<HardwareMemory> =
+            Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
+        pod.start(ssd(&pool, &path, options(0)));
+        let mut driver = Driver::connected(&pod);
+        assert_eq!(driver.write_sectors(0, &pattern(1, 4096)), OK);
+        pod.backend = None;
+        // None of these can know that the write is lost. The last one is not even taken before others are answered.
+        let mut heads = vec![driver.offer(0, 1, T_FLUSH, 0, 0)];
+        let reads = DATA_BYTES / u64::from(READ_BYTES) + 4;
+        heads.extend((2..2 + reads).map(|place| driver.offer(0, place, T_IN, 0, READ_BYTES)));
+        heads.push(driver.offer(0, 2 + reads, T_FLUSH, 0, 0));
+        pod.start_backend(ssd(&pool, &path, options(1)));
+        pod.apply_volume();
+        pod.new_channel();
+        for _ in &heads {
+            assert!(driver.guest.wait_used(0, PATIENCE).is_some(), "an answer");
+        }
+        let statuses: Vec<u8> = (1..3 + reads).map(|place| driver.status(place)).collect();
+        assert_eq!((statuses[0], statuses[statuses.len() - 1]), (IOERR, IOERR), "seed {seed}: {statuses:?}");
+        // The guest knows.
+        assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK);
+    }
+}
+
 #[test]
 fn a_late_write_of_a_dead_frontend_does_not_land_on_a_newer_one() {
     let pool = pool();

@@ -1,5 +1,6 @@
 //! What the VMM says about a device: memory, features, vrings.
 
+mod inflight;
 mod logging;
 
 use std::fs::File;
@@ -8,7 +9,6 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use rustix::fs::{MemfdFlags, SealFlags};
 use tracing::debug;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
@@ -19,12 +19,11 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{FileOffset, MmapRegion};
 
+use self::inflight::Inflight;
 use self::logging::LOG_ALL;
 use crate::dirty_log::DirtyLog;
-use crate::inflight::{InflightQueue, region_bytes};
-use crate::memory::{MAX_SLOTS, MemoryTable, RegionSpec, file_holds};
+use crate::memory::{MAX_SLOTS, MemoryTable, RegionSpec};
 use crate::ring::{Ring, RingParts, SharedCall};
 use crate::server::{DeviceSink, DeviceSpec, StopReason};
 
@@ -55,14 +54,6 @@ struct VringAddresses {
     used: u64,
     /// What is written to the used ring is to be logged.
     logged: bool,
-}
-
-/// The in-flight region of this connection.
-#[derive(Debug)]
-struct Inflight {
-    region: Arc<MmapRegion<()>>,
-    queues: u16,
-    size: u16,
 }
 
 /// One device's vhost-user state. Its socket comes and goes; this is reset when it goes.
@@ -159,19 +150,7 @@ impl Connection {
         let call = Arc::clone(&vring.call);
         let queue = self.queue(index, size, addresses, base)?;
         let index = narrow(index)?;
-        let inflight = match &self.inflight {
-            Some(inflight) => Some(
-                InflightQueue::open(
-                    Arc::clone(&inflight.region),
-                    inflight.queues,
-                    inflight.size,
-                    index,
-                    size,
-                )
-                .map_err(|error| refused(error.to_string()))?,
-            ),
-            None => None,
-        };
+        let inflight = self.inflight_queue(index, size)?;
         let ring = Ring::new(RingParts {
             index,
             queue,
@@ -415,34 +394,11 @@ impl VhostUserBackendReqHandlerMut for Connection {
     }
 
     fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        let (queues, size) = (wanted.num_queues, wanted.queue_size);
-        let bytes = region_bytes(queues, size) as u64;
-        let file = inflight_file(bytes).map_err(Error::ReqHandlerError)?;
-        let described = VhostUserInflight::new(bytes, 0, queues, size);
-        let ours = file.try_clone().map_err(Error::ReqHandlerError)?;
-        self.set_inflight_fd(&described, ours)?;
-        Ok((described, file))
+        self.make_inflight(wanted)
     }
 
     fn set_inflight_fd(&mut self, described: &VhostUserInflight, file: File) -> Result<()> {
-        if self.vrings.iter().any(|vring| vring.running) {
-            return Err(refused("the in-flight region cannot change while rings run"));
-        }
-        let (queues, size) = (described.num_queues, described.queue_size);
-        let needs = region_bytes(queues, size);
-        let bytes = usize::try_from(described.mmap_size).map_err(refused)?;
-        if bytes < needs {
-            return Err(refused(format!(
-                "an in-flight region of {bytes} bytes, {queues} queues of {size} need {needs}"
-            )));
-        }
-        if !file_holds(&file, described.mmap_offset, described.mmap_size) {
-            return Err(refused("an in-flight region that reaches beyond the end of its file"));
-        }
-        let region =
-            MmapRegion::from_file(FileOffset::new(file, described.mmap_offset), bytes).map_err(refused)?;
-        self.inflight = Some(Inflight { region: Arc::new(region), queues, size });
-        Ok(())
+        self.map_inflight(described, file)
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {
@@ -515,12 +471,4 @@ fn event(file: Option<File>) -> Result<Option<File>> {
 
 fn narrow(index: u32) -> Result<u16> {
     u16::try_from(index).map_err(refused)
-}
-
-/// Memory for an in-flight region that nobody can shorten under our mapping.
-fn inflight_file(bytes: u64) -> io::Result<File> {
-    let memory = rustix::fs::memfd_create("wadi-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&memory, bytes)?;
-    rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(memory.into())
 }

@@ -190,6 +190,17 @@ impl Ring {
         self.parts.queue.next_avail()
     }
 
+    /// How many requests the guest has made available by now that were not taken yet.
+    pub fn waiting(&self) -> usize {
+        let next = self.parts.queue.next_avail();
+        if self.broken {
+            return 0;
+        }
+        let index = self.parts.queue.avail_idx(&*self.parts.memory, Ordering::Acquire);
+        let new = index.map_or(0, |index| index.0.wrapping_sub(next)).min(self.table.size);
+        self.again.len() + usize::from(new)
+    }
+
     /// Whether the guest broke it.
     pub fn is_broken(&self) -> bool {
         self.broken

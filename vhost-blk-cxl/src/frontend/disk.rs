@@ -26,6 +26,8 @@ const BUFFER_UNIT_BYTES: u32 = 4096;
 pub(super) struct Served {
     pub(super) ring: Ring,
     pub(super) in_flight: u32,
+    /// How many of the next requests the guest made before it could know of a loss.
+    pub(super) unaware: usize,
     /// Asked to let go: as soon as nothing is in flight.
     pub(super) stopping: Option<SyncSender<u16>>,
 }
@@ -114,7 +116,7 @@ impl<M: Memory> Disk<M> {
         ring.disable_notifications();
         self.find_in_pool(ring.memory());
         let index = usize::from(ring.index());
-        self.rings[index] = Some(Served { ring, in_flight: 0, stopping: None });
+        self.rings[index] = Some(Served { ring, in_flight: 0, unaware: 0, stopping: None });
         self.blocked = false;
     }
 

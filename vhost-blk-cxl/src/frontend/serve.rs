@@ -1,6 +1,6 @@
 //! How a disk serves its guest: taking requests, sending them, answering them.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use cxl_pool::{ByteOffset, LINE_BYTES, LineOffset, Memory};
 use tracing::warn;
@@ -85,7 +85,10 @@ impl<M: Memory> Disk<M> {
             return false;
         };
         let slot = self.slots.get_mut(index);
-        match served.ring.next_chain(&mut slot.chain) {
+        let next = served.ring.next_chain(&mut slot.chain);
+        slot.unaware = served.unaware > 0;
+        served.unaware = served.unaware.saturating_sub(1);
+        match next {
             Ok(Next::Chain) => {}
             Ok(Next::Empty) => return false,
             Ok(Next::Malformed(error)) => {
@@ -116,6 +119,7 @@ impl<M: Memory> Disk<M> {
             let mut buffer = || u32::try_from(length_bytes).ok().and_then(|bytes| buffers.alloc(bytes));
             let Some(place) = in_pool.map(Place::Guest).or_else(|| buffer().map(Place::Buffer)) else {
                 served.ring.put_back(&slot.chain);
+                served.unaware += usize::from(slot.unaware);
                 self.blocked = true;
                 return false;
             };
@@ -251,6 +255,19 @@ impl<M: Memory> Disk<M> {
         } else {
             let status = self.vouched(index, completion);
             self.answer(index, status);
+            if self.unflushed.tells() {
+                self.told();
+            }
+        }
+    }
+
+    /// The guest was told, by a flush that failed, that it lost writes. What waits in its rings it made before it could know:
+    /// flushes among that do not vouch for those writes either.
+    pub(super) fn told(&mut self) {
+        // The answer before the look at what there is: whatever the guest makes available later, it makes after the answer.
+        fence(Ordering::SeqCst);
+        for served in self.rings.iter_mut().flatten() {
+            served.unaware = served.ring.waiting();
         }
     }
 
@@ -267,8 +284,11 @@ impl<M: Memory> Disk<M> {
         let (slot, next) = (self.slots.get(index), self.slots.next_sequence());
         match slot.operation {
             Operation::Write | Operation::WriteZeroes if !slot.force_unit_access => self.unflushed.written(),
-            Operation::Flush if !self.unflushed.flushed(slot.sequence, slot.vouches, next) => {
-                return Status::IoError;
+            Operation::Flush => {
+                let vouched = self.unflushed.flushed(slot.sequence, slot.vouches, next);
+                if !vouched || slot.unaware {
+                    return Status::IoError;
+                }
             }
             _ => {}
         }

@@ -63,6 +63,8 @@ pub(crate) struct Slot {
     pub(crate) sequence: u64,
     /// Of a flush: what it vouches for.
     pub(crate) vouches: Mark,
+    /// The guest made it when it could not know yet of a loss that was told since.
+    pub(crate) unaware: bool,
     /// Counts the uses of the slot, so that an answer to an earlier one is not taken for this one's.
     uses: u16,
 }
@@ -100,6 +102,7 @@ impl Slots {
             place: Place::Nowhere,
             sequence: 0,
             vouches: Mark::default(),
+            unaware: false,
             uses: 0,
         };
         Self {

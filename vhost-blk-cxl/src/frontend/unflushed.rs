@@ -17,6 +17,8 @@ pub(crate) struct Unflushed {
     lost_before: u64,
     /// No flush has told the guest yet.
     untold: bool,
+    /// The last one that was carried out does.
+    tells: bool,
 }
 
 /// What a flush will vouch for: taken when the guest offers it.
@@ -54,13 +56,19 @@ impl Unflushed {
         let fails = sequence < self.lost_before || self.untold;
         if fails {
             if std::mem::take(&mut self.untold) {
-                // The guest made the requests until here before it could know.
+                // The guest made the requests until here before it could know, and others that are still in its rings.
                 self.lost_before = next;
+                self.tells = true;
             }
         } else {
             self.settled = self.settled.max(mark.0);
         }
         !fails
+    }
+
+    /// Whether the guest hears of a loss by what was answered since the last time this was asked.
+    pub(crate) fn tells(&mut self) -> bool {
+        std::mem::take(&mut self.tells)
     }
 }
 
@@ -99,7 +107,10 @@ mod tests {
         unflushed.written();
         assert!(unflushed.answered(3, 6));
         let later = unflushed.mark();
+        assert!(unflushed.tells(), "of the loss before");
         assert!(!unflushed.flushed(6, later, 7), "the guest must hear of it");
+        assert!(unflushed.tells());
+        assert!(!unflushed.tells());
         assert!(unflushed.flushed(7, later, 8));
     }
 

@@ -197,11 +197,30 @@ impl Witness {
     }
 
     /// Takes what was answered.
+    ///
+    /// Answers of two queues are seen in any order, and a flush may have been made when another had failed already, unseen:
+    /// what it vouched for is what the guest knew then. So all is gathered, until there is nothing more, and failed flushes
+    /// count as seen first.
     pub fn collect(&mut self) -> Result<(), String> {
-        for queue in 0..self.queues {
-            while let Some(used) = self.driver.guest.used(queue) {
-                self.answered(queue, used.head)?;
+        let mut answered = Vec::new();
+        loop {
+            let before = answered.len();
+            for queue in 0..self.queues {
+                while let Some(used) = self.driver.guest.used(queue) {
+                    answered.push((queue, used.head));
+                }
             }
+            if answered.len() == before {
+                break;
+            }
+        }
+        let failed_flush = |(queue, head): &(usize, u16)| {
+            let (place, asked) = &self.in_flight[&(*queue, *head)];
+            matches!(asked, Asked::Flush(_)) && self.driver.status(*place) == IOERR
+        };
+        let (first, rest): (Vec<_>, Vec<_>) = answered.into_iter().partition(failed_flush);
+        for (queue, head) in first.into_iter().chain(rest) {
+            self.answered(queue, head)?;
         }
         Ok(())
     }
@@ -215,8 +234,9 @@ impl Witness {
             if self.in_flight.len() < IN_FLIGHT_MAX {
                 self.offer();
                 left -= 1;
-            } else if let Some(used) = self.driver.guest.wait_used(0, Duration::from_millis(1)) {
-                self.answered(0, used.head)?;
+            } else {
+                self.driver.guest.wait(0, Duration::from_millis(1));
+                self.collect()?;
             }
             if self.below(4) == 0 {
                 self.collect()?;

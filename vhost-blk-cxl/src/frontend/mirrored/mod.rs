@@ -35,7 +35,7 @@ pub(super) use self::work::REPLICAS_MAX;
 use self::work::{Leg, Works};
 use super::device::REQUEST_BYTES_MAX;
 use super::disk::{Allowance, Disk, REQUESTS_MAX};
-use crate::message::{Completion, Holder, Request, Words};
+use crate::message::{Completion, Holder, Operation, Request, Status, Words};
 
 /// Regions that are copied at a time.
 const COPIES_MAX: u16 = 2;
@@ -171,8 +171,18 @@ impl<M: Memory> MirroredDisk<M> {
                 self.disk.memory.full_fence();
             }
             let mut answers = std::mem::take(&mut self.answers);
+            let mut flush_failed = false;
             for answer in answers.drain(..) {
+                flush_failed |= answer.operation == Operation::Flush && answer.status == Status::IoError;
                 self.disk.complete(&answer);
+            }
+            let mut tells = false;
+            for replica in &mut self.replicas {
+                tells |= replica.unflushed.tells();
+            }
+            // While another replica has what one lost, the guest has lost nothing.
+            if tells && flush_failed {
+                self.disk.told();
             }
             self.answers = answers;
             self.disk.unblock();
