@@ -20,4 +20,6 @@ pub use instance::{
 pub use pool::{Pool, Region, RegionState};
 pub use problem::{PROBLEM_JSON, Problem};
 pub use size::{ByteSize, ParseByteSizeError};
-pub use volume::{ChangeVolume, CreateVolume, ReplicaState, Volume, VolumeList, VolumeQos, VolumeReplica};
+pub use volume::{
+    AddReplica, ChangeVolume, CreateVolume, ReplicaState, Volume, VolumeList, VolumeQos, VolumeReplica,
+};

@@ -10,8 +10,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api::{
-    ChangeVolume, CreateInstance, CreateVolume, Device, DeviceList, EventList, Host, HostList, Instance,
-    InstanceList, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
+    AddReplica, ChangeVolume, CreateInstance, CreateVolume, Device, DeviceList, EventList, Host, HostList,
+    Instance, InstanceList, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
 };
 
 mod events;
@@ -195,6 +195,16 @@ impl Client {
     /// Changes a volume, which may be in use.
     pub fn change_volume(&self, name: &str, request: &ChangeVolume) -> Result<Volume, ClientError> {
         self.call(Method::PATCH, &["v1", "volumes", name], &[], Some(request))
+    }
+
+    /// Has a volume lie on one more SSD, or move there.
+    pub fn add_replica(&self, name: &str, request: &AddReplica) -> Result<Volume, ClientError> {
+        self.call(Method::POST, &["v1", "volumes", name, "replicas"], &[], Some(request))
+    }
+
+    /// Has a volume not lie on this host's SSD any more.
+    pub fn remove_replica(&self, name: &str, host: &str, ssd: &str) -> Result<Volume, ClientError> {
+        self.call(Method::DELETE, &["v1", "volumes", name, "replicas", host, ssd], &[], None::<&()>)
     }
 
     /// Deletes a volume and its data. Refused while it is leased.

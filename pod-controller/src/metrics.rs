@@ -213,11 +213,16 @@ fn add_leases(page: &mut Page, handle: &Handle) {
 
 fn add_endpoint_counters(page: &mut Page, handle: &Handle) {
     let counters = page.totals("endpoint_counter", "Other counters of an endpoint, by name");
+    let gauges = page.gauges("endpoint_gauge", "What an endpoint has of something now, by name");
     let state = &handle.view().state;
     for (endpoint, sample) in handle.telemetry() {
         for (name, value) in &sample.telemetry.counters {
             let labels = vec![("endpoint", state.endpoint_name(endpoint)), ("name", name.clone())];
             count(&counters, &labels, *value);
+        }
+        for (name, value) in &sample.telemetry.gauges {
+            let labels = vec![("endpoint", state.endpoint_name(endpoint)), ("name", name.clone())];
+            gauges.get_or_create(&labels).set(*value);
         }
     }
 }

@@ -12,6 +12,7 @@ mod migrations;
 mod nics;
 mod pool;
 mod problem;
+mod replicas;
 mod volumes;
 
 use std::time::Duration;
@@ -57,6 +58,8 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(devices::adopt))
         .routes(routes!(volumes::list, volumes::create))
         .routes(routes!(volumes::get, volumes::change, volumes::delete))
+        .routes(routes!(replicas::add))
+        .routes(routes!(replicas::remove))
         .routes(routes!(instances::list, instances::create))
         .routes(routes!(instances::get, instances::delete))
         .routes(routes!(migrations::prepare, migrations::abort))

@@ -34,7 +34,7 @@ pub struct HostConfig {
     pub net: EngineSection,
     /// The storage engine's daemons.
     #[serde(default)]
-    pub blk: EngineSection,
+    pub blk: BlkSection,
 }
 
 /// `[host]`
@@ -98,7 +98,7 @@ pub enum Wakeup {
     Poll,
 }
 
-/// `[net]` and `[blk]`
+/// `[net]`
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct EngineSection {
@@ -106,6 +106,32 @@ pub struct EngineSection {
     pub frontend_cpu: Option<usize>,
     /// A core for the backend's worker alone; it then polls always.
     pub backend_cpu: Option<usize>,
+}
+
+/// `[blk]`
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct BlkSection {
+    /// A core for the frontend's worker alone; it then polls always.
+    pub frontend_cpu: Option<usize>,
+    /// A core for the backend's worker alone; it then polls always.
+    pub backend_cpu: Option<usize>,
+    /// How long a replica of a mirrored volume may keep a request before the frontend goes on without that replica. Zero: for
+    /// ever.
+    pub replica_timeout_ms: u64,
+}
+
+impl Default for BlkSection {
+    fn default() -> Self {
+        Self { frontend_cpu: None, backend_cpu: None, replica_timeout_ms: 30_000 }
+    }
+}
+
+impl BlkSection {
+    /// How long a replica of a mirrored volume may keep a request, if there is a limit.
+    pub fn replica_timeout(&self) -> Option<Duration> {
+        (self.replica_timeout_ms > 0).then(|| Duration::from_millis(self.replica_timeout_ms))
+    }
 }
 
 /// A configuration that cannot be used. One line, and what to do.

@@ -397,4 +397,7 @@ pub struct ReplicaObject {
     pub in_sync: bool,
     /// It is known that nothing can be asked of it now.
     pub away: bool,
+    /// It is to go: it is not brought in line, and its frontend says when it has let go of it.
+    #[serde(default)]
+    pub leaving: bool,
 }

@@ -65,6 +65,16 @@ pub enum Report {
         /// The epoch in which that holds; in a later one it does not.
         epoch: u64,
     },
+    /// A replica is to go. While it is in sync: the frontend knows that, and so does the table on the replica's own SSD. Once it is
+    /// not: the frontend has let go of it, and nothing of it is in flight there.
+    ReplicaLeft {
+        /// The lease on the volume.
+        lease: LeaseId,
+        /// The replica's number.
+        replica: u32,
+        /// The epoch that the frontend knows.
+        epoch: u64,
+    },
     /// A VMM connected to the socket of a leased device, or went away.
     Attachment {
         /// Whose device it is.

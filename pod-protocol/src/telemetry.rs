@@ -1,4 +1,4 @@
-//! Counters that every endpoint sends every 100 ms. All of them only ever grow while a daemon lives.
+//! What every endpoint counts and sends every 100 ms. Counters only ever grow while a daemon lives; gauges go up and down.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +16,10 @@ pub struct Telemetry {
     pub devices: Vec<DeviceTelemetry>,
     /// Per lease that the endpoint serves.
     pub leases: Vec<LeaseTelemetry>,
-    /// Anything else worth a metric, by name.
+    /// Anything else that is counted and worth a metric, by name.
     pub counters: BTreeMap<String, u64>,
+    /// What there is now of something worth a metric, by name.
+    pub gauges: BTreeMap<String, u64>,
 }
 
 /// Counters of one device. Zero where a counter makes no sense.

@@ -16,9 +16,9 @@ use pod_protocol::fence::Fence;
 use pod_protocol::memory_failures;
 use pod_protocol::reports::{DeviceReport, Join};
 use pod_protocol::worker::WorkerConfig;
-use vhost_blk_cxl::backend::{Backend, device_reports};
+use vhost_blk_cxl::backend::{Backend, OpenedSsd, device_reports};
 use vhost_blk_cxl::frontend::Frontend;
-use vhost_blk_cxl::ssd::{self, DriverKind, LABEL_BYTES, Label, Ssd, SsdConfig};
+use vhost_blk_cxl::ssd::{self, DriverKind, LABEL_BYTES, Label, SsdConfig};
 
 /// Wadi's storage engine: SSDs of the pod's hosts for unmodified virtual machines.
 #[derive(Parser)]
@@ -77,7 +77,7 @@ fn run(cli: &Cli, stop: &StopSignal) -> anyhow::Result<Exit> {
 /// Opened devices under their names, and the tables of volumes of those that have one.
 #[derive(Default)]
 struct Ssds {
-    ssds: Vec<(String, Box<dyn Ssd>)>,
+    ssds: Vec<OpenedSsd>,
     labels: Vec<(String, Label)>,
 }
 
@@ -107,7 +107,9 @@ fn open_ssds(config: &HostConfig, pool: &Pool) -> anyhow::Result<Ssds> {
     let mut opened = Ssds::default();
     for config in SsdConfig::parse_all(&config.ssd)? {
         // The driver first: it makes a file that is not there, and keeps others from it.
-        opened.ssds.push((config.name.clone(), ssd::open(&config, pool)?));
+        let mut ssd = OpenedSsd::new(&config.name, ssd::open(&config, pool)?);
+        ssd.request_timeout = config.request_timeout;
+        opened.ssds.push(ssd);
         if let DriverKind::File { path, .. } = &config.driver {
             opened.labels.push((config.name, Label::open(path)?));
         }
@@ -116,7 +118,7 @@ fn open_ssds(config: &HostConfig, pool: &Pool) -> anyhow::Result<Ssds> {
 }
 
 fn reports(opened: &Ssds) -> Vec<DeviceReport> {
-    let mut reports = device_reports(opened.ssds.iter().map(|(name, ssd)| (name.as_str(), ssd.as_ref())));
+    let mut reports = device_reports(opened.ssds.iter().map(|it| (it.name.as_str(), it.ssd.as_ref())));
     for report in &mut reports {
         if let DeviceReport::Ssd { name, table, reserved_bytes, .. } = report
             && let Some((_, label)) = opened.labels.iter().find(|(labelled, _)| labelled == name)
@@ -181,7 +183,9 @@ fn start<M: Memory>(
     };
     Ok(if role == Role::BlkFrontend {
         let worker = WorkerConfig::new(&config.run, config.blk.frontend_cpu, fence);
-        Box::new(Frontend::start(memory, run, worker, doorbell, Some(reporter), Some(pool_file))?)
+        let mut frontend = Frontend::start(memory, run, worker, doorbell, Some(reporter), Some(pool_file))?;
+        frontend.set_replica_timeout(config.blk.replica_timeout());
+        Box::new(frontend)
     } else {
         let worker = WorkerConfig::new(&config.run, config.blk.backend_cpu, fence);
         let mut backend = Backend::start(memory, run, worker, doorbell, opened.ssds, Some(reporter))?;

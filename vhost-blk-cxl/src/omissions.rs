@@ -19,7 +19,7 @@ use vhost_frontend::mock::{MockGuest, Piece};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::backend::{BackendTask, Device, Message as ToBackend};
+use crate::backend::{BackendTask, Device, Message as ToBackend, Watch};
 use crate::frontend::{FrontendTask, Message as ToFrontend};
 use crate::message::Operation;
 use crate::ssd::{Command, Finished, Full, Geometry, Outcome, Ssd};
@@ -200,6 +200,7 @@ impl Scene {
             ssd: Box::new(ssd),
             counters: Arc::default(),
             failed: Arc::default(),
+            watch: Watch::new(None),
         };
         let task =
             BackendTask::new(memory[1].clone(), run.clone(), false, vec![device], None, Arc::default());

@@ -201,6 +201,23 @@ fn a_replica_that_lost_what_was_not_flushed_is_copied_as_a_whole() {
 }
 
 #[test]
+fn a_loss_of_what_nobody_else_had_is_told_although_another_one_is_in_line_by_then() {
+    let mut pod = MirrorPod::started(16, 2);
+    let mut driver = pod.driver();
+    pod.in_line();
+    pod.kill(1, || false);
+    pod.notice(1);
+    assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
+    pod.controls[0].lose();
+    pod.revive(1);
+    pod.until(|pod| pod.synced == 1);
+    pod.in_line();
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, IOERR);
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK, "the guest knows");
+    assert_eq!(pod.dropped, 1);
+}
+
+#[test]
 fn a_stale_replica_gets_what_it_missed_and_no_more() {
     let mut pod = MirrorPod::started(8, 2);
     let mut driver = pod.driver();
@@ -323,6 +340,71 @@ fn a_buffer_that_a_lost_replica_may_still_fill_is_kept_aside() {
         assert_eq!(driver.write_sectors(round % 8 * sectors, &data), OK);
     }
     assert!(used(&pod, before), "it was never given back");
+}
+
+#[test]
+fn a_replica_that_hangs_is_dropped_and_comes_back_when_it_answers() {
+    let mut pod = MirrorPod::started(14, 2);
+    pod.frontend.as_mut().unwrap().set_replica_timeout(Some(Duration::from_secs(1)));
+    let mut driver = pod.driver();
+    pod.in_line();
+    assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
+    pod.controls[1].hold(true);
+    driver.write(driver.place(0).data, &pattern(2, 4096));
+    let head = driver.offer(0, 0, T_OUT, 8, 4096);
+    assert!(driver.guest.wait_used(0, QUIET).is_none(), "it may still answer");
+    pod.until(|pod| pod.dropped == 1);
+    assert!(pod.disk.replicas[0].in_sync && !pod.disk.replicas[1].in_sync);
+    assert_eq!(driver.answer(0, 0, head), (OK, 1));
+    // The guest goes on, over what the other one may still be writing.
+    for round in 0..20 {
+        assert_eq!(driver.write_sectors(8, &pattern(10 + round, 4096)), OK);
+    }
+    assert_eq!(pod.synced, 0, "what it has could undo what is copied now");
+    pod.controls[1].hold(false);
+    pod.until(|pod| pod.synced == 1);
+    pod.in_line();
+    assert_eq!(pod.controls[1].bytes(VOLUME_START + 4096, 4096), pattern(29, 4096));
+    // While it is brought in line it may hang too, and keeps nobody waiting.
+    pod.kill(1, || false);
+    pod.notice(1);
+    assert_eq!(driver.write_sectors(600, &pattern(3, 4096)), OK);
+    pod.controls[1].hold(true);
+    pod.revive(1);
+    eventually(|| pod.controls[1].waiting() > 0);
+    let head = {
+        driver.write(driver.place(0).data, &pattern(4, 4096));
+        driver.offer(0, 0, T_OUT, 600, 4096)
+    };
+    let mut answer = None;
+    pod.until(|_| {
+        answer = answer.or_else(|| driver.guest.wait_used(0, Duration::ZERO));
+        answer.is_some()
+    });
+    assert_eq!(answer.map(|used| used.head), Some(head));
+    pod.controls[1].hold(false);
+    pod.in_line();
+    assert_eq!(pod.controls[1].bytes(VOLUME_START + 600 * SECTOR, 4096), pattern(4, 4096));
+}
+
+#[test]
+fn the_last_replica_is_waited_for() {
+    let mut pod = MirrorPod::started(15, 2);
+    pod.frontend.as_mut().unwrap().set_replica_timeout(Some(Duration::from_millis(200)));
+    let mut driver = pod.driver();
+    pod.in_line();
+    pod.kill(1, || false);
+    pod.notice(1);
+    pod.controls[0].hold(true);
+    driver.write(driver.place(0).data, &pattern(2, 4096));
+    let head = driver.offer(0, 0, T_OUT, 8, 4096);
+    for _ in 0..100 {
+        pod.control();
+        assert!(driver.guest.wait_used(0, Duration::from_millis(5)).is_none());
+    }
+    assert!(pod.disk.replicas[0].in_sync && pod.dropped == 1);
+    pod.controls[0].hold(false);
+    assert_eq!(driver.answer(0, 0, head), (OK, 1));
 }
 
 /// The checker can fail: two registers in place of one do not pass it.

@@ -34,7 +34,10 @@ impl Two {
         let ram = |control| -> Box<dyn Ssd> {
             Box::new(RamSsd { memory: pool.hardware(), control: Arc::clone(control) })
         };
-        pod.start_backend_with(vec![("ssd0".to_owned(), ram(&control)), ("ssd1".to_owned(), ram(&other))]);
+        pod.start_backend_with(vec![
+            OpenedSsd::new("ssd0", ram(&control)),
+            OpenedSsd::new("ssd1", ram(&other)),
+        ]);
         pod.start_frontend();
         let lease = LeaseId::new(8).unwrap();
         let data_area = Area::new(LineOffset::new(pod.data.end().get()), pod.data.lines);

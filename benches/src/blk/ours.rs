@@ -17,7 +17,7 @@ use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, Qos, Rout
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::worker::WorkerConfig;
 use tempfile::TempDir;
-use vhost_blk_cxl::backend::Backend;
+use vhost_blk_cxl::backend::{Backend, OpenedSsd};
 use vhost_blk_cxl::frontend::Frontend;
 use vhost_blk_cxl::ssd::{self, DriverKind, SsdConfig};
 use vm_memory::FileOffset;
@@ -67,7 +67,7 @@ impl Ours {
             Some(path) => DriverKind::File { path: path.to_owned(), size_bytes: None, volatile_cache: None },
             None => DriverKind::Null { size_bytes: device_bytes },
         };
-        let config = SsdConfig { name: "ssd0".to_owned(), driver };
+        let config = SsdConfig { name: "ssd0".to_owned(), driver, request_timeout: None };
         let disk_bytes = device_bytes / u64::from(disks);
         let disks: Vec<_> =
             (0..disks).map(|index| objects(&pool, index, disk_bytes, ram_in_pool)).collect::<Result<_>>()?;
@@ -91,7 +91,7 @@ impl Ours {
         let bell = |end| DoorbellListener::bind(&run.data_doorbell(end));
         let worker = || WorkerConfig { wakeup: Wakeup::Socket, busy_poll: BUSY_POLL, cpu: None, fence: None };
         // Threads begin where their parent is: the backend gets a core, the frontend shares the driver's.
-        let ssds = vec![("ssd0".to_owned(), ssd::open(config, pool)?)];
+        let ssds = vec![OpenedSsd::new("ssd0", ssd::open(config, pool)?)];
         cores::pin(cores.sender)?;
         let backend =
             Backend::start(memory.clone(), run.clone(), worker(), Some(bell(ends[1])?), ssds, None)?;

@@ -59,6 +59,8 @@ pub enum ReplicaState {
     Stale,
     /// It misses something, and cannot be reached.
     StaleAway,
+    /// It is to go, and others have everything.
+    Leaving,
 }
 
 impl ReplicaState {
@@ -69,6 +71,7 @@ impl ReplicaState {
             Self::Away => "away",
             Self::Stale => "stale",
             Self::StaleAway => "stale-away",
+            Self::Leaving => "leaving",
         }
     }
 }
@@ -121,6 +124,18 @@ pub struct ChangeVolume {
     /// Its new share of the SSD, as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qos: Option<VolumeQos>,
+}
+
+/// Asks for a volume to lie on one more SSD. It may be in use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AddReplica {
+    /// On which SSD, as `h3/ssd0`; without it, the controller chooses one of another host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// On which SSD the volume shall not lie any more, once the new one has everything: so it moves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<String>,
 }
 
 /// Asks for a volume.

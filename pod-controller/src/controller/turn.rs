@@ -236,6 +236,9 @@ impl<M: Memory> Controller<M> {
             Report::ReplicaSynced { lease, replica, epoch } => {
                 inbox.add(Command::ReplicaSynced { endpoint, lease, replica, epoch });
             }
+            Report::ReplicaLeft { lease, replica, epoch } => {
+                inbox.add(Command::ReplicaLeft { endpoint, lease, replica, epoch });
+            }
             Report::Attachment { lease, connected, running, write_through } => {
                 inbox.add(Command::Attachment { endpoint, lease, connected, running, write_through });
             }

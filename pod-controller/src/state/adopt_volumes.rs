@@ -7,15 +7,20 @@ use crate::api::EventKind;
 impl State {
     /// What an SSD should keep about its volumes.
     pub(super) fn volume_table(&self, device: &DeviceId) -> VolumeTable {
-        let on = self.volumes.values().filter_map(|volume| Some((volume, volume.replica_on(device)?)));
+        let former = |volume: &'_ Volume| volume.former.iter().find(|it| it.device == *device).cloned();
+        let on = self.volumes.values().filter_map(|volume| {
+            let former = former(volume);
+            let is_former = former.is_some();
+            Some((volume, former.or_else(|| volume.replica_on(device).cloned())?, is_former))
+        });
         let mut volumes: Vec<VolumeEntry> = on
-            .map(|(volume, replica)| VolumeEntry {
+            .map(|(volume, replica, is_former)| VolumeEntry {
                 id: volume.id,
                 name: volume.name.clone(),
                 start_bytes: replica.start_bytes,
                 size_bytes: volume.size_bytes,
-                deleted: volume.deleted,
-                mirror: self.mirror_entry(volume, replica.number),
+                deleted: volume.deleted || is_former,
+                mirror: self.mirror_entry(volume, replica.number).filter(|_| !is_former),
             })
             .collect();
         volumes.sort_by_key(|entry| entry.start_bytes);
@@ -27,7 +32,11 @@ impl State {
         let known = |entry: &VolumeEntry| {
             self.volumes.get(&entry.id).is_some_and(|volume| {
                 volume.name == entry.name
-                    && volume.replica_on(device).is_some_and(|it| it.start_bytes == entry.start_bytes)
+                    && volume
+                        .replicas
+                        .iter()
+                        .chain(&volume.former)
+                        .any(|it| it.device == *device && it.start_bytes == entry.start_bytes)
             })
         };
         table.volumes.iter().filter(|entry| !entry.deleted && !known(entry)).cloned().collect()
@@ -88,9 +97,8 @@ impl State {
                 name.clone(),
                 "it was found on its SSD and adopted",
             ));
-            let replicas = vec![Replica { number: 0, device: device.clone(), start_bytes, stale: false }];
-            let qos = pod_protocol::objects::Qos::default();
-            self.volumes.insert(id, Volume { id, name, replicas, epoch: 0, size_bytes, qos, deleted: false });
+            let replicas = vec![Replica::new(0, device.clone(), start_bytes)];
+            self.volumes.insert(id, Volume::new(id, name, replicas, size_bytes));
         }
         if let Some(Kind::Ssd { strangers, .. }) = self.devices.get_mut(device).map(|known| &mut known.kind) {
             strangers.clear();
@@ -100,10 +108,13 @@ impl State {
 
     /// A deleted volume was wiped: its place is free.
     pub(super) fn volume_wiped(&mut self, device: &DeviceId, id: VolumeId) {
-        let Some(volume) = self.volumes.get_mut(&id).filter(|volume| volume.deleted) else { return };
-        volume.replicas.retain(|replica| replica.device != *device);
-        if volume.replicas.is_empty() {
-            self.volumes.remove(&id);
+        let Some(volume) = self.volumes.get_mut(&id) else { return };
+        volume.former.retain(|replica| replica.device != *device);
+        if volume.deleted {
+            volume.replicas.retain(|replica| replica.device != *device);
+            if volume.replicas.is_empty() && volume.former.is_empty() {
+                self.volumes.remove(&id);
+            }
         }
     }
 }

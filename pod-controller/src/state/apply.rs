@@ -55,6 +55,13 @@ impl State {
             Command::ReplicaFailed { endpoint, lease, replica, epoch, reason } => {
                 self.replica_failed(*endpoint, *lease, *replica, *epoch, reason, &mut effects);
             }
+            Command::AddReplica { name, device, replaces } => {
+                self.add_replica(name, device.as_ref(), replaces.as_ref(), &mut effects)?;
+            }
+            Command::RemoveReplica { name, device } => self.remove_replica(name, device, &mut effects)?,
+            Command::ReplicaLeft { endpoint, lease, replica, epoch } => {
+                self.replica_left(*endpoint, *lease, *replica, *epoch, &mut effects);
+            }
             Command::ReplicaSynced { endpoint, lease, replica, epoch } => {
                 self.replica_synced(*endpoint, *lease, *replica, *epoch, &mut effects);
             }

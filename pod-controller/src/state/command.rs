@@ -174,6 +174,33 @@ pub enum Command {
         /// What happened.
         reason: String,
     },
+    /// Somebody wants a volume to lie in one more place.
+    AddReplica {
+        /// The volume's name.
+        name: String,
+        /// Where; the least used SSD of another host otherwise.
+        device: Option<DeviceId>,
+        /// On which SSD it shall not lie any more, once this is done.
+        replaces: Option<DeviceId>,
+    },
+    /// Somebody wants a volume not to lie there any more.
+    RemoveReplica {
+        /// The volume's name.
+        name: String,
+        /// On which SSD it lies.
+        device: DeviceId,
+    },
+    /// A frontend has seen that a replica is to go, or has let go of it.
+    ReplicaLeft {
+        /// The frontend.
+        endpoint: EndpointId,
+        /// Whose volume.
+        lease: LeaseId,
+        /// Which replica.
+        replica: u32,
+        /// The epoch that the frontend knows.
+        epoch: u64,
+    },
     /// A frontend says that a stale replica has everything.
     ReplicaSynced {
         /// The frontend.

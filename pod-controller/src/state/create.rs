@@ -2,7 +2,6 @@ use std::collections::BTreeMap;
 
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
-use pod_protocol::objects::Qos;
 
 use super::nic_policy::check_policy;
 use super::refusal::shown;
@@ -69,18 +68,7 @@ impl State {
         let names: Vec<String> = places.iter().map(|place| self.device_name(&place.device)).collect();
         let message = format!("{} on {}", ByteSize::new(size_bytes), names.join(", "));
         effects.push(Effect::event(EventKind::VolumeCreated, name, message));
-        self.volumes.insert(
-            id,
-            Volume {
-                id,
-                name: name.to_owned(),
-                replicas: places,
-                epoch: 0,
-                size_bytes,
-                qos: Qos::default(),
-                deleted: false,
-            },
-        );
+        self.volumes.insert(id, Volume::new(id, name.to_owned(), places, size_bytes));
         Ok(())
     }
 

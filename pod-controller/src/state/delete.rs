@@ -18,7 +18,7 @@ impl State {
             let device = devices.get(&replica.device).map(|device| &device.kind);
             matches!(device, Some(Kind::Ssd { keeps_table: true, .. }))
         });
-        if volume.replicas.is_empty() {
+        if volume.replicas.is_empty() && volume.former.is_empty() {
             self.volumes.remove(&id);
             effects.push(Effect::event(EventKind::VolumeDeleted, name, "its range is free, and not wiped"));
         } else {

@@ -231,6 +231,7 @@ impl State {
                 route: self.disk_route(lease, frontend, &replica.device)?,
                 in_sync: !replica.stale,
                 away: self.is_lost(&replica.device),
+                leaving: replica.leaving,
             })
         };
         let places = self.replicas_of(lease, volume);

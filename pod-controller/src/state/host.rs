@@ -66,7 +66,8 @@ impl State {
         // Deleted ones, which nobody will wipe.
         self.volumes.retain(|_, volume| {
             volume.replicas.retain(|replica| replica.device.host != host);
-            !volume.replicas.is_empty()
+            volume.former.retain(|replica| replica.device.host != host);
+            !volume.replicas.is_empty() || !volume.former.is_empty()
         });
         self.endpoints.retain(|id, _| id.host != host);
         self.hosts.remove(&host);

@@ -184,6 +184,15 @@ impl State {
     /// A device that had failed works again, and may have become another one.
     pub(super) fn device_back(&mut self, id: &DeviceId, report: &DeviceReport, effects: &mut Vec<Effect>) {
         let subject = self.device_name(id);
+        if let DeviceReport::Ssd { .. } = report {
+            // It is the same one as before: it had not answered for long, and has now.
+            let ssd = self.devices.get_mut(id).filter(|device| !device.is_nic());
+            if let Some(device) = ssd.filter(|device| matches!(device.health, Health::Failed(_))) {
+                device.health = Health::Up;
+                effects.push(Effect::event(EventKind::DeviceBack, subject, "it answers again"));
+            }
+            return;
+        }
         let DeviceReport::Nic {
             driver: now,
             mac: address,

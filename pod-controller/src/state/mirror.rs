@@ -19,6 +19,8 @@ use crate::api::EventKind;
 
 /// The most replicas of a volume.
 pub(super) const REPLICAS_MAX: u8 = 3;
+/// While it moves, a volume may have one more.
+pub(super) const PLACES_MAX: usize = REPLICAS_MAX as usize + 1;
 
 impl State {
     /// Finds places for a volume, each on another host.
@@ -39,7 +41,7 @@ impl State {
             let hosts: BTreeSet<HostId> = places.iter().map(|replica| replica.device.host).collect();
             let wanted = device.filter(|_| number == 0);
             let Some((device, start_bytes)) = self.place_volume(size_bytes, wanted, &hosts) else { break };
-            places.push(Replica { number, device, start_bytes, stale: false });
+            places.push(Replica::new(number, device, start_bytes));
         }
         Ok(places)
     }
@@ -78,21 +80,34 @@ impl State {
         let Some(volume) = self.volumes.get_mut(&id).filter(|volume| volume.epoch == epoch) else { return };
         let stale = |replica: &&mut Replica| replica.number == number && replica.stale;
         let Some(replica) = volume.replicas.iter_mut().find(stale) else { return };
+        if replica.leaving {
+            return;
+        }
         replica.stale = false;
         volume.epoch += 1;
+        let replaced = replica.replaces.take();
         let (name, device) = (volume.name.clone(), replica.device.clone());
-        let message = format!("{} has everything again", self.device_name(&device));
+        if let Some(replaced) = volume.replicas.iter_mut().find(|it| Some(it.number) == replaced) {
+            replaced.leaving = true;
+        }
+        let message = format!("{} has everything", self.device_name(&device));
         effects.push(Effect::event(EventKind::ReplicaSynced, name, message));
     }
 
     /// The mirrored volume of a lease that this frontend serves.
-    fn volume_at(&self, endpoint: EndpointId, lease: LeaseId) -> Option<VolumeId> {
+    pub(super) fn volume_at(&self, endpoint: EndpointId, lease: LeaseId) -> Option<VolumeId> {
         let lease = self.leases.get(&lease)?;
         let id = lease.volume().filter(|_| self.frontend_of(lease) == Some(endpoint))?;
         self.volumes.get(&id).is_some_and(Volume::is_mirrored).then_some(id)
     }
 
-    fn drop_replica(&mut self, id: VolumeId, number: u32, reason: &str, effects: &mut Vec<Effect>) {
+    pub(super) fn drop_replica(
+        &mut self,
+        id: VolumeId,
+        number: u32,
+        reason: &str,
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         let others = |replica: &Replica| replica.number != number && !replica.stale;
         if !volume.replicas.iter().any(others) {

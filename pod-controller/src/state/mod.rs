@@ -34,6 +34,7 @@ mod pairs;
 mod placement;
 mod refusal;
 mod region;
+mod replicas;
 mod settle;
 mod volume;
 

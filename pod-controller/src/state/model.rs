@@ -100,10 +100,20 @@ enum Step {
     Scrub { endpoint: usize, region: usize },
     ScrubAll,
     CreateVolume { name: u8, mib: u64, device: Option<u16>, replicas: u8 },
-    Replica { volume: usize, number: u32, epoch: u64, failed: bool },
+    Replica { volume: usize, number: u32, epoch: u64, says: Says },
+    AddReplica { name: u8, device: Option<u16>, replaces: Option<u16> },
+    RemoveReplica { name: u8, host: u16 },
     DeleteVolume { name: u8 },
     CreateInstance { name: u8, host: u16, nics: usize, volumes: Vec<u8>, mac: Option<u8> },
     DeleteInstance { name: u8 },
+}
+
+/// What a frontend says of a replica.
+#[derive(Clone, Copy, Debug)]
+enum Says {
+    Failed,
+    Synced,
+    Left,
 }
 
 const ROLES: [Role; 4] = [Role::NetFrontend, Role::NetBackend, Role::BlkFrontend, Role::BlkBackend];
@@ -134,8 +144,11 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::ScrubAll),
         3 => (0_u8..5, 1_u64..20, prop::option::of(2_u16..4), 1_u8..3)
             .prop_map(|(name, mib, device, replicas)| Step::CreateVolume { name, mib, device, replicas }),
-        3 => (0_usize..4, 0_u32..2, 0_u64..2, any::<bool>())
-            .prop_map(|(volume, number, epoch, failed)| Step::Replica { volume, number, epoch, failed }),
+        5 => (0_usize..4, 0_u32..4, 0_u64..2, prop::sample::select(vec![Says::Failed, Says::Synced, Says::Left]))
+            .prop_map(|(volume, number, epoch, says)| Step::Replica { volume, number, epoch, says }),
+        3 => (0_u8..5, prop::option::of(2_u16..4), prop::option::of(2_u16..4))
+            .prop_map(|(name, device, replaces)| Step::AddReplica { name, device, replaces }),
+        1 => (0_u8..5, 2_u16..4).prop_map(|(name, host)| Step::RemoveReplica { name, host }),
         1 => (0_u8..5).prop_map(|name| Step::DeleteVolume { name }),
         5 => (0_u8..5, host, 0_usize..3, prop::collection::vec(0_u8..5, 0..3), prop::option::of(0_u8..4)).prop_map(
             |(name, host, nics, volumes, mac)| Step::CreateInstance { name, host, nics, volumes, mac }
@@ -218,9 +231,18 @@ fn commands(state: &State, step: &Step) -> Vec<Command> {
             device: device.map(|host| DeviceId { host: HostId::new(host), name: "ssd0".to_owned() }),
             replicas,
         }],
-        Step::Replica { volume, number, epoch, failed } => {
-            replica_command(state, volume, number, epoch, failed).into_iter().collect()
+        Step::Replica { volume, number, epoch, says } => {
+            replica_command(state, volume, number, epoch, says).into_iter().collect()
         }
+        Step::AddReplica { name, device, replaces } => {
+            let ssd = |host| DeviceId { host: HostId::new(host), name: "ssd0".to_owned() };
+            let (device, replaces) = (device.map(ssd), replaces.map(ssd));
+            vec![Command::AddReplica { name: format!("vol{name}"), device, replaces }]
+        }
+        Step::RemoveReplica { name, host } => vec![Command::RemoveReplica {
+            name: format!("vol{name}"),
+            device: DeviceId { host: HostId::new(host), name: "ssd0".to_owned() },
+        }],
         Step::DeleteVolume { name } => vec![Command::DeleteVolume { name: format!("vol{name}") }],
         Step::CreateInstance { name, host, nics, ref volumes, mac } => {
             let mac = mac.map(|last| pod_protocol::ids::MacAddress::new([2, 0, 0, 0, 0, last]));
@@ -246,7 +268,7 @@ fn scrub_command(state: &State, endpoint: usize, region: usize) -> Option<Comman
 }
 
 /// A frontend says something of a replica, in this epoch or so many before.
-fn replica_command(state: &State, volume: usize, replica: u32, behind: u64, failed: bool) -> Option<Command> {
+fn replica_command(state: &State, volume: usize, replica: u32, behind: u64, says: Says) -> Option<Command> {
     let mut mirrored = state.leases.values().filter_map(|lease| {
         let volume = state.volumes.get(&lease.volume()?).filter(|volume| volume.is_mirrored())?;
         Some((lease, volume))
@@ -254,10 +276,11 @@ fn replica_command(state: &State, volume: usize, replica: u32, behind: u64, fail
     let (lease, volume) = mirrored.nth(volume % 2)?;
     let (lease, endpoint) = (lease.id, state.frontend_of(lease)?);
     let epoch = volume.epoch.saturating_sub(behind);
-    Some(if failed {
-        Command::ReplicaFailed { endpoint, lease, replica, epoch, reason: "it failed a write".to_owned() }
-    } else {
-        Command::ReplicaSynced { endpoint, lease, replica, epoch }
+    let reason = "it failed a write".to_owned();
+    Some(match says {
+        Says::Failed => Command::ReplicaFailed { endpoint, lease, replica, epoch, reason },
+        Says::Synced => Command::ReplicaSynced { endpoint, lease, replica, epoch },
+        Says::Left => Command::ReplicaLeft { endpoint, lease, replica, epoch },
     })
 }
 
@@ -305,7 +328,11 @@ fn a_mirror_can_always_be_relied_on(state: &State) {
         assert!(volume.replicas.iter().any(|replica| !replica.stale), "nothing of {} is good", volume.name);
         let hosts: BTreeSet<HostId> = volume.devices().map(|ssd| ssd.host).collect();
         assert_eq!(hosts.len(), volume.replicas.len(), "{} has two replicas on a host", volume.name);
+        let numbers: BTreeSet<u32> = volume.replicas.iter().map(|replica| replica.number).collect();
+        assert_eq!(numbers.len(), volume.replicas.len(), "{} has a number twice", volume.name);
+        assert!(numbers.last() < Some(&volume.next_number));
         for replica in &volume.replicas {
+            assert!(!replica.leaving || volume.is_mirrored(), "{} leaves the only place it has", volume.name);
             let entry = state.mirror_entry(volume, replica.number);
             assert_eq!(entry.is_some(), volume.is_mirrored());
             assert!(entry.is_none_or(|it| it.is_stale() == replica.stale && it.epoch == volume.epoch));
@@ -332,7 +359,7 @@ fn no_two_regions_overlap(state: &State) {
 fn no_two_extents_overlap(state: &State) {
     let mut extents: BTreeMap<&DeviceId, Vec<(u64, u64)>> = BTreeMap::new();
     for volume in state.volumes.values() {
-        for replica in &volume.replicas {
+        for replica in volume.replicas.iter().chain(&volume.former) {
             extents.entry(&replica.device).or_default().push((replica.start_bytes, volume.size_bytes));
         }
     }

@@ -137,10 +137,11 @@ impl State {
             .map(|(_, _, id, start)| (id.clone(), start))
     }
 
-    /// The volumes on an SSD: `(start, size)`.
-    pub(super) fn extents(&self, id: &DeviceId) -> impl Iterator<Item = (u64, u64)> {
-        self.volumes.values().filter_map(|volume| {
-            volume.replica_on(id).map(|replica| (replica.start_bytes, volume.size_bytes))
+    /// The places of volumes on an SSD: `(start, size)`.
+    pub(super) fn extents<'a>(&'a self, id: &'a DeviceId) -> impl Iterator<Item = (u64, u64)> + 'a {
+        self.volumes.values().flat_map(move |volume| {
+            let places = volume.replicas.iter().chain(&volume.former);
+            places.filter(move |it| it.device == *id).map(|it| (it.start_bytes, volume.size_bytes))
         })
     }
 

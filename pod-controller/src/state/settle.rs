@@ -19,6 +19,7 @@ impl State {
         self.fail_over(effects);
         self.choose_standbys();
         self.drop_lost_replicas(effects);
+        self.end_leaving_replicas(effects);
         self.finish_migrations(effects);
         let mut short = self.make_receive_areas();
         short |= self.make_lease_areas();

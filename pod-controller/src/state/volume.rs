@@ -1,3 +1,4 @@
+use cxl_pool::HostId;
 use pod_protocol::ids::VolumeId;
 use pod_protocol::objects::Qos;
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,12 @@ pub struct Volume {
     pub qos: Qos,
     /// It was deleted, and its place is given on when it was wiped.
     pub deleted: bool,
+    /// Places that it has left, and that are given on when they were wiped.
+    #[serde(default)]
+    pub former: Vec<Replica>,
+    /// The number that its next replica gets. Numbers are not used twice.
+    #[serde(default)]
+    pub next_number: u32,
 }
 
 /// A place where a volume lies.
@@ -41,9 +48,44 @@ pub struct Replica {
     /// It may miss something that was acknowledged.
     #[serde(default)]
     pub stale: bool,
+    /// It is to go as soon as another one has everything and its frontend has let go of it.
+    #[serde(default)]
+    pub leaving: bool,
+    /// When it has everything, the one with this number is to go.
+    #[serde(default)]
+    pub replaces: Option<u32>,
+}
+
+impl Replica {
+    /// A place with everything.
+    pub(super) fn new(number: u32, device: DeviceId, start_bytes: u64) -> Self {
+        Self { number, device, start_bytes, stale: false, leaving: false, replaces: None }
+    }
 }
 
 impl Volume {
+    /// A volume in these places.
+    pub(super) fn new(id: VolumeId, name: String, replicas: Vec<Replica>, size_bytes: u64) -> Self {
+        let next_number = replicas.iter().map(|replica| replica.number + 1).max().unwrap_or(0);
+        let qos = Qos::default();
+        Self {
+            id,
+            name,
+            replicas,
+            epoch: 0,
+            size_bytes,
+            qos,
+            deleted: false,
+            former: Vec::new(),
+            next_number,
+        }
+    }
+
+    /// Whether data of it is, or was, on a device of this host.
+    pub fn touches(&self, host: HostId) -> bool {
+        self.replicas.iter().chain(&self.former).any(|replica| replica.device.host == host)
+    }
+
     /// Its place on an SSD.
     pub fn replica_on(&self, device: &DeviceId) -> Option<&Replica> {
         self.replicas.iter().find(|replica| replica.device == *device)
@@ -76,15 +118,21 @@ struct Record {
     qos: Qos,
     #[serde(default)]
     deleted: bool,
+    #[serde(default)]
+    former: Vec<Replica>,
+    #[serde(default)]
+    next_number: u32,
 }
 
 impl From<Record> for Volume {
     fn from(record: Record) -> Self {
-        let Record { id, name, device, start_bytes, mut replicas, epoch, size_bytes, qos, deleted } = record;
-        if let (Some(device), Some(start_bytes)) = (device, start_bytes) {
-            replicas.push(Replica { number: 0, device, start_bytes, stale: false });
+        let Record { id, name, mut replicas, epoch, size_bytes, qos, deleted, former, .. } = record;
+        if let (Some(device), Some(start_bytes)) = (record.device, record.start_bytes) {
+            replicas.push(Replica::new(0, device, start_bytes));
         }
-        Self { id, name, replicas, epoch, size_bytes, qos, deleted }
+        let mut volume = Self::new(id, name, replicas, size_bytes);
+        volume.next_number = volume.next_number.max(record.next_number);
+        Self { epoch, qos, deleted, former, ..volume }
     }
 }
 

@@ -29,6 +29,7 @@ impl View {
             device: self.state.device_name(&replica.device),
             start_bytes: replica.start_bytes,
             state: match (replica.stale, self.state.is_up(&replica.device)) {
+                _ if replica.leaving => api::ReplicaState::Leaving,
                 (false, true) => api::ReplicaState::InSync,
                 (false, false) => api::ReplicaState::Away,
                 (true, true) => api::ReplicaState::Stale,

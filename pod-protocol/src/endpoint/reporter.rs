@@ -90,6 +90,7 @@ impl Standing {
             // Whoever says it of a replica says it again while it holds.
             Report::ReplicaFailed { .. }
             | Report::ReplicaSynced { .. }
+            | Report::ReplicaLeft { .. }
             | Report::Join(_)
             | Report::Telemetry(_) => return,
         };

@@ -30,6 +30,9 @@ impl InFlight {
 #[derive(Debug)]
 pub(super) struct Commands {
     slots: Vec<Option<InFlight>>,
+    /// When a command was entered, counted in commands.
+    serials: Vec<u64>,
+    entered: u64,
     free: Vec<u32>,
     of_device: Vec<u32>,
 }
@@ -40,6 +43,8 @@ impl Commands {
         let count = COMMANDS_PER_DEVICE_MAX * u32::try_from(devices).unwrap_or(1);
         Self {
             slots: vec![None; count as usize],
+            serials: vec![0; count as usize],
+            entered: 0,
             free: (0..count).rev().collect(),
             of_device: vec![0; devices],
         }
@@ -58,10 +63,20 @@ impl Commands {
         self.of_device[device]
     }
 
+    /// The serial number of the command that a device has had for the longest time.
+    pub(super) fn oldest_of_device(&self, device: usize) -> Option<u64> {
+        let of_device = |(slot, &serial): (&Option<InFlight>, &u64)| {
+            slot.filter(|it| it.device == device).map(|_| serial)
+        };
+        self.slots.iter().zip(&self.serials).filter_map(of_device).min()
+    }
+
     /// Enters a command under [`Commands::next_id`].
     pub(super) fn enter(&mut self, command: InFlight) {
         if let Some(id) = self.free.pop() {
             self.of_device[command.device] += 1;
+            self.entered += 1;
+            self.serials[id as usize] = self.entered;
             self.slots[id as usize] = Some(command);
         }
     }

@@ -2,6 +2,7 @@
 
 pub mod check;
 mod dispatch;
+mod hanging;
 mod in_flight;
 mod tables;
 mod task;
@@ -24,6 +25,7 @@ use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::telemetry::{DeviceTelemetry, Telemetry};
 use pod_protocol::worker::{Reply, SpawnError, Worker, WorkerConfig, WorkerHandle};
 
+pub(crate) use self::hanging::Watch;
 use self::tables::Tables;
 pub(crate) use self::task::{BackendTask, Device, Message};
 use crate::counters::{Counter, Counters};
@@ -31,6 +33,26 @@ use crate::ssd::{Geometry, Label, Ssd};
 
 /// How long the controller waits for requests to end before it has to ask again.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Of so many times that telemetry is asked for, every 100 ms, the worker looks once for devices that hang.
+const TICK_EVERY: u32 = 3;
+
+/// A device to serve.
+pub struct OpenedSsd {
+    /// Its name in the host's configuration.
+    pub name: String,
+    /// What runs it.
+    pub ssd: Box<dyn Ssd>,
+    /// How long it may keep a request before it is taken for failed. Without a limit guests wait for it.
+    pub request_timeout: Option<Duration>,
+}
+
+impl OpenedSsd {
+    /// A device that may take its time.
+    pub fn new(name: impl Into<String>, ssd: Box<dyn Ssd>) -> Self {
+        Self { name: name.into(), ssd, request_timeout: None }
+    }
+}
 
 /// A device as the control thread knows it.
 struct KnownDevice {
@@ -60,6 +82,10 @@ pub struct Backend {
     malformed: Arc<Counter>,
     tables: Tables,
     reporter: Option<Reporter>,
+    /// Whether there is a device with a time limit.
+    watches: bool,
+    /// Times that telemetry was asked for.
+    ticks: u32,
 }
 
 /// What a host tells the controller about its SSDs.
@@ -83,13 +109,21 @@ impl Backend {
         run: RunDirectory,
         config: WorkerConfig,
         doorbell: Option<DoorbellListener>,
-        ssds: Vec<(String, Box<dyn Ssd>)>,
+        ssds: Vec<OpenedSsd>,
         reporter: Option<Reporter>,
     ) -> Result<Self, SpawnError> {
         let mut known = Vec::with_capacity(ssds.len());
         let mut devices = Vec::with_capacity(ssds.len());
-        for (name, ssd) in ssds {
-            let device = Device { name, ssd, counters: Arc::default(), failed: Arc::default() };
+        let mut watches = false;
+        for OpenedSsd { name, ssd, request_timeout } in ssds {
+            let device = Device {
+                name,
+                counters: Arc::default(),
+                failed: Arc::default(),
+                watch: Watch::new(request_timeout),
+                ssd,
+            };
+            watches |= request_timeout.is_some();
             known.push(KnownDevice {
                 name: device.name.clone(),
                 geometry: device.ssd.geometry(),
@@ -105,7 +139,7 @@ impl Backend {
         // A worker that ends at once says so with the next message.
         let _ = worker.send(Message::Start);
         let (volumes, tables) = (BTreeMap::new(), Tables::default());
-        Ok(Self { worker, devices: known, volumes, malformed, tables, reporter })
+        Ok(Self { worker, devices: known, volumes, malformed, tables, reporter, watches, ticks: 0 })
     }
 
     /// Keeps the tables of volumes on these devices, by their names.
@@ -199,6 +233,11 @@ impl Handler for Backend {
     fn telemetry(&mut self) -> Telemetry {
         // It comes often enough to notice what was wiped.
         self.wipe();
+        self.ticks = self.ticks.wrapping_add(1);
+        if self.watches && self.ticks.is_multiple_of(TICK_EVERY) {
+            // A worker that is gone was fenced, and the process is about to end.
+            let _ = self.send(Message::Tick);
+        }
         let devices = self.devices.iter().map(KnownDevice::telemetry);
         Telemetry {
             devices: devices.collect(),

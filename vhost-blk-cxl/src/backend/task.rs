@@ -21,6 +21,7 @@ use rustix::time::{
 use tracing::{error, info, warn};
 
 use super::dispatch::is_same_use;
+use super::hanging::Watch;
 use super::in_flight::Commands;
 use super::volume::Volume;
 use crate::counters::{Counter, Counters};
@@ -43,6 +44,8 @@ pub(crate) enum Message {
     Volume { object: Box<VolumeObject>, device: usize, counters: Arc<Counters>, done: Reply<()> },
     /// Serve it no longer; answered when nothing of it is in flight.
     RemoveVolume(LeaseId, Reply<()>),
+    /// Some time has passed: look for devices that keep a command for longer than they may.
+    Tick,
     /// Answered when nothing is in flight on an area and it was flushed.
     Scrub(Area, Reply<Result<(), String>>),
 }
@@ -54,6 +57,7 @@ pub(crate) struct Device {
     pub(crate) counters: Arc<Counters>,
     /// What the controller is told of it.
     pub(crate) failed: Arc<AtomicBool>,
+    pub(crate) watch: Watch,
 }
 
 /// A channel to a frontend.
@@ -86,7 +90,7 @@ pub(crate) struct BackendTask<M: Memory> {
     pub(super) commands: Commands,
     removals: Vec<(LeaseId, Reply<()>)>,
     scrubs: Vec<(Area, Reply<Result<(), String>>)>,
-    reporter: Option<Reporter>,
+    pub(super) reporter: Option<Reporter>,
     /// Messages that make no sense or are about no lease of ours.
     pub(super) malformed: Arc<Counter>,
     finished: Vec<Finished>,
@@ -392,6 +396,11 @@ impl<M: Memory> Task for BackendTask<M> {
                 self.remove_volume(lease);
                 self.removals.push((lease, reply));
                 self.confirm();
+            }
+            Message::Tick => {
+                // What has ended while we were the ones who hung.
+                self.reap();
+                self.watch_devices(Instant::now());
             }
             Message::Scrub(area, reply) => {
                 if let Some(volume) =

@@ -62,6 +62,8 @@ pub(crate) struct Disk<M: Memory> {
     pub(super) refused: bool,
     /// What keeps us from taking requests is mended by an event only: until then the rings are not looked at.
     pub(super) blocked: bool,
+    /// Nothing new is taken: as soon as nothing is in flight, the disk becomes a mirrored one.
+    pub(super) held: bool,
     pub(super) first_ring: usize,
 }
 
@@ -88,6 +90,7 @@ impl<M: Memory> Disk<M> {
             queued: VecDeque::with_capacity(REQUESTS_MAX.into()),
             refused: false,
             blocked: false,
+            held: false,
             first_ring: 0,
         }
     }
@@ -202,6 +205,23 @@ impl<M: Memory> Disk<M> {
     /// The channel has room again.
     pub(crate) fn unblock(&mut self) {
         self.blocked = false;
+    }
+
+    /// Takes no new requests, or takes them again.
+    pub(crate) fn hold(&mut self, held: bool) {
+        self.held = held;
+        self.blocked = false;
+    }
+
+    /// Whether nothing is in flight, and nothing waits to be sent.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.queued.is_empty() && self.slots.with_backend() == 0
+    }
+
+    /// Copies all data from here on.
+    pub(super) fn leave_guest_memory(&mut self) {
+        self.pool_ram = None;
+        self.pool_map = PoolMap::default();
     }
 
     /// How many requests are with the backend.

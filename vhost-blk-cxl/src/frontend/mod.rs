@@ -17,6 +17,7 @@ mod unflushed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use cxl_channel::doorbell::DoorbellListener;
 use cxl_pool::{Area, Memory};
@@ -73,6 +74,8 @@ pub struct Frontend {
     pool_file: Option<(u64, u64)>,
     /// Times that telemetry was asked for.
     ticks: u32,
+    /// How long a replica may keep a request.
+    replica_timeout: Option<Duration>,
 }
 
 impl Frontend {
@@ -90,7 +93,21 @@ impl Frontend {
         let rings = config.wakeup == Wakeup::Socket;
         let task = FrontendTask::new(memory, run.clone(), rings, Arc::clone(&malformed), reporter.clone());
         let worker = Worker::spawn("blk-frontend", config, doorbell, task)?;
-        Ok(Self { disks: BTreeMap::new(), worker, run, reporter, malformed, pool_file, ticks: 0 })
+        Ok(Self {
+            disks: BTreeMap::new(),
+            worker,
+            run,
+            reporter,
+            malformed,
+            pool_file,
+            ticks: 0,
+            replica_timeout: None,
+        })
+    }
+
+    /// Goes on without replicas that keep a request for longer than this. Without a limit guests wait for them.
+    pub fn set_replica_timeout(&mut self, timeout: Option<Duration>) {
+        self.replica_timeout = timeout;
     }
 
     fn send(&self, message: Message) -> Result<(), String> {
@@ -225,16 +242,17 @@ impl Handler for Frontend {
         self.ticks = self.ticks.wrapping_add(1);
         if self.ticks.is_multiple_of(TICK_EVERY) && self.disks.values().any(OfferedDisk::is_mirrored) {
             // A worker that is gone was fenced, and the process is about to end.
-            let _ = self.send(Message::Tick);
+            let _ = self.send(Message::Tick { replica_timeout: self.replica_timeout });
         }
         let leases = self.disks.iter().map(|(&lease, disk)| disk.counters.lease(lease)).collect();
         let resubmitted = self.disks.values().map(|disk| disk.counters.resubmitted.get()).sum();
         let counters = [
             ("malformed-messages".to_owned(), self.malformed.get()),
             ("resubmitted-requests".to_owned(), resubmitted),
-            ("mirror-dirty-bytes".to_owned(), self.disks.values().map(OfferedDisk::dirty_bytes).sum()),
         ];
-        Telemetry { leases, counters: counters.into(), ..Telemetry::default() }
+        let dirty_bytes = self.disks.values().map(OfferedDisk::dirty_bytes).sum();
+        let gauges = [("mirror-dirty-bytes".to_owned(), dirty_bytes)];
+        Telemetry { leases, counters: counters.into(), gauges: gauges.into(), ..Telemetry::default() }
     }
 
     fn fenced(&mut self) {
@@ -246,12 +264,7 @@ impl Handler for Frontend {
 /// Whether a disk that is in use can become another without its guest noticing more than a new size.
 fn may_become(old: &DiskObject, new: &DiskObject) -> bool {
     let DiskObject { route, failed, size_bytes, epoch, write_through, incoming, .. } = new;
-    let numbers = |disk: &DiskObject| {
-        let mut numbers: Vec<u32> = disk.replicas.iter().map(|replica| replica.number).collect();
-        numbers.sort_unstable();
-        numbers
-    };
-    if numbers(old) != numbers(new) || *incoming && !old.incoming {
+    if *incoming && !old.incoming {
         return false;
     }
     let replicas = new.replicas.clone();

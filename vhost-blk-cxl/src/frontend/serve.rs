@@ -42,6 +42,7 @@ impl<M: Memory> Disk<M> {
         if held && !self.object.failed {
             self.blocked = true;
         }
+        self.blocked |= self.held;
         if self.blocked {
             return moved;
         }

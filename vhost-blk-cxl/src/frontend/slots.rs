@@ -124,6 +124,11 @@ impl Slots {
         self.sequence
     }
 
+    /// Goes on counting requests from there.
+    pub(crate) fn count_from(&mut self, sequence: u64) {
+        self.sequence = self.sequence.max(sequence);
+    }
+
     /// Takes the candidate, to be sent.
     pub(crate) fn take(&mut self) {
         let Some(index) = self.free.pop() else { return };

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
 
 use cxl_pool::{Area, Memory, regions};
 use pod_protocol::data_channel::DataChannel;
@@ -53,7 +54,10 @@ pub(crate) enum Message {
     /// The guest's memory changed.
     GuestMemory(LeaseId, GuestMemory, SyncSender<()>),
     /// Some time has passed.
-    Tick,
+    Tick {
+        /// How long a replica may keep a request.
+        replica_timeout: Option<Duration>,
+    },
     /// Flush an area that no disk uses.
     Scrub(Area, Reply<Result<(), String>>),
 }
@@ -76,6 +80,8 @@ pub(crate) struct FrontendTask<M: Memory> {
     channels: BTreeMap<ChannelId, Channel<M>>,
     disks: BTreeMap<LeaseId, Disk<M>>,
     mirrored: BTreeMap<LeaseId, MirroredDisk<M>>,
+    /// Disks that become mirrored as soon as nothing of theirs is in flight, as what.
+    becoming: BTreeMap<LeaseId, DiskObject>,
     /// Who is told of replicas.
     reporter: Option<Reporter>,
     completions: Vec<Completion>,
@@ -98,6 +104,7 @@ impl<M: Memory> FrontendTask<M> {
             channels: BTreeMap::new(),
             disks: BTreeMap::new(),
             mirrored: BTreeMap::new(),
+            becoming: BTreeMap::new(),
             reporter,
             completions: Vec::with_capacity(RECEIVE_BUDGET),
             malformed,
@@ -161,6 +168,17 @@ impl<M: Memory> FrontendTask<M> {
             return;
         }
         let Some(disk) = self.disks.get_mut(&object.lease) else { return };
+        let mut object = object;
+        self.becoming.remove(&object.lease);
+        disk.hold(!object.replicas.is_empty());
+        if !object.replicas.is_empty() {
+            // Until then it goes where it went.
+            let channel = disk.object().route.channel;
+            let same = object.replicas.iter().find(|replica| replica.route.channel == channel);
+            let route = same.map_or(object.route, |replica| replica.route);
+            let alone = DiskObject { route, replicas: Vec::new(), ..object.clone() };
+            self.becoming.insert(object.lease, std::mem::replace(&mut object, alone));
+        }
         if disk.object().route.channel != object.route.channel {
             // Another backend: what the old one has will never be answered there.
             disk.channel_restarts();
@@ -168,7 +186,35 @@ impl<M: Memory> FrontendTask<M> {
         disk.update(object);
     }
 
+    /// Makes disks mirrored, or lets them be so no longer, once nothing of theirs is in flight. True if there were any.
+    fn transform(&mut self) -> bool {
+        let Self { becoming, disks, mirrored, reporter, .. } = self;
+        if becoming.is_empty() && mirrored.is_empty() {
+            return false;
+        }
+        let quiet = |lease: &LeaseId| disks.get(lease).is_none_or(Disk::is_quiet);
+        let ready = becoming.keys().copied().find(quiet);
+        let alone: Vec<LeaseId> =
+            mirrored.iter().filter(|(_, disk)| disk.may_be_alone()).map(|(&lease, _)| lease).collect();
+        let any = ready.is_some() || !alone.is_empty();
+        for lease in alone {
+            if let Some(disk) = mirrored.remove(&lease) {
+                info!(%lease, "the disk has one place now");
+                disks.insert(lease, disk.alone());
+            }
+        }
+        if let Some(lease) = ready
+            && let (Some(object), Some(disk)) = (becoming.remove(&lease), disks.remove(&lease))
+        {
+            info!(%lease, places = object.replicas.len(), "the disk has several places now");
+            mirrored.insert(lease, MirroredDisk::instead_of(disk, object, reporter.clone()));
+            self.tell_ready_channels(lease);
+        }
+        any
+    }
+
     fn remove_disk(&mut self, lease: LeaseId, sources: &mut Sources) {
+        self.becoming.remove(&lease);
         let mirrored = self.mirrored.remove(&lease).map(|mirrored| mirrored.disk);
         let Some(mut disk) = self.disks.remove(&lease).or(mirrored) else { return };
         for ring in disk.rings() {
@@ -354,7 +400,10 @@ impl<M: Memory> Task for FrontendTask<M> {
                 }
                 let _ = done.try_send(());
             }
-            Message::Tick => self.mirrored.values_mut().for_each(MirroredDisk::tick),
+            Message::Tick { replica_timeout } => {
+                let now = Instant::now();
+                self.mirrored.values_mut().for_each(|disk| disk.tick(now, replica_timeout));
+            }
             Message::Scrub(area, reply) => reply.send(self.scrub(area)),
         }
     }
@@ -400,6 +449,7 @@ impl<M: Memory> Task for FrontendTask<M> {
             answered |= disk.settle();
             moved |= disk.is_stirred();
         }
+        moved |= self.transform();
         match (answered, moved) {
             (true, _) => Progress::Answered,
             (false, true) => Progress::Busy,

@@ -45,6 +45,12 @@ impl Unflushed {
         lost
     }
 
+    /// Takes over what another one has yet to tell of losses.
+    pub(crate) fn take_losses(&mut self, other: &mut Self) {
+        self.untold |= std::mem::take(&mut other.untold);
+        self.lost_before = self.lost_before.max(std::mem::take(&mut other.lost_before));
+    }
+
     /// Notes that a write ended in the device's cache.
     pub(crate) fn written(&mut self) {
         self.ended += 1;

@@ -1,6 +1,7 @@
 //! The `[[ssd]]` tables of a host's configuration.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -11,6 +12,8 @@ pub struct SsdConfig {
     pub name: String,
     /// What runs it.
     pub driver: DriverKind,
+    /// How long it may keep a request before it is taken for failed. Without a limit guests wait for it.
+    pub request_timeout: Option<Duration>,
 }
 
 /// A driver and what it needs to know.
@@ -79,6 +82,8 @@ struct Table {
     path: Option<PathBuf>,
     size: Option<Size>,
     volatile_cache: Option<u64>,
+    #[serde(default)]
+    request_timeout_ms: u64,
 }
 
 #[derive(Deserialize)]
@@ -138,7 +143,10 @@ impl SsdConfig {
             }
             Driver::Null => DriverKind::Null { size_bytes: size_bytes.ok_or_else(|| needs("null", "size"))? },
         };
-        Ok(Self { name, driver })
+        // Zero, as without it: no limit.
+        let timeout_ms = table.request_timeout_ms;
+        let request_timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms));
+        Ok(Self { name, driver, request_timeout })
     }
 }
 
@@ -182,7 +190,7 @@ mod tests {
     #[test]
     fn both_drivers_are_read() {
         let ssds = parse(
-            "[[ssd]]\nname = \"a\"\ndriver = \"file\"\npath = \"/x\"\nsize = \"1G\"\n[[ssd]]\nname = \"b\"\ndriver = \"null\"\nsize = 4096\n",
+            "[[ssd]]\nname = \"a\"\ndriver = \"file\"\npath = \"/x\"\nsize = \"1G\"\n[[ssd]]\nname = \"b\"\ndriver = \"null\"\nsize = 4096\nrequest-timeout-ms = 2000\n",
         );
         let ssds = ssds.unwrap();
         assert_eq!(
@@ -190,6 +198,8 @@ mod tests {
             DriverKind::File { path: "/x".into(), size_bytes: Some(1 << 30), volatile_cache: None }
         );
         assert_eq!(ssds[1].driver, DriverKind::Null { size_bytes: 4096 });
+        let limits: Vec<Option<Duration>> = ssds.iter().map(|ssd| ssd.request_timeout).collect();
+        assert_eq!(limits, [None, Some(Duration::from_secs(2))]);
     }
 
     #[test]

@@ -9,11 +9,11 @@ use cxl_pool::{Area, Generation, HostId, LineCount, LineOffset, Role};
 use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, RegionId, VolumeId};
 use pod_protocol::objects::{
-    ChannelObject, DiskObject, Engine, Object, Qos, ReplicaObject, Route, VolumeObject,
+    ChannelObject, DiskObject, Engine, Object, ObjectId, Qos, ReplicaObject, Route, VolumeObject,
 };
 use pod_protocol::reports::Report;
 use pod_protocol::run_directory::RunDirectory;
-use vhost_blk_cxl::backend::Backend;
+use vhost_blk_cxl::backend::{Backend, OpenedSsd};
 use vhost_blk_cxl::frontend::Frontend;
 
 use super::ram::{Control, RamSsd};
@@ -44,6 +44,10 @@ pub struct MirrorPod {
     /// How often a replica was dropped, and came back.
     pub dropped: u64,
     pub synced: u64,
+    /// Which of the places the volume has.
+    pub present: Vec<bool>,
+    /// The place that goes when another one has everything.
+    pub replaced: Option<usize>,
     directory: tempfile::TempDir,
 }
 
@@ -61,6 +65,7 @@ impl MirrorPod {
             route: Route { channel: ChannelId::new(u32::from(number) + 1), generation },
             in_sync: true,
             away: false,
+            leaving: false,
         };
         let members: Vec<ReplicaObject> = (0..replicas).map(replica).collect();
         let disk = DiskObject {
@@ -97,6 +102,8 @@ impl MirrorPod {
             next_ring: RINGS,
             dropped: 0,
             synced: 0,
+            present: vec![true; count],
+            replaced: None,
             directory,
         }
     }
@@ -109,6 +116,58 @@ impl MirrorPod {
         }
         pod.apply_disk();
         pod
+    }
+
+    /// The same with the first place only; the volume may move to the others.
+    pub fn alone(seed: u64, hosts: u16) -> Self {
+        let mut pod = Self::new(seed, hosts);
+        for index in 1..usize::from(hosts) {
+            pod.present[index] = false;
+            pod.disk.replicas[index].in_sync = false;
+        }
+        pod.start_frontend();
+        for index in 0..pod.controls.len() {
+            pod.start_backend(index);
+        }
+        pod.apply_disk();
+        pod
+    }
+
+    /// Has the volume lie on one more device, in place of another one if there is one.
+    pub fn add(&mut self, index: usize, replaced: Option<usize>) {
+        assert!(!self.present[index]);
+        self.present[index] = true;
+        self.replaced = replaced;
+        let count = self.controls.len() as u32;
+        let replica = &mut self.disk.replicas[index];
+        replica.number += count;
+        (replica.in_sync, replica.leaving) = (false, false);
+        self.disk.epoch += 1;
+        if self.backends[index].is_some() {
+            let volume = Object::Volume(self.volume(index));
+            let (lease, area) = (self.disk.lease, self.disk.data_area);
+            let backend = self.backends[index].as_mut().unwrap();
+            obeyed(|| backend.remove(ObjectId::Volume(lease)));
+            obeyed(|| backend.scrub(RegionId::new(1), area));
+            backend.apply(volume).unwrap();
+        }
+        self.apply_disk();
+    }
+
+    /// The frontend has let go of a place: what is there is nobody's any more.
+    fn left(&mut self, index: usize) {
+        self.present[index] = false;
+        self.disk.epoch += 1;
+        if let Some(backend) = &mut self.backends[index] {
+            let lease = self.disk.lease;
+            obeyed(|| backend.remove(ObjectId::Volume(lease)));
+        }
+        self.controls[index].set_bytes(VOLUME_START, &vec![0xdd; MIRROR_BYTES as usize]);
+    }
+
+    /// The places that the volume has.
+    pub fn places(&self) -> Vec<usize> {
+        (0..self.present.len()).filter(|&index| self.present[index]).collect()
     }
 
     pub fn memory(&self, index: usize) -> SimulatedMemory {
@@ -168,7 +227,7 @@ impl MirrorPod {
             self.run.clone(),
             worker,
             Some(bell),
-            vec![("ssd0".to_owned(), Box::new(ssd))],
+            vec![OpenedSsd::new("ssd0", Box::new(ssd))],
             None,
         )
         .unwrap();
@@ -199,7 +258,13 @@ impl MirrorPod {
     }
 
     pub fn apply_disk(&mut self) {
-        let disk = self.disk.clone();
+        let mut disk = self.disk.clone();
+        let mut present = self.present.iter();
+        disk.replicas.retain(|_| *present.next().unwrap());
+        disk.route = disk.replicas[0].route;
+        if disk.replicas.len() == 1 {
+            disk.replicas.clear();
+        }
         self.frontend.as_mut().unwrap().apply(Object::Disk(disk)).unwrap();
     }
 
@@ -247,12 +312,19 @@ impl MirrorPod {
     }
 
     fn drop_replica(&mut self, index: usize) {
-        let other = |(other, replica): (usize, &ReplicaObject)| other != index && replica.in_sync;
+        let present = &self.present;
+        let other =
+            |(other, replica): (usize, &ReplicaObject)| other != index && replica.in_sync && present[other];
         if self.disk.replicas[index].in_sync && self.disk.replicas.iter().enumerate().any(other) {
             self.disk.replicas[index].in_sync = false;
             self.disk.epoch += 1;
             self.dropped += 1;
         }
+    }
+
+    fn numbered(&self, number: u32) -> Option<usize> {
+        let found = |index: &usize| self.present[*index] && self.disk.replicas[*index].number == number;
+        (0..self.present.len()).find(found)
     }
 
     /// What the controller does with what it is told.
@@ -262,7 +334,7 @@ impl MirrorPod {
         for report in reports {
             match report {
                 Report::ReplicaFailed { replica, epoch, .. } => {
-                    let index = replica as usize;
+                    let Some(index) = self.numbered(replica) else { continue };
                     if self.disk.replicas[index].in_sync {
                         self.drop_replica(index);
                     } else if epoch == self.disk.epoch {
@@ -270,9 +342,22 @@ impl MirrorPod {
                     }
                 }
                 Report::ReplicaSynced { replica, epoch, .. } if epoch == self.disk.epoch => {
-                    self.disk.replicas[replica as usize].in_sync = true;
+                    let Some(index) = self.numbered(replica) else { continue };
+                    self.disk.replicas[index].in_sync = true;
                     self.disk.epoch += 1;
                     self.synced += 1;
+                    if let Some(replaced) = self.replaced.take() {
+                        self.disk.replicas[replaced].leaving = true;
+                    }
+                }
+                Report::ReplicaLeft { replica, epoch, .. } if epoch == self.disk.epoch => {
+                    let Some(index) = self.numbered(replica) else { continue };
+                    assert!(self.disk.replicas[index].leaving, "it was not told to go");
+                    if self.disk.replicas[index].in_sync {
+                        self.drop_replica(index);
+                    } else {
+                        self.left(index);
+                    }
                 }
                 _ => {}
             }
@@ -285,7 +370,7 @@ impl MirrorPod {
     }
 
     pub fn dirty_bytes(&mut self) -> u64 {
-        self.frontend.as_mut().unwrap().telemetry().counters["mirror-dirty-bytes"]
+        self.frontend.as_mut().unwrap().telemetry().gauges["mirror-dirty-bytes"]
     }
 
     /// Waits until all replicas are there, in sync, and hold the same.

@@ -16,13 +16,13 @@ use cxl_channel::RingPlacement;
 use cxl_channel::doorbell::DoorbellListener;
 use cxl_pool::{Area, EndpointId, Generation, HostId, LineCount, LineOffset, Memory, Role};
 use pod_protocol::config::Wakeup;
-use pod_protocol::endpoint::Handler;
+use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
 use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, ObjectId, Qos, Route, VolumeObject};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::telemetry::{LeaseTelemetry, Telemetry};
 use pod_protocol::worker::WorkerConfig;
-use vhost_blk_cxl::backend::Backend;
+pub use vhost_blk_cxl::backend::{Backend, OpenedSsd};
 use vhost_blk_cxl::frontend::Frontend;
 use vhost_blk_cxl::ssd::Ssd;
 use vhost_frontend::mock::{MockGuest, Piece};
@@ -67,6 +67,8 @@ pub struct Pod<M: Memory> {
     pub frontend: Option<Frontend>,
     pub backend: Option<Backend>,
     /// Of a pool in which the guest's memory may lie.
+    /// Hears what the backend reports.
+    pub reporter: Option<Reporter>,
     pub pool_file: Option<(u64, u64)>,
     directory: tempfile::TempDir,
 }
@@ -130,6 +132,7 @@ impl<M: Memory> Pod<M> {
             frontend: None,
             backend: None,
             pool_file: None,
+            reporter: None,
             directory,
         }
     }
@@ -153,14 +156,15 @@ impl<M: Memory> Pod<M> {
     }
 
     pub fn start_backend(&mut self, ssd: Box<dyn Ssd>) {
-        self.start_backend_with(vec![("ssd0".to_owned(), ssd)]);
+        self.start_backend_with(vec![OpenedSsd::new("ssd0", ssd)]);
     }
 
-    pub fn start_backend_with(&mut self, ssds: Vec<(String, Box<dyn Ssd>)>) {
+    pub fn start_backend_with(&mut self, ssds: Vec<OpenedSsd>) {
         self.backend = None;
         let bell = DoorbellListener::bind(&self.run.data_doorbell(endpoint(2, Role::BlkBackend))).unwrap();
         let memory = self.backend_memory.clone();
-        let backend = Backend::start(memory, self.run.clone(), Self::worker(), Some(bell), ssds, None);
+        let backend =
+            Backend::start(memory, self.run.clone(), Self::worker(), Some(bell), ssds, self.reporter.clone());
         self.backend = Some(backend.unwrap());
     }
 

@@ -173,6 +173,42 @@ pub(crate) enum Volumes {
         /// Its new size: a number of bytes, or with K, M, G or T
         size: ByteSize,
     },
+    /// Move a volume to another SSD while its guest goes on
+    ///
+    /// Example: podctl volumes move vol0 --to h3/ssd0
+    #[command(verbatim_doc_comment)]
+    Move {
+        /// Its name
+        name: String,
+        /// To which SSD [default: the one of another host with the largest share free]
+        #[arg(long, value_name = "HOST/NAME")]
+        to: Option<String>,
+        /// Of a mirrored volume: which replica moves
+        #[arg(long, value_name = "HOST/NAME")]
+        from: Option<String>,
+    },
+    /// Keep a volume on one more SSD
+    ///
+    /// Example: podctl volumes add-replica vol0 --device h3/ssd0
+    #[command(verbatim_doc_comment)]
+    AddReplica {
+        /// Its name
+        name: String,
+        /// On which SSD [default: the one of another host with the largest share free]
+        #[arg(long, value_name = "HOST/NAME")]
+        device: Option<String>,
+    },
+    /// Keep a volume on one SSD less; this also ends a move, if it is where the volume would move to
+    ///
+    /// Example: podctl volumes remove-replica vol0 --device h3/ssd0
+    #[command(verbatim_doc_comment)]
+    RemoveReplica {
+        /// Its name
+        name: String,
+        /// On which SSD
+        #[arg(long, value_name = "HOST/NAME")]
+        device: String,
+    },
     /// Say how much of its SSD a volume may use; what is left out has no limit
     ///
     /// Examples:

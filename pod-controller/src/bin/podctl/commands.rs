@@ -1,7 +1,7 @@
 use std::io::Write;
 
 use pod_controller::api::{
-    ByteSize, ChangeVolume, CreateInstance, CreateVolume, NicLimit, NicPolicy, VolumeQos,
+    AddReplica, ByteSize, ChangeVolume, CreateInstance, CreateVolume, NicLimit, NicPolicy, VolumeQos,
 };
 use pod_controller::client::{Client, Server};
 
@@ -84,6 +84,22 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
         Volumes::Grow { name, size } => {
             let request = ChangeVolume { size: Some(*size), qos: None };
             show(out, format, &client.change_volume(name, &request)?, output::volume)
+        }
+        Volumes::Move { name, to, from } => {
+            let replaces = match from {
+                Some(from) => from.clone(),
+                None => client.volume(name)?.device,
+            };
+            let request = AddReplica { device: to.clone(), replaces: Some(replaces) };
+            show(out, format, &client.add_replica(name, &request)?, output::volume)
+        }
+        Volumes::AddReplica { name, device } => {
+            let request = AddReplica { device: device.clone(), replaces: None };
+            show(out, format, &client.add_replica(name, &request)?, output::volume)
+        }
+        Volumes::RemoveReplica { name, device } => {
+            let (host, ssd) = device.split_once('/').unwrap_or((device, ""));
+            show(out, format, &client.remove_replica(name, host, ssd)?, output::volume)
         }
         Volumes::Qos { name, iops, bandwidth, burst_ms, minimum_iops } => {
             let qos = VolumeQos {

@@ -4,6 +4,7 @@ use cxl_pool::Memory;
 use pod_protocol::ids::ChannelId;
 use tracing::warn;
 
+use super::super::unflushed::Mark;
 use super::MirroredDisk;
 use super::regions::regions_of;
 use super::replica::Resync;
@@ -13,23 +14,12 @@ use crate::message::{Completion, Operation, Request, Status};
 impl<M: Memory> MirroredDisk<M> {
     /// An answer arrived.
     pub(crate) fn complete(&mut self, channel: ChannelId, completion: &Completion) {
-        let Some(replica) = self.replica_on(channel) else { return };
         let generation = completion.holder.generation;
-        let found = self.works.find(completion.tag).filter(|&index| {
-            self.works.get(index).is_some_and(|work| work.legs[replica] == Leg::Sent(generation))
+        let found = self.replica_on(channel).and_then(|replica| {
+            let index = self.works.find(completion.tag)?;
+            (self.works.get(index)?.legs[replica] == Leg::Sent(generation)).then_some((replica, index))
         });
-        let Some(index) = found else {
-            match self.replicas[replica].orphan_answered(completion.tag, generation) {
-                Some(orphan) => {
-                    if let Some(buffer) = orphan.buffer {
-                        self.disk.buffers.free(buffer);
-                    }
-                    self.recheck = true;
-                }
-                None => self.disk.counters.stale.add(1),
-            }
-            return;
-        };
+        let Some((replica, index)) = found else { return self.answer_orphan(channel, completion) };
         let it = &mut self.replicas[replica];
         it.sent -= 1;
         let Some(work) = self.works.get(index).copied() else { return };
@@ -55,6 +45,21 @@ impl<M: Memory> MirroredDisk<M> {
         self.advance(index);
     }
 
+    /// An answer that nobody waits for: its buffer is free now.
+    fn answer_orphan(&mut self, channel: ChannelId, completion: &Completion) {
+        let generation = completion.holder.generation;
+        let all = self.replicas.iter_mut().chain(&mut self.departed);
+        let mut on = all.filter(|replica| replica.route.channel == channel);
+        let Some(orphan) = on.find_map(|replica| replica.orphan_answered(completion.tag, generation)) else {
+            return self.disk.counters.stale.add(1);
+        };
+        if let Some(buffer) = orphan.buffer {
+            self.disk.buffers.free(buffer);
+        }
+        self.departed.retain(|replica| !replica.orphans.is_empty());
+        self.recheck = true;
+    }
+
     /// Whether a replica remembers what it must for this to be done.
     fn is_vouched(&mut self, replica: usize, work: &Work, verifier: u64) -> bool {
         let next = self.works.next_sequence();
@@ -62,10 +67,12 @@ impl<M: Memory> MirroredDisk<M> {
             warn!(lease = %self.disk.object().lease, ssd = self.replicas[replica].ssd,
                 "the SSD lost writes that were not flushed");
             self.disk.counters.lost_writes.add(1);
-            // Without another one, the guest's next flush fails.
             if self.fail(replica, "it lost writes that were not flushed") || !self.replicas[replica].counts()
             {
                 self.replicas[replica].dirty.insert_all();
+            } else {
+                // Without another one, the guest's next flush fails.
+                self.losses.take_losses(&mut self.replicas[replica].unflushed);
             }
         }
         let unflushed = &mut self.replicas[replica].unflushed;
@@ -176,7 +183,10 @@ impl<M: Memory> MirroredDisk<M> {
             }
         }
         if !waits {
-            self.finish(index, Status::Ok);
+            let next = self.works.next_sequence();
+            let flush = work.request.operation == Operation::Flush;
+            let vouched = !flush || self.losses.flushed(work.sequence, Mark::default(), next);
+            self.finish(index, if vouched { Status::Ok } else { Status::IoError });
         }
     }
 

@@ -3,12 +3,13 @@
 use cxl_pool::Memory;
 use pod_protocol::ids::ChannelId;
 use pod_protocol::objects::{DiskObject, ReplicaObject};
+use pod_protocol::reports::Report;
 use tracing::info;
 
 use super::regions::regions_of;
 use super::replica::{Orphan, Replica, Resync};
 use super::work::{Leg, Purpose, Stage, Work};
-use super::{MirroredDisk, spare};
+use super::{MirroredDisk, REPLICAS_MAX, spare};
 use crate::message::{Operation, Status};
 
 impl<M: Memory> MirroredDisk<M> {
@@ -20,6 +21,13 @@ impl<M: Memory> MirroredDisk<M> {
                 self.change_member(index, said, object.epoch);
             }
         }
+        self.admit(object);
+        let stays = |number: u32| object.replicas.iter().any(|said| said.number == number);
+        while let Some(index) = self.replicas.iter().position(|known| !stays(known.number)) {
+            self.forget(index);
+        }
+        // There may have been no room for all of them before.
+        self.admit(object);
         self.epoch = self.epoch.max(object.epoch);
     }
 
@@ -31,6 +39,53 @@ impl<M: Memory> MirroredDisk<M> {
                 // Nobody knows what was there; its last region may have been shorter.
                 replica.dirty.insert_range(before.saturating_sub(1)..replica.dirty.total());
             }
+        }
+    }
+
+    /// Replicas that are new here. Nobody knows what their places held before.
+    fn admit(&mut self, object: &DiskObject) {
+        for said in &object.replicas {
+            let known = self.replicas.iter().any(|known| known.number == said.number);
+            if known || self.replicas.len() == REPLICAS_MAX {
+                continue;
+            }
+            info!(lease = %self.disk.object().lease, ssd = said.ssd, number = said.number, "there is a replica more");
+            let mut replica = Replica::new(said, object.size_bytes.max(self.disk.object().size_bytes));
+            replica.dirty.insert_all();
+            self.replicas.push(replica);
+            if self.spares.len() + 1 < self.replicas.len() {
+                self.spares.extend(spare(&mut self.disk));
+            }
+            self.recheck = true;
+        }
+    }
+
+    /// A replica is none of this volume any more.
+    fn forget(&mut self, index: usize) {
+        self.leave(index);
+        let replica = self.replicas.remove(index);
+        info!(lease = %self.disk.object().lease, ssd = replica.ssd, number = replica.number, "the replica is gone");
+        self.works.close_gap(index);
+        // Of the one that it was, leave() has made another one the source, if there is one.
+        self.source = if self.source > index { self.source - 1 } else { self.source };
+        self.source = self.source.min(self.replicas.len().saturating_sub(1));
+        if !replica.orphans.is_empty() {
+            self.departed.push(replica);
+        }
+    }
+
+    /// Says of a replica that is to go that this is known, and later that nothing of it is in flight there any more.
+    pub(super) fn report_leaving(&self, index: usize) {
+        let replica = &self.replicas[index];
+        let good = |it: &Replica| it.number != replica.number && it.in_sync && !it.leaving;
+        let let_go = replica.orphans.is_empty() && replica.sent == 0 || replica.away;
+        if replica.leaving
+            && (replica.in_sync || let_go)
+            && self.replicas.iter().any(good)
+            && let Some(reporter) = &self.reporter
+        {
+            let (lease, epoch) = (self.disk.object().lease, self.epoch);
+            reporter.report(Report::ReplicaLeft { lease, replica: replica.number, epoch });
         }
     }
 
@@ -46,8 +101,9 @@ impl<M: Memory> MirroredDisk<M> {
             self.channel_restarts(said.route.channel);
         }
         let replica = &mut self.replicas[index];
-        let left = said.away && !replica.away;
+        let left = said.away && !replica.away || said.leaving && !replica.leaving;
         replica.away = said.away;
+        replica.leaving = said.leaving;
         match (replica.in_sync, said.in_sync) {
             (true, false) => {
                 info!(lease = %self.disk.object().lease, ssd = replica.ssd, epoch, "the replica was dropped");
@@ -95,7 +151,7 @@ impl<M: Memory> MirroredDisk<M> {
     }
 
     /// Takes from a replica what it was to do. What it has already, it may still be doing.
-    fn detach(&mut self, index: usize) {
+    pub(super) fn detach(&mut self, index: usize) {
         self.replicas[index].queue.clear();
         for number in self.works.in_order() {
             let Some(work) = self.works.get(number).copied() else { continue };
@@ -198,6 +254,11 @@ impl<M: Memory> MirroredDisk<M> {
 
     /// A channel can be used: nothing of its earlier generation is being carried out any more.
     pub(crate) fn channel_ready(&mut self, channel: ChannelId) {
+        for gone in self.departed.extract_if(.., |gone| gone.route.channel == channel) {
+            for buffer in gone.orphans.into_iter().filter_map(|orphan| orphan.buffer) {
+                self.disk.buffers.free(buffer);
+            }
+        }
         let Some(index) = self.replica_on(channel).filter(|&index| !self.replicas[index].ready) else {
             return;
         };
@@ -225,7 +286,8 @@ impl<M: Memory> MirroredDisk<M> {
 
     /// Whether a replica is reached over this channel.
     pub(crate) fn uses(&self, channel: ChannelId) -> bool {
-        self.replica_on(channel).is_some()
+        let mut all = self.replicas.iter().chain(&self.departed);
+        all.any(|replica| replica.route.channel == channel)
     }
 
     /// The channels of its replicas.

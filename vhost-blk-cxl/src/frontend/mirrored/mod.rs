@@ -13,8 +13,10 @@
 //!
 //! How replicas are brought in line is in the `resync` module.
 
+mod alone;
 mod answers;
 mod begin;
+mod hanging;
 mod membership;
 mod regions;
 mod replica;
@@ -22,6 +24,7 @@ mod resync;
 mod work;
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use cxl_pool::Memory;
 use pod_protocol::endpoint::Reporter;
@@ -30,23 +33,30 @@ use pod_protocol::objects::DiskObject;
 use pod_protocol::reports::Report;
 use vhost_frontend::Buffer;
 
+use self::hanging::LastLook;
 use self::replica::{Replica, Resync};
 pub(super) use self::work::REPLICAS_MAX;
 use self::work::{Leg, Works};
 use super::device::REQUEST_BYTES_MAX;
 use super::disk::{Allowance, Disk, REQUESTS_MAX};
-use crate::message::{Completion, Holder, Operation, Request, Status, Words};
+use super::unflushed::Unflushed;
+use crate::message::{Completion, Holder, Request, Words};
 
 /// Regions that are copied at a time.
 const COPIES_MAX: u16 = 2;
 /// Requests of our own: copies, and one flush for each replica.
-const OWN_MAX: u16 = COPIES_MAX + 3;
+const OWN_MAX: u16 = COPIES_MAX + 4;
+const _: () = assert!(REPLICAS_MAX <= 4, "each replica needs room for its flush");
 
 /// A mirrored disk. All of it belongs to the worker.
 pub(crate) struct MirroredDisk<M: Memory> {
     pub(crate) disk: Disk<M>,
     reporter: Option<Reporter>,
     replicas: Vec<Replica>,
+    /// Those that are gone, and may still fill a buffer.
+    departed: Vec<Replica>,
+    /// What the disk is once it has one place only and nothing is in flight; until then nothing new is taken.
+    alone: Option<DiskObject>,
     /// The replica that others are brought in line with. None of its regions is dirty.
     source: usize,
     /// Of the set of replicas in sync, as the controller said last.
@@ -68,6 +78,9 @@ pub(crate) struct MirroredDisk<M: Memory> {
     /// Kept free for reads whose buffers a dead replica may still fill.
     spares: Vec<Buffer>,
     outbox: Vec<Words>,
+    /// Losses of what no other replica had. They are the disk's: the guest hears of them whichever replicas there are then.
+    losses: Unflushed,
+    last_look: LastLook,
 }
 
 impl<M: Memory> MirroredDisk<M> {
@@ -89,6 +102,8 @@ impl<M: Memory> MirroredDisk<M> {
             disk,
             reporter,
             replicas,
+            departed: Vec::new(),
+            alone: None,
             source,
             epoch,
             works: Works::new(REQUESTS_MAX, OWN_MAX),
@@ -101,6 +116,8 @@ impl<M: Memory> MirroredDisk<M> {
             taken_back: false,
             spares,
             outbox: Vec::with_capacity(REQUESTS_MAX.into()),
+            losses: Unflushed::default(),
+            last_look: LastLook::default(),
         };
         // Nothing is known of what a predecessor was writing when it ended: what replicas hold may differ there.
         for index in 0..mirrored.replicas.len() {
@@ -118,6 +135,10 @@ impl<M: Memory> MirroredDisk<M> {
 
     /// Takes requests from the guest. True if anything moved.
     pub(crate) fn take(&mut self) -> bool {
+        if self.alone.is_some() {
+            self.disk.blocked = true;
+            return false;
+        }
         let served = self.disk.object().failed || self.replicas.iter().any(Replica::gets_reads);
         if !served {
             return self.disk.submit_without_channel();
@@ -139,7 +160,8 @@ impl<M: Memory> MirroredDisk<M> {
 
     /// How many requests a channel's backend has.
     pub(crate) fn with_backend(&self, channel: ChannelId) -> u32 {
-        self.replica_on(channel).map_or(0, |index| self.replicas[index].sent)
+        let all = self.replicas.iter().chain(&self.departed);
+        all.filter(|replica| replica.route.channel == channel).map(|replica| replica.sent).sum()
     }
 
     /// Sends what goes over a channel, so many messages at most. Returns how many.
@@ -162,6 +184,7 @@ impl<M: Memory> MirroredDisk<M> {
 
     /// Gives the guest its answers, once all channels were looked at. True if there were any.
     pub(crate) fn settle(&mut self) -> bool {
+        self.last_look.heard = true;
         if self.recheck {
             self.pump();
         }
@@ -171,17 +194,11 @@ impl<M: Memory> MirroredDisk<M> {
                 self.disk.memory.full_fence();
             }
             let mut answers = std::mem::take(&mut self.answers);
-            let mut flush_failed = false;
             for answer in answers.drain(..) {
-                flush_failed |= answer.operation == Operation::Flush && answer.status == Status::IoError;
                 self.disk.complete(&answer);
             }
-            let mut tells = false;
-            for replica in &mut self.replicas {
-                tells |= replica.unflushed.tells();
-            }
             // While another replica has what one lost, the guest has lost nothing.
-            if tells && flush_failed {
+            if self.losses.tells() {
                 self.disk.told();
             }
             self.answers = answers;
@@ -198,7 +215,10 @@ impl<M: Memory> MirroredDisk<M> {
     }
 
     /// Says again what the controller may have missed, and tries again what failed.
-    pub(crate) fn tick(&mut self) {
+    pub(crate) fn tick(&mut self, now: Instant, replica_timeout: Option<Duration>) {
+        if let Some(timeout) = replica_timeout {
+            self.drop_hanging(now, timeout);
+        }
         for index in 0..self.replicas.len() {
             let replica = &mut self.replicas[index];
             if replica.resync == Resync::Resting {
@@ -209,6 +229,7 @@ impl<M: Memory> MirroredDisk<M> {
             let counts = self.replicas[index].counts();
             self.replicas[index].refused &= counts;
             self.report(index);
+            self.report_leaving(index);
         }
     }
 
@@ -231,6 +252,8 @@ impl<M: Memory> MirroredDisk<M> {
 
     /// The controller changed what may change while a disk is in use.
     pub(crate) fn update(&mut self, object: DiskObject) {
+        self.alone = object.replicas.is_empty().then(|| object.clone());
+        let object = if object.replicas.is_empty() { self.with_one_place(object) } else { object };
         self.change_members(&object);
         self.disk.update(object);
         if self.disk.object().failed {

@@ -1,6 +1,7 @@
 //! One replica of a mirrored disk, as its frontend sees it.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use pod_protocol::ids::LeaseGeneration;
 use pod_protocol::objects::{ReplicaObject, Route};
@@ -47,6 +48,8 @@ pub(super) struct Replica {
     pub(super) in_sync: bool,
     /// The controller says that it cannot be reached.
     pub(super) away: bool,
+    /// It is to go.
+    pub(super) leaving: bool,
     /// Its channel can be used.
     pub(super) ready: bool,
     /// Its backend refused the lease's current generation: wait until the controller says something new.
@@ -62,6 +65,17 @@ pub(super) struct Replica {
     pub(super) resync: Resync,
     /// It missed a write, and why. The controller has yet to confirm that nobody counts on it any more.
     pub(super) failing: Option<String>,
+    /// The request that it has had for the longest time.
+    pub(super) oldest: Option<Oldest>,
+}
+
+/// A request as it was seen with a replica.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Oldest {
+    pub(super) sequence: u64,
+    pub(super) generation: LeaseGeneration,
+    /// For how long it has been there.
+    pub(super) waited: Duration,
 }
 
 impl Replica {
@@ -72,6 +86,7 @@ impl Replica {
             route: object.route,
             in_sync: object.in_sync,
             away: object.away,
+            leaving: object.leaving,
             ready: false,
             refused: false,
             queue: VecDeque::new(),
@@ -81,6 +96,7 @@ impl Replica {
             unflushed: Unflushed::default(),
             resync: Resync::Idle,
             failing: None,
+            oldest: None,
         }
     }
 

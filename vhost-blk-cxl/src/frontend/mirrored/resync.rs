@@ -55,7 +55,7 @@ impl<M: Memory> MirroredDisk<M> {
             |it: &(u16, &Work)| matches!(it.1.purpose, Purpose::Copy { target: of, .. } if of == target);
         let copying = self.works.own().any(|work| copied(&work));
         let replica = &mut self.replicas[target];
-        if replica.in_sync || replica.failing.is_some() || !replica.is_there() {
+        if replica.in_sync || replica.leaving || replica.failing.is_some() || !replica.is_there() {
             return;
         }
         let next = match replica.resync {

@@ -6,8 +6,8 @@ use vhost_frontend::Buffer;
 use super::super::unflushed::Mark;
 use crate::message::{Request, Status, Tag};
 
-/// Replicas of a volume.
-pub(in crate::frontend) const REPLICAS_MAX: usize = 3;
+/// Replicas of a volume, with one that it is moving to.
+pub(in crate::frontend) const REPLICAS_MAX: usize = 4;
 
 /// What a request is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +85,24 @@ impl Work {
     }
 }
 
+impl Work {
+    /// There is no replica at this place any more, and those behind it move up.
+    fn close_gap(&mut self, at: usize) {
+        fn close<T: Copy>(array: &mut [T; REPLICAS_MAX], at: usize, empty: T) {
+            array.copy_within(at + 1.., at);
+            array[REPLICAS_MAX - 1] = empty;
+        }
+        close(&mut self.legs, at, Leg::None);
+        close(&mut self.tried, at, false);
+        close(&mut self.marks, at, Mark::default());
+        if let Purpose::Copy { target, .. } | Purpose::Settle { target } = &mut self.purpose
+            && *target > at
+        {
+            *target -= 1;
+        }
+    }
+}
+
 /// All of them: those of the guest at the places of the disk's slots, then our own.
 #[derive(Debug)]
 pub(super) struct Works {
@@ -142,6 +160,20 @@ impl Works {
         self.sequence + 1
     }
 
+    /// Goes on counting requests from there.
+    pub(super) fn count_from(&mut self, sequence: u64) {
+        self.sequence = self.sequence.max(sequence);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.iter().all(Option::is_none)
+    }
+
+    /// There is no replica at this place any more, and those behind it move up.
+    pub(super) fn close_gap(&mut self, at: usize) {
+        self.all.iter_mut().flatten().for_each(|work| work.close_gap(at));
+    }
+
     /// All that there are, in the order in which they came.
     pub(super) fn in_order(&self) -> Vec<u16> {
         let mut found: Vec<(u64, u16)> = (0_u16..)
@@ -150,6 +182,11 @@ impl Works {
             .collect();
         found.sort_unstable();
         found.into_iter().map(|(_, index)| index).collect()
+    }
+
+    /// The number of the oldest one of which something holds.
+    pub(super) fn oldest_where(&self, holds: impl Fn(&Work) -> bool) -> Option<u64> {
+        self.all.iter().flatten().filter(|work| holds(work)).map(|work| work.sequence).min()
     }
 
     /// Our own that are under way.

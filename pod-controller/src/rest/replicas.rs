@@ -1,0 +1,64 @@
+//! Places that come to a volume, and go from it.
+
+use axum::Json;
+use axum::extract::State;
+
+use super::Failure;
+use super::body::{Body, Names};
+use crate::api::{AddReplica, Problem, Volume};
+use crate::controller::Handle;
+use crate::state::{Command, DeviceId};
+
+fn ssd(handle: &Handle, name: &str) -> Result<DeviceId, Failure> {
+    handle.view().state.device_named(name).ok_or_else(|| Failure::not_found("SSD", name))
+}
+
+fn shown(handle: &Handle, name: &str) -> Result<Json<Volume>, Failure> {
+    handle.view().volume(name).map(Json).ok_or_else(|| Failure::not_found("volume", name))
+}
+
+/// Has a volume lie on one more SSD, or move there. A guest that uses it goes on, and what is there is copied meanwhile; of a
+/// volume that nobody uses, when an instance uses it.
+#[utoipa::path(
+    post, path = "/v1/volumes/{name}/replicas", operation_id = "add_replica", tag = "volumes", request_body = AddReplica,
+    params(("name" = String, Path, description = "the volume's name")),
+    responses(
+        (status = 200, body = Volume),
+        (status = 400, description = "it lies there already, or does not fit there", body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "there is no room, or it is moving already", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn add(
+    State(handle): State<Handle>,
+    Names(name): Names<String>,
+    Body(request): Body<AddReplica>,
+) -> Result<Json<Volume>, Failure> {
+    let device = request.device.as_deref().map(|device| ssd(&handle, device)).transpose()?;
+    let replaces = request.replaces.as_deref().map(|device| ssd(&handle, device)).transpose()?;
+    handle.submit(Command::AddReplica { name: name.clone(), device, replaces }).await?;
+    shown(&handle, &name)
+}
+
+/// Has a volume not lie on an SSD any more. Its place is wiped.
+#[utoipa::path(
+    delete, path = "/v1/volumes/{name}/replicas/{host}/{ssd}", operation_id = "remove_replica", tag = "volumes",
+    params(
+        ("name" = String, Path, description = "the volume's name"),
+        ("host" = String, Path, description = "the name of the host that owns the SSD"),
+        ("ssd" = String, Path, description = "the SSD's name on that host"),
+    ),
+    responses(
+        (status = 200, body = Volume),
+        (status = 400, description = "nobody else has what it has", body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn remove(
+    State(handle): State<Handle>,
+    Names((name, host, ssd_name)): Names<(String, String, String)>,
+) -> Result<Json<Volume>, Failure> {
+    let device = ssd(&handle, &format!("{host}/{ssd_name}"))?;
+    handle.submit(Command::RemoveReplica { name: name.clone(), device }).await?;
+    shown(&handle, &name)
+}

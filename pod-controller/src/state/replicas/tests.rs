@@ -1,0 +1,226 @@
+//! How a volume moves, one promise each.
+
+use cxl_pool::Role;
+use pod_protocol::objects::{DiskObject, Object};
+use pod_protocol::reports::DeviceReport;
+use pod_protocol::volume_table::VolumeTable;
+
+use super::super::model::{MIB, check, devices_of, endpoint, join, options, scrub_all};
+use super::super::{Command, RefusalKind};
+use super::*;
+
+fn must(state: &mut State, command: &Command) {
+    state.apply(command).unwrap_or_else(|refusal| panic!("{command:?}: {refusal}"));
+    check(state);
+}
+
+fn ssd(host: u16) -> DeviceId {
+    DeviceId { host: HostId::new(host), name: "ssd0".to_owned() }
+}
+
+/// A backend comes, with an SSD that keeps a table.
+fn join_as(state: &mut State, host: u16, role: Role, incarnation: u64) {
+    let id = endpoint(host, role);
+    let mut devices = devices_of(id, true);
+    let kept = state.devices.contains_key(&ssd(host)).then(|| state.volume_table(&ssd(host)));
+    for device in &mut devices {
+        if let DeviceReport::Ssd { table, .. } = device {
+            *table = Some(kept.clone().unwrap_or_default());
+        }
+    }
+    must(state, &Command::Join { endpoint: id, incarnation, join: join(host, devices) });
+    scrub(state);
+}
+
+fn scrub(state: &mut State) {
+    for command in scrub_all(state) {
+        must(state, &command);
+    }
+}
+
+/// A VM on h1 with a volume on h2; h3 has an SSD too.
+fn pod(in_use: bool) -> State {
+    let mut state = State::new(options(256));
+    join_as(&mut state, 1, Role::BlkFrontend, 1);
+    join_as(&mut state, 2, Role::BlkBackend, 1);
+    join_as(&mut state, 3, Role::BlkBackend, 1);
+    let name = "vol".to_owned();
+    must(&mut state, &Command::CreateVolume { name, size_bytes: 8 * MIB, device: Some(ssd(2)), replicas: 1 });
+    if in_use {
+        let (name, volumes) = ("vm".to_owned(), vec!["vol".to_owned()]);
+        must(&mut state, &Command::CreateInstance { name, host: HostId::new(1), nics: Vec::new(), volumes });
+    }
+    state
+}
+
+fn volume(state: &State) -> &Volume {
+    state.volume_named("vol").unwrap()
+}
+
+fn disk(state: &State) -> DiskObject {
+    let objects = state.desired(endpoint(1, Role::BlkFrontend)).into_values();
+    let disk = objects.into_iter().find_map(|object| match object {
+        Object::Disk(disk) => Some(disk),
+        _ => None,
+    });
+    disk.expect("the frontend has a disk")
+}
+
+fn add(device: Option<u16>, replaces: Option<u16>) -> Command {
+    Command::AddReplica { name: "vol".to_owned(), device: device.map(ssd), replaces: replaces.map(ssd) }
+}
+
+fn remove(host: u16) -> Command {
+    Command::RemoveReplica { name: "vol".to_owned(), device: ssd(host) }
+}
+
+fn synced(state: &State, replica: u32) -> Command {
+    let (endpoint, lease, epoch) = (endpoint(1, Role::BlkFrontend), disk(state).lease, volume(state).epoch);
+    Command::ReplicaSynced { endpoint, lease, replica, epoch }
+}
+
+fn left(state: &State, replica: u32) -> Command {
+    let (endpoint, lease, epoch) = (endpoint(1, Role::BlkFrontend), disk(state).lease, volume(state).epoch);
+    Command::ReplicaLeft { endpoint, lease, replica, epoch }
+}
+
+/// Of the replicas by their numbers: number, in sync, leaving.
+fn seen(state: &State) -> Vec<(u32, bool, bool)> {
+    let mut replicas = disk(state).replicas;
+    replicas.sort_by_key(|replica| replica.number);
+    replicas.into_iter().map(|it| (it.number, it.in_sync, it.leaving)).collect()
+}
+
+fn kept(state: &State, host: u16) -> VolumeTable {
+    state.volume_table(&ssd(host))
+}
+
+#[test]
+fn a_volume_in_use_moves_in_steps_and_its_old_place_is_wiped() {
+    let mut state = pod(true);
+    assert!(seen(&state).is_empty());
+    must(&mut state, &add(None, Some(2)));
+    scrub(&mut state);
+    assert_eq!(seen(&state), [(0, true, false), (1, false, false)]);
+    // Too early.
+    let early = left(&state, 0);
+    must(&mut state, &early);
+    assert_eq!(seen(&state), [(0, true, false), (1, false, false)]);
+    let done = synced(&state, 1);
+    must(&mut state, &done);
+    assert_eq!(seen(&state), [(0, true, true), (1, true, false)]);
+    assert!(kept(&state, 2).volumes[0].mirror.as_ref().unwrap().replicas.iter().all(|member| !member.stale));
+    let outdated = Command::ReplicaLeft {
+        endpoint: endpoint(1, Role::BlkFrontend),
+        lease: disk(&state).lease,
+        replica: 0,
+        epoch: 0,
+    };
+    must(&mut state, &outdated);
+    assert_eq!(seen(&state), [(0, true, true), (1, true, false)], "it spoke of an older epoch");
+    let heard = left(&state, 0);
+    must(&mut state, &heard);
+    assert_eq!(seen(&state), [(0, false, true), (1, true, false)]);
+    let late = synced(&state, 0);
+    must(&mut state, &late);
+    assert_eq!(seen(&state), [(0, false, true), (1, true, false)], "it does not come back");
+    let gone = left(&state, 0);
+    must(&mut state, &gone);
+    assert!(seen(&state).is_empty());
+    assert_eq!(volume(&state).devices().collect::<Vec<_>>(), [&ssd(3)]);
+    assert!(kept(&state, 2).volumes[0].deleted && !kept(&state, 3).volumes[0].deleted);
+    // Its place is nobody's until it was wiped, also after a restart.
+    join_as(&mut state, 2, Role::BlkBackend, 2);
+    assert_eq!(state.used_bytes(&ssd(2)), 8 * MIB);
+    assert_eq!(state.apply(&add(Some(2), None)).unwrap_err().kind, RefusalKind::InvalidValue);
+    let id = volume(&state).id;
+    must(&mut state, &Command::VolumeWiped { device: ssd(2), volume: id });
+    assert_eq!(state.used_bytes(&ssd(2)), 0);
+    // And back, under another number.
+    must(&mut state, &add(Some(2), Some(3)));
+    assert_eq!(seen(&state), [(1, true, false), (2, false, false)]);
+}
+
+#[test]
+fn a_move_can_be_called_off() {
+    let mut state = pod(true);
+    must(&mut state, &add(Some(3), Some(2)));
+    assert_eq!(state.apply(&add(None, None)).unwrap_err().kind, RefusalKind::Busy);
+    assert_eq!(state.apply(&remove(2)).unwrap_err().kind, RefusalKind::InvalidValue, "nobody else has it");
+    must(&mut state, &remove(3));
+    let late = synced(&state, 1);
+    must(&mut state, &late);
+    assert_eq!(seen(&state), [(0, true, false), (1, false, true)]);
+    let gone = left(&state, 1);
+    must(&mut state, &gone);
+    assert_eq!(volume(&state).devices().collect::<Vec<_>>(), [&ssd(2)]);
+}
+
+#[test]
+fn a_mirror_is_made_and_unmade_while_it_is_used() {
+    let mut state = pod(true);
+    must(&mut state, &add(None, None));
+    let done = synced(&state, 1);
+    must(&mut state, &done);
+    assert_eq!(seen(&state), [(0, true, false), (1, true, false)]);
+    // The one that is to go is the last that works: it stays until the other one has everything.
+    must(&mut state, &remove(2));
+    must(&mut state, &Command::Gone { endpoint: endpoint(3, Role::BlkBackend) });
+    let heard = left(&state, 0);
+    must(&mut state, &heard);
+    assert_eq!(seen(&state), [(0, true, true), (1, false, false)]);
+    join_as(&mut state, 3, Role::BlkBackend, 2);
+    let done = synced(&state, 1);
+    must(&mut state, &done);
+    for _ in 0..2 {
+        let step = left(&state, 0);
+        must(&mut state, &step);
+    }
+    assert_eq!(volume(&state).devices().collect::<Vec<_>>(), [&ssd(3)]);
+}
+
+#[test]
+fn what_nobody_uses_is_not_waited_for() {
+    let mut state = pod(false);
+    must(&mut state, &add(None, Some(2)));
+    assert!(volume(&state).replicas[1].stale);
+    must(&mut state, &remove(3));
+    assert_eq!(volume(&state).devices().collect::<Vec<_>>(), [&ssd(2)]);
+    // A backend that is over has let go of everything.
+    let mut state = pod(true);
+    must(&mut state, &add(None, Some(2)));
+    let done = synced(&state, 1);
+    must(&mut state, &done);
+    must(&mut state, &Command::Gone { endpoint: endpoint(2, Role::BlkBackend) });
+    assert_eq!(volume(&state).devices().collect::<Vec<_>>(), [&ssd(3)]);
+    assert_eq!(state.used_bytes(&ssd(2)), 8 * MIB, "it has yet to be wiped");
+    // With its volume its place goes, when it was wiped.
+    must(&mut state, &Command::DeleteInstance { name: "vm".to_owned(), force: true });
+    must(&mut state, &Command::DeleteVolume { name: "vol".to_owned() });
+    let id = *state.volumes.keys().next().unwrap();
+    must(&mut state, &Command::VolumeWiped { device: ssd(3), volume: id });
+    assert_eq!(state.volumes.len(), 1);
+    join_as(&mut state, 2, Role::BlkBackend, 2);
+    must(&mut state, &Command::VolumeWiped { device: ssd(2), volume: id });
+    assert!(state.volumes.is_empty());
+}
+
+#[test]
+fn a_place_that_does_not_fit_is_refused() {
+    let mut state = pod(true);
+    for (refused, kind) in [
+        (add(Some(2), None), RefusalKind::InvalidValue),
+        (add(Some(9), None), RefusalKind::NotFound),
+        (add(None, Some(3)), RefusalKind::NotFound),
+        (remove(3), RefusalKind::NotFound),
+        (remove(2), RefusalKind::InvalidValue),
+    ] {
+        let before = state.clone();
+        assert_eq!(state.apply(&refused).unwrap_err().kind, kind, "{refused:?}");
+        assert_eq!(state, before);
+    }
+    let (name, size_bytes) = ("large".to_owned(), 28 * MIB);
+    must(&mut state, &Command::CreateVolume { name, size_bytes, device: Some(ssd(3)), replicas: 1 });
+    assert_eq!(state.apply(&add(Some(3), None)).unwrap_err().kind, RefusalKind::NoRoom);
+    assert_eq!(state.apply(&add(None, None)).unwrap_err().kind, RefusalKind::NoRoom);
+}
