@@ -217,3 +217,52 @@ fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Command, ErrorKind> {
+        let words = ["vmm"].into_iter().chain(line.split_whitespace());
+        Arguments::try_parse_from(words).map(|arguments| arguments.command).map_err(|error| error.kind())
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_move_names_its_instance_and_where_to() {
+        let line = "migrate --instance vm1 --to tcp:h3:4444 --directory /tmp/vm --downtime 20";
+        let Ok(Command::Migrate(asked)) = parsed(line) else { panic!("it is understood") };
+        assert_eq!((asked.instance.as_str(), asked.to.as_str(), asked.downtime), ("vm1", "tcp:h3:4444", 20));
+        assert_eq!(asked.directory, PathBuf::from("/tmp/vm"));
+        let Ok(Command::Migrate(asked)) = parsed("migrate --instance vm1 --to unix:/run/vm1") else {
+            panic!("it is understood")
+        };
+        assert_eq!(asked.downtime, MigrationSpeed::default().downtime_ms);
+        assert_eq!(parsed("migrate --instance vm1").err(), Some(ErrorKind::MissingRequiredArgument));
+        assert_eq!(parsed("migrate --to tcp:h3:4444").err(), Some(ErrorKind::MissingRequiredArgument));
+        let negative = "migrate --instance vm1 --to tcp:h3:4444 --downtime=-1";
+        assert_eq!(parsed(negative).err(), Some(ErrorKind::ValueValidation));
+    }
+
+    #[test]
+    fn a_machine_can_wait_for_a_guest() {
+        let Ok(Command::Run(machine)) = parsed("run --instance vm1 --incoming tcp:0.0.0.0:4444") else {
+            panic!("it is understood")
+        };
+        assert_eq!(machine.incoming.as_deref(), Some("tcp:0.0.0.0:4444"));
+        let Ok(Command::Run(machine)) = parsed("run --instance vm1") else { panic!("it is understood") };
+        assert_eq!(machine.incoming, None);
+        assert_eq!(
+            parsed("run --instance vm1 --initrd /i").err(),
+            Some(ErrorKind::MissingRequiredArgument),
+            "an initramfs alone boots nothing"
+        );
+    }
+}
