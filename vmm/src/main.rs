@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -180,14 +181,21 @@ fn move_away(asked: &Move) -> Result<()> {
     let speed = MigrationSpeed { downtime_ms: asked.downtime, ..MigrationSpeed::default() };
     let moved = vmm::move_away(&client, name, &monitor, &asked.to, speed)?;
     vmm::quit(&monitor)?;
-    println!(
-        "{name} runs on {}: moved in {} ms, of which it stood still for {} ms; {} MiB copied",
+    print(&format!(
+        "{name} runs on {}: moved in {} ms, of which it stood still for {} ms; {} MiB copied\n",
         client.instance(name)?.host,
         moved.total_ms,
         moved.downtime_ms,
         moved.bytes >> 20
-    );
-    Ok(())
+    ))
+}
+
+/// Writes to the standard output. Whoever reads it may stop at any time.
+fn print(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("cannot write the output"),
+        _ => Ok(()),
+    }
 }
 
 fn execute(command: Command) -> Result<()> {
@@ -195,16 +203,12 @@ fn execute(command: Command) -> Result<()> {
         Command::Run(machine) => run(&machine),
         Command::Migrate(asked) => move_away(&asked),
         Command::QemuArgs(machine) => {
-            println!("{}", libvirt::command_line(&machine.spec()?, QemuVersion::detect()?));
-            Ok(())
+            print(&format!("{}\n", libvirt::command_line(&machine.spec()?, QemuVersion::detect()?)))
         }
         Command::Console { socket } => {
             console::attach(&socket).with_context(|| format!("the console at {}", socket.display()))
         }
-        Command::Xml(machine) => {
-            print!("{}", libvirt::domain_xml(&machine.spec()?, QemuVersion::detect()?));
-            Ok(())
-        }
+        Command::Xml(machine) => print(&libvirt::domain_xml(&machine.spec()?, QemuVersion::detect()?)),
     }
 }
 
@@ -223,7 +227,7 @@ mod tests {
     use clap::CommandFactory as _;
     use clap::error::ErrorKind;
 
-    use super::*;
+    use super::{Arguments, Command, MigrationSpeed, Parser as _, PathBuf};
 
     fn parsed(line: &str) -> Result<Command, ErrorKind> {
         let words = ["vmm"].into_iter().chain(line.split_whitespace());
