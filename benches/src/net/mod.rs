@@ -1,6 +1,7 @@
 //! `net`: the path from a guest's queue to a NIC of another host and back, and a rival that has one hop only.
 
 mod engine;
+mod flood;
 mod huge_pages;
 mod ours;
 mod round_trip;
@@ -16,6 +17,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use cxl_pool::CoherenceMode;
 
+use self::flood::Flood;
 use self::huge_pages::HugePages;
 use self::ours::{Ours, Spread, Work};
 use self::round_trip::{Latencies, RoundTrips};
@@ -29,6 +31,9 @@ use crate::cores::{self, Cores, Distance};
 /// a core of its own. Ours are the engine's frontend and backend over a pool in /dev/shm, with hardware coherence and with
 /// software coherence, and the null NIC; they take turns on the other core. The rival on that core is dpdk-testpmd with a
 /// vhost port: one hop of shared memory, where ours has two. Both use huge pages if this machine has some to give.
+///
+/// One row is of a guest whose memory lies in the pool, so that nothing that it sends is copied. testpmd can have no such memory:
+/// a driver of ours does the same work per packet there. The rival's row is with testpmd's driver and copies as ever.
 ///
 /// CPU time per packet is the time of each side's turns over the number of packets; turns that found nothing to do do not
 /// count. For round trips the two sides have a core each: a load generator of ours, with one packet in flight, runs in the
@@ -78,6 +83,8 @@ impl Server {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     FromGuest,
+    /// From a guest whose memory lies in the pool, so that nothing is copied; the rival copies as ever.
+    Lent,
     ToGuest,
     /// One packet there and back at a time.
     RoundTrip,
@@ -91,9 +98,10 @@ struct Job {
 }
 
 impl Job {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self { way: Way::FromGuest, frame_bytes: 64 },
         Self { way: Way::FromGuest, frame_bytes: 1500 },
+        Self { way: Way::Lent, frame_bytes: 1500 },
         Self { way: Way::ToGuest, frame_bytes: 64 },
         Self { way: Way::ToGuest, frame_bytes: 1500 },
         Self { way: Way::RoundTrip, frame_bytes: 64 },
@@ -103,6 +111,7 @@ impl Job {
     fn name(self) -> String {
         let way = match self.way {
             Way::FromGuest => "from-guest",
+            Way::Lent => "from-guest-in-pool",
             Way::ToGuest => "to-guest",
             Way::RoundTrip => "round-trip",
         };
@@ -112,7 +121,7 @@ impl Job {
     /// The NIC that this job wants.
     fn nic(self) -> String {
         match self.way {
-            Way::FromGuest => "driver = 'null'\nmode = 'sink'".to_owned(),
+            Way::FromGuest | Way::Lent => "driver = 'null'\nmode = 'sink'".to_owned(),
             Way::ToGuest => {
                 let bytes = self.frame_bytes;
                 format!(
@@ -210,6 +219,36 @@ enum OtherEnd<'a> {
     Rival(&'a mut Testpmd),
 }
 
+/// Who drives the guest's end of the queues.
+enum Driver {
+    Testpmd(Testpmd),
+    /// It sends from the beginning.
+    Flood(Flood),
+}
+
+impl Driver {
+    fn begin(&mut self, forwarding: Forwarding) -> Result<()> {
+        match self {
+            Self::Testpmd(testpmd) => testpmd.forward(forwarding),
+            Self::Flood(_) => Ok(()),
+        }
+    }
+
+    fn received(&mut self) -> Result<u64> {
+        match self {
+            Self::Testpmd(testpmd) => Ok(testpmd.totals()?.received),
+            Self::Flood(_) => Ok(0),
+        }
+    }
+
+    fn end(self) -> Result<()> {
+        match self {
+            Self::Testpmd(mut testpmd) => testpmd.stop(),
+            Self::Flood(flood) => flood.stop(),
+        }
+    }
+}
+
 /// How far everything was at a time.
 struct Snapshot {
     at: Instant,
@@ -219,11 +258,11 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    fn take(driver: &mut Testpmd, job: Job, other_end: &mut OtherEnd<'_>) -> Result<Self> {
+    fn take(driver: &mut Driver, job: Job, other_end: &mut OtherEnd<'_>) -> Result<Self> {
         let arrived = match (job.way, &mut *other_end) {
-            (Way::FromGuest, OtherEnd::Ours(ours)) => ours.work().sent,
-            (Way::FromGuest, OtherEnd::Rival(rival)) => rival.totals()?.received,
-            _ => driver.totals()?.received,
+            (Way::FromGuest | Way::Lent, OtherEnd::Ours(ours)) => ours.work().sent,
+            (Way::FromGuest | Way::Lent, OtherEnd::Rival(rival)) => rival.totals()?.received,
+            _ => driver.received()?,
         };
         let at = Instant::now();
         let work = match other_end {
@@ -239,50 +278,59 @@ impl Bench<'_> {
         cores::unpin(self.cores)?;
         let (measured, distance) = match (server, job.way) {
             (_, Way::RoundTrip) => self.round_trips(server, job)?,
-            (Server::Ours(mode), _) => {
-                let ours = Ours::start(mode, &job.nic(), DRIVER_MAC, Spread::ByTurns, self.cores)?;
-                let mut driver = self.driver(ours.socket())?;
-                self.rate(&mut driver, job, &mut OtherEnd::Ours(&ours))?
+            (Server::Ours(mode), way) => {
+                let lent = way == Way::Lent;
+                let ours = Ours::start(mode, &job.nic(), DRIVER_MAC, Spread::ByTurns, self.cores, lent)?;
+                let driver = if lent {
+                    cores::unpin(self.cores)?;
+                    let (socket, core) = (ours.socket().to_owned(), self.cores.sender);
+                    let mac = [2, 0, 0, 0, 0, 1];
+                    Driver::Flood(Flood::start(socket, ours.ram()?, mac, job.frame_bytes, core))
+                } else {
+                    self.driver(ours.socket())?
+                };
+                self.rate(driver, job, &mut OtherEnd::Ours(&ours))?
             }
             (Server::Testpmd, _) => {
                 let socket = self.directory.join("rival.sock");
                 let mut rival =
                     Testpmd::start(Side::Vhost, &socket, self.directory, self.cores, self.huge_pages)?;
-                let mut driver = self.driver(&socket)?;
+                let driver = self.driver(&socket)?;
                 rival.forward(match job.way {
                     Way::ToGuest => Forwarding::Transmit { frame_bytes: job.frame_bytes },
                     _ => Forwarding::Receive,
                 })?;
-                self.rate(&mut driver, job, &mut OtherEnd::Rival(&mut rival))?
+                self.rate(driver, job, &mut OtherEnd::Rival(&mut rival))?
             }
         };
         Ok(Sample { server, job, distance, measured })
     }
 
-    fn driver(&self, socket: &Path) -> Result<Testpmd> {
+    fn driver(&self, socket: &Path) -> Result<Driver> {
         cores::unpin(self.cores)?;
-        Testpmd::start(Side::Driver, socket, self.directory, self.cores, self.huge_pages)
+        let testpmd = Testpmd::start(Side::Driver, socket, self.directory, self.cores, self.huge_pages)?;
+        Ok(Driver::Testpmd(testpmd))
     }
 
     /// How many packets per second reach the end of their way.
     fn rate(
         &self,
-        driver: &mut Testpmd,
+        mut driver: Driver,
         job: Job,
         other_end: &mut OtherEnd<'_>,
     ) -> Result<(Measured, Distance)> {
         let before_ns = self.cores.line_transfer_ns()?;
         cores::unpin(self.cores)?;
-        driver.forward(if job.way == Way::FromGuest {
-            Forwarding::Transmit { frame_bytes: job.frame_bytes }
-        } else {
+        driver.begin(if job.way == Way::ToGuest {
             Forwarding::Receive
+        } else {
+            Forwarding::Transmit { frame_bytes: job.frame_bytes }
         })?;
         thread::sleep(WARM_UP);
-        let before = Snapshot::take(driver, job, other_end)?;
+        let before = Snapshot::take(&mut driver, job, other_end)?;
         thread::sleep(self.run);
-        let after = Snapshot::take(driver, job, other_end)?;
-        driver.stop()?;
+        let after = Snapshot::take(&mut driver, job, other_end)?;
+        driver.end()?;
         let distance = Distance::of(before_ns, self.cores.line_transfer_ns()?);
         let packets = after.arrived - before.arrived;
         ensure!(packets > 0, "not a single packet came through");
@@ -306,7 +354,7 @@ impl Bench<'_> {
         let source = [2, 0, 0, 0, 0, 1];
         let latencies = match server {
             Server::Ours(mode) => {
-                let ours = Ours::start(mode, &job.nic(), DRIVER_MAC, Spread::Apart, self.cores)?;
+                let ours = Ours::start(mode, &job.nic(), DRIVER_MAC, Spread::Apart, self.cores, false)?;
                 cores::unpin(self.cores)?;
                 let load = RoundTrips::connect(ours.socket(), source, job.frame_bytes)?;
                 ours.round_trips(load.lasting(WARM_UP, self.run))?

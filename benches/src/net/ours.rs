@@ -1,5 +1,6 @@
 //! The engine, frontend and backend, over a pool of its own.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,6 +31,7 @@ use vhost_net_cxl::nic::{self, NicConfig};
 use vhost_net_cxl::offloads::Offloads;
 
 use super::engine::{Engine, Message, Spent};
+use super::flood::MEMORY_BYTES;
 use super::round_trip::{Latencies, RoundTrips};
 use crate::cores::{self, Cores};
 
@@ -40,6 +42,7 @@ const RECEIVE_BYTES: u64 = 32 << 20;
 const RX_QUOTA_BUFFERS: u32 = 4096;
 const POOL_BYTES: u64 = 128 << 20;
 const MTU: u16 = 1500;
+const PAGE_LINES: u64 = 64;
 /// The daemons' default.
 const BUSY_POLL: Duration = Duration::from_micros(50);
 
@@ -70,6 +73,7 @@ pub(super) struct Ours {
     socket: PathBuf,
     spent: Arc<Spent>,
     nic: Arc<NicCounters>,
+    ram: (File, Area),
     _directory: TempDir,
 }
 
@@ -81,6 +85,7 @@ impl Ours {
         mac: &str,
         spread: Spread,
         cores: Cores,
+        ram_in_pool: bool,
     ) -> Result<Self> {
         let directory = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
         let options = CreateOptions {
@@ -93,14 +98,15 @@ impl Ours {
         let pool = Pool::create(&directory.path().join("pool"), &options)?;
         match mode {
             CoherenceMode::Hardware => {
-                Self::serve(&pool, &pool.hardware(), nic, mac, spread, cores, directory)
+                Self::serve(&pool, &pool.hardware(), nic, mac, spread, cores, directory, ram_in_pool)
             }
             CoherenceMode::Software => {
-                Self::serve(&pool, &pool.software(), nic, mac, spread, cores, directory)
+                Self::serve(&pool, &pool.software(), nic, mac, spread, cores, directory, ram_in_pool)
             }
         }
     }
 
+    #[allow(clippy::too_many_arguments, reason = "the second half of `start`")]
     fn serve<M: Memory>(
         pool: &Pool,
         memory: &M,
@@ -109,6 +115,7 @@ impl Ours {
         spread: Spread,
         cores: Cores,
         directory: TempDir,
+        ram_in_pool: bool,
     ) -> Result<Self> {
         let run = RunDirectory::new(directory.path());
         run.prepare()?;
@@ -126,6 +133,7 @@ impl Ours {
         let mut backend = Backend::new(memory.clone(), nics, LeaseBook::default(), open(), Box::new(|_| ()));
         let mut frontend =
             Frontend::new(memory.clone(), LeaseBook::default(), open()).context("cannot make a timer")?;
+        frontend = frontend.with_pool_file(pool.file_identity());
 
         let channel = |peer, outgoing, incoming| {
             let (id, generation) = (ChannelId::new(1), Generation::new(1));
@@ -138,9 +146,9 @@ impl Ours {
                 incoming,
             })
         };
-        let (port, registration) = objects(&placements, mac)?;
+        let (port, registration) = objects(&placements, mac, ram_in_pool)?;
         let socket = run.sockets().join(&port.socket);
-        let spec = device_spec(&port, None);
+        let spec = device_spec(&port, Some(pool.file_identity()));
         let nic_object = NicObject { nic: "nic0".to_owned(), rx_area: placements.receive };
         for object in [
             channel(ends[0], placements.back, placements.there),
@@ -172,11 +180,27 @@ impl Ours {
         let engine = Engine { frontend, backend, spent: Arc::clone(&spent), load: None };
         let frontend = Worker::spawn("net-frontend", worker(cores.receiver), bell(ends[0])?, engine)?;
         let server = Server::listen(&socket, spec, Sink { lease, worker: frontend.clone() })?;
-        Ok(Self { _server: server, frontend, _backend: apart, socket, spent, nic, _directory: directory })
+        let file = File::from(pool.fd().try_clone_to_owned()?);
+        let ram = (file, placements.ram);
+        Ok(Self {
+            _server: server,
+            frontend,
+            _backend: apart,
+            socket,
+            spent,
+            nic,
+            ram,
+            _directory: directory,
+        })
     }
 
     pub(super) fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// Where a guest has its memory that has it in the pool.
+    pub(super) fn ram(&self) -> Result<(File, Area)> {
+        Ok((self.ram.0.try_clone()?, self.ram.1))
     }
 
     /// What was done so far.
@@ -201,6 +225,7 @@ struct Placements {
     back: RingPlacement,
     transmit: Area,
     receive: Area,
+    ram: Area,
 }
 
 impl Placements {
@@ -213,12 +238,17 @@ impl Placements {
         };
         let ring = RingPlacement::lines(SLOTS, 2);
         let (transmit, receive) = (LineCount::covering(TRANSMIT_BYTES), LineCount::covering(RECEIVE_BYTES));
-        Ok(Self {
+        let ram = LineCount::covering(MEMORY_BYTES);
+        let placements = Self {
             there: RingPlacement { start: take(ring)?, slots: SLOTS },
             back: RingPlacement { start: take(ring)?, slots: SLOTS },
             transmit: Area::new(take(transmit)?, transmit),
             receive: Area::new(take(receive)?, receive),
-        })
+            // Whole pages: it is mapped.
+            ram: Area::new(take(LineCount::new(PAGE_LINES))?, ram),
+        };
+        let start = placements.ram.start.get().next_multiple_of(PAGE_LINES);
+        Ok(Self { ram: Area::new(LineOffset::new(start), ram), ..placements })
     }
 }
 
@@ -226,12 +256,17 @@ fn endpoint(host: u16, role: Role) -> EndpointId {
     EndpointId::new(HostId::new(host), role)
 }
 
-fn objects(placements: &Placements, mac: &str) -> Result<(PortObject, RegistrationObject)> {
+fn objects(
+    placements: &Placements,
+    mac: &str,
+    ram_in_pool: bool,
+) -> Result<(PortObject, RegistrationObject)> {
     let lease = LeaseId::new(1).context("a small number")?;
     let (instance, generation) = (InstanceId::new(1), LeaseGeneration::new(1));
     let channel = ChannelId::new(1);
     let mac = mac.parse().map_err(|_| anyhow!("{mac} is no MAC address"))?;
     let features = Offloads::ALL.features();
+    let ram_area = ram_in_pool.then_some(placements.ram);
     let port = PortObject {
         lease,
         instance,
@@ -248,7 +283,7 @@ fn objects(placements: &Placements, mac: &str) -> Result<(PortObject, Registrati
         draining: None,
         incoming: false,
         policy: NicPolicy::default(),
-        ram_area: None,
+        ram_area,
     };
     let registration = RegistrationObject {
         lease,
@@ -263,7 +298,7 @@ fn objects(placements: &Placements, mac: &str) -> Result<(PortObject, Registrati
         state: RegistrationState::Active,
         rx_quota_buffers: RX_QUOTA_BUFFERS,
         policy: NicPolicy::default(),
-        ram_area: None,
+        ram_area,
     };
     Ok((port, registration))
 }

@@ -199,6 +199,7 @@ fn panels(samples: &[Sample], jobs: &[Job], distances: &[Distance]) -> Vec<Panel
     for distance in distances {
         for (way, title, y_label) in [
             (Way::FromGuest, "from the guest", "packets per second"),
+            (Way::Lent, "from a guest whose memory lies in the pool", "packets per second"),
             (Way::ToGuest, "to the guest", "packets per second"),
             (Way::RoundTrip, "there and back, one at a time", "median in ns"),
         ] {

@@ -59,6 +59,16 @@ impl MockRing {
         self.descriptors
     }
 
+    /// Where its available ring begins.
+    pub fn available_ring(&self) -> u64 {
+        self.available
+    }
+
+    /// Where its used ring begins.
+    pub fn used_ring(&self) -> u64 {
+        self.used
+    }
+
     /// Writes a descriptor, whatever it is.
     pub fn write_descriptor(&self, memory: &GuestMemoryMmap<()>, index: u16, descriptor: RawDescriptor) {
         write_descriptor(memory, self.descriptors, index, descriptor);
