@@ -12,7 +12,7 @@
 //! takes ranges only from the memory that is leased to the instance. It may read them until it has completed the
 //! packet, so the guest gets its descriptors back no earlier.
 
-use cxl_pool::{Area, ByteOffset, LINE_BYTES, Memory};
+use cxl_pool::{Area, ByteOffset, Memory};
 
 use crate::nic::Piece;
 
@@ -25,7 +25,6 @@ pub const RANGES_MAX: usize = (BUFFER_BYTES - FRONT_BYTES) as usize / RANGE_BYTE
 /// Pieces of one packet: its front and its ranges.
 pub const PIECES_MAX: usize = RANGES_MAX + 1;
 const RANGE_BYTES: usize = 16;
-const RANGES_PER_LINE: usize = LINE_BYTES / RANGE_BYTES;
 
 /// Writes the list of `ranges` to `into`, and returns its length.
 pub fn write_list(ranges: &[(ByteOffset, u32)], into: &mut [u8]) -> usize {
@@ -39,6 +38,7 @@ pub fn write_list(ranges: &[(ByteOffset, u32)], into: &mut [u8]) -> usize {
 
 /// Adds the pieces of a packet of `bytes` bytes, whose buffer begins at `buffer` and was invalidated, to `pieces`. False, and
 /// only some of them or none, unless all of them lie in `ram` and are together as long as the packet.
+#[inline]
 pub fn pieces<M: Memory>(
     memory: &M,
     buffer: ByteOffset,
@@ -48,18 +48,12 @@ pub fn pieces<M: Memory>(
 ) -> bool {
     let Some(mut left) = bytes.checked_sub(FRONT_BYTES) else { return false };
     push(Piece { at: buffer, bytes: FRONT_BYTES });
-    let mut line = [0; LINE_BYTES];
     for index in 0..RANGES_MAX {
         if left == 0 {
             return true;
         }
-        let place = index % RANGES_PER_LINE;
-        if place == 0 {
-            let from = u64::from(FRONT_BYTES) + (index * RANGE_BYTES) as u64;
-            memory.read(buffer.saturating_add(from), &mut line);
-        }
-        let entry = &line[place * RANGE_BYTES..][..RANGE_BYTES];
-        let (at, length) = (word(&entry[..8]), word(&entry[8..]));
+        let entry = buffer.saturating_add(u64::from(FRONT_BYTES) + (index * RANGE_BYTES) as u64);
+        let (at, length) = (memory.load(entry), memory.load(entry.saturating_add(8)));
         let Some(piece) = u32::try_from(length).ok().filter(|length| (1..=left).contains(length)) else {
             return false;
         };
@@ -70,10 +64,6 @@ pub fn pieces<M: Memory>(
         left -= piece;
     }
     left == 0
-}
-
-fn word(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cxl_pool::{ByteOffset, LINE_BYTES, Memory};
 use pod_protocol::worker::Reply;
-use vhost_frontend::{Buffer, Chain, ChainReader, GuestMemory, PoolMap, PoolRam};
+use vhost_frontend::{Buffer, Chain, ChainReader, GuestMemory, GuestView, PoolMap, PoolRam};
 
 use super::port::Port;
 use super::transmit::Rules;
@@ -49,10 +49,11 @@ impl Ranges {
 impl Rules {
     /// Copies the front of a packet into its buffer, checks its header, and lists where the rest of it lies. All that the
     /// backend will read is written back; a fence is all that it needs.
+    #[inline]
     pub(super) fn scatter<M: Memory>(
         self,
         memory: &M,
-        guest: &GuestMemory,
+        (guest, view): (&GuestMemory, &GuestView<'_>),
         chain: &Chain,
         (frame_bytes, ranges): (u32, &Ranges),
         buffer: Buffer,
@@ -61,9 +62,19 @@ impl Rules {
         let (front, list) = bounce.split_at_mut(FRONT_BYTES as usize);
         let (header, frame) = front.split_first_chunk_mut::<HEADER_BYTES>().ok_or(DropReason::BadChain)?;
         let mut raw = [0; HEADER_BYTES];
-        let mut reader = ChainReader::new(guest, chain.readable());
-        reader.read(&mut raw[..self.header_bytes]).map_err(|_| DropReason::BadChain)?;
-        reader.read(frame).map_err(|_| DropReason::BadChain)?;
+        if self.header_bytes == HEADER_BYTES
+            && let [first, ..] = chain.readable()
+            && first.bytes >= FRONT_BYTES
+            && let Some(whole) = view.slice(first.address, FRONT_BYTES as usize)
+        {
+            whole.copy_to(&mut raw);
+            let rest = whole.offset(HEADER_BYTES).map_err(|_| DropReason::BadChain)?;
+            rest.copy_to(frame);
+        } else {
+            let mut reader = ChainReader::new(guest, chain.readable());
+            reader.read(&mut raw[..self.header_bytes]).map_err(|_| DropReason::BadChain)?;
+            reader.read(frame).map_err(|_| DropReason::BadChain)?;
+        }
         *header = VnetHeader::to_bytes(self.clean(raw, frame_bytes)?);
         let end = FRONT_BYTES as usize + write_list(ranges.get(), list);
         if M::COHERENT {

@@ -205,7 +205,7 @@ impl Port {
                     let Some(buffer) = self.buffers.alloc(needed) else { break };
                     let written = match &ranges {
                         Some(ranges) => rules
-                            .scatter(memory, guest, chain, (frame_bytes, ranges), buffer, bounce)
+                            .scatter(memory, (guest, &view), chain, (frame_bytes, ranges), buffer, bounce)
                             .map(|()| Written::PastTheCache),
                         None => rules.copy(memory, (guest, &view), chain, frame_bytes, buffer, bounce),
                     };
