@@ -165,6 +165,9 @@ pub struct NicPolicy {
     pub receive: RateLimit,
     /// The only network addresses that it may use, if there are any here.
     pub addresses: Vec<IpAddr>,
+    /// The VLAN that it is in, 1 to 4094: on the wire its frames bear that tag, and it sees no other ones. Without it tags are
+    /// carried and not looked at.
+    pub vlan: Option<u16>,
 }
 
 /// Net frontend: offer a virtio-net device on a vhost-user socket.

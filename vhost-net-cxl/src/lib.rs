@@ -27,4 +27,5 @@ pub mod offloads;
 pub mod rate_limit;
 pub mod scattered;
 pub mod source_guard;
+pub mod vlan;
 pub mod vnet_header;

@@ -185,6 +185,9 @@ pub struct NicPolicy {
     /// The only IPv4 and IPv6 addresses that it may use; any, if there is none here.
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<IpAddr>,
+    /// The VLAN that it is in, 1 to 4094: its frames bear that tag on the wire, and it sees no other ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<u16>,
 }
 
 /// How much may pass in one direction.
@@ -223,14 +226,14 @@ impl From<NicLimit> for objects::RateLimit {
 
 impl From<objects::NicPolicy> for NicPolicy {
     fn from(policy: objects::NicPolicy) -> Self {
-        let objects::NicPolicy { transmit, receive, addresses } = policy;
-        Self { transmit: transmit.into(), receive: receive.into(), addresses }
+        let objects::NicPolicy { transmit, receive, addresses, vlan } = policy;
+        Self { transmit: transmit.into(), receive: receive.into(), addresses, vlan }
     }
 }
 
 impl From<NicPolicy> for objects::NicPolicy {
     fn from(policy: NicPolicy) -> Self {
-        let NicPolicy { transmit, receive, addresses } = policy;
-        Self { transmit: transmit.into(), receive: receive.into(), addresses }
+        let NicPolicy { transmit, receive, addresses, vlan } = policy;
+        Self { transmit: transmit.into(), receive: receive.into(), addresses, vlan }
     }
 }

@@ -1,4 +1,5 @@
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 
 use pod_protocol::objects::{NicPolicy, RateLimit};
 
@@ -7,6 +8,8 @@ use crate::api::EventKind;
 
 /// The longest time for which an instance may save up its share.
 const BURST_MS_MAX: u32 = 60_000;
+/// The numbers that a VLAN may have (IEEE 802.1Q).
+const VLANS: RangeInclusive<u16> = 1..=4094;
 /// The most addresses of a NIC.
 const ADDRESSES_MAX: usize = 64;
 
@@ -31,10 +34,11 @@ impl State {
         if current != policy {
             current.clone_from(policy);
             let message = format!(
-                "{device} may send {}, receive {}, and use {}",
+                "{device} may send {}, receive {}, and use {}, in {}",
                 shown(&policy.transmit),
                 shown(&policy.receive),
-                addresses(&policy.addresses)
+                addresses(&policy.addresses),
+                policy.vlan.map_or_else(|| "no VLAN".to_owned(), |vlan| format!("VLAN {vlan}"))
             );
             effects.push(Effect::event(EventKind::NicChanged, instance, message));
         }
@@ -54,6 +58,9 @@ pub(super) fn check_policy(policy: &NicPolicy) -> Result<(), Refusal> {
         if !(1..=BURST_MS_MAX).contains(&limit.burst_ms) {
             return invalid(format!("burst_ms = {}: use 1 to {BURST_MS_MAX}", limit.burst_ms));
         }
+    }
+    if let Some(vlan) = policy.vlan.filter(|vlan| !VLANS.contains(vlan)) {
+        return invalid(format!("there is no VLAN {vlan}: use {} to {}", VLANS.start(), VLANS.end()));
     }
     if policy.addresses.len() > ADDRESSES_MAX {
         return invalid(format!("a NIC can have {ADDRESSES_MAX} addresses at most"));

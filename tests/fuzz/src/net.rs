@@ -150,7 +150,7 @@ pub fn switch(data: &[u8]) {
         if let Some(state) = state {
             // An instance's own address is never a group's: the controller gives out no others.
             let mac = address(b & 0x7f);
-            switch.set(index, mac, state);
+            switch.set(index, mac, None, state);
             known[index.get()] = Some((mac, state));
             continue;
         }
@@ -158,7 +158,7 @@ pub fn switch(data: &[u8]) {
         front[..6].copy_from_slice(&address(a).bytes());
         front[6..].copy_from_slice(&address(b).bytes());
         let frame = Addresses::parse(front);
-        let to_wire = switch.route(frame, &mut receivers);
+        let to_wire = switch.route(frame, None, &mut receivers);
         for receiver in &receivers {
             let (mac, state) = known[receiver.get()].expect("receivers are registered");
             assert_ne!(state, RegistrationState::Standby, "those on standby receive nothing");

@@ -7,14 +7,16 @@ use super::Backend;
 use super::outgoing::Outgoing;
 use super::receive_buffers::BUFFER_BYTES;
 use super::registration::RegistrationIndex;
+use super::tagging::insert_tag;
 use crate::counters::DropReason;
 use crate::finish::{Finish, FinishFault, HEADERS_BYTES_MAX};
 use crate::message::MAX_PACKET_BYTES;
 use crate::nic::{NicError, Piece};
+use crate::vlan::TAG_BYTES;
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
 
 /// Where frames are put together: in memory of our own, since the original's buffer belongs to others.
-pub(super) struct Workbench(Vec<u8>);
+pub(super) struct Workbench(pub(super) Vec<u8>);
 
 impl Workbench {
     pub(super) fn new() -> Self {
@@ -70,7 +72,12 @@ impl<M: Memory> Backend<M> {
     }
 
     /// Writes a packet into receive buffers; false if too few are free.
-    fn put_into_receive_buffers(&mut self, place: usize, packet: &[u8], pieces: &mut Vec<Piece>) -> bool {
+    pub(super) fn put_into_receive_buffers(
+        &mut self,
+        place: usize,
+        packet: &[u8],
+        pieces: &mut Vec<Piece>,
+    ) -> bool {
         let bytes = u32::try_from(packet.len()).unwrap_or(u32::MAX);
         if !self.ports[place].take_buffers(bytes, pieces) {
             return false;
@@ -86,7 +93,7 @@ impl<M: Memory> Backend<M> {
         true
     }
 
-    fn drop_for(&mut self, place: usize, receivers: &[RegistrationIndex], reason: DropReason) {
+    pub(super) fn drop_for(&mut self, place: usize, receivers: &[RegistrationIndex], reason: DropReason) {
         for index in receivers {
             if let Some(registration) = &self.ports[place].registrations[index.get()] {
                 registration.counters.count_drop(reason);
@@ -109,7 +116,14 @@ impl<M: Memory> Backend<M> {
         let port = &mut self.ports[place];
         for index in packet.frames_sent..finish.frames() {
             let read = |at, to: &mut [u8]| read_frame(&self.memory, source, at, to);
-            let frame = finish.build(index, &mut self.workbench.0, read);
+            let bench = &mut self.workbench.0;
+            let frame = match packet.vlan {
+                None => finish.build(index, bench, read),
+                Some(vlan) => {
+                    let bytes = finish.build(index, &mut bench[TAG_BYTES..], read).len();
+                    insert_tag(bench, bytes, vlan)
+                }
+            };
             if !port.nic.transmit_frame(frame)? {
                 return Ok(Ok(Progress::Until(index)));
             }

@@ -73,14 +73,17 @@ impl<M: Memory> Backend<M> {
             self.memory.read(first.at, &mut front);
             let (read, addresses) = split(front);
             header = read;
-            self.ports[place].switch.route(addresses, receivers);
+            self.ports[place].switch.route(addresses, None, receivers);
+            if self.ports[place].switch.has_vlans() {
+                self.deliver_in_vlan(place, pieces, header, addresses);
+            }
         }
         self.deliver_as_accepted(place, pieces, header, receivers);
         pieces.iter().map(|piece| u64::from(piece.bytes)).sum::<u64>() - HEADER_BYTES as u64
     }
 
     /// Delivers a packet in receive buffers as it is to those who accept that, and finished to the others.
-    fn deliver_as_accepted(
+    pub(super) fn deliver_as_accepted(
         &mut self,
         place: usize,
         pieces: &[Piece],

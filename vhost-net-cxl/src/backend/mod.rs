@@ -13,6 +13,7 @@ pub mod receive_buffers;
 mod registration;
 mod reopening;
 pub mod switch;
+mod tagging;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use cxl_pool::{Area, Memory};
+use cxl_pool::{Area, ByteOffset, Memory};
 use pod_protocol::endpoint::Reporter;
 use pod_protocol::ids::{ChannelId, LeaseId};
 use pod_protocol::objects::{
@@ -36,6 +37,7 @@ use self::receive_buffers::{BUFFER_BYTES, REGISTRATIONS_MAX, ReceiveBuffers};
 pub use self::registration::RegistrationIndex;
 use self::registration::{Numbers, Registration};
 use self::switch::Switch;
+use self::tagging::tagged_announcement;
 use crate::channel_end::{ChannelEnd, MESSAGES_PER_LOOK, whole_pool};
 use crate::counters::{LeaseBook, NicCounters};
 use crate::ethernet::announcement;
@@ -74,6 +76,8 @@ pub enum Order {
 /// A NIC and everything that belongs to it.
 struct Port {
     nic: Box<dyn Nic>,
+    /// Where the fronts of frames are put together that are given a tag, for as long as the NIC takes them over.
+    tagging: Option<ByteOffset>,
     /// Where it receives, once it was started.
     buffers: Option<ReceiveBuffers>,
     area: Option<Area>,
@@ -109,6 +113,7 @@ pub struct Backend<M: Memory> {
     inbox: Vec<[u64; 2]>,
     receivers: Vec<RegistrationIndex>,
     unable: Vec<RegistrationIndex>,
+    in_vlan: Vec<RegistrationIndex>,
     first_number: u16,
     pieces: Vec<Piece>,
     copied: Vec<Piece>,
@@ -141,6 +146,7 @@ impl<M: Memory> Backend<M> {
             inbox: vec![[0; 2]; MESSAGES_PER_LOOK],
             receivers: Vec::with_capacity(REGISTRATIONS_MAX),
             unable: Vec::with_capacity(REGISTRATIONS_MAX),
+            in_vlan: Vec::with_capacity(REGISTRATIONS_MAX),
             first_number: 0,
             pieces: Vec::with_capacity(receive_buffers::PIECES_MAX),
             copied: Vec::with_capacity(receive_buffers::PIECES_MAX),
@@ -228,12 +234,14 @@ impl<M: Memory> Backend<M> {
         if buffers.is_empty() {
             return Err(format!("the receive area of nic {} is too small", object.nic));
         }
+        let tagging = buffers.set_aside();
         port.nic.start(&mut buffers).map_err(|error| error.to_string())?;
         if let Some(sources) = sources {
             watch_descriptors(port.nic.as_ref(), place, sources)
                 .map_err(|error| format!("cannot watch nic {}: {error}", object.nic))?;
         }
         port.buffers = Some(buffers);
+        port.tagging = tagging;
         port.area = Some(object.rx_area);
         tracing::info!(nic = object.nic, area = %object.rx_area, "NIC started");
         Ok(())
@@ -262,7 +270,7 @@ impl<M: Memory> Backend<M> {
             self.leases.entry(lease).or_default().push((place, index));
             index
         };
-        port.switch.set(index, object.mac, object.state);
+        port.switch.set(index, object.mac, object.policy.vlan, object.state);
         let state = object.state;
         tracing::info!(%lease, nic = object.nic, ?state, generation = object.generation.get(), "registered");
         match &mut port.registrations[index.get()] {
@@ -368,6 +376,7 @@ impl Port {
         Self {
             nic,
             buffers: None,
+            tagging: None,
             area: None,
             registrations: (0..REGISTRATIONS_MAX).map(|_| None).collect(),
             switch: Switch::new(),
@@ -422,7 +431,12 @@ impl Port {
     /// their frames here from now on.
     fn announce(&mut self, tell: &Tell) {
         for registration in self.registrations.iter_mut().flatten().filter(|it| it.announce) {
-            match self.nic.transmit_frame(&announcement(registration.object.mac)) {
+            let frame = announcement(registration.object.mac);
+            let sent = match registration.object.policy.vlan {
+                Some(vlan) => self.nic.transmit_frame(&tagged_announcement(&frame, vlan)),
+                None => self.nic.transmit_frame(&frame),
+            };
+            match sent {
                 Ok(true) => registration.announce = false,
                 Ok(false) => return,
                 outcome => {

@@ -17,6 +17,7 @@ use crate::nic::{Batch, Piece};
 use crate::offloads::Offloads;
 use crate::scattered;
 use crate::source_guard;
+use crate::vlan;
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
 
 /// How long packets wait for a link that is down. By then the controller has moved the instance, if it can: its
@@ -33,6 +34,8 @@ pub(super) struct Outgoing {
     pub(super) registration: RegistrationIndex,
     /// As it was checked.
     pub(super) header: VnetHeader,
+    /// In which VLAN it goes out.
+    pub(super) vlan: Option<u16>,
     /// Of a packet that has to be finished for the NIC: how many of its frames went out.
     pub(super) frames_sent: u32,
 }
@@ -186,6 +189,14 @@ impl<M: Memory> Backend<M> {
         if addresses.source != registration.object.mac {
             return refuse(DropReason::Spoofed);
         }
+        let vlan = registration.object.policy.vlan;
+        if vlan.is_some() {
+            let mut frame_type = [0; 2];
+            self.memory.read(message.line.bytes().saturating_add(FRONT_BYTES as u64), &mut frame_type);
+            if vlan::is_tagged(frame_type) {
+                return refuse(DropReason::Tagged);
+            }
+        }
         if let Some(guard) = &registration.guard {
             let mut front = [0; source_guard::FRONT_BYTES];
             let front = &mut front[..source_guard::FRONT_BYTES.min(frame_bytes as usize)];
@@ -196,7 +207,7 @@ impl<M: Memory> Backend<M> {
         }
         registration.counters.count_tx(frame_bytes);
         let mut receivers = std::mem::take(&mut self.receivers);
-        let to_wire = port.switch.route(addresses, &mut receivers);
+        let to_wire = port.switch.route(addresses, vlan, &mut receivers);
         let mut source = std::mem::take(&mut self.source);
         source.clear();
         if !receivers.is_empty() && !gather(&self.memory, registration, &message, |it| source.push(it)) {
@@ -213,7 +224,7 @@ impl<M: Memory> Backend<M> {
         }
         if to_wire {
             let registration = index;
-            port.backlog.push_back(Outgoing { message, channel, registration, header, frames_sent: 0 });
+            port.backlog.push_back(Outgoing { message, channel, registration, header, vlan, frames_sent: 0 });
         }
         if !receivers.is_empty() {
             self.deliver_locally(place, index, &source, header, &receivers);
@@ -336,6 +347,12 @@ impl<M: Memory> Backend<M> {
                 || !able.contains(packet.header.required())
             {
                 break;
+            }
+            if let Some(vlan) = packet.vlan {
+                if !self.push_tagged(port, packet, vlan, outbox) {
+                    return false;
+                }
+                continue;
             }
             if !packet.message.more {
                 outbox.push_frame(piece(&packet.message));
@@ -473,7 +490,7 @@ fn piece(message: &NetMessage) -> Piece {
 
 /// Hands the pieces of a packet to `push`; false if it does not lie where it may.
 #[inline]
-fn gather<M: Memory>(
+pub(super) fn gather<M: Memory>(
     memory: &M,
     sender: &Registration,
     message: &NetMessage,

@@ -67,6 +67,17 @@ impl ReceiveBuffers {
         self.free.len()
     }
 
+    /// Takes the last buffer out for good, for something else, and says where it lies. None may be in use yet; one stays.
+    pub fn set_aside(&mut self) -> Option<ByteOffset> {
+        debug_assert!(self.free.len() == self.holders.len());
+        if self.free.len() < 2 {
+            return None;
+        }
+        self.holders.pop();
+        let last = self.free.remove(0);
+        Some(self.offset(last))
+    }
+
     /// Takes a free one.
     pub fn take(&mut self) -> Option<BufferIndex> {
         self.free.pop()

@@ -98,7 +98,8 @@ impl Registration {
     pub(super) fn update(&mut self, object: RegistrationObject) {
         let becomes_active = object.state == RegistrationState::Active
             && (self.object.state != RegistrationState::Active
-                || self.object.generation != object.generation);
+                || self.object.generation != object.generation
+                || self.object.policy.vlan != object.policy.vlan);
         self.announce = (self.announce && object.state == RegistrationState::Active) || becomes_active;
         self.may_leave = Offloads::left_by_guest(object.features);
         if self.object.policy.receive != object.policy.receive {

@@ -13,10 +13,12 @@ use crate::id_hash::IdHash;
 /// An address as a number: hashed and compared at once.
 type Key = u64;
 
+/// Of an address in a VLAN; 0 is none.
 #[inline]
-const fn key(mac: MacAddress) -> Key {
+fn key(mac: MacAddress, vlan: Option<u16>) -> Key {
     let [b0, b1, b2, b3, b4, b5] = mac.bytes();
-    u64::from_le_bytes([b0, b1, b2, b3, b4, b5, 0, 0])
+    let [low, high] = vlan.unwrap_or(0).to_le_bytes();
+    u64::from_le_bytes([b0, b1, b2, b3, b4, b5, low, high])
 }
 
 /// Where frames of a NIC go. It decides and moves nothing.
@@ -25,52 +27,68 @@ pub struct Switch {
     /// Those who receive frames to their own address: active and draining ones.
     by_mac: HashMap<Key, RegistrationIndex, IdHash>,
     /// Those who receive flooded frames: active ones.
-    active: Vec<(RegistrationIndex, MacAddress)>,
+    active: Vec<(RegistrationIndex, MacAddress, Option<u16>)>,
+    /// How many registrations are in a VLAN.
+    in_vlans: usize,
 }
 
 impl Switch {
     /// A switch without ports.
     pub fn new() -> Self {
-        Self { by_mac: HashMap::default(), active: Vec::with_capacity(REGISTRATIONS_MAX) }
+        Self { by_mac: HashMap::default(), active: Vec::with_capacity(REGISTRATIONS_MAX), in_vlans: 0 }
     }
 
-    /// Adds a registration, or changes it.
-    pub fn set(&mut self, index: RegistrationIndex, mac: MacAddress, state: RegistrationState) {
+    /// Adds a registration, or changes it. Those of a VLAN are among themselves, and so are those without one.
+    pub fn set(
+        &mut self,
+        index: RegistrationIndex,
+        mac: MacAddress,
+        vlan: Option<u16>,
+        state: RegistrationState,
+    ) {
         self.remove(index);
+        let key = key(mac, vlan);
         match state {
             RegistrationState::Standby => {}
             RegistrationState::Active => {
-                self.by_mac.insert(key(mac), index);
-                self.active.push((index, mac));
+                self.by_mac.insert(key, index);
+                self.active.push((index, mac, vlan));
             }
             // The active one goes first where an address is registered twice.
             RegistrationState::Draining => {
-                self.by_mac.entry(key(mac)).or_insert(index);
+                self.by_mac.entry(key).or_insert(index);
             }
         }
+        self.in_vlans = self.by_mac.keys().filter(|key| **key >> 48 != 0).count();
     }
 
     /// Removes a registration.
     pub fn remove(&mut self, index: RegistrationIndex) {
         self.by_mac.retain(|_, other| *other != index);
-        self.active.retain(|(other, _)| *other != index);
+        self.active.retain(|(other, ..)| *other != index);
     }
 
-    /// Puts the local receivers of a frame into `receivers`, and says whether it also goes out on the wire if it
+    /// Whether anybody here is in a VLAN.
+    #[inline]
+    pub fn has_vlans(&self) -> bool {
+        self.in_vlans > 0
+    }
+
+    /// Puts the local receivers of a frame in this VLAN, or in none, into `receivers`, and says whether it also goes out on the wire if it
     /// came from an instance. Nobody receives a frame with its own source address: a broadcast that comes
     /// back over another NIC would look to the guest like someone else with its address.
     #[inline]
-    pub fn route(&self, frame: Addresses, receivers: &mut Vec<RegistrationIndex>) -> bool {
+    pub fn route(&self, frame: Addresses, vlan: Option<u16>, receivers: &mut Vec<RegistrationIndex>) -> bool {
         receivers.clear();
         if frame.is_flooded() {
-            let others = self.active.iter().filter(|(_, mac)| *mac != frame.source);
-            receivers.extend(others.map(|(index, _)| *index));
+            let others = self.active.iter().filter(|(_, mac, other)| *mac != frame.source && *other == vlan);
+            receivers.extend(others.map(|(index, ..)| *index));
             return true;
         }
         if frame.destination == frame.source {
             return false;
         }
-        match self.by_mac.get(&key(frame.destination)) {
+        match self.by_mac.get(&key(frame.destination, vlan)) {
             Some(index) => {
                 receivers.push(*index);
                 false
@@ -95,16 +113,16 @@ mod tests {
 
     fn route(switch: &Switch, source: MacAddress, destination: MacAddress) -> (Vec<usize>, bool) {
         let mut receivers = Vec::new();
-        let wire = switch.route(Addresses { destination, source }, &mut receivers);
+        let wire = switch.route(Addresses { destination, source }, None, &mut receivers);
         (receivers.iter().map(|index| index.get()).collect(), wire)
     }
 
     fn three() -> Switch {
         let mut switch = Switch::new();
-        switch.set(index(1), mac(1), Active);
-        switch.set(index(2), mac(2), Draining);
-        switch.set(index(3), mac(3), Standby);
-        switch.set(index(4), mac(4), Active);
+        switch.set(index(1), mac(1), None, Active);
+        switch.set(index(2), mac(2), None, Draining);
+        switch.set(index(3), mac(3), None, Standby);
+        switch.set(index(4), mac(4), None, Active);
         switch
     }
 
@@ -134,10 +152,38 @@ mod tests {
     }
 
     #[test]
+    fn vlans_are_apart_from_each_other_and_from_what_is_in_none() {
+        let mut switch = three();
+        assert!(!switch.has_vlans());
+        switch.set(index(5), mac(5), Some(10), Active);
+        switch.set(index(6), mac(6), Some(10), Active);
+        switch.set(index(7), mac(7), Some(20), Active);
+        assert!(switch.has_vlans());
+        let route = |vlan, destination| {
+            let mut receivers = Vec::new();
+            let frame = Addresses { destination, source: mac(6) };
+            let wire = switch.route(frame, vlan, &mut receivers);
+            (receivers.iter().map(|index| index.get()).collect::<Vec<_>>(), wire)
+        };
+        assert_eq!(route(Some(10), mac(5)), (vec![5], false));
+        assert_eq!(route(Some(10), mac(7)), (vec![], true));
+        assert_eq!(route(Some(10), mac(1)), (vec![], true));
+        assert_eq!(route(None, mac(5)), (vec![], true));
+        assert_eq!(route(Some(10), MacAddress::BROADCAST), (vec![5], true));
+        assert_eq!(route(Some(20), MacAddress::BROADCAST), (vec![7], true));
+        assert_eq!(route(None, MacAddress::BROADCAST), (vec![1, 4], true));
+        let mut switch = switch;
+        for (number, address) in [(5, mac(5)), (6, mac(6)), (7, mac(7))] {
+            switch.set(index(number), address, None, Active);
+        }
+        assert!(!switch.has_vlans());
+    }
+
+    #[test]
     fn a_change_of_state_takes_effect_at_once() {
         let mut switch = three();
-        switch.set(index(3), mac(3), Active);
-        switch.set(index(1), mac(1), Standby);
+        switch.set(index(3), mac(3), None, Active);
+        switch.set(index(1), mac(1), None, Standby);
         assert_eq!(route(&switch, mac(9), MacAddress::BROADCAST), (vec![4, 3], true));
         assert_eq!(route(&switch, mac(9), mac(1)), (vec![], true));
         switch.remove(index(3));

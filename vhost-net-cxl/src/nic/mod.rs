@@ -42,7 +42,8 @@ pub const BATCH_FRAMES: usize = 64;
 /// The most pieces of one frame, in either direction.
 pub const PIECES_MAX: usize = {
     let (received, sent) = (crate::backend::receive_buffers::PIECES_MAX, crate::scattered::PIECES_MAX);
-    if received > sent { received } else { sent }
+    // And one with a VLAN's tag.
+    if received > sent { received } else { sent + 1 }
 };
 
 /// What a NIC says about itself.

@@ -14,4 +14,5 @@ mod pod;
 mod policy;
 mod recording;
 mod switching;
+mod vlan;
 mod zero_copy;

@@ -1,10 +1,11 @@
 //! A NIC that writes down what it sends.
 
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
 use cxl_pool::Memory;
-use vhost_net_cxl::backend::receive_buffers::ReceiveBuffers;
+use vhost_net_cxl::backend::receive_buffers::{BUFFER_BYTES, ReceiveBuffers};
 use vhost_net_cxl::nic::{Batch, Driver, Identity, LinkState, Nic, NicError, OnLinkChange, Piece};
 use vhost_net_cxl::offloads::Offloads;
 
@@ -17,6 +18,8 @@ pub(crate) struct Wire {
     /// Frames with their virtio-net headers, where the driver left them to the NIC.
     pub(crate) unfinished: Vec<Vec<u8>>,
     pub(crate) room: usize,
+    /// Packets with their virtio-net headers that it is about to receive.
+    pub(crate) arriving: VecDeque<Vec<u8>>,
     /// Of each packet that was sent as it was, where its pieces lay.
     pub(crate) pieces: Vec<Vec<Piece>>,
 }
@@ -72,7 +75,19 @@ impl<M: Memory> Nic for RecordingNic<M> {
         Ok(())
     }
 
-    fn receive(&mut self, _buffers: &mut ReceiveBuffers, _batch: &mut Batch) -> Result<(), NicError> {
+    fn receive(&mut self, buffers: &mut ReceiveBuffers, batch: &mut Batch) -> Result<(), NicError> {
+        let mut wire = self.wire.lock().expect("unpoisoned");
+        while !batch.is_full()
+            && let Some(packet) = wire.arriving.pop_front()
+        {
+            for part in packet.chunks(BUFFER_BYTES as usize) {
+                let buffer = buffers.take().expect("a free buffer");
+                let at = buffers.offset(buffer);
+                self.memory.write(at, part);
+                batch.push_piece(Piece { at, bytes: u32::try_from(part.len()).expect("short") });
+            }
+            batch.end_frame();
+        }
         Ok(())
     }
 

@@ -285,6 +285,9 @@ pub(crate) enum Instances {
         /// An IPv4 or IPv6 address that it may use; again for more, and without any, it may use all
         #[arg(long = "address", value_name = "ADDRESS")]
         addresses: Vec<std::net::IpAddr>,
+        /// The VLAN that it is in, 1 to 4094: it sends and receives without tags, its NIC with them
+        #[arg(long, value_name = "NUMBER")]
+        vlan: Option<u16>,
     },
     /// Move a NIC of an instance to another device while both work: nothing is lost
     ///

@@ -140,6 +140,7 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
             receive_packets,
             burst_ms,
             addresses,
+            vlan,
         } => {
             let limit = |bytes: Option<ByteSize>, packets: Option<u64>| NicLimit {
                 bytes_per_second: bytes.map(ByteSize::get),
@@ -150,6 +151,7 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
                 transmit: limit(*send, *send_packets),
                 receive: limit(*receive, *receive_packets),
                 addresses: addresses.clone(),
+                vlan: *vlan,
             };
             client.change_nic(name, nic, &policy)?;
             done(out, format, "instance", name, "has a new policy")

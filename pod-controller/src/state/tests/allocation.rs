@@ -191,7 +191,8 @@ fn what_an_instance_may_do_with_its_nic_changes_while_it_is_used() {
     };
     let limit = |packets| RateLimit { packets_per_second: packets, ..RateLimit::default() };
     let addresses = vec!["10.0.0.2".parse().expect("an address")];
-    let policy = NicPolicy { transmit: limit(Some(1000)), addresses, ..NicPolicy::default() };
+    let policy =
+        NicPolicy { transmit: limit(Some(1000)), addresses, vlan: Some(4094), ..NicPolicy::default() };
     assert_eq!(kinds(&must(&mut state, &change(policy.clone()))), [EventKind::NicChanged]);
     assert_eq!(kinds(&must(&mut state, &change(policy.clone()))), []);
     assert_eq!(port(&state).policy, policy);
@@ -201,6 +202,8 @@ fn what_an_instance_may_do_with_its_nic_changes_while_it_is_used() {
     }
     for bad in [
         NicPolicy { receive: limit(Some(0)), ..NicPolicy::default() },
+        NicPolicy { vlan: Some(0), ..NicPolicy::default() },
+        NicPolicy { vlan: Some(4095), ..NicPolicy::default() },
         NicPolicy { receive: RateLimit { burst_ms: 0, ..limit(None) }, ..NicPolicy::default() },
         NicPolicy { addresses: vec!["224.0.0.1".parse().expect("an address")], ..NicPolicy::default() },
     ] {
