@@ -172,7 +172,6 @@ mod tests {
         assert_eq!(route(Some(10), MacAddress::BROADCAST), (vec![5], true));
         assert_eq!(route(Some(20), MacAddress::BROADCAST), (vec![7], true));
         assert_eq!(route(None, MacAddress::BROADCAST), (vec![1, 4], true));
-        let mut switch = switch;
         for (number, address) in [(5, mac(5)), (6, mac(6)), (7, mac(7))] {
             switch.set(index(number), address, None, Active);
         }
