@@ -114,8 +114,10 @@ fn sequence(words: &[u64; RECORD_WORDS]) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use cxl_pool::HostId;
-    use cxl_pool::simulated::{Random, SimulatedPool};
+    use cxl_pool::simulated::{Random, SimulatedPool, check_seeds, seeds};
     use mem_channel::{ElementId, Node, Sums, TenantId};
 
     use super::*;
@@ -157,9 +159,9 @@ mod tests {
 
     #[test]
     fn readers_see_whole_records_in_order_and_at_last_the_newest() {
-        let (mut kept, mut missed) = (0, 0);
-        let rounds = std::env::var("WADI_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1);
-        for seed in 0..60 * rounds {
+        let (kept, missed) = (Cell::new(0), Cell::new(0));
+        let count = 60;
+        check_seeds("-p pod-protocol --lib", count, |seed| {
             let pool = SimulatedPool::new(seed, 4096);
             let (writer, reader) = (HostId::new(1), HostId::new(2));
             let mut random = Random::new(seed);
@@ -177,9 +179,9 @@ mod tests {
                 }
                 let now_us = f64::from(round);
                 if theirs.read(&mut peers, now_us) == 5 {
-                    kept += 1;
+                    kept.set(kept.get() + 1);
                 } else {
-                    missed += 1;
+                    missed.set(missed.get() + 1);
                 }
                 let after = rates(&peers, now_us);
                 assert!(before.iter().zip(&after).all(|(before, after)| before <= after), "seed {seed}");
@@ -190,8 +192,12 @@ mod tests {
             theirs.read(&mut peers, 60.0);
             assert_eq!(rates(&peers, 60.0), [60.0; 5], "seed {seed}");
             assert_eq!(pool.faults().lost_updates, 0, "seed {seed}: a line with two writers");
-        }
-        assert!(kept > 0 && missed > 0, "the simulation shows both: {kept} all new, {missed} not");
+            Ok(())
+        });
+        let (kept, missed) = (kept.get(), missed.get());
+        // One seed alone need not.
+        let both = kept > 0 && missed > 0 || seeds(count).count() == 1;
+        assert!(both, "the simulation shows both: {kept} all new, {missed} not");
     }
 
     #[test]

@@ -2,7 +2,7 @@ use std::time::{Duration, Instant};
 
 use cxl_channel::Incoming;
 use cxl_channel::doorbell::Doorbell;
-use cxl_pool::simulated::{Random, SimulatedMemory};
+use cxl_pool::simulated::{Random, SimulatedMemory, check_seeds};
 use cxl_pool::{ByteOffset, ControllerHello, EndpointId, Grant, Hello, HostId, Memory, Record, Role};
 use proptest::prelude::*;
 
@@ -274,7 +274,7 @@ fn requests_that_make_no_sense_are_refused_and_the_next_one_is_heard() {
 /// Whatever is in the rings, neither end panics, and a new grant brings them together again.
 #[test]
 fn scribbled_rings_are_survived() {
-    for seed in 0..4 {
+    check_seeds("-p pod-protocol --lib", 4, |seed| {
         let pod = TestPod::simulated(seed);
         let mut controller = pod.controller(1);
         let daemon = pod.start(BACKEND, "socket");
@@ -307,7 +307,8 @@ fn scribbled_rings_are_survived() {
             Ok(())
         );
         daemon.stop().expect("no error");
-    }
+        Ok(())
+    });
 }
 
 fn commands() -> impl Strategy<Value = Command> {

@@ -4,6 +4,7 @@ use std::sync::mpsc;
 use std::time::Instant;
 
 use cxl_channel::RingPlacement;
+use cxl_pool::simulated::check_seeds;
 use cxl_pool::{
     Area, EndpointId, FenceLine, Generation, HostId, LineCount, LineOffset, Memory, Record, Role,
 };
@@ -329,9 +330,10 @@ fn no_wakeup_is_lost_over_a_real_pool() {
 
 #[test]
 fn no_wakeup_is_lost_over_simulated_memory() {
-    for seed in 0..5 {
+    check_seeds("-p pod-protocol --lib", 5, |seed| {
         ping_pong(&TestPod::simulated(seed), Wakeup::Socket, 500);
-    }
+        Ok(())
+    });
 }
 
 #[test]
