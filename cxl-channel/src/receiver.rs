@@ -7,9 +7,10 @@ use crate::policy::PREFETCH_LINES;
 use crate::{ReceivePolicy, RingPlacement};
 
 /// How far a receiver of coherent memory looks ahead, in lines, to learn that all up to there is new.
-const SURE_LINES: u64 = 64;
-/// How often it looks there before it gets closer to the sender than that, and how long it pauses in between, which
-/// together is less than a microsecond or two.
+const SURE_LINES: u64 = 256;
+/// It gets closer to the sender than that, by this factor and then altogether, only after it looked in vain
+const CLOSER: u64 = 4;
+/// so often, with pauses in between, which is less than a microsecond or two together.
 const LOOKS_AHEAD: u32 = if cfg!(test) { 2 } else { 6 };
 const PAUSES: u32 = 10;
 
@@ -225,18 +226,21 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
     /// is not, it is the one that was read a lap ago, so that to look there costs nothing. Nothing but speed depends on it.
     #[inline]
     fn look_ahead(&mut self) {
-        let ahead = self.distance();
-        if self.streak < ahead {
+        let furthest = self.distance();
+        if self.streak < furthest {
             return;
         }
-        let last = self.received + ahead - 1;
-        for look in 0..LOOKS_AHEAD {
-            if self.is_new(last) {
-                self.sure = last + 1;
-                return;
-            }
-            if look + 1 < LOOKS_AHEAD {
-                (0..PAUSES).for_each(|_| std::hint::spin_loop());
+        // A sender that is slow just now has not got that far in that time, but it goes on: then from closer by.
+        let closer = (furthest / CLOSER).max(Self::SLOTS_PER_LINE);
+        for last in [furthest, closer].map(|ahead| self.received + ahead - 1) {
+            for look in 0..LOOKS_AHEAD {
+                if self.is_new(last) {
+                    self.sure = last + 1;
+                    return;
+                }
+                if look + 1 < LOOKS_AHEAD {
+                    (0..PAUSES).for_each(|_| std::hint::spin_loop());
+                }
             }
         }
         // There may be no more to come for now: on with what there is.

@@ -24,6 +24,9 @@ pub enum Wake {
 /// How far ahead of whole lines the ones to come are fetched. Near enough to find them still in the first-level cache.
 const WRITE_AHEAD_BYTES: u64 = 32 * LINE_BYTES as u64;
 
+/// After publishing so often, a sender waits until that has been written back before it gathers more.
+const UNDER_WAY_LIMIT: u32 = if cfg!(test) { 2 } else { 4 };
+
 /// The message with the epoch in its top bit.
 #[inline]
 fn with_epoch<const WORDS: usize>(mut message: [u64; WORDS], epoch: u64) -> [u64; WORDS] {
@@ -45,8 +48,9 @@ pub struct Sender<M: Memory, const WORDS: usize> {
     consumed: u64,
     ready: bool,
     wakeups: bool,
-    /// The next message goes into a line that was written back when it was not full.
-    reopens: bool,
+    /// How often something was published since a full fence; the limit if the next message goes into a line that was
+    /// published before it was full. Not counted on coherent memory.
+    under_way: u32,
     /// The announcement of sleep that was last answered with a wake-up.
     answered: u32,
 }
@@ -93,7 +97,7 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
             consumed: 0,
             ready: false,
             wakeups: true,
-            reopens: false,
+            under_way: 0,
             answered: 0,
         }
     }
@@ -124,15 +128,15 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
 
     /// How many messages can be sent now, by what is known; looks again if that is none.
     ///
-    /// Ask before you gather what is to be sent: if a line was published half full, this waits until it has been written
-    /// back, and what comes up meanwhile can go with the rest.
+    /// Ask before you gather what is to be sent: if a line was published half full, or one after the other was, this waits
+    /// until they have been written back, and what comes up meanwhile can go with the rest.
     #[inline]
     pub fn free(&mut self) -> u32 {
-        if !M::COHERENT && self.reopens {
-            // For speed only. Otherwise stores to this line queue up behind write-backs of it, each of which takes the time of
-            // a fetch, and messages wait there that could have gone together.
+        if !M::COHERENT && self.under_way >= UNDER_WAY_LIMIT {
+            // For speed only. Otherwise stores queue up behind write-backs of the same line, or behind fetches of lines that
+            // the receiver flushed, and messages wait there that could have gone together.
             self.memory.full_fence();
-            self.reopens = false;
+            self.under_way = 0;
         }
         if self.ready && self.sent - self.consumed < self.slots {
             return self.known_free();
@@ -229,11 +233,15 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
             return Wake::NotNeeded;
         }
         self.published = self.sent;
-        if !self.sent.is_multiple_of(Self::SLOTS_PER_LINE) {
+        let half_full = !self.sent.is_multiple_of(Self::SLOTS_PER_LINE);
+        if half_full {
             let slot = (self.sent - 1) & (self.slots - 1);
             let at = self.first_slot.saturating_add(slot * Self::SLOT_BYTES);
             self.memory.write_back(at, Self::SLOT_BYTES);
-            self.reopens = true;
+        }
+        if !M::COHERENT {
+            self.under_way =
+                if half_full { UNDER_WAY_LIMIT } else { (self.under_way + 1).min(UNDER_WAY_LIMIT) };
         }
         if !self.wakeups {
             return Wake::NotNeeded;
