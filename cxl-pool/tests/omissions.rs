@@ -97,8 +97,8 @@ fn every_omission_is_noticed() {
     .prove(run);
 }
 
-/// Only for speed of delivery: a reader tells by the checksum what is whole, and finds the older table meanwhile; and whoever
-/// relies on being seen fences fully after publishing.
+/// Nobody relies on their order: a reader tells by the checksum what is whole, and finds the older table meanwhile, which a full fence
+/// has made so; and whoever relies on being seen fences fully after publishing. `docs/channel.md` has the argument.
 const EXCUSED: [&str; 5] = [
     "record.rs erase: memory.store_fence()",
     "record.rs checksum: record!( store_fence",
