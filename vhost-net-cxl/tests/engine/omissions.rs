@@ -110,8 +110,8 @@ fn frame(number: u32, to: u8) -> Vec<u8> {
 }
 
 /// Where the checksum that a frame lacks begins to be summed, and where it lies.
-const SUMMED_FROM: usize = 34;
-const CHECKSUM_AT: usize = SUMMED_FROM + 16;
+const SUMMED_FROM: u8 = 34;
+const CHECKSUM_OFFSET: u8 = 16;
 
 /// Of the frames to the other guest every second one lacks its checksum.
 fn lacks_checksum(number: u32) -> bool {
@@ -120,19 +120,25 @@ fn lacks_checksum(number: u32) -> bool {
 
 /// The virtio-net header that a frame is sent with (virtio 1.2, 5.1.6).
 fn header(number: u32) -> [u8; 12] {
-    if lacks_checksum(number) { [1, 0, 0, 0, 0, 0, SUMMED_FROM as u8, 0, 16, 0, 0, 0] } else { [0; 12] }
+    if lacks_checksum(number) {
+        [1, 0, 0, 0, 0, 0, SUMMED_FROM, 0, CHECKSUM_OFFSET, 0, 0, 0]
+    } else {
+        [0; 12]
+    }
 }
 
 /// What arrives of a frame at the other guest, which takes none without its checksum.
 fn finished(number: u32) -> Vec<u8> {
     let mut frame = frame(number, 2);
     if lacks_checksum(number) {
-        let words = frame[SUMMED_FROM..].chunks(2);
+        let words = frame[SUMMED_FROM.into()..].chunks(2);
         let sum: u64 =
             words.map(|word| u64::from(word[0]) << 8 | word.get(1).map_or(0, |low| u64::from(*low))).sum();
         // Ones' complement: what is carried out comes in again (RFC 1071), twice at most for so few words.
         let sum = (0..3).fold(sum, |sum, _| (sum & 0xffff) + (sum >> 16));
-        frame[CHECKSUM_AT..CHECKSUM_AT + 2].copy_from_slice(&(!sum as u16).to_be_bytes());
+        let sum = u16::try_from(sum).expect("folded");
+        let at = usize::from(SUMMED_FROM + CHECKSUM_OFFSET);
+        frame[at..at + 2].copy_from_slice(&(!sum).to_be_bytes());
     }
     frame
 }
