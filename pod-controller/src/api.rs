@@ -21,5 +21,6 @@ pub use pool::{Pool, Region, RegionState};
 pub use problem::{PROBLEM_JSON, Problem};
 pub use size::{ByteSize, ParseByteSizeError};
 pub use volume::{
-    AddReplica, ChangeVolume, CreateVolume, ReplicaState, Volume, VolumeList, VolumeQos, VolumeReplica,
+    AddReplica, ChangeVolume, CreateVolume, ReplicaState, Stripes, Volume, VolumeList, VolumeQos,
+    VolumeReplica,
 };

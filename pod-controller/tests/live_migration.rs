@@ -52,7 +52,13 @@ fn running() -> Pod {
     let client = pod.client();
     let size = "8M".parse().expect("a size");
     client
-        .create_volume(&CreateVolume { name: "vol0".to_owned(), size, device: None, replicas: 1 })
+        .create_volume(&CreateVolume {
+            name: "vol0".to_owned(),
+            size,
+            device: None,
+            replicas: 1,
+            stripes: None,
+        })
         .expect("created");
     let instance = client.create_instance(&vm("vm1", &["vol0"]), WAIT).expect("created");
     assert!(instance.ready && instance.migration.is_none());

@@ -16,8 +16,13 @@ use support::{FakeEndpoint, Pod, RunningController, nic, ssd, until, vm};
 const WAIT: Duration = Duration::from_secs(30);
 
 fn create_volume(pod: &Pod, name: &str) {
-    let request =
-        CreateVolume { name: name.to_owned(), size: ByteSize::new(64 << 20), device: None, replicas: 1 };
+    let request = CreateVolume {
+        name: name.to_owned(),
+        size: ByteSize::new(64 << 20),
+        device: None,
+        replicas: 1,
+        stripes: None,
+    };
     pod.client().create_volume(&request).expect("room for a volume");
 }
 

@@ -371,6 +371,10 @@ pub struct DiskObject {
     /// any other volume: none.
     #[serde(default)]
     pub replicas: Vec<ReplicaObject>,
+    /// Of a striped volume: so many bytes lie in one of the `replicas`, then as many in the next, by their numbers; each
+    /// holds a share of the volume, and none a copy of another. In multiples of 4096.
+    #[serde(default)]
+    pub stripe_bytes: Option<u64>,
     /// Of a mirrored volume: grows whenever the set of its replicas in sync changes.
     #[serde(default)]
     pub epoch: u64,

@@ -28,6 +28,22 @@ pub struct VolumeEntry {
     /// Of a replica of a mirrored volume: which of them may be used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<MirrorEntry>,
+    /// Of a column of a striped volume: how the volume is put together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe: Option<StripeEntry>,
+}
+
+/// How a striped volume is put together: so many bytes from the first column, as many from the next, and so on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StripeEntry {
+    /// How many bytes lie in one column before the next has its turn.
+    pub unit_bytes: u64,
+    /// Which column this is, from zero.
+    pub number: u32,
+    /// The SSDs that the columns lie on, in order, as `h2/ssd0`.
+    pub ssds: Vec<String>,
+    /// The size of the whole volume.
+    pub volume_bytes: u64,
 }
 
 /// What a replica knows of the mirror that it belongs to.

@@ -53,7 +53,10 @@ fn replicas_die_one_after_the_other_and_every_byte_is_there() {
     let guest = Guest::ensure(&mut Silent).unwrap();
     let mut pod = PodBuilder::three_hosts().start().unwrap();
     let (name, size) = ("vol0".to_owned(), "192M".parse().unwrap());
-    let volume = pod.api().create_volume(&CreateVolume { name, size, device: None, replicas: 2 }).unwrap();
+    let volume = pod
+        .api()
+        .create_volume(&CreateVolume { name, size, device: None, replicas: 2, stripes: None })
+        .unwrap();
     let devices: Vec<String> = volume.replicas.iter().map(|replica| replica.device.clone()).collect();
     assert_eq!(devices.len(), 2, "{volume:?}");
     let request = CreateInstance {

@@ -19,6 +19,7 @@ fn taken_socket_paths_are_refused_and_left_alone() {
                 size: ByteSize::new(1 << 26),
                 device: None,
                 replicas: 1,
+                stripes: None,
             })
             .unwrap();
         let request = CreateInstance {

@@ -148,6 +148,15 @@ fn show_volumes(path: &Path, json: bool) -> ExitCode {
     for entry in &table.volumes {
         let state = if entry.deleted { " (deleted, not yet wiped)" } else { "" };
         println!("{}: {} bytes from {}{state}", entry.name, entry.size_bytes, entry.start_bytes);
+        if let Some(stripe) = &entry.stripe {
+            println!(
+                "  column {} of {} bytes on {}, {} bytes from each by turns",
+                stripe.number,
+                stripe.volume_bytes,
+                stripe.ssds.join(", "),
+                stripe.unit_bytes
+            );
+        }
         let Some(mirror) = &entry.mirror else { continue };
         for member in &mirror.replicas {
             let state = if member.stale { "stale: its data must not be used" } else { "in sync" };

@@ -139,6 +139,7 @@ fn objects(data_area: Area) -> (DiskObject, VolumeObject) {
         ram_area: None,
         route,
         replicas: Vec::new(),
+        stripe_bytes: None,
         epoch: 0,
         failed: false,
         write_through: false,

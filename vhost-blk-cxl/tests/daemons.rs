@@ -148,8 +148,13 @@ fn a_device_tells_its_volumes_and_a_deleted_one_is_wiped() {
         "{device:?}"
     );
     let size = "1M".parse().unwrap();
-    let request =
-        CreateVolume { name: "new".to_owned(), size, device: Some("h2/ssd0".to_owned()), replicas: 1 };
+    let request = CreateVolume {
+        name: "new".to_owned(),
+        size,
+        device: Some("h2/ssd0".to_owned()),
+        replicas: 1,
+        stripes: None,
+    };
     assert!(client(&pod).create_volume(&request).is_err());
     client(&pod).adopt_volumes("h2", "ssd0").unwrap();
     assert_eq!(client(&pod).volume("vol0").unwrap().size_bytes, 20 << 20);

@@ -202,6 +202,7 @@ fn objects(
         ram_area,
         route,
         replicas: Vec::new(),
+        stripe_bytes: None,
         epoch: 0,
         failed: false,
         write_through: false,

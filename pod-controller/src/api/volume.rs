@@ -23,7 +23,10 @@ pub struct Volume {
     pub device: String,
     /// Where it begins on the SSD.
     pub start_bytes: u64,
-    /// Of a mirrored volume: all places where it lies, this one included.
+    /// Of a striped volume: how many bytes lie in one of its places before the next has its turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe_bytes: Option<u64>,
+    /// Of a mirrored or striped volume: all places where it lies, this one included.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub replicas: Vec<VolumeReplica>,
     /// Its size.
@@ -154,6 +157,26 @@ pub struct CreateVolume {
     #[serde(default = "one")]
     #[schema(default = 1, minimum = 1, maximum = 3)]
     pub replicas: u8,
+    /// Lay it out over SSDs of several hosts, a share on each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripes: Option<Stripes>,
+}
+
+/// How a volume is laid out over several SSDs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Stripes {
+    /// Over how many, each of another host: 2 to 4.
+    #[schema(minimum = 2, maximum = 4)]
+    pub columns: u8,
+    /// How much lies on one before the next has its turn: 64K to 16M, a power of two.
+    #[serde(default = "stripe_size")]
+    #[schema(value_type = String, example = "64K")]
+    pub size: ByteSize,
+}
+
+const fn stripe_size() -> ByteSize {
+    ByteSize::new(64 << 10)
 }
 
 const fn one() -> u8 {

@@ -5,7 +5,7 @@ use axum::response::IntoResponse;
 
 use super::Failure;
 use super::body::{Body, Names};
-use crate::api::{ChangeVolume, CreateVolume, Problem, Volume, VolumeList};
+use crate::api::{ChangeVolume, CreateVolume, Problem, Stripes, Volume, VolumeList};
 use crate::controller::Handle;
 use crate::state::Command;
 
@@ -28,7 +28,8 @@ pub(super) async fn get(
     handle.view().volume(&name).map(Json).ok_or_else(|| Failure::not_found("volume", &name))
 }
 
-/// Creates a volume: a contiguous range of an SSD, or of several SSDs of different hosts that mirror each other.
+/// Creates a volume: a contiguous range of an SSD, or of several SSDs of different hosts that mirror each other or have a
+/// share each.
 #[utoipa::path(
     post, path = "/v1/volumes", operation_id = "create_volume", tag = "volumes", request_body = CreateVolume,
     responses(
@@ -50,7 +51,18 @@ pub(super) async fn create(
     };
     let (name, size_bytes) = (request.name.clone(), request.size.get());
     let replicas = request.replicas;
-    handle.submit(Command::CreateVolume { name, size_bytes, device, replicas }).await?;
+    let command = match request.stripes {
+        None => Command::CreateVolume { name, size_bytes, device, replicas },
+        Some(_) if replicas != 1 || device.is_some() => {
+            let detail =
+                "a striped volume has no replicas, and its SSDs are chosen: leave out replicas and device";
+            return Err(Failure::new(StatusCode::BAD_REQUEST, "invalid-value", detail));
+        }
+        Some(Stripes { columns, size }) => {
+            Command::CreateStriped { name, size_bytes, columns, stripe_bytes: size.get() }
+        }
+    };
+    handle.submit(command).await?;
     let volume =
         handle.view().volume(&request.name).ok_or_else(|| Failure::not_found("volume", &request.name))?;
     Ok((StatusCode::CREATED, [(header::LOCATION, format!("/v1/volumes/{}", volume.name))], Json(volume)))

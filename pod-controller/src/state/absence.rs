@@ -42,7 +42,9 @@ impl State {
             self.devices.get(ssd).is_some_and(|ssd| matches!(ssd.health, Health::Failed(_)))
                 || backend.is_some_and(|it| it.given_up && it.presence.is_over())
         };
-        volume.replicas.iter().filter(|replica| !replica.stale).all(|replica| failed(&replica.device))
+        let mut good = volume.replicas.iter().filter(|replica| !replica.stale).map(|replica| &replica.device);
+        // Of a striped one nobody else has what a column has.
+        if volume.stripe_bytes.is_some() { good.any(failed) } else { good.all(failed) }
     }
 
     pub(super) fn failed_disks(&self) -> BTreeSet<LeaseId> {

@@ -18,9 +18,10 @@ impl State {
                 id: volume.id,
                 name: volume.name.clone(),
                 start_bytes: replica.start_bytes,
-                size_bytes: volume.size_bytes,
+                size_bytes: volume.place_bytes(),
                 deleted: volume.deleted || is_former,
                 mirror: self.mirror_entry(volume, replica.number).filter(|_| !is_former),
+                stripe: self.stripe_entry(volume, replica.number),
             })
             .collect();
         volumes.sort_by_key(|entry| entry.start_bytes);
@@ -60,6 +61,12 @@ impl State {
             };
             if self.volume_named(&entry.name).is_some() {
                 return conflict("has the name of another one: delete that one first");
+            }
+            if let Some(stripe) = &entry.stripe {
+                return conflict(&format!(
+                    "is a share of a striped volume, whose others are on {}: put them together by hand",
+                    stripe.ssds.join(", ")
+                ));
             }
             if let Some(mirror) = &entry.mirror {
                 let others: Vec<&str> = mirror
@@ -232,6 +239,7 @@ mod tests {
             size_bytes: 8 * MIB,
             deleted: false,
             mirror: None,
+            stripe: None,
         };
         joined(&mut state, 1, VolumeTable::default());
         create(&mut state, "a").unwrap();

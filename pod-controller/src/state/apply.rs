@@ -52,6 +52,9 @@ impl State {
             Command::CreateVolume { name, size_bytes, device, replicas } => {
                 self.create_volume(name, *size_bytes, device.as_ref(), *replicas, &mut effects)?;
             }
+            Command::CreateStriped { name, size_bytes, columns, stripe_bytes } => {
+                self.create_striped(name, *size_bytes, *columns, *stripe_bytes, &mut effects)?;
+            }
             Command::ReplicaFailed { endpoint, lease, replica, epoch, reason } => {
                 self.replica_failed(*endpoint, *lease, *replica, *epoch, reason, &mut effects);
             }

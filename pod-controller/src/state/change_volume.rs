@@ -1,7 +1,7 @@
 use pod_protocol::ids::VolumeId;
 use pod_protocol::objects::Qos;
 
-use super::volume::check_size;
+use super::volume::{check_size, place_bytes};
 use super::{Effect, Kind, Refusal, RefusalKind, State};
 use crate::api::{ByteSize, EventKind};
 
@@ -52,6 +52,7 @@ impl State {
                 ),
             ));
         }
+        let needed = place_bytes(size_bytes, volume.replicas.len(), volume.stripe_bytes);
         for replica in &volume.replicas {
             let behind = |start: &u64| *start > replica.start_bytes;
             let next = self.extents(&replica.device).map(|(start, _)| start).filter(behind).min();
@@ -60,7 +61,7 @@ impl State {
                 _ => 0,
             };
             let room = next.unwrap_or(device_end).saturating_sub(replica.start_bytes);
-            if size_bytes > room {
+            if needed > room {
                 return Err(Refusal::new(
                     RefusalKind::NoRoom,
                     format!(

@@ -161,6 +161,17 @@ pub enum Command {
         #[serde(default = "one")]
         replicas: u8,
     },
+    /// Somebody wants a volume that lies on several SSDs, a share on each.
+    CreateStriped {
+        /// Its name.
+        name: String,
+        /// Its size.
+        size_bytes: u64,
+        /// On how many SSDs, each of another host.
+        columns: u8,
+        /// How many bytes lie on one before the next has its turn.
+        stripe_bytes: u64,
+    },
     /// A frontend says that a replica missed something.
     ReplicaFailed {
         /// The frontend.

@@ -251,7 +251,8 @@ impl State {
             data_area: self.own_area(lease, frontend)?,
             ram_area: None,
             route: self.disk_route(lease, frontend, &first.device)?,
-            replicas: replicas?.into_iter().filter(|_| volume.is_mirrored()).collect(),
+            replicas: replicas?.into_iter().filter(|_| volume.replicas.len() > 1).collect(),
+            stripe_bytes: volume.stripe_bytes,
             epoch: volume.epoch,
             failed: self.is_failed_disk(lease),
             write_through: lease.write_through,
@@ -320,14 +321,14 @@ impl State {
             volume: volume.id,
             ssd: replica.device.name.clone(),
             start_bytes: replica.start_bytes,
-            size_bytes: volume.size_bytes,
+            size_bytes: volume.place_bytes(),
             read_only: *read_only,
             generation: lease.generation,
             channel: self.channel_to_frontend(lease, backend)?.id,
             data_area: self.area(hold.region)?,
             ram_area: None,
             instance: lease.instance,
-            qos: volume.qos,
+            qos: volume.share_of_place(),
         })
     }
 }

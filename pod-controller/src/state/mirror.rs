@@ -36,14 +36,19 @@ impl State {
                 format!("a volume can have 1 to {REPLICAS_MAX} replicas, not {replicas}"),
             ));
         }
+        Ok(self.places(size_bytes, device, replicas))
+    }
+
+    /// Places of this size, each on another host: so many, or fewer if there are not as many.
+    pub(super) fn places(&self, size_bytes: u64, device: Option<&DeviceId>, count: u8) -> Vec<Replica> {
         let mut places: Vec<Replica> = Vec::new();
-        for number in 0..u32::from(replicas) {
+        for number in 0..u32::from(count) {
             let hosts: BTreeSet<HostId> = places.iter().map(|replica| replica.device.host).collect();
             let wanted = device.filter(|_| number == 0);
             let Some((device, start_bytes)) = self.place_volume(size_bytes, wanted, &hosts) else { break };
             places.push(Replica::new(number, device, start_bytes));
         }
-        Ok(places)
+        places
     }
 
     /// A replica missed something. Nobody counts on it any more, unless it is the last one.

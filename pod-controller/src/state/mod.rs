@@ -36,6 +36,7 @@ mod refusal;
 mod region;
 mod replicas;
 mod settle;
+mod stripe;
 mod volume;
 
 #[cfg(test)]

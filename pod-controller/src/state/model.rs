@@ -100,6 +100,7 @@ enum Step {
     Scrub { endpoint: usize, region: usize },
     ScrubAll,
     CreateVolume { name: u8, mib: u64, device: Option<u16>, replicas: u8 },
+    CreateStriped { name: u8, mib: u64 },
     Replica { volume: usize, number: u32, epoch: u64, says: Says },
     AddReplica { name: u8, device: Option<u16>, replaces: Option<u16> },
     RemoveReplica { name: u8, host: u16 },
@@ -144,6 +145,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::ScrubAll),
         3 => (0_u8..5, 1_u64..20, prop::option::of(2_u16..4), 1_u8..3)
             .prop_map(|(name, mib, device, replicas)| Step::CreateVolume { name, mib, device, replicas }),
+        1 => (0_u8..5, 1_u64..20).prop_map(|(name, mib)| Step::CreateStriped { name, mib }),
         5 => (0_usize..4, 0_u32..4, 0_u64..2, prop::sample::select(vec![Says::Failed, Says::Synced, Says::Left]))
             .prop_map(|(volume, number, epoch, says)| Step::Replica { volume, number, epoch, says }),
         3 => (0_u8..5, prop::option::of(2_u16..4), prop::option::of(2_u16..4))
@@ -158,6 +160,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// The commands that a step stands for, given what there is.
+#[expect(clippy::too_many_lines, reason = "a few lines for each of many steps")]
 fn commands(state: &State, step: &Step) -> Vec<Command> {
     match *step {
         Step::Join { host, role, restart, up } => {
@@ -230,6 +233,12 @@ fn commands(state: &State, step: &Step) -> Vec<Command> {
             size_bytes: mib * MIB,
             device: device.map(|host| DeviceId { host: HostId::new(host), name: "ssd0".to_owned() }),
             replicas,
+        }],
+        Step::CreateStriped { name, mib } => vec![Command::CreateStriped {
+            name: format!("vol{name}"),
+            size_bytes: mib * MIB,
+            columns: 2,
+            stripe_bytes: 64 << 10,
         }],
         Step::Replica { volume, number, epoch, says } => {
             replica_command(state, volume, number, epoch, says).into_iter().collect()
@@ -360,7 +369,7 @@ fn no_two_extents_overlap(state: &State) {
     let mut extents: BTreeMap<&DeviceId, Vec<(u64, u64)>> = BTreeMap::new();
     for volume in state.volumes.values() {
         for replica in volume.replicas.iter().chain(&volume.former) {
-            extents.entry(&replica.device).or_default().push((replica.start_bytes, volume.size_bytes));
+            extents.entry(&replica.device).or_default().push((replica.start_bytes, volume.place_bytes()));
         }
     }
     for (device, mut extents) in extents {

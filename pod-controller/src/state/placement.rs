@@ -141,7 +141,7 @@ impl State {
     pub(super) fn extents<'a>(&'a self, id: &'a DeviceId) -> impl Iterator<Item = (u64, u64)> + 'a {
         self.volumes.values().flat_map(move |volume| {
             let places = volume.replicas.iter().chain(&volume.former);
-            places.filter(move |it| it.device == *id).map(|it| (it.start_bytes, volume.size_bytes))
+            places.filter(move |it| it.device == *id).map(|it| (it.start_bytes, volume.place_bytes()))
         })
     }
 

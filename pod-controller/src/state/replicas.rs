@@ -37,6 +37,10 @@ impl State {
                 Some(place.number)
             }
         };
+        if volume.stripe_bytes.is_some() {
+            let detail = format!("{name} is striped: its columns stay where they are");
+            return Err(Refusal::new(RefusalKind::InvalidValue, detail));
+        }
         if let Some(going) = volume.replicas.iter().find(|it| it.leaving || it.replaces.is_some()) {
             let detail = format!(
                 "{name} is moving already: wait until {} has everything or is gone, or take the new place away again \

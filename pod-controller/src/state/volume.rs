@@ -34,6 +34,9 @@ pub struct Volume {
     /// The number that its next replica gets. Numbers are not used twice.
     #[serde(default)]
     pub next_number: u32,
+    /// So many bytes lie in one of its places, then as many in the next: each has a share of it. Otherwise each has all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe_bytes: Option<u64>,
 }
 
 /// A place where a volume lies.
@@ -78,6 +81,7 @@ impl Volume {
             deleted: false,
             former: Vec::new(),
             next_number,
+            stripe_bytes: None,
         }
     }
 
@@ -91,9 +95,14 @@ impl Volume {
         self.replicas.iter().find(|replica| replica.device == *device)
     }
 
-    /// Whether it has more places than one.
+    /// Whether it has several places, with all of it in each.
     pub fn is_mirrored(&self) -> bool {
-        self.replicas.len() > 1
+        self.replicas.len() > 1 && self.stripe_bytes.is_none()
+    }
+
+    /// What it takes in each of its places.
+    pub fn place_bytes(&self) -> u64 {
+        place_bytes(self.size_bytes, self.replicas.len(), self.stripe_bytes)
     }
 
     /// The SSDs that it lies on.
@@ -122,17 +131,27 @@ struct Record {
     former: Vec<Replica>,
     #[serde(default)]
     next_number: u32,
+    stripe_bytes: Option<u64>,
 }
 
 impl From<Record> for Volume {
     fn from(record: Record) -> Self {
-        let Record { id, name, mut replicas, epoch, size_bytes, qos, deleted, former, .. } = record;
+        let Record { id, name, mut replicas, epoch, size_bytes, qos, deleted, former, stripe_bytes, .. } =
+            record;
         if let (Some(device), Some(start_bytes)) = (record.device, record.start_bytes) {
             replicas.push(Replica::new(0, device, start_bytes));
         }
         let mut volume = Self::new(id, name, replicas, size_bytes);
         volume.next_number = volume.next_number.max(record.next_number);
-        Self { epoch, qos, deleted, former, ..volume }
+        Self { epoch, qos, deleted, former, stripe_bytes, ..volume }
+    }
+}
+
+/// What a volume of this size takes in each of so many places.
+pub(super) fn place_bytes(size_bytes: u64, places: usize, stripe_bytes: Option<u64>) -> u64 {
+    match stripe_bytes {
+        Some(unit) => size_bytes.div_ceil(unit.saturating_mul(places as u64).max(1)).saturating_mul(unit),
+        None => size_bytes,
     }
 }
 

@@ -24,7 +24,7 @@ impl View {
         let lease = self.state.lease_of_volume(volume.id);
         let instance = lease.and_then(|lease| self.state.instances.get(&lease.instance));
         let first = volume.replicas.first();
-        let replicas = volume.replicas.iter().filter(|_| volume.is_mirrored());
+        let replicas = volume.replicas.iter().filter(|_| volume.replicas.len() > 1);
         let replicas = replicas.map(|replica| api::VolumeReplica {
             device: self.state.device_name(&replica.device),
             start_bytes: replica.start_bytes,
@@ -41,6 +41,7 @@ impl View {
             id: volume.id.get(),
             device: first.map_or_else(String::new, |it| self.state.device_name(&it.device)),
             start_bytes: first.map_or(0, |it| it.start_bytes),
+            stripe_bytes: volume.stripe_bytes,
             replicas: replicas.collect(),
             size_bytes: volume.size_bytes,
             qos: volume.qos.into(),

@@ -338,6 +338,7 @@ impl Pod {
                 size: ByteSize::new(*size_bytes),
                 device: device.map(str::to_owned),
                 replicas: 1,
+                stripes: None,
             })?;
         }
         let request = CreateInstance {

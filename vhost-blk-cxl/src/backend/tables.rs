@@ -201,6 +201,7 @@ mod tests {
             size_bytes: size,
             deleted,
             mirror: None,
+            stripe: None,
         };
         let table = |entry| VolumeTable { volumes: vec![entry] };
         Label::open(&path).unwrap().write(&table(entry(1, true))).unwrap();

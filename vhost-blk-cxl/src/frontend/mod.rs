@@ -11,6 +11,8 @@ pub mod parse;
 mod serve;
 mod sink;
 mod slots;
+mod spread;
+mod striped;
 mod task;
 mod unflushed;
 
@@ -54,7 +56,7 @@ struct OfferedDisk {
 
 impl OfferedDisk {
     fn is_mirrored(&self) -> bool {
-        !self.object.replicas.is_empty()
+        !self.object.replicas.is_empty() && self.object.stripe_bytes.is_none()
     }
 
     fn dirty_bytes(&self) -> u64 {
@@ -135,7 +137,10 @@ impl Frontend {
         let path = self.run.sockets().join(&object.socket);
         let counters = Arc::new(Counters::default());
         // Until the worker has begun.
-        let others = object.replicas.len().saturating_sub(1) as u64;
+        let others = match object.stripe_bytes {
+            None => object.replicas.len().saturating_sub(1) as u64,
+            Some(_) => 0,
+        };
         counters.dirty_bytes.set(object.size_bytes.saturating_mul(others));
         let writeback = Arc::new(AtomicBool::new(!object.write_through));
         let config = ConfigSpace::new(config_space(&object, !object.write_through));
@@ -264,7 +269,13 @@ impl Handler for Frontend {
 /// Whether a disk that is in use can become another without its guest noticing more than a new size.
 fn may_become(old: &DiskObject, new: &DiskObject) -> bool {
     let DiskObject { route, failed, size_bytes, epoch, write_through, incoming, .. } = new;
-    if *incoming && !old.incoming {
+    let numbers = |disk: &DiskObject| {
+        let mut numbers: Vec<u32> = disk.replicas.iter().map(|replica| replica.number).collect();
+        numbers.sort_unstable();
+        numbers
+    };
+    // The columns of a striped disk stay.
+    if *incoming && !old.incoming || old.stripe_bytes.is_some() && numbers(old) != numbers(new) {
         return false;
     }
     let replicas = new.replicas.clone();
@@ -304,6 +315,11 @@ fn check(disk: &DiskObject) -> Result<(), String> {
             "the disk of {lease} has {} replicas, {REPLICAS_MAX} are possible",
             disk.replicas.len()
         ));
+    }
+    if disk.stripe_bytes.is_some_and(|unit| unit == 0 || !unit.is_multiple_of(4096))
+        || disk.replicas.len() == 1
+    {
+        return Err(format!("the disk of {lease} is striped, or mirrored, in a way that makes no sense"));
     }
     if disk.socket.contains('/') || disk.socket.is_empty() {
         return Err(format!("{:?} is no name for the socket of {lease}", disk.socket));

@@ -19,6 +19,7 @@ use vhost_frontend::{GuestMemory, PoolRam, Ring, StopReason};
 
 use super::disk::{Allowance, Disk};
 use super::mirrored::MirroredDisk;
+use super::spread::SpreadDisk;
 use crate::counters::{Counter, Counters};
 use crate::message::{Completion, WORDS, Words};
 
@@ -79,7 +80,8 @@ pub(crate) struct FrontendTask<M: Memory> {
     rings_doorbells: bool,
     channels: BTreeMap<ChannelId, Channel<M>>,
     disks: BTreeMap<LeaseId, Disk<M>>,
-    mirrored: BTreeMap<LeaseId, MirroredDisk<M>>,
+    /// Those that lie in several places.
+    spread: BTreeMap<LeaseId, SpreadDisk<M>>,
     /// Disks that become mirrored as soon as nothing of theirs is in flight, as what.
     becoming: BTreeMap<LeaseId, DiskObject>,
     /// Who is told of replicas.
@@ -103,7 +105,7 @@ impl<M: Memory> FrontendTask<M> {
             rings_doorbells,
             channels: BTreeMap::new(),
             disks: BTreeMap::new(),
-            mirrored: BTreeMap::new(),
+            spread: BTreeMap::new(),
             becoming: BTreeMap::new(),
             reporter,
             completions: Vec::with_capacity(RECEIVE_BUDGET),
@@ -122,7 +124,7 @@ impl<M: Memory> FrontendTask<M> {
         for disk in self.disks.values_mut().filter(|disk| disk.object().route.channel == object.id) {
             disk.channel_restarts();
         }
-        for disk in self.mirrored.values_mut() {
+        for disk in self.spread.values_mut() {
             disk.channel_restarts(object.id);
         }
         let capacity = object.incoming.slots.min(object.outgoing.slots);
@@ -132,12 +134,12 @@ impl<M: Memory> FrontendTask<M> {
     }
 
     fn disk(&self, lease: LeaseId) -> Option<&Disk<M>> {
-        self.disks.get(&lease).or_else(|| self.mirrored.get(&lease).map(|mirrored| &mirrored.disk))
+        self.disks.get(&lease).or_else(|| self.spread.get(&lease).map(SpreadDisk::disk))
     }
 
     fn disk_mut(&mut self, lease: LeaseId) -> Option<&mut Disk<M>> {
-        let mirrored = self.mirrored.get_mut(&lease).map(|mirrored| &mut mirrored.disk);
-        self.disks.get_mut(&lease).or(mirrored)
+        let spread = self.spread.get_mut(&lease).map(SpreadDisk::disk_mut);
+        self.disks.get_mut(&lease).or(spread)
     }
 
     fn add_disk(&mut self, disk: Disk<M>) {
@@ -146,14 +148,13 @@ impl<M: Memory> FrontendTask<M> {
             self.disks.insert(lease, disk);
             return;
         }
-        self.mirrored.insert(lease, MirroredDisk::new(disk, self.reporter.clone()));
+        self.spread.insert(lease, SpreadDisk::new(disk, self.reporter.clone()));
         self.tell_ready_channels(lease);
     }
 
     fn tell_ready_channels(&mut self, lease: LeaseId) {
-        let Some(disk) = self.mirrored.get_mut(&lease) else { return };
-        let channels: Vec<ChannelId> = disk.channels().collect();
-        for id in channels {
+        let Some(disk) = self.spread.get_mut(&lease) else { return };
+        for id in disk.channels() {
             if self.channels.get(&id).is_some_and(|channel| channel.ready) {
                 disk.channel_ready(id);
             }
@@ -161,7 +162,7 @@ impl<M: Memory> FrontendTask<M> {
     }
 
     fn update(&mut self, object: DiskObject) {
-        if let Some(disk) = self.mirrored.get_mut(&object.lease) {
+        if let Some(disk) = self.spread.get_mut(&object.lease) {
             let lease = object.lease;
             disk.update(object);
             self.tell_ready_channels(lease);
@@ -188,17 +189,17 @@ impl<M: Memory> FrontendTask<M> {
 
     /// Makes disks mirrored, or lets them be so no longer, once nothing of theirs is in flight. True if there were any.
     fn transform(&mut self) -> bool {
-        let Self { becoming, disks, mirrored, reporter, .. } = self;
-        if becoming.is_empty() && mirrored.is_empty() {
+        let Self { becoming, disks, spread, reporter, .. } = self;
+        if becoming.is_empty() && spread.is_empty() {
             return false;
         }
         let quiet = |lease: &LeaseId| disks.get(lease).is_none_or(Disk::is_quiet);
         let ready = becoming.keys().copied().find(quiet);
         let alone: Vec<LeaseId> =
-            mirrored.iter().filter(|(_, disk)| disk.may_be_alone()).map(|(&lease, _)| lease).collect();
+            spread.iter().filter(|(_, disk)| disk.may_be_alone()).map(|(&lease, _)| lease).collect();
         let any = ready.is_some() || !alone.is_empty();
         for lease in alone {
-            if let Some(disk) = mirrored.remove(&lease) {
+            if let Some(disk) = spread.remove(&lease) {
                 info!(%lease, "the disk has one place now");
                 disks.insert(lease, disk.alone());
             }
@@ -207,7 +208,8 @@ impl<M: Memory> FrontendTask<M> {
             && let (Some(object), Some(disk)) = (becoming.remove(&lease), disks.remove(&lease))
         {
             info!(%lease, places = object.replicas.len(), "the disk has several places now");
-            mirrored.insert(lease, MirroredDisk::instead_of(disk, object, reporter.clone()));
+            let disk = MirroredDisk::instead_of(disk, object, reporter.clone());
+            spread.insert(lease, SpreadDisk::Mirrored(Box::new(disk)));
             self.tell_ready_channels(lease);
         }
         any
@@ -215,8 +217,8 @@ impl<M: Memory> FrontendTask<M> {
 
     fn remove_disk(&mut self, lease: LeaseId, sources: &mut Sources) {
         self.becoming.remove(&lease);
-        let mirrored = self.mirrored.remove(&lease).map(|mirrored| mirrored.disk);
-        let Some(mut disk) = self.disks.remove(&lease).or(mirrored) else { return };
+        let spread = self.spread.remove(&lease).map(SpreadDisk::into_disk);
+        let Some(mut disk) = self.disks.remove(&lease).or(spread) else { return };
         for ring in disk.rings() {
             unwatch(ring, sources);
         }
@@ -247,7 +249,7 @@ impl<M: Memory> FrontendTask<M> {
     }
 
     fn scrub(&self, area: Area) -> Result<(), String> {
-        let mut disks = self.disks.values().chain(self.mirrored.values().map(|mirrored| &mirrored.disk));
+        let mut disks = self.disks.values().chain(self.spread.values().map(SpreadDisk::disk));
         if let Some(disk) = disks.find(|disk| disk.object().data_area.overlaps(&area)) {
             return Err(format!("{area} is in use by the disk of {}", disk.object().lease));
         }
@@ -260,8 +262,8 @@ impl<M: Memory> FrontendTask<M> {
         let Some(channel) = self.channels.get_mut(&id) else { return false };
         self.completions.clear();
         let mut taken_back = false;
-        let mut of_mirrored = 0;
-        while self.completions.len() + of_mirrored < RECEIVE_BUDGET
+        let mut of_spread = 0;
+        while self.completions.len() + of_spread < RECEIVE_BUDGET
             && let Some(words) = channel.data.receive()
         {
             let Ok(completion) = Completion::decode(&words) else {
@@ -273,10 +275,10 @@ impl<M: Memory> FrontendTask<M> {
                     taken_back |= disk.take_back(&completion);
                     self.completions.push(completion);
                 }
-                None => match self.mirrored.get_mut(&completion.holder.lease) {
+                None => match self.spread.get_mut(&completion.holder.lease) {
                     Some(disk) => {
                         disk.complete(id, &completion);
-                        of_mirrored += 1;
+                        of_spread += 1;
                     }
                     // Its lease was taken away meanwhile.
                     None => self.malformed.add(1),
@@ -284,7 +286,7 @@ impl<M: Memory> FrontendTask<M> {
             }
         }
         if self.completions.is_empty() {
-            return of_mirrored > 0;
+            return of_spread > 0;
         }
         if taken_back {
             // The invalidations of all buffers before the first read of any.
@@ -313,9 +315,9 @@ impl<M: Memory> FrontendTask<M> {
         let Some(channel) = self.channels.get_mut(&id) else { return false };
         let disks = || self.disks.values().filter(|disk| disk.object().route.channel == id);
         let (plain, outstanding) = disks().fold((0, 0), |(n, sum), disk| (n + 1, sum + disk.with_backend()));
-        let mirrored = || self.mirrored.values().filter(|disk| disk.uses(id));
+        let spread = || self.spread.values().filter(|disk| disk.uses(id));
         let (count, outstanding) =
-            mirrored().fold((plain, outstanding), |(n, sum), disk| (n + 1, sum + disk.with_backend(id)));
+            spread().fold((plain, outstanding), |(n, sum), disk| (n + 1, sum + disk.with_backend(id)));
         if count == 0 {
             return false;
         }
@@ -338,7 +340,7 @@ impl<M: Memory> FrontendTask<M> {
             moved |= disk.submit(&mut allowance);
             left -= share - allowance.messages;
         }
-        for (position, disk) in (plain..).zip(self.mirrored.values_mut().filter(|disk| disk.uses(id))) {
+        for (position, disk) in (plain..).zip(self.spread.values_mut().filter(|disk| disk.uses(id))) {
             let share = left.div_ceil(count - position);
             let sent = disk.send(id, share, &mut channel.outbox);
             moved |= sent > 0;
@@ -371,7 +373,7 @@ impl<M: Memory> Task for FrontendTask<M> {
                 for disk in self.disks.values_mut().filter(|disk| disk.object().route.channel == id) {
                     disk.channel_removed();
                 }
-                for disk in self.mirrored.values_mut() {
+                for disk in self.spread.values_mut() {
                     disk.channel_removed(id);
                 }
             }
@@ -402,7 +404,7 @@ impl<M: Memory> Task for FrontendTask<M> {
             }
             Message::Tick { replica_timeout } => {
                 let now = Instant::now();
-                self.mirrored.values_mut().for_each(|disk| disk.tick(now, replica_timeout));
+                self.spread.values_mut().for_each(|disk| disk.tick(now, replica_timeout));
             }
             Message::Scrub(area, reply) => reply.send(self.scrub(area)),
         }
@@ -410,7 +412,7 @@ impl<M: Memory> Task for FrontendTask<M> {
 
     fn turn(&mut self) -> Progress {
         let (mut moved, mut answered) = (false, false);
-        for disk in self.mirrored.values_mut() {
+        for disk in self.spread.values_mut() {
             moved |= disk.take();
         }
         let mut next = self.channels.first_key_value().map(|(&id, _)| id);
@@ -430,7 +432,7 @@ impl<M: Memory> Task for FrontendTask<M> {
                 for disk in self.disks.values_mut().filter(|disk| disk.object().route.channel == id) {
                     disk.channel_ready();
                 }
-                for disk in self.mirrored.values_mut() {
+                for disk in self.spread.values_mut() {
                     disk.channel_ready(id);
                 }
             }
@@ -445,7 +447,7 @@ impl<M: Memory> Task for FrontendTask<M> {
                 disk.release_stopped();
             }
         }
-        for disk in self.mirrored.values_mut() {
+        for disk in self.spread.values_mut() {
             answered |= disk.settle();
             moved |= disk.is_stirred();
         }
@@ -474,8 +476,8 @@ impl<M: Memory> Task for FrontendTask<M> {
         for disk in self.disks.values_mut() {
             idle &= disk.prepare_sleep();
         }
-        for mirrored in self.mirrored.values_mut() {
-            idle &= mirrored.disk.prepare_sleep();
+        for spread in self.spread.values_mut() {
+            idle &= spread.disk_mut().prepare_sleep();
         }
         idle
     }
@@ -487,8 +489,8 @@ impl<M: Memory> Task for FrontendTask<M> {
         for disk in self.disks.values_mut() {
             disk.resume();
         }
-        for mirrored in self.mirrored.values_mut() {
-            mirrored.disk.resume();
+        for spread in self.spread.values_mut() {
+            spread.disk_mut().resume();
         }
     }
 }

@@ -239,6 +239,7 @@ mod tests {
             size_bytes: 1 << 20,
             deleted: id.is_multiple_of(3),
             mirror: None,
+            stripe: None,
         };
         VolumeTable { volumes: (1..=count).map(entry).collect() }
     }

@@ -83,6 +83,7 @@ impl MirrorPod {
             ram_area: None,
             route: members[0].route,
             replicas: members,
+            stripe_bytes: None,
             epoch: 1,
             failed: false,
             write_through: false,
@@ -125,6 +126,18 @@ impl MirrorPod {
             pod.present[index] = false;
             pod.disk.replicas[index].in_sync = false;
         }
+        pod.start_frontend();
+        for index in 0..pod.controls.len() {
+            pod.start_backend(index);
+        }
+        pod.apply_disk();
+        pod
+    }
+
+    /// A volume that lies on all of these hosts' devices, unit by unit.
+    pub fn striped(seed: u64, hosts: u16, unit_bytes: u64) -> Self {
+        let mut pod = Self::new(seed, hosts);
+        pod.disk.stripe_bytes = Some(unit_bytes);
         pod.start_frontend();
         for index in 0..pod.controls.len() {
             pod.start_backend(index);
@@ -246,7 +259,10 @@ impl MirrorPod {
             volume: VolumeId::new(1),
             ssd: "ssd0".to_owned(),
             start_bytes: VOLUME_START,
-            size_bytes: self.disk.size_bytes,
+            size_bytes: match self.disk.stripe_bytes {
+                Some(unit) => self.disk.size_bytes.div_ceil(unit * self.controls.len() as u64) * unit,
+                None => self.disk.size_bytes,
+            },
             read_only: false,
             generation: self.disk.replicas[index].route.generation,
             channel: self.disk.replicas[index].route.channel,

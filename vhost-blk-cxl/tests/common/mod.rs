@@ -102,6 +102,7 @@ impl<M: Memory> Pod<M> {
             ram_area: None,
             route,
             replicas: Vec::new(),
+            stripe_bytes: None,
             epoch: 0,
             failed: false,
             write_through: false,

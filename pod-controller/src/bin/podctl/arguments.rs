@@ -162,6 +162,12 @@ pub(crate) enum Volumes {
         /// How many hosts keep it on their SSDs: 1 to 3
         #[arg(long, default_value_t = 1)]
         replicas: u8,
+        /// Over the SSDs of how many hosts it is laid out, a share on each: 2 to 4
+        #[arg(long, conflicts_with_all = ["replicas", "device"])]
+        stripes: Option<u8>,
+        /// How much lies on one before the next has its turn
+        #[arg(long, requires = "stripes", default_value = "64K")]
+        stripe_size: ByteSize,
     },
     /// Make a volume larger; the guest sees it while it runs
     ///

@@ -1,7 +1,7 @@
 use std::io::Write;
 
 use pod_controller::api::{
-    AddReplica, ByteSize, ChangeVolume, CreateInstance, CreateVolume, NicLimit, NicPolicy, VolumeQos,
+    AddReplica, ByteSize, ChangeVolume, CreateInstance, CreateVolume, NicLimit, NicPolicy, Stripes, VolumeQos,
 };
 use pod_controller::client::{Client, Server};
 
@@ -76,9 +76,10 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
     match command {
         Volumes::List => show(out, format, &client.volumes()?, |volumes| table::volumes(volumes)),
         Volumes::Get { name } => show(out, format, &client.volume(name)?, output::volume),
-        Volumes::Create { name, size, device, replicas } => {
+        Volumes::Create { name, size, device, replicas, stripes, stripe_size } => {
             let (name, device) = (name.clone(), device.clone());
-            let request = CreateVolume { name, size: *size, device, replicas: *replicas };
+            let stripes = stripes.map(|columns| Stripes { columns, size: *stripe_size });
+            let request = CreateVolume { name, size: *size, device, replicas: *replicas, stripes };
             show(out, format, &client.create_volume(&request)?, output::volume)
         }
         Volumes::Grow { name, size } => {

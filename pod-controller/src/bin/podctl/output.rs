@@ -98,7 +98,11 @@ pub(crate) fn volume(volume: &Volume) -> String {
     }
     for replica in &volume.replicas {
         let (start, state) = (ByteSize::new(replica.start_bytes), replica.state.word());
-        lines.push(("replica", format!("{}, from {start}: {state}", replica.device)));
+        let what = if volume.stripe_bytes.is_some() { "column" } else { "replica" };
+        lines.push((what, format!("{}, from {start}: {state}", replica.device)));
+    }
+    if let Some(bytes) = volume.stripe_bytes {
+        lines.push(("stripes", format!("{} in each by turns", ByteSize::new(bytes))));
     }
     lines.push(("limits", limits(&volume.qos)));
     lines.push(("instance", volume.instance.clone().unwrap_or_else(|| "none".to_owned())));

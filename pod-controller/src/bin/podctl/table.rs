@@ -178,6 +178,7 @@ mod tests {
             device: "h2/ssd0".to_owned(),
             start_bytes: 0,
             size_bytes,
+            stripe_bytes: None,
             replicas: Vec::new(),
             qos: VolumeQos::default(),
             instance: instance.map(str::to_owned),

@@ -1,0 +1,161 @@
+//! Striped disks: a volume that lies on several devices, unit by unit.
+
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
+
+mod common;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::history::History;
+use common::mirror::{MIRROR_BYTES, MirrorPod};
+use common::*;
+use vhost_blk_cxl::message::Operation;
+
+const UNIT: u64 = 64 << 10;
+
+fn rounds() -> u64 {
+    std::env::var("WADI_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1).max(1)
+}
+
+/// What the devices hold, put together.
+fn whole(pod: &MirrorPod) -> Vec<u8> {
+    let columns = pod.controls.len() as u64;
+    let unit = |unit: u64| {
+        let at = VOLUME_START + unit / columns * UNIT;
+        pod.controls[(unit % columns) as usize].bytes(at, UNIT as usize)
+    };
+    (0..MIRROR_BYTES / UNIT).flat_map(unit).collect()
+}
+
+#[test]
+fn every_byte_is_where_it_belongs() {
+    for (seed, hosts) in [(31, 2), (32, 4)] {
+        let mut pod = MirrorPod::striped(seed, hosts, UNIT);
+        let mut driver = pod.driver();
+        let mut model = vec![0; MIRROR_BYTES as usize];
+        let mut random = seed;
+        let mut below = |limit: u64| {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (random >> 33) % limit
+        };
+        for round in 0..60 {
+            let sectors = 1 + below(if round % 4 == 0 { 2000 } else { 300 });
+            let sector = below(MIRROR_BYTES / SECTOR - sectors + 1);
+            let (from, to) = ((sector * SECTOR) as usize, ((sector + sectors) * SECTOR) as usize);
+            match below(8) {
+                0 => {
+                    assert_eq!(driver.range_request(T_WRITE_ZEROES, sector, sectors as u32, 0), OK);
+                    model[from..to].fill(0);
+                }
+                1 => {
+                    assert_eq!(driver.range_request(T_DISCARD, sector, sectors as u32, 0), OK);
+                    model[from..to].fill(0);
+                }
+                2..=4 => assert_eq!(driver.read_sectors(sector, (to - from) as u32), model[from..to]),
+                _ => {
+                    let data = pattern(round, to - from);
+                    assert_eq!(driver.write_sectors(sector, &data), OK);
+                    model[from..to].copy_from_slice(&data);
+                }
+            }
+        }
+        assert!(whole(&pod) == model);
+        assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK);
+        for control in &pod.controls {
+            assert_eq!(control.log().last().unwrap().operation, Operation::Flush, "it goes to all of them");
+        }
+        // Beyond the end.
+        assert_eq!(driver.request(T_IN, MIRROR_BYTES / SECTOR - 1, 1024).0, IOERR);
+        pod.control();
+    }
+}
+
+/// Kills and revives backends under a guest that waits for them.
+fn run(seed: u64) -> u64 {
+    let hosts = 2 + (seed % 2) as u16;
+    let mut pod = MirrorPod::striped(seed, hosts, UNIT);
+    let mut history = History::new(pod.driver(), seed);
+    let mut killed = 0;
+    for control in &pod.controls {
+        control.finish_backwards();
+    }
+    for _ in 0..30 {
+        let requests = 1 + history.below(8);
+        history.work(requests);
+        let (slow, held) = (history.below(hosts.into()) as usize, history.below(2) == 0);
+        pod.controls[slow].hold(held);
+        thread::sleep(Duration::from_micros(history.below(300)));
+        history.collect();
+        if history.below(5) == 0 {
+            let victim = history.below(hosts.into()) as usize;
+            let finishes = history.below(2) == 0;
+            pod.kill(victim, || finishes);
+            history.work(3);
+            pod.start_backend(victim);
+            killed += 1;
+        }
+    }
+    pod.controls.iter().for_each(|control| control.hold(false));
+    let began = Instant::now();
+    while !history.is_idle() {
+        assert!(began.elapsed() < PATIENCE, "seed {seed}: requests are never answered");
+        history.collect();
+        thread::yield_now();
+    }
+    history.read_all();
+    if let Err(error) = history.check() {
+        panic!("seed {seed}: {error}");
+    }
+    killed
+}
+
+#[test]
+fn one_order_explains_what_the_guest_sees_while_backends_die() {
+    let killed: u64 = (1..=8 * rounds()).map(run).sum();
+    assert!(killed > 0, "nothing was tried");
+}
+
+#[test]
+fn a_column_that_fails_or_forgets_is_not_covered_up() {
+    let pod = MirrorPod::striped(33, 2, UNIT);
+    let mut driver = pod.driver();
+    let both = pattern(1, 2 * UNIT as usize);
+    assert_eq!(driver.write_sectors(0, &both), OK);
+    pod.controls[1].fail(true);
+    assert_eq!(driver.request(T_IN, 0, 2 * UNIT as u32).0, IOERR);
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, IOERR);
+    assert_eq!(driver.read_sectors(0, UNIT as u32), both[..UNIT as usize], "it lies on the other one");
+    pod.controls[1].fail(false);
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK);
+    assert_eq!(driver.write_sectors(0, &both), OK);
+    pod.controls[0].lose();
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, IOERR);
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK, "the guest knows");
+}
+
+#[test]
+fn a_disk_that_is_given_up_answers_and_comes_back() {
+    let mut pod = MirrorPod::striped(34, 2, UNIT);
+    let mut driver = pod.driver();
+    let both = pattern(1, 2 * UNIT as usize);
+    pod.controls[1].hold(true);
+    driver.write(driver.place(0).data, &both);
+    let head = driver.offer(0, 0, T_OUT, 0, 2 * UNIT as u32);
+    eventually(|| pod.controls[1].waiting() == 1);
+    pod.kill(1, || true);
+    assert!(driver.guest.wait_used(0, QUIET).is_none(), "it may come back");
+    pod.disk.failed = true;
+    pod.apply_disk();
+    assert_eq!(driver.answer(0, 0, head), (IOERR, 1));
+    assert_eq!(driver.request(T_IN, 0, 4096).0, IOERR);
+    pod.controls[1].hold(false);
+    pod.start_backend(1);
+    pod.disk.failed = false;
+    pod.apply_disk();
+    let newer = pattern(2, 2 * UNIT as usize);
+    assert_eq!(driver.write_sectors(0, &newer), OK);
+    assert_eq!(driver.read_sectors(0, 2 * UNIT as u32), newer);
+    let written = pod.controls[1].log().iter().filter(|it| it.operation == Operation::Write).count();
+    assert_eq!(written, 2, "what the guest was told has failed is not done again");
+}
