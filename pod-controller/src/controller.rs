@@ -3,29 +3,37 @@
 //! Each turn gathers what came, applies it to a copy of the state, commits, and only then lets anything out: effects,
 //! answers, objects. A controller that dies in between has said nothing that it does not know after its restart.
 
+pub(crate) mod conductor;
 mod handle;
 mod links;
-mod turn;
+mod pool_world;
+pub(crate) mod world;
 
-use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use cxl_pool::{EndpointId, HardwareMemory, Layout, Memory, Pool, SoftwareMemory};
-use pod_protocol::controller::{CommandId, ControllerPort, PortError};
-use pod_protocol::ids::{LeaseGeneration, LeaseId};
+use cxl_pool::{HardwareMemory, Memory, Pool, SoftwareMemory};
+use pod_protocol::controller::{ControllerPort, PortError};
 
-use crate::api::EventKind;
 use crate::config::Config;
 use crate::journal::Journal;
-use crate::link_policy::LinkHistory;
-use crate::reconcile::Reconciler;
-use crate::state::{Command, Effect, Presence, Refusal, State};
+use crate::state::{Command, Refusal, State};
 use crate::store::{Recovered, Store, StoreError};
 use crate::view::{PoolFacts, View};
+use conductor::{Conductor, Delays};
 
 pub use handle::{Handle, Sample, SubmitError};
 use handle::{Request, Shared};
+use pool_world::PoolWorld;
+
+/// How long the thread sleeps at most; it is woken before when there is something to do.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+/// How much is gathered into one commit.
+const WISHES_PER_TURN_MAX: usize = 256;
+
+type Reply = tokio::sync::oneshot::Sender<Result<(), Refusal>>;
 
 /// Why a controller cannot start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -43,30 +51,8 @@ pub enum ControllerError {
 
 /// The controller's thread before it runs.
 pub struct Controller<M: Memory> {
-    port: ControllerPort<M>,
-    memory: M,
-    layout: Layout,
-    store: Store,
-    state: State,
-    term: u64,
-    reconciler: Reconciler<CommandId>,
-    shared: Arc<Shared>,
+    conductor: Conductor<PoolWorld<M>>,
     requests: mpsc::Receiver<Request>,
-    /// The lives that were granted, which a join is about.
-    granted: BTreeMap<EndpointId, u64>,
-    /// When those who are being fenced must have stopped.
-    fences: BTreeMap<EndpointId, (u64, Instant)>,
-    fence_wait: Duration,
-    /// Until when storage backends that are away are waited for.
-    graces: BTreeMap<EndpointId, (u64, Instant)>,
-    blk_grace: Duration,
-    links: LinkHistory,
-    /// Until when leases that were moved receive from the NIC that they left.
-    drains: BTreeMap<LeaseId, (LeaseGeneration, Instant)>,
-    drain: Duration,
-    retry_at: Option<Instant>,
-    /// Whether something changed that endpoints or viewers have yet to see.
-    stale: bool,
 }
 
 impl<M: Memory> Controller<M> {
@@ -107,50 +93,47 @@ impl<M: Memory> Controller<M> {
         let shared = Arc::new(Shared::new(Journal::new(recovered.events), View::new(&state, facts, sockets)));
         let (sender, requests) = mpsc::channel();
         let handle = Handle::new(sender, port.waker(), Arc::clone(&shared));
-        let mut controller = Self {
-            port,
-            memory,
-            layout: pool.layout().clone(),
-            store,
-            state,
-            term: recovered.term,
-            reconciler: Reconciler::default(),
-            shared,
-            requests,
-            granted: BTreeMap::new(),
-            fences: BTreeMap::new(),
-            fence_wait: config.fence_wait(),
-            graces: BTreeMap::new(),
-            blk_grace: config.blk_grace(),
-            links: LinkHistory::new(config.link_policy()),
-            drains: BTreeMap::new(),
-            drain: config.drain(),
-            retry_at: None,
-            stale: true,
-        };
-        controller.resume(begun)?;
-        Ok((controller, handle))
+        let world =
+            PoolWorld { port, memory, layout: pool.layout().clone(), store, shared: Arc::clone(&shared) };
+        let delays =
+            Delays { fence: config.fence_wait(), blk_grace: config.blk_grace(), drain: config.drain() };
+        let mut conductor = Conductor::new(world, state, recovered.term, (delays, config.link_policy()));
+        conductor.resume(begun)?;
+        Ok((Self { conductor, requests }, handle))
     }
 
-    /// Finishes what the last life began: whoever it was fencing is fenced again.
-    fn resume(&mut self, mut effects: Vec<Effect>) -> Result<(), ControllerError> {
-        let fencing: Vec<EndpointId> = self
-            .state
-            .endpoints
-            .iter()
-            .filter(|(_, endpoint)| endpoint.presence == Presence::Fencing)
-            .map(|(id, _)| *id)
-            .collect();
-        for endpoint in fencing {
-            self.act(&Effect::Fence(endpoint));
+    /// Runs until it is [told to stop](Handle::stop), or until the state cannot be kept any more.
+    pub fn run(mut self) -> Result<(), ControllerError> {
+        let shared = Arc::clone(&self.conductor.world.shared);
+        let result = self.turn_until_stopped();
+        shared.stopped.store(true, Ordering::Release);
+        result
+    }
+
+    fn turn_until_stopped(&mut self) -> Result<(), ControllerError> {
+        loop {
+            let (wishes, stop) = self.wishes();
+            let due = self.conductor.turn(wishes, Instant::now())?;
+            if stop {
+                return Ok(());
+            }
+            let now = Instant::now();
+            let sleep = due.map_or(SLEEP_MAX, |due| due.saturating_duration_since(now).min(SLEEP_MAX));
+            self.conductor.world.port.wait(sleep);
         }
-        let message = format!("term {}, {} commands so far", self.term, self.state.index);
-        let event =
-            Effect::Event { kind: EventKind::ControllerStarted, subject: "controller".to_owned(), message };
-        effects.insert(0, event);
-        self.commit(&[], &effects, &self.state.clone())?;
-        self.publish_regions();
-        Ok(())
+    }
+
+    /// What was asked for, and whether to stop after that.
+    fn wishes(&mut self) -> (Vec<(Command, Reply)>, bool) {
+        let mut wishes = Vec::new();
+        while wishes.len() < WISHES_PER_TURN_MAX {
+            match self.requests.try_recv() {
+                Ok(Request::Apply { command, reply }) => wishes.push((command, reply)),
+                Ok(Request::Stop) | Err(TryRecvError::Disconnected) => return (wishes, true),
+                Err(TryRecvError::Empty) => break,
+            }
+        }
+        (wishes, false)
     }
 }
 

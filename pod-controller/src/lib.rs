@@ -22,6 +22,8 @@ pub mod link_policy;
 pub mod metrics;
 pub mod reconcile;
 pub mod rest;
+#[cfg(test)]
+mod simulation;
 pub mod state;
 pub mod store;
 pub mod view;

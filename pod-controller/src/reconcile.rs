@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cxl_pool::EndpointId;
 use pod_protocol::commands::{Command, Version};
-use pod_protocol::ids::RegionId;
+use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::objects::{Object, ObjectId};
 
 use crate::state::{Lease, Objects, Presence, State};
@@ -23,6 +23,9 @@ enum Step<Ticket> {
     Failed { reason: String, retry_at: Instant },
 }
 
+/// A region to flush, and whether that is to let go of it. A storage backend flushes the same one before it serves it.
+type Scrub = (RegionId, bool);
+
 #[derive(Debug)]
 struct Known<Ticket> {
     object: Object,
@@ -33,7 +36,7 @@ struct Known<Ticket> {
 struct Remote<Ticket> {
     objects: BTreeMap<ObjectId, Known<Ticket>>,
     leaving: BTreeMap<ObjectId, Step<Ticket>>,
-    scrubs: BTreeMap<RegionId, Step<Ticket>>,
+    scrubs: BTreeMap<Scrub, Step<Ticket>>,
     synced: bool,
     /// What it refused and how, so that it is told once.
     complaints: BTreeSet<(String, String)>,
@@ -103,9 +106,21 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
         // Backends first: what a frontend is told may have to wait for them.
         let mut order: Vec<EndpointId> = wanted.keys().copied().collect();
         order.sort_by_key(|endpoint| !is_backend(*endpoint));
+        let mut changing = None;
         for endpoint in order {
+            let changing: &BTreeSet<LeaseId> = if is_backend(endpoint) {
+                &BTreeSet::new()
+            } else {
+                changing.get_or_insert_with(|| self.changing(state, &wanted))
+            };
+            let is_first = |object: &Object| self.is_first_to_serve(endpoint, object);
             let (ready, held): (Vec<&Object>, Vec<&Object>) =
-                wanted[&endpoint].values().partition(|object| !self.must_wait(state, &wanted, object));
+                wanted[&endpoint].values().partition(|object| {
+                    let waits_for_others = lease_served(object)
+                        .is_some_and(|lease| changing.contains(&lease))
+                        && is_first(object);
+                    !waits_for_others && !self.must_wait(state, &wanted, object)
+                });
             let Some(remote) = self.remotes.get_mut(&endpoint) else { continue };
             let mut send = |command: &Command| send(endpoint, command);
             remote.apply(&ready, version, now, &mut send);
@@ -116,7 +131,10 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
                 remote.synced = true;
             }
             if held.is_empty() && !remote.is_busy() {
-                remote.scrub(&state.scrubs(endpoint), version, now, &mut send);
+                let wanted = state.scrubs(endpoint).into_iter();
+                let wanted =
+                    wanted.map(|(region, area)| ((region, state.is_retired(region)), area)).collect();
+                remote.scrub(&wanted, version, now, &mut send);
             }
         }
         self.remotes.values().filter_map(Remote::next_retry).min()
@@ -149,7 +167,7 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
                     Err(_) => remote.leaving.insert(id, step),
                 };
                 (what, None)
-            } else if let Some((id, known)) = remote.scrubs.iter_mut().find(|(_, step)| **step == sent) {
+            } else if let Some(((id, _), known)) = remote.scrubs.iter_mut().find(|(_, step)| **step == sent) {
                 *known = step;
                 (format!("scrub {id}"), Some(*id))
             } else {
@@ -196,12 +214,36 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
     /// Whether a frontend must not be told yet: the backend that serves the lease is there and is being told, and
     /// until it has heard it would refuse what the frontend sends.
     fn must_wait(&self, state: &State, wanted: &BTreeMap<EndpointId, Objects>, object: &Object) -> bool {
-        let lease = match object {
-            Object::Port(port) => port.lease,
-            Object::Disk(disk) => disk.lease,
-            _ => return false,
-        };
+        let Some(lease) = lease_served(object) else { return false };
         state.services(lease).iter().any(|(backend, id)| self.is_being_told(state, wanted, *backend, id))
+    }
+
+    /// Leases of which some backend that hears may still accept what it should not. Somebody else may send it that.
+    fn changing(&self, state: &State, wanted: &BTreeMap<EndpointId, Objects>) -> BTreeSet<LeaseId> {
+        let silent = |id| state.endpoints.get(id).is_some_and(|known| known.presence == Presence::Silent);
+        let mut changing = BTreeSet::new();
+        for (id, remote) in self.remotes.iter().filter(|(id, _)| is_backend(**id) && !silent(id)) {
+            let Some(wanted) = wanted.get(id) else { continue };
+            for (object, known) in &remote.objects {
+                if matches!(known.step, Step::Sent(_)) || wanted.get(object) != Some(&known.object) {
+                    changing.extend(lease_accepted(object));
+                }
+            }
+            let leaving = remote.leaving.iter().filter(|(_, step)| matches!(step, Step::Sent(_)));
+            changing.extend(leaving.filter_map(|(object, _)| lease_accepted(object)));
+        }
+        changing
+    }
+
+    /// Whether a frontend would serve a lease that it does not serve yet, as far as is known. It may not be the only one
+    /// that thinks so.
+    fn is_first_to_serve(&self, frontend: EndpointId, object: &Object) -> bool {
+        let known = self.remotes.get(&frontend).and_then(|remote| remote.objects.get(&object.id()));
+        match known.map(|known| &known.object) {
+            Some(Object::Port(port)) => port.incoming,
+            Some(Object::Disk(disk)) => disk.incoming,
+            _ => true,
+        }
     }
 
     fn is_being_told(
@@ -269,16 +311,16 @@ impl<Ticket: Copy + Eq> Remote<Ticket> {
 
     fn scrub(
         &mut self,
-        wanted: &BTreeMap<RegionId, cxl_pool::Area>,
+        wanted: &BTreeMap<Scrub, cxl_pool::Area>,
         version: Version,
         now: Instant,
         send: &mut impl FnMut(&Command) -> Ticket,
     ) {
-        self.scrubs.retain(|region, _| wanted.contains_key(region));
-        for (region, area) in wanted {
-            if self.scrubs.get(region).is_none_or(|step| step.is_due(now)) {
-                let ticket = send(&Command::Scrub { version, region: *region, area: *area });
-                self.scrubs.insert(*region, Step::Sent(ticket));
+        self.scrubs.retain(|scrub, _| wanted.contains_key(scrub));
+        for (scrub, area) in wanted {
+            if self.scrubs.get(scrub).is_none_or(|step| step.is_due(now)) {
+                let ticket = send(&Command::Scrub { version, region: scrub.0, area: *area });
+                self.scrubs.insert(*scrub, Step::Sent(ticket));
             }
         }
     }
@@ -301,6 +343,23 @@ impl<Ticket: Copy + Eq> Remote<Ticket> {
 impl<Ticket> Step<Ticket> {
     fn is_due(&self, now: Instant) -> bool {
         matches!(self, Self::Failed { retry_at, .. } if *retry_at <= now)
+    }
+}
+
+/// The lease that a frontend's object lets it serve.
+const fn lease_served(object: &Object) -> Option<LeaseId> {
+    match object {
+        Object::Port(port) => Some(port.lease),
+        Object::Disk(disk) => Some(disk.lease),
+        _ => None,
+    }
+}
+
+/// The lease of which a backend's object makes it accept requests.
+const fn lease_accepted(id: &ObjectId) -> Option<LeaseId> {
+    match id {
+        ObjectId::Registration { lease, .. } | ObjectId::Volume(lease) => Some(*lease),
+        _ => None,
     }
 }
 

@@ -1,13 +1,12 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use cxl_pool::Memory;
-
-use super::Controller;
+use super::conductor::Conductor;
+use super::world::World;
 use crate::link_policy::Verdict;
 use crate::state::{Command, DeviceId};
 
-impl<M: Memory> Controller<M> {
+impl<W: World> Conductor<W> {
     /// A NIC lost its link, or failed.
     pub(super) fn note_loss(&mut self, device: &DeviceId, now: Instant) -> Option<Command> {
         self.links.lost(device, now).map(command)
@@ -30,7 +29,7 @@ impl<M: Memory> Controller<M> {
         let current: BTreeMap<_, _> = self.state.drains().collect();
         self.drains.retain(|lease, (generation, _)| current.get(lease) == Some(generation));
         for (lease, generation) in current {
-            self.drains.entry(lease).or_insert((generation, now + self.drain));
+            self.drains.entry(lease).or_insert((generation, now + self.delays.drain));
         }
     }
 

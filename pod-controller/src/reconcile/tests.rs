@@ -46,7 +46,16 @@ impl Bench {
 }
 
 fn joined(state: &mut State, endpoint: EndpointId, incarnation: u64) {
-    let devices = if endpoint.role == Role::NetBackend {
+    let devices = if endpoint.role == Role::BlkBackend {
+        vec![DeviceReport::Ssd {
+            name: "ssd0".to_owned(),
+            driver: "null".to_owned(),
+            size_bytes: 64 << 20,
+            block_bytes: 512,
+            table: None,
+            reserved_bytes: 0,
+        }]
+    } else if endpoint.role == Role::NetBackend {
         vec![DeviceReport::Nic {
             name: "nic0".to_owned(),
             driver: "null".to_owned(),
@@ -70,8 +79,8 @@ fn joined(state: &mut State, endpoint: EndpointId, incarnation: u64) {
     state.apply(&state::Command::Join { endpoint, incarnation, join }).expect("a good join");
 }
 
-fn state_with_vm() -> State {
-    let mut state = State::new(Options {
+fn options() -> Options {
+    Options {
         pool: uuid::Uuid::nil(),
         data: Area { start: LineOffset::new(0), lines: LineCount::covering(64 << 20) },
         tx_area: LineCount::covering(1 << 20),
@@ -82,7 +91,11 @@ fn state_with_vm() -> State {
         rx_quota_buffers: 64,
         disk_queues: 1,
         socket_name_bytes_max: 80,
-    });
+    }
+}
+
+fn state_with_vm() -> State {
+    let mut state = State::new(options());
     joined(&mut state, FRONTEND, 1);
     joined(&mut state, BACKEND, 1);
     let (name, host) = ("vm1".to_owned(), FRONTEND.host);
@@ -149,6 +162,42 @@ fn users_are_removed_before_what_they_stand_on_and_scrubbed_last() {
     // Everybody who was given a region lets go of it: the frontend of both rings and its area, and so the backend.
     assert_eq!(at(&bench, FRONTEND)[2..], ["scrub", "scrub", "scrub"]);
     assert_eq!(at(&bench, BACKEND)[2..], ["scrub", "scrub", "scrub"]);
+}
+
+/// A storage backend that is new flushes what its predecessor served, and later lets go of it: two scrubs of one region.
+#[test]
+fn what_was_flushed_before_it_was_served_is_flushed_again_when_it_is_given_up() {
+    let now = Instant::now();
+    let (frontend, backend) =
+        (EndpointId::new(FRONTEND.host, Role::BlkFrontend), EndpointId::new(BACKEND.host, Role::BlkBackend));
+    let mut state = State::new(options());
+    for (endpoint, incarnation) in [(frontend, 1), (backend, 1)] {
+        joined(&mut state, endpoint, incarnation);
+    }
+    let command = |state: &mut State, command| state.apply(&command).expect("it is possible");
+    let (name, size_bytes) = ("vol0".to_owned(), 1 << 20);
+    command(&mut state, state::Command::CreateVolume { name, size_bytes, device: None, replicas: 1 });
+    let (name, host, volumes) = ("vm1".to_owned(), frontend.host, vec!["vol0".to_owned()]);
+    command(&mut state, state::Command::CreateInstance { name, host, nics: Vec::new(), volumes });
+    joined(&mut state, backend, 2);
+    let data = state.leases.values().next().and_then(|lease| lease.area).expect("an area").region;
+
+    let mut bench = Bench::default();
+    bench.reconciler.connected(backend);
+    bench.pump(&state, now);
+    let scrubs = |bench: &Bench| -> Vec<usize> {
+        let of_data = |(_, order): &(EndpointId, Command)| matches!(order, Command::Scrub { region, .. } if *region == data);
+        (0..bench.sent.len()).filter(|ticket| of_data(&bench.sent[*ticket])).collect()
+    };
+    bench.answer_all(&state, now);
+    assert_eq!(scrubs(&bench).len(), 1);
+    let scrubbed = state::Command::Scrubbed { endpoint: backend, incarnation: 2, region: data };
+    command(&mut state, scrubbed);
+    command(&mut state, state::Command::DeleteInstance { name: "vm1".to_owned(), force: true });
+    assert!(state.scrubs(backend).contains_key(&data), "it may have served the area since");
+    bench.pump(&state, now);
+    bench.answer_all(&state, now);
+    assert_eq!(scrubs(&bench).len(), 2);
 }
 
 #[test]

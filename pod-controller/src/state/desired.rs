@@ -87,6 +87,11 @@ impl State {
         scrubs
     }
 
+    /// Whether a region is to be let go of.
+    pub fn is_retired(&self, region: RegionId) -> bool {
+        self.regions.get(region).is_some_and(|region| region.usage == RegionUse::Quarantined)
+    }
+
     /// What serves a lease now: the backends, and the objects there that let them. Until a backend has that, the
     /// frontend's messages would be refused. The replicas of a mirror that may be relied on know which may not before the
     /// frontend does, since it acknowledges then what the others lack.

@@ -40,7 +40,7 @@ mod stripe;
 mod volume;
 
 #[cfg(test)]
-mod model;
+pub(crate) mod model;
 #[cfg(test)]
 mod tests;
 

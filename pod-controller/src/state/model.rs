@@ -11,9 +11,9 @@ use uuid::Uuid;
 
 use super::*;
 
-pub(super) const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
-pub(super) fn options(pool_mib: u64) -> Options {
+pub(crate) fn options(pool_mib: u64) -> Options {
     let lines = |bytes: u64| LineCount::covering(bytes);
     Options {
         pool: Uuid::from_u128(0xabcd << 112),
@@ -29,11 +29,11 @@ pub(super) fn options(pool_mib: u64) -> Options {
     }
 }
 
-pub(super) fn endpoint(host: u16, role: Role) -> EndpointId {
+pub(crate) fn endpoint(host: u16, role: Role) -> EndpointId {
     EndpointId::new(HostId::new(host), role)
 }
 
-pub(super) fn join(host: u16, devices: Vec<DeviceReport>) -> Join {
+pub(crate) fn join(host: u16, devices: Vec<DeviceReport>) -> Join {
     Join {
         host_name: format!("h{host}"),
         software: "test 1".to_owned(),
@@ -43,7 +43,7 @@ pub(super) fn join(host: u16, devices: Vec<DeviceReport>) -> Join {
     }
 }
 
-pub(super) fn nic(name: &str, up: bool, backup: bool) -> DeviceReport {
+pub(crate) fn nic(name: &str, up: bool, backup: bool) -> DeviceReport {
     DeviceReport::Nic {
         name: name.to_owned(),
         driver: "null".to_owned(),
@@ -56,7 +56,7 @@ pub(super) fn nic(name: &str, up: bool, backup: bool) -> DeviceReport {
     }
 }
 
-pub(super) fn ssd(name: &str, mib: u64) -> DeviceReport {
+pub(crate) fn ssd(name: &str, mib: u64) -> DeviceReport {
     DeviceReport::Ssd {
         name: name.to_owned(),
         driver: "null".to_owned(),
@@ -68,7 +68,7 @@ pub(super) fn ssd(name: &str, mib: u64) -> DeviceReport {
 }
 
 /// What endpoints of a host report: host 1 has none, host 2 a NIC and an SSD, host 3 a backup NIC, another NIC, an SSD.
-pub(super) fn devices_of(endpoint: EndpointId, up: bool) -> Vec<DeviceReport> {
+pub(crate) fn devices_of(endpoint: EndpointId, up: bool) -> Vec<DeviceReport> {
     match (endpoint.host.get(), endpoint.role) {
         (2, Role::NetBackend) => vec![nic("nic0", up, false)],
         (3, Role::NetBackend) => vec![nic("nic0", true, true), nic("nic1", up, false)],
@@ -307,7 +307,7 @@ fn attach_command(
 }
 
 /// Every endpoint that is there lets go of what it has to.
-pub(super) fn scrub_all(state: &State) -> Vec<Command> {
+pub(crate) fn scrub_all(state: &State) -> Vec<Command> {
     let there = state.endpoints.iter().filter(|(_, known)| known.presence == Presence::Joined);
     there
         .flat_map(|(id, known)| {
@@ -321,7 +321,7 @@ pub(super) fn scrub_all(state: &State) -> Vec<Command> {
 }
 
 /// Everything that must hold in every state.
-pub(super) fn check(state: &State) {
+pub(crate) fn check(state: &State) {
     no_two_regions_overlap(state);
     no_two_extents_overlap(state);
     no_lease_is_active_twice(state);

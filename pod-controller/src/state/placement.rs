@@ -17,7 +17,7 @@ struct Candidate<'a> {
 
 impl State {
     /// Whether a device can be given to somebody now.
-    pub(super) fn is_usable(&self, id: &DeviceId) -> bool {
+    pub(crate) fn is_usable(&self, id: &DeviceId) -> bool {
         self.is_up(id) && self.devices.get(id).is_some_and(|device| device.held.is_none())
     }
 
@@ -30,7 +30,7 @@ impl State {
 
     /// Whether it is certain that a device is not used any more by whom it was given to: it has no link, it failed, or
     /// its owner is over. An owner that is merely silent may still be at work.
-    pub(super) fn is_lost(&self, id: &DeviceId) -> bool {
+    pub(crate) fn is_lost(&self, id: &DeviceId) -> bool {
         self.devices.get(id).is_none_or(|device| {
             device.health != Health::Up || self.presence_of_owner(id, device).is_none_or(Presence::is_over)
         })

@@ -97,7 +97,8 @@ impl State {
         nic.map_or_else(String::new, |nic| self.device_name(nic))
     }
 
-    /// Looks for a backup where there is none that works. One that fails and has no better stays: it may come back.
+    /// Looks for a backup where there is none that works. One that fails and has no better stays: it may come back. A lease
+    /// whose own NIC does not work either takes what there is, an ordinary NIC too.
     fn choose_standbys(&mut self) {
         let better: Vec<(LeaseId, DeviceId)> = self
             .leases
@@ -105,8 +106,16 @@ impl State {
             .filter_map(|lease| match &lease.kind {
                 LeaseKind::Nic { active, standby, mtu, features, .. } => {
                     let trusted = |id: &DeviceId| self.devices.get(id).is_some_and(|it| it.held.is_none());
-                    let works = standby.as_ref().is_some_and(|it| !self.is_lost(it) && trusted(it));
+                    let urgent = !self.is_up(active);
+                    let works = standby.as_ref().is_some_and(|it| {
+                        trusted(it) && if urgent { self.is_up(it) } else { !self.is_lost(it) }
+                    });
                     let found = if works { None } else { self.place_standby(active, *mtu, *features) };
+                    let found = found.or_else(|| {
+                        let in_need = urgent && !works;
+                        let any = || self.place_move(active, *mtu, None);
+                        in_need.then(any).flatten()
+                    });
                     found.map(|found| (lease.id, found))
                 }
                 LeaseKind::Disk { .. } => None,

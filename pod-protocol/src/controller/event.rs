@@ -44,8 +44,10 @@ pub enum CommandFailure {
 /// After [`ControllerPort::open`](super::ControllerPort::open) there is one of [`PortEvent::Appeared`],
 /// [`PortEvent::Silent`] and [`PortEvent::Gone`] for every slot of the pool, so that a controller learns what became of
 /// the endpoints that it remembers.
+///
+/// A port of another kind, such as a simulated one, names its commands and joins in its own way.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PortEvent {
+pub enum PortEvent<Ticket = CommandId, Request = JoinRequest> {
     /// It lives, and waits for a [`grant`](super::ControllerPort::grant). With another incarnation than before it is
     /// a new process that holds nothing.
     Appeared {
@@ -62,7 +64,7 @@ pub enum PortEvent {
         /// Who.
         endpoint: EndpointId,
         /// For the answer.
-        request: JoinRequest,
+        request: Request,
         /// What it says.
         join: Join,
     },
@@ -78,7 +80,7 @@ pub enum PortEvent {
         /// Who.
         endpoint: EndpointId,
         /// Which command.
-        command: CommandId,
+        command: Ticket,
         /// How it went.
         result: Result<(), CommandFailure>,
     },
@@ -102,7 +104,7 @@ pub enum PortEvent {
     },
 }
 
-impl PortEvent {
+impl<Ticket, Request> PortEvent<Ticket, Request> {
     /// Where it happened.
     pub fn endpoint(&self) -> EndpointId {
         match self {

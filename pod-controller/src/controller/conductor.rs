@@ -1,46 +1,71 @@
+//! What follows from what is heard. It knows the time only as an argument and the world only as a [`World`], so that a
+//! simulated pod runs it too.
+
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::TryRecvError;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use cxl_pool::regions::{self, Purpose, RegionEntry, RegionState, TableVersion};
-use cxl_pool::{EndpointId, Memory, ReplicaId};
+use cxl_pool::EndpointId;
 use pod_protocol::commands::Version;
-use pod_protocol::controller::{CommandFailure, CommandId, JoinRequest, PortError, PortEvent};
+use pod_protocol::controller::{CommandFailure, PortError, PortEvent};
+use pod_protocol::ids::{LeaseGeneration, LeaseId};
 use pod_protocol::reports::{Join, Report};
-use tokio::sync::oneshot;
 
-use super::handle::{Request, Sample};
-use super::{Controller, ControllerError};
-use crate::api::{Event, EventKind};
-use crate::reconcile::Answer;
-use crate::state::{self, Command, DeviceId, Effect, Lease, Presence, Refusal, RegionUse, State};
-use crate::view::Waiting as LeasesWaiting;
+use super::handle::Sample;
+use super::world::World;
+use crate::api::EventKind;
+use crate::link_policy::{LinkHistory, LinkPolicy};
+use crate::reconcile::{Answer, Reconciler};
+use crate::state::{Command, DeviceId, Effect, Presence, Refusal, State};
 
-/// How long the thread sleeps at most; it is woken before when there is something to do.
-const SLEEP_MAX: Duration = Duration::from_secs(1);
-/// How much is gathered into one commit.
-const COMMANDS_PER_TURN_MAX: usize = 256;
 /// How many events of the port are heard in one turn, so that the API is not kept waiting.
 const EVENTS_PER_TURN_MAX: usize = 4096;
 
 /// Who waits for what becomes of a command.
-enum Waiting {
+enum Waiting<W: World> {
     Nobody,
-    Api(oneshot::Sender<Result<(), Refusal>>),
-    Join { endpoint: EndpointId, request: JoinRequest },
+    Api(W::Reply),
+    Join { endpoint: EndpointId, request: W::Request },
+}
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Delays {
+    /// Until whoever was fenced must have stopped.
+    pub(crate) fence: Duration,
+    /// For how long guests wait for a storage backend that is away.
+    pub(crate) blk_grace: Duration,
+    /// For how long a lease that was moved receives from the NIC that it left.
+    pub(crate) drain: Duration,
+}
+
+/// The controller's conduct: state, and what it waits for.
+pub(crate) struct Conductor<W: World> {
+    pub(crate) world: W,
+    pub(crate) state: State,
+    term: u64,
+    reconciler: Reconciler<W::Ticket>,
+    /// The lives that were granted, which a join is about.
+    granted: BTreeMap<EndpointId, u64>,
+    /// When those who are being fenced must have stopped.
+    fences: BTreeMap<EndpointId, (u64, Instant)>,
+    /// Until when storage backends that are away are waited for.
+    graces: BTreeMap<EndpointId, (u64, Instant)>,
+    pub(super) links: LinkHistory,
+    /// Until when leases that were moved receive from the NIC that they left.
+    pub(super) drains: BTreeMap<LeaseId, (LeaseGeneration, Instant)>,
+    pub(super) delays: Delays,
+    retry_at: Option<Instant>,
+    /// Whether something changed that endpoints or viewers have yet to see.
+    stale: bool,
 }
 
 /// Commands that came in one turn, in their order.
-#[derive(Default)]
-struct Inbox {
-    commands: Vec<(Command, Waiting)>,
+struct Inbox<W: World> {
+    commands: Vec<(Command, Waiting<W>)>,
     events: Vec<Effect>,
-    stop: bool,
 }
 
-impl Inbox {
+impl<W: World> Inbox<W> {
     fn add(&mut self, command: Command) {
         self.commands.push((command, Waiting::Nobody));
     }
@@ -50,48 +75,74 @@ impl Inbox {
     }
 }
 
-impl<M: Memory> Controller<M> {
-    /// Runs until it is [told to stop](super::Handle::stop), or until the state cannot be kept any more.
-    pub fn run(mut self) -> Result<(), ControllerError> {
-        let shared = Arc::clone(&self.shared);
-        let result = self.turn_until_stopped();
-        shared.stopped.store(true, Ordering::Release);
-        result
-    }
-
-    fn turn_until_stopped(&mut self) -> Result<(), ControllerError> {
-        loop {
-            let now = Instant::now();
-            let mut inbox = self.gather(now);
-            let stop = std::mem::take(&mut inbox.stop);
-            self.carry_out(inbox)?;
-            if stop {
-                return Ok(());
-            }
-            self.show(Instant::now());
-            let now = Instant::now();
-            self.watch_absent(now);
-            self.watch_drains(now);
-            let dues = self.fences.values().chain(self.graces.values()).map(|(_, due)| *due);
-            let due = dues.chain(self.retry_at).chain(self.next_of_links()).min();
-            self.port.wait(due.map_or(SLEEP_MAX, |due| due.saturating_duration_since(now).min(SLEEP_MAX)));
+impl<W: World> Conductor<W> {
+    pub(crate) fn new(
+        world: W,
+        state: State,
+        term: u64,
+        (delays, link_policy): (Delays, LinkPolicy),
+    ) -> Self {
+        Self {
+            world,
+            state,
+            term,
+            reconciler: Reconciler::default(),
+            granted: BTreeMap::new(),
+            fences: BTreeMap::new(),
+            graces: BTreeMap::new(),
+            links: LinkHistory::new(link_policy),
+            drains: BTreeMap::new(),
+            delays,
+            retry_at: None,
+            stale: true,
         }
     }
 
-    fn gather(&mut self, now: Instant) -> Inbox {
-        let mut inbox = Inbox::default();
-        while inbox.commands.len() < COMMANDS_PER_TURN_MAX {
-            match self.requests.try_recv() {
-                Ok(Request::Apply { command, reply }) => inbox.commands.push((command, Waiting::Api(reply))),
-                Ok(Request::Stop) | Err(TryRecvError::Disconnected) => {
-                    inbox.stop = true;
-                    break;
-                }
-                Err(TryRecvError::Empty) => break,
-            }
+    /// Finishes what the last life began: whoever it was fencing is fenced again.
+    pub(crate) fn resume(&mut self, mut effects: Vec<Effect>) -> Result<(), W::Error> {
+        let fencing: Vec<EndpointId> = self
+            .state
+            .endpoints
+            .iter()
+            .filter(|(_, endpoint)| endpoint.presence == Presence::Fencing)
+            .map(|(id, _)| *id)
+            .collect();
+        for endpoint in fencing {
+            self.act(&Effect::Fence(endpoint));
         }
+        let message = format!("term {}, {} commands so far", self.term, self.state.index);
+        let event =
+            Effect::Event { kind: EventKind::ControllerStarted, subject: "controller".to_owned(), message };
+        effects.insert(0, event);
+        self.world.commit(&[], &effects, &self.state)?;
+        self.world.publish_regions(self.version(), &self.state.regions);
+        Ok(())
+    }
+
+    /// Hears what came, decides, commits, and lets it out. Returns when something is due next.
+    pub(crate) fn turn(
+        &mut self,
+        wishes: Vec<(Command, W::Reply)>,
+        now: Instant,
+    ) -> Result<Option<Instant>, W::Error> {
+        let inbox = self.gather(wishes, now);
+        self.carry_out(inbox, now)?;
+        self.show(now);
+        self.watch_absent(now);
+        self.watch_drains(now);
+        let dues = self.fences.values().chain(self.graces.values()).map(|(_, due)| *due);
+        Ok(dues.chain(self.retry_at).chain(self.next_of_links()).min())
+    }
+
+    fn version(&self) -> Version {
+        Version { term: self.term, index: self.state.index }
+    }
+
+    fn gather(&mut self, wishes: Vec<(Command, W::Reply)>, now: Instant) -> Inbox<W> {
+        let commands = wishes.into_iter().map(|(command, reply)| (command, Waiting::Api(reply))).collect();
+        let mut inbox = Inbox { commands, events: Vec::new() };
         for _ in 0..EVENTS_PER_TURN_MAX {
-            let Some(event) = self.port.poll(now) else { break };
+            let Some(event) = self.world.poll(now) else { break };
             self.hear(event, now, &mut inbox);
         }
         let over: Vec<(EndpointId, u64)> = self
@@ -122,11 +173,11 @@ impl<M: Memory> Controller<M> {
         let awaited: BTreeMap<EndpointId, u64> = self.state.awaited().collect();
         self.graces.retain(|id, (life, _)| awaited.get(id) == Some(life));
         for (id, life) in awaited {
-            self.graces.entry(id).or_insert((life, now + self.blk_grace));
+            self.graces.entry(id).or_insert((life, now + self.delays.blk_grace));
         }
     }
 
-    fn hear(&mut self, event: PortEvent, now: Instant, inbox: &mut Inbox) {
+    fn hear(&mut self, event: PortEvent<W::Ticket, W::Request>, now: Instant, inbox: &mut Inbox<W>) {
         match event {
             // An earlier life of ours decided it, but may have ended before the fence was up.
             PortEvent::Appeared { endpoint, incarnation, .. }
@@ -135,7 +186,7 @@ impl<M: Memory> Controller<M> {
                 self.act(&Effect::Fence(endpoint));
             }
             PortEvent::Appeared { endpoint, incarnation, .. } => {
-                match self.port.grant(endpoint) {
+                match self.world.grant(endpoint) {
                     Ok(()) => {
                         self.granted.insert(endpoint, incarnation);
                     }
@@ -165,7 +216,7 @@ impl<M: Memory> Controller<M> {
                 self.reconciler.disconnected(endpoint);
                 self.granted.remove(&endpoint);
                 self.fences.remove(&endpoint);
-                self.shared.telemetry().remove(&endpoint);
+                self.world.sample(endpoint, None);
                 self.stale = true;
                 if self.presence(endpoint).is_some_and(|presence| !presence.is_over()) {
                     inbox.add(Command::Gone { endpoint });
@@ -178,16 +229,16 @@ impl<M: Memory> Controller<M> {
         self.state.endpoints.get(&endpoint).map(|known| known.presence)
     }
 
-    fn hear_join(&mut self, endpoint: EndpointId, request: JoinRequest, join: Join, inbox: &mut Inbox) {
+    fn hear_join(&mut self, endpoint: EndpointId, request: W::Request, join: Join, inbox: &mut Inbox<W>) {
         let Some(incarnation) = self.granted.get(&endpoint).copied() else {
-            self.port.answer(request, Err("it was not granted anything: join again".to_owned()));
+            self.world.answer(request, Err("it was not granted anything: join again".to_owned()));
             return;
         };
         let command = Command::Join { endpoint, incarnation, join };
         inbox.commands.push((command, Waiting::Join { endpoint, request }));
     }
 
-    fn hear_report(&mut self, endpoint: EndpointId, report: Report, now: Instant, inbox: &mut Inbox) {
+    fn hear_report(&mut self, endpoint: EndpointId, report: Report, now: Instant, inbox: &mut Inbox<W>) {
         // Whoever has not joined, or was fenced, has nothing to say.
         if !self.reconciler.is_connected(endpoint) {
             return;
@@ -199,7 +250,7 @@ impl<M: Memory> Controller<M> {
         match report {
             Report::Join(_) => {}
             Report::Telemetry(telemetry) => {
-                self.shared.telemetry().insert(endpoint, Sample { at: now, telemetry });
+                self.world.sample(endpoint, Some(Sample { at: now, telemetry }));
             }
             Report::Link { device, up, reason } => {
                 let device = owned(device);
@@ -248,10 +299,10 @@ impl<M: Memory> Controller<M> {
     fn hear_answer(
         &mut self,
         endpoint: EndpointId,
-        command: CommandId,
+        command: W::Ticket,
         result: Result<(), CommandFailure>,
         now: Instant,
-        inbox: &mut Inbox,
+        inbox: &mut Inbox<W>,
     ) {
         self.stale = true;
         let refused = matches!(result, Err(CommandFailure::Refused(_)));
@@ -274,7 +325,7 @@ impl<M: Memory> Controller<M> {
     }
 
     /// Applies what came, commits it, and lets it out.
-    fn carry_out(&mut self, inbox: Inbox) -> Result<(), ControllerError> {
+    fn carry_out(&mut self, inbox: Inbox<W>, now: Instant) -> Result<(), W::Error> {
         if inbox.commands.is_empty() && inbox.events.is_empty() {
             return Ok(());
         }
@@ -317,84 +368,52 @@ impl<M: Memory> Controller<M> {
         if !logged.is_empty() || !effects.is_empty() {
             let commands: Vec<(u64, &Command)> =
                 logged.iter().map(|(index, command)| (*index, command)).collect();
-            self.commit(&commands, &effects, &next)?;
+            self.world.commit(&commands, &effects, &next)?;
             let regions_changed = self.state.regions != next.regions;
             self.state = next;
             self.stale = true;
             if regions_changed {
-                self.publish_regions();
+                self.world.publish_regions(self.version(), &self.state.regions);
             }
             for effect in &effects {
                 self.act(effect);
             }
         }
         for (waiting, answer) in answers {
-            self.answer(waiting, answer);
+            self.answer(waiting, answer, now);
         }
         Ok(())
     }
 
-    /// Keeps commands and events for good. Rings are cleared before: nobody has them yet, and once the commit stands
-    /// they count as made.
-    pub(super) fn commit(
-        &mut self,
-        commands: &[(u64, &Command)],
-        effects: &[Effect],
-        state: &State,
-    ) -> Result<(), ControllerError> {
-        let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-        let time_ms = u64::try_from(time_ms).unwrap_or(u64::MAX);
-        let mut events = Vec::new();
-        for effect in effects {
-            match effect {
-                Effect::Clear(ring) => ring.clear(&self.memory),
-                Effect::Event { kind, subject, message } => {
-                    let sequence = self.shared.journal.last() + events.len() as u64 + 1;
-                    let (subject, message) = (subject.clone(), message.clone());
-                    events.push(Event { sequence, time_ms, kind: *kind, subject, message });
-                }
-                Effect::Fence(_) => {}
-            }
-        }
-        let first = self.shared.journal.first_after(events.len());
-        self.store.commit(commands, &events, first, state)?;
-        for event in &events {
-            tracing::info!(subject = event.subject, "{}: {}", event.kind.word(), event.message);
-        }
-        self.shared.journal.add(events);
-        Ok(())
-    }
-
-    pub(super) fn act(&mut self, effect: &Effect) {
+    fn act(&mut self, effect: &Effect) {
         if let Effect::Fence(endpoint) = effect {
-            match self.port.fence(*endpoint) {
-                Ok(_) => {
+            match self.world.fence(*endpoint) {
+                Ok(visible) => {
                     let incarnation = self.state.endpoints.get(endpoint).map_or(0, |known| known.incarnation);
                     self.reconciler.disconnected(*endpoint);
-                    self.fences.insert(*endpoint, (incarnation, Instant::now() + self.fence_wait));
+                    self.fences.insert(*endpoint, (incarnation, visible + self.delays.fence));
                 }
                 Err(error) => tracing::error!(%endpoint, "cannot be fenced: {error}"),
             }
         }
     }
 
-    fn answer(&mut self, waiting: Waiting, answer: Result<(), Refusal>) {
+    fn answer(&mut self, waiting: Waiting<W>, answer: Result<(), Refusal>, now: Instant) {
         match waiting {
             Waiting::Nobody => {}
             Waiting::Api(reply) => {
                 // Whoever asks for the view after the answer finds the command's outcome in it.
                 if answer.is_ok() {
-                    self.show(Instant::now());
+                    self.show(now);
                 }
-                // A client that went away needs no answer.
-                let _ = reply.send(answer);
+                self.world.reply(reply, answer);
             }
             Waiting::Join { endpoint, request } => {
                 if answer.is_ok() {
                     self.reconciler.connected(endpoint);
                     self.stale = true;
                 }
-                self.port.answer(request, answer.map_err(|refusal| refusal.to_string()));
+                self.world.answer(request, answer.map_err(|refusal| refusal.to_string()));
             }
         }
     }
@@ -404,46 +423,10 @@ impl<M: Memory> Controller<M> {
         if !std::mem::take(&mut self.stale) {
             return;
         }
-        let version = Version { term: self.term, index: self.state.index };
-        let port = &mut self.port;
-        let mut send = |endpoint, command: &pod_protocol::commands::Command| port.send(endpoint, command);
+        let version = self.version();
+        let world = &mut self.world;
+        let mut send = |endpoint, command: &pod_protocol::commands::Command| world.send(endpoint, command);
         self.retry_at = self.reconciler.pump(&self.state, version, now, &mut send);
-        let (state, reconciler) = (&self.state, &self.reconciler);
-        let waits = |lease: &Lease, frontend: Option<EndpointId>| {
-            Some((lease.id, reconciler.waiting_for(state, lease, frontend?)?))
-        };
-        let leases = state.leases.values();
-        let here = leases.clone().filter_map(|lease| waits(lease, state.frontend_of(lease)));
-        let incoming = leases.filter_map(|lease| waits(lease, state.incoming_frontend(lease)));
-        let waiting = LeasesWaiting { here: here.collect(), incoming: incoming.collect() };
-        self.shared.view.send_modify(|view| *view = Arc::new(view.updated(&self.state, waiting)));
-    }
-
-    /// Projects the regions into the pool, for whoever looks at it without a controller.
-    pub(super) fn publish_regions(&self) {
-        let entries: Vec<RegionEntry> = self.state.regions.by_place().map(entry).collect();
-        let version = TableVersion { term: self.term, index: self.state.index };
-        if let Err(error) = regions::publish(&self.memory, &self.layout, ReplicaId::new(0), version, &entries)
-        {
-            tracing::error!("the region table in the pool is out of date: {error}");
-        }
-    }
-}
-
-fn entry(region: &state::Region) -> RegionEntry {
-    RegionEntry {
-        id: region.id.get(),
-        area: region.area,
-        holder: region.writer.host,
-        purpose: match region.purpose {
-            state::Purpose::Ring(_) => Purpose::Ring,
-            state::Purpose::Transmit(_) => Purpose::TxArea,
-            state::Purpose::Receive(_) => Purpose::RxArea,
-            state::Purpose::Data(_) | state::Purpose::Nothing => Purpose::DataArea,
-        },
-        state: match region.usage {
-            RegionUse::InUse => RegionState::Leased,
-            RegionUse::Quarantined | RegionUse::Failed => RegionState::Quarantined,
-        },
+        self.world.show(&self.state, &self.reconciler);
     }
 }

@@ -1,0 +1,135 @@
+//! The world as it is: a pool, a state file, and clients of the API.
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use cxl_pool::regions::{self, Purpose, RegionEntry, RegionState, TableVersion};
+use cxl_pool::{EndpointId, Layout, Memory, ReplicaId};
+use pod_protocol::commands::{Command as Order, Version};
+use pod_protocol::controller::{CommandId, ControllerPort, JoinRequest, PortError, PortEvent};
+use tokio::sync::oneshot;
+
+use super::ControllerError;
+use super::handle::{Sample, Shared};
+use super::world::World;
+use crate::api::Event;
+use crate::reconcile::Reconciler;
+use crate::state::{self, Command, Effect, Lease, Refusal, RegionUse, Regions, State};
+use crate::store::Store;
+use crate::view::Waiting;
+
+pub(super) struct PoolWorld<M: Memory> {
+    pub(super) port: ControllerPort<M>,
+    pub(super) memory: M,
+    pub(super) layout: Layout,
+    pub(super) store: Store,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl<M: Memory> World for PoolWorld<M> {
+    type Ticket = CommandId;
+    type Request = JoinRequest;
+    type Reply = oneshot::Sender<Result<(), Refusal>>;
+    type Error = ControllerError;
+
+    fn poll(&mut self, now: Instant) -> Option<PortEvent> {
+        self.port.poll(now)
+    }
+
+    fn grant(&mut self, endpoint: EndpointId) -> Result<(), PortError> {
+        self.port.grant(endpoint)
+    }
+
+    fn send(&mut self, to: EndpointId, order: &Order) -> CommandId {
+        self.port.send(to, order)
+    }
+
+    fn answer(&mut self, request: JoinRequest, answer: Result<(), String>) {
+        self.port.answer(request, answer);
+    }
+
+    fn fence(&mut self, endpoint: EndpointId) -> Result<Instant, PortError> {
+        self.port.fence(endpoint).map(|_| Instant::now())
+    }
+
+    /// Rings are cleared before the commit: nobody has them yet, and once it stands they count as made.
+    fn commit(
+        &mut self,
+        commands: &[(u64, &Command)],
+        effects: &[Effect],
+        state: &State,
+    ) -> Result<(), ControllerError> {
+        let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+        let time_ms = u64::try_from(time_ms).unwrap_or(u64::MAX);
+        let mut events = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Clear(ring) => ring.clear(&self.memory),
+                Effect::Event { kind, subject, message } => {
+                    let sequence = self.shared.journal.last() + events.len() as u64 + 1;
+                    let (subject, message) = (subject.clone(), message.clone());
+                    events.push(Event { sequence, time_ms, kind: *kind, subject, message });
+                }
+                Effect::Fence(_) => {}
+            }
+        }
+        let first = self.shared.journal.first_after(events.len());
+        self.store.commit(commands, &events, first, state)?;
+        for event in &events {
+            tracing::info!(subject = event.subject, "{}: {}", event.kind.word(), event.message);
+        }
+        self.shared.journal.add(events);
+        Ok(())
+    }
+
+    fn publish_regions(&mut self, version: Version, regions: &Regions) {
+        let entries: Vec<RegionEntry> = regions.by_place().map(entry).collect();
+        let version = TableVersion { term: version.term, index: version.index };
+        if let Err(error) = regions::publish(&self.memory, &self.layout, ReplicaId::new(0), version, &entries)
+        {
+            tracing::error!("the region table in the pool is out of date: {error}");
+        }
+    }
+
+    fn show(&mut self, state: &State, reconciler: &Reconciler<CommandId>) {
+        let waits = |lease: &Lease, frontend: Option<EndpointId>| {
+            Some((lease.id, reconciler.waiting_for(state, lease, frontend?)?))
+        };
+        let leases = state.leases.values();
+        let here = leases.clone().filter_map(|lease| waits(lease, state.frontend_of(lease)));
+        let incoming = leases.filter_map(|lease| waits(lease, state.incoming_frontend(lease)));
+        let waiting = Waiting { here: here.collect(), incoming: incoming.collect() };
+        self.shared.view.send_modify(|view| *view = Arc::new(view.updated(state, waiting)));
+    }
+
+    fn reply(&mut self, to: Self::Reply, answer: Result<(), Refusal>) {
+        // A client that went away needs no answer.
+        let _ = to.send(answer);
+    }
+
+    fn sample(&mut self, endpoint: EndpointId, sample: Option<Sample>) {
+        let mut samples = self.shared.telemetry();
+        match sample {
+            Some(sample) => samples.insert(endpoint, sample),
+            None => samples.remove(&endpoint),
+        };
+    }
+}
+
+fn entry(region: &state::Region) -> RegionEntry {
+    RegionEntry {
+        id: region.id.get(),
+        area: region.area,
+        holder: region.writer.host,
+        purpose: match region.purpose {
+            state::Purpose::Ring(_) => Purpose::Ring,
+            state::Purpose::Transmit(_) => Purpose::TxArea,
+            state::Purpose::Receive(_) => Purpose::RxArea,
+            state::Purpose::Data(_) | state::Purpose::Nothing => Purpose::DataArea,
+        },
+        state: match region.usage {
+            RegionUse::InUse => RegionState::Leased,
+            RegionUse::Quarantined | RegionUse::Failed => RegionState::Quarantined,
+        },
+    }
+}

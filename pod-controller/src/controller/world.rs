@@ -1,0 +1,49 @@
+//! What a controller sees and touches of its pod, its store and its clients.
+
+use std::time::Instant;
+
+use cxl_pool::EndpointId;
+use pod_protocol::commands::{Command as Order, Version};
+use pod_protocol::controller::{PortError, PortEvent};
+
+use super::handle::Sample;
+use crate::reconcile::Reconciler;
+use crate::state::{Command, Effect, Refusal, Regions, State};
+
+/// Everything around the [conductor](super::conductor::Conductor).
+pub(crate) trait World {
+    /// Names an order to an endpoint until it is answered.
+    type Ticket: Copy + Eq;
+    /// Names a join until it is answered.
+    type Request;
+    /// Where to answer a wish.
+    type Reply;
+    /// Why nothing can be kept any more.
+    type Error;
+
+    /// What happened at an endpoint next.
+    fn poll(&mut self, now: Instant) -> Option<PortEvent<Self::Ticket, Self::Request>>;
+    /// Lets an endpoint join.
+    fn grant(&mut self, endpoint: EndpointId) -> Result<(), PortError>;
+    /// Tells an endpoint to do something.
+    fn send(&mut self, to: EndpointId, order: &Order) -> Self::Ticket;
+    /// Answers a join.
+    fn answer(&mut self, request: Self::Request, answer: Result<(), String>);
+    /// Takes back everything from an endpoint. Says since when it can be seen there.
+    fn fence(&mut self, endpoint: EndpointId) -> Result<Instant, PortError>;
+    /// Clears new rings, then keeps commands and events for good.
+    fn commit(
+        &mut self,
+        commands: &[(u64, &Command)],
+        effects: &[Effect],
+        state: &State,
+    ) -> Result<(), Self::Error>;
+    /// Shows the regions to whoever looks at the pool without a controller.
+    fn publish_regions(&mut self, version: Version, regions: &Regions);
+    /// Shows the state to whoever asks.
+    fn show(&mut self, state: &State, reconciler: &Reconciler<Self::Ticket>);
+    /// Answers a wish.
+    fn reply(&mut self, to: Self::Reply, answer: Result<(), Refusal>);
+    /// An endpoint's last telemetry, or that it has none any more.
+    fn sample(&mut self, endpoint: EndpointId, sample: Option<Sample>);
+}

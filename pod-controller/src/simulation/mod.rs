@@ -1,0 +1,28 @@
+//! The controller from end to end, in a world that follows from one number: the real state machine, reconciler and
+//! conduct, and simulated daemons, messages, clocks and crashes.
+//!
+//! `WADI_SIMULATION_SEED=7 cargo test -p pod-controller simulation` runs one seed again.
+
+mod caches;
+mod daemon;
+mod faults;
+mod physical;
+mod pod;
+mod random;
+mod tests;
+mod world;
+
+/// What is wrong with a controller, on purpose, to see that it is noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Broken {
+    /// It believes that whoever was fenced stops at once.
+    DoesNotWaitForFences,
+    /// It gives regions on before everybody has let go of them.
+    DoesNotWaitForScrubs,
+    /// It answers before what it did is kept.
+    ForgetsTheLastCommand,
+    /// It does not hear that a link went down.
+    DeafToLinks,
+    /// A lease that changes hands keeps its generation.
+    KeepsGenerations,
+}

@@ -1,0 +1,428 @@
+//! A pod with everything that can go wrong in it, and what must hold all the while.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use cxl_pool::{EndpointId, HostId, Role};
+use pod_protocol::ids::LeaseGeneration;
+use pod_protocol::objects::Object;
+use pod_protocol::reports::DeviceReport;
+
+use super::Broken;
+use super::physical::Physical;
+use super::random::Random;
+use super::world::{FENCE_US, Happening, Simulated};
+use crate::controller::conductor::{Conductor, Delays};
+use crate::link_policy::{FailBack, LinkPolicy};
+use crate::state::model::{check, nic, options, ssd};
+use crate::state::{Command, DeviceId, Presence, Purpose, State};
+
+const SLICE_US: u64 = 500;
+const SWEEP_EVERY: u64 = 40;
+pub(super) const ROLES: [Role; 4] =
+    [Role::NetFrontend, Role::NetBackend, Role::BlkFrontend, Role::BlkBackend];
+/// How long a pod in which nothing fails any more may take until all is as it should be.
+const CALM_US: u64 = 30_000_000;
+
+/// How large a pod is, and what happens in it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    pub(super) hosts: u16,
+    pub(super) names: u64,
+    pub(super) seconds: u64,
+    /// A fault about every so many slices.
+    pub(super) fault_every: u64,
+    /// A wish about every so many slices.
+    pub(super) wish_every: u64,
+    /// Everything is checked after every so many turns.
+    pub(super) check_every: u64,
+}
+
+pub(super) struct Pod {
+    pub(super) conductor: Option<Conductor<Simulated>>,
+    /// While no controller runs.
+    orphan: Option<Simulated>,
+    pub(super) size: Size,
+    pub(super) broken: Option<Broken>,
+    term: u64,
+    controller_since_us: u64,
+    due: Option<Instant>,
+    /// What was promised by an answer: names of volumes and instances.
+    promised: BTreeSet<String>,
+    /// What was asked for and is not answered yet.
+    asked: BTreeMap<u64, Command>,
+    wishes: u64,
+    turns: u64,
+    pub(super) dice: Random,
+}
+
+impl Pod {
+    pub(super) fn new(seed: u64, size: Size, broken: Option<Broken>) -> Self {
+        let mut physical = Physical::new(seed);
+        let mut dice = Random::new(seed ^ 0x5eed);
+        for number in 1..=size.hosts {
+            let host = HostId::new(number);
+            let mut devices = BTreeMap::new();
+            // One host in three has no devices, and one NIC in three is a backup.
+            if number % 3 != 1 {
+                for device in 0..=dice.below(2) {
+                    let name = format!("nic{device}");
+                    let backup = (u64::from(number) + device).is_multiple_of(3);
+                    devices.insert(name.clone(), nic(&name, true, backup));
+                    let name = format!("ssd{device}");
+                    devices.insert(name.clone(), ssd(&name, 64));
+                }
+            }
+            physical.devices.insert(host, devices);
+            for role in ROLES {
+                let id = EndpointId::new(host, role);
+                physical.daemons.insert(id, super::daemon::Daemon::new(id));
+                physical.schedule(dice.below(50_000), Happening::Starts(id));
+            }
+        }
+        // Sometimes the pool is too small for everybody.
+        let per_host = if dice.once_in(3) { 24 } else { 200 };
+        let state = State::new(options(per_host * u64::from(size.hosts)));
+        let world = Simulated::new(physical, Instant::now(), broken, &state);
+        let mut pod = Self {
+            conductor: None,
+            orphan: Some(world),
+            size,
+            broken,
+            term: 0,
+            controller_since_us: 0,
+            due: None,
+            promised: BTreeSet::new(),
+            asked: BTreeMap::new(),
+            wishes: 0,
+            turns: 0,
+            dice,
+        };
+        pod.start_controller();
+        pod
+    }
+
+    /// Runs it through faults, calm and its end. What goes wrong is the error.
+    pub(super) fn run(&mut self) -> Result<(), String> {
+        let end = self.size.seconds * 1_000_000;
+        while self.now_us() < end {
+            if self.dice.once_in(self.size.fault_every) {
+                self.fault();
+            }
+            let wishes = if self.dice.once_in(self.size.wish_every) { vec![self.wish()] } else { Vec::new() };
+            self.slice(wishes)?;
+        }
+        self.calm_down();
+        self.settle_down("after all faults were mended")?;
+        self.alternatives_are_used()?;
+        self.wind_down()
+    }
+
+    fn now_us(&mut self) -> u64 {
+        self.world().physical.now_us
+    }
+
+    pub(super) fn world(&mut self) -> &mut Simulated {
+        match (&mut self.conductor, &mut self.orphan) {
+            (Some(conductor), _) => &mut conductor.world,
+            (None, Some(world)) => world,
+            (None, None) => unreachable!("the world is with the controller or without one"),
+        }
+    }
+
+    fn start_controller(&mut self) {
+        let Some(mut world) = self.orphan.take() else { return };
+        let state = world.recover();
+        self.term += 1;
+        let fence = Duration::from_micros(FENCE_US) * 11 / 10 + Duration::from_millis(10);
+        let hasty = self.broken == Some(Broken::DoesNotWaitForFences);
+        let delays = Delays {
+            fence: if hasty { Duration::ZERO } else { fence },
+            blk_grace: Duration::from_secs(1),
+            drain: Duration::from_millis(300),
+        };
+        let policy = LinkPolicy {
+            flaps: 3,
+            flap_window: Duration::from_secs(1),
+            hold: Duration::from_millis(500),
+            fail_back: FailBack::Return,
+            stable: Duration::from_secs(1),
+        };
+        let mut conductor = Conductor::new(world, state, self.term, (delays, policy));
+        self.conductor = match conductor.resume(Vec::new()) {
+            Ok(()) => Some(conductor),
+            Err(_) => unreachable!("nothing crashes a commit yet"),
+        };
+        self.due = None;
+        self.controller_since_us = self.now_us();
+    }
+
+    /// The controller is killed. What it had not answered may have been done or not.
+    pub(super) fn crash_controller(&mut self) {
+        let Some(conductor) = self.conductor.take() else { return };
+        self.orphan = Some(conductor.world);
+        for command in std::mem::take(&mut self.asked).into_values() {
+            if let Some((name, _)) = creates(&command) {
+                self.promised.remove(&name);
+            }
+        }
+        let after = self.dice.below(1_000_000);
+        self.world().physical.schedule(after, Happening::ControllerStarts);
+    }
+
+    fn slice(&mut self, wishes: Vec<Command>) -> Result<(), String> {
+        let until = self.now_us() + SLICE_US;
+        loop {
+            let world = self.world();
+            let Some(what) = world.next_until(until) else { break };
+            match what {
+                Happening::ControllerStarts => {
+                    self.start_controller();
+                    self.promises_are_kept()?;
+                }
+                Happening::Mended(host, device) => self.mend(host, &device),
+                what => match (&mut self.conductor, &mut self.orphan) {
+                    (Some(conductor), _) => conductor.world.happens(what, &conductor.state),
+                    (None, Some(world)) => world.happens(what, &nobody()),
+                    (None, None) => {}
+                },
+            }
+        }
+        self.world().physical.now_us = until;
+        if let Some(what) = self.world().physical.violation.take() {
+            return Err(what);
+        }
+        let Some(conductor) = &mut self.conductor else { return Ok(()) };
+        if (until / SLICE_US).is_multiple_of(SWEEP_EVERY) {
+            conductor.world.sweep();
+        }
+        let now = conductor.world.instant();
+        if wishes.is_empty() && conductor.world.is_calm() && self.due.is_none_or(|due| due > now) {
+            return Ok(());
+        }
+        let mut numbered = Vec::new();
+        for wish in wishes {
+            self.wishes += 1;
+            if let Command::DeleteInstance { name, .. } | Command::DeleteVolume { name } = &wish {
+                // From here on it may be gone; if it is refused, it is not.
+                if self.promised.remove(name) {
+                    self.asked.insert(self.wishes, wish.clone());
+                }
+            } else {
+                self.asked.insert(self.wishes, wish.clone());
+            }
+            numbered.push((wish, self.wishes));
+        }
+        let Ok(due) = conductor.turn(numbered, now) else {
+            self.crash_controller();
+            return Ok(());
+        };
+        self.due = due;
+        self.break_it();
+        self.hear_replies();
+        self.after_turn()
+    }
+
+    fn hear_replies(&mut self) {
+        for (number, answer) in std::mem::take(&mut self.world().replies) {
+            let Some(command) = self.asked.remove(&number) else { continue };
+            match (creates(&command), &command) {
+                (Some((name, _)), _) if answer.is_ok() => {
+                    self.promised.insert(name);
+                }
+                (None, Command::DeleteInstance { name, .. } | Command::DeleteVolume { name })
+                    if answer.is_err() =>
+                {
+                    self.promised.insert(name.clone());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn break_it(&mut self) {
+        let Some(conductor) = &mut self.conductor else { return };
+        match self.broken {
+            Some(Broken::KeepsGenerations) => {
+                for lease in conductor.state.leases.values_mut() {
+                    lease.generation = LeaseGeneration::new(1);
+                }
+            }
+            Some(Broken::DoesNotWaitForScrubs) => {
+                for command in crate::state::model::scrub_all(&conductor.state) {
+                    // It never refuses.
+                    let _ = conductor.state.apply(&command);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn after_turn(&mut self) -> Result<(), String> {
+        self.turns += 1;
+        self.alternatives_are_used()?;
+        if self.turns.is_multiple_of(self.size.check_every) {
+            self.promises_are_kept()?;
+            if let Some(conductor) = &self.conductor {
+                check(&conductor.state);
+            }
+        }
+        Ok(())
+    }
+
+    /// What was answered is there, whatever became of the controller that answered.
+    fn promises_are_kept(&self) -> Result<(), String> {
+        let Some(conductor) = &self.conductor else { return Ok(()) };
+        for name in &self.promised {
+            let there = conductor.state.instance_named(name).is_some()
+                || conductor.state.volume_named(name).is_some();
+            if !there {
+                return Err(format!("{name} was promised, and is not there"));
+            }
+        }
+        Ok(())
+    }
+
+    /// No lease stays on a NIC that does not work while it could be on one that does, and no disk waits for a silent
+    /// backend while a replica works.
+    fn alternatives_are_used(&self) -> Result<(), String> {
+        let Some(conductor) = &self.conductor else { return Ok(()) };
+        let state = &conductor.state;
+        for lease in state.leases.values() {
+            let crate::state::LeaseKind::Nic { active, mtu: needed, .. } = &lease.kind else { continue };
+            let physical = &conductor.world.physical;
+            let heard = |id: &DeviceId| {
+                let device = physical.devices.get(&id.host).and_then(|devices| devices.get(&id.name));
+                matches!(device, Some(DeviceReport::Nic { up: true, .. }))
+            };
+            let works = |id: &DeviceId| state.is_usable(id) && heard(id);
+            let fits = |device: &crate::state::Device| matches!(&device.kind, crate::state::Kind::Nic { mtu, .. } if mtu >= needed);
+            // Whether the controller knows is one thing; whether it is so, another. Once it has heard all, both.
+            let silent = state
+                .endpoints
+                .get(&active.net_backend())
+                .is_some_and(|backend| backend.presence == Presence::Silent);
+            let down = || physical.has_been_down(active, self.controller_since_us);
+            let lost = state.is_lost(active) || silent || down();
+            if !lost {
+                continue;
+            }
+            let better = state.devices.iter().find(|(id, it)| *id != active && fits(it) && works(id));
+            if let Some((better, _)) = better {
+                return Err(format!(
+                    "{} stays on {}, which does not work, while {} does",
+                    lease.id,
+                    state.device_name(active),
+                    state.device_name(better)
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything is mended, and everybody is there.
+    fn calm_down(&mut self) {
+        if let Some(conductor) = &mut self.conductor {
+            conductor.world.crash_at_commit = None;
+        }
+        let physical = &mut self.world().physical;
+        let ids: Vec<EndpointId> = physical.daemons.keys().copied().collect();
+        for id in ids {
+            physical.schedule(0, Happening::Starts(id));
+            let incarnation = physical.daemons[&id].incarnation;
+            if physical.daemons[&id].frozen {
+                physical.schedule(0, Happening::Thaws(id, incarnation));
+            }
+        }
+        let nics: Vec<(HostId, String)> = physical
+            .devices
+            .iter()
+            .flat_map(|(host, devices)| devices.keys().map(|name| (*host, name.clone())))
+            .collect();
+        for (host, name) in nics {
+            physical.schedule(0, Happening::Mended(host, name));
+        }
+    }
+
+    /// Runs until every daemon has exactly what it should have and nobody waits for anything.
+    fn settle_down(&mut self, when: &str) -> Result<(), String> {
+        let end = self.now_us() + CALM_US;
+        let mut why = String::new();
+        while self.now_us() < end {
+            for _ in 0..200 {
+                self.slice(Vec::new())?;
+            }
+            match self.unsettled() {
+                None => return Ok(()),
+                Some(what) => why = what,
+            }
+        }
+        Err(format!("{when}: {why}"))
+    }
+
+    fn unsettled(&self) -> Option<String> {
+        let Some(conductor) = &self.conductor else { return Some("no controller".to_owned()) };
+        let state = &conductor.state;
+        for daemon in conductor.world.physical.daemons.values() {
+            let presence = state.endpoints.get(&daemon.id).map(|known| known.presence);
+            if !daemon.joined || presence != Some(Presence::Joined) {
+                return Some(format!("{} has not joined; it is {presence:?}", daemon.id));
+            }
+            let desired = state.desired(daemon.id);
+            if daemon.objects != desired {
+                let differs = |id| daemon.objects.get(id) != desired.get(id);
+                let ids: BTreeSet<_> = daemon.objects.keys().chain(desired.keys()).collect();
+                let first = ids.into_iter().find(|id| differs(*id));
+                let (has, should) = first.map(|id| (daemon.objects.get(id), desired.get(id))).unzip();
+                return Some(format!("{} has {has:?} where it should have {should:?}", daemon.id));
+            }
+            if let Some((region, _)) = state.scrubs(daemon.id).first_key_value() {
+                let users = daemon.objects.values().filter(|object| {
+                    super::daemon::areas_of(object)
+                        .iter()
+                        .any(|area| state.scrubs(daemon.id)[region].overlaps(area))
+                });
+                let users: Vec<_> = users.map(Object::id).collect();
+                return Some(format!(
+                    "{} has yet to let go of {region}, which it uses for {users:?}: {:?}",
+                    daemon.id,
+                    state.regions.get(*region)
+                ));
+            }
+        }
+        conductor.world.restless()
+    }
+
+    /// Everything is given up, and nothing is left.
+    fn wind_down(&mut self) -> Result<(), String> {
+        let Some(conductor) = &self.conductor else { return Err("no controller at the end".to_owned()) };
+        let names = |of: &mut dyn Iterator<Item = &String>| of.cloned().collect::<Vec<_>>();
+        let instances = names(&mut conductor.state.instances.values().map(|it| &it.name));
+        let volumes = names(&mut conductor.state.volumes.values().map(|it| &it.name));
+        let delete = |name: String| Command::DeleteInstance { name, force: true };
+        self.slice(instances.into_iter().map(delete).collect())?;
+        self.slice(volumes.into_iter().map(|name| Command::DeleteVolume { name }).collect())?;
+        self.settle_down("after everything was deleted")?;
+        let Some(conductor) = &self.conductor else { return Err("no controller at the end".to_owned()) };
+        let state = &conductor.state;
+        check(state);
+        if state.leases.len() + state.channels.len() + state.volumes.len() > 0 {
+            return Err("leases, channels or volumes are left".to_owned());
+        }
+        let left = state.regions.iter().find(|region| !matches!(region.purpose, Purpose::Receive(_)));
+        left.map_or(Ok(()), |region| Err(format!("{region:?} is left")))
+    }
+}
+
+fn creates(command: &Command) -> Option<(String, bool)> {
+    match command {
+        Command::CreateVolume { name, .. } => Some((name.clone(), false)),
+        Command::CreateInstance { name, .. } => Some((name.clone(), true)),
+        _ => None,
+    }
+}
+
+/// What a controller that is not there knows of anybody.
+fn nobody() -> State {
+    State::new(options(2))
+}
