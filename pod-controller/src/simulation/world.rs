@@ -31,7 +31,7 @@ pub(super) type Event = PortEvent<u64, (EndpointId, u64)>;
 #[derive(Debug)]
 pub(super) enum Happening {
     /// An order arrives.
-    Arrives(EndpointId, Mail),
+    Arrives(EndpointId, Box<Mail>),
     /// A word of a daemon arrives at the controller of this term, over this connection.
     Says(EndpointId, u64, Event),
     /// Nobody has answered an order.
@@ -187,7 +187,7 @@ impl Simulated {
     pub(super) fn happens(&mut self, what: Happening, state: &State) {
         let physical = &mut self.physical;
         match what {
-            Happening::Arrives(id, mail) => physical.arrives(id, mail),
+            Happening::Arrives(id, mail) => physical.arrives(id, *mail),
             Happening::Says(id, connection, event) => {
                 if self.connections.get(&id) == Some(&connection) {
                     if let PortEvent::Answered { command, .. } = &event
@@ -318,7 +318,7 @@ impl World for Simulated {
         };
         self.unanswered.insert(ticket, to);
         let mail = Mail { connection, ticket, order: order.clone(), regions: self.regions_of(order) };
-        self.physical.send(to, false, Happening::Arrives(to, mail));
+        self.physical.send(to, false, Happening::Arrives(to, Box::new(mail)));
         self.physical.schedule(ANSWER_WITHIN_US, Happening::Late(to, connection, ticket));
         ticket
     }
