@@ -135,6 +135,28 @@ fn a_column_that_fails_or_forgets_is_not_covered_up() {
 }
 
 #[test]
+fn no_flush_is_done_that_was_made_before_the_guest_could_know_of_a_loss() {
+    let pod = MirrorPod::striped(35, 2, UNIT);
+    let mut driver = pod.driver();
+    assert_eq!(driver.write_sectors(0, &pattern(1, 2 * UNIT as usize)), OK);
+    pod.controls[0].lose();
+    pod.controls[1].hold(true);
+    // One column has told of the loss, the guest hears of it when the other one has flushed.
+    driver.offer(0, 1, T_FLUSH, 0, 0);
+    eventually(|| pod.controls[1].waiting() == 1);
+    thread::sleep(QUIET);
+    driver.offer(0, 2, T_FLUSH, 0, 0);
+    eventually(|| pod.controls[1].waiting() == 2);
+    thread::sleep(QUIET);
+    pod.controls[1].hold(false);
+    for _ in 0..2 {
+        assert!(driver.guest.wait_used(0, PATIENCE).is_some(), "an answer");
+    }
+    assert_eq!((driver.status(1), driver.status(2)), (IOERR, IOERR));
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK, "the guest knows");
+}
+
+#[test]
 fn a_disk_that_is_given_up_answers_and_comes_back() {
     let mut pod = MirrorPod::striped(34, 2, UNIT);
     let mut driver = pod.driver();

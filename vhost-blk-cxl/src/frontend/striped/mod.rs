@@ -47,6 +47,8 @@ pub(crate) struct StripedDisk<M: Memory> {
     waiting: VecDeque<u16>,
     /// Counts requests.
     sequence: u64,
+    /// What columns lost. The guest hears of it when a flush ends, not when the first of its parts does.
+    losses: Unflushed,
     answers: Vec<Completion>,
     /// Buffers were taken back since the last fence.
     taken_back: bool,
@@ -74,6 +76,7 @@ impl<M: Memory> StripedDisk<M> {
             parts: Parts::new(),
             waiting: VecDeque::with_capacity(REQUESTS_MAX.into()),
             sequence: 0,
+            losses: Unflushed::default(),
             answers: Vec::with_capacity(REQUESTS_MAX.into()),
             taken_back: false,
             stirred: false,
@@ -228,6 +231,7 @@ impl<M: Memory> StripedDisk<M> {
             warn!(lease = %self.disk.object().lease, column = part.column,
                 "the SSD lost writes that were not flushed: the guest's next flush fails");
             self.disk.counters.lost_writes.add(1);
+            self.losses.take_losses(unflushed);
         }
         let sequence = self.jobs.get(usize::from(part.job)).copied().flatten().map_or(0, |job| job.sequence);
         match part.request.operation {
@@ -251,7 +255,13 @@ impl<M: Memory> StripedDisk<M> {
     }
 
     fn finish(&mut self, index: u16) {
-        let Some(job) = self.jobs.get_mut(usize::from(index)).and_then(Option::take) else { return };
+        let Some(mut job) = self.jobs.get_mut(usize::from(index)).and_then(Option::take) else { return };
+        if job.request.operation == Operation::Flush
+            && job.status == Status::Ok
+            && !self.losses.flushed(job.sequence, Mark::default(), self.sequence + 1)
+        {
+            job.status = Status::IoError;
+        }
         let bytes = if job.status == Status::Ok { job.request.length_bytes } else { 0 };
         // The columns' verifiers were looked at, each of them.
         let completion = job.request.completion(job.status, bytes, 0);
@@ -270,20 +280,12 @@ impl<M: Memory> StripedDisk<M> {
                 self.disk.memory.full_fence();
             }
             let mut answers = std::mem::take(&mut self.answers);
-            let mut flush_failed = false;
             for answer in answers.drain(..) {
-                flush_failed |= answer.operation == Operation::Flush && answer.status == Status::IoError;
                 self.disk.complete(&answer);
             }
             self.answers = answers;
-            if flush_failed {
-                let mut tells = false;
-                for column in &mut self.columns {
-                    tells |= column.unflushed.tells();
-                }
-                if tells {
-                    self.disk.told();
-                }
+            if self.losses.tells() {
+                self.disk.told();
             }
             self.disk.unblock();
             self.cut_waiting();
