@@ -54,11 +54,13 @@ impl<M: Memory> ChannelEnd<M> {
     }
 
     /// What the controller said about it.
+    #[inline]
     pub fn object(&self) -> &ChannelObject {
         &self.object
     }
 
     /// Whether both sides have agreed on this generation.
+    #[inline]
     pub fn ready(&mut self) -> bool {
         self.channel.ready()
     }

@@ -15,11 +15,13 @@ pub struct Counter(AtomicU64);
 
 impl Counter {
     /// Adds to it; only its one writer may.
+    #[inline]
     pub fn add(&self, amount: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
     }
 
     /// Its value.
+    #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -110,12 +112,14 @@ impl LeaseCounters {
     }
 
     /// Counts a packet from the instance.
+    #[inline]
     pub fn count_tx(&self, bytes: u32) {
         self.tx_packets.add(1);
         self.tx_bytes.add(u64::from(bytes));
     }
 
     /// Counts a packet to the instance.
+    #[inline]
     pub fn count_rx(&self, bytes: u32) {
         self.rx_packets.add(1);
         self.rx_bytes.add(u64::from(bytes));

@@ -20,6 +20,7 @@ impl Addresses {
     pub const BYTES: usize = 12;
 
     /// Reads the addresses at the front of `frame`.
+    #[inline]
     pub fn parse(frame: [u8; Self::BYTES]) -> Self {
         let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5] = frame;
         Self {
@@ -29,6 +30,7 @@ impl Addresses {
     }
 
     /// Whether the frame goes to a group: broadcast or multicast.
+    #[inline]
     pub fn is_flooded(&self) -> bool {
         self.destination.is_multicast()
     }

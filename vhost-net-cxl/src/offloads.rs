@@ -38,18 +38,21 @@ impl Offloads {
     }
 
     /// Whether all of `other` is in this set.
+    #[inline]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
     /// What both sets have.
     #[must_use]
+    #[inline]
     pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0).closed()
     }
 
     /// What either set has.
     #[must_use]
+    #[inline]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0).closed()
     }

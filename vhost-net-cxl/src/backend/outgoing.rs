@@ -442,6 +442,7 @@ impl Port {
     }
 
     /// How a packet has to be answered whose sender may not send it any more; nothing if it still may.
+    #[inline]
     fn status_before_sending(&self, packet: &Outgoing) -> Option<Status> {
         match &self.registrations[packet.registration.get()] {
             Some(it) if it.object.generation != packet.message.generation => Some(Status::Stale),
@@ -453,6 +454,7 @@ impl Port {
 }
 
 /// Splits the front of a packet into its header and its addresses.
+#[inline]
 pub(super) fn split(front: [u8; FRONT_BYTES]) -> (VnetHeader, Addresses) {
     let mut header = [0; HEADER_BYTES];
     let mut addresses = [0; Addresses::BYTES];
@@ -467,6 +469,7 @@ fn answer<M: Memory>(channels: &mut [ChannelEnd<M>], packet: &Outgoing, status: 
     }
 }
 
+#[inline]
 fn complete<M: Memory>(end: &mut ChannelEnd<M>, message: &NetMessage, status: Status) {
     end.complete(NetMessage { opcode: Opcode::TransmitDone, ..*message }, status);
 }
@@ -484,6 +487,7 @@ fn lies_in(area: Area, message: &NetMessage) -> bool {
 }
 
 /// A packet in one piece.
+#[inline]
 fn piece(message: &NetMessage) -> Piece {
     Piece { at: message.line.bytes(), bytes: message.bytes }
 }

@@ -63,6 +63,7 @@ impl ReceiveBuffers {
     }
 
     /// How many are free.
+    #[inline]
     pub fn free_count(&self) -> usize {
         self.free.len()
     }
@@ -79,6 +80,7 @@ impl ReceiveBuffers {
     }
 
     /// Takes a free one.
+    #[inline]
     pub fn take(&mut self) -> Option<BufferIndex> {
         self.free.pop()
     }
@@ -91,11 +93,13 @@ impl ReceiveBuffers {
     }
 
     /// Where it begins.
+    #[inline]
     pub fn offset(&self, buffer: BufferIndex) -> ByteOffset {
         ByteOffset::new(self.start + u64::from(buffer.0) * u64::from(BUFFER_BYTES))
     }
 
     /// Which buffer a byte lies in; `None` outside of the area.
+    #[inline]
     pub fn at(&self, offset: ByteOffset) -> Option<BufferIndex> {
         let index = offset.get().checked_sub(self.start)? / u64::from(BUFFER_BYTES);
         let index = u32::try_from(index).ok()?;
@@ -103,6 +107,7 @@ impl ReceiveBuffers {
     }
 
     /// Notes that a registration's frontend is told of a frame in this buffer.
+    #[inline]
     pub fn hold(&mut self, buffer: BufferIndex, by: RegistrationIndex) {
         let (word, bit) = by.word_and_bit();
         self.holders[buffer.0 as usize][word] |= bit;
@@ -110,6 +115,7 @@ impl ReceiveBuffers {
 
     /// Notes that a registration is done with this buffer, and frees it after the last one. False if the
     /// registration does not hold it.
+    #[inline]
     pub fn release(&mut self, buffer: BufferIndex, by: RegistrationIndex) -> bool {
         let (word, bit) = by.word_and_bit();
         let holders = &mut self.holders[buffer.0 as usize];

@@ -26,6 +26,7 @@ impl RegistrationIndex {
     }
 
     /// Its number.
+    #[inline]
     pub fn get(self) -> usize {
         usize::from(self.0)
     }
@@ -116,6 +117,7 @@ impl Registration {
     }
 
     /// Whether it may send. A draining one sends what was on its way when it began to drain.
+    #[inline]
     pub(super) fn sends(&self) -> bool {
         self.object.state != RegistrationState::Standby
     }

@@ -151,58 +151,69 @@ impl Batch {
     }
 
     /// Forgets all frames.
+    #[inline]
     pub fn clear(&mut self) {
         self.pieces.clear();
         self.ends.clear();
     }
 
     /// Whether no further frame fits.
+    #[inline]
     pub fn is_full(&self) -> bool {
         self.ends.len() >= BATCH_FRAMES
     }
 
     /// How many frames there are.
+    #[inline]
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
     /// Whether there is none.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
     /// Forgets the pieces of the frame under construction.
+    #[inline]
     pub fn abandon_frame(&mut self) {
         self.pieces.truncate(self.ends.last().copied().unwrap_or(0));
     }
 
     /// Adds a frame in one piece.
+    #[inline]
     pub fn push_frame(&mut self, piece: Piece) {
         self.push_piece(piece);
         self.end_frame();
     }
 
     /// The frames, in order.
+    #[inline]
     pub fn frames(&self) -> impl ExactSizeIterator<Item = &[Piece]> {
         (0..self.len()).map(|index| self.frame(index))
     }
 
     /// Adds a piece to the frame under construction.
+    #[inline]
     pub fn push_piece(&mut self, piece: Piece) {
         self.pieces.push(piece);
     }
 
     /// Ends the frame under construction.
+    #[inline]
     pub fn end_frame(&mut self) {
         self.ends.push(self.pieces.len());
     }
 
     /// The pieces of all frames.
+    #[inline]
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
 
     /// The pieces of frame `index`.
+    #[inline]
     pub fn frame(&self, index: usize) -> &[Piece] {
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.pieces[start..self.ends[index]]
