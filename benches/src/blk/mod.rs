@@ -4,6 +4,8 @@ mod cpu;
 mod load;
 mod neighbour;
 mod ours;
+mod paced;
+mod places;
 mod plain;
 mod rival;
 mod summary;
@@ -35,6 +37,9 @@ use crate::cores::{self, Cores, Distance};
 /// have one, so the driver gives its core away whenever it finds nothing; qemu-storage-daemon is measured with a driver
 /// that polls on a core of its own, which is best for it. CPU time per request, which does not depend on that, is shown
 /// as well.
+///
+/// Volumes in several places, mirrored and striped, are measured on devices with a service time: there the cores of this
+/// machine are not the limit.
 #[derive(Args)]
 pub(crate) struct Options {
     /// How often everything is measured.
@@ -52,12 +57,15 @@ pub(crate) struct Options {
     /// Measure jobs only whose name contains this, such as `4K-read/qd32`.
     #[arg(long, default_value = "")]
     jobs: String,
+    /// Measure volumes in several places only.
+    #[arg(long)]
+    places_only: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let (media, servers) = (Medium::ALL.into(), Server::ALL.into());
-        Self { rounds: 3, run_ms: 200, media, servers, jobs: String::new() }
+        Self { rounds: 3, run_ms: 200, media, servers, jobs: String::new(), places_only: false }
     }
 }
 
@@ -241,6 +249,11 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         disk: on_disk.path().join("disk"),
         directory: in_memory.path().to_owned(),
     };
+    let duration = Duration::from_millis(options.run_ms);
+    if options.places_only {
+        let figures = places::measure(cores, duration, options.rounds)?;
+        return summary::write(&[], &[], rival_is_there, figures, output);
+    }
     for medium in &options.media {
         files.of(*medium).map_or(Ok(()), fill)?;
     }
@@ -252,7 +265,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     let jobs: Vec<Job> = Job::all().into_iter().filter(|job| job.name().contains(&options.jobs)).collect();
     let servers = options.servers.iter().copied().filter(|server| *server != Server::Qemu || rival_is_there);
     let servers: Vec<Server> = servers.collect();
-    let mut bench = Bench { cores, duration: Duration::from_millis(options.run_ms), samples: Vec::new() };
+    let mut bench = Bench { cores, duration, samples: Vec::new() };
     for round in 0..options.rounds {
         for &medium in &options.media {
             for &server in &servers {
@@ -269,7 +282,12 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         }
     }
     show_progress("");
-    summary::write(&bench.samples, &jobs, rival_is_there, output)
+    let places = if options.jobs.is_empty() && options.servers.contains(&Server::Hardware) {
+        places::measure(cores, duration, options.rounds)?
+    } else {
+        Vec::new()
+    };
+    summary::write(&bench.samples, &jobs, rival_is_there, places, output)
 }
 
 /// What all measurements share.

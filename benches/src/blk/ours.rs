@@ -27,13 +27,13 @@ use super::cpu::{Threads, is_of_io_uring, threads_of};
 use super::load::RAM_BYTES;
 use crate::cores::{self, Cores};
 
-const SLOTS: u32 = 8192;
+pub(super) const SLOTS: u32 = 8192;
 /// Of each disk.
 const DATA_BYTES: u64 = 32 << 20;
 const PAGE_LINES: u64 = 64;
-const POOL_BYTES: u64 = 128 << 20;
+pub(super) const POOL_BYTES: u64 = 128 << 20;
 /// The daemons' default.
-const BUSY_POLL: Duration = Duration::from_micros(50);
+pub(super) const BUSY_POLL: Duration = Duration::from_micros(50);
 
 pub(super) struct Ours {
     // The frontend first: it lets go of its rings.
@@ -158,7 +158,7 @@ fn rings(pool: &Pool) -> [RingPlacement; 2] {
 }
 
 /// Where the data of this disk's requests lies.
-fn data_area(pool: &Pool, disk: u16) -> Area {
+pub(super) fn data_area(pool: &Pool, disk: u16) -> Area {
     // Behind its data, its guest's memory.
     let each = LineCount::covering(DATA_BYTES + RAM_BYTES as u64).get();
     let lines = LineCount::covering(DATA_BYTES);
@@ -168,11 +168,11 @@ fn data_area(pool: &Pool, disk: u16) -> Area {
     Area::new(start.saturating_add(LineCount::new(each * u64::from(disk))), lines)
 }
 
-fn endpoint(host: u16, role: Role) -> EndpointId {
+pub(super) fn endpoint(host: u16, role: Role) -> EndpointId {
     EndpointId::new(HostId::new(host), role)
 }
 
-fn objects(
+pub(super) fn objects(
     pool: &Pool,
     index: u16,
     size_bytes: u64,

@@ -75,7 +75,13 @@ fn goal(rival: Server, medium: Medium, job: Job) -> Option<f64> {
 }
 
 /// Prints the tables and writes plot and figures.
-pub(super) fn write(samples: &[Sample], jobs: &[Job], rival: bool, output: &Path) -> Result<()> {
+pub(super) fn write(
+    samples: &[Sample],
+    jobs: &[Job],
+    rival: bool,
+    places: Vec<Figure>,
+    output: &Path,
+) -> Result<()> {
     let count = |distance| samples.iter().filter(|sample| sample.distance == distance).count();
     // A distance that was seen now and then only has too few cells to compare.
     let common = |distance: &Distance| count(*distance) * 4 >= samples.len();
@@ -106,7 +112,8 @@ pub(super) fn write(samples: &[Sample], jobs: &[Job], rival: bool, output: &Path
             );
         }
     }
-    let figures = figures(samples, jobs, rival, &distances);
+    let mut figures = figures(samples, jobs, rival, &distances);
+    figures.extend(places);
     println!();
     for figure in figures.iter().filter(|figure| figure.goal.is_some()) {
         let verdict = if figure.met == Some(true) { "met" } else { "MISSED" };

@@ -1,0 +1,225 @@
+//! Volumes in several places: what a mirror costs, and what a second device gives.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use comfy_table::{CellAlignment, Table, presets};
+use cxl_channel::RingPlacement;
+use cxl_channel::doorbell::DoorbellListener;
+use cxl_pool::{CoherenceMode, CreateOptions, Generation, Pool, Role};
+use pod_protocol::config::Wakeup;
+use pod_protocol::endpoint::Handler;
+use pod_protocol::ids::{ChannelId, LeaseGeneration};
+use pod_protocol::objects::{ChannelObject, Engine, Object, ReplicaObject, Route};
+use pod_protocol::run_directory::RunDirectory;
+use pod_protocol::worker::WorkerConfig;
+use tempfile::TempDir;
+use vhost_blk_cxl::backend::{Backend, OpenedSsd};
+use vhost_blk_cxl::frontend::Frontend;
+
+use super::Job;
+use super::load::{Load, Measured, Waiting, anonymous_ram};
+use super::ours::{BUSY_POLL, POOL_BYTES, SLOTS, data_area, endpoint, objects};
+use super::paced::PacedSsd;
+use crate::cores::{self, Cores};
+use crate::report::{Figure, Goal, median};
+
+const DISK_BYTES: u64 = 64 << 20;
+const STRIPE_BYTES: u64 = 64 << 10;
+/// Copying all of a mirror, once, takes much less.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Enough for two devices.
+const JOBS: [Job; 2] = [
+    Job { writes: true, bytes: 4 << 10, depth: 64, queues: 1 },
+    Job { writes: false, bytes: 4 << 10, depth: 64, queues: 1 },
+];
+
+/// Where the volume lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Places {
+    One,
+    /// On two devices of different hosts, all of it on each.
+    Mirror,
+    /// On two devices of different hosts, a share on each.
+    Stripes,
+}
+
+impl Places {
+    const ALL: [Self; 3] = [Self::One, Self::Mirror, Self::Stripes];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::One => "one device",
+            Self::Mirror => "mirror of two",
+            Self::Stripes => "stripes over two",
+        }
+    }
+
+    const fn key(self) -> &'static str {
+        match self {
+            Self::One => "one",
+            Self::Mirror => "mirror",
+            Self::Stripes => "stripes",
+        }
+    }
+
+    /// The part of one device's rate that it shall reach.
+    fn goal(self, job: Job) -> Option<f64> {
+        match self {
+            Self::Mirror if job.writes => Some(0.6),
+            Self::Stripes => Some(1.6),
+            _ => None,
+        }
+    }
+}
+
+struct Sample {
+    places: Places,
+    job: Job,
+    measured: Measured,
+}
+
+/// Measures all of it and prints a table.
+pub(super) fn measure(cores: Cores, duration: Duration, rounds: u32) -> Result<Vec<Figure>> {
+    let mut samples = Vec::new();
+    for _ in 0..rounds {
+        for places in Places::ALL {
+            cores::unpin(cores)?;
+            let served = Served::start(places, cores)?;
+            cores::pin(cores.receiver)?;
+            let mut load = Load::connect(&served.socket, DISK_BYTES, 1, &anonymous_ram()?)?;
+            for job in JOBS {
+                let measured = load.run(job, duration, Waiting::Yielding)?;
+                samples.push(Sample { places, job, measured });
+            }
+        }
+    }
+    cores::unpin(cores)?;
+    let rate = |places: Places, job: Job| {
+        let of = samples.iter().filter(|sample| (sample.places, sample.job) == (places, job));
+        median(of.map(|sample| sample.measured.per_second)).unwrap_or_default()
+    };
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    let names = Places::ALL.map(|places| places.name().to_owned());
+    table.set_header([String::new()].into_iter().chain(names));
+    let mut figures = Vec::new();
+    for job in JOBS {
+        let one = rate(Places::One, job);
+        let mut row = vec![job.name()];
+        for places in Places::ALL {
+            let ours = rate(places, job);
+            row.push(format!("{:.1} ({:.2})", ours / 1e3, ours / one));
+            let figure = Figure::new(format!("blk/paced/{}/{}/rate", job.name(), places.key()), ours, "/s");
+            figures.push(match (places, places.goal(job)) {
+                (Places::One, _) => figure,
+                (_, Some(part)) => figure
+                    .against(Places::One.name(), Some(one))
+                    .with_goal(Goal::AtLeast((one * part).round())),
+                (_, None) => figure.against(Places::One.name(), Some(one)),
+            });
+        }
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    println!(
+        "Volumes in several places, on devices that can do {:.0} thousand requests per second each (emulated): thousands \
+         of requests per second (part of one device's)\n{table}\n",
+        PacedSsd::per_second() / 1e3
+    );
+    Ok(figures)
+}
+
+/// A frontend and a backend for each place.
+struct Served {
+    // The frontend first: it lets go of its rings.
+    _frontend: Frontend,
+    _backends: Vec<Backend>,
+    socket: PathBuf,
+    _directory: TempDir,
+}
+
+impl Served {
+    fn start(places: Places, cores: Cores) -> Result<Self> {
+        let count: u16 = if places == Places::One { 1 } else { 2 };
+        let directory = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
+        let options = CreateOptions {
+            size_bytes: Some(POOL_BYTES),
+            mode: CoherenceMode::Hardware,
+            host_slots: count + 1,
+            replica_slots: 1,
+            ..CreateOptions::default()
+        };
+        let pool = Pool::create(&directory.path().join("pool"), &options)?;
+        let memory = pool.hardware();
+        let run = RunDirectory::new(directory.path());
+        run.prepare()?;
+        let bell = |end| DoorbellListener::bind(&run.data_doorbell(end));
+        let worker = || WorkerConfig { wakeup: Wakeup::Socket, busy_poll: BUSY_POLL, cpu: None, fence: None };
+        let front = endpoint(1, Role::BlkFrontend);
+        // Threads begin where their parent is: the backends share a core, the frontend shares the driver's.
+        cores::pin(cores.receiver)?;
+        let (doorbell, file) = (Some(bell(front)?), Some(pool.file_identity()));
+        let mut frontend = Frontend::start(memory.clone(), run.clone(), worker(), doorbell, None, file)?;
+        // The second disk's place is used; in that of the first one there are more rings.
+        let (mut disk, mut volume) = objects(&pool, 1, DISK_BYTES, false)?;
+        volume.start_bytes = 0;
+        let refused = |reason: String| anyhow!(reason);
+        let mut backends = Vec::new();
+        for number in 0..count {
+            cores::pin(cores.sender)?;
+            let back = endpoint(number + 2, Role::BlkBackend);
+            let ssd = OpenedSsd::new("ssd0", Box::new(PacedSsd::new(DISK_BYTES)?));
+            let mut backend =
+                Backend::start(memory.clone(), run.clone(), worker(), Some(bell(back)?), vec![ssd], None)?;
+            let lines = RingPlacement::lines(SLOTS, 8);
+            let start = if number == 0 { pool.layout().data().start } else { data_area(&pool, 0).start };
+            let [there, here] =
+                [start, start.saturating_add(lines)].map(|start| RingPlacement { start, slots: SLOTS });
+            there.clear(&memory);
+            here.clear(&memory);
+            let route =
+                Route { channel: ChannelId::new(u32::from(number) + 1), generation: LeaseGeneration::new(1) };
+            let channel = |peer, outgoing, incoming| {
+                let (id, generation) = (route.channel, Generation::new(1));
+                Object::Channel(ChannelObject {
+                    id,
+                    engine: Engine::Blk,
+                    peer,
+                    generation,
+                    outgoing,
+                    incoming,
+                })
+            };
+            backend.apply(channel(front, here, there)).map_err(refused)?;
+            frontend.apply(channel(back, there, here)).map_err(refused)?;
+            volume.channel = route.channel;
+            backend.apply(Object::Volume(volume.clone())).map_err(refused)?;
+            disk.replicas.push(ReplicaObject {
+                number: number.into(),
+                ssd: format!("h{}/ssd0", number + 2),
+                route,
+                in_sync: true,
+                away: false,
+                leaving: false,
+            });
+            backends.push(backend);
+        }
+        match places {
+            Places::One => disk.replicas.clear(),
+            Places::Mirror => {}
+            Places::Stripes => disk.stripe_bytes = Some(STRIPE_BYTES),
+        }
+        let socket = run.sockets().join(&disk.socket);
+        frontend.apply(Object::Disk(disk)).map_err(refused)?;
+        let began = Instant::now();
+        while frontend.telemetry().gauges["mirror-dirty-bytes"] > 0 {
+            ensure!(began.elapsed() < PATIENCE, "the mirror was never in line");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Self { _frontend: frontend, _backends: backends, socket, _directory: directory })
+    }
+}
