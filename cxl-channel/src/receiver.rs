@@ -230,15 +230,17 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
         if self.streak < furthest {
             return;
         }
-        // A sender that is slow just now has not got that far in that time, but it goes on: then from closer by.
+        // A sender that is slow just now has not got that far in that time, but it goes on: then from closer by. There, one look
+        // has to do: to wait again would hold up messages that come at a rate at which nothing needs to be waited for.
         let closer = (furthest / CLOSER).max(Self::SLOTS_PER_LINE);
-        for last in [furthest, closer].map(|ahead| self.received + ahead - 1) {
-            for look in 0..LOOKS_AHEAD {
+        for (ahead, looks) in [(furthest, LOOKS_AHEAD), (closer, 1)] {
+            let last = self.received + ahead - 1;
+            for look in 0..looks {
                 if self.is_new(last) {
                     self.sure = last + 1;
                     return;
                 }
-                if look + 1 < LOOKS_AHEAD {
+                if look + 1 < looks {
                     (0..PAUSES).for_each(|_| std::hint::spin_loop());
                 }
             }
