@@ -52,7 +52,7 @@ impl State {
                 ),
             ));
         }
-        let needed = place_bytes(size_bytes, volume.replicas.len(), volume.stripe_bytes);
+        let needed = place_bytes(size_bytes, volume.columns(), volume.stripe_bytes);
         for replica in &volume.replicas {
             let behind = |start: &u64| *start > replica.start_bytes;
             let next = self.extents(&replica.device).map(|(start, _)| start).filter(behind).min();

@@ -37,10 +37,7 @@ impl State {
                 Some(place.number)
             }
         };
-        if volume.stripe_bytes.is_some() {
-            let detail = format!("{name} is striped: its columns stay where they are");
-            return Err(Refusal::new(RefusalKind::InvalidValue, detail));
-        }
+        Self::check_not_striped(volume)?;
         if let Some(going) = volume.replicas.iter().find(|it| it.leaving || it.replaces.is_some()) {
             let detail = format!(
                 "{name} is moving already: wait until {} has everything or is gone, or take the new place away again \
@@ -153,6 +150,7 @@ impl State {
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         let volume = self.volume_named(name).ok_or_else(|| Refusal::not_found("volume", name))?;
+        Self::check_not_striped(volume)?;
         let place = self.place_of(volume, device)?;
         let ssd = self.device_name(device);
         if place.leaving {

@@ -57,6 +57,15 @@ impl State {
         Ok(())
     }
 
+    /// Refuses to have a striped volume lie elsewhere.
+    pub(super) fn check_not_striped(volume: &Volume) -> Result<(), Refusal> {
+        if volume.stripe_bytes.is_none() {
+            return Ok(());
+        }
+        let detail = format!("{} is striped: its columns stay where they are", volume.name);
+        Err(Refusal::new(RefusalKind::InvalidValue, detail))
+    }
+
     /// What the SSD of a column keeps about the volume.
     pub(super) fn stripe_entry(&self, volume: &Volume, number: u32) -> Option<StripeEntry> {
         let ssds = volume.devices().map(|ssd| self.device_name(ssd)).collect();
@@ -71,7 +80,7 @@ impl Volume {
         if self.stripe_bytes.is_none() {
             return self.qos;
         }
-        let columns = (self.replicas.len() as u64).max(1);
+        let columns = u64::from(self.columns()).max(1);
         let share = |all: Option<u64>| all.map(|all| all.div_ceil(columns));
         let Qos { iops, bytes_per_second, burst_ms, minimum_iops } = self.qos;
         Qos {
@@ -87,6 +96,8 @@ impl Volume {
 mod tests {
     use cxl_pool::{HostId, Role};
     use pod_protocol::objects::{Object, Qos};
+    use pod_protocol::reports::DeviceReport;
+    use pod_protocol::volume_table::VolumeTable;
 
     use super::super::Command;
     use super::super::model::{MIB, check, devices_of, endpoint, join, options, scrub_all};
@@ -99,11 +110,22 @@ mod tests {
     }
 
     fn pod() -> State {
+        pod_with(None)
+    }
+
+    /// A pod whose SSDs keep such tables of what lies on them.
+    fn pod_with(kept: Option<&VolumeTable>) -> State {
         let mut state = State::new(options(256));
         for id in
             [endpoint(1, Role::BlkFrontend), endpoint(2, Role::BlkBackend), endpoint(3, Role::BlkBackend)]
         {
-            let join = join(id.host.get(), devices_of(id, true));
+            let mut devices = devices_of(id, true);
+            for device in &mut devices {
+                if let DeviceReport::Ssd { table, .. } = device {
+                    *table = kept.cloned();
+                }
+            }
+            let join = join(id.host.get(), devices);
             state.apply(&Command::Join { endpoint: id, incarnation: 1, join }).unwrap();
         }
         state
@@ -145,6 +167,38 @@ mod tests {
         check(&state);
         let lease = state.leases.values().next().unwrap();
         assert!(state.is_failed_disk(lease));
+    }
+
+    #[test]
+    fn a_column_cannot_be_taken_away() {
+        let mut state = pod();
+        state.apply(&create(2, UNIT, 9)).unwrap();
+        let before = state.volume_named("wide").unwrap().clone();
+        let device = before.replicas[0].device.clone();
+        for command in [
+            Command::RemoveReplica { name: "wide".to_owned(), device: device.clone() },
+            Command::AddReplica { name: "wide".to_owned(), device: None, replaces: None },
+            Command::AddReplica { name: "wide".to_owned(), device: None, replaces: Some(device) },
+        ] {
+            let refusal = state.apply(&command).unwrap_err();
+            assert_eq!(refusal.kind, RefusalKind::InvalidValue, "{refusal:?}");
+        }
+        assert_eq!(*state.volume_named("wide").unwrap(), before);
+    }
+
+    #[test]
+    fn a_column_that_is_wiped_later_takes_no_more_room_meanwhile() {
+        let mut state = pod_with(Some(&VolumeTable::default()));
+        state.apply(&create(2, UNIT, 9)).unwrap();
+        let wide = state.volume_named("wide").unwrap().clone();
+        let (name, size_bytes) = ("behind".to_owned(), MIB);
+        state.apply(&Command::CreateVolume { name, size_bytes, device: None, replicas: 2 }).unwrap();
+        state.apply(&Command::DeleteVolume { name: "wide".to_owned() }).unwrap();
+        let device = wide.replicas[0].device.clone();
+        state.apply(&Command::VolumeWiped { device, volume: wide.id }).unwrap();
+        let left = &state.volumes[&wide.id];
+        assert_eq!((left.replicas.len(), left.place_bytes()), (1, wide.place_bytes()));
+        check(&state);
     }
 
     #[test]

@@ -102,7 +102,13 @@ impl Volume {
 
     /// What it takes in each of its places.
     pub fn place_bytes(&self) -> u64 {
-        place_bytes(self.size_bytes, self.replicas.len(), self.stripe_bytes)
+        place_bytes(self.size_bytes, self.columns(), self.stripe_bytes)
+    }
+
+    /// Over how many places its data is spread, if it is striped. That does not change: places are numbered once and for all,
+    /// and a striped volume gets none later. While it is wiped, it has fewer and fewer.
+    pub(super) fn columns(&self) -> u32 {
+        self.next_number
     }
 
     /// The SSDs that it lies on.
@@ -147,10 +153,10 @@ impl From<Record> for Volume {
     }
 }
 
-/// What a volume of this size takes in each of so many places.
-pub(super) fn place_bytes(size_bytes: u64, places: usize, stripe_bytes: Option<u64>) -> u64 {
+/// What a volume of this size takes in each of its places: all of it, or if it is striped, of so many columns, a share.
+pub(super) fn place_bytes(size_bytes: u64, columns: u32, stripe_bytes: Option<u64>) -> u64 {
     match stripe_bytes {
-        Some(unit) => size_bytes.div_ceil(unit.saturating_mul(places as u64).max(1)).saturating_mul(unit),
+        Some(unit) => size_bytes.div_ceil(unit.saturating_mul(columns.into()).max(1)).saturating_mul(unit),
         None => size_bytes,
     }
 }
