@@ -2,6 +2,7 @@
 //! only ever added.
 
 mod event;
+mod explanation;
 mod host;
 mod instance;
 mod pool;
@@ -10,6 +11,7 @@ mod size;
 mod volume;
 
 pub use event::{Event, EventKind, EventList};
+pub use explanation::{Candidate, CandidatePart, DeviceExplanation, Explanation};
 pub use host::{
     Device, DeviceCounters, DeviceHealth, DeviceKind, DeviceList, Endpoint, EndpointHealth, Host, HostList,
 };

@@ -10,8 +10,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api::{
-    AddReplica, ChangeVolume, CreateInstance, CreateVolume, Device, DeviceList, EventList, Host, HostList,
-    Instance, InstanceList, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
+    AddReplica, ChangeVolume, CreateInstance, CreateVolume, Device, DeviceList, EventList, Explanation, Host,
+    HostList, Instance, InstanceList, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume,
+    VolumeList,
 };
 
 mod events;
@@ -157,6 +158,18 @@ impl Client {
         self.end(Method::POST, &["v1", "hosts", name, "reset"], &[])
     }
 
+    /// Has all devices of a host be empty, or used again.
+    pub fn drain_host(&self, name: &str, on: bool) -> Result<(), ClientError> {
+        let method = if on { Method::PUT } else { Method::DELETE };
+        self.end(method, &["v1", "hosts", name, "drain"], &[])
+    }
+
+    /// Has a device be empty, or used again.
+    pub fn drain_device(&self, host: &str, name: &str, on: bool) -> Result<(), ClientError> {
+        let method = if on { Method::PUT } else { Method::DELETE };
+        self.end(method, &["v1", "devices", host, name, "drain"], &[])
+    }
+
     /// Deletes a host that is gone for good.
     pub fn delete_host(&self, name: &str) -> Result<(), ClientError> {
         self.end(Method::DELETE, &["v1", "hosts", name], &[])
@@ -220,6 +233,16 @@ impl Client {
     /// One instance.
     pub fn instance(&self, name: &str) -> Result<Instance, ClientError> {
         self.get(&["v1", "instances", name])
+    }
+
+    /// Why the devices of an instance are where they are.
+    pub fn explain_instance(&self, name: &str) -> Result<Explanation, ClientError> {
+        self.get(&["v1", "instances", name, "explanation"])
+    }
+
+    /// What creating an instance would make. Nothing is made.
+    pub fn try_instance(&self, request: &CreateInstance) -> Result<Instance, ClientError> {
+        self.call(Method::POST, &["v1", "instances"], &[("dry-run", "true")], Some(request))
     }
 
     /// Creates an instance, and waits up to `wait` until a VMM can be started for it; [`Instance::ready`] says whether

@@ -3,6 +3,7 @@
 mod body;
 mod connection;
 mod devices;
+mod drains;
 mod events;
 mod health;
 mod hosts;
@@ -51,6 +52,8 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(hosts::list))
         .routes(routes!(hosts::get, hosts::delete))
         .routes(routes!(hosts::reset))
+        .routes(routes!(drains::begin_host, drains::end_host))
+        .routes(routes!(drains::begin_device, drains::end_device))
         .routes(routes!(devices::list))
         .routes(routes!(devices::get))
         .routes(routes!(nics::fail_back))
@@ -62,6 +65,7 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(replicas::remove))
         .routes(routes!(instances::list, instances::create))
         .routes(routes!(instances::get, instances::delete))
+        .routes(routes!(instances::explain))
         .routes(routes!(migrations::prepare, migrations::abort))
         .routes(routes!(migrations::activate))
         .routes(routes!(nics::migrate))

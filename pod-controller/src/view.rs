@@ -1,6 +1,7 @@
 //! What is shown of the controller: a state at one moment, turned into the API's types.
 
 mod devices;
+mod explanation;
 mod hosts;
 mod instances;
 mod pool;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use cxl_pool::Superblock;
 use pod_protocol::ids::LeaseId;
 
-use crate::state::State;
+use crate::state::{Command, Refusal, State};
 
 /// A state at one moment.
 #[derive(Clone, Debug)]
@@ -63,6 +64,17 @@ impl View {
         let all = || state.leases.keys().map(|lease| (*lease, "its daemons to join".to_owned())).collect();
         let waiting = Waiting { here: all(), incoming: all() };
         Self { state: Arc::new(state.clone()), waiting, facts, sockets }
+    }
+
+    /// What would be if this were carried out. Nothing is.
+    pub fn after(&self, command: &Command) -> Result<Self, Refusal> {
+        let mut state = State::clone(&self.state);
+        state.apply(command)?;
+        let mut waiting = self.waiting.clone();
+        for lease in state.leases.keys().filter(|lease| !self.state.leases.contains_key(lease)) {
+            waiting.here.insert(*lease, "being created in earnest".to_owned());
+        }
+        Ok(self.updated(&state, waiting))
     }
 
     /// The same pool later.

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use pod_controller::api::{PROBLEM_JSON, Problem};
+use pod_controller::api::{CandidatePart, PROBLEM_JSON, Problem};
 use pod_controller::client::Client;
 use support::{Pod, until, vm};
 
@@ -138,6 +138,32 @@ fn conflicts_say_who_is_in_the_way() {
     assert!(refused.detail.contains("vm1"), "{refused}");
     assert_eq!(status(&pod.raw(&request("DELETE", "/v1/instances/vm1", "", ""))), 204);
     assert_eq!(status(&pod.raw(&request("DELETE", "/v1/volumes/vol0", "", ""))), 204);
+}
+
+#[test]
+fn what_would_be_made_and_why_is_told_and_devices_are_emptied() {
+    let pod = Pod::demo();
+    let client = pod.client();
+    let would = client.try_instance(&vm("vm1", &[])).expect("it could be made");
+    assert!(!would.ready && client.instances().expect("a list").is_empty(), "nothing is made");
+    let made = client.create_instance(&vm("vm1", &[]), Duration::from_secs(30)).expect("created");
+    assert_eq!(made.nics[0].nic, would.nics[0].nic);
+
+    let explained = client.explain_instance("vm1").expect("it exists");
+    let first = &explained.devices[0].candidates[0];
+    assert_eq!((&first.name, first.part), (&made.nics[0].nic, CandidatePart::Active));
+    assert_eq!(client.explain_instance("vm9").expect_err("nobody").status(), Some(404));
+
+    let (host, nic) = made.nics[0].nic.split_once('/').expect("host and name");
+    client.drain_device(host, nic, true).expect("it exists");
+    let device = client.device(host, nic).expect("it exists");
+    assert!(device.drained && device.leases == 0, "{device:?}");
+    assert_ne!(client.instance("vm1").expect("there").nics[0].nic, made.nics[0].nic);
+    client.drain_device(host, nic, false).expect("it exists");
+    client.drain_host(host, true).expect("it exists");
+    assert!(client.host(host).expect("it exists").drained);
+    client.drain_host(host, false).expect("it exists");
+    assert_eq!(client.drain_host("h9", true).expect_err("nobody").status(), Some(404));
 }
 
 #[test]

@@ -71,6 +71,12 @@ pub enum EventKind {
     Failover,
     /// A lease moved between NICs that work, on demand.
     Migrated,
+    /// A device or a host is to be empty.
+    DrainBegun,
+    /// A device or a host may be used again.
+    DrainEnded,
+    /// A lease left a NIC that is to be empty.
+    Drained,
     /// Another host gets ready for an instance.
     MigrationPrepared,
     /// An instance that was to move stays where it is.
@@ -134,6 +140,9 @@ impl EventKind {
             Self::PoolAdopted => "pool-adopted",
             Self::Failover => "failover",
             Self::Migrated => "migrated",
+            Self::DrainBegun => "drain-begun",
+            Self::DrainEnded => "drain-ended",
+            Self::Drained => "drained",
             Self::MigrationPrepared => "migration-prepared",
             Self::MigrationAborted => "migration-aborted",
             Self::InstanceMigrated => "instance-migrated",

@@ -23,6 +23,9 @@ pub struct Host {
     pub devices: Vec<String>,
     /// The instances that run on it.
     pub instances: Vec<String>,
+    /// It is to be empty: nothing new is placed on its devices, and what is there leaves.
+    #[serde(default)]
+    pub drained: bool,
 }
 
 /// A daemon's presence in the pod.
@@ -83,6 +86,9 @@ pub struct Device {
     pub reason: Option<String>,
     /// How many leases use it now.
     pub leases: u32,
+    /// It is to be empty: nothing new is placed on it, and what is there leaves.
+    #[serde(default)]
+    pub drained: bool,
     /// Its counters; absent when its endpoint has sent none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counters: Option<DeviceCounters>,

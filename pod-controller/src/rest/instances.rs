@@ -3,14 +3,14 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::Failure;
 use super::body::{Asked, Body, Names};
-use crate::api::{CreateInstance, Instance, InstanceList, NicRequest, Problem};
-use crate::controller::Handle;
+use crate::api::{CreateInstance, Explanation, Instance, InstanceList, NicRequest, Problem};
+use crate::controller::{Handle, SubmitError};
 use crate::state::{Command, NicWish};
 
 /// How long the creation of an instance waits for its daemons unless told.
@@ -26,6 +26,9 @@ pub(super) struct CreateQuery {
     /// How long to wait, in ms, until a VMM can be started; 10000 unless given, 30000 at most, 0 to answer at once.
     #[serde(default)]
     wait: Option<u64>,
+    /// Only say what would be made; nothing is.
+    #[serde(default, rename = "dry-run")]
+    dry_run: bool,
 }
 
 /// All instances.
@@ -47,12 +50,26 @@ pub(super) async fn get(
     handle.view().instance(&name).map(Json).ok_or_else(|| Failure::not_found("instance", &name))
 }
 
+/// Why the devices of an instance are where they are, and where else they could be.
+#[utoipa::path(
+    get, path = "/v1/instances/{name}/explanation", operation_id = "explain_instance", tag = "instances",
+    params(("name" = String, Path, description = "the instance's name")),
+    responses((status = 200, body = Explanation), (status = 404, body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn explain(
+    State(handle): State<Handle>,
+    Names(name): Names<String>,
+) -> Result<Json<Explanation>, Failure> {
+    handle.view().explanation(&name).map(Json).ok_or_else(|| Failure::not_found("instance", &name))
+}
+
 /// Creates an instance and leases its devices. The answer comes when a VMM can be started, or when the time to wait is
 /// over; `ready` says which.
 #[utoipa::path(
     post, path = "/v1/instances", operation_id = "create_instance", tag = "instances",
     params(CreateQuery), request_body = CreateInstance,
     responses(
+        (status = 200, description = "a dry run: what would be made", body = Instance),
         (status = 201, body = Instance),
         (status = 400, description = "the request makes no sense", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "there is no such host or volume", body = Problem, content_type = "application/problem+json"),
@@ -63,7 +80,7 @@ pub(super) async fn create(
     State(handle): State<Handle>,
     Asked(query): Asked<CreateQuery>,
     Body(request): Body<CreateInstance>,
-) -> Result<impl IntoResponse, Failure> {
+) -> Result<Response, Failure> {
     let wait_ms = query.wait.unwrap_or(WAIT_DEFAULT_MS);
     if wait_ms > WAIT_MAX_MS {
         return Err(Failure::invalid(format!("wait={wait_ms} is too long: use {WAIT_MAX_MS} ms at most")));
@@ -72,14 +89,22 @@ pub(super) async fn create(
     let host = host.ok_or_else(|| Failure::not_found("host", &request.host))?;
     let nics = request.nics.iter().map(wish).collect::<Result<Vec<NicWish>, Failure>>()?;
     let name = request.name.clone();
-    handle.submit(Command::CreateInstance { name, host, nics, volumes: request.volumes }).await?;
+    let command = Command::CreateInstance { name, host, nics, volumes: request.volumes };
+    if query.dry_run {
+        let view = handle.view().after(&command).map_err(SubmitError::Refused)?;
+        let instance =
+            view.instance(&request.name).ok_or_else(|| Failure::not_found("instance", &request.name))?;
+        return Ok(Json(instance).into_response());
+    }
+    handle.submit(command).await?;
     let instance = wait_until_ready(&handle, &request.name, Duration::from_millis(wait_ms)).await;
     let instance = instance.ok_or_else(|| Failure::not_found("instance", &request.name))?;
     Ok((
         StatusCode::CREATED,
         [(header::LOCATION, format!("/v1/instances/{}", instance.name))],
         Json(instance),
-    ))
+    )
+        .into_response())
 }
 
 fn wish(request: &NicRequest) -> Result<NicWish, Failure> {

@@ -9,7 +9,7 @@ use crate::api::{MigrateNic, NicPolicy, Problem};
 use crate::controller::Handle;
 use crate::state::{Command, DeviceId};
 
-fn device(handle: &Handle, host: &str, name: &str) -> Result<DeviceId, Failure> {
+pub(super) fn device(handle: &Handle, host: &str, name: &str) -> Result<DeviceId, Failure> {
     let name = format!("{host}/{name}");
     handle.view().state.device_named(&name).ok_or_else(|| Failure::not_found("device", &name))
 }

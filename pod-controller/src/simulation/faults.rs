@@ -135,7 +135,7 @@ impl Pod {
         let number = self.dice.below(self.size.names);
         let host = self.random_daemon().host;
         let (vm, vol) = (format!("vm{number}"), format!("vol{number}"));
-        match self.dice.below(20) {
+        match self.dice.below(22) {
             0..=3 => Command::CreateVolume {
                 name: vol,
                 size_bytes: self.dice.between(1, 6) * MIB,
@@ -158,6 +158,11 @@ impl Pod {
                 Command::ActivateMigration { name: vm, force: self.dice.once_in(2) }
             }
             18 => self.reset(host),
+            19 | 20 => {
+                let nic = self.random_nic().filter(|_| self.dice.once_in(2));
+                let (host, device) = nic.map_or((host, None), |(host, nic)| (host, Some(nic)));
+                Command::Drain { host, device, on: self.dice.once_in(2) }
+            }
             _ => match self.random_nic() {
                 Some((host, name)) => Command::FailBack { device: DeviceId { host, name } },
                 None => Command::AbortMigration { name: vm },

@@ -83,6 +83,7 @@ impl State {
                 self.activate_migration(name, *force, &mut effects)?;
             }
             Command::DeleteInstance { name, force } => self.delete_instance(name, *force, &mut effects)?,
+            Command::Drain { host, device, on } => self.drain(*host, device.as_deref(), *on, &mut effects)?,
             Command::ResetHost { name } => self.reset_host(name, &mut effects)?,
             Command::DeleteHost { name } => self.delete_host(name, &mut effects)?,
         }

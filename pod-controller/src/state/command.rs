@@ -279,6 +279,15 @@ pub enum Command {
         /// Whatever the host that it leaves says.
         force: bool,
     },
+    /// Somebody wants a device, or all of a host, to be empty, or to be used again.
+    Drain {
+        /// The host.
+        host: HostId,
+        /// Only this device of it.
+        device: Option<String>,
+        /// Whether it is to be empty.
+        on: bool,
+    },
     /// Somebody does not want an instance any more.
     DeleteInstance {
         /// Its name.

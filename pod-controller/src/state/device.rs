@@ -24,6 +24,9 @@ pub struct Device {
     /// A NIC whose link flapped: why nothing moves to it for a while.
     #[serde(default)]
     pub held: Option<String>,
+    /// It is to be empty.
+    #[serde(default)]
+    pub drained: bool,
 }
 
 /// What a device is.

@@ -156,6 +156,7 @@ impl State {
         let device_id = DeviceId { host: id.host, name: report.name().to_owned() };
         let known = self.devices.remove(&device_id);
         let held = known.as_ref().and_then(|known| known.held.clone());
+        let drained = known.as_ref().is_some_and(|known| known.drained);
         let (driver, kind, mut health) = match report {
             DeviceReport::Nic { driver, mac, up, speed_mbps, mtu, features, backup, .. } => {
                 let rx = match &known {
@@ -207,7 +208,7 @@ impl State {
                 effects.push(Effect::event(kind, self.device_name(&device_id), message));
             }
         }
-        self.devices.insert(device_id, Device { driver: driver.clone(), kind, health, held });
+        self.devices.insert(device_id, Device { driver: driver.clone(), kind, health, held, drained });
     }
 
     /// An SSD that became smaller than the volumes on it must not be served: their ends are gone.

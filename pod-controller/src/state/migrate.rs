@@ -109,7 +109,13 @@ impl State {
         })
     }
 
-    fn move_lease(&mut self, id: LeaseId, to: &DeviceId, kind: EventKind, effects: &mut Vec<Effect>) {
+    pub(super) fn move_lease(
+        &mut self,
+        id: LeaseId,
+        to: &DeviceId,
+        kind: EventKind,
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(lease) = self.leases.get_mut(&id) else { return };
         let before = lease.generation;
         let LeaseKind::Nic { active, standby, draining, home, .. } = &mut lease.kind else { return };

@@ -17,6 +17,7 @@ mod create;
 mod delete;
 mod desired;
 mod device;
+mod drain;
 mod effect;
 mod endpoint;
 mod failed_memory;
@@ -44,7 +45,7 @@ pub(crate) mod model;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::{EndpointId, HostId};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, VolumeId};
@@ -91,6 +92,9 @@ pub struct State {
     pub regions: Regions,
     /// Channels between engines' frontends and backends.
     pub channels: BTreeMap<ChannelId, Channel>,
+    /// Hosts that are to be empty.
+    #[serde(default)]
+    drained_hosts: BTreeSet<HostId>,
     /// How many leases have moved to their backup.
     pub failovers: u64,
     /// What was handed out last.
@@ -123,6 +127,7 @@ impl State {
             instances: BTreeMap::new(),
             leases: BTreeMap::new(),
             channels: BTreeMap::new(),
+            drained_hosts: BTreeSet::new(),
             failovers: 0,
             last: Last::default(),
             short: false,

@@ -92,6 +92,7 @@ enum Step {
     Migrate { name: u8, to: Option<(u16, u8)> },
     Drained { lease: usize },
     FailBack { host: u16, nic: u8 },
+    Drain { host: u16, device: Option<bool>, on: bool },
     Trust { host: u16, nic: u8, held: bool },
     Attach { lease: usize, incoming: bool, connected: bool, running: bool },
     MoveTo { name: u8, host: u16 },
@@ -134,6 +135,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0_u8..5, prop::option::of((host.clone(), 0_u8..2))).prop_map(|(name, to)| Step::Migrate { name, to }),
         2 => (0_usize..8).prop_map(|lease| Step::Drained { lease }),
         1 => (host.clone(), 0_u8..2).prop_map(|(host, nic)| Step::FailBack { host, nic }),
+        2 => (host.clone(), any::<Option<bool>>(), any::<bool>())
+            .prop_map(|(host, device, on)| Step::Drain { host, device, on }),
         1 => (host.clone(), 0_u8..2, any::<bool>()).prop_map(|(host, nic, held)| Step::Trust { host, nic, held }),
         4 => (0_usize..8, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
             |(lease, incoming, connected, running)| Step::Attach { lease, incoming, connected, running }
@@ -201,6 +204,10 @@ fn commands(state: &State, step: &Step) -> Vec<Command> {
         Step::Drained { lease } => {
             let drain = state.drains().nth(lease % 2);
             drain.map(|(lease, generation)| Command::DrainExpired { lease, generation }).into_iter().collect()
+        }
+        Step::Drain { host, device, on } => {
+            let device = device.map(|nic| if nic { "nic0".to_owned() } else { "ssd0".to_owned() });
+            vec![Command::Drain { host: HostId::new(host), device, on }]
         }
         Step::FailBack { host, nic } => {
             vec![Command::FailBack {

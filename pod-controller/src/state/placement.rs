@@ -18,7 +18,9 @@ struct Candidate<'a> {
 impl State {
     /// Whether a device can be given to somebody now.
     pub(crate) fn is_usable(&self, id: &DeviceId) -> bool {
-        self.is_up(id) && self.devices.get(id).is_some_and(|device| device.held.is_none())
+        self.is_up(id)
+            && !self.is_drained(id)
+            && self.devices.get(id).is_some_and(|device| device.held.is_none())
     }
 
     /// Whether a device works, were it not for its past.

@@ -14,6 +14,7 @@ impl State {
     /// Makes everything follow from the facts. Doing it twice changes nothing more.
     pub(super) fn settle(&mut self, effects: &mut Vec<Effect>) {
         self.end_lost_drains();
+        self.nics_leave(effects);
         // Twice: a lease without a backup may need one to move to, and one that moved may need another.
         self.choose_standbys();
         self.fail_over(effects);
@@ -21,6 +22,7 @@ impl State {
         self.drop_lost_replicas(effects);
         self.end_leaving_replicas(effects);
         self.finish_migrations(effects);
+        self.volumes_leave(effects);
         let mut short = self.make_receive_areas();
         short |= self.make_lease_areas();
         self.drop_channels();
@@ -105,7 +107,9 @@ impl State {
             .values()
             .filter_map(|lease| match &lease.kind {
                 LeaseKind::Nic { active, standby, mtu, features, .. } => {
-                    let trusted = |id: &DeviceId| self.devices.get(id).is_some_and(|it| it.held.is_none());
+                    let trusted = |id: &DeviceId| {
+                        !self.is_drained(id) && self.devices.get(id).is_some_and(|it| it.held.is_none())
+                    };
                     let urgent = !self.is_up(active);
                     let works = standby.as_ref().is_some_and(|it| {
                         trusted(it) && if urgent { self.is_up(it) } else { !self.is_lost(it) }

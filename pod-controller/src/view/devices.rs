@@ -69,6 +69,7 @@ impl View {
             health,
             reason,
             leases: self.state.leases_on(id),
+            drained: self.state.is_drained(id),
             counters: counters.map(show_counters),
         }
     }

@@ -55,6 +55,7 @@ impl View {
             id: id.get(),
             endpoints: endpoints.collect(),
             devices: devices.map(|device| self.state.device_name(device)).collect(),
+            drained: self.state.is_drained_host(id),
             instances: instances.map(|instance| instance.name.clone()).collect(),
         }
     }

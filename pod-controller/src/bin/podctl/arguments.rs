@@ -57,6 +57,9 @@ pub(crate) enum Command {
     /// Instances: VMs and what they have leased
     #[command(subcommand, visible_alias = "instance")]
     Instances(Instances),
+    /// Why something is where it is, and where else it could be
+    #[command(subcommand)]
+    Explain(Explain),
     /// What happened in the pod
     Events(Events),
     /// The pool: a map drawn to scale, and its regions
@@ -72,6 +75,15 @@ pub(crate) enum Command {
         /// The configuration of the host's daemons
         #[arg(long, value_name = "FILE", default_value = "/etc/wadi/host.toml")]
         config: PathBuf,
+    },
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Explain {
+    /// The devices of an instance
+    Instance {
+        /// The instance's name
+        name: String,
     },
 }
 
@@ -98,6 +110,19 @@ pub(crate) enum Devices {
         /// The NIC, as h2/nic0
         name: String,
     },
+    /// Have a device be empty: nothing new comes to it, and what is there leaves in order, as far as it can
+    ///
+    /// NICs of instances move at once. Volumes in use are copied while their guests go on; others stay.
+    #[command(verbatim_doc_comment)]
+    Drain {
+        /// Its name with its host, as h2/ssd0
+        name: String,
+    },
+    /// Have a device be used again
+    Undrain {
+        /// Its name with its host, as h2/ssd0
+        name: String,
+    },
     /// Trust a NIC again whose link came and went too often
     Release {
         /// The NIC, as h2/nic0
@@ -117,6 +142,16 @@ pub(crate) enum Hosts {
     List,
     /// Show one in full
     Get {
+        /// Its name
+        name: String,
+    },
+    /// Have all devices of a host be empty, for maintenance; its instances stay until they are moved
+    Drain {
+        /// Its name
+        name: String,
+    },
+    /// Have the devices of a host be used again
+    Undrain {
         /// Its name
         name: String,
     },
@@ -363,6 +398,9 @@ pub(crate) struct CreateInstance {
     /// How many seconds to wait until a VM can be started, 30 at most
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     pub(crate) wait: Duration,
+    /// Only show what would be made, and on which devices; nothing is
+    #[arg(long)]
+    pub(crate) dry_run: bool,
 }
 
 #[derive(Args)]

@@ -6,7 +6,7 @@ use pod_controller::api::{
 use pod_controller::client::{Client, Server};
 
 use crate::Failure;
-use crate::arguments::{Command, Devices, Events, Hosts, Instances, Output, PoolPart, Volumes};
+use crate::arguments::{Command, Devices, Events, Explain, Hosts, Instances, Output, PoolPart, Volumes};
 use crate::{doctor, map, output, table};
 
 type Out<'a> = &'a mut dyn Write;
@@ -20,6 +20,9 @@ pub(crate) fn run(server: &Server, command: &Command, format: Output, out: Out<'
         Command::Devices(command) => devices(client, command, format, out),
         Command::Volumes(command) => volumes(client, command, format, out),
         Command::Instances(command) => instances(client, command, format, out),
+        Command::Explain(Explain::Instance { name }) => {
+            show(out, format, &client.explain_instance(name)?, output::explanation)
+        }
         Command::Events(events) => follow(client, events, format, out),
         Command::Pool { part } => show(out, format, &client.pool()?, |pool| match part {
             None => map::pool(pool),
@@ -33,6 +36,14 @@ fn hosts(client: &Client, command: &Hosts, format: Output, out: Out<'_>) -> Resu
     match command {
         Hosts::List => show(out, format, &client.hosts()?, |hosts| table::hosts(hosts)),
         Hosts::Get { name } => show(out, format, &client.host(name)?, output::host),
+        Hosts::Drain { name } => {
+            client.drain_host(name, true)?;
+            done(out, format, "host", name, "is to be empty")
+        }
+        Hosts::Undrain { name } => {
+            client.drain_host(name, false)?;
+            done(out, format, "host", name, "may be used again")
+        }
         Hosts::Reset { name } => {
             client.reset_host(name)?;
             done(out, format, "host", name, "reset")
@@ -63,6 +74,16 @@ fn devices(client: &Client, command: &Devices, format: Output, out: Out<'_>) -> 
             let (host, device) = split(name)?;
             client.fail_back(&host, &device)?;
             done(out, format, "device", name, "has its leases back")
+        }
+        Devices::Drain { name } => {
+            let (host, device) = split(name)?;
+            client.drain_device(&host, &device, true)?;
+            done(out, format, "device", name, "is to be empty")
+        }
+        Devices::Undrain { name } => {
+            let (host, device) = split(name)?;
+            client.drain_device(&host, &device, false)?;
+            done(out, format, "device", name, "may be used again")
         }
         Devices::Release { name } => {
             let (host, device) = split(name)?;
@@ -130,7 +151,12 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
                 nics: create.nics.clone(),
                 volumes: create.volumes.clone(),
             };
-            show(out, format, &client.create_instance(&request, create.wait)?, output::instance)
+            let instance = if create.dry_run {
+                client.try_instance(&request)?
+            } else {
+                client.create_instance(&request, create.wait)?
+            };
+            show(out, format, &instance, output::instance)
         }
         Instances::NicPolicy {
             name,

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use pod_controller::api::{ByteSize, Device, DeviceKind, Event, Host, Instance, Volume, VolumeQos};
+use pod_controller::api::{
+    ByteSize, CandidatePart, Device, DeviceKind, Event, Explanation, Host, Instance, Volume, VolumeQos,
+};
 
 use crate::arguments::Output;
 use crate::table::{device_health, endpoint_health, plain, speed};
@@ -20,6 +22,7 @@ pub(crate) fn host(host: &Host) -> String {
         ("host", format!("{} (id {})", host.name, host.id)),
         ("devices", host.devices.join(", ")),
         ("instances", host.instances.join(", ")),
+        ("drained", if host.drained { "its devices are to be empty" } else { "no" }.to_owned()),
     ]);
     let rows = host.endpoints.iter().map(|endpoint| {
         let age = endpoint.telemetry_age_ms.map_or_else(|| "-".to_owned(), |age| format!("{age} ms ago"));
@@ -28,6 +31,30 @@ pub(crate) fn host(host: &Host) -> String {
     });
     let table = plain(&["daemon", "health", "software", "pid", "telemetry"], &[3], rows.collect());
     let _ = write!(shown, "\n\n{table}");
+    shown
+}
+
+pub(crate) fn explanation(explanation: &Explanation) -> String {
+    let mut shown = String::new();
+    for device in &explanation.devices {
+        let lines = pairs(&[
+            ("device", format!("{} {}", explanation.instance, device.device)),
+            ("rule", device.rule.clone()),
+            ("if it fails", device.on_failure.clone()),
+        ]);
+        let rows = device.candidates.iter().map(|candidate| {
+            let part = match candidate.part {
+                CandidatePart::Active => "in use",
+                CandidatePart::Standby => "standby",
+                CandidatePart::Possible => "possible",
+                CandidatePart::Excluded => "not now",
+            };
+            vec![candidate.name.clone(), part.to_owned(), candidate.notes.join("; ")]
+        });
+        let table = plain(&["candidate", "part", "why"], &[], rows.collect());
+        let separator = if shown.is_empty() { "" } else { "\n\n" };
+        let _ = write!(shown, "{separator}{lines}\n\n{table}");
+    }
     shown
 }
 
@@ -63,6 +90,9 @@ pub(crate) fn device(device: &Device) -> String {
         }
     }
     lines.push(("leases", device.leases.to_string()));
+    if device.drained {
+        lines.push(("drained", "it is to be empty".to_owned()));
+    }
     if let Some(counters) = &device.counters {
         match device.kind {
             DeviceKind::Nic { .. } => lines.extend([

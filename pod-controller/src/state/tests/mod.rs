@@ -10,6 +10,7 @@ use super::*;
 use crate::api::EventKind;
 
 mod allocation;
+mod drain;
 mod failover;
 mod live_migration;
 mod moving;

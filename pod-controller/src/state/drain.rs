@@ -1,0 +1,108 @@
+//! Devices and hosts that are to be empty, so that they can be taken away: nothing new is placed on them, and what is there
+//! leaves in order, as far as there is somewhere to go.
+
+use cxl_pool::HostId;
+use pod_protocol::ids::LeaseId;
+
+use super::{DeviceId, Effect, LeaseKind, Refusal, State};
+use crate::api::EventKind;
+
+/// How many volumes leave an SSD at a time: each is copied, and the guests of the pod go on meanwhile.
+const VOLUMES_AT_ONCE: usize = 2;
+
+impl State {
+    /// Whether a device is to be empty, by itself or with its host.
+    pub fn is_drained(&self, id: &DeviceId) -> bool {
+        self.drained_hosts.contains(&id.host) || self.devices.get(id).is_some_and(|device| device.drained)
+    }
+
+    /// Whether a host is to be empty.
+    pub fn is_drained_host(&self, host: HostId) -> bool {
+        self.drained_hosts.contains(&host)
+    }
+
+    /// A device, or all devices of a host with those that it gets later, are to be empty, or may be used again.
+    pub(super) fn drain(
+        &mut self,
+        host: HostId,
+        device: Option<&str>,
+        on: bool,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Refusal> {
+        let host_name = self.host_name(host);
+        let (subject, before) = match device {
+            Some(name) => {
+                let subject = format!("{host_name}/{name}");
+                let id = DeviceId { host, name: name.to_owned() };
+                let known =
+                    self.devices.get_mut(&id).ok_or_else(|| Refusal::not_found("device", &subject))?;
+                (subject, std::mem::replace(&mut known.drained, on))
+            }
+            None if !self.hosts.contains_key(&host) => return Err(Refusal::not_found("host", &host_name)),
+            None if on => (host_name, !self.drained_hosts.insert(host)),
+            None => (host_name, self.drained_hosts.remove(&host)),
+        };
+        if before != on {
+            let (kind, message) = if on {
+                (
+                    EventKind::DrainBegun,
+                    "it is to be empty: nothing new comes to it, and what is there leaves",
+                )
+            } else {
+                (EventKind::DrainEnded, "it may be used again")
+            };
+            effects.push(Effect::event(kind, subject, message));
+        }
+        Ok(())
+    }
+
+    /// Moves the leases on drained NICs. What has nowhere to go stays, and leaves as soon as it can.
+    pub(super) fn nics_leave(&mut self, effects: &mut Vec<Effect>) {
+        let leaves = |lease: &super::Lease| {
+            let LeaseKind::Nic { active, draining: None, .. } = &lease.kind else { return None };
+            (self.is_drained(active) && self.is_up(active)).then_some(lease.id)
+        };
+        let leaving: Vec<LeaseId> = self.leases.values().filter_map(leaves).collect();
+        for id in leaving {
+            // Looked for one by one, since each that has moved is a load where it is now.
+            let to = self.leases.get(&id).and_then(|lease| match &lease.kind {
+                LeaseKind::Nic { active, mtu, standby, .. } => {
+                    self.place_move(active, *mtu, standby.as_ref())
+                }
+                LeaseKind::Disk { .. } => None,
+            });
+            if let Some(to) = to {
+                self.move_lease(id, &to, EventKind::Drained, effects);
+            }
+        }
+    }
+
+    /// Moves the volumes on drained SSDs, as far as they are in use: it is their frontend that copies them.
+    pub(super) fn volumes_leave(&mut self, effects: &mut Vec<Effect>) {
+        let ssds: Vec<DeviceId> = {
+            let all = self.devices.iter().filter(|(_, device)| !device.is_nic());
+            all.map(|(id, _)| id).filter(|id| self.is_drained(id)).cloned().collect()
+        };
+        for ssd in ssds {
+            let here = |volume: &&super::Volume| !volume.deleted && volume.replica_on(&ssd).is_some();
+            let moves = |volume: &super::Volume| {
+                volume.replicas.iter().any(|replica| replica.leaving || replica.replaces.is_some())
+            };
+            let under_way = self.volumes.values().filter(here).filter(|volume| moves(volume)).count();
+            let waiting: Vec<String> = self
+                .volumes
+                .values()
+                .filter(here)
+                .filter(|volume| !moves(volume) && self.lease_of_volume(volume.id).is_some())
+                .map(|volume| volume.name.clone())
+                .collect();
+            let mut room = VOLUMES_AT_ONCE.saturating_sub(under_way);
+            for name in waiting {
+                // One that has nowhere to go is tried again with whatever happens next.
+                if room > 0 && self.add_replica(&name, None, Some(&ssd), effects).is_ok() {
+                    room -= 1;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Devices and hosts that are to be empty.
+
+use super::*;
+
+fn drain(host: u16, device: Option<&str>, on: bool) -> Command {
+    Command::Drain { host: HostId::new(host), device: device.map(str::to_owned), on }
+}
+
+fn active(state: &State) -> DeviceId {
+    nic_lease(state).active_nic().expect("a NIC").clone()
+}
+
+fn link(host: u16, name: &str, up: bool) -> Command {
+    let device = DeviceId { host: HostId::new(host), name: name.to_owned() };
+    Command::Link { device, up, reason: "its cable".to_owned() }
+}
+
+#[test]
+fn leases_leave_a_drained_nic_in_order_and_go_home_afterwards() {
+    let mut state = pod_with_vm();
+    let before = active(&state);
+    let effects = must(&mut state, &drain(2, Some("nic0"), true));
+    assert_eq!(kinds(&effects), [EventKind::DrainBegun, EventKind::Drained]);
+    assert_ne!(active(&state), before);
+    assert_eq!(nic_lease(&state).draining_nic(), Some(&before), "nothing is lost");
+    assert_eq!(must(&mut state, &drain(2, Some("nic0"), true)), [], "twice is once");
+    let refusal = refused(&mut state, &Command::FailBack { device: before.clone() });
+    assert_eq!(refusal.kind, RefusalKind::NoDevice);
+
+    let (lease, generation) = state.drains().next().expect("a drain");
+    must(&mut state, &Command::DrainExpired { lease, generation });
+    assert_eq!(state.leases_on(&before), 0);
+    must(&mut state, &drain(2, Some("nic0"), false));
+    must(&mut state, &Command::FailBack { device: before.clone() });
+    assert_eq!(active(&state), before);
+}
+
+#[test]
+fn a_lease_stays_on_a_drained_nic_until_there_is_another_and_flees_to_it_in_need() {
+    let mut state = pod_with_vm();
+    must(&mut state, &link(3, "nic0", false));
+    let before = active(&state);
+    let effects = must(&mut state, &drain(2, None, true));
+    assert_eq!(kinds(&effects), [EventKind::DrainBegun]);
+    assert_eq!(active(&state), before, "there is nowhere to go");
+    let effects = must(&mut state, &link(3, "nic0", true));
+    assert!(kinds(&effects).contains(&EventKind::Drained));
+    assert_ne!(active(&state), before);
+    // A NIC that is to be empty and works is better than none.
+    must(&mut state, &link(3, "nic0", false));
+    assert_eq!(active(&state), before);
+}
+
+#[test]
+fn nothing_new_comes_to_a_drained_host_whatever_it_reports() {
+    let mut state = pod();
+    must(&mut state, &drain(2, None, true));
+    join_as(&mut state, NET_BACKEND, 2);
+    join_as(&mut state, BLK_BACKEND, 2);
+    assert_eq!(refused(&mut state, &volume("vol0", 16)).kind, RefusalKind::NoRoom);
+    must(&mut state, &instance("vm1", 1, &[]));
+    assert_eq!(active(&state).host, HostId::new(3));
+    must(&mut state, &drain(2, None, false));
+    must(&mut state, &volume("vol0", 16));
+    assert_eq!(refused(&mut state, &drain(9, None, true)).kind, RefusalKind::NotFound);
+    assert_eq!(refused(&mut state, &drain(2, Some("nic7"), true)).kind, RefusalKind::NotFound);
+}
+
+#[test]
+fn volumes_in_use_leave_a_drained_ssd() {
+    let mut state = pod_with_vm();
+    join_as(&mut state, EndpointId::new(HostId::new(3), Role::BlkBackend), 1);
+    let volume = disk_lease(&state).volume().expect("a volume");
+    let from = state.volumes[&volume].replicas[0].device.clone();
+    must(&mut state, &drain(from.host.get(), Some(&from.name), true));
+    let replicas = &state.volumes[&volume].replicas;
+    assert_eq!(replicas.len(), 2, "it is being copied");
+    assert!(replicas[1].stale && replicas[1].replaces == Some(replicas[0].number));
+    let epoch = state.volumes[&volume].epoch;
+    must(&mut state, &link(3, "nic1", true));
+    assert_eq!(state.volumes[&volume].epoch, epoch, "once");
+}

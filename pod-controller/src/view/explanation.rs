@@ -1,0 +1,140 @@
+use cxl_pool::HostId;
+
+use super::View;
+use crate::api::{self, ByteSize, CandidatePart};
+use crate::state::{Device, DeviceId, Health, Instance, Kind, Lease, LeaseKind, Volume};
+
+const NIC_RULE: &str = "an ordinary NIC before one that is kept for failover, one of the instance's own host before others, then \
+                        the one with fewest leases for its speed";
+const SSD_RULE: &str = "replicas on different hosts, each on the SSD with the largest share free";
+
+impl View {
+    /// Why the devices of an instance are where they are.
+    pub fn explanation(&self, name: &str) -> Option<api::Explanation> {
+        let instance = self.state.instance_named(name)?;
+        let leases = instance.nics.iter().chain(&instance.disks).filter_map(|id| self.state.leases.get(id));
+        let devices = leases.filter_map(|lease| self.explain(instance, lease)).collect();
+        Some(api::Explanation { instance: name.to_owned(), devices })
+    }
+
+    fn explain(&self, instance: &Instance, lease: &Lease) -> Option<api::DeviceExplanation> {
+        let (rule, on_failure, mut candidates) = match &lease.kind {
+            LeaseKind::Nic { mtu, .. } => {
+                let nics = self.state.devices.iter().filter(|(_, device)| device.is_nic());
+                let candidates = nics.map(|(id, nic)| self.nic(instance.host, lease, *mtu, id, nic));
+                (NIC_RULE, self.without_nic(lease), candidates.collect::<Vec<_>>())
+            }
+            LeaseKind::Disk { volume, .. } => {
+                let volume = self.state.volumes.get(volume)?;
+                let ssds = self.state.devices.iter().filter(|(_, device)| !device.is_nic());
+                let candidates = ssds.map(|(id, ssd)| self.ssd(instance.host, volume, id, ssd));
+                (SSD_RULE, self.without_ssd(volume), candidates.collect())
+            }
+        };
+        candidates.sort_by(|a, b| (a.part, &a.name).cmp(&(b.part, &b.name)));
+        Some(api::DeviceExplanation {
+            device: lease.device.clone(),
+            rule: rule.to_owned(),
+            on_failure,
+            candidates,
+        })
+    }
+
+    fn without_nic(&self, lease: &Lease) -> String {
+        match lease.standby_nic() {
+            Some(standby) if self.state.is_up(standby) => {
+                format!("it moves to {} at once", self.state.device_name(standby))
+            }
+            Some(standby) => format!(
+                "it moves to whatever NIC works then: its backup {} does not work now",
+                self.state.device_name(standby)
+            ),
+            None => "it moves to whatever NIC works then: it has no backup".to_owned(),
+        }
+    }
+
+    fn without_ssd(&self, volume: &Volume) -> String {
+        let good = volume.replicas.iter().filter(|it| !it.stale && self.state.is_up(&it.device)).count();
+        match good {
+            0 | 1 => "its guest waits for the SSD, and gets I/O errors if it does not come back".to_owned(),
+            _ => format!("it goes on with the other {}", good - 1),
+        }
+    }
+
+    fn nic(&self, host: HostId, lease: &Lease, needed: u16, id: &DeviceId, nic: &Device) -> api::Candidate {
+        let mut notes = self.common_notes(host, id, nic);
+        let mut usable = self.state.is_usable(id);
+        if let Kind::Nic { speed_mbps, mtu, backup, .. } = &nic.kind {
+            let (leases, standby) = (self.state.leases_on(id), self.state.standby_leases_on(id));
+            notes.push(format!("{leases} leases and {standby} that would come, for {speed_mbps} Mbit/s"));
+            if *backup {
+                notes.push("kept for failover".to_owned());
+            }
+            if *mtu < needed {
+                notes.push(format!("its MTU of {mtu} is less than {needed}"));
+                usable = false;
+            }
+        }
+        let part = match id {
+            _ if lease.active_nic() == Some(id) => CandidatePart::Active,
+            _ if lease.standby_nic() == Some(id) => CandidatePart::Standby,
+            _ if usable => CandidatePart::Possible,
+            _ => CandidatePart::Excluded,
+        };
+        if lease.draining_nic() == Some(id) {
+            notes.push("it was left in order, and is still received from".to_owned());
+        }
+        api::Candidate { name: self.state.device_name(id), part, notes }
+    }
+
+    fn ssd(&self, host: HostId, volume: &Volume, id: &DeviceId, ssd: &Device) -> api::Candidate {
+        let mut notes = self.common_notes(host, id, ssd);
+        let mut usable = self.state.is_usable(id);
+        if let Kind::Ssd { size_bytes, strangers, .. } = &ssd.kind {
+            let free = size_bytes.saturating_sub(self.state.used_bytes(id));
+            notes.push(format!("{} of {} free", ByteSize::new(free), ByteSize::new(*size_bytes)));
+            if !strangers.is_empty() {
+                notes.push("holds volumes that nobody has adopted".to_owned());
+                usable = false;
+            }
+            if free < volume.size_bytes {
+                usable = false;
+            }
+        }
+        let part = match volume.replica_on(id) {
+            Some(replica) if replica.stale => {
+                notes.push("does not have everything yet".to_owned());
+                CandidatePart::Standby
+            }
+            Some(_) => CandidatePart::Active,
+            None if volume.touches(id.host) => {
+                notes.push("another SSD of its host has the volume".to_owned());
+                CandidatePart::Excluded
+            }
+            None if usable => CandidatePart::Possible,
+            None => CandidatePart::Excluded,
+        };
+        api::Candidate { name: self.state.device_name(id), part, notes }
+    }
+
+    fn common_notes(&self, host: HostId, id: &DeviceId, device: &Device) -> Vec<String> {
+        let mut notes = Vec::new();
+        if id.host == host {
+            notes.push("on the instance's own host".to_owned());
+        }
+        match &device.health {
+            Health::Up if self.state.is_up(id) => {}
+            Health::Up => notes.push("its host's daemon is not there".to_owned()),
+            Health::Down(reason) => notes.push(format!("no link: {reason}")),
+            Health::Failed(reason) => notes.push(format!("failed: {reason}")),
+            Health::Absent => notes.push("its host does not have it any more".to_owned()),
+        }
+        if let Some(reason) = &device.held {
+            notes.push(format!("not trusted: {reason}"));
+        }
+        if self.state.is_drained(id) {
+            notes.push("it is to be empty".to_owned());
+        }
+        notes
+    }
+}
