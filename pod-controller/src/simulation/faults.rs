@@ -46,7 +46,12 @@ impl Pod {
                 }
                 physical.schedule(away, Happening::Starts(id));
             }
-            3..=6 => self.world().physical.freeze(id, away),
+            3 | 4 => self.world().physical.freeze(id, away),
+            // Long enough to be taken for dead, and short enough to act before it looks at its fence.
+            5 | 6 => {
+                let away = self.dice.between(190_000, 300_000);
+                self.world().physical.freeze(id, away);
+            }
             7 => {
                 // The power of a host fails.
                 let physical = &mut self.world().physical;

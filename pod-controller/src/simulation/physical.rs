@@ -176,8 +176,11 @@ impl Physical {
     }
 
     pub(super) fn freeze(&mut self, id: EndpointId, for_us: u64) {
+        // Until then it has looked at its fence every 10 ms.
+        let looked_us = self.now_us.saturating_sub(self.random.below(10_000));
         if let Some(daemon) = self.daemons.get_mut(&id).filter(|daemon| daemon.is_running()) {
             daemon.frozen = true;
+            daemon.looked_us = daemon.looked_us.max(looked_us);
             let incarnation = daemon.incarnation;
             self.still.insert(id, self.now_us);
             self.schedule(for_us, Happening::Thaws(id, incarnation));
