@@ -24,7 +24,7 @@ const EVENTS_PER_TURN_MAX: usize = 4096;
 enum Waiting<W: World> {
     Nobody,
     Api(W::Reply),
-    Join { endpoint: EndpointId, request: W::Request },
+    Join { endpoint: EndpointId, incarnation: u64, request: W::Request },
 }
 
 /// How long things may take.
@@ -235,7 +235,7 @@ impl<W: World> Conductor<W> {
             return;
         };
         let command = Command::Join { endpoint, incarnation, join };
-        inbox.commands.push((command, Waiting::Join { endpoint, request }));
+        inbox.commands.push((command, Waiting::Join { endpoint, incarnation, request }));
     }
 
     fn hear_report(&mut self, endpoint: EndpointId, report: Report, now: Instant, inbox: &mut Inbox<W>) {
@@ -391,6 +391,8 @@ impl<W: World> Conductor<W> {
                 Ok(visible) => {
                     let incarnation = self.state.endpoints.get(endpoint).map_or(0, |known| known.incarnation);
                     self.reconciler.disconnected(*endpoint);
+                    // Should it be joining just now, it is not told anything either.
+                    self.granted.remove(endpoint);
                     self.fences.insert(*endpoint, (incarnation, visible + self.delays.fence));
                 }
                 Err(error) => tracing::error!(%endpoint, "cannot be fenced: {error}"),
@@ -408,8 +410,10 @@ impl<W: World> Conductor<W> {
                 }
                 self.world.reply(reply, answer);
             }
-            Waiting::Join { endpoint, request } => {
-                if answer.is_ok() {
+            Waiting::Join { endpoint, incarnation, request } => {
+                // It may be gone by now, and another life in its place that has yet to join: that must not be told anything
+                // before, since it would keep what nobody remembers having told it.
+                if answer.is_ok() && self.granted.get(&endpoint) == Some(&incarnation) {
                     self.reconciler.connected(endpoint);
                     self.stale = true;
                 }

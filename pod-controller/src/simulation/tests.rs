@@ -5,6 +5,10 @@ use super::pod::{Pod, Size};
 
 const SMALL: Size = Size { hosts: 6, names: 12, seconds: 8, fault_every: 60, wish_every: 20, check_every: 4 };
 
+/// Seeds that once found something, for as long as the world follows from them in the same way: a join that was answered
+/// when another life of the daemon had appeared.
+const FOUND: [u64; 1] = [55];
+
 /// What went wrong in the world of this seed.
 fn failure(seed: u64, size: Size, broken: Option<Broken>) -> Option<String> {
     let run = || Pod::new(seed, size, broken).run();
@@ -30,7 +34,7 @@ fn small_pods_survive_whatever_happens() {
         Some(seed) => seed..seed + 1,
         None => 0..6 * number("WADI_ROUNDS").unwrap_or(1).max(1),
     };
-    for seed in seeds {
+    for seed in seeds.chain(FOUND) {
         if let Some(what) = failure(seed, SMALL, None) {
             panic!(
                 "seed {seed}: {what}\nrun it again: WADI_SIMULATION_SEED={seed} cargo test -p pod-controller --lib \
