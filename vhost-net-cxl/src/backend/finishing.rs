@@ -4,10 +4,10 @@
 use cxl_pool::{ByteOffset, Memory};
 
 use super::Backend;
-use super::outgoing::Outgoing;
 use super::receive_buffers::BUFFER_BYTES;
 use super::registration::RegistrationIndex;
 use super::tagging::insert_tag;
+use super::wire::Outgoing;
 use crate::counters::DropReason;
 use crate::finish::{Finish, FinishFault, HEADERS_BYTES_MAX};
 use crate::message::MAX_PACKET_BYTES;

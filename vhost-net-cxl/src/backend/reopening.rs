@@ -6,7 +6,9 @@ use cxl_pool::Memory;
 use pod_protocol::reports::Report;
 use pod_protocol::worker::Sources;
 
-use super::{Backend, Port, Tell, watch_descriptors};
+use super::objects::watch_descriptors;
+use super::port::Port;
+use super::{Backend, Tell};
 use crate::nic::failed::FailedNic;
 use crate::nic::reopen::Reopening;
 use crate::nic::{Nic, NicError};

@@ -2,9 +2,11 @@
 
 use cxl_pool::Memory;
 
+use super::Backend;
 use super::finishing::{Workbench, read_packet};
-use super::outgoing::{Outgoing, gather};
-use super::{Backend, Port};
+use super::outgoing::gather;
+use super::port::Port;
+use super::wire::Outgoing;
 use crate::counters::DropReason;
 use crate::ethernet::Addresses;
 use crate::nic::{BATCH_FRAMES, Batch, Piece};

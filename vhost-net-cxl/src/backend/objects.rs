@@ -1,0 +1,209 @@
+//! What the controller wants this backend to have: channels, running NICs, registrations.
+
+use std::io;
+use std::sync::Arc;
+
+use cxl_pool::{Area, Memory};
+use pod_protocol::ids::{ChannelId, LeaseId};
+use pod_protocol::objects::{ChannelObject, NicObject, Object, ObjectId, RegistrationObject};
+use pod_protocol::worker::{Sources, Token};
+
+use super::Backend;
+use super::port::Port;
+use super::receive_buffers::{REGISTRATIONS_MAX, ReceiveBuffers};
+use super::registration::{Numbers, Registration, RegistrationIndex};
+use crate::channel_end::whole_pool;
+use crate::nic::Nic;
+use crate::offloads::Offloads;
+
+/// How far apart the numbers begin that frames to different leases get: odd, so that all are used.
+const NUMBERS_APART: u16 = 0x4e35;
+
+impl<M: Memory> Backend<M> {
+    /// Has this object from now on.
+    pub fn apply(&mut self, object: Object, sources: Option<&mut Sources>) -> Result<(), String> {
+        match object {
+            Object::Channel(object) => self.apply_channel(&object),
+            Object::Nic(object) => self.start_nic(&object, sources),
+            Object::Registration(object) => self.register(object),
+            other => Err(format!("a net backend has no {}", other.id())),
+        }
+    }
+
+    /// Has this object no longer.
+    pub fn remove(&mut self, id: &ObjectId) {
+        match id {
+            ObjectId::Channel(channel) => {
+                self.forget_frontend(*channel);
+                self.channels.retain(|end| end.object().id != *channel);
+            }
+            ObjectId::Registration { lease, nic } => self.unregister(*lease, nic),
+            // A NIC goes on running without users: nothing reaches it, and its link stays watched.
+            _ => {}
+        }
+    }
+
+    /// Whether any of this area is in use.
+    pub fn uses(&self, area: Area) -> bool {
+        let registered = |port: &Port| {
+            let mut registrations = port.registrations.iter().flatten();
+            registrations.any(|registration| {
+                let RegistrationObject { tx_area, ram_area, .. } = &registration.object;
+                tx_area.overlaps(&area) || ram_area.is_some_and(|ram| ram.overlaps(&area))
+            })
+        };
+        self.ports.iter().any(|port| port.area.is_some_and(|own| own.overlaps(&area)) || registered(port))
+    }
+
+    fn apply_channel(&mut self, object: &ChannelObject) -> Result<(), String> {
+        // The frontend, or we, begin anew: what the old one held is not coming back.
+        self.forget_frontend(object.id);
+        self.channels.retain(|end| end.object().id != object.id);
+        self.channels.push((self.open_channel)(object)?);
+        Ok(())
+    }
+
+    /// Takes back what the frontend behind a channel holds.
+    fn forget_frontend(&mut self, channel: ChannelId) {
+        for port in &mut self.ports {
+            for index in 0..port.registrations.len() {
+                let behind = |it: &Registration| it.object.channel == channel;
+                if port.registrations[index].as_ref().is_some_and(behind) {
+                    port.take_back(index);
+                }
+            }
+            port.backlog.retain(|packet| packet.channel != channel);
+        }
+        self.agree_on_offloads();
+    }
+
+    fn start_nic(&mut self, object: &NicObject, sources: Option<&mut Sources>) -> Result<(), String> {
+        let place = self.ports.iter().position(|port| port.nic.identity().name == object.nic);
+        let place = place.ok_or_else(|| format!("this host has no nic {}", object.nic))?;
+        let port = &mut self.ports[place];
+        if port.area == Some(object.rx_area) {
+            return Ok(());
+        }
+        if port.area.is_some() {
+            return Err(format!("nic {} runs already, in another receive area", object.nic));
+        }
+        if !whole_pool(&self.memory).contains_area(&object.rx_area) {
+            return Err(format!("the receive area of nic {} lies outside of the pool", object.nic));
+        }
+        let mut buffers = ReceiveBuffers::new(object.rx_area);
+        if buffers.is_empty() {
+            return Err(format!("the receive area of nic {} is too small", object.nic));
+        }
+        let tagging = buffers.set_aside();
+        port.nic.start(&mut buffers).map_err(|error| error.to_string())?;
+        if let Some(sources) = sources {
+            watch_descriptors(port.nic.as_ref(), place, sources)
+                .map_err(|error| format!("cannot watch nic {}: {error}", object.nic))?;
+        }
+        port.buffers = Some(buffers);
+        port.tagging = tagging;
+        port.area = Some(object.rx_area);
+        tracing::info!(nic = object.nic, area = %object.rx_area, "NIC started");
+        Ok(())
+    }
+
+    fn register(&mut self, object: RegistrationObject) -> Result<(), String> {
+        let place = self.ports.iter().position(|port| port.nic.identity().name == object.nic);
+        let place = place.ok_or_else(|| format!("this host has no nic {}", object.nic))?;
+        let lease = object.lease;
+        if !whole_pool(&self.memory).contains_area(&object.tx_area) {
+            return Err(format!("the transmit area of {lease} lies outside of the pool"));
+        }
+        if object.ram_area.is_some_and(|ram| !whole_pool(&self.memory).contains_area(&ram)) {
+            return Err(format!("the guest memory of {lease} lies outside of the pool"));
+        }
+        let numbers = self.numbers_of(lease);
+        let port = &mut self.ports[place];
+        let known = self.leases.get(&lease).and_then(|all| all.iter().find(|(port, _)| *port == place));
+        let index = if let Some((_, index)) = known {
+            *index
+        } else {
+            let free = port.registrations.iter().position(Option::is_none);
+            let index = free.and_then(|free| RegistrationIndex::new(u16::try_from(free).ok()?));
+            let index = index
+                .ok_or_else(|| format!("nic {} has {REGISTRATIONS_MAX} registrations already", object.nic))?;
+            self.leases.entry(lease).or_default().push((place, index));
+            index
+        };
+        port.switch.set(index, object.mac, object.policy.vlan, object.state);
+        let state = object.state;
+        tracing::info!(%lease, nic = object.nic, ?state, generation = object.generation.get(), "registered");
+        match &mut port.registrations[index.get()] {
+            Some(registration) => {
+                let (before, after) = (registration.object.channel, object.channel);
+                registration.update(object);
+                if before != after {
+                    let taken_back = port.take_back(index.get());
+                    self.completed(before, taken_back);
+                }
+            }
+            slot @ None => *slot = Some(Registration::new(object, self.book.open(lease), numbers)),
+        }
+        self.agree_on_offloads();
+        Ok(())
+    }
+
+    fn unregister(&mut self, lease: LeaseId, nic: &str) {
+        let Some(all) = self.leases.get_mut(&lease) else { return };
+        let ports = &self.ports;
+        let Some(at) = all.iter().position(|(port, _)| ports[*port].nic.identity().name == nic) else {
+            return;
+        };
+        let (place, index) = all.swap_remove(at);
+        if all.is_empty() {
+            self.leases.remove(&lease);
+            self.book.close(lease);
+        }
+        let port = &mut self.ports[place];
+        let taken_back = port.take_back(index.get());
+        port.switch.remove(index);
+        let registration = port.registrations[index.get()].take();
+        // Nobody waits for these: a frontend that still cares has another route.
+        port.backlog.retain(|packet| packet.registration != index);
+        if let Some(registration) = registration {
+            self.completed(registration.object.channel, taken_back);
+        }
+        tracing::info!(%lease, nic, "unregistered");
+        self.agree_on_offloads();
+    }
+
+    /// Notes that receive buffers that a frontend was told of over this channel are not to be given back any more.
+    fn completed(&mut self, channel: ChannelId, buffers: usize) {
+        if let Some(end) = self.channels.iter_mut().find(|end| end.object().id == channel) {
+            end.completed(buffers);
+        }
+    }
+
+    /// What numbers the frames to a lease. A lease that comes back does not begin anew: what its frontend says about frames of
+    /// before must not be taken for those of now.
+    fn numbers_of(&mut self, lease: LeaseId) -> Arc<Numbers> {
+        let registrations = self.leases.get(&lease).into_iter().flatten();
+        let mut known =
+            registrations.filter_map(|(port, index)| self.ports[*port].registrations[index.get()].as_ref());
+        if let Some(registration) = known.next() {
+            return Arc::clone(&registration.numbers);
+        }
+        self.first_number = self.first_number.wrapping_add(NUMBERS_APART);
+        Arc::new(Numbers::starting_at(self.first_number))
+    }
+
+    /// Tells each NIC what all of its receivers accept: the kernel segments and checksums for those who cannot.
+    pub(super) fn agree_on_offloads(&mut self) {
+        for port in &mut self.ports {
+            let receiving = port.registrations.iter().flatten().filter(|it| it.sends());
+            let common = receiving.map(|it| it.accepts).reduce(Offloads::intersection);
+            let common = common.unwrap_or(Offloads::NONE).intersection(port.nic.identity().offloads);
+            let outcome = port.nic.set_receiver_offloads(common);
+            port.check(outcome, &self.tell);
+        }
+    }
+}
+
+pub(super) fn watch_descriptors(nic: &dyn Nic, place: usize, sources: &mut Sources) -> io::Result<()> {
+    nic.descriptors().into_iter().try_for_each(|descriptor| sources.add(descriptor, Token(place as u64)))
+}

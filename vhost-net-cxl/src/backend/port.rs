@@ -1,0 +1,143 @@
+//! A NIC, who is registered with it, and what waits for it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use cxl_pool::{Area, ByteOffset};
+use pod_protocol::objects::RegistrationState;
+
+use super::receive_buffers::{BUFFER_BYTES, REGISTRATIONS_MAX, ReceiveBuffers};
+use super::registration::{Registration, RegistrationIndex};
+use super::switch::Switch;
+use super::tagging::tagged_announcement;
+use super::wire::Outgoing;
+use super::{BACKLOG_PACKETS, Tell};
+use crate::counters::NicCounters;
+use crate::ethernet::announcement;
+use crate::message::Status;
+use crate::nic::{Nic, Piece};
+use crate::offloads::Offloads;
+use crate::vnet_header::VnetHeader;
+
+/// A NIC and everything that belongs to it.
+pub(super) struct Port {
+    pub(super) nic: Box<dyn Nic>,
+    /// Where the fronts of frames are put together that are given a tag, for as long as the NIC takes them over.
+    pub(super) tagging: Option<ByteOffset>,
+    /// Where it receives, once it was started.
+    pub(super) buffers: Option<ReceiveBuffers>,
+    pub(super) area: Option<Area>,
+    pub(super) registrations: Vec<Option<Registration>>,
+    pub(super) switch: Switch,
+    /// Packets for the wire, in order.
+    pub(super) backlog: VecDeque<Outgoing>,
+    pub(super) counters: Arc<NicCounters>,
+    pub(super) failed: bool,
+    /// It failed, and whoever opens it again has yet to hear of it.
+    pub(super) to_reopen: bool,
+    pub(super) was_up: bool,
+    /// Since when its link is down, or packets wait for it to start.
+    pub(super) down_since: Option<Instant>,
+}
+
+impl Port {
+    pub(super) fn new(nic: Box<dyn Nic>, counters: Arc<NicCounters>) -> Self {
+        let was_up = nic.link().is_up();
+        counters.up.store(was_up, Ordering::Relaxed);
+        Self {
+            nic,
+            buffers: None,
+            tagging: None,
+            area: None,
+            registrations: (0..REGISTRATIONS_MAX).map(|_| None).collect(),
+            switch: Switch::new(),
+            backlog: VecDeque::with_capacity(BACKLOG_PACKETS),
+            counters,
+            failed: false,
+            to_reopen: false,
+            was_up,
+            down_since: None,
+        }
+    }
+
+    /// Whether a receiver takes a packet with what its header leaves undone.
+    pub(super) fn accepts(&self, index: RegistrationIndex, header: VnetHeader) -> bool {
+        let required = header.required();
+        required == Offloads::NONE
+            || self.registrations[index.get()].as_ref().is_some_and(|it| it.accepts.contains(required))
+    }
+
+    /// Takes receive buffers for a packet of `bytes` bytes; none, and false, if too few are free.
+    pub(super) fn take_buffers(&mut self, bytes: u32, pieces: &mut Vec<Piece>) -> bool {
+        pieces.clear();
+        let Some(buffers) = &mut self.buffers else { return false };
+        if buffers.free_count() < bytes.div_ceil(BUFFER_BYTES) as usize {
+            return false;
+        }
+        let mut left = bytes;
+        while left > 0
+            && let Some(buffer) = buffers.take()
+        {
+            let here = left.min(BUFFER_BYTES);
+            pieces.push(Piece { at: buffers.offset(buffer), bytes: here });
+            left -= here;
+        }
+        true
+    }
+
+    /// Takes back what a registration's frontend holds, and says how much that was: it is gone.
+    pub(super) fn take_back(&mut self, index: usize) -> usize {
+        let Some(registration) = &mut self.registrations[index] else { return 0 };
+        let held = registration.held.len();
+        registration.held.clear();
+        registration.accepts = Offloads::NONE;
+        let index = u16::try_from(index).ok().and_then(RegistrationIndex::new);
+        if let (Some(buffers), Some(index)) = (&mut self.buffers, index) {
+            buffers.release_all(index);
+        }
+        held
+    }
+
+    /// Borrows the addresses of registrations that have become active: one broadcast each makes the switches send
+    /// their frames here from now on.
+    pub(super) fn announce(&mut self, tell: &Tell) {
+        for registration in self.registrations.iter_mut().flatten().filter(|it| it.announce) {
+            let frame = announcement(registration.object.mac);
+            let sent = match registration.object.policy.vlan {
+                Some(vlan) => self.nic.transmit_frame(&tagged_announcement(&frame, vlan)),
+                None => self.nic.transmit_frame(&frame),
+            };
+            match sent {
+                Ok(true) => registration.announce = false,
+                Ok(false) => return,
+                outcome => {
+                    self.check(outcome.map(drop), tell);
+                    return;
+                }
+            }
+        }
+    }
+
+    pub(super) fn announces(&self) -> bool {
+        self.was_up && self.area.is_some() && self.registrations.iter().flatten().any(|it| it.announce)
+    }
+
+    /// Whether payload of this packet, or of others of its sender, lies in the sender's memory.
+    pub(super) fn lends(&self, packet: &Outgoing) -> bool {
+        let registration = self.registrations[packet.registration.get()].as_ref();
+        registration.is_some_and(|it| it.object.ram_area.is_some())
+    }
+
+    /// How a packet has to be answered whose sender may not send it any more; nothing if it still may.
+    #[inline]
+    pub(super) fn status_before_sending(&self, packet: &Outgoing) -> Option<Status> {
+        match &self.registrations[packet.registration.get()] {
+            Some(it) if it.object.generation != packet.message.generation => Some(Status::Stale),
+            Some(it) if it.object.state == RegistrationState::Standby => Some(Status::Stale),
+            Some(_) => None,
+            None => Some(Status::Stale),
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! From the backlog of a NIC to the wire, in order.
+
+use std::time::{Duration, Instant};
+
+use cxl_pool::Memory;
+use pod_protocol::ids::ChannelId;
+
+use super::Backend;
+use super::finishing::Progress;
+use super::outgoing::{complete, gather, piece};
+use super::registration::RegistrationIndex;
+use crate::channel_end::ChannelEnd;
+use crate::counters::DropReason;
+use crate::message::{NetMessage, Status};
+use crate::nic::Batch;
+use crate::vnet_header::{HEADER_BYTES, VnetHeader};
+
+/// How long packets wait for a link that is down. By then the controller has moved the instance, if it can: its
+/// frontend sends the same packets again elsewhere. If it cannot, they are lost as on any cable.
+const LINK_DOWN_HOLD: Duration = Duration::from_secs(1);
+
+/// A packet on its way to the wire.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outgoing {
+    pub(super) message: NetMessage,
+    pub(super) channel: ChannelId,
+    pub(super) registration: RegistrationIndex,
+    /// As it was checked.
+    pub(super) header: VnetHeader,
+    /// In which VLAN it goes out.
+    pub(super) vlan: Option<u16>,
+    /// Of a packet that has to be finished for the NIC: how many of its frames went out.
+    pub(super) frames_sent: u32,
+}
+
+impl<M: Memory> Backend<M> {
+    /// Gives the NIC what waits for it. Returns whether anything moved.
+    pub(super) fn send_backlog(&mut self, place: usize) -> bool {
+        let port = &mut self.ports[place];
+        if port.backlog.is_empty() {
+            return false;
+        }
+        if port.was_up && port.area.is_some() {
+            return self.send_to_wire(place);
+        }
+        let since = *port.down_since.get_or_insert_with(Instant::now);
+        let given_up = since.elapsed() > LINK_DOWN_HOLD;
+        // Those who have moved elsewhere do not wait any longer.
+        let before = port.backlog.len();
+        for _ in 0..before {
+            let Some(packet) = port.backlog.pop_front() else { break };
+            let status = match port.status_before_sending(&packet) {
+                Some(status) => status,
+                None if given_up => {
+                    if let Some(registration) = &port.registrations[packet.registration.get()] {
+                        registration.counters.count_drop(DropReason::LinkDown);
+                    }
+                    Status::Dropped
+                }
+                // What is lent is not kept until the link comes back: by then it may be the guest's again.
+                None if port.lends(&packet) => Status::NotYet,
+                None => {
+                    port.backlog.push_back(packet);
+                    continue;
+                }
+            };
+            answer(&mut self.channels, &packet, status);
+        }
+        self.ports[place].backlog.len() < before
+    }
+
+    fn send_to_wire(&mut self, place: usize) -> bool {
+        let mut any = false;
+        loop {
+            let port = &mut self.ports[place];
+            while let Some(packet) = port.backlog.front()
+                && let Some(status) = port.status_before_sending(packet)
+            {
+                answer(&mut self.channels, packet, status);
+                port.backlog.pop_front();
+                any = true;
+            }
+            if let Some(packet) = port.backlog.front()
+                && !port.nic.identity().offloads.contains(packet.header.required())
+            {
+                match self.send_unfinished(place) {
+                    Some(true) => {
+                        any = true;
+                        continue;
+                    }
+                    Some(false) => return true,
+                    None => return any,
+                }
+            }
+            let mut outbox = std::mem::take(&mut self.outbox);
+            let whole = self.fill(place, &mut outbox);
+            let count = outbox.len();
+            let port = &mut self.ports[place];
+            let outcome = if count == 0 { Ok(0) } else { port.nic.transmit(&outbox) };
+            self.outbox = outbox;
+            if count == 0 {
+                if whole {
+                    return any;
+                }
+                // Nothing but the front one's list can be wrong here.
+                self.refuse_front(place);
+                any = true;
+                continue;
+            }
+            let sent = match outcome {
+                Ok(sent) => sent,
+                Err(error) => {
+                    port.check(Err(error), &self.tell);
+                    return any;
+                }
+            };
+            let mut bytes = 0;
+            let mut end = 0;
+            for packet in port.backlog.drain(..sent) {
+                bytes += u64::from(packet.message.bytes) - HEADER_BYTES as u64;
+                // Mostly the same one as before.
+                if self.channels.get(end).is_none_or(|it| it.object().id != packet.channel) {
+                    let found = self.channels.iter().position(|it| it.object().id == packet.channel);
+                    let Some(found) = found else { continue };
+                    end = found;
+                }
+                complete(&mut self.channels[end], &packet.message, Status::Sent);
+            }
+            port.counters.tx_packets.add(sent as u64);
+            port.counters.tx_bytes.add(bytes);
+            any |= sent > 0;
+            if sent < count {
+                return any;
+            }
+        }
+    }
+
+    /// Puts the packets at the front that the NIC can send as they are into `outbox`, as many as fit. False if it ended at one
+    /// that does not lie where it may.
+    fn fill(&self, place: usize, outbox: &mut Batch) -> bool {
+        let port = &self.ports[place];
+        let able = port.nic.identity().offloads;
+        outbox.clear();
+        for packet in &port.backlog {
+            if outbox.is_full()
+                || port.status_before_sending(packet).is_some()
+                || !able.contains(packet.header.required())
+            {
+                break;
+            }
+            if let Some(vlan) = packet.vlan {
+                if !self.push_tagged(port, packet, vlan, outbox) {
+                    return false;
+                }
+                continue;
+            }
+            if !packet.message.more {
+                outbox.push_frame(piece(&packet.message));
+                continue;
+            }
+            let Some(registration) = &port.registrations[packet.registration.get()] else { break };
+            if !gather(&self.memory, registration, &packet.message, |it| outbox.push_piece(it)) {
+                outbox.abandon_frame();
+                return false;
+            }
+            outbox.end_frame();
+        }
+        true
+    }
+
+    /// Refuses the packet at the front.
+    fn refuse_front(&mut self, place: usize) {
+        let port = &mut self.ports[place];
+        let Some(packet) = port.backlog.pop_front() else { return };
+        if let Some(registration) = &port.registrations[packet.registration.get()] {
+            registration.counters.count_drop(DropReason::OutsideArea);
+        }
+        answer(&mut self.channels, &packet, Status::Dropped);
+    }
+
+    /// Sends the packet at the front as frames that the NIC can send. Says whether all of it went out, or is refused;
+    /// nothing if the NIC failed.
+    fn send_unfinished(&mut self, place: usize) -> Option<bool> {
+        let packet = *self.ports[place].backlog.front()?;
+        let mut source = std::mem::take(&mut self.source);
+        source.clear();
+        let registration = self.ports[place].registrations[packet.registration.get()].as_ref();
+        let whole = registration
+            .is_some_and(|it| gather(&self.memory, it, &packet.message, |piece| source.push(piece)));
+        let outcome = whole.then(|| self.send_finished(place, &packet, &source));
+        self.source = source;
+        let Some(outcome) = outcome else {
+            self.refuse_front(place);
+            return Some(true);
+        };
+        let port = &mut self.ports[place];
+        let status = match outcome {
+            Ok(Ok(Progress::Whole)) => Status::Sent,
+            Ok(Ok(Progress::Until(frames))) => {
+                if let Some(front) = port.backlog.front_mut() {
+                    front.frames_sent = frames;
+                }
+                return (frames > packet.frames_sent).then_some(false);
+            }
+            Ok(Err(_)) => {
+                if let Some(registration) = &port.registrations[packet.registration.get()] {
+                    registration.counters.count_drop(DropReason::BadHeader);
+                }
+                Status::Dropped
+            }
+            Err(error) => {
+                port.check(Err(error), &self.tell);
+                return None;
+            }
+        };
+        port.backlog.pop_front();
+        answer(&mut self.channels, &packet, status);
+        Some(true)
+    }
+}
+
+pub(super) fn answer<M: Memory>(channels: &mut [ChannelEnd<M>], packet: &Outgoing, status: Status) {
+    if let Some(end) = channels.iter_mut().find(|end| end.object().id == packet.channel) {
+        complete(end, &packet.message, status);
+    }
+}
