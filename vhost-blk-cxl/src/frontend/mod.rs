@@ -3,8 +3,10 @@
 //! A disk's vhost-user thread (`sink`) passes its rings to the one worker (`task`), which serves all disks: it
 //! [parses](parse) requests, copies data to and from the pool, and exchanges messages with the backends.
 
+mod becoming;
 mod device;
 mod disk;
+mod exchange;
 mod flushed;
 mod mirrored;
 pub mod parse;

@@ -17,16 +17,11 @@ use pod_protocol::worker::{Progress, Reply, Sources, Task, Token};
 use tracing::{info, warn};
 use vhost_frontend::{GuestMemory, PoolRam, Ring, StopReason};
 
-use super::disk::{Allowance, Disk};
-use super::mirrored::MirroredDisk;
+use super::disk::Disk;
+use super::exchange::{Channel, RECEIVE_BUDGET};
 use super::spread::SpreadDisk;
 use crate::counters::{Counter, Counters};
-use crate::message::{Completion, WORDS, Words};
-
-/// Answers taken from a channel per turn.
-const RECEIVE_BUDGET: usize = 64;
-/// Requests sent on a channel per turn.
-const SEND_BUDGET: u32 = 64;
+use crate::message::Completion;
 
 /// What the worker is told.
 pub(crate) enum Message {
@@ -63,32 +58,23 @@ pub(crate) enum Message {
     Scrub(Area, Reply<Result<(), String>>),
 }
 
-/// A channel to a backend.
-struct Channel<M: Memory> {
-    data: DataChannel<M, WORDS>,
-    ready: bool,
-    /// More are never outstanding than the way back has room for.
-    capacity: u32,
-    outbox: Vec<Words>,
-}
-
 /// The worker's state.
 pub(crate) struct FrontendTask<M: Memory> {
-    memory: M,
+    pub(super) memory: M,
     run: RunDirectory,
     /// Whether peers that sleep are to be woken.
     rings_doorbells: bool,
-    channels: BTreeMap<ChannelId, Channel<M>>,
-    disks: BTreeMap<LeaseId, Disk<M>>,
+    pub(super) channels: BTreeMap<ChannelId, Channel<M>>,
+    pub(super) disks: BTreeMap<LeaseId, Disk<M>>,
     /// Those that lie in several places.
-    spread: BTreeMap<LeaseId, SpreadDisk<M>>,
+    pub(super) spread: BTreeMap<LeaseId, SpreadDisk<M>>,
     /// Disks that become mirrored as soon as nothing of theirs is in flight, as what.
-    becoming: BTreeMap<LeaseId, DiskObject>,
+    pub(super) becoming: BTreeMap<LeaseId, DiskObject>,
     /// Who is told of replicas.
-    reporter: Option<Reporter>,
-    completions: Vec<Completion>,
+    pub(super) reporter: Option<Reporter>,
+    pub(super) completions: Vec<Completion>,
     /// Messages that make no sense, of all channels.
-    malformed: Arc<Counter>,
+    pub(super) malformed: Arc<Counter>,
 }
 
 impl<M: Memory> FrontendTask<M> {
@@ -127,9 +113,7 @@ impl<M: Memory> FrontendTask<M> {
         for disk in self.spread.values_mut() {
             disk.channel_restarts(object.id);
         }
-        let capacity = object.incoming.slots.min(object.outgoing.slots);
-        let outbox = Vec::with_capacity(SEND_BUDGET as usize);
-        self.channels.insert(object.id, Channel { data, ready: false, capacity, outbox });
+        self.channels.insert(object.id, Channel::new(data, object));
         Ok(())
     }
 
@@ -150,69 +134,6 @@ impl<M: Memory> FrontendTask<M> {
         }
         self.spread.insert(lease, SpreadDisk::new(disk, self.reporter.clone()));
         self.tell_ready_channels(lease);
-    }
-
-    fn tell_ready_channels(&mut self, lease: LeaseId) {
-        let Some(disk) = self.spread.get_mut(&lease) else { return };
-        for id in disk.channels() {
-            if self.channels.get(&id).is_some_and(|channel| channel.ready) {
-                disk.channel_ready(id);
-            }
-        }
-    }
-
-    fn update(&mut self, object: DiskObject) {
-        if let Some(disk) = self.spread.get_mut(&object.lease) {
-            let lease = object.lease;
-            disk.update(object);
-            self.tell_ready_channels(lease);
-            return;
-        }
-        let Some(disk) = self.disks.get_mut(&object.lease) else { return };
-        let mut object = object;
-        self.becoming.remove(&object.lease);
-        disk.hold(!object.replicas.is_empty());
-        if !object.replicas.is_empty() {
-            // Until then it goes where it went.
-            let channel = disk.object().route.channel;
-            let same = object.replicas.iter().find(|replica| replica.route.channel == channel);
-            let route = same.map_or(object.route, |replica| replica.route);
-            let alone = DiskObject { route, replicas: Vec::new(), ..object.clone() };
-            self.becoming.insert(object.lease, std::mem::replace(&mut object, alone));
-        }
-        if disk.object().route.channel != object.route.channel {
-            // Another backend: what the old one has will never be answered there.
-            disk.channel_restarts();
-        }
-        disk.update(object);
-    }
-
-    /// Makes disks mirrored, or lets them be so no longer, once nothing of theirs is in flight. True if there were any.
-    fn transform(&mut self) -> bool {
-        let Self { becoming, disks, spread, reporter, .. } = self;
-        if becoming.is_empty() && spread.is_empty() {
-            return false;
-        }
-        let quiet = |lease: &LeaseId| disks.get(lease).is_none_or(Disk::is_quiet);
-        let ready = becoming.keys().copied().find(quiet);
-        let alone: Vec<LeaseId> =
-            spread.iter().filter(|(_, disk)| disk.may_be_alone()).map(|(&lease, _)| lease).collect();
-        let any = ready.is_some() || !alone.is_empty();
-        for lease in alone {
-            if let Some(disk) = spread.remove(&lease) {
-                info!(%lease, "the disk has one place now");
-                disks.insert(lease, disk.alone());
-            }
-        }
-        if let Some(lease) = ready
-            && let (Some(object), Some(disk)) = (becoming.remove(&lease), disks.remove(&lease))
-        {
-            info!(%lease, places = object.replicas.len(), "the disk has several places now");
-            let disk = MirroredDisk::instead_of(disk, object, reporter.clone());
-            spread.insert(lease, SpreadDisk::Mirrored(Box::new(disk)));
-            self.tell_ready_channels(lease);
-        }
-        any
     }
 
     fn remove_disk(&mut self, lease: LeaseId, sources: &mut Sources) {
@@ -255,110 +176,6 @@ impl<M: Memory> FrontendTask<M> {
         }
         regions::scrub(&self.memory, area);
         Ok(())
-    }
-
-    /// Takes answers from a channel.
-    fn receive(&mut self, id: ChannelId) -> bool {
-        let Some(channel) = self.channels.get_mut(&id) else { return false };
-        self.completions.clear();
-        let mut taken_back = false;
-        let mut of_spread = 0;
-        while self.completions.len() + of_spread < RECEIVE_BUDGET
-            && let Some(words) = channel.data.receive()
-        {
-            let Ok(completion) = Completion::decode(&words) else {
-                self.malformed.add(1);
-                continue;
-            };
-            match self.disks.get(&completion.holder.lease) {
-                Some(disk) => {
-                    taken_back |= disk.take_back(&completion);
-                    self.completions.push(completion);
-                }
-                None => match self.spread.get_mut(&completion.holder.lease) {
-                    Some(disk) => {
-                        disk.complete(id, &completion);
-                        of_spread += 1;
-                    }
-                    // Its lease was taken away meanwhile.
-                    None => self.malformed.add(1),
-                },
-            }
-        }
-        if self.completions.is_empty() {
-            return of_spread > 0;
-        }
-        if taken_back {
-            // The invalidations of all buffers before the first read of any.
-            self.memory.full_fence();
-        }
-        for (position, completion) in self.completions.iter().enumerate() {
-            if let Some(next) = self.completions.get(position + 1)
-                && let Some(disk) = self.disks.get(&next.holder.lease)
-            {
-                disk.prefetch(next);
-            }
-            if let Some(disk) = self.disks.get_mut(&completion.holder.lease) {
-                disk.complete(completion);
-            }
-        }
-        for disk in self.disks.values_mut().filter(|disk| disk.object().route.channel == id) {
-            disk.unblock();
-            disk.signal();
-            disk.release_stopped();
-        }
-        true
-    }
-
-    /// Takes requests of all disks of a channel and sends them.
-    fn send(&mut self, id: ChannelId) -> bool {
-        let Some(channel) = self.channels.get_mut(&id) else { return false };
-        let disks = || self.disks.values().filter(|disk| disk.object().route.channel == id);
-        let (plain, outstanding) = disks().fold((0, 0), |(n, sum), disk| (n + 1, sum + disk.with_backend()));
-        let spread = || self.spread.values().filter(|disk| disk.uses(id));
-        let (count, outstanding) =
-            spread().fold((plain, outstanding), |(n, sum), disk| (n + 1, sum + disk.with_backend(id)));
-        if count == 0 {
-            return false;
-        }
-        // Answers that we took but have not acknowledged yet still take up their ring. Were they not counted, the backend could
-        // find it full, and nobody would wake it when it no longer is.
-        let unacknowledged = u32::try_from(channel.data.receiver.lag()).unwrap_or(u32::MAX);
-        let room = channel
-            .capacity
-            .saturating_sub(outstanding.saturating_add(unacknowledged))
-            .min(channel.data.sender.free())
-            .min(SEND_BUDGET);
-        let mut moved = false;
-        let mut left = room;
-        for (position, disk) in
-            self.disks.values_mut().filter(|disk| disk.object().route.channel == id).enumerate()
-        {
-            // Each its share of what is left, so that one guest cannot keep the others from being served.
-            let share = left.div_ceil(count - u32::try_from(position).unwrap_or(0));
-            let mut allowance = Allowance { messages: share, outbox: &mut channel.outbox };
-            moved |= disk.submit(&mut allowance);
-            left -= share - allowance.messages;
-        }
-        for (position, disk) in (plain..).zip(self.spread.values_mut().filter(|disk| disk.uses(id))) {
-            let share = left.div_ceil(count - position);
-            let sent = disk.send(id, share, &mut channel.outbox);
-            moved |= sent > 0;
-            left -= sent;
-        }
-        if !channel.outbox.is_empty() {
-            // All data before any message that announces it.
-            self.memory.store_fence();
-            for words in channel.outbox.drain(..) {
-                let sent = channel.data.send(words);
-                debug_assert!(sent.is_ok(), "the channel had room for as many");
-            }
-            channel.data.publish();
-        }
-        for disk in self.disks.values_mut().filter(|disk| disk.object().route.channel == id) {
-            disk.signal();
-        }
-        moved
     }
 }
 

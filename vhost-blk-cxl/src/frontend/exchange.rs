@@ -1,0 +1,137 @@
+//! What the worker exchanges with one backend in a turn: answers first, then requests.
+
+use cxl_pool::Memory;
+use pod_protocol::data_channel::DataChannel;
+use pod_protocol::ids::ChannelId;
+use pod_protocol::objects::ChannelObject;
+
+use super::disk::Allowance;
+use super::task::FrontendTask;
+use crate::message::{Completion, WORDS, Words};
+
+/// Answers taken from a channel per turn.
+pub(super) const RECEIVE_BUDGET: usize = 64;
+/// Requests sent on a channel per turn.
+const SEND_BUDGET: u32 = 64;
+
+/// A channel to a backend.
+pub(super) struct Channel<M: Memory> {
+    pub(super) data: DataChannel<M, WORDS>,
+    pub(super) ready: bool,
+    /// More are never outstanding than the way back has room for.
+    capacity: u32,
+    outbox: Vec<Words>,
+}
+
+impl<M: Memory> Channel<M> {
+    pub(super) fn new(data: DataChannel<M, WORDS>, object: &ChannelObject) -> Self {
+        let capacity = object.incoming.slots.min(object.outgoing.slots);
+        Self { data, ready: false, capacity, outbox: Vec::with_capacity(SEND_BUDGET as usize) }
+    }
+}
+
+impl<M: Memory> FrontendTask<M> {
+    /// Takes answers from a channel.
+    pub(super) fn receive(&mut self, id: ChannelId) -> bool {
+        let Some(channel) = self.channels.get_mut(&id) else { return false };
+        self.completions.clear();
+        let mut taken_back = false;
+        let mut of_spread = 0;
+        while self.completions.len() + of_spread < RECEIVE_BUDGET
+            && let Some(words) = channel.data.receive()
+        {
+            let Ok(completion) = Completion::decode(&words) else {
+                self.malformed.add(1);
+                continue;
+            };
+            match self.disks.get(&completion.holder.lease) {
+                Some(disk) => {
+                    taken_back |= disk.take_back(&completion);
+                    self.completions.push(completion);
+                }
+                None => match self.spread.get_mut(&completion.holder.lease) {
+                    Some(disk) => {
+                        disk.complete(id, &completion);
+                        of_spread += 1;
+                    }
+                    // Its lease was taken away meanwhile.
+                    None => self.malformed.add(1),
+                },
+            }
+        }
+        if self.completions.is_empty() {
+            return of_spread > 0;
+        }
+        if taken_back {
+            // The invalidations of all buffers before the first read of any.
+            self.memory.full_fence();
+        }
+        for (position, completion) in self.completions.iter().enumerate() {
+            if let Some(next) = self.completions.get(position + 1)
+                && let Some(disk) = self.disks.get(&next.holder.lease)
+            {
+                disk.prefetch(next);
+            }
+            if let Some(disk) = self.disks.get_mut(&completion.holder.lease) {
+                disk.complete(completion);
+            }
+        }
+        for disk in self.disks.values_mut().filter(|disk| disk.object().route.channel == id) {
+            disk.unblock();
+            disk.signal();
+            disk.release_stopped();
+        }
+        true
+    }
+
+    /// Takes requests of all disks of a channel and sends them.
+    pub(super) fn send(&mut self, id: ChannelId) -> bool {
+        let Some(channel) = self.channels.get_mut(&id) else { return false };
+        let disks = || self.disks.values().filter(|disk| disk.object().route.channel == id);
+        let (plain, outstanding) = disks().fold((0, 0), |(n, sum), disk| (n + 1, sum + disk.with_backend()));
+        let spread = || self.spread.values().filter(|disk| disk.uses(id));
+        let (count, outstanding) =
+            spread().fold((plain, outstanding), |(n, sum), disk| (n + 1, sum + disk.with_backend(id)));
+        if count == 0 {
+            return false;
+        }
+        // Answers that we took but have not acknowledged yet still take up their ring. Were they not counted, the backend could
+        // find it full, and nobody would wake it when it no longer is.
+        let unacknowledged = u32::try_from(channel.data.receiver.lag()).unwrap_or(u32::MAX);
+        let room = channel
+            .capacity
+            .saturating_sub(outstanding.saturating_add(unacknowledged))
+            .min(channel.data.sender.free())
+            .min(SEND_BUDGET);
+        let mut moved = false;
+        let mut left = room;
+        for (position, disk) in
+            self.disks.values_mut().filter(|disk| disk.object().route.channel == id).enumerate()
+        {
+            // Each its share of what is left, so that one guest cannot keep the others from being served.
+            let share = left.div_ceil(count - u32::try_from(position).unwrap_or(0));
+            let mut allowance = Allowance { messages: share, outbox: &mut channel.outbox };
+            moved |= disk.submit(&mut allowance);
+            left -= share - allowance.messages;
+        }
+        for (position, disk) in (plain..).zip(self.spread.values_mut().filter(|disk| disk.uses(id))) {
+            let share = left.div_ceil(count - position);
+            let sent = disk.send(id, share, &mut channel.outbox);
+            moved |= sent > 0;
+            left -= sent;
+        }
+        if !channel.outbox.is_empty() {
+            // All data before any message that announces it.
+            self.memory.store_fence();
+            for words in channel.outbox.drain(..) {
+                let sent = channel.data.send(words);
+                debug_assert!(sent.is_ok(), "the channel had room for as many");
+            }
+            channel.data.publish();
+        }
+        for disk in self.disks.values_mut().filter(|disk| disk.object().route.channel == id) {
+            disk.signal();
+        }
+        moved
+    }
+}
