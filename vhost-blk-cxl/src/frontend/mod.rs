@@ -8,6 +8,7 @@ mod device;
 mod disk;
 mod exchange;
 mod flushed;
+mod guest_side;
 mod mirrored;
 pub mod parse;
 mod serve;

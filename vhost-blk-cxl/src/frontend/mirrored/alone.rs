@@ -18,7 +18,7 @@ impl<M: Memory> MirroredDisk<M> {
         disk.update(object);
         let mut mirrored = Self::new(disk, reporter);
         mirrored.works.count_from(next);
-        mirrored.losses.take_losses(&mut unflushed);
+        mirrored.guest.losses.take_losses(&mut unflushed);
         if let Some(index) = mirrored.replica_on(channel) {
             mirrored.replicas[index].unflushed = unflushed;
         }
@@ -43,7 +43,7 @@ impl<M: Memory> MirroredDisk<M> {
 
     /// Whether it may be an ordinary disk from here on.
     pub(crate) fn may_be_alone(&self) -> bool {
-        self.alone.is_some() && self.works.is_empty() && self.answers.is_empty() && self.departed.is_empty()
+        self.alone.is_some() && self.works.is_empty() && self.guest.is_settled() && self.departed.is_empty()
     }
 
     /// The ordinary disk that it is then.
@@ -58,7 +58,7 @@ impl<M: Memory> MirroredDisk<M> {
             // What it lost while others had it was no loss.
             self.disk.unflushed.tells();
         }
-        self.disk.unflushed.take_losses(&mut self.losses);
+        self.disk.unflushed.take_losses(&mut self.guest.losses);
         if let Some(object) = self.alone.take() {
             self.disk.update(object);
         }

@@ -4,7 +4,6 @@ use cxl_pool::Memory;
 use pod_protocol::ids::ChannelId;
 use tracing::warn;
 
-use super::super::unflushed::Mark;
 use super::MirroredDisk;
 use super::regions::regions_of;
 use super::replica::Resync;
@@ -72,7 +71,7 @@ impl<M: Memory> MirroredDisk<M> {
                 self.replicas[replica].dirty.insert_all();
             } else {
                 // Without another one, the guest's next flush fails.
-                self.losses.take_losses(&mut self.replicas[replica].unflushed);
+                self.guest.losses.take_losses(&mut self.replicas[replica].unflushed);
             }
         }
         let unflushed = &mut self.replicas[replica].unflushed;
@@ -183,10 +182,7 @@ impl<M: Memory> MirroredDisk<M> {
             }
         }
         if !waits {
-            let next = self.works.next_sequence();
-            let flush = work.request.operation == Operation::Flush;
-            let vouched = !flush || self.losses.flushed(work.sequence, Mark::default(), next);
-            self.finish(index, if vouched { Status::Ok } else { Status::IoError });
+            self.finish(index, Status::Ok);
         }
     }
 
@@ -217,11 +213,8 @@ impl<M: Memory> MirroredDisk<M> {
         if let Some(at) = self.writes.iter().position(|&write| write == index) {
             self.writes.swap_remove(at);
         }
-        let bytes = if status == Status::Ok { work.request.length_bytes } else { 0 };
-        // The replicas' verifiers were looked at, each of them.
-        let completion = work.request.completion(status, bytes, 0);
-        self.taken_back |= self.disk.take_back(&completion);
-        self.answers.push(completion);
+        let next = self.works.next_sequence();
+        self.guest.end(&self.disk, &work.request, status, work.sequence, next);
         self.recheck = true;
     }
 }

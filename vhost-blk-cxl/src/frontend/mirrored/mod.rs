@@ -38,9 +38,9 @@ use self::replica::{Replica, Resync};
 pub(super) use self::work::REPLICAS_MAX;
 use self::work::{Leg, Works};
 use super::device::REQUEST_BYTES_MAX;
-use super::disk::{Allowance, Disk, REQUESTS_MAX};
-use super::unflushed::Unflushed;
-use crate::message::{Completion, Holder, Request, Words};
+use super::disk::{Disk, REQUESTS_MAX};
+use super::guest_side::GuestSide;
+use crate::message::{Holder, Request, Words};
 
 /// Regions that are copied at a time.
 const COPIES_MAX: u16 = 2;
@@ -72,14 +72,10 @@ pub(crate) struct MirroredDisk<M: Memory> {
     recheck: bool,
     /// Something was queued.
     stirred: bool,
-    answers: Vec<Completion>,
-    /// Buffers were taken back since the last fence.
-    taken_back: bool,
     /// Kept free for reads whose buffers a dead replica may still fill.
     spares: Vec<Buffer>,
-    outbox: Vec<Words>,
-    /// Losses of what no other replica had. They are the disk's: the guest hears of them whichever replicas there are then.
-    losses: Unflushed,
+    /// Its losses are of what no other replica had.
+    guest: GuestSide,
     last_look: LastLook,
 }
 
@@ -112,11 +108,8 @@ impl<M: Memory> MirroredDisk<M> {
             wanted: VecDeque::new(),
             recheck: true,
             stirred: false,
-            answers: Vec::with_capacity(REQUESTS_MAX.into()),
-            taken_back: false,
             spares,
-            outbox: Vec::with_capacity(REQUESTS_MAX.into()),
-            losses: Unflushed::default(),
+            guest: GuestSide::new(),
             last_look: LastLook::default(),
         };
         // Nothing is known of what a predecessor was writing when it ended: what replicas hold may differ there.
@@ -143,15 +136,8 @@ impl<M: Memory> MirroredDisk<M> {
         if !served {
             return self.disk.submit_without_channel();
         }
-        let mut outbox = std::mem::take(&mut self.outbox);
-        let mut allowance = Allowance { messages: u32::MAX, outbox: &mut outbox };
-        let moved = self.disk.submit(&mut allowance);
-        for words in outbox.drain(..) {
-            // The disk made them.
-            let entered = Request::decode(&words).ok().and_then(|request| self.works.enter(request));
-            self.waiting.extend(entered);
-        }
-        self.outbox = outbox;
+        let Self { disk, guest, works, waiting, .. } = self;
+        let moved = guest.take(disk, |request| waiting.extend(works.enter(request)));
         if moved || self.recheck {
             self.pump();
         }
@@ -188,25 +174,7 @@ impl<M: Memory> MirroredDisk<M> {
         if self.recheck {
             self.pump();
         }
-        let answered = !self.answers.is_empty();
-        if answered {
-            if std::mem::take(&mut self.taken_back) {
-                self.disk.memory.full_fence();
-            }
-            let mut answers = std::mem::take(&mut self.answers);
-            for answer in answers.drain(..) {
-                self.disk.complete(&answer);
-            }
-            // While another replica has what one lost, the guest has lost nothing.
-            if self.losses.tells() {
-                self.disk.told();
-            }
-            self.answers = answers;
-            self.disk.unblock();
-        }
-        self.disk.signal();
-        self.disk.release_stopped();
-        answered
+        self.guest.settle(&mut self.disk)
     }
 
     /// Whether something is to be sent, or done, that was not when this was asked last.

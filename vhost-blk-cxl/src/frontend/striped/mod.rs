@@ -17,7 +17,8 @@ use tracing::warn;
 
 use self::layout::{Layout, Piece};
 use self::parts::{Job, Leg, Part, Parts};
-use super::disk::{Allowance, Disk, REQUESTS_MAX};
+use super::disk::{Disk, REQUESTS_MAX};
+use super::guest_side::GuestSide;
 use super::slots::State;
 use super::unflushed::{Mark, Unflushed};
 use crate::message::{Completion, Holder, Operation, Request, Status, Tag, Words};
@@ -47,14 +48,9 @@ pub(crate) struct StripedDisk<M: Memory> {
     waiting: VecDeque<u16>,
     /// Counts requests.
     sequence: u64,
-    /// What columns lost. The guest hears of it when a flush ends, not when the first of its parts does.
-    losses: Unflushed,
-    answers: Vec<Completion>,
-    /// Buffers were taken back since the last fence.
-    taken_back: bool,
+    guest: GuestSide,
     /// Something was queued.
     stirred: bool,
-    outbox: Vec<Words>,
 }
 
 impl<M: Memory> StripedDisk<M> {
@@ -76,11 +72,8 @@ impl<M: Memory> StripedDisk<M> {
             parts: Parts::new(),
             waiting: VecDeque::with_capacity(REQUESTS_MAX.into()),
             sequence: 0,
-            losses: Unflushed::default(),
-            answers: Vec::with_capacity(REQUESTS_MAX.into()),
-            taken_back: false,
+            guest: GuestSide::new(),
             stirred: false,
-            outbox: Vec::with_capacity(REQUESTS_MAX.into()),
         }
     }
 
@@ -89,28 +82,18 @@ impl<M: Memory> StripedDisk<M> {
         if !self.disk.object().failed && !self.columns.iter().any(|column| column.ready) {
             return self.disk.submit_without_channel();
         }
-        let mut outbox = std::mem::take(&mut self.outbox);
-        let mut allowance = Allowance { messages: u32::MAX, outbox: &mut outbox };
-        let moved = self.disk.submit(&mut allowance);
-        for words in outbox.drain(..) {
-            // The disk made them.
-            if let Ok(request) = Request::decode(&words) {
-                self.enter(request);
+        let Self { disk, guest, jobs, waiting, sequence, .. } = self;
+        let moved = guest.take(disk, |request| {
+            let Ok(index) = u16::try_from(request.tag.get() & 0xffff) else { return };
+            *sequence += 1;
+            if let Some(job) = jobs.get_mut(usize::from(index)) {
+                debug_assert!(job.is_none(), "the disk has not been answered yet");
+                *job = Some(Job { request, open: 0, status: Status::Ok, sequence: *sequence });
+                waiting.push_back(index);
             }
-        }
-        self.outbox = outbox;
+        });
         self.cut_waiting();
         moved
-    }
-
-    fn enter(&mut self, request: Request) {
-        let Ok(index) = u16::try_from(request.tag.get() & 0xffff) else { return };
-        self.sequence += 1;
-        if let Some(job) = self.jobs.get_mut(usize::from(index)) {
-            debug_assert!(job.is_none(), "the disk has not been answered yet");
-            *job = Some(Job { request, open: 0, status: Status::Ok, sequence: self.sequence });
-            self.waiting.push_back(index);
-        }
     }
 
     /// Cuts what waits, in order, as far as there is room.
@@ -231,7 +214,7 @@ impl<M: Memory> StripedDisk<M> {
             warn!(lease = %self.disk.object().lease, column = part.column,
                 "the SSD lost writes that were not flushed: the guest's next flush fails");
             self.disk.counters.lost_writes.add(1);
-            self.losses.take_losses(unflushed);
+            self.guest.losses.take_losses(unflushed);
         }
         let sequence = self.jobs.get(usize::from(part.job)).copied().flatten().map_or(0, |job| job.sequence);
         match part.request.operation {
@@ -255,18 +238,8 @@ impl<M: Memory> StripedDisk<M> {
     }
 
     fn finish(&mut self, index: u16) {
-        let Some(mut job) = self.jobs.get_mut(usize::from(index)).and_then(Option::take) else { return };
-        if job.request.operation == Operation::Flush
-            && job.status == Status::Ok
-            && !self.losses.flushed(job.sequence, Mark::default(), self.sequence + 1)
-        {
-            job.status = Status::IoError;
-        }
-        let bytes = if job.status == Status::Ok { job.request.length_bytes } else { 0 };
-        // The columns' verifiers were looked at, each of them.
-        let completion = job.request.completion(job.status, bytes, 0);
-        self.taken_back |= self.disk.take_back(&completion);
-        self.answers.push(completion);
+        let Some(job) = self.jobs.get_mut(usize::from(index)).and_then(Option::take) else { return };
+        self.guest.end(&self.disk, &job.request, job.status, job.sequence, self.sequence + 1);
     }
 
     /// Gives the guest its answers, once all channels were looked at. True if there were any.
@@ -274,24 +247,10 @@ impl<M: Memory> StripedDisk<M> {
         if self.disk.slots.abandoned() > 0 {
             self.drop_abandoned();
         }
-        let answered = !self.answers.is_empty();
+        let answered = self.guest.settle(&mut self.disk);
         if answered {
-            if std::mem::take(&mut self.taken_back) {
-                self.disk.memory.full_fence();
-            }
-            let mut answers = std::mem::take(&mut self.answers);
-            for answer in answers.drain(..) {
-                self.disk.complete(&answer);
-            }
-            self.answers = answers;
-            if self.losses.tells() {
-                self.disk.told();
-            }
-            self.disk.unblock();
             self.cut_waiting();
         }
-        self.disk.signal();
-        self.disk.release_stopped();
         answered
     }
 
