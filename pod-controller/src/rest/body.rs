@@ -5,9 +5,46 @@ use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
+use cxl_pool::HostId;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use utoipa::IntoParams;
 
 use super::Failure;
+use crate::controller::Handle;
+use crate::state::DeviceId;
+
+/// A device in the path of a request.
+#[derive(Clone, Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub(super) struct DevicePath {
+    /// the name of the host that owns it
+    host: String,
+    /// its name on that host
+    name: String,
+}
+
+impl DevicePath {
+    /// As it is shown: `h2/nic0`.
+    pub(super) fn shown(&self) -> String {
+        format!("{}/{}", self.host, self.name)
+    }
+
+    /// The device, if there is one.
+    pub(super) fn find(&self, handle: &Handle) -> Result<DeviceId, Failure> {
+        device_named(handle, &self.shown())
+    }
+}
+
+/// The device with this name, as `h2/nic0`.
+pub(super) fn device_named(handle: &Handle, name: &str) -> Result<DeviceId, Failure> {
+    handle.view().state.device_named(name).ok_or_else(|| Failure::not_found("device", name))
+}
+
+/// The host with this name.
+pub(super) fn host_named(handle: &Handle, name: &str) -> Result<HostId, Failure> {
+    handle.view().state.host_named(name).ok_or_else(|| Failure::not_found("host", name))
+}
 
 /// A JSON body.
 pub(super) struct Body<T>(pub(super) T);

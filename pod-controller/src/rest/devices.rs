@@ -2,7 +2,7 @@ use axum::Json;
 use axum::extract::State;
 
 use super::Failure;
-use super::body::Names;
+use super::body::{DevicePath, Names};
 use crate::api::{Device, DeviceList, Problem};
 use crate::controller::Handle;
 use crate::state::Command;
@@ -16,17 +16,14 @@ pub(super) async fn list(State(handle): State<Handle>) -> Json<DeviceList> {
 /// One device.
 #[utoipa::path(
     get, path = "/v1/devices/{host}/{name}", operation_id = "get_device", tag = "devices",
-    params(
-        ("host" = String, Path, description = "the name of the host that owns it"),
-        ("name" = String, Path, description = "its name on that host"),
-    ),
+    params(DevicePath),
     responses((status = 200, body = Device), (status = 404, body = Problem, content_type = "application/problem+json"))
 )]
 pub(super) async fn get(
     State(handle): State<Handle>,
-    Names((host, name)): Names<(String, String)>,
+    Names(path): Names<DevicePath>,
 ) -> Result<Json<Device>, Failure> {
-    let name = format!("{host}/{name}");
+    let name = path.shown();
     let device = handle.view().device(&name, &handle.telemetry());
     device.map(Json).ok_or_else(|| Failure::not_found("device", &name))
 }
@@ -34,10 +31,7 @@ pub(super) async fn get(
 /// Takes over the volumes that were found on an SSD, such as those of a controller whose state is lost.
 #[utoipa::path(
     post, path = "/v1/devices/{host}/{name}/adopt", operation_id = "adopt_volumes", tag = "devices",
-    params(
-        ("host" = String, Path, description = "the name of the host that owns it"),
-        ("name" = String, Path, description = "its name on that host"),
-    ),
+    params(DevicePath),
     responses(
         (status = 200, body = Device),
         (status = 404, body = Problem, content_type = "application/problem+json"),
@@ -46,10 +40,10 @@ pub(super) async fn get(
 )]
 pub(super) async fn adopt(
     State(handle): State<Handle>,
-    Names((host, name)): Names<(String, String)>,
+    Names(path): Names<DevicePath>,
 ) -> Result<Json<Device>, Failure> {
-    let name = format!("{host}/{name}");
-    let device = handle.view().state.device_named(&name).ok_or_else(|| Failure::not_found("SSD", &name))?;
+    let name = path.shown();
+    let device = path.find(&handle)?;
     handle.submit(Command::AdoptVolumes { device }).await?;
     let device = handle.view().device(&name, &handle.telemetry());
     device.map(Json).ok_or_else(|| Failure::not_found("device", &name))

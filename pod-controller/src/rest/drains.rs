@@ -2,23 +2,21 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
+use cxl_pool::HostId;
 
 use super::Failure;
-use super::body::Names;
-use super::nics::device;
+use super::body::{DevicePath, Names, host_named};
 use crate::api::Problem;
 use crate::controller::Handle;
 use crate::state::Command;
 
-async fn drain_device(handle: &Handle, host: &str, name: &str, on: bool) -> Result<StatusCode, Failure> {
-    let id = device(handle, host, name)?;
-    handle.submit(Command::Drain { host: id.host, device: Some(id.name), on }).await?;
-    Ok(StatusCode::NO_CONTENT)
-}
-
-async fn drain_host(handle: &Handle, name: &str, on: bool) -> Result<StatusCode, Failure> {
-    let host = handle.view().state.host_named(name).ok_or_else(|| Failure::not_found("host", name))?;
-    handle.submit(Command::Drain { host, device: None, on }).await?;
+async fn drain(
+    handle: &Handle,
+    host: HostId,
+    device: Option<String>,
+    on: bool,
+) -> Result<StatusCode, Failure> {
+    handle.submit(Command::Drain { host, device, on }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -26,33 +24,29 @@ async fn drain_host(handle: &Handle, name: &str, on: bool) -> Result<StatusCode,
 /// somewhere to go. It is empty when it has no leases and no volumes.
 #[utoipa::path(
     put, path = "/v1/devices/{host}/{name}/drain", operation_id = "drain_device", tag = "devices",
-    params(
-        ("host" = String, Path, description = "the name of the host that owns it"),
-        ("name" = String, Path, description = "its name on that host"),
-    ),
+    params(DevicePath),
     responses((status = 204), (status = 404, body = Problem, content_type = "application/problem+json"))
 )]
 pub(super) async fn begin_device(
     State(handle): State<Handle>,
-    Names((host, name)): Names<(String, String)>,
+    Names(path): Names<DevicePath>,
 ) -> Result<StatusCode, Failure> {
-    drain_device(&handle, &host, &name, true).await
+    let device = path.find(&handle)?;
+    drain(&handle, device.host, Some(device.name), true).await
 }
 
 /// A device may be used again.
 #[utoipa::path(
     delete, path = "/v1/devices/{host}/{name}/drain", operation_id = "undrain_device", tag = "devices",
-    params(
-        ("host" = String, Path, description = "the name of the host that owns it"),
-        ("name" = String, Path, description = "its name on that host"),
-    ),
+    params(DevicePath),
     responses((status = 204), (status = 404, body = Problem, content_type = "application/problem+json"))
 )]
 pub(super) async fn end_device(
     State(handle): State<Handle>,
-    Names((host, name)): Names<(String, String)>,
+    Names(path): Names<DevicePath>,
 ) -> Result<StatusCode, Failure> {
-    drain_device(&handle, &host, &name, false).await
+    let device = path.find(&handle)?;
+    drain(&handle, device.host, Some(device.name), false).await
 }
 
 /// All devices of a host are to be empty, also those that it gets later. Its instances stay: move them with their VMMs.
@@ -65,7 +59,7 @@ pub(super) async fn begin_host(
     State(handle): State<Handle>,
     Names(name): Names<String>,
 ) -> Result<StatusCode, Failure> {
-    drain_host(&handle, &name, true).await
+    drain(&handle, host_named(&handle, &name)?, None, true).await
 }
 
 /// The devices of a host may be used again.
@@ -78,5 +72,5 @@ pub(super) async fn end_host(
     State(handle): State<Handle>,
     Names(name): Names<String>,
 ) -> Result<StatusCode, Failure> {
-    drain_host(&handle, &name, false).await
+    drain(&handle, host_named(&handle, &name)?, None, false).await
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::Failure;
-use super::body::{Asked, Body, Names};
+use super::body::{Asked, Body, Names, host_named};
 use crate::api::{CreateInstance, Explanation, Instance, InstanceList, NicRequest, Problem};
 use crate::controller::{Handle, SubmitError};
 use crate::state::{Command, NicWish};
@@ -85,8 +85,7 @@ pub(super) async fn create(
     if wait_ms > WAIT_MAX_MS {
         return Err(Failure::invalid(format!("wait={wait_ms} is too long: use {WAIT_MAX_MS} ms at most")));
     }
-    let host = handle.view().state.host_named(&request.host);
-    let host = host.ok_or_else(|| Failure::not_found("host", &request.host))?;
+    let host = host_named(&handle, &request.host)?;
     let nics = request.nics.iter().map(wish).collect::<Result<Vec<NicWish>, Failure>>()?;
     let name = request.name.clone();
     let command = Command::CreateInstance { name, host, nics, volumes: request.volumes };

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::Failure;
-use super::body::{Asked, Body, Names};
+use super::body::{Asked, Body, Names, host_named};
 use crate::api::{Instance, MigrateInstance, Problem};
 use crate::controller::Handle;
 use crate::state::Command;
@@ -36,8 +36,7 @@ pub(super) async fn prepare(
     Names(name): Names<String>,
     Body(request): Body<MigrateInstance>,
 ) -> Result<Json<Instance>, Failure> {
-    let to = handle.view().state.host_named(&request.to);
-    let to = to.ok_or_else(|| Failure::not_found("host", &request.to))?;
+    let to = host_named(&handle, &request.to)?;
     handle.submit(Command::PrepareMigration { name: name.clone(), to }).await?;
     let mut views = handle.views();
     let ready = views.wait_for(|view| {

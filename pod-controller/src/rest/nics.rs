@@ -4,15 +4,10 @@ use axum::extract::State;
 use axum::http::StatusCode;
 
 use super::Failure;
-use super::body::{Body, Names};
+use super::body::{Body, DevicePath, Names, device_named};
 use crate::api::{MigrateNic, NicPolicy, Problem};
 use crate::controller::Handle;
-use crate::state::{Command, DeviceId};
-
-pub(super) fn device(handle: &Handle, host: &str, name: &str) -> Result<DeviceId, Failure> {
-    let name = format!("{host}/{name}");
-    handle.view().state.device_named(&name).ok_or_else(|| Failure::not_found("device", &name))
-}
+use crate::state::Command;
 
 /// Moves a NIC of an instance to another device while both work. Packets are neither lost nor reordered; for a few
 /// seconds the instance still receives from the device that it left.
@@ -35,11 +30,7 @@ pub(super) async fn migrate(
     Names((instance, nic)): Names<(String, String)>,
     Body(request): Body<MigrateNic>,
 ) -> Result<StatusCode, Failure> {
-    let to = match request.to.as_deref().map(|to| to.split_once('/').ok_or(to)) {
-        None => None,
-        Some(Ok((host, name))) => Some(device(&handle, host, name)?),
-        Some(Err(to)) => return Err(Failure::not_found("device", to)),
-    };
+    let to = request.to.as_deref().map(|to| device_named(&handle, to)).transpose()?;
     handle.submit(Command::MigrateNic { instance, device: nic, to }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -70,10 +61,7 @@ pub(super) async fn change(
 /// Brings back every lease that belongs on a NIC and has moved away from it.
 #[utoipa::path(
     post, path = "/v1/devices/{host}/{name}/fail-back", operation_id = "fail_back", tag = "devices",
-    params(
-        ("host" = String, Path, description = "the name of the host that owns it"),
-        ("name" = String, Path, description = "its name on that host"),
-    ),
+    params(DevicePath),
     responses(
         (status = 204),
         (status = 404, body = Problem, content_type = "application/problem+json"),
@@ -82,9 +70,9 @@ pub(super) async fn change(
 )]
 pub(super) async fn fail_back(
     State(handle): State<Handle>,
-    Names((host, name)): Names<(String, String)>,
+    Names(path): Names<DevicePath>,
 ) -> Result<StatusCode, Failure> {
-    let device = device(&handle, &host, &name)?;
+    let device = path.find(&handle)?;
     handle.submit(Command::FailBack { device }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -92,10 +80,7 @@ pub(super) async fn fail_back(
 /// Trusts a NIC again whose link flapped.
 #[utoipa::path(
     post, path = "/v1/devices/{host}/{name}/release", operation_id = "release_link", tag = "devices",
-    params(
-        ("host" = String, Path, description = "the name of the host that owns it"),
-        ("name" = String, Path, description = "its name on that host"),
-    ),
+    params(DevicePath),
     responses(
         (status = 204),
         (status = 404, body = Problem, content_type = "application/problem+json"),
@@ -103,9 +88,9 @@ pub(super) async fn fail_back(
 )]
 pub(super) async fn release(
     State(handle): State<Handle>,
-    Names((host, name)): Names<(String, String)>,
+    Names(path): Names<DevicePath>,
 ) -> Result<StatusCode, Failure> {
-    let device = device(&handle, &host, &name)?;
+    let device = path.find(&handle)?;
     let reason = "on demand".to_owned();
     handle.submit(Command::ReleaseLink { device, reason }).await?;
     Ok(StatusCode::NO_CONTENT)

@@ -4,14 +4,10 @@ use axum::Json;
 use axum::extract::State;
 
 use super::Failure;
-use super::body::{Body, Names};
+use super::body::{Body, Names, device_named};
 use crate::api::{AddReplica, Problem, Volume};
 use crate::controller::Handle;
-use crate::state::{Command, DeviceId};
-
-fn ssd(handle: &Handle, name: &str) -> Result<DeviceId, Failure> {
-    handle.view().state.device_named(name).ok_or_else(|| Failure::not_found("SSD", name))
-}
+use crate::state::Command;
 
 fn shown(handle: &Handle, name: &str) -> Result<Json<Volume>, Failure> {
     handle.view().volume(name).map(Json).ok_or_else(|| Failure::not_found("volume", name))
@@ -34,8 +30,8 @@ pub(super) async fn add(
     Names(name): Names<String>,
     Body(request): Body<AddReplica>,
 ) -> Result<Json<Volume>, Failure> {
-    let device = request.device.as_deref().map(|device| ssd(&handle, device)).transpose()?;
-    let replaces = request.replaces.as_deref().map(|device| ssd(&handle, device)).transpose()?;
+    let device = request.device.as_deref().map(|device| device_named(&handle, device)).transpose()?;
+    let replaces = request.replaces.as_deref().map(|device| device_named(&handle, device)).transpose()?;
     handle.submit(Command::AddReplica { name: name.clone(), device, replaces }).await?;
     shown(&handle, &name)
 }
@@ -58,7 +54,7 @@ pub(super) async fn remove(
     State(handle): State<Handle>,
     Names((name, host, ssd_name)): Names<(String, String, String)>,
 ) -> Result<Json<Volume>, Failure> {
-    let device = ssd(&handle, &format!("{host}/{ssd_name}"))?;
+    let device = device_named(&handle, &format!("{host}/{ssd_name}"))?;
     handle.submit(Command::RemoveReplica { name: name.clone(), device }).await?;
     shown(&handle, &name)
 }

@@ -4,7 +4,7 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 
 use super::Failure;
-use super::body::{Body, Names};
+use super::body::{Body, Names, device_named};
 use crate::api::{ChangeVolume, CreateVolume, Problem, Stripes, Volume, VolumeList};
 use crate::controller::Handle;
 use crate::state::Command;
@@ -43,12 +43,7 @@ pub(super) async fn create(
     State(handle): State<Handle>,
     Body(request): Body<CreateVolume>,
 ) -> Result<impl IntoResponse, Failure> {
-    let device = match &request.device {
-        Some(name) => {
-            Some(handle.view().state.device_named(name).ok_or_else(|| Failure::not_found("SSD", name))?)
-        }
-        None => None,
-    };
+    let device = request.device.as_deref().map(|name| device_named(&handle, name)).transpose()?;
     let (name, size_bytes) = (request.name.clone(), request.size.get());
     let replicas = request.replicas;
     let command = match request.stripes {

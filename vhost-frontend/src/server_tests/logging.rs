@@ -1,5 +1,7 @@
 //! A VMM that moves its guest must be told of every page that the device writes, and of none when it does not ask.
 
+use proptest::prelude::*;
+
 use super::*;
 
 fn fill(guest: &mut MockGuest, ring: usize, address: u64, bytes: u32) {

@@ -1,0 +1,95 @@
+//! Random commands, and what must hold after each of them whatever they are.
+
+mod commands;
+mod invariants;
+mod pod;
+mod step;
+
+use cxl_pool::EndpointId;
+use proptest::prelude::*;
+
+pub(crate) use commands::scrub_all;
+pub(crate) use invariants::check;
+pub(crate) use pod::{MIB, devices_of, endpoint, join, nic, options, ssd};
+
+use self::commands::commands;
+use self::step::step;
+use super::{Command, Purpose, State};
+
+/// What a run left behind goes away: endpoints return, instances and volumes are deleted, everything is let go of.
+fn wind_down(state: &mut State) {
+    let hosts: Vec<EndpointId> = state.endpoints.keys().copied().collect();
+    for id in hosts {
+        let incarnation = state.endpoints[&id].incarnation + 1;
+        let join = join(id.host.get(), devices_of(id, true));
+        state.apply(&Command::Join { endpoint: id, incarnation, join }).expect("a good join");
+        check(state);
+    }
+    let names: Vec<String> = state.instances.values().map(|instance| instance.name.clone()).collect();
+    for name in names {
+        state.apply(&Command::DeleteInstance { name, force: true }).expect("it exists");
+        check(state);
+    }
+    let names: Vec<String> = state.volumes.values().map(|volume| volume.name.clone()).collect();
+    for name in names {
+        state.apply(&Command::DeleteVolume { name }).expect("it exists and is free");
+        check(state);
+    }
+    for command in scrub_all(state) {
+        state.apply(&command).expect("never refused");
+        check(state);
+    }
+}
+
+fn rounds() -> u32 {
+    std::env::var("WADI_ROUNDS").ok().and_then(|rounds| rounds.parse::<u32>().ok()).unwrap_or(1).max(1)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512 * rounds()))]
+
+    #[test]
+    fn invariants_hold_after_every_command(
+        pool_mib in prop_oneof![Just(24_u64), Just(64), Just(512)],
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
+        let mut state = State::new(options(pool_mib));
+        let mut log: Vec<Command> = Vec::new();
+        for step in &steps {
+            for command in commands(&state, step) {
+                let before = state.clone();
+                if state.apply(&command).is_ok() {
+                    log.push(command);
+                } else {
+                    prop_assert_eq!(&state, &before, "a refused command changed something");
+                }
+                check(&state);
+            }
+        }
+
+        // The log gives the same state again, and so does a snapshot with the rest of the log.
+        let mut replayed = State::new(options(pool_mib));
+        for (number, command) in log.iter().enumerate() {
+            if number == log.len() / 2 {
+                let snapshot = serde_json::to_vec(&replayed).expect("a state is JSON");
+                replayed = serde_json::from_slice(&snapshot).expect("it reads back");
+            }
+            replayed.apply(command).expect("it was not refused before");
+        }
+        prop_assert_eq!(&replayed, &state);
+
+        // Settling again changes nothing.
+        let mut settled = state.clone();
+        let mut effects = Vec::new();
+        settled.settle(&mut effects);
+        prop_assert_eq!(&settled, &state);
+        prop_assert_eq!(effects, Vec::new());
+
+        wind_down(&mut state);
+        prop_assert_eq!(state.leases.len() + state.channels.len() + state.volumes.len(), 0);
+        prop_assert!(
+            state.regions.iter().all(|region| matches!(region.purpose, Purpose::Receive(_))),
+            "what is left is not only what NICs receive into: {:?}", state.regions
+        );
+    }
+}

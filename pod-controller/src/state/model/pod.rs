@@ -1,0 +1,74 @@
+//! A small pod: what its endpoints are and report.
+
+use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
+use pod_protocol::reports::{DeviceReport, Join};
+use uuid::Uuid;
+
+use crate::state::Options;
+
+pub(crate) const MIB: u64 = 1 << 20;
+
+pub(crate) fn options(pool_mib: u64) -> Options {
+    let lines = |bytes: u64| LineCount::covering(bytes);
+    Options {
+        pool: Uuid::from_u128(0xabcd << 112),
+        data: Area { start: LineOffset::new(2 * MIB / 64), lines: lines(pool_mib * MIB) },
+        tx_area: lines(2 * MIB),
+        rx_area: lines(4 * MIB),
+        data_area: lines(2 * MIB),
+        net_slots: 1024,
+        blk_slots: 256,
+        rx_quota_buffers: 256,
+        disk_queues: 1,
+        socket_name_bytes_max: 80,
+    }
+}
+
+pub(crate) fn endpoint(host: u16, role: Role) -> EndpointId {
+    EndpointId::new(HostId::new(host), role)
+}
+
+pub(crate) fn join(host: u16, devices: Vec<DeviceReport>) -> Join {
+    Join {
+        host_name: format!("h{host}"),
+        software: "test 1".to_owned(),
+        pid: 7,
+        devices,
+        memory_failures: Vec::new(),
+    }
+}
+
+pub(crate) fn nic(name: &str, up: bool, backup: bool) -> DeviceReport {
+    DeviceReport::Nic {
+        name: name.to_owned(),
+        driver: "null".to_owned(),
+        mac: None,
+        up,
+        speed_mbps: 10_000,
+        mtu: 1500,
+        features: 0b1011,
+        backup,
+    }
+}
+
+pub(crate) fn ssd(name: &str, mib: u64) -> DeviceReport {
+    DeviceReport::Ssd {
+        name: name.to_owned(),
+        driver: "null".to_owned(),
+        size_bytes: mib * MIB,
+        block_bytes: 512,
+        table: None,
+        reserved_bytes: 0,
+    }
+}
+
+/// What endpoints of a host report: host 1 has none, host 2 a NIC and an SSD, host 3 a backup NIC, another NIC, an SSD.
+pub(crate) fn devices_of(endpoint: EndpointId, up: bool) -> Vec<DeviceReport> {
+    match (endpoint.host.get(), endpoint.role) {
+        (2, Role::NetBackend) => vec![nic("nic0", up, false)],
+        (3, Role::NetBackend) => vec![nic("nic0", true, true), nic("nic1", up, false)],
+        (2, Role::BlkBackend) => vec![ssd("ssd0", 64)],
+        (3, Role::BlkBackend) => vec![ssd("ssd0", 32)],
+        _ => Vec::new(),
+    }
+}

@@ -1,0 +1,89 @@
+//! What may happen to a pod, drawn at random.
+
+use cxl_pool::Role;
+use proptest::prelude::*;
+
+/// A step of a run. Numbers pick from what there is, so that most steps do something.
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    Join { host: u16, role: usize, restart: bool, up: bool },
+    Silent { host: u16, role: usize },
+    Back { host: u16, role: usize },
+    Gone { host: u16, role: usize },
+    FenceExpired { host: u16 },
+    Link { host: u16, nic: u8, up: bool },
+    Failed { host: u16, nic: u8 },
+    DeviceBack { host: u16, nic: u8, up: bool },
+    Migrate { name: u8, to: Option<(u16, u8)> },
+    Drained { lease: usize },
+    FailBack { host: u16, nic: u8 },
+    Drain { host: u16, device: Option<bool>, on: bool },
+    Trust { host: u16, nic: u8, held: bool },
+    Attach { lease: usize, incoming: bool, connected: bool, running: bool },
+    MoveTo { name: u8, host: u16 },
+    StayHere { name: u8 },
+    MovedTo { name: u8, force: bool },
+    Scrub { endpoint: usize, region: usize },
+    ScrubAll,
+    CreateVolume { name: u8, mib: u64, device: Option<u16>, replicas: u8 },
+    CreateStriped { name: u8, mib: u64 },
+    Replica { volume: usize, number: u32, epoch: u64, says: Says },
+    AddReplica { name: u8, device: Option<u16>, replaces: Option<u16> },
+    RemoveReplica { name: u8, host: u16 },
+    DeleteVolume { name: u8 },
+    CreateInstance { name: u8, host: u16, nics: usize, volumes: Vec<u8>, mac: Option<u8> },
+    DeleteInstance { name: u8 },
+}
+
+/// What a frontend says of a replica.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Says {
+    Failed,
+    Synced,
+    Left,
+}
+
+pub(super) const ROLES: [Role; 4] =
+    [Role::NetFrontend, Role::NetBackend, Role::BlkFrontend, Role::BlkBackend];
+
+pub(super) fn step() -> impl Strategy<Value = Step> {
+    let (host, role) = (1_u16..4, 0_usize..4);
+    prop_oneof![
+        8 => (host.clone(), role.clone(), any::<bool>(), prop::bool::weighted(0.8))
+            .prop_map(|(host, role, restart, up)| Step::Join { host, role, restart, up }),
+        2 => (host.clone(), role.clone()).prop_map(|(host, role)| Step::Silent { host, role }),
+        1 => (host.clone(), role.clone()).prop_map(|(host, role)| Step::Back { host, role }),
+        1 => (host.clone(), role).prop_map(|(host, role)| Step::Gone { host, role }),
+        1 => host.clone().prop_map(|host| Step::FenceExpired { host }),
+        3 => (host.clone(), 0_u8..2, any::<bool>()).prop_map(|(host, nic, up)| Step::Link { host, nic, up }),
+        1 => (host.clone(), 0_u8..2).prop_map(|(host, nic)| Step::Failed { host, nic }),
+        1 => (host.clone(), 0_u8..2, any::<bool>()).prop_map(|(host, nic, up)| Step::DeviceBack { host, nic, up }),
+        3 => (0_u8..5, prop::option::of((host.clone(), 0_u8..2))).prop_map(|(name, to)| Step::Migrate { name, to }),
+        2 => (0_usize..8).prop_map(|lease| Step::Drained { lease }),
+        1 => (host.clone(), 0_u8..2).prop_map(|(host, nic)| Step::FailBack { host, nic }),
+        2 => (host.clone(), any::<Option<bool>>(), any::<bool>())
+            .prop_map(|(host, device, on)| Step::Drain { host, device, on }),
+        1 => (host.clone(), 0_u8..2, any::<bool>()).prop_map(|(host, nic, held)| Step::Trust { host, nic, held }),
+        4 => (0_usize..8, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
+            |(lease, incoming, connected, running)| Step::Attach { lease, incoming, connected, running }
+        ),
+        3 => (0_u8..5, host.clone()).prop_map(|(name, host)| Step::MoveTo { name, host }),
+        1 => (0_u8..5).prop_map(|name| Step::StayHere { name }),
+        1 => (0_u8..5, any::<bool>()).prop_map(|(name, force)| Step::MovedTo { name, force }),
+        4 => (0_usize..12, 0_usize..8).prop_map(|(endpoint, region)| Step::Scrub { endpoint, region }),
+        2 => Just(Step::ScrubAll),
+        3 => (0_u8..5, 1_u64..20, prop::option::of(2_u16..4), 1_u8..3)
+            .prop_map(|(name, mib, device, replicas)| Step::CreateVolume { name, mib, device, replicas }),
+        1 => (0_u8..5, 1_u64..20).prop_map(|(name, mib)| Step::CreateStriped { name, mib }),
+        5 => (0_usize..4, 0_u32..4, 0_u64..2, prop::sample::select(vec![Says::Failed, Says::Synced, Says::Left]))
+            .prop_map(|(volume, number, epoch, says)| Step::Replica { volume, number, epoch, says }),
+        3 => (0_u8..5, prop::option::of(2_u16..4), prop::option::of(2_u16..4))
+            .prop_map(|(name, device, replaces)| Step::AddReplica { name, device, replaces }),
+        1 => (0_u8..5, 2_u16..4).prop_map(|(name, host)| Step::RemoveReplica { name, host }),
+        1 => (0_u8..5).prop_map(|name| Step::DeleteVolume { name }),
+        5 => (0_u8..5, host, 0_usize..3, prop::collection::vec(0_u8..5, 0..3), prop::option::of(0_u8..4)).prop_map(
+            |(name, host, nics, volumes, mac)| Step::CreateInstance { name, host, nics, volumes, mac }
+        ),
+        2 => (0_u8..5).prop_map(|name| Step::DeleteInstance { name }),
+    ]
+}
