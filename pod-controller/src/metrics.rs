@@ -88,6 +88,7 @@ pub fn text(handle: &Handle) -> String {
     add_hosts(&mut page, handle);
     add_devices(&mut page, handle);
     add_leases(&mut page, handle);
+    add_channels(&mut page, handle);
     add_endpoint_counters(&mut page, handle);
     add_pool(&mut page, handle);
     let mut text = String::new();
@@ -119,6 +120,7 @@ fn add_devices(page: &mut Page, handle: &Handle) {
     let errors = page.totals("device_errors", "What a device refused or failed");
     let reopened = page.totals("device_reopened", "How often a NIC was opened again after its driver failed");
     let troubles = page.totals("device_troubles", "What the kernel and PCIe count of a NIC's troubles");
+    let drops = page.totals("device_drops", "Frames that a NIC received and nobody got, by reason");
     let held = page.gauges("device_held", "Whether a NIC is not trusted since its link flapped");
     for device in handle.view().devices(&handle.telemetry()) {
         let labels = vec![("device", device.name.clone())];
@@ -144,6 +146,9 @@ fn add_devices(page: &mut Page, handle: &Handle) {
         count(&errors, &labels, counters.errors);
         if matches!(device.kind, DeviceKind::Nic { .. }) {
             count(&reopened, &labels, counters.reopened);
+            for (reason, number) in &counters.drops {
+                count(&drops, &vec![("device", device.name.clone()), ("reason", reason.clone())], *number);
+            }
             for (kind, number) in &counters.troubles {
                 count(&troubles, &vec![("device", device.name.clone()), ("kind", kind.clone())], *number);
             }
@@ -158,7 +163,8 @@ fn add_leases(page: &mut Page, handle: &Handle) {
     let packets = page.totals("lease_packets", "Frames of an instance at an endpoint");
     let bytes = page.totals("lease_bytes", "Bytes of an instance at an endpoint");
     let requests = page.totals("lease_requests", "Block requests of an instance at an endpoint");
-    let throttled = page.totals("lease_throttled", "Requests that had to wait for their volume's share");
+    let throttled = page
+        .totals("lease_throttled", "Requests and packets that had to wait for what their instance may use");
     let errors = page.totals("lease_errors", "Requests that the guest saw fail");
     let waits =
         page.totals("lease_rate_waits", "How often an instance waited for the rate that it is allowed");
@@ -193,6 +199,7 @@ fn add_leases(page: &mut Page, handle: &Handle) {
                     count(&bytes, &with("direction", "transmit"), counters.tx_bytes);
                     count(&bytes, &with("direction", "receive"), counters.rx_bytes);
                     count(&waits, &labels, counters.rate_waits);
+                    count(&throttled, &labels, counters.throttled);
                 }
                 LeaseKind::Disk { .. } => {
                     count(&requests, &with("operation", "read"), counters.reads);
@@ -207,6 +214,37 @@ fn add_leases(page: &mut Page, handle: &Handle) {
             for (reason, number) in &counters.drops {
                 count(&drops, &with("reason", reason), *number);
             }
+        }
+    }
+}
+
+fn add_channels(page: &mut Page, handle: &Handle) {
+    let messages = page.totals("channel_messages", "Messages of a channel of the data path, at one end");
+    let stalls = page.totals("channel_stalls", "How often a sender found a channel full");
+    let faults = page.totals("channel_faults", "Messages that came to nothing, by reason");
+    let depth = page.gauges("channel_depth", "Requests over a channel that its other end has not completed");
+    let depth_max = page.gauges("channel_depth_max", "How many those may be");
+    let state = &handle.view().state;
+    for (endpoint, sample) in handle.telemetry() {
+        for channel in &sample.telemetry.channels {
+            let labels = vec![
+                ("channel", channel.channel.get().to_string()),
+                ("endpoint", state.endpoint_name(endpoint)),
+                ("peer", state.endpoint_name(channel.peer)),
+            ];
+            let with = |key: &'static str, value: &str| {
+                let mut labels = labels.clone();
+                labels.push((key, value.to_owned()));
+                labels
+            };
+            count(&messages, &with("direction", "sent"), channel.sent);
+            count(&messages, &with("direction", "received"), channel.received);
+            count(&stalls, &labels, channel.stalls);
+            count(&faults, &with("reason", "unreadable"), channel.unreadable);
+            count(&faults, &with("reason", "stray"), channel.strays);
+            count(&faults, &with("reason", "no-room"), channel.lost);
+            depth.get_or_create(&labels).set(channel.depth);
+            depth_max.get_or_create(&labels).set(channel.depth_max);
         }
     }
 }

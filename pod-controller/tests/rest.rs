@@ -204,12 +204,20 @@ fn metrics_show_hosts_devices_leases_and_regions() {
     client.create_instance(&vm("vm1", &[]), Duration::from_secs(30)).expect("created");
     let text = until("telemetry of the lease", || {
         let text = client.metrics().ok()?;
-        text.contains("wadi_lease_packets_total{instance=\"vm1\"").then_some(text)
+        let known = ["wadi_lease_packets_total{instance=\"vm1\"", "wadi_channel_depth{"];
+        known.iter().all(|start| text.contains(start)).then_some(text)
     });
     for line in [
         "wadi_endpoint_joined{host=\"h1\",role=\"net-frontend\"} 1",
         "wadi_device_up{device=\"h2/nic0\"} 1",
         "wadi_device_bytes_total{device=\"h2/nic0\",direction=\"receive\"} 1234",
+        "wadi_device_drops_total{device=\"h2/nic0\",reason=\"no-receiver\"} 9",
+        "wadi_channel_messages_total{channel=\"1\",endpoint=\"h1/net-frontend\",peer=\"h2/net-backend\",direction=\"sent\"} 77",
+        "wadi_channel_stalls_total{channel=\"1\",endpoint=\"h1/net-frontend\",peer=\"h2/net-backend\"} 3",
+        "wadi_channel_faults_total{channel=\"1\",endpoint=\"h1/net-frontend\",peer=\"h2/net-backend\",reason=\"stray\"} 2",
+        "wadi_channel_depth{channel=\"1\",endpoint=\"h1/net-frontend\",peer=\"h2/net-backend\"} 5",
+        "wadi_channel_depth_max{channel=\"1\",endpoint=\"h1/net-frontend\",peer=\"h2/net-backend\"} 2040",
+        "wadi_lease_throttled_total{instance=\"vm1\",device=\"net0\",endpoint=\"h1/net-frontend\"} 0",
         "wadi_device_leases{device=\"h2/nic0\"} 1",
         "wadi_regions_bytes{purpose=\"transmit\",state=\"in-use\"} 4194304",
         "wadi_instances 1",

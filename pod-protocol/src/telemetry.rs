@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use cxl_pool::EndpointId;
 use serde::{Deserialize, Serialize};
 
-use crate::ids::LeaseId;
+use crate::ids::{ChannelId, LeaseId};
 
 /// One sample of an endpoint's counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +17,8 @@ pub struct Telemetry {
     pub devices: Vec<DeviceTelemetry>,
     /// Per lease that the endpoint serves.
     pub leases: Vec<LeaseTelemetry>,
+    /// Per channel of the data path that the endpoint has an end of.
+    pub channels: Vec<ChannelTelemetry>,
     /// Anything else that is counted and worth a metric, by name.
     pub counters: BTreeMap<String, u64>,
     /// What there is now of something worth a metric, by name.
@@ -48,6 +51,8 @@ pub struct DeviceTelemetry {
     pub errors: u64,
     /// How often it was opened again after its driver had failed.
     pub reopened: u64,
+    /// Frames received that nobody got, by reason.
+    pub drops: BTreeMap<String, u64>,
     /// What the kernel and the PCIe device count of its troubles, by name, such as `rx-crc-errors`.
     pub troubles: BTreeMap<String, u64>,
 }
@@ -87,7 +92,7 @@ pub struct LeaseTelemetry {
     /// Requests that the guest saw fail.
     #[serde(default)]
     pub errors: u64,
-    /// Requests that had to wait for their share.
+    /// Requests, or packets from the instance, that had to wait for their share.
     #[serde(default)]
     pub throttled: u64,
     /// How often the instance had to wait for the rate of packets that it is allowed.
@@ -118,4 +123,37 @@ impl LeaseTelemetry {
             drops: BTreeMap::new(),
         }
     }
+}
+
+/// Counters of one end of a channel of the data path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChannelTelemetry {
+    /// Which channel.
+    pub channel: ChannelId,
+    /// Who is at its other end.
+    pub peer: EndpointId,
+    /// Messages sent.
+    #[serde(default)]
+    pub sent: u64,
+    /// Messages received.
+    #[serde(default)]
+    pub received: u64,
+    /// How often a sender found no room.
+    #[serde(default)]
+    pub stalls: u64,
+    /// Messages received that say nothing that this endpoint knows.
+    #[serde(default)]
+    pub unreadable: u64,
+    /// Messages received about a lease that this endpoint does not serve.
+    #[serde(default)]
+    pub strays: u64,
+    /// Completions for which a peer that has more under way than it may left no room.
+    #[serde(default)]
+    pub lost: u64,
+    /// Requests that the other end has not completed yet, now.
+    #[serde(default)]
+    pub depth: u64,
+    /// How many those may be.
+    #[serde(default)]
+    pub depth_max: u64,
 }

@@ -4,11 +4,14 @@
 //! shared evenly between packets under way in either direction: as long as neither side has more than a quarter of the
 //! slots outstanding, the completions of one direction and the requests of the other always fit together.
 
+use std::sync::Arc;
+
 use cxl_pool::{Area, LineCount, LineOffset, Memory};
 use pod_protocol::data_channel::{DataChannel, NET_WORDS};
 use pod_protocol::objects::ChannelObject;
 use pod_protocol::run_directory::RunDirectory;
 
+use crate::channel_counters::{ChannelBook, ChannelCounters};
 use crate::message::{NetMessage, Run, Status};
 
 /// Messages that one look at a channel takes at most.
@@ -26,6 +29,13 @@ pub struct ChannelEnd<M: Memory> {
     limit: u32,
     outstanding: u32,
     unpublished: bool,
+    /// It was full when a sender looked last.
+    stalled: bool,
+    counters: Arc<ChannelCounters>,
+    /// What the counters do not say yet: messages sent and received, and how many requests they say are under way.
+    uncounted_sent: u64,
+    uncounted_received: u64,
+    shown_depth: u32,
     /// Messages that are not in the ring yet: there, whole lines at a time cost least.
     outbox: Vec<[u64; NET_WORDS]>,
     /// Completions that are still being gathered: that of the first packet, and what they have in common.
@@ -34,15 +44,26 @@ pub struct ChannelEnd<M: Memory> {
 
 impl<M: Memory> ChannelEnd<M> {
     /// Begins to use the rings of a channel.
-    pub fn open(object: &ChannelObject, memory: &M, run: &RunDirectory) -> Result<Self, String> {
+    pub fn open(
+        object: &ChannelObject,
+        memory: &M,
+        run: &RunDirectory,
+        book: &ChannelBook,
+    ) -> Result<Self, String> {
         let channel = DataChannel::open(memory, object, run).map_err(|error| error.to_string())?;
-        Ok(Self::new(object.clone(), channel))
+        Ok(Self::new(object.clone(), channel, book))
     }
 
-    fn new(object: ChannelObject, channel: DataChannel<M, NET_WORDS>) -> Self {
+    fn new(object: ChannelObject, channel: DataChannel<M, NET_WORDS>, book: &ChannelBook) -> Self {
         let slots = object.outgoing.slots.min(object.incoming.slots);
         let limit = (slots / 4).saturating_sub(SPARE_SLOTS).max(1);
+        let counters = book.open(&object, limit);
         Self {
+            stalled: false,
+            counters,
+            uncounted_sent: 0,
+            uncounted_received: 0,
+            shown_depth: 0,
             object,
             channel,
             limit,
@@ -69,7 +90,18 @@ impl<M: Memory> ChannelEnd<M> {
     #[inline]
     pub fn room(&mut self) -> u32 {
         let left = self.limit.saturating_sub(self.outstanding);
-        if left == 0 { 0 } else { left.min(self.free()) }
+        let room = if left == 0 { 0 } else { left.min(self.free()) };
+        if (room == 0) != self.stalled {
+            self.stalled = room == 0;
+            self.counters.stalls.add(u64::from(self.stalled));
+        }
+        room
+    }
+
+    /// What is counted for it.
+    #[inline]
+    pub fn counters(&self) -> &ChannelCounters {
+        &self.counters
     }
 
     /// Slots that nothing is meant for yet.
@@ -95,6 +127,7 @@ impl<M: Memory> ChannelEnd<M> {
         self.post();
         let sent = self.channel.send_batch(&messages[..messages.len().min(room)]);
         self.unpublished |= sent > 0;
+        self.uncounted_sent += sent as u64;
         // No more than there was room for.
         self.outstanding += u32::try_from(sent).unwrap_or(u32::MAX);
         sent
@@ -120,7 +153,9 @@ impl<M: Memory> ChannelEnd<M> {
     fn send_gathered(&mut self) {
         if let Some((first, run)) = self.gathered.take() {
             // It fits, unless the peer has more under way than it may; then the loss is its own.
-            self.send(&NetMessage { bytes: run.code(), ..first });
+            if !self.send(&NetMessage { bytes: run.code(), ..first }) {
+                self.counters.lost.add(1);
+            }
         }
     }
 
@@ -148,6 +183,7 @@ impl<M: Memory> ChannelEnd<M> {
                 break;
             }
             self.unpublished = true;
+            self.uncounted_sent += sent as u64;
             rest = &rest[sent..];
         }
         self.outbox.clear();
@@ -165,7 +201,9 @@ impl<M: Memory> ChannelEnd<M> {
     pub fn receive(&mut self, inbox: &mut [[u64; NET_WORDS]]) -> usize {
         // Completions of what is taken now must fit.
         let most = (self.free() as usize).min(MESSAGES_PER_LOOK).min(inbox.len());
-        self.channel.receive_batch(&mut inbox[..most])
+        let count = self.channel.receive_batch(&mut inbox[..most]);
+        self.uncounted_received += count as u64;
+        count
     }
 
     /// Lets the peer see what was sent, and wakes it if it sleeps.
@@ -174,6 +212,21 @@ impl<M: Memory> ChannelEnd<M> {
         self.post();
         if std::mem::take(&mut self.unpublished) {
             self.channel.publish();
+        }
+        self.count();
+    }
+
+    /// Counts what happened since the last time: per turn, since another thread looks at the counters.
+    fn count(&mut self) {
+        if self.uncounted_sent > 0 {
+            self.counters.sent.add(std::mem::take(&mut self.uncounted_sent));
+        }
+        if self.uncounted_received > 0 {
+            self.counters.received.add(std::mem::take(&mut self.uncounted_received));
+        }
+        if self.shown_depth != self.outstanding {
+            self.shown_depth = self.outstanding;
+            self.counters.set_depth(self.outstanding);
         }
     }
 

@@ -97,6 +97,8 @@ pub struct LeaseCounters {
     pub rx_bytes: Counter,
     /// How often the instance had to wait for the rate that it is allowed.
     pub rate_waits: Counter,
+    /// Packets from the instance that had to wait for it.
+    pub throttled: Counter,
     drops: [Counter; DropReason::ALL.len()],
 }
 
@@ -131,6 +133,7 @@ impl LeaseCounters {
         telemetry.rx_packets += self.rx_packets.get();
         telemetry.rx_bytes += self.rx_bytes.get();
         telemetry.rate_waits += self.rate_waits.get();
+        telemetry.throttled += self.throttled.get();
         for reason in DropReason::ALL {
             let drops = self.drops(*reason);
             if drops > 0 {
@@ -138,6 +141,19 @@ impl LeaseCounters {
             }
         }
     }
+}
+
+/// Why a frame that a NIC received was given to nobody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameFault {
+    /// It is for nobody here: another host's on the same wire, or an instance's that has left.
+    NoReceiver,
+    /// It is too short for addresses.
+    Short,
+}
+
+impl FrameFault {
+    const ALL: [(Self, &str); 2] = [(Self::NoReceiver, "no-receiver"), (Self::Short, "too-short")];
 }
 
 /// What is counted for one NIC.
@@ -157,6 +173,21 @@ pub struct NicCounters {
     pub tx_bytes: Counter,
     /// What the device refused, or did wrong.
     pub errors: Counter,
+    frame_faults: [Counter; FrameFault::ALL.len()],
+}
+
+impl NicCounters {
+    /// Counts frames that were given to nobody.
+    pub fn count_frames(&self, fault: FrameFault, frames: u64) {
+        self.frame_faults[fault as usize].add(frames);
+    }
+
+    /// Frames that were given to nobody, by reason.
+    pub fn dropped(&self) -> BTreeMap<String, u64> {
+        let all =
+            FrameFault::ALL.iter().map(|(fault, name)| (*name, self.frame_faults[*fault as usize].get()));
+        all.filter(|(_, count)| *count > 0).map(|(name, count)| (name.to_owned(), count)).collect()
+    }
 }
 
 /// The counters of all leases that an engine serves.
@@ -206,5 +237,14 @@ mod tests {
         assert_eq!(telemetry[0].drops, BTreeMap::from([("spoofed-source".to_owned(), 2)]));
         book.close(lease);
         assert!(book.telemetry().is_empty());
+    }
+
+    #[test]
+    fn every_reason_is_explained() {
+        let page = include_str!("../../docs/network.md");
+        let reasons = DropReason::ALL.iter().map(|reason| reason.name());
+        for name in reasons.chain(FrameFault::ALL.map(|(_, name)| name)) {
+            assert!(page.contains(&format!("`{name}`")), "docs/network.md does not explain {name}");
+        }
     }
 }

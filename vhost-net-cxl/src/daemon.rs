@@ -18,6 +18,7 @@ use pod_protocol::reports::{DeviceReport, Join, Report};
 use pod_protocol::worker::{Worker, WorkerConfig, WorkerHandle};
 
 use crate::backend::{Backend, BackendHandler, Order, WatchedNic};
+use crate::channel_counters::ChannelBook;
 use crate::channel_end::ChannelEnd;
 use crate::counters::{LeaseBook, NicCounters};
 use crate::frontend::{Frontend, FrontendHandler};
@@ -60,8 +61,9 @@ fn frontend<M: Memory>(
     stop: &StopSignal,
 ) -> anyhow::Result<Exit> {
     let book = LeaseBook::default();
-    let task = Frontend::new(memory.clone(), book.clone(), Box::new(opener(config, memory)))
-        .context("cannot create a timer")?;
+    let channels = ChannelBook::default();
+    let open = Box::new(opener(config, memory, &channels));
+    let task = Frontend::new(memory.clone(), book.clone(), open).context("cannot create a timer")?;
     let pool_file = pool.file_identity();
     let task = task.with_pool_file(pool_file);
     let role = Role::NetFrontend;
@@ -69,7 +71,15 @@ fn frontend<M: Memory>(
     let joined = |reporter: Reporter, fence: Fence| -> anyhow::Result<Box<dyn Handler>> {
         let worker_config = WorkerConfig::new(&config.run, config.net.frontend_cpu, fence);
         let worker = Worker::spawn("net-frontend", worker_config, doorbell(config, role)?, task)?;
-        Ok(Box::new(FrontendHandler::new(memory.clone(), worker, reporter, book, sockets, Some(pool_file))))
+        Ok(Box::new(FrontendHandler::new(
+            memory.clone(),
+            worker,
+            reporter,
+            book,
+            channels,
+            sockets,
+            Some(pool_file),
+        )))
     };
     run(config, pool, memory, role, Vec::new(), stop, joined)
 }
@@ -107,14 +117,15 @@ fn backend<M: Memory>(
             watched.push(WatchedNic { name, counters: Arc::clone(&counters), troubles });
             counted.push((nic, counters));
         }
-        let open = Box::new(opener(config, memory));
+        let channels = ChannelBook::default();
+        let open = Box::new(opener(config, memory, &channels));
         let tell = Backend::<M>::tell_by(reporter.clone());
         let mut task = Backend::new(memory.clone(), counted, book.clone(), open, tell);
         task.set_reopening(reopening(configs, pool, memory, reporter, &handle)?);
         let worker_config = WorkerConfig::new(&config.run, config.net.backend_cpu, fence);
         let worker = Worker::spawn("net-backend", worker_config, doorbell(config, role)?, task)?;
         let _ = handle.set(worker.clone());
-        Ok(Box::new(BackendHandler::new(memory.clone(), worker, book, watched)))
+        Ok(Box::new(BackendHandler::new(memory.clone(), worker, book, channels, watched)))
     };
     run(config, pool, memory, role, devices, stop, joined)
 }
@@ -166,9 +177,10 @@ fn watch(nic: &mut dyn Nic, reporter: &Reporter, worker: &BackendWorker) -> Resu
 fn opener<M: Memory>(
     config: &HostConfig,
     memory: &M,
+    book: &ChannelBook,
 ) -> impl Fn(&ChannelObject) -> Result<ChannelEnd<M>, String> + Send + 'static {
-    let (memory, run) = (memory.clone(), config.run_directory());
-    move |object| ChannelEnd::open(object, &memory, &run)
+    let (memory, run, book) = (memory.clone(), config.run_directory(), book.clone());
+    move |object| ChannelEnd::open(object, &memory, &run, &book)
 }
 
 fn doorbell(config: &HostConfig, role: Role) -> anyhow::Result<Option<DoorbellListener>> {

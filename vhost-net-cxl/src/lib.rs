@@ -13,6 +13,7 @@
 #![deny(unsafe_code)]
 
 pub mod backend;
+pub mod channel_counters;
 pub mod channel_end;
 mod checksum;
 pub mod counters;

@@ -24,6 +24,7 @@ use pod_protocol::worker::{Worker, WorkerConfig, WorkerHandle};
 use tempfile::TempDir;
 use vhost_frontend::{DeviceSink, GuestMemory, Ring, Server, StopReason};
 use vhost_net_cxl::backend::Backend;
+use vhost_net_cxl::channel_counters::ChannelBook;
 use vhost_net_cxl::channel_end::ChannelEnd;
 use vhost_net_cxl::counters::{LeaseBook, NicCounters};
 use vhost_net_cxl::frontend::{Frontend, Order, device_spec};
@@ -122,7 +123,9 @@ impl Ours {
         let ends = [endpoint(1, Role::NetFrontend), endpoint(2, Role::NetBackend)];
         let open = || {
             let (memory, run) = (memory.clone(), run.clone());
-            Box::new(move |object: &ChannelObject| ChannelEnd::open(object, &memory, &run))
+            Box::new(move |object: &ChannelObject| {
+                ChannelEnd::open(object, &memory, &run, &ChannelBook::default())
+            })
         };
         let placements = Placements::new(pool)?;
         let refused = |reason: String| anyhow!(reason);

@@ -164,6 +164,9 @@ pub struct DeviceCounters {
     /// How often it was opened again after its driver had failed.
     #[serde(default)]
     pub reopened: u64,
+    /// Frames that a NIC received and nobody got, by reason.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub drops: BTreeMap<String, u64>,
     /// What the kernel and the PCIe device count of a NIC's troubles, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub troubles: BTreeMap<String, u64>,

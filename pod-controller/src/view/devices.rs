@@ -86,6 +86,7 @@ fn show_counters(counters: &DeviceTelemetry) -> api::DeviceCounters {
         write_bytes: counters.write_bytes,
         errors: counters.errors,
         reopened: counters.reopened,
+        drops: counters.drops.clone(),
         troubles: counters.troubles.clone(),
     }
 }

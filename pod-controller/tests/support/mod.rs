@@ -23,7 +23,7 @@ use pod_protocol::endpoint::{Endpoint, Handler, Reporter};
 use pod_protocol::ids::RegionId;
 use pod_protocol::objects::{Object, ObjectId};
 use pod_protocol::reports::{DeviceReport, Join};
-use pod_protocol::telemetry::{DeviceTelemetry, LeaseTelemetry, Telemetry};
+use pod_protocol::telemetry::{ChannelTelemetry, DeviceTelemetry, LeaseTelemetry, Telemetry};
 use tempfile::TempDir;
 
 /// Far longer than anything takes; only a test that fails waits for it.
@@ -255,6 +255,7 @@ impl Handler for FakeHandler {
             name: device.name().to_owned(),
             up: true,
             rx_bytes: 1234,
+            drops: [("no-receiver".to_owned(), 9)].into(),
             ..DeviceTelemetry::default()
         });
         let held = self.held.lock().expect("no panic");
@@ -262,7 +263,23 @@ impl Handler for FakeHandler {
             ObjectId::Port(lease) | ObjectId::Disk(lease) => Some(LeaseTelemetry::new(*lease)),
             _ => None,
         });
-        Telemetry { devices: devices.collect(), leases: leases.collect(), ..Telemetry::default() }
+        let channels = held.objects.values().filter_map(|object| match object {
+            Object::Channel(channel) => Some(ChannelTelemetry {
+                channel: channel.id,
+                peer: channel.peer,
+                sent: 77,
+                received: 76,
+                stalls: 3,
+                unreadable: 0,
+                strays: 2,
+                lost: 0,
+                depth: 5,
+                depth_max: 2040,
+            }),
+            _ => None,
+        });
+        let (devices, leases, channels) = (devices.collect(), leases.collect(), channels.collect());
+        Telemetry { devices, leases, channels, ..Telemetry::default() }
     }
 
     fn fenced(&mut self) {}

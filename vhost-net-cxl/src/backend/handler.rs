@@ -12,6 +12,7 @@ use pod_protocol::telemetry::{DeviceTelemetry, Telemetry};
 use pod_protocol::worker::WorkerHandle;
 
 use super::Order;
+use crate::channel_counters::ChannelBook;
 use crate::counters::{LeaseBook, NicCounters};
 use crate::nic::statistics::TroubleWatch;
 
@@ -32,13 +33,20 @@ pub struct BackendHandler<M: Memory> {
     memory: M,
     worker: WorkerHandle<Order>,
     book: LeaseBook,
+    channels: ChannelBook,
     nics: Vec<WatchedNic>,
 }
 
 impl<M: Memory> BackendHandler<M> {
     /// A handler for a worker with these NICs.
-    pub fn new(memory: M, worker: WorkerHandle<Order>, book: LeaseBook, nics: Vec<WatchedNic>) -> Self {
-        Self { memory, worker, book, nics }
+    pub fn new(
+        memory: M,
+        worker: WorkerHandle<Order>,
+        book: LeaseBook,
+        channels: ChannelBook,
+        nics: Vec<WatchedNic>,
+    ) -> Self {
+        Self { memory, worker, book, channels, nics }
     }
 }
 
@@ -48,7 +56,12 @@ impl<M: Memory> Handler for BackendHandler<M> {
     }
 
     fn remove(&mut self, id: ObjectId) -> Result<(), String> {
-        self.worker.call(|reply| Order::Remove(id, reply)).map_err(|_| GONE.to_owned())
+        let channel = if let ObjectId::Channel(channel) = id { Some(channel) } else { None };
+        self.worker.call(|reply| Order::Remove(id, reply)).map_err(|_| GONE.to_owned())?;
+        if let Some(channel) = channel {
+            self.channels.close(channel);
+        }
+        Ok(())
     }
 
     fn scrub(&mut self, region: RegionId, area: Area) -> Result<(), String> {
@@ -66,6 +79,7 @@ impl<M: Memory> Handler for BackendHandler<M> {
             name: nic.name.clone(),
             up: nic.counters.up.load(Ordering::Relaxed),
             reopened: nic.counters.reopened.get(),
+            drops: nic.counters.dropped(),
             troubles: nic.troubles.counts(now).clone(),
             rx_packets: nic.counters.rx_packets.get(),
             rx_bytes: nic.counters.rx_bytes.get(),
@@ -74,7 +88,12 @@ impl<M: Memory> Handler for BackendHandler<M> {
             errors: nic.counters.errors.get(),
             ..DeviceTelemetry::default()
         });
-        Telemetry { devices: devices.collect(), leases: self.book.telemetry(), ..Telemetry::default() }
+        Telemetry {
+            devices: devices.collect(),
+            leases: self.book.telemetry(),
+            channels: self.channels.telemetry(),
+            ..Telemetry::default()
+        }
     }
 
     fn fenced(&mut self) {

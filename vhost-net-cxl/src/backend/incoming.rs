@@ -9,7 +9,7 @@ use super::finishing::read_packet;
 use super::outgoing::split;
 use super::receive_buffers::BUFFER_BYTES;
 use super::registration::RegistrationIndex;
-use crate::counters::DropReason;
+use crate::counters::{DropReason, FrameFault};
 use crate::ethernet::Addresses;
 use crate::message::{NetMessage, Opcode, Run};
 use crate::nic::Piece;
@@ -63,6 +63,7 @@ impl<M: Memory> Backend<M> {
         let Some(first) = pieces.first() else { return 0 };
         receivers.clear();
         let mut header = VnetHeader::default();
+        let mut fault = Some(FrameFault::Short);
         if first.bytes as usize >= FRONT_BYTES {
             if bypassing {
                 // The device wrote behind our cache.
@@ -74,9 +75,12 @@ impl<M: Memory> Backend<M> {
             let (read, addresses) = split(front);
             header = read;
             self.ports[place].switch.route(addresses, None, receivers);
-            if self.ports[place].switch.has_vlans() {
-                self.deliver_in_vlan(place, pieces, header, addresses);
-            }
+            let tagged = self.ports[place].switch.has_vlans()
+                && self.deliver_in_vlan(place, pieces, header, addresses);
+            fault = (receivers.is_empty() && !tagged).then_some(FrameFault::NoReceiver);
+        }
+        if let Some(fault) = fault {
+            self.ports[place].counters.count_frames(fault, 1);
         }
         self.deliver_as_accepted(place, pieces, header, receivers);
         pieces.iter().map(|piece| u64::from(piece.bytes)).sum::<u64>() - HEADER_BYTES as u64

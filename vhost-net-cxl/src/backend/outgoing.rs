@@ -38,6 +38,7 @@ impl<M: Memory> Backend<M> {
         while let Some(words) = rest.first() {
             // What a newer peer may say and we do not understand needs no answer.
             let Some(message) = NetMessage::decode(*words) else {
+                self.channels[channel].counters().unreadable.add(1);
                 rest = &rest[1..];
                 continue;
             };
@@ -63,7 +64,13 @@ impl<M: Memory> Backend<M> {
         let refuse = |end: &mut ChannelEnd<M>, status| messages().for_each(|it| complete(end, &it, status));
         let (place, index) = match self.sender(first) {
             Sender::Known(port, index) => (port, index),
-            Sender::Refused(status) => return refuse(&mut self.channels[channel], status),
+            Sender::Refused(status) => {
+                let end = &mut self.channels[channel];
+                if !self.leases.contains_key(&first.lease) {
+                    end.counters().strays.add(run.len() as u64);
+                }
+                return refuse(end, status);
+            }
         };
         let Some(registration) = &self.ports[place].registrations[index.get()] else { return };
         let (area, ram) = (registration.object.tx_area, registration.object.ram_area);

@@ -72,21 +72,21 @@ impl<M: Memory> Backend<M> {
         whole
     }
 
-    /// Delivers a frame from the wire, without its tag, to those who are in its VLAN.
+    /// Delivers a frame from the wire, without its tag, to those who are in its VLAN; says whether there is anybody.
     pub(super) fn deliver_in_vlan(
         &mut self,
         place: usize,
         pieces: &[Piece],
         header: VnetHeader,
         addresses: Addresses,
-    ) {
+    ) -> bool {
         let bytes: usize = pieces.iter().map(|piece| piece.bytes as usize).sum();
         if bytes < FRONT_BYTES {
-            return;
+            return false;
         }
         let mut tag = [0; TAG_BYTES];
         read_packet(&self.memory, pieces, (FRONT_BYTES - TAG_BYTES) as u64, &mut tag);
-        let Some(vlan) = vlan::number(tag) else { return };
+        let Some(vlan) = vlan::number(tag) else { return false };
         let mut receivers = std::mem::take(&mut self.in_vlan);
         self.ports[place].switch.route(addresses, Some(vlan), &mut receivers);
         if !receivers.is_empty() {
@@ -108,6 +108,8 @@ impl<M: Memory> Backend<M> {
             }
             self.copied = copied;
         }
+        let any = !receivers.is_empty();
         self.in_vlan = receivers;
+        any
     }
 }

@@ -13,6 +13,7 @@ use vhost_frontend::Server;
 
 use super::Order;
 use super::device::{Sink, device_spec};
+use crate::channel_counters::ChannelBook;
 use crate::counters::LeaseBook;
 
 const GONE: &str = "the network frontend's worker has ended";
@@ -23,6 +24,7 @@ pub struct FrontendHandler<M: Memory> {
     worker: WorkerHandle<Order>,
     reporter: Reporter,
     book: LeaseBook,
+    channels: ChannelBook,
     sockets: PathBuf,
     pool_file: Option<(u64, u64)>,
     devices: HashMap<LeaseId, Device>,
@@ -45,10 +47,11 @@ impl<M: Memory> FrontendHandler<M> {
         worker: WorkerHandle<Order>,
         reporter: Reporter,
         book: LeaseBook,
+        channels: ChannelBook,
         sockets: PathBuf,
         pool_file: Option<(u64, u64)>,
     ) -> Self {
-        Self { memory, worker, reporter, book, sockets, pool_file, devices: HashMap::new() }
+        Self { memory, worker, reporter, book, channels, sockets, pool_file, devices: HashMap::new() }
     }
 
     fn apply_port(&mut self, object: PortObject) -> Result<(), String> {
@@ -94,7 +97,12 @@ impl<M: Memory> Handler for FrontendHandler<M> {
             // Disconnects the VMM and stops its rings.
             self.devices.remove(lease);
         }
-        self.worker.call(|reply| Order::Remove(id, reply)).map_err(|_| GONE.to_owned())
+        let channel = if let ObjectId::Channel(channel) = id { Some(channel) } else { None };
+        self.worker.call(|reply| Order::Remove(id, reply)).map_err(|_| GONE.to_owned())?;
+        if let Some(channel) = channel {
+            self.channels.close(channel);
+        }
+        Ok(())
     }
 
     fn scrub(&mut self, region: RegionId, area: Area) -> Result<(), String> {
@@ -106,7 +114,8 @@ impl<M: Memory> Handler for FrontendHandler<M> {
     }
 
     fn telemetry(&mut self) -> Telemetry {
-        Telemetry { leases: self.book.telemetry(), ..Telemetry::default() }
+        let (leases, channels) = (self.book.telemetry(), self.channels.telemetry());
+        Telemetry { leases, channels, ..Telemetry::default() }
     }
 
     fn fenced(&mut self) {

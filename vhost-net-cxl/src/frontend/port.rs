@@ -49,6 +49,8 @@ pub(super) struct Port {
     pub(super) limiter: Option<RateLimiter>,
     /// It has sent as much as it may for now.
     pub(super) throttled: bool,
+    /// Packets in its queues that were counted as held back by the limit.
+    pub(super) held_back: usize,
     /// The route that is being left in order: nothing new is announced until it has acknowledged everything.
     pub(super) leaving: Option<Route>,
     /// Device and inode number of the pool's file, if it is one.
@@ -82,6 +84,7 @@ impl Port {
             first_queue: 0,
             limiter,
             throttled: false,
+            held_back: 0,
             leaving: None,
             pool_file,
             pool_map: PoolMap::default(),
@@ -131,6 +134,7 @@ impl Port {
         if object.policy.transmit != old.policy.transmit {
             self.limiter = RateLimiter::new(&object.policy.transmit, Instant::now());
             self.throttled = false;
+            self.held_back = 0;
         }
         *old = PortObject { tx_area, ram_area, queue_pairs, ..object };
         let drains = self.leaving.is_some() && self.leaving == self.object.draining;

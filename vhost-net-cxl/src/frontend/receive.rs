@@ -97,7 +97,10 @@ impl<M: Memory> Frontend<M> {
         self.invalidate_arrivals(&inbox[..count]);
         self.receive_scratch.dry = None;
         for words in &inbox[..count] {
-            let Some(message) = NetMessage::decode(*words) else { continue };
+            let Some(message) = NetMessage::decode(*words) else {
+                self.channels[place].end.counters().unreadable.add(1);
+                continue;
+            };
             match message.opcode {
                 Opcode::Receive => self.receive(place, message),
                 Opcode::TransmitDone => {
@@ -197,6 +200,8 @@ impl<M: Memory> Frontend<M> {
                 Ok(frame_bytes) => counters.count_rx(frame_bytes),
                 Err(reason) => counters.count_drop(reason),
             }
+        } else {
+            self.channels[place].end.counters().strays.add(1);
         }
         let done = NetMessage { opcode: Opcode::ReceiveDone, more: false, ..*first };
         self.channels[place].end.complete(done, Status::Sent);

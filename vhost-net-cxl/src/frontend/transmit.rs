@@ -127,8 +127,21 @@ impl Port {
                 self.counters.rate_waits.add(1);
             }
             self.throttled = used_up;
+            self.count_held_back(taken, used_up);
         }
         taken
+    }
+
+    /// Counts the packets in the queues that have to wait for the guest's rate, each once. `taken` were taken since the last
+    /// time, the longest waiting ones.
+    fn count_held_back(&mut self, taken: usize, used_up: bool) {
+        self.held_back = self.held_back.saturating_sub(taken);
+        if used_up {
+            let queues = self.rings.iter().skip(1).step_by(2).flatten();
+            let waiting: usize = queues.map(vhost_frontend::Ring::waiting).sum();
+            self.counters.throttled.add(waiting.saturating_sub(self.held_back) as u64);
+            self.held_back = waiting;
+        }
     }
 
     /// Announces waiting packets, in order, as far as the channel has room.

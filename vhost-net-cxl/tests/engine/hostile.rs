@@ -5,6 +5,7 @@ use cxl_pool::{CoherenceMode, CreateOptions, HostId, LineOffset, Memory, Pool};
 use pod_protocol::ids::{LeaseGeneration, LeaseId};
 use pod_protocol::objects::{Object, RegistrationObject, RegistrationState};
 use proptest::prelude::*;
+use vhost_net_cxl::channel_counters::ChannelBook;
 use vhost_net_cxl::channel_end::{ChannelEnd, MESSAGES_PER_LOOK};
 use vhost_net_cxl::message::{NetMessage, Opcode, Run, Status};
 
@@ -110,7 +111,7 @@ fn with_bare_end<M: Memory>(here: &M, there: &M) -> (ChannelEnd<M>, TestBackend<
         TestBackend::new(there, "mode = 'source'\ndestination = '02:00:00:00:00:01'", area(32, 1));
     backend.apply(Object::Channel(channel(1, 1, 512, false)));
     backend.apply(Object::Registration(registration(1, 1, 5, RegistrationState::Active, area(8, 1))));
-    let end = open(here)(&channel(1, 1, 512, true)).expect("a channel");
+    let end = open(here, &ChannelBook::default())(&channel(1, 1, 512, true)).expect("a channel");
     (end, backend)
 }
 

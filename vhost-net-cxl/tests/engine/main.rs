@@ -2,6 +2,7 @@
 //! wire. Everything is turned by hand, so a failure replays.
 
 mod contention;
+mod counting;
 mod echo;
 mod failing;
 mod failover;

@@ -15,6 +15,7 @@ use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::telemetry::LeaseTelemetry;
 use pod_protocol::worker::{Progress, Task};
 use vhost_net_cxl::backend::Backend;
+use vhost_net_cxl::channel_counters::ChannelBook;
 use vhost_net_cxl::channel_end::ChannelEnd;
 use vhost_net_cxl::counters::{LeaseBook, NicCounters};
 use vhost_net_cxl::frontend::Frontend;
@@ -67,10 +68,11 @@ pub(crate) fn channel(number: u32, generation: u32, slots: u32, frontend_side: b
 
 pub(crate) fn open<M: Memory>(
     memory: &M,
+    book: &ChannelBook,
 ) -> impl Fn(&ChannelObject) -> Result<ChannelEnd<M>, String> + Send + use<M> {
-    let memory = memory.clone();
+    let (memory, book) = (memory.clone(), book.clone());
     let run = RunDirectory::new(Path::new("/nonexistent"));
-    move |object| ChannelEnd::open(object, &memory, &run)
+    move |object| ChannelEnd::open(object, &memory, &run, &book)
 }
 
 pub(crate) fn route(channel: u32, generation: u16) -> Route {
@@ -81,6 +83,7 @@ pub(crate) fn route(channel: u32, generation: u16) -> Route {
 pub(crate) struct TestBackend<M: Memory> {
     pub(crate) task: Backend<M>,
     pub(crate) book: LeaseBook,
+    pub(crate) channels: ChannelBook,
     pub(crate) link: LinkState,
     pub(crate) reports: Arc<Mutex<Vec<Report>>>,
     pub(crate) counters: Arc<NicCounters>,
@@ -95,16 +98,17 @@ impl<M: Memory> TestBackend<M> {
 
     pub(crate) fn with_nic(memory: &M, nic: Box<dyn Nic>, receive_area: Area) -> Self {
         let link = nic.link().clone();
-        let book = LeaseBook::default();
+        let (book, channels) = (LeaseBook::default(), ChannelBook::default());
         let reports: Arc<Mutex<Vec<Report>>> = Arc::default();
         let told = Arc::clone(&reports);
         let tell = Box::new(move |report| told.lock().expect("unpoisoned").push(report));
         let counters = Arc::new(NicCounters::default());
         let nics: Vec<(Box<dyn Nic>, _)> = vec![(nic, Arc::clone(&counters))];
-        let mut task = Backend::new(memory.clone(), nics, book.clone(), Box::new(open(memory)), tell);
+        let mut task =
+            Backend::new(memory.clone(), nics, book.clone(), Box::new(open(memory, &channels)), tell);
         let object = NicObject { nic: NIC.into(), rx_area: receive_area };
         task.apply(Object::Nic(object), None).expect("started");
-        Self { task, book, link, reports, counters }
+        Self { task, book, channels, link, reports, counters }
     }
 
     pub(crate) fn apply(&mut self, object: Object) {
@@ -171,19 +175,21 @@ pub(crate) fn port(number: u32, transmit_area: Area, active: Route, standby: Opt
 pub(crate) struct TestFrontend<M: Memory> {
     pub(crate) task: Frontend<M>,
     pub(crate) book: LeaseBook,
+    pub(crate) channels: ChannelBook,
 }
 
 impl<M: Memory> TestFrontend<M> {
     pub(crate) fn new(memory: &M) -> Self {
-        let book = LeaseBook::default();
-        let task = Frontend::new(memory.clone(), book.clone(), Box::new(open(memory))).expect("a timer");
-        Self { task, book }
+        let (book, channels) = (LeaseBook::default(), ChannelBook::default());
+        let task =
+            Frontend::new(memory.clone(), book.clone(), Box::new(open(memory, &channels))).expect("a timer");
+        Self { task, book, channels }
     }
 
     /// Knows the memory of guests that lies in the pool, if there is any.
     pub(crate) fn with_pool_file(self, file: Option<(u64, u64)>) -> Self {
-        let Self { task, book } = self;
-        Self { task: if let Some(file) = file { task.with_pool_file(file) } else { task }, book }
+        let Self { task, book, channels } = self;
+        Self { task: if let Some(file) = file { task.with_pool_file(file) } else { task }, book, channels }
     }
 
     pub(crate) fn apply(&mut self, object: Object) {

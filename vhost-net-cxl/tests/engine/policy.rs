@@ -46,6 +46,7 @@ fn a_guest_that_sends_too_much_waits_and_loses_nothing() {
     assert!((10..25).contains(&arrived.len()), "{}", arrived.len());
     assert_eq!(pod.guests[0].transmit.reclaim_pairs().len(), arrived.len(), "the rest waits in the queue");
     assert!(pod.frontend.lease(1).rate_waits >= 1);
+    assert_eq!(pod.frontend.lease(1).throttled, 20, "each of them once");
     // The timer fires, and not enough has come in.
     pod.frontend.task.retry();
     pod.settle();
@@ -57,6 +58,7 @@ fn a_guest_that_sends_too_much_waits_and_loses_nothing() {
     arrived.extend(numbers(&mut pod));
     assert_eq!(arrived, (0..30).collect::<Vec<_>>());
     assert_eq!(pod.frontend.lease(1).drops, [].into());
+    assert!(pod.frontend.lease(1).throttled == 20, "ten went at once");
 }
 
 #[test]

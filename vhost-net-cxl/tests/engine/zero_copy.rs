@@ -8,6 +8,7 @@ use cxl_pool::{Area, HostId, Memory};
 use pod_protocol::ids::LeaseGeneration;
 use pod_protocol::objects::{Object, PortObject, RegistrationObject, RegistrationState, Route};
 use pod_protocol::worker::Turned;
+use vhost_net_cxl::channel_counters::ChannelBook;
 use vhost_net_cxl::channel_end::{ChannelEnd, MESSAGES_PER_LOOK};
 use vhost_net_cxl::frontend::{Frontend, Order};
 use vhost_net_cxl::message::{NetMessage, Opcode, Run, Status};
@@ -241,7 +242,8 @@ fn alone() -> Alone {
     frontend.apply(Object::Channel(channel(1, 1, SLOTS, true)));
     frontend.apply(offered(route(1, 1), None));
     frontend.start(1, &guest, all_features());
-    let mut end = open(&pool.host(HostId::new(2)))(&channel(1, 1, SLOTS, false)).expect("a channel");
+    let mut end = open(&pool.host(HostId::new(2)), &ChannelBook::default())(&channel(1, 1, SLOTS, false))
+        .expect("a channel");
     let mut frontend = Turned::new(frontend.task).expect("sources");
     for _ in 0..1000 {
         frontend.turn();
@@ -305,7 +307,7 @@ fn a_list_that_leads_out_of_the_leased_memory_is_refused() {
     let (mut backend, wire) = recording(&pool, 2, Offloads::ALL, area(32, 8));
     backend.apply(Object::Channel(channel(1, 1, SLOTS, false)));
     backend.apply(registered(1, 5, Active));
-    let mut end = open(&here)(&channel(1, 1, SLOTS, true)).expect("a channel");
+    let mut end = open(&here, &ChannelBook::default())(&channel(1, 1, SLOTS, true)).expect("a channel");
     for _ in 0..1000 {
         backend.turn_once();
         if end.ready() {
