@@ -1,13 +1,16 @@
 //! A VM moves to another host of the pod while it runs, with QEMU's own means: its NIC and its disk stay where they are,
 //! nothing that it does fails, and nothing of what it wrote is wrong.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
-use pod_controller::api::Instance;
+use pod_controller::api::{CreateInstance, CreateVolume, Instance, NicRequest, ReplicaState};
 use vmm::MigrationSpeed;
-use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, VmShape};
+use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
 use wadi_tests::probe::Probe;
 use wadi_tests::stage::{VOLUME_BYTES, rounds};
 
@@ -22,6 +25,55 @@ fn pod() -> Pod {
         .host(HostPlan::new("h3").vms().backup_nic("nic1"))
         .start()
         .unwrap()
+}
+
+/// The same with an SSD beside the VM too.
+fn pod_of_mirrors() -> Pod {
+    PodBuilder::new()
+        .host(HostPlan::new("h1").vms())
+        .host(HostPlan::new("h2").nic("nic0").ssd("ssd0", "2G"))
+        .host(HostPlan::new("h3").vms().backup_nic("nic1").ssd("ssd1", "2G"))
+        .start()
+        .unwrap()
+}
+
+/// Waits until a replica is in a state.
+fn wait_for_replica(pod: &Pod, device: &str, state: ReplicaState) {
+    let began = Instant::now();
+    loop {
+        let volume = pod.api().volume("vol0").unwrap();
+        if volume.replicas.iter().any(|it| it.device == device && it.state == state) {
+            return;
+        }
+        assert!(began.elapsed() < DEADLINE, "{device} never was {state:?}: {volume:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Waits until nothing has to be compared any more, and compares by hand what the two hold.
+fn compare_replicas(pod: &Pod) {
+    let began = Instant::now();
+    let dirty = || {
+        let page = pod.api().metrics().unwrap();
+        let lines = page.lines().filter(|line| line.contains("mirror-dirty-bytes"));
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum::<f64>()
+    };
+    while dirty() > 0.0 {
+        assert!(began.elapsed() < DEADLINE, "{} bytes are never compared", dirty());
+        thread::sleep(Duration::from_millis(50));
+    }
+    let places = ["h2-ssd0.img", "h3-ssd1.img"].map(|image| {
+        let path = pod.directory().join(image);
+        let table = Command::new(pod.binary("vhost-blk-cxl")).args(["volumes", "--json"]).arg(&path).output();
+        let table: serde_json::Value = serde_json::from_slice(&table.unwrap().stdout).unwrap();
+        let volume = &table["volumes"][0];
+        let mut bytes = vec![0; usize::try_from(volume["size_bytes"].as_u64().unwrap()).unwrap()];
+        let file = File::open(path).unwrap();
+        file.read_exact_at(&mut bytes, volume["start_bytes"].as_u64().unwrap()).unwrap();
+        bytes
+    });
+    assert!(places[0].iter().any(|&byte| byte != 0), "the guest wrote");
+    assert!(places[0] == places[1], "the replicas hold different data");
 }
 
 /// Writes and verifies until it is told to stop; whatever goes wrong stays to be seen.
@@ -131,4 +183,37 @@ fn a_guest_moves_to_another_host_and_notices_nothing() {
     for kind in ["migration-prepared", "instance-migrated", "migration-aborted"] {
         assert!(kinds.contains(&kind), "{kinds:?}");
     }
+}
+
+#[test]
+fn a_guest_with_a_mirrored_volume_moves_while_a_replica_dies_and_returns() {
+    let guest = Guest::ensure(&mut Silent).unwrap();
+    let mut pod = pod_of_mirrors();
+    let (name, size) = ("vol0".to_owned(), "64M".parse().unwrap());
+    pod.api().create_volume(&CreateVolume { name, size, device: None, replicas: 2, stripes: None }).unwrap();
+    let instance = pod
+        .create_instance_as(&CreateInstance {
+            name: "vm1".to_owned(),
+            host: "h1".to_owned(),
+            nics: vec![NicRequest::default()],
+            volumes: vec!["vol0".to_owned()],
+        })
+        .unwrap();
+    let mut vm = pod.boot(&instance, &guest, SHAPE).unwrap();
+    start_work(&vm);
+    // With both replicas, then with one, whose fellow returns when the guest has arrived.
+    vm = move_to(&pod, &guest, vm, "h3");
+    pod.daemon("h2", Role::BlkBackend).unwrap().kill().unwrap();
+    wait_for_replica(&pod, "h2/ssd0", ReplicaState::StaleAway);
+    vm = move_to(&pod, &guest, vm, "h1");
+    pod.start_daemon("h2", Role::BlkBackend).unwrap();
+    wait_for_replica(&pod, "h2/ssd0", ReplicaState::InSync);
+    // Now the other one, which the guest had alone.
+    pod.daemon("h3", Role::BlkBackend).unwrap().kill().unwrap();
+    wait_for_replica(&pod, "h3/ssd1", ReplicaState::StaleAway);
+    pod.start_daemon("h3", Role::BlkBackend).unwrap();
+    wait_for_replica(&pod, "h3/ssd1", ReplicaState::InSync);
+    finish_work(&vm);
+    vm.exec("sync").unwrap();
+    compare_replicas(&pod);
 }

@@ -239,7 +239,7 @@ impl State {
                 leaving: replica.leaving,
             })
         };
-        let places = self.replicas_of(lease, volume);
+        let places = Self::replicas_for(frontend, volume);
         let first = places.first()?;
         let replicas: Option<Vec<ReplicaObject>> = places.iter().map(|it| replica(it)).collect();
         Some(DiskObject {

@@ -83,17 +83,6 @@ impl State {
             let detail = format!("{name} is on {} already", self.host_name(to));
             return Err(Refusal::new(RefusalKind::InvalidValue, detail));
         }
-        let mirrored = instance.disks.iter().find_map(|id| {
-            let volume = self.volumes.get(&self.leases.get(id)?.volume()?)?;
-            volume.is_mirrored().then_some(&volume.name)
-        });
-        if let Some(volume) = mirrored {
-            let detail = format!(
-                "{name} has the mirrored volume {volume}: which parts of its replicas may differ is known to the \
-                 frontend that it leaves only, and does not move along yet"
-            );
-            return Err(Refusal::new(RefusalKind::InvalidValue, detail));
-        }
         let roles = self.leases.values().filter(|lease| lease.instance == instance.id);
         let needed: BTreeSet<EndpointId> =
             roles.map(|lease| EndpointId::new(to, lease.kind.frontend_role())).collect();

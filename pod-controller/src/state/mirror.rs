@@ -14,7 +14,7 @@ use cxl_pool::{EndpointId, HostId};
 use pod_protocol::ids::{LeaseId, VolumeId};
 use pod_protocol::volume_table::{MirrorEntry, MirrorMember};
 
-use super::{DeviceId, Effect, Lease, Presence, Refusal, RefusalKind, Replica, State, Volume};
+use super::{DeviceId, Effect, Presence, Refusal, RefusalKind, Replica, State, Volume};
 use crate::api::EventKind;
 
 /// The most replicas of a volume.
@@ -172,11 +172,10 @@ impl State {
         })
     }
 
-    /// The replicas of a leased volume, those on the instance's own host first.
-    pub(super) fn replicas_of<'a>(&self, lease: &Lease, volume: &'a Volume) -> Vec<&'a Replica> {
-        let host = self.instances.get(&lease.instance).map(|instance| instance.host);
+    /// The replicas of a volume as a frontend sees them, those on its own host first.
+    pub(super) fn replicas_for(frontend: EndpointId, volume: &Volume) -> Vec<&Replica> {
         let mut replicas: Vec<&Replica> = volume.replicas.iter().collect();
-        replicas.sort_by_key(|replica| (Some(replica.device.host) != host, replica.number));
+        replicas.sort_by_key(|replica| (replica.device.host != frontend.host, replica.number));
         replicas
     }
 }

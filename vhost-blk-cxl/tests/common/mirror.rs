@@ -23,10 +23,49 @@ use super::{Driver, PATIENCE, Pod, SLOTS, VOLUME_START, endpoint, eventually};
 pub const MIRROR_BYTES: u64 = 2 << 20;
 const DATA_BYTES: u64 = 8 << 20;
 const RINGS: u64 = 4096;
+const RING_LINES: u64 = 200_000;
 
 /// Who has not answered in time is told again, as the controller has it.
-fn obeyed(mut tell: impl FnMut() -> Result<(), String>) {
+pub(super) fn obeyed(mut tell: impl FnMut() -> Result<(), String>) {
     eventually(|| tell().is_ok());
+}
+
+/// A host whose frontend serves the volume's guest, or will.
+pub(super) struct Side {
+    pub(super) host: u16,
+    pub(super) reporter: Reporter,
+    pub(super) data_area: Area,
+    pub(super) socket: String,
+    generations: Vec<u32>,
+    rings: Vec<[RingPlacement; 2]>,
+}
+
+impl Side {
+    /// There is room for the areas of two.
+    pub(super) fn new(host: u16, place: u64, backends: usize) -> Self {
+        let lines = LineCount::covering(DATA_BYTES);
+        Self {
+            host,
+            reporter: Reporter::new().unwrap(),
+            data_area: Area::new(LineOffset::new(RINGS + RING_LINES + place * lines.get()), lines),
+            socket: format!("vm0-vol0-{host}.sock"),
+            generations: vec![0; backends],
+            rings: Vec::new(),
+        }
+    }
+
+    pub(super) fn channel(&self, index: usize) -> ChannelId {
+        ChannelId::new(u32::from(self.host) * 8 + index as u32)
+    }
+
+    pub(super) fn start(&self, pool: &SimulatedPool, run: &RunDirectory) -> Frontend {
+        let bell =
+            DoorbellListener::bind(&run.data_doorbell(endpoint(self.host, Role::BlkFrontend))).unwrap();
+        let worker = Pod::<SimulatedMemory>::worker();
+        let memory = pool.host(HostId::new(self.host));
+        let reporter = Some(self.reporter.clone());
+        Frontend::start(memory, run.clone(), worker, Some(bell), reporter, None).unwrap()
+    }
 }
 
 /// A pod with one mirrored volume.
@@ -37,9 +76,12 @@ pub struct MirrorPod {
     pub controls: Vec<Arc<Control>>,
     pub backends: Vec<Option<Backend>>,
     pub frontend: Option<Frontend>,
-    reporter: Reporter,
-    generations: Vec<u32>,
-    rings: Vec<[RingPlacement; 2]>,
+    /// Where the guest is.
+    pub(super) side: Side,
+    /// Where it will be.
+    pub(super) incoming: Option<(Side, Frontend)>,
+    /// Areas of hosts that the guest has left, which devices may still use.
+    pub(super) left_areas: Vec<Area>,
     next_ring: u64,
     /// How often a replica was dropped, and came back.
     pub dropped: u64,
@@ -53,16 +95,16 @@ pub struct MirrorPod {
 
 impl MirrorPod {
     pub fn new(seed: u64, replicas: u16) -> Self {
-        let pool = SimulatedPool::new(seed, 24 << 20);
+        let pool = SimulatedPool::new(seed, 32 << 20);
         let directory = tempfile::tempdir().unwrap();
         let run = RunDirectory::new(directory.path());
         run.prepare().unwrap();
-        let data_area = Area::new(LineOffset::new(RINGS + 200_000), LineCount::covering(DATA_BYTES));
+        let side = Side::new(1, 0, usize::from(replicas));
         let generation = LeaseGeneration::new(1);
         let replica = |number: u16| ReplicaObject {
             number: number.into(),
             ssd: format!("h{}/ssd0", number + 2),
-            route: Route { channel: ChannelId::new(u32::from(number) + 1), generation },
+            route: Route { channel: side.channel(usize::from(number)), generation },
             in_sync: true,
             away: false,
             leaving: false,
@@ -73,13 +115,13 @@ impl MirrorPod {
             instance: InstanceId::new(1),
             instance_name: "vm0".to_owned(),
             device: "vol0".to_owned(),
-            socket: "vm0-vol0.sock".to_owned(),
+            socket: side.socket.clone(),
             serial: "vol0".to_owned(),
             size_bytes: MIRROR_BYTES,
             block_bytes: 512,
             read_only: false,
             queues: 2,
-            data_area,
+            data_area: side.data_area,
             ram_area: None,
             route: members[0].route,
             replicas: members,
@@ -97,9 +139,9 @@ impl MirrorPod {
             controls: (0..count).map(|_| Control::new()).collect(),
             backends: (0..count).map(|_| None).collect(),
             frontend: None,
-            reporter: Reporter::new().unwrap(),
-            generations: vec![0; count],
-            rings: Vec::new(),
+            side,
+            incoming: None,
+            left_areas: Vec::new(),
             next_ring: RINGS,
             dropped: 0,
             synced: 0,
@@ -111,12 +153,16 @@ impl MirrorPod {
 
     pub fn started(seed: u64, replicas: u16) -> Self {
         let mut pod = Self::new(seed, replicas);
-        pod.start_frontend();
-        for index in 0..pod.controls.len() {
-            pod.start_backend(index);
-        }
-        pod.apply_disk();
+        pod.start_all();
         pod
+    }
+
+    pub fn start_all(&mut self) {
+        self.start_frontend();
+        for index in 0..self.controls.len() {
+            self.start_backend(index);
+        }
+        self.apply_disk();
     }
 
     /// The same with the first place only; the volume may move to the others.
@@ -126,11 +172,7 @@ impl MirrorPod {
             pod.present[index] = false;
             pod.disk.replicas[index].in_sync = false;
         }
-        pod.start_frontend();
-        for index in 0..pod.controls.len() {
-            pod.start_backend(index);
-        }
-        pod.apply_disk();
+        pod.start_all();
         pod
     }
 
@@ -138,11 +180,7 @@ impl MirrorPod {
     pub fn striped(seed: u64, hosts: u16, unit_bytes: u64) -> Self {
         let mut pod = Self::new(seed, hosts);
         pod.disk.stripe_bytes = Some(unit_bytes);
-        pod.start_frontend();
-        for index in 0..pod.controls.len() {
-            pod.start_backend(index);
-        }
-        pod.apply_disk();
+        pod.start_all();
         pod
     }
 
@@ -193,37 +231,34 @@ impl MirrorPod {
 
     pub fn start_frontend(&mut self) {
         self.frontend = None;
-        let bell = DoorbellListener::bind(&self.run.data_doorbell(endpoint(1, Role::BlkFrontend))).unwrap();
-        let worker = Pod::<SimulatedMemory>::worker();
-        let memory = self.pool.host(HostId::new(1));
-        let reporter = Some(self.reporter.clone());
-        self.frontend =
-            Some(Frontend::start(memory, self.run.clone(), worker, Some(bell), reporter, None).unwrap());
+        self.frontend = Some(self.side.start(&self.pool, &self.run));
     }
 
-    fn new_rings(&mut self, index: usize) {
+    fn new_rings(&mut self, index: usize, incoming: bool) {
         let lines = RingPlacement::lines(SLOTS, 8).get();
         let start = self.next_ring;
         self.next_ring += 2 * lines;
-        assert!(self.next_ring <= self.disk.data_area.start.get(), "the test asks for too many generations");
+        assert!(self.next_ring <= RINGS + RING_LINES, "the test asks for too many generations");
         let rings =
             [start, start + lines].map(|start| RingPlacement { start: LineOffset::new(start), slots: SLOTS });
-        rings[0].clear(&self.pool.host(HostId::new(1)));
-        rings[1].clear(&self.memory(index));
-        self.generations[index] += 1;
-        self.rings.resize(self.controls.len(), rings);
-        self.rings[index] = rings;
+        let at_backend = self.memory(index);
+        let side = if incoming { &mut self.incoming.as_mut().unwrap().0 } else { &mut self.side };
+        rings[0].clear(&self.pool.host(HostId::new(side.host)));
+        rings[1].clear(&at_backend);
+        side.generations[index] += 1;
+        side.rings.resize(self.controls.len(), rings);
+        side.rings[index] = rings;
     }
 
-    fn channel(&self, index: usize, at_frontend: bool) -> Object {
-        let [to_backend, to_frontend] = self.rings[index];
+    fn channel(side: &Side, index: usize, at_frontend: bool) -> Object {
+        let [to_backend, to_frontend] = side.rings[index];
         let (peer, outgoing, incoming) = if at_frontend {
             (endpoint(index as u16 + 2, Role::BlkBackend), to_backend, to_frontend)
         } else {
-            (endpoint(1, Role::BlkFrontend), to_frontend, to_backend)
+            (endpoint(side.host, Role::BlkFrontend), to_frontend, to_backend)
         };
-        let generation = Generation::new(self.generations[index]);
-        let id = self.disk.replicas[index].route.channel;
+        let generation = Generation::new(side.generations[index]);
+        let id = side.channel(index);
         Object::Channel(ChannelObject { id, engine: Engine::Blk, peer, generation, outgoing, incoming })
     }
 
@@ -245,15 +280,28 @@ impl MirrorPod {
         )
         .unwrap();
         obeyed(|| backend.scrub(RegionId::new(1), self.disk.data_area));
-        self.new_rings(index);
-        obeyed(|| backend.apply(self.channel(index, false)));
+        self.new_rings(index, false);
+        obeyed(|| backend.apply(Self::channel(&self.side, index, false)));
         backend.apply(Object::Volume(self.volume(index))).unwrap();
         self.backends[index] = Some(backend);
-        let channel = self.channel(index, true);
+        let channel = Self::channel(&self.side, index, true);
         self.frontend.as_mut().unwrap().apply(channel).unwrap();
+        self.connect_incoming(index);
     }
 
-    fn volume(&self, index: usize) -> VolumeObject {
+    /// A channel between a backend and the frontend where the guest will be.
+    pub(super) fn connect_incoming(&mut self, index: usize) {
+        if self.incoming.is_some() {
+            self.new_rings(index, true);
+        }
+        let (Some(backend), Some((side, frontend))) = (&mut self.backends[index], &mut self.incoming) else {
+            return;
+        };
+        obeyed(|| backend.apply(Self::channel(side, index, false)));
+        frontend.apply(Self::channel(side, index, true)).unwrap();
+    }
+
+    pub(super) fn volume(&self, index: usize) -> VolumeObject {
         VolumeObject {
             lease: self.disk.lease,
             volume: VolumeId::new(1),
@@ -274,20 +322,33 @@ impl MirrorPod {
     }
 
     pub fn apply_disk(&mut self) {
+        let disk = self.disk_at(&self.side);
+        self.frontend.as_mut().unwrap().apply(Object::Disk(disk)).unwrap();
+        if let Some((side, _)) = &self.incoming {
+            let disk = DiskObject { incoming: true, ..self.disk_at(side) };
+            self.incoming.as_mut().unwrap().1.apply(Object::Disk(disk)).unwrap();
+        }
+    }
+
+    fn disk_at(&self, side: &Side) -> DiskObject {
         let mut disk = self.disk.clone();
+        (disk.socket, disk.data_area) = (side.socket.clone(), side.data_area);
+        for (index, replica) in disk.replicas.iter_mut().enumerate() {
+            replica.route.channel = side.channel(index);
+        }
         let mut present = self.present.iter();
         disk.replicas.retain(|_| *present.next().unwrap());
         disk.route = disk.replicas[0].route;
         if disk.replicas.len() == 1 {
             disk.replicas.clear();
         }
-        self.frontend.as_mut().unwrap().apply(Object::Disk(disk)).unwrap();
+        disk
     }
 
     /// A frontend is killed, and another one begins: its lease has a new generation.
     pub fn restart_frontend(&mut self) {
         self.frontend = None;
-        self.pool.crash(HostId::new(1));
+        self.pool.crash(HostId::new(self.side.host));
         for replica in &mut self.disk.replicas {
             replica.route.generation = replica.route.generation.next();
         }
@@ -296,8 +357,9 @@ impl MirrorPod {
             if self.backends[index].is_none() {
                 continue;
             }
-            self.new_rings(index);
-            let (at_backend, at_frontend) = (self.channel(index, false), self.channel(index, true));
+            self.new_rings(index, false);
+            let (at_backend, at_frontend) =
+                (Self::channel(&self.side, index, false), Self::channel(&self.side, index, true));
             let volume = Object::Volume(self.volume(index));
             let backend = self.backends[index].as_mut().unwrap();
             obeyed(|| backend.apply(at_backend.clone()));
@@ -345,7 +407,7 @@ impl MirrorPod {
 
     /// What the controller does with what it is told.
     pub fn control(&mut self) {
-        let reports = self.reporter.take();
+        let reports = self.side.reporter.take();
         let epoch = self.disk.epoch;
         for report in reports {
             match report {

@@ -6,6 +6,7 @@
 
 pub mod history;
 pub mod mirror;
+pub mod mirror_move;
 pub mod ram;
 pub mod witness;
 

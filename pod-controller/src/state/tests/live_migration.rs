@@ -158,12 +158,24 @@ fn an_instance_moves_only_where_it_can() {
     let to = |name: &str, host| Command::PrepareMigration { name: name.to_owned(), to: HostId::new(host) };
     assert_eq!(refused(&mut state, &to("vm1", 1)).kind, RefusalKind::InvalidValue);
     assert_eq!(refused(&mut state, &to("vm2", 3)).kind, RefusalKind::NotFound);
-    // What differs between replicas is known to one frontend only.
+    // What differs between replicas is known to one frontend only: the next one brings all of them in line.
     join_as(&mut state, EndpointId::new(HostId::new(3), Role::BlkBackend), 1);
     let pair = Command::CreateVolume { name: "pair".to_owned(), size_bytes: MIB, device: None, replicas: 2 };
     must(&mut state, &pair);
     must(&mut state, &instance("vm3", 0, &["pair"]));
-    assert_eq!(refused(&mut state, &to("vm3", 3)).kind, RefusalKind::InvalidValue);
+    must(&mut state, &to("vm3", 3));
+    // From each host the replica of its own comes first.
+    let places = |frontend: EndpointId| {
+        state.desired(frontend).into_values().find_map(|object| match object {
+            Object::Disk(disk) => Some(disk.replicas.into_iter().map(|it| it.ssd).collect::<Vec<_>>()),
+            _ => None,
+        })
+    };
+    let at_host_3 = places(FRONTENDS_THERE[1]).unwrap();
+    assert!(at_host_3[0].starts_with("h3/") && at_host_3.len() == 2, "{at_host_3:?}");
+    // Nor does its volume move meanwhile.
+    let more = Command::AddReplica { name: "pair".to_owned(), device: None, replaces: None };
+    assert_eq!(refused(&mut state, &more).kind, RefusalKind::Busy);
     // A pool that has room for one side only.
     let mut small = State::new(options(18));
     for id in [NET_FRONTEND, BLK_FRONTEND, NET_BACKEND, BLK_BACKEND].into_iter().chain(FRONTENDS_THERE) {
