@@ -142,11 +142,18 @@ pub struct RateLimit {
     pub packets_per_second: Option<u64>,
     /// Of how many milliseconds the share may be saved up and used at once.
     pub burst_ms: u32,
+    /// Bytes of frames per second that go before those of others where a NIC, or the way to it, is the bottleneck.
+    pub minimum_bytes_per_second: Option<u64>,
 }
 
 impl Default for RateLimit {
     fn default() -> Self {
-        Self { bytes_per_second: None, packets_per_second: None, burst_ms: Self::BURST_MS }
+        Self {
+            bytes_per_second: None,
+            packets_per_second: None,
+            burst_ms: Self::BURST_MS,
+            minimum_bytes_per_second: None,
+        }
     }
 }
 

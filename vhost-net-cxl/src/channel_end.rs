@@ -98,6 +98,12 @@ impl<M: Memory> ChannelEnd<M> {
         room
     }
 
+    /// How many requests may be under way at once.
+    #[inline]
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
     /// What is counted for it.
     #[inline]
     pub fn counters(&self) -> &ChannelCounters {

@@ -70,6 +70,8 @@ drop_reasons! {
     Tagged = "vlan-tag",
     /// Backend: the instance receives as much as it may.
     RateLimit = "rate-limit",
+    /// Backend: what room is left is kept for instances that have had less than they are promised.
+    KeptForOthers = "kept-for-minimum",
     /// Backend: the instance holds as many receive buffers as it may.
     ReceiveQuota = "receive-quota",
     /// Backend: no receive buffer was free for a frame between two local instances.

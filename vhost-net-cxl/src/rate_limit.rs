@@ -7,6 +7,10 @@ use pod_protocol::objects::RateLimit;
 const NS_PER_SECOND: u128 = 1_000_000_000;
 /// A packet of the usual length, by which the bytes that are left are turned into packets that may be taken.
 const USUAL_PACKET_BYTES: i64 = 1514;
+/// The longest packet; a promise is kept on average however long packets are.
+const LONGEST_PACKET_BYTES: i64 = 65_566;
+/// Of how long a promised minimum may be saved up at most.
+const MINIMUM_BURST: Duration = Duration::from_millis(10);
 
 /// Tokens that come at a steady rate. What is taken beyond them is owed, so that on average the rate holds however
 /// large packets are.
@@ -15,6 +19,8 @@ struct Bucket {
     per_second: u64,
     capacity: i64,
     level: i64,
+    /// What is owed beyond this is forgiven.
+    least: i64,
     /// Up to when tokens were handed out; behind the clock by less than one token.
     filled: Instant,
 }
@@ -23,7 +29,7 @@ impl Bucket {
     fn new(per_second: u64, burst: Duration, now: Instant) -> Self {
         let capacity = u128::from(per_second) * burst.as_nanos() / NS_PER_SECOND;
         let capacity = i64::try_from(capacity).unwrap_or(i64::MAX).max(1);
-        Self { per_second: per_second.max(1), capacity, level: capacity, filled: now }
+        Self { per_second: per_second.max(1), capacity, level: capacity, least: i64::MIN, filled: now }
     }
 
     fn refill(&mut self, now: Instant) {
@@ -44,7 +50,8 @@ impl Bucket {
     }
 
     fn take(&mut self, tokens: u64) {
-        self.level = self.level.saturating_sub(i64::try_from(tokens).unwrap_or(i64::MAX));
+        let level = self.level.saturating_sub(i64::try_from(tokens).unwrap_or(i64::MAX));
+        self.level = level.max(self.least);
     }
 }
 
@@ -65,6 +72,17 @@ impl RateLimiter {
         (limiter.bytes.is_some() || limiter.packets.is_some()).then_some(limiter)
     }
 
+    /// What counts how far somebody is below the minimum that is promised; nothing if nothing is. Little of it may be saved up:
+    /// others wait while it is used.
+    pub fn minimum(limit: &RateLimit, now: Instant) -> Option<Self> {
+        let burst = MINIMUM_BURST.min(Duration::from_millis(u64::from(limit.burst_ms)));
+        let bytes = limit.minimum_bytes_per_second.map(|rate| Bucket::new(rate, burst, now));
+        let mut bytes = bytes?;
+        // Whoever had more than that while there was enough for all has not forfeited it.
+        bytes.least = -bytes.capacity.saturating_add(LONGEST_PACKET_BYTES);
+        Some(Self { bytes: Some(bytes), packets: None })
+    }
+
     /// Adds what has come in since the last time.
     pub fn refill(&mut self, now: Instant) {
         for bucket in [&mut self.bytes, &mut self.packets].into_iter().flatten() {
@@ -80,6 +98,19 @@ impl RateLimiter {
             if bucket.level > 0 { count(bucket.level / USUAL_PACKET_BYTES) + 1 } else { 0 }
         });
         by_packets.min(by_bytes)
+    }
+
+    /// Of how long bytes are saved up, in nanoseconds; nothing if none are.
+    pub fn saved_ns(&self) -> Option<u128> {
+        let bucket = self.bytes.as_ref()?;
+        let level = u128::try_from(bucket.level).ok().filter(|level| *level > 0)?;
+        Some(level * NS_PER_SECOND / u128::from(bucket.per_second))
+    }
+
+    /// Of a promised minimum: whether less than that was had by now.
+    pub fn is_below(&mut self, now: Instant) -> bool {
+        self.refill(now);
+        self.allowed() > 0
     }
 
     /// Notes what was taken.
@@ -99,7 +130,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn limit(bytes: Option<u64>, packets: Option<u64>, burst_ms: u32) -> RateLimit {
-        RateLimit { bytes_per_second: bytes, packets_per_second: packets, burst_ms }
+        RateLimit { bytes_per_second: bytes, packets_per_second: packets, burst_ms, ..RateLimit::default() }
     }
 
     #[test]
@@ -132,6 +163,20 @@ mod tests {
         assert_eq!(limiter.allowed(), 0);
         limiter.refill(now + Duration::from_millis(65));
         assert_eq!(limiter.allowed(), 1);
+    }
+
+    #[test]
+    fn a_minimum_is_not_forfeited_by_having_had_more() {
+        let now = Instant::now();
+        let promise = RateLimit { minimum_bytes_per_second: Some(100_000_000), ..RateLimit::default() };
+        let mut minimum = RateLimiter::minimum(&promise, now).expect("a promise");
+        assert!(minimum.is_below(now));
+        minimum.charge(0, 1_000_000);
+        assert!(!minimum.is_below(now), "ten milliseconds of it were saved up");
+        minimum.charge(0, u64::MAX);
+        assert!(!minimum.is_below(now + Duration::from_millis(10)));
+        assert!(minimum.is_below(now + Duration::from_millis(11)));
+        assert!(RateLimiter::minimum(&limit(Some(5), Some(5), 9), now).is_none());
     }
 
     proptest! {

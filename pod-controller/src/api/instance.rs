@@ -202,6 +202,10 @@ pub struct NicLimit {
     pub packets_per_second: Option<u64>,
     /// Of how many milliseconds the share may be saved up and used at once; 60000 at most.
     pub burst_ms: u32,
+    /// Bytes of frames per second that go before those of other instances where the NIC, or the way to it, is the
+    /// bottleneck. What all instances of a NIC are promised is no more than its speed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub minimum_bytes_per_second: Option<u64>,
 }
 
 impl Default for NicLimit {
@@ -212,15 +216,16 @@ impl Default for NicLimit {
 
 impl From<objects::RateLimit> for NicLimit {
     fn from(limit: objects::RateLimit) -> Self {
-        let objects::RateLimit { bytes_per_second, packets_per_second, burst_ms } = limit;
-        Self { bytes_per_second, packets_per_second, burst_ms }
+        let objects::RateLimit { bytes_per_second, packets_per_second, burst_ms, minimum_bytes_per_second } =
+            limit;
+        Self { bytes_per_second, packets_per_second, burst_ms, minimum_bytes_per_second }
     }
 }
 
 impl From<NicLimit> for objects::RateLimit {
     fn from(limit: NicLimit) -> Self {
-        let NicLimit { bytes_per_second, packets_per_second, burst_ms } = limit;
-        Self { bytes_per_second, packets_per_second, burst_ms }
+        let NicLimit { bytes_per_second, packets_per_second, burst_ms, minimum_bytes_per_second } = limit;
+        Self { bytes_per_second, packets_per_second, burst_ms, minimum_bytes_per_second }
     }
 }
 

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
 
-use super::nic_policy::check_policy;
+use super::nic_policy::{check_policy, promises};
 use super::refusal::shown;
 use super::volume::check_size;
 use super::{
@@ -169,11 +169,14 @@ impl State {
         wishes: &[NicWish],
     ) -> Result<(), Refusal> {
         for (number, wish) in wishes.iter().enumerate() {
-            let active = self.place_nic(host, wish.mtu).ok_or_else(|| {
+            let active = self.place_nic(host, wish.mtu, &wish.policy).ok_or_else(|| {
                 let mtu = wish.mtu.map_or_else(String::new, |mtu| format!(" that can carry an MTU of {mtu}"));
                 Refusal::new(
                     RefusalKind::NoDevice,
-                    format!("there is no NIC with a link{mtu}: look at the NICs with `podctl devices list`"),
+                    format!(
+                        "there is no NIC with a link{mtu}{}: look at the NICs with `podctl devices list`",
+                        if promises(&wish.policy) { " and free of promises as wanted here" } else { "" }
+                    ),
                 )
             })?;
             let (nic_mtu, features) = self.nic_limits(&active);

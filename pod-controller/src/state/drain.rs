@@ -66,8 +66,8 @@ impl State {
         for id in leaving {
             // Looked for one by one, since each that has moved is a load where it is now.
             let to = self.leases.get(&id).and_then(|lease| match &lease.kind {
-                LeaseKind::Nic { active, mtu, standby, .. } => {
-                    self.place_move(active, *mtu, standby.as_ref())
+                LeaseKind::Nic { active, mtu, standby, policy, .. } => {
+                    self.place_move(active, *mtu, standby.as_ref(), policy)
                 }
                 LeaseKind::Disk { .. } => None,
             });

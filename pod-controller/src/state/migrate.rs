@@ -31,7 +31,7 @@ impl State {
         let Some((id, lease)) = id.and_then(|id| Some((id, self.leases.get(&id)?))) else {
             return Err(Refusal::not_found("NIC of that instance", device));
         };
-        let LeaseKind::Nic { active, mtu, draining, .. } = &lease.kind else {
+        let LeaseKind::Nic { active, mtu, draining, policy, .. } = &lease.kind else {
             return Err(Refusal::not_found("NIC of that instance", device));
         };
         if draining.is_some() {
@@ -40,7 +40,7 @@ impl State {
         }
         let to = match to {
             Some(to) => to.clone(),
-            None => self.place_move(active, *mtu, lease.standby_nic()).ok_or_else(|| {
+            None => self.place_move(active, *mtu, lease.standby_nic(), policy).ok_or_else(|| {
                 let detail = format!("there is no other NIC with a link that {device} could move to");
                 Refusal::new(RefusalKind::NoDevice, detail)
             })?,

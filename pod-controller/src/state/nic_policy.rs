@@ -1,9 +1,10 @@
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
+use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::{NicPolicy, RateLimit};
 
-use super::{Effect, LeaseKind, Refusal, RefusalKind, State};
+use super::{DeviceId, Effect, Kind, LeaseKind, Refusal, RefusalKind, State};
 use crate::api::EventKind;
 
 /// The longest time for which an instance may save up its share.
@@ -26,6 +27,10 @@ impl State {
         let known = self.instance_named(instance).ok_or_else(|| Refusal::not_found("instance", instance))?;
         let nics = known.nics.clone();
         let lease = nics.iter().find(|id| self.leases.get(id).is_some_and(|it| it.device == device));
+        if let Some((id, nic)) = lease.and_then(|id| Some((*id, self.leases.get(id)?.active_nic()?.clone())))
+        {
+            self.check_promises(&nic, policy, id)?;
+        }
         let Some(LeaseKind::Nic { policy: current, .. }) =
             lease.and_then(|id| self.leases.get_mut(id)).map(|lease| &mut lease.kind)
         else {
@@ -46,6 +51,63 @@ impl State {
     }
 }
 
+impl State {
+    /// What a NIC's instances are promised to send and to receive, in bytes per second, but for one of them.
+    fn promised_on(&self, nic: &DeviceId, without: Option<LeaseId>) -> [u64; 2] {
+        let others = self.leases.iter().filter(|(id, _)| Some(**id) != without);
+        others.fold([0, 0], |[send, receive], (_, lease)| match &lease.kind {
+            LeaseKind::Nic { active, policy, .. } if active == nic => [
+                send.saturating_add(promised(&policy.transmit)),
+                receive.saturating_add(promised(&policy.receive)),
+            ],
+            _ => [send, receive],
+        })
+    }
+
+    /// Whether a NIC is fast enough for what its instances are promised and this besides.
+    pub(super) fn can_promise(&self, nic: &DeviceId, policy: &NicPolicy, without: Option<LeaseId>) -> bool {
+        let wanted = [promised(&policy.transmit), promised(&policy.receive)];
+        let most = self.bytes_per_second(nic);
+        let others = self.promised_on(nic, without);
+        // Who wants nothing promised can go anywhere.
+        wanted
+            .iter()
+            .zip(others)
+            .all(|(wanted, others)| *wanted == 0 || others.saturating_add(*wanted) <= most)
+    }
+
+    fn bytes_per_second(&self, nic: &DeviceId) -> u64 {
+        const BYTES_PER_MBIT: u64 = 125_000;
+        match self.devices.get(nic).map(|device| &device.kind) {
+            Some(Kind::Nic { speed_mbps, .. }) => speed_mbps.saturating_mul(BYTES_PER_MBIT),
+            _ => 0,
+        }
+    }
+
+    fn check_promises(&self, nic: &DeviceId, policy: &NicPolicy, lease: LeaseId) -> Result<(), Refusal> {
+        if self.can_promise(nic, policy, Some(lease)) {
+            return Ok(());
+        }
+        let [send, receive] = self.promised_on(nic, Some(lease));
+        let detail = format!(
+            "{} carries {} B/s each way, of which others are promised {send} to send and {receive} to receive: ask for less, or \
+             move an instance with `podctl instances migrate-nic`",
+            self.device_name(nic),
+            self.bytes_per_second(nic)
+        );
+        Err(Refusal::new(RefusalKind::NoRoom, detail))
+    }
+}
+
+/// Whether a policy promises anything.
+pub(super) fn promises(policy: &NicPolicy) -> bool {
+    promised(&policy.transmit) > 0 || promised(&policy.receive) > 0
+}
+
+fn promised(limit: &RateLimit) -> u64 {
+    limit.minimum_bytes_per_second.unwrap_or(0)
+}
+
 /// Whether a policy makes sense.
 pub(super) fn check_policy(policy: &NicPolicy) -> Result<(), Refusal> {
     let invalid = |detail: String| Err(Refusal::new(RefusalKind::InvalidValue, detail));
@@ -54,6 +116,16 @@ pub(super) fn check_policy(policy: &NicPolicy) -> Result<(), Refusal> {
             return invalid(
                 "a limit of zero would cut the NIC off: leave it out, or use 1 at least".to_owned(),
             );
+        }
+        if limit.minimum_bytes_per_second == Some(0) {
+            return invalid("a minimum of zero promises nothing: leave it out".to_owned());
+        }
+        if let (Some(minimum), Some(most)) = (limit.minimum_bytes_per_second, limit.bytes_per_second)
+            && minimum > most
+        {
+            return invalid(format!(
+                "minimum_bytes_per_second {minimum} is more than bytes_per_second {most}"
+            ));
         }
         if !(1..=BURST_MS_MAX).contains(&limit.burst_ms) {
             return invalid(format!("burst_ms = {}: use 1 to {BURST_MS_MAX}", limit.burst_ms));
@@ -72,11 +144,15 @@ pub(super) fn check_policy(policy: &NicPolicy) -> Result<(), Refusal> {
 }
 
 fn shown(limit: &RateLimit) -> String {
-    match (limit.bytes_per_second, limit.packets_per_second) {
+    let limits = match (limit.bytes_per_second, limit.packets_per_second) {
         (None, None) => "without limit".to_owned(),
         (Some(bytes), None) => format!("{bytes} B/s"),
         (None, Some(packets)) => format!("{packets} packets/s"),
         (Some(bytes), Some(packets)) => format!("{bytes} B/s and {packets} packets/s"),
+    };
+    match limit.minimum_bytes_per_second {
+        None => limits,
+        Some(minimum) => format!("{limits}, {minimum} B/s before others"),
     }
 }
 

@@ -2,6 +2,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use cxl_pool::HostId;
+use pod_protocol::objects::NicPolicy;
 
 use super::volume::first_fit;
 use super::{Device, DeviceId, Health, Kind, LeaseKind, Presence, State};
@@ -72,24 +73,29 @@ impl State {
     }
 
     /// The NIC for a new lease: not a backup one if there is another; on the instance's own host if there is one; the
-    /// least loaded one, by leases for its speed.
-    pub(super) fn place_nic(&self, host: HostId, mtu: Option<u16>) -> Option<DeviceId> {
+    /// least loaded one, by leases for its speed. It can give what the lease is promised.
+    pub(super) fn place_nic(&self, host: HostId, mtu: Option<u16>, policy: &NicPolicy) -> Option<DeviceId> {
         self.usable_nics()
-            .filter(|nic| mtu.is_none_or(|mtu| mtu <= nic.mtu))
+            .filter(|nic| mtu.is_none_or(|mtu| mtu <= nic.mtu) && self.can_promise(nic.id, policy, None))
             .min_by_key(|nic| (nic.backup, nic.id.host != host, self.load_of(nic), nic.id.clone()))
             .map(|nic| nic.id.clone())
     }
 
-    /// The NIC that a lease moves to if nobody says which: an ordinary one before a backup, the least loaded one.
+    /// The NIC that a lease moves to if nobody says which: one that can give what the lease is promised, an ordinary one before a
+    /// backup, the least loaded one.
     pub(super) fn place_move(
         &self,
         active: &DeviceId,
         mtu: u16,
         standby: Option<&DeviceId>,
+        policy: &NicPolicy,
     ) -> Option<DeviceId> {
         self.usable_nics()
             .filter(|nic| nic.id != active && nic.mtu >= mtu)
-            .min_by_key(|nic| (nic.backup, Some(nic.id) == standby, self.load_of(nic), nic.id.clone()))
+            .min_by_key(|nic| {
+                let breaks_promise = !self.can_promise(nic.id, policy, None);
+                (breaks_promise, nic.backup, Some(nic.id) == standby, self.load_of(nic), nic.id.clone())
+            })
             .map(|nic| nic.id.clone())
     }
 

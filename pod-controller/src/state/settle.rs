@@ -106,7 +106,7 @@ impl State {
             .leases
             .values()
             .filter_map(|lease| match &lease.kind {
-                LeaseKind::Nic { active, standby, mtu, features, .. } => {
+                LeaseKind::Nic { active, standby, mtu, features, policy, .. } => {
                     let trusted = |id: &DeviceId| {
                         !self.is_drained(id) && self.devices.get(id).is_some_and(|it| it.held.is_none())
                     };
@@ -117,7 +117,7 @@ impl State {
                     let found = if works { None } else { self.place_standby(active, *mtu, *features) };
                     let found = found.or_else(|| {
                         let in_need = urgent && !works;
-                        let any = || self.place_move(active, *mtu, None);
+                        let any = || self.place_move(active, *mtu, None, policy);
                         in_need.then(any).flatten()
                     });
                     found.map(|found| (lease.id, found))

@@ -15,6 +15,9 @@ use crate::message::{NetMessage, Opcode, Run};
 use crate::nic::Piece;
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
 
+/// The part of a channel's room, and of a NIC's receive buffers, that is kept for those who have had less than they are
+/// promised: one in so many.
+const KEPT_PART: u32 = 4;
 const FRONT_BYTES: usize = HEADER_BYTES + Addresses::BYTES;
 
 impl<M: Memory> Backend<M> {
@@ -218,6 +221,17 @@ impl<M: Memory> Backend<M> {
                 counters.count_drop(DropReason::ChannelFull);
                 continue;
             };
+            if self.promises_receiving {
+                let scarce = end.room() < end.limit() / KEPT_PART + count
+                    || buffers.held_count() + pieces.len()
+                        > buffers.len() - buffers.len() / KEPT_PART as usize;
+                let now = *self.now.get_or_insert_with(Instant::now);
+                let promised = registration.receive_minimum.as_mut();
+                if scarce && !promised.is_some_and(|minimum| minimum.is_below(now)) {
+                    counters.count_drop(DropReason::KeptForOthers);
+                    continue;
+                }
+            }
             let sequence = registration.next_number();
             let mut bytes = 0;
             for (position, piece) in pieces.iter().enumerate() {
@@ -239,6 +253,9 @@ impl<M: Memory> Backend<M> {
             counters.count_rx(bytes - HEADER_BYTES_U32);
             if let Some(limiter) = &mut registration.receive_limit {
                 limiter.charge(1, u64::from(bytes - HEADER_BYTES_U32));
+            }
+            if let Some(minimum) = &mut registration.receive_minimum {
+                minimum.charge(1, u64::from(bytes - HEADER_BYTES_U32));
             }
         }
         for piece in pieces {

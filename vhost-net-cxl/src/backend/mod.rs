@@ -5,6 +5,7 @@
 //! instances concerned (`incoming`). Frontends are trusted as little as guests: offsets, lengths, headers and source
 //! addresses are checked here again.
 
+mod backlog;
 mod finishing;
 mod handler;
 mod incoming;
@@ -41,9 +42,6 @@ use crate::counters::{LeaseBook, NicCounters};
 use crate::id_hash::IdHash;
 use crate::nic::reopen::Reopening;
 use crate::nic::{Batch, Nic, PIECES_MAX, Piece};
-
-/// Packets that may wait for a NIC; more than one frontend can have under way.
-const BACKLOG_PACKETS: usize = 8192;
 
 /// Opens our end of a channel.
 pub type OpenChannel<M> = Box<dyn Fn(&ChannelObject) -> Result<ChannelEnd<M>, String> + Send>;
@@ -86,6 +84,8 @@ pub struct Backend<M: Memory> {
     unable: Vec<RegistrationIndex>,
     in_vlan: Vec<RegistrationIndex>,
     first_number: u16,
+    /// Somebody is promised a minimum to receive.
+    promises_receiving: bool,
     pieces: Vec<Piece>,
     copied: Vec<Piece>,
     source: Vec<Piece>,
@@ -119,6 +119,7 @@ impl<M: Memory> Backend<M> {
             unable: Vec::with_capacity(REGISTRATIONS_MAX),
             in_vlan: Vec::with_capacity(REGISTRATIONS_MAX),
             first_number: 0,
+            promises_receiving: false,
             pieces: Vec::with_capacity(receive_buffers::PIECES_MAX),
             copied: Vec::with_capacity(receive_buffers::PIECES_MAX),
             source: Vec::with_capacity(PIECES_MAX),

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use cxl_pool::{Area, Memory};
 use pod_protocol::ids::{ChannelId, LeaseId};
@@ -131,6 +132,7 @@ impl<M: Memory> Backend<M> {
             index
         };
         port.switch.set(index, object.mac, object.policy.vlan, object.state);
+        port.backlog.admit(index, &object.policy.transmit, Instant::now());
         let state = object.state;
         tracing::info!(%lease, nic = object.nic, ?state, generation = object.generation.get(), "registered");
         match &mut port.registrations[index.get()] {
@@ -144,6 +146,7 @@ impl<M: Memory> Backend<M> {
             }
             slot @ None => *slot = Some(Registration::new(object, self.book.open(lease), numbers)),
         }
+        self.look_at_promises();
         self.agree_on_offloads();
         Ok(())
     }
@@ -164,12 +167,18 @@ impl<M: Memory> Backend<M> {
         port.switch.remove(index);
         let registration = port.registrations[index.get()].take();
         // Nobody waits for these: a frontend that still cares has another route.
-        port.backlog.retain(|packet| packet.registration != index);
+        port.backlog.dismiss(index);
         if let Some(registration) = registration {
             self.completed(registration.object.channel, taken_back);
         }
         tracing::info!(%lease, nic, "unregistered");
+        self.look_at_promises();
         self.agree_on_offloads();
+    }
+
+    fn look_at_promises(&mut self) {
+        let mut registrations = self.ports.iter().flat_map(|port| port.registrations.iter().flatten());
+        self.promises_receiving = registrations.any(|it| it.receive_minimum.is_some());
     }
 
     /// Notes that receive buffers that a frontend was told of over this channel are not to be given back any more.

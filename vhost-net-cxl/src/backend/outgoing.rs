@@ -2,9 +2,9 @@
 
 use cxl_pool::{Area, Memory};
 
+use super::Backend;
 use super::registration::{Registration, RegistrationIndex};
 use super::wire::Outgoing;
-use super::{BACKLOG_PACKETS, Backend};
 use crate::channel_end::ChannelEnd;
 use crate::counters::DropReason;
 use crate::ethernet::Addresses;
@@ -202,7 +202,7 @@ impl<M: Memory> Backend<M> {
             self.source = source;
             return Some(Status::Dropped);
         }
-        if to_wire && port.backlog.len() >= BACKLOG_PACKETS {
+        if to_wire && !port.backlog.has_room(index) {
             registration.counters.count_drop(DropReason::Backlog);
             self.receivers = receivers;
             self.source = source;
@@ -210,7 +210,7 @@ impl<M: Memory> Backend<M> {
         }
         if to_wire {
             let registration = index;
-            port.backlog.push_back(Outgoing { message, channel, registration, header, vlan, frames_sent: 0 });
+            port.backlog.push(Outgoing { message, channel, registration, header, vlan, frames_sent: 0 });
         }
         if !receivers.is_empty() {
             self.deliver_locally(place, index, &source, header, &receivers);

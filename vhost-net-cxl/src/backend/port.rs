@@ -1,6 +1,5 @@
 //! A NIC, who is registered with it, and what waits for it.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -8,12 +7,13 @@ use std::time::Instant;
 use cxl_pool::{Area, ByteOffset};
 use pod_protocol::objects::RegistrationState;
 
+use super::Tell;
+use super::backlog::Backlog;
 use super::receive_buffers::{BUFFER_BYTES, REGISTRATIONS_MAX, ReceiveBuffers};
 use super::registration::{Registration, RegistrationIndex};
 use super::switch::Switch;
 use super::tagging::tagged_announcement;
 use super::wire::Outgoing;
-use super::{BACKLOG_PACKETS, Tell};
 use crate::counters::NicCounters;
 use crate::ethernet::announcement;
 use crate::message::Status;
@@ -31,8 +31,8 @@ pub(super) struct Port {
     pub(super) area: Option<Area>,
     pub(super) registrations: Vec<Option<Registration>>,
     pub(super) switch: Switch,
-    /// Packets for the wire, in order.
-    pub(super) backlog: VecDeque<Outgoing>,
+    /// Packets that wait for the wire.
+    pub(super) backlog: Backlog,
     pub(super) counters: Arc<NicCounters>,
     pub(super) failed: bool,
     /// It failed, and whoever opens it again has yet to hear of it.
@@ -53,7 +53,7 @@ impl Port {
             area: None,
             registrations: (0..REGISTRATIONS_MAX).map(|_| None).collect(),
             switch: Switch::new(),
-            backlog: VecDeque::with_capacity(BACKLOG_PACKETS),
+            backlog: Backlog::new(),
             counters,
             failed: false,
             to_reopen: false,

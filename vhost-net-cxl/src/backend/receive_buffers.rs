@@ -30,6 +30,7 @@ pub struct ReceiveBuffers {
     start: u64,
     free: Vec<BufferIndex>,
     holders: Vec<[u64; WORDS]>,
+    held: usize,
 }
 
 impl ReceiveBuffers {
@@ -44,7 +45,7 @@ impl ReceiveBuffers {
         // The lowest is handed out first.
         let free: Vec<_> = (0..count).rev().map(BufferIndex).collect();
         let holders = vec![[0; WORDS]; free.len()];
-        Self { start, free, holders }
+        Self { start, free, holders, held: 0 }
     }
 
     /// Where the first one begins.
@@ -66,6 +67,12 @@ impl ReceiveBuffers {
     #[inline]
     pub fn free_count(&self) -> usize {
         self.free.len()
+    }
+
+    /// How many are held by registrations.
+    #[inline]
+    pub fn held_count(&self) -> usize {
+        self.held
     }
 
     /// Takes the last buffer out for good, for something else, and says where it lies. None may be in use yet; one stays.
@@ -110,7 +117,9 @@ impl ReceiveBuffers {
     #[inline]
     pub fn hold(&mut self, buffer: BufferIndex, by: RegistrationIndex) {
         let (word, bit) = by.word_and_bit();
-        self.holders[buffer.0 as usize][word] |= bit;
+        let holders = &mut self.holders[buffer.0 as usize];
+        self.held += usize::from(*holders == [0; WORDS]);
+        holders[word] |= bit;
     }
 
     /// Notes that a registration is done with this buffer, and frees it after the last one. False if the
@@ -124,6 +133,7 @@ impl ReceiveBuffers {
         }
         holders[word] &= !bit;
         if *holders == [0; WORDS] {
+            self.held -= 1;
             self.free.push(buffer);
         }
         true

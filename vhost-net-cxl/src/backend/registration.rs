@@ -70,6 +70,8 @@ pub(super) struct Registration {
     pub(super) held: VecDeque<(u16, BufferIndex)>,
     /// How much it may receive, if that is limited.
     pub(super) receive_limit: Option<RateLimiter>,
+    /// What it is promised to receive, if anything.
+    pub(super) receive_minimum: Option<RateLimiter>,
     /// Looks at the network addresses that it sends from, if its own ones are known.
     pub(super) guard: Option<SourceGuard>,
     /// Its address is to be announced from our NIC as soon as that works.
@@ -89,9 +91,20 @@ impl Registration {
         // No allocation once packets flow: it holds no more than its quota.
         let held = VecDeque::with_capacity(object.rx_quota_buffers.min(QUOTA_USUAL) as usize);
         let receive_limit = RateLimiter::new(&object.policy.receive, Instant::now());
+        let receive_minimum = RateLimiter::minimum(&object.policy.receive, Instant::now());
         let guard = SourceGuard::new(object.mac, &object.policy.addresses);
-        let accepts = Offloads::NONE;
-        Self { object, counters, accepts, may_leave, held, receive_limit, guard, announce, numbers }
+        Self {
+            object,
+            counters,
+            accepts: Offloads::NONE,
+            may_leave,
+            held,
+            receive_limit,
+            receive_minimum,
+            guard,
+            announce,
+            numbers,
+        }
     }
 
     /// Takes over what the controller wants now. A registration that becomes active, or is handed to a new holder while
@@ -105,6 +118,7 @@ impl Registration {
         self.may_leave = Offloads::left_by_guest(object.features);
         if self.object.policy.receive != object.policy.receive {
             self.receive_limit = RateLimiter::new(&object.policy.receive, Instant::now());
+            self.receive_minimum = RateLimiter::minimum(&object.policy.receive, Instant::now());
         }
         self.guard = SourceGuard::new(object.mac, &object.policy.addresses);
         self.object = object;

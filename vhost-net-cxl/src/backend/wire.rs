@@ -33,6 +33,15 @@ pub(super) struct Outgoing {
     pub(super) frames_sent: u32,
 }
 
+impl Outgoing {
+    /// The length of its frame.
+    #[inline]
+    pub(super) fn frame_bytes(&self) -> u64 {
+        // No packet is shorter than its header: that was checked.
+        u64::from(self.message.bytes).saturating_sub(HEADER_BYTES as u64)
+    }
+}
+
 impl<M: Memory> Backend<M> {
     /// Gives the NIC what waits for it. Returns whether anything moved.
     pub(super) fn send_backlog(&mut self, place: usize) -> bool {
@@ -46,10 +55,11 @@ impl<M: Memory> Backend<M> {
         let since = *port.down_since.get_or_insert_with(Instant::now);
         let given_up = since.elapsed() > LINK_DOWN_HOLD;
         // Those who have moved elsewhere do not wait any longer.
-        let before = port.backlog.len();
-        for _ in 0..before {
-            let Some(packet) = port.backlog.pop_front() else { break };
-            let status = match port.status_before_sending(&packet) {
+        let mut backlog = std::mem::take(&mut port.backlog);
+        let before = backlog.len();
+        let (port, channels) = (&self.ports[place], &mut self.channels);
+        backlog.retain(|packet| {
+            let status = match port.status_before_sending(packet) {
                 Some(status) => status,
                 None if given_up => {
                     if let Some(registration) = &port.registrations[packet.registration.get()] {
@@ -58,21 +68,22 @@ impl<M: Memory> Backend<M> {
                     Status::Dropped
                 }
                 // What is lent is not kept until the link comes back: by then it may be the guest's again.
-                None if port.lends(&packet) => Status::NotYet,
-                None => {
-                    port.backlog.push_back(packet);
-                    continue;
-                }
+                None if port.lends(packet) => Status::NotYet,
+                None => return true,
             };
-            answer(&mut self.channels, &packet, status);
-        }
-        self.ports[place].backlog.len() < before
+            answer(channels, packet, status);
+            false
+        });
+        let any = backlog.len() < before;
+        self.ports[place].backlog = backlog;
+        any
     }
 
     fn send_to_wire(&mut self, place: usize) -> bool {
         let mut any = false;
         loop {
             let port = &mut self.ports[place];
+            port.backlog.choose(|| *self.now.get_or_insert_with(Instant::now));
             while let Some(packet) = port.backlog.front()
                 && let Some(status) = port.status_before_sending(packet)
             {
@@ -116,8 +127,9 @@ impl<M: Memory> Backend<M> {
             };
             let mut bytes = 0;
             let mut end = 0;
-            for packet in port.backlog.drain(..sent) {
-                bytes += u64::from(packet.message.bytes) - HEADER_BYTES as u64;
+            for _ in 0..sent {
+                let Some(packet) = port.backlog.pop_front() else { break };
+                bytes += packet.frame_bytes();
                 // Mostly the same one as before.
                 if self.channels.get(end).is_none_or(|it| it.object().id != packet.channel) {
                     let found = self.channels.iter().position(|it| it.object().id == packet.channel);
@@ -141,7 +153,7 @@ impl<M: Memory> Backend<M> {
         let port = &self.ports[place];
         let able = port.nic.identity().offloads;
         outbox.clear();
-        for packet in &port.backlog {
+        for packet in port.backlog.chosen() {
             if outbox.is_full()
                 || port.status_before_sending(packet).is_some()
                 || !able.contains(packet.header.required())

@@ -38,6 +38,8 @@ use crate::id_hash::IdHash;
 
 /// Packets that one port sends per turn at most.
 const PACKETS_PER_TURN: usize = 64;
+/// The part of a channel's room that is kept for guests that have sent less than they are promised: one in so many.
+const KEPT_PART: u32 = 4;
 /// After how long a packet is offered again that the backend was not ready for.
 const RETRY_AFTER: Duration = Duration::from_millis(2);
 /// The timer among the worker's sources; rings have tokens from their lease and index.
@@ -81,8 +83,6 @@ pub struct Frontend<M: Memory> {
     timer: OwnedFd,
     timer_watched: bool,
     timer_armed: bool,
-    /// Which port is served first: each has its turn.
-    first: usize,
     /// Device and inode number of the pool's file, if it is one.
     pool_file: Option<(u64, u64)>,
 }
@@ -104,7 +104,6 @@ impl<M: Memory> Frontend<M> {
             timer: timerfd_create(TimerfdClockId::Monotonic, flags)?,
             timer_watched: false,
             timer_armed: false,
-            first: 0,
             pool_file: None,
         })
     }
@@ -134,13 +133,24 @@ impl<M: Memory> Frontend<M> {
         for port in &mut self.ports {
             port.channel_renewed(object.id);
         }
+        self.keep_room();
         Ok(())
+    }
+
+    /// Keeps a part of the room of each channel over which a guest sends that is promised a minimum.
+    fn keep_room(&mut self) {
+        for channel in &mut self.channels {
+            let id = channel.end.object().id;
+            let promised = |port: &Port| port.minimum.is_some() && port.object.active.channel == id;
+            channel.kept = if self.ports.iter().any(promised) { channel.end.limit() / KEPT_PART } else { 0 };
+        }
     }
 
     fn apply_port(&mut self, object: PortObject) -> Result<(), String> {
         let lease = object.lease;
         if let Some(port) = self.by_lease.get(&lease) {
             self.ports[*port].update(object);
+            self.keep_room();
             return Ok(());
         }
         if !whole_pool(&self.memory).contains_area(&object.tx_area) {
@@ -151,6 +161,7 @@ impl<M: Memory> Frontend<M> {
         }
         self.by_lease.insert(lease, self.ports.len());
         self.ports.push(Port::new(object, self.book.open(lease), self.pool_file));
+        self.keep_room();
         Ok(())
     }
 
@@ -169,6 +180,7 @@ impl<M: Memory> Frontend<M> {
                     self.by_lease.insert(moved.lease(), place);
                 }
                 self.book.close(*lease);
+                self.keep_room();
             }
             _ => {}
         }
@@ -211,6 +223,42 @@ impl<M: Memory> Frontend<M> {
             }
             _ => reply.send(self.stop_ring(lease, index, Some(sources))),
         }
+    }
+
+    /// Serves the guests that send over a channel, each in its turn. Who finds no room is first when there is some again:
+    /// otherwise it would hang on chance, or on the rhythm of acknowledgements, who gets it.
+    fn serve_guests(&mut self, place: usize) -> bool {
+        let (id, first) = (self.channels[place].end.object().id, self.channels[place].first);
+        let count = self.ports.len();
+        let (mut busy, mut without_room) = (false, None);
+        for turn in 0..count {
+            let port = (first + turn) % count;
+            if self.ports[port].object.active.channel != id {
+                continue;
+            }
+            busy |= self.serve_guest(port);
+            if self.ports[port].without_room {
+                without_room.get_or_insert(port);
+            }
+        }
+        self.channels[place].first = without_room.unwrap_or(first + 1) % count.max(1);
+        busy
+    }
+
+    /// Takes what a guest sends, and tells it what became of that.
+    fn serve_guest(&mut self, place: usize) -> bool {
+        let port = &mut self.ports[place];
+        let busy = port.transmit(&self.memory, &mut self.channels, &mut self.transmit_scratch);
+        if !port.stopping.is_empty() {
+            port.finish_stopping();
+        }
+        port.signal();
+        busy
+    }
+
+    fn channel_of(&self, place: usize) -> Option<&Channel<M>> {
+        let id = self.ports[place].object.active.channel;
+        self.channels.iter().find(|channel| channel.end.object().id == id)
     }
 
     fn port(&mut self, lease: LeaseId) -> Option<&mut Port> {
@@ -287,16 +335,14 @@ impl<M: Memory> Task for Frontend<M> {
         for channel in 0..self.channels.len() {
             busy |= self.serve_channel(channel);
         }
-        let count = self.ports.len();
-        for turn in 0..count {
-            let port = &mut self.ports[(self.first + turn) % count];
-            busy |= port.transmit(&self.memory, &mut self.channels, &mut self.transmit_scratch);
-            if !port.stopping.is_empty() {
-                port.finish_stopping();
-            }
-            port.signal();
+        for channel in 0..self.channels.len() {
+            busy |= self.serve_guests(channel);
         }
-        self.first = if count == 0 { 0 } else { (self.first + 1) % count };
+        for place in 0..self.ports.len() {
+            if self.channel_of(place).is_none() {
+                busy |= self.serve_guest(place);
+            }
+        }
         for channel in &mut self.channels {
             channel.end.publish();
         }

@@ -47,8 +47,12 @@ pub(super) struct Port {
     pub(super) first_queue: usize,
     /// How much the guest may send, if that is limited.
     pub(super) limiter: Option<RateLimiter>,
+    /// What the guest is promised to send, if anything.
+    pub(super) minimum: Option<RateLimiter>,
     /// It has sent as much as it may for now.
     pub(super) throttled: bool,
+    /// It found no room in its channel when it was served last.
+    pub(super) without_room: bool,
     /// Packets in its queues that were counted as held back by the limit.
     pub(super) held_back: usize,
     /// The route that is being left in order: nothing new is announced until it has acknowledged everything.
@@ -70,6 +74,7 @@ impl Port {
         let rings = (0..2 * object.queue_pairs).map(|_| None).collect();
         let buffers = TransmitBuffers::new(object.tx_area, UNDER_WAY_MAX);
         let limiter = RateLimiter::new(&object.policy.transmit, Instant::now());
+        let minimum = RateLimiter::minimum(&object.policy.transmit, Instant::now());
         let mut port = Self {
             object,
             counters,
@@ -83,8 +88,10 @@ impl Port {
             untold: Vec::new(),
             first_queue: 0,
             limiter,
+            minimum,
             throttled: false,
             held_back: 0,
+            without_room: false,
             leaving: None,
             pool_file,
             pool_map: PoolMap::default(),
@@ -133,6 +140,7 @@ impl Port {
         let (tx_area, ram_area, queue_pairs) = (old.tx_area, old.ram_area, old.queue_pairs);
         if object.policy.transmit != old.policy.transmit {
             self.limiter = RateLimiter::new(&object.policy.transmit, Instant::now());
+            self.minimum = RateLimiter::minimum(&object.policy.transmit, Instant::now());
             self.throttled = false;
             self.held_back = 0;
         }

@@ -31,6 +31,10 @@ const FRONT_BYTES: usize = 80;
 /// A channel and the packet that is just arriving over it.
 pub(super) struct Channel<M: Memory> {
     pub(super) end: ChannelEnd<M>,
+    /// The port that is served first: each has its turn.
+    pub(super) first: usize,
+    /// Room for requests that is kept for guests that have sent less than they are promised.
+    pub(super) kept: u32,
     /// The pieces that have arrived of a packet that has more.
     pieces: Vec<NetMessage>,
     /// That packet is no good; the rest of it is awaited all the same.
@@ -39,7 +43,15 @@ pub(super) struct Channel<M: Memory> {
 
 impl<M: Memory> Channel<M> {
     pub(super) fn new(end: ChannelEnd<M>) -> Self {
-        Self { end, pieces: Vec::with_capacity(PIECES_MAX), broken: false }
+        Self { end, first: 0, kept: 0, pieces: Vec::with_capacity(PIECES_MAX), broken: false }
+    }
+}
+
+impl<M: Memory> Channel<M> {
+    /// How much of its room a guest has to leave, that has sent less than it is promised or not.
+    #[inline]
+    pub(super) fn kept_from(&self, below_minimum: bool) -> u32 {
+        if below_minimum { 0 } else { self.kept }
     }
 }
 

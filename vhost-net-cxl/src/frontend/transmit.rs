@@ -51,7 +51,7 @@ impl Port {
     }
 
     /// Whether a packet that a guest offers now could be taken and announced.
-    pub(super) fn can_send<M: Memory>(&self, channels: &mut [Channel<M>]) -> bool {
+    pub(super) fn can_send<M: Memory>(&mut self, channels: &mut [Channel<M>]) -> bool {
         if self.under_way.retry || self.under_way.len() >= UNDER_WAY_MAX {
             return false;
         }
@@ -60,8 +60,13 @@ impl Port {
         }
         // An area without room for the longest packet waits for acknowledgements, which wake us.
         let room = self.buffers.free_bytes() >= 2 * MAX_PACKET_BYTES || self.under_way.len() == 0;
+        let below = self.is_below_minimum();
         room && active(self.route(), channels)
-            .is_some_and(|channel| channel.end.ready() && channel.end.room() > 0)
+            .is_some_and(|channel| channel.end.ready() && channel.end.room() > channel.kept_from(below))
+    }
+
+    fn is_below_minimum(&mut self) -> bool {
+        self.minimum.as_mut().is_some_and(|minimum| minimum.is_below(Instant::now()))
     }
 
     /// Sends what waits, then takes what the guest offers, within a budget. Returns whether anything moved.
@@ -71,6 +76,7 @@ impl Port {
         channels: &mut [Channel<M>],
         scratch: &mut Scratch,
     ) -> bool {
+        self.without_room = false;
         if self.object.incoming {
             // Another host's frontend sends what is to be sent, until the guest is here.
             return false;
@@ -91,15 +97,23 @@ impl Port {
         }
         busy |= self.announce(channel);
         if self.under_way.waiting() > 0 {
+            self.without_room = true;
             return busy;
         }
-        let room = usize::try_from(channel.end.room()).unwrap_or(usize::MAX);
+        let kept = channel.kept_from(self.is_below_minimum());
+        let room = channel.end.room().saturating_sub(kept);
+        self.without_room = room == 0;
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
         let room = room.min(UNDER_WAY_MAX - self.under_way.len()).min(PACKETS_PER_TURN);
+        let bytes_before = self.counters.tx_bytes.get();
         let taken = if self.limiter.is_none() {
             self.take_packets(memory, room, scratch)
         } else {
             self.take_within_limit(memory, room, scratch)
         };
+        if let Some(minimum) = &mut self.minimum {
+            minimum.charge(0, self.counters.tx_bytes.get().wrapping_sub(bytes_before));
+        }
         if taken > 0 {
             // All of them are in the pool before any is announced.
             memory.store_fence();

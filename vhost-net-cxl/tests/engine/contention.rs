@@ -21,19 +21,19 @@ use crate::recording::{RecordingNic, Wire};
 use crate::switching::transmit_area;
 
 /// Packets that the NIC takes per turn.
-const ROOM: usize = 24;
-const GUESTS: u32 = 4;
+pub(crate) const ROOM: usize = 24;
+pub(crate) const GUESTS: u32 = 4;
 
 /// Guests 1 to 4 of one frontend, and a NIC that is slower than they are.
-struct Pod {
-    pool: SimulatedPool,
-    frontend: TestFrontend<SimulatedMemory>,
-    backend: TestBackend<SimulatedMemory>,
-    guests: Vec<Guest>,
-    wire: Arc<Mutex<Wire>>,
+pub(crate) struct Pod {
+    pub(crate) pool: SimulatedPool,
+    pub(crate) frontend: TestFrontend<SimulatedMemory>,
+    pub(crate) backend: TestBackend<SimulatedMemory>,
+    pub(crate) guests: Vec<Guest>,
+    pub(crate) wire: Arc<Mutex<Wire>>,
 }
 
-fn pod() -> Pod {
+pub(crate) fn pod() -> Pod {
     let pool = SimulatedPool::new(1, POOL_BYTES);
     let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
     let memory = pool.host(HostId::new(2));
@@ -56,7 +56,7 @@ fn pod() -> Pod {
 }
 
 /// Frame `number` of a guest.
-fn from(guest: u32, number: u32) -> Vec<u8> {
+pub(crate) fn from(guest: u32, number: u32) -> Vec<u8> {
     let mut frame = frame(number, 100);
     frame[6..12].copy_from_slice(&mac(u8::try_from(guest).expect("few")).bytes());
     frame
@@ -64,7 +64,7 @@ fn from(guest: u32, number: u32) -> Vec<u8> {
 
 impl Pod {
     /// Both sides have a turn, and the wire takes a few packets: returns whose they were and their numbers.
-    fn turn(&mut self) -> Vec<(u32, u32)> {
+    pub(crate) fn turn(&mut self) -> Vec<(u32, u32)> {
         self.wire.lock().expect("unpoisoned").room = ROOM;
         self.frontend.turn_once();
         self.backend.turn_once();

@@ -14,6 +14,7 @@ mod logging;
 mod omissions;
 mod pod;
 mod policy;
+mod promises;
 mod recording;
 mod switching;
 mod vlan;

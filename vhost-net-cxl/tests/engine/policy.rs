@@ -10,7 +10,12 @@ use crate::switching::{Neighbours, neighbours, transmit_area};
 
 const BUFFER_BYTES: u32 = 2048;
 /// Ten at once, and then one a second: no test waits for the next.
-const TEN: RateLimit = RateLimit { bytes_per_second: None, packets_per_second: Some(1), burst_ms: 10_000 };
+const TEN: RateLimit = RateLimit {
+    bytes_per_second: None,
+    packets_per_second: Some(1),
+    burst_ms: 10_000,
+    minimum_bytes_per_second: None,
+};
 
 fn set_port(pod: &mut Neighbours, number: u32, policy: NicPolicy) {
     let object = port(number, transmit_area(number), route(1, 1), None);

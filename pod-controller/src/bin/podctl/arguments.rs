@@ -300,7 +300,9 @@ pub(crate) enum Instances {
     Create(CreateInstance),
     /// Say anew what an instance may do with its NIC; what is left out is without limit
     ///
-    /// Example: podctl instances nic-policy vm1 --send 125M --receive 125M --address 10.0.0.2
+    /// Examples:
+    ///     podctl instances nic-policy vm1 --send 125M --receive 125M --address 10.0.0.2
+    ///     podctl instances nic-policy vm1 --send-minimum 50M --receive-minimum 50M
     #[command(verbatim_doc_comment)]
     NicPolicy {
         /// The instance's name
@@ -320,6 +322,12 @@ pub(crate) enum Instances {
         /// Packets that it may receive per second
         #[arg(long, value_name = "COUNT")]
         receive_packets: Option<u64>,
+        /// Bytes that it sends per second before others do, where the NIC is the bottleneck
+        #[arg(long, value_name = "BYTES")]
+        send_minimum: Option<ByteSize>,
+        /// Bytes that it receives per second before others do, where the way to it is the bottleneck
+        #[arg(long, value_name = "BYTES")]
+        receive_minimum: Option<ByteSize>,
         /// Of how many milliseconds the share may be saved up
         #[arg(long, value_name = "MS", default_value_t = 100)]
         burst_ms: u32,

@@ -165,18 +165,21 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
             send_packets,
             receive,
             receive_packets,
+            send_minimum,
+            receive_minimum,
             burst_ms,
             addresses,
             vlan,
         } => {
-            let limit = |bytes: Option<ByteSize>, packets: Option<u64>| NicLimit {
+            let limit = |bytes: Option<ByteSize>, packets: Option<u64>, minimum: Option<ByteSize>| NicLimit {
                 bytes_per_second: bytes.map(ByteSize::get),
                 packets_per_second: packets,
                 burst_ms: *burst_ms,
+                minimum_bytes_per_second: minimum.map(ByteSize::get),
             };
             let policy = NicPolicy {
-                transmit: limit(*send, *send_packets),
-                receive: limit(*receive, *receive_packets),
+                transmit: limit(*send, *send_packets, *send_minimum),
+                receive: limit(*receive, *receive_packets, *receive_minimum),
                 addresses: addresses.clone(),
                 vlan: *vlan,
             };

@@ -206,7 +206,51 @@ fn what_an_instance_may_do_with_its_nic_changes_while_it_is_used() {
         NicPolicy { vlan: Some(4095), ..NicPolicy::default() },
         NicPolicy { receive: RateLimit { burst_ms: 0, ..limit(None) }, ..NicPolicy::default() },
         NicPolicy { addresses: vec!["224.0.0.1".parse().expect("an address")], ..NicPolicy::default() },
+        NicPolicy { transmit: promise(0), ..NicPolicy::default() },
+        NicPolicy {
+            transmit: RateLimit { bytes_per_second: Some(9), ..promise(10) },
+            ..NicPolicy::default()
+        },
     ] {
         assert_eq!(refused(&mut state, &change(bad)).kind, RefusalKind::InvalidValue);
     }
+}
+
+fn promise(bytes_per_second: u64) -> RateLimit {
+    RateLimit { minimum_bytes_per_second: Some(bytes_per_second), ..RateLimit::default() }
+}
+
+#[test]
+fn no_nic_is_promised_twice() {
+    let mut state = pod_with_vm();
+    let change = |instance: &str, policy: NicPolicy| Command::ChangeNic {
+        instance: instance.to_owned(),
+        device: "net0".to_owned(),
+        policy,
+    };
+    let sends = |bytes| NicPolicy { transmit: promise(bytes), ..NicPolicy::default() };
+    let speed = 10_000 * 125_000;
+    assert_eq!(refused(&mut state, &change("vm1", sends(speed + 1))).kind, RefusalKind::NoRoom);
+    assert_eq!(kinds(&must(&mut state, &change("vm1", sends(speed)))), [EventKind::NicChanged]);
+    // Its own promise is no obstacle to a new one, and the other direction is free.
+    must(&mut state, &change("vm1", sends(speed - 1000)));
+    must(&mut state, &change("vm1", NicPolicy { receive: promise(speed), ..sends(speed - 1000) }));
+    // Another instance there gets what is left, and goes elsewhere, or nowhere, if it wants more.
+    let wish = |bytes| NicWish { policy: sends(bytes), ..NicWish::default() };
+    let create = |name: &str, wish: NicWish| Command::CreateInstance {
+        name: name.to_owned(),
+        host: HostId::new(1),
+        nics: vec![wish],
+        volumes: Vec::new(),
+    };
+    must(&mut state, &create("vm2", wish(1000)));
+    let on = |state: &State, name: &str| {
+        let instance = state.instance_named(name).expect("created");
+        state.leases[&instance.nics[0]].active_nic().cloned().expect("a NIC")
+    };
+    assert_eq!(on(&state, "vm1"), on(&state, "vm2"));
+    assert_eq!(refused(&mut state, &change("vm2", sends(1001))).kind, RefusalKind::NoRoom);
+    must(&mut state, &create("vm3", wish(1001)));
+    assert_ne!(on(&state, "vm1"), on(&state, "vm3"), "only the backup can promise it");
+    assert_eq!(refused(&mut state, &create("vm4", wish(speed))).kind, RefusalKind::NoDevice);
 }

@@ -1,0 +1,225 @@
+//! Packets that wait for a NIC which is slower than its instances, and who comes next.
+//!
+//! Each instance has a queue of its own: in it, packets keep their order. Those who have had less than the minimum that they are
+//! promised go first; what is left is shared evenly by bytes (deficit round robin, Shreedhar and Varghese, 1995). A few packets
+//! are chosen ahead, as many as a NIC takes at once: their order is settled.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use pod_protocol::objects::RateLimit;
+
+use super::receive_buffers::REGISTRATIONS_MAX;
+use super::registration::RegistrationIndex;
+use super::wire::Outgoing;
+use crate::nic::BATCH_FRAMES;
+use crate::rate_limit::RateLimiter;
+
+/// Packets of one instance that may wait: more than its frontend can have under way, and what it sends again after a move.
+const QUEUE_PACKETS_MAX: usize = 2048;
+/// Storage for so many is set aside; more than that wait seldom.
+const QUEUE_PACKETS_USUAL: usize = 1024;
+/// Packets that are chosen ahead.
+const CHOSEN_PACKETS: usize = BATCH_FRAMES;
+/// Their bytes, but for the last one: large frames are not chosen far ahead, for what is promised would wait for them.
+const CHOSEN_BYTES: u64 = 256 << 10;
+/// What an instance is credited with per round: two frames of the usual length, or many small ones.
+const QUANTUM_BYTES: i64 = 3 << 10;
+
+/// What waits of one instance.
+#[derive(Debug, Default)]
+struct Queue {
+    packets: VecDeque<Outgoing>,
+    /// What is promised to it.
+    minimum: Option<RateLimiter>,
+    /// What that was made from.
+    promise: RateLimit,
+    /// Bytes that it may still send in this round.
+    credit: i64,
+    /// It has a turn in the current round, or waits for one.
+    queued: bool,
+}
+
+/// What waits for one NIC. The default is one without storage, to stand in for it while it is in use.
+#[derive(Debug, Default)]
+pub(super) struct Backlog {
+    /// By registration.
+    queues: Vec<Queue>,
+    /// Whose queues hold packets, in the order of their turns.
+    turns: VecDeque<RegistrationIndex>,
+    chosen: VecDeque<Outgoing>,
+    chosen_bytes: u64,
+    packets: usize,
+    /// How many queues have a promise.
+    promises: usize,
+}
+
+impl Backlog {
+    pub(super) fn new() -> Self {
+        Self {
+            queues: (0..REGISTRATIONS_MAX).map(|_| Queue::default()).collect(),
+            turns: VecDeque::with_capacity(REGISTRATIONS_MAX),
+            chosen: VecDeque::with_capacity(CHOSEN_PACKETS),
+            ..Self::default()
+        }
+    }
+
+    /// Makes room for a registration, and promises it what its policy says.
+    pub(super) fn admit(&mut self, index: RegistrationIndex, promise: &RateLimit, now: Instant) {
+        let queue = &mut self.queues[index.get()];
+        if queue.packets.capacity() < QUEUE_PACKETS_USUAL {
+            queue.packets.reserve_exact(QUEUE_PACKETS_USUAL);
+        }
+        if queue.promise != *promise {
+            queue.promise = *promise;
+            queue.minimum = RateLimiter::minimum(promise, now);
+            self.promises = self.queues.iter().filter(|queue| queue.minimum.is_some()).count();
+        }
+    }
+
+    /// Forgets a registration and what waits of it.
+    pub(super) fn dismiss(&mut self, index: RegistrationIndex) {
+        self.retain(|packet| packet.registration != index);
+        let queue = &mut self.queues[index.get()];
+        queue.packets = VecDeque::new();
+        (queue.minimum, queue.promise) = (None, RateLimit::default());
+        self.promises = self.queues.iter().filter(|queue| queue.minimum.is_some()).count();
+    }
+
+    /// Whether nothing waits.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.packets == 0
+    }
+
+    /// How many packets wait.
+    pub(super) fn len(&self) -> usize {
+        self.packets
+    }
+
+    /// Whether another packet of a registration may wait.
+    #[inline]
+    pub(super) fn has_room(&self, index: RegistrationIndex) -> bool {
+        self.queues[index.get()].packets.len() < QUEUE_PACKETS_MAX
+    }
+
+    /// Adds a packet behind all others of its registration.
+    #[inline]
+    pub(super) fn push(&mut self, packet: Outgoing) {
+        let queue = &mut self.queues[packet.registration.get()];
+        queue.packets.push_back(packet);
+        self.packets += 1;
+        if !queue.queued {
+            queue.queued = true;
+            queue.credit = 0;
+            self.turns.push_back(packet.registration);
+        }
+    }
+
+    /// Chooses whose packets the NIC gets next. The time is asked for only if somebody is promised anything.
+    pub(super) fn choose(&mut self, now: impl FnOnce() -> Instant) {
+        if self.packets == self.chosen.len() || self.is_chosen_full() {
+            return;
+        }
+        if self.promises > 0 {
+            let now = now();
+            self.turns.iter().for_each(|index| {
+                if let Some(minimum) = &mut self.queues[index.get()].minimum {
+                    minimum.refill(now);
+                }
+            });
+            self.choose_promised();
+        }
+        self.choose_evenly();
+    }
+
+    fn is_chosen_full(&self) -> bool {
+        self.chosen.len() >= CHOSEN_PACKETS || self.chosen_bytes >= CHOSEN_BYTES
+    }
+
+    /// Packets of who is furthest below what is promised, until nobody is below it. So if more is promised than there is, all
+    /// get the same part of theirs.
+    fn choose_promised(&mut self) {
+        while !self.is_chosen_full() {
+            let below = self.turns.iter().filter_map(|index| {
+                let queue = &self.queues[index.get()];
+                let saved_ns = queue.minimum.as_ref()?.saved_ns().filter(|_| !queue.packets.is_empty())?;
+                Some((saved_ns, index.get()))
+            });
+            let Some((_, index)) = below.max_by_key(|(saved_ns, _)| *saved_ns) else { return };
+            let queue = &mut self.queues[index];
+            let Some(packet) = queue.packets.pop_front() else { return };
+            if let Some(minimum) = &mut queue.minimum {
+                minimum.charge(1, packet.frame_bytes());
+            }
+            self.take(packet);
+        }
+    }
+
+    fn choose_evenly(&mut self) {
+        while !self.is_chosen_full()
+            && let Some(index) = self.turns.front().copied()
+        {
+            let queue = &mut self.queues[index.get()];
+            let Some(next) = queue.packets.front() else {
+                // What it did not use is not saved up.
+                queue.queued = false;
+                self.turns.pop_front();
+                continue;
+            };
+            if queue.credit <= 0 {
+                // Its turn is over, or begins.
+                queue.credit += QUANTUM_BYTES;
+                self.turns.rotate_left(1);
+                continue;
+            }
+            queue.credit -= i64::try_from(next.frame_bytes()).unwrap_or(i64::MAX);
+            if let Some(packet) = queue.packets.pop_front() {
+                self.take(packet);
+            }
+        }
+    }
+
+    fn take(&mut self, packet: Outgoing) {
+        self.chosen_bytes += packet.frame_bytes();
+        self.chosen.push_back(packet);
+    }
+
+    /// The packets that were chosen, in order.
+    pub(super) fn chosen(&self) -> impl Iterator<Item = &Outgoing> {
+        self.chosen.iter()
+    }
+
+    /// The first one of them.
+    pub(super) fn front(&self) -> Option<&Outgoing> {
+        self.chosen.front()
+    }
+
+    pub(super) fn front_mut(&mut self) -> Option<&mut Outgoing> {
+        self.chosen.front_mut()
+    }
+
+    /// Takes the first one of them away.
+    pub(super) fn pop_front(&mut self) -> Option<Outgoing> {
+        let packet = self.chosen.pop_front()?;
+        self.chosen_bytes -= packet.frame_bytes();
+        self.packets -= 1;
+        Some(packet)
+    }
+
+    /// Keeps only packets of which `keep` says so, each registration's in order.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&Outgoing) -> bool) {
+        self.chosen.retain(&mut keep);
+        self.chosen_bytes = self.chosen.iter().map(Outgoing::frame_bytes).sum();
+        self.packets = self.chosen.len();
+        for turn in &self.turns {
+            let queue = &mut self.queues[turn.get()];
+            queue.packets.retain(&mut keep);
+            self.packets += queue.packets.len();
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "backlog_tests.rs"]
+mod tests;

@@ -1,0 +1,222 @@
+use std::collections::HashMap;
+use std::time::Duration;
+
+use pod_protocol::ids::{ChannelId, LeaseGeneration, LeaseId};
+use proptest::prelude::*;
+
+use super::*;
+use crate::message::{NetMessage, Opcode};
+use crate::vnet_header::{HEADER_BYTES_U32, VnetHeader};
+
+fn index(index: u16) -> RegistrationIndex {
+    RegistrationIndex::new(index).expect("below the limit")
+}
+
+fn packet(of: u16, sequence: u16, frame_bytes: u32) -> Outgoing {
+    let message = NetMessage {
+        opcode: Opcode::Transmit,
+        lease: LeaseId::new(of.into()).expect("small"),
+        generation: LeaseGeneration::new(1),
+        sequence,
+        line: cxl_pool::LineOffset::new(0),
+        bytes: frame_bytes + HEADER_BYTES_U32,
+        more: false,
+    };
+    Outgoing {
+        message,
+        channel: ChannelId::new(1),
+        registration: index(of),
+        header: VnetHeader::default(),
+        vlan: None,
+        frames_sent: 0,
+    }
+}
+
+fn promise(bytes_per_second: u64) -> RateLimit {
+    RateLimit { minimum_bytes_per_second: Some(bytes_per_second), ..RateLimit::default() }
+}
+
+/// Instances that always have packets of these lengths waiting, and a wire that takes `bytes_per_ms`.
+struct Contest {
+    backlog: Backlog,
+    lengths: Vec<u32>,
+    offered: Vec<u16>,
+    sent: Vec<u16>,
+    sent_bytes: Vec<u64>,
+    now: Instant,
+    start: Instant,
+    debt: u64,
+}
+
+impl Contest {
+    fn new(instances: &[(u32, RateLimit)]) -> Self {
+        let mut backlog = Backlog::new();
+        let now = Instant::now();
+        for (of, (_, promise)) in (0..).zip(instances) {
+            backlog.admit(index(of), promise, now);
+        }
+        let count = instances.len();
+        Self {
+            backlog,
+            lengths: instances.iter().map(|(length, _)| *length).collect(),
+            offered: vec![0; count],
+            sent: vec![0; count],
+            sent_bytes: vec![0; count],
+            now,
+            start: now,
+            debt: 0,
+        }
+    }
+
+    fn offer(&mut self) {
+        for (of, length) in (0_u16..).zip(&self.lengths) {
+            let place = usize::from(of);
+            while self.offered[place].wrapping_sub(self.sent[place]) < 300 {
+                self.backlog.push(packet(of, self.offered[place], *length));
+                self.offered[place] = self.offered[place].wrapping_add(1);
+            }
+        }
+    }
+
+    fn run(&mut self, steps: u32, bytes_per_ms: u64) {
+        for _ in 0..steps {
+            self.now += Duration::from_millis(1);
+            while self.debt < bytes_per_ms {
+                self.offer();
+                self.backlog.choose(|| self.now);
+                let next = self.backlog.pop_front().expect("there is always something");
+                let place = next.registration.get();
+                assert_eq!(next.message.sequence, self.sent[place], "in order");
+                self.sent[place] = self.sent[place].wrapping_add(1);
+                self.sent_bytes[place] += next.frame_bytes();
+                self.debt += next.frame_bytes();
+            }
+            self.debt -= bytes_per_ms;
+        }
+    }
+
+    /// Bytes per millisecond of each.
+    fn rates(&self) -> Vec<u64> {
+        let ms = u64::try_from(self.now.duration_since(self.start).as_millis()).expect("short");
+        self.sent_bytes.iter().map(|bytes| bytes / ms).collect()
+    }
+}
+
+#[test]
+fn without_promises_bytes_are_shared_evenly_however_long_packets_are() {
+    let lengths = [60, 1514, 9000, 65_000];
+    let mut contest = Contest::new(&lengths.map(|length| (length, RateLimit::default())));
+    contest.run(400, 400_000);
+    for (rate, length) in contest.rates().iter().zip(lengths) {
+        assert!((97_000..=103_000).contains(rate), "{rate} B/ms with packets of {length} B");
+    }
+}
+
+#[test]
+fn a_promise_is_kept_and_the_rest_is_shared() {
+    // 400 B/us: 200 are promised to the first, and a quarter of the other 200 is its share.
+    let mut contest = Contest::new(&[
+        (1514, promise(200_000_000)),
+        (1514, promise(1)),
+        (60, promise(1)),
+        (9000, promise(1)),
+    ]);
+    contest.run(400, 400_000);
+    let rates = contest.rates();
+    assert!((240_000..=260_000).contains(&rates[0]), "{rates:?}");
+    assert!(rates[1..].iter().all(|rate| (45_000..=55_000).contains(rate)), "{rates:?}");
+}
+
+#[test]
+fn promises_beyond_what_there_is_are_kept_alike() {
+    let mut contest = Contest::new(&[
+        (1514, promise(400_000_000)),
+        (1514, promise(400_000_000)),
+        (1514, RateLimit::default()),
+    ]);
+    contest.run(200, 400_000);
+    let rates = contest.rates();
+    assert!(rates[..2].iter().all(|rate| (195_000..=205_000).contains(rate)), "{rates:?}");
+}
+
+#[test]
+fn a_promise_holds_from_when_it_is_made_and_ends_with_it() {
+    let mut contest = Contest::new(&[(1514, RateLimit::default()), (1514, RateLimit::default())]);
+    contest.run(100, 100_000);
+    let before = contest.sent_bytes[1];
+    contest.backlog.admit(index(1), &promise(80_000_000), contest.now);
+    contest.run(100, 100_000);
+    let with = contest.sent_bytes[1] - before;
+    assert!(with >= 8_500_000, "{with} of 10 MB with 8 promised");
+    contest.backlog.admit(index(1), &RateLimit::default(), contest.now);
+    contest.run(100, 100_000);
+    let after = contest.sent_bytes[1] - before - with;
+    assert!((4_500_000..=5_500_000).contains(&after), "{after}");
+}
+
+#[test]
+fn a_queue_has_an_end_and_others_have_theirs() {
+    let mut backlog = Backlog::new();
+    let mut count = 0;
+    while backlog.has_room(index(3)) {
+        backlog.push(packet(3, count, 100));
+        count += 1;
+    }
+    assert_eq!(usize::from(count), QUEUE_PACKETS_MAX);
+    assert!(backlog.has_room(index(4)));
+}
+
+proptest! {
+    #[test]
+    fn nothing_is_lost_doubled_or_overtakes_its_own(
+        steps in prop::collection::vec((0..6_u16, 1..200_u16, 60..70_000_u32, 0..100_usize, any::<bool>()), 1..60),
+        promised in prop::collection::vec(prop::option::of(1..1_000_000_000_u64), 6),
+    ) {
+        let now = Instant::now();
+        let mut backlog = Backlog::new();
+        for (of, promised) in (0..).zip(promised) {
+            backlog.admit(index(of), &RateLimit { minimum_bytes_per_second: promised, ..RateLimit::default() }, now);
+        }
+        let mut next: HashMap<u16, (u16, u16)> = HashMap::new();
+        let mut waiting = 0;
+        for (of, count, length, takes, refuses) in steps {
+            for _ in 0..count {
+                let (offered, _) = next.entry(of).or_default();
+                if backlog.has_room(index(of)) {
+                    backlog.push(packet(of, *offered, length));
+                    *offered += 1;
+                    waiting += 1;
+                }
+            }
+            for _ in 0..takes {
+                backlog.choose(|| now);
+                let Some(packet) = backlog.pop_front() else { break };
+                let of = u16::try_from(packet.registration.get()).expect("few");
+                let (_, sent) = next.entry(of).or_default();
+                prop_assert_eq!(packet.message.sequence, *sent);
+                *sent += 1;
+                waiting -= 1;
+            }
+            if refuses {
+                // All of one instance, as if it had gone; the others stay as they are.
+                let before = backlog.len();
+                backlog.dismiss(index(of));
+                backlog.admit(index(of), &RateLimit::default(), now);
+                waiting -= before - backlog.len();
+                let (offered, sent) = next.entry(of).or_default();
+                *sent = *offered;
+            }
+            prop_assert_eq!(backlog.len(), waiting);
+            prop_assert_eq!(backlog.is_empty(), waiting == 0);
+        }
+        let mut left = 0;
+        loop {
+            backlog.choose(|| now);
+            if backlog.pop_front().is_none() {
+                break;
+            }
+            left += 1;
+        }
+        prop_assert_eq!(left, waiting);
+    }
+}
