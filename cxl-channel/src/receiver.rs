@@ -368,7 +368,8 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
     fn prefetch(&mut self) {
         let line = self.received / Self::SLOTS_PER_LINE;
         let until = line + self.ahead.min(self.lines - 1);
-        self.prefetched = self.prefetched.max(line);
+        // The steps of the paper's figure ask for all lines ahead each time a poll finds something.
+        self.prefetched = if self.policy.adapts() { self.prefetched.max(line) } else { line };
         while self.prefetched < until {
             self.memory.prefetch(self.line(self.prefetched));
             self.prefetched += 1;

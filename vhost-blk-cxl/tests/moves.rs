@@ -10,10 +10,7 @@ use std::time::{Duration, Instant};
 use common::history::History;
 use common::mirror::{MIRROR_BYTES, MirrorPod};
 use common::*;
-
-fn rounds() -> u64 {
-    std::env::var("WADI_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1).max(1)
-}
+use cxl_pool::simulated::check_seeds;
 
 /// Lets guest and controller work until something holds.
 fn until(
@@ -33,7 +30,7 @@ fn until(
 
 /// Moves a volume about while its guest writes and reads, with devices that are slow and hosts that die at moments that the
 /// seed chooses. Returns how often it arrived.
-fn run(seed: u64) -> u64 {
+fn run(seed: u64) -> Result<u64, String> {
     const HOSTS: usize = 3;
     let mut pod = MirrorPod::alone(seed, HOSTS as u16);
     let mut history = History::new(pod.driver(), seed);
@@ -76,17 +73,16 @@ fn run(seed: u64) -> u64 {
     }
     until(&mut pod, &mut history, "requests are never answered", |_, history| history.is_idle());
     history.read_all();
-    if let Err(error) = history.check() {
-        panic!("seed {seed}: {error}");
-    }
-    arrived
+    history.check()?;
+    Ok(arrived)
 }
 
 #[test]
 fn one_order_explains_what_the_guest_sees_while_its_volume_moves() {
-    for seed in 1..=8 * rounds() {
-        assert_eq!(run(seed), 4);
-    }
+    check_seeds("-p vhost-blk-cxl --test moves", 8, |seed| {
+        assert_eq!(run(seed + 1)?, 4);
+        Ok(())
+    });
 }
 
 #[test]

@@ -134,7 +134,8 @@ impl World {
 
     /// A prefetcher ignores what the cache holds, however old.
     pub(crate) fn prefetch(&mut self, host: usize, line: usize) {
-        self.hosts[host].now += self.link.streamed_ns;
+        let present = self.hosts[host].cache[line].present;
+        self.hosts[host].now += if present { self.link.cached_ns } else { self.link.streamed_ns };
         self.fetch(host, line);
     }
 
@@ -253,6 +254,16 @@ mod tests {
         world.store(SENDING, 0, 0, &[7]);
         world.write_back(SENDING, 0);
         assert_eq!(world.load(RECEIVING, 0)[0], 0);
+    }
+
+    #[test]
+    fn a_prefetch_of_a_cached_line_only_costs_the_instruction() {
+        let mut world = World::new(LINK, 1);
+        world.load(RECEIVING, 0);
+        let (before, moved) = (world.now(RECEIVING), world.moved[RECEIVING].lines_in);
+        world.prefetch(RECEIVING, 0);
+        assert!((world.now(RECEIVING) - before - LINK.cached_ns).abs() < 1e-9);
+        assert_eq!(world.moved[RECEIVING].lines_in, moved, "nothing is fetched");
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub fn seeds(count: u64) -> Range<u64> {
 /// # Panics
 ///
 /// If a check fails.
-pub fn check_seeds(target: &str, count: u64, check: impl Fn(u64) -> Result<(), String>) {
+pub fn check_seeds(target: &str, count: u64, mut check: impl FnMut(u64) -> Result<(), String>) {
     let (began, mut runs) = (Instant::now(), 0);
     for seed in seeds(count) {
         match caught(|| check(seed)) {

@@ -1,7 +1,7 @@
 //! A guest moves from one frontend to another, while its NIC stays where it is.
 
 use cxl_pool::HostId;
-use cxl_pool::simulated::{Faults, SimulatedPool};
+use cxl_pool::simulated::{Faults, SimulatedPool, check_seeds};
 use pod_protocol::objects::{Object, PortObject, RegistrationState, Route};
 
 use crate::echo::{BUFFER_BYTES, frame, returned};
@@ -27,7 +27,7 @@ fn echoed(numbers: std::ops::Range<u32>) -> Vec<Vec<u8>> {
 
 #[test]
 fn the_new_side_sends_nothing_before_its_turn_and_then_all_that_waits() {
-    for seed in 0..8 {
+    check_seeds("-p vhost-net-cxl --test engine", 8, |seed| {
         let pool = SimulatedPool::new(seed, POOL_BYTES);
         let hosts = [1, 2, 3].map(|id| pool.host(HostId::new(id)));
         let mut here = TestFrontend::new(&hosts[0]);
@@ -47,7 +47,7 @@ fn the_new_side_sends_nothing_before_its_turn_and_then_all_that_waits() {
             assert!(guest.send(&[0; 12], &frame(number, 400)));
         }
         settle(&mut [&mut here, &mut backend, &mut there]);
-        assert_eq!(arrived(&mut guest), echoed(0..20), "seed {seed}");
+        assert_eq!(arrived(&mut guest), echoed(0..20));
 
         // The VMM here stops the guest and drains its queues; the VMM there starts them where they were.
         let bases = [0, 1].map(|ring| here.task.stop_ring(lease(1), ring, None));
@@ -64,11 +64,12 @@ fn the_new_side_sends_nothing_before_its_turn_and_then_all_that_waits() {
         backend.apply(Object::Registration(registration(1, 2, 2, RegistrationState::Active, area(16, 8))));
         there.apply(Object::Port(PortObject { incoming: false, ..incoming(route(2, 2)) }));
         settle(&mut [&mut here, &mut backend, &mut there]);
-        assert_eq!(arrived(&mut guest), echoed(20..40), "seed {seed}");
+        assert_eq!(arrived(&mut guest), echoed(20..40));
         assert_eq!(guest.transmit.reclaim_pairs().len(), 20);
         assert_eq!((backend.lease(1).drops, there.lease(1).drops), ([].into(), [].into()));
-        assert_eq!(pool.faults(), Faults::default(), "seed {seed}");
-    }
+        assert_eq!(pool.faults(), Faults::default());
+        Ok(())
+    });
 }
 
 #[test]
