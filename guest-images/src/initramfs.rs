@@ -18,7 +18,7 @@ pub(crate) const INIT: &str = include_str!("../guest/init.sh");
 pub(crate) const AGENT: &str = include_str!("../guest/agent.sh");
 
 /// Programs, where they lie in their packages and the names they get in the guest.
-const PROGRAMS: [(&str, &[&str]); 10] = [
+const PROGRAMS: [(&str, &[&str]); 12] = [
     ("usr/bin/fio", &["fio"]),
     ("usr/bin/iperf3", &["iperf3"]),
     ("usr/sbin/ethtool", &["ethtool"]),
@@ -29,6 +29,8 @@ const PROGRAMS: [(&str, &[&str]); 10] = [
     ("usr/bin/lsattr", &["lsattr"]),
     ("usr/bin/chattr", &["chattr"]),
     ("usr/sbin/badblocks", &["badblocks"]),
+    ("usr/sbin/mkfs.xfs", &["mkfs.xfs"]),
+    ("usr/sbin/xfs_repair", &["xfs_repair"]),
 ];
 
 const LOADER: &str = "ld-linux-x86-64.so.2";

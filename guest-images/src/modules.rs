@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::GuestError;
 
 /// What the guest uses of its kernel. Whatever is built into the kernel needs no module and is skipped.
-pub(crate) const WANTED: [&str; 9] = [
+pub(crate) const WANTED: [&str; 10] = [
     "virtio_pci",
     "virtio_console",
     "virtio_net",
@@ -16,6 +16,7 @@ pub(crate) const WANTED: [&str; 9] = [
     "crc32c-intel",
     "crc32c_generic",
     "ext4",
+    "xfs",
     "af_packet",
 ];
 

@@ -16,7 +16,7 @@ use crate::{GuestError, Progress};
 const KERNEL: &str = "linux-image-cloud-amd64";
 
 /// Whose files the guest's userland is made of. Libraries that are not here are stood in for.
-pub(crate) const USERLAND: [&str; 16] = [
+pub(crate) const USERLAND: [&str; 19] = [
     "busybox-static",
     "e2fsprogs",
     "ethtool",
@@ -27,11 +27,14 @@ pub(crate) const USERLAND: [&str; 16] = [
     "libc6",
     "libcom-err2",
     "libext2fs2",
+    "libinih1",
     "libiperf0",
     "libmnl0",
     "libnuma1",
     "libss2",
+    "liburcu8",
     "libuuid1",
+    "xfsprogs",
     "zlib1g",
 ];
 

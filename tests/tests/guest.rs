@@ -68,8 +68,15 @@ fn commands_run_as_they_are_given() {
     let late = agent.run("sleep 1000", Duration::from_millis(100));
     assert!(matches!(late, Err(AgentError::TimedOut { .. })), "{late:?}");
 
-    for program in ["fio --version", "iperf3 --version", "ethtool --version", "mkfs.ext4 -V", "fsck.ext4 -V"]
-    {
+    for program in [
+        "fio --version",
+        "iperf3 --version",
+        "ethtool --version",
+        "mkfs.ext4 -V",
+        "fsck.ext4 -V",
+        "mkfs.xfs -V",
+        "xfs_repair -V",
+    ] {
         let outcome = agent.run(program, LONG).unwrap();
         assert!(outcome.success(), "{program}: {}", String::from_utf8_lossy(&outcome.stderr));
     }

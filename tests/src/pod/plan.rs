@@ -62,6 +62,8 @@ impl NicPlan {
 pub(super) struct SsdPlan {
     pub(super) name: String,
     pub(super) size: String,
+    /// Has a write cache that is lost with its backend, driven by this seed.
+    volatile_cache: Option<u64>,
 }
 
 impl HostPlan {
@@ -101,7 +103,14 @@ impl HostPlan {
     /// It owns an SSD of this size, such as `2G`.
     #[must_use]
     pub fn ssd(mut self, name: &str, size: &str) -> Self {
-        self.ssds.push(SsdPlan { name: name.to_owned(), size: size.to_owned() });
+        self.ssds.push(SsdPlan { name: name.to_owned(), size: size.to_owned(), volatile_cache: None });
+        self
+    }
+
+    /// It owns an SSD whose write cache is lost with its backend; what of it is lost, this seed says.
+    #[must_use]
+    pub fn volatile_ssd(mut self, name: &str, size: &str, seed: u64) -> Self {
+        self.ssds.push(SsdPlan { name: name.to_owned(), size: size.to_owned(), volatile_cache: Some(seed) });
         self
     }
 
@@ -134,6 +143,9 @@ impl HostPlan {
                 path.display(),
                 ssd.size,
             );
+            if let Some(seed) = ssd.volatile_cache {
+                let _ = writeln!(text, "volatile-cache = {seed}");
+            }
         }
         text
     }
