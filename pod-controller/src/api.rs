@@ -5,6 +5,7 @@ mod event;
 mod explanation;
 mod host;
 mod instance;
+mod instance_type;
 mod pool;
 mod problem;
 mod size;
@@ -19,6 +20,7 @@ pub use instance::{
     CreateInstance, Disk, Instance, InstanceList, MigrateInstance, MigrateNic, MigratingDevice, Migration,
     Nic, NicLimit, NicPolicy, NicRequest,
 };
+pub use instance_type::{InstanceType, InstanceTypeList, InstanceTypeSpec};
 pub use pool::{Pool, Region, RegionState};
 pub use problem::{PROBLEM_JSON, Problem};
 pub use size::{ByteSize, ParseByteSizeError};

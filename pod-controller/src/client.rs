@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 
 use crate::api::{
     AddReplica, ChangeVolume, CreateInstance, CreateVolume, Device, DeviceList, EventList, Explanation, Host,
-    HostList, Instance, InstanceList, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume,
-    VolumeList,
+    HostList, Instance, InstanceList, InstanceType, InstanceTypeList, InstanceTypeSpec, MigrateInstance,
+    MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
 };
 
 mod events;
@@ -200,6 +200,26 @@ impl Client {
         self.get(&["v1", "volumes", name])
     }
 
+    /// All instance types.
+    pub fn instance_types(&self) -> Result<Vec<InstanceType>, ClientError> {
+        self.get::<InstanceTypeList>(&["v1", "instance-types"]).map(|list| list.types)
+    }
+
+    /// One instance type.
+    pub fn instance_type(&self, name: &str) -> Result<InstanceType, ClientError> {
+        self.get(&["v1", "instance-types", name])
+    }
+
+    /// Describes an instance type.
+    pub fn set_instance_type(&self, name: &str, spec: &InstanceTypeSpec) -> Result<(), ClientError> {
+        self.tell(Method::PUT, &["v1", "instance-types", name], spec)
+    }
+
+    /// Deletes an instance type.
+    pub fn delete_instance_type(&self, name: &str) -> Result<(), ClientError> {
+        self.end(Method::DELETE, &["v1", "instance-types", name], &[])
+    }
+
     /// Creates a volume.
     pub fn create_volume(&self, request: &CreateVolume) -> Result<Volume, ClientError> {
         self.call(Method::POST, &["v1", "volumes"], &[], Some(request))
@@ -285,10 +305,7 @@ impl Client {
     /// Says anew what an instance may do with one of its NICs.
     pub fn change_nic(&self, instance: &str, nic: &str, policy: &NicPolicy) -> Result<(), ClientError> {
         let path = ["v1", "instances", instance, "nics", nic, "policy"];
-        self.runtime.block_on(async {
-            let response = self.send(Method::PUT, &path, &[], Some(policy)).await?;
-            self.refusal(response).await.map(drop)
-        })
+        self.tell(Method::PUT, &path, policy)
     }
 
     /// Brings back every lease that belongs on a NIC and has moved away from it.
@@ -342,6 +359,14 @@ impl Client {
     fn end(&self, method: Method, path: &[&str], query: &[(&str, &str)]) -> Result<(), ClientError> {
         self.runtime.block_on(async {
             let response = self.send::<()>(method, path, query, None).await?;
+            self.refusal(response).await.map(drop)
+        })
+    }
+
+    /// Says something to which there is no answer but yes or no.
+    fn tell<Body: Serialize>(&self, method: Method, path: &[&str], body: &Body) -> Result<(), ClientError> {
+        self.runtime.block_on(async {
+            let response = self.send(method, path, &[], Some(body)).await?;
             self.refusal(response).await.map(drop)
         })
     }

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::api::ByteSize;
 use crate::link_policy::{FailBack, LinkPolicy};
-use crate::state::Options;
+use crate::state::{Options, PlacementPolicy};
 
 /// A UNIX socket's path has this many bytes at most, its final zero not counted.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -86,6 +86,23 @@ pub struct ControllerSection {
     /// Request queues of a disk.
     #[serde(default = "default_disk_queues")]
     pub disk_queues: u16,
+    /// Of a NIC's speed, how much instances may reserve, in percent.
+    #[serde(default = "default_overcommit_percent")]
+    pub nic_overcommit_percent: u32,
+    /// Of an SSD's requests per second, how much volumes may reserve, in percent.
+    #[serde(default = "default_overcommit_percent")]
+    pub ssd_overcommit_percent: u32,
+    /// Whether bandwidth is reserved only where a backup NIC of another host could carry it too.
+    #[serde(default = "default_prove_failover")]
+    pub prove_failover: bool,
+}
+
+const fn default_overcommit_percent() -> u32 {
+    100
+}
+
+const fn default_prove_failover() -> bool {
+    true
 }
 
 const fn default_detect_ms() -> u64 {
@@ -189,6 +206,15 @@ impl Config {
                 controller.rx_quota_buffers
             ));
         }
+        let shares = [
+            ("nic-overcommit-percent", controller.nic_overcommit_percent),
+            ("ssd-overcommit-percent", controller.ssd_overcommit_percent),
+        ];
+        for (name, percent) in shares {
+            if !(1..=10_000).contains(&percent) {
+                return Err(format!("controller.{name} = {percent}: use 1 to 10000"));
+            }
+        }
         if !(1..=16).contains(&controller.disk_queues) {
             return Err(format!("controller.disk-queues = {}: use 1 to 16", controller.disk_queues));
         }
@@ -251,6 +277,11 @@ impl Config {
             rx_quota_buffers: self.controller.rx_quota_buffers,
             disk_queues: self.controller.disk_queues,
             socket_name_bytes_max: SOCKET_PATH_BYTES_MAX.saturating_sub(sockets.as_os_str().len() + 1),
+            placement: PlacementPolicy {
+                nic_overcommit_percent: self.controller.nic_overcommit_percent,
+                ssd_overcommit_percent: self.controller.ssd_overcommit_percent,
+                prove_failover: self.controller.prove_failover,
+            },
         }
     }
 }
@@ -285,6 +316,8 @@ mod tests {
             ("disk-queues = 0", "disk-queues"),
             ("rx-quota-buffers = 1", "rx-quota-buffers"),
             ("drain-ms = 1", "drain-ms"),
+            ("nic-overcommit-percent = 0", "nic-overcommit-percent"),
+            ("ssd-overcommit-percent = 99999", "ssd-overcommit-percent"),
             ("fail-back = 'perhaps'", "perhaps"),
         ] {
             let error = with(line).expect_err(line);

@@ -7,6 +7,7 @@ mod drains;
 mod events;
 mod health;
 mod hosts;
+mod instance_types;
 mod instances;
 mod listen;
 mod migrations;
@@ -66,6 +67,8 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(instances::list, instances::create))
         .routes(routes!(instances::get, instances::delete))
         .routes(routes!(instances::explain))
+        .routes(routes!(instance_types::list))
+        .routes(routes!(instance_types::get, instance_types::set, instance_types::delete))
         .routes(routes!(migrations::prepare, migrations::abort))
         .routes(routes!(migrations::activate))
         .routes(routes!(nics::migrate))

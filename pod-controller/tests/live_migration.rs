@@ -58,6 +58,7 @@ fn running() -> Pod {
             device: None,
             replicas: 1,
             stripes: None,
+            minimum_iops: None,
         })
         .expect("created");
     let instance = client.create_instance(&vm("vm1", &["vol0"]), WAIT).expect("created");

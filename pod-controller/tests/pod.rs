@@ -5,7 +5,10 @@ mod support;
 use std::time::Duration;
 
 use cxl_pool::Role;
-use pod_controller::api::{ByteSize, CreateVolume, DeviceHealth, EventKind, RegionState};
+use pod_controller::api::{
+    ByteSize, CreateInstance, CreateVolume, DeviceHealth, DeviceKind, EventKind, InstanceTypeSpec,
+    RegionState,
+};
 use pod_controller::client::ClientError;
 use pod_controller::controller::ControllerError;
 use pod_controller::store::StoreError;
@@ -22,6 +25,7 @@ fn create_volume(pod: &Pod, name: &str) {
         device: None,
         replicas: 1,
         stripes: None,
+        minimum_iops: None,
     };
     pod.client().create_volume(&request).expect("room for a volume");
 }
@@ -47,6 +51,39 @@ fn instance_is_ready_when_its_daemons_have_everything() {
     assert_eq!(registrations(pod.endpoint(3, Role::NetBackend)), [RegistrationState::Standby]);
     assert!(pod.endpoint(1, Role::NetFrontend).objects().values().any(|it| matches!(it, Object::Port(_))));
     assert!(pod.endpoint(1, Role::BlkFrontend).objects().values().any(|it| matches!(it, Object::Disk(_))));
+}
+
+#[test]
+fn what_is_reserved_is_promised_shown_and_explained() {
+    let pod = Pod::demo();
+    let client = pod.client();
+    let spec = InstanceTypeSpec { nics: 1, reserved_mbps: 6000, ..InstanceTypeSpec::default() };
+    client.set_instance_type("large", &spec).expect("set");
+    assert_eq!(client.instance_type("large").expect("there").spec, spec);
+    assert_eq!(client.instance_types().expect("a list").len(), 1);
+    let large = |name: &str| {
+        let instance_type = Some("large".to_owned());
+        CreateInstance { nics: Vec::new(), instance_type, ..vm(name, &[]) }
+    };
+    let tried = client.try_instance(&large("vm1")).expect("a dry run");
+    assert_eq!((tried.nics[0].reserved_mbps, tried.nics[0].failover_proven), (6000, true));
+    let instance = client.create_instance(&large("vm1"), WAIT).expect("created");
+    assert_eq!(instance.instance_type.as_deref(), Some("large"));
+    assert_eq!((instance.nics[0].nic.as_str(), instance.nics[0].failover_proven), ("h2/nic0", true));
+    let refused = client.create_instance(&large("vm2"), WAIT).expect_err("there is one ordinary NIC");
+    assert_eq!(refused.status(), Some(409));
+    assert!(refused.to_string().contains("no NIC has 6000 Mbit/s left"), "{refused}");
+    let device = client.device("h2", "nic0").expect("a NIC");
+    let DeviceKind::Nic { capacity_mbps, reserved_mbps, .. } = device.kind else { panic!("no NIC") };
+    assert_eq!((capacity_mbps, reserved_mbps), (10_000, 6000));
+    let backup = client.device("h3", "nic0").expect("a NIC");
+    let DeviceKind::Nic { spare_mbps, .. } = backup.kind else { panic!("no NIC") };
+    assert_eq!(spare_mbps, 6000);
+    let explained = client.explain_instance("vm1").expect("an explanation");
+    assert!(explained.devices[0].on_failure.contains("6000 Mbit/s to spare"), "{explained:?}");
+    client.delete_instance_type("large").expect("deleted");
+    let gone = client.create_instance(&large("vm2"), WAIT).expect_err("no such type");
+    assert_eq!(gone.status(), Some(404));
 }
 
 #[test]

@@ -148,6 +148,9 @@ pub enum DeviceReport {
         /// What volumes must leave free at its beginning.
         #[serde(default)]
         reserved_bytes: u64,
+        /// How many requests per second it can do, if its operator says so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        iops: Option<u64>,
     },
 }
 

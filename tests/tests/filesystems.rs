@@ -57,13 +57,16 @@ fn file_systems_are_whole_after_every_daemon_was_killed() {
     // One on one SSD, one on two.
     for (name, device, replicas) in [("vol0", Some("h2/ssd0".to_owned()), 1), ("vol1", None, 2)] {
         let (name, size) = (name.to_owned(), SIZE.parse().unwrap());
-        pod.api().create_volume(&CreateVolume { name, size, device, replicas, stripes: None }).unwrap();
+        pod.api()
+            .create_volume(&CreateVolume { name, size, device, replicas, stripes: None, minimum_iops: None })
+            .unwrap();
     }
     let request = CreateInstance {
         name: "vm1".to_owned(),
         host: "h1".to_owned(),
         nics: Vec::new(),
         volumes: vec!["vol0".to_owned(), "vol1".to_owned()],
+        instance_type: None,
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let mut vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();

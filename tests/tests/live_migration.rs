@@ -190,13 +190,23 @@ fn a_guest_with_a_mirrored_volume_moves_while_a_replica_dies_and_returns() {
     let guest = Guest::ensure(&mut Silent).unwrap();
     let mut pod = pod_of_mirrors();
     let (name, size) = ("vol0".to_owned(), "64M".parse().unwrap());
-    pod.api().create_volume(&CreateVolume { name, size, device: None, replicas: 2, stripes: None }).unwrap();
+    pod.api()
+        .create_volume(&CreateVolume {
+            name,
+            size,
+            device: None,
+            replicas: 2,
+            stripes: None,
+            minimum_iops: None,
+        })
+        .unwrap();
     let instance = pod
         .create_instance_as(&CreateInstance {
             name: "vm1".to_owned(),
             host: "h1".to_owned(),
             nics: vec![NicRequest::default()],
             volumes: vec!["vol0".to_owned()],
+            instance_type: None,
         })
         .unwrap();
     let mut vm = pod.boot(&instance, &guest, SHAPE).unwrap();

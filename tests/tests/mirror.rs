@@ -55,7 +55,14 @@ fn replicas_die_one_after_the_other_and_every_byte_is_there() {
     let (name, size) = ("vol0".to_owned(), "192M".parse().unwrap());
     let volume = pod
         .api()
-        .create_volume(&CreateVolume { name, size, device: None, replicas: 2, stripes: None })
+        .create_volume(&CreateVolume {
+            name,
+            size,
+            device: None,
+            replicas: 2,
+            stripes: None,
+            minimum_iops: None,
+        })
         .unwrap();
     let devices: Vec<String> = volume.replicas.iter().map(|replica| replica.device.clone()).collect();
     assert_eq!(devices.len(), 2, "{volume:?}");
@@ -64,6 +71,7 @@ fn replicas_die_one_after_the_other_and_every_byte_is_there() {
         host: "h1".to_owned(),
         nics: vec![NicRequest::default()],
         volumes: vec!["vol0".to_owned()],
+        instance_type: None,
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();

@@ -41,12 +41,15 @@ fn a_volume_moves_under_a_guest_that_writes() {
     let pod = PodBuilder::three_hosts().start().unwrap();
     let (name, size) = ("vol0".to_owned(), "128M".parse().unwrap());
     let device = Some("h2/ssd0".to_owned());
-    pod.api().create_volume(&CreateVolume { name, size, device, replicas: 1, stripes: None }).unwrap();
+    pod.api()
+        .create_volume(&CreateVolume { name, size, device, replicas: 1, stripes: None, minimum_iops: None })
+        .unwrap();
     let request = CreateInstance {
         name: "vm1".to_owned(),
         host: "h1".to_owned(),
         nics: vec![NicRequest::default()],
         volumes: vec!["vol0".to_owned()],
+        instance_type: None,
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();

@@ -52,6 +52,7 @@ impl Site {
                 device: None,
                 replicas: 1,
                 stripes: None,
+                minimum_iops: None,
             })?;
         }
         let instance = pod.create_instance_as(&CreateInstance {
@@ -59,6 +60,7 @@ impl Site {
             host: "h1".to_owned(),
             nics: Vec::new(),
             volumes: names,
+            instance_type: None,
         })?;
         let disk =
             |(system, letter): (&FileSystem, char)| (Files::on(*system), *system, format!("vd{letter}"));

@@ -20,6 +20,7 @@ fn taken_socket_paths_are_refused_and_left_alone() {
                 device: None,
                 replicas: 1,
                 stripes: None,
+                minimum_iops: None,
             })
             .unwrap();
         let request = CreateInstance {
@@ -27,6 +28,7 @@ fn taken_socket_paths_are_refused_and_left_alone() {
             host: "h1".to_owned(),
             nics: vec![NicRequest::default()],
             volumes: vec![format!("{name}-vol")],
+            instance_type: None,
         };
         pod.api().create_instance(&request, Duration::from_secs(2)).unwrap()
     };

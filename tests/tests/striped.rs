@@ -44,7 +44,14 @@ fn the_backend_of_a_column_dies_under_load_and_every_byte_is_there() {
     let (name, size) = ("vol0".to_owned(), "128M".parse().unwrap());
     let volume = pod
         .api()
-        .create_volume(&CreateVolume { name, size, device: None, replicas: 1, stripes: Some(STRIPES) })
+        .create_volume(&CreateVolume {
+            name,
+            size,
+            device: None,
+            replicas: 1,
+            stripes: Some(STRIPES),
+            minimum_iops: None,
+        })
         .unwrap();
     assert_eq!(volume.size_bytes, 128 << 20, "{volume:?}");
     let instance = pod
@@ -53,6 +60,7 @@ fn the_backend_of_a_column_dies_under_load_and_every_byte_is_there() {
             host: "h1".to_owned(),
             nics: Vec::new(),
             volumes: vec!["vol0".to_owned()],
+            instance_type: None,
         })
         .unwrap();
     // Half of it on each SSD, and each of them says so.

@@ -77,8 +77,10 @@ fn run(cli: &Cli, stop: &StopSignal) -> anyhow::Result<Exit> {
 /// Opened devices under their names, and the tables of volumes of those that have one.
 #[derive(Default)]
 struct Ssds {
-    ssds: Vec<OpenedSsd>,
+    devices: Vec<OpenedSsd>,
     labels: Vec<(String, Label)>,
+    /// What operators say that they can do, in requests per second.
+    iops: Vec<(String, u64)>,
 }
 
 fn serve<M: Memory>(
@@ -109,7 +111,8 @@ fn open_ssds(config: &HostConfig, pool: &Pool) -> anyhow::Result<Ssds> {
         // The driver first: it makes a file that is not there, and keeps others from it.
         let mut ssd = OpenedSsd::new(&config.name, ssd::open(&config, pool)?);
         ssd.request_timeout = config.request_timeout;
-        opened.ssds.push(ssd);
+        opened.iops.extend(config.iops.map(|iops| (config.name.clone(), iops)));
+        opened.devices.push(ssd);
         if let DriverKind::File { path, .. } = &config.driver {
             opened.labels.push((config.name, Label::open(path)?));
         }
@@ -118,8 +121,11 @@ fn open_ssds(config: &HostConfig, pool: &Pool) -> anyhow::Result<Ssds> {
 }
 
 fn reports(opened: &Ssds) -> Vec<DeviceReport> {
-    let mut reports = device_reports(opened.ssds.iter().map(|it| (it.name.as_str(), it.ssd.as_ref())));
+    let mut reports = device_reports(opened.devices.iter().map(|it| (it.name.as_str(), it.ssd.as_ref())));
     for report in &mut reports {
+        if let DeviceReport::Ssd { name, iops, .. } = report {
+            *iops = opened.iops.iter().find(|(known, _)| known == name).map(|(_, iops)| *iops);
+        }
         if let DeviceReport::Ssd { name, table, reserved_bytes, .. } = report
             && let Some((_, label)) = opened.labels.iter().find(|(labelled, _)| labelled == name)
         {
@@ -197,7 +203,7 @@ fn start<M: Memory>(
         Box::new(frontend)
     } else {
         let worker = WorkerConfig::new(&config.run, config.blk.backend_cpu, fence);
-        let mut backend = Backend::start(memory, run, worker, doorbell, opened.ssds, Some(reporter))?;
+        let mut backend = Backend::start(memory, run, worker, doorbell, opened.devices, Some(reporter))?;
         backend.keep_tables(opened.labels);
         Box::new(backend)
     })

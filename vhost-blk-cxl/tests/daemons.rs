@@ -154,6 +154,7 @@ fn a_device_tells_its_volumes_and_a_deleted_one_is_wiped() {
         device: Some("h2/ssd0".to_owned()),
         replicas: 1,
         stripes: None,
+        minimum_iops: None,
     };
     assert!(client(&pod).create_volume(&request).is_err());
     client(&pod).adopt_volumes("h2", "ssd0").unwrap();

@@ -103,6 +103,10 @@ pub enum EventKind {
     InstanceCreated,
     /// An instance was deleted.
     InstanceDeleted,
+    /// A kind of instance was described.
+    InstanceTypeSet,
+    /// A kind of instance was deleted.
+    InstanceTypeDeleted,
     /// A VMM connected to a device.
     Attached,
     /// A VMM went away from a device.
@@ -156,6 +160,8 @@ impl EventKind {
             Self::ReplicaSynced => "replica-synced",
             Self::InstanceCreated => "instance-created",
             Self::InstanceDeleted => "instance-deleted",
+            Self::InstanceTypeSet => "instance-type-set",
+            Self::InstanceTypeDeleted => "instance-type-deleted",
             Self::Attached => "attached",
             Self::Detached => "detached",
             Self::CommandFailed => "command-failed",

@@ -111,6 +111,15 @@ pub enum DeviceKind {
         backup: bool,
         /// How many leases would move to it.
         standby_leases: u32,
+        /// How much of it may be reserved, in Mbit/s.
+        #[serde(default)]
+        capacity_mbps: u64,
+        /// How much of it is reserved, in Mbit/s.
+        #[serde(default)]
+        reserved_mbps: u64,
+        /// How much more the failure of any one host would bring at worst, in Mbit/s.
+        #[serde(default)]
+        spare_mbps: u64,
     },
     /// An SSD.
     Ssd {
@@ -118,6 +127,12 @@ pub enum DeviceKind {
         size_bytes: u64,
         /// Of it, what volumes occupy.
         used_bytes: u64,
+        /// How many requests per second may be reserved; absent if nobody said what it can do.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        iops: Option<u64>,
+        /// How many requests per second are reserved.
+        #[serde(default)]
+        reserved_iops: u64,
         /// Its logical block.
         block_bytes: u32,
         /// The names of volumes that were found on it and that are nobody's; it is not used until they are adopted.

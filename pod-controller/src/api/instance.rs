@@ -20,6 +20,9 @@ pub struct Instance {
     pub id: u32,
     /// The host it runs on.
     pub host: String,
+    /// The instance type that it was made of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance_type: Option<String>,
     /// Its NICs, in the order they were asked for.
     pub nics: Vec<Nic>,
     /// Its disks, in the order they were asked for.
@@ -91,6 +94,18 @@ pub struct Nic {
     /// What the instance may do with it.
     #[serde(default)]
     pub policy: NicPolicy,
+    /// How much of the NIC it is sure of, in Mbit/s; 0 for nothing.
+    #[serde(default)]
+    pub reserved_mbps: u64,
+    /// Whether what it reserves is sure to be carried when the host of its NIC fails.
+    #[serde(default)]
+    pub failover_proven: bool,
+    /// NICs with this name are served by different hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub apart: Option<String>,
+    /// NICs with this name are served by one host where that can be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub together: Option<String>,
     /// The NIC that it has left and still receives from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draining: Option<String>,
@@ -145,6 +160,9 @@ pub struct CreateInstance {
     /// The volumes it gets.
     #[serde(default)]
     pub volumes: Vec<String>,
+    /// An instance type, from which follows what is not said here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance_type: Option<String>,
 }
 
 /// Asks for a virtio-net device.
@@ -163,6 +181,16 @@ pub struct NicRequest {
     /// What the instance may do with it; without it, anything.
     #[serde(default)]
     pub policy: NicPolicy,
+    /// How much of a NIC it is to be sure of, in Mbit/s. It is refused unless a NIC has that left, and a backup NIC of another
+    /// host could carry it too; 0 for nothing.
+    #[serde(default)]
+    pub reserved_mbps: u64,
+    /// A name: NICs with the same one are served by different hosts, or refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub apart: Option<String>,
+    /// A name: NICs with the same one are served by one host where that can be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub together: Option<String>,
 }
 
 /// Asks for a NIC of an instance to be moved.

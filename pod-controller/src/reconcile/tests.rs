@@ -54,6 +54,7 @@ fn joined(state: &mut State, endpoint: EndpointId, incarnation: u64) {
             block_bytes: 512,
             table: None,
             reserved_bytes: 0,
+            iops: None,
         }]
     } else if endpoint.role == Role::NetBackend {
         vec![DeviceReport::Nic {
@@ -91,6 +92,7 @@ fn options() -> Options {
         rx_quota_buffers: 64,
         disk_queues: 1,
         socket_name_bytes_max: 80,
+        placement: crate::state::PlacementPolicy::default(),
     }
 }
 
@@ -101,7 +103,7 @@ fn state_with_vm() -> State {
     let (name, host) = ("vm1".to_owned(), FRONTEND.host);
     let nics = vec![NicWish::default()];
     state
-        .apply(&state::Command::CreateInstance { name, host, nics, volumes: Vec::new() })
+        .apply(&state::Command::CreateInstance { name, host, nics, volumes: Vec::new(), instance_type: None })
         .expect("there is a NIC");
     state
 }
@@ -176,9 +178,15 @@ fn what_was_flushed_before_it_was_served_is_flushed_again_when_it_is_given_up() 
     }
     let command = |state: &mut State, command| state.apply(&command).expect("it is possible");
     let (name, size_bytes) = ("vol0".to_owned(), 1 << 20);
-    command(&mut state, state::Command::CreateVolume { name, size_bytes, device: None, replicas: 1 });
+    command(
+        &mut state,
+        state::Command::CreateVolume { name, size_bytes, device: None, replicas: 1, minimum_iops: None },
+    );
     let (name, host, volumes) = ("vm1".to_owned(), frontend.host, vec!["vol0".to_owned()]);
-    command(&mut state, state::Command::CreateInstance { name, host, nics: Vec::new(), volumes });
+    command(
+        &mut state,
+        state::Command::CreateInstance { name, host, nics: Vec::new(), volumes, instance_type: None },
+    );
     joined(&mut state, backend, 2);
     let data = state.leases.values().next().and_then(|lease| lease.area).expect("an area").region;
 

@@ -72,7 +72,7 @@ pub(super) async fn explain(
         (status = 200, description = "a dry run: what would be made", body = Instance),
         (status = 201, body = Instance),
         (status = 400, description = "the request makes no sense", body = Problem, content_type = "application/problem+json"),
-        (status = 404, description = "there is no such host or volume", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "there is no such host, volume or instance type", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "a name is taken, a volume is leased, or there is no NIC or no room", body = Problem, content_type = "application/problem+json"),
     )
 )]
@@ -88,7 +88,13 @@ pub(super) async fn create(
     let host = host_named(&handle, &request.host)?;
     let nics = request.nics.iter().map(wish).collect::<Result<Vec<NicWish>, Failure>>()?;
     let name = request.name.clone();
-    let command = Command::CreateInstance { name, host, nics, volumes: request.volumes };
+    let command = Command::CreateInstance {
+        name,
+        host,
+        nics,
+        volumes: request.volumes,
+        instance_type: request.instance_type,
+    };
     if query.dry_run {
         let view = handle.view().after(&command).map_err(SubmitError::Refused)?;
         let instance =
@@ -110,7 +116,15 @@ fn wish(request: &NicRequest) -> Result<NicWish, Failure> {
     let mac = request.mac.as_ref().map(|mac| mac.parse()).transpose();
     let mac = mac.map_err(|error: pod_protocol::ids::NotAMacAddress| Failure::invalid(error.to_string()))?;
     let policy = request.policy.clone().into();
-    Ok(NicWish { mac, mtu: request.mtu, queue_pairs: request.queue_pairs, policy })
+    Ok(NicWish {
+        mac,
+        mtu: request.mtu,
+        queue_pairs: request.queue_pairs,
+        policy,
+        reserved_mbps: request.reserved_mbps,
+        apart: request.apart.clone(),
+        together: request.together.clone(),
+    })
 }
 
 /// The instance once it is ready, or as it is when the time is over; nothing if it was deleted meanwhile.

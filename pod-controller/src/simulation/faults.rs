@@ -136,6 +136,12 @@ impl Pod {
         }
     }
 
+    /// A NIC, for which a third reserve something.
+    fn nic_wish(&mut self) -> NicWish {
+        let reserved_mbps = if self.dice.once_in(3) { 1000 } else { 0 };
+        NicWish { reserved_mbps, ..NicWish::default() }
+    }
+
     pub(super) fn wish(&mut self) -> Command {
         let number = self.dice.below(self.size.names);
         let host = self.random_daemon().host;
@@ -146,12 +152,14 @@ impl Pod {
                 size_bytes: self.dice.between(1, 6) * MIB,
                 device: None,
                 replicas: if self.dice.once_in(3) { 2 } else { 1 },
+                minimum_iops: None,
             },
             4..=8 => Command::CreateInstance {
                 name: vm,
                 host,
-                nics: (0..self.dice.between(1, 3)).map(|_| NicWish::default()).collect(),
+                nics: (0..self.dice.between(1, 3)).map(|_| self.nic_wish()).collect(),
                 volumes: if self.dice.once_in(3) { Vec::new() } else { vec![vol] },
+                instance_type: None,
             },
             9 => Command::DeleteInstance { name: vm, force: true },
             10 => Command::DeleteVolume { name: vol },

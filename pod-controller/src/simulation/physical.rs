@@ -273,18 +273,21 @@ impl Physical {
         self.says(id, PortEvent::Answered { endpoint: id, command: mail.ticket, result });
     }
 
-    /// Whatever is on its way: only one frontend's messages are accepted, and only one NIC is the active one.
+    /// Whatever is on its way: only one frontend's messages are accepted, and only one NIC is the active one. The SSDs of a
+    /// mirror learn one after the other that its instance has moved: each has one writer, and nothing is acknowledged to
+    /// whom one of them refuses.
     fn one_holder(&mut self, lease: LeaseId) {
         let users: Vec<&Daemon> =
             self.users[&lease].iter().map(|id| &self.daemons[id]).filter(|it| it.alive).collect();
-        let mut writers = BTreeSet::new();
+        let mut writers: BTreeMap<Option<EndpointId>, BTreeSet<EndpointId>> = BTreeMap::new();
         let mut active = BTreeSet::new();
         for backend in &users {
+            let place = (backend.id.role == Role::BlkBackend).then_some(backend.id);
             for (channel, generation, is_active) in backend.accepts(lease) {
                 let at = backend.channel(channel);
                 for frontend in users.iter().filter(|it| it.writes(lease).contains(&(channel, generation))) {
                     if at.is_some() && frontend.channel(channel) == at {
-                        writers.insert(frontend.id);
+                        writers.entry(place).or_default().insert(frontend.id);
                     }
                 }
                 if is_active && !active.insert(generation) {
@@ -295,7 +298,7 @@ impl Physical {
                 }
             }
         }
-        if writers.len() > 1 {
+        if let Some(writers) = writers.into_values().find(|writers| writers.len() > 1) {
             self.blame(|| format!("{lease} has two writers: {writers:?}"));
         }
     }

@@ -152,6 +152,7 @@ mod tests {
             block_bytes: 512,
             table: Some(table),
             reserved_bytes: MIB,
+            iops: None,
         };
         let join = join(2, vec![report]);
         state.apply(&Command::Join { endpoint: backend(), incarnation, join }).unwrap();
@@ -164,6 +165,7 @@ mod tests {
             size_bytes: 8 * MIB,
             device: Some(device()),
             replicas: 1,
+            minimum_iops: None,
         };
         state.apply(&command).map(|_| check(state))
     }

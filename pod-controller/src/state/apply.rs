@@ -4,6 +4,7 @@ use cxl_pool::{EndpointId, Role};
 use pod_protocol::ids::{LeaseId, RegionId};
 
 use super::attachment::Attached;
+use super::create::Wanted;
 use super::{
     Command, DeviceId, Effect, Health, LeaseKind, Options, Presence, Purpose, Refusal, RefusalKind, State,
 };
@@ -49,8 +50,15 @@ impl State {
             Command::Scrubbed { endpoint, incarnation, region } => {
                 self.scrubbed(*endpoint, *incarnation, *region);
             }
-            Command::CreateVolume { name, size_bytes, device, replicas } => {
-                self.create_volume(name, *size_bytes, device.as_ref(), *replicas, &mut effects)?;
+            Command::CreateVolume { name, size_bytes, device, replicas, minimum_iops } => {
+                let (replicas, minimum_iops) = (*replicas, *minimum_iops);
+                self.create_volume(
+                    name,
+                    *size_bytes,
+                    device.as_ref(),
+                    (replicas, minimum_iops),
+                    &mut effects,
+                )?;
             }
             Command::CreateStriped { name, size_bytes, columns, stripe_bytes } => {
                 self.create_striped(name, *size_bytes, *columns, *stripe_bytes, &mut effects)?;
@@ -74,9 +82,15 @@ impl State {
             Command::DeleteVolume { name } => self.delete_volume(name, &mut effects)?,
             Command::VolumeWiped { device, volume } => self.volume_wiped(device, *volume),
             Command::AdoptVolumes { device } => self.adopt_volumes(device, &mut effects)?,
-            Command::CreateInstance { name, host, nics, volumes } => {
-                self.create_instance(name, *host, nics, volumes, &mut effects)?;
+            Command::CreateInstance { name, host, nics, volumes, instance_type } => {
+                let wanted =
+                    Wanted { name, host: *host, nics, volumes, instance_type: instance_type.as_deref() };
+                self.create_instance(&wanted, &mut effects)?;
             }
+            Command::SetInstanceType { name, instance_type } => {
+                self.set_type(name, instance_type, &mut effects)?;
+            }
+            Command::DeleteInstanceType { name } => self.delete_type(name, &mut effects)?,
             Command::PrepareMigration { name, to } => self.prepare_migration(name, *to, &mut effects)?,
             Command::AbortMigration { name } => self.abort_migration(name, &mut effects)?,
             Command::ActivateMigration { name, force } => {

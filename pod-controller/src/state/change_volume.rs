@@ -2,7 +2,7 @@ use pod_protocol::ids::VolumeId;
 use pod_protocol::objects::Qos;
 
 use super::volume::{check_size, place_bytes};
-use super::{Effect, Kind, Refusal, RefusalKind, State};
+use super::{Effect, Kind, Refusal, RefusalKind, State, Volume};
 use crate::api::{ByteSize, EventKind};
 
 /// The longest time for which a volume may save up its share.
@@ -23,6 +23,9 @@ impl State {
         }
         if let Some(qos) = &qos {
             check_qos(qos)?;
+            if let Some(volume) = self.volumes.get(&id) {
+                self.check_iops(volume, qos)?;
+            }
         }
         let Some(volume) = self.volumes.get_mut(&id) else { return Ok(()) };
         let mut changes = Vec::new();
@@ -36,6 +39,31 @@ impl State {
         }
         if !changes.is_empty() {
             effects.push(Effect::event(EventKind::VolumeChanged, name, changes.join("; ")));
+        }
+        Ok(())
+    }
+
+    /// Whether the SSDs of a volume have the requests per second that it is to be sure of.
+    pub(super) fn check_iops(&self, volume: &Volume, qos: &Qos) -> Result<(), Refusal> {
+        let share = |qos: Qos| Volume { qos, ..volume.clone() }.share_of_place().minimum_iops.unwrap_or(0);
+        let (now, wanted) = (share(volume.qos), share(*qos));
+        for ssd in volume.devices().filter(|_| wanted > now) {
+            let Some(capacity) = self.devices.get(ssd).and_then(|device| self.iops_capacity(device)) else {
+                continue;
+            };
+            let others = self.reserved_iops(ssd).saturating_sub(now);
+            let free = capacity.saturating_sub(others);
+            if wanted > free {
+                return Err(Refusal::new(
+                    RefusalKind::NoRoom,
+                    format!(
+                        "{} has {free} of {capacity} requests/s left for {}, not {wanted}: reserve less, or move the \
+                         volume (podctl volumes move)",
+                        self.device_name(ssd),
+                        volume.name
+                    ),
+                ));
+            }
         }
         Ok(())
     }
@@ -76,7 +104,7 @@ impl State {
     }
 }
 
-fn check_qos(qos: &Qos) -> Result<(), Refusal> {
+pub(super) fn check_qos(qos: &Qos) -> Result<(), Refusal> {
     let invalid = |detail: String| Err(Refusal::new(RefusalKind::InvalidValue, detail));
     let rates =
         [("iops", qos.iops), ("bytes_per_second", qos.bytes_per_second), ("minimum_iops", qos.minimum_iops)];
@@ -126,11 +154,21 @@ mod tests {
         }
         for (name, mib) in [("a", 8), ("b", 8)] {
             let (name, size_bytes) = (name.to_owned(), mib * MIB);
-            state.apply(&Command::CreateVolume { name, size_bytes, device: None, replicas: 1 }).unwrap();
+            state
+                .apply(&Command::CreateVolume {
+                    name,
+                    size_bytes,
+                    device: None,
+                    replicas: 1,
+                    minimum_iops: None,
+                })
+                .unwrap();
         }
         let (name, volumes) = ("vm".to_owned(), vec!["b".to_owned()]);
         let host = cxl_pool::HostId::new(1);
-        state.apply(&Command::CreateInstance { name, host, nics: Vec::new(), volumes }).unwrap();
+        state
+            .apply(&Command::CreateInstance { name, host, nics: Vec::new(), volumes, instance_type: None })
+            .unwrap();
         check(&state);
         state
     }

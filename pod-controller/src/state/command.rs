@@ -4,7 +4,7 @@ use pod_protocol::objects::{NicPolicy, Qos};
 use pod_protocol::reports::{DeviceReport, Join};
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceId, Options};
+use super::{DeviceId, InstanceType, Options};
 
 /// A fact or a wish, as it stands in the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -160,6 +160,9 @@ pub enum Command {
         /// In how many places, each on another host.
         #[serde(default = "one")]
         replicas: u8,
+        /// How many requests per second it is to be sure of on each SSD.
+        #[serde(default)]
+        minimum_iops: Option<u64>,
     },
     /// Somebody wants a volume that lies on several SSDs, a share on each.
     CreateStriped {
@@ -259,6 +262,21 @@ pub enum Command {
         nics: Vec<NicWish>,
         /// The names of the volumes it gets.
         volumes: Vec<String>,
+        /// What kind of instance it is: what is not said otherwise follows from it.
+        #[serde(default)]
+        instance_type: Option<String>,
+    },
+    /// Somebody describes a kind of instance, which may be known already. Instances that are there stay as they are.
+    SetInstanceType {
+        /// Its name.
+        name: String,
+        /// What instances of it get.
+        instance_type: InstanceType,
+    },
+    /// Nobody shall ask for that kind of instance any more.
+    DeleteInstanceType {
+        /// Its name.
+        name: String,
     },
     /// Somebody is about to move an instance to another host.
     PrepareMigration {
@@ -328,4 +346,13 @@ pub struct NicWish {
     /// What the instance may do with it.
     #[serde(default)]
     pub policy: NicPolicy,
+    /// How much of a NIC it is to be sure of, in Mbit/s; 0 for nothing.
+    #[serde(default)]
+    pub reserved_mbps: u64,
+    /// Served by another host than all others with this name.
+    #[serde(default)]
+    pub apart: Option<String>,
+    /// Served by the same host as others with this name, where that can be.
+    #[serde(default)]
+    pub together: Option<String>,
 }

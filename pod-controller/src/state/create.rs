@@ -1,9 +1,12 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
+use pod_protocol::objects::Qos;
 
-use super::nic_policy::{check_policy, promises};
+use super::change_volume::check_qos;
+use super::nic_policy::check_policy;
+use super::place_nic::{MTU_MIN, NicPlace};
 use super::refusal::shown;
 use super::volume::check_size;
 use super::{
@@ -13,15 +16,25 @@ use super::{
 use crate::api::{ByteSize, EventKind};
 
 /// The most NICs of an instance.
-const NICS_MAX: usize = 8;
+pub(super) const NICS_MAX: usize = 8;
 /// The most volumes of an instance.
 const VOLUMES_MAX: usize = 16;
 /// The most pairs of queues of a NIC.
-const QUEUE_PAIRS_MAX: u16 = 8;
-/// The smallest MTU that IPv4 allows.
-const MTU_MIN: u16 = 68;
+pub(super) const QUEUE_PAIRS_MAX: u16 = 8;
 /// The most that a guest reads of a disk's serial number.
 const SERIAL_BYTES_MAX: usize = 20;
+
+/// The most that a group's name can be long.
+const GROUP_BYTES_MAX: usize = 63;
+
+/// An instance as somebody wants it.
+pub(super) struct Wanted<'a> {
+    pub(super) name: &'a str,
+    pub(super) host: HostId,
+    pub(super) nics: &'a [NicWish],
+    pub(super) volumes: &'a [String],
+    pub(super) instance_type: Option<&'a str>,
+}
 
 impl State {
     pub(super) fn create_volume(
@@ -29,7 +42,7 @@ impl State {
         name: &str,
         size_bytes: u64,
         device: Option<&DeviceId>,
-        replicas: u8,
+        (replicas, minimum_iops): (u8, Option<u64>),
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         check_name("a volume", name)?;
@@ -48,17 +61,21 @@ impl State {
                 format!("there is no SSD {}", self.device_name(id)),
             ));
         }
-        let places = self.place_replicas(size_bytes, device, replicas)?;
+        let qos = Qos { minimum_iops, ..Qos::default() };
+        check_qos(&qos)?;
+        let iops = minimum_iops.unwrap_or(0);
+        let places = self.place_replicas((size_bytes, iops), device, replicas)?;
         if places.len() < usize::from(replicas) {
             let place = match device {
                 Some(id) if places.is_empty() => format!("not on {}", self.device_name(id)),
                 _ if places.is_empty() => "no SSD that is up".to_owned(),
                 _ => format!("SSDs of {} that are up, not of {replicas},", count(places.len(), "host")),
             };
+            let rate = if iops == 0 { String::new() } else { format!(" and {iops} requests/s") };
             return Err(Refusal::new(
                 RefusalKind::NoRoom,
                 format!(
-                    "there is no room for {} in one piece: {place} has that much free; delete volumes, or ask for less",
+                    "there is no room for {}{rate} in one piece: {place} has that much free; delete volumes, or ask for less",
                     ByteSize::new(size_bytes)
                 ),
             ));
@@ -68,26 +85,33 @@ impl State {
         let names: Vec<String> = places.iter().map(|place| self.device_name(&place.device)).collect();
         let message = format!("{} on {}", ByteSize::new(size_bytes), names.join(", "));
         effects.push(Effect::event(EventKind::VolumeCreated, name, message));
-        self.volumes.insert(id, Volume::new(id, name.to_owned(), places, size_bytes));
+        self.volumes.insert(id, Volume { qos, ..Volume::new(id, name.to_owned(), places, size_bytes) });
         Ok(())
     }
 
     pub(super) fn create_instance(
         &mut self,
-        name: &str,
-        host: HostId,
-        nics: &[NicWish],
-        volumes: &[String],
+        wanted: &Wanted<'_>,
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
+        let Wanted { name, host, volumes, .. } = *wanted;
+        let instance_type = self.type_named(wanted.instance_type)?;
+        let nics = &instance_type.complete(wanted.nics)[..];
         self.check_instance(name, host, nics, volumes)?;
         // Whether everything fits shows only when it was tried.
         let before = self.clone();
         let effects_before = effects.len();
         self.last.instance += 1;
         let id = InstanceId::new(self.last.instance);
-        let instance =
-            Instance { id, name: name.to_owned(), host, incoming: None, nics: Vec::new(), disks: Vec::new() };
+        let instance = Instance {
+            id,
+            name: name.to_owned(),
+            host,
+            incoming: None,
+            instance_type: wanted.instance_type.map(str::to_owned),
+            nics: Vec::new(),
+            disks: Vec::new(),
+        };
         self.instances.insert(id, instance);
         effects.push(Effect::event(
             EventKind::InstanceCreated,
@@ -102,6 +126,7 @@ impl State {
         let tried = self
             .add_nics(id, name, host, nics)
             .and_then(|()| self.add_disks(id, name, volumes))
+            .and_then(|()| self.raise_iops(volumes, instance_type.volume_iops))
             .and_then(|()| {
                 self.settle(effects);
                 self.check_made(id)
@@ -141,6 +166,13 @@ impl State {
                 return invalid(format!("an MTU must be {MTU_MIN} at least"));
             }
             check_policy(&wish.policy)?;
+            for group in wish.apart.iter().chain(&wish.together) {
+                if group.is_empty() || group.len() > GROUP_BYTES_MAX || group.chars().any(char::is_control) {
+                    return invalid(format!(
+                        "a group's name has 1 to {GROUP_BYTES_MAX} bytes, and no control characters"
+                    ));
+                }
+            }
             if let Some(mac) = wish.mac.filter(|mac| mac.is_multicast() || mac.bytes() == [0; 6]) {
                 return invalid(format!("{mac} cannot be the address of a NIC: its first byte must be even"));
             }
@@ -169,18 +201,8 @@ impl State {
         wishes: &[NicWish],
     ) -> Result<(), Refusal> {
         for (number, wish) in wishes.iter().enumerate() {
-            let active = self.place_nic(host, wish.mtu, &wish.policy).ok_or_else(|| {
-                let mtu = wish.mtu.map_or_else(String::new, |mtu| format!(" that can carry an MTU of {mtu}"));
-                Refusal::new(
-                    RefusalKind::NoDevice,
-                    format!(
-                        "there is no NIC with a link{mtu}{}: look at the NICs with `podctl devices list`",
-                        if promises(&wish.policy) { " and free of promises as wanted here" } else { "" }
-                    ),
-                )
-            })?;
+            let NicPlace { active, standby } = self.place_nic(&self.loads(), host, wish)?;
             let (nic_mtu, features) = self.nic_limits(&active);
-            let standby = self.place_standby(&active, wish.mtu.unwrap_or(MTU_MIN), features);
             let standby_mtu = standby.as_ref().map_or(u16::MAX, |standby| self.nic_limits(standby).0);
             let mac = self.choose_mac(wish.mac)?;
             let kind = LeaseKind::Nic {
@@ -193,6 +215,9 @@ impl State {
                 standby,
                 draining: None,
                 policy: wish.policy.clone(),
+                reserved_mbps: wish.reserved_mbps,
+                apart: wish.apart.clone(),
+                together: wish.together.clone(),
             };
             let lease = self.add_lease(instance, name, format!("net{number}"), kind)?;
             if let Some(instance) = self.instances.get_mut(&instance) {
@@ -233,6 +258,26 @@ impl State {
             let lease = self.add_lease(instance, name, volume_name.clone(), kind)?;
             if let Some(instance) = self.instances.get_mut(&instance) {
                 instance.disks.push(lease);
+            }
+        }
+        Ok(())
+    }
+
+    /// Volumes are sure of as much as instances of the kind are promised.
+    fn raise_iops(&mut self, volumes: &[String], iops: Option<u64>) -> Result<(), Refusal> {
+        let Some(iops) = iops else { return Ok(()) };
+        let ids: BTreeSet<VolumeId> =
+            volumes.iter().filter_map(|name| self.volume_named(name)).map(|volume| volume.id).collect();
+        for id in ids {
+            let Some(volume) = self.volumes.get(&id) else { continue };
+            if volume.qos.minimum_iops.is_some_and(|sure| sure >= iops) {
+                continue;
+            }
+            let qos = Qos { minimum_iops: Some(iops), ..volume.qos };
+            check_qos(&qos)?;
+            self.check_iops(volume, &qos)?;
+            if let Some(volume) = self.volumes.get_mut(&id) {
+                volume.qos = qos;
             }
         }
         Ok(())

@@ -54,6 +54,9 @@ pub enum Kind {
         size_bytes: u64,
         /// Its logical block.
         block_bytes: u32,
+        /// How many requests per second it can do; unknown if not said.
+        #[serde(default)]
+        iops: Option<u64>,
         /// What volumes must leave free at its beginning.
         #[serde(default)]
         reserved_bytes: u64,

@@ -65,12 +65,8 @@ impl State {
         let leaving: Vec<LeaseId> = self.leases.values().filter_map(leaves).collect();
         for id in leaving {
             // Looked for one by one, since each that has moved is a load where it is now.
-            let to = self.leases.get(&id).and_then(|lease| match &lease.kind {
-                LeaseKind::Nic { active, mtu, standby, policy, .. } => {
-                    self.place_move(active, *mtu, standby.as_ref(), policy)
-                }
-                LeaseKind::Disk { .. } => None,
-            });
+            let loads = self.loads();
+            let to = self.leases.get(&id).and_then(|lease| self.place_move(&loads, lease, true));
             if let Some(to) = to {
                 self.move_lease(id, &to, EventKind::Drained, effects);
             }

@@ -104,6 +104,7 @@ mod tests {
                 size_bytes: 8 * MIB,
                 device: None,
                 replicas: 1,
+                minimum_iops: None,
             },
         );
         let create = Command::CreateInstance {
@@ -111,6 +112,7 @@ mod tests {
             host: HostId::new(1),
             nics: vec![NicWish::default()],
             volumes: vec!["vol0".to_owned()],
+            instance_type: None,
         };
         must(&mut state, &create);
         state

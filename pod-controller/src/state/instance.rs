@@ -14,6 +14,9 @@ pub struct Instance {
     /// Where it is moving to.
     #[serde(default)]
     pub incoming: Option<HostId>,
+    /// What kind of instance it was made as.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance_type: Option<String>,
     /// In the order they were asked for.
     pub nics: Vec<LeaseId>,
     /// In the order they were asked for.

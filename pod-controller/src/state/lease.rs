@@ -65,6 +65,15 @@ pub enum LeaseKind {
         /// What the instance may do with it.
         #[serde(default)]
         policy: NicPolicy,
+        /// How much of the NIC it is sure of, in Mbit/s; 0 for nothing.
+        #[serde(default)]
+        reserved_mbps: u64,
+        /// No two leases with this name are served by NICs of one host.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        apart: Option<String>,
+        /// Leases with this name are served by NICs of one host where that can be.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        together: Option<String>,
     },
     /// On a volume.
     Disk {

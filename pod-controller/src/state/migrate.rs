@@ -31,7 +31,7 @@ impl State {
         let Some((id, lease)) = id.and_then(|id| Some((id, self.leases.get(&id)?))) else {
             return Err(Refusal::not_found("NIC of that instance", device));
         };
-        let LeaseKind::Nic { active, mtu, draining, policy, .. } = &lease.kind else {
+        let LeaseKind::Nic { active, mtu, draining, reserved_mbps, .. } = &lease.kind else {
             return Err(Refusal::not_found("NIC of that instance", device));
         };
         if draining.is_some() {
@@ -40,8 +40,10 @@ impl State {
         }
         let to = match to {
             Some(to) => to.clone(),
-            None => self.place_move(active, *mtu, lease.standby_nic(), policy).ok_or_else(|| {
-                let detail = format!("there is no other NIC with a link that {device} could move to");
+            None => self.place_move(&self.loads(), lease, true).ok_or_else(|| {
+                let detail = format!(
+                    "there is no other NIC with a link, and with room for what {device} reserves, that it could move to"
+                );
                 Refusal::new(RefusalKind::NoDevice, detail)
             })?,
         };
@@ -60,6 +62,13 @@ impl State {
         if !self.is_up(&to) {
             let detail = format!("{name} does not work now: choose another NIC, or none");
             return Err(Refusal::new(RefusalKind::NoDevice, detail));
+        }
+        if !self.loads().has_room_for(lease, &to) {
+            let detail = format!(
+                "{name} has no room for the {reserved_mbps} Mbit/s that {device} of {instance} reserves: choose another NIC, \
+                 or none"
+            );
+            return Err(Refusal::new(RefusalKind::NoRoom, detail));
         }
         self.move_lease(id, &to, EventKind::Migrated, effects);
         Ok(())

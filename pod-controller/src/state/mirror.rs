@@ -26,7 +26,7 @@ impl State {
     /// Finds places for a volume, each on another host.
     pub(super) fn place_replicas(
         &self,
-        size_bytes: u64,
+        size: (u64, u64),
         device: Option<&DeviceId>,
         replicas: u8,
     ) -> Result<Vec<Replica>, Refusal> {
@@ -36,16 +36,17 @@ impl State {
                 format!("a volume can have 1 to {REPLICAS_MAX} replicas, not {replicas}"),
             ));
         }
-        Ok(self.places(size_bytes, device, replicas))
+        Ok(self.places(size, device, replicas))
     }
 
-    /// Places of this size, each on another host: so many, or fewer if there are not as many.
-    pub(super) fn places(&self, size_bytes: u64, device: Option<&DeviceId>, count: u8) -> Vec<Replica> {
+    /// Places of this size that are sure of so many requests per second, each on another host: so many, or fewer if there are
+    /// not as many.
+    pub(super) fn places(&self, size: (u64, u64), device: Option<&DeviceId>, count: u8) -> Vec<Replica> {
         let mut places: Vec<Replica> = Vec::new();
         for number in 0..u32::from(count) {
             let hosts: BTreeSet<HostId> = places.iter().map(|replica| replica.device.host).collect();
             let wanted = device.filter(|_| number == 0);
-            let Some((device, start_bytes)) = self.place_volume(size_bytes, wanted, &hosts) else { break };
+            let Some((device, start_bytes)) = self.place_volume(size, wanted, &hosts) else { break };
             places.push(Replica::new(number, device, start_bytes));
         }
         places

@@ -23,15 +23,18 @@ mod endpoint;
 mod failed_memory;
 mod host;
 mod instance;
+mod instance_type;
 mod join;
 mod lease;
 mod live_migration;
+mod loads;
 mod migrate;
 mod mirror;
 mod name;
 mod nic_policy;
 mod options;
 mod pairs;
+mod place_nic;
 mod placement;
 mod refusal;
 mod region;
@@ -58,11 +61,13 @@ pub use device::{Device, DeviceId, Health, Hold, Kind};
 pub use effect::Effect;
 pub use endpoint::{Endpoint, Presence};
 pub use instance::Instance;
+pub use instance_type::InstanceType;
 pub use lease::{Lease, LeaseKind};
 pub use live_migration::Incoming;
+pub(crate) use loads::{Loads, NicLoad};
 pub use migrate::Draining;
 pub use name::{NAME_BYTES_MAX, check_name};
-pub use options::Options;
+pub use options::{Options, PlacementPolicy};
 pub use refusal::{Refusal, RefusalKind};
 pub use region::{Purpose, Region, RegionUse, Regions};
 pub use volume::{Replica, Volume};
@@ -86,6 +91,9 @@ pub struct State {
     pub volumes: BTreeMap<VolumeId, Volume>,
     /// Instances.
     pub instances: BTreeMap<InstanceId, Instance>,
+    /// Kinds of instances to choose from, by name.
+    #[serde(default)]
+    pub types: BTreeMap<String, InstanceType>,
     /// Leases of all instances.
     pub leases: BTreeMap<LeaseId, Lease>,
     /// Who uses which part of the pool.
@@ -125,6 +133,7 @@ impl State {
             devices: BTreeMap::new(),
             volumes: BTreeMap::new(),
             instances: BTreeMap::new(),
+            types: BTreeMap::new(),
             leases: BTreeMap::new(),
             channels: BTreeMap::new(),
             drained_hosts: BTreeSet::new(),

@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::{NicPolicy, RateLimit};
 
+use super::loads::BYTES_PER_MBIT;
 use super::{DeviceId, Effect, Kind, LeaseKind, Refusal, RefusalKind, State};
 use crate::api::EventKind;
 
@@ -27,12 +28,17 @@ impl State {
         let known = self.instance_named(instance).ok_or_else(|| Refusal::not_found("instance", instance))?;
         let nics = known.nics.clone();
         let lease = nics.iter().find(|id| self.leases.get(id).is_some_and(|it| it.device == device));
-        if let Some((id, nic)) = lease.and_then(|id| Some((*id, self.leases.get(id)?.active_nic()?.clone())))
-        {
-            self.check_promises(&nic, policy, id)?;
-        }
+        let lease = lease.and_then(|id| self.leases.get(id));
+        let Some((id, LeaseKind::Nic { active, reserved_mbps, .. })) = lease.map(|it| (it.id, &it.kind))
+        else {
+            return Err(Refusal::not_found("NIC of that instance", device));
+        };
+        // What was reserved stays.
+        let policy = &with_reservation(policy, *reserved_mbps);
+        check_policy(policy)?;
+        self.check_promises(active, policy, id)?;
         let Some(LeaseKind::Nic { policy: current, .. }) =
-            lease.and_then(|id| self.leases.get_mut(id)).map(|lease| &mut lease.kind)
+            self.leases.get_mut(&id).map(|lease| &mut lease.kind)
         else {
             return Err(Refusal::not_found("NIC of that instance", device));
         };
@@ -65,8 +71,8 @@ impl State {
     }
 
     /// Whether a NIC is fast enough for what its instances are promised and this besides.
-    pub(super) fn can_promise(&self, nic: &DeviceId, policy: &NicPolicy, without: Option<LeaseId>) -> bool {
-        let wanted = [promised(&policy.transmit), promised(&policy.receive)];
+    fn can_promise(&self, nic: &DeviceId, policy: &NicPolicy, without: Option<LeaseId>) -> bool {
+        let wanted = promises(policy);
         let most = self.bytes_per_second(nic);
         let others = self.promised_on(nic, without);
         // Who wants nothing promised can go anywhere.
@@ -77,9 +83,11 @@ impl State {
     }
 
     fn bytes_per_second(&self, nic: &DeviceId) -> u64 {
-        const BYTES_PER_MBIT: u64 = 125_000;
+        let percent = u64::from(self.options.placement.nic_overcommit_percent);
         match self.devices.get(nic).map(|device| &device.kind) {
-            Some(Kind::Nic { speed_mbps, .. }) => speed_mbps.saturating_mul(BYTES_PER_MBIT),
+            Some(Kind::Nic { speed_mbps, .. }) => {
+                (speed_mbps.saturating_mul(percent) / 100).saturating_mul(BYTES_PER_MBIT)
+            }
             _ => 0,
         }
     }
@@ -99,9 +107,19 @@ impl State {
     }
 }
 
-/// Whether a policy promises anything.
-pub(super) fn promises(policy: &NicPolicy) -> bool {
-    promised(&policy.transmit) > 0 || promised(&policy.receive) > 0
+/// What a policy promises to send and to receive, in bytes per second.
+pub(super) fn promises(policy: &NicPolicy) -> [u64; 2] {
+    [promised(&policy.transmit), promised(&policy.receive)]
+}
+
+/// A policy that promises what is reserved, so that the engines see to it.
+pub(super) fn with_reservation(policy: &NicPolicy, reserved_mbps: u64) -> NicPolicy {
+    let reserved = reserved_mbps.saturating_mul(BYTES_PER_MBIT);
+    let at_least = |limit: RateLimit| match promised(&limit).max(reserved) {
+        0 => limit,
+        minimum => RateLimit { minimum_bytes_per_second: Some(minimum), ..limit },
+    };
+    NicPolicy { transmit: at_least(policy.transmit), receive: at_least(policy.receive), ..policy.clone() }
 }
 
 fn promised(limit: &RateLimit) -> u64 {

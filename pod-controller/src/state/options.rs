@@ -32,6 +32,26 @@ pub struct Options {
     pub disk_queues: u16,
     /// The longest name that a socket's file may have.
     pub socket_name_bytes_max: usize,
+    /// How much of devices may be promised.
+    #[serde(default)]
+    pub placement: PlacementPolicy,
+}
+
+/// How much of devices may be promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacementPolicy {
+    /// Of a NIC's speed, how much may be reserved, in percent; above 100, not all of it can be used at once.
+    pub nic_overcommit_percent: u32,
+    /// Of an SSD's requests per second, how much may be reserved, in percent.
+    pub ssd_overcommit_percent: u32,
+    /// Whether bandwidth is reserved only where a backup NIC of another host could carry it too.
+    pub prove_failover: bool,
+}
+
+impl Default for PlacementPolicy {
+    fn default() -> Self {
+        Self { nic_overcommit_percent: 100, ssd_overcommit_percent: 100, prove_failover: true }
+    }
 }
 
 impl Options {

@@ -1,19 +1,18 @@
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::HostId;
-use pod_protocol::objects::NicPolicy;
 
 use super::volume::first_fit;
 use super::{Device, DeviceId, Health, Kind, LeaseKind, Presence, State};
 
-/// A NIC as placement sees it.
-struct Candidate<'a> {
-    id: &'a DeviceId,
-    speed_mbps: u64,
-    mtu: u16,
-    features: u64,
-    backup: bool,
+/// What volumes use of an SSD.
+#[derive(Default)]
+struct Used {
+    /// Their places: `(start, size)`.
+    places: Vec<(u64, u64)>,
+    /// The requests per second that they are sure of.
+    iops: u64,
 }
 
 impl State {
@@ -61,70 +60,15 @@ impl State {
         u32::try_from(on.count()).unwrap_or(u32::MAX)
     }
 
-    fn usable_nics(&self) -> impl Iterator<Item = Candidate<'_>> {
-        self.devices.iter().filter(|(id, _)| self.is_usable(id)).filter_map(|(id, device)| {
-            match device.kind {
-                Kind::Nic { speed_mbps, mtu, features, backup, .. } => {
-                    Some(Candidate { id, speed_mbps, mtu, features, backup })
-                }
-                Kind::Ssd { .. } => None,
-            }
-        })
-    }
-
-    /// The NIC for a new lease: not a backup one if there is another; on the instance's own host if there is one; the
-    /// least loaded one, by leases for its speed. It can give what the lease is promised.
-    pub(super) fn place_nic(&self, host: HostId, mtu: Option<u16>, policy: &NicPolicy) -> Option<DeviceId> {
-        self.usable_nics()
-            .filter(|nic| mtu.is_none_or(|mtu| mtu <= nic.mtu) && self.can_promise(nic.id, policy, None))
-            .min_by_key(|nic| (nic.backup, nic.id.host != host, self.load_of(nic), nic.id.clone()))
-            .map(|nic| nic.id.clone())
-    }
-
-    /// The NIC that a lease moves to if nobody says which: one that can give what the lease is promised, an ordinary one before a
-    /// backup, the least loaded one.
-    pub(super) fn place_move(
-        &self,
-        active: &DeviceId,
-        mtu: u16,
-        standby: Option<&DeviceId>,
-        policy: &NicPolicy,
-    ) -> Option<DeviceId> {
-        self.usable_nics()
-            .filter(|nic| nic.id != active && nic.mtu >= mtu)
-            .min_by_key(|nic| {
-                let breaks_promise = !self.can_promise(nic.id, policy, None);
-                (breaks_promise, nic.backup, Some(nic.id) == standby, self.load_of(nic), nic.id.clone())
-            })
-            .map(|nic| nic.id.clone())
-    }
-
-    /// The backup NIC for a lease: another one than the active, marked as backup; on another host if there is one, since
-    /// hosts fail too; one that can do what the guest was offered, since another one's backend has to do that in
-    /// software; the one that fewest lean on.
-    pub(super) fn place_standby(&self, active: &DeviceId, mtu: u16, features: u64) -> Option<DeviceId> {
-        self.usable_nics()
-            .filter(|nic| nic.backup && nic.id != active && nic.mtu >= mtu)
-            .min_by_key(|nic| {
-                let lacks = nic.features & features != features;
-                (nic.id.host == active.host, lacks, self.standby_leases_on(nic.id), nic.id.clone())
-            })
-            .map(|nic| nic.id.clone())
-    }
-
-    /// What one more lease would have to share, as a fraction with a common scale.
-    fn load_of(&self, nic: &Candidate<'_>) -> u64 {
-        const SCALE: u64 = 1 << 32;
-        (u64::from(self.leases_on(nic.id)) + 1).saturating_mul(SCALE) / nic.speed_mbps.max(1)
-    }
-
-    /// The SSD for a new volume, and where on it: the one with the largest share free, on none of these hosts.
+    /// The SSD for a new volume, and where on it: the one with the largest share free, of bytes and of requests, on none of
+    /// these hosts.
     pub(super) fn place_volume(
         &self,
-        size_bytes: u64,
+        (size_bytes, minimum_iops): (u64, u64),
         device: Option<&DeviceId>,
         without: &BTreeSet<HostId>,
     ) -> Option<(DeviceId, u64)> {
+        let mut taken = self.extents_by_device();
         self.devices
             .iter()
             .filter(|(id, _)| device.is_none_or(|wanted| wanted == *id) && !without.contains(&id.host))
@@ -132,10 +76,17 @@ impl State {
                 Kind::Ssd { size_bytes: device_bytes, reserved_bytes, ref strangers, .. }
                     if strangers.is_empty() =>
                 {
-                    let taken: Vec<(u64, u64)> = self.extents(id).collect();
-                    let start = first_fit(reserved_bytes, device_bytes, size_bytes, taken)?;
-                    let free = device_bytes.saturating_sub(self.used_bytes(id));
-                    let free_share = u128::from(free) * 1_000_000 / u128::from(device_bytes.max(1));
+                    let Used { places, iops: reserved } = taken.remove(id).unwrap_or_default();
+                    let used: u64 = places.iter().map(|(_, size)| size).sum();
+                    let start = first_fit(reserved_bytes, device_bytes, size_bytes, places)?;
+                    let mut free_share = share(device_bytes.saturating_sub(used), device_bytes);
+                    if let Some(capacity) = self.iops_capacity(known) {
+                        let free = capacity.saturating_sub(reserved);
+                        if minimum_iops > free {
+                            return None;
+                        }
+                        free_share = free_share.min(share(free, capacity));
+                    }
                     Some((self.is_usable(id), free_share, id, start))
                 }
                 Kind::Ssd { .. } | Kind::Nic { .. } => None,
@@ -143,6 +94,34 @@ impl State {
             .filter(|(usable, ..)| *usable || device.is_some())
             .min_by_key(|(_, free_share, id, _)| (Reverse(*free_share), *id))
             .map(|(_, _, id, start)| (id.clone(), start))
+    }
+
+    /// Of each SSD, the places of volumes on it and the requests per second that these are sure of.
+    fn extents_by_device(&self) -> BTreeMap<&DeviceId, Used> {
+        let mut by_device: BTreeMap<&DeviceId, Used> = BTreeMap::new();
+        for volume in self.volumes.values() {
+            let size_bytes = volume.place_bytes();
+            for place in volume.replicas.iter().chain(&volume.former) {
+                by_device.entry(&place.device).or_default().places.push((place.start_bytes, size_bytes));
+            }
+            for ssd in volume.devices().filter(|_| !volume.deleted) {
+                by_device.entry(ssd).or_default().iops += volume.share_of_place().minimum_iops.unwrap_or(0);
+            }
+        }
+        by_device
+    }
+
+    /// How many requests per second of an SSD may be reserved, if it is known what it can do.
+    pub(crate) fn iops_capacity(&self, device: &Device) -> Option<u64> {
+        let Kind::Ssd { iops, .. } = device.kind else { return None };
+        let percent = self.options.placement.ssd_overcommit_percent;
+        iops.map(|iops| iops.saturating_mul(percent.into()) / 100)
+    }
+
+    /// How many requests per second of an SSD are reserved.
+    pub fn reserved_iops(&self, id: &DeviceId) -> u64 {
+        let on = self.volumes.values().filter(|volume| !volume.deleted && volume.replica_on(id).is_some());
+        on.map(|volume| volume.share_of_place().minimum_iops.unwrap_or(0)).sum()
     }
 
     /// The places of volumes on an SSD: `(start, size)`.
@@ -157,4 +136,9 @@ impl State {
     pub fn used_bytes(&self, id: &DeviceId) -> u64 {
         self.extents(id).map(|(_, size)| size).sum()
     }
+}
+
+/// What part this is of all, in millionths.
+fn share(part: u64, all: u64) -> u128 {
+    u128::from(part) * 1_000_000 / u128::from(all.max(1))
 }

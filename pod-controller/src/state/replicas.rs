@@ -108,14 +108,17 @@ impl State {
         for id in self.devices.keys().filter(fits) {
             without.remove(&id.host);
         }
-        self.place_volume(volume.size_bytes, device, &without).ok_or_else(|| {
+        let iops = volume.share_of_place().minimum_iops.unwrap_or(0);
+        self.place_volume((volume.size_bytes, iops), device, &without).ok_or_else(|| {
             let place = device.map_or_else(
                 || "no SSD of another host".to_owned(),
                 |id| format!("not {}", self.device_name(id)),
             );
             let size = ByteSize::new(volume.size_bytes);
-            let detail =
-                format!("there is no room for {size} in one piece: {place} that is up has that much free");
+            let rate = if iops == 0 { String::new() } else { format!(" and {iops} requests/s") };
+            let detail = format!(
+                "there is no room for {size}{rate} in one piece: {place} that is up has that much free"
+            );
             Refusal::new(RefusalKind::NoRoom, detail)
         })
     }

@@ -102,34 +102,36 @@ impl State {
     /// Looks for a backup where there is none that works. One that fails and has no better stays: it may come back. A lease
     /// whose own NIC does not work either takes what there is, an ordinary NIC too.
     fn choose_standbys(&mut self) {
-        let better: Vec<(LeaseId, DeviceId)> = self
-            .leases
-            .values()
-            .filter_map(|lease| match &lease.kind {
-                LeaseKind::Nic { active, standby, mtu, features, policy, .. } => {
-                    let trusted = |id: &DeviceId| {
-                        !self.is_drained(id) && self.devices.get(id).is_some_and(|it| it.held.is_none())
-                    };
-                    let urgent = !self.is_up(active);
-                    let works = standby.as_ref().is_some_and(|it| {
-                        trusted(it) && if urgent { self.is_up(it) } else { !self.is_lost(it) }
-                    });
-                    let found = if works { None } else { self.place_standby(active, *mtu, *features) };
-                    let found = found.or_else(|| {
-                        let in_need = urgent && !works;
-                        let any = || self.place_move(active, *mtu, None, policy);
-                        in_need.then(any).flatten()
-                    });
-                    found.map(|found| (lease.id, found))
+        let in_need: Vec<LeaseId> =
+            self.leases.values().filter(|lease| self.needs_standby(lease)).map(|lease| lease.id).collect();
+        if in_need.is_empty() {
+            return;
+        }
+        let mut loads = self.loads();
+        for id in in_need {
+            let Some(lease) = self.leases.get(&id) else { continue };
+            let LeaseKind::Nic { active, mtu, features, reserved_mbps, .. } = &lease.kind else { continue };
+            let found = loads.place_standby(active, *mtu, *features, *reserved_mbps).map(|it| it.0);
+            let any = || if self.is_up(active) { None } else { self.place_move(&loads, lease, false) };
+            let Some(found) = found.or_else(any) else { continue };
+            loads.forget(lease);
+            if let Some(lease) = self.leases.get_mut(&id) {
+                if let LeaseKind::Nic { standby, .. } = &mut lease.kind {
+                    *standby = Some(found);
                 }
-                LeaseKind::Disk { .. } => None,
-            })
-            .collect();
-        for (id, found) in better {
-            if let Some(Lease { kind: LeaseKind::Nic { standby, .. }, .. }) = self.leases.get_mut(&id) {
-                *standby = Some(found);
+                loads.note(lease);
             }
         }
+    }
+
+    fn needs_standby(&self, lease: &Lease) -> bool {
+        let LeaseKind::Nic { active, standby, .. } = &lease.kind else { return false };
+        let works = |id: &DeviceId| {
+            let trusted =
+                !self.is_drained(id) && self.devices.get(id).is_some_and(|device| device.held.is_none());
+            trusted && if self.is_up(active) { !self.is_lost(id) } else { self.is_up(id) }
+        };
+        !standby.as_ref().is_some_and(works)
     }
 
     /// Gives each life of a network backend its own areas: its predecessor's device may still write to the old ones.

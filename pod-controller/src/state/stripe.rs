@@ -37,7 +37,7 @@ impl State {
             return invalid(format!("stripes can be {least} to {most} long, a power of two"));
         }
         let share = place_bytes(size_bytes, columns.into(), Some(stripe_bytes));
-        let places = self.places(share, None, columns);
+        let places = self.places((share, 0), None, columns);
         if places.len() < usize::from(columns) {
             let detail = format!(
                 "there is no room for {} on SSDs of {columns} hosts that are up, in one piece on each: delete volumes, \
@@ -76,7 +76,7 @@ impl State {
 
 impl Volume {
     /// How much each of its SSDs lets it do: of a striped volume, each its share.
-    pub(super) fn share_of_place(&self) -> Qos {
+    pub(crate) fn share_of_place(&self) -> Qos {
         if self.stripe_bytes.is_none() {
             return self.qos;
         }
@@ -137,7 +137,9 @@ mod tests {
         state.apply(&create(2, UNIT, 9)).unwrap();
         let (name, volumes) = ("vm".to_owned(), vec!["wide".to_owned()]);
         let host = HostId::new(1);
-        state.apply(&Command::CreateInstance { name, host, nics: Vec::new(), volumes }).unwrap();
+        state
+            .apply(&Command::CreateInstance { name, host, nics: Vec::new(), volumes, instance_type: None })
+            .unwrap();
         for command in scrub_all(&state) {
             state.apply(&command).unwrap();
         }
@@ -192,7 +194,9 @@ mod tests {
         state.apply(&create(2, UNIT, 9)).unwrap();
         let wide = state.volume_named("wide").unwrap().clone();
         let (name, size_bytes) = ("behind".to_owned(), MIB);
-        state.apply(&Command::CreateVolume { name, size_bytes, device: None, replicas: 2 }).unwrap();
+        state
+            .apply(&Command::CreateVolume { name, size_bytes, device: None, replicas: 2, minimum_iops: None })
+            .unwrap();
         state.apply(&Command::DeleteVolume { name: "wide".to_owned() }).unwrap();
         let device = wide.replicas[0].device.clone();
         state.apply(&Command::VolumeWiped { device, volume: wide.id }).unwrap();

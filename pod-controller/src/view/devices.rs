@@ -6,19 +6,21 @@ use pod_protocol::telemetry::DeviceTelemetry;
 use super::View;
 use crate::api;
 use crate::controller::Sample;
-use crate::state::{Device, DeviceId, Health, Kind, Presence};
+use crate::state::{Device, DeviceId, Health, Kind, Loads, NicLoad, Presence};
 
 impl View {
     /// All devices.
     pub fn devices(&self, telemetry: &BTreeMap<EndpointId, Sample>) -> Vec<api::Device> {
-        self.state.devices.iter().map(|(id, device)| self.show_device(id, device, telemetry)).collect()
+        let loads = self.state.loads();
+        let devices = self.state.devices.iter();
+        devices.map(|(id, device)| self.show_device(id, device, telemetry, &loads)).collect()
     }
 
     /// The device with this name.
     pub fn device(&self, name: &str, telemetry: &BTreeMap<EndpointId, Sample>) -> Option<api::Device> {
         let id = self.state.device_named(name)?;
         let device = self.state.devices.get(&id)?;
-        Some(self.show_device(&id, device, telemetry))
+        Some(self.show_device(&id, device, telemetry, &self.state.loads()))
     }
 
     fn show_device(
@@ -26,7 +28,9 @@ impl View {
         id: &DeviceId,
         device: &Device,
         telemetry: &BTreeMap<EndpointId, Sample>,
+        loads: &Loads,
     ) -> api::Device {
+        let load = loads.get(id);
         let owner = EndpointId::new(id.host, device.role());
         let (health, reason) = match (&device.health, self.state.endpoints.get(&owner).map(|it| it.presence))
         {
@@ -49,11 +53,16 @@ impl View {
                 speed_mbps: *speed_mbps,
                 mtu: *mtu,
                 backup: *backup,
-                standby_leases: self.state.standby_leases_on(id),
+                standby_leases: load.map_or(0, |load| load.standby_leases),
+                capacity_mbps: load.map_or(0, |load| load.capacity_mbps),
+                reserved_mbps: load.map_or(0, |load| load.reserved_mbps),
+                spare_mbps: load.map_or(0, NicLoad::worst_incoming_mbps),
             },
             Kind::Ssd { size_bytes, block_bytes, strangers, .. } => api::DeviceKind::Ssd {
                 size_bytes: *size_bytes,
                 used_bytes: self.state.used_bytes(id),
+                iops: self.state.iops_capacity(device),
+                reserved_iops: self.state.reserved_iops(id),
                 block_bytes: *block_bytes,
                 strangers: strangers.iter().map(|entry| entry.name.clone()).collect(),
             },

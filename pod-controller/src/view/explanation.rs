@@ -2,11 +2,13 @@ use cxl_pool::HostId;
 
 use super::View;
 use crate::api::{self, ByteSize, CandidatePart};
-use crate::state::{Device, DeviceId, Health, Instance, Kind, Lease, LeaseKind, Volume};
+use crate::state::{Device, DeviceId, Health, Instance, Kind, Lease, LeaseKind, Loads, Volume};
 
-const NIC_RULE: &str = "an ordinary NIC before one that is kept for failover, one of the instance's own host before others, then \
-                        the one with fewest leases for its speed";
-const SSD_RULE: &str = "replicas on different hosts, each on the SSD with the largest share free";
+const NIC_RULE: &str = "one with room for what is reserved, and a backup on another host that could carry it too; an ordinary NIC \
+                        before one that is kept for failover; one that serves others of its group; one of the instance's own \
+                        host; then the least loaded one for its speed";
+const SSD_RULE: &str =
+    "replicas on different hosts, each on the SSD with the largest share free, of bytes and of requests/s";
 
 impl View {
     /// Why the devices of an instance are where they are.
@@ -19,10 +21,11 @@ impl View {
 
     fn explain(&self, instance: &Instance, lease: &Lease) -> Option<api::DeviceExplanation> {
         let (rule, on_failure, mut candidates) = match &lease.kind {
-            LeaseKind::Nic { mtu, .. } => {
+            LeaseKind::Nic { .. } => {
+                let loads = self.state.loads();
                 let nics = self.state.devices.iter().filter(|(_, device)| device.is_nic());
-                let candidates = nics.map(|(id, nic)| self.nic(instance.host, lease, *mtu, id, nic));
-                (NIC_RULE, self.without_nic(lease), candidates.collect::<Vec<_>>())
+                let candidates = nics.map(|(id, nic)| self.nic(instance.host, lease, &loads, id, nic));
+                (NIC_RULE, self.without_nic(lease, &loads), candidates.collect::<Vec<_>>())
             }
             LeaseKind::Disk { volume, .. } => {
                 let volume = self.state.volumes.get(volume)?;
@@ -40,7 +43,21 @@ impl View {
         })
     }
 
-    fn without_nic(&self, lease: &Lease) -> String {
+    fn without_nic(&self, lease: &Lease, loads: &Loads) -> String {
+        if let LeaseKind::Nic { reserved_mbps: mbps @ 1.., .. } = lease.kind
+            && let Some(standby) = lease.standby_nic().filter(|standby| self.state.is_up(standby))
+        {
+            let standby = self.state.device_name(standby);
+            return if loads.is_failover_proven(lease) {
+                format!(
+                    "it moves to {standby} at once, which has the {mbps} Mbit/s to spare that it reserves"
+                )
+            } else {
+                format!(
+                    "it moves to {standby} at once, where the {mbps} Mbit/s that it reserves are not sure"
+                )
+            };
+        }
         match lease.standby_nic() {
             Some(standby) if self.state.is_up(standby) => {
                 format!("it moves to {} at once", self.state.device_name(standby))
@@ -61,17 +78,35 @@ impl View {
         }
     }
 
-    fn nic(&self, host: HostId, lease: &Lease, needed: u16, id: &DeviceId, nic: &Device) -> api::Candidate {
+    fn nic(&self, host: HostId, lease: &Lease, loads: &Loads, id: &DeviceId, nic: &Device) -> api::Candidate {
         let mut notes = self.common_notes(host, id, nic);
         let mut usable = self.state.is_usable(id);
-        if let Kind::Nic { speed_mbps, mtu, backup, .. } = &nic.kind {
-            let (leases, standby) = (self.state.leases_on(id), self.state.standby_leases_on(id));
-            notes.push(format!("{leases} leases and {standby} that would come, for {speed_mbps} Mbit/s"));
-            if *backup {
+        if let (LeaseKind::Nic { mtu: needed, reserved_mbps, apart, .. }, Some(load)) =
+            (&lease.kind, loads.get(id))
+        {
+            let (leases, standby, speed) = (load.leases, load.standby_leases, load.speed_mbps);
+            notes.push(format!("{leases} leases and {standby} that would come, for {speed} Mbit/s"));
+            let (reserved, incoming) = (load.reserved_mbps, load.worst_incoming_mbps());
+            if reserved + incoming > 0 {
+                let of = load.capacity_mbps;
+                notes.push(format!(
+                    "{reserved} Mbit/s of {of} reserved, {incoming} more if the worst host failed"
+                ));
+            }
+            if load.backup {
                 notes.push("kept for failover".to_owned());
             }
-            if *mtu < needed {
-                notes.push(format!("its MTU of {mtu} is less than {needed}"));
+            if load.mtu < *needed {
+                notes.push(format!("its MTU of {} is less than {needed}", load.mtu));
+                usable = false;
+            }
+            if !load.has_room(*reserved_mbps) && lease.active_nic() != Some(id) {
+                notes.push(format!("no room for {reserved_mbps} Mbit/s"));
+                usable = false;
+            }
+            let own = lease.active_nic().map(|nic| nic.host);
+            if apart.is_some() && own != Some(id.host) && self.state.serves_apart(id.host, apart.as_deref()) {
+                notes.push("its host serves another one of the group".to_owned());
                 usable = false;
             }
         }
@@ -93,6 +128,15 @@ impl View {
         if let Kind::Ssd { size_bytes, strangers, .. } = &ssd.kind {
             let free = size_bytes.saturating_sub(self.state.used_bytes(id));
             notes.push(format!("{} of {} free", ByteSize::new(free), ByteSize::new(*size_bytes)));
+            let needed = volume.share_of_place().minimum_iops.unwrap_or(0);
+            if let Some(capacity) = self.state.iops_capacity(ssd) {
+                let reserved = self.state.reserved_iops(id);
+                notes.push(format!("{reserved} of {capacity} requests/s reserved"));
+                if volume.replica_on(id).is_none() && needed > capacity.saturating_sub(reserved) {
+                    notes.push(format!("no room for {needed} requests/s"));
+                    usable = false;
+                }
+            }
             if !strangers.is_empty() {
                 notes.push("holds volumes that nobody has adopted".to_owned());
                 usable = false;

@@ -2,7 +2,7 @@ use pod_protocol::ids::LeaseId;
 
 use super::View;
 use crate::api;
-use crate::state::{Instance, Lease, LeaseKind, Volume};
+use crate::state::{Instance, InstanceType, Lease, LeaseKind, Loads, Volume};
 
 impl View {
     /// All volumes, by name.
@@ -51,7 +51,8 @@ impl View {
 
     /// All instances, by name.
     pub fn instances(&self) -> Vec<api::Instance> {
-        let instances = self.state.instances.values().map(|instance| self.show_instance(instance));
+        let loads = self.state.loads();
+        let instances = self.state.instances.values().map(|instance| self.show_instance(instance, &loads));
         let mut instances: Vec<api::Instance> = instances.collect();
         instances.sort_by(|a, b| a.name.cmp(&b.name));
         instances
@@ -59,10 +60,10 @@ impl View {
 
     /// The instance with this name.
     pub fn instance(&self, name: &str) -> Option<api::Instance> {
-        self.state.instance_named(name).map(|instance| self.show_instance(instance))
+        self.state.instance_named(name).map(|instance| self.show_instance(instance, &self.state.loads()))
     }
 
-    fn show_instance(&self, instance: &Instance) -> api::Instance {
+    fn show_instance(&self, instance: &Instance, loads: &Loads) -> api::Instance {
         let leases = |ids: &[LeaseId]| -> Vec<&Lease> {
             ids.iter().filter_map(|id| self.state.leases.get(id)).collect()
         };
@@ -76,12 +77,23 @@ impl View {
             name: instance.name.clone(),
             id: instance.id.get(),
             host: self.state.host_name(instance.host),
-            nics: nics.into_iter().filter_map(|lease| self.show_nic(lease)).collect(),
+            instance_type: instance.instance_type.clone(),
+            nics: nics.into_iter().filter_map(|lease| self.show_nic(lease, loads)).collect(),
             disks: disks.into_iter().filter_map(|lease| self.show_disk(lease)).collect(),
             ready: waiting_for.is_empty(),
             waiting_for,
             migration: self.show_migration(instance),
         }
+    }
+
+    /// All instance types, by name.
+    pub fn instance_types(&self) -> Vec<api::InstanceType> {
+        self.state.types.iter().map(|(name, it)| show_type(name, it)).collect()
+    }
+
+    /// The instance type with this name.
+    pub fn instance_type(&self, name: &str) -> Option<api::InstanceType> {
+        self.state.types.get(name).map(|it| show_type(name, it))
     }
 
     fn show_migration(&self, instance: &Instance) -> Option<api::Migration> {
@@ -103,8 +115,21 @@ impl View {
         self.sockets.join(name).display().to_string()
     }
 
-    fn show_nic(&self, lease: &Lease) -> Option<api::Nic> {
-        let LeaseKind::Nic { mac, mtu, queue_pairs, active, standby, home, policy, .. } = &lease.kind else {
+    fn show_nic(&self, lease: &Lease, loads: &Loads) -> Option<api::Nic> {
+        let LeaseKind::Nic {
+            mac,
+            mtu,
+            queue_pairs,
+            active,
+            standby,
+            home,
+            policy,
+            reserved_mbps,
+            apart,
+            together,
+            ..
+        } = &lease.kind
+        else {
             return None;
         };
         Some(api::Nic {
@@ -117,6 +142,10 @@ impl View {
             backup: standby.as_ref().map(|standby| self.state.device_name(standby)),
             home: home.as_ref().map(|home| self.state.device_name(home)),
             policy: policy.clone().into(),
+            reserved_mbps: *reserved_mbps,
+            failover_proven: loads.is_failover_proven(lease),
+            apart: apart.clone(),
+            together: together.clone(),
             draining: lease.draining_nic().map(|nic| self.state.device_name(nic)),
             lease: lease.id.get(),
             generation: lease.generation.get(),
@@ -142,4 +171,10 @@ impl View {
             connected: lease.connected,
         })
     }
+}
+
+fn show_type(name: &str, it: &InstanceType) -> api::InstanceType {
+    let InstanceType { nics, reserved_mbps, queue_pairs, volume_iops } = *it;
+    let spec = api::InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops };
+    api::InstanceType { name: name.to_owned(), spec }
 }

@@ -306,6 +306,7 @@ pub(crate) fn ssd(name: &str) -> DeviceReport {
         table: None,
         reserved_bytes: 0,
         block_bytes: 512,
+        iops: None,
     }
 }
 
@@ -315,6 +316,7 @@ pub(crate) fn vm(name: &str, volumes: &[&str]) -> CreateInstance {
         host: "h1".to_owned(),
         nics: vec![NicRequest::default()],
         volumes: volumes.iter().map(|name| (*name).to_owned()).collect(),
+        instance_type: None,
     }
 }
 

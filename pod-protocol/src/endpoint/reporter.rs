@@ -147,6 +147,7 @@ mod tests {
             block_bytes: 512,
             table: None,
             reserved_bytes: 0,
+            iops: None,
         };
         let back = Report::DeviceBack { device };
         standing.note(&back);

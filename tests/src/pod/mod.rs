@@ -339,6 +339,7 @@ impl Pod {
                 device: device.map(str::to_owned),
                 replicas: 1,
                 stripes: None,
+                minimum_iops: None,
             })?;
         }
         let request = CreateInstance {
@@ -346,6 +347,7 @@ impl Pod {
             host: host.to_owned(),
             nics: vec![NicRequest::default()],
             volumes: volumes.iter().map(|(volume, ..)| (*volume).to_owned()).collect(),
+            instance_type: None,
         };
         self.create_instance_as(&request)
     }

@@ -98,6 +98,7 @@ pub fn device_reports<'a>(ssds: impl IntoIterator<Item = (&'a str, &'a dyn Ssd)>
             block_bytes: ssd.geometry().block_bytes,
             table: None,
             reserved_bytes: 0,
+            iops: None,
         })
         .collect()
 }

@@ -14,6 +14,8 @@ pub struct SsdConfig {
     pub driver: DriverKind,
     /// How long it may keep a request before it is taken for failed. Without a limit guests wait for it.
     pub request_timeout: Option<Duration>,
+    /// How many requests per second it can do, for placement. Without it, none are promised and none are refused.
+    pub iops: Option<u64>,
 }
 
 /// A driver and what it needs to know.
@@ -84,6 +86,7 @@ struct Table {
     volatile_cache: Option<u64>,
     #[serde(default)]
     request_timeout_ms: u64,
+    iops: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -146,7 +149,7 @@ impl SsdConfig {
         // Zero, as without it: no limit.
         let timeout_ms = table.request_timeout_ms;
         let request_timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms));
-        Ok(Self { name, driver, request_timeout })
+        Ok(Self { name, driver, request_timeout, iops: table.iops })
     }
 }
 
@@ -190,7 +193,7 @@ mod tests {
     #[test]
     fn both_drivers_are_read() {
         let ssds = parse(
-            "[[ssd]]\nname = \"a\"\ndriver = \"file\"\npath = \"/x\"\nsize = \"1G\"\n[[ssd]]\nname = \"b\"\ndriver = \"null\"\nsize = 4096\nrequest-timeout-ms = 2000\n",
+            "[[ssd]]\nname = \"a\"\ndriver = \"file\"\npath = \"/x\"\nsize = \"1G\"\n[[ssd]]\nname = \"b\"\ndriver = \"null\"\nsize = 4096\nrequest-timeout-ms = 2000\niops = 90000\n",
         );
         let ssds = ssds.unwrap();
         assert_eq!(
@@ -200,6 +203,7 @@ mod tests {
         assert_eq!(ssds[1].driver, DriverKind::Null { size_bytes: 4096 });
         let limits: Vec<Option<Duration>> = ssds.iter().map(|ssd| ssd.request_timeout).collect();
         assert_eq!(limits, [None, Some(Duration::from_secs(2))]);
+        assert_eq!((ssds[0].iops, ssds[1].iops), (None, Some(90_000)));
     }
 
     #[test]

@@ -147,6 +147,7 @@ impl Pod {
             device: Some("h2/ssd0".to_owned()),
             replicas: 1,
             stripes: None,
+            minimum_iops: None,
         };
         let volume = retry(began, || client.create_volume(&volume));
         self.volume_start = volume.start_bytes;

@@ -57,6 +57,9 @@ pub(crate) enum Command {
     /// Instances: VMs and what they have leased
     #[command(subcommand, visible_alias = "instance")]
     Instances(Instances),
+    /// Kinds of instances: what they get, so that not everybody has to know
+    #[command(subcommand, visible_alias = "type")]
+    Types(Types),
     /// Why something is where it is, and where else it could be
     #[command(subcommand)]
     Explain(Explain),
@@ -197,6 +200,9 @@ pub(crate) enum Volumes {
         /// How many hosts keep it on their SSDs: 1 to 3
         #[arg(long, default_value_t = 1)]
         replicas: u8,
+        /// How many requests per second it is sure of on each SSD
+        #[arg(long, value_name = "COUNT", conflicts_with = "stripes")]
+        minimum_iops: Option<u64>,
         /// Over the SSDs of how many hosts it is laid out, a share on each: 2 to 4
         #[arg(long, conflicts_with_all = ["replicas", "device"])]
         stripes: Option<u8>,
@@ -390,6 +396,44 @@ pub(crate) enum Instances {
     },
 }
 
+#[derive(Subcommand)]
+pub(crate) enum Types {
+    /// Show all
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show one
+    Get {
+        /// Its name
+        name: String,
+    },
+    /// Describe one, as a whole; instances that are there stay as they are
+    ///
+    /// Example: podctl types set small --nics 1 --reserve 2G --volume-iops 5000
+    #[command(verbatim_doc_comment)]
+    Set {
+        /// Its name
+        name: String,
+        /// How many NICs an instance gets, if none is asked for
+        #[arg(long, value_name = "COUNT", default_value_t = 1)]
+        nics: u8,
+        /// How much of a NIC each is sure of, such as 500M or 5G, in bit/s
+        #[arg(long, value_name = "RATE", default_value = "0", value_parser = parse_mbps)]
+        reserve: u64,
+        /// Pairs of queues of each NIC
+        #[arg(long, value_name = "COUNT")]
+        queue_pairs: Option<u16>,
+        /// How many requests per second each volume is sure of, at least
+        #[arg(long, value_name = "COUNT")]
+        volume_iops: Option<u64>,
+    },
+    /// Delete one; instances that were made of it stay as they are
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Its name
+        name: String,
+    },
+}
+
 #[derive(Args)]
 pub(crate) struct CreateInstance {
     /// Its name: lower-case letters, digits and dashes
@@ -397,7 +441,13 @@ pub(crate) struct CreateInstance {
     /// The host it runs on
     #[arg(long)]
     pub(crate) host: String,
-    /// A NIC; again for more. With any of mac=…, mtu=…, queue-pairs=…
+    /// What kind of instance it is; what is not said otherwise follows from that
+    #[arg(long = "type", value_name = "NAME")]
+    pub(crate) instance_type: Option<String>,
+    /// A NIC; again for more. With any of mac=…, mtu=…, queue-pairs=…, reserve=…, apart=…, together=…
+    ///
+    /// reserve=5G makes sure of 5 Gbit/s, also after the failure of a host; NICs with the same apart=NAME are served by
+    /// different hosts, those with the same together=NAME by one host where that can be.
     #[arg(long = "nic", value_name = "OPTIONS", num_args = 0..=1, default_missing_value = "", value_parser = parse_nic)]
     pub(crate) nics: Vec<NicRequest>,
     /// A volume by name; again for more
@@ -433,10 +483,27 @@ fn parse_nic(text: &str) -> Result<NicRequest, String> {
             Some(("mac", value)) => nic.mac = Some(value.to_owned()),
             Some(("mtu", value)) => nic.mtu = Some(number(value)?),
             Some(("queue-pairs", value)) => nic.queue_pairs = Some(number(value)?),
-            _ => return Err(format!("{option:?} is none of mac=…, mtu=…, queue-pairs=…")),
+            Some(("reserve", value)) => nic.reserved_mbps = parse_mbps(value)?,
+            Some(("apart", value)) => nic.apart = Some(value.to_owned()),
+            Some(("together", value)) => nic.together = Some(value.to_owned()),
+            _ => {
+                return Err(format!(
+                    "{option:?} is none of mac=…, mtu=…, queue-pairs=…, reserve=…, apart=…, together=…"
+                ));
+            }
         }
     }
     Ok(nic)
+}
+
+/// A bit rate in Mbit/s: `500M`, `5G`, or a number of Mbit/s.
+fn parse_mbps(text: &str) -> Result<u64, String> {
+    let (digits, unit) = match text.strip_suffix(['G', 'g']) {
+        Some(digits) => (digits, 1000),
+        None => (text.strip_suffix(['M', 'm']).unwrap_or(text), 1),
+    };
+    let mbps = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    mbps.ok_or_else(|| format!("{text:?} is no bit rate: write 500M or 5G"))
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -459,13 +526,13 @@ mod tests {
 
     #[test]
     fn instances_take_nics_with_and_without_options() {
-        let line =
-            "podctl instances create vm1 --host h1 --nic --nic mac=02:00:00:00:00:01,mtu=9000 --volume vol0";
+        let line = "podctl instances create vm1 --host h1 --nic --nic mac=02:00:00:00:00:01,mtu=9000,reserve=5G,apart=db --volume vol0";
         let parsed = Arguments::try_parse_from(line.split(' ')).map(|arguments| arguments.command);
         let Ok(Command::Instances(Instances::Create(create))) = parsed else { panic!("another command") };
         assert_eq!(create.nics.len(), 2);
         assert_eq!(create.nics[0], NicRequest::default());
         assert_eq!(create.nics[1].mtu, Some(9000));
+        assert_eq!((create.nics[1].reserved_mbps, create.nics[1].apart.as_deref()), (5000, Some("db")));
         assert_eq!(create.volumes, ["vol0"]);
     }
 
@@ -477,6 +544,8 @@ mod tests {
             "podctl volumes create vol0 --size big",
             "podctl instances create vm1 --nic",
             "podctl instances create vm1 --host h1 --nic speed=9",
+            "podctl instances create vm1 --host h1 --nic reserve=fast",
+            "podctl types set small --reserve 5T",
             "podctl instances create vm1 --host h1 --wait 31",
             "podctl --server nowhere pool",
         ] {

@@ -1,12 +1,15 @@
 use std::io::Write;
 
 use pod_controller::api::{
-    AddReplica, ByteSize, ChangeVolume, CreateInstance, CreateVolume, NicLimit, NicPolicy, Stripes, VolumeQos,
+    AddReplica, ByteSize, ChangeVolume, CreateInstance, CreateVolume, InstanceTypeSpec, NicLimit, NicPolicy,
+    Stripes, VolumeQos,
 };
 use pod_controller::client::{Client, Server};
 
 use crate::Failure;
-use crate::arguments::{Command, Devices, Events, Explain, Hosts, Instances, Output, PoolPart, Volumes};
+use crate::arguments::{
+    Command, Devices, Events, Explain, Hosts, Instances, Output, PoolPart, Types, Volumes,
+};
 use crate::{doctor, map, output, table};
 
 type Out<'a> = &'a mut dyn Write;
@@ -20,6 +23,7 @@ pub(crate) fn run(server: &Server, command: &Command, format: Output, out: Out<'
         Command::Devices(command) => devices(client, command, format, out),
         Command::Volumes(command) => volumes(client, command, format, out),
         Command::Instances(command) => instances(client, command, format, out),
+        Command::Types(command) => types(client, command, format, out),
         Command::Explain(Explain::Instance { name }) => {
             show(out, format, &client.explain_instance(name)?, output::explanation)
         }
@@ -97,10 +101,11 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
     match command {
         Volumes::List => show(out, format, &client.volumes()?, |volumes| table::volumes(volumes)),
         Volumes::Get { name } => show(out, format, &client.volume(name)?, output::volume),
-        Volumes::Create { name, size, device, replicas, stripes, stripe_size } => {
+        Volumes::Create { name, size, device, replicas, minimum_iops, stripes, stripe_size } => {
             let (name, device) = (name.clone(), device.clone());
             let stripes = stripes.map(|columns| Stripes { columns, size: *stripe_size });
-            let request = CreateVolume { name, size: *size, device, replicas: *replicas, stripes };
+            let (size, replicas, minimum_iops) = (*size, *replicas, *minimum_iops);
+            let request = CreateVolume { name, size, device, replicas, minimum_iops, stripes };
             show(out, format, &client.create_volume(&request)?, output::volume)
         }
         Volumes::Grow { name, size } => {
@@ -150,6 +155,7 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
                 host: create.host.clone(),
                 nics: create.nics.clone(),
                 volumes: create.volumes.clone(),
+                instance_type: create.instance_type.clone(),
             };
             let instance = if create.dry_run {
                 client.try_instance(&request)?
@@ -208,6 +214,25 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
                 client.delete_instance(name)?;
             }
             done(out, format, "instance", name, "deleted")
+        }
+    }
+}
+
+fn types(client: &Client, command: &Types, format: Output, out: Out<'_>) -> Result<(), Failure> {
+    match command {
+        Types::List => show(out, format, &client.instance_types()?, |types| table::instance_types(types)),
+        Types::Get { name } => show(out, format, &client.instance_type(name)?, |it| {
+            table::instance_types(std::slice::from_ref(it))
+        }),
+        Types::Set { name, nics, reserve, queue_pairs, volume_iops } => {
+            let (nics, queue_pairs, volume_iops) = (*nics, *queue_pairs, *volume_iops);
+            let spec = InstanceTypeSpec { nics, reserved_mbps: *reserve, queue_pairs, volume_iops };
+            client.set_instance_type(name, &spec)?;
+            done(out, format, "instance type", name, "set")
+        }
+        Types::Delete { name } => {
+            client.delete_instance_type(name)?;
+            done(out, format, "instance type", name, "deleted")
         }
     }
 }

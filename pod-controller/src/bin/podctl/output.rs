@@ -68,17 +68,35 @@ pub(crate) fn device(device: &Device) -> String {
         lines.push(("reason", reason.clone()));
     }
     match &device.kind {
-        DeviceKind::Nic { mac, speed_mbps, mtu, backup, standby_leases } => lines.extend([
+        DeviceKind::Nic {
+            mac,
+            speed_mbps,
+            mtu,
+            backup,
+            standby_leases,
+            capacity_mbps,
+            reserved_mbps,
+            spare_mbps,
+        } => lines.extend([
             ("mac", mac.clone().unwrap_or_else(|| "-".to_owned())),
             ("speed", speed(*speed_mbps)),
             ("mtu", mtu.to_string()),
             ("backup", if *backup { "yes".to_owned() } else { "no".to_owned() }),
             ("standby leases", standby_leases.to_string()),
+            ("reserved", format!("{} of {}", speed(*reserved_mbps), speed(*capacity_mbps))),
+            ("kept for the failure of a host", speed(*spare_mbps)),
         ]),
-        DeviceKind::Ssd { size_bytes, used_bytes, block_bytes, strangers } => {
+        DeviceKind::Ssd { size_bytes, used_bytes, iops, reserved_iops, block_bytes, strangers } => {
             lines.extend([
                 ("size", ByteSize::new(*size_bytes).to_string()),
                 ("used", ByteSize::new(*used_bytes).to_string()),
+                (
+                    "reserved",
+                    match iops {
+                        Some(iops) => format!("{reserved_iops} of {iops} requests/s"),
+                        None => format!("{reserved_iops} requests/s; it is not known how many it can do"),
+                    },
+                ),
                 ("block", ByteSize::new(u64::from(*block_bytes)).to_string()),
             ]);
             if !strangers.is_empty() {
@@ -178,6 +196,11 @@ pub(crate) fn instance(instance: &Instance) -> String {
         let header = ["nic", "device", "backup", "mac", "mtu", "connected", "socket"];
         let _ = write!(shown, "\n\n{}", plain(&header, &[4], rows.collect()));
     }
+    for nic in instance.nics.iter().filter(|nic| nic.reserved_mbps > 0) {
+        let sure = if nic.failover_proven { "also" } else { "not" };
+        let (rate, name) = (speed(nic.reserved_mbps), &nic.device);
+        let _ = write!(shown, "\n\n{name} is sure of {rate}, {sure} when the host of {} fails", nic.nic);
+    }
     if !instance.disks.is_empty() {
         let rows = instance.disks.iter().map(|disk| {
             let size = ByteSize::new(disk.size_bytes).to_string();
@@ -238,6 +261,7 @@ mod tests {
             name: "vm1".to_owned(),
             id: 1,
             host: "h1".to_owned(),
+            instance_type: None,
             nics: vec![Nic {
                 device: "net0".to_owned(),
                 socket: "/run/wadi/sockets/vm1-net0.sock".to_owned(),
@@ -249,6 +273,10 @@ mod tests {
                 home: None,
                 draining: None,
                 policy: NicPolicy::default(),
+                reserved_mbps: 0,
+                failover_proven: true,
+                apart: None,
+                together: None,
                 lease: 1,
                 generation: 1,
                 connected: false,

@@ -1,8 +1,8 @@
 //! Lists, one line each.
 
 use pod_controller::api::{
-    ByteSize, Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance, RegionState, ReplicaState,
-    Volume, VolumeReplica,
+    ByteSize, Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance, InstanceType,
+    InstanceTypeSpec, RegionState, ReplicaState, Volume, VolumeReplica,
 };
 
 /// A table without lines around it, as other tools of this kind have: two spaces between columns, none at the end.
@@ -48,8 +48,11 @@ pub(crate) fn hosts(hosts: &[Host]) -> String {
 pub(crate) fn devices(devices: &[Device]) -> String {
     let rows = devices.iter().map(|device| {
         let (kind, capacity, note) = match &device.kind {
-            DeviceKind::Nic { speed_mbps, backup, standby_leases, .. } => {
-                let note = if *backup { format!("backup for {standby_leases}") } else { String::new() };
+            DeviceKind::Nic { speed_mbps, backup, standby_leases, reserved_mbps, .. } => {
+                let mut notes = Vec::new();
+                notes.extend(backup.then(|| format!("backup for {standby_leases}")));
+                notes.extend((*reserved_mbps > 0).then(|| format!("{} reserved", speed(*reserved_mbps))));
+                let note = notes.join(", ");
                 ("nic", speed(*speed_mbps), note)
             }
             DeviceKind::Ssd { size_bytes, used_bytes, .. } => (
@@ -98,6 +101,22 @@ fn places(volume: &Volume) -> String {
         state => format!("{} ({})", replica.device, state.word()),
     };
     volume.replicas.iter().map(place).collect::<Vec<_>>().join(", ")
+}
+
+pub(crate) fn instance_types(types: &[InstanceType]) -> String {
+    let count = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
+    let rows = types.iter().map(|it| {
+        let InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops } = it.spec;
+        let reserved = if reserved_mbps == 0 { "-".to_owned() } else { speed(reserved_mbps) };
+        let pairs = count(queue_pairs.map(u64::from));
+        vec![it.name.clone(), nics.to_string(), reserved, pairs, count(volume_iops)]
+    });
+    let header = ["type", "nics", "reserved", "queue pairs", "volume iops"];
+    or_none(
+        "no instance types; describe one: podctl types set small --reserve 2G",
+        plain(&header, &[1, 2, 3, 4], rows.collect()),
+        types,
+    )
 }
 
 pub(crate) fn instances(instances: &[Instance]) -> String {

@@ -23,7 +23,13 @@ fn join_as(state: &mut State, host: u16, role: Role, incarnation: u64) {
 }
 
 fn create(replicas: u8) -> Command {
-    Command::CreateVolume { name: "vol".to_owned(), size_bytes: 8 * MIB, device: None, replicas }
+    Command::CreateVolume {
+        name: "vol".to_owned(),
+        size_bytes: 8 * MIB,
+        device: None,
+        replicas,
+        minimum_iops: None,
+    }
 }
 
 /// A VM on h1 with a volume on h2 and h3.
@@ -34,7 +40,16 @@ fn pod() -> State {
     join_as(&mut state, 3, Role::BlkBackend, 1);
     must(&mut state, &create(2));
     let (name, volumes) = ("vm".to_owned(), vec!["vol".to_owned()]);
-    must(&mut state, &Command::CreateInstance { name, host: HostId::new(1), nics: Vec::new(), volumes });
+    must(
+        &mut state,
+        &Command::CreateInstance {
+            name,
+            host: HostId::new(1),
+            nics: Vec::new(),
+            volumes,
+            instance_type: None,
+        },
+    );
     state
 }
 
@@ -90,8 +105,13 @@ fn replicas_lie_on_different_hosts_or_nowhere() {
         [(0, RefusalKind::InvalidValue), (4, RefusalKind::InvalidValue), (3, RefusalKind::NoRoom)]
     {
         let before = state.clone();
-        let command =
-            Command::CreateVolume { name: "more".to_owned(), size_bytes: 8 * MIB, device: None, replicas };
+        let command = Command::CreateVolume {
+            name: "more".to_owned(),
+            size_bytes: 8 * MIB,
+            device: None,
+            replicas,
+            minimum_iops: None,
+        };
         assert_eq!(state.apply(&command).unwrap_err().kind, kind);
         assert_eq!(state, before);
     }

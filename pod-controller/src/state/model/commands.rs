@@ -4,7 +4,7 @@ use cxl_pool::{HostId, Role};
 
 use super::pod::{MIB, devices_of, endpoint, join, nic};
 use super::step::{ROLES, Says, Step};
-use crate::state::{Command, DeviceId, NicWish, Presence, State};
+use crate::state::{Command, DeviceId, InstanceType, NicWish, Presence, State};
 
 /// The commands that a step stands for, given what there is.
 #[expect(clippy::too_many_lines, reason = "a few lines for each of many steps")]
@@ -79,11 +79,12 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
         }
         Step::Scrub { endpoint, region } => scrub_command(state, endpoint, region).into_iter().collect(),
         Step::ScrubAll => scrub_all(state),
-        Step::CreateVolume { name, mib, device, replicas } => vec![Command::CreateVolume {
+        Step::CreateVolume { name, mib, device, replicas, iops } => vec![Command::CreateVolume {
             name: format!("vol{name}"),
             size_bytes: mib * MIB,
             device: device.map(|host| DeviceId { host: HostId::new(host), name: "ssd0".to_owned() }),
             replicas,
+            minimum_iops: iops,
         }],
         Step::CreateStriped { name, mib } => vec![Command::CreateStriped {
             name: format!("vol{name}"),
@@ -104,14 +105,28 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
             device: DeviceId { host: HostId::new(host), name: "ssd0".to_owned() },
         }],
         Step::DeleteVolume { name } => vec![Command::DeleteVolume { name: format!("vol{name}") }],
-        Step::CreateInstance { name, host, nics, ref volumes, mac } => {
+        Step::CreateInstance { name, host, nics, ref volumes, mac, ask } => {
             let mac = mac.map(|last| pod_protocol::ids::MacAddress::new([2, 0, 0, 0, 0, last]));
-            vec![Command::CreateInstance {
+            let reserved_mbps = if ask.by_type { 0 } else { ask.reserved_mbps };
+            let wish = NicWish {
+                mac,
+                reserved_mbps,
+                apart: ask.apart.then(|| "apart".to_owned()),
+                together: ask.together.then(|| "together".to_owned()),
+                ..NicWish::default()
+            };
+            let create = Command::CreateInstance {
                 name: format!("vm{name}"),
                 host: HostId::new(host),
-                nics: (0..nics).map(|_| NicWish { mac, ..NicWish::default() }).collect(),
+                nics: vec![wish; nics],
                 volumes: volumes.iter().map(|name| format!("vol{name}")).collect(),
-            }]
+                instance_type: ask.by_type.then(|| "type".to_owned()),
+            };
+            let volume_iops = ask.apart.then_some(ask.reserved_mbps.max(1));
+            let reserved_mbps = ask.reserved_mbps;
+            let instance_type = InstanceType { nics: 1, reserved_mbps, queue_pairs: None, volume_iops };
+            let set = Command::SetInstanceType { name: "type".to_owned(), instance_type };
+            vec![set, create]
         }
         Step::DeleteInstance { name } => {
             vec![Command::DeleteInstance { name: format!("vm{name}"), force: true }]

@@ -3,6 +3,7 @@
 mod commands;
 mod invariants;
 mod pod;
+mod reservations;
 mod step;
 
 use cxl_pool::EndpointId;
@@ -11,6 +12,7 @@ use proptest::prelude::*;
 pub(crate) use commands::scrub_all;
 pub(crate) use invariants::check;
 pub(crate) use pod::{MIB, devices_of, endpoint, join, nic, options, ssd};
+pub(crate) use reservations::check_reservations;
 
 use self::commands::commands;
 use self::step::step;
@@ -59,6 +61,9 @@ proptest! {
             for command in commands(&state, step) {
                 let before = state.clone();
                 if state.apply(&command).is_ok() {
+                    if let Command::CreateInstance { name, .. } = &command {
+                        check_reservations(&state, name);
+                    }
                     log.push(command);
                 } else {
                     prop_assert_eq!(&state, &before, "a refused command changed something");

@@ -21,6 +21,7 @@ pub(crate) fn options(pool_mib: u64) -> Options {
         rx_quota_buffers: 256,
         disk_queues: 1,
         socket_name_bytes_max: 80,
+        placement: crate::state::PlacementPolicy::default(),
     }
 }
 
@@ -59,6 +60,7 @@ pub(crate) fn ssd(name: &str, mib: u64) -> DeviceReport {
         block_bytes: 512,
         table: None,
         reserved_bytes: 0,
+        iops: Some(10_000),
     }
 }
 

@@ -25,14 +25,30 @@ pub(super) enum Step {
     MovedTo { name: u8, force: bool },
     Scrub { endpoint: usize, region: usize },
     ScrubAll,
-    CreateVolume { name: u8, mib: u64, device: Option<u16>, replicas: u8 },
+    CreateVolume { name: u8, mib: u64, device: Option<u16>, replicas: u8, iops: Option<u64> },
     CreateStriped { name: u8, mib: u64 },
     Replica { volume: usize, number: u32, epoch: u64, says: Says },
     AddReplica { name: u8, device: Option<u16>, replaces: Option<u16> },
     RemoveReplica { name: u8, host: u16 },
     DeleteVolume { name: u8 },
-    CreateInstance { name: u8, host: u16, nics: usize, volumes: Vec<u8>, mac: Option<u8> },
+    CreateInstance { name: u8, host: u16, nics: usize, volumes: Vec<u8>, mac: Option<u8>, ask: Ask },
     DeleteInstance { name: u8 },
+}
+
+/// What is asked of NICs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ask {
+    pub(super) reserved_mbps: u64,
+    pub(super) apart: bool,
+    pub(super) together: bool,
+    /// By way of an instance type.
+    pub(super) by_type: bool,
+}
+
+fn ask() -> impl Strategy<Value = Ask> {
+    let reserved = prop_oneof![2 => Just(0), 3 => 500_u64..7000];
+    (reserved, prop::bool::weighted(0.2), prop::bool::weighted(0.2), prop::bool::weighted(0.3))
+        .prop_map(|(reserved_mbps, apart, together, by_type)| Ask { reserved_mbps, apart, together, by_type })
 }
 
 /// What a frontend says of a replica.
@@ -72,8 +88,8 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         1 => (0_u8..5, any::<bool>()).prop_map(|(name, force)| Step::MovedTo { name, force }),
         4 => (0_usize..12, 0_usize..8).prop_map(|(endpoint, region)| Step::Scrub { endpoint, region }),
         2 => Just(Step::ScrubAll),
-        3 => (0_u8..5, 1_u64..20, prop::option::of(2_u16..4), 1_u8..3)
-            .prop_map(|(name, mib, device, replicas)| Step::CreateVolume { name, mib, device, replicas }),
+        3 => (0_u8..5, 1_u64..20, prop::option::of(2_u16..4), 1_u8..3, prop::option::of(1_u64..8000))
+            .prop_map(|(name, mib, device, replicas, iops)| Step::CreateVolume { name, mib, device, replicas, iops }),
         1 => (0_u8..5, 1_u64..20).prop_map(|(name, mib)| Step::CreateStriped { name, mib }),
         5 => (0_usize..4, 0_u32..4, 0_u64..2, prop::sample::select(vec![Says::Failed, Says::Synced, Says::Left]))
             .prop_map(|(volume, number, epoch, says)| Step::Replica { volume, number, epoch, says }),
@@ -81,8 +97,8 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(name, device, replaces)| Step::AddReplica { name, device, replaces }),
         1 => (0_u8..5, 2_u16..4).prop_map(|(name, host)| Step::RemoveReplica { name, host }),
         1 => (0_u8..5).prop_map(|name| Step::DeleteVolume { name }),
-        5 => (0_u8..5, host, 0_usize..3, prop::collection::vec(0_u8..5, 0..3), prop::option::of(0_u8..4)).prop_map(
-            |(name, host, nics, volumes, mac)| Step::CreateInstance { name, host, nics, volumes, mac }
+        5 => (0_u8..5, host, 0_usize..3, prop::collection::vec(0_u8..5, 0..3), prop::option::of(0_u8..4), ask()).prop_map(
+            |(name, host, nics, volumes, mac, ask)| Step::CreateInstance { name, host, nics, volumes, mac, ask }
         ),
         2 => (0_u8..5).prop_map(|name| Step::DeleteInstance { name }),
     ]

@@ -45,10 +45,28 @@ fn pod(in_use: bool) -> State {
     join_as(&mut state, 2, Role::BlkBackend, 1);
     join_as(&mut state, 3, Role::BlkBackend, 1);
     let name = "vol".to_owned();
-    must(&mut state, &Command::CreateVolume { name, size_bytes: 8 * MIB, device: Some(ssd(2)), replicas: 1 });
+    must(
+        &mut state,
+        &Command::CreateVolume {
+            name,
+            size_bytes: 8 * MIB,
+            device: Some(ssd(2)),
+            replicas: 1,
+            minimum_iops: None,
+        },
+    );
     if in_use {
         let (name, volumes) = ("vm".to_owned(), vec!["vol".to_owned()]);
-        must(&mut state, &Command::CreateInstance { name, host: HostId::new(1), nics: Vec::new(), volumes });
+        must(
+            &mut state,
+            &Command::CreateInstance {
+                name,
+                host: HostId::new(1),
+                nics: Vec::new(),
+                volumes,
+                instance_type: None,
+            },
+        );
     }
     state
 }
@@ -220,7 +238,10 @@ fn a_place_that_does_not_fit_is_refused() {
         assert_eq!(state, before);
     }
     let (name, size_bytes) = ("large".to_owned(), 28 * MIB);
-    must(&mut state, &Command::CreateVolume { name, size_bytes, device: Some(ssd(3)), replicas: 1 });
+    must(
+        &mut state,
+        &Command::CreateVolume { name, size_bytes, device: Some(ssd(3)), replicas: 1, minimum_iops: None },
+    );
     assert_eq!(state.apply(&add(Some(3), None)).unwrap_err().kind, RefusalKind::NoRoom);
     assert_eq!(state.apply(&add(None, None)).unwrap_err().kind, RefusalKind::NoRoom);
 }

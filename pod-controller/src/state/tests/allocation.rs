@@ -36,6 +36,7 @@ fn own_host_comes_first_and_then_the_least_loaded() {
         host: HostId::new(2),
         nics: vec![NicWish::default()],
         volumes: Vec::new(),
+        instance_type: None,
     };
     must(&mut state, &local);
     let lease = state.leases.values().last().expect("a lease");
@@ -61,6 +62,7 @@ fn what_makes_no_sense_is_refused() {
         host: HostId::new(host),
         nics,
         volumes: Vec::new(),
+        instance_type: None,
     };
     let wish = NicWish::default;
     for (command, kind) in [
@@ -242,6 +244,7 @@ fn no_nic_is_promised_twice() {
         host: HostId::new(1),
         nics: vec![wish],
         volumes: Vec::new(),
+        instance_type: None,
     };
     must(&mut state, &create("vm2", wish(1000)));
     let on = |state: &State, name: &str| {
@@ -252,5 +255,5 @@ fn no_nic_is_promised_twice() {
     assert_eq!(refused(&mut state, &change("vm2", sends(1001))).kind, RefusalKind::NoRoom);
     must(&mut state, &create("vm3", wish(1001)));
     assert_ne!(on(&state, "vm1"), on(&state, "vm3"), "only the backup can promise it");
-    assert_eq!(refused(&mut state, &create("vm4", wish(speed))).kind, RefusalKind::NoDevice);
+    assert_eq!(refused(&mut state, &create("vm4", wish(speed))).kind, RefusalKind::NoRoom);
 }

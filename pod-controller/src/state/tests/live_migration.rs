@@ -160,7 +160,13 @@ fn an_instance_moves_only_where_it_can() {
     assert_eq!(refused(&mut state, &to("vm2", 3)).kind, RefusalKind::NotFound);
     // What differs between replicas is known to one frontend only: the next one brings all of them in line.
     join_as(&mut state, EndpointId::new(HostId::new(3), Role::BlkBackend), 1);
-    let pair = Command::CreateVolume { name: "pair".to_owned(), size_bytes: MIB, device: None, replicas: 2 };
+    let pair = Command::CreateVolume {
+        name: "pair".to_owned(),
+        size_bytes: MIB,
+        device: None,
+        replicas: 2,
+        minimum_iops: None,
+    };
     must(&mut state, &pair);
     must(&mut state, &instance("vm3", 0, &["pair"]));
     must(&mut state, &to("vm3", 3));

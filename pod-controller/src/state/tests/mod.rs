@@ -2,7 +2,7 @@
 
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::LeaseId;
-use pod_protocol::objects::{NicPolicy, Object, ObjectId, PortObject, RateLimit, RegistrationState};
+use pod_protocol::objects::{NicPolicy, Object, ObjectId, PortObject, Qos, RateLimit, RegistrationState};
 use pod_protocol::reports::DeviceReport;
 
 use super::model::{MIB, check, devices_of, endpoint, join, nic, options, scrub_all, ssd};
@@ -14,6 +14,7 @@ mod drain;
 mod failover;
 mod live_migration;
 mod moving;
+mod reservations;
 mod restart;
 
 const NET_FRONTEND: EndpointId = EndpointId::new(HostId::new(1), Role::NetFrontend);
@@ -56,7 +57,13 @@ fn pod() -> State {
 }
 
 fn volume(name: &str, mib: u64) -> Command {
-    Command::CreateVolume { name: name.to_owned(), size_bytes: mib * MIB, device: None, replicas: 1 }
+    Command::CreateVolume {
+        name: name.to_owned(),
+        size_bytes: mib * MIB,
+        device: None,
+        replicas: 1,
+        minimum_iops: None,
+    }
 }
 
 fn instance(name: &str, nics: usize, volumes: &[&str]) -> Command {
@@ -65,6 +72,7 @@ fn instance(name: &str, nics: usize, volumes: &[&str]) -> Command {
         host: HostId::new(1),
         nics: vec![NicWish::default(); nics],
         volumes: volumes.iter().map(|name| (*name).to_owned()).collect(),
+        instance_type: None,
     }
 }
 

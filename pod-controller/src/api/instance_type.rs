@@ -1,0 +1,35 @@
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// All instance types.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct InstanceTypeList {
+    /// Sorted by name.
+    pub types: Vec<InstanceType>,
+}
+
+/// A kind of instance.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct InstanceType {
+    /// Its name.
+    pub name: String,
+    /// What its instances get.
+    #[serde(flatten)]
+    pub spec: InstanceTypeSpec,
+}
+
+/// What instances of a type get, unless it is said otherwise. A change does not touch instances that are there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct InstanceTypeSpec {
+    /// How many NICs, if none is asked for.
+    pub nics: u8,
+    /// How much of a NIC each is sure of, in Mbit/s; 0 for nothing.
+    pub reserved_mbps: u64,
+    /// Pairs of queues of each NIC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue_pairs: Option<u16>,
+    /// How many requests per second each volume is sure of, at least; it stays with the volume.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_iops: Option<u64>,
+}

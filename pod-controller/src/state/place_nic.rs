@@ -1,0 +1,218 @@
+//! Which NIC a lease gets, and which one takes over.
+//!
+//! A reservation is accepted only where it holds: on a NIC with room for it, beside a backup on another host that could carry
+//! it together with everything else that the failure of the first host would bring. Leases that reserve nothing are promised
+//! nothing, and always find a place.
+
+use std::collections::BTreeSet;
+
+use cxl_pool::HostId;
+
+use super::loads::Loads;
+use super::nic_policy::promises;
+use super::{DeviceId, Lease, LeaseKind, NicWish, Refusal, RefusalKind, State};
+
+/// The smallest MTU that IPv4 allows.
+pub(super) const MTU_MIN: u16 = 68;
+
+/// Where a lease is put.
+#[derive(Debug)]
+pub(super) struct NicPlace {
+    pub(super) active: DeviceId,
+    pub(super) standby: Option<DeviceId>,
+}
+
+/// Why NICs were passed over.
+#[derive(Debug, Default)]
+struct Passed {
+    apart: bool,
+    /// The most that one of them has left.
+    full: Option<(u64, DeviceId)>,
+    /// One with room, but without a backup.
+    no_spare: Option<DeviceId>,
+}
+
+impl State {
+    /// The NIC for a new lease, and its backup: not one that is kept for failover if there is another; one that is near what
+    /// it wants to be near; one of the instance's own host; the least loaded one.
+    pub(super) fn place_nic(&self, loads: &Loads, host: HostId, wish: &NicWish) -> Result<NicPlace, Refusal> {
+        let apart = self.hosts_apart(wish.apart.as_deref());
+        let group = wish.together.as_deref();
+        let near = self.hosts_serving(|_, together| group.is_some() && together == group);
+        let own = || near.iter().copied().chain([host]).flat_map(|host| loads.of_host(host));
+        let ordinary = own().filter(|(_, nic)| !nic.backup).chain(loads.ordinary());
+        let candidates = ordinary.chain(own().filter(|(_, nic)| nic.backup)).chain(loads.backups());
+        let mut passed = Passed::default();
+        // What a backup is asked for depends on the host only: it is not looked for again.
+        let mut alone: BTreeSet<HostId> = BTreeSet::new();
+        for (id, nic) in candidates {
+            if !nic.usable || wish.mtu.is_some_and(|mtu| mtu > nic.mtu) {
+                continue;
+            }
+            if apart.contains(&id.host) {
+                passed.apart = true;
+                continue;
+            }
+            if !nic.has_room(wish.reserved_mbps) || !nic.can_promise(promises(&wish.policy)) {
+                passed.full = passed.full.max(Some((nic.free_mbps(None), id.clone())));
+                continue;
+            }
+            if alone.contains(&id.host) {
+                continue;
+            }
+            let mtu = wish.mtu.unwrap_or(MTU_MIN);
+            let (standby, proven) = match loads.place_standby(id, mtu, nic.features, wish.reserved_mbps) {
+                Some((standby, proven)) => (Some(standby), proven),
+                None => (None, false),
+            };
+            if wish.reserved_mbps > 0 && self.options.placement.prove_failover && !proven {
+                // A backup serves others on its host, but not itself.
+                if !nic.backup {
+                    alone.insert(id.host);
+                }
+                passed.no_spare.get_or_insert_with(|| id.clone());
+                continue;
+            }
+            return Ok(NicPlace { active: id.clone(), standby });
+        }
+        Err(self.no_place(wish, &passed))
+    }
+
+    fn no_place(&self, wish: &NicWish, passed: &Passed) -> Refusal {
+        let mbps = wish.reserved_mbps;
+        if let Some(nic) = &passed.no_spare {
+            return Refusal::new(
+                RefusalKind::NoRoom,
+                format!(
+                    "{} has {mbps} Mbit/s to give, but no backup NIC of another host could carry them too if {} failed: \
+                     reserve less, add a NIC with `backup = true`, or allow it with `prove-failover = false`",
+                    self.device_name(nic),
+                    self.host_name(nic.host)
+                ),
+            );
+        }
+        if let Some((free, nic)) = &passed.full {
+            let minimum =
+                if promises(&wish.policy) == [0, 0] { "" } else { " and can promise what is wanted" };
+            return Refusal::new(
+                RefusalKind::NoRoom,
+                format!(
+                    "no NIC has {mbps} Mbit/s left{minimum}, {} has most with {free}: reserve less, add a NIC, or raise \
+                     `nic-overcommit-percent`",
+                    self.device_name(nic)
+                ),
+            );
+        }
+        if passed.apart {
+            return Refusal::new(
+                RefusalKind::NoDevice,
+                format!(
+                    "every host with a NIC that would do serves the group {} already: add a NIC on another host, or leave \
+                     `apart` out",
+                    wish.apart.as_deref().unwrap_or_default()
+                ),
+            );
+        }
+        let mtu = wish.mtu.map_or_else(String::new, |mtu| format!(" that can carry an MTU of {mtu}"));
+        Refusal::new(
+            RefusalKind::NoDevice,
+            format!("there is no NIC with a link{mtu}: look at the NICs with `podctl devices list`"),
+        )
+    }
+
+    /// The hosts whose NICs serve leases that are to be apart from others of this group.
+    fn hosts_apart(&self, group: Option<&str>) -> BTreeSet<HostId> {
+        self.hosts_serving(|apart, _| group.is_some() && apart == group)
+    }
+
+    /// Whether NICs of a host serve leases of a group that is to be apart.
+    pub(crate) fn serves_apart(&self, host: HostId, group: Option<&str>) -> bool {
+        self.hosts_apart(group).contains(&host)
+    }
+
+    fn hosts_serving(&self, belongs: impl Fn(Option<&str>, Option<&str>) -> bool) -> BTreeSet<HostId> {
+        let serving = self.leases.values().filter_map(|lease| match &lease.kind {
+            LeaseKind::Nic { active, apart, together, .. } => {
+                belongs(apart.as_deref(), together.as_deref()).then_some(active.host)
+            }
+            LeaseKind::Disk { .. } => None,
+        });
+        serving.collect()
+    }
+
+    /// The NIC that a lease moves to if nobody says which: one that can give what the lease is promised, an ordinary one before a
+    /// backup, the least loaded one. In order, only
+    /// where what it reserves holds; in need, anywhere, but there first.
+    pub(super) fn place_move(&self, loads: &Loads, lease: &Lease, in_order: bool) -> Option<DeviceId> {
+        let LeaseKind::Nic { active, standby, mtu, apart, policy, .. } = &lease.kind else { return None };
+        let apart = self.hosts_apart(apart.as_deref());
+        let mut best: Option<((bool, bool, bool), &DeviceId)> = None;
+        for (id, nic) in loads.ordinary().chain(loads.backups()) {
+            let has_room = loads.has_room_for(lease, id);
+            if id == active || nic.mtu < *mtu || (in_order && !has_room) {
+                continue;
+            }
+            let close = apart.contains(&id.host) && id.host != active.host;
+            if in_order && close {
+                continue;
+            }
+            let breaks = !has_room || close || !nic.can_promise(promises(policy));
+            let rank = (breaks, nic.backup, standby.as_ref() == Some(id));
+            if best.as_ref().is_none_or(|(known, _)| rank < *known) {
+                best = Some((rank, id));
+            }
+            if rank == (false, false, false) {
+                break;
+            }
+        }
+        best.map(|(_, id)| id.clone())
+    }
+}
+
+impl Loads {
+    /// Whether a lease can move to a NIC, and what it and others reserve still holds there.
+    pub(super) fn has_room_for(&self, lease: &Lease, id: &DeviceId) -> bool {
+        let LeaseKind::Nic { active, standby, reserved_mbps, .. } = &lease.kind else { return false };
+        // What it would bring as its own backup it brings now.
+        let coming = (standby.as_ref() == Some(id)).then_some((active.host, *reserved_mbps));
+        self.get(id).is_some_and(|nic| *reserved_mbps <= nic.free_mbps(coming) || *reserved_mbps == 0)
+    }
+
+    /// The backup NIC for a lease: another one than the active, marked as backup; on another host if there is one, since
+    /// hosts fail too; one that could carry what the lease reserves; one that can do what the guest was offered, since another
+    /// one's backend has to do that in software; the one that least leans on. And whether that is certain to carry the lease
+    /// when the host of the active one fails.
+    pub(super) fn place_standby(
+        &self,
+        active: &DeviceId,
+        mtu: u16,
+        features: u64,
+        reserved_mbps: u64,
+    ) -> Option<(DeviceId, bool)> {
+        let mut best: Option<((bool, bool, bool), &DeviceId)> = None;
+        for (id, nic) in self.backups() {
+            if id == active || nic.mtu < mtu {
+                continue;
+            }
+            let spare = nic.has_spare(reserved_mbps, active.host);
+            let rank = (id.host == active.host, !spare, nic.features & features != features);
+            if best.as_ref().is_none_or(|(known, _)| rank < *known) {
+                best = Some((rank, id));
+            }
+            if rank == (false, false, false) {
+                break;
+            }
+        }
+        best.map(|((own_host, no_spare, _), id)| (id.clone(), !own_host && !no_spare))
+    }
+
+    /// Whether what a lease reserves is sure to be carried when the host of its NIC fails.
+    pub(crate) fn is_failover_proven(&self, lease: &Lease) -> bool {
+        let LeaseKind::Nic { active, standby: Some(standby), reserved_mbps, .. } = &lease.kind else {
+            return false;
+        };
+        // The lease itself is among what would come.
+        let carries = self.get(standby).is_some_and(|nic| nic.usable && nic.carries_failure_of(active.host));
+        *reserved_mbps == 0 || (standby.host != active.host && carries)
+    }
+}
