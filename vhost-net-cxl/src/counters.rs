@@ -115,13 +115,6 @@ impl LeaseCounters {
         self.drops[reason as usize].get()
     }
 
-    /// Counts a packet from the instance.
-    #[inline]
-    pub fn count_tx(&self, bytes: u32) {
-        self.tx_packets.add(1);
-        self.tx_bytes.add(u64::from(bytes));
-    }
-
     /// Counts a packet to the instance.
     #[inline]
     pub fn count_rx(&self, bytes: u32) {
@@ -230,7 +223,8 @@ mod tests {
         let book = LeaseBook::default();
         let lease = LeaseId::new(7).expect("small");
         let counters = book.open(lease);
-        counters.count_tx(100);
+        counters.tx_packets.add(1);
+        counters.tx_bytes.add(100);
         counters.count_drop(DropReason::Spoofed);
         counters.count_drop(DropReason::Spoofed);
         let telemetry = book.telemetry();

@@ -6,6 +6,7 @@
 //! addresses are checked here again.
 
 mod backlog;
+mod direct;
 mod finishing;
 mod handler;
 mod incoming;
@@ -31,6 +32,7 @@ use pod_protocol::objects::{ChannelObject, Object, ObjectId, RegistrationState};
 use pod_protocol::reports::Report;
 use pod_protocol::worker::{Progress, Reply, Sources, Task, Token};
 
+use self::direct::Direct;
 use self::finishing::Workbench;
 pub use self::handler::{BackendHandler, WatchedNic};
 use self::port::Port;
@@ -79,6 +81,7 @@ pub struct Backend<M: Memory> {
     batch: Batch,
     /// What a NIC is given to send.
     outbox: Batch,
+    direct: Direct,
     inbox: Vec<[u64; 2]>,
     receivers: Vec<RegistrationIndex>,
     unable: Vec<RegistrationIndex>,
@@ -114,6 +117,7 @@ impl<M: Memory> Backend<M> {
             leases: HashMap::default(),
             batch: Batch::new(),
             outbox: Batch::new(),
+            direct: Direct::new(),
             inbox: vec![[0; 2]; MESSAGES_PER_LOOK],
             receivers: Vec::with_capacity(REGISTRATIONS_MAX),
             unable: Vec::with_capacity(REGISTRATIONS_MAX),

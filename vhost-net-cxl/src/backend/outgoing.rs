@@ -3,6 +3,7 @@
 use cxl_pool::{Area, Memory};
 
 use super::Backend;
+use super::direct;
 use super::registration::{Registration, RegistrationIndex};
 use super::wire::Outgoing;
 use crate::channel_end::ChannelEnd;
@@ -97,10 +98,41 @@ impl<M: Memory> Backend<M> {
                 self.memory.prefetch(message.line.bytes());
             }
         }
+        let id = self.channels[channel].object().id;
+        let vlan = registration.object.policy.vlan;
+        let mut sender = direct::Sender::new((place, &self.ports[place]), index, (channel, id), vlan);
+        let (mut packets, mut bytes) = (0, 0);
         for message in messages() {
-            if let Some(status) = self.transmit(channel, place, index, message, lies_in(area, &message)) {
+            let Some(registration) = &self.ports[place].registrations[index.get()] else { break };
+            let checked = check(&self.memory, registration, &message, lies_in(area, &message));
+            let (header, addresses) = match checked {
+                Ok(checked) => checked,
+                Err(reason) => {
+                    registration.counters.count_drop(reason);
+                    complete(&mut self.channels[channel], &message, Status::Dropped);
+                    continue;
+                }
+            };
+            packets += 1;
+            bytes += u64::from(message.bytes - HEADER_BYTES_U32);
+            if sender.is_on_wire(addresses.destination) && sender.goes_directly(&self.ports[place], header) {
+                if !self.direct.push(&self.memory, registration, &sender, message, header) {
+                    registration.counters.count_drop(DropReason::OutsideArea);
+                    complete(&mut self.channels[channel], &message, Status::Dropped);
+                }
+                if self.direct.is_full() {
+                    self.send_directly();
+                }
+                continue;
+            }
+            if let Some(status) = self.pass_on(&mut sender, message, header, addresses) {
                 complete(&mut self.channels[channel], &message, status);
             }
+        }
+        self.send_directly();
+        if let Some(registration) = &self.ports[place].registrations[index.get()] {
+            registration.counters.tx_packets.add(packets);
+            registration.counters.tx_bytes.add(bytes);
         }
     }
 
@@ -143,81 +175,61 @@ impl<M: Memory> Backend<M> {
         Sender::Refused(newest_refusal)
     }
 
-    /// Checks a packet and passes it on. Answers at once unless it waits for the wire.
-    #[inline]
-    fn transmit(
+    /// Passes a checked packet on to whoever it is for. Answers at once unless it waits for the wire.
+    fn pass_on(
         &mut self,
-        channel: usize,
-        place: usize,
-        index: RegistrationIndex,
+        sender: &mut direct::Sender,
         message: NetMessage,
-        in_area: bool,
+        header: VnetHeader,
+        addresses: Addresses,
     ) -> Option<Status> {
-        let channel = self.channels[channel].object().id;
+        let (place, index) = (sender.place, sender.registration);
         let port = &mut self.ports[place];
         let registration = port.registrations[index.get()].as_ref()?;
-        let refuse = |reason| {
-            registration.counters.count_drop(reason);
-            Some(Status::Dropped)
-        };
-        if !in_area || message.more && registration.object.ram_area.is_none() {
-            return refuse(DropReason::OutsideArea);
-        }
-        let mut front = [0; FRONT_BYTES];
-        self.memory.read(message.line.bytes(), &mut front);
-        let (header, addresses) = split(front);
-        let frame_bytes = message.bytes - HEADER_BYTES_U32;
-        let checked = header.check(frame_bytes, registration.object.mtu, registration.may_leave);
-        // A frontend hands over clean headers; one that would still need cleaning was not checked by it.
-        if checked != Ok(VnetHeader { buffers: 0, ..header }) {
-            return refuse(DropReason::BadHeader);
-        }
-        if addresses.source != registration.object.mac {
-            return refuse(DropReason::Spoofed);
-        }
         let vlan = registration.object.policy.vlan;
-        if vlan.is_some() {
-            let mut frame_type = [0; 2];
-            self.memory.read(message.line.bytes().saturating_add(FRONT_BYTES as u64), &mut frame_type);
-            if vlan::is_tagged(frame_type) {
-                return refuse(DropReason::Tagged);
-            }
-        }
-        if let Some(guard) = &registration.guard {
-            let mut front = [0; source_guard::FRONT_BYTES];
-            let front = &mut front[..source_guard::FRONT_BYTES.min(frame_bytes as usize)];
-            self.memory.read(message.line.bytes().saturating_add(HEADER_BYTES as u64), front);
-            if !guard.permits(front) {
-                return refuse(DropReason::SpoofedAddress);
-            }
-        }
-        registration.counters.count_tx(frame_bytes);
         let mut receivers = std::mem::take(&mut self.receivers);
-        let to_wire = port.switch.route(addresses, vlan, &mut receivers);
         let mut source = std::mem::take(&mut self.source);
+        let to_wire = port.switch.route(addresses, vlan, &mut receivers);
         source.clear();
-        if !receivers.is_empty() && !gather(&self.memory, registration, &message, |it| source.push(it)) {
-            registration.counters.count_drop(DropReason::OutsideArea);
-            self.receivers = receivers;
-            self.source = source;
-            return Some(Status::Dropped);
-        }
-        if to_wire && !port.backlog.has_room(index) {
-            registration.counters.count_drop(DropReason::Backlog);
-            self.receivers = receivers;
-            self.source = source;
-            return Some(Status::Dropped);
-        }
-        if to_wire {
-            let registration = index;
-            port.backlog.push(Outgoing { message, channel, registration, header, vlan, frames_sent: 0 });
-        }
-        if !receivers.is_empty() {
+        let fault =
+            if !receivers.is_empty() && !gather(&self.memory, registration, &message, |it| source.push(it)) {
+                Some(DropReason::OutsideArea)
+            } else if !to_wire {
+                None
+            } else if sender.goes_directly(port, header) {
+                if receivers.is_empty() {
+                    sender.set_on_wire(addresses.destination);
+                }
+                let pushed = self.direct.push(&self.memory, registration, sender, message, header);
+                (!pushed).then_some(DropReason::OutsideArea)
+            } else {
+                // What was sent before it comes first.
+                self.send_directly();
+                let backlog = &mut self.ports[place].backlog;
+                let full = !backlog.has_room(index);
+                if !full {
+                    let (registration, channel) = (index, sender.channel);
+                    backlog.push(Outgoing { message, channel, registration, header, vlan, frames_sent: 0 });
+                }
+                full.then_some(DropReason::Backlog)
+            };
+        if let Some(reason) = fault {
+            if let Some(registration) = &self.ports[place].registrations[index.get()] {
+                registration.counters.count_drop(reason);
+            }
+        } else if !receivers.is_empty() {
             self.deliver_locally(place, index, &source, header, &receivers);
         }
         self.receivers = receivers;
         self.source = source;
-        if to_wire { None } else { Some(Status::Sent) }
+        if self.direct.is_full() {
+            self.send_directly();
+        }
+        match fault {
+            Some(_) => Some(Status::Dropped),
+            None if to_wire => None,
+            None => Some(Status::Sent),
+        }
     }
 
     /// Notes what a guest's driver accepts to receive.
@@ -234,6 +246,47 @@ impl<M: Memory> Backend<M> {
         }
         self.agree_on_offloads();
     }
+}
+
+/// Looks whether a packet is one that its sender may send, and returns its header and addresses.
+#[inline]
+fn check<M: Memory>(
+    memory: &M,
+    registration: &Registration,
+    message: &NetMessage,
+    in_area: bool,
+) -> Result<(VnetHeader, Addresses), DropReason> {
+    if !in_area || message.more && registration.object.ram_area.is_none() {
+        return Err(DropReason::OutsideArea);
+    }
+    let mut front = [0; FRONT_BYTES];
+    memory.read(message.line.bytes(), &mut front);
+    let (header, addresses) = split(front);
+    let frame_bytes = message.bytes - HEADER_BYTES_U32;
+    let checked = header.check(frame_bytes, registration.object.mtu, registration.may_leave);
+    // A frontend hands over clean headers; one that would still need cleaning was not checked by it.
+    if checked != Ok(VnetHeader { buffers: 0, ..header }) {
+        return Err(DropReason::BadHeader);
+    }
+    if addresses.source != registration.object.mac {
+        return Err(DropReason::Spoofed);
+    }
+    if registration.object.policy.vlan.is_some() {
+        let mut frame_type = [0; 2];
+        memory.read(message.line.bytes().saturating_add(FRONT_BYTES as u64), &mut frame_type);
+        if vlan::is_tagged(frame_type) {
+            return Err(DropReason::Tagged);
+        }
+    }
+    if let Some(guard) = &registration.guard {
+        let mut front = [0; source_guard::FRONT_BYTES];
+        let front = &mut front[..source_guard::FRONT_BYTES.min(frame_bytes as usize)];
+        memory.read(message.line.bytes().saturating_add(HEADER_BYTES as u64), front);
+        if !guard.permits(front) {
+            return Err(DropReason::SpoofedAddress);
+        }
+    }
+    Ok((header, addresses))
 }
 
 /// Splits the front of a packet into its header and its addresses.

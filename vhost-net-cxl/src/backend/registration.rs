@@ -20,6 +20,9 @@ pub struct RegistrationIndex(u8);
 const _: () = assert!(REGISTRATIONS_MAX == u8::MAX as usize + 1);
 
 impl RegistrationIndex {
+    /// That of number 0.
+    pub(super) const FIRST: Self = Self(0);
+
     /// The registration of this number, if it is below the limit.
     pub fn new(index: u16) -> Option<Self> {
         u8::try_from(index).ok().map(Self)

@@ -4,6 +4,7 @@ use cxl_pool::HostId;
 use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool};
 use pod_protocol::ids::MacAddress;
 use pod_protocol::objects::{Object, RegistrationState};
+use pod_protocol::worker::Task;
 use std::sync::{Arc, Mutex};
 use vhost_net_cxl::offloads::Offloads;
 
@@ -244,4 +245,48 @@ fn a_guest_keeps_its_offloads_on_a_backup_that_has_none() {
     assert_eq!(announcements.len(), 1);
     assert_eq!(reassemble(frames), sent);
     assert_eq!(guest.transmit.reclaim_pairs().len(), 1);
+}
+
+#[test]
+fn packets_keep_their_order_whether_they_go_straight_to_the_nic_or_wait_for_it() {
+    let mut lone = lone(Offloads::CHECKSUM, 0);
+    let sent = payload(3 * SEGMENT_BYTES);
+    let (header, whole) = large(mac(1), mac(9), &sent);
+    let (mut offered, mut seen, mut refused) = (0, Vec::new(), 0);
+    for round in 0..400_u32 {
+        // Some that the NIC can take at once, some that have to be cut first, and some that are nobody's.
+        while offered < 12 * (round + 1) {
+            let mut frame = if offered % 7 == 3 { whole.clone() } else { crate::echo::frame(offered, 100) };
+            if offered % 11 == 5 {
+                frame[6..12].copy_from_slice(&mac(77).bytes());
+            }
+            let header = if offered % 7 == 3 { header } else { [0; 12] };
+            if !lone.guest.send(&header, &frame) {
+                break;
+            }
+            refused += u64::from(offered % 11 == 5);
+            offered += 1;
+        }
+        // At times the NIC takes nothing, at times all, at times the half of a packet that was cut.
+        lone.wire.lock().unwrap().room = (round as usize * 5) % 23;
+        lone.frontend.task.turn();
+        lone.backend.task.turn();
+        lone.guest.transmit.reclaim_pairs();
+        seen.append(&mut lone.wire.lock().unwrap().frames);
+    }
+    lone.wire.lock().unwrap().room = usize::MAX;
+    lone.settle();
+    seen.append(&mut lone.wire.lock().unwrap().frames);
+    let mut seen = seen.iter();
+    for number in (0..offered).filter(|number| number % 11 != 5) {
+        if number % 7 == 3 {
+            assert_eq!(reassemble(seen.by_ref().take(3)), sent, "packet {number}");
+        } else {
+            assert_eq!(seen.next(), Some(&crate::echo::frame(number, 100)), "packet {number}");
+        }
+    }
+    assert_eq!(seen.next(), None);
+    assert!(offered > 2000, "{offered}");
+    assert_eq!(lone.backend.lease(1).drops, [("spoofed-source".to_owned(), refused)].into());
+    assert_eq!(lone.backend.lease(1).tx_packets, u64::from(offered) - refused);
 }
