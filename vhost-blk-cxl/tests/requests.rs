@@ -228,6 +228,84 @@ fn malformed_requests_cost_the_request_only() {
 }
 
 #[test]
+fn data_of_the_wrong_direction_or_length_is_refused_and_never_reaches_the_backend() {
+    let (mut pod, control) = pod(15);
+    let mut driver = Driver::connected(&pod);
+    let place = driver.place(0);
+    let piece = |address, bytes, writable| Piece { address, bytes, writable };
+    let (header, status) = (piece(place.header, 16, false), piece(place.status, 1, true));
+    let data = |bytes, writable| piece(place.data, bytes, writable);
+    let before = pattern(1, 4096);
+    let cases = [
+        ("a read with data of the guest's", T_IN, vec![header, data(512, false), status]),
+        ("a read with data of both", T_IN, vec![header, data(512, false), data(512, true), status]),
+        ("a write into the guest's memory", T_OUT, vec![header, data(512, true), status]),
+        ("a write with data of both", T_OUT, vec![header, data(512, false), data(512, true), status]),
+        ("an id with data of the guest's", T_GET_ID, vec![header, data(20, false), data(20, true), status]),
+        ("an id with no room for it", T_GET_ID, vec![header, data(19, true), status]),
+        ("a discard whose range is written", T_DISCARD, vec![header, data(16, true), status]),
+        ("a discard without a range", T_DISCARD, vec![header, status]),
+        ("a discard of half a range", T_DISCARD, vec![header, data(15, false), status]),
+        ("a discard of more ranges than one", T_DISCARD, vec![header, data(32, false), status]),
+        ("zeroes without a range", T_WRITE_ZEROES, vec![header, status]),
+        ("zeroes of more ranges than one", T_WRITE_ZEROES, vec![header, data(48, false), status]),
+        ("no header", T_IN, vec![status]),
+    ];
+    let count = cases.len() as u64;
+    for (what, kind, pieces) in cases {
+        driver.write_header(place, kind, 0);
+        driver.write(place.data, &before);
+        let head = driver.guest.offer(0, &pieces, None);
+        assert_eq!(driver.answer(0, 0, head), (IOERR, 1), "{what}");
+        assert!(driver.read(place.data, 4096) == before, "{what}: the guest's memory was written");
+    }
+    // In bytes, these end where a disk begins.
+    let last = u64::MAX / SECTOR;
+    for (kind, sector, sectors) in
+        [(T_DISCARD, last, 1), (T_WRITE_ZEROES, last, 1), (T_DISCARD, last - 1, 2), (T_DISCARD, last + 1, 8)]
+    {
+        assert_eq!(driver.range_request(kind, sector, sectors, 0), IOERR, "{kind} {sector} {sectors}");
+    }
+    assert_eq!(control.log(), []);
+    assert_eq!(pod.frontend_lease().drops["refused"], count + 4);
+    assert_eq!(driver.read_sectors(0, 512), [0; 512]);
+}
+
+#[test]
+fn empty_segments_are_skipped_and_a_chain_that_is_too_long_costs_the_request_only() {
+    let (mut pod, control) = pod(16);
+    let mut driver = Driver::connected(&pod);
+    let place = driver.place(0);
+    let piece = |address, bytes, writable| Piece { address, bytes, writable };
+    let (header, status) = (piece(place.header, 16, false), piece(place.status, 1, true));
+    for (at, empty) in [(0, false), (1, false), (1, true), (2, true)] {
+        let mut pieces = vec![header, status];
+        pieces.insert(at, piece(place.data, 0, empty));
+        for table in [None, Some(place.header + 256)] {
+            driver.write_header(place, T_FLUSH, 0);
+            let head = driver.guest.offer(0, &pieces, table);
+            assert_eq!(driver.answer(0, 0, head), (OK, 1), "an empty one at {at}, writable: {empty}");
+        }
+    }
+    let flushes = control.log().len();
+    // Segments of one byte each, and one more than a chain may have.
+    let table = driver.place(1).header;
+    let mut pieces = vec![header];
+    pieces.extend((0..1023).map(|at| piece(place.data + at, 1, true)));
+    pieces.push(status);
+    driver.write_header(place, T_IN, 0);
+    let head = driver.guest.offer(0, &pieces, Some(table));
+    let used = driver.guest.wait_used(0, PATIENCE).expect("it is given back");
+    assert_eq!((used.head, used.written), (head, 0));
+    assert_eq!((flushes, control.log().len()), (8, 8));
+    // As many as it may have are served.
+    pieces.drain(512 + 1..pieces.len() - 1);
+    let head = driver.guest.offer(0, &pieces, Some(table));
+    assert_eq!(driver.answer(0, 0, head), (OK, 513));
+    assert_eq!(pod.frontend_lease().drops["malformed"], 1);
+}
+
+#[test]
 fn a_broken_ring_is_parked_and_the_other_one_lives() {
     let (mut pod, _control) = pod(7);
     let mut driver = Driver::connected(&pod);
