@@ -4,6 +4,7 @@
 
 mod blk;
 mod channel;
+mod controller;
 mod cores;
 mod cxl_model;
 mod exchange;
@@ -42,6 +43,7 @@ enum Benchmark {
     All,
     Blk(blk::Options),
     Channel(channel::Options),
+    Controller(controller::Options),
     CxlModel(cxl_model::Options),
     Memchannel(memchannel::Options),
     Exchange(exchange::Options),
@@ -73,6 +75,7 @@ fn run(cli: &Cli) -> Result<()> {
         Benchmark::All => {
             apart(|| channel::run(&channel::Options::default(), &cli.output))?;
             cxl_model::run(&cxl_model::Options::default(), &cli.output)?;
+            controller::run(&controller::Options::default(), &cli.output)?;
             memchannel::run(&memchannel::Options::default(), &cli.output)?;
             apart(|| exchange::run(&exchange::Options::default(), &cli.output))?;
             apart(|| rest::run(&rest::Options::default(), &cli.output))?;
@@ -82,6 +85,7 @@ fn run(cli: &Cli) -> Result<()> {
         }
         Benchmark::Blk(options) => blk::run(options, &cli.output),
         Benchmark::Channel(options) => channel::run(options, &cli.output),
+        Benchmark::Controller(options) => controller::run(options, &cli.output),
         Benchmark::CxlModel(options) => cxl_model::run(options, &cli.output),
         Benchmark::Memchannel(options) => memchannel::run(options, &cli.output),
         Benchmark::Exchange(options) => exchange::run(options, &cli.output),

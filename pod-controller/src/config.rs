@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::api::ByteSize;
 use crate::link_policy::{FailBack, LinkPolicy};
-use crate::state::{Options, PlacementPolicy};
+use crate::state::{Options, PlacementPolicy, REGIONS_MAX};
 
 /// A UNIX socket's path has this many bytes at most, its final zero not counted.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -277,6 +277,7 @@ impl Config {
             rx_quota_buffers: self.controller.rx_quota_buffers,
             disk_queues: self.controller.disk_queues,
             socket_name_bytes_max: SOCKET_PATH_BYTES_MAX.saturating_sub(sockets.as_os_str().len() + 1),
+            regions_max: REGIONS_MAX,
             placement: PlacementPolicy {
                 nic_overcommit_percent: self.controller.nic_overcommit_percent,
                 ssd_overcommit_percent: self.controller.ssd_overcommit_percent,

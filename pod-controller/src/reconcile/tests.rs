@@ -92,6 +92,7 @@ fn options() -> Options {
         rx_quota_buffers: 64,
         disk_queues: 1,
         socket_name_bytes_max: 80,
+        regions_max: crate::state::REGIONS_MAX,
         placement: crate::state::PlacementPolicy::default(),
     }
 }

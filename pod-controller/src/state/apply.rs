@@ -13,6 +13,22 @@ use crate::api::EventKind;
 impl State {
     /// Carries out a command, or refuses it and changes nothing.
     pub fn apply(&mut self, command: &Command) -> Result<Vec<Effect>, Refusal> {
+        if let Command::CreateInstance { name, host, nics, volumes, instance_type } = command {
+            let instance_type = instance_type.as_deref();
+            let wanted = Wanted { name, host: *host, nics, volumes, instance_type };
+            if self.is_quick(&wanted) {
+                let mut effects = Vec::new();
+                if self.create_quickly(&wanted, &mut effects)? {
+                    self.index += 1;
+                    return Ok(effects);
+                }
+            }
+        }
+        self.drop_index();
+        self.apply_and_settle(command)
+    }
+
+    fn apply_and_settle(&mut self, command: &Command) -> Result<Vec<Effect>, Refusal> {
         let mut effects = Vec::new();
         let degraded_before = self.degraded();
         let failed_before = self.failed_disks();
@@ -128,6 +144,7 @@ impl State {
                  state belongs to",
             ));
         }
+        self.regions.limit(options.regions_max);
         self.options = options.clone();
         Ok(())
     }

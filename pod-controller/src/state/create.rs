@@ -7,6 +7,7 @@ use pod_protocol::objects::Qos;
 use super::change_volume::check_qos;
 use super::nic_policy::check_policy;
 use super::place_nic::{MTU_MIN, NicPlace};
+use super::quick::Found;
 use super::refusal::shown;
 use super::volume::check_size;
 use super::{
@@ -94,38 +95,18 @@ impl State {
         wanted: &Wanted<'_>,
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
-        let Wanted { name, host, volumes, .. } = *wanted;
+        let Wanted { name, volumes, .. } = *wanted;
         let instance_type = self.type_named(wanted.instance_type)?;
         let nics = &instance_type.complete(wanted.nics)[..];
-        self.check_instance(name, host, nics, volumes)?;
+        self.check_instance(wanted, self.instance_named(name).is_some(), nics)?;
         // Whether everything fits shows only when it was tried.
         let before = self.clone();
         let effects_before = effects.len();
-        self.last.instance += 1;
-        let id = InstanceId::new(self.last.instance);
-        let instance = Instance {
-            id,
-            name: name.to_owned(),
-            host,
-            incoming: None,
-            instance_type: wanted.instance_type.map(str::to_owned),
-            nics: Vec::new(),
-            disks: Vec::new(),
-        };
-        self.instances.insert(id, instance);
-        effects.push(Effect::event(
-            EventKind::InstanceCreated,
-            name,
-            format!(
-                "on {}, with {} and {}",
-                self.host_name(host),
-                count(nics.len(), "NIC"),
-                count(volumes.len(), "volume")
-            ),
-        ));
+        let mut found = self.find_all();
+        let id = self.begin_instance(wanted, nics.len(), effects);
         let tried = self
-            .add_nics(id, name, host, nics)
-            .and_then(|()| self.add_disks(id, name, volumes))
+            .add_nics(id, wanted, nics, &mut found)
+            .and_then(|()| self.add_disks(id, wanted, &mut found))
             .and_then(|()| self.raise_iops(volumes, instance_type.volume_iops))
             .and_then(|()| {
                 self.settle(effects);
@@ -138,15 +119,47 @@ impl State {
         tried
     }
 
-    fn check_instance(
+    /// An instance that has nothing yet.
+    pub(super) fn begin_instance(
+        &mut self,
+        wanted: &Wanted<'_>,
+        nics: usize,
+        effects: &mut Vec<Effect>,
+    ) -> InstanceId {
+        self.last.instance += 1;
+        let id = InstanceId::new(self.last.instance);
+        let instance = Instance {
+            id,
+            name: wanted.name.to_owned(),
+            host: wanted.host,
+            incoming: None,
+            instance_type: wanted.instance_type.map(str::to_owned),
+            nics: Vec::new(),
+            disks: Vec::new(),
+        };
+        self.instances.insert(id, instance);
+        effects.push(Effect::event(
+            EventKind::InstanceCreated,
+            wanted.name,
+            format!(
+                "on {}, with {} and {}",
+                self.host_name(wanted.host),
+                count(nics, "NIC"),
+                count(wanted.volumes.len(), "volume")
+            ),
+        ));
+        id
+    }
+
+    pub(super) fn check_instance(
         &self,
-        name: &str,
-        host: HostId,
+        wanted: &Wanted<'_>,
+        is_known: bool,
         nics: &[NicWish],
-        volumes: &[String],
     ) -> Result<(), Refusal> {
+        let Wanted { name, host, volumes, .. } = *wanted;
         check_name("an instance", name)?;
-        if self.instance_named(name).is_some() {
+        if is_known {
             return Err(Refusal::new(
                 RefusalKind::Exists,
                 format!("there is an instance named {name:?} already"),
@@ -193,18 +206,18 @@ impl State {
         Ok(())
     }
 
-    fn add_nics(
+    pub(super) fn add_nics(
         &mut self,
         instance: InstanceId,
-        name: &str,
-        host: HostId,
+        wanted: &Wanted<'_>,
         wishes: &[NicWish],
+        found: &mut Found,
     ) -> Result<(), Refusal> {
         for (number, wish) in wishes.iter().enumerate() {
-            let NicPlace { active, standby } = self.place_nic(&self.loads(), host, wish)?;
+            let NicPlace { active, standby } = self.place_nic(&found.loads, wanted.host, wish)?;
             let (nic_mtu, features) = self.nic_limits(&active);
             let standby_mtu = standby.as_ref().map_or(u16::MAX, |standby| self.nic_limits(standby).0);
-            let mac = self.choose_mac(wish.mac)?;
+            let mac = self.choose_mac(wish.mac, found)?;
             let kind = LeaseKind::Nic {
                 mac,
                 mtu: wish.mtu.unwrap_or_else(|| nic_mtu.min(standby_mtu)),
@@ -219,7 +232,7 @@ impl State {
                 apart: wish.apart.clone(),
                 together: wish.together.clone(),
             };
-            let lease = self.add_lease(instance, name, format!("net{number}"), kind)?;
+            let lease = self.add_lease(instance, wanted, format!("net{number}"), kind, found)?;
             if let Some(instance) = self.instances.get_mut(&instance) {
                 instance.nics.push(lease);
             }
@@ -234,8 +247,13 @@ impl State {
         }
     }
 
-    fn add_disks(&mut self, instance: InstanceId, name: &str, volumes: &[String]) -> Result<(), Refusal> {
-        for volume_name in volumes {
+    fn add_disks(
+        &mut self,
+        instance: InstanceId,
+        wanted: &Wanted<'_>,
+        found: &mut Found,
+    ) -> Result<(), Refusal> {
+        for volume_name in wanted.volumes {
             let volume =
                 self.volume_named(volume_name).ok_or_else(|| Refusal::not_found("volume", volume_name))?;
             let id = volume.id;
@@ -255,7 +273,7 @@ impl State {
             let queues = self.options.disk_queues;
             let kind =
                 LeaseKind::Disk { volume: id, serial, queues, read_only: false, clean_for: BTreeMap::new() };
-            let lease = self.add_lease(instance, name, volume_name.clone(), kind)?;
+            let lease = self.add_lease(instance, wanted, volume_name.clone(), kind, found)?;
             if let Some(instance) = self.instances.get_mut(&instance) {
                 instance.disks.push(lease);
             }
@@ -286,19 +304,13 @@ impl State {
     fn add_lease(
         &mut self,
         instance: InstanceId,
-        name: &str,
+        wanted: &Wanted<'_>,
         device: String,
         kind: LeaseKind,
+        found: &mut Found,
     ) -> Result<LeaseId, Refusal> {
-        let socket = format!("{name}-{device}.sock");
-        let host = self.instances.get(&instance).map(|instance| instance.host);
-        let same = self.leases.values().find(|lease| {
-            let instance = self.instances.get(&lease.instance);
-            let incoming = lease.incoming.as_ref().is_some_and(|incoming| incoming.socket == socket);
-            lease.socket == socket && instance.map(|instance| instance.host) == host
-                || incoming && instance.and_then(|instance| instance.incoming) == host
-        });
-        if same.is_some() {
+        let socket = format!("{}-{device}.sock", wanted.name);
+        if found.sockets.contains(&(wanted.host, socket.clone())) {
             return Err(Refusal::new(
                 RefusalKind::Exists,
                 format!("another device on that host has the socket {socket} already: choose another name"),
@@ -316,22 +328,21 @@ impl State {
         }
         let id = self.next_lease()?;
         let generation = LeaseGeneration::new(1);
-        self.leases.insert(
+        let lease = Lease {
             id,
-            Lease {
-                id,
-                instance,
-                device,
-                socket,
-                generation,
-                connected: false,
-                running: false,
-                write_through: false,
-                area: None,
-                incoming: None,
-                kind,
-            },
-        );
+            instance,
+            device,
+            socket,
+            generation,
+            connected: false,
+            running: false,
+            write_through: false,
+            area: None,
+            incoming: None,
+            kind,
+        };
+        found.note(wanted.host, &lease);
+        self.leases.insert(id, lease);
         Ok(id)
     }
 
@@ -346,15 +357,10 @@ impl State {
         Err(Refusal::new(RefusalKind::NoRoom, "all leases are in use: delete instances first"))
     }
 
-    fn choose_mac(&mut self, wish: Option<MacAddress>) -> Result<MacAddress, Refusal> {
+    fn choose_mac(&mut self, wish: Option<MacAddress>, found: &Found) -> Result<MacAddress, Refusal> {
         let owner = |state: &Self, wanted: MacAddress| {
-            let lease = state
-                .leases
-                .values()
-                .find(|lease| matches!(lease.kind, LeaseKind::Nic { mac, .. } if mac == wanted));
-            lease.map(|lease| {
-                state.instances.get(&lease.instance).map_or_else(String::new, |it| it.name.clone())
-            })
+            let instance = found.macs.get(&wanted);
+            instance.map(|id| state.instances.get(id).map_or_else(String::new, |it| it.name.clone()))
         };
         if let Some(mac) = wish {
             return match owner(self, mac) {
@@ -380,7 +386,8 @@ impl State {
 
     /// Whether the pool had room for everything. What waits for a daemon that is away may come later.
     fn check_made(&self, id: InstanceId) -> Result<(), Refusal> {
-        let mut leases = self.leases.values().filter(|lease| lease.instance == id);
+        let own = self.instances.get(&id).into_iter().flat_map(|it| it.nics.iter().chain(&it.disks));
+        let mut leases = own.filter_map(|lease| self.leases.get(lease));
         let made = leases.all(|lease| {
             let channels = self.frontend_of(lease).is_some_and(|frontend| {
                 self.backends_of(lease).all(|backend| {

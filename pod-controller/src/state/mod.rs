@@ -36,6 +36,7 @@ mod options;
 mod pairs;
 mod place_nic;
 mod placement;
+mod quick;
 mod refusal;
 mod region;
 mod replicas;
@@ -67,7 +68,7 @@ pub use live_migration::Incoming;
 pub(crate) use loads::{Loads, NicLoad};
 pub use migrate::Draining;
 pub use name::{NAME_BYTES_MAX, check_name};
-pub use options::{Options, PlacementPolicy};
+pub use options::{Options, PlacementPolicy, REGIONS_MAX};
 pub use refusal::{Refusal, RefusalKind};
 pub use region::{Purpose, Region, RegionUse, Regions};
 pub use volume::{Replica, Volume};
@@ -109,6 +110,9 @@ pub struct State {
     last: Last,
     /// Whether something that is needed did not fit the pool.
     short: bool,
+    /// What is looked up when instances are made.
+    #[serde(skip)]
+    found: quick::Index,
 }
 
 /// The ids that were handed out last.
@@ -126,7 +130,7 @@ impl State {
     pub fn new(options: Options) -> Self {
         Self {
             index: 0,
-            regions: Regions::new(options.data),
+            regions: Regions::new(options.data, options.regions_max),
             options,
             hosts: BTreeMap::new(),
             endpoints: BTreeMap::new(),
@@ -140,6 +144,7 @@ impl State {
             failovers: 0,
             last: Last::default(),
             short: false,
+            found: quick::Index::default(),
         }
     }
 

@@ -32,9 +32,19 @@ pub struct Options {
     pub disk_queues: u16,
     /// The longest name that a socket's file may have.
     pub socket_name_bytes_max: usize,
+    /// How many regions there may be: what the table in the pool has room for.
+    #[serde(default = "regions_max")]
+    pub regions_max: usize,
     /// How much of devices may be promised.
     #[serde(default)]
     pub placement: PlacementPolicy,
+}
+
+/// What the region table in a pool has room for.
+pub const REGIONS_MAX: usize = 4095;
+
+const fn regions_max() -> usize {
+    REGIONS_MAX
 }
 
 /// How much of devices may be promised.

@@ -38,7 +38,8 @@ impl State {
     pub(super) fn place_nic(&self, loads: &Loads, host: HostId, wish: &NicWish) -> Result<NicPlace, Refusal> {
         let apart = self.hosts_apart(wish.apart.as_deref());
         let group = wish.together.as_deref();
-        let near = self.hosts_serving(|_, together| group.is_some() && together == group);
+        let near = group
+            .map_or_else(BTreeSet::new, |group| self.hosts_serving(|_, together| together == Some(group)));
         let own = || near.iter().copied().chain([host]).flat_map(|host| loads.of_host(host));
         let ordinary = own().filter(|(_, nic)| !nic.backup).chain(loads.ordinary());
         let candidates = ordinary.chain(own().filter(|(_, nic)| nic.backup)).chain(loads.backups());
@@ -122,7 +123,7 @@ impl State {
 
     /// The hosts whose NICs serve leases that are to be apart from others of this group.
     fn hosts_apart(&self, group: Option<&str>) -> BTreeSet<HostId> {
-        self.hosts_serving(|apart, _| group.is_some() && apart == group)
+        group.map_or_else(BTreeSet::new, |group| self.hosts_serving(|apart, _| apart == Some(group)))
     }
 
     /// Whether NICs of a host serve leases of a group that is to be apart.

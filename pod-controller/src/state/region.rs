@@ -4,15 +4,12 @@ use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset};
 use pod_protocol::ids::{ChannelId, LeaseId, RegionId};
 use serde::{Deserialize, Serialize};
 
-use super::DeviceId;
+use super::{DeviceId, REGIONS_MAX};
 
 /// Areas for payload begin at multiples of this, so that they can be mapped by huge pages.
 const LARGE_ALIGN_LINES: u64 = (2 << 20) / 64;
 /// Smaller regions begin at multiples of this.
 const SMALL_ALIGN_LINES: u64 = 4096 / 64;
-
-/// What the region table in the pool has room for.
-const REGIONS_MAX: usize = 4095;
 
 /// A leased range of the pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,16 +64,54 @@ pub struct Regions {
     by_id: BTreeMap<RegionId, Region>,
     /// Starts of all regions, to find gaps.
     by_start: BTreeMap<LineOffset, RegionId>,
+    /// How many there may be.
+    #[serde(default = "most")]
+    max: usize,
+    #[serde(skip)]
+    hints: Hints,
 }
 
+const fn most() -> usize {
+    REGIONS_MAX
+}
+
+/// Of regions of each length and alignment: the line before which there is no room for one. They only save time, so two states
+/// are alike whatever their hints.
+#[derive(Clone, Debug, Default)]
+struct Hints(BTreeMap<(u64, u64), u64>);
+
+impl PartialEq for Hints {
+    fn eq(&self, _other: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Hints {}
+
 impl Regions {
-    pub(super) fn new(data: Area) -> Self {
-        Self { data, last: 0, by_id: BTreeMap::new(), by_start: BTreeMap::new() }
+    pub(super) fn new(data: Area, max: usize) -> Self {
+        let (by_id, by_start) = (BTreeMap::new(), BTreeMap::new());
+        Self { data, last: 0, by_id, by_start, max, hints: Hints::default() }
+    }
+
+    /// How many there may be from now on.
+    pub(super) fn limit(&mut self, max: usize) {
+        self.max = max;
+    }
+
+    /// The number that was given last.
+    pub(super) fn last(&self) -> u32 {
+        self.last
+    }
+
+    /// Gives numbers again that nobody was told of.
+    pub(super) fn set_last(&mut self, last: u32) {
+        self.last = last;
     }
 
     /// None in another pool; numbers go on.
     pub(super) fn after(old: &Self, data: Area) -> Self {
-        Self { last: old.last, ..Self::new(data) }
+        Self { last: old.last, ..Self::new(data, old.max) }
     }
 
     /// A region by its number.
@@ -124,16 +159,15 @@ impl Regions {
         purpose: Purpose,
         writer: EndpointId,
     ) -> Option<RegionId> {
-        if self.by_start.len() >= REGIONS_MAX {
+        if self.by_start.len() >= self.max {
             return None;
         }
         let align = if lines.get() >= LARGE_ALIGN_LINES { LARGE_ALIGN_LINES } else { SMALL_ALIGN_LINES };
         let lines = LineCount::new(lines.get().max(1).checked_next_multiple_of(SMALL_ALIGN_LINES)?);
-        let start = self.gaps().into_iter().find_map(|gap| {
-            let start = gap.start.get().checked_next_multiple_of(align)?;
-            let end = gap.start.get() + gap.lines.get();
-            (start.checked_add(lines.get())? <= end).then_some(LineOffset::new(start))
-        })?;
+        let place = self.first_place(lines.get(), align);
+        let hint = place.map_or(u64::MAX, |start| start.saturating_add(lines.get()));
+        self.hints.0.insert((lines.get(), align), hint);
+        let start = LineOffset::new(place?);
         self.last = self.last.checked_add(1)?;
         let id = RegionId::new(self.last);
         let region = Region {
@@ -147,6 +181,31 @@ impl Regions {
         self.by_start.insert(start, id);
         self.by_id.insert(id, region);
         Some(id)
+    }
+
+    /// The first place for a region of this length.
+    fn first_place(&self, lines: u64, align: u64) -> Option<u64> {
+        let data_start = self.data.start.get();
+        let from = self.hints.0.get(&(lines, align)).copied().unwrap_or(0).max(data_start);
+        let mut start = self.end_of_last_before(from).map_or(from, |end| end.max(from));
+        let begin = LineOffset::new(start);
+        let fits = |start: u64, end: u64| {
+            let start = start.checked_next_multiple_of(align)?;
+            (start.checked_add(lines)? <= end).then_some(start)
+        };
+        for region in self.by_start.range(begin..).filter_map(|(_, id)| self.by_id.get(id)) {
+            if let Some(place) = fits(start, region.area.start.get()) {
+                return Some(place);
+            }
+            start = region.area.start.get() + region.area.lines.get();
+        }
+        fits(start, data_start + self.data.lines.get())
+    }
+
+    /// Where the last region ends that begins at this line or before.
+    fn end_of_last_before(&self, line: u64) -> Option<u64> {
+        let (_, id) = self.by_start.range(..=LineOffset::new(line)).next_back()?;
+        self.by_id.get(id).map(|region| region.area.start.get() + region.area.lines.get())
     }
 
     /// Notes that an endpoint is given a region.
@@ -189,7 +248,7 @@ impl Regions {
         for gap in self.gaps() {
             let from = gap.start.get().max(start);
             let to = (gap.start.get() + gap.lines.get()).min(end);
-            if from < to && self.by_start.len() < REGIONS_MAX {
+            if from < to && self.by_start.len() < self.max {
                 self.last = self.last.checked_add(1)?;
                 let region = Region {
                     id: RegionId::new(self.last),
@@ -222,8 +281,12 @@ impl Regions {
 
     /// Takes back a region that nobody was told of.
     pub(super) fn cancel(&mut self, id: RegionId) {
-        if let Some(region) = self.by_id.remove(&id) {
-            self.by_start.remove(&region.area.start);
+        let Some(region) = self.by_id.remove(&id) else { return };
+        self.by_start.remove(&region.area.start);
+        // The gap that there is now may begin earlier.
+        let gap = self.end_of_last_before(region.area.start.get()).unwrap_or(0);
+        for hint in self.hints.0.values_mut() {
+            *hint = gap.min(*hint);
         }
     }
 
@@ -235,8 +298,7 @@ impl Regions {
         };
         region.holders.remove(&holder);
         if region.holders.is_empty() {
-            self.by_start.remove(&region.area.start);
-            self.by_id.remove(&id);
+            self.cancel(id);
         }
     }
 
@@ -251,6 +313,7 @@ impl Regions {
         let end = |area: Area| area.start.get() + area.lines.get();
         let fits = self.iter().all(|region| region.area.start >= data.start && end(region.area) <= end(data));
         if fits {
+            self.hints = Hints::default();
             self.data = data;
         }
         fits
@@ -267,7 +330,8 @@ mod tests {
     const OTHER: EndpointId = EndpointId::new(HostId::new(2), Role::NetBackend);
 
     fn regions(lines: u64) -> Regions {
-        Regions::new(Area { start: LineOffset::new(LARGE_ALIGN_LINES), lines: LineCount::new(lines) })
+        let data = Area { start: LineOffset::new(LARGE_ALIGN_LINES), lines: LineCount::new(lines) };
+        Regions::new(data, REGIONS_MAX)
     }
 
     fn purpose() -> Purpose {

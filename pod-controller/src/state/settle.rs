@@ -241,8 +241,10 @@ impl State {
     }
 
     fn add_channels(&mut self) {
+        let known: BTreeSet<(EndpointId, EndpointId)> =
+            self.channels.values().map(|channel| (channel.frontend, channel.backend)).collect();
         for (frontend, backend) in self.pairs() {
-            if self.channel_between(frontend, backend).is_none() {
+            if !known.contains(&(frontend, backend)) {
                 self.last.channel += 1;
                 let id = ChannelId::new(self.last.channel);
                 let generation = Generation::default();
@@ -256,6 +258,7 @@ impl State {
     fn make_rings(&mut self, effects: &mut Vec<Effect>) -> bool {
         let mut short = false;
         let ids: Vec<ChannelId> = self.channels.keys().copied().collect();
+        let unclean = self.unclean_pairs();
         for id in ids {
             let Some(channel) = self.channels.get(&id) else { continue };
             let (Some(frontend_incarnation), Some(backend_incarnation)) =
@@ -267,7 +270,7 @@ impl State {
                 rings.frontend_incarnation == frontend_incarnation
                     && rings.backend_incarnation == backend_incarnation
             });
-            if current || !self.data_is_clean(channel, backend_incarnation) {
+            if current || unclean.contains(&(channel.frontend, channel.backend)) {
                 continue;
             }
             let (frontend, backend, engine) = (channel.frontend, channel.backend, channel.engine());
@@ -296,16 +299,20 @@ impl State {
         short
     }
 
-    /// Whether a storage backend has flushed every data area that it serves over a channel.
-    fn data_is_clean(&self, channel: &Channel, backend_incarnation: u64) -> bool {
-        self.leases.values().filter(|lease| lease.area.is_some()).all(|lease| match lease.kind {
-            LeaseKind::Nic { .. } => true,
-            LeaseKind::Disk { ref clean_for, .. } => {
-                clean_for.get(&channel.backend.host) == Some(&backend_incarnation)
-                    || self.frontend_of(lease) != Some(channel.frontend)
-                    || !self.backends_of(lease).any(|backend| backend == channel.backend)
+    /// Frontends and storage backends that have yet to flush a data area which they would share over their channel.
+    fn unclean_pairs(&self) -> BTreeSet<(EndpointId, EndpointId)> {
+        let mut unclean = BTreeSet::new();
+        for lease in self.leases.values().filter(|lease| lease.area.is_some()) {
+            let LeaseKind::Disk { clean_for, .. } = &lease.kind else { continue };
+            let Some(frontend) = self.frontend_of(lease) else { continue };
+            for backend in self.backends_of(lease) {
+                let life = self.life_of(backend);
+                if life.is_none_or(|life| clean_for.get(&backend.host) != Some(&life)) {
+                    unclean.insert((frontend, backend));
+                }
             }
-        })
+        }
+        unclean
     }
 
     /// Notes who is given what, since each of them has to let go before it can be given to others. Whoever is not there
@@ -362,7 +369,7 @@ impl State {
 }
 
 /// How large the area of a lease is, and what it is for.
-fn area_of(options: &Options, lease: &Lease) -> (LineCount, Purpose) {
+pub(super) fn area_of(options: &Options, lease: &Lease) -> (LineCount, Purpose) {
     match lease.kind {
         LeaseKind::Nic { .. } => (options.tx_area, Purpose::Transmit(lease.id)),
         LeaseKind::Disk { .. } => (options.data_area, Purpose::Data(lease.id)),

@@ -18,6 +18,7 @@ fn state() -> State {
         rx_quota_buffers: 64,
         disk_queues: 1,
         socket_name_bytes_max: 80,
+        regions_max: crate::state::REGIONS_MAX,
         placement: crate::state::PlacementPolicy::default(),
     })
 }

@@ -59,7 +59,7 @@ proptest! {
         let mut log: Vec<Command> = Vec::new();
         for step in &steps {
             for command in commands(&state, step) {
-                let before = state.clone();
+                let (before, told) = (state.clone(), format!("{command:?}"));
                 if state.apply(&command).is_ok() {
                     if let Command::CreateInstance { name, .. } = &command {
                         check_reservations(&state, name);
@@ -69,6 +69,10 @@ proptest! {
                     prop_assert_eq!(&state, &before, "a refused command changed something");
                 }
                 check(&state);
+                let mut settled = state.clone();
+                settled.settle(&mut Vec::new());
+                prop_assert_eq!(&settled, &state, "{} left something undone", told);
+                prop_assert!(state.finds_all(), "what is looked up is not what is there");
             }
         }
 

@@ -21,6 +21,7 @@ pub(crate) fn options(pool_mib: u64) -> Options {
         rx_quota_buffers: 256,
         disk_queues: 1,
         socket_name_bytes_max: 80,
+        regions_max: crate::state::REGIONS_MAX,
         placement: crate::state::PlacementPolicy::default(),
     }
 }

@@ -1,0 +1,140 @@
+//! `controller`: how many placements the controller's state machine decides, and how that grows with the pod.
+//!
+//! It has no rival: nothing else places onto NICs and SSDs of a CXL pod. What is measured is the state machine alone, without
+//! messages and disk, of pods of up to 1 000 hosts, 10 000 devices and 100 000 instances. A pool of today's layout has no table for
+//! as many regions; the state machine is told that it has.
+
+mod pod;
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use self::pod::Pod;
+use crate::plot::{self, Panel, Series};
+use crate::report::{self, Figure, Goal};
+
+/// Instances on each host.
+const INSTANCES: u32 = 100;
+/// Sizes of pods, each twice the one before.
+const HOSTS: [u16; 4] = [125, 250, 500, 1000];
+
+/// The controller's state machine: placements per second, and the time to place everything of a failed host again.
+#[derive(Args, Default)]
+pub(crate) struct Options {}
+
+struct Measured {
+    hosts: u16,
+    instances: u32,
+    placements_per_second: f64,
+    moved: u64,
+    move_ms: f64,
+    state_bytes: f64,
+    resident_bytes: f64,
+}
+
+/// Runs it.
+pub(crate) fn run(_options: &Options, output: &Path) -> Result<()> {
+    println!(
+        "{:>6} {:>8} {:>10} {:>13} {:>26} {:>15} {:>9}",
+        "hosts",
+        "devices",
+        "instances",
+        "placements/s",
+        "a failed host's leases",
+        "state/instance",
+        "resident"
+    );
+    let mut found = Vec::new();
+    for hosts in HOSTS {
+        let one = measure(hosts)?;
+        println!(
+            "{hosts:>6} {:>8} {:>10} {:>13.0} {:>13} in {:>7.1} ms {:>13.0} B {:>5.0} MiB",
+            pod::devices(hosts),
+            one.instances,
+            one.placements_per_second,
+            one.moved,
+            one.move_ms,
+            one.state_bytes / f64::from(one.instances),
+            one.resident_bytes / f64::from(1 << 20)
+        );
+        found.push(one);
+    }
+    let figures = figures(&found)?;
+    report::print_goals(&figures);
+    report::write(&output.join("controller.svg"), &plot::svg(&panels(&found)))?;
+    report::write_figures(&output.join("controller.json"), &figures)
+}
+
+fn measure(hosts: u16) -> Result<Measured> {
+    let resident_before = resident_bytes()?;
+    let mut pod = Pod::new(hosts)?;
+    let instances = u32::from(hosts) * INSTANCES;
+    let start = Instant::now();
+    for number in 0..instances {
+        pod.place(number)?;
+    }
+    let placements_per_second = f64::from(instances) / start.elapsed().as_secs_f64();
+    let resident_bytes = resident_bytes()? - resident_before;
+    let start = Instant::now();
+    let moved = pod.fail_host()?;
+    let move_ms = start.elapsed().as_secs_f64() * 1e3;
+    let state_bytes = pod.bytes()?;
+    Ok(Measured { hosts, instances, placements_per_second, moved, move_ms, state_bytes, resident_bytes })
+}
+
+fn figures(found: &[Measured]) -> Result<Vec<Figure>> {
+    let (first, last) =
+        found.first().zip(found.last()).context("no size was measured: there is nothing to compare")?;
+    // All of n placements may cost n log n: one as the logarithm grows. A host's failure may look at all n once.
+    let logarithm = |one: &Measured| f64::from(one.instances).log2();
+    let logarithms = logarithm(last) / logarithm(first);
+    let linear = f64::from(last.instances) / f64::from(first.instances);
+    let round = |value: f64| (value * 100.0).round() / 100.0;
+    let growth = first.placements_per_second / last.placements_per_second;
+    let mut figures = vec![
+        Figure::new("controller/growth-of-a-placement".to_owned(), growth, "x")
+            .with_goal(Goal::AtMost(round(logarithms))),
+        Figure::new("controller/growth-of-a-host-failure".to_owned(), last.move_ms / first.move_ms, "x")
+            .with_goal(Goal::AtMost(round(logarithms * linear))),
+    ];
+    for one in found {
+        let name = |what: &str| format!("controller/{}-hosts/{what}", one.hosts);
+        figures.push(Figure::new(name("placements"), one.placements_per_second, "1/s"));
+        figures.push(Figure::new(name("host-failure"), one.move_ms, "ms"));
+        figures.push(Figure::new(name("state"), one.state_bytes / f64::from(one.instances), "B/instance"));
+        figures.push(Figure::new(name("resident"), one.resident_bytes / f64::from(1 << 20), "MiB"));
+    }
+    Ok(figures)
+}
+
+fn panels(found: &[Measured]) -> [Panel; 2] {
+    let series = |name: &str, value: fn(&Measured) -> f64| Series {
+        name: name.to_owned(),
+        points: found.iter().map(|one| (f64::from(one.instances), value(one))).collect(),
+    };
+    [
+        Panel {
+            title: "Placements per second".to_owned(),
+            x_label: "instances",
+            y_label: "placements/s",
+            series: vec![series("state machine", |one| one.placements_per_second)],
+        },
+        Panel {
+            title: "Everything of a failed host placed again".to_owned(),
+            x_label: "instances",
+            y_label: "ms",
+            series: vec![series("state machine", |one| one.move_ms)],
+        },
+    ]
+}
+
+/// How much memory this process has now.
+fn resident_bytes() -> Result<f64> {
+    let text = std::fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<f64>().ok());
+    kib.map(|kib| kib * 1024.0).context("/proc/self/status has no VmRSS")
+}

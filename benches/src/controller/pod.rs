@@ -1,0 +1,134 @@
+//! A pod of which there is nothing but the controller's state.
+
+use anyhow::{Result, anyhow, ensure};
+use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
+use pod_controller::state::{Command, NicWish, Options, PlacementPolicy, State};
+use pod_protocol::reports::{DeviceReport, Join};
+use uuid::Uuid;
+
+/// NICs, and SSDs, of each host that has devices: every second one.
+const DEVICES: u32 = 10;
+/// What an instance reserves.
+const RESERVED_MBPS: u64 = 500;
+/// One host in so many of those with devices has backup NICs only.
+const BACKUPS: u16 = 8;
+
+/// A pod.
+pub(super) struct Pod {
+    state: State,
+    hosts: u16,
+}
+
+/// How many devices a pod of so many hosts has.
+pub(super) fn devices(hosts: u16) -> u32 {
+    u32::from(hosts / 2) * DEVICES * 2
+}
+
+impl Pod {
+    /// A pod whose daemons have joined.
+    pub(super) fn new(hosts: u16) -> Result<Self> {
+        let mut pod = Self { state: State::new(options()), hosts };
+        for number in 1..=hosts {
+            for role in [Role::NetFrontend, Role::NetBackend, Role::BlkFrontend, Role::BlkBackend] {
+                pod.join(number, role)?;
+            }
+        }
+        Ok(pod)
+    }
+
+    /// Places an instance with a NIC, on one host after the other.
+    pub(super) fn place(&mut self, number: u32) -> Result<()> {
+        let host = HostId::new(u16::try_from(number % u32::from(self.hosts))? + 1);
+        let nics = vec![NicWish { reserved_mbps: RESERVED_MBPS, ..NicWish::default() }];
+        let (name, volumes) = (format!("vm{number}"), Vec::new());
+        self.apply(&Command::CreateInstance { name, host, nics, volumes, instance_type: None })
+    }
+
+    /// A host with devices fails: everything on its NICs moves, and gets another backup. Returns how much.
+    pub(super) fn fail_host(&mut self) -> Result<u64> {
+        let endpoint = EndpointId::new(HostId::new(2), Role::NetBackend);
+        self.apply(&Command::Silent { endpoint })?;
+        self.apply(&Command::FenceExpired { endpoint, incarnation: 1 })?;
+        let left = self
+            .state
+            .leases
+            .values()
+            .filter(|it| it.active_nic().is_some_and(|nic| nic.host == endpoint.host));
+        ensure!(left.count() == 0, "leases stayed on the NICs of a host that failed");
+        ensure!(self.state.failovers > 0, "nothing was on the host that failed");
+        Ok(self.state.failovers)
+    }
+
+    /// How long its state is as it is kept.
+    pub(super) fn bytes(&self) -> Result<f64> {
+        #[expect(clippy::cast_precision_loss, reason = "a figure to be shown")]
+        Ok(serde_json::to_vec(&self.state)?.len() as f64)
+    }
+
+    fn apply(&mut self, command: &Command) -> Result<()> {
+        let applied = self.state.apply(command);
+        applied.map(drop).map_err(|refusal| anyhow!("{command:?} was refused: {refusal}"))
+    }
+
+    fn join(&mut self, number: u16, role: Role) -> Result<()> {
+        let owns = number.is_multiple_of(2);
+        let backup = (number / 2).is_multiple_of(BACKUPS);
+        let devices = match role {
+            Role::NetBackend if owns => (0..DEVICES).map(|nic| nic_report(nic, backup)).collect(),
+            Role::BlkBackend if owns => (0..DEVICES).map(ssd_report).collect(),
+            _ => Vec::new(),
+        };
+        let join = Join {
+            host_name: format!("h{number}"),
+            software: "bench 1".to_owned(),
+            pid: 1,
+            devices,
+            memory_failures: Vec::new(),
+        };
+        let endpoint = EndpointId::new(HostId::new(number), role);
+        self.apply(&Command::Join { endpoint, incarnation: 1, join })
+    }
+}
+
+fn nic_report(number: u32, backup: bool) -> DeviceReport {
+    DeviceReport::Nic {
+        name: format!("nic{number}"),
+        driver: "null".to_owned(),
+        mac: None,
+        up: true,
+        speed_mbps: 100_000,
+        mtu: 1500,
+        features: 0,
+        backup,
+    }
+}
+
+fn ssd_report(number: u32) -> DeviceReport {
+    DeviceReport::Ssd {
+        name: format!("ssd{number}"),
+        driver: "null".to_owned(),
+        size_bytes: 1 << 40,
+        block_bytes: 4096,
+        table: None,
+        reserved_bytes: 0,
+        iops: None,
+    }
+}
+
+/// The default sizes, in a pool of 8 TiB.
+fn options() -> Options {
+    Options {
+        pool: Uuid::from_u128(1),
+        data: Area { start: LineOffset::new(0), lines: LineCount::covering(8 << 40) },
+        tx_area: LineCount::covering(16 << 20),
+        rx_area: LineCount::covering(32 << 20),
+        data_area: LineCount::covering(16 << 20),
+        net_slots: 8192,
+        blk_slots: 8192,
+        rx_quota_buffers: 4096,
+        disk_queues: 1,
+        socket_name_bytes_max: 80,
+        regions_max: 1 << 24,
+        placement: PlacementPolicy::default(),
+    }
+}
