@@ -61,13 +61,33 @@ fn a_nic_is_moved_held_to_its_addresses_and_brought_home_under_a_running_guest()
         "100M",
         "--send-packets",
         "50000",
+        "--send-minimum",
+        "10M",
+        "--receive-minimum",
+        "5M",
     ];
     podctl(&pod, &own).unwrap();
     let policy = nic(&pod).policy;
     assert_eq!(policy.transmit.packets_per_second, Some(50_000));
     assert_eq!((policy.transmit.bytes_per_second, policy.receive.bytes_per_second), (Some(100 << 20), None));
+    let minima = [policy.transmit.minimum_bytes_per_second, policy.receive.minimum_bytes_per_second];
+    assert_eq!(minima, [Some(10 << 20), Some(5 << 20)]);
     eventually("everything passes", || reaches(1));
     assert!(reaches(5));
+    let more_than_there_is = ["instances", "nic-policy", "vm1", "--receive-minimum", "1000G"];
+    assert!(podctl(&pod, &more_than_there_is).unwrap_err().contains("h2/nic0 carries"));
+    // Both ends of the channel count what went over it.
+    let counted = |end: &str, peer: &str, direction: &str| {
+        let of = format!("endpoint=\"{end}\",peer=\"{peer}\",direction=\"{direction}\"}} ");
+        let page = pod.api().metrics().unwrap();
+        let mut lines = page.lines().filter(|line| line.starts_with("wadi_channel_messages_total{"));
+        lines.find_map(|line| line.split_once(&of)?.1.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let (frontend, backend) = ("h1/net-frontend", "h2/net-backend");
+    eventually("what one end sent, the other received", || {
+        let sent = counted(frontend, backend, "sent");
+        sent >= 10 && sent == counted(backend, frontend, "received")
+    });
     assert!(podctl(&pod, &["instances", "nic-policy", "vm2"]).unwrap_err().contains("vm2"));
     assert!(podctl(&pod, &["instances", "nic-policy", "vm1", "--send-packets", "0"]).is_err());
     assert_eq!(nic(&pod).policy, policy, "what was refused changed something");
