@@ -16,7 +16,16 @@ export KEEP
 # The crates whose programs a pod consists of, and the demo.
 PROGRAMS := cxl-pool pod-controller vhost-blk-cxl vhost-net-cxl vmm wadi-tests
 
-SHELL_SCRIPTS := .ci/run $(wildcard deploy/*.sh guest-images/guest/*.sh)
+# What `make install` puts in place. Packagers set DESTDIR.
+INSTALLED := wadi-pool pod-controller podctl vhost-net-cxl vhost-blk-cxl vmm
+BUILT ?= target/release
+DESTDIR ?=
+PREFIX ?= /usr
+BIN_DIRECTORY = $(DESTDIR)$(PREFIX)/bin
+UNIT_DIRECTORY = $(DESTDIR)$(PREFIX)/lib/systemd/system
+DOC_DIRECTORY = $(DESTDIR)$(PREFIX)/share/doc/wadi
+
+SHELL_SCRIPTS := .ci/run $(wildcard deploy/*.sh deploy/debian/p* guest-images/guest/*.sh tests/packaging/*.sh)
 
 .PHONY: help
 help: ## show this list
@@ -33,6 +42,23 @@ setup-bench:
 .PHONY: build
 build: setup ## build the daemons and tools (release)
 	$(CARGO) build --release --bins $(addprefix -p ,$(PROGRAMS))
+
+.PHONY: install
+install: ## put programs, systemd units and documentation below DESTDIR; run make build first
+	@for program in $(INSTALLED); do \
+	  [ -x $(BUILT)/$$program ] || { echo "install: $(BUILT)/$$program is not there: run make build first" >&2; exit 1; }; \
+	done
+	install -d $(BIN_DIRECTORY) $(UNIT_DIRECTORY)/wadi-.service.d $(DOC_DIRECTORY)/examples
+	install -m 755 $(addprefix $(BUILT)/,$(INSTALLED)) $(BIN_DIRECTORY)/
+	install -m 644 deploy/systemd/*.service $(UNIT_DIRECTORY)/
+	install -m 644 deploy/systemd/wadi-.service.d/*.conf $(UNIT_DIRECTORY)/wadi-.service.d/
+	install -m 644 CHANGELOG.md docs/*.md docs/*.svg $(DOC_DIRECTORY)/
+	install -m 644 LICENSE $(DOC_DIRECTORY)/copyright
+	install -m 644 deploy/examples/*.toml $(DOC_DIRECTORY)/examples/
+
+.PHONY: deb
+deb: build ## a Debian package in target/debian
+	@deploy/build-deb.sh $(BUILT) target/debian
 
 .PHONY: demo
 demo: build ## a VM works through a NIC and an SSD of other hosts; KEEP=1 leaves it running

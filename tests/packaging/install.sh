@@ -1,0 +1,89 @@
+#!/bin/bash
+# Installs the Debian package, runs a host by its units' command lines, and purges it: on a copy of this machine that nobody
+# else sees. To be run in mount, network and process namespaces of its own:
+#
+#   unshare --mount --net --pid --fork --kill-child tests/packaging/install.sh PACKAGE EMPTY-DIRECTORY
+set -euo pipefail
+
+package=$1
+base=$2
+mount -t tmpfs wadi-test "$base"
+mkdir "$base"/{upper,work,root}
+root=$base/root
+mount -t overlay wadi-test -o "lowerdir=/,upperdir=$base/upper,workdir=$base/work" "$root"
+mount -t proc proc "$root/proc"
+mount --rbind /sys "$root/sys"
+mount --rbind /dev "$root/dev"
+mount -t tmpfs shm "$root/dev/shm"
+mount -t tmpfs run "$root/run"
+mount -t tmpfs tmp "$root/tmp"
+cp "$package" "$root/tmp/wadi.deb"
+# All that is mounted here goes with the namespace.
+exec chroot "$root" /bin/bash -euo pipefail <<'INSIDE'
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+
+step() { echo "== $*"; }
+die() { echo "FAILED: $*"; exit 1; }
+# Tries again for half a minute.
+eventually() {
+  for _ in $(seq 300); do
+    if "$@" >/tmp/said 2>&1; then return; fi
+    sleep 0.1
+  done
+  cat /tmp/said /tmp/*.log
+  die "$*"
+}
+
+step install
+dpkg -i /tmp/wadi.deb
+[ -z "$(dpkg --verify wadi)" ] || die "dpkg --verify says that files differ"
+for program in wadi-pool pod-controller podctl vhost-net-cxl vhost-blk-cxl vmm; do
+  "$program" --version
+done
+
+step units
+cd /usr/lib/systemd/system
+verified=$(systemd-analyze verify --man=no wadi-*.service 2>&1) || die "systemd-analyze: $verified"
+[ -z "$verified" ] || die "systemd-analyze: $verified"
+for unit in wadi-*.service; do
+  systemd-analyze security --offline=true --threshold=40 "$unit" | tail -n 1
+done
+
+step run
+mkdir -p /etc/wadi /run/wadi /var/lib/wadi /dev/shm/wadi
+cp /usr/share/doc/wadi/examples/*.toml /etc/wadi/
+sed -i 's/^size = "8G"/size = "64M"/' /etc/wadi/host.toml
+# AF_XDP needs the most of all drivers.
+ip link add eth1 type veth peer name cable
+ip link set eth1 up
+ip link set cable up
+printf '\n[[nic]]\nname = "nic1"\ndriver = "af-xdp"\ninterface = "eth1"\n' >>/etc/wadi/host.toml
+wadi-pool create /dev/shm/wadi/pool --size 256M
+for unit in wadi-controller wadi-net-backend wadi-blk-backend wadi-net-frontend wadi-blk-frontend; do
+  command=$(sed -n 's/^ExecStart=//p' $unit.service)
+  # With no capability but those of the unit, as systemd would.
+  allowed=$(sed -n 's/^CapabilityBoundingSet=//p' $unit.service | tr 'A-Z' 'a-z' | sed 's/cap_/+/g; s/ /,/g')
+  # shellcheck disable=SC2086 # the command line is words
+  setpriv --inh-caps=-all --bounding-set="-all${allowed:+,$allowed}" --no-new-privs $command >/tmp/$unit.log 2>&1 &
+  [ $unit != wadi-controller ] || eventually podctl hosts list
+done
+eventually podctl volumes create vol0 --size 16M --device h1/ssd0
+eventually podctl instances create vm1 --host h1 --nic --volume vol0
+eventually sh -c 'podctl instances get vm1 | tee /dev/stderr | grep -q "^ready: *yes"'
+eventually sh -c 'podctl devices list | tee /dev/stderr | grep -c "^h1/.* up " | grep -qx 3'
+podctl hosts list
+podctl devices list
+podctl instances get vm1
+# No daemon has tried what it may not.
+if grep -iE 'not permitted|EPERM|panicked' /tmp/*.log; then die "a daemon may do too little"; fi
+
+step remove
+# shellcheck disable=SC2046 # several
+kill $(jobs -p)
+wait
+dpkg --purge wadi
+left=$(find /usr/bin /usr/lib/systemd /usr/share/doc -path '*wadi*' -o -name 'vhost-*-cxl' -o -name 'podctl')
+[ -z "$left" ] || die "left behind: $left"
+[ -s /var/lib/wadi/ssd0.img ] || die "what guests wrote must outlive the package"
+step done
+INSIDE

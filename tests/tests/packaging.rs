@@ -1,0 +1,55 @@
+//! The Debian package installs, runs and goes.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// What the package is built of: the programs that the tests run.
+fn built() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_wadi-demo")).parent().expect("a program lies in a directory")
+}
+
+fn source() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in the workspace")
+}
+
+fn succeed(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().expect("it can be run");
+    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success(), "{command:?}: {status}\n{stdout}\n{stderr}");
+    stdout.into_owned()
+}
+
+#[test]
+fn a_host_runs_from_the_package_with_no_more_capabilities_than_its_units_have() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let script = source().join("deploy/build-deb.sh");
+    let package = succeed(Command::new(script).arg(built()).arg(directory.path()));
+    // In namespaces of its own, so that nothing of it outlives the script; killed if it takes far too long.
+    let mut command = Command::new("timeout");
+    command.args([
+        "--kill-after=10",
+        "180",
+        "unshare",
+        "--mount",
+        "--net",
+        "--pid",
+        "--fork",
+        "--kill-child",
+    ]);
+    command.arg(source().join("tests/packaging/install.sh")).arg(package.trim());
+    let root = directory.path().join("root");
+    std::fs::create_dir(&root).expect("a directory");
+    let said = succeed(command.arg(&root));
+    assert!(said.ends_with("== done\n"), "{said}");
+}
+
+#[test]
+fn a_package_of_nothing_is_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut command = Command::new(source().join("deploy/build-deb.sh"));
+    let Output { status, stderr, .. } =
+        command.arg(directory.path()).arg(directory.path()).output().expect("it can be run");
+    assert!(!status.success());
+    let stderr = String::from_utf8_lossy(&stderr);
+    assert!(stderr.contains("run make build first"), "{stderr}");
+}
