@@ -1,0 +1,219 @@
+//! `podctl instances` and `podctl types`.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use pod_controller::api::{ByteSize, NicRequest};
+
+#[derive(Subcommand)]
+pub(crate) enum Instances {
+    /// Show all
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show one in full
+    Get {
+        /// Its name
+        name: String,
+    },
+    /// Create an instance: lease NICs and volumes for a VM, and print the sockets to give to it
+    ///
+    /// Examples:
+    ///     podctl instances create vm1 --host h1 --nic --volume vol0
+    ///     podctl instances create vm2 --host h1 --nic mac=02:00:00:00:00:02,mtu=1500,queue-pairs=2
+    #[command(verbatim_doc_comment)]
+    Create(CreateInstance),
+    /// Say anew what an instance may do with its NIC; what is left out is without limit
+    ///
+    /// Examples:
+    ///     podctl instances nic-policy vm1 --send 125M --receive 125M --address 10.0.0.2
+    ///     podctl instances nic-policy vm1 --send-minimum 50M --receive-minimum 50M
+    #[command(verbatim_doc_comment)]
+    NicPolicy {
+        /// The instance's name
+        name: String,
+        /// Which NIC of it
+        #[arg(long, value_name = "NAME", default_value = "net0")]
+        nic: String,
+        /// Bytes that it may send per second, such as 125M
+        #[arg(long, value_name = "BYTES")]
+        send: Option<ByteSize>,
+        /// Packets that it may send per second
+        #[arg(long, value_name = "COUNT")]
+        send_packets: Option<u64>,
+        /// Bytes that it may receive per second
+        #[arg(long, value_name = "BYTES")]
+        receive: Option<ByteSize>,
+        /// Packets that it may receive per second
+        #[arg(long, value_name = "COUNT")]
+        receive_packets: Option<u64>,
+        /// Bytes that it sends per second before others do, where the NIC is the bottleneck
+        #[arg(long, value_name = "BYTES")]
+        send_minimum: Option<ByteSize>,
+        /// Bytes that it receives per second before others do, where the way to it is the bottleneck
+        #[arg(long, value_name = "BYTES")]
+        receive_minimum: Option<ByteSize>,
+        /// Of how many milliseconds the share may be saved up
+        #[arg(long, value_name = "MS", default_value_t = 100)]
+        burst_ms: u32,
+        /// An IPv4 or IPv6 address that it may use; again for more, and without any, it may use all
+        #[arg(long = "address", value_name = "ADDRESS")]
+        addresses: Vec<std::net::IpAddr>,
+        /// The VLAN that it is in, 1 to 4094: it sends and receives without tags, its NIC with them
+        #[arg(long, value_name = "NUMBER")]
+        vlan: Option<u16>,
+    },
+    /// Move a NIC of an instance to another device while both work: nothing is lost
+    ///
+    /// Example: podctl instances migrate-nic vm1 --to h3/nic1
+    #[command(verbatim_doc_comment)]
+    MigrateNic {
+        /// The instance's name
+        name: String,
+        /// Which NIC of it
+        #[arg(long, value_name = "NAME", default_value = "net0")]
+        nic: String,
+        /// Where to [default: the least loaded other NIC]
+        #[arg(long, value_name = "HOST/NAME")]
+        to: Option<String>,
+    },
+    /// Let another host get ready for an instance that is to move there while it runs, and print the sockets there
+    ///
+    /// The instance goes on where it is. `vmm migrate` does this and the rest; with another VMM, start that on the
+    /// sockets, let it receive the guest, and the leases follow.
+    ///
+    /// Example: podctl instances migrate vm1 --to h3
+    #[command(verbatim_doc_comment)]
+    Migrate {
+        /// The instance's name
+        name: String,
+        /// The host
+        #[arg(long, value_name = "HOST")]
+        to: String,
+    },
+    /// Give up the move of an instance, which stays where it is
+    AbortMigration {
+        /// The instance's name
+        name: String,
+    },
+    /// Hand an instance's leases to the host to which it moves, although its guest has not used them there
+    ActivateMigration {
+        /// The instance's name
+        name: String,
+        /// Although the host that it leaves has not let go: that host is dead
+        #[arg(long)]
+        force: bool,
+    },
+    /// Delete an instance: its leases end, its volumes stay
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Its name
+        name: String,
+        /// Also while a VMM is connected, which then loses its devices
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Types {
+    /// Show all
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show one
+    Get {
+        /// Its name
+        name: String,
+    },
+    /// Describe one, as a whole; instances that are there stay as they are
+    ///
+    /// Example: podctl types set small --nics 1 --reserve 2G --volume-iops 5000
+    #[command(verbatim_doc_comment)]
+    Set {
+        /// Its name
+        name: String,
+        /// How many NICs an instance gets, if none is asked for
+        #[arg(long, value_name = "COUNT", default_value_t = 1)]
+        nics: u8,
+        /// How much of a NIC each is sure of, such as 500M or 5G, in bit/s
+        #[arg(long, value_name = "RATE", default_value = "0", value_parser = parse_mbps)]
+        reserve: u64,
+        /// Pairs of queues of each NIC
+        #[arg(long, value_name = "COUNT")]
+        queue_pairs: Option<u16>,
+        /// How many requests per second each volume is sure of, at least
+        #[arg(long, value_name = "COUNT")]
+        volume_iops: Option<u64>,
+    },
+    /// Delete one; instances that were made of it stay as they are
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Its name
+        name: String,
+    },
+}
+
+#[derive(Args)]
+pub(crate) struct CreateInstance {
+    /// Its name: lower-case letters, digits and dashes
+    pub(crate) name: String,
+    /// The host it runs on
+    #[arg(long)]
+    pub(crate) host: String,
+    /// What kind of instance it is; what is not said otherwise follows from that
+    #[arg(long = "type", value_name = "NAME")]
+    pub(crate) instance_type: Option<String>,
+    /// A NIC; again for more. With any of mac=…, mtu=…, queue-pairs=…, reserve=…, apart=…, together=…
+    ///
+    /// reserve=5G makes sure of 5 Gbit/s, also after the failure of a host; NICs with the same apart=NAME are served by
+    /// different hosts, those with the same together=NAME by one host where that can be.
+    #[arg(long = "nic", value_name = "OPTIONS", num_args = 0..=1, default_missing_value = "", value_parser = parse_nic)]
+    pub(crate) nics: Vec<NicRequest>,
+    /// A volume by name; again for more
+    #[arg(long = "volume", value_name = "NAME")]
+    pub(crate) volumes: Vec<String>,
+    /// How many seconds to wait until a VM can be started, 30 at most
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
+    pub(crate) wait: Duration,
+    /// Only show what would be made, and on which devices; nothing is
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+fn parse_nic(text: &str) -> Result<NicRequest, String> {
+    let mut nic = NicRequest::default();
+    for option in text.split(',').filter(|option| !option.is_empty()) {
+        let number =
+            |value: &str| value.parse::<u16>().map_err(|_| format!("{option:?} needs a number up to 65535"));
+        match option.split_once('=') {
+            Some(("mac", value)) => nic.mac = Some(value.to_owned()),
+            Some(("mtu", value)) => nic.mtu = Some(number(value)?),
+            Some(("queue-pairs", value)) => nic.queue_pairs = Some(number(value)?),
+            Some(("reserve", value)) => nic.reserved_mbps = parse_mbps(value)?,
+            Some(("apart", value)) => nic.apart = Some(value.to_owned()),
+            Some(("together", value)) => nic.together = Some(value.to_owned()),
+            _ => {
+                return Err(format!(
+                    "{option:?} is none of mac=…, mtu=…, queue-pairs=…, reserve=…, apart=…, together=…"
+                ));
+            }
+        }
+    }
+    Ok(nic)
+}
+
+/// A bit rate in Mbit/s: `500M`, `5G`, or a number of Mbit/s.
+fn parse_mbps(text: &str) -> Result<u64, String> {
+    let (digits, unit) = match text.strip_suffix(['G', 'g']) {
+        Some(digits) => (digits, 1000),
+        None => (text.strip_suffix(['M', 'm']).unwrap_or(text), 1),
+    };
+    let mbps = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    mbps.ok_or_else(|| format!("{text:?} is no bit rate: write 500M or 5G"))
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.0..=30.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("use a number of seconds from 0 to 30".to_owned()),
+    }
+}

@@ -1,0 +1,117 @@
+//! `podctl volumes`.
+
+use clap::Subcommand;
+use pod_controller::api::ByteSize;
+
+#[derive(Subcommand)]
+pub(crate) enum Volumes {
+    /// Show all
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show one in full
+    Get {
+        /// Its name
+        name: String,
+    },
+    /// Create a volume
+    ///
+    /// Example: podctl volumes create vol0 --size 8G --device h2/ssd0
+    #[command(verbatim_doc_comment)]
+    Create {
+        /// Its name: lower-case letters, digits and dashes
+        name: String,
+        /// Its size: a number of bytes, or with K, M, G or T
+        #[arg(long)]
+        size: ByteSize,
+        /// On which SSD, as h2/ssd0 [default: the one with the largest share free]
+        #[arg(long, value_name = "HOST/NAME")]
+        device: Option<String>,
+        /// How many hosts keep it on their SSDs: 1 to 3
+        #[arg(long, default_value_t = 1)]
+        replicas: u8,
+        /// How many requests per second it is sure of on each SSD
+        #[arg(long, value_name = "COUNT", conflicts_with = "stripes")]
+        minimum_iops: Option<u64>,
+        /// Over the SSDs of how many hosts it is laid out, a share on each: 2 to 4
+        #[arg(long, conflicts_with_all = ["replicas", "device"])]
+        stripes: Option<u8>,
+        /// How much lies on one before the next has its turn
+        #[arg(long, requires = "stripes", default_value = "64K")]
+        stripe_size: ByteSize,
+    },
+    /// Make a volume larger; the guest sees it while it runs
+    ///
+    /// Example: podctl volumes grow vol0 16G
+    #[command(verbatim_doc_comment)]
+    Grow {
+        /// Its name
+        name: String,
+        /// Its new size: a number of bytes, or with K, M, G or T
+        size: ByteSize,
+    },
+    /// Move a volume to another SSD while its guest goes on
+    ///
+    /// Example: podctl volumes move vol0 --to h3/ssd0
+    #[command(verbatim_doc_comment)]
+    Move {
+        /// Its name
+        name: String,
+        /// To which SSD [default: the one of another host with the largest share free]
+        #[arg(long, value_name = "HOST/NAME")]
+        to: Option<String>,
+        /// Of a mirrored volume: which replica moves
+        #[arg(long, value_name = "HOST/NAME")]
+        from: Option<String>,
+    },
+    /// Keep a volume on one more SSD
+    ///
+    /// Example: podctl volumes add-replica vol0 --device h3/ssd0
+    #[command(verbatim_doc_comment)]
+    AddReplica {
+        /// Its name
+        name: String,
+        /// On which SSD [default: the one of another host with the largest share free]
+        #[arg(long, value_name = "HOST/NAME")]
+        device: Option<String>,
+    },
+    /// Keep a volume on one SSD less; this also ends a move, if it is where the volume would move to
+    ///
+    /// Example: podctl volumes remove-replica vol0 --device h3/ssd0
+    #[command(verbatim_doc_comment)]
+    RemoveReplica {
+        /// Its name
+        name: String,
+        /// On which SSD
+        #[arg(long, value_name = "HOST/NAME")]
+        device: String,
+    },
+    /// Say how much of its SSD a volume may use; what is left out has no limit
+    ///
+    /// Examples:
+    ///     podctl volumes qos vol0 --iops 5000 --bandwidth 200M --burst-ms 500
+    ///     podctl volumes qos vol0 --minimum-iops 1000
+    ///     podctl volumes qos vol0
+    #[command(verbatim_doc_comment)]
+    Qos {
+        /// Its name
+        name: String,
+        /// Requests per second at most
+        #[arg(long)]
+        iops: Option<u64>,
+        /// Bytes per second at most: a number, or with K, M, G or T
+        #[arg(long)]
+        bandwidth: Option<ByteSize>,
+        /// Of how many milliseconds the share may be saved up and used at once
+        #[arg(long, default_value = "100")]
+        burst_ms: u32,
+        /// Requests per second for which it comes before others, where the SSD is the bottleneck
+        #[arg(long)]
+        minimum_iops: Option<u64>,
+    },
+    /// Delete a volume and its data
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Its name
+        name: String,
+    },
+}
