@@ -23,6 +23,8 @@ needed=(
   "iproute2:/usr/sbin/ip:builds a pod's hosts from network namespaces"
   "iputils-ping:/usr/bin/ping:lets you look around in a pod that was kept"
   "procps:/usr/bin/ps:lets you look around in a pod that was kept"
+  "dpkg-dev:/usr/bin/dpkg-shlibdeps:puts the Debian package together"
+  "systemd:/usr/bin/systemd-analyze:checks the units that the package brings"
   "libvirt-daemon-system:/etc/default/libvirtd:libvirt's QEMU driver and its user: runs, in a test, the domain that vmm prints"
 )
 
