@@ -126,7 +126,7 @@ impl VolatileCache {
             Step::Read { .. } | Step::Allocate { .. } | Step::Sync => {}
         }
         self.running.push(Running { id, step, moment });
-        // Readable as long as there is something to end.
+        // Readable as long as there is something to end, or to be told of that has ended.
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
 
@@ -155,9 +155,6 @@ impl VolatileCache {
             while (self.below(256) as u64) < self.eagerness && !self.sectors.is_empty() {
                 self.destage_any();
             }
-        }
-        if self.running.is_empty() {
-            let _ = rustix::io::read(&self.event, &mut [0; 8]);
         }
     }
 
@@ -254,7 +251,11 @@ impl VolatileCache {
     }
 
     pub(super) fn completed(&mut self) -> Option<(u32, i32)> {
-        self.ended.pop()
+        let ended = self.ended.pop();
+        if ended.is_none() && self.running.is_empty() {
+            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        }
+        ended
     }
 
     pub(super) fn event(&self) -> BorrowedFd<'_> {
@@ -271,5 +272,47 @@ impl VolatileCache {
         #[allow(clippy::cast_possible_truncation)] // below a usize
         let below = (mixed % limit.max(1) as u64) as usize;
         below
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cxl_pool::CreateOptions;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    fn is_readable(cache: &VolatileCache) -> bool {
+        let event = cache.event();
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&event, PollFlags::IN)], Some(&now)).expect("polled") > 0
+    }
+
+    #[test]
+    fn whoever_waits_for_the_event_hears_of_every_end() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let options = CreateOptions { size_bytes: Some(16 << 20), ..CreateOptions::default() };
+        let pool = Pool::create(&directory.path().join("pool"), &options).expect("a pool");
+        let path = directory.path().join("ssd.img");
+        let file = File::options().create_new(true).read(true).write(true).open(path).expect("a file");
+        for seed in 0..20 {
+            let file = file.try_clone().expect("the same file");
+            let mut cache =
+                VolatileCache::new(file, &pool, VolatileCacheOptions::new(seed)).expect("a cache");
+            assert!(!is_readable(&cache));
+            for id in 0..3 {
+                cache.push(id, Step::Sync);
+            }
+            let mut ended = 0;
+            while ended < 3 {
+                assert!(is_readable(&cache), "seed {seed}: {ended} of 3 ended");
+                cache.submit();
+                assert!(is_readable(&cache), "seed {seed}: nobody has been told yet");
+                while cache.completed().is_some() {
+                    ended += 1;
+                }
+            }
+            assert!(!is_readable(&cache), "seed {seed}: nothing is left");
+        }
     }
 }
