@@ -31,7 +31,7 @@ const LOOK_EVERY_BUSY: Duration = Duration::from_micros(100);
 /// some of the pool's bandwidth from those who have work: pauses halve that. What comes first after such a silence waits
 /// half a pause longer on average.
 const REST_AFTER: Duration = Duration::from_millis(1);
-const REST: Duration = Duration::from_nanos(370);
+const REST: Duration = Duration::from_nanos(440);
 
 /// Steps in which a worker without doorbells sleeps. They double from the first to the last while nothing comes.
 const NAP_FIRST: Duration = Duration::from_micros(50);
