@@ -1,7 +1,7 @@
 //! What both engines' frontends share: vhost-user connections, vrings, descriptor chains, the in-flight region
 //! and buffer areas.
 //!
-//! A [`Server`] owns one guest device's socket. It speaks vhost-user with the VMM on a thread of its own and hands
+//! A [`Server`] owns one guest device's socket, on which a VMM connects or to which it connects itself. It speaks vhost-user with the VMM on a thread of its own and hands
 //! finished [`Ring`]s to the engine through a [`DeviceSink`]; from then on the ring belongs to the engine's worker
 //! until the sink is asked to give it up. Nothing of vhost-user is on the fast path.
 //!
@@ -19,6 +19,7 @@ mod chain;
 mod chain_tests;
 mod config;
 mod connection;
+mod connector;
 pub mod copy;
 mod dirty_log;
 mod early;

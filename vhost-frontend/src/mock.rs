@@ -13,6 +13,7 @@ mod ring;
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,6 +38,8 @@ use crate::{GuestMemory, Ring, RingParts};
 const RAM_START: u64 = 0x10_0000;
 /// Where the VMM believes that it mapped it.
 const VMM_OFFSET: u64 = 0x7f00_0000_0000;
+/// How long VMM and device may take to find each other.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(20);
 /// Bytes that each ring occupies: enough for 1024 entries.
 const RING_BYTES: u64 = 0x8000;
 
@@ -169,13 +172,34 @@ impl MockGuest {
     pub fn negotiate(&mut self, path: &Path, wanted: u64) {
         self.frontend = None;
         let began = Instant::now();
-        let mut frontend = loop {
+        let frontend = loop {
             match Frontend::connect(path, self.rings.len() as u64) {
                 Ok(frontend) => break frontend,
-                Err(error) => assert!(began.elapsed() < Duration::from_secs(20), "cannot connect: {error}"),
+                Err(error) => assert!(began.elapsed() < CONNECT_DEADLINE, "cannot connect: {error}"),
             }
             std::thread::sleep(Duration::from_millis(10));
         };
+        self.negotiate_over(frontend, wanted);
+    }
+
+    /// As [`MockGuest::connect`], with a device that connects to its VMM.
+    pub fn accept(&mut self, listener: &UnixListener, wanted: u64) {
+        self.frontend = None;
+        listener.set_nonblocking(true).unwrap();
+        let began = Instant::now();
+        let stream = loop {
+            match listener.accept() {
+                Ok((stream, _)) => break stream,
+                Err(error) => assert!(began.elapsed() < CONNECT_DEADLINE, "no device connects: {error}"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        stream.set_nonblocking(false).unwrap();
+        self.negotiate_over(Frontend::from_stream(stream, self.rings.len() as u64), wanted);
+        self.start_rings();
+    }
+
+    fn negotiate_over(&mut self, mut frontend: Frontend, wanted: u64) {
         frontend.set_owner().unwrap();
         let offered = frontend.get_features().unwrap();
         let wanted = wanted & !VhostUserVirtioFeatures::LOG_ALL.bits();

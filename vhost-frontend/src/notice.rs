@@ -79,8 +79,11 @@ impl Notices {
 /// Whether `channel` is the other end of `stream`, or of another connection to the same device. We would keep that
 /// connection open ourselves, and never see it close.
 fn is_own_end(channel: &UnixStream, stream: &UnixStream) -> bool {
-    let (Ok(peer), Ok(own)) = (channel.peer_addr(), stream.local_addr()) else { return false };
-    own.as_pathname().is_some_and(|path| peer.as_pathname() == Some(path))
+    let (Ok(ours), Ok(theirs)) = (stream.local_addr(), stream.peer_addr()) else { return false };
+    let (Ok(own), Ok(peer)) = (channel.local_addr(), channel.peer_addr()) else { return false };
+    // The path names the end of whoever listened: us, or the VMM.
+    ours.as_pathname().is_some_and(|path| peer.as_pathname() == Some(path))
+        || theirs.as_pathname().is_some_and(|path| own.as_pathname() == Some(path))
 }
 
 /// Words are in the order of the machine that VMM and engine share.

@@ -15,6 +15,7 @@ use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 
 use crate::config::ConfigSpace;
 use crate::connection::Connection;
+use crate::connector::Connector;
 use crate::early::EarlyEnable;
 use crate::memory::GuestMemory;
 use crate::pool_ram::PoolRam;
@@ -82,7 +83,7 @@ pub trait DeviceSink: Send + 'static {
     fn disconnected(&mut self) {}
 }
 
-/// A device's socket and thread. Dropping it disconnects the VMM, stops the rings and removes the socket.
+/// A device's socket and thread. Dropping it disconnects the VMM, stops the rings and removes the socket if it is ours.
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<Shared>,
@@ -99,17 +100,24 @@ struct Shared {
 impl Server {
     /// Opens the socket and serves it, one VMM after the other.
     pub fn listen(path: &Path, spec: DeviceSpec, sink: impl DeviceSink) -> Result<Self, ListenError> {
-        let socket = Socket::bind(path)?;
+        let door = Door::Open(Socket::bind(path)?);
+        Self::start(path, door, spec, sink)
+    }
+
+    /// Connects to a VMM that listens at `path`, as soon as it does and whenever it does again, and serves it.
+    pub fn connect(path: &Path, spec: DeviceSpec, sink: impl DeviceSink) -> Result<Self, ListenError> {
+        let door = Door::Calling(Connector::new(path, &spec.name)?);
+        Self::start(path, door, spec, sink)
+    }
+
+    fn start(path: &Path, door: Door, spec: DeviceSpec, sink: impl DeviceSink) -> Result<Self, ListenError> {
         let error = |what| move |source: io::Error| ListenError::Io { what, path: path.to_owned(), source };
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| error("make an event descriptor for")(errno.into()))?;
         let shared = Arc::new(Shared { stop, connection: Mutex::new(None) });
         let name = spec.name.clone();
-        let service = Service {
-            socket,
-            shared: Arc::clone(&shared),
-            connection: Connection::new(spec, Box::new(sink)),
-        };
+        let service =
+            Service { door, shared: Arc::clone(&shared), connection: Connection::new(spec, Box::new(sink)) };
         let thread = std::thread::Builder::new()
             .name(name)
             .spawn(move || service.run())
@@ -134,9 +142,27 @@ impl Drop for Server {
     }
 }
 
+/// How VMM and device come together.
+enum Door {
+    /// VMMs connect here.
+    Open(Socket),
+    /// The VMM listens.
+    Calling(Connector),
+}
+
+impl Door {
+    /// Where VMMs knock.
+    fn socket(&self) -> Option<&Socket> {
+        match self {
+            Self::Open(socket) => Some(socket),
+            Self::Calling(_) => None,
+        }
+    }
+}
+
 /// What the thread owns.
 struct Service {
-    socket: Socket,
+    door: Door,
     shared: Arc<Shared>,
     connection: Connection,
 }
@@ -169,40 +195,57 @@ const REST_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
 impl Service {
     fn run(self) {
-        let Self { socket, shared, connection } = self;
+        let Self { mut door, shared, connection } = self;
         let name = connection.name().to_owned();
         let connection = Arc::new(Mutex::new(connection));
         loop {
-            match wait(&shared, Awaited::Nothing, &socket) {
-                Event::Stop => return,
-                Event::Connection { .. } | Event::Pause => {}
-                Event::Listener => {
-                    let Some(stream) = accept(&socket, &name) else { continue };
-                    serve(&shared, &socket, stream, &connection, &name);
+            let stream = match &mut door {
+                Door::Open(socket) => match wait(&shared, Awaited::Nothing, Some(socket)) {
+                    Event::Stop => return,
+                    Event::Connection { .. } | Event::Pause => None,
+                    Event::Listener => accept(socket, &name),
+                },
+                Door::Calling(connector) => connector.attempt(),
+            };
+            let began = Instant::now();
+            let served =
+                stream.is_some_and(|stream| serve(&shared, door.socket(), stream, &connection, &name));
+            if let Door::Calling(connector) = &mut door {
+                if served {
+                    connector.parted_after(began.elapsed());
+                }
+                // Also after a VMM that went away at once: it may do so again.
+                if pauses(&shared, connector.pause()) {
+                    return;
                 }
             }
         }
     }
 }
 
-/// Serves one VMM until it goes away.
+/// Serves one VMM until it goes away. Returns whether it asked for anything.
 fn serve(
     shared: &Shared,
-    socket: &Socket,
+    socket: Option<&Socket>,
     stream: UnixStream,
     connection: &Arc<Mutex<Connection>>,
     name: &str,
-) {
+) -> bool {
     let (Ok(cut), Ok(watched)) = (stream.try_clone(), stream.try_clone()) else {
         warn!(device = name, "out of file descriptors: VMM turned away");
-        return;
+        return false;
     };
     *shared.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(cut);
     let lock = || connection.lock().unwrap_or_else(PoisonError::into_inner);
-    lock().connected();
-    info!(device = name, "VMM connected");
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(connection));
     let mut begun: Option<Instant> = None;
+    // Who connected is there. Who listens may have left us in its queue, behind another device's daemon.
+    let mut met = socket.is_some();
+    if met {
+        lock().connected();
+        info!(device = name, "VMM connected");
+    }
+    let mut asked = false;
     loop {
         let vmm = watched.as_fd();
         let awaited = if begun.is_some() { Awaited::Rest(vmm) } else { Awaited::Request(vmm) };
@@ -210,11 +253,12 @@ fn serve(
             Event::Stop => break,
             Event::Listener => {
                 // A device has one VMM. Left in the queue it would wait for ever.
-                if accept(socket, name).is_some() {
+                if socket.and_then(|socket| accept(socket, name)).is_some() {
                     warn!(device = name, "a second VMM connected and was turned away");
                 }
                 continue;
             }
+            Event::Connection { gone: true } if !met => break,
             Event::Connection { gone } => gone,
             Event::Pause => false,
         };
@@ -226,8 +270,13 @@ fn serve(
             break;
         }
         begun = None;
+        if !met {
+            met = true;
+            lock().connected();
+            info!(device = name, "VMM answered");
+        }
         match serve_request(&mut handler, &lock, &watched) {
-            Ok(()) => {}
+            Ok(()) => asked = true,
             Err(VhostError::Disconnected | VhostError::PartialMessage) => {
                 info!(device = name, "VMM disconnected");
                 break;
@@ -239,8 +288,29 @@ fn serve(
         }
     }
     *shared.connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    lock().disconnected();
-    debug!(device = name, "rings stopped");
+    if met {
+        lock().disconnected();
+        debug!(device = name, "rings stopped");
+    }
+    asked
+}
+
+/// Waits so long, or until told to stop. Returns whether it was.
+fn pauses(shared: &Shared, pause: Duration) -> bool {
+    let began = Instant::now();
+    loop {
+        let left = pause.saturating_sub(began.elapsed());
+        let mut fds = [PollFd::new(&shared.stop, PollFlags::IN)];
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
+        // Interrupted: look again.
+        let _ = rustix::event::poll(&mut fds, Some(&timeout));
+        if !fds[0].revents().is_empty() {
+            return true;
+        }
+        if left.is_zero() {
+            return false;
+        }
+    }
 }
 
 /// Serves the next request, which is there as a whole.
@@ -287,8 +357,8 @@ fn accept(socket: &Socket, name: &str) -> Option<UnixStream> {
 
 /// Waits for something to do. The connection comes before the listener, so that a VMM that went away is noticed
 /// before its successor is looked at.
-fn wait(shared: &Shared, awaited: Awaited<'_>, socket: &Socket) -> Event {
-    let listener = socket.listener.as_fd();
+fn wait(shared: &Shared, awaited: Awaited<'_>, socket: Option<&Socket>) -> Event {
+    let listener = socket.map(|socket| socket.listener.as_fd());
     // What hangs up is told of without being asked for.
     let (connection, events, next_vmm, pause) = match awaited {
         Awaited::Nothing => (None, PollFlags::empty(), PollFlags::IN, None),
@@ -298,10 +368,12 @@ fn wait(shared: &Shared, awaited: Awaited<'_>, socket: &Socket) -> Event {
         }
     };
     loop {
+        // What is not there is not looked at.
+        let stop = shared.stop.as_fd();
         let mut fds = [
-            PollFd::new(&shared.stop, PollFlags::IN),
-            PollFd::from_borrowed_fd(listener, next_vmm),
-            PollFd::from_borrowed_fd(connection.unwrap_or(listener), events),
+            PollFd::from_borrowed_fd(stop, PollFlags::IN),
+            PollFd::from_borrowed_fd(listener.unwrap_or(stop), next_vmm),
+            PollFd::from_borrowed_fd(connection.unwrap_or(stop), events),
         ];
         // Interrupted: look again.
         let ready = rustix::event::poll(&mut fds, pause);
@@ -312,7 +384,7 @@ fn wait(shared: &Shared, awaited: Awaited<'_>, socket: &Socket) -> Event {
         if connection.is_some() && !told.is_empty() {
             return Event::Connection { gone: told.intersects(PollFlags::HUP | PollFlags::ERR) };
         }
-        if !fds[1].revents().is_empty() {
+        if listener.is_some() && !fds[1].revents().is_empty() {
             return Event::Listener;
         }
         if ready == Ok(0) {

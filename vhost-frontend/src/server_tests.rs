@@ -1,5 +1,6 @@
 //! Whole devices on their sockets, served by a small engine: what a VMM may do while rings run, and what it may not.
 
+mod connecting;
 mod hostile;
 mod logging;
 
@@ -21,7 +22,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::mock::{MockGuest, Piece};
 use crate::{
-    Chain, ChainWriter, ConfigSpace, DeviceSink, DeviceSpec, GuestMemory, Next, Ring, Server, StopReason,
+    Chain, ChainWriter, ConfigSpace, DeviceSink, DeviceSpec, GuestMemory, ListenError, Next, Ring, Server,
+    StopReason,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -125,6 +127,10 @@ struct Device {
 
 impl Device {
     fn start() -> Self {
+        Self::start_by(|path, spec, sink| Server::listen(path, spec, sink))
+    }
+
+    fn start_by(begin: impl FnOnce(&Path, DeviceSpec, Sink) -> Result<Server, ListenError>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let state = Shared::default();
         state.lock().rings = (0..QUEUES).map(|_| None).collect();
@@ -137,7 +143,7 @@ impl Device {
             inflight: true,
             pool_ram: None,
         };
-        let server = Server::listen(&directory.path().join("device.sock"), spec, Sink(state.clone()));
+        let server = begin(&directory.path().join("device.sock"), spec, Sink(state.clone()));
         let stop = Arc::new(AtomicBool::new(false));
         let engine = std::thread::spawn({
             let (state, stop) = (state.clone(), Arc::clone(&stop));

@@ -1,0 +1,114 @@
+//! VMMs that listen: the device connects, and connects again.
+
+use std::os::unix::net::UnixListener;
+
+use super::*;
+
+/// What its own end leaves behind is the VMM's socket.
+fn device() -> Device {
+    Device::start_by(|path, spec, sink| Server::connect(path, spec, sink))
+}
+
+/// QEMU replaces what it finds at its path.
+fn listen(device: &Device) -> UnixListener {
+    let _ = std::fs::remove_file(device.socket());
+    UnixListener::bind(device.socket()).unwrap()
+}
+
+fn accepted(listener: &UnixListener) -> MockGuest {
+    let mut guest = MockGuest::new(1 << 20, QUEUES, 64);
+    guest.accept(listener, u64::MAX);
+    guest
+}
+
+#[test]
+fn a_device_finds_the_vmm_that_listens_and_its_successors() {
+    let device = device();
+    for life in 1..4 {
+        let listener = listen(&device);
+        let mut guest = accepted(&listener);
+        works(&mut guest);
+        device.eventually(|state| state.connected == life);
+        drop((guest, listener));
+        // It leaves its socket behind, as a VMM does that was killed.
+        device.eventually(|state| state.disconnected == life);
+    }
+    std::fs::remove_file(device.socket()).unwrap();
+}
+
+#[test]
+fn a_vmm_that_listens_meets_the_successor_of_its_device() {
+    let directory = tempfile::tempdir().unwrap();
+    let vmm = directory.path().join("vmm.sock");
+    let listener = UnixListener::bind(&vmm).unwrap();
+    let mut guest = MockGuest::new(1 << 20, QUEUES, 64);
+    for _ in 0..3 {
+        let device = Device::start_by(|_, spec, sink| Server::connect(&vmm, spec, sink));
+        // It goes on where its predecessor was.
+        guest.accept(&listener, u64::MAX);
+        works(&mut guest);
+        drop(device);
+    }
+    assert!(vmm.exists(), "the VMM's socket is the VMM's");
+}
+
+#[test]
+fn a_device_is_connected_once_its_vmm_asks() {
+    let device = device();
+    let listener = listen(&device);
+    // The kernel has connected it, and nobody has accepted it yet.
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(device.state.lock().connected, 0);
+    // One that accepts and says nothing was not there.
+    drop(listener);
+    let listener = listen(&device);
+    works(&mut accepted(&listener));
+    device.eventually(|state| (state.connected, state.disconnected) == (1, 1));
+    std::fs::remove_file(device.socket()).unwrap();
+}
+
+#[test]
+fn a_device_that_waits_for_its_vmm_can_be_removed() {
+    let device = device();
+    drop(device);
+    let device = self::device();
+    let listener = listen(&device);
+    let began = Instant::now();
+    listener.set_nonblocking(true).unwrap();
+    let stream = loop {
+        match listener.accept() {
+            Ok((stream, _)) => break stream,
+            Err(error) => assert!(began.elapsed() < PATIENCE, "it never connected: {error}"),
+        }
+    };
+    std::fs::remove_file(device.socket()).unwrap();
+    drop(device);
+    drop(stream);
+}
+
+#[test]
+fn a_vmm_that_hands_over_its_own_end_is_seen_to_die() {
+    use std::io::Write as _;
+    use vmm_sys_util::sock_ctrl_msg::ScmSocket as _;
+    let device = device();
+    let listener = listen(&device);
+    let mut stream = {
+        let began = Instant::now();
+        listener.set_nonblocking(true).unwrap();
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => break stream,
+                Err(error) => assert!(began.elapsed() < PATIENCE, "it never connected: {error}"),
+            }
+        }
+    };
+    // SET_OWNER, and then SET_BACKEND_REQ_FD.
+    let message =
+        |request: u32| [request, 1, 0].iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
+    stream.write_all(&message(3)).unwrap();
+    stream.send_with_fd(&message(21)[..], stream.as_raw_fd()).unwrap();
+    drop(stream);
+    device.eventually(|state| (state.connected, state.disconnected) == (1, 1));
+    works(&mut accepted(&listener));
+    std::fs::remove_file(device.socket()).unwrap();
+}
