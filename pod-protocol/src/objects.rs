@@ -190,6 +190,9 @@ pub struct PortObject {
     pub device: String,
     /// The name of the socket's file below the run directory's `sockets`.
     pub socket: String,
+    /// The VMM listens there and the frontend connects, instead of the other way round.
+    #[serde(default)]
+    pub vmm_listens: bool,
     /// The MAC address of the guest's NIC.
     pub mac: MacAddress,
     /// The largest packet without the Ethernet header.
@@ -357,6 +360,9 @@ pub struct DiskObject {
     pub device: String,
     /// The name of the socket's file below the run directory's `sockets`.
     pub socket: String,
+    /// The VMM listens there and the frontend connects, instead of the other way round.
+    #[serde(default)]
+    pub vmm_listens: bool,
     /// What the guest reads as the disk's id; at most 20 bytes reach it.
     pub serial: String,
     /// The disk's size.

@@ -67,6 +67,7 @@ fn file_systems_are_whole_after_every_daemon_was_killed() {
         nics: Vec::new(),
         volumes: vec!["vol0".to_owned(), "vol1".to_owned()],
         instance_type: None,
+        vmm_listens: false,
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let mut vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();

@@ -43,6 +43,7 @@ fn commands_run_as_they_are_given() {
         }),
         networks: Vec::new(),
         disks: Vec::new(),
+        listens: false,
         directory: directory.path().to_owned(),
         incoming: None,
     };

@@ -207,6 +207,7 @@ fn a_guest_with_a_mirrored_volume_moves_while_a_replica_dies_and_returns() {
             nics: vec![NicRequest::default()],
             volumes: vec!["vol0".to_owned()],
             instance_type: None,
+            vmm_listens: false,
         })
         .unwrap();
     let mut vm = pod.boot(&instance, &guest, SHAPE).unwrap();

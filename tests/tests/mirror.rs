@@ -72,6 +72,7 @@ fn replicas_die_one_after_the_other_and_every_byte_is_there() {
         nics: vec![NicRequest::default()],
         volumes: vec!["vol0".to_owned()],
         instance_type: None,
+        vmm_listens: false,
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();

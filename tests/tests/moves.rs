@@ -50,6 +50,7 @@ fn a_volume_moves_under_a_guest_that_writes() {
         nics: vec![NicRequest::default()],
         volumes: vec!["vol0".to_owned()],
         instance_type: None,
+        vmm_listens: false,
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();

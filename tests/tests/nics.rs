@@ -24,6 +24,7 @@ fn two_pairs_of_queues_carry_streams_through_a_failover() {
         nics: vec![NicRequest { queue_pairs: Some(2), ..NicRequest::default() }],
         volumes: Vec::new(),
         instance_type: None,
+        vmm_listens: false,
     };
     let instance = pod.create_instance_as(&request).unwrap();
     assert_eq!(instance.nics[0].queue_pairs, 2);

@@ -61,6 +61,7 @@ impl Site {
             nics: Vec::new(),
             volumes: names,
             instance_type: None,
+            vmm_listens: false,
         })?;
         let disk =
             |(system, letter): (&FileSystem, char)| (Files::on(*system), *system, format!("vd{letter}"));

@@ -29,6 +29,7 @@ fn taken_socket_paths_are_refused_and_left_alone() {
             nics: vec![NicRequest::default()],
             volumes: vec![format!("{name}-vol")],
             instance_type: None,
+            vmm_listens: false,
         };
         pod.api().create_instance(&request, Duration::from_secs(2)).unwrap()
     };

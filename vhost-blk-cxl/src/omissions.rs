@@ -130,6 +130,7 @@ fn objects(data_area: Area) -> (DiskObject, VolumeObject) {
         instance_name: "vm0".to_owned(),
         device: "vol0".to_owned(),
         socket: "vm0-vol0.sock".to_owned(),
+        vmm_listens: false,
         serial: "1".to_owned(),
         size_bytes: DISK_BYTES as u64,
         block_bytes: 512,

@@ -45,6 +45,7 @@ impl Two {
             lease,
             device: "vol1".to_owned(),
             socket: "vm0-vol1.sock".to_owned(),
+            vmm_listens: false,
             size_bytes: VOLUME_START,
             data_area,
             ..pod.disk.clone()

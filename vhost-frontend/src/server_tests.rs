@@ -127,7 +127,7 @@ struct Device {
 
 impl Device {
     fn start() -> Self {
-        Self::start_by(|path, spec, sink| Server::listen(path, spec, sink))
+        Self::start_by(Server::listen)
     }
 
     fn start_by(begin: impl FnOnce(&Path, DeviceSpec, Sink) -> Result<Server, ListenError>) -> Self {

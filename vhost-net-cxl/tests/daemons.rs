@@ -191,6 +191,7 @@ fn port(active: (u16, u16), standby: (u16, u16)) -> Object {
         instance_name: "vm".into(),
         device: "net0".into(),
         socket: "vm-net0.sock".into(),
+        vmm_listens: false,
         mac: MAC,
         mtu: 1500,
         queue_pairs: 1,

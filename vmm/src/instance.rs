@@ -14,6 +14,7 @@ impl VmSpec {
             there.map_or(here, |there| &there.socket).into()
         };
         self.name.clone_from(&instance.name);
+        self.listens = instance.vmm_listens;
         self.networks = instance
             .nics
             .iter()

@@ -1,10 +1,15 @@
 //! libvirt's description of a virtual machine.
 
 use crate::spec::shell_line;
-use crate::{QemuVersion, VmSpec};
+use crate::{QemuVersion, VmSpec, VmmError};
 
-/// The domain XML for `spec`.
-pub fn domain_xml(spec: &VmSpec, version: QemuVersion) -> String {
+/// The domain XML for `spec`. libvirt lets machines listen for NICs only.
+pub fn domain_xml(spec: &VmSpec, version: QemuVersion) -> Result<String, VmmError> {
+    if spec.listens && !spec.disks.is_empty() {
+        let reason = "libvirt cannot let a machine listen for its disks: create the instance without --vmm-listens, or \
+                      run it with `vmm run`";
+        return Err(VmmError::Spec { reason: reason.to_owned() });
+    }
     let mut xml = Xml::default();
     let crashes = !spec.networks.is_empty() && version.crashes_on_nic_vectors(spec.accelerator);
     let namespace = if spec.networks.is_empty() {
@@ -44,12 +49,14 @@ pub fn domain_xml(spec: &VmSpec, version: QemuVersion) -> String {
     for network in &spec.networks {
         xml.open("<interface type='vhostuser'>");
         xml.line(&format!("<mac address='{}'/>", text(&network.mac)));
-        xml.open(&format!(
-            "<source type='unix' path='{}' mode='client'>",
-            text(&network.socket.display().to_string())
-        ));
-        xml.line("<reconnect enabled='yes' timeout='1'/>");
-        xml.close("</source>");
+        let path = text(&network.socket.display().to_string());
+        if spec.listens {
+            xml.line(&format!("<source type='unix' path='{path}' mode='server'/>"));
+        } else {
+            xml.open(&format!("<source type='unix' path='{path}' mode='client'>"));
+            xml.line("<reconnect enabled='yes' timeout='1'/>");
+            xml.close("</source>");
+        }
         xml.line("<model type='virtio'/>");
         xml.line(&format!(
             "<driver queues='{}' rx_queue_size='1024' tx_queue_size='1024'/>",
@@ -78,7 +85,7 @@ pub fn domain_xml(spec: &VmSpec, version: QemuVersion) -> String {
         xml.close("</qemu:override>");
     }
     xml.close("</domain>");
-    xml.text
+    Ok(xml.text)
 }
 
 /// The command line that starts `spec` without libvirt.
@@ -136,7 +143,7 @@ mod tests {
 
     #[test]
     fn every_element_is_closed() {
-        let xml = domain_xml(&spec(), QemuVersion { major: 7, minor: 2 });
+        let xml = domain_xml(&spec(), QemuVersion { major: 7, minor: 2 }).unwrap();
         let opened = xml.matches('<').count() - 2 * xml.matches("</").count() - xml.matches("/>").count();
         assert_eq!(opened, 0, "{xml}");
         assert!(xml.contains("<qemu:property name='vectors' type='unsigned' value='0'/>"), "{xml}");
@@ -145,8 +152,18 @@ mod tests {
 
     #[test]
     fn only_qemu_that_crashes_goes_without_vectors() {
-        let xml = domain_xml(&spec(), QemuVersion { major: 10, minor: 0 });
+        let xml = domain_xml(&spec(), QemuVersion { major: 10, minor: 0 }).unwrap();
         assert!(xml.contains("name='host_mtu'") && !xml.contains("vectors"), "{xml}");
+    }
+
+    #[test]
+    fn a_machine_listens_for_nics_only() {
+        let mut spec = VmSpec { listens: true, ..spec() };
+        let version = QemuVersion { major: 10, minor: 0 };
+        assert!(domain_xml(&spec, version).unwrap_err().to_string().contains("--vmm-listens"));
+        spec.disks.clear();
+        let xml = domain_xml(&spec, version).unwrap();
+        assert!(xml.contains("mode='server'/>") && !xml.contains("<reconnect"), "{xml}");
     }
 
     #[test]
@@ -161,6 +178,7 @@ mod tests {
     fn markup_in_names_is_escaped() {
         let mut spec = spec();
         spec.name = "a<b&c".to_owned();
-        assert!(domain_xml(&spec, QemuVersion { major: 10, minor: 0 }).contains("<name>a&lt;b&amp;c</name>"));
+        let xml = domain_xml(&spec, QemuVersion { major: 10, minor: 0 }).unwrap();
+        assert!(xml.contains("<name>a&lt;b&amp;c</name>"), "{xml}");
     }
 }

@@ -131,6 +131,7 @@ impl Machine {
             }),
             networks: Vec::new(),
             disks: Vec::new(),
+            listens: false,
             directory: self.directory.clone(),
             incoming: self.incoming.clone(),
         };
@@ -208,7 +209,7 @@ fn execute(command: Command) -> Result<()> {
         Command::Console { socket } => {
             console::attach(&socket).with_context(|| format!("the console at {}", socket.display()))
         }
-        Command::Xml(machine) => print(&libvirt::domain_xml(&machine.spec()?, QemuVersion::detect()?)),
+        Command::Xml(machine) => print(&libvirt::domain_xml(&machine.spec()?, QemuVersion::detect()?)?),
     }
 }
 

@@ -61,6 +61,8 @@ pub struct VmSpec {
     pub networks: Vec<Network>,
     /// Disks.
     pub disks: Vec<Disk>,
+    /// It listens on the sockets of its devices, and the frontends connect to it.
+    pub listens: bool,
     /// Where its monitor, console and agent sockets are.
     pub directory: PathBuf,
     /// Where it listens for the guest of another QEMU, such as `tcp:0.0.0.0:4444`, instead of booting one.
@@ -104,7 +106,11 @@ impl VmSpec {
         }
         let sockets = self.networks.iter().map(|network| &network.socket);
         for path in sockets.chain(self.disks.iter().map(|disk| &disk.socket)) {
-            if !path.exists() {
+            if self.listens {
+                if !path.parent().is_some_and(Path::is_dir) {
+                    return refuse(format!("there is no directory for the socket {}", path.display()));
+                }
+            } else if !path.exists() {
                 return refuse(format!(
                     "nothing is at {}: is the frontend on this host running?",
                     path.display()
@@ -154,11 +160,7 @@ impl VmSpec {
         }
         for (index, disk) in self.disks.iter().enumerate() {
             let id = escape(&disk.device);
-            let path = socket_path(&disk.socket);
-            words.option(
-                "-chardev",
-                &format!("socket,id=char-{id},path={path},{}", version.reconnect_option()),
-            );
+            words.option("-chardev", &self.device_socket(&id, &disk.socket, version));
             let mut device =
                 format!("vhost-user-blk-pci,id={id},chardev=char-{id},num-queues={}", disk.queues);
             if self.kernel.is_none() {
@@ -173,10 +175,17 @@ impl VmSpec {
         words.0
     }
 
+    /// The character device through which a device speaks with its frontend.
+    fn device_socket(&self, id: &str, path: &Path, version: QemuVersion) -> String {
+        let path = socket_path(path);
+        // One that listens accepts again by itself.
+        let side = if self.listens { "server=on" } else { version.reconnect_option() };
+        format!("socket,id=char-{id},path={path},{side}")
+    }
+
     fn network_arguments(&self, network: &Network, version: QemuVersion, words: &mut Words) {
         let id = escape(&network.device);
-        let path = socket_path(&network.socket);
-        words.option("-chardev", &format!("socket,id=char-{id},path={path},{}", version.reconnect_option()));
+        words.option("-chardev", &self.device_socket(&id, &network.socket, version));
         words.option(
             "-netdev",
             &format!("vhost-user,id=host-{id},chardev=char-{id},queues={}", network.queue_pairs),
@@ -266,6 +275,7 @@ pub(crate) mod tests {
                 socket: "/run/wadi/sockets/vm1-vol0.sock".into(),
                 queues: 2,
             }],
+            listens: false,
             directory: "/run/wadi/vm".into(),
             incoming: None,
         }
@@ -284,6 +294,27 @@ pub(crate) mod tests {
         );
         assert!(line.contains("mac=52:54:00:00:00:01,host_mtu=1500"), "{line}");
         assert!(line.contains("vhost-user-blk-pci,id=vol0,chardev=char-vol0,num-queues=2"), "{line}");
+    }
+
+    #[test]
+    fn a_machine_that_listens_connects_to_nobody() {
+        let line = VmSpec { listens: true, ..spec() }.arguments(QEMU_7_2).join(" ");
+        for socket in
+            ["net0,path=/run/wadi/sockets/vm1-net0.sock", "vol0,path=/run/wadi/sockets/vm1-vol0.sock"]
+        {
+            assert!(line.contains(&format!("socket,id=char-{socket},server=on")), "{line}");
+        }
+        assert!(!line.contains("reconnect"), "{line}");
+    }
+
+    #[test]
+    fn a_machine_that_listens_needs_a_place_for_its_sockets() {
+        let mut spec = VmSpec { listens: true, ..spec() };
+        assert!(spec.check().unwrap_err().to_string().contains("directory"));
+        let directory = std::env::temp_dir();
+        spec.networks[0].socket = directory.join("vm1-net0.sock");
+        spec.disks[0].socket = directory.join("vm1-vol0.sock");
+        spec.check().unwrap();
     }
 
     #[test]

@@ -193,6 +193,7 @@ pub(super) fn objects(
         instance_name: format!("bench{number}"),
         device: "disk".to_owned(),
         socket: format!("disk{number}.sock"),
+        vmm_listens: false,
         serial: "bench".to_owned(),
         size_bytes,
         block_bytes: 4096,

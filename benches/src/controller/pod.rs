@@ -41,7 +41,14 @@ impl Pod {
         let host = HostId::new(u16::try_from(number % u32::from(self.hosts))? + 1);
         let nics = vec![NicWish { reserved_mbps: RESERVED_MBPS, ..NicWish::default() }];
         let (name, volumes) = (format!("vm{number}"), Vec::new());
-        self.apply(&Command::CreateInstance { name, host, nics, volumes, instance_type: None })
+        self.apply(&Command::CreateInstance {
+            name,
+            host,
+            nics,
+            volumes,
+            instance_type: None,
+            vmm_listens: false,
+        })
     }
 
     /// A host with devices fails: everything on its NICs moves, and gets another backup. Returns how much.

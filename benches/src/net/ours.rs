@@ -276,6 +276,7 @@ fn objects(
         instance_name: "bench".to_owned(),
         device: "net0".to_owned(),
         socket: "net.sock".to_owned(),
+        vmm_listens: false,
         mac,
         mtu: MTU,
         queue_pairs: 1,

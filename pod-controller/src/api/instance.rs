@@ -23,6 +23,9 @@ pub struct Instance {
     /// The instance type that it was made of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance_type: Option<String>,
+    /// Whether its VMM listens on the sockets of its devices, instead of connecting to them.
+    #[serde(default)]
+    pub vmm_listens: bool,
     /// Its NICs, in the order they were asked for.
     pub nics: Vec<Nic>,
     /// Its disks, in the order they were asked for.
@@ -163,6 +166,9 @@ pub struct CreateInstance {
     /// An instance type, from which follows what is not said here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance_type: Option<String>,
+    /// Its VMM listens on the sockets of its devices (QEMU's `server=on`), instead of connecting to them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub vmm_listens: bool,
 }
 
 /// Asks for a virtio-net device.

@@ -104,7 +104,14 @@ fn state_with_vm() -> State {
     let (name, host) = ("vm1".to_owned(), FRONTEND.host);
     let nics = vec![NicWish::default()];
     state
-        .apply(&state::Command::CreateInstance { name, host, nics, volumes: Vec::new(), instance_type: None })
+        .apply(&state::Command::CreateInstance {
+            name,
+            host,
+            nics,
+            volumes: Vec::new(),
+            instance_type: None,
+            vmm_listens: false,
+        })
         .expect("there is a NIC");
     state
 }
@@ -186,7 +193,14 @@ fn what_was_flushed_before_it_was_served_is_flushed_again_when_it_is_given_up() 
     let (name, host, volumes) = ("vm1".to_owned(), frontend.host, vec!["vol0".to_owned()]);
     command(
         &mut state,
-        state::Command::CreateInstance { name, host, nics: Vec::new(), volumes, instance_type: None },
+        state::Command::CreateInstance {
+            name,
+            host,
+            nics: Vec::new(),
+            volumes,
+            instance_type: None,
+            vmm_listens: false,
+        },
     );
     joined(&mut state, backend, 2);
     let data = state.leases.values().next().and_then(|lease| lease.area).expect("an area").region;

@@ -94,6 +94,7 @@ pub(super) async fn create(
         nics,
         volumes: request.volumes,
         instance_type: request.instance_type,
+        vmm_listens: request.vmm_listens,
     };
     if query.dry_run {
         let view = handle.view().after(&command).map_err(SubmitError::Refused)?;

@@ -160,6 +160,7 @@ impl Pod {
                 nics: (0..self.dice.between(1, 3)).map(|_| self.nic_wish()).collect(),
                 volumes: if self.dice.once_in(3) { Vec::new() } else { vec![vol] },
                 instance_type: None,
+                vmm_listens: false,
             },
             9 => Command::DeleteInstance { name: vm, force: true },
             10 => Command::DeleteVolume { name: vol },

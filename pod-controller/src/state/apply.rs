@@ -13,9 +13,10 @@ use crate::api::EventKind;
 impl State {
     /// Carries out a command, or refuses it and changes nothing.
     pub fn apply(&mut self, command: &Command) -> Result<Vec<Effect>, Refusal> {
-        if let Command::CreateInstance { name, host, nics, volumes, instance_type } = command {
+        if let Command::CreateInstance { name, host, nics, volumes, instance_type, vmm_listens } = command {
             let instance_type = instance_type.as_deref();
-            let wanted = Wanted { name, host: *host, nics, volumes, instance_type };
+            let wanted =
+                Wanted { name, host: *host, nics, volumes, instance_type, vmm_listens: *vmm_listens };
             if self.is_quick(&wanted) {
                 let mut effects = Vec::new();
                 if self.create_quickly(&wanted, &mut effects)? {
@@ -98,9 +99,10 @@ impl State {
             Command::DeleteVolume { name } => self.delete_volume(name, &mut effects)?,
             Command::VolumeWiped { device, volume } => self.volume_wiped(device, *volume),
             Command::AdoptVolumes { device } => self.adopt_volumes(device, &mut effects)?,
-            Command::CreateInstance { name, host, nics, volumes, instance_type } => {
+            Command::CreateInstance { name, host, nics, volumes, instance_type, vmm_listens } => {
+                let instance_type = instance_type.as_deref();
                 let wanted =
-                    Wanted { name, host: *host, nics, volumes, instance_type: instance_type.as_deref() };
+                    Wanted { name, host: *host, nics, volumes, instance_type, vmm_listens: *vmm_listens };
                 self.create_instance(&wanted, &mut effects)?;
             }
             Command::SetInstanceType { name, instance_type } => {

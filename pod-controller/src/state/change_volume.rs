@@ -167,7 +167,14 @@ mod tests {
         let (name, volumes) = ("vm".to_owned(), vec!["b".to_owned()]);
         let host = cxl_pool::HostId::new(1);
         state
-            .apply(&Command::CreateInstance { name, host, nics: Vec::new(), volumes, instance_type: None })
+            .apply(&Command::CreateInstance {
+                name,
+                host,
+                nics: Vec::new(),
+                volumes,
+                instance_type: None,
+                vmm_listens: false,
+            })
             .unwrap();
         check(&state);
         state

@@ -265,6 +265,9 @@ pub enum Command {
         /// What kind of instance it is: what is not said otherwise follows from it.
         #[serde(default)]
         instance_type: Option<String>,
+        /// Its VMM listens on the sockets of its devices.
+        #[serde(default)]
+        vmm_listens: bool,
     },
     /// Somebody describes a kind of instance, which may be known already. Instances that are there stay as they are.
     SetInstanceType {

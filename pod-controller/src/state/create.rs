@@ -35,6 +35,7 @@ pub(super) struct Wanted<'a> {
     pub(super) nics: &'a [NicWish],
     pub(super) volumes: &'a [String],
     pub(super) instance_type: Option<&'a str>,
+    pub(super) vmm_listens: bool,
 }
 
 impl State {
@@ -134,6 +135,7 @@ impl State {
             host: wanted.host,
             incoming: None,
             instance_type: wanted.instance_type.map(str::to_owned),
+            vmm_listens: wanted.vmm_listens,
             nics: Vec::new(),
             disks: Vec::new(),
         };

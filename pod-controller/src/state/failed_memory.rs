@@ -113,6 +113,7 @@ mod tests {
             nics: vec![NicWish::default()],
             volumes: vec!["vol0".to_owned()],
             instance_type: None,
+            vmm_listens: false,
         };
         must(&mut state, &create);
         state

@@ -17,6 +17,9 @@ pub struct Instance {
     /// What kind of instance it was made as.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance_type: Option<String>,
+    /// Its VMM listens on the sockets of its devices, and the frontends connect.
+    #[serde(default)]
+    pub vmm_listens: bool,
     /// In the order they were asked for.
     pub nics: Vec<LeaseId>,
     /// In the order they were asked for.

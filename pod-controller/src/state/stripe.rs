@@ -138,7 +138,14 @@ mod tests {
         let (name, volumes) = ("vm".to_owned(), vec!["wide".to_owned()]);
         let host = HostId::new(1);
         state
-            .apply(&Command::CreateInstance { name, host, nics: Vec::new(), volumes, instance_type: None })
+            .apply(&Command::CreateInstance {
+                name,
+                host,
+                nics: Vec::new(),
+                volumes,
+                instance_type: None,
+                vmm_listens: false,
+            })
             .unwrap();
         for command in scrub_all(&state) {
             state.apply(&command).unwrap();

@@ -78,6 +78,7 @@ impl View {
             id: instance.id.get(),
             host: self.state.host_name(instance.host),
             instance_type: instance.instance_type.clone(),
+            vmm_listens: instance.vmm_listens,
             nics: nics.into_iter().filter_map(|lease| self.show_nic(lease, loads)).collect(),
             disks: disks.into_iter().filter_map(|lease| self.show_disk(lease)).collect(),
             ready: waiting_for.is_empty(),

@@ -317,6 +317,7 @@ pub(crate) fn vm(name: &str, volumes: &[&str]) -> CreateInstance {
         nics: vec![NicRequest::default()],
         volumes: volumes.iter().map(|name| (*name).to_owned()).collect(),
         instance_type: None,
+        vmm_listens: false,
     }
 }
 

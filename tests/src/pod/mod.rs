@@ -348,6 +348,7 @@ impl Pod {
             nics: vec![NicRequest::default()],
             volumes: volumes.iter().map(|(volume, ..)| (*volume).to_owned()).collect(),
             instance_type: None,
+            vmm_listens: false,
         };
         self.create_instance_as(&request)
     }

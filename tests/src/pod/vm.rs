@@ -109,6 +109,7 @@ impl Pod {
             }),
             networks: Vec::new(),
             disks: Vec::new(),
+            listens: false,
             directory: self.directory().join("vm"),
             incoming: None,
         };

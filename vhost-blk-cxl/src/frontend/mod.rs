@@ -178,7 +178,8 @@ impl Frontend {
             writeback: Arc::clone(&writeback),
             pool_ram,
         })?;
-        match Server::listen(&path, spec, sink) {
+        let open = if object.vmm_listens { Server::connect } else { Server::listen };
+        match open(&path, spec, sink) {
             Ok(server) => {
                 let disk = OfferedDisk { object, counters, config, writeback, size_bytes, _server: server };
                 self.disks.insert(lease, disk);

@@ -116,6 +116,7 @@ impl MirrorPod {
             instance_name: "vm0".to_owned(),
             device: "vol0".to_owned(),
             socket: side.socket.clone(),
+            vmm_listens: false,
             serial: "vol0".to_owned(),
             size_bytes: MIRROR_BYTES,
             block_bytes: 512,

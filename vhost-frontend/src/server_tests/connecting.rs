@@ -6,7 +6,7 @@ use super::*;
 
 /// What its own end leaves behind is the VMM's socket.
 fn device() -> Device {
-    Device::start_by(|path, spec, sink| Server::connect(path, spec, sink))
+    Device::start_by(Server::connect)
 }
 
 /// QEMU replaces what it finds at its path.

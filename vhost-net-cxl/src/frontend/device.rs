@@ -135,6 +135,7 @@ mod tests {
             instance_name: "vm".into(),
             device: "net0".into(),
             socket: "vm-net0.sock".into(),
+            vmm_listens: false,
             mac: MacAddress::new([2, 0, 0, 0, 0, 1]),
             mtu: 1400,
             queue_pairs: 2,

@@ -36,7 +36,7 @@ struct Device {
     area: Area,
     /// Where the memory of its guest may lie.
     ram_area: Option<Area>,
-    /// Its socket goes when this goes.
+    /// Its connection goes when this goes, and the socket if it is ours.
     _server: Server,
 }
 
@@ -56,7 +56,7 @@ impl<M: Memory> FrontendHandler<M> {
 
     fn apply_port(&mut self, object: PortObject) -> Result<(), String> {
         let lease = object.lease;
-        let (area, ram_area) = (object.tx_area, object.ram_area);
+        let (area, ram_area, vmm_listens) = (object.tx_area, object.ram_area, object.vmm_listens);
         let places = |device: &Device| (device.area, device.ram_area);
         if self.devices.get(&lease).is_some_and(|device| places(device) != (area, ram_area)) {
             // The instance left this host and comes back, or has other memory: another device under the same name.
@@ -69,7 +69,8 @@ impl<M: Memory> FrontendHandler<M> {
         self.worker.call(apply).map_err(|_| GONE.to_owned())??;
         if !self.devices.contains_key(&lease) {
             let sink = Sink::new(lease, self.worker.clone(), self.reporter.clone());
-            match Server::listen(&socket, spec, sink) {
+            let open = if vmm_listens { Server::connect } else { Server::listen };
+            match open(&socket, spec, sink) {
                 Ok(server) => self.devices.insert(lease, Device { area, ram_area, _server: server }),
                 Err(error) => {
                     let _ = self.worker.call(|reply| Order::Remove(ObjectId::Port(lease), reply));

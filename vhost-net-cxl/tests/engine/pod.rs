@@ -157,6 +157,7 @@ pub(crate) fn port(number: u32, transmit_area: Area, active: Route, standby: Opt
         instance_name: format!("vm{number}"),
         device: "net0".into(),
         socket: format!("vm{number}-net0.sock"),
+        vmm_listens: false,
         mac: mac(u8::try_from(number).expect("small")),
         mtu: MTU,
         queue_pairs: 1,

@@ -156,6 +156,7 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
                 nics: create.nics.clone(),
                 volumes: create.volumes.clone(),
                 instance_type: create.instance_type.clone(),
+                vmm_listens: create.vmm_listens,
             };
             let instance = if create.dry_run {
                 client.try_instance(&request)?

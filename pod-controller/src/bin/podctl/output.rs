@@ -176,6 +176,9 @@ pub(crate) fn instance(instance: &Instance) -> String {
     };
     let mut shown =
         pairs(&[("instance", instance.name.clone()), ("host", instance.host.clone()), ("ready", ready)]);
+    if instance.vmm_listens {
+        let _ = write!(shown, "\nits VMM listens on the sockets, and the frontends connect");
+    }
     if !instance.nics.is_empty() {
         let rows = instance.nics.iter().map(|nic| {
             let backup = nic.backup.clone().unwrap_or_else(|| "none".to_owned());
@@ -262,6 +265,7 @@ mod tests {
             id: 1,
             host: "h1".to_owned(),
             instance_type: None,
+            vmm_listens: false,
             nics: vec![Nic {
                 device: "net0".to_owned(),
                 socket: "/run/wadi/sockets/vm1-net0.sock".to_owned(),

@@ -48,6 +48,7 @@ fn pod() -> State {
             nics: Vec::new(),
             volumes,
             instance_type: None,
+            vmm_listens: false,
         },
     );
     state

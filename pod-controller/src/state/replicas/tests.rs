@@ -65,6 +65,7 @@ fn pod(in_use: bool) -> State {
                 nics: Vec::new(),
                 volumes,
                 instance_type: None,
+                vmm_listens: false,
             },
         );
     }

@@ -37,6 +37,7 @@ fn own_host_comes_first_and_then_the_least_loaded() {
         nics: vec![NicWish::default()],
         volumes: Vec::new(),
         instance_type: None,
+        vmm_listens: false,
     };
     must(&mut state, &local);
     let lease = state.leases.values().last().expect("a lease");
@@ -63,6 +64,7 @@ fn what_makes_no_sense_is_refused() {
         nics,
         volumes: Vec::new(),
         instance_type: None,
+        vmm_listens: false,
     };
     let wish = NicWish::default;
     for (command, kind) in [
@@ -245,6 +247,7 @@ fn no_nic_is_promised_twice() {
         nics: vec![wish],
         volumes: Vec::new(),
         instance_type: None,
+        vmm_listens: false,
     };
     must(&mut state, &create("vm2", wish(1000)));
     let on = |state: &State, name: &str| {

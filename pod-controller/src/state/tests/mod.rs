@@ -73,6 +73,7 @@ fn instance(name: &str, nics: usize, volumes: &[&str]) -> Command {
         nics: vec![NicWish::default(); nics],
         volumes: volumes.iter().map(|name| (*name).to_owned()).collect(),
         instance_type: None,
+        vmm_listens: false,
     }
 }
 

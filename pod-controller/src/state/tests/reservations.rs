@@ -24,6 +24,7 @@ fn create(name: &str, host: u16, wish: NicWish) -> Command {
         nics: vec![wish],
         volumes: Vec::new(),
         instance_type: None,
+        vmm_listens: false,
     }
 }
 
@@ -178,6 +179,7 @@ fn an_instance_gets_what_its_type_says() {
         nics,
         volumes: Vec::new(),
         instance_type: Some("small".to_owned()),
+        vmm_listens: false,
     };
     assert_eq!(refused(&mut state, &of_type("a", Vec::new())).kind, RefusalKind::NotFound);
     must(&mut state, &set(&small));

@@ -171,6 +171,9 @@ pub(crate) struct CreateInstance {
     /// A volume by name; again for more
     #[arg(long = "volume", value_name = "NAME")]
     pub(crate) volumes: Vec<String>,
+    /// The VMM listens on the sockets of the devices and the frontends connect to it, instead of the other way round
+    #[arg(long)]
+    pub(crate) vmm_listens: bool,
     /// How many seconds to wait until a VM can be started, 30 at most
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     pub(crate) wait: Duration,
