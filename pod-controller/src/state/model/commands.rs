@@ -121,6 +121,7 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
                 nics: vec![wish; nics],
                 volumes: volumes.iter().map(|name| format!("vol{name}")).collect(),
                 instance_type: ask.by_type.then(|| "type".to_owned()),
+                vmm_listens: ask.apart,
             };
             let volume_iops = ask.apart.then_some(ask.reserved_mbps.max(1));
             let reserved_mbps = ask.reserved_mbps;

@@ -222,3 +222,34 @@ fn the_driver_s_choice_of_a_cache_mode_moves_along() {
         .collect();
     assert_eq!(through, [true]);
 }
+
+#[test]
+fn who_listens_is_the_instances_on_both_sides_of_a_move() {
+    for listens in [false, true] {
+        let mut state = pod();
+        for id in FRONTENDS_THERE {
+            join_as(&mut state, id, 1);
+        }
+        must(&mut state, &volume("vol0", 16));
+        let Command::CreateInstance { name, host, nics, volumes, instance_type, .. } =
+            instance("vm1", 1, &["vol0"])
+        else {
+            unreachable!("it creates an instance")
+        };
+        let create =
+            Command::CreateInstance { name, host, nics, volumes, instance_type, vmm_listens: listens };
+        must(&mut state, &create);
+        must(&mut state, &prepare());
+        let says = |id| {
+            let objects = state.desired(id).into_values();
+            objects.filter_map(|object| match object {
+                Object::Port(it) => Some(it.vmm_listens),
+                Object::Disk(it) => Some(it.vmm_listens),
+                _ => None,
+            })
+        };
+        for id in [NET_FRONTEND, BLK_FRONTEND].into_iter().chain(FRONTENDS_THERE) {
+            assert_eq!(says(id).collect::<Vec<_>>(), [listens], "{id}");
+        }
+    }
+}
