@@ -23,8 +23,9 @@ impl Buffer {
 
 /// Hands out contiguous runs of units of a leased area.
 ///
-/// A bitmap with next fit: buffers are short-lived and of like sizes, so the search mostly succeeds at once. Nothing
-/// is allocated after [`BufferArea::new`].
+/// A bitmap, searched from the lowest place that was given back since: buffers are short-lived and of like sizes, so the search
+/// mostly succeeds at once, and the same few are used again and again, which stay in caches that all of the area does not fit
+/// into. Nothing is allocated after [`BufferArea::new`].
 #[derive(Debug)]
 pub struct BufferArea {
     area: Area,
@@ -98,6 +99,7 @@ impl BufferArea {
         debug_assert!((first..first + units).all(|unit| self.is_used(unit)), "a buffer was given back twice");
         self.mark(first, units, false);
         self.free += units;
+        self.next = self.next.min(first);
     }
 
     fn start(&self) -> u64 {
@@ -178,6 +180,20 @@ mod tests {
         let first = buffers.alloc(6 * 4096).unwrap();
         buffers.free(first);
         assert!(buffers.alloc(7 * 4096).is_some());
+    }
+
+    #[test]
+    fn what_was_given_back_is_used_again_first() {
+        let mut buffers = BufferArea::new(area(64 * 64), 4096);
+        let [first, second] = [(); 2].map(|()| buffers.alloc(8192).unwrap());
+        for _ in 0..100 {
+            buffers.free(first);
+            assert_eq!(buffers.alloc(8192), Some(first));
+        }
+        buffers.free(second);
+        buffers.free(first);
+        let whole = buffers.alloc(4 * 4096).unwrap();
+        assert_eq!(whole.start(), first.start());
     }
 
     proptest! {
