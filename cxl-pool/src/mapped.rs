@@ -323,6 +323,18 @@ impl<C: Control> Memory for MappedMemory<C> {
         unsafe { ptr::copy(guard.as_ptr(), into, guard.len()) }
     }
 
+    fn stream_from<B: BitmapSlice>(&self, at: ByteOffset, from: &VolatileSlice<'_, B>) {
+        let whole = at.get().is_multiple_of(LINE_BYTES as u64) && from.len().is_multiple_of(LINE_BYTES);
+        if C::COHERENT || !whole {
+            self.copy_from(at, from);
+            return self.write_back(at, from.len() as u64);
+        }
+        let into = self.pointer(at, from.len() as u64);
+        let guard = from.ptr_guard();
+        // SAFETY: both sides are valid for the length, as in `copy_to`, and whole lines long.
+        unsafe { stream(into, guard.as_ptr(), guard.len()) }
+    }
+
     fn write_streaming(&self, at: ByteOffset, from: &[u8]) {
         if C::COHERENT {
             // Then lines do not have to leave the cache, and a store fence needs no instruction.
@@ -336,7 +348,9 @@ impl<C: Control> Memory for MappedMemory<C> {
         self.write(at, head);
         self.write_back(at, head.len() as u64);
         let body_at = at.saturating_add(head.len() as u64);
-        stream(self.pointer(body_at, body.len() as u64), body);
+        let into = self.pointer(body_at, body.len() as u64);
+        // SAFETY: both sides are valid for the length, and it is that of whole lines.
+        unsafe { stream(into, body.as_ptr(), body.len()) }
         let tail_at = body_at.saturating_add(body.len() as u64);
         self.write(tail_at, tail);
         self.write_back(tail_at, tail.len() as u64);
@@ -424,14 +438,17 @@ pub fn prefetch_front<B: BitmapSlice>(slice: &VolatileSlice<'_, B>) {
 }
 
 /// Writes whole lines past the cache.
-fn stream(into: *mut u8, from: &[u8]) {
+///
+/// # Safety
+///
+/// Both sides are valid for so many bytes, and `into` is aligned to a line.
+unsafe fn stream(into: *mut u8, from: *const u8, bytes: usize) {
     use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
-    debug_assert!(into.addr().is_multiple_of(LINE_BYTES) && from.len().is_multiple_of(LINE_BYTES));
-    for offset in (0..from.len()).step_by(size_of::<__m128i>()) {
-        // SAFETY: `into` is valid for `from.len()` bytes and aligned to a line, `offset` is a multiple of 16
-        // below that length, and SSE2 is part of x86-64.
+    debug_assert!(into.addr().is_multiple_of(LINE_BYTES) && bytes.is_multiple_of(LINE_BYTES));
+    for offset in (0..bytes).step_by(size_of::<__m128i>()) {
+        // SAFETY: `offset` is a multiple of 16 below the length, and SSE2 is part of x86-64.
         unsafe {
-            let value = _mm_loadu_si128(from.as_ptr().add(offset).cast());
+            let value = _mm_loadu_si128(from.add(offset).cast());
             _mm_stream_si128(into.add(offset).cast(), value);
         }
     }

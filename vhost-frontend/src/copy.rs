@@ -149,6 +149,17 @@ impl<'a> ChainReader<'a> {
     pub fn copy_to_pool<M: Memory>(&mut self, pool: &M, at: ByteOffset, bytes: u64) -> Result<(), CopyError> {
         self.0.advance(bytes, |from, slice| pool.copy_from(ByteOffset::new(at.get() + from), slice))
     }
+
+    /// Copies `bytes` to the pool and out of this host's cache. A store fence has to follow before they are announced.
+    #[track_caller]
+    pub fn stream_to_pool<M: Memory>(
+        &mut self,
+        pool: &M,
+        at: ByteOffset,
+        bytes: u64,
+    ) -> Result<(), CopyError> {
+        self.0.advance(bytes, |from, slice| pool.stream_from(ByteOffset::new(at.get() + from), slice))
+    }
 }
 
 /// Writes what the guest lets the device write, and logs it where the guest's memory is logged.

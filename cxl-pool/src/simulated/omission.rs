@@ -185,6 +185,12 @@ impl Memory for OmittingMemory {
         self.memory.copy_from(at, from);
     }
 
+    #[track_caller]
+    fn stream_from<B: BitmapSlice>(&self, at: ByteOffset, from: &VolatileSlice<'_, B>) {
+        self.copy_from(at, from);
+        self.write_back(at, from.len() as u64);
+    }
+
     fn write_streaming(&self, at: ByteOffset, from: &[u8]) {
         self.memory.write_streaming(at, from);
     }

@@ -387,11 +387,7 @@ fn in_pool(map: &PoolMap, chain: &Chain, operation: Operation, length_bytes: u64
 /// Copies the data of a write into the pool and out of our cache.
 fn copy_in<M: Memory>(memory: &M, ring: &Ring, slot: &Slot, buffer: Buffer) -> Result<(), CopyError> {
     let mut reader = ChainReader::new(ring.memory(), slot.chain.readable());
-    let copied = reader
-        .skip(HEADER_BYTES)
-        .and_then(|()| reader.copy_to_pool(memory, buffer.start(), slot.length_bytes));
-    memory.write_back(buffer.start(), slot.length_bytes);
-    copied
+    reader.skip(HEADER_BYTES).and_then(|()| reader.stream_to_pool(memory, buffer.start(), slot.length_bytes))
 }
 
 /// Copies the data of a read to the guest.
