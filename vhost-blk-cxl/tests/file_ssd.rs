@@ -12,7 +12,7 @@ use std::process::{Child, Command as Process, Stdio};
 use std::time::{Duration, Instant};
 
 use common::pattern;
-use cxl_pool::{Area, ByteOffset, CreateOptions, HardwareMemory, Memory, Pool};
+use cxl_pool::{Area, ByteOffset, CreateOptions, HardwareMemory, LineCount, Memory, Pool};
 use rustix::event::{PollFd, PollFlags, poll};
 use vhost_blk_cxl::message::Operation;
 use vhost_blk_cxl::ssd::{Command, CommandId, FileSsd, Finished, Full, OpenError, Outcome, Ssd};
@@ -100,6 +100,51 @@ impl Bench {
         let mut data = vec![0; bytes];
         self.memory.read(command.data, &mut data);
         data
+    }
+}
+
+/// Areas are named, left out and named again while commands use them, across the ends of registered pieces.
+#[test]
+fn areas_come_and_go_under_commands() {
+    const LENGTH: u64 = MIB;
+    const COUNT: u32 = 12;
+    for directory in directories() {
+        let mut bench = Bench::open(&directory.path().join("ssd"), 32 * MIB);
+        let half = LineCount::new(bench.data.lines.get() / 2);
+        let halves = [
+            Area::new(bench.data.start, half),
+            Area::new(
+                bench.data.start.saturating_add(half),
+                LineCount::new(bench.data.lines.get() - half.get()),
+            ),
+        ];
+        let choices: [&[Area]; 4] = [&[bench.data], &halves[..1], &[], &halves];
+        for (round, areas) in choices.iter().cycle().take(12).enumerate() {
+            // The last round's commands are under way, or their areas gone.
+            bench.ssd.set_areas(areas);
+            let operation = if round % 2 == 0 { Operation::Write } else { Operation::Read };
+            for id in 0..COUNT {
+                let command = bench.command(id, operation, u64::from(id) * LENGTH, LENGTH);
+                let seed = u64::from(id) + (round as u64 / 2) * 100;
+                let data =
+                    if round % 2 == 0 { pattern(seed, LENGTH as usize) } else { vec![0x55; LENGTH as usize] };
+                bench.memory.write(command.data, &data);
+                bench.ssd.submit(command).unwrap();
+            }
+            bench.ssd.kick();
+            // Gone at once, while the device works.
+            bench.ssd.set_areas(&[]);
+            let ended = bench.finish(COUNT as usize);
+            assert!(ended.iter().all(|ended| ended.outcome == Outcome::Done), "{ended:?}");
+            for id in (0..COUNT).filter(|_| round % 2 == 1) {
+                let mut found = vec![0; LENGTH as usize];
+                bench.memory.read(bench.buffer(id, LENGTH), &mut found);
+                assert!(
+                    found == pattern(u64::from(id) + (round as u64 / 2) * 100, LENGTH as usize),
+                    "round {round}, {id}"
+                );
+            }
+        }
     }
 }
 

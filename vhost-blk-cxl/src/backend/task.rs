@@ -236,6 +236,17 @@ impl<M: Memory> BackendTask<M> {
         }
     }
 
+    /// Tells the devices where commands have their data.
+    fn name_areas(&mut self) {
+        for (index, device) in self.devices.iter_mut().enumerate() {
+            let of_device = self.volumes.values().filter(|volume| volume.device == index);
+            let areas = of_device.flat_map(|volume| {
+                [Some(volume.object.data_area), volume.object.ram_area].into_iter().flatten()
+            });
+            device.ssd.set_areas(&areas.collect::<Vec<_>>());
+        }
+    }
+
     fn refuse_held(&mut self, volume: Volume) {
         self.active.retain(|&lease| lease != volume.object.lease);
         let Some(channel) = self.channels.get_mut(&volume.object.channel) else { return };
@@ -390,10 +401,12 @@ impl<M: Memory> Task for BackendTask<M> {
             Message::RemoveChannel(id) => drop(self.channels.remove(&id)),
             Message::Volume { object, device, counters, done } => {
                 self.volume(*object, device, counters);
+                self.name_areas();
                 done.send(());
             }
             Message::RemoveVolume(lease, reply) => {
                 self.remove_volume(lease);
+                self.name_areas();
                 self.removals.push((lease, reply));
                 self.confirm();
             }

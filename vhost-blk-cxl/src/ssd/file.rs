@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use cxl_pool::{ByteOffset, Pool};
+use cxl_pool::{Area, ByteOffset, Pool};
 use tracing::{error, info, warn};
 
 use super::medium::Medium;
@@ -101,12 +101,13 @@ impl FileSsd {
             // The cache writes single sectors, through the page cache.
             (geometry.block_bytes, direct) = (512, false);
         }
-        let medium = Medium::new(file, pool.clone(), DEPTH, cache).map_err(|source| OpenError::Io {
-            ssd: name.to_owned(),
-            what: "make an io_uring for",
-            path: path.display().to_string(),
-            source,
-        })?;
+        let medium =
+            Medium::new(name, file, direct, pool.clone(), DEPTH, cache).map_err(|source| OpenError::Io {
+                ssd: name.to_owned(),
+                what: "make an io_uring for",
+                path: path.display().to_string(),
+                source,
+            })?;
         let write_verifier = medium.write_verifier().unwrap_or_else(boot_verifier);
         info!(ssd = name, path = %path.display(), bytes = geometry.size_bytes, block = geometry.block_bytes, direct, in_memory = medium.is_in_memory(), "opened");
         let depth = if medium.is_in_memory() { DEPTH_IN_MEMORY } else { DEPTH };
@@ -199,6 +200,10 @@ impl Ssd for FileSsd {
         self.in_flight += 1;
         self.begin(Slot { command, stage, retries: 0 });
         Ok(())
+    }
+
+    fn set_areas(&mut self, areas: &[Area]) {
+        self.medium.set_areas(areas);
     }
 
     fn kick(&mut self) {

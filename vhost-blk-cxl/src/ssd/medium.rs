@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use cxl_pool::Pool;
+use cxl_pool::{Area, Pool};
 
 use super::uring::{Engine, Step};
 use super::volatile::{VolatileCache, VolatileCacheOptions};
@@ -21,15 +21,25 @@ pub(super) enum Medium {
 impl Medium {
     /// A medium with room for `depth` steps at a time.
     pub(super) fn new(
+        ssd: &str,
         file: File,
+        direct: bool,
         pool: Pool,
         depth: u32,
         cache: Option<VolatileCacheOptions>,
     ) -> io::Result<Self> {
         Ok(match cache {
-            None => Self::Kernel(Engine::new(file, pool, depth)?),
+            None => Self::Kernel(Engine::new(ssd, file, direct, pool, depth)?),
             Some(options) => Self::Volatile(Box::new(VolatileCache::new(file, &pool, options)?)),
         })
+    }
+
+    /// From now on steps have their data in these areas only.
+    pub(super) fn set_areas(&mut self, areas: &[Area]) {
+        match self {
+            Self::Kernel(engine) => engine.set_areas(areas),
+            Self::Volatile(_) => {}
+        }
     }
 
     /// Queues a step. No more than `depth` of them may be in flight.

@@ -6,6 +6,7 @@
 
 mod config;
 mod file;
+mod fixed_buffers;
 mod label;
 mod medium;
 mod null;
@@ -17,7 +18,7 @@ mod volatile;
 
 use std::os::fd::BorrowedFd;
 
-use cxl_pool::{ByteOffset, Pool};
+use cxl_pool::{Area, ByteOffset, Pool};
 
 pub use config::{DriverKind, SsdConfig, parse_size};
 pub use file::FileSsd;
@@ -91,6 +92,9 @@ pub trait Ssd: Send {
 
     /// What the device is.
     fn geometry(&self) -> Geometry;
+
+    /// Commands have their data in these areas of the pool, until others are named: so a driver may prepare them.
+    fn set_areas(&mut self, _areas: &[Area]) {}
 
     /// Accepts a command. It may not begin before [`Ssd::kick`].
     fn submit(&mut self, command: Command) -> Result<(), Full>;

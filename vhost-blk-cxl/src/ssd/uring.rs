@@ -9,6 +9,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use cxl_pool::{Area, ByteOffset, LineCount, Pool};
 use io_uring::{IoUring, opcode, squeue, types};
 
+use super::fixed_buffers::FixedBuffers;
+
 /// What a block of zeros is written from.
 const ZEROS_BYTES: u32 = 64 << 10;
 
@@ -16,6 +18,9 @@ const ZEROS_BYTES: u32 = 64 << 10;
 const INLINE_BYTES_MAX: u32 = 256 << 10;
 /// Bytes moved by system calls before the worker gets to send the answers, so that frontends work on them meanwhile.
 const INLINE_BUDGET_BYTES: u32 = 64 << 10;
+
+/// How much of a write is asked for while the one before is made. What is longer, the processor brings by itself.
+const PREFETCH_BYTES: u32 = 4096;
 
 #[repr(align(4096))]
 struct Zeros([u8; ZEROS_BYTES as usize]);
@@ -49,6 +54,8 @@ pub(super) struct Engine {
     ring: IoUring,
     file: File,
     pool: Pool,
+    /// For direct I/O only: whatever goes through the page cache is copied anyway.
+    fixed: Option<FixedBuffers>,
     queued: bool,
     /// The file lies in memory.
     in_memory: bool,
@@ -61,13 +68,14 @@ impl Engine {
     /// The longest write of zeros.
     pub(super) const ZEROS_MAX: u32 = ZEROS_BYTES;
 
-    /// An engine with room for `depth` steps at a time.
-    pub(super) fn new(file: File, pool: Pool, depth: u32) -> io::Result<Self> {
+    /// An engine with room for `depth` steps at a time, on a file that is read and written past the page cache, or not.
+    pub(super) fn new(ssd: &str, file: File, direct: bool, pool: Pool, depth: u32) -> io::Result<Self> {
         let in_memory = in_memory(&file);
         Ok(Self {
-            ring: IoUring::new(depth)?,
+            ring: make_ring(depth)?,
             file,
             pool,
+            fixed: (direct && !in_memory).then(|| FixedBuffers::new(ssd)),
             queued: false,
             in_memory,
             inline: VecDeque::with_capacity(if in_memory { depth as usize } else { 0 }),
@@ -89,13 +97,21 @@ impl Engine {
         let fd = types::Fd(self.file.as_raw_fd());
         let entry = match step {
             Step::Read { at, bytes, data } => {
-                opcode::Read::new(fd, self.pointer(data, bytes), bytes).offset(at).build()
+                let into = self.pointer(data, bytes);
+                match self.fixed(data, bytes) {
+                    Some(number) => opcode::ReadFixed::new(fd, into, bytes, number).offset(at).build(),
+                    None => opcode::Read::new(fd, into, bytes).offset(at).build(),
+                }
             }
             Step::Write { at, bytes, data, force_unit_access } => {
-                opcode::Write::new(fd, self.pointer(data, bytes).cast_const(), bytes)
-                    .offset(at)
-                    .rw_flags(write_flags(force_unit_access))
-                    .build()
+                let from = self.pointer(data, bytes).cast_const();
+                let flags = write_flags(force_unit_access);
+                match self.fixed(data, bytes) {
+                    Some(number) => {
+                        opcode::WriteFixed::new(fd, from, bytes, number).offset(at).rw_flags(flags).build()
+                    }
+                    None => opcode::Write::new(fd, from, bytes).offset(at).rw_flags(flags).build(),
+                }
             }
             Step::WriteZeros { at, bytes, force_unit_access } => {
                 assert!(bytes <= Self::ZEROS_MAX, "zeros are written in pieces");
@@ -112,22 +128,41 @@ impl Engine {
         self.push_entry(&entry.user_data(u64::from(id)));
     }
 
+    /// From now on steps have their data in these areas only.
+    pub(super) fn set_areas(&mut self, areas: &[Area]) {
+        if let Some(fixed) = &mut self.fixed {
+            fixed.set_areas(&self.ring, areas);
+        }
+    }
+
+    fn fixed(&mut self, data: ByteOffset, bytes: u32) -> Option<u16> {
+        self.fixed.as_mut()?.find(&self.ring, &self.pool, data, bytes)
+    }
+
     /// Hands what was queued to the kernel.
     pub(super) fn submit(&mut self) {
         self.inline_left_bytes = INLINE_BUDGET_BYTES;
         if self.queued {
-            // Busy or interrupted: the entries stay queued, and so does our wish to submit them.
-            self.queued = self.ring.submit().is_err() || !self.ring.submission().is_empty();
+            self.enter();
         }
+    }
+
+    /// Hands over what is queued, and lets the kernel tell what has ended: it waits until we come for that.
+    fn enter(&mut self) {
+        // Busy or interrupted: the entries stay queued, and so does our wish to submit them.
+        self.queued = self.ring.submit().is_err() || !self.ring.submission().is_empty();
     }
 
     /// The next step that ended, with its result as system calls return it.
     pub(super) fn completed(&mut self) -> Option<(u32, i32)> {
-        if let Some(entry) = self.ring.completion().next() {
-            // Every entry was queued with a u32.
-            #[allow(clippy::cast_possible_truncation)]
-            let id = entry.user_data() as u32;
-            return Some((id, entry.result()));
+        if let Some(ended) = self.next_entry() {
+            return Some(ended);
+        }
+        if self.ring.submission().taskrun() {
+            self.enter();
+            if let Some(ended) = self.next_entry() {
+                return Some(ended);
+            }
         }
         if self.inline_left_bytes == 0 {
             return None;
@@ -135,7 +170,19 @@ impl Engine {
         let (id, step) = self.inline.pop_front()?;
         let bytes = inline_bytes(step).unwrap_or(0).max(1);
         self.inline_left_bytes = self.inline_left_bytes.saturating_sub(bytes);
+        if let Some(&(_, Step::Write { bytes, data, .. })) = self.inline.front() {
+            // It is in another host's cache, or in none: it arrives while this step is carried out.
+            prefetch(self.pointer(data, bytes), bytes);
+        }
         Some((id, self.carry_out(step)))
+    }
+
+    fn next_entry(&mut self) -> Option<(u32, i32)> {
+        let entry = self.ring.completion().next()?;
+        // Every entry was queued with a u32.
+        #[allow(clippy::cast_possible_truncation)]
+        let id = entry.user_data() as u32;
+        Some((id, entry.result()))
     }
 
     /// Whether the kernel has everything that was queued.
@@ -212,6 +259,15 @@ impl Engine {
     }
 }
 
+/// A ring that interrupts nobody: what ended is handled when the thread that submitted it enters the kernel, and a flag tells
+/// that it shall. Kernels before 5.19 have no such rings.
+fn make_ring(depth: u32) -> io::Result<IoUring> {
+    match IoUring::builder().setup_coop_taskrun().setup_taskrun_flag().build(depth) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(depth),
+        made => made,
+    }
+}
+
 /// How many bytes a step moves that may be taken by a system call.
 fn inline_bytes(step: Step) -> Option<u32> {
     match step {
@@ -221,6 +277,15 @@ fn inline_bytes(step: Step) -> Option<u32> {
         Step::Sync => Some(0),
         // Giving back gigabytes takes long.
         Step::Allocate { .. } => None,
+    }
+}
+
+/// Asks for what is read soon.
+fn prefetch(data: *const u8, bytes: u32) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    for offset in (0..bytes.min(PREFETCH_BYTES) as usize).step_by(cxl_pool::LINE_BYTES) {
+        // SAFETY: a hint that reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(data.wrapping_add(offset).cast()) }
     }
 }
 
