@@ -175,8 +175,9 @@ impl Job {
     fn all() -> Vec<Self> {
         let sizes = [(4 << 10, 1), (4 << 10, 32), (4 << 10, 128), (128 << 10, 32)];
         let jobs = |writes| sizes.map(|(bytes, depth)| Self { writes, bytes, depth, queues: 1 });
-        let queues = |queues| Self { writes: false, bytes: 4 << 10, depth: 32, queues };
-        [&jobs(false)[..], &jobs(true), &[2, QUEUES_MAX].map(queues)].concat()
+        let queues =
+            |writes| [2, QUEUES_MAX].map(|queues| Self { writes, bytes: 4 << 10, depth: 32, queues });
+        [&jobs(false)[..], &jobs(true), &queues(false), &queues(true)].concat()
     }
 
     fn name(self) -> String {
@@ -306,9 +307,14 @@ impl Bench {
         for &job in jobs.iter().filter(|job| server.can(medium, **job)) {
             let target = match &mut target {
                 Some(target) => target,
-                none => {
-                    none.insert(Target::start(server, files.of(medium), &files.directory, 1, self.cores)?)
-                }
+                none => none.insert(Target::start(
+                    server,
+                    files.of(medium),
+                    &files.directory,
+                    1,
+                    None,
+                    self.cores,
+                )?),
             };
             target.connect(job.queues)?;
             let duration = self.duration;

@@ -15,30 +15,48 @@ pub(super) enum Beside {
     Nothing,
     /// 4 KiB writes, 128 at a time.
     Writer,
+    /// The same, with a limit of [`LIMIT_PER_SECOND`].
+    LimitedWriter,
 }
 
+/// What a limited neighbour may do.
+pub(super) const LIMIT_PER_SECOND: u32 = 20_000;
+
 impl Beside {
-    pub(super) const ALL: [Self; 2] = [Self::Nothing, Self::Writer];
+    pub(super) const ALL: [Self; 3] = [Self::Nothing, Self::Writer, Self::LimitedWriter];
+
+    pub(super) const fn key(self) -> &'static str {
+        match self {
+            Self::Nothing => "alone",
+            Self::Writer => "beside-writer",
+            Self::LimitedWriter => "beside-limited-writer",
+        }
+    }
 
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Nothing => "4K-read/qd1, neighbour idle",
             Self::Writer => "4K-read/qd1, neighbour 4K-write/qd128",
+            Self::LimitedWriter => "4K-read/qd1, neighbour limited to 20 k/s",
         }
     }
 }
 
 /// Measures the reader with and without its neighbour, both disks on one device.
 pub(super) fn measure(bench: &mut Bench, server: Server, medium: Medium, files: &Files) -> Result<()> {
-    cores::unpin(bench.cores)?;
-    let mut target = Target::start(server, files.of(medium), &files.directory, 2, bench.cores)?;
-    target.connect(1)?;
     let duration = bench.duration;
-    for beside in Beside::ALL {
-        bench.sample(server, medium, What::Reader(beside), &mut target, |target| match beside {
-            Beside::Nothing => target.run(READER, duration),
-            Beside::Writer => target.run_beside(READER, WRITER, duration),
-        })?;
+    for (limit, cases) in
+        [(None, &[Beside::Nothing, Beside::Writer][..]), (Some(LIMIT_PER_SECOND), &[Beside::LimitedWriter])]
+    {
+        cores::unpin(bench.cores)?;
+        let mut target = Target::start(server, files.of(medium), &files.directory, 2, limit, bench.cores)?;
+        target.connect(1)?;
+        for &beside in cases {
+            bench.sample(server, medium, What::Reader(beside), &mut target, |target| match beside {
+                Beside::Nothing => target.run(READER, duration),
+                Beside::Writer | Beside::LimitedWriter => target.run_beside(READER, WRITER, duration),
+            })?;
+        }
     }
     Ok(())
 }

@@ -32,14 +32,17 @@ pub(super) const SLOTS: u32 = 8192;
 const DATA_BYTES: u64 = 32 << 20;
 const PAGE_LINES: u64 = 64;
 pub(super) const POOL_BYTES: u64 = 128 << 20;
+/// Of a disk with a limit: what it did not use of it is gone after this.
+const BURST_MS: u32 = 1;
 /// The daemons' default.
 pub(super) const BUSY_POLL: Duration = Duration::from_micros(50);
 
 pub(super) struct Ours {
     // The frontend first: it lets go of its rings.
     _frontend: Box<dyn Handler>,
-    _backend: Box<dyn Handler>,
+    backend: Box<dyn Handler>,
     disks: Vec<(PathBuf, Option<FileOffset>)>,
+    last: VolumeObject,
     _directory: TempDir,
 }
 
@@ -119,6 +122,7 @@ impl Ours {
         backend.apply(channel(ends[0], back, there)).map_err(refused)?;
         frontend.apply(channel(ends[1], there, back)).map_err(refused)?;
         let mut offered = Vec::new();
+        let last = disks.last().context("there is a disk")?.1.clone();
         for (disk, volume) in disks {
             let ram = disk.ram_area.map(|area| -> Result<_> {
                 let file = File::from(pool.fd().try_clone_to_owned()?);
@@ -128,7 +132,14 @@ impl Ours {
             backend.apply(Object::Volume(volume)).map_err(refused)?;
             frontend.apply(Object::Disk(disk)).map_err(refused)?;
         }
-        Ok(Self { _frontend: frontend, _backend: backend, disks: offered, _directory: directory })
+        Ok(Self { _frontend: frontend, backend, disks: offered, last, _directory: directory })
+    }
+
+    /// Sets a limit to the last disk.
+    pub(super) fn limit_last(&mut self, per_second: u32) -> Result<()> {
+        let qos = Qos { iops: Some(per_second.into()), burst_ms: BURST_MS, ..Qos::default() };
+        let limited = VolumeObject { qos, ..self.last.clone() };
+        self.backend.apply(Object::Volume(limited)).map_err(|reason| anyhow!(reason))
     }
 
     pub(super) fn socket(&self, disk: usize) -> &Path {

@@ -25,11 +25,12 @@ pub(super) struct Rival {
 
 impl Rival {
     /// Serves the file, or null-co without one, in a thread of its own on the sender's core, as so many disks that share
-    /// it evenly.
+    /// it evenly. The last one may do no more than `limit` requests per second.
     pub(super) fn start(
         file: Option<&Path>,
         device_bytes: u64,
         disks: u16,
+        limit: Option<u32>,
         directory: &Path,
         cores: Cores,
     ) -> Result<Self> {
@@ -38,6 +39,9 @@ impl Rival {
         let mut command = Command::new(PROGRAM);
         command.args(["--object", "iothread,id=io0"]).stdin(Stdio::null());
         let disk_bytes = device_bytes / u64::from(disks);
+        if let Some(per_second) = limit {
+            command.args(["--object", &format!("throttle-group,id=limit,x-iops-total={per_second}")]);
+        }
         for (disk, socket) in (0u64..).zip(&sockets) {
             let _ = std::fs::remove_file(socket);
             // Each opens the file for itself: version 7.2 crashes when two exports of a thread share a node.
@@ -54,9 +58,15 @@ impl Rival {
             command.args(["--blockdev", &node, "--blockdev"]);
             command
                 .arg(format!("driver=raw,node-name=d{disk},file=f{disk},offset={offset},size={disk_bytes}"));
+            let limited = limit.is_some() && disk + 1 == u64::from(disks);
+            if limited {
+                let filter = format!("driver=throttle,node-name=t{disk},throttle-group=limit,file=d{disk}");
+                command.args(["--blockdev", &filter]);
+            }
+            let top = if limited { "t" } else { "d" };
             command.arg("--export");
             command.arg(format!(
-                "type=vhost-user-blk,id=e{disk},node-name=d{disk},addr.type=unix,addr.path={},writable=on,\
+                "type=vhost-user-blk,id=e{disk},node-name={top}{disk},addr.type=unix,addr.path={},writable=on,\
                  num-queues={QUEUES_MAX},iothread=io0",
                 socket.display()
             ));

@@ -195,12 +195,8 @@ fn figures(samples: &[Sample], jobs: &[Job], rival: bool, distances: &[Distance]
                 Cell::of(samples, server, Medium::Tmpfs, What::Reader(what), *distance)
                     .map(|cell| cell.p99_us)
             };
-            let beside = match what {
-                Beside::Nothing => "alone",
-                Beside::Writer => "beside-writer",
-            };
             if let Some(ours) = cell(OURS) {
-                let name = format!("blk/tmpfs/reader-{beside}/{}/{distance}/p99", OURS.name());
+                let name = format!("blk/tmpfs/reader-{}/{}/{distance}/p99", what.key(), OURS.name());
                 figures.push(Figure::new(name, ours, "us").against(rival_name(rival), cell(Server::Qemu)));
             }
         }

@@ -31,22 +31,28 @@ pub(super) struct Target {
 }
 
 impl Target {
+    /// Starts a server of so many disks, of which the last one may do no more than `limit` requests per second.
     pub(super) fn start(
         server: Server,
         file: Option<&Path>,
         directory: &Path,
         disks: u16,
+        limit: Option<u32>,
         cores: Cores,
     ) -> Result<Self> {
         let serving = match (server, server.mode()) {
             (_, Some(mode)) => {
-                Serving::Ours(Ours::start(mode, file, DEVICE_BYTES, disks, server.is_zero_copy(), cores)?)
+                let mut ours = Ours::start(mode, file, DEVICE_BYTES, disks, server.is_zero_copy(), cores)?;
+                if let Some(per_second) = limit {
+                    ours.limit_last(per_second)?;
+                }
+                Serving::Ours(ours)
             }
             (Server::Plain, _) => {
                 cores::pin(cores.receiver)?;
                 Serving::Plain(Box::new(Plain::open(file.context("io_uring needs a file")?, DEVICE_BYTES)?))
             }
-            _ => Serving::Rival(Rival::start(file, DEVICE_BYTES, disks, directory, cores)?),
+            _ => Serving::Rival(Rival::start(file, DEVICE_BYTES, disks, limit, directory, cores)?),
         };
         Ok(Self { loads: Vec::new(), queues: 0, serving, disks, cores })
     }
