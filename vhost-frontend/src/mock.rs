@@ -8,6 +8,7 @@
 
 #![allow(clippy::cast_possible_truncation)] // small numbers, chosen by tests
 
+mod echo;
 mod log;
 mod ring;
 
@@ -29,6 +30,7 @@ use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RIN
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 
+pub use self::echo::EchoGuest;
 pub use self::log::DirtyPages;
 use self::log::MockLog;
 pub use self::ring::MockRing;

@@ -5,7 +5,6 @@
 //! kernel has the retransmission timers that count. Interruptions are measured at the client and include
 //! everything from the cable to the new port of the switch.
 
-mod guest;
 mod summary;
 mod tcp;
 mod udp;
@@ -18,9 +17,9 @@ use anyhow::{Result, bail};
 use clap::Args;
 use guest_images::{Guest, Silent};
 use pod_controller::api::DeviceHealth;
+use vhost_frontend::mock::EchoGuest;
 use wadi_tests::pod::{GUEST_ADDRESS, HostPlan, Pod, PodBuilder, VmShape};
 
-use self::guest::EchoGuest;
 use self::summary::Measured;
 
 /// How long the pod may take to be ready for the next round.

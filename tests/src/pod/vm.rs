@@ -68,13 +68,16 @@ impl Pod {
         guest: &Guest,
         shape: VmShape,
     ) -> Result<PodVm> {
-        let spec = self.machine(instance, guest, shape);
-        let waiting = self.start_machine(instance, &instance.host, spec)?;
-        let booted = waiting.arrived()?;
+        let booted = self.begin_to_boot(instance, guest, shape)?.arrived()?;
         if !instance.nics.is_empty() {
             booted.exec(&format!("ip address add {address}/24 dev eth0 && ip link set eth0 up"))?;
         }
         Ok(booted)
+    }
+
+    /// Starts the machine of `instance`, and waits for nothing.
+    pub fn begin_to_boot(&self, instance: &Instance, guest: &Guest, shape: VmShape) -> Result<WaitingVm> {
+        self.start_machine(instance, &instance.host, self.machine(instance, guest, shape))
     }
 
     /// Starts a machine that waits at `uri` for the guest of `instance`, on the host to which that is moving.

@@ -5,13 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use vhost_frontend::mock::{MockGuest, Piece};
-use vhost_net_cxl::vnet_header::HEADER_BYTES;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 use vm_memory::{Bytes, GuestAddress};
 
+use super::{CONNECT_DEADLINE, MockGuest, Piece};
+
+/// The virtio-net header.
+const HEADER_BYTES: usize = 12;
 const MEMORY_BYTES: u64 = 8 << 20;
 const RING_SIZE: u16 = 512;
 const BUFFER_BYTES: u32 = 2048;
@@ -19,28 +21,45 @@ const BUFFER_BYTES: u32 = 2048;
 const BUFFERS: u64 = 256;
 /// How long it waits at most until it looks whether to stop.
 const PATIENCE: Duration = Duration::from_millis(20);
+const FEATURES: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
 const ETHERNET_BYTES: usize = 14;
 const IPV4_BYTES: usize = 20;
 const UDP: u8 = 17;
 
 /// Echoes until it is dropped.
-pub(super) struct EchoGuest {
+#[derive(Debug)]
+pub struct EchoGuest {
     stop: Arc<AtomicBool>,
+    reconnect: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl EchoGuest {
     /// Connects to the socket of a device.
-    pub(super) fn start(socket: &Path) -> Self {
-        let (stop, socket) = (Arc::new(AtomicBool::new(false)), socket.to_owned());
-        let flag = Arc::clone(&stop);
+    pub fn start(socket: &Path) -> Self {
+        let (stop, reconnect) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (flag, again, socket) = (Arc::clone(&stop), Arc::clone(&reconnect), socket.to_owned());
         let thread = thread::spawn(move || {
             let mut guest = Echo::connect(&socket);
             while !flag.load(Ordering::Relaxed) {
+                if again.load(Ordering::Relaxed) {
+                    guest.mock.connect(&socket, FEATURES);
+                    again.store(false, Ordering::Relaxed);
+                }
                 guest.turn();
             }
         });
-        Self { stop, thread: Some(thread) }
+        Self { stop, reconnect, thread: Some(thread) }
+    }
+
+    /// Connects again, to the device's successor, and goes on where it was. Returns once it is connected.
+    pub fn reconnect(&self) {
+        self.reconnect.store(true, Ordering::Relaxed);
+        let began = Instant::now();
+        while self.reconnect.load(Ordering::Relaxed) {
+            assert!(began.elapsed() < CONNECT_DEADLINE, "the guest does not connect again");
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -65,7 +84,7 @@ struct Echo {
 impl Echo {
     fn connect(socket: &Path) -> Self {
         let mut mock = MockGuest::new(MEMORY_BYTES, 2, RING_SIZE);
-        mock.connect(socket, 1 << VIRTIO_NET_F_MRG_RXBUF);
+        mock.connect(socket, FEATURES);
         let start = mock.data_start();
         let address = |number: u64| start + number * u64::from(BUFFER_BYTES);
         let free = (BUFFERS..2 * BUFFERS).map(address).collect();
