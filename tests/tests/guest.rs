@@ -34,6 +34,7 @@ fn commands_run_as_they_are_given() {
     let spec = VmSpec {
         name: "bare".to_owned(),
         memory_mib: 256,
+        memory_max_mib: None,
         cpus: 1,
         accelerator: Accelerator::probe(&guest.kernel),
         kernel: Some(DirectKernel {

@@ -9,6 +9,7 @@ pub mod console;
 mod instance;
 pub mod libvirt;
 mod machine;
+mod memory;
 mod migration;
 mod monitor;
 mod qemu;
@@ -20,6 +21,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 pub use machine::Vm;
+pub use memory::plug_memory;
 pub use migration::{Migrated, MigrationSpeed, migrate, move_away, quit};
 pub use qemu::{Accelerator, QEMU, QemuVersion};
 pub use spec::{DirectKernel, Disk, Network, VmSpec};

@@ -30,6 +30,18 @@ enum Command {
     /// On the other host, `vmm run --incoming` has to wait for it, started with what this one was started with, after
     /// `podctl instances migrate`.
     Migrate(Move),
+    /// Plugs memory into the instance's virtual machine, which runs on this host with `--memory-max`.
+    PlugMemory {
+        /// The instance, as the controller knows it.
+        #[arg(long)]
+        instance: String,
+        /// How many MiB, a multiple of 128.
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+        mib: u32,
+        /// Where the machine has its monitor.
+        #[arg(long, default_value = "/run/wadi/vm")]
+        directory: PathBuf,
+    },
     /// Prints the QEMU command line that `run` would use.
     QemuArgs(Machine),
     /// Prints libvirt's domain XML.
@@ -71,6 +83,9 @@ struct Machine {
     /// Memory in MiB.
     #[arg(long, default_value_t = 1024)]
     memory: u32,
+    /// To how many MiB `vmm plug-memory` may let it grow.
+    #[arg(long, value_name = "MIB")]
+    memory_max: Option<u32>,
     /// vCPUs.
     #[arg(long, default_value_t = 2)]
     cpus: u32,
@@ -122,6 +137,7 @@ impl Machine {
         let mut spec = VmSpec {
             name: String::new(),
             memory_mib: self.memory,
+            memory_max_mib: self.memory_max,
             cpus: self.cpus,
             accelerator,
             kernel: self.kernel.as_ref().map(|kernel| DirectKernel {
@@ -203,6 +219,10 @@ fn execute(command: Command) -> Result<()> {
     match command {
         Command::Run(machine) => run(&machine),
         Command::Migrate(asked) => move_away(&asked),
+        Command::PlugMemory { instance, mib, directory } => {
+            vmm::plug_memory(&directory.join(format!("{instance}-qmp.sock")), mib)?;
+            print(&format!("{instance} has {mib} MiB more\n"))
+        }
         Command::QemuArgs(machine) => {
             print(&format!("{}\n", libvirt::command_line(&machine.spec()?, QemuVersion::detect()?)))
         }

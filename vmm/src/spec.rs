@@ -51,6 +51,8 @@ pub struct VmSpec {
     pub name: String,
     /// Memory in MiB.
     pub memory_mib: u32,
+    /// To how many MiB its memory may grow while it runs.
+    pub memory_max_mib: Option<u32>,
     /// How many vCPUs.
     pub cpus: u32,
     /// What executes it.
@@ -104,6 +106,9 @@ impl VmSpec {
         if self.cpus == 0 || self.memory_mib < 64 {
             return refuse("it needs at least one vCPU and 64 MiB".to_owned());
         }
+        if self.memory_max_mib.is_some_and(|most| most <= self.memory_mib) {
+            return refuse(format!("its memory cannot grow from {} MiB to less", self.memory_mib));
+        }
         let sockets = self.networks.iter().map(|network| &network.socket);
         for path in sockets.chain(self.disks.iter().map(|disk| &disk.socket)) {
             if self.listens {
@@ -128,7 +133,13 @@ impl VmSpec {
         words.option("-accel", self.accelerator.accel());
         words.option("-cpu", self.accelerator.cpu());
         words.option("-smp", &self.cpus.to_string());
-        words.option("-m", &format!("{}M", self.memory_mib));
+        words.option(
+            "-m",
+            &match self.memory_max_mib {
+                Some(most) => format!("{}M,slots={},maxmem={most}M", self.memory_mib, crate::memory::SLOTS),
+                None => format!("{}M", self.memory_mib),
+            },
+        );
         // The frontends read and write the guest's memory, so it is shared.
         words.option("-object", &format!("memory-backend-memfd,id=ram,size={}M,share=on", self.memory_mib));
         words.flag("-nodefaults");
@@ -256,6 +267,7 @@ pub(crate) mod tests {
         VmSpec {
             name: "vm1".to_owned(),
             memory_mib: 512,
+            memory_max_mib: None,
             cpus: 2,
             accelerator: Accelerator::Tcg,
             kernel: Some(DirectKernel {
@@ -294,6 +306,14 @@ pub(crate) mod tests {
         );
         assert!(line.contains("mac=52:54:00:00:00:01,host_mtu=1500"), "{line}");
         assert!(line.contains("vhost-user-blk-pci,id=vol0,chardev=char-vol0,num-queues=2"), "{line}");
+    }
+
+    #[test]
+    fn memory_that_may_grow_has_room_for_it() {
+        let spec = VmSpec { memory_max_mib: Some(2048), ..spec() };
+        assert!(spec.arguments(QEMU_7_2).contains(&"512M,slots=16,maxmem=2048M".to_owned()));
+        let spec = VmSpec { memory_max_mib: Some(512), ..spec };
+        assert!(spec.check().unwrap_err().to_string().contains("512 MiB"));
     }
 
     #[test]

@@ -77,7 +77,12 @@ impl Pod {
 
     /// Starts the machine of `instance`, and waits for nothing.
     pub fn begin_to_boot(&self, instance: &Instance, guest: &Guest, shape: VmShape) -> Result<WaitingVm> {
-        self.start_machine(instance, &instance.host, self.machine(instance, guest, shape))
+        self.begin_machine(instance, self.machine(instance, guest, shape))
+    }
+
+    /// Starts a machine of `instance` that was made for it, and waits for nothing.
+    pub fn begin_machine(&self, instance: &Instance, spec: VmSpec) -> Result<WaitingVm> {
+        self.start_machine(instance, &instance.host, spec)
     }
 
     /// Starts a machine that waits at `uri` for the guest of `instance`, on the host to which that is moving.
@@ -99,10 +104,12 @@ impl Pod {
         Ok(waiting)
     }
 
-    fn machine(&self, instance: &Instance, guest: &Guest, shape: VmShape) -> VmSpec {
+    /// What a machine for `instance` consists of.
+    pub fn machine(&self, instance: &Instance, guest: &Guest, shape: VmShape) -> VmSpec {
         let mut spec = VmSpec {
             name: instance.name.clone(),
             memory_mib: shape.memory_mib,
+            memory_max_mib: None,
             cpus: shape.cpus,
             accelerator: accelerator(guest),
             kernel: Some(DirectKernel {

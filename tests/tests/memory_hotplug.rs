@@ -1,0 +1,92 @@
+//! Memory is plugged into a virtual machine that works, and packets and blocks come from there and go there.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest_images::{Guest, Silent};
+use vmm::VmSpec;
+use wadi_tests::fio::{Job, Pattern};
+use wadi_tests::iperf::{self, Way};
+use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, Pod, PodBuilder, PodVm, Role, VmShape};
+
+const SHAPE: VmShape = VmShape { memory_mib: 192, cpus: 2 };
+const PLUGGED_MIB: u32 = 256;
+const DEADLINE: Duration = Duration::from_mins(1);
+
+fn memory_mib(vm: &PodVm) -> u64 {
+    let kib = vm.exec("awk '/MemTotal/ { print $2 }' /proc/meminfo").unwrap();
+    kib.trim().parse::<u64>().unwrap() / 1024
+}
+
+/// The guest uses memory once it is told to.
+fn use_plugged_memory(vm: &PodVm, at_least_mib: u64) {
+    let began = Instant::now();
+    while memory_mib(vm) < at_least_mib {
+        vm.exec(
+            "for state in /sys/devices/system/memory/memory*/state; do \
+               if grep -q offline $state; then echo online > $state; fi; done",
+        )
+        .unwrap();
+        assert!(began.elapsed() < DEADLINE, "the guest has {} MiB only", memory_mib(vm));
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn works(pod: &Pod, vm: &PodVm) {
+    let said = vm.exec(&format!("ping -c 10 -i 0.05 -q {CLIENT_ADDRESS}")).unwrap();
+    assert!(said.contains("10 packets received"), "{said}");
+    for way in [Way::Out, Way::In] {
+        iperf::run(vm, way, 1).unwrap();
+    }
+    Job { disk: "vda".into(), offset_mib: 0, size_mib: 8, pattern: Pattern::Random4K, flush_every: 64 }
+        .run(vm, Duration::from_mins(2))
+        .unwrap();
+    let page = pod.api().metrics().unwrap();
+    let bad = page.lines().filter(|line| line.contains("lease_drops") && line.contains("bad-chain"));
+    for line in bad {
+        assert!(line.ends_with(" 0"), "{line}");
+    }
+}
+
+#[test]
+fn memory_is_plugged_in_under_traffic() {
+    let guest = Guest::ensure(&mut Silent).unwrap();
+    let mut pod = PodBuilder::three_hosts().start().unwrap();
+    let instance = pod.create_instance("vm1", "h1", &[("vol0", 1 << 26, Some("h2/ssd0"))]).unwrap();
+    let spec = VmSpec { memory_max_mib: Some(1024), ..pod.machine(&instance, &guest, SHAPE) };
+    let monitor = spec.monitor_socket();
+    let vm = pod.begin_machine(&instance, spec).unwrap().arrived().unwrap();
+    vm.exec(&format!("ip address add {GUEST_ADDRESS}/24 dev eth0 && ip link set eth0 up")).unwrap();
+    let server = iperf::Server::start(&pod).unwrap();
+    let before = memory_mib(&vm);
+
+    let stream = vm.start(&iperf::command(Way::Out, 4)).unwrap();
+    vm.wait_for_stream().unwrap();
+    for times in 1..=2 {
+        vmm::plug_memory(&monitor, PLUGGED_MIB).unwrap();
+        // Some of it describes the rest.
+        use_plugged_memory(&vm, before + u64::from(times * PLUGGED_MIB) * 9 / 10);
+    }
+    iperf::Report::parse(&stream.finish(Duration::from_secs(40)).unwrap()).unwrap();
+    // More is in use than there was at first: buffers are where there is room.
+    vm.exec(
+        "mkdir -p /fill && mount -t tmpfs -o size=100% tmpfs /fill && head -c 314572800 /dev/zero > /fill/it",
+    )
+    .unwrap();
+    works(&pod, &vm);
+
+    // A frontend that starts anew is told of all of it.
+    for role in [Role::NetFrontend, Role::BlkFrontend] {
+        pod.daemon("h1", role).unwrap().kill().unwrap();
+        pod.start_daemon("h1", role).unwrap();
+    }
+    pod.wait_until_joined().unwrap();
+    works(&pod, &vm);
+
+    // There is no room for more than the machine was started with.
+    let error = vmm::plug_memory(&monitor, 1024).unwrap_err().to_string();
+    assert!(error.contains("space"), "{error}");
+    let said = vm.exec(&format!("ping -c 3 -i 0.05 -q {CLIENT_ADDRESS}")).unwrap();
+    assert!(said.contains("3 packets received"), "{said}");
+    drop(server);
+}
