@@ -208,6 +208,34 @@ fn link_changes(nic: &mut dyn Nic) -> Receiver<(bool, String)> {
 }
 
 #[test]
+fn a_link_that_changes_before_it_is_watched_is_told() {
+    in_namespace(|| {
+        veth();
+        let stage = Stage::new();
+        let text = "name='nic0'\ndriver='tap'\ninterface='tap0'\nuplink='ours'";
+        for (before, after) in [("down", "up"), ("up", "down")] {
+            sh(&format!("ip link set peer {before}"));
+            has_carrier("ours", before == "up");
+            let mut nic = TapNic::open(&config(text), &stage.pool).expect("opened");
+            assert_eq!(nic.link().is_up(), before == "up");
+            sh(&format!("ip link set peer {after}"));
+            has_carrier("ours", after == "up");
+            let told = link_changes(&mut nic);
+            assert_eq!(told.recv_timeout(DEADLINE).expect("told").0, after == "up");
+            assert_eq!(nic.link().is_up(), after == "up");
+        }
+    });
+}
+
+/// Waits until the kernel sees it so.
+fn has_carrier(interface: &str, carrier: bool) {
+    let not = if carrier { "" } else { "!" };
+    sh(&format!(
+        "for i in $(seq 1000); do {not} ip link show {interface} | grep -q LOWER_UP && exit 0; sleep 0.01; done; exit 1"
+    ));
+}
+
+#[test]
 fn a_tap_carries_frames_both_ways() {
     in_namespace(|| {
         veth();

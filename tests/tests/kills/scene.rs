@@ -17,6 +17,7 @@ const SHAPE: VmShape = VmShape { memory_mib: 192, cpus: 1 };
 const PATIENCE: Duration = Duration::from_mins(1);
 /// How long who was killed stays away.
 const AWAY: Duration = Duration::from_millis(200);
+const MAC: &str = "02:00:00:77:00:02";
 const HOME: &str = "h2/nic0";
 const BACKUP: &str = "h3/nic1";
 const NEIGHBOURS: &str = "h4/nic2";
@@ -383,7 +384,8 @@ fn create(client: &Client) -> Instance {
     let request = CreateInstance {
         name: "vm1".to_owned(),
         host: "h1".to_owned(),
-        nics: vec![NicRequest::default()],
+        // The same each time: the client knows its neighbours for half a minute.
+        nics: vec![NicRequest { mac: Some(MAC.to_owned()), ..NicRequest::default() }],
         ..CreateInstance::default()
     };
     eventually("the instance is ready", || {

@@ -36,7 +36,10 @@ impl CarrierWatch {
         let mut events = Netlink::subscribe().map_err(failed("listen to rtnetlink"))?;
         let mut questions = Netlink::open().map_err(failed("open rtnetlink"))?;
         let now = find(&mut questions, nic, interface)?;
-        link.set(now.up);
+        // The NIC was opened some time ago, and whoever asked then has an old answer.
+        if link.set(now.up) {
+            on_change(now.up, &reason(now.up, interface));
+        }
         let stop =
             eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| failed("create an event")(error.into()))?;
         let stopping = stop.try_clone().map_err(failed("clone an event"))?;
@@ -49,8 +52,7 @@ impl CarrierWatch {
                         on_change(up, reason);
                     }
                 };
-                let gained = format!("carrier of {name}");
-                let lost = format!("no carrier on {name}");
+                let (gained, lost) = (reason(true, &name), reason(false, &name));
                 let removed = format!("interface {name} was removed");
                 let mut index = Some(now.index);
                 while waits(&events, &stopping) {
@@ -97,6 +99,10 @@ impl Drop for CarrierWatch {
             let _ = thread.join();
         }
     }
+}
+
+fn reason(up: bool, interface: &str) -> String {
+    if up { format!("carrier of {interface}") } else { format!("no carrier on {interface}") }
 }
 
 /// Waits for news; false when it is time to stop.
