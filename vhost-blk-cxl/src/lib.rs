@@ -8,6 +8,7 @@
 pub mod backend;
 mod counters;
 pub mod frontend;
+pub mod intent_log;
 pub mod message;
 #[cfg(test)]
 mod omissions;

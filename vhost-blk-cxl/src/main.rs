@@ -137,15 +137,16 @@ fn reports(opened: &Ssds) -> Vec<DeviceReport> {
 }
 
 fn show_volumes(path: &Path, json: bool) -> ExitCode {
-    let table = match Label::inspect(path) {
-        Ok(table) => table,
+    let label = match Label::inspect(path) {
+        Ok(label) => label,
         Err(error) => {
             eprintln!("{error}");
             return ExitCode::FAILURE;
         }
     };
+    let table = label.table();
     if json {
-        match serde_json::to_string_pretty(&table) {
+        match serde_json::to_string_pretty(table) {
             Ok(text) => println!("{text}"),
             Err(error) => eprintln!("{error}"),
         }
@@ -164,6 +165,15 @@ fn show_volumes(path: &Path, json: bool) -> ExitCode {
             );
         }
         let Some(mirror) = &entry.mirror else { continue };
+        match label.read_intent_log(entry.id) {
+            Ok(None) => println!("  no log says where replicas may differ"),
+            Ok(Some(log)) => println!(
+                "  replicas may differ in {} parts of {} bytes",
+                log.marked.iter().count(),
+                log.unit_bytes()
+            ),
+            Err(error) => eprintln!("{error}"),
+        }
         for member in &mirror.replicas {
             let state = if member.stale { "stale: its data must not be used" } else { "in sync" };
             let own = if member.number == mirror.number { ", this one" } else { "" };

@@ -12,6 +12,8 @@
 //! word 7 |epoch (the channel's)| 0                                 |
 //! ```
 //!
+//! A request may be for the volume's write-intent log instead of its data; the offset is then one in the log.
+//!
 //! A completion repeats opcode, lease, generation and tag, says how many bytes were moved, and bears the device's write
 //! verifier in word 2. Everything that a
 //! backend receives is checked by it: see [`Request::decode`] for the form, and the backend for what the sender may do.
@@ -66,6 +68,8 @@ const COMPLETION: u8 = 0x80;
 const FLAG_FORCE_UNIT_ACCESS: u8 = 1;
 /// Zeroes may be written by giving the range back.
 const FLAG_MAY_UNMAP: u8 = 2;
+/// The range lies in the volume's write-intent log.
+const FLAG_INTENT_LOG: u8 = 4;
 
 /// Who speaks: which lease, in which of its generations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -105,7 +109,10 @@ pub struct Request {
     pub force_unit_access: bool,
     /// Zeroes may be written by giving the range back.
     pub may_unmap: bool,
-    /// Where in the volume.
+    /// It is about the volume's write-intent log, which [`crate::intent_log`] describes, and not its data. Reads and writes
+    /// only.
+    pub intent_log: bool,
+    /// Where in the volume, or in its log.
     pub offset_bytes: u64,
     /// How many bytes of it.
     pub length_bytes: u64,
@@ -153,7 +160,8 @@ impl Request {
     /// As it travels.
     pub fn encode(&self) -> Words {
         let flags = if self.force_unit_access { FLAG_FORCE_UNIT_ACCESS } else { 0 }
-            | if self.may_unmap { FLAG_MAY_UNMAP } else { 0 };
+            | if self.may_unmap { FLAG_MAY_UNMAP } else { 0 }
+            | if self.intent_log { FLAG_INTENT_LOG } else { 0 };
         [
             first_word(self.operation as u8, flags, self.holder, 0),
             u64::from(self.tag.0),
@@ -171,7 +179,10 @@ impl Request {
         let malformed = Malformed(words[0]);
         let [code, flags, ..] = words[0].to_le_bytes();
         let operation = Operation::from_code(code).ok_or(malformed)?;
-        if flags & !(FLAG_FORCE_UNIT_ACCESS | FLAG_MAY_UNMAP) != 0 {
+        let intent_log = flags & FLAG_INTENT_LOG != 0;
+        if flags & !(FLAG_FORCE_UNIT_ACCESS | FLAG_MAY_UNMAP | FLAG_INTENT_LOG) != 0
+            || intent_log && !operation.has_data()
+        {
             return Err(malformed);
         }
         Ok(Self {
@@ -180,6 +191,7 @@ impl Request {
             operation,
             force_unit_access: flags & FLAG_FORCE_UNIT_ACCESS != 0,
             may_unmap: flags & FLAG_MAY_UNMAP != 0,
+            intent_log,
             offset_bytes: words[2],
             length_bytes: words[3],
             data: LineOffset::new(words[4]),
@@ -290,11 +302,12 @@ mod tests {
     proptest! {
         #[test]
         fn requests_survive_the_journey(
-            holder in a_holder(), operation in an_operation(), tag: u32, fua: bool, unmap: bool,
+            holder in a_holder(), operation in an_operation(), tag: u32, fua: bool, unmap: bool, log: bool,
             offset: u64, length: u64, line in 0u64..1 << 57,
         ) {
             let request = Request {
                 holder, tag: Tag::new(tag), operation, force_unit_access: fua, may_unmap: unmap,
+                intent_log: log && operation.has_data(),
                 offset_bytes: offset, length_bytes: length, data: LineOffset::new(line),
             };
             let words = request.encode();

@@ -251,7 +251,7 @@ impl Scene {
     fn give_volume(&self) {
         let (object, device, counters) = (Box::new(self.volume.clone()), 0, Arc::default());
         let mut backend = self.backend.lock().unwrap();
-        backend.call(|done| ToBackend::Volume { object, device, counters, done }).unwrap();
+        backend.call(|done| ToBackend::Volume { object, device, intent_log: None, counters, done }).unwrap();
     }
 
     fn offer(&mut self, place: u64, kind: u32, sector: u64) -> u16 {

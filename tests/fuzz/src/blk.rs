@@ -5,6 +5,7 @@ use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeI
 use pod_protocol::objects::{Qos, VolumeObject};
 use vhost_blk_cxl::backend::check::check;
 use vhost_blk_cxl::frontend::parse::{Parsed, Shape, parse};
+use vhost_blk_cxl::intent_log;
 use vhost_blk_cxl::message::{Completion, Operation, Request};
 use vhost_blk_cxl::ssd::Geometry;
 use vhost_frontend::{Chain, Next};
@@ -76,14 +77,20 @@ pub fn blk_message(data: &[u8]) {
         qos: Qos::default(),
     };
     assert!(LeaseId::new(request.holder.lease.get()).is_some());
-    let Ok(at) = check(&request, &volume, device) else { return };
+    let intent_log = (choice & 4 != 0).then(|| input.u64());
+    let Ok(at) = check(&request, &volume, intent_log, device) else { return };
     assert!(!request.operation.writes() || !volume.read_only);
     if request.operation == Operation::Flush {
         return;
     }
     let end = u128::from(at) + u128::from(request.length_bytes);
-    assert!(at >= volume.start_bytes);
-    assert!(end <= u128::from(volume.start_bytes) + u128::from(volume.size_bytes));
+    let (start, bytes) = match intent_log {
+        Some(start) if request.intent_log => (start, intent_log::BYTES),
+        _ => (volume.start_bytes, volume.size_bytes),
+    };
+    assert!(!request.intent_log || intent_log.is_some());
+    assert!(at >= start);
+    assert!(end <= u128::from(start) + u128::from(bytes));
     assert!(end <= u128::from(device.size_bytes));
     if request.operation.has_data() {
         let first = request.data.get();

@@ -3,6 +3,7 @@
 use cxl_pool::LineCount;
 use pod_protocol::objects::VolumeObject;
 
+use crate::intent_log;
 use crate::message::{Request, Status};
 use crate::ssd::Geometry;
 
@@ -10,9 +11,14 @@ use crate::ssd::Geometry;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rejected(pub Status);
 
-/// Checks a request of a holder whose lease and generation were found to be the volume's. Returns where on the device
-/// it begins.
-pub fn check(request: &Request, volume: &VolumeObject, device: Geometry) -> Result<u64, Rejected> {
+/// Checks a request of a holder whose lease and generation were found to be the volume's, and whose write-intent log begins
+/// there on the device if it has one. Returns where on the device the request begins.
+pub fn check(
+    request: &Request,
+    volume: &VolumeObject,
+    intent_log_start: Option<u64>,
+    device: Geometry,
+) -> Result<u64, Rejected> {
     let refused = Rejected(Status::IoError);
     if request.operation.writes() && volume.read_only {
         return Err(refused);
@@ -23,11 +29,8 @@ pub fn check(request: &Request, volume: &VolumeObject, device: Geometry) -> Resu
     let block = u64::from(device.block_bytes);
     let (offset, length) = (request.offset_bytes, request.length_bytes);
     let end = offset.checked_add(length).ok_or(refused)?;
-    if length == 0
-        || end > volume.size_bytes
-        || !offset.is_multiple_of(block)
-        || !length.is_multiple_of(block)
-    {
+    let size_bytes = if request.intent_log { intent_log::BYTES } else { volume.size_bytes };
+    if length == 0 || end > size_bytes || !offset.is_multiple_of(block) || !length.is_multiple_of(block) {
         return Err(refused);
     }
     if request.operation.has_data() {
@@ -37,8 +40,13 @@ pub fn check(request: &Request, volume: &VolumeObject, device: Geometry) -> Resu
             return Err(refused);
         }
     }
-    let start = volume.start_bytes.checked_add(offset).ok_or(refused)?;
-    let device_end = volume.start_bytes.checked_add(end).ok_or(refused)?;
+    let start_bytes = match intent_log_start {
+        _ if !request.intent_log => volume.start_bytes,
+        Some(start_bytes) => start_bytes,
+        None => return Err(Rejected(Status::Unsupported)),
+    };
+    let start = start_bytes.checked_add(offset).ok_or(refused)?;
+    let device_end = start_bytes.checked_add(end).ok_or(refused)?;
     if device_end > device.size_bytes { Err(refused) } else { Ok(start) }
 }
 
@@ -77,6 +85,7 @@ mod tests {
             operation,
             force_unit_access: false,
             may_unmap: false,
+            intent_log: false,
             offset_bytes,
             length_bytes,
             data: LineOffset::new(line),
@@ -85,17 +94,20 @@ mod tests {
 
     #[test]
     fn the_edges_are_inside() {
-        assert_eq!(check(&request(Operation::Read, 0, 4096, 1024), &volume(), DEVICE), Ok(1 << 20));
+        assert_eq!(check(&request(Operation::Read, 0, 4096, 1024), &volume(), None, DEVICE), Ok(1 << 20));
         let last = request(Operation::Write, (1 << 20) - 4096, 4096, 2048 - 64);
-        assert_eq!(check(&last, &volume(), DEVICE), Ok((2 << 20) - 4096));
-        assert_eq!(check(&request(Operation::Flush, u64::MAX, u64::MAX, u64::MAX), &volume(), DEVICE), Ok(0));
+        assert_eq!(check(&last, &volume(), None, DEVICE), Ok((2 << 20) - 4096));
+        assert_eq!(
+            check(&request(Operation::Flush, u64::MAX, u64::MAX, u64::MAX), &volume(), None, DEVICE),
+            Ok(0)
+        );
     }
 
     #[test]
     fn the_instances_memory_is_as_good_as_its_data_area() {
         let ram_area = Some(Area::new(LineOffset::new(8192), LineCount::new(64)));
         let volume = VolumeObject { ram_area, ..volume() };
-        let at = |line| check(&request(Operation::Read, 0, 4096, line), &volume, DEVICE);
+        let at = |line| check(&request(Operation::Read, 0, 4096, line), &volume, None, DEVICE);
         assert_eq!((at(8192), at(1024)), (Ok(1 << 20), Ok(1 << 20)));
         for line in [8191, 8193, 4096, 2048] {
             assert!(at(line).is_err(), "{line}");
@@ -118,7 +130,21 @@ mod tests {
             (0, 512, u64::MAX),
         ] {
             let request = request(Operation::Read, offset, length, line);
-            assert!(check(&request, &volume(), DEVICE).is_err(), "{request:?}");
+            assert!(check(&request, &volume(), None, DEVICE).is_err(), "{request:?}");
+        }
+    }
+
+    #[test]
+    fn the_log_of_intents_is_another_place() {
+        let of = |operation, offset, length, log| {
+            let request = Request { intent_log: true, ..request(operation, offset, length, 1024) };
+            check(&request, &volume(), log, DEVICE)
+        };
+        assert_eq!(of(Operation::Write, 0, 4096, Some(262_144)), Ok(262_144));
+        assert_eq!(of(Operation::Read, 3584, 512, Some(262_144)), Ok(265_728));
+        assert_eq!(of(Operation::Read, 0, 4096, None), Err(Rejected(Status::Unsupported)));
+        for (offset, length) in [(4096, 512), (512, 4096), (0, 8192), (0, 100), (u64::MAX - 511, 512)] {
+            assert_eq!(of(Operation::Write, offset, length, Some(0)), Err(Rejected(Status::IoError)));
         }
     }
 
@@ -126,17 +152,17 @@ mod tests {
     fn a_read_only_volume_is_not_written() {
         let volume = VolumeObject { read_only: true, ..volume() };
         for operation in [Operation::Write, Operation::Discard, Operation::WriteZeroes] {
-            assert!(check(&request(operation, 0, 512, 1024), &volume, DEVICE).is_err());
+            assert!(check(&request(operation, 0, 512, 1024), &volume, None, DEVICE).is_err());
         }
-        assert!(check(&request(Operation::Read, 0, 512, 1024), &volume, DEVICE).is_ok());
+        assert!(check(&request(Operation::Read, 0, 512, 1024), &volume, None, DEVICE).is_ok());
     }
 
     proptest! {
         #[test]
-        fn whatever_is_accepted_stays_inside(offset: u64, length: u64, line: u64, start: u64, size: u64, write: bool) {
+        fn whatever_is_accepted_stays_inside(offset: u64, length: u64, line: u64, start: u64, size: u64, write: bool, log: bool) {
             let volume = VolumeObject { start_bytes: start, size_bytes: size, ..volume() };
             let operation = if write { Operation::Write } else { Operation::Read };
-            if let Ok(at) = check(&request(operation, offset, length, line), &volume, DEVICE) {
+            if let Ok(at) = check(&request(operation, offset, length, line), &volume, None, DEVICE) {
                 prop_assert!(u128::from(at) >= u128::from(start));
                 prop_assert!(u128::from(at) + u128::from(length) <= u128::from(start) + u128::from(size));
                 prop_assert!(at + length <= DEVICE.size_bytes);

@@ -167,7 +167,7 @@ impl<M: Memory> BackendTask<M> {
         let id = volume.object.channel;
         let Some(channel) = self.channels.get_mut(&id) else { return Attempt::Done };
         let device = &mut self.devices[volume.device];
-        let offset_bytes = match check(request, &volume.object, device.ssd.geometry()) {
+        let offset_bytes = match check(request, &volume.object, volume.intent_log, device.ssd.geometry()) {
             Ok(offset) => offset,
             Err(Rejected(status)) => {
                 volume.counters.refused();

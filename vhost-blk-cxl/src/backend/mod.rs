@@ -71,6 +71,7 @@ impl KnownDevice {
 
 struct KnownVolume {
     object: VolumeObject,
+    intent_log: Option<u64>,
     counters: Arc<Counters>,
 }
 
@@ -159,7 +160,14 @@ impl Backend {
     fn table(&mut self, object: &TableObject) -> Result<(), String> {
         self.tables.apply(object)?;
         self.wipe();
-        Ok(())
+        // One that became mirrored may have a log of intents now.
+        let tables = &self.tables;
+        let other = |known: &&KnownVolume| {
+            tables.intent_log(&known.object.ssd, known.object.volume) != known.intent_log
+        };
+        let changed: Vec<VolumeObject> =
+            self.volumes.values().filter(other).map(|known| known.object.clone()).collect();
+        changed.into_iter().try_for_each(|object| self.serve(object))
     }
 
     fn send(&self, message: Message) -> Result<(), String> {
@@ -182,6 +190,12 @@ impl Backend {
         if old.is_some_and(|known| known.object == object) {
             return Ok(());
         }
+        self.serve(object)
+    }
+
+    fn serve(&mut self, object: VolumeObject) -> Result<(), String> {
+        let lease = object.lease;
+        let old = self.volumes.get(&lease);
         let counters = old.map_or_else(Arc::default, |known| Arc::clone(&known.counters));
         let found = self.devices.iter().enumerate().find(|(_, device)| device.name == object.ssd);
         let Some((index, device)) = found else {
@@ -190,11 +204,12 @@ impl Backend {
         check(&object, device)?;
         let end_bytes = object.start_bytes + object.size_bytes;
         self.tables.check(&object.ssd, object.volume, object.start_bytes, end_bytes)?;
+        let intent_log = self.tables.intent_log(&object.ssd, object.volume);
         let (boxed, shared) = (Box::new(object.clone()), Arc::clone(&counters));
         self.worker
-            .call(|done| Message::Volume { object: boxed, device: index, counters: shared, done })
+            .call(|done| Message::Volume { object: boxed, device: index, intent_log, counters: shared, done })
             .map_err(|gone| gone.to_string())?;
-        self.volumes.insert(lease, KnownVolume { object, counters });
+        self.volumes.insert(lease, KnownVolume { object, intent_log, counters });
         Ok(())
     }
 }

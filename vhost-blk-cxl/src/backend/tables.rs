@@ -72,6 +72,11 @@ impl Tables {
         if known { Ok(()) } else { Err(format!("{id} is not in the table of volumes on ssd {device}")) }
     }
 
+    /// Where on the device the write-intent log of a volume begins, if it has one.
+    pub(super) fn intent_log(&self, device: &str, id: VolumeId) -> Option<u64> {
+        self.kept.get(device)?.label.intent_log(id)
+    }
+
     /// Keeps a table, and begins to wipe what is deleted in it and not in use.
     pub(super) fn apply(&mut self, object: &TableObject) -> Result<(), String> {
         let Some(kept) = self.kept.get_mut(&object.ssd) else {

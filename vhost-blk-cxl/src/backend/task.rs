@@ -41,7 +41,14 @@ pub(crate) enum Message {
     RemoveChannel(ChannelId),
     /// Serve this volume, on the device of this index; answered when its requests will be accepted: a frontend that
     /// is refused in its current generation waits for the controller.
-    Volume { object: Box<VolumeObject>, device: usize, counters: Arc<Counters>, done: Reply<()> },
+    Volume {
+        object: Box<VolumeObject>,
+        device: usize,
+        /// Where its write-intent log begins on the device, if it has one.
+        intent_log: Option<u64>,
+        counters: Arc<Counters>,
+        done: Reply<()>,
+    },
     /// Serve it no longer; answered when nothing of it is in flight.
     RemoveVolume(LeaseId, Reply<()>),
     /// Some time has passed: look for devices that keep a command for longer than they may.
@@ -187,12 +194,19 @@ impl<M: Memory> BackendTask<M> {
         self.channels.insert(channel.object.id, channel);
     }
 
-    fn volume(&mut self, object: VolumeObject, device: usize, counters: Arc<Counters>) {
+    fn volume(
+        &mut self,
+        object: VolumeObject,
+        device: usize,
+        intent_log: Option<u64>,
+        counters: Arc<Counters>,
+    ) {
         let lease = object.lease;
         let mut volume = match self.volumes.remove(&lease) {
             Some(mut same) if is_same_use(&same.object, &object) && same.device == device => {
                 same.throttle.set(object.qos);
                 same.object = object;
+                same.intent_log = intent_log;
                 same.counters = counters;
                 same
             }
@@ -200,7 +214,7 @@ impl<M: Memory> BackendTask<M> {
                 if let Some(old) = old {
                     self.refuse_held(old);
                 }
-                Volume::new(object, device, counters, self.commands.of_lease(lease))
+                Volume::new(object, device, intent_log, counters, self.commands.of_lease(lease))
             }
         };
         for channel in self.channels.values_mut() {
@@ -399,8 +413,8 @@ impl<M: Memory> Task for BackendTask<M> {
             }
             Message::Channel(object, opened) => self.channel(object, opened),
             Message::RemoveChannel(id) => drop(self.channels.remove(&id)),
-            Message::Volume { object, device, counters, done } => {
-                self.volume(*object, device, counters);
+            Message::Volume { object, device, intent_log, counters, done } => {
+                self.volume(*object, device, intent_log, counters);
                 self.name_areas();
                 done.send(());
             }

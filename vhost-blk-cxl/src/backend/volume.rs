@@ -13,6 +13,8 @@ use crate::message::Request;
 pub(super) struct Volume {
     pub(super) object: VolumeObject,
     pub(super) device: usize,
+    /// Where its write-intent log begins on the device, if it has one.
+    pub(super) intent_log: Option<u64>,
     pub(super) counters: Arc<Counters>,
     /// Requests of its earlier generation that the device still works on.
     pub(super) draining: usize,
@@ -26,11 +28,18 @@ pub(super) struct Volume {
 }
 
 impl Volume {
-    pub(super) fn new(object: VolumeObject, device: usize, counters: Arc<Counters>, draining: usize) -> Self {
+    pub(super) fn new(
+        object: VolumeObject,
+        device: usize,
+        intent_log: Option<u64>,
+        counters: Arc<Counters>,
+        draining: usize,
+    ) -> Self {
         let throttle = Throttle::new(object.qos);
         Self {
             object,
             device,
+            intent_log,
             counters,
             draining,
             held: VecDeque::new(),

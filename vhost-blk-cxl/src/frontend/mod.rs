@@ -79,8 +79,23 @@ pub struct Frontend {
     pool_file: Option<(u64, u64)>,
     /// Times that telemetry was asked for.
     ticks: u32,
+    pace: Pace,
+}
+
+/// What mirrored disks do by the clock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
     /// How long a replica may keep a request.
     replica_timeout: Option<Duration>,
+    /// How often marks are taken out of the log of intents. A part of a volume keeps its mark for so long at least after the
+    /// last write to it.
+    sweep_every: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { replica_timeout: None, sweep_every: Duration::from_secs(2) }
+    }
 }
 
 impl Frontend {
@@ -106,13 +121,19 @@ impl Frontend {
             malformed,
             pool_file,
             ticks: 0,
-            replica_timeout: None,
+            pace: Pace::default(),
         })
     }
 
     /// Goes on without replicas that keep a request for longer than this. Without a limit guests wait for them.
     pub fn set_replica_timeout(&mut self, timeout: Option<Duration>) {
-        self.replica_timeout = timeout;
+        self.pace.replica_timeout = timeout;
+    }
+
+    /// Of mirrored disks: takes marks out of the log of what is being written when nobody wrote there for so long. After the
+    /// death of a frontend what is marked is copied; each look costs a flush.
+    pub fn set_sweep_interval(&mut self, interval: Duration) {
+        self.pace.sweep_every = interval;
     }
 
     fn send(&self, message: Message) -> Result<(), String> {
@@ -251,7 +272,7 @@ impl Handler for Frontend {
         self.ticks = self.ticks.wrapping_add(1);
         if self.ticks.is_multiple_of(TICK_EVERY) && self.disks.values().any(OfferedDisk::is_mirrored) {
             // A worker that is gone was fenced, and the process is about to end.
-            let _ = self.send(Message::Tick { replica_timeout: self.replica_timeout });
+            let _ = self.send(Message::Tick(self.pace));
         }
         let leases = self.disks.iter().map(|(&lease, disk)| disk.counters.lease(lease)).collect();
         let resubmitted = self.disks.values().map(|disk| disk.counters.resubmitted.get()).sum();

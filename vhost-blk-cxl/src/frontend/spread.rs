@@ -1,12 +1,13 @@
 //! Disks whose volume lies in several places.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cxl_pool::Memory;
 use pod_protocol::endpoint::Reporter;
 use pod_protocol::ids::ChannelId;
 use pod_protocol::objects::DiskObject;
 
+use super::Pace;
 use super::disk::Disk;
 use super::mirrored::MirroredDisk;
 use super::striped::StripedDisk;
@@ -75,9 +76,9 @@ impl<M: Memory> SpreadDisk<M> {
         either!(self, it => it.is_stirred())
     }
 
-    pub(super) fn tick(&mut self, now: Instant, replica_timeout: Option<Duration>) {
+    pub(super) fn tick(&mut self, now: Instant, pace: Pace) {
         if let Self::Mirrored(disk) = self {
-            disk.tick(now, replica_timeout);
+            disk.tick(now, pace);
         }
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::SyncSender;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cxl_pool::{Area, Memory, regions};
 use pod_protocol::data_channel::DataChannel;
@@ -17,6 +17,7 @@ use pod_protocol::worker::{Progress, Reply, Sources, Task, Token};
 use tracing::{info, warn};
 use vhost_frontend::{GuestMemory, PoolRam, Ring, StopReason};
 
+use super::Pace;
 use super::disk::Disk;
 use super::exchange::{Channel, RECEIVE_BUDGET};
 use super::spread::SpreadDisk;
@@ -50,10 +51,7 @@ pub(crate) enum Message {
     /// The guest's memory changed.
     GuestMemory(LeaseId, GuestMemory, SyncSender<()>),
     /// Some time has passed.
-    Tick {
-        /// How long a replica may keep a request.
-        replica_timeout: Option<Duration>,
-    },
+    Tick(Pace),
     /// Flush an area that no disk uses.
     Scrub(Area, Reply<Result<(), String>>),
 }
@@ -219,9 +217,9 @@ impl<M: Memory> Task for FrontendTask<M> {
                 }
                 let _ = done.try_send(());
             }
-            Message::Tick { replica_timeout } => {
+            Message::Tick(pace) => {
                 let now = Instant::now();
-                self.spread.values_mut().for_each(|disk| disk.tick(now, replica_timeout));
+                self.spread.values_mut().for_each(|disk| disk.tick(now, pace));
             }
             Message::Scrub(area, reply) => reply.send(self.scrub(area)),
         }

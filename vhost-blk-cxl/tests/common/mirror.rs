@@ -15,14 +15,18 @@ use pod_protocol::reports::Report;
 use pod_protocol::run_directory::RunDirectory;
 use vhost_blk_cxl::backend::{Backend, OpenedSsd};
 use vhost_blk_cxl::frontend::Frontend;
+use vhost_blk_cxl::intent_log;
+use vhost_blk_cxl::ssd::{FileSsd, VolatileCacheOptions};
 
+use super::drives::Drives;
 use super::ram::{Control, RamSsd};
 use super::{Driver, PATIENCE, Pod, SLOTS, VOLUME_START, endpoint, eventually};
 
 /// Eight regions.
 pub const MIRROR_BYTES: u64 = 2 << 20;
 const DATA_BYTES: u64 = 8 << 20;
-const RINGS: u64 = 4096;
+/// Behind what a real pool begins with.
+pub(super) const RINGS: u64 = 32768;
 const RING_LINES: u64 = 200_000;
 
 /// Who has not answered in time is told again, as the controller has it.
@@ -58,13 +62,20 @@ impl Side {
         ChannelId::new(u32::from(self.host) * 8 + index as u32)
     }
 
-    pub(super) fn start(&self, pool: &SimulatedPool, run: &RunDirectory) -> Frontend {
+    pub(super) fn start(&self, pool: &SimulatedPool, drives: &Drives, run: &RunDirectory) -> Frontend {
         let bell =
             DoorbellListener::bind(&run.data_doorbell(endpoint(self.host, Role::BlkFrontend))).unwrap();
         let worker = Pod::<SimulatedMemory>::worker();
-        let memory = pool.host(HostId::new(self.host));
-        let reporter = Some(self.reporter.clone());
-        Frontend::start(memory, run.clone(), worker, Some(bell), reporter, None).unwrap()
+        let (bell, reporter) = (Some(bell), Some(self.reporter.clone()));
+        match drives {
+            Drives::Ram => {
+                let memory = pool.host(HostId::new(self.host));
+                Frontend::start(memory, run.clone(), worker, bell, reporter, None).unwrap()
+            }
+            Drives::Files { pool, .. } => {
+                Frontend::start(pool.hardware(), run.clone(), worker, bell, reporter, None).unwrap()
+            }
+        }
     }
 }
 
@@ -90,7 +101,10 @@ pub struct MirrorPod {
     pub present: Vec<bool>,
     /// The place that goes when another one has everything.
     pub replaced: Option<usize>,
-    directory: tempfile::TempDir,
+    /// SSDs carry tables of volumes, and with them logs of intents.
+    pub labelled: bool,
+    pub drives: Drives,
+    pub(super) directory: tempfile::TempDir,
 }
 
 impl MirrorPod {
@@ -148,6 +162,8 @@ impl MirrorPod {
             synced: 0,
             present: vec![true; count],
             replaced: None,
+            labelled: false,
+            drives: Drives::Ram,
             directory,
         }
     }
@@ -215,6 +231,9 @@ impl MirrorPod {
             obeyed(|| backend.remove(ObjectId::Volume(lease)));
         }
         self.controls[index].set_bytes(VOLUME_START, &vec![0xdd; MIRROR_BYTES as usize]);
+        if self.labelled {
+            self.put_on_drive(index, self.log_start(index), &[0; intent_log::LENGTH]);
+        }
     }
 
     /// The places that the volume has.
@@ -232,7 +251,7 @@ impl MirrorPod {
 
     pub fn start_frontend(&mut self) {
         self.frontend = None;
-        self.frontend = Some(self.side.start(&self.pool, &self.run));
+        self.frontend = Some(self.side.start(&self.pool, &self.drives, &self.run));
     }
 
     fn new_rings(&mut self, index: usize, incoming: bool) {
@@ -244,8 +263,13 @@ impl MirrorPod {
             [start, start + lines].map(|start| RingPlacement { start: LineOffset::new(start), slots: SLOTS });
         let at_backend = self.memory(index);
         let side = if incoming { &mut self.incoming.as_mut().unwrap().0 } else { &mut self.side };
-        rings[0].clear(&self.pool.host(HostId::new(side.host)));
-        rings[1].clear(&at_backend);
+        match &self.drives {
+            Drives::Ram => {
+                rings[0].clear(&self.pool.host(HostId::new(side.host)));
+                rings[1].clear(&at_backend);
+            }
+            Drives::Files { pool, .. } => rings.iter().for_each(|ring| ring.clear(&pool.hardware())),
+        }
         side.generations[index] += 1;
         side.rings.resize(self.controls.len(), rings);
         side.rings[index] = rings;
@@ -268,18 +292,27 @@ impl MirrorPod {
     pub fn start_backend(&mut self, index: usize) {
         let host = index as u16 + 2;
         let bell = DoorbellListener::bind(&self.run.data_doorbell(endpoint(host, Role::BlkBackend))).unwrap();
-        let memory = self.memory(index);
-        let ssd = RamSsd { memory: memory.clone(), control: Arc::clone(&self.controls[index]) };
-        let worker = Pod::<SimulatedMemory>::worker();
-        let mut backend = Backend::start(
-            memory,
-            self.run.clone(),
-            worker,
-            Some(bell),
-            vec![OpenedSsd::new("ssd0", Box::new(ssd))],
-            None,
-        )
-        .unwrap();
+        let (memory, path) = (self.memory(index), self.drive(index));
+        let (worker, run) = (Pod::<SimulatedMemory>::worker(), self.run.clone());
+        let mut backend = match &mut self.drives {
+            Drives::Ram => {
+                let ssd = RamSsd { memory: memory.clone(), control: Arc::clone(&self.controls[index]) };
+                let ssds = vec![OpenedSsd::new("ssd0", Box::new(ssd))];
+                Backend::start(memory, run, worker, Some(bell), ssds, None).unwrap()
+            }
+            Drives::Files { pool, seed, opened } => {
+                *opened += 1;
+                let cache = VolatileCacheOptions { seed: *seed << 8 | *opened, obeys_flush: true };
+                let bytes = VOLUME_START + MIRROR_BYTES;
+                let ssd = FileSsd::open_volatile("ssd0", &path, Some(bytes), pool, cache).unwrap();
+                let ssds = vec![OpenedSsd::new("ssd0", Box::new(ssd))];
+                Backend::start(pool.hardware(), run, worker, Some(bell), ssds, None).unwrap()
+            }
+        };
+        if self.labelled {
+            backend.keep_tables(vec![("ssd0".to_owned(), self.label(index))]);
+            backend.apply(Object::Table(self.table(index))).unwrap();
+        }
         obeyed(|| backend.scrub(RegionId::new(1), self.disk.data_area));
         self.new_rings(index, false);
         obeyed(|| backend.apply(Self::channel(&self.side, index, false)));
@@ -454,6 +487,12 @@ impl MirrorPod {
 
     /// Waits until all replicas are there, in sync, and hold the same.
     pub fn in_line(&mut self) {
+        self.until_in_line();
+        assert!(self.are_alike(), "the replicas hold different data");
+    }
+
+    /// The same, whatever they hold.
+    pub fn until_in_line(&mut self) {
         let began = std::time::Instant::now();
         loop {
             self.control();
@@ -463,11 +502,13 @@ impl MirrorPod {
             assert!(began.elapsed() < PATIENCE, "the replicas never came in line: {:?}", self.disk.replicas);
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        let bytes = |control: &Arc<Control>| control.bytes(VOLUME_START, MIRROR_BYTES as usize);
-        let first = bytes(&self.controls[0]);
-        for control in &self.controls[1..] {
-            assert!(bytes(control) == first, "the replicas hold different data");
-        }
+    }
+
+    /// Whether all replicas hold the same.
+    pub fn are_alike(&self) -> bool {
+        let bytes = |index: usize| self.on_drive(index, VOLUME_START, MIRROR_BYTES as usize);
+        let first = bytes(0);
+        (1..self.controls.len()).all(|index| bytes(index) == first)
     }
 
     /// Lets the controller work until something holds.

@@ -14,7 +14,7 @@ impl MirrorPod {
         assert!(self.incoming.is_none());
         let (host, place) = if self.side.host == 1 { (20, 1) } else { (1, 0) };
         let side = Side::new(host, place, self.controls.len());
-        let frontend = side.start(&self.pool, &self.run);
+        let frontend = side.start(&self.pool, &self.drives, &self.run);
         self.incoming = Some((side, frontend));
         for index in 0..self.controls.len() {
             self.connect_incoming(index);

@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, reason = "a test has no public interface")]
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by tests")]
 
+pub mod drives;
 pub mod history;
 pub mod mirror;
 pub mod mirror_move;

@@ -49,6 +49,7 @@ impl<M: Memory> MirroredDisk<M> {
     /// The ordinary disk that it is then.
     pub(crate) fn alone(mut self) -> Disk<M> {
         self.disk.counters.dirty_bytes.set(0);
+        self.intent.give_up(&mut self.disk.buffers);
         for spare in self.spares.drain(..) {
             self.disk.buffers.free(spare);
         }

@@ -107,6 +107,9 @@ impl<M: Memory> MirroredDisk<M> {
         match (work.purpose, work.request.operation) {
             (Purpose::Copy { .. }, _) => self.advance_copy(index, &work),
             (Purpose::Settle { target }, _) => self.advance_settle(index, target, &work),
+            (Purpose::LoadLog { buffer }, _) => self.advance_load(index, buffer, &work),
+            (Purpose::WriteLog { version, buffer }, _) => self.advance_log(index, version, buffer, &work),
+            (Purpose::Sweep, _) => self.advance_sweep(index, &work),
             (Purpose::Guest, Operation::Read) => self.advance_read(index, &work),
             (Purpose::Guest, _) => self.advance_write(index, &work),
         }
@@ -192,7 +195,7 @@ impl<M: Memory> MirroredDisk<M> {
         if request.operation.writes() {
             it.dirty.insert_range(regions_of(request));
         }
-        if matches!(it.resync, Resync::Probing | Resync::Copying | Resync::Flushing) {
+        if matches!(it.resync, Resync::Probing | Resync::Copying | Resync::Flushing | Resync::Joining(_)) {
             it.resync = Resync::Resting;
         }
     }

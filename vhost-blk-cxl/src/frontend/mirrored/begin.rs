@@ -13,13 +13,22 @@ impl<M: Memory> MirroredDisk<M> {
     /// Lets everything go on that may.
     pub(super) fn pump(&mut self) {
         self.recheck = false;
+        if self.intent.is_loading() {
+            if self.disk.object().failed {
+                self.refuse_waiting();
+            }
+            self.load_log();
+            return self.count_dirty();
+        }
         for _ in 0..self.waiting.len() {
             let Some(index) = self.waiting.pop_front() else { break };
             if !self.begin(index) {
                 self.waiting.push_back(index);
             }
         }
+        self.refused();
         self.resync();
+        self.write_log();
         self.count_dirty();
     }
 
@@ -44,6 +53,12 @@ impl<M: Memory> MirroredDisk<M> {
             Operation::Write | Operation::Discard | Operation::WriteZeroes => {
                 if self.meets_write(&work.request) || self.meets_copy(&work.request) {
                     return false;
+                }
+                if !self.is_marked(&work.request) {
+                    if self.cannot_mark() {
+                        self.finish(index, Status::IoError);
+                    }
+                    return self.cannot_mark();
                 }
                 for replica in 0..self.replicas.len() {
                     if self.replicas[replica].gets_writes() {

@@ -32,6 +32,7 @@ impl<M: Memory> MirroredDisk<M> {
     }
 
     fn grow(&mut self, size_bytes: u64) {
+        self.intent.grow(size_bytes);
         for (index, replica) in self.replicas.iter_mut().enumerate() {
             let before = replica.dirty.total();
             replica.dirty.grow(size_bytes);
@@ -170,7 +171,21 @@ impl<M: Memory> MirroredDisk<M> {
                     }
                 }
                 Purpose::Guest if leg.is_open() => self.detach_guest(number, index, &work),
-                Purpose::Copy { .. } | Purpose::Guest => {}
+                Purpose::LoadLog { buffer } if leg.is_open() => {
+                    let sent = self.orphan(number, index, &work);
+                    self.abort_load(number, index, buffer, sent);
+                }
+                Purpose::WriteLog { .. } | Purpose::Sweep if leg.is_open() => {
+                    self.orphan(number, index, &work);
+                    if let Some(work) = self.works.get_mut(number) {
+                        work.legs[index] = Leg::None;
+                    }
+                }
+                Purpose::Copy { .. }
+                | Purpose::Guest
+                | Purpose::LoadLog { .. }
+                | Purpose::WriteLog { .. }
+                | Purpose::Sweep => {}
             }
         }
         self.recheck = true;
@@ -236,6 +251,10 @@ impl<M: Memory> MirroredDisk<M> {
                 // if there is one.
                 (Purpose::Guest, Operation::Read) => self.detach_guest(number, index, &work),
                 (Purpose::Copy { .. }, _) => self.abort_copy(number, index, &work),
+                (Purpose::LoadLog { buffer }, _) => {
+                    let sent = self.orphan(number, index, &work);
+                    self.abort_load(number, index, buffer, sent);
+                }
                 _ => {
                     self.replicas[index].sent -= 1;
                     again.push(number);
@@ -273,6 +292,8 @@ impl<M: Memory> MirroredDisk<M> {
         if self.spares.len() + 1 < self.replicas.len() {
             self.spares.extend(spare(&mut self.disk));
         }
+        self.intent.replenish(&mut self.disk.buffers);
+        self.ask_for_log_again(index);
         self.disk.unblock();
         self.recheck = true;
     }

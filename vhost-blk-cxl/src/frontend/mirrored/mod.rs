@@ -11,12 +11,13 @@
 //! - Writes that meet, and reads that meet a write, are carried out one after the other: replicas would order them
 //!   differently, and two reads could see a write come and go.
 //!
-//! How replicas are brought in line is in the `resync` module.
+//! How replicas are brought in line is in the `resync` module, and what is remembered of writes that were under way in `intent`.
 
 mod alone;
 mod answers;
 mod begin;
 mod hanging;
+mod intent;
 mod membership;
 mod regions;
 mod replica;
@@ -24,7 +25,7 @@ mod resync;
 mod work;
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cxl_pool::Memory;
 use pod_protocol::endpoint::Reporter;
@@ -34,9 +35,11 @@ use pod_protocol::reports::Report;
 use vhost_frontend::Buffer;
 
 use self::hanging::LastLook;
+use self::intent::Intent;
 use self::replica::{Replica, Resync};
 pub(super) use self::work::REPLICAS_MAX;
 use self::work::{Leg, Works};
+use super::Pace;
 use super::device::REQUEST_BYTES_MAX;
 use super::disk::{Disk, REQUESTS_MAX};
 use super::guest_side::GuestSide;
@@ -44,8 +47,8 @@ use crate::message::{Holder, Request, Words};
 
 /// Regions that are copied at a time.
 const COPIES_MAX: u16 = 2;
-/// Requests of our own: copies, and one flush for each replica.
-const OWN_MAX: u16 = COPIES_MAX + 4;
+/// Requests of our own: copies, one flush for each replica, and those for the log of intents.
+const OWN_MAX: u16 = COPIES_MAX + 4 + 3;
 const _: () = assert!(REPLICAS_MAX <= 4, "each replica needs room for its flush");
 
 /// A mirrored disk. All of it belongs to the worker.
@@ -77,6 +80,7 @@ pub(crate) struct MirroredDisk<M: Memory> {
     /// Its losses are of what no other replica had.
     guest: GuestSide,
     last_look: LastLook,
+    intent: Intent,
 }
 
 impl<M: Memory> MirroredDisk<M> {
@@ -91,6 +95,7 @@ impl<M: Memory> MirroredDisk<M> {
         let source = replicas.iter().position(|replica| replica.in_sync).unwrap_or(0);
         let epoch = object.epoch;
         let mut spares = Vec::new();
+        let intent = Intent::new(object.size_bytes, object.read_only, &mut disk.buffers);
         for _ in 1..replicas.len() {
             spares.extend(spare(&mut disk));
         }
@@ -111,8 +116,10 @@ impl<M: Memory> MirroredDisk<M> {
             spares,
             guest: GuestSide::new(),
             last_look: LastLook::default(),
+            intent,
         };
-        // Nothing is known of what a predecessor was writing when it ended: what replicas hold may differ there.
+        // Until the log is read, nothing is known of what a predecessor was writing when it ended: what replicas hold may differ
+        // there.
         for index in 0..mirrored.replicas.len() {
             if index != source {
                 mirrored.replicas[index].dirty.insert_all();
@@ -183,10 +190,11 @@ impl<M: Memory> MirroredDisk<M> {
     }
 
     /// Says again what the controller may have missed, and tries again what failed.
-    pub(crate) fn tick(&mut self, now: Instant, replica_timeout: Option<Duration>) {
-        if let Some(timeout) = replica_timeout {
+    pub(crate) fn tick(&mut self, now: Instant, pace: Pace) {
+        if let Some(timeout) = pace.replica_timeout {
             self.drop_hanging(now, timeout);
         }
+        self.sweep(now, pace.sweep_every);
         for index in 0..self.replicas.len() {
             let replica = &mut self.replicas[index];
             if replica.resync == Resync::Resting {

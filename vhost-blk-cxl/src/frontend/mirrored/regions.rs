@@ -131,6 +131,9 @@ impl Regions {
 
 /// The regions that a request touches.
 pub(super) fn regions_of(request: &Request) -> std::ops::Range<u64> {
+    if request.intent_log {
+        return 0..0;
+    }
     let end = request.offset_bytes.saturating_add(request.length_bytes);
     request.offset_bytes / REGION_BYTES..end.div_ceil(REGION_BYTES)
 }

@@ -24,6 +24,8 @@ pub(super) enum Resync {
     Copying,
     /// It has everything, and is bringing it to its medium.
     Flushing,
+    /// It has everything, and gets the log of intents in this content or a later one.
+    Joining(u64),
     /// It is like the others, and the controller was told so in this epoch. No write ends without it from here on.
     Told(u64),
 }
@@ -63,6 +65,10 @@ pub(super) struct Replica {
     pub(super) dirty: Regions,
     pub(super) unflushed: Unflushed,
     pub(super) resync: Resync,
+    /// Its SSD has a place for the log of intents, as far as is known.
+    pub(super) keeps_log: bool,
+    /// The last content of the log that it has.
+    pub(super) log_version: u64,
     /// It missed a write, and why. The controller has yet to confirm that nobody counts on it any more.
     pub(super) failing: Option<String>,
     /// The request that it has had for the longest time.
@@ -95,6 +101,8 @@ impl Replica {
             dirty: Regions::none_of(size_bytes),
             unflushed: Unflushed::default(),
             resync: Resync::Idle,
+            keeps_log: true,
+            log_version: 0,
             failing: None,
             oldest: None,
         }
@@ -107,7 +115,8 @@ impl Replica {
 
     /// Whether it gets what changes the medium.
     pub(super) fn gets_writes(&self) -> bool {
-        self.failing.is_none() && (self.counts() || matches!(self.resync, Resync::Copying | Resync::Flushing))
+        let joins = matches!(self.resync, Resync::Copying | Resync::Flushing | Resync::Joining(_));
+        self.failing.is_none() && (self.counts() || joins)
     }
 
     /// Whether reads may go to it: it is known to the controller as good, and answers.

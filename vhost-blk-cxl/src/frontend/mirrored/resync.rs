@@ -86,7 +86,6 @@ impl<M: Memory> MirroredDisk<M> {
         }
         self.works.remove(index);
         self.recheck = true;
-        let epoch = self.epoch;
         let replica = &mut self.replicas[target];
         let lost = work.legs[target] != Leg::Done;
         match replica.resync {
@@ -95,17 +94,15 @@ impl<M: Memory> MirroredDisk<M> {
                 replica.resync = Resync::Copying;
             }
             Resync::Flushing if !lost && replica.dirty.is_empty() => {
-                info!(lease = %self.disk.object().lease, ssd = replica.ssd, "the replica is in line again");
-                replica.resync = Resync::Told(epoch);
-                self.report(target);
+                self.join(target);
             }
             Resync::Flushing if !lost => replica.resync = Resync::Copying,
             Resync::Probing | Resync::Flushing => replica.resync = Resync::Resting,
-            Resync::Idle | Resync::Resting | Resync::Copying | Resync::Told(_) => {}
+            Resync::Idle | Resync::Resting | Resync::Copying | Resync::Joining(_) | Resync::Told(_) => {}
         }
     }
 
-    fn own_request(
+    pub(super) fn own_request(
         &self,
         operation: Operation,
         offset_bytes: u64,
@@ -118,6 +115,7 @@ impl<M: Memory> MirroredDisk<M> {
             operation,
             force_unit_access: false,
             may_unmap: false,
+            intent_log: false,
             offset_bytes,
             length_bytes,
             data: buffer.map_or(cxl_pool::LineOffset::new(0), |buffer| line_of(buffer.start())),

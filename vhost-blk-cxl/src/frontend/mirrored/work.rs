@@ -16,6 +16,12 @@ pub(super) enum Purpose {
     Guest,
     /// Bringing a region of a replica in line with the source.
     Copy { target: usize, region: u64, stage: Stage, buffer: Buffer },
+    /// Reading the log of intents that a predecessor left.
+    LoadLog { buffer: Buffer },
+    /// Writing the log of intents.
+    WriteLog { version: u64, buffer: Buffer },
+    /// A flush of all, after which marks in the log are not needed any more.
+    Sweep,
     /// A flush that tells whether a replica still has what it had (before), or has what it got (after).
     Settle { target: usize },
 }
