@@ -147,10 +147,12 @@ fn a_replica_that_cannot_be_marked_is_dropped_and_the_last_one_fails() {
     pod.until(|pod| pod.dropped == 1);
     assert_eq!(driver.answer(0, 0, head), (OK, 1));
     assert!(pod.disk.replicas[0].in_sync && !pod.disk.replicas[1].in_sync);
-    pod.controls[0].fail(true);
-    assert_eq!(driver.write_sectors(REGION_SECTORS, &pattern(2, 4096)), IOERR);
-    pod.controls[0].fail(false);
-    assert_eq!(driver.write_sectors(REGION_SECTORS, &pattern(3, 4096)), OK);
+    for region in 1..MIRROR_BYTES / REGION_BYTES {
+        pod.controls[0].fail(true);
+        assert_eq!(driver.write_sectors(region * REGION_SECTORS, &pattern(2, 4096)), IOERR);
+        pod.controls[0].fail(false);
+        assert_eq!(driver.write_sectors(region * REGION_SECTORS, &pattern(3, 4096)), OK);
+    }
     pod.controls[1].fail(false);
     pod.in_line();
     assert_eq!(driver.read_sectors(REGION_SECTORS, 4096), pattern(3, 4096));

@@ -54,11 +54,12 @@ impl<M: Memory> MirroredDisk<M> {
                 if self.meets_write(&work.request) || self.meets_copy(&work.request) {
                     return false;
                 }
+                if self.cannot_mark(&work) {
+                    self.finish(index, Status::IoError);
+                    return true;
+                }
                 if !self.is_marked(&work.request) {
-                    if self.cannot_mark() {
-                        self.finish(index, Status::IoError);
-                    }
-                    return self.cannot_mark();
+                    return false;
                 }
                 for replica in 0..self.replicas.len() {
                     if self.replicas[replica].gets_writes() {

@@ -58,8 +58,8 @@ pub(super) struct Intent {
     sweeping: bool,
     candidates: Units,
     swept: Option<Instant>,
-    /// The last replica cannot take the log: what has yet to be marked fails.
-    refuses: bool,
+    /// The last replica did not take the log: requests before this one that are not marked fail.
+    refuses: Option<u64>,
     buffers: Vec<Buffer>,
 }
 
@@ -77,7 +77,7 @@ impl Intent {
             sweeping: false,
             candidates: Units::none(),
             swept: None,
-            refuses: false,
+            refuses: None,
             buffers: Vec::with_capacity(BUFFERS),
         };
         intent.replenish(area);
@@ -141,9 +141,12 @@ impl<M: Memory> MirroredDisk<M> {
         marked
     }
 
-    /// Whether what is not marked fails.
-    pub(super) fn cannot_mark(&self) -> bool {
-        self.intent.refuses
+    /// Whether a request waited for a mark that could not be made.
+    pub(super) fn cannot_mark(&self, work: &Work) -> bool {
+        let Request { offset_bytes, length_bytes, .. } = work.request;
+        let durable = |unit: u64| self.intent.durable.contains(unit);
+        self.intent.refuses.is_some_and(|before| work.sequence < before)
+            && !self.intent.log.units(offset_bytes, length_bytes).all(durable)
     }
 
     fn log_request(&self, operation: Operation, buffer: Buffer) -> Request {
@@ -301,7 +304,7 @@ impl<M: Memory> MirroredDisk<M> {
                     if !others {
                         warn!(lease = %self.disk.object().lease, ssd = self.replicas[replica].ssd,
                             "it cannot be noted what is about to be written");
-                        self.intent.refuses = true;
+                        self.intent.refuses = Some(work.sequence);
                     }
                 }
                 Leg::Failed(_) => self.stumble(replica, &work.request),
@@ -440,7 +443,7 @@ impl<M: Memory> MirroredDisk<M> {
 
     /// What could not be marked has failed. It is tried again for the next request.
     pub(super) fn refused(&mut self) {
-        self.intent.refuses = false;
+        self.intent.refuses = None;
     }
 }
 
