@@ -248,7 +248,9 @@ mod tests {
         let mut log = IntentLog::of_unknown(size_bytes, vec![0, 3]);
         let units = log.units(0, size_bytes).end;
         log.marked.clear();
-        marks.iter().for_each(|mark| log.marked.insert(mark % units));
+        for mark in marks {
+            log.marked.insert(mark % units);
+        }
         log
     }
 

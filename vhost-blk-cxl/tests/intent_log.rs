@@ -333,7 +333,9 @@ fn power_failures(seed: u64, forgets: bool) -> Result<(), String> {
         if driver.request(T_FLUSH, 0, 0).0 != OK {
             return Err("a flush failed".to_owned());
         }
-        kept.iter_mut().for_each(|place| place.0 = place.1);
+        for place in &mut kept {
+            place.0 = place.1;
+        }
         for _ in 0..20 + below(40) {
             let place = below(places.len() as u64) as usize;
             version += 1;
@@ -345,7 +347,9 @@ fn power_failures(seed: u64, forgets: bool) -> Result<(), String> {
                 if driver.request(T_FLUSH, 0, 0).0 != OK {
                     return Err("a flush failed".to_owned());
                 }
-                kept.iter_mut().for_each(|place| place.0 = place.1);
+                for place in &mut kept {
+                    place.0 = place.1;
+                }
             }
         }
         // Some are under way when it happens.

@@ -7,11 +7,10 @@ use std::sync::mpsc::SyncSender;
 
 use cxl_pool::Memory;
 use pod_protocol::objects::DiskObject;
-use vhost_frontend::{BufferArea, ChainLimits, GuestMemory, PoolMap, PoolRam, Ring, StopReason};
+use vhost_frontend::{BufferArea, GuestMemory, PoolMap, PoolRam, Ring, StopReason};
 
-use super::device::REQUEST_BYTES_MAX;
 use super::flushed::Flushed;
-use super::parse::{HEADER_BYTES, Shape};
+use super::parse::Shape;
 use super::slots::{Place, Slots, State};
 use super::unflushed::Unflushed;
 use crate::counters::Counters;
@@ -111,11 +110,7 @@ impl<M: Memory> Disk<M> {
     }
 
     pub(crate) fn start_ring(&mut self, mut ring: Ring) {
-        // Header and status on top of the data.
-        ring.set_limits(ChainLimits {
-            bytes: REQUEST_BYTES_MAX + HEADER_BYTES + 1,
-            ..ChainLimits::default()
-        });
+        // A chain may be longer than any request that was offered, which is refused then: its status has a place too.
         ring.disable_notifications();
         self.find_in_pool(ring.memory());
         let index = usize::from(ring.index());

@@ -427,7 +427,8 @@ mod tests {
             let mut found = Label::open(&path).unwrap();
             prop_assert!(*found.table() == old || *found.table() == table(*last));
             found.write(&table(99)).unwrap();
-            prop_assert_eq!(*Label::inspect(&path).unwrap().table(), table(99));
+            let found = Label::inspect(&path).unwrap();
+            prop_assert_eq!(found.table(), &table(99));
         }
     }
 }

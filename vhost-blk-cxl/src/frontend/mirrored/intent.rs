@@ -37,7 +37,6 @@ enum State {
 
 /// What is known of the log.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "they come and go independently of each other")]
 pub(super) struct Intent {
     state: State,
     /// What the next content says.

@@ -1,0 +1,108 @@
+//! As many queues as there may be, and segments from one byte to megabytes.
+
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use common::ram::{Control, RamSsd};
+use common::*;
+use cxl_pool::simulated::SimulatedPool;
+use cxl_pool::{CreateOptions, HostId, LineOffset, Pool};
+use vhost_frontend::mock::Piece;
+
+const POOL_BYTES: u64 = 32 << 20;
+const QUEUES: u16 = 16;
+/// What a guest that keeps to the limits in the configuration space sends at most.
+const REQUEST_BYTES_MAX: u32 = 126 * (32 << 10);
+
+#[test]
+fn sixteen_queues_get_their_own_answers() {
+    const EACH: u64 = PLACES / QUEUES as u64;
+    let pool = SimulatedPool::new(31, POOL_BYTES);
+    let host = |id| pool.host(HostId::new(id));
+    let mut pod = common::Pod::new(host(1), host(2), LineOffset::new(4096));
+    pod.disk.queues = QUEUES;
+    let control = Control::new();
+    pod.start(Box::new(RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) }));
+    control.finish_backwards();
+    let mut driver = Driver::connected(&pod);
+    let config = driver.guest.config(60);
+    assert_eq!(u16::from_le_bytes([config[34], config[35]]), QUEUES);
+    for round in 0..3 {
+        for kind in [T_OUT, T_IN] {
+            let mut heads = vec![BTreeSet::new(); QUEUES.into()];
+            for place in 0..PLACES {
+                let data = driver.place(place).data;
+                let content =
+                    if kind == T_OUT { pattern(round << 8 | place, 2048) } else { vec![0x55; 2048] };
+                driver.write(data, &content);
+                let queue = (place / EACH) as usize;
+                assert!(heads[queue].insert(driver.offer(queue, place, kind, place * 4, 2048)));
+            }
+            for (queue, heads) in heads.iter_mut().enumerate() {
+                for _ in 0..EACH {
+                    let used = driver.guest.wait_used(queue, PATIENCE).expect("an answer");
+                    assert!(heads.remove(&used.head), "it is of another queue");
+                }
+            }
+            for place in 0..PLACES {
+                assert_eq!(driver.status(place), OK);
+                assert_eq!(driver.read(driver.place(place).data, 2048), pattern(round << 8 | place, 2048));
+            }
+        }
+    }
+}
+
+#[test]
+fn segments_have_any_length_from_one_byte_to_the_whole_request() {
+    // Over a real pool: simulating megabytes takes minutes.
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let options = CreateOptions { size_bytes: Some(POOL_BYTES), ..CreateOptions::default() };
+    let pool = Pool::create(&directory.path().join("pool"), &options).unwrap();
+    let mut pod = common::Pod::new(pool.software(), pool.software(), pool.layout().data().start);
+    let control = Control::new();
+    pod.start(Box::new(RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) }));
+    let mut driver = Driver::connected(&pod);
+    let piece = |address, bytes, writable| Piece { address, bytes, writable };
+    let place = driver.place(0);
+    // Lengths of the data's segments: the last one is as long as the rest.
+    let one_by_one: Vec<u32> = vec![1; 120];
+    let odd: Vec<u32> = (0..110).map(|index| 1 + index * 337).collect();
+    for (segments, bytes) in [
+        (&[][..], REQUEST_BYTES_MAX),
+        (&[1], REQUEST_BYTES_MAX),
+        (&[3 << 20, 513], REQUEST_BYTES_MAX),
+        (&one_by_one[..], 512),
+        (&one_by_one[..], REQUEST_BYTES_MAX),
+        (&odd[..], REQUEST_BYTES_MAX),
+    ] {
+        let data = pattern(u64::from(bytes) + segments.len() as u64, bytes as usize);
+        for kind in [T_OUT, T_IN] {
+            let writable = kind == T_IN;
+            let mut pieces = vec![piece(place.header, 16, false)];
+            let mut at = place.data;
+            let rest = bytes - segments.iter().sum::<u32>();
+            for &length in segments.iter().chain(&[rest]) {
+                pieces.push(piece(at, length, writable));
+                at += u64::from(length);
+            }
+            pieces.push(piece(place.status, 1, true));
+            driver.write_header(place, kind, 3);
+            driver.write(place.data, &if writable { vec![0x55; bytes as usize] } else { data.clone() });
+            let head = driver.guest.offer(0, &pieces, None);
+            let written = if writable { bytes + 1 } else { 1 };
+            assert_eq!(driver.answer(0, 0, head), (OK, written), "{} segments", segments.len() + 1);
+            assert!(driver.read(place.data, bytes as usize) == data, "{} segments", segments.len() + 1);
+        }
+        assert!(control.bytes(VOLUME_START + 3 * SECTOR, bytes as usize) == data);
+    }
+    // More than was offered is refused, and the queue goes on.
+    driver.write_header(place, T_IN, 0);
+    let pieces = Driver::pieces(place, T_IN, REQUEST_BYTES_MAX + 512);
+    let head = driver.guest.offer(0, &pieces, None);
+    assert_eq!(driver.answer(0, 0, head).0, IOERR);
+    assert_eq!(driver.read_sectors(3, 512).len(), 512);
+}
