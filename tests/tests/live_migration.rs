@@ -2,23 +2,19 @@
 //! nothing that it does fails, and nothing of what it wrote is wrong.
 
 use std::fs::File;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
-use pod_controller::api::{
-    ChangeVolume, CreateInstance, CreateVolume, Instance, NicRequest, ReplicaState, Stripes,
-};
+use pod_controller::api::{CreateInstance, CreateVolume, Instance, NicRequest, ReplicaState};
 use vmm::MigrationSpeed;
 use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
 use wadi_tests::probe::Probe;
 use wadi_tests::stage::{VOLUME_BYTES, rounds};
 
 const DEADLINE: Duration = Duration::from_mins(1);
-/// Of the pod with two SSDs.
-const IMAGES: [&str; 2] = ["h2-ssd0.img", "h3-ssd1.img"];
 const SHAPE: VmShape = VmShape { memory_mib: 256, cpus: 2 };
 
 /// Two hosts for VMs, neither of which owns the devices in use.
@@ -32,7 +28,7 @@ fn pod() -> Pod {
 }
 
 /// The same with an SSD beside the VM too.
-fn pod_of_two_ssds() -> Pod {
+fn pod_of_mirrors() -> Pod {
     PodBuilder::new()
         .host(HostPlan::new("h1").vms())
         .host(HostPlan::new("h2").nic("nic0").ssd("ssd0", "2G"))
@@ -66,7 +62,7 @@ fn compare_replicas(pod: &Pod) {
         assert!(began.elapsed() < DEADLINE, "{} bytes are never compared", dirty());
         thread::sleep(Duration::from_millis(50));
     }
-    let places = IMAGES.map(|image| {
+    let places = ["h2-ssd0.img", "h3-ssd1.img"].map(|image| {
         let path = pod.directory().join(image);
         let table = Command::new(pod.binary("vhost-blk-cxl")).args(["volumes", "--json"]).arg(&path).output();
         let table: serde_json::Value = serde_json::from_slice(&table.unwrap().stdout).unwrap();
@@ -192,7 +188,7 @@ fn a_guest_moves_to_another_host_and_notices_nothing() {
 #[test]
 fn a_guest_with_a_mirrored_volume_moves_while_a_replica_dies_and_returns() {
     let guest = Guest::ensure(&mut Silent).unwrap();
-    let mut pod = pod_of_two_ssds();
+    let mut pod = pod_of_mirrors();
     let (name, size) = ("vol0".to_owned(), "64M".parse().unwrap());
     pod.api()
         .create_volume(&CreateVolume {
@@ -231,79 +227,4 @@ fn a_guest_with_a_mirrored_volume_moves_while_a_replica_dies_and_returns() {
     finish_work(&vm);
     vm.exec("sync").unwrap();
     compare_replicas(&pod);
-}
-
-/// What the files behind both SSDs take up.
-fn allocated_bytes(pod: &Pod) -> u64 {
-    let of = |image: &str| std::fs::metadata(pod.directory().join(image)).unwrap().blocks() * 512;
-    IMAGES.map(of).iter().sum()
-}
-
-#[test]
-fn a_guest_with_a_striped_volume_that_grows_moves_and_keeps_its_settings() {
-    let guest = Guest::ensure(&mut Silent).unwrap();
-    let pod = pod_of_two_ssds();
-    let stripes = Stripes { columns: 2, size: "64K".parse().unwrap() };
-    let volume = CreateVolume {
-        name: "vol0".to_owned(),
-        size: "128M".parse().unwrap(),
-        device: None,
-        replicas: 1,
-        stripes: Some(stripes),
-        minimum_iops: None,
-    };
-    pod.api().create_volume(&volume).unwrap();
-    let instance = pod
-        .create_instance_as(&CreateInstance {
-            name: "vm1".to_owned(),
-            host: "h1".to_owned(),
-            nics: vec![NicRequest::default()],
-            volumes: vec!["vol0".to_owned()],
-            instance_type: None,
-            vmm_listens: false,
-        })
-        .unwrap();
-    let mut vm = pod.boot(&instance, &guest, SHAPE).unwrap();
-    // As many queues as it has processors for.
-    assert_eq!(vm.exec("ls /sys/block/vda/mq | wc -l").unwrap().trim(), "2");
-    // What it discards takes no room any more.
-    vm.exec_within("dd if=/dev/urandom of=/dev/vda bs=1M count=16 seek=64 conv=fsync 2>/dev/null", DEADLINE)
-        .unwrap();
-    let before = allocated_bytes(&pod);
-    vm.exec(
-        "fio --name=t --filename=/dev/vda --rw=trim --bs=1m --size=8m --offset=64m --direct=1 --ioengine=sync",
-    )
-    .unwrap();
-    let after = allocated_bytes(&pod);
-    assert!(after + (8 << 20) <= before, "{before} bytes before, {after} after");
-    let most: u64 =
-        vm.exec("cat /sys/block/vda/queue/write_zeroes_max_bytes").unwrap().trim().parse().unwrap();
-    assert!(most > 0);
-    // It may want every write on the medium at once, and that moves along.
-    vm.exec("echo 'write through' > /sys/block/vda/cache_type").unwrap();
-    start_work(&vm);
-    vm = move_to(&pod, &guest, vm, "h3");
-    // It hears of a larger disk where it is now.
-    let size = Some("192M".parse().unwrap());
-    pod.api().change_volume("vol0", &ChangeVolume { size, qos: None }).unwrap();
-    let began = Instant::now();
-    while vm.exec("cat /sys/block/vda/size").unwrap().trim() != "393216" {
-        assert!(began.elapsed() < DEADLINE, "the guest never heard of its larger disk");
-        thread::sleep(Duration::from_millis(50));
-    }
-    let sums = vm
-        .exec_within(
-            "head -c 1048576 /dev/urandom > /tmp/d && dd if=/tmp/d of=/dev/vda bs=1M seek=191 conv=fsync 2>/dev/null && \
-             md5sum < /tmp/d",
-            DEADLINE,
-        )
-        .unwrap();
-    vm = move_to(&pod, &guest, vm, "h1");
-    finish_work(&vm);
-    assert_eq!(vm.exec("cat /sys/block/vda/cache_type").unwrap().trim(), "write through");
-    let read = vm.exec_within(
-        "echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/vda bs=1M skip=191 count=1 2>/dev/null | md5sum",
-        DEADLINE,
-    );
-    assert_eq!(read.unwrap(), sums);
 }
