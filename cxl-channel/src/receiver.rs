@@ -367,9 +367,12 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
     #[inline]
     fn prefetch(&mut self) {
         let line = self.received / Self::SLOTS_PER_LINE;
+        if !self.policy.adapts() && line < self.prefetched {
+            // The steps of the paper's figure ask for so many lines at a time: the next ones once these are used up.
+            return;
+        }
         let until = line + self.ahead.min(self.lines - 1);
-        // The steps of the paper's figure ask for all lines ahead each time a poll finds something.
-        self.prefetched = if self.policy.adapts() { self.prefetched.max(line) } else { line };
+        self.prefetched = self.prefetched.max(line);
         while self.prefetched < until {
             self.memory.prefetch(self.line(self.prefetched));
             self.prefetched += 1;

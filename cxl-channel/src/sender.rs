@@ -48,6 +48,8 @@ pub struct Sender<M: Memory, const WORDS: usize> {
     consumed: u64,
     ready: bool,
     wakeups: bool,
+    /// Whether it waits for what was published half full: for speed only.
+    waits: bool,
     /// How often something was published since a full fence; the limit if the next message goes into a line that was
     /// published before it was full. Not counted on coherent memory.
     under_way: u32,
@@ -97,6 +99,7 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
             consumed: 0,
             ready: false,
             wakeups: true,
+            waits: true,
             under_way: 0,
             answered: 0,
         }
@@ -106,6 +109,12 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
     /// non-coherent memory a fetch too. To be switched off where receivers never wait for a doorbell.
     pub fn set_wakeups(&mut self, wakeups: bool) {
         self.wakeups = wakeups;
+    }
+
+    /// Whether [`free`](Self::free) waits for what was published half full. Only the paper's sender does not, which the
+    /// benchmarks compare this one with.
+    pub fn set_waits(&mut self, waits: bool) {
+        self.waits = waits;
     }
 
     /// The channel's generation.
@@ -132,7 +141,7 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
     /// until they have been written back, and what comes up meanwhile can go with the rest.
     #[inline]
     pub fn free(&mut self) -> u32 {
-        if !M::COHERENT && self.under_way >= UNDER_WAY_LIMIT {
+        if !M::COHERENT && self.waits && self.under_way >= UNDER_WAY_LIMIT {
             // For speed only. Otherwise stores queue up behind write-backs of the same line, or behind fetches of lines that
             // the receiver flushed, and messages wait there that could have gone together.
             self.memory.full_fence();

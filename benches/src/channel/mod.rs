@@ -53,6 +53,11 @@ impl Default for Options {
     }
 }
 
+/// At full speed everything takes turns so often in a round, each time for a part of the time: from one run to the next, the same
+/// ring may be a third faster or slower, so it takes many to tell two of them apart.
+const FULL_SPEED_RUNS: u32 = 6;
+const FULL_SPEED_SHORTER: u32 = 3;
+
 /// What was measured, and under which conditions.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
@@ -76,10 +81,12 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     one_core::print(&mut bench)?;
     let lone = lone::measure(&mut bench, options.rounds)?;
     let rates: Vec<Option<f64>> = [None].into_iter().chain(options.rates.iter().copied().map(Some)).collect();
-    let total = options.rounds as usize * rates.len() * 2 * Variant::ALL.len();
+    let runs_of = |rate_m: &Option<f64>| if rate_m.is_none() { FULL_SPEED_RUNS } else { 1 };
+    let runs: u32 = rates.iter().map(runs_of).sum();
+    let total = (options.rounds * runs) as usize * 2 * Variant::ALL.len();
     let mut samples = Vec::with_capacity(total);
     for _ in 0..options.rounds {
-        for rate_m in &rates {
+        for rate_m in rates.iter().flat_map(|rate_m| (0..runs_of(rate_m)).map(move |_| rate_m)) {
             for words in [2, 8] {
                 for variant in Variant::ALL {
                     show_progress(samples.len(), total);
@@ -100,7 +107,8 @@ fn sample(
     words: usize,
     rate_m: Option<f64>,
 ) -> Result<Sample> {
-    let duration = Duration::from_millis(options.run_ms);
+    let shorter = if rate_m.is_none() { FULL_SPEED_SHORTER } else { 1 };
+    let duration = Duration::from_millis(options.run_ms) / shorter;
     let traffic = Traffic { rate: rate_m.map(|rate| rate * 1e6), duration };
     let before_ns = cores.line_transfer_ns()?;
     let measured = match words {

@@ -79,6 +79,7 @@ pub(crate) fn run(link: &Link, traffic: Traffic) -> Result<Found> {
         let sender = scope.spawn(|| {
             let mut sender = Sender::begin(sending.clone(), placement, generation);
             sender.set_wakeups(false);
+            sender.set_waits(traffic.policy == ReceivePolicy::Adaptive);
             while !sender.ready() {}
             send(&sending, link, &mut sender, &traffic, total);
             sending.finish();
