@@ -44,6 +44,7 @@ pub enum NullMode {
 /// One `[[nic]]` table.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a key of the file")]
 pub struct NicConfig {
     /// The NIC's name in the pod, behind its host's.
     pub name: String,
@@ -74,6 +75,9 @@ pub struct NicConfig {
     /// `af-xdp`: which receive queue of the interface.
     #[serde(default)]
     pub queue: u32,
+    /// `af-xdp`: whether the device is to read and write the pool itself, if its driver can.
+    #[serde(default)]
+    pub zero_copy: bool,
     /// `null`: what to do with frames.
     #[serde(default)]
     pub mode: NullMode,

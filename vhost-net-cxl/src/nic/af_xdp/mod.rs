@@ -13,8 +13,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use cxl_pool::{ByteOffset, Pool};
+use tracing::{info, warn};
 
-use self::program::Program;
+use self::program::{Mode, Program};
 use self::ring::Ring;
 use super::carrier::{CarrierWatch, find};
 use super::netlink::Netlink;
@@ -46,6 +47,7 @@ pub struct AfXdpNic {
     interface: String,
     interface_index: u32,
     queue: u32,
+    wants_zero_copy: bool,
     window: Window,
     // Before the sockets: it is detached first.
     program: Option<Program>,
@@ -96,7 +98,7 @@ impl AfXdpNic {
             speed_mbps: config.speed_mbps,
             backup: config.backup,
             offloads: Offloads::NONE,
-            // In copy mode the kernel copies through this host's caches.
+            // In copy mode the kernel copies through this host's caches, and DMA may allocate in them.
             cache_bypassing: false,
         };
         Ok(Self {
@@ -106,6 +108,7 @@ impl AfXdpNic {
             interface: interface.to_owned(),
             interface_index: found.index,
             queue: config.queue,
+            wants_zero_copy: config.zero_copy,
             window: Window::new(pool),
             program: None,
             rings: None,
@@ -146,11 +149,35 @@ impl AfXdpNic {
         })
     }
 
-    fn bind(&self) -> io::Result<()> {
+    /// Attaches the program to the driver and lets the kernel choose zero-copy. Nothing, told in the log, if it does not.
+    fn begin_zero_copy(&self) -> Result<Option<Program>, io::Error> {
+        let (nic, interface) = (&self.identity.name, &self.interface);
+        let program = match Program::attach(self.interface_index, Mode::Native) {
+            Ok(program) => program,
+            Err(error) => {
+                warn!(nic, interface, %error, "zero-copy is not to be had: the interface's driver runs no XDP program; frames are copied");
+                return self.bind(false).map(|()| None);
+            }
+        };
+        self.bind(true)?;
+        if options(&self.socket)? & libc::XDP_OPTIONS_ZEROCOPY == 0 {
+            warn!(
+                nic,
+                interface,
+                "zero-copy is not to be had: the interface's driver cannot do it; frames are copied"
+            );
+            return Ok(None);
+        }
+        info!(nic, interface, "the device reads and writes the pool itself");
+        Ok(Some(program))
+    }
+
+    /// Binds the socket, in copy mode or as the kernel can.
+    fn bind(&self, zero_copy: bool) -> io::Result<()> {
         let family = libc::c_ushort::try_from(libc::AF_XDP).map_err(io::Error::other)?;
         let address = libc::sockaddr_xdp {
             sxdp_family: family,
-            sxdp_flags: libc::XDP_COPY | libc::XDP_USE_NEED_WAKEUP,
+            sxdp_flags: if zero_copy { 0 } else { libc::XDP_COPY } | libc::XDP_USE_NEED_WAKEUP,
             sxdp_ifindex: self.interface_index,
             sxdp_queue_id: self.queue,
             sxdp_shared_umem_fd: 0,
@@ -243,14 +270,20 @@ impl Nic for AfXdpNic {
             rings.chunks.push(buffers.offset(buffer).get() - rings.umem);
         }
         rings.refill(buffers);
-        self.bind().map_err(failed(
+        let unbound = failed(
             "bind its socket to the interface",
             "; does another process use this queue? driver = \"tap\" works on any interface",
-        ))?;
-        let program = Program::attach(self.interface_index).map_err(failed(
+        );
+        let unattached = failed(
             "attach its XDP program",
             "; is another XDP program attached, or CAP_BPF missing? driver = \"tap\" needs neither",
-        ))?;
+        );
+        let native =
+            if self.wants_zero_copy { self.begin_zero_copy() } else { self.bind(false).map(|()| None) };
+        let program = match native.map_err(unbound)? {
+            Some(program) => program,
+            None => Program::attach(self.interface_index, Mode::Generic).map_err(unattached)?,
+        };
         program.direct(self.queue, &self.socket).map_err(failed("direct frames to its socket", ""))?;
         self.program = Some(program);
         self.rings = Some(rings);
@@ -428,6 +461,23 @@ fn mmap_offsets(socket: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
         )
     };
     if result == 0 { Ok(offsets) } else { Err(io::Error::last_os_error()) }
+}
+
+/// What the kernel has chosen for a socket that is bound.
+fn options(socket: &OwnedFd) -> io::Result<u32> {
+    let mut options = 0_u32;
+    let mut bytes = libc::socklen_t::try_from(size_of_val(&options)).expect("a word");
+    // SAFETY: the kernel writes at most `bytes` bytes into the word.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_XDP,
+            libc::XDP_OPTIONS,
+            (&raw mut options).cast(),
+            &raw mut bytes,
+        )
+    };
+    if result == 0 { Ok(options) } else { Err(io::Error::last_os_error()) }
 }
 
 fn system(nic: &str, doing: &'static str, hint: &'static str, source: io::Error) -> NicError {

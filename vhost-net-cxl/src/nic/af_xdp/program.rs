@@ -11,12 +11,21 @@ const LINK_CREATE: libc::c_long = 28;
 const MAP_TYPE_XSK: u32 = 17;
 const PROGRAM_TYPE_XDP: u32 = 6;
 const ATTACH_XDP: u32 = 37;
-/// Generic XDP: works on every interface, and copy mode gains nothing from the driver's own.
 const FLAG_SKB_MODE: u32 = 1 << 1;
+const FLAG_DRIVER_MODE: u32 = 1 << 2;
 /// Queues of one interface that can be told apart.
 const QUEUES_MAX: u32 = 64;
 /// The largest `bpf_attr` used here; shorter ones are zero behind their end, which the kernel wants.
 const ATTRIBUTE_WORDS: usize = 16;
+
+/// Who runs the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// The kernel's stack: works on every interface, and copy mode gains nothing from the driver's own.
+    Generic,
+    /// The interface's driver. Without it there is no zero-copy.
+    Native,
+}
 
 /// The map and the program, attached until it is dropped.
 #[derive(Debug)]
@@ -28,7 +37,11 @@ pub(super) struct Program {
 
 impl Program {
     /// Attaches the program to an interface.
-    pub(super) fn attach(interface: u32) -> io::Result<Self> {
+    pub(super) fn attach(interface: u32, mode: Mode) -> io::Result<Self> {
+        let flags = match mode {
+            Mode::Generic => FLAG_SKB_MODE,
+            Mode::Native => FLAG_DRIVER_MODE,
+        };
         // map_type, key_size, value_size, max_entries
         let map = bpf_fd(MAP_CREATE, &[MAP_TYPE_XSK, 4, 4, QUEUES_MAX])?;
         let instructions = redirect_to(map.as_raw_fd());
@@ -40,7 +53,7 @@ impl Program {
         set_address(&mut load[4..6], license.as_ptr() as u64);
         let program = bpf_fd(PROGRAM_LOAD, &load)?;
         // prog_fd, target_ifindex, attach_type, flags
-        let link = bpf_fd(LINK_CREATE, &[raw(&program), interface, ATTACH_XDP, FLAG_SKB_MODE])?;
+        let link = bpf_fd(LINK_CREATE, &[raw(&program), interface, ATTACH_XDP, flags])?;
         Ok(Self { map, _link: link })
     }
 
