@@ -30,13 +30,18 @@ pub(crate) struct ReceiverLine {
     sleep: U32,
     /// The generation that `sleep` belongs to.
     sleep_generation: U32,
-    reserved: [u8; 48],
+    /// 1 if it never waits for the doorbell, and so never sleeps in this sense.
+    bell_unused: U32,
+    /// The generation that `bell_unused` belongs to.
+    bell_generation: U32,
+    reserved: [u8; 40],
 }
 
 const _: () = assert!(size_of::<SenderLine>() == LINE_BYTES);
 const _: () = assert!(size_of::<ReceiverLine>() == LINE_BYTES);
 const _: () = assert!(offset_of!(ReceiverLine, accepted) == offset_of!(ReceiverLine, consumed) + 4);
 const _: () = assert!(offset_of!(ReceiverLine, sleep_generation) == offset_of!(ReceiverLine, sleep) + 4);
+const _: () = assert!(offset_of!(ReceiverLine, bell_generation) == offset_of!(ReceiverLine, bell_unused) + 4);
 
 /// Where in the sender's line the generation lies.
 pub(crate) const GENERATION: u64 = offset_of!(SenderLine, generation) as u64;
@@ -44,6 +49,8 @@ pub(crate) const GENERATION: u64 = offset_of!(SenderLine, generation) as u64;
 pub(crate) const CONSUMED: u64 = offset_of!(ReceiverLine, consumed) as u64;
 /// Where in the receiver's line the word of `sleep` and `sleep_generation` lies.
 pub(crate) const SLEEP: u64 = offset_of!(ReceiverLine, sleep) as u64;
+/// Where in the receiver's line the word of `bell_unused` and `bell_generation` lies.
+pub(crate) const BELL_UNUSED: u64 = offset_of!(ReceiverLine, bell_unused) as u64;
 
 /// A word of the receiver's line: a value and the generation it belongs to.
 pub(crate) const fn tagged(generation: Generation, value: u32) -> u64 {

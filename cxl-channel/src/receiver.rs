@@ -40,6 +40,8 @@ pub struct Receiver<M: Memory, const WORDS: usize> {
     expected: u64,
     state: State,
     sleep: Sleep,
+    /// Whether it ever waits for its doorbell.
+    doorbell: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -88,6 +90,7 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             expected: 0,
             state: State::Waiting,
             sleep: Sleep::default(),
+            doorbell: true,
         }
     }
 
@@ -96,6 +99,14 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
     pub fn with_policy(mut self, policy: ReceivePolicy) -> Self {
         self.policy = policy;
         self.ahead = if policy.adapts() { 0 } else { PREFETCH_LINES };
+        self
+    }
+
+    /// Never waits for the doorbell: its sender need not look each time whether it sleeps. To be said before
+    /// [`ready`](Self::ready) is asked the first time.
+    #[must_use]
+    pub fn without_doorbell(mut self) -> Self {
+        self.doorbell = false;
         self
     }
 
@@ -126,6 +137,11 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             // What this host has cached of the ring may be of an older generation. From here on, it is what
             // the sender emptied, or newer.
             self.memory.invalidate(self.first_slot, self.slots * Self::SLOT_BYTES);
+            if !self.doorbell {
+                // In the line of the acceptance, and before it: whoever sees that sees this.
+                let at = self.placement.receiver_line().saturating_add(header::BELL_UNUSED);
+                self.memory.store(at, header::tagged(self.generation, 1));
+            }
             self.announce(Sleep::default());
             self.acknowledge();
             self.memory.full_fence();
@@ -265,7 +281,7 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
     }
 
     /// Announces sleep and looks once more: true if there is still nothing, so that the sender will ring for the
-    /// next message. Otherwise the receiver counts as awake again.
+    /// next message. Otherwise the receiver counts as awake again. Without a doorbell it only looks.
     ///
     /// Also true if the sender has not begun the generation: then nothing would be heard of that, so sleep only
     /// briefly.
@@ -273,11 +289,13 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
         if !self.ready() {
             return true;
         }
-        let announcement = self.sleep.announcement.wrapping_add(1) & (u32::MAX >> 1);
-        self.announce(Sleep { asleep: true, announcement });
-        // First the announcement must have arrived, and only then comes the look: see `Sender::publish`.
-        if !M::COHERENT {
-            self.memory.full_fence();
+        if self.doorbell {
+            let announcement = self.sleep.announcement.wrapping_add(1) & (u32::MAX >> 1);
+            self.announce(Sleep { asleep: true, announcement });
+            // First the announcement must have arrived, and only then comes the look: see `Sender::publish`.
+            if !M::COHERENT {
+                self.memory.full_fence();
+            }
         }
         let slot = self.received & (self.slots - 1);
         let at = self.first_slot.saturating_add(slot * Self::SLOT_BYTES);

@@ -106,7 +106,8 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
     }
 
     /// Whether to look if the receiver sleeps each time something is published, which costs a fence, and on
-    /// non-coherent memory a fetch too. To be switched off where receivers never wait for a doorbell.
+    /// non-coherent memory a fetch too. To be switched off where receivers never wait for a doorbell; one that
+    /// [says so](crate::Receiver::without_doorbell) is not looked after in any case.
     pub fn set_wakeups(&mut self, wakeups: bool) {
         self.wakeups = wakeups;
     }
@@ -281,7 +282,12 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
         self.memory.full_fence();
         let word = self.memory.load(line.saturating_add(header::CONSUMED));
         if let Some(consumed) = header::untagged(word, self.generation) {
-            self.ready = true;
+            if !self.ready {
+                self.ready = true;
+                // Said before the acceptance and in its line. One that has never heard of this may sleep.
+                let word = self.memory.load(line.saturating_add(header::BELL_UNUSED));
+                self.wakeups &= header::untagged(word, self.generation) != Some(1);
+            }
             let more = u64::from(consumed.wrapping_sub(low_bits(self.consumed)));
             // A receiver that claims to have consumed what was never sent is wrong, and is not believed.
             if more <= self.sent - self.consumed {

@@ -202,7 +202,7 @@ impl HostConfig {
 
     /// Where this host's sockets, doorbells and locks lie.
     pub fn run_directory(&self) -> RunDirectory {
-        RunDirectory::new(&self.run.directory)
+        RunDirectory::new(&self.run.directory).with_wakeup(self.run.wakeup)
     }
 
     fn check(&self) -> Result<(), String> {

@@ -4,6 +4,7 @@ use cxl_channel::doorbell::Doorbell;
 use cxl_channel::{Full, PlacementError, Receiver, Sender, Wake};
 use cxl_pool::{Area, EndpointId, Generation, LineCount, LineOffset, Memory};
 
+use crate::config::Wakeup;
 use crate::ids::ChannelId;
 use crate::objects::ChannelObject;
 use crate::run_directory::RunDirectory;
@@ -60,7 +61,10 @@ impl<M: Memory, const WORDS: usize> DataChannel<M, WORDS> {
             return Err(ChannelError::NoGeneration(object.id));
         }
         let sender = Sender::begin(memory.clone(), object.outgoing, object.generation);
-        let receiver = Receiver::open(memory.clone(), object.incoming, object.generation);
+        let mut receiver = Receiver::open(memory.clone(), object.incoming, object.generation);
+        if run.wakeup() == Wakeup::Poll {
+            receiver = receiver.without_doorbell();
+        }
         let mut doorbell = Doorbell::connect(&run.data_doorbell(object.peer));
         // The peer has to accept the generation, and may be asleep.
         doorbell.ring();

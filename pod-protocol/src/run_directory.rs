@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use cxl_pool::{EndpointId, ReplicaId};
 use uuid::Uuid;
 
+use crate::config::Wakeup;
+
 /// A UNIX socket's path has this many bytes at most, its final zero not counted.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
@@ -14,6 +16,7 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunDirectory {
     root: PathBuf,
+    wakeup: Wakeup,
 }
 
 /// A run directory that cannot be used.
@@ -43,7 +46,18 @@ pub enum RunDirectoryError {
 impl RunDirectory {
     /// The run directory at this path, which need not exist yet.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self { root: root.into(), wakeup: Wakeup::Socket }
+    }
+
+    /// The same, for daemons that wait in this way: where they poll, no worker waits for the doorbells of its channels.
+    #[must_use]
+    pub fn with_wakeup(self, wakeup: Wakeup) -> Self {
+        Self { wakeup, ..self }
+    }
+
+    /// How daemons wait for what comes over channels.
+    pub fn wakeup(&self) -> Wakeup {
+        self.wakeup
     }
 
     /// Creates what is missing of it.

@@ -100,6 +100,21 @@ fn a_receiver_that_announced_its_sleep_is_rung_for_once() {
 }
 
 #[test]
+fn a_receiver_without_a_doorbell_is_not_looked_after() {
+    let pool = SimulatedPool::new(4, 4096);
+    let (mut sender, receiver) = pair(&pool, 16);
+    let mut receiver = receiver.without_doorbell();
+    assert!(receiver.ready() && sender.ready());
+    assert!(receiver.announce_sleep(), "there is nothing");
+    sender.send([1, 0]).unwrap();
+    assert_eq!(sender.publish(), cxl_channel::Wake::NotNeeded);
+    // What was written back arrives at some time.
+    let mut looks = 0..10_000;
+    assert!(looks.any(|_| !receiver.announce_sleep()), "there is something to receive");
+    assert_eq!(receiver.receive(), Some([1, 0]));
+}
+
+#[test]
 fn every_policy_invalidates_a_dirty_line_never() {
     for policy in [ReceivePolicy::Bypass, ReceivePolicy::NaivePrefetch, ReceivePolicy::Adaptive] {
         let pool = SimulatedPool::new(9, 4096);
