@@ -45,7 +45,7 @@ pub use address::{Area, ByteOffset, LINE_BYTES, LineCount, LineOffset};
 pub use endpoint::{EndpointId, Generation, HostId, ParseEndpointError, ReplicaId, Role};
 pub use error::PoolError;
 pub use layout::{CONTROL_RING_SLOTS, DATA_ALIGN_BYTES, Layout};
-pub use mapped::{HardwareMemory, MappedMemory, SoftwareMemory, prefetch_front};
+pub use mapped::{HardwareMemory, MappedMemory, SoftwareMemory, prefetch_front, prefetch_front_to_write};
 pub use memory::{LINE_WORDS, LineMark, Memory};
 pub use pool::{CreateOptions, Pool};
 pub use record::{ControllerHello, FenceLine, Grant, Hello, Record};

@@ -437,6 +437,18 @@ pub fn prefetch_front<B: BitmapSlice>(slice: &VolatileSlice<'_, B>) {
     }
 }
 
+/// Asks for the first lines of a piece of guest memory that is about to be written.
+#[inline]
+pub fn prefetch_front_to_write<B: BitmapSlice>(slice: &VolatileSlice<'_, B>) {
+    const FRONT_LINES: usize = 2;
+    let guard = slice.ptr_guard();
+    for line in 0..FRONT_LINES.min(guard.len().div_ceil(LINE_BYTES)) {
+        let pointer = guard.as_ptr().wrapping_add(line * LINE_BYTES);
+        // SAFETY: a hint that changes no data; where the CPU does not know it, it does nothing.
+        unsafe { asm!("prefetchw [{}]", in(reg) pointer, options(nostack, preserves_flags)) }
+    }
+}
+
 /// Writes whole lines past the cache.
 ///
 /// # Safety

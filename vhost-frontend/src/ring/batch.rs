@@ -45,10 +45,14 @@ impl Ring {
             let outcome = self.table.walk(&view, chain.head(), chain);
             chain.set_fault(outcome.err());
             // By the time that it is copied, its front has arrived.
-            if let Some(first) = chain.readable().first()
+            if let Some(first) = chain.readable().first() {
+                if let Some(slice) = view.slice(first.address, first.bytes as usize) {
+                    cxl_pool::prefetch_front(&slice);
+                }
+            } else if let Some(first) = chain.writable().first()
                 && let Some(slice) = view.slice(first.address, first.bytes as usize)
             {
-                cxl_pool::prefetch_front(&slice);
+                cxl_pool::prefetch_front_to_write(&slice);
             }
         }
         let next = queue.next_avail().wrapping_add(taken);
@@ -57,6 +61,12 @@ impl Ring {
     }
 
     fn next_chains_singly(&mut self, chains: &mut [Chain]) -> Result<usize, RingBroken> {
+        // Those that are handed out again and those of the ring are put back to different places, so one kind at a time.
+        let mut of_one_kind = chains.len();
+        if !self.again.is_empty() {
+            of_one_kind = of_one_kind.min(self.again.len());
+        }
+        let chains = &mut chains[..of_one_kind];
         for (taken, chain) in chains.iter_mut().enumerate() {
             match self.next_chain(chain) {
                 Ok(Next::Chain | Next::Malformed(_)) => {}

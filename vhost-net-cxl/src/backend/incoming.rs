@@ -12,7 +12,7 @@ use super::registration::RegistrationIndex;
 use crate::counters::{DropReason, FrameFault};
 use crate::ethernet::Addresses;
 use crate::message::{NetMessage, Opcode, Run};
-use crate::nic::Piece;
+use crate::nic::{Batch, Piece};
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
 
 /// The part of a channel's room, and of a NIC's receive buffers, that is kept for those who have had less than they are
@@ -42,10 +42,19 @@ impl<M: Memory> Backend<M> {
             self.write_back(batch.pieces());
         }
         let mut receivers = std::mem::take(&mut self.receivers);
-        let mut bytes = 0;
-        for index in 0..batch.len() {
-            bytes += self.route(place, batch.frame(index), bypassing, &mut receivers);
+        if bypassing && !M::COHERENT {
+            self.invalidate_fronts(&batch);
         }
+        let mut index = 0;
+        while index < batch.len() {
+            let steered = self.deliver_steered(place, &batch, index);
+            if steered == 0 {
+                self.route(place, batch.frame(index), &mut receivers);
+            }
+            index += steered.max(1);
+        }
+        let bytes: u64 = batch.pieces().iter().map(|piece| u64::from(piece.bytes)).sum();
+        let bytes = bytes - batch.len() as u64 * HEADER_BYTES as u64;
         let counters = &self.ports[place].counters;
         counters.rx_packets.add(batch.len() as u64);
         counters.rx_bytes.add(bytes);
@@ -55,24 +64,26 @@ impl<M: Memory> Backend<M> {
         busy
     }
 
-    /// Passes a frame on, and returns its length.
-    fn route(
-        &mut self,
-        place: usize,
-        pieces: &[Piece],
-        bypassing: bool,
-        receivers: &mut Vec<RegistrationIndex>,
-    ) -> u64 {
-        let Some(first) = pieces.first() else { return 0 };
+    /// The device wrote behind our cache. What is about to be looked at of its frames may lie there, as it was before.
+    fn invalidate_fronts(&self, batch: &Batch) {
+        let unknown = || (0..batch.len()).filter(|index| batch.tag(*index).is_none());
+        let mut any = false;
+        for first in unknown().filter_map(|index| batch.frame(index).first()) {
+            self.memory.invalidate(first.at, LINE_BYTES as u64);
+            any = true;
+        }
+        if any {
+            self.memory.full_fence();
+        }
+    }
+
+    /// Passes a frame on.
+    fn route(&mut self, place: usize, pieces: &[Piece], receivers: &mut Vec<RegistrationIndex>) {
+        let Some(first) = pieces.first() else { return };
         receivers.clear();
         let mut header = VnetHeader::default();
         let mut fault = Some(FrameFault::Short);
         if first.bytes as usize >= FRONT_BYTES {
-            if bypassing {
-                // The device wrote behind our cache.
-                self.memory.invalidate(first.at, LINE_BYTES as u64);
-                self.memory.full_fence();
-            }
             let mut front = [0; FRONT_BYTES];
             self.memory.read(first.at, &mut front);
             let (read, addresses) = split(front);
@@ -85,8 +96,11 @@ impl<M: Memory> Backend<M> {
         if let Some(fault) = fault {
             self.ports[place].counters.count_frames(fault, 1);
         }
+        if !receivers.iter().all(|index| self.ports[place].accepts(*index, header)) {
+            // All of it will be read here.
+            self.bring_in(place, pieces);
+        }
         self.deliver_as_accepted(place, pieces, header, receivers);
-        pieces.iter().map(|piece| u64::from(piece.bytes)).sum::<u64>() - HEADER_BYTES as u64
     }
 
     /// Delivers a packet in receive buffers as it is to those who accept that, and finished to the others.
@@ -98,12 +112,6 @@ impl<M: Memory> Backend<M> {
         receivers: &[RegistrationIndex],
     ) {
         if !receivers.iter().all(|index| self.ports[place].accepts(*index, header)) {
-            if self.ports[place].nic.identity().cache_bypassing {
-                for piece in pieces {
-                    self.memory.invalidate(piece.at, u64::from(piece.bytes));
-                }
-                self.memory.full_fence();
-            }
             let mut unable = std::mem::take(&mut self.unable);
             unable.clear();
             unable.extend(receivers.iter().filter(|index| !self.ports[place].accepts(**index, header)));
@@ -152,8 +160,8 @@ impl<M: Memory> Backend<M> {
         self.copied = pieces;
     }
 
-    /// Before all of a packet is read here that an instance sends: if the NIC reads past our cache, only its front was
-    /// invalidated so far.
+    /// Before all of a packet is read here that an instance sends, or that the NIC received: if that works past our cache, only
+    /// the front was invalidated so far.
     pub(super) fn bring_in(&self, place: usize, packet: &[Piece]) {
         if self.ports[place].nic.identity().cache_bypassing {
             for piece in packet {

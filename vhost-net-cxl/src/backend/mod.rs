@@ -16,6 +16,7 @@ mod port;
 pub mod receive_buffers;
 mod registration;
 mod reopening;
+mod steered;
 pub mod switch;
 mod tagging;
 mod wire;

@@ -132,6 +132,7 @@ impl<M: Memory> Backend<M> {
             index
         };
         port.switch.set(index, object.mac, object.policy.vlan, object.state);
+        let tag = port.next_tag(index);
         port.backlog.admit(index, &object.policy.transmit, Instant::now());
         let state = object.state;
         tracing::info!(%lease, nic = object.nic, ?state, generation = object.generation.get(), "registered");
@@ -144,8 +145,9 @@ impl<M: Memory> Backend<M> {
                     self.completed(before, taken_back);
                 }
             }
-            slot @ None => *slot = Some(Registration::new(object, self.book.open(lease), numbers)),
+            slot @ None => *slot = Some(Registration::new(object, self.book.open(lease), numbers, tag)),
         }
+        self.ports[place].tell_flows();
         self.look_at_promises();
         self.agree_on_offloads();
         Ok(())
@@ -166,6 +168,7 @@ impl<M: Memory> Backend<M> {
         let taken_back = port.take_back(index.get());
         port.switch.remove(index);
         let registration = port.registrations[index.get()].take();
+        port.tell_flows();
         // Nobody waits for these: a frontend that still cares has another route.
         port.backlog.dismiss(index);
         if let Some(registration) = registration {

@@ -1,6 +1,6 @@
 //! From the frontends to the wire, or to a local instance.
 
-use cxl_pool::{Area, Memory};
+use cxl_pool::{Area, LINE_BYTES, Memory};
 
 use super::Backend;
 use super::direct;
@@ -19,6 +19,9 @@ use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
 
 /// What is looked at of a packet: the virtio-net header and the addresses.
 const FRONT_BYTES: usize = HEADER_BYTES + Addresses::BYTES;
+
+/// So many packets ahead their fronts are asked for: as many lines as a CPU fetches at a time. More would hold it up.
+const AHEAD_PACKETS: usize = 16;
 
 /// Whose packet it is, or how its sender has to be answered.
 enum Sender {
@@ -85,7 +88,9 @@ impl<M: Memory> Backend<M> {
             // What is about to be read may have been brought into our cache by a prefetch since its last use.
             let whole = !self.ports[place].nic.identity().cache_bypassing;
             for message in messages().filter(|message| lies_in(area, message)) {
-                let front = (HEADER_BYTES + source_guard::FRONT_BYTES) as u64;
+                let guarded = registration.guard.is_some();
+                let front =
+                    if guarded { HEADER_BYTES + source_guard::FRONT_BYTES } else { LINE_BYTES } as u64;
                 let bytes = u64::from(message.bytes).min(if whole { u64::MAX } else { front });
                 let bytes = if message.more { u64::from(scattered::BUFFER_BYTES) } else { bytes };
                 self.memory.invalidate(message.line.bytes(), bytes);
@@ -94,7 +99,7 @@ impl<M: Memory> Backend<M> {
             if whole && let Some(ram) = ram {
                 self.invalidate_payloads(messages().filter(|message| lies_in(area, message)), ram);
             }
-            for message in messages().filter(|message| lies_in(area, message)) {
+            for message in messages().take(AHEAD_PACKETS).filter(|message| lies_in(area, message)) {
                 self.memory.prefetch(message.line.bytes());
             }
         }
@@ -102,7 +107,13 @@ impl<M: Memory> Backend<M> {
         let vlan = registration.object.policy.vlan;
         let mut sender = direct::Sender::new((place, &self.ports[place]), index, (channel, id), vlan);
         let (mut packets, mut bytes) = (0, 0);
-        for message in messages() {
+        for (position, message) in messages().enumerate() {
+            if !M::COHERENT
+                && let Some(ahead) = run.get(position + AHEAD_PACKETS).and_then(|it| NetMessage::decode(*it))
+                && lies_in(area, &ahead)
+            {
+                self.memory.prefetch(ahead.line.bytes());
+            }
             let Some(registration) = &self.ports[place].registrations[index.get()] else { break };
             let checked = check(&self.memory, registration, &message, lies_in(area, &message));
             let (header, addresses) = match checked {

@@ -34,6 +34,8 @@ pub(super) struct Port {
     /// Packets that wait for the wire.
     pub(super) backlog: Backlog,
     pub(super) counters: Arc<NicCounters>,
+    /// Counts the tags that were given away.
+    pub(super) tags: u32,
     pub(super) failed: bool,
     /// It failed, and whoever opens it again has yet to hear of it.
     pub(super) to_reopen: bool,
@@ -55,6 +57,7 @@ impl Port {
             switch: Switch::new(),
             backlog: Backlog::new(),
             counters,
+            tags: 0,
             failed: false,
             to_reopen: false,
             was_up,

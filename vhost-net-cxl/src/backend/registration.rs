@@ -9,6 +9,7 @@ use pod_protocol::objects::{RegistrationObject, RegistrationState};
 
 use super::receive_buffers::{BufferIndex, REGISTRATIONS_MAX};
 use crate::counters::LeaseCounters;
+use crate::nic::FlowTag;
 use crate::offloads::Offloads;
 use crate::rate_limit::RateLimiter;
 use crate::source_guard::SourceGuard;
@@ -52,10 +53,12 @@ impl Numbers {
         Self(AtomicU16::new(first))
     }
 
+    /// Takes the next `count` numbers, at most as many as there are, and says which is the first.
     #[inline]
-    fn next(&self) -> u16 {
+    pub(super) fn take(&self, count: usize) -> u16 {
         let next = self.0.load(Ordering::Relaxed);
-        self.0.store(next.wrapping_add(1), Ordering::Relaxed);
+        let count = u16::try_from(count).unwrap_or(u16::MAX);
+        self.0.store(next.wrapping_add(count), Ordering::Relaxed);
         next
     }
 }
@@ -81,6 +84,8 @@ pub(super) struct Registration {
     pub(super) announce: bool,
     /// Numbers the frames to its lease, whichever NIC they come from.
     pub(super) numbers: Arc<Numbers>,
+    /// What a NIC that tells flows apart puts on the frames to it.
+    pub(super) tag: FlowTag,
 }
 
 impl Registration {
@@ -88,6 +93,7 @@ impl Registration {
         object: RegistrationObject,
         counters: Arc<LeaseCounters>,
         numbers: Arc<Numbers>,
+        tag: FlowTag,
     ) -> Self {
         let may_leave = Offloads::left_by_guest(object.features);
         let announce = object.state == RegistrationState::Active;
@@ -107,6 +113,7 @@ impl Registration {
             guard,
             announce,
             numbers,
+            tag,
         }
     }
 
@@ -130,7 +137,7 @@ impl Registration {
     /// The number of the next frame to it.
     #[inline]
     pub(super) fn next_number(&self) -> u16 {
-        self.numbers.next()
+        self.numbers.take(1)
     }
 
     /// Whether it may send. A draining one sends what was on its way when it began to drain.

@@ -91,6 +91,7 @@ impl<M: Memory> Backend<M> {
             tracing::warn!(nic = name, %error, "its frames are only seen while others keep us awake");
         }
         port.nic = nic;
+        port.tell_flows();
         port.failed = false;
         port.counters.reopened.add(1);
         // Its link is looked at anew: addresses are announced if it is up.

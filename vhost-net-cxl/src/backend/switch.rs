@@ -68,6 +68,11 @@ impl Switch {
         self.active.retain(|(other, ..)| *other != index);
     }
 
+    /// Who receives frames to this address that have no VLAN tag.
+    pub fn receiver(&self, mac: MacAddress) -> Option<RegistrationIndex> {
+        self.by_mac.get(&key(mac, None)).copied()
+    }
+
     /// Whether anybody here is in a VLAN.
     #[inline]
     pub fn has_vlans(&self) -> bool {

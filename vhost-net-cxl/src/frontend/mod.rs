@@ -11,6 +11,7 @@ mod handler;
 mod lending;
 mod port;
 mod receive;
+mod receive_run;
 mod transmit;
 mod under_way;
 

@@ -18,11 +18,11 @@ use crate::offloads::Offloads;
 use crate::vnet_header::{HEADER_BYTES, VnetHeader};
 
 /// Receive buffers of a guest that one packet may take: the longest packet in buffers of half a page.
-const CHAINS_MAX: usize = 64;
+pub(super) const CHAINS_MAX: usize = 64;
 /// Filled buffers that a guest does not see yet, at most.
 const FILLED_MAX: usize = 64;
-/// How much of each packet is asked for before the first one is looked at.
-const PREFETCH_BYTES: u64 = 256;
+/// So many lines are asked for ahead of the packet that is looked at: as many as a CPU fetches at a time. More would hold it up.
+const AHEAD_LINES: u64 = 24;
 /// Pieces of one packet; a backend uses at most one per page.
 const PIECES_MAX: usize = 32;
 /// What is looked at to tell flows apart: virtio-net, Ethernet, VLAN, IPv6 and port fields.
@@ -36,7 +36,7 @@ pub(super) struct Channel<M: Memory> {
     /// Room for requests that is kept for guests that have sent less than they are promised.
     pub(super) kept: u32,
     /// The pieces that have arrived of a packet that has more.
-    pieces: Vec<NetMessage>,
+    pub(super) pieces: Vec<NetMessage>,
     /// That packet is no good; the rest of it is awaited all the same.
     broken: bool,
 }
@@ -55,19 +55,72 @@ impl<M: Memory> Channel<M> {
     }
 }
 
+/// How far ahead packets are asked for.
+#[derive(Default)]
+pub(super) struct Ahead {
+    /// The first message whose packet was not asked for.
+    next: usize,
+    /// The first one whose lines still count.
+    done: usize,
+    /// Lines that were asked for, of packets from there on.
+    lines: u64,
+}
+
+impl Ahead {
+    /// Asks for what arrives in messages from `place` on, as far ahead as is good.
+    #[inline]
+    pub(super) fn fetch<M: Memory>(&mut self, memory: &M, inbox: &[[u64; 2]], place: usize) {
+        if M::COHERENT {
+            return;
+        }
+        while self.done < place {
+            let message = inbox.get(self.done).and_then(|words| arrival(memory, words));
+            self.lines -= message.map_or(0, |message| lines(&message)).min(self.lines);
+            self.done += 1;
+        }
+        while self.lines < AHEAD_LINES
+            && let Some(words) = inbox.get(self.next)
+        {
+            self.next += 1;
+            let Some(message) = arrival(memory, words) else { continue };
+            for at in (0..u64::from(message.bytes)).step_by(LINE_BYTES) {
+                memory.prefetch(message.line.bytes().saturating_add(at));
+            }
+            self.lines += lines(&message);
+        }
+    }
+}
+
+/// A message about a packet that has arrived, if it is one.
+#[inline]
+fn arrival<M: Memory>(memory: &M, words: &[u64; 2]) -> Option<NetMessage> {
+    NetMessage::decode(*words).filter(|it| it.opcode == Opcode::Receive && lies_in_pool(memory, it))
+}
+
+#[inline]
+pub(super) fn lies_in_pool<M: Memory>(memory: &M, message: &NetMessage) -> bool {
+    let end = message.line.bytes().checked_add(u64::from(message.bytes));
+    message.bytes > 0 && end.is_some_and(|end| end.get() <= memory.size_bytes())
+}
+
+#[inline]
+fn lines(message: &NetMessage) -> u64 {
+    u64::from(message.bytes).div_ceil(LINE_BYTES as u64)
+}
+
 /// Storage that is reused for every packet.
 pub(super) struct Scratch {
-    chains: Vec<Chain>,
-    filled: Filled,
+    pub(super) chains: Vec<Chain>,
+    pub(super) filled: Filled,
     /// The queue that was found empty in this look at a channel: asking its guest again for each frame would slow it down.
-    dry: Option<(usize, usize)>,
+    pub(super) dry: Option<(usize, usize)>,
 }
 
 /// Buffers of one guest's receive queue that were filled and that the guest does not see yet.
-struct Filled {
+pub(super) struct Filled {
     /// Which port's, and which of its rings.
     queue: Option<(usize, usize)>,
-    used: Vec<(u16, u32)>,
+    pub(super) used: Vec<(u16, u32)>,
 }
 
 impl Scratch {
@@ -82,7 +135,7 @@ impl Scratch {
 
 impl Filled {
     /// Lets the guest see them, before those of another queue are filled.
-    fn show_unless(&mut self, queue: Option<(usize, usize)>, ports: &mut [Port]) {
+    pub(super) fn show_unless(&mut self, queue: Option<(usize, usize)>, ports: &mut [Port]) {
         if self.queue == queue && self.used.len() < FILLED_MAX {
             return;
         }
@@ -108,7 +161,16 @@ impl<M: Memory> Frontend<M> {
         let count = channel.end.receive(&mut inbox);
         self.invalidate_arrivals(&inbox[..count]);
         self.receive_scratch.dry = None;
-        for words in &inbox[..count] {
+        let (all, mut next) = (&inbox[..count], 0);
+        let mut ahead = Ahead::default();
+        while let Some(words) = all.get(next) {
+            let together = self.receive_together(place, all, next, &mut ahead);
+            next += together;
+            if together > 0 {
+                continue;
+            }
+            ahead.fetch(&self.memory, all, next);
+            next += 1;
             let Some(message) = NetMessage::decode(*words) else {
                 self.channels[place].end.counters().unreadable.add(1);
                 continue;
@@ -135,36 +197,20 @@ impl<M: Memory> Frontend<M> {
         if M::COHERENT {
             return;
         }
-        let arrivals = || {
-            let messages = inbox.iter().filter_map(|words| NetMessage::decode(*words));
-            messages.filter(|it| it.opcode == Opcode::Receive && self.lies_in_pool(it))
-        };
         let mut any = false;
-        for message in arrivals() {
+        for message in inbox.iter().filter_map(|words| arrival(&self.memory, words)) {
             self.memory.invalidate(message.line.bytes(), u64::from(message.bytes));
             any = true;
         }
         if any {
             self.memory.full_fence();
-            // The first lines of all of them at once; a hardware prefetcher finds the rest.
-            for message in arrivals() {
-                for at in (0..u64::from(message.bytes).min(PREFETCH_BYTES)).step_by(LINE_BYTES) {
-                    self.memory.prefetch(message.line.bytes().saturating_add(at));
-                }
-            }
         }
-    }
-
-    #[inline]
-    fn lies_in_pool(&self, message: &NetMessage) -> bool {
-        let end = message.line.bytes().checked_add(u64::from(message.bytes));
-        message.bytes > 0 && end.is_some_and(|end| end.get() <= self.memory.size_bytes())
     }
 
     /// Takes one piece, and delivers the packet with its last one.
     #[inline]
     fn receive(&mut self, place: usize, message: NetMessage) {
-        let in_pool = self.lies_in_pool(&message);
+        let in_pool = lies_in_pool(&self.memory, &message);
         let channel = &mut self.channels[place];
         if channel.pieces.is_empty() && !message.more && in_pool {
             self.finish(place, &[message], Ok(()));
@@ -269,6 +315,15 @@ fn deliver<M: Memory>(
 }
 
 impl Port {
+    /// The receive queue for all frames, if only one runs.
+    #[inline]
+    pub(super) fn only_queue(&self) -> Option<usize> {
+        let running = |queue: &usize| self.rings[*queue].as_ref().is_some_and(|ring| !ring.is_broken());
+        let mut queues = (0..self.rings.len()).step_by(2).filter(running);
+        let first = queues.next();
+        first.filter(|_| queues.next().is_none())
+    }
+
     /// The receive queue for a frame: the same for all frames of a flow, among those that run.
     #[inline]
     fn queue_for<M: Memory>(&self, memory: &M, first: &NetMessage) -> Option<usize> {
@@ -290,7 +345,7 @@ impl Port {
 
 /// Checks the header of a frame that has arrived against what the guest's driver accepts.
 #[inline]
-fn received_header(
+pub(super) fn received_header(
     raw: [u8; HEADER_BYTES],
     frame_bytes: u32,
     accepts: Offloads,
@@ -359,7 +414,7 @@ fn take_chains(
 /// Writes the header and all pieces over the chains, and notes how much went into each. False if the guest's memory
 /// went away meanwhile; the chains are used up all the same.
 #[inline]
-fn write_packet<M: Memory>(
+pub(super) fn write_packet<M: Memory>(
     memory: &M,
     ring: &Ring,
     chains: &[Chain],

@@ -1,20 +1,32 @@
 //! No device at all: a sink, a source or an echo, for tests and benchmarks.
+//!
+//! Sink and source access memory as the device of a host does whose allocating writes are off: a sink reads nothing, and a source
+//! writes past the caches. The source also tells flows apart. An echo does all by the CPU, and tells nothing.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
-use cxl_pool::Memory;
+use cxl_pool::{LINE_BYTES, Memory};
+use pod_protocol::ids::MacAddress;
 
-use super::{Batch, Identity, LinkState, Nic, NicConfig, NicError, NullMode, OnLinkChange, Piece};
+use super::{
+    Batch, Flow, FlowTag, Identity, LinkState, Nic, NicConfig, NicError, NullMode, OnLinkChange, Piece,
+};
 use crate::backend::receive_buffers::{BUFFER_BYTES, BufferIndex, ReceiveBuffers};
 use crate::offloads::Offloads;
-use crate::vnet_header::HEADER_BYTES;
+use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32};
 
 const MTU: u16 = 1500;
 /// Buffers that an echo holds in reserve: the packets that may be between sending and receiving.
 const STASH_BUFFERS: usize = 512;
+const FRAME_BYTES_MAX: u32 = 1514;
 const ADDRESS_BYTES: usize = 6;
 const COPY_BYTES: usize = 4096;
+/// A source puts frames at different distances from the beginning of their buffers. At one and the same, which is a page's
+/// beginning, all of them would share a few sets of the caches.
+const PLACES: u64 = 16;
+const PLACE_BYTES: u64 = 2 * LINE_BYTES as u64;
+const _: () = assert!((PLACES - 1) * PLACE_BYTES + 24 * LINE_BYTES as u64 <= BUFFER_BYTES as u64);
 
 /// No device.
 pub struct NullNic<M: Memory> {
@@ -22,8 +34,12 @@ pub struct NullNic<M: Memory> {
     link: LinkState,
     mode: NullMode,
     memory: M,
-    /// What a source sends, with its header.
+    /// What a source sends, with its header, and zeros up to a line's end.
     pattern: Vec<u8>,
+    pattern_bytes: u32,
+    destination: Option<MacAddress>,
+    /// What its frames get.
+    tag: Option<FlowTag>,
     stash: Vec<(BufferIndex, cxl_pool::ByteOffset)>,
     /// Frames on their way back.
     echoed: VecDeque<Piece>,
@@ -42,9 +58,11 @@ impl<M: Memory> NullNic<M> {
             speed_mbps: config.speed_mbps,
             backup: config.backup,
             offloads: Offloads::ALL,
-            cache_bypassing: config.cache_bypassing,
+            cache_bypassing: config.cache_bypassing || config.mode != NullMode::Echo,
         };
-        let mut pattern = vec![0u8; HEADER_BYTES + config.frame_bytes as usize];
+        // A frame is at most as long as a buffer.
+        let pattern_bytes = HEADER_BYTES_U32 + config.frame_bytes.min(FRAME_BYTES_MAX);
+        let mut pattern = vec![0u8; (pattern_bytes as usize).next_multiple_of(LINE_BYTES)];
         if let Some(destination) = config.destination {
             let frame = &mut pattern[HEADER_BYTES..];
             frame[..ADDRESS_BYTES].copy_from_slice(&destination.bytes());
@@ -59,6 +77,9 @@ impl<M: Memory> NullNic<M> {
             mode: config.mode,
             memory,
             pattern,
+            pattern_bytes,
+            destination: config.destination,
+            tag: None,
             stash: Vec::with_capacity(STASH_BUFFERS),
             echoed: VecDeque::with_capacity(STASH_BUFFERS),
             echoed_pieces: VecDeque::with_capacity(STASH_BUFFERS),
@@ -124,11 +145,23 @@ impl<M: Memory> Nic for NullNic<M> {
     fn receive(&mut self, buffers: &mut ReceiveBuffers, batch: &mut Batch) -> Result<(), NicError> {
         while self.mode == NullMode::Source && !batch.is_full() {
             let Some(buffer) = buffers.take() else { break };
-            let at = buffers.offset(buffer);
-            self.memory.write(at, &self.pattern);
-            let bytes = u32::try_from(self.pattern.len()).expect("a frame within the MTU");
-            batch.push_piece(Piece { at, bytes });
-            batch.end_frame();
+            let start = buffers.offset(buffer);
+            let place = start.get() / u64::from(BUFFER_BYTES) % PLACES;
+            let at = start.saturating_add(place * PLACE_BYTES);
+            if M::COHERENT {
+                self.memory.write(at, &self.pattern[..self.pattern_bytes as usize]);
+            } else {
+                self.memory.write_streaming(at, &self.pattern);
+            }
+            let piece = Piece { at, bytes: self.pattern_bytes };
+            match self.tag {
+                Some(tag) => batch.push_tagged_frame(piece, tag),
+                None => batch.push_frame(piece),
+            }
+        }
+        if self.mode == NullMode::Source {
+            // As a device does: what it wrote is there before anybody is told.
+            self.memory.store_fence();
         }
         while !batch.is_full() {
             let Some(pieces) = self.echoed_pieces.pop_front() else { break };
@@ -139,6 +172,11 @@ impl<M: Memory> Nic for NullNic<M> {
         }
         self.restock(buffers);
         Ok(())
+    }
+
+    fn set_flows(&mut self, flows: &[Flow]) {
+        let mine = flows.iter().find(|flow| Some(flow.destination) == self.destination);
+        self.tag = mine.map(|flow| flow.tag);
     }
 
     fn transmit(&mut self, packets: &Batch) -> Result<usize, NicError> {

