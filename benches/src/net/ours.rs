@@ -44,7 +44,8 @@ const RX_QUOTA_BUFFERS: u32 = 4096;
 const POOL_BYTES: u64 = 128 << 20;
 const MTU: u16 = 1500;
 const PAGE_LINES: u64 = 64;
-/// The daemons' default.
+/// The daemons' defaults.
+const WAKEUP: Wakeup = Wakeup::Poll;
 const BUSY_POLL: Duration = Duration::from_micros(50);
 
 /// How the two sides are spread over the cores.
@@ -118,7 +119,7 @@ impl Ours {
         directory: TempDir,
         ram_in_pool: bool,
     ) -> Result<Self> {
-        let run = RunDirectory::new(directory.path());
+        let run = RunDirectory::new(directory.path()).with_wakeup(WAKEUP);
         run.prepare()?;
         let ends = [endpoint(1, Role::NetFrontend), endpoint(2, Role::NetBackend)];
         let open = || {
@@ -168,7 +169,7 @@ impl Ours {
         // Two on a core of their own each, or one that sleeps when it has nothing to do: then the cores can be probed.
         let cpu = |core| (spread == Spread::Apart).then_some(core);
         let worker =
-            |core| WorkerConfig { wakeup: Wakeup::Socket, busy_poll: BUSY_POLL, cpu: cpu(core), fence: None };
+            |core| WorkerConfig { wakeup: WAKEUP, busy_poll: BUSY_POLL, cpu: cpu(core), fence: None };
         let bell = |end| DoorbellListener::bind(&run.data_doorbell(end));
         let spent = Arc::new(Spent::default());
         let (backend, apart): (_, Option<Box<dyn Send>>) = match spread {
