@@ -10,7 +10,8 @@ pub enum ReceivePolicy {
     /// Invalidates the line before every look, and prefetches nothing.
     Bypass,
     /// Invalidates the line only after it found nothing new there. Where it finds something, it prefetches as many lines
-    /// as [`PREFETCH_LINES`] says, and the next ones once these are used up. Consumed lines stay in the cache, where they keep the next lap's prefetches from doing anything.
+    /// as [`PREFETCH_LINES`] says, and the next ones once these are used up. Consumed lines stay in the cache, where they
+    /// keep the next lap's prefetches from doing anything.
     NaivePrefetch,
     /// Also invalidates a line once all its messages are consumed. Lines that were prefetched too early, before
     /// the sender wrote to them, still stay stale.
