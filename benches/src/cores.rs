@@ -66,6 +66,11 @@ impl Cores {
         }
     }
 
+    /// The other way round.
+    pub(crate) fn turned(self) -> Self {
+        Self { receiver: self.sender, sender: self.receiver }
+    }
+
     /// What it costs to move a line from one core to the other, one way, in ns.
     pub(crate) fn line_transfer_ns(self) -> Result<f64> {
         let line = AtomicU64::new(0);

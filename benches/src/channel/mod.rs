@@ -31,7 +31,8 @@ use crate::cores::{self, Cores, Distance};
 /// works on coherent memory only, so compare it with "hardware-coherent"; the other variants pay for cache control that rtrb
 /// does without.
 ///
-/// All variants take turns, in every round. What one line transfer between the cores costs is probed before and after
+/// All variants take turns, in every round, in both directions: one of the two cores may be slower than the other, and some rings
+/// mind a slow sender more than a slow receiver. What one line transfer between the cores costs is probed before and after
 /// each run; it is tagged near (below 100 ns), far, or mixed, and only equal tags are compared. On coherent hardware
 /// stale lines cannot be seen, so the steps differ by the cost of their instructions only.
 #[derive(Args)]
@@ -53,9 +54,9 @@ impl Default for Options {
     }
 }
 
-/// At full speed everything takes turns so often in a round, each time for a part of the time: from one run to the next, the same
-/// ring may be a third faster or slower, so it takes many to tell two of them apart.
-const FULL_SPEED_RUNS: u32 = 6;
+/// At full speed everything takes turns so often in a round and direction, each time for a part of the time: from one run to the
+/// next, the same ring may be a third faster or slower, so it takes many to tell two of them apart.
+const FULL_SPEED_RUNS: u32 = 3;
 const FULL_SPEED_SHORTER: u32 = 3;
 
 /// What was measured, and under which conditions.
@@ -66,6 +67,8 @@ struct Sample {
     /// In millions per second; nothing at full speed.
     rate_m: Option<f64>,
     distance: Distance,
+    /// The cores had changed places.
+    turned: bool,
     measured: Measured,
 }
 
@@ -83,14 +86,17 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     let rates: Vec<Option<f64>> = [None].into_iter().chain(options.rates.iter().copied().map(Some)).collect();
     let runs_of = |rate_m: &Option<f64>| if rate_m.is_none() { FULL_SPEED_RUNS } else { 1 };
     let runs: u32 = rates.iter().map(runs_of).sum();
-    let total = (options.rounds * runs) as usize * 2 * Variant::ALL.len();
+    let total = (options.rounds * runs) as usize * 2 * 2 * Variant::ALL.len();
     let mut samples = Vec::with_capacity(total);
     for _ in 0..options.rounds {
         for rate_m in rates.iter().flat_map(|rate_m| (0..runs_of(rate_m)).map(move |_| rate_m)) {
             for words in [2, 8] {
                 for variant in Variant::ALL {
-                    show_progress(samples.len(), total);
-                    samples.push(sample(&mut bench, cores, options, variant, words, *rate_m)?);
+                    for turned in [false, true] {
+                        show_progress(samples.len(), total);
+                        bench.set_cores(if turned { cores.turned() } else { cores });
+                        samples.push(sample(&mut bench, options, variant, words, *rate_m, turned)?);
+                    }
                 }
             }
         }
@@ -101,12 +107,13 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
 
 fn sample(
     bench: &mut Bench,
-    cores: Cores,
     options: &Options,
     variant: Variant,
     words: usize,
     rate_m: Option<f64>,
+    turned: bool,
 ) -> Result<Sample> {
+    let cores = bench.cores();
     let shorter = if rate_m.is_none() { FULL_SPEED_SHORTER } else { 1 };
     let duration = Duration::from_millis(options.run_ms) / shorter;
     let traffic = Traffic { rate: rate_m.map(|rate| rate * 1e6), duration };
@@ -116,7 +123,7 @@ fn sample(
         _ => bench.run::<8>(variant, traffic)?,
     };
     let distance = Distance::of(before_ns, cores.line_transfer_ns()?);
-    Ok(Sample { variant, words, rate_m, distance, measured })
+    Ok(Sample { variant, words, rate_m, distance, turned, measured })
 }
 
 fn show_progress(done: usize, total: usize) {

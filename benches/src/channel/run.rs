@@ -126,6 +126,11 @@ impl Bench {
         self.rival.allocate(run)
     }
 
+    /// From now on it runs on these.
+    pub(super) fn set_cores(&mut self, cores: Cores) {
+        self.cores = cores;
+    }
+
     pub(super) fn cores(&self) -> Cores {
         self.cores
     }

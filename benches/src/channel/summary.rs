@@ -51,8 +51,13 @@ impl Cell<'_> {
         Cell { samples: samples.iter().filter(wanted).collect() }
     }
 
+    /// The geometric mean of both directions' medians.
     fn rate_m(&self) -> Option<f64> {
-        median(self.samples.iter().map(|sample| sample.measured.rate_m))
+        let of = |turned| {
+            let runs = self.samples.iter().filter(move |sample| sample.turned == turned);
+            median(runs.map(|sample| sample.measured.rate_m))
+        };
+        Some((of(false)? * of(true)?).sqrt())
     }
 
     /// Median and 99th percentile, of the runs that kept up.
