@@ -2,6 +2,7 @@
 
 mod engine;
 mod flood;
+mod guests;
 mod huge_pages;
 mod ours;
 mod round_trip;
@@ -19,7 +20,7 @@ use cxl_pool::CoherenceMode;
 
 use self::flood::Flood;
 use self::huge_pages::HugePages;
-use self::ours::{Ours, Spread, Work};
+use self::ours::{Ours, Setup, Spread, Work};
 use self::round_trip::{Latencies, RoundTrips};
 use self::testpmd::{DRIVER_MAC, Forwarding, Side, Testpmd};
 use crate::cores::{self, Cores, Distance};
@@ -38,6 +39,8 @@ use crate::cores::{self, Cores, Distance};
 /// CPU time per packet is the time of each side's turns over the number of packets; turns that found nothing to do do not
 /// count. For round trips the two sides have a core each: a load generator of ours, with one packet in flight, runs in the
 /// frontend's thread; on its own core it drives the rival.
+///
+/// Then 1 to 16 guests of one frontend, all of them ports of one testpmd: how evenly the rate is shared is told by Jain's index.
 ///
 /// All take turns, in every round; the cores' distance is probed around each run, and only equal tags are compared.
 #[derive(Args)]
@@ -78,6 +81,9 @@ impl Server {
         }
     }
 }
+
+const OURS: Server = Server::Ours(CoherenceMode::Hardware);
+const SOFTWARE: Server = Server::Ours(CoherenceMode::Software);
 
 /// Which way packets go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,20 +203,32 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         huge_pages: pages.is_some(),
         run: Duration::from_millis(options.run_ms),
     };
-    let total = options.rounds as usize * jobs.len() * servers.len();
+    let wanted = |guests: &usize| {
+        testpmd_is_there && options.only.as_ref().is_none_or(|only| guests::name(*guests).contains(only))
+    };
+    let counts: Vec<usize> = guests::COUNTS.into_iter().filter(wanted).collect();
+    let total = options.rounds as usize * (jobs.len() + counts.len()) * servers.len();
+    let mut shared = Vec::with_capacity(total);
     let mut samples = Vec::with_capacity(total);
     for _ in 0..options.rounds {
         for job in &jobs {
             for server in &servers {
-                show_progress(samples.len(), total);
+                show_progress(samples.len() + shared.len(), total);
                 let sample = bench.measure(*server, *job);
                 let what = || format!("{} of {}", job.name(), server.name());
                 samples.push(sample.with_context(what)?);
             }
         }
+        for guests in &counts {
+            for server in &servers {
+                show_progress(samples.len() + shared.len(), total);
+                let sample = bench.guests(*server, *guests);
+                shared.push(sample.with_context(|| format!("{guests} guests of {}", server.name()))?);
+            }
+        }
     }
     show_progress(total, total);
-    summary::write(&samples, &jobs, testpmd_is_there, output)
+    summary::write(&samples, &jobs, &shared, testpmd_is_there, output)
 }
 
 /// What is at the other end of the driver's queues.
@@ -280,22 +298,28 @@ impl Bench<'_> {
             (_, Way::RoundTrip) => self.round_trips(server, job)?,
             (Server::Ours(mode), way) => {
                 let lent = way == Way::Lent;
-                let ours = Ours::start(mode, &job.nic(), DRIVER_MAC, Spread::ByTurns, self.cores, lent)?;
+                let ours = self.ours(
+                    mode,
+                    &job.nic(),
+                    Spread::ByTurns,
+                    1,
+                    if lent { flood::MEMORY_BYTES } else { 0 },
+                )?;
                 let driver = if lent {
                     cores::unpin(self.cores)?;
                     let (socket, core) = (ours.socket().to_owned(), self.cores.sender);
-                    let mac = [2, 0, 0, 0, 0, 1];
+                    let mac = ours::mac(0);
                     Driver::Flood(Flood::start(socket, ours.ram()?, mac, job.frame_bytes, core))
                 } else {
-                    self.driver(ours.socket())?
+                    self.driver(ours.sockets())?
                 };
                 self.rate(driver, job, &mut OtherEnd::Ours(&ours))?
             }
             (Server::Testpmd, _) => {
                 let socket = self.directory.join("rival.sock");
                 let mut rival =
-                    Testpmd::start(Side::Vhost, &socket, self.directory, self.cores, self.huge_pages)?;
-                let driver = self.driver(&socket)?;
+                    Testpmd::start(Side::Vhost, &[&socket], self.directory, self.cores, self.huge_pages)?;
+                let driver = self.driver(&[&socket])?;
                 rival.forward(match job.way {
                     Way::ToGuest => Forwarding::Transmit { frame_bytes: job.frame_bytes },
                     _ => Forwarding::Receive,
@@ -306,10 +330,24 @@ impl Bench<'_> {
         Ok(Sample { server, job, distance, measured })
     }
 
-    fn driver(&self, socket: &Path) -> Result<Driver> {
+    fn ours(
+        &self,
+        mode: CoherenceMode,
+        nic: &str,
+        spread: Spread,
+        ports: usize,
+        ram_bytes: u64,
+    ) -> Result<Ours> {
+        Ours::start(Setup { mode, nic, spread, cores: self.cores, ports, ram_bytes })
+    }
+
+    fn driver(&self, sockets: &[impl AsRef<Path>]) -> Result<Driver> {
+        Ok(Driver::Testpmd(self.testpmd(sockets)?))
+    }
+
+    fn testpmd(&self, sockets: &[impl AsRef<Path>]) -> Result<Testpmd> {
         cores::unpin(self.cores)?;
-        let testpmd = Testpmd::start(Side::Driver, socket, self.directory, self.cores, self.huge_pages)?;
-        Ok(Driver::Testpmd(testpmd))
+        Testpmd::start(Side::Driver, sockets, self.directory, self.cores, self.huge_pages)
     }
 
     /// How many packets per second reach the end of their way.
@@ -351,10 +389,10 @@ impl Bench<'_> {
     fn round_trips(&self, server: Server, job: Job) -> Result<(Measured, Distance)> {
         let before_ns = self.cores.line_transfer_ns()?;
         cores::unpin(self.cores)?;
-        let source = [2, 0, 0, 0, 0, 1];
+        let source = ours::mac(0);
         let latencies = match server {
             Server::Ours(mode) => {
-                let ours = Ours::start(mode, &job.nic(), DRIVER_MAC, Spread::Apart, self.cores, false)?;
+                let ours = self.ours(mode, &job.nic(), Spread::Apart, 1, 0)?;
                 cores::unpin(self.cores)?;
                 let load = RoundTrips::connect(ours.socket(), source, job.frame_bytes)?;
                 ours.round_trips(load.lasting(WARM_UP, self.run))?
@@ -365,7 +403,7 @@ impl Bench<'_> {
                 let Cores { receiver, sender } = self.cores;
                 let swapped = Cores { receiver: sender, sender: receiver };
                 let mut rival =
-                    Testpmd::start(Side::Vhost, &socket, self.directory, swapped, self.huge_pages)?;
+                    Testpmd::start(Side::Vhost, &[&socket], self.directory, swapped, self.huge_pages)?;
                 let load = RoundTrips::connect(&socket, source, job.frame_bytes)?;
                 rival.forward(Forwarding::Echo)?;
                 cores::pin(receiver)?;

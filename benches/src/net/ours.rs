@@ -14,7 +14,7 @@ use cxl_pool::{
     Role,
 };
 use pod_protocol::config::Wakeup;
-use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId};
+use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress};
 use pod_protocol::objects::{
     ChannelObject, Engine as EngineKind, NicObject, NicPolicy, Object, PortObject, RegistrationObject,
     RegistrationState, Route,
@@ -32,7 +32,6 @@ use vhost_net_cxl::nic::{self, NicConfig};
 use vhost_net_cxl::offloads::Offloads;
 
 use super::engine::{Engine, Message, Spent};
-use super::flood::MEMORY_BYTES;
 use super::round_trip::{Latencies, RoundTrips};
 use crate::cores::{self, Cores};
 
@@ -41,7 +40,8 @@ const SLOTS: u32 = 8192;
 const TRANSMIT_BYTES: u64 = 16 << 20;
 const RECEIVE_BYTES: u64 = 32 << 20;
 const RX_QUOTA_BUFFERS: u32 = 4096;
-const POOL_BYTES: u64 = 128 << 20;
+/// Rings, tables, and what is lost by alignment.
+const OTHER_BYTES: u64 = 16 << 20;
 const MTU: u16 = 1500;
 const PAGE_LINES: u64 = 64;
 /// The daemons' defaults.
@@ -66,59 +66,61 @@ pub(super) struct Work {
     pub(super) sent: u64,
 }
 
-/// An engine that runs, with one device.
+/// What engine is wanted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setup<'a> {
+    pub(super) mode: CoherenceMode,
+    /// Its NIC, as in a host's configuration.
+    pub(super) nic: &'a str,
+    pub(super) spread: Spread,
+    pub(super) cores: Cores,
+    /// How many instances have a device each, with the addresses of [`mac`].
+    pub(super) ports: usize,
+    /// So much of the pool is the memory of the first one; none: it lies elsewhere.
+    pub(super) ram_bytes: u64,
+}
+
+/// The address of the instance with this number, from 0 on. None that `dpdk-testpmd` sends to (02:00:00:00:00:00 and up, one for each of
+/// its ports): else frames would go to another instance instead of the NIC.
+pub(super) fn mac(port: usize) -> [u8; 6] {
+    [2, 0, 0, 0, 1, u8::try_from(port).unwrap_or(u8::MAX).saturating_add(1)]
+}
+
+/// An engine that runs.
 pub(super) struct Ours {
-    // Before the workers: it waits for them to let go of its rings.
-    _server: Server,
+    // Before the workers: they wait for them to let go of their rings.
+    _servers: Vec<Server>,
     frontend: WorkerHandle<Message>,
     _backend: Option<Box<dyn Send>>,
-    socket: PathBuf,
+    sockets: Vec<PathBuf>,
     spent: Arc<Spent>,
+    leases: LeaseBook,
     nic: Arc<NicCounters>,
     ram: (File, Area),
     _directory: TempDir,
 }
 
 impl Ours {
-    /// Starts it with one NIC, given as in a host's configuration, for an instance with this address.
-    pub(super) fn start(
-        mode: CoherenceMode,
-        nic: &str,
-        mac: &str,
-        spread: Spread,
-        cores: Cores,
-        ram_in_pool: bool,
-    ) -> Result<Self> {
+    /// Starts it.
+    pub(super) fn start(setup: Setup<'_>) -> Result<Self> {
         let directory = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
+        let areas = transmit_bytes(setup.ports) * setup.ports as u64 + RECEIVE_BYTES + setup.ram_bytes;
         let options = CreateOptions {
-            size_bytes: Some(POOL_BYTES),
-            mode,
+            size_bytes: Some((areas + OTHER_BYTES).next_multiple_of(2 << 20)),
+            mode: setup.mode,
             host_slots: 2,
             replica_slots: 1,
             ..CreateOptions::default()
         };
         let pool = Pool::create(&directory.path().join("pool"), &options)?;
-        match mode {
-            CoherenceMode::Hardware => {
-                Self::serve(&pool, &pool.hardware(), nic, mac, spread, cores, directory, ram_in_pool)
-            }
-            CoherenceMode::Software => {
-                Self::serve(&pool, &pool.software(), nic, mac, spread, cores, directory, ram_in_pool)
-            }
+        match setup.mode {
+            CoherenceMode::Hardware => Self::serve(&pool, &pool.hardware(), setup, directory),
+            CoherenceMode::Software => Self::serve(&pool, &pool.software(), setup, directory),
         }
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the second half of `start`")]
-    fn serve<M: Memory>(
-        pool: &Pool,
-        memory: &M,
-        nic: &str,
-        mac: &str,
-        spread: Spread,
-        cores: Cores,
-        directory: TempDir,
-        ram_in_pool: bool,
-    ) -> Result<Self> {
+    fn serve<M: Memory>(pool: &Pool, memory: &M, setup: Setup<'_>, directory: TempDir) -> Result<Self> {
+        let Setup { cores, spread, .. } = setup;
         let run = RunDirectory::new(directory.path()).with_wakeup(WAKEUP);
         run.prepare()?;
         let ends = [endpoint(1, Role::NetFrontend), endpoint(2, Role::NetBackend)];
@@ -128,13 +130,14 @@ impl Ours {
                 ChannelEnd::open(object, &memory, &run, &ChannelBook::default())
             })
         };
-        let placements = Placements::new(pool)?;
+        let placements = Placements::new(pool, &setup)?;
         let refused = |reason: String| anyhow!(reason);
 
-        let config = NicConfig::parse(&format!("name = 'nic0'\n{nic}").parse()?)?;
+        let config = NicConfig::parse(&format!("name = 'nic0'\n{}", setup.nic).parse()?)?;
         let nic = Arc::new(NicCounters::default());
         let nics = vec![(nic::open(&config, pool, memory)?, Arc::clone(&nic))];
-        let mut backend = Backend::new(memory.clone(), nics, LeaseBook::default(), open(), Box::new(|_| ()));
+        let leases = LeaseBook::default();
+        let mut backend = Backend::new(memory.clone(), nics, leases.clone(), open(), Box::new(|_| ()));
         let mut frontend =
             Frontend::new(memory.clone(), LeaseBook::default(), open()).context("cannot make a timer")?;
         frontend = frontend.with_pool_file(pool.file_identity());
@@ -150,20 +153,19 @@ impl Ours {
                 incoming,
             })
         };
-        let (port, registration) = objects(&placements, mac, ram_in_pool)?;
-        let socket = run.sockets().join(&port.socket);
-        let spec = device_spec(&port, Some(pool.file_identity()));
         let nic_object = NicObject { nic: "nic0".to_owned(), rx_area: placements.receive };
-        for object in [
-            channel(ends[0], placements.back, placements.there),
-            Object::Nic(nic_object),
-            Object::Registration(registration),
-        ] {
+        let theirs = channel(ends[0], placements.back, placements.there);
+        for object in [theirs, Object::Nic(nic_object)] {
             backend.apply(object, None).map_err(refused)?;
         }
-        let lease = port.lease;
-        for object in [channel(ends[1], placements.there, placements.back), Object::Port(port)] {
-            frontend.apply(object).map_err(refused)?;
+        frontend.apply(channel(ends[1], placements.there, placements.back)).map_err(refused)?;
+        let mut devices = Vec::with_capacity(setup.ports);
+        for number in 0..setup.ports {
+            let (port, registration) = objects(&placements, number, setup.ram_bytes > 0)?;
+            let socket = run.sockets().join(&port.socket);
+            devices.push((port.lease, socket, device_spec(&port, Some(pool.file_identity()))));
+            backend.apply(Object::Registration(registration), None).map_err(refused)?;
+            frontend.apply(Object::Port(port)).map_err(refused)?;
         }
 
         // Two on a core of their own each, or one that sleeps when it has nothing to do: then the cores can be probed.
@@ -183,23 +185,44 @@ impl Ours {
         cores::pin(cores.receiver)?;
         let engine = Engine { frontend, backend, spent: Arc::clone(&spent), load: None };
         let frontend = Worker::spawn("net-frontend", worker(cores.receiver), bell(ends[0])?, engine)?;
-        let server = Server::listen(&socket, spec, Sink { lease, worker: frontend.clone() })?;
+        let (mut servers, mut sockets) = (Vec::new(), Vec::new());
+        for (lease, socket, spec) in devices {
+            servers.push(Server::listen(&socket, spec, Sink { lease, worker: frontend.clone() })?);
+            sockets.push(socket);
+        }
         let file = File::from(pool.fd().try_clone_to_owned()?);
         let ram = (file, placements.ram);
         Ok(Self {
-            _server: server,
+            _servers: servers,
             frontend,
             _backend: apart,
-            socket,
+            sockets,
             spent,
+            leases,
             nic,
             ram,
             _directory: directory,
         })
     }
 
+    /// Where the first instance's driver connects.
     pub(super) fn socket(&self) -> &Path {
-        &self.socket
+        &self.sockets[0]
+    }
+
+    /// Where the drivers connect, in the order of the instances.
+    pub(super) fn sockets(&self) -> &[PathBuf] {
+        &self.sockets
+    }
+
+    /// Packets of the instances that the backend dropped, with the reasons.
+    pub(super) fn dropped(&self) -> Vec<(String, u64)> {
+        self.leases.telemetry().into_iter().flat_map(|lease| lease.drops).collect()
+    }
+
+    /// Packets that the backend took from each instance so far.
+    pub(super) fn sent_by_each(&self) -> Vec<u64> {
+        self.leases.telemetry().iter().map(|lease| lease.tx_packets).collect()
     }
 
     /// Where a guest has its memory that has it in the pool.
@@ -224,16 +247,21 @@ impl Ours {
     }
 }
 
+/// The transmit area of an instance: the controller's default, unless there are many.
+fn transmit_bytes(ports: usize) -> u64 {
+    if ports == 1 { TRANSMIT_BYTES } else { TRANSMIT_BYTES / 4 }
+}
+
 struct Placements {
     there: RingPlacement,
     back: RingPlacement,
-    transmit: Area,
+    transmit: Vec<Area>,
     receive: Area,
     ram: Area,
 }
 
 impl Placements {
-    fn new(pool: &Pool) -> Result<Self> {
+    fn new(pool: &Pool, setup: &Setup<'_>) -> Result<Self> {
         let mut next = pool.layout().data().start;
         let mut take = |lines: LineCount| -> Result<LineOffset> {
             let start = next;
@@ -241,18 +269,17 @@ impl Placements {
             Ok(start)
         };
         let ring = RingPlacement::lines(SLOTS, 2);
-        let (transmit, receive) = (LineCount::covering(TRANSMIT_BYTES), LineCount::covering(RECEIVE_BYTES));
-        let ram = LineCount::covering(MEMORY_BYTES);
-        let placements = Self {
-            there: RingPlacement { start: take(ring)?, slots: SLOTS },
-            back: RingPlacement { start: take(ring)?, slots: SLOTS },
-            transmit: Area::new(take(transmit)?, transmit),
-            receive: Area::new(take(receive)?, receive),
-            // Whole pages: it is mapped.
-            ram: Area::new(take(LineCount::new(PAGE_LINES))?, ram),
-        };
-        let start = placements.ram.start.get().next_multiple_of(PAGE_LINES);
-        Ok(Self { ram: Area::new(LineOffset::new(start), ram), ..placements })
+        let there = RingPlacement { start: take(ring)?, slots: SLOTS };
+        let back = RingPlacement { start: take(ring)?, slots: SLOTS };
+        let (each, receive) =
+            (LineCount::covering(transmit_bytes(setup.ports)), LineCount::covering(RECEIVE_BYTES));
+        let transmit =
+            (0..setup.ports).map(|_| Ok(Area::new(take(each)?, each))).collect::<Result<Vec<Area>>>()?;
+        let receive = Area::new(take(receive)?, receive);
+        // Whole pages: it is mapped.
+        let start = take(LineCount::new(PAGE_LINES))?.get().next_multiple_of(PAGE_LINES);
+        let ram = Area::new(LineOffset::new(start), LineCount::covering(setup.ram_bytes));
+        Ok(Self { there, back, transmit, receive, ram })
     }
 }
 
@@ -262,13 +289,14 @@ fn endpoint(host: u16, role: Role) -> EndpointId {
 
 fn objects(
     placements: &Placements,
-    mac: &str,
+    number: usize,
     ram_in_pool: bool,
 ) -> Result<(PortObject, RegistrationObject)> {
-    let lease = LeaseId::new(1).context("a small number")?;
-    let (instance, generation) = (InstanceId::new(1), LeaseGeneration::new(1));
+    let name = u32::try_from(number)? + 1;
+    let lease = LeaseId::new(name).context("a small number")?;
+    let (instance, generation) = (InstanceId::new(name), LeaseGeneration::new(1));
     let channel = ChannelId::new(1);
-    let mac = mac.parse().map_err(|_| anyhow!("{mac} is no MAC address"))?;
+    let mac = MacAddress::new(mac(number));
     let features = Offloads::ALL.features();
     let ram_area = ram_in_pool.then_some(placements.ram);
     let port = PortObject {
@@ -276,13 +304,13 @@ fn objects(
         instance,
         instance_name: "bench".to_owned(),
         device: "net0".to_owned(),
-        socket: "net.sock".to_owned(),
+        socket: format!("net{number}.sock"),
         vmm_listens: false,
         mac,
         mtu: MTU,
         queue_pairs: 1,
         features,
-        tx_area: placements.transmit,
+        tx_area: placements.transmit[number],
         active: Route { channel, generation },
         standby: None,
         draining: None,
@@ -299,7 +327,7 @@ fn objects(
         mtu: MTU,
         features,
         channel,
-        tx_area: placements.transmit,
+        tx_area: placements.transmit[number],
         state: RegistrationState::Active,
         rx_quota_buffers: RX_QUOTA_BUFFERS,
         policy: NicPolicy::default(),

@@ -4,15 +4,12 @@ use std::path::Path;
 
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
-use cxl_pool::CoherenceMode;
 
-use super::{Job, Measured, Sample, Server, Way, as_f64};
+use super::{Job, Measured, OURS, SOFTWARE, Sample, Server, Way, as_f64, guests};
 use crate::cores::Distance;
 use crate::plot::{self, Panel, Series};
 use crate::report::{self, Figure, Goal, median};
 
-const OURS: Server = Server::Ours(CoherenceMode::Hardware);
-const SOFTWARE: Server = Server::Ours(CoherenceMode::Software);
 /// What software coherence may cost.
 const SOFTWARE_SHARE: f64 = 0.7;
 /// CPU time per small packet.
@@ -80,13 +77,23 @@ impl Cell {
     }
 }
 
-/// The part of the rival's rate that ours shall reach.
-fn share_of_rival(job: Job) -> f64 {
-    if job.frame_bytes <= 64 { 0.4 } else { 0.6 }
+/// The part of the rival's rate that ours shall reach; none where long frames are copied twice, which the rival does once.
+fn share_of_rival(job: Job) -> Option<f64> {
+    match job.way {
+        _ if job.frame_bytes <= 64 => Some(0.4),
+        Way::Lent => Some(0.6),
+        _ => None,
+    }
 }
 
 /// Prints the tables and writes plot and figures.
-pub(super) fn write(samples: &[Sample], jobs: &[Job], rival: bool, output: &Path) -> Result<()> {
+pub(super) fn write(
+    samples: &[Sample],
+    jobs: &[Job],
+    shared: &[guests::Sample],
+    rival: bool,
+    output: &Path,
+) -> Result<()> {
     let count = |distance| samples.iter().filter(|sample| sample.distance == distance).count();
     // A distance that was seen now and then only has too few cells to compare.
     let common = |distance: &Distance| count(*distance) * 4 >= samples.len();
@@ -103,11 +110,17 @@ pub(super) fn write(samples: &[Sample], jobs: &[Job], rival: bool, output: &Path
     for distance in &distances {
         println!("\n{distance}\n{}", table(samples, jobs, *distance));
     }
-    let figures = figures(samples, jobs, rival, &distances);
+    guests::print(shared);
+    let mut figures = figures(samples, jobs, rival, &distances);
+    figures.extend(guests::figures(shared));
     println!();
     for figure in figures.iter().filter(|figure| figure.goal.is_some()) {
         let verdict = if figure.met == Some(true) { "met" } else { "MISSED" };
-        let value = format!("{:.0} {}", figure.value, figure.unit);
+        let value = if figure.unit.is_empty() {
+            format!("{:.4}", figure.value)
+        } else {
+            format!("{:.0} {}", figure.value, figure.unit)
+        };
         let rival = figure.rival.as_deref().unwrap_or("the rival");
         let ratio = figure.ratio.map(|ratio| format!(", {ratio:.2} of {rival}'s")).unwrap_or_default();
         println!(
@@ -118,7 +131,9 @@ pub(super) fn write(samples: &[Sample], jobs: &[Job], rival: bool, output: &Path
     }
     let (json, svg) = (output.join("net.json"), output.join("net.svg"));
     report::write_figures(&json, &figures)?;
-    report::write(&svg, &plot::svg(&panels(samples, jobs, &distances)))?;
+    let mut panels = panels(samples, jobs, &distances);
+    panels.extend(guests::panels(shared));
+    report::write(&svg, &plot::svg(&panels))?;
     println!("wrote {} and {}", json.display(), svg.display());
     Ok(())
 }
@@ -165,8 +180,8 @@ fn figures(samples: &[Sample], jobs: &[Job], rival: bool, distances: &[Distance]
             }
             if let Some(ours) = hardware.rate {
                 let rate = Figure::new(name(OURS, "rate"), ours, "/s").against(rival_name, theirs.rate);
-                figures.push(match theirs.rate {
-                    Some(theirs) => rate.with_goal(Goal::AtLeast((theirs * share_of_rival(*job)).round())),
+                figures.push(match theirs.rate.zip(share_of_rival(*job)) {
+                    Some((theirs, share)) => rate.with_goal(Goal::AtLeast((theirs * share).round())),
                     None => rate,
                 });
             }

@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::ours::mac;
 use crate::cores::Cores;
 
 const PROGRAM: &str = "dpdk-testpmd";
 const PROMPT: &str = "testpmd> ";
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The address of the driver's port: what it sends comes from there.
-pub(super) const DRIVER_MAC: &str = "02:00:00:00:00:01";
+/// The address of the driver's first port: what it sends comes from there.
+pub(super) const DRIVER_MAC: &str = "02:00:00:00:01:01";
 /// Memory of each of the two processes. Their buffers fit twice.
 pub(super) const MEMORY_MIB: u64 = 128;
 
@@ -63,26 +64,26 @@ pub(super) struct Testpmd {
 }
 
 impl Testpmd {
-    /// Starts it with a port on this socket; its forwarding does not run yet.
+    /// Starts it with a port on each of these sockets; its forwarding does not run yet.
     pub(super) fn start(
         side: Side,
-        socket: &Path,
+        sockets: &[impl AsRef<Path>],
         directory: &Path,
         cores: Cores,
         huge_pages: bool,
     ) -> Result<Self> {
-        let (name, device, core, idle) = match side {
+        let (name, core, idle) = match side {
+            Side::Driver => ("driver", cores.sender, cores.receiver),
+            Side::Vhost => ("vhost", cores.receiver, cores.sender),
+        };
+        let device = |number: usize, socket: &Path| match side {
             Side::Driver => {
-                let device = format!(
-                    "net_virtio_user0,path={},queues=1,queue_size=256,mac={DRIVER_MAC}",
-                    socket.display()
-                );
-                ("driver", device, cores.sender, cores.receiver)
+                let [b0, b1, b2, b3, b4, b5] = mac(number);
+                let mac = format!("{b0:02x}:{b1:02x}:{b2:02x}:{b3:02x}:{b4:02x}:{b5:02x}");
+                let path = socket.display();
+                format!("net_virtio_user{number},path={path},queues=1,queue_size=256,mac={mac}")
             }
-            Side::Vhost => {
-                let device = format!("net_vhost0,iface={},queues=1", socket.display());
-                ("vhost", device, cores.receiver, cores.sender)
-            }
+            Side::Vhost => format!("net_vhost{number},iface={},queues=1", socket.display()),
         };
         let errors = directory.join(format!("testpmd-{name}.log"));
         // It prints its answers through a buffer and its prompt past it: line by line, they come in order.
@@ -92,11 +93,16 @@ impl Testpmd {
             // The main core sleeps at the prompt, the other one forwards.
             .args(["-l", &format!("{core},{idle}"), "--main-lcore", &idle.to_string()])
             .args(["--no-pci", "--no-telemetry", "--single-file-segments", "-m", &MEMORY_MIB.to_string()])
-            .args([&format!("--file-prefix=wadi-{}-{name}", std::process::id()), "--vdev", &device]);
+            .arg(format!("--file-prefix=wadi-{}-{name}", std::process::id()));
+        for (number, socket) in sockets.iter().enumerate() {
+            command.args(["--vdev", &device(number, socket.as_ref())]);
+        }
         // In memory: it leaves no files behind, wherever huge pages are mounted or not.
         command.arg(if huge_pages { "--in-memory" } else { "--no-huge" });
         let mut process = command
+            // Without a topology between the ports, each one sends by itself.
             .args(["--", "-i", "--nb-cores=1", "--total-num-mbufs=16384", "--no-lsc-interrupt"])
+            .arg("--port-topology=loop")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(File::create(&errors).context("cannot make a log")?)
@@ -131,13 +137,24 @@ impl Testpmd {
 
     /// Packets so far.
     pub(super) fn totals(&mut self) -> Result<Totals> {
-        let text = self.command("show port stats 0")?;
-        let number = |name: &str| -> Result<u64> {
-            let rest = text.split_once(name).with_context(|| format!("no {name} in: {text}"))?.1;
-            let digits = rest.split_whitespace().next().context("a number")?;
-            digits.parse().with_context(|| format!("{digits:?} is no number"))
+        let each = self.totals_of_each()?.into_iter();
+        Ok(each.fold(Totals::default(), |sum, it| Totals {
+            received: sum.received + it.received,
+            sent: sum.sent + it.sent,
+        }))
+    }
+
+    /// Packets of each port so far.
+    pub(super) fn totals_of_each(&mut self) -> Result<Vec<Totals>> {
+        let text = self.command("show port stats all")?;
+        let numbers = |name: &str| -> Result<Vec<u64>> {
+            let digits =
+                text.split(name).skip(1).map(|rest| rest.split_whitespace().next().unwrap_or_default());
+            digits.map(|digits| digits.parse().with_context(|| format!("{digits:?} is no number"))).collect()
         };
-        Ok(Totals { received: number("RX-packets:")?, sent: number("TX-packets:")? })
+        let (received, sent) = (numbers("RX-packets:")?, numbers("TX-packets:")?);
+        ensure!(!received.is_empty() && received.len() == sent.len(), "no ports in: {text}");
+        Ok(received.into_iter().zip(sent).map(|(received, sent)| Totals { received, sent }).collect())
     }
 
     fn command(&mut self, line: &str) -> Result<String> {
