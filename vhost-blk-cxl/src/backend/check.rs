@@ -4,7 +4,7 @@ use cxl_pool::LineCount;
 use pod_protocol::objects::VolumeObject;
 
 use crate::intent_log;
-use crate::message::{Request, Status};
+use crate::message::{Operation, Request, Status};
 use crate::ssd::Geometry;
 
 /// Why a request is not carried out.
@@ -23,7 +23,7 @@ pub fn check(
     if request.operation.writes() && volume.read_only {
         return Err(refused);
     }
-    if request.operation == crate::message::Operation::Flush {
+    if request.operation == Operation::Flush {
         return Ok(0);
     }
     let block = u64::from(device.block_bytes);
@@ -50,10 +50,16 @@ pub fn check(
     if device_end > device.size_bytes { Err(refused) } else { Ok(start) }
 }
 
+/// Whether a request makes the device read its buffer, and the buffer is where it may be.
+pub(super) fn reads_buffer_of(request: &Request, volume: &VolumeObject) -> bool {
+    request.operation == Operation::Write
+        && volume.may_hold(request.data_start(), request.data_lines().bytes())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{Holder, Operation, Tag};
+    use crate::message::{Holder, Tag};
     use cxl_pool::{Area, LineOffset};
     use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
     use pod_protocol::objects::Qos;

@@ -5,9 +5,9 @@ use cxl_pool::Memory;
 use pod_protocol::ids::{ChannelId, LeaseGeneration, LeaseId};
 use pod_protocol::objects::VolumeObject;
 
-use super::check::{Rejected, check};
+use super::check::{Rejected, check, reads_buffer_of};
 use super::in_flight::InFlight;
-use super::task::{BackendTask, reads_buffer_of};
+use super::task::BackendTask;
 use crate::message::{Request, Status};
 use crate::ssd::Command;
 

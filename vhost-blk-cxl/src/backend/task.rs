@@ -20,6 +20,7 @@ use rustix::time::{
 };
 use tracing::{error, info, warn};
 
+use super::check::reads_buffer_of;
 use super::dispatch::is_same_use;
 use super::hanging::Watch;
 use super::in_flight::Commands;
@@ -493,10 +494,4 @@ impl<M: Memory> Task for BackendTask<M> {
             }
         }
     }
-}
-
-/// Whether a request makes the device read its buffer, and the buffer is where it may be.
-pub(super) fn reads_buffer_of(request: &Request, volume: &VolumeObject) -> bool {
-    request.operation == Operation::Write
-        && volume.may_hold(request.data_start(), request.data_lines().bytes())
 }
