@@ -62,10 +62,12 @@ impl<M> Mailbox<M> {
     }
 
     fn wake(&self) {
+        // It fails only when the counter is full, and then the worker has been woken already. The flag comes second: a
+        // worker that saw it first could clear both before the eventfd is written, which nobody would clear again, and
+        // a worker with an eventfd that stays readable never sleeps.
+        let _ = rustix::io::write(&self.waker, &1_u64.to_ne_bytes());
         // Release: who sees the flag sees the queue; the lock orders the rest.
         self.pending.store(true, Ordering::Release);
-        // It fails only when the counter is full, and then the worker has been woken already.
-        let _ = rustix::io::write(&self.waker, &1_u64.to_ne_bytes());
     }
 
     fn push(&self, message: M) -> Result<(), WorkerGone> {
@@ -189,5 +191,52 @@ impl<M> Clone for WorkerHandle<M> {
 impl<M> fmt::Debug for WorkerHandle<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WorkerHandle").field("gone", &self.is_gone()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    fn is_readable(mailbox: &Mailbox<u32>) -> bool {
+        let mut watched = [PollFd::new(&mailbox.waker, PollFlags::IN)];
+        poll(&mut watched, Some(&Timespec::default())).unwrap() > 0
+    }
+
+    #[test]
+    fn a_mailbox_that_was_emptied_wakes_nobody() {
+        const ROUNDS: u32 = 20_000;
+        let mailbox = Mailbox::new().unwrap();
+        let (go, gone) = (AtomicBool::new(false), AtomicBool::new(false));
+        let wait_for = |flag: &AtomicBool| {
+            while !flag.swap(false, Ordering::AcqRel) {
+                thread::yield_now();
+            }
+        };
+        let mut stuck = 0;
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..ROUNDS {
+                    wait_for(&go);
+                    mailbox.push(round).unwrap();
+                    gone.store(true, Ordering::Release);
+                }
+            });
+            for round in 0..ROUNDS {
+                go.store(true, Ordering::Release);
+                let mut taken = Vec::new();
+                while taken.is_empty() {
+                    if mailbox.pending() {
+                        taken.extend(mailbox.take().messages);
+                    }
+                }
+                wait_for(&gone);
+                // The flag may be up once more: then the next look clears both.
+                stuck += u32::from(!mailbox.pending() && is_readable(&mailbox));
+            }
+        });
+        assert_eq!(stuck, 0, "of {ROUNDS} times the worker would not have slept again");
     }
 }
