@@ -363,6 +363,8 @@ pub struct DiskObject {
     /// The VMM listens there and the frontend connects, instead of the other way round.
     #[serde(default)]
     pub vmm_listens: bool,
+    /// What it shows.
+    pub volume: VolumeId,
     /// What the guest reads as the disk's id; at most 20 bytes reach it.
     pub serial: String,
     /// The disk's size.

@@ -6,14 +6,19 @@
 //! differently lies in what is marked, in the log of each replica in sync.
 //!
 //! ```text
-//! byte  0   8          12        16       20          24        40      48             56      64
-//!       | magic | checksum | version | sector | covered, 4 numbers | version | volume's size | zeros | bitmap ...
-//!                                   of log            of replicas   of content     bytes
+//! byte  0       8          12        16       20       24                   40        48              56      64
+//!       | magic | checksum | version | sector | volume | covered, 4 numbers | version | volume's size | zeros | bitmap ...
+//!                            of log                      of replicas          of content    bytes
 //! ```
 //!
 //! A write of 4 KiB may be torn, so each of the eight sectors stands for itself, with a checksum (CRC-32) of what follows that
 //! and its share of the bitmap. Marks that a write adds are relied on after it has ended only, and marks that it takes away
 //! are not needed: a log whose sectors come from two writes is as good as either.
+//!
+//! Each sector names the volume. Where a slot has become another volume's, a write of the one that had it before may arrive late:
+//! a log any part of which names another volume is none, and so is one of another version. Version 1 named no volume.
+
+use pod_protocol::ids::VolumeId;
 
 /// Its length in bytes.
 pub const LENGTH: usize = 4096;
@@ -30,7 +35,7 @@ const WORDS: usize = SECTORS * WORDS_PER_SECTOR;
 const UNITS_MAX: u64 = WORDS as u64 * 64;
 const UNIT_BYTES_MIN: u64 = 256 << 10;
 const MAGIC: &[u8; 8] = b"WADIWILG";
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// In place of a replica's number.
 const NOBODY: u32 = u32::MAX;
 
@@ -113,6 +118,7 @@ fn bit(unit: u64) -> u64 {
 /// What a log says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IntentLog {
+    volume: VolumeId,
     size_bytes: u64,
     unit_bytes: u64,
     /// The numbers of the replicas for which it holds.
@@ -123,11 +129,11 @@ pub struct IntentLog {
 
 impl IntentLog {
     /// Of a volume of this size of which nothing is known: all of it is marked.
-    pub fn of_unknown(size_bytes: u64, covered: Vec<u32>) -> Self {
+    pub fn of_unknown(volume: VolumeId, size_bytes: u64, covered: Vec<u32>) -> Self {
         let unit_bytes = unit_bytes(size_bytes);
         let mut marked = Units::none();
         (0..size_bytes.div_ceil(unit_bytes)).for_each(|unit| marked.insert(unit));
-        Self { size_bytes, unit_bytes, covered, marked }
+        Self { volume, size_bytes, unit_bytes, covered, marked }
     }
 
     /// The size of the volume.
@@ -151,7 +157,7 @@ impl IntentLog {
         if size_bytes <= self.size_bytes {
             return false;
         }
-        let before = std::mem::replace(self, Self::of_unknown(size_bytes, self.covered.clone()));
+        let before = std::mem::replace(self, Self::of_unknown(self.volume, size_bytes, self.covered.clone()));
         // The last unit may have been shorter.
         let known = before.size_bytes / self.unit_bytes;
         (0..known).for_each(|unit| self.marked.remove(unit));
@@ -172,6 +178,7 @@ impl IntentLog {
             sector[..8].copy_from_slice(MAGIC);
             sector[12..16].copy_from_slice(&FORMAT.to_le_bytes());
             sector[16..20].copy_from_slice(&number.to_le_bytes());
+            sector[20..24].copy_from_slice(&self.volume.get().to_le_bytes());
             for index in 0..COVERED_MAX {
                 let replica = self.covered.get(index).copied().unwrap_or(NOBODY);
                 sector[24 + index * 4..][..4].copy_from_slice(&replica.to_le_bytes());
@@ -187,8 +194,9 @@ impl IntentLog {
         bytes
     }
 
-    /// Reads a log, and the highest version that a part of it has. None if it is none, or none that is whole.
-    pub fn decode(bytes: &[u8; LENGTH]) -> Option<(Self, u64)> {
+    /// Reads the log of a volume, and the highest version that a part of it has. None if it is none, none that is whole, or
+    /// another volume's.
+    pub fn decode(bytes: &[u8; LENGTH], volume: VolumeId) -> Option<(Self, u64)> {
         let mut found: Option<Self> = None;
         let mut version = 0;
         for (number, sector) in bytes.chunks_exact(SECTOR_BYTES).enumerate() {
@@ -197,7 +205,8 @@ impl IntentLog {
             let is_whole = sector.starts_with(MAGIC)
                 && narrow(8)? == crc32fast::hash(&sector[12..])
                 && narrow(12)? == FORMAT
-                && narrow(16)? as usize == number;
+                && narrow(16)? as usize == number
+                && narrow(20)? == volume.get();
             if !is_whole {
                 return None;
             }
@@ -206,6 +215,7 @@ impl IntentLog {
             let covered = (0..COVERED_MAX).filter_map(|index| narrow(24 + index * 4));
             let covered: Vec<u32> = covered.filter(|&replica| replica != NOBODY).collect();
             let log = found.get_or_insert_with(|| Self {
+                volume,
                 size_bytes,
                 unit_bytes: unit_bytes(size_bytes),
                 covered: covered.clone(),
@@ -244,8 +254,14 @@ mod tests {
 
     use super::*;
 
+    const VOLUME: VolumeId = VolumeId::new(5);
+
     fn a_log(size_bytes: u64, marks: &[u64]) -> IntentLog {
-        let mut log = IntentLog::of_unknown(size_bytes, vec![0, 3]);
+        a_log_of(VOLUME, size_bytes, marks)
+    }
+
+    fn a_log_of(volume: VolumeId, size_bytes: u64, marks: &[u64]) -> IntentLog {
+        let mut log = IntentLog::of_unknown(volume, size_bytes, vec![0, 3]);
         let units = log.units(0, size_bytes).end;
         log.marked.clear();
         for mark in marks {
@@ -261,15 +277,39 @@ mod tests {
         assert_eq!(unit_bytes((7 << 30) + 1), 512 << 10);
         let unit = unit_bytes(1 << 60);
         assert!((1_u64 << 60).div_ceil(unit) <= UNITS_MAX && unit.is_power_of_two(), "{unit}");
-        assert_eq!(IntentLog::decode(&[0; LENGTH]), None);
+        assert_eq!(IntentLog::decode(&[0; LENGTH], VOLUME), None);
+    }
+
+    #[test]
+    fn a_log_of_another_format_is_none() {
+        let mut bytes = a_log(1 << 30, &[1]).encode(1);
+        for sector in bytes.chunks_exact_mut(SECTOR_BYTES) {
+            sector[12..16].copy_from_slice(&1_u32.to_le_bytes());
+            let checksum = crc32fast::hash(&sector[12..]);
+            sector[8..12].copy_from_slice(&checksum.to_le_bytes());
+        }
+        assert_eq!(IntentLog::decode(&bytes, VOLUME), None);
     }
 
     proptest! {
+        /// A write of a volume that had the slot before arrives late, as a whole or in parts.
+        #[test]
+        fn a_log_that_another_volume_wrote_into_is_none(marks: Vec<u64>, arrived in 1_u8..) {
+            let mut bytes = a_log(1 << 30, &marks).encode(7);
+            let late = a_log_of(VolumeId::new(6), 1 << 30, &[]).encode(9);
+            for sector in (0..SECTORS).filter(|sector| arrived & 1 << sector != 0) {
+                let range = sector * SECTOR_BYTES..(sector + 1) * SECTOR_BYTES;
+                bytes[range.clone()].copy_from_slice(&late[range]);
+            }
+            prop_assert_eq!(IntentLog::decode(&bytes, VOLUME), None);
+            prop_assert_eq!(IntentLog::decode(&bytes, VolumeId::new(6)).is_some(), arrived == u8::MAX);
+        }
+
         #[test]
         fn what_was_written_is_read(size in 1_u64..1 << 44, marks: Vec<u64>, version: u64) {
             let log = a_log(size, &marks);
             let bytes = log.encode(version);
-            prop_assert_eq!(IntentLog::decode(&bytes), Some((log, version)));
+            prop_assert_eq!(IntentLog::decode(&bytes, VOLUME), Some((log, version)));
         }
 
         /// A changed bit is noticed, wherever it is.
@@ -278,7 +318,7 @@ mod tests {
             let mut bytes = a_log(1 << 40, &marks).encode(1);
             bytes[at] ^= 1 << bit;
             // Of the bytes that nobody looks at the checksum is.
-            prop_assert_eq!(IntentLog::decode(&bytes), None);
+            prop_assert_eq!(IntentLog::decode(&bytes, VOLUME), None);
         }
 
         /// Whatever part of a write arrives: what was marked before it and after it, is.
@@ -296,7 +336,7 @@ mod tests {
                 let range = sector * SECTOR_BYTES..(sector + 1) * SECTOR_BYTES;
                 torn[range.clone()].copy_from_slice(&after[range]);
             }
-            let (found, version) = IntentLog::decode(&torn).unwrap();
+            let (found, version) = IntentLog::decode(&torn, VOLUME).unwrap();
             let both = |unit: &u64| old.marked.contains(*unit) && new.marked.contains(*unit);
             let either = |unit: &u64| old.marked.contains(*unit) || new.marked.contains(*unit);
             prop_assert!((0..UNITS_MAX).filter(both).all(|unit| found.marked.contains(unit)));

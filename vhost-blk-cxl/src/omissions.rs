@@ -131,6 +131,7 @@ fn objects(data_area: Area) -> (DiskObject, VolumeObject) {
         device: "vol0".to_owned(),
         socket: "vm0-vol0.sock".to_owned(),
         vmm_listens: false,
+        volume: VolumeId::new(1),
         serial: "1".to_owned(),
         size_bytes: DISK_BYTES as u64,
         block_bytes: 512,

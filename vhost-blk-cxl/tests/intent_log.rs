@@ -12,6 +12,7 @@ use common::history::History;
 use common::mirror::{MIRROR_BYTES, MirrorPod};
 use common::*;
 use cxl_pool::simulated::{check_seeds, seeds};
+use pod_protocol::ids::VolumeId;
 use vhost_blk_cxl::intent_log::IntentLog;
 use vhost_blk_cxl::message::Operation;
 
@@ -170,6 +171,23 @@ fn what_cannot_be_read_is_no_log() {
     let all: BTreeSet<u64> = (0..MIRROR_BYTES / REGION_BYTES).collect();
     assert_eq!(touched(&pod, 0, before, Operation::Read), all);
     assert_eq!(pod.intent_log(0).map(|log| log.covered), Some(vec![0, 1]), "there is a new one");
+}
+
+#[test]
+fn what_another_volume_left_in_the_slot_is_no_log() {
+    for bytes in [4096, 1024] {
+        let (mut pod, mut driver) = unmarked(7);
+        assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
+        drop(driver);
+        // A write that had reached one replica when the frontend died.
+        pod.controls[0].set_bytes(VOLUME_START + 4096, &pattern(2, 4096));
+        pod.leave_in_log(0, VolumeId::new(9), bytes);
+        pod.restart_frontend();
+        pod.in_line();
+        let (at, expected) = (VOLUME_START + 4096, pattern(2, 4096));
+        assert_eq!([0, 1].map(|index| pod.controls[index].bytes(at, 4096)), [&expected[..]; 2]);
+        assert_eq!(pod.intent_log(0).map(|log| log.covered), Some(vec![0, 1]), "there is a new one");
+    }
 }
 
 /// What the tests above rely on: a log that forgets what was being written is noticed.

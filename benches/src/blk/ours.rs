@@ -205,6 +205,7 @@ pub(super) fn objects(
         device: "disk".to_owned(),
         socket: format!("disk{number}.sock"),
         vmm_listens: false,
+        volume: VolumeId::new(number),
         serial: "bench".to_owned(),
         size_bytes,
         block_bytes: 4096,

@@ -224,6 +224,8 @@ mod tests {
         check(&new);
         let adopted = new.volume_named("b").unwrap();
         assert_eq!((adopted.replicas[0].start_bytes, adopted.size_bytes), (9 * MIB, 8 * MIB));
+        let used = |id: VolumeId| table.volumes.iter().any(|entry| entry.id == id);
+        assert!(!used(adopted.id), "{} is a number of the table that was found", adopted.id);
         assert_eq!(kept(&new).unwrap().volumes.len(), 1, "what was deleted stays deleted");
         create(&mut new, "c").unwrap();
         let table = kept(&new).unwrap();

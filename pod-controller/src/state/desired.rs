@@ -250,6 +250,7 @@ impl State {
             device: lease.device.clone(),
             socket: self.socket_at(lease, frontend),
             vmm_listens: self.instances.get(&lease.instance)?.vmm_listens,
+            volume: volume.id,
             serial: serial.clone(),
             size_bytes: volume.size_bytes,
             block_bytes: self.block_bytes_of(volume)?,

@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 use cxl_pool::{EndpointId, Role};
 use pod_protocol::ids::LeaseId;
 use pod_protocol::reports::{DeviceReport, Join};
+use pod_protocol::volume_table::VolumeTable;
 
 use super::name::check_reported_name;
 use super::{
@@ -157,6 +158,9 @@ impl State {
         let known = self.devices.remove(&device_id);
         let held = known.as_ref().and_then(|known| known.held.clone());
         let drained = known.as_ref().is_some_and(|known| known.drained);
+        if let DeviceReport::Ssd { table: Some(table), .. } = report {
+            self.pass_over_numbers(table);
+        }
         let (driver, kind, mut health) = match report {
             DeviceReport::Nic { driver, mac, up, speed_mbps, mtu, features, backup, .. } => {
                 let rx = match &known {
@@ -210,6 +214,14 @@ impl State {
             }
         }
         self.devices.insert(device_id, Device { driver: driver.clone(), kind, health, held, drained });
+    }
+
+    /// Volumes get no number any more that an SSD's table has, be it of a controller whose state was lost: the log of what is
+    /// being written to a mirror would be taken for another one's.
+    fn pass_over_numbers(&mut self, table: &VolumeTable) {
+        // One out of all reason was given by no controller.
+        let given = table.volumes.iter().map(|entry| entry.id.get()).filter(|&number| number < u32::MAX / 2);
+        self.last.volume = self.last.volume.max(given.max().unwrap_or(0));
     }
 
     /// An SSD that became smaller than the volumes on it must not be served: their ends are gone.

@@ -201,7 +201,7 @@ impl Label {
             path: self.path.clone(),
             source,
         })?;
-        Ok(IntentLog::decode(&bytes).map(|(log, _)| log))
+        Ok(IntentLog::decode(&bytes, volume).map(|(log, _)| log))
     }
 
     /// Writes another table, and returns when it is on the medium. The one before counts until then.

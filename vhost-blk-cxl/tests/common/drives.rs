@@ -114,7 +114,7 @@ impl MirrorPod {
     /// What a replica's log of intents says, if it says anything.
     pub fn intent_log(&self, index: usize) -> Option<IntentLog> {
         let bytes = self.on_drive(index, self.log_start(index), intent_log::LENGTH);
-        IntentLog::decode(&bytes.try_into().unwrap()).map(|(log, _)| log)
+        IntentLog::decode(&bytes.try_into().unwrap(), self.disk.volume).map(|(log, _)| log)
     }
 
     /// Has a replica's log say that nothing was being written. For what must be noticed.
@@ -127,6 +127,13 @@ impl MirrorPod {
     /// Whether nothing is marked in any replica's log.
     pub fn is_unmarked(&self) -> bool {
         (0..self.controls.len()).all(|index| self.intent_log(index).is_some_and(|log| log.marked.is_empty()))
+    }
+
+    /// A write arrives late of a volume that had the slot of a replica's log before: the first sectors of it, or all.
+    pub fn leave_in_log(&self, index: usize, volume: VolumeId, bytes: usize) {
+        let mut log = IntentLog::of_unknown(volume, self.disk.size_bytes, vec![0, 1]);
+        log.marked.clear();
+        self.put_on_drive(index, self.log_start(index), &log.encode(1 << 40)[..bytes]);
     }
 
     /// A part of a replica's log is damaged.

@@ -131,6 +131,7 @@ impl MirrorPod {
             device: "vol0".to_owned(),
             socket: side.socket.clone(),
             vmm_listens: false,
+            volume: VolumeId::new(1),
             serial: "vol0".to_owned(),
             size_bytes: MIRROR_BYTES,
             block_bytes: 512,

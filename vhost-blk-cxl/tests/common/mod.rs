@@ -96,6 +96,7 @@ impl<M: Memory> Pod<M> {
             device: "vol0".to_owned(),
             socket: "vm0-vol0.sock".to_owned(),
             vmm_listens: false,
+            volume: VolumeId::new(1),
             serial: "wadi-volume-0001-of-many".to_owned(),
             size_bytes: VOLUME_BYTES,
             block_bytes: 512,

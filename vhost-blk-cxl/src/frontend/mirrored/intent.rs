@@ -11,6 +11,7 @@
 use std::time::{Duration, Instant};
 
 use cxl_pool::Memory;
+use pod_protocol::objects::DiskObject;
 use tracing::{info, warn};
 use vhost_frontend::{Buffer, BufferArea};
 
@@ -63,10 +64,10 @@ pub(super) struct Intent {
 }
 
 impl Intent {
-    pub(super) fn new(size_bytes: u64, read_only: bool, area: &mut BufferArea) -> Self {
+    pub(super) fn new(object: &DiskObject, area: &mut BufferArea) -> Self {
         let mut intent = Self {
-            state: if read_only { State::Unneeded } else { State::Loading(None) },
-            log: IntentLog::of_unknown(size_bytes, Vec::new()),
+            state: if object.read_only { State::Unneeded } else { State::Loading(None) },
+            log: IntentLog::of_unknown(object.volume, object.size_bytes, Vec::new()),
             durable: Units::none(),
             recent: Units::none(),
             version: 0,
@@ -201,14 +202,13 @@ impl<M: Memory> MirroredDisk<M> {
         }
         self.intent.buffers.push(buffer);
         self.works.remove(index);
-        self.take_over(IntentLog::decode(&bytes));
+        self.take_over(IntentLog::decode(&bytes, self.disk.object().volume));
         self.recheck = true;
     }
 
     /// Goes on with the log of a predecessor, if there is one that tells of all replicas in sync.
     fn take_over(&mut self, found: Option<(IntentLog, u64)>) {
-        let lease = self.disk.object().lease;
-        let size_bytes = self.disk.object().size_bytes;
+        let DiskObject { lease, volume, size_bytes, .. } = *self.disk.object();
         let in_sync: Vec<u32> =
             self.replicas.iter().filter(|it| it.in_sync).map(|replica| replica.number).collect();
         let usable = |log: &IntentLog| {
@@ -219,7 +219,7 @@ impl<M: Memory> MirroredDisk<M> {
         intent.changed = true;
         let Some((mut log, version)) = found.filter(|(log, _)| usable(log)) else {
             info!(%lease, "nothing is known of where replicas may differ: all of the volume is compared");
-            intent.log = IntentLog::of_unknown(size_bytes, in_sync);
+            intent.log = IntentLog::of_unknown(volume, size_bytes, in_sync);
             return;
         };
         log.grow(size_bytes);

@@ -95,7 +95,7 @@ impl<M: Memory> MirroredDisk<M> {
         let source = replicas.iter().position(|replica| replica.in_sync).unwrap_or(0);
         let epoch = object.epoch;
         let mut spares = Vec::new();
-        let intent = Intent::new(object.size_bytes, object.read_only, &mut disk.buffers);
+        let intent = Intent::new(&disk.object, &mut disk.buffers);
         for _ in 1..replicas.len() {
             spares.extend(spare(&mut disk));
         }
