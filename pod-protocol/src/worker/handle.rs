@@ -224,7 +224,7 @@ mod tests {
                     gone.store(true, Ordering::Release);
                 }
             });
-            for round in 0..ROUNDS {
+            for _ in 0..ROUNDS {
                 go.store(true, Ordering::Release);
                 let mut taken = Vec::new();
                 while taken.is_empty() {
