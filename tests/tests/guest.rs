@@ -1,11 +1,13 @@
 //! The test guest by itself: it is the same whenever it is built, and runs commands as they are given.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use guest_images::agent::{Agent, AgentError};
 use guest_images::{Guest, Silent};
-use vmm::{Accelerator, DirectKernel, Vm, VmSpec};
+use vmm::{Accelerator, DirectKernel, Registry, Vm, VmSpec};
 
 const LONG: Duration = Duration::from_mins(1);
 
@@ -83,9 +85,42 @@ fn commands_run_as_they_are_given() {
         assert!(outcome.success(), "{program}: {}", String::from_utf8_lossy(&outcome.stderr));
     }
 
+    is_found(&vm, directory.path());
+    let twice = Vm::start(spec.clone()).unwrap_err().to_string();
+    assert!(twice.contains("runs already"), "{twice}");
+
     // Whoever waits when the machine goes hears of it.
     let job = agent.start("sleep 1000", &[]).unwrap();
+    let said = vmm(&["stop", "bare", "--grace", "1"], directory.path());
+    assert!(said.contains("QEMU has ended it"), "{said}");
     assert!(vm.stop().unwrap().success());
     assert!(matches!(job.wait(LONG), Err(AgentError::Gone { .. })));
     assert!(!spec.monitor_socket().exists());
+}
+
+fn vmm(words: &[&str], directory: &Path) -> String {
+    let program = Path::new(env!("CARGO_BIN_EXE_wadi-demo")).with_file_name("vmm");
+    let output = Command::new(program).args(words).arg("--directory").arg(directory).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    said
+}
+
+/// It is listed where it was started, and elsewhere once it was looked for.
+fn is_found(vm: &Vm, directory: &Path) {
+    let listed = Registry::new(directory).running().unwrap().machines;
+    let [machine] = &listed[..] else { panic!("{listed:?}") };
+    assert_eq!((machine.name.as_str(), machine.process.pid), ("bare", vm.pid()));
+    let vcpus = machine.monitor.vcpus().unwrap();
+    let name = |thread: u32| fs::read_to_string(format!("/proc/{}/task/{thread}/comm", vm.pid())).unwrap();
+    assert_eq!(vcpus.len(), 1);
+    assert!(name(vcpus[0].thread_id).starts_with("CPU 0/"), "{}", name(vcpus[0].thread_id));
+
+    let elsewhere = directory.join("elsewhere");
+    assert_eq!(vmm(&["list"], &elsewhere).lines().count(), 1);
+    vmm(&["attach", "--pid", &vm.pid().to_string(), "--name", "found"], &elsewhere);
+    let said = vmm(&["list"], &elsewhere);
+    let row: Vec<&str> = said.lines().nth(1).unwrap().split_whitespace().collect();
+    let (pid, thread) = (vm.pid().to_string(), vcpus[0].thread_id.to_string());
+    assert_eq!(row[..5], ["found", &pid, "attach", "running", &thread], "{said}");
 }

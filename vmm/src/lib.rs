@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod attach;
 pub mod console;
 mod instance;
 pub mod libvirt;
@@ -12,19 +13,28 @@ mod machine;
 mod memory;
 mod migration;
 mod monitor;
+mod monitor_address;
+mod process;
 mod qemu;
+mod registry;
 mod spec;
+mod stop;
 
 use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
+pub use attach::{attach_domain, attach_process};
 pub use machine::Vm;
 pub use memory::plug_memory;
 pub use migration::{Migrated, MigrationSpeed, migrate, move_away, quit};
+pub use monitor_address::{MonitorAddress, VcpuThread};
+pub use process::Process;
 pub use qemu::{Accelerator, QEMU, QemuVersion};
+pub use registry::{Origin, Registry, Running, RunningVm};
 pub use spec::{DirectKernel, Disk, Network, VmSpec};
+pub use stop::{Stopped, stop};
 
 /// Why a virtual machine cannot be run.
 #[derive(Debug, Error)]
@@ -45,7 +55,7 @@ pub enum VmmError {
         reason: String,
     },
     /// The directory for its sockets.
-    #[error("cannot make {}", path.display())]
+    #[error("cannot make or use {}", path.display())]
     Directory {
         /// Where.
         path: PathBuf,

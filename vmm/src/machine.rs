@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use qapi::qmp;
 
 use crate::monitor::{MONITOR_DEADLINE, Monitor, connect};
-use crate::{QEMU, QemuVersion, VmSpec, VmmError};
+use crate::{MonitorAddress, Origin, Process, QEMU, QemuVersion, Registry, RunningVm, VmSpec, VmmError};
 
 /// A virtual machine that QEMU runs; dropping it ends it.
 #[derive(Debug)]
 pub struct Vm {
     spec: VmSpec,
     child: Child,
+    running: Option<RunningVm>,
 }
 
 impl Vm {
@@ -37,16 +38,30 @@ impl Vm {
         spec: VmSpec,
         spawn: impl FnOnce(&mut Command) -> io::Result<Child>,
     ) -> Result<Self, VmmError> {
-        fs::create_dir_all(&spec.directory)
-            .map_err(|source| VmmError::Directory { path: spec.directory.clone(), source })?;
-        // An older run of this instance may have been killed. A live one would not let go of the frontends.
+        let mut command = Self::command(&spec)?;
+        let registry = Registry::new(&spec.directory);
+        let locked = registry.lock()?;
+        registry.refuse_another(&locked, &spec.name, None)?;
+        // An older run of this instance may have been killed.
         for socket in spec.sockets() {
             let _ = fs::remove_file(socket);
         }
-        let mut command = Self::command(&spec)?;
         let child =
             spawn(&mut command).map_err(|source| VmmError::Start { program: QEMU.to_owned(), source })?;
-        Ok(Self { spec, child })
+        let mut vm = Self { spec, child, running: None };
+        // One that has ended at once runs nowhere.
+        if let Some(process) = Process::with_id(vm.child.id()) {
+            let running = RunningVm {
+                name: vm.spec.name.clone(),
+                process,
+                origin: Origin::Run,
+                monitor: MonitorAddress::Socket { path: vm.spec.monitor_socket() },
+                files: vm.spec.sockets().into(),
+            };
+            registry.write(&locked, &running)?;
+            vm.running = Some(running);
+        }
+        Ok(vm)
     }
 
     /// What it consists of.
@@ -95,6 +110,7 @@ impl Vm {
     /// Ends QEMU, in good order if it listens, and waits until it is gone.
     pub fn stop(&mut self) -> Result<ExitStatus, VmmError> {
         if let Some(status) = self.exited() {
+            self.forget();
             return Ok(status);
         }
         if let Ok(mut monitor) = self.monitor() {
@@ -104,14 +120,14 @@ impl Vm {
         let started = Instant::now();
         while started.elapsed() < MONITOR_DEADLINE {
             if let Some(status) = self.exited() {
-                self.remove_sockets();
+                self.forget();
                 return Ok(status);
             }
             thread::sleep(Duration::from_millis(10));
         }
         let _ = self.child.kill();
         let status = self.wait();
-        self.remove_sockets();
+        self.forget();
         status
     }
 
@@ -121,9 +137,11 @@ impl Vm {
         connect(&path, || self.exited().is_some())
     }
 
-    fn remove_sockets(&self) {
-        for socket in self.spec.sockets() {
-            let _ = fs::remove_file(socket);
+    /// After its end.
+    fn forget(&mut self) {
+        if let Some(running) = self.running.take() {
+            // What is left behind is seen to be of a machine that has ended.
+            let _ = Registry::new(&self.spec.directory).remove(&running);
         }
     }
 }
@@ -134,6 +152,6 @@ impl Drop for Vm {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
-        self.remove_sockets();
+        self.forget();
     }
 }

@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+mod running;
+
 use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -46,6 +48,12 @@ enum Command {
     QemuArgs(Machine),
     /// Prints libvirt's domain XML.
     Xml(Machine),
+    /// Lists the machines that run on this host, and tidies up after those that have ended.
+    List(running::List),
+    /// Ends a machine that runs on this host.
+    Stop(running::Stop),
+    /// Finds a machine that somebody else has started, by its QEMU or its libvirt domain, and notes it for `list` and `stop`.
+    Attach(running::Attach),
     /// Puts this terminal on a machine's serial console; Ctrl-] leaves it.
     Console {
         /// The console's socket; `run` says where it is.
@@ -226,6 +234,9 @@ fn execute(command: Command) -> Result<()> {
         Command::QemuArgs(machine) => {
             print(&format!("{}\n", libvirt::command_line(&machine.spec()?, QemuVersion::detect()?)))
         }
+        Command::List(asked) => running::list(&asked),
+        Command::Stop(asked) => running::stop(&asked),
+        Command::Attach(asked) => running::attach(&asked),
         Command::Console { socket } => {
             console::attach(&socket).with_context(|| format!("the console at {}", socket.display()))
         }
@@ -274,6 +285,18 @@ mod tests {
         assert_eq!(parsed("migrate --to tcp:h3:4444").err(), Some(ErrorKind::MissingRequiredArgument));
         let negative = "migrate --instance vm1 --to tcp:h3:4444 --downtime=-1";
         assert_eq!(parsed(negative).err(), Some(ErrorKind::ValueValidation));
+    }
+
+    #[test]
+    fn what_is_attached_is_named_in_one_way() {
+        assert!(parsed("attach --pid 4").is_ok());
+        assert!(parsed("attach --domain d --connect qemu:///system --name a").is_ok());
+        assert_eq!(parsed("attach").err(), Some(ErrorKind::MissingRequiredArgument));
+        assert_eq!(parsed("attach --pid 4 --domain d").err(), Some(ErrorKind::ArgumentConflict));
+        assert_eq!(
+            parsed("attach --pid 4 --connect qemu:///system").err(),
+            Some(ErrorKind::ArgumentConflict)
+        );
     }
 
     #[test]

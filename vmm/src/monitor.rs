@@ -1,6 +1,6 @@
 //! Sessions with QEMU's monitor.
 
-use std::io::BufReader;
+use std::io::{BufReader, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
@@ -35,6 +35,16 @@ pub(crate) fn connect(path: &Path, mut over: impl FnMut() -> bool) -> Result<Mon
     stream.set_read_timeout(Some(MONITOR_DEADLINE)).map_err(|e| failed(e.into()))?;
     let reader = BufReader::new(stream.try_clone().map_err(|e| failed(e.into()))?);
     let mut monitor = Qmp::new(Stream::new(reader, stream));
-    monitor.handshake().map_err(failed)?;
+    monitor.handshake().map_err(|error| match error {
+        ExecuteError::Io(io) if matches!(io.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            VmmError::Monitor {
+                reason: format!(
+                    "{} does not greet: QEMU hangs, or somebody else has the only session",
+                    path.display()
+                ),
+            }
+        }
+        _ => failed(error),
+    })?;
     Ok(monitor)
 }

@@ -1,0 +1,135 @@
+//! Where the monitor of a running machine is, and what is asked there.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use qapi::qmp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::VmmError;
+use crate::monitor::{connect, failed};
+
+/// The monitor of a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MonitorAddress {
+    /// A socket of QEMU's.
+    Socket {
+        /// Where it is.
+        path: PathBuf,
+    },
+    /// libvirt has the only session with the monitor, and passes on what it is asked.
+    Domain {
+        /// The domain's name.
+        domain: String,
+        /// libvirt's URI; none for its default.
+        uri: Option<String>,
+    },
+}
+
+/// A thread of QEMU's that runs a vCPU of a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct VcpuThread {
+    /// The vCPU's number.
+    pub cpu_index: u32,
+    /// The thread's id. Several vCPUs have the same where QEMU translates them in turns (`-accel tcg,thread=single`).
+    pub thread_id: u32,
+}
+
+impl MonitorAddress {
+    /// The threads of the machine's vCPUs, by number.
+    pub fn vcpus(&self) -> Result<Vec<VcpuThread>, VmmError> {
+        let answer = match self {
+            Self::Socket { path } => {
+                let vcpus = session(path)?.execute(&qmp::query_cpus_fast {}).map_err(failed)?;
+                serde_json::to_value(vcpus).map_err(|error| odd(&error))?
+            }
+            Self::Domain { domain, uri } => ask(domain, uri.as_deref(), "query-cpus-fast")?,
+        };
+        let mut vcpus: Vec<VcpuThread> = serde_json::from_value(answer).map_err(|error| odd(&error))?;
+        vcpus.sort_unstable();
+        Ok(vcpus)
+    }
+
+    /// What the machine does, in QEMU's words: `running`, `paused`, …
+    pub fn status(&self) -> Result<String, VmmError> {
+        let answer = match self {
+            Self::Socket { path } => {
+                let status = session(path)?.execute(&qmp::query_status {}).map_err(failed)?;
+                serde_json::to_value(status).map_err(|error| odd(&error))?
+            }
+            Self::Domain { domain, uri } => ask(domain, uri.as_deref(), "query-status")?,
+        };
+        Ok(answer.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
+    }
+
+    /// Presses the power button: the guest shuts down, if it listens.
+    pub(crate) fn press_power_button(&self) -> Result<(), VmmError> {
+        match self {
+            Self::Socket { path } => {
+                session(path)?.execute(&qmp::system_powerdown {}).map(drop).map_err(failed)
+            }
+            Self::Domain { domain, uri } => virsh(uri.as_deref(), &["shutdown", domain]).map(drop),
+        }
+    }
+
+    /// Ends QEMU at once.
+    pub(crate) fn quit(&self) -> Result<(), VmmError> {
+        match self {
+            Self::Socket { path } => {
+                // The answer may be cut off: it is leaving.
+                let _ = session(path)?.execute(&qmp::quit {});
+                Ok(())
+            }
+            Self::Domain { domain, uri } => virsh(uri.as_deref(), &["destroy", domain]).map(drop),
+        }
+    }
+}
+
+impl fmt::Display for MonitorAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Socket { path } => write!(f, "{}", path.display()),
+            Self::Domain { domain, .. } => write!(f, "libvirt's domain {domain}"),
+        }
+    }
+}
+
+/// A session with a QEMU that has been up for a while.
+fn session(path: &Path) -> Result<crate::monitor::Monitor, VmmError> {
+    connect(path, || true)
+}
+
+fn odd(error: &serde_json::Error) -> VmmError {
+    VmmError::Monitor { reason: format!("an answer that cannot be read: {error}") }
+}
+
+/// Asks QEMU's monitor through libvirt.
+fn ask(domain: &str, uri: Option<&str>, command: &str) -> Result<Value, VmmError> {
+    let text = virsh(uri, &["qemu-monitor-command", domain, &format!("{{\"execute\":\"{command}\"}}")])?;
+    let mut answer: Value = serde_json::from_str(&text).map_err(|error| odd(&error))?;
+    match answer.get_mut("return") {
+        Some(value) => Ok(value.take()),
+        None => Err(VmmError::Monitor { reason: format!("{command}: {}", text.trim()) }),
+    }
+}
+
+fn virsh(uri: Option<&str>, words: &[&str]) -> Result<String, VmmError> {
+    let mut command = Command::new("virsh");
+    if let Some(uri) = uri {
+        command.args(["--connect", uri]);
+    }
+    let output = command
+        .args(words)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| VmmError::Start { program: "virsh".to_owned(), source })?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(VmmError::Monitor { reason: format!("virsh {}: {}", words[0], said.trim()) });
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

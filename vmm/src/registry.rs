@@ -1,0 +1,276 @@
+//! The machines that run on this host: one file for each, in the directory that their sockets are in.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use crate::{MonitorAddress, Process, VmmError};
+
+/// What the name of a machine's file ends with.
+const SUFFIX: &str = ".vm.json";
+
+/// Who started a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Origin {
+    /// `vmm run`.
+    Run,
+    /// Somebody else; it was found with `vmm attach`.
+    Attached,
+}
+
+/// A machine that runs on this host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunningVm {
+    /// Its name: the instance's, for those that `vmm run` started.
+    pub name: String,
+    /// Its QEMU.
+    #[serde(flatten)]
+    pub process: Process,
+    /// Who started it.
+    pub origin: Origin,
+    /// Where its monitor is.
+    pub monitor: MonitorAddress,
+    /// Files to remove when it is gone.
+    #[serde(default)]
+    pub files: Vec<PathBuf>,
+}
+
+/// What a look at the directory showed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Running {
+    /// The machines that run, by name.
+    pub machines: Vec<RunningVm>,
+    /// Those that have ended without a word; their files are removed.
+    pub ended: Vec<String>,
+    /// Files that say nothing, and why; they stay.
+    pub unreadable: Vec<String>,
+}
+
+/// The machines of one directory.
+#[derive(Debug, Clone)]
+pub struct Registry {
+    directory: PathBuf,
+}
+
+/// No other process changes the directory's machines while this is there.
+#[derive(Debug)]
+pub(crate) struct Locked(#[expect(dead_code, reason = "the lock ends with the file")] File);
+
+impl Registry {
+    /// The machines of `directory`, which need not exist yet.
+    pub fn new(directory: &Path) -> Self {
+        Self { directory: directory.to_owned() }
+    }
+
+    /// The machines that run. Files of those that have ended are removed, with their sockets.
+    pub fn running(&self) -> Result<Running, VmmError> {
+        let mut running = Running::default();
+        let entries = match fs::read_dir(&self.directory) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(running),
+            Err(source) => return Err(self.failed(source)),
+        };
+        let _locked = self.lock()?;
+        for entry in entries {
+            let path = entry.map_err(|source| self.failed(source))?.path();
+            if !path.as_os_str().as_encoded_bytes().ends_with(SUFFIX.as_bytes()) {
+                continue;
+            }
+            match read(&path) {
+                Ok(Some(machine)) if machine.process.runs() => running.machines.push(machine),
+                Ok(Some(machine)) => {
+                    forget(&path, &machine);
+                    running.ended.push(machine.name);
+                }
+                Ok(None) => {}
+                Err(reason) => running.unreadable.push(format!("{}: {reason}", path.display())),
+            }
+        }
+        running.machines.sort_by(|a, b| a.name.cmp(&b.name));
+        running.ended.sort();
+        Ok(running)
+    }
+
+    /// The machine with this name.
+    pub fn find(&self, name: &str) -> Result<RunningVm, VmmError> {
+        let running = self.running()?;
+        let known: Vec<&str> = running.machines.iter().map(|machine| machine.name.as_str()).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        let reason = format!(
+            "no machine {name} runs here ({} has: {known}); find one with `vmm attach`",
+            self.directory.display()
+        );
+        let found = running.machines.into_iter().find(|machine| machine.name == name);
+        found.ok_or(VmmError::Spec { reason })
+    }
+
+    /// Adds a machine. Another one of its name that runs is not replaced.
+    pub fn add(&self, machine: &RunningVm) -> Result<(), VmmError> {
+        let locked = self.lock()?;
+        self.refuse_another(&locked, &machine.name, Some(machine.process))?;
+        self.write(&locked, machine)
+    }
+
+    /// Forgets a machine that has ended; another one of its name stays.
+    pub fn remove(&self, machine: &RunningVm) -> Result<(), VmmError> {
+        let _locked = self.lock()?;
+        let path = self.path(&machine.name);
+        if let Ok(Some(written)) = read(&path)
+            && written.process == machine.process
+        {
+            forget(&path, &written);
+        }
+        Ok(())
+    }
+
+    /// Makes the directory, and keeps others out of it.
+    pub(crate) fn lock(&self) -> Result<Locked, VmmError> {
+        fs::create_dir_all(&self.directory).map_err(|source| self.failed(source))?;
+        let file = File::create(self.directory.join(".lock")).map_err(|source| self.failed(source))?;
+        flock(&file, FlockOperation::LockExclusive).map_err(|error| self.failed(error.into()))?;
+        Ok(Locked(file))
+    }
+
+    /// Fails if a machine of this name runs, unless it is `own`.
+    pub(crate) fn refuse_another(
+        &self,
+        _: &Locked,
+        name: &str,
+        own: Option<Process>,
+    ) -> Result<(), VmmError> {
+        // What cannot be read is replaced.
+        match read(&self.path(name)) {
+            Ok(Some(other)) if other.process.runs() && Some(other.process) != own => Err(VmmError::Spec {
+                reason: format!(
+                    "{name} runs already, as process {}: end it with `vmm stop {name}`",
+                    other.process.pid
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes a machine's file, so that it is there as a whole or not at all.
+    pub(crate) fn write(&self, _: &Locked, machine: &RunningVm) -> Result<(), VmmError> {
+        let path = self.path(&machine.name);
+        let partial = path.with_extension("new");
+        let text = serde_json::to_vec_pretty(machine).map_err(|error| self.failed(error.into()))?;
+        fs::write(&partial, text)
+            .and_then(|()| fs::rename(&partial, &path))
+            .map_err(|source| self.failed(source))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        // A domain of somebody else may be called anything.
+        let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+        let name: String = name.chars().map(plain).collect();
+        self.directory.join(format!("{name}{SUFFIX}"))
+    }
+
+    fn failed(&self, source: io::Error) -> VmmError {
+        VmmError::Directory { path: self.directory.clone(), source }
+    }
+}
+
+/// What a file says; none if it has just been removed.
+fn read(path: &Path) -> Result<Option<RunningVm>, String> {
+    match fs::read(path) {
+        Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| error.to_string()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn forget(path: &Path, machine: &RunningVm) {
+    for file in machine.files.iter().map(PathBuf::as_path).chain([path]) {
+        // It may be gone already; what stays is looked at again.
+        let _ = fs::remove_file(file);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(name: &str, process: Process) -> RunningVm {
+        RunningVm {
+            name: name.to_owned(),
+            process,
+            origin: Origin::Run,
+            monitor: MonitorAddress::Socket { path: "/run/m.sock".into() },
+            files: Vec::new(),
+        }
+    }
+
+    fn own() -> Process {
+        Process::with_id(std::process::id()).unwrap()
+    }
+
+    #[test]
+    fn machines_that_ended_are_forgotten_with_their_sockets() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::new(directory.path());
+        let socket = directory.path().join("gone-qmp.sock");
+        fs::write(&socket, "").unwrap();
+        let earlier = Process { started: own().started - 1, ..own() };
+        registry.add(&RunningVm { files: vec![socket.clone()], ..machine("gone", earlier) }).unwrap();
+        registry.add(&machine("here", own())).unwrap();
+        let running = registry.running().unwrap();
+        assert_eq!(running.machines, [machine("here", own())]);
+        assert_eq!(running.ended, ["gone"]);
+        assert!(!socket.exists());
+        assert_eq!(registry.running().unwrap().ended, Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_machine_that_runs_is_not_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::new(directory.path());
+        let parent = Process::with_id(rustix::process::getppid().unwrap().as_raw_pid().unsigned_abs());
+        registry.add(&machine("a", own())).unwrap();
+        registry.add(&machine("a", own())).unwrap();
+        let error = registry.add(&machine("a", parent.unwrap())).unwrap_err().to_string();
+        assert!(error.contains(&std::process::id().to_string()) && error.contains("vmm stop a"), "{error}");
+        // One that ends late does not take its successor along.
+        registry.remove(&machine("a", parent.unwrap())).unwrap();
+        assert_eq!(registry.running().unwrap().machines.len(), 1);
+        registry.remove(&machine("a", own())).unwrap();
+        assert_eq!(registry.running().unwrap(), Running::default());
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_and_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::new(directory.path());
+        let path = directory.path().join("odd.vm.json");
+        fs::write(&path, "{ \"name\": 1").unwrap();
+        let running = registry.running().unwrap();
+        assert!(running.unreadable[0].contains("odd.vm.json"), "{running:?}");
+        assert!(path.exists());
+        registry.add(&machine("odd", own())).unwrap();
+        assert_eq!(registry.find("odd").unwrap().process, own());
+        let error = registry.find("other").unwrap_err().to_string();
+        assert!(error.contains("has: odd"), "{error}");
+    }
+
+    #[test]
+    fn names_stay_in_the_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::new(&directory.path().join("vm"));
+        registry.add(&machine("../../a", own())).unwrap();
+        assert_eq!(registry.running().unwrap().machines[0].name, "../../a");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn no_directory_has_no_machines() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::new(&directory.path().join("none"));
+        assert_eq!(registry.running().unwrap(), Running::default());
+        assert!(!directory.path().join("none").exists());
+    }
+}
