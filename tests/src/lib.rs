@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod announcements;
 pub mod files;
 pub mod fio;
 pub mod iperf;

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
 use pod_controller::api::{CreateInstance, CreateVolume, Instance, NicRequest, ReplicaState};
+use pod_protocol::ids::MacAddress;
 use vmm::MigrationSpeed;
+use wadi_tests::announcements::Announcements;
 use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
 use wadi_tests::probe::Probe;
 use wadi_tests::stage::{VOLUME_BYTES, rounds};
@@ -17,9 +19,10 @@ use wadi_tests::stage::{VOLUME_BYTES, rounds};
 const DEADLINE: Duration = Duration::from_mins(1);
 const SHAPE: VmShape = VmShape { memory_mib: 256, cpus: 2 };
 
-/// Two hosts for VMs, neither of which owns the devices in use.
+/// Two hosts for VMs, neither of which owns the devices in use. Their guests leave it to others to announce their addresses.
 fn pod() -> Pod {
     PodBuilder::new()
+        .silent_guests()
         .host(HostPlan::new("h1").vms())
         .host(HostPlan::new("h2").nic("nic0").ssd("ssd0", "2G"))
         .host(HostPlan::new("h3").vms().backup_nic("nic1"))
@@ -162,10 +165,14 @@ fn a_guest_moves_to_another_host_and_notices_nothing() {
     let pod = pod();
     let instance = pod.create_instance("vm1", "h1", &[("vol0", VOLUME_BYTES, Some("h2/ssd0"))]).unwrap();
     let mut vm = pod.boot(&instance, &guest, SHAPE).unwrap();
+    let mac = instance.nics[0].mac.parse::<MacAddress>().unwrap().bytes();
     for _ in 0..rounds() {
         start_work(&vm);
+        let announcements = Announcements::listen(pod.client_namespace()).unwrap();
         let probe = Probe::start(pod.client_namespace(), GUEST_ADDRESS).unwrap();
         vm = move_to(&pod, &guest, vm, "h3");
+        // One by the backend, when the lease changed hands, and the others as QEMU asks for them.
+        announcements.wait_for(mac, 3, DEADLINE).unwrap();
         let loss = probe.finish().unwrap();
         eprintln!("packets were lost for {:?} ({} of {})", loss.longest_gap, loss.lost, loss.sent);
         ping(&vm);

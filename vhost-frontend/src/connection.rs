@@ -1,5 +1,6 @@
 //! What the VMM says about a device: memory, features, vrings.
 
+mod additional;
 mod inflight;
 mod logging;
 
@@ -62,6 +63,9 @@ pub(crate) struct Connection {
     sink: Box<dyn DeviceSink>,
     memory: MemoryTable,
     features: u64,
+    protocol_features: u64,
+    /// The device's status (virtio 1.2, 2.1), for a VMM that tells it.
+    status: u8,
     vrings: Vec<Vring>,
     inflight: Option<Inflight>,
     log: Option<DirtyLog>,
@@ -74,6 +78,8 @@ impl Connection {
             sink,
             memory: MemoryTable::default(),
             features: 0,
+            protocol_features: 0,
+            status: 0,
             vrings: Vec::new(),
             inflight: None,
             log: None,
@@ -100,6 +106,8 @@ impl Connection {
     fn forget(&mut self) {
         self.memory = MemoryTable::default();
         self.features = 0;
+        self.protocol_features = 0;
+        self.status = 0;
         self.inflight = None;
         self.log = None;
         self.vrings = (0..self.spec.queues)
@@ -208,6 +216,16 @@ impl Connection {
         }
     }
 
+    /// Stops all rings; they are to be described anew. Where they stopped can still be asked.
+    fn reset(&mut self) {
+        self.status = 0;
+        self.stop_all(StopReason::Requested);
+        for vring in &mut self.vrings {
+            let (call, base) = (Arc::clone(&vring.call), vring.base);
+            *vring = Vring { size: self.spec.queue_size_max, call, base, ..Vring::default() };
+        }
+    }
+
     fn memory_changed(&mut self) {
         if self.vrings.iter().any(|vring| vring.running) {
             self.sink.memory_changed(&self.guest_memory());
@@ -225,11 +243,8 @@ impl VhostUserBackendReqHandlerMut for Connection {
     }
 
     fn reset_device(&mut self) -> Result<()> {
-        self.stop_all(StopReason::Requested);
-        for vring in &mut self.vrings {
-            *vring =
-                Vring { size: self.spec.queue_size_max, call: Arc::clone(&vring.call), ..Vring::default() };
-        }
+        self.reset();
+        self.vrings.iter_mut().for_each(|vring| vring.base = 0);
         Ok(())
     }
 
@@ -343,9 +358,13 @@ impl VhostUserBackendReqHandlerMut for Connection {
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::BACKEND_REQ
             | VhostUserProtocolFeatures::LOG_SHMFD
+            | VhostUserProtocolFeatures::STATUS
             | VhostUserProtocolFeatures::RESET_DEVICE;
         if self.spec.inflight {
             features |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;
+        }
+        if self.spec.announces {
+            features |= VhostUserProtocolFeatures::RARP;
         }
         Ok(features)
     }
@@ -355,6 +374,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
         if unknown != 0 {
             return Err(refused(format!("protocol feature bits {unknown:#x} were not offered")));
         }
+        self.protocol_features = features;
         Ok(())
     }
 

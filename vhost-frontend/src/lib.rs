@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod additional;
 mod area;
 mod chain;
 #[cfg(test)]

@@ -8,13 +8,14 @@
 
 #![allow(clippy::cast_possible_truncation)] // small numbers, chosen by tests
 
+mod additional;
 mod echo;
 mod log;
 mod ring;
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,6 +45,12 @@ const VMM_OFFSET: u64 = 0x7f00_0000_0000;
 const CONNECT_DEADLINE: Duration = Duration::from_secs(20);
 /// Bytes that each ring occupies: enough for 1024 entries.
 const RING_BYTES: u64 = 0x8000;
+
+/// Of the device's status (virtio 1.2, 2.1).
+const ACKNOWLEDGE: u64 = 1;
+const DRIVER: u64 = 2;
+const DRIVER_OK: u64 = 4;
+const FEATURES_OK: u64 = 8;
 
 /// A piece of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,6 +93,9 @@ pub struct MockGuest {
     bytes: u64,
     rings: Vec<MockRing>,
     frontend: Option<Frontend>,
+    /// The same connection, for what the frontend cannot say.
+    stream: Option<UnixStream>,
+    tells_status: bool,
     features: u64,
     inflight: Option<(VhostUserInflight, OwnedFd)>,
     log: Option<MockLog>,
@@ -115,6 +125,8 @@ impl MockGuest {
             bytes,
             rings,
             frontend: None,
+            stream: None,
+            tells_status: false,
             features: 0,
             inflight: None,
             log: None,
@@ -172,21 +184,21 @@ impl MockGuest {
 
     /// Connects without starting the rings.
     pub fn negotiate(&mut self, path: &Path, wanted: u64) {
-        self.frontend = None;
+        self.disconnect();
         let began = Instant::now();
-        let frontend = loop {
-            match Frontend::connect(path, self.rings.len() as u64) {
-                Ok(frontend) => break frontend,
+        let stream = loop {
+            match UnixStream::connect(path) {
+                Ok(stream) => break stream,
                 Err(error) => assert!(began.elapsed() < CONNECT_DEADLINE, "cannot connect: {error}"),
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        self.negotiate_over(frontend, wanted);
+        self.negotiate_over(stream, wanted);
     }
 
     /// As [`MockGuest::connect`], with a device that connects to its VMM.
     pub fn accept(&mut self, listener: &UnixListener, wanted: u64) {
-        self.frontend = None;
+        self.disconnect();
         listener.set_nonblocking(true).unwrap();
         let began = Instant::now();
         let stream = loop {
@@ -197,17 +209,18 @@ impl MockGuest {
             std::thread::sleep(Duration::from_millis(1));
         };
         stream.set_nonblocking(false).unwrap();
-        self.negotiate_over(Frontend::from_stream(stream, self.rings.len() as u64), wanted);
+        self.negotiate_over(stream, wanted);
         self.start_rings();
     }
 
-    fn negotiate_over(&mut self, mut frontend: Frontend, wanted: u64) {
+    fn negotiate_over(&mut self, stream: UnixStream, wanted: u64) {
+        self.stream = Some(stream.try_clone().unwrap());
+        let mut frontend = Frontend::from_stream(stream, self.rings.len() as u64);
         frontend.set_owner().unwrap();
         let offered = frontend.get_features().unwrap();
         let wanted = wanted & !VhostUserVirtioFeatures::LOG_ALL.bits();
         self.features = offered & (wanted | 1 << 32 | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits());
-        // Who agrees on STATUS has to tell the device's status before it starts.
-        let protocol = frontend.get_protocol_features().unwrap() - VhostUserProtocolFeatures::STATUS;
+        let protocol = frontend.get_protocol_features().unwrap();
         frontend.set_protocol_features(protocol).unwrap();
         frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         frontend.set_features(self.features).unwrap();
@@ -223,6 +236,12 @@ impl MockGuest {
             frontend.set_inflight_fd(described, file.as_raw_fd()).unwrap();
         }
         self.frontend = Some(frontend);
+        self.tells_status = protocol.contains(VhostUserProtocolFeatures::STATUS);
+        if self.tells_status {
+            // As QEMU does it: the driver found the device and they agree on features.
+            assert!(self.set_status(ACKNOWLEDGE | DRIVER | FEATURES_OK));
+            assert_eq!(self.status(), Some(ACKNOWLEDGE | DRIVER | FEATURES_OK));
+        }
     }
 
     /// Whether a device accepts its memory. It is not connected afterwards.
@@ -265,6 +284,9 @@ impl MockGuest {
             frontend.set_vring_kick(index, &ring.kick).unwrap();
             frontend.set_vring_enable(index, true).unwrap();
         }
+        if self.tells_status {
+            assert!(self.set_status(ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK));
+        }
     }
 
     fn set_ring_addresses(&mut self, index: usize) {
@@ -299,6 +321,7 @@ impl MockGuest {
 
     /// Cuts the connection.
     pub fn disconnect(&mut self) {
+        self.stream = None;
         self.frontend = None;
     }
 

@@ -13,6 +13,7 @@ use thiserror::Error;
 use tracing::{debug, info, warn};
 use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 
+use crate::additional::Additional;
 use crate::config::ConfigSpace;
 use crate::connection::Connection;
 use crate::connector::Connector;
@@ -38,6 +39,8 @@ pub struct DeviceSpec {
     pub queue_size_max: u16,
     /// Record requests in flight, so that a restarted engine resumes them. Not for devices that complete in order.
     pub inflight: bool,
+    /// The VMM may ask that the guest's network address be announced.
+    pub announces: bool,
     /// What of the pool may be the guest's memory. Without it the pool is not known, and a file like any other.
     pub pool_ram: Option<PoolRam>,
 }
@@ -73,6 +76,10 @@ pub trait DeviceSink: Send + 'static {
 
     /// The guest's memory changed while rings run: returns when every ring uses the new one.
     fn memory_changed(&mut self, memory: &GuestMemory);
+
+    /// Announce the guest's network address: it has moved, and its driver does not do so itself. Asked of devices with
+    /// [`DeviceSpec::announces`] only.
+    fn announce(&mut self, _address: [u8; 6]) {}
 
     /// The driver wrote to the configuration space.
     fn config_written(&mut self, _offset: usize, _bytes: &[u8]) -> Result<(), ConfigRefused> {
@@ -323,7 +330,23 @@ fn serve_request<'a>(
     {
         return Ok(());
     }
-    handler.handle_request()
+    match Additional::take(stream) {
+        Ok(Some(additional)) => serve_additional(&mut lock(), additional, stream),
+        // An error of the socket is the crate's, too.
+        _ => handler.handle_request(),
+    }
+}
+
+/// Serves a request that the crate does not know. Who is refused is disconnected, as by the crate.
+fn serve_additional(
+    connection: &mut Connection,
+    additional: Additional,
+    stream: &UnixStream,
+) -> Result<(), VhostError> {
+    let outcome = connection.serve_additional(additional.asked);
+    let told = outcome.as_ref().map(|status| *status).map_err(|_| ());
+    additional.answer(stream, told).map_err(VhostError::ReqHandlerError)?;
+    outcome.map(drop)
 }
 
 /// Serves a ring's enabling that comes before the features, which the crate would refuse. Whatever else there is, also an

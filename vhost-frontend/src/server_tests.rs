@@ -1,5 +1,6 @@
 //! Whole devices on their sockets, served by a small engine: what a VMM may do while rings run, and what it may not.
 
+mod additional;
 mod connecting;
 mod hostile;
 mod logging;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::MemfdFlags;
 use vhost::VhostBackend;
 use vhost::VhostUserMemoryRegionInfo;
+use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -42,6 +44,7 @@ struct State {
     broken: u32,
     connected: u32,
     disconnected: u32,
+    announced: Vec<[u8; 6]>,
 }
 
 #[derive(Clone, Default)]
@@ -109,6 +112,10 @@ impl DeviceSink for Sink {
         }
     }
 
+    fn announce(&mut self, address: [u8; 6]) {
+        self.0.lock().announced.push(address);
+    }
+
     fn disconnected(&mut self) {
         let mut state = self.0.lock();
         assert!(state.rings.iter().all(Option::is_none), "all rings were stopped");
@@ -141,6 +148,7 @@ impl Device {
             queues: QUEUES,
             queue_size_max: 256,
             inflight: true,
+            announces: true,
             pool_ram: None,
         };
         let server = begin(&directory.path().join("device.sock"), spec, Sink(state.clone()));

@@ -3,7 +3,7 @@
 use pod_protocol::ids::MacAddress;
 
 /// Length of the shortest frame on a wire, without its check sequence.
-const FRAME_BYTES_MIN: usize = 60;
+pub const FRAME_BYTES_MIN: usize = 60;
 const TYPE_RARP: [u8; 2] = [0x80, 0x35];
 
 /// The addresses at the front of a frame.

@@ -7,6 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use pod_protocol::ids::MacAddress;
 
+use crate::ethernet::{FRAME_BYTES_MIN, announcement};
+
 /// Bytes of a frame that are looked at: Ethernet, IPv6 with some extensions, and a neighbour advertisement.
 pub const FRONT_BYTES: usize = 192;
 
@@ -15,6 +17,7 @@ const NETWORK_AT: usize = 14;
 const TYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const TYPE_ARP: [u8; 2] = [0x08, 0x06];
 const TYPE_IPV6: [u8; 2] = [0x86, 0xdd];
+const TYPE_RARP: [u8; 2] = [0x80, 0x35];
 /// Ethernet and IPv4, and the lengths of their addresses.
 const ARP_FRONT: [u8; 6] = [0, 1, 8, 0, 6, 4];
 const UDP: u8 = 17;
@@ -52,6 +55,8 @@ impl SourceGuard {
             Some(kind) if kind == TYPE_IPV4 => self.permits_ipv4(network),
             Some(kind) if kind == TYPE_ARP => self.permits_arp(network),
             Some(kind) if kind == TYPE_IPV6 => self.permits_ipv6(network),
+            // By which its frontend announces it after a live migration.
+            Some(kind) if kind == TYPE_RARP => front.get(..FRAME_BYTES_MIN) == Some(&announcement(self.mac)),
             _ => false,
         }
     }
@@ -231,6 +236,10 @@ mod tests {
             (ipv6("fe80::ff:fe00:9", 6, &[]), false),
             (ipv6("fd00::2", 6, &[]), false),
             (ipv6("::", 6, &[]), false),
+            (announcement(MAC).to_vec(), true),
+            (announcement(MacAddress::new(OTHER_MAC)).to_vec(), false),
+            (announcement(MAC)[..59].to_vec(), false),
+            (frame(TYPE_RARP, &[0; 46]), false),
             (frame([0x88, 0xcc], &[0; 40]), false),
             (frame([0x81, 0], &ipv4([10, 0, 0, 1], 6, 80)[10..]), false),
             (vec![0; 10], false),

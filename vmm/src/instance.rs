@@ -24,6 +24,7 @@ impl VmSpec {
                 mac: nic.mac.clone(),
                 mtu: nic.mtu,
                 queue_pairs: nic.queue_pairs,
+                guest_announces: true,
             })
             .collect();
         self.disks = instance

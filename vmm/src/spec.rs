@@ -31,6 +31,8 @@ pub struct Network {
     pub mtu: u16,
     /// How many pairs of queues it has.
     pub queue_pairs: u16,
+    /// Its driver may announce its own address after a live migration. Otherwise QEMU asks the frontend to.
+    pub guest_announces: bool,
 }
 
 /// A virtio-blk device on a vhost-user socket.
@@ -208,6 +210,9 @@ impl VmSpec {
         if network.queue_pairs > 1 {
             device.push_str(",mq=on");
         }
+        if !network.guest_announces {
+            device.push_str(",guest_announce=off");
+        }
         if version.crashes_on_nic_vectors(self.accelerator) {
             device.push_str(",vectors=0");
         }
@@ -281,6 +286,7 @@ pub(crate) mod tests {
                 mac: "52:54:00:00:00:01".to_owned(),
                 mtu: 1500,
                 queue_pairs: 1,
+                guest_announces: true,
             }],
             disks: vec![Disk {
                 device: "vol0".to_owned(),

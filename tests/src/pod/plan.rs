@@ -11,6 +11,7 @@ pub struct PodBuilder {
     pub(super) pool_size: &'static str,
     pub(super) nic_driver: NicDriver,
     pub(super) keep: bool,
+    pub(super) guests_announce: bool,
 }
 
 /// Which driver runs the NICs of a pod, all of which are ends of cables to the switch.
@@ -160,6 +161,7 @@ impl PodBuilder {
             pool_size: "1G",
             nic_driver: NicDriver::Tap,
             keep: false,
+            guests_announce: true,
         }
     }
 
@@ -190,6 +192,13 @@ impl PodBuilder {
     #[must_use]
     pub fn nic_driver(mut self, driver: NicDriver) -> Self {
         self.nic_driver = driver;
+        self
+    }
+
+    /// Its guests' drivers do not announce their addresses themselves after a live migration.
+    #[must_use]
+    pub fn silent_guests(mut self) -> Self {
+        self.guests_announce = false;
         self
     }
 

@@ -96,7 +96,7 @@ impl Pod {
         let Some(migration) = &instance.migration else { bail!("{} is not moving", instance.name) };
         let mut spec = self.machine(instance, guest, shape);
         spec.incoming = Some(uri.to_owned());
-        spec.take_devices(instance);
+        self.give_devices(&mut spec, instance);
         // Two machines of one name, and hosts that share their directories.
         spec.directory = self.directory().join(format!("vm-{}", migration.to));
         let mut waiting = self.start_machine(instance, &migration.to, spec)?;
@@ -123,8 +123,15 @@ impl Pod {
             directory: self.directory().join("vm"),
             incoming: None,
         };
-        spec.take_devices(instance);
+        self.give_devices(&mut spec, instance);
         spec
+    }
+
+    fn give_devices(&self, spec: &mut VmSpec, instance: &Instance) {
+        spec.take_devices(instance);
+        for network in &mut spec.networks {
+            network.guest_announces = self.plan.guests_announce;
+        }
     }
 
     fn start_machine(&self, instance: &Instance, host: &str, spec: VmSpec) -> Result<WaitingVm> {

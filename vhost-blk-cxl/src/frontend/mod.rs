@@ -181,6 +181,7 @@ impl Frontend {
             queues: object.queues,
             queue_size_max: QUEUE_SIZE_MAX,
             inflight: true,
+            announces: false,
             pool_ram,
         };
         let sink = DiskSink {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use pod_protocol::endpoint::Reporter;
-use pod_protocol::ids::LeaseId;
+use pod_protocol::ids::{LeaseId, MacAddress};
 use pod_protocol::objects::PortObject;
 use pod_protocol::reports::Report;
 use pod_protocol::worker::WorkerHandle;
@@ -41,6 +41,7 @@ pub fn device_spec(object: &PortObject, pool_file: Option<(u64, u64)>) -> Device
         queue_size_max: QUEUE_SIZE_MAX,
         // Descriptors are returned in order, so the used index says what is done.
         inflight: false,
+        announces: true,
         pool_ram: pool_file.map(|file| PoolRam { file, leased: object.ram_area }),
     }
 }
@@ -113,6 +114,10 @@ impl DeviceSink for Sink {
         let _ = self.worker.call(|reply| Order::MemoryChanged(self.lease, memory.clone(), reply));
     }
 
+    fn announce(&mut self, address: [u8; 6]) {
+        let _ = self.worker.send(Order::Announce(self.lease, MacAddress::new(address)));
+    }
+
     fn disconnected(&mut self) {
         self.connected = false;
         self.report();
@@ -123,7 +128,7 @@ impl DeviceSink for Sink {
 mod tests {
     use super::*;
     use cxl_pool::{Area, LineCount, LineOffset};
-    use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, MacAddress};
+    use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration};
     use pod_protocol::objects::{NicPolicy, Route};
 
     #[test]

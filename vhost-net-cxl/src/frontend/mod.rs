@@ -4,6 +4,7 @@
 //! (`transmit`), and copies what arrives into guests' buffers (`receive`). Guests are not trusted with anything: a
 //! malformed chain or header costs its guest that packet.
 
+mod announcing;
 mod buffers;
 mod device;
 mod flow;
@@ -21,7 +22,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use cxl_pool::{Area, Memory};
-use pod_protocol::ids::LeaseId;
+use pod_protocol::ids::{LeaseId, MacAddress};
 use pod_protocol::objects::{ChannelObject, Object, ObjectId, PortObject};
 use pod_protocol::worker::{Progress, Reply, Sources, Task, Token};
 use rustix::time::{
@@ -29,6 +30,7 @@ use rustix::time::{
 };
 use vhost_frontend::{GuestMemory, Ring};
 
+use self::announcing::Announcement;
 pub use self::device::device_spec;
 pub use self::handler::FrontendHandler;
 use self::port::Port;
@@ -65,6 +67,8 @@ pub enum Order {
     RingStarted(LeaseId, Box<Ring>),
     /// A queue of a guest is to stop: answered with its next available index.
     RingStopped(LeaseId, u16, Reply<u16>),
+    /// The VMM asks that this address of its guest be announced.
+    Announce(LeaseId, MacAddress),
     /// A guest's memory changed.
     MemoryChanged(LeaseId, GuestMemory, Reply<()>),
 }
@@ -199,6 +203,17 @@ impl<M: Memory> Frontend<M> {
         port.start_ring(ring);
     }
 
+    /// Announces a guest's address to the switches behind its NIC, as soon as its lease is here and there is room. Only the address
+    /// of the lease is.
+    pub fn announce(&mut self, lease: LeaseId, address: MacAddress) {
+        let Some(port) = self.port(lease) else { return };
+        if port.object.mac == address {
+            port.announcement = Announcement::Wanted;
+        } else {
+            tracing::warn!(%lease, %address, mac = %port.object.mac, "the VMM wants another address announced than its lease's");
+        }
+    }
+
     /// Lets go of a queue and returns its next available index.
     pub fn stop_ring(&mut self, lease: LeaseId, index: u16, sources: Option<&mut Sources>) -> u16 {
         self.port(lease).map_or(0, |port| stop_ring(port, index, sources))
@@ -322,6 +337,7 @@ impl<M: Memory> Task for Frontend<M> {
             Order::RingStopped(lease, index, reply) => {
                 self.stop_ring_once_returned(lease, index, reply, sources);
             }
+            Order::Announce(lease, address) => self.announce(lease, address),
             Order::MemoryChanged(lease, memory, reply) => {
                 if let Some(port) = self.port(lease) {
                     port.set_memory(&memory);

@@ -11,6 +11,7 @@ use vhost_frontend::{ChainLimits, GuestMemory, PoolMap, Ring};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 
+use super::announcing::Announcement;
 use super::buffers::TransmitBuffers;
 use super::lending::Stopping;
 use super::receive::Channel;
@@ -57,6 +58,8 @@ pub(super) struct Port {
     pub(super) held_back: usize,
     /// The route that is being left in order: nothing new is announced until it has acknowledged everything.
     pub(super) leaving: Option<Route>,
+    /// Of the guest's address, where the VMM asked for it.
+    pub(super) announcement: Announcement,
     /// Device and inode number of the pool's file, if it is one.
     pub(super) pool_file: Option<(u64, u64)>,
     /// Where in the pool the guest's memory lies.
@@ -93,6 +96,7 @@ impl Port {
             held_back: 0,
             without_room: false,
             leaving: None,
+            announcement: Announcement::NotWanted,
             pool_file,
             pool_map: PoolMap::default(),
             stopping: Vec::new(),

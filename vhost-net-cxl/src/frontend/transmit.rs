@@ -11,6 +11,7 @@ use vhost_frontend::{Buffer, Chain, ChainReader, GuestMemory, GuestView};
 use vm_memory::VolatileSlice;
 
 use super::PACKETS_PER_TURN;
+use super::announcing::Announcement;
 use super::lending::Ranges;
 use super::port::Port;
 use super::receive::Channel;
@@ -99,6 +100,10 @@ impl Port {
         if self.under_way.waiting() > 0 {
             self.without_room = true;
             return busy;
+        }
+        if self.announcement == Announcement::Wanted && self.push_announcement(memory) {
+            self.announce(channel);
+            busy = true;
         }
         let kept = channel.kept_from(self.is_below_minimum());
         let room = channel.end.room().saturating_sub(kept);

@@ -1,0 +1,74 @@
+//! Requests that crate `vhost` does not know.
+
+use super::*;
+
+#[test]
+fn a_status_is_told_and_kept_and_zero_resets_the_device() {
+    let device = Device::start();
+    let mut guest = connected(&device.socket());
+    let mut requests = 0;
+    for _ in 0..3 {
+        works(&mut guest);
+        assert_eq!(guest.status(), Some(0xf));
+        // The driver gave up, which is for it to know: the rings run until they are stopped.
+        assert!(guest.set_status(0x8f));
+        assert_eq!(guest.status(), Some(0x8f));
+        works(&mut guest);
+        assert!(guest.set_status(0));
+        assert_eq!(guest.status(), Some(0));
+        assert!(device.state.lock().rings.iter().all(Option::is_none), "all rings were stopped");
+        // QEMU 7.2 asks only now how far they are.
+        requests += 2;
+        assert_eq!([0, 1].map(|ring| guest.stop_ring(ring)), [requests; 2]);
+        guest.start_rings();
+    }
+    works(&mut guest);
+    // A device that is reset otherwise has no status either, nor has one for the next VMM.
+    guest.frontend().reset_device().unwrap();
+    assert_eq!(guest.status(), Some(0));
+    guest.start_rings();
+    guest.disconnect();
+    guest.negotiate(&device.socket(), u64::MAX);
+    assert_eq!(guest.status(), Some(0xb));
+    guest.start_rings();
+    works(&mut guest);
+}
+
+#[test]
+fn a_status_that_is_none_costs_the_connection() {
+    let device = Device::start();
+    let mut guest = connected(&device.socket());
+    assert!(!guest.set_status(0x100));
+    device.eventually(|state| state.disconnected == 1);
+    assert_eq!(guest.status(), None);
+    works(&mut connected(&device.socket()));
+}
+
+#[test]
+fn an_address_is_announced_for_who_asks() {
+    let device = Device::start();
+    let mut guest = connected(&device.socket());
+    for last in 0..5 {
+        assert!(guest.send_rarp([2, 0, 0, 0, 0, last]));
+    }
+    assert_eq!(device.state.lock().announced, [0, 1, 2, 3, 4].map(|last| [2, 0, 0, 0, 0, last]));
+    works(&mut guest);
+}
+
+#[test]
+fn what_was_not_agreed_on_is_not_done() {
+    let device = Device::start();
+    let mut guest = MockGuest::new(1 << 20, QUEUES, 64);
+    guest.negotiate(&device.socket(), u64::MAX);
+    let protocol = guest.frontend().get_protocol_features().unwrap();
+    let without = protocol - VhostUserProtocolFeatures::STATUS - VhostUserProtocolFeatures::RARP;
+    guest.frontend().set_protocol_features(without).unwrap();
+    assert!(!guest.send_rarp([2, 0, 0, 0, 0, 1]));
+    device.eventually(|state| state.disconnected == 1);
+    assert_eq!(device.state.lock().announced, Vec::<[u8; 6]>::new());
+    guest.negotiate(&device.socket(), u64::MAX);
+    guest.frontend().set_protocol_features(without).unwrap();
+    assert!(!guest.set_status(1));
+    device.eventually(|state| state.disconnected == 2);
+    works(&mut connected(&device.socket()));
+}
