@@ -1,16 +1,19 @@
 //! What travels over the REST API, as JSON. Sizes are in bytes, offsets in bytes from the start of the pool; fields are
 //! only ever added.
 
+mod condition;
 mod event;
 mod explanation;
 mod host;
 mod instance;
 mod instance_type;
+mod labels;
 mod pool;
 mod problem;
 mod size;
 mod volume;
 
+pub use condition::{Condition, ConditionKind};
 pub use event::{Event, EventKind, EventList};
 pub use explanation::{Candidate, CandidatePart, DeviceExplanation, Explanation};
 pub use host::{
@@ -21,6 +24,7 @@ pub use instance::{
     Nic, NicLimit, NicPolicy, NicRequest,
 };
 pub use instance_type::{InstanceType, InstanceTypeList, InstanceTypeSpec};
+pub use labels::Labels;
 pub use pool::{Pool, Region, RegionState};
 pub use problem::{PROBLEM_JSON, Problem};
 pub use size::{ByteSize, ParseByteSizeError};

@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 
 use crate::api::{
     AddReplica, ChangeVolume, CreateInstance, CreateVolume, Device, DeviceList, EventList, Explanation, Host,
-    HostList, Instance, InstanceList, InstanceType, InstanceTypeList, InstanceTypeSpec, MigrateInstance,
-    MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
+    HostList, Instance, InstanceList, InstanceType, InstanceTypeList, InstanceTypeSpec, Labels,
+    MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
 };
 
 mod events;
@@ -102,6 +102,7 @@ pub struct Client {
     base: Url,
     http: reqwest::Client,
     runtime: tokio::runtime::Runtime,
+    dry_run: bool,
 }
 
 impl Client {
@@ -122,12 +123,18 @@ impl Client {
         let http = builder.build().map_err(|error| ClientError::SetUp(io::Error::other(error)))?;
         let base =
             base.ok_or_else(|| ClientError::SetUp(io::Error::other("the base address does not parse")))?;
-        Ok(Self { server, base, http, runtime })
+        Ok(Self { server, base, http, runtime, dry_run: false })
     }
 
     /// Prepares to talk to a controller's UNIX socket.
     pub fn unix(path: &Path) -> Result<Self, ClientError> {
         Self::new(Server::Unix(path.to_path_buf()))
+    }
+
+    /// Only tries what it is asked for: changes are refused as they would be, and otherwise nothing happens.
+    #[must_use]
+    pub fn trying_only(self, dry_run: bool) -> Self {
+        Self { dry_run, ..self }
     }
 
     /// Whom it talks to.
@@ -192,7 +199,12 @@ impl Client {
 
     /// All volumes.
     pub fn volumes(&self) -> Result<Vec<Volume>, ClientError> {
-        self.get::<VolumeList>(&["v1", "volumes"]).map(|list| list.volumes)
+        self.volumes_with(&[])
+    }
+
+    /// Volumes with all of these fields and labels, such as `("device", "h2/ssd0")` and `("label", "tier=web")`.
+    pub fn volumes_with(&self, fields: &[(&str, &str)]) -> Result<Vec<Volume>, ClientError> {
+        self.call::<(), VolumeList>(Method::GET, &["v1", "volumes"], fields, None).map(|list| list.volumes)
     }
 
     /// One volume.
@@ -247,7 +259,23 @@ impl Client {
 
     /// All instances.
     pub fn instances(&self) -> Result<Vec<Instance>, ClientError> {
-        self.get::<InstanceList>(&["v1", "instances"]).map(|list| list.instances)
+        self.instances_with(&[])
+    }
+
+    /// Instances with all of these fields and labels, such as `("host", "h1")` and `("label", "tier=web")`.
+    pub fn instances_with(&self, fields: &[(&str, &str)]) -> Result<Vec<Instance>, ClientError> {
+        let list = self.call::<(), InstanceList>(Method::GET, &["v1", "instances"], fields, None)?;
+        Ok(list.instances)
+    }
+
+    /// Labels an instance anew, as a whole.
+    pub fn label_instance(&self, name: &str, labels: &Labels) -> Result<Instance, ClientError> {
+        self.call(Method::PUT, &["v1", "instances", name, "labels"], &[], Some(labels))
+    }
+
+    /// Labels a volume anew, as a whole.
+    pub fn label_volume(&self, name: &str, labels: &Labels) -> Result<Volume, ClientError> {
+        self.call(Method::PUT, &["v1", "volumes", name, "labels"], &[], Some(labels))
     }
 
     /// One instance.
@@ -392,7 +420,11 @@ impl Client {
         query: &[(&str, &str)],
         body: Option<&Body>,
     ) -> Result<reqwest::Response, ClientError> {
-        let request = self.http.request(method, self.url(path, query)).timeout(REQUEST_TIMEOUT);
+        let mut query = query.to_vec();
+        if self.dry_run && method != Method::GET {
+            query.push(("dry-run", "true"));
+        }
+        let request = self.http.request(method, self.url(path, &query)).timeout(REQUEST_TIMEOUT);
         let request = match body {
             Some(body) => request.json(body),
             None => request,

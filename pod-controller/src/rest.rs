@@ -1,14 +1,18 @@
 //! The API over HTTP: JSON under `/v1`, problems as RFC 9457 says, an OpenAPI description, metrics.
 
 mod body;
+mod change;
 mod connection;
 mod devices;
 mod drains;
 mod events;
 mod health;
+mod hex;
 mod hosts;
 mod instance_types;
 mod instances;
+mod labels;
+mod list;
 mod listen;
 mod migrations;
 mod nics;
@@ -49,7 +53,7 @@ struct Description;
 
 /// The whole API.
 pub fn router(handle: Handle) -> Router {
-    let (router, description) = OpenApiRouter::with_openapi(Description::openapi())
+    let (router, mut description) = OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(hosts::list))
         .routes(routes!(hosts::get, hosts::delete))
         .routes(routes!(hosts::reset))
@@ -67,6 +71,8 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(instances::list, instances::create))
         .routes(routes!(instances::get, instances::delete))
         .routes(routes!(instances::explain))
+        .routes(routes!(labels::instance))
+        .routes(routes!(labels::volume))
         .routes(routes!(instance_types::list))
         .routes(routes!(instance_types::get, instance_types::set, instance_types::delete))
         .routes(routes!(migrations::prepare, migrations::abort))
@@ -80,6 +86,7 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(health::readyz))
         .routes(routes!(health::metrics))
         .split_for_parts();
+    change::describe(&mut description);
     // It does not change while we run; a description that cannot be written is empty rather than fatal.
     let description = description.to_json().unwrap_or_default();
     let describe = move || {
@@ -90,6 +97,7 @@ pub fn router(handle: Handle) -> Router {
         .route("/openapi.json", get(describe))
         .fallback(nothing_here)
         .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn(change::note_key))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(limit_time))
         .with_state(handle)

@@ -59,6 +59,7 @@ fn running() -> Pod {
             replicas: 1,
             stripes: None,
             minimum_iops: None,
+            labels: std::collections::BTreeMap::new(),
         })
         .expect("created");
     let instance = client.create_instance(&vm("vm1", &["vol0"]), WAIT).expect("created");

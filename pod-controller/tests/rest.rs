@@ -6,8 +6,9 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use pod_controller::api::{CandidatePart, PROBLEM_JSON, Problem};
+use pod_controller::api::{CandidatePart, Condition, ConditionKind, Event, EventKind, PROBLEM_JSON, Problem};
 use pod_controller::client::Client;
+use pod_controller::store::Store;
 use support::{Pod, until, vm};
 
 fn request(method: &str, path: &str, headers: &str, body: &str) -> String {
@@ -263,4 +264,174 @@ fn a_connection_that_was_closed_since_is_no_failure() {
         std::thread::sleep(Duration::from_millis(200));
     }
     server.join().expect("the server");
+}
+
+/// The body of an answer that is a success, as JSON.
+fn body(answer: &str) -> serde_json::Value {
+    assert!((200..300).contains(&status(answer)), "{answer}");
+    serde_json::from_str(answer.split_once("\r\n\r\n").expect("a body").1).expect("JSON")
+}
+
+fn names(list: &serde_json::Value, of: &str) -> Vec<String> {
+    let name = |it: &serde_json::Value| it["name"].as_str().expect("a name").to_owned();
+    list[of].as_array().expect("a list").iter().map(name).collect()
+}
+
+#[test]
+fn description_is_the_one_that_is_checked_in() {
+    let pod = Pod::new();
+    let served = body(&pod.raw(&request("GET", "/openapi.json", "", "")));
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/openapi.json");
+    if std::env::var_os("WADI_WRITE_OPENAPI").is_some() {
+        std::fs::write(&path, format!("{served:#}\n")).expect("written");
+    }
+    let kept = std::fs::read_to_string(&path).expect("docs/openapi.json");
+    let kept: serde_json::Value = serde_json::from_str(&kept).expect("JSON");
+    assert!(
+        kept == served,
+        "the API is not docs/openapi.json any more: WADI_WRITE_OPENAPI=1 cargo test -p pod-controller --test rest description"
+    );
+    for (path, operations) in served["paths"].as_object().expect("paths") {
+        for (method, operation) in operations.as_object().expect("operations") {
+            let parameters = operation["parameters"].as_array().cloned().unwrap_or_default();
+            let has = |name: &str| parameters.iter().any(|it| it["name"] == name);
+            assert_eq!(has("dry-run") && has("Idempotency-Key"), method != "get", "{method} {path}");
+        }
+    }
+}
+
+#[test]
+fn lists_have_pages_fields_and_labels() {
+    let pod = Pod::demo();
+    let client = pod.client();
+    for (name, tier) in [("vol0", "web"), ("vol1", "db"), ("vol2", "web"), ("vol3", "web")] {
+        let body =
+            format!("{{\"name\": \"{name}\", \"size\": \"4M\", \"labels\": {{\"tier\": \"{tier}\"}}}}");
+        assert_eq!(status(&pod.raw(&request("POST", "/v1/volumes", JSON, &body))), 201);
+    }
+    client.create_instance(&vm("vm1", &["vol1"]), Duration::from_secs(30)).expect("created");
+    let list = |path: &str| body(&pod.raw(&request("GET", path, "", "")));
+    let first = list("/v1/volumes?limit=2&label=tier=web");
+    assert_eq!(names(&first, "volumes"), ["vol0", "vol2"]);
+    let token = first["continue"].as_str().expect("there is more");
+    let rest = list(&format!("/v1/volumes?limit=2&label=tier%3Dweb&continue={token}"));
+    assert_eq!(
+        (names(&rest, "volumes"), &rest["continue"]),
+        (vec!["vol3".to_owned()], &serde_json::Value::Null)
+    );
+    assert_eq!(names(&list("/v1/volumes?instance=vm1"), "volumes"), ["vol1"]);
+    assert_eq!(names(&list("/v1/volumes?device=h2/ssd0&label=tier"), "volumes").len(), 4);
+    assert_eq!(names(&list("/v1/instances?host=h2"), "instances"), [""; 0]);
+    assert_eq!(names(&list("/v1/instances?host=h1&device=h2/nic0&ready=true"), "instances"), ["vm1"]);
+    assert_eq!(names(&list("/v1/devices?type=ssd"), "devices"), ["h2/ssd0"]);
+    assert_eq!(names(&list("/v1/devices?host=h3&health=up"), "devices"), ["h3/nic0"]);
+    let hosts = list("/v1/hosts?limit=1&drained=false");
+    assert_eq!(names(&hosts, "hosts"), ["h1"]);
+    let token = hosts["continue"].as_str().expect("there is more");
+    assert_eq!(names(&list(&format!("/v1/hosts?continue={token}")), "hosts"), ["h2", "h3"]);
+
+    let labelled =
+        pod.raw(&request("PUT", "/v1/instances/vm1/labels", JSON, "{\"labels\": {\"env\": \"test\"}}"));
+    assert_eq!(body(&labelled)["labels"]["env"], "test");
+    assert_eq!(client.instances_with(&[("label", "env=test")]).expect("a list").len(), 1);
+    for (path, expected) in [
+        ("/v1/volumes?limit=0", 400),
+        ("/v1/volumes?limit=many", 400),
+        ("/v1/volumes?continue=%20", 400),
+        ("/v1/volumes?label==", 400),
+        ("/v1/volumes?colour=red", 400),
+        ("/v1/devices?type=gpu", 400),
+    ] {
+        let answer = pod.raw(&request("GET", path, "", ""));
+        assert_eq!(status(&answer), expected, "{path}: {answer}");
+        problem(&answer);
+    }
+    let bad = pod.raw(&request("PUT", "/v1/volumes/vol0/labels", JSON, "{\"labels\": {\"a b\": \"c\"}}"));
+    assert_eq!(problem(&bad).status, 400);
+}
+
+#[test]
+fn requests_are_carried_out_once_and_tried_without_being_carried_out() {
+    let mut pod = Pod::demo();
+    let keyed = |method: &str, path: &str, key: &str, body: &str| {
+        request(method, path, &format!("{JSON}idempotency-key: {key}\r\n"), body)
+    };
+    let vol0 = "{\"name\": \"vol0\", \"size\": \"4M\"}";
+    let tried = pod.raw(&request("POST", "/v1/volumes?dry-run=true", JSON, vol0));
+    assert_eq!((status(&tried), &body(&tried)["name"]), (200, &"vol0".into()));
+    let client = pod.client();
+    assert!(client.volumes().expect("a list").is_empty(), "nothing was made");
+
+    for round in 0..2 {
+        let answer = pod.raw(&keyed("POST", "/v1/volumes", "first", vol0));
+        assert_eq!((status(&answer), &body(&answer)["name"]), (201, &"vol0".into()), "{round}: {answer}");
+    }
+    let reused =
+        problem(&pod.raw(&keyed("POST", "/v1/volumes", "first", "{\"name\": \"vol1\", \"size\": \"4M\"}")));
+    assert_eq!((reused.status, reused.kind.as_str()), (422, "idempotency-key-reused"));
+    assert_eq!(problem(&pod.raw(&keyed("DELETE", "/v1/volumes/vol0", "first", ""))).status, 422);
+    assert_eq!(problem(&pod.raw(&keyed("DELETE", "/v1/volumes/vol0", "two words", ""))).status, 400);
+    assert_eq!(problem(&pod.raw(&keyed("POST", "/v1/volumes", "big", &"x".repeat(100_000)))).status, 413);
+    // A key that was only tried is free.
+    assert_eq!(status(&pod.raw(&keyed("DELETE", "/v1/volumes/vol0?dry-run=true", "last", ""))), 204);
+    assert_eq!(client.volumes().expect("a list").len(), 1);
+    let only_try = pod.client().trying_only(true);
+    only_try.delete_volume("vol0").expect("it could be deleted");
+    assert_eq!(only_try.delete_volume("vol9").expect_err("nobody").status(), Some(404));
+    assert_eq!(problem(&pod.raw(&request("DELETE", "/v1/volumes/vol0?dry-run=maybe", "", ""))).status, 400);
+    assert_eq!(client.volumes().expect("a list").len(), 1);
+
+    // Known across a restart.
+    pod.stop_controller();
+    pod.start_controller();
+    assert_eq!(status(&pod.raw(&keyed("DELETE", "/v1/volumes/vol0", "last", ""))), 204);
+    assert_eq!(status(&pod.raw(&keyed("DELETE", "/v1/volumes/vol0", "last", ""))), 204, "done already");
+    assert_eq!(
+        problem(&pod.raw(&keyed("POST", "/v1/volumes", "first", vol0))).status,
+        404,
+        "made once, and gone"
+    );
+    assert!(pod.client().volumes().expect("a list").is_empty());
+}
+
+#[test]
+fn events_are_gone_when_they_are_and_conditions_say_what_is_missing() {
+    let mut pod = Pod::demo();
+    let client = pod.client();
+    let instance = client.create_instance(&vm("vm1", &[]), Duration::from_secs(30)).expect("created");
+    let holds = |conditions: &[Condition], kind| {
+        conditions.iter().find(|it| it.kind == kind).map(|it| it.status).expect("it is told")
+    };
+    assert!(holds(&instance.conditions, ConditionKind::Ready), "{instance:?}");
+    assert!(!holds(&instance.conditions, ConditionKind::Connected));
+    assert!(holds(&instance.conditions, ConditionKind::Redundant));
+    client.drain_device("h2", "nic0", true).expect("it exists");
+    let device = client.device("h2", "nic0").expect("it exists");
+    assert!(holds(&device.conditions, ConditionKind::Ready));
+    assert!(!holds(&device.conditions, ConditionKind::Schedulable), "{device:?}");
+    let drained = client.events(0).expect("a list");
+    let path = "/v1/events?kind=drain-begun&subject=h2/nic0";
+    assert_eq!(body(&pod.raw(&request("GET", path, "", "")))["events"].as_array().map(Vec::len), Some(1));
+
+    let last = drained.events.last().expect("some").sequence;
+    client.drain_device("h2", "nic0", false).expect("it exists");
+    let mut follower = client.follow_events(last).expect("that one is kept");
+    assert_eq!(follower.next().expect("an event").expect("whole").kind, EventKind::DrainEnded);
+    drop(follower);
+
+    // As after very many events: what was before the last one is not kept.
+    pod.stop_controller();
+    {
+        let (mut store, known) = Store::open(&pod.path("state.redb")).expect("the state");
+        let event = Event { sequence: 20_000, ..drained.events[0].clone() };
+        store.commit(&[], &[event], 20_000, &known.state.expect("a state")).expect("kept");
+    }
+    pod.start_controller();
+    let after = |id: &str| request("GET", "/v1/events/stream", &format!("last-event-id: {id}\r\n"), "");
+    let gone = problem(&pod.raw(&after("19998")));
+    assert_eq!((gone.status, gone.kind.as_str()), (410, "events-gone"));
+    assert_eq!(pod.client().follow_events(17).expect_err("gone").status(), Some(410));
+    for kept in ["0", "19999", "20000", &u64::MAX.to_string()] {
+        assert_eq!(status(&pod.raw_head(&after(kept))), 200, "{kept}");
+    }
 }

@@ -58,7 +58,15 @@ fn file_systems_are_whole_after_every_daemon_was_killed() {
     for (name, device, replicas) in [("vol0", Some("h2/ssd0".to_owned()), 1), ("vol1", None, 2)] {
         let (name, size) = (name.to_owned(), SIZE.parse().unwrap());
         pod.api()
-            .create_volume(&CreateVolume { name, size, device, replicas, stripes: None, minimum_iops: None })
+            .create_volume(&CreateVolume {
+                name,
+                size,
+                device,
+                replicas,
+                stripes: None,
+                minimum_iops: None,
+                labels: std::collections::BTreeMap::new(),
+            })
             .unwrap();
     }
     let request = CreateInstance {
@@ -68,6 +76,7 @@ fn file_systems_are_whole_after_every_daemon_was_killed() {
         volumes: vec!["vol0".to_owned(), "vol1".to_owned()],
         instance_type: None,
         vmm_listens: false,
+        labels: std::collections::BTreeMap::new(),
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let mut vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();

@@ -45,6 +45,7 @@ fn frontends_connect_to_a_vmm_that_listens_whoever_dies() {
             replicas: 1,
             stripes: None,
             minimum_iops: None,
+            labels: std::collections::BTreeMap::new(),
         })
         .unwrap();
     let instance = pod

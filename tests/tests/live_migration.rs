@@ -205,6 +205,7 @@ fn a_guest_with_a_mirrored_volume_moves_while_a_replica_dies_and_returns() {
             replicas: 2,
             stripes: None,
             minimum_iops: None,
+            labels: std::collections::BTreeMap::new(),
         })
         .unwrap();
     let instance = pod
@@ -215,6 +216,7 @@ fn a_guest_with_a_mirrored_volume_moves_while_a_replica_dies_and_returns() {
             volumes: vec!["vol0".to_owned()],
             instance_type: None,
             vmm_listens: false,
+            labels: std::collections::BTreeMap::new(),
         })
         .unwrap();
     let mut vm = pod.boot(&instance, &guest, SHAPE).unwrap();

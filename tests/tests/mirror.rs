@@ -62,6 +62,7 @@ fn replicas_die_one_after_the_other_and_every_byte_is_there() {
             replicas: 2,
             stripes: None,
             minimum_iops: None,
+            labels: std::collections::BTreeMap::new(),
         })
         .unwrap();
     let devices: Vec<String> = volume.replicas.iter().map(|replica| replica.device.clone()).collect();
@@ -73,6 +74,7 @@ fn replicas_die_one_after_the_other_and_every_byte_is_there() {
         volumes: vec!["vol0".to_owned()],
         instance_type: None,
         vmm_listens: false,
+        labels: std::collections::BTreeMap::new(),
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();

@@ -42,7 +42,15 @@ fn a_volume_moves_under_a_guest_that_writes() {
     let (name, size) = ("vol0".to_owned(), "128M".parse().unwrap());
     let device = Some("h2/ssd0".to_owned());
     pod.api()
-        .create_volume(&CreateVolume { name, size, device, replicas: 1, stripes: None, minimum_iops: None })
+        .create_volume(&CreateVolume {
+            name,
+            size,
+            device,
+            replicas: 1,
+            stripes: None,
+            minimum_iops: None,
+            labels: std::collections::BTreeMap::new(),
+        })
         .unwrap();
     let request = CreateInstance {
         name: "vm1".to_owned(),
@@ -51,6 +59,7 @@ fn a_volume_moves_under_a_guest_that_writes() {
         volumes: vec!["vol0".to_owned()],
         instance_type: None,
         vmm_listens: false,
+        labels: std::collections::BTreeMap::new(),
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();

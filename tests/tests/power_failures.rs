@@ -53,6 +53,7 @@ impl Site {
                 replicas: 1,
                 stripes: None,
                 minimum_iops: None,
+                labels: std::collections::BTreeMap::new(),
             })?;
         }
         let instance = pod.create_instance_as(&CreateInstance {
@@ -62,6 +63,7 @@ impl Site {
             volumes: names,
             instance_type: None,
             vmm_listens: false,
+            labels: std::collections::BTreeMap::new(),
         })?;
         let disk =
             |(system, letter): (&FileSystem, char)| (Files::on(*system), *system, format!("vd{letter}"));

@@ -21,6 +21,7 @@ fn taken_socket_paths_are_refused_and_left_alone() {
                 replicas: 1,
                 stripes: None,
                 minimum_iops: None,
+                labels: std::collections::BTreeMap::new(),
             })
             .unwrap();
         let request = CreateInstance {
@@ -30,6 +31,7 @@ fn taken_socket_paths_are_refused_and_left_alone() {
             volumes: vec![format!("{name}-vol")],
             instance_type: None,
             vmm_listens: false,
+            labels: std::collections::BTreeMap::new(),
         };
         pod.api().create_instance(&request, Duration::from_secs(2)).unwrap()
     };

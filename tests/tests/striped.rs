@@ -51,6 +51,7 @@ fn the_backend_of_a_column_dies_under_load_and_every_byte_is_there() {
             replicas: 1,
             stripes: Some(STRIPES),
             minimum_iops: None,
+            labels: std::collections::BTreeMap::new(),
         })
         .unwrap();
     assert_eq!(volume.size_bytes, 128 << 20, "{volume:?}");
@@ -62,6 +63,7 @@ fn the_backend_of_a_column_dies_under_load_and_every_byte_is_there() {
             volumes: vec!["vol0".to_owned()],
             instance_type: None,
             vmm_listens: false,
+            labels: std::collections::BTreeMap::new(),
         })
         .unwrap();
     // Half of it on each SSD, and each of them says so.

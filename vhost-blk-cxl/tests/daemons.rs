@@ -155,6 +155,7 @@ fn a_device_tells_its_volumes_and_a_deleted_one_is_wiped() {
         replicas: 1,
         stripes: None,
         minimum_iops: None,
+        labels: std::collections::BTreeMap::new(),
     };
     assert!(client(&pod).create_volume(&request).is_err());
     client(&pod).adopt_volumes("h2", "ssd0").unwrap();

@@ -3,11 +3,16 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::Condition;
+
 /// All hosts that have ever joined.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostList {
     /// Sorted by id.
     pub hosts: Vec<Host>,
+    /// With this as `continue`, the next page; absent on the last one.
+    #[serde(default, rename = "continue", skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
 }
 
 /// A host of the pod.
@@ -26,6 +31,9 @@ pub struct Host {
     /// It is to be empty: nothing new is placed on its devices, and what is there leaves.
     #[serde(default)]
     pub drained: bool,
+    /// What is true of it now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
 }
 
 /// A daemon's presence in the pod.
@@ -65,6 +73,9 @@ pub enum EndpointHealth {
 pub struct DeviceList {
     /// Sorted by host and name.
     pub devices: Vec<Device>,
+    /// With this as `continue`, the next page; absent on the last one.
+    #[serde(default, rename = "continue", skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
 }
 
 /// A NIC or an SSD.
@@ -92,6 +103,9 @@ pub struct Device {
     /// Its counters; absent when its endpoint has sent none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counters: Option<DeviceCounters>,
+    /// What is true of it now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
 }
 
 /// What a device is.

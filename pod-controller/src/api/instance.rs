@@ -1,14 +1,20 @@
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use pod_protocol::objects;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::Condition;
+
 /// All instances.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct InstanceList {
     /// Sorted by name.
     pub instances: Vec<Instance>,
+    /// With this as `continue`, the next page; absent on the last one.
+    #[serde(default, rename = "continue", skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
 }
 
 /// A VM and what it has leased.
@@ -38,6 +44,12 @@ pub struct Instance {
     /// Its move to another host, while that is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub migration: Option<Migration>,
+    /// Words to find it by, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// What is true of it now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
 }
 
 /// An instance's move to another host.
@@ -169,6 +181,9 @@ pub struct CreateInstance {
     /// Its VMM listens on the sockets of its devices (QEMU's `server=on`), instead of connecting to them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub vmm_listens: bool,
+    /// Words to find it by, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
 }
 
 /// Asks for a virtio-net device.

@@ -6,6 +6,9 @@ use utoipa::ToSchema;
 pub struct InstanceTypeList {
     /// Sorted by name.
     pub types: Vec<InstanceType>,
+    /// With this as `continue`, the next page; absent on the last one.
+    #[serde(default, rename = "continue", skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
 }
 
 /// A kind of instance.

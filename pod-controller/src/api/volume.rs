@@ -1,15 +1,20 @@
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use pod_protocol::objects::Qos;
 
-use super::ByteSize;
+use super::{ByteSize, Condition};
 
 /// All volumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeList {
     /// Sorted by name.
     pub volumes: Vec<Volume>,
+    /// With this as `continue`, the next page; absent on the last one.
+    #[serde(default, rename = "continue", skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
 }
 
 /// A contiguous range of an SSD, or the same on several.
@@ -37,6 +42,12 @@ pub struct Volume {
     /// The instance that has leased it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
+    /// Words to find it by, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// What is true of it now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
 }
 
 /// A place where a mirrored volume lies.
@@ -163,6 +174,9 @@ pub struct CreateVolume {
     /// Lay it out over SSDs of several hosts, a share on each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stripes: Option<Stripes>,
+    /// Words to find it by, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
 }
 
 /// How a volume is laid out over several SSDs.

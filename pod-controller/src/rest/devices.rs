@@ -1,16 +1,66 @@
+use std::collections::BTreeMap;
+
 use axum::Json;
 use axum::extract::State;
+use serde::Deserialize;
+use utoipa::{IntoParams, ToSchema};
 
 use super::Failure;
-use super::body::{DevicePath, Names};
-use crate::api::{Device, DeviceList, Problem};
+use super::body::{Asked, DevicePath, Names};
+use super::change::Change;
+use super::list::{Page, is};
+use crate::api::{Device, DeviceHealth, DeviceKind, DeviceList, Problem};
 use crate::controller::Handle;
 use crate::state::Command;
 
-/// All devices.
-#[utoipa::path(get, path = "/v1/devices", operation_id = "list_devices", tag = "devices", responses((status = 200, body = DeviceList)))]
-pub(super) async fn list(State(handle): State<Handle>) -> Json<DeviceList> {
-    Json(DeviceList { devices: handle.view().devices(&handle.telemetry()) })
+/// Which devices.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListQuery {
+    /// Only those of this host.
+    host: Option<String>,
+    /// Only NICs, or only SSDs.
+    r#type: Option<Type>,
+    /// Only those that are in this health.
+    health: Option<DeviceHealth>,
+    /// At most this many, 1 to 10000; all unless given.
+    limit: Option<usize>,
+    /// Go on after the page that said this.
+    r#continue: Option<String>,
+}
+
+/// What a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Type {
+    Nic,
+    Ssd,
+}
+
+/// All devices, or those that are asked for, by host and name.
+#[utoipa::path(
+    get, path = "/v1/devices", operation_id = "list_devices", tag = "devices", params(ListQuery),
+    responses((status = 200, body = DeviceList), (status = 400, body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn list(
+    State(handle): State<Handle>,
+    Asked(query): Asked<ListQuery>,
+) -> Result<Json<DeviceList>, Failure> {
+    let view = handle.view();
+    let mut devices = view.devices(&handle.telemetry());
+    devices.retain(|it| {
+        let is_nic = matches!(it.kind, DeviceKind::Nic { .. });
+        is(query.host.as_ref(), &it.host)
+            && query.r#type.is_none_or(|wanted| is_nic == (wanted == Type::Nic))
+            && query.health.is_none_or(|health| it.health == health)
+    });
+    let numbers: BTreeMap<&String, u16> =
+        view.state.hosts.iter().map(|(id, name)| (name, id.get())).collect();
+    let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
+    let key = |it: &Device| format!("{:05}/{}", numbers.get(&it.host).copied().unwrap_or(u16::MAX), it.name);
+    let (devices, next) = page.of(devices, key)?;
+    Ok(Json(DeviceList { devices, next }))
 }
 
 /// One device.
@@ -38,13 +88,10 @@ pub(super) async fn get(
         (status = 409, description = "a name is taken", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn adopt(
-    State(handle): State<Handle>,
-    Names(path): Names<DevicePath>,
-) -> Result<Json<Device>, Failure> {
+pub(super) async fn adopt(change: Change, Names(path): Names<DevicePath>) -> Result<Json<Device>, Failure> {
     let name = path.shown();
-    let device = path.find(&handle)?;
-    handle.submit(Command::AdoptVolumes { device }).await?;
-    let device = handle.view().device(&name, &handle.telemetry());
+    let device = path.find(&change.handle)?;
+    let view = change.submit(Command::AdoptVolumes { device }).await?;
+    let device = view.device(&name, &change.handle.telemetry());
     device.map(Json).ok_or_else(|| Failure::not_found("device", &name))
 }

@@ -1,22 +1,21 @@
 //! Devices and hosts that are to be empty.
 
-use axum::extract::State;
 use axum::http::StatusCode;
 use cxl_pool::HostId;
 
 use super::Failure;
 use super::body::{DevicePath, Names, host_named};
+use super::change::Change;
 use crate::api::Problem;
-use crate::controller::Handle;
 use crate::state::Command;
 
 async fn drain(
-    handle: &Handle,
+    change: &Change,
     host: HostId,
     device: Option<String>,
     on: bool,
 ) -> Result<StatusCode, Failure> {
-    handle.submit(Command::Drain { host, device, on }).await?;
+    change.submit(Command::Drain { host, device, on }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -28,11 +27,11 @@ async fn drain(
     responses((status = 204), (status = 404, body = Problem, content_type = "application/problem+json"))
 )]
 pub(super) async fn begin_device(
-    State(handle): State<Handle>,
+    change: Change,
     Names(path): Names<DevicePath>,
 ) -> Result<StatusCode, Failure> {
-    let device = path.find(&handle)?;
-    drain(&handle, device.host, Some(device.name), true).await
+    let device = path.find(&change.handle)?;
+    drain(&change, device.host, Some(device.name), true).await
 }
 
 /// A device may be used again.
@@ -42,11 +41,11 @@ pub(super) async fn begin_device(
     responses((status = 204), (status = 404, body = Problem, content_type = "application/problem+json"))
 )]
 pub(super) async fn end_device(
-    State(handle): State<Handle>,
+    change: Change,
     Names(path): Names<DevicePath>,
 ) -> Result<StatusCode, Failure> {
-    let device = path.find(&handle)?;
-    drain(&handle, device.host, Some(device.name), false).await
+    let device = path.find(&change.handle)?;
+    drain(&change, device.host, Some(device.name), false).await
 }
 
 /// All devices of a host are to be empty, also those that it gets later. Its instances stay: move them with their VMMs.
@@ -55,11 +54,8 @@ pub(super) async fn end_device(
     params(("name" = String, Path, description = "the host's name")),
     responses((status = 204), (status = 404, body = Problem, content_type = "application/problem+json"))
 )]
-pub(super) async fn begin_host(
-    State(handle): State<Handle>,
-    Names(name): Names<String>,
-) -> Result<StatusCode, Failure> {
-    drain(&handle, host_named(&handle, &name)?, None, true).await
+pub(super) async fn begin_host(change: Change, Names(name): Names<String>) -> Result<StatusCode, Failure> {
+    drain(&change, host_named(&change.handle, &name)?, None, true).await
 }
 
 /// The devices of a host may be used again.
@@ -68,9 +64,6 @@ pub(super) async fn begin_host(
     params(("name" = String, Path, description = "the host's name")),
     responses((status = 204), (status = 404, body = Problem, content_type = "application/problem+json"))
 )]
-pub(super) async fn end_host(
-    State(handle): State<Handle>,
-    Names(name): Names<String>,
-) -> Result<StatusCode, Failure> {
-    drain(&handle, host_named(&handle, &name)?, None, false).await
+pub(super) async fn end_host(change: Change, Names(name): Names<String>) -> Result<StatusCode, Failure> {
+    drain(&change, host_named(&change.handle, &name)?, None, false).await
 }

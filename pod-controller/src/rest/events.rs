@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::sse::{self, KeepAlive, Sse};
 use serde::Deserialize;
 use tokio::sync::{mpsc, watch};
@@ -14,7 +14,8 @@ use utoipa::IntoParams;
 
 use super::Failure;
 use super::body::Asked;
-use crate::api::{Event, EventList, Problem};
+use super::list::is;
+use crate::api::{Event, EventKind, EventList, Problem};
 use crate::controller::Handle;
 
 /// The most events of one answer.
@@ -35,6 +36,12 @@ pub(super) struct EventsQuery {
     /// At most this many; 10000 unless given.
     #[serde(default)]
     limit: Option<usize>,
+    /// Only events of this kind.
+    #[serde(default)]
+    kind: Option<EventKind>,
+    /// Only what happened to this: `h2`, `h2/nic0`, the name of an instance or volume.
+    #[serde(default)]
+    subject: Option<String>,
 }
 
 /// Recent events, oldest first.
@@ -47,7 +54,12 @@ pub(super) async fn list(
     Asked(query): Asked<EventsQuery>,
 ) -> Result<Json<EventList>, Failure> {
     let limit = query.limit.unwrap_or(LIMIT_MAX).min(LIMIT_MAX);
-    Ok(Json(handle.journal().after(query.after.unwrap_or(0), limit)))
+    let mut list = handle.journal().after(query.after.unwrap_or(0), usize::MAX);
+    list.events.retain(|event| {
+        query.kind.is_none_or(|kind| event.kind == kind) && is(query.subject.as_ref(), &event.subject)
+    });
+    list.events.truncate(limit);
+    Ok(Json(list))
 }
 
 /// Which events to begin with.
@@ -55,7 +67,8 @@ pub(super) async fn list(
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct StreamQuery {
-    /// Begin after this sequence number; with the next event unless given. `Last-Event-ID` says the same.
+    /// Begin after this sequence number; 0 for all that are kept, and with the next event unless given. `Last-Event-ID` says the
+    /// same.
     #[serde(default)]
     after: Option<u64>,
 }
@@ -66,6 +79,7 @@ pub(super) struct StreamQuery {
     responses(
         (status = 200, description = "events, for as long as the client listens", body = String, content_type = "text/event-stream"),
         (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 410, description = "events after that one are not kept any more", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn stream(
@@ -80,6 +94,18 @@ pub(super) async fn stream(
             number.ok_or_else(|| Failure::invalid("Last-Event-ID must be the number of an event"))?
         }
         None => query.after.unwrap_or_else(|| handle.journal().last()),
+    };
+    // From the beginning is from whatever is kept; after an event is after that one, or not at all.
+    let after = match (after, handle.journal().after(after, 0).first) {
+        (0, first) => first.saturating_sub(1),
+        (after, first) if after.saturating_add(1) < first => {
+            let detail = format!(
+                "events before {first} are not kept any more, so what came after {after} cannot all be told: read what \
+                 there is anew, then follow without Last-Event-ID"
+            );
+            return Err(Failure::new(StatusCode::GONE, "events-gone", detail));
+        }
+        (after, _) => after,
     };
     let news = handle.journal().follow();
     let follower = Follower { handle, news, after, ready: VecDeque::new() };
@@ -120,7 +146,12 @@ impl Follower {
             }
             // Seen before it is read: what is added after that wakes us again.
             self.news.mark_unchanged();
-            self.ready = self.handle.journal().after(self.after, STREAM_BATCH).events.into();
+            let list = self.handle.journal().after(self.after, STREAM_BATCH);
+            // A client that is so slow has missed some: it learns that when it asks to go on.
+            if list.first > self.after.saturating_add(1) {
+                return None;
+            }
+            self.ready = list.events.into();
             if self.ready.is_empty() {
                 self.news.changed().await.ok()?;
             }

@@ -3,17 +3,44 @@ use std::time::Instant;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use serde::Deserialize;
+use utoipa::IntoParams;
 
 use super::Failure;
-use super::body::Names;
+use super::body::{Asked, Names};
+use super::change::Change;
+use super::list::Page;
 use crate::api::{Host, HostList, Problem};
 use crate::controller::Handle;
 use crate::state::Command;
 
-/// All hosts that have ever joined.
-#[utoipa::path(get, path = "/v1/hosts", operation_id = "list_hosts", tag = "hosts", responses((status = 200, body = HostList)))]
-pub(super) async fn list(State(handle): State<Handle>) -> Json<HostList> {
-    Json(HostList { hosts: handle.view().hosts(&handle.telemetry(), Instant::now()) })
+/// Which hosts.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListQuery {
+    /// Only those that are to be empty, or are not.
+    drained: Option<bool>,
+    /// At most this many, 1 to 10000; all unless given.
+    limit: Option<usize>,
+    /// Go on after the page that said this.
+    r#continue: Option<String>,
+}
+
+/// All hosts that have ever joined, or those that are asked for, by number.
+#[utoipa::path(
+    get, path = "/v1/hosts", operation_id = "list_hosts", tag = "hosts", params(ListQuery),
+    responses((status = 200, body = HostList), (status = 400, body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn list(
+    State(handle): State<Handle>,
+    Asked(query): Asked<ListQuery>,
+) -> Result<Json<HostList>, Failure> {
+    let mut hosts = handle.view().hosts(&handle.telemetry(), Instant::now());
+    hosts.retain(|it| query.drained.is_none_or(|drained| it.drained == drained));
+    let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
+    let (hosts, next) = page.of(hosts, |it| format!("{:05}", it.id))?;
+    Ok(Json(HostList { hosts, next }))
 }
 
 /// One host.
@@ -41,11 +68,8 @@ pub(super) async fn get(
         (status = 409, description = "one of its daemons beats", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn reset(
-    State(handle): State<Handle>,
-    Names(name): Names<String>,
-) -> Result<StatusCode, Failure> {
-    handle.submit(Command::ResetHost { name }).await?;
+pub(super) async fn reset(change: Change, Names(name): Names<String>) -> Result<StatusCode, Failure> {
+    change.submit(Command::ResetHost { name }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -59,10 +83,7 @@ pub(super) async fn reset(
         (status = 409, description = "it beats, it was not reset, or something depends on it", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn delete(
-    State(handle): State<Handle>,
-    Names(name): Names<String>,
-) -> Result<StatusCode, Failure> {
-    handle.submit(Command::DeleteHost { name }).await?;
+pub(super) async fn delete(change: Change, Names(name): Names<String>) -> Result<StatusCode, Failure> {
+    change.submit(Command::DeleteHost { name }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

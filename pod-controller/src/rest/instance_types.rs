@@ -3,17 +3,40 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use serde::Deserialize;
+use utoipa::IntoParams;
 
 use super::Failure;
-use super::body::{Body, Names};
+use super::body::{Asked, Body, Names};
+use super::change::Change;
+use super::list::Page;
 use crate::api::{InstanceType, InstanceTypeList, InstanceTypeSpec, Problem};
 use crate::controller::Handle;
 use crate::state::{self, Command};
 
-/// All instance types.
-#[utoipa::path(get, path = "/v1/instance-types", operation_id = "list_instance_types", tag = "instances", responses((status = 200, body = InstanceTypeList)))]
-pub(super) async fn list(State(handle): State<Handle>) -> Json<InstanceTypeList> {
-    Json(InstanceTypeList { types: handle.view().instance_types() })
+/// Which instance types.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListQuery {
+    /// At most this many, 1 to 10000; all unless given.
+    limit: Option<usize>,
+    /// Go on after the page that said this.
+    r#continue: Option<String>,
+}
+
+/// All instance types, by name.
+#[utoipa::path(
+    get, path = "/v1/instance-types", operation_id = "list_instance_types", tag = "instances", params(ListQuery),
+    responses((status = 200, body = InstanceTypeList), (status = 400, body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn list(
+    State(handle): State<Handle>,
+    Asked(query): Asked<ListQuery>,
+) -> Result<Json<InstanceTypeList>, Failure> {
+    let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
+    let (types, next) = page.of(handle.view().instance_types(), |it| it.name.clone())?;
+    Ok(Json(InstanceTypeList { types, next }))
 }
 
 /// One instance type.
@@ -40,13 +63,13 @@ pub(super) async fn get(
     )
 )]
 pub(super) async fn set(
-    State(handle): State<Handle>,
+    change: Change,
     Names(name): Names<String>,
     Body(spec): Body<InstanceTypeSpec>,
 ) -> Result<StatusCode, Failure> {
     let InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops } = spec;
     let instance_type = state::InstanceType { nics, reserved_mbps, queue_pairs, volume_iops };
-    handle.submit(Command::SetInstanceType { name, instance_type }).await?;
+    change.submit(Command::SetInstanceType { name, instance_type }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -56,10 +79,7 @@ pub(super) async fn set(
     params(("name" = String, Path, description = "the instance type's name")),
     responses((status = 204), (status = 404, body = Problem, content_type = "application/problem+json"))
 )]
-pub(super) async fn delete(
-    State(handle): State<Handle>,
-    Names(name): Names<String>,
-) -> Result<StatusCode, Failure> {
-    handle.submit(Command::DeleteInstanceType { name }).await?;
+pub(super) async fn delete(change: Change, Names(name): Names<String>) -> Result<StatusCode, Failure> {
+    change.submit(Command::DeleteInstanceType { name }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -9,8 +9,10 @@ use utoipa::IntoParams;
 
 use super::Failure;
 use super::body::{Asked, Body, Names, host_named};
+use super::change::Change;
+use super::list::{Page, Selector, is};
 use crate::api::{CreateInstance, Explanation, Instance, InstanceList, NicRequest, Problem};
-use crate::controller::{Handle, SubmitError};
+use crate::controller::Handle;
 use crate::state::{Command, NicWish};
 
 /// How long the creation of an instance waits for its daemons unless told.
@@ -26,15 +28,51 @@ pub(super) struct CreateQuery {
     /// How long to wait, in ms, until a VMM can be started; 10000 unless given, 30000 at most, 0 to answer at once.
     #[serde(default)]
     wait: Option<u64>,
-    /// Only say what would be made; nothing is.
-    #[serde(default, rename = "dry-run")]
-    dry_run: bool,
 }
 
-/// All instances.
-#[utoipa::path(get, path = "/v1/instances", operation_id = "list_instances", tag = "instances", responses((status = 200, body = InstanceList)))]
-pub(super) async fn list(State(handle): State<Handle>) -> Json<InstanceList> {
-    Json(InstanceList { instances: handle.view().instances() })
+/// Which instances.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListQuery {
+    /// Only those with these labels: `name=value`, or several with commas between them.
+    label: Option<String>,
+    /// Only those that run on this host.
+    host: Option<String>,
+    /// Only those that use this NIC or SSD, as `h2/nic0`.
+    device: Option<String>,
+    /// Only those for which a VMM can be started, or cannot.
+    ready: Option<bool>,
+    /// At most this many, 1 to 10000; all unless given.
+    limit: Option<usize>,
+    /// Go on after the page that said this.
+    r#continue: Option<String>,
+}
+
+/// All instances, or those that are asked for, by name.
+#[utoipa::path(
+    get, path = "/v1/instances", operation_id = "list_instances", tag = "instances", params(ListQuery),
+    responses((status = 200, body = InstanceList), (status = 400, body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn list(
+    State(handle): State<Handle>,
+    Asked(query): Asked<ListQuery>,
+) -> Result<Json<InstanceList>, Failure> {
+    let labels = Selector::parse(query.label.as_deref())?;
+    let mut instances = handle.view().instances();
+    instances.retain(|it| {
+        let uses = |device: &String| {
+            it.nics.iter().any(|nic| nic.nic == *device)
+                || it.disks.iter().any(|disk| disk.ssd.split(", ").any(|ssd| ssd == device))
+        };
+        labels.matches(&it.labels)
+            && is(query.host.as_ref(), &it.host)
+            && query.device.as_ref().is_none_or(uses)
+            && query.ready.is_none_or(|ready| it.ready == ready)
+    });
+    let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
+    let (instances, next) = page.of(instances, |it| it.name.clone())?;
+    Ok(Json(InstanceList { instances, next }))
 }
 
 /// One instance.
@@ -77,7 +115,7 @@ pub(super) async fn explain(
     )
 )]
 pub(super) async fn create(
-    State(handle): State<Handle>,
+    change: Change,
     Asked(query): Asked<CreateQuery>,
     Body(request): Body<CreateInstance>,
 ) -> Result<Response, Failure> {
@@ -85,32 +123,25 @@ pub(super) async fn create(
     if wait_ms > WAIT_MAX_MS {
         return Err(Failure::invalid(format!("wait={wait_ms} is too long: use {WAIT_MAX_MS} ms at most")));
     }
-    let host = host_named(&handle, &request.host)?;
+    let host = host_named(&change.handle, &request.host)?;
     let nics = request.nics.iter().map(wish).collect::<Result<Vec<NicWish>, Failure>>()?;
-    let name = request.name.clone();
     let command = Command::CreateInstance {
-        name,
+        name: request.name.clone(),
         host,
         nics,
         volumes: request.volumes,
         instance_type: request.instance_type,
         vmm_listens: request.vmm_listens,
     };
-    if query.dry_run {
-        let view = handle.view().after(&command).map_err(SubmitError::Refused)?;
-        let instance =
-            view.instance(&request.name).ok_or_else(|| Failure::not_found("instance", &request.name))?;
-        return Ok(Json(instance).into_response());
+    let tried = change.submit_labelled(command, request.labels).await?;
+    let gone = || Failure::not_found("instance", &request.name);
+    if change.is_dry_run {
+        return Ok(Json(tried.instance(&request.name).ok_or_else(gone)?).into_response());
     }
-    handle.submit(command).await?;
-    let instance = wait_until_ready(&handle, &request.name, Duration::from_millis(wait_ms)).await;
-    let instance = instance.ok_or_else(|| Failure::not_found("instance", &request.name))?;
-    Ok((
-        StatusCode::CREATED,
-        [(header::LOCATION, format!("/v1/instances/{}", instance.name))],
-        Json(instance),
-    )
-        .into_response())
+    let instance = wait_until_ready(&change.handle, &request.name, Duration::from_millis(wait_ms)).await;
+    let instance = instance.ok_or_else(gone)?;
+    let location = format!("/v1/instances/{}", instance.name);
+    Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(instance)).into_response())
 }
 
 fn wish(request: &NicRequest) -> Result<NicWish, Failure> {
@@ -158,10 +189,10 @@ pub(super) struct DeleteQuery {
     )
 )]
 pub(super) async fn delete(
-    State(handle): State<Handle>,
+    change: Change,
     Names(name): Names<String>,
     Asked(query): Asked<DeleteQuery>,
 ) -> Result<StatusCode, Failure> {
-    handle.submit(Command::DeleteInstance { name, force: query.force }).await?;
+    change.submit(Command::DeleteInstance { name, force: query.force }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -3,15 +3,14 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::State;
 use axum::http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::Failure;
 use super::body::{Asked, Body, Names, host_named};
+use super::change::Change;
 use crate::api::{Instance, MigrateInstance, Problem};
-use crate::controller::Handle;
 use crate::state::Command;
 
 /// How long the answer waits for the daemons of the other host.
@@ -32,20 +31,25 @@ const WAIT: Duration = Duration::from_secs(10);
     )
 )]
 pub(super) async fn prepare(
-    State(handle): State<Handle>,
+    change: Change,
     Names(name): Names<String>,
     Body(request): Body<MigrateInstance>,
 ) -> Result<Json<Instance>, Failure> {
-    let to = host_named(&handle, &request.to)?;
-    handle.submit(Command::PrepareMigration { name: name.clone(), to }).await?;
-    let mut views = handle.views();
+    let to = host_named(&change.handle, &request.to)?;
+    let tried = change.submit(Command::PrepareMigration { name: name.clone(), to }).await?;
+    let found =
+        |instance: Option<Instance>| instance.map(Json).ok_or_else(|| Failure::not_found("instance", &name));
+    if change.is_dry_run {
+        return found(tried.instance(&name));
+    }
+    let mut views = change.handle.views();
     let ready = views.wait_for(|view| {
         let migration = view.instance(&name).and_then(|instance| instance.migration);
         migration.is_none_or(|migration| migration.ready)
     });
     // Both a time that is over and a controller that stops leave what is known now.
     let _ = tokio::time::timeout(WAIT, ready).await;
-    handle.view().instance(&name).map(Json).ok_or_else(|| Failure::not_found("instance", &name))
+    found(change.handle.view().instance(&name))
 }
 
 /// Gives up the move of an instance, which stays where it is. A VMM on the other host loses its devices.
@@ -57,11 +61,8 @@ pub(super) async fn prepare(
         (status = 404, description = "there is no such instance, or it is not moving", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn abort(
-    State(handle): State<Handle>,
-    Names(name): Names<String>,
-) -> Result<StatusCode, Failure> {
-    handle.submit(Command::AbortMigration { name }).await?;
+pub(super) async fn abort(change: Change, Names(name): Names<String>) -> Result<StatusCode, Failure> {
+    change.submit(Command::AbortMigration { name }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -87,10 +88,10 @@ pub(super) struct ActivateQuery {
     )
 )]
 pub(super) async fn activate(
-    State(handle): State<Handle>,
+    change: Change,
     Names(name): Names<String>,
     Asked(query): Asked<ActivateQuery>,
 ) -> Result<StatusCode, Failure> {
-    handle.submit(Command::ActivateMigration { name, force: query.force }).await?;
+    change.submit(Command::ActivateMigration { name, force: query.force }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

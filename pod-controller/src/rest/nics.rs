@@ -1,12 +1,11 @@
 //! Moving leases between NICs.
 
-use axum::extract::State;
 use axum::http::StatusCode;
 
 use super::Failure;
 use super::body::{Body, DevicePath, Names, device_named};
+use super::change::Change;
 use crate::api::{MigrateNic, NicPolicy, Problem};
-use crate::controller::Handle;
 use crate::state::Command;
 
 /// Moves a NIC of an instance to another device while both work. Packets are neither lost nor reordered; for a few
@@ -26,12 +25,12 @@ use crate::state::Command;
     )
 )]
 pub(super) async fn migrate(
-    State(handle): State<Handle>,
+    change: Change,
     Names((instance, nic)): Names<(String, String)>,
     Body(request): Body<MigrateNic>,
 ) -> Result<StatusCode, Failure> {
-    let to = request.to.as_deref().map(|to| device_named(&handle, to)).transpose()?;
-    handle.submit(Command::MigrateNic { instance, device: nic, to }).await?;
+    let to = request.to.as_deref().map(|to| device_named(&change.handle, to)).transpose()?;
+    change.submit(Command::MigrateNic { instance, device: nic, to }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -50,11 +49,11 @@ pub(super) async fn migrate(
     )
 )]
 pub(super) async fn change(
-    State(handle): State<Handle>,
+    change: Change,
     Names((instance, device)): Names<(String, String)>,
     Body(policy): Body<NicPolicy>,
 ) -> Result<StatusCode, Failure> {
-    handle.submit(Command::ChangeNic { instance, device, policy: policy.into() }).await?;
+    change.submit(Command::ChangeNic { instance, device, policy: policy.into() }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -68,12 +67,9 @@ pub(super) async fn change(
         (status = 409, description = "it does not work", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn fail_back(
-    State(handle): State<Handle>,
-    Names(path): Names<DevicePath>,
-) -> Result<StatusCode, Failure> {
-    let device = path.find(&handle)?;
-    handle.submit(Command::FailBack { device }).await?;
+pub(super) async fn fail_back(change: Change, Names(path): Names<DevicePath>) -> Result<StatusCode, Failure> {
+    let device = path.find(&change.handle)?;
+    change.submit(Command::FailBack { device }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -86,12 +82,9 @@ pub(super) async fn fail_back(
         (status = 404, body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn release(
-    State(handle): State<Handle>,
-    Names(path): Names<DevicePath>,
-) -> Result<StatusCode, Failure> {
-    let device = path.find(&handle)?;
+pub(super) async fn release(change: Change, Names(path): Names<DevicePath>) -> Result<StatusCode, Failure> {
+    let device = path.find(&change.handle)?;
     let reason = "on demand".to_owned();
-    handle.submit(Command::ReleaseLink { device, reason }).await?;
+    change.submit(Command::ReleaseLink { device, reason }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

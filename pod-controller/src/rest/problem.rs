@@ -49,6 +49,7 @@ impl From<Refusal> for Failure {
         let status = match refusal.kind {
             RefusalKind::InvalidName | RefusalKind::InvalidValue => StatusCode::BAD_REQUEST,
             RefusalKind::NotFound => StatusCode::NOT_FOUND,
+            RefusalKind::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             RefusalKind::Exists
             | RefusalKind::Leased
             | RefusalKind::Connected

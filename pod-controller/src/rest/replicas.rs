@@ -1,16 +1,16 @@
 //! Places that come to a volume, and go from it.
 
 use axum::Json;
-use axum::extract::State;
 
 use super::Failure;
 use super::body::{Body, Names, device_named};
+use super::change::Change;
 use crate::api::{AddReplica, Problem, Volume};
-use crate::controller::Handle;
 use crate::state::Command;
+use crate::view::View;
 
-fn shown(handle: &Handle, name: &str) -> Result<Json<Volume>, Failure> {
-    handle.view().volume(name).map(Json).ok_or_else(|| Failure::not_found("volume", name))
+fn shown(view: &View, name: &str) -> Result<Json<Volume>, Failure> {
+    view.volume(name).map(Json).ok_or_else(|| Failure::not_found("volume", name))
 }
 
 /// Has a volume lie on one more SSD, or move there. A guest that uses it goes on, and what is there is copied meanwhile; of a
@@ -26,14 +26,15 @@ fn shown(handle: &Handle, name: &str) -> Result<Json<Volume>, Failure> {
     )
 )]
 pub(super) async fn add(
-    State(handle): State<Handle>,
+    change: Change,
     Names(name): Names<String>,
     Body(request): Body<AddReplica>,
 ) -> Result<Json<Volume>, Failure> {
-    let device = request.device.as_deref().map(|device| device_named(&handle, device)).transpose()?;
-    let replaces = request.replaces.as_deref().map(|device| device_named(&handle, device)).transpose()?;
-    handle.submit(Command::AddReplica { name: name.clone(), device, replaces }).await?;
-    shown(&handle, &name)
+    let device = request.device.as_deref().map(|device| device_named(&change.handle, device)).transpose()?;
+    let replaces =
+        request.replaces.as_deref().map(|device| device_named(&change.handle, device)).transpose()?;
+    let view = change.submit(Command::AddReplica { name: name.clone(), device, replaces }).await?;
+    shown(&view, &name)
 }
 
 /// Has a volume not lie on an SSD any more. Its place is wiped.
@@ -51,10 +52,10 @@ pub(super) async fn add(
     )
 )]
 pub(super) async fn remove(
-    State(handle): State<Handle>,
+    change: Change,
     Names((name, host, ssd_name)): Names<(String, String, String)>,
 ) -> Result<Json<Volume>, Failure> {
-    let device = device_named(&handle, &format!("{host}/{ssd_name}"))?;
-    handle.submit(Command::RemoveReplica { name: name.clone(), device }).await?;
-    shown(&handle, &name)
+    let device = device_named(&change.handle, &format!("{host}/{ssd_name}"))?;
+    let view = change.submit(Command::RemoveReplica { name: name.clone(), device }).await?;
+    shown(&view, &name)
 }

@@ -1,18 +1,56 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use utoipa::IntoParams;
 
 use super::Failure;
-use super::body::{Body, Names, device_named};
+use super::body::{Asked, Body, Names, device_named};
+use super::change::Change;
+use super::list::{Page, Selector, is};
 use crate::api::{ChangeVolume, CreateVolume, Problem, Stripes, Volume, VolumeList};
 use crate::controller::Handle;
 use crate::state::Command;
 
-/// All volumes.
-#[utoipa::path(get, path = "/v1/volumes", operation_id = "list_volumes", tag = "volumes", responses((status = 200, body = VolumeList)))]
-pub(super) async fn list(State(handle): State<Handle>) -> Json<VolumeList> {
-    Json(VolumeList { volumes: handle.view().volumes() })
+/// Which volumes.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListQuery {
+    /// Only those with these labels: `name=value`, or several with commas between them.
+    label: Option<String>,
+    /// Only those that lie on this SSD, as `h2/ssd0`.
+    device: Option<String>,
+    /// Only those that this instance has leased.
+    instance: Option<String>,
+    /// At most this many, 1 to 10000; all unless given.
+    limit: Option<usize>,
+    /// Go on after the page that said this.
+    r#continue: Option<String>,
+}
+
+/// All volumes, or those that are asked for, by name.
+#[utoipa::path(
+    get, path = "/v1/volumes", operation_id = "list_volumes", tag = "volumes", params(ListQuery),
+    responses((status = 200, body = VolumeList), (status = 400, body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn list(
+    State(handle): State<Handle>,
+    Asked(query): Asked<ListQuery>,
+) -> Result<Json<VolumeList>, Failure> {
+    let labels = Selector::parse(query.label.as_deref())?;
+    let mut volumes = handle.view().volumes();
+    volumes.retain(|it| {
+        let on =
+            |device: &String| it.device == *device || it.replicas.iter().any(|place| place.device == *device);
+        labels.matches(&it.labels)
+            && query.device.as_ref().is_none_or(on)
+            && is(query.instance.as_ref(), it.instance.as_deref().unwrap_or_default())
+    });
+    let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
+    let (volumes, next) = page.of(volumes, |it| it.name.clone())?;
+    Ok(Json(VolumeList { volumes, next }))
 }
 
 /// One volume.
@@ -33,17 +71,15 @@ pub(super) async fn get(
 #[utoipa::path(
     post, path = "/v1/volumes", operation_id = "create_volume", tag = "volumes", request_body = CreateVolume,
     responses(
+        (status = 200, description = "a dry run: what would be made", body = Volume),
         (status = 201, body = Volume),
         (status = 400, description = "the request makes no sense", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "there is no such SSD", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "the name is taken, or there is no room", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn create(
-    State(handle): State<Handle>,
-    Body(request): Body<CreateVolume>,
-) -> Result<impl IntoResponse, Failure> {
-    let device = request.device.as_deref().map(|name| device_named(&handle, name)).transpose()?;
+pub(super) async fn create(change: Change, Body(request): Body<CreateVolume>) -> Result<Response, Failure> {
+    let device = request.device.as_deref().map(|name| device_named(&change.handle, name)).transpose()?;
     let (name, size_bytes) = (request.name.clone(), request.size.get());
     let replicas = request.replicas;
     let command = match request.stripes {
@@ -59,10 +95,13 @@ pub(super) async fn create(
             Command::CreateStriped { name, size_bytes, columns, stripe_bytes: size.get() }
         }
     };
-    handle.submit(command).await?;
-    let volume =
-        handle.view().volume(&request.name).ok_or_else(|| Failure::not_found("volume", &request.name))?;
-    Ok((StatusCode::CREATED, [(header::LOCATION, format!("/v1/volumes/{}", volume.name))], Json(volume)))
+    let view = change.submit_labelled(command, request.labels).await?;
+    let volume = view.volume(&request.name).ok_or_else(|| Failure::not_found("volume", &request.name))?;
+    if change.is_dry_run {
+        return Ok(Json(volume).into_response());
+    }
+    let location = format!("/v1/volumes/{}", volume.name);
+    Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(volume)).into_response())
 }
 
 /// Changes a volume: it grows, or gets another share of its SSD. The guest sees its new size while it runs.
@@ -77,13 +116,13 @@ pub(super) async fn create(
     )
 )]
 pub(super) async fn change(
-    State(handle): State<Handle>,
+    change: Change,
     Names(name): Names<String>,
     Body(request): Body<ChangeVolume>,
 ) -> Result<Json<Volume>, Failure> {
     let (size_bytes, qos) = (request.size.map(crate::api::ByteSize::get), request.qos.map(Into::into));
-    handle.submit(Command::ChangeVolume { name: name.clone(), size_bytes, qos }).await?;
-    handle.view().volume(&name).map(Json).ok_or_else(|| Failure::not_found("volume", &name))
+    let view = change.submit(Command::ChangeVolume { name: name.clone(), size_bytes, qos }).await?;
+    view.volume(&name).map(Json).ok_or_else(|| Failure::not_found("volume", &name))
 }
 
 /// Deletes a volume and its data.
@@ -96,10 +135,7 @@ pub(super) async fn change(
         (status = 409, description = "an instance has leased it", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn delete(
-    State(handle): State<Handle>,
-    Names(name): Names<String>,
-) -> Result<StatusCode, Failure> {
-    handle.submit(Command::DeleteVolume { name }).await?;
+pub(super) async fn delete(change: Change, Names(name): Names<String>) -> Result<StatusCode, Failure> {
+    change.submit(Command::DeleteVolume { name }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -13,6 +13,9 @@ use crate::api::EventKind;
 impl State {
     /// Carries out a command, or refuses it and changes nothing.
     pub fn apply(&mut self, command: &Command) -> Result<Vec<Effect>, Refusal> {
+        if let Command::Request { key, labels, asked } = command {
+            return self.request(key.as_ref(), labels, asked);
+        }
         if let Command::CreateInstance { name, host, nics, volumes, instance_type, vmm_listens } = command {
             let instance_type = instance_type.as_deref();
             let wanted =
@@ -105,6 +108,8 @@ impl State {
                     Wanted { name, host: *host, nics, volumes, instance_type, vmm_listens: *vmm_listens };
                 self.create_instance(&wanted, &mut effects)?;
             }
+            Command::Request { key, labels, asked } => return self.request(key.as_ref(), labels, asked),
+            Command::SetLabels { of, name, labels } => self.set_labels(*of, name, labels)?,
             Command::SetInstanceType { name, instance_type } => {
                 self.set_type(name, instance_type, &mut effects)?;
             }

@@ -4,7 +4,7 @@ use pod_protocol::objects::{NicPolicy, Qos};
 use pod_protocol::reports::{DeviceReport, Join};
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceId, InstanceType, Options};
+use super::{DeviceId, IdempotencyKey, InstanceType, Labelled, Labels, Options};
 
 /// A fact or a wish, as it stands in the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -268,6 +268,25 @@ pub enum Command {
         /// Its VMM listens on the sockets of its devices.
         #[serde(default)]
         vmm_listens: bool,
+    },
+    /// A client asks for something.
+    Request {
+        /// What it calls this request, so that it can ask again without getting it twice.
+        key: Option<IdempotencyKey>,
+        /// What is made for it bears these.
+        #[serde(default)]
+        labels: Labels,
+        /// What it asks for.
+        asked: Box<Command>,
+    },
+    /// Somebody labels an instance or a volume.
+    SetLabels {
+        /// Which of both.
+        of: Labelled,
+        /// Its name.
+        name: String,
+        /// All that it bears from now on.
+        labels: Labels,
     },
     /// Somebody describes a kind of instance, which may be known already. Instances that are there stay as they are.
     SetInstanceType {

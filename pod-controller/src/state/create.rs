@@ -11,8 +11,8 @@ use super::quick::Found;
 use super::refusal::shown;
 use super::volume::check_size;
 use super::{
-    DeviceId, Effect, Instance, Kind, Lease, LeaseKind, NicWish, Presence, Refusal, RefusalKind, State,
-    Volume, check_name,
+    DeviceId, Effect, Instance, Kind, Labels, Lease, LeaseKind, NicWish, Presence, Refusal, RefusalKind,
+    State, Volume, check_name,
 };
 use crate::api::{ByteSize, EventKind};
 
@@ -136,6 +136,7 @@ impl State {
             incoming: None,
             instance_type: wanted.instance_type.map(str::to_owned),
             vmm_listens: wanted.vmm_listens,
+            labels: Labels::new(),
             nics: Vec::new(),
             disks: Vec::new(),
         };

@@ -20,6 +20,9 @@ pub struct Instance {
     /// Its VMM listens on the sockets of its devices, and the frontends connect.
     #[serde(default)]
     pub vmm_listens: bool,
+    /// Words to find it by.
+    #[serde(default, skip_serializing_if = "super::Labels::is_empty")]
+    pub labels: super::Labels,
     /// In the order they were asked for.
     pub nics: Vec<LeaseId>,
     /// In the order they were asked for.

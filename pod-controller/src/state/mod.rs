@@ -25,6 +25,7 @@ mod host;
 mod instance;
 mod instance_type;
 mod join;
+mod labels;
 mod lease;
 mod live_migration;
 mod loads;
@@ -40,6 +41,7 @@ mod quick;
 mod refusal;
 mod region;
 mod replicas;
+mod request;
 mod settle;
 mod stripe;
 mod volume;
@@ -63,6 +65,7 @@ pub use effect::Effect;
 pub use endpoint::{Endpoint, Presence};
 pub use instance::Instance;
 pub use instance_type::InstanceType;
+pub use labels::{Labelled, Labels};
 pub use lease::{Lease, LeaseKind};
 pub use live_migration::Incoming;
 pub(crate) use loads::{Loads, NicLoad};
@@ -71,6 +74,7 @@ pub use name::{NAME_BYTES_MAX, check_name};
 pub use options::{Options, PlacementPolicy, REGIONS_MAX};
 pub use refusal::{Refusal, RefusalKind};
 pub use region::{Purpose, Region, RegionUse, Regions};
+pub use request::{IdempotencyKey, KEYS_MAX};
 pub use volume::{Replica, Volume};
 
 /// Everything the controller knows for good.
@@ -106,6 +110,9 @@ pub struct State {
     drained_hosts: BTreeSet<HostId>,
     /// How many leases have moved to their backup.
     pub failovers: u64,
+    /// Requests that clients may send again.
+    #[serde(default)]
+    keys: request::Keys,
     /// What was handed out last.
     last: Last,
     /// Whether something that is needed did not fit the pool.
@@ -142,6 +149,7 @@ impl State {
             channels: BTreeMap::new(),
             drained_hosts: BTreeSet::new(),
             failovers: 0,
+            keys: request::Keys::default(),
             last: Last::default(),
             short: false,
             found: quick::Index::default(),

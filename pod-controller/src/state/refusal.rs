@@ -20,6 +20,8 @@ pub enum RefusalKind {
     NotFound,
     /// It exists already.
     Exists,
+    /// The idempotency key belongs to another request.
+    KeyReused,
     /// It is leased.
     Leased,
     /// A VMM uses it.
@@ -48,6 +50,7 @@ impl RefusalKind {
             Self::InvalidValue => "invalid-value",
             Self::NotFound => "not-found",
             Self::Exists => "exists",
+            Self::KeyReused => "idempotency-key-reused",
             Self::Leased => "leased",
             Self::Connected => "connected",
             Self::HostAlive => "host-alive",

@@ -3,7 +3,7 @@ use pod_protocol::ids::VolumeId;
 use pod_protocol::objects::Qos;
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceId, Refusal, RefusalKind};
+use super::{DeviceId, Labels, Refusal, RefusalKind};
 
 /// Volumes begin at multiples of this.
 pub(super) const EXTENT_ALIGN_BYTES: u64 = 1 << 20;
@@ -37,6 +37,9 @@ pub struct Volume {
     /// So many bytes lie in one of its places, then as many in the next: each has a share of it. Otherwise each has all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stripe_bytes: Option<u64>,
+    /// Words to find it by.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 /// A place where a volume lies.
@@ -82,6 +85,7 @@ impl Volume {
             former: Vec::new(),
             next_number,
             stripe_bytes: None,
+            labels: Labels::new(),
         }
     }
 
@@ -138,18 +142,31 @@ struct Record {
     #[serde(default)]
     next_number: u32,
     stripe_bytes: Option<u64>,
+    #[serde(default)]
+    labels: Labels,
 }
 
 impl From<Record> for Volume {
     fn from(record: Record) -> Self {
-        let Record { id, name, mut replicas, epoch, size_bytes, qos, deleted, former, stripe_bytes, .. } =
-            record;
+        let Record {
+            id,
+            name,
+            mut replicas,
+            epoch,
+            size_bytes,
+            qos,
+            deleted,
+            former,
+            stripe_bytes,
+            labels,
+            ..
+        } = record;
         if let (Some(device), Some(start_bytes)) = (record.device, record.start_bytes) {
             replicas.push(Replica::new(0, device, start_bytes));
         }
         let mut volume = Self::new(id, name, replicas, size_bytes);
         volume.next_number = volume.next_number.max(record.next_number);
-        Self { epoch, qos, deleted, former, stripe_bytes, ..volume }
+        Self { epoch, qos, deleted, former, stripe_bytes, labels, ..volume }
     }
 }
 

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use cxl_pool::EndpointId;
 use pod_protocol::telemetry::DeviceTelemetry;
 
-use super::View;
+use super::{View, conditions};
 use crate::api;
 use crate::controller::Sample;
 use crate::state::{Device, DeviceId, Health, Kind, Loads, NicLoad, Presence};
@@ -70,7 +70,7 @@ impl View {
         let sample = telemetry.get(&owner);
         let counters =
             sample.and_then(|sample| sample.telemetry.devices.iter().find(|it| it.name == id.name));
-        api::Device {
+        let mut shown = api::Device {
             name: self.state.device_name(id),
             host: self.state.host_name(id.host),
             kind,
@@ -80,7 +80,10 @@ impl View {
             leases: self.state.leases_on(id),
             drained: self.state.is_drained(id),
             counters: counters.map(show_counters),
-        }
+            conditions: Vec::new(),
+        };
+        shown.conditions = conditions::of_device(&shown);
+        shown
     }
 }
 

@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use cxl_pool::{EndpointId, HostId};
 
-use super::View;
+use super::{View, conditions};
 use crate::api;
 use crate::controller::Sample;
 use crate::state::Presence;
@@ -50,13 +50,16 @@ impl View {
         });
         let devices = self.state.devices.keys().filter(|device| device.host == id);
         let instances = self.state.instances.values().filter(|instance| instance.host == id);
-        api::Host {
+        let mut shown = api::Host {
             name: name.to_owned(),
             id: id.get(),
             endpoints: endpoints.collect(),
             devices: devices.map(|device| self.state.device_name(device)).collect(),
             drained: self.state.is_drained_host(id),
             instances: instances.map(|instance| instance.name.clone()).collect(),
-        }
+            conditions: Vec::new(),
+        };
+        shown.conditions = conditions::of_host(&shown);
+        shown
     }
 }

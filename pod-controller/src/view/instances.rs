@@ -1,6 +1,6 @@
 use pod_protocol::ids::LeaseId;
 
-use super::View;
+use super::{View, conditions};
 use crate::api;
 use crate::state::{Instance, InstanceType, Lease, LeaseKind, Loads, Volume};
 
@@ -36,7 +36,9 @@ impl View {
                 (true, false) => api::ReplicaState::StaleAway,
             },
         });
-        api::Volume {
+        let unreachable = volume.devices().filter(|ssd| !self.state.is_up(ssd));
+        let away: Vec<String> = unreachable.map(|ssd| self.state.device_name(ssd)).collect();
+        let mut shown = api::Volume {
             name: volume.name.clone(),
             id: volume.id.get(),
             device: first.map_or_else(String::new, |it| self.state.device_name(&it.device)),
@@ -46,7 +48,11 @@ impl View {
             size_bytes: volume.size_bytes,
             qos: volume.qos.into(),
             instance: instance.map(|instance| instance.name.clone()),
-        }
+            labels: volume.labels.clone(),
+            conditions: Vec::new(),
+        };
+        shown.conditions = conditions::of_volume(&shown, &away, volume.replicas.len());
+        shown
     }
 
     /// All instances, by name.
@@ -73,7 +79,7 @@ impl View {
             .chain(&disks)
             .filter_map(|lease| Some(format!("{}: {}", lease.device, self.waiting.here.get(&lease.id)?)))
             .collect();
-        api::Instance {
+        let mut shown = api::Instance {
             name: instance.name.clone(),
             id: instance.id.get(),
             host: self.state.host_name(instance.host),
@@ -84,7 +90,11 @@ impl View {
             ready: waiting_for.is_empty(),
             waiting_for,
             migration: self.show_migration(instance),
-        }
+            labels: instance.labels.clone(),
+            conditions: Vec::new(),
+        };
+        shown.conditions = conditions::of_instance(&shown);
+        shown
     }
 
     /// All instance types, by name.

@@ -106,6 +106,20 @@ impl Pod {
         &self.endpoints[&(host, role)]
     }
 
+    /// An HTTP request as it stands, and the head of the answer, which may go on for ever.
+    pub(crate) fn raw_head(&self, request: &str) -> String {
+        let mut stream = UnixStream::connect(self.socket()).expect("the socket accepts");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.write_all(request.as_bytes()).expect("sent");
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).expect("a head");
+            head.push(byte[0]);
+        }
+        String::from_utf8_lossy(&head).into_owned()
+    }
+
     /// An HTTP request as it stands, and all of the answer.
     pub(crate) fn raw(&self, request: &str) -> String {
         let mut stream = UnixStream::connect(self.socket()).expect("the socket accepts");
@@ -318,6 +332,7 @@ pub(crate) fn vm(name: &str, volumes: &[&str]) -> CreateInstance {
         volumes: volumes.iter().map(|name| (*name).to_owned()).collect(),
         instance_type: None,
         vmm_listens: false,
+        labels: std::collections::BTreeMap::new(),
     }
 }
 

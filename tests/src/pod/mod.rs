@@ -340,6 +340,7 @@ impl Pod {
                 replicas: 1,
                 stripes: None,
                 minimum_iops: None,
+                labels: std::collections::BTreeMap::new(),
             })?;
         }
         let request = CreateInstance {
@@ -349,6 +350,7 @@ impl Pod {
             volumes: volumes.iter().map(|(volume, ..)| (*volume).to_owned()).collect(),
             instance_type: None,
             vmm_listens: false,
+            labels: std::collections::BTreeMap::new(),
         };
         self.create_instance_as(&request)
     }

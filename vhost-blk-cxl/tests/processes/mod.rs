@@ -148,6 +148,7 @@ impl Pod {
             replicas: 1,
             stripes: None,
             minimum_iops: None,
+            labels: std::collections::BTreeMap::new(),
         };
         let volume = retry(began, || client.create_volume(&volume));
         self.volume_start = volume.start_bytes;

@@ -36,8 +36,25 @@ pub(crate) struct Arguments {
     /// How to show the answer
     #[arg(long, short, global = true, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,
+    /// Only try what would be changed: it is refused as it would be, and otherwise nothing happens
+    #[arg(long, global = true)]
+    pub(crate) dry_run: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// Which ones of a list.
+#[derive(Args)]
+pub(crate) struct Which {
+    /// Only those with this label, as NAME=VALUE or NAME; again for more, which must hold too
+    #[arg(long = "label", short = 'l', value_name = "NAME=VALUE")]
+    pub(crate) labels: Vec<String>,
+}
+
+/// A label as `name=value`.
+pub(crate) fn parse_label(text: &str) -> Result<(String, String), String> {
+    let label = text.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    label.ok_or_else(|| format!("{text:?} is no label: write NAME=VALUE"))
 }
 
 /// How to show an answer.

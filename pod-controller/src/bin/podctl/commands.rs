@@ -1,22 +1,23 @@
 use std::io::Write;
 
 use pod_controller::api::{
-    AddReplica, ByteSize, ChangeVolume, CreateInstance, CreateVolume, InstanceTypeSpec, NicLimit, NicPolicy,
-    Stripes, VolumeQos,
+    AddReplica, ByteSize, ChangeVolume, CreateInstance, CreateVolume, InstanceTypeSpec, Labels, NicLimit,
+    NicPolicy, Stripes, VolumeQos,
 };
-use pod_controller::client::{Client, Server};
+use pod_controller::client::Client;
 
 use crate::Failure;
 use crate::arguments::{
-    Command, Devices, Events, Explain, Hosts, Instances, Output, PoolPart, Types, Volumes,
+    Arguments, Command, Devices, Events, Explain, Hosts, Instances, Output, PoolPart, Types, Volumes,
 };
 use crate::{doctor, map, output, table};
 
 type Out<'a> = &'a mut dyn Write;
 
 /// Carries out a command and shows the answer.
-pub(crate) fn run(server: &Server, command: &Command, format: Output, out: Out<'_>) -> Result<(), Failure> {
-    let client = &Client::new(server.clone())?;
+pub(crate) fn run(arguments: &Arguments, out: Out<'_>) -> Result<(), Failure> {
+    let (command, format) = (&arguments.command, arguments.output);
+    let client = &Client::new(arguments.server.clone())?.trying_only(arguments.dry_run);
     match command {
         Command::Doctor { config } => doctor::run(config, format, out),
         Command::Hosts(command) => hosts(client, command, format, out),
@@ -99,13 +100,20 @@ fn devices(client: &Client, command: &Devices, format: Output, out: Out<'_>) -> 
 
 fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> Result<(), Failure> {
     match command {
-        Volumes::List => show(out, format, &client.volumes()?, |volumes| table::volumes(volumes)),
+        Volumes::List(which) => {
+            let volumes = client.volumes_with(&fields(&which.labels.join(",")))?;
+            show(out, format, &volumes, |volumes| table::volumes(volumes))
+        }
+        Volumes::Label { name, labels } => {
+            show(out, format, &client.label_volume(name, &labelled(labels))?, output::volume)
+        }
         Volumes::Get { name } => show(out, format, &client.volume(name)?, output::volume),
-        Volumes::Create { name, size, device, replicas, minimum_iops, stripes, stripe_size } => {
+        Volumes::Create { name, size, device, replicas, minimum_iops, stripes, stripe_size, labels } => {
             let (name, device) = (name.clone(), device.clone());
             let stripes = stripes.map(|columns| Stripes { columns, size: *stripe_size });
             let (size, replicas, minimum_iops) = (*size, *replicas, *minimum_iops);
-            let request = CreateVolume { name, size, device, replicas, minimum_iops, stripes };
+            let labels = labelled(labels).labels;
+            let request = CreateVolume { name, size, device, replicas, minimum_iops, stripes, labels };
             show(out, format, &client.create_volume(&request)?, output::volume)
         }
         Volumes::Grow { name, size } => {
@@ -147,7 +155,13 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
 
 fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>) -> Result<(), Failure> {
     match command {
-        Instances::List => show(out, format, &client.instances()?, |instances| table::instances(instances)),
+        Instances::List(which) => {
+            let instances = client.instances_with(&fields(&which.labels.join(",")))?;
+            show(out, format, &instances, |instances| table::instances(instances))
+        }
+        Instances::Label { name, labels } => {
+            show(out, format, &client.label_instance(name, &labelled(labels))?, output::instance)
+        }
         Instances::Get { name } => show(out, format, &client.instance(name)?, output::instance),
         Instances::Create(create) => {
             let request = CreateInstance {
@@ -157,13 +171,9 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
                 volumes: create.volumes.clone(),
                 instance_type: create.instance_type.clone(),
                 vmm_listens: create.vmm_listens,
+                labels: labelled(&create.labels).labels,
             };
-            let instance = if create.dry_run {
-                client.try_instance(&request)?
-            } else {
-                client.create_instance(&request, create.wait)?
-            };
-            show(out, format, &instance, output::instance)
+            show(out, format, &client.create_instance(&request, create.wait)?, output::instance)
         }
         Instances::NicPolicy {
             name,
@@ -217,6 +227,15 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
             done(out, format, "instance", name, "deleted")
         }
     }
+}
+
+fn labelled(labels: &[(String, String)]) -> Labels {
+    Labels { labels: labels.iter().cloned().collect() }
+}
+
+/// What is asked of a list.
+fn fields(labels: &str) -> Vec<(&str, &str)> {
+    if labels.is_empty() { Vec::new() } else { vec![("label", labels)] }
 }
 
 fn types(client: &Client, command: &Types, format: Output, out: Out<'_>) -> Result<(), Failure> {

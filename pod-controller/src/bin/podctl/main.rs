@@ -42,5 +42,5 @@ enum Failure {
 }
 
 fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<(), Failure> {
-    commands::run(&arguments.server, &arguments.command, arguments.output, out)
+    commands::run(arguments, out)
 }

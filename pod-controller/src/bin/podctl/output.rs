@@ -302,6 +302,8 @@ mod tests {
             ready: false,
             waiting_for: vec!["net0: h1/net-frontend to answer".to_owned()],
             migration: None,
+            conditions: Vec::new(),
+            labels: std::collections::BTreeMap::new(),
         });
         assert_eq!(
             shown,

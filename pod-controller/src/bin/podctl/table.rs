@@ -201,6 +201,8 @@ mod tests {
             replicas: Vec::new(),
             qos: VolumeQos::default(),
             instance: instance.map(str::to_owned),
+            conditions: Vec::new(),
+            labels: std::collections::BTreeMap::new(),
         };
         let shown = volumes(&[volume("a", 8 << 30, Some("vm1")), volume("longer-name", 512 << 20, None)]);
         assert_eq!(

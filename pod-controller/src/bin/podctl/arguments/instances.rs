@@ -5,11 +5,13 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use pod_controller::api::{ByteSize, NicRequest};
 
+use super::{Which, parse_label};
+
 #[derive(Subcommand)]
 pub(crate) enum Instances {
-    /// Show all
+    /// Show all, or those that are asked for
     #[command(visible_alias = "ls")]
-    List,
+    List(Which),
     /// Show one in full
     Get {
         /// Its name
@@ -103,6 +105,14 @@ pub(crate) enum Instances {
         #[arg(long)]
         force: bool,
     },
+    /// Label an instance anew, as a whole; without labels, it has none any more
+    Label {
+        /// Its name
+        name: String,
+        /// Its labels, as NAME=VALUE
+        #[arg(value_name = "NAME=VALUE", value_parser = parse_label)]
+        labels: Vec<(String, String)>,
+    },
     /// Delete an instance: its leases end, its volumes stay
     #[command(visible_alias = "rm")]
     Delete {
@@ -177,9 +187,9 @@ pub(crate) struct CreateInstance {
     /// How many seconds to wait until a VM can be started, 30 at most
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     pub(crate) wait: Duration,
-    /// Only show what would be made, and on which devices; nothing is
-    #[arg(long)]
-    pub(crate) dry_run: bool,
+    /// A label to find it by; again for more
+    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = parse_label)]
+    pub(crate) labels: Vec<(String, String)>,
 }
 
 fn parse_nic(text: &str) -> Result<NicRequest, String> {

@@ -3,11 +3,13 @@
 use clap::Subcommand;
 use pod_controller::api::ByteSize;
 
+use super::{Which, parse_label};
+
 #[derive(Subcommand)]
 pub(crate) enum Volumes {
-    /// Show all
+    /// Show all, or those that are asked for
     #[command(visible_alias = "ls")]
-    List,
+    List(Which),
     /// Show one in full
     Get {
         /// Its name
@@ -38,6 +40,9 @@ pub(crate) enum Volumes {
         /// How much lies on one before the next has its turn
         #[arg(long, requires = "stripes", default_value = "64K")]
         stripe_size: ByteSize,
+        /// A label to find it by; again for more
+        #[arg(long = "label", value_name = "NAME=VALUE", value_parser = parse_label)]
+        labels: Vec<(String, String)>,
     },
     /// Make a volume larger; the guest sees it while it runs
     ///
@@ -107,6 +112,14 @@ pub(crate) enum Volumes {
         /// Requests per second for which it comes before others, where the SSD is the bottleneck
         #[arg(long)]
         minimum_iops: Option<u64>,
+    },
+    /// Label a volume anew, as a whole; without labels, it has none any more
+    Label {
+        /// Its name
+        name: String,
+        /// Its labels, as NAME=VALUE
+        #[arg(value_name = "NAME=VALUE", value_parser = parse_label)]
+        labels: Vec<(String, String)>,
     },
     /// Delete a volume and its data
     #[command(visible_alias = "rm")]

@@ -1,0 +1,181 @@
+//! Requests that change something. Each can be tried without being carried out (`dry-run=true`), and each can be sent again
+//! under the same `Idempotency-Key` without being carried out twice.
+
+use std::sync::Arc;
+
+use axum::body::{Body, to_bytes};
+use axum::extract::{FromRequestParts, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use utoipa::openapi::path::{Operation, Parameter};
+use utoipa::openapi::{OpenApi, RefOr, Response as Described};
+
+use super::Failure;
+use super::hex::hex;
+use crate::controller::{Handle, SubmitError};
+use crate::state::{Command, IdempotencyKey, KEYS_MAX, Labels};
+use crate::view::View;
+
+const KEY_HEADER: &str = "idempotency-key";
+const KEY_BYTES_MAX: usize = 128;
+const DRY_RUN: &str = "dry-run";
+
+/// How a request wants its change.
+pub(super) struct Change {
+    pub(super) handle: Handle,
+    key: Option<IdempotencyKey>,
+    /// Nothing is to be changed, only said what would be.
+    pub(super) is_dry_run: bool,
+}
+
+impl Change {
+    /// Carries a command out, or tries it. What is shown is what is there after that.
+    pub(super) async fn submit(&self, command: Command) -> Result<Arc<View>, Failure> {
+        self.submit_labelled(command, Labels::new()).await
+    }
+
+    /// As [`Change::submit`], and what is made bears these labels.
+    pub(super) async fn submit_labelled(
+        &self,
+        command: Command,
+        labels: Labels,
+    ) -> Result<Arc<View>, Failure> {
+        let key = self.key.clone().filter(|_| !self.is_dry_run);
+        let command = match key {
+            None if labels.is_empty() => command,
+            key => Command::Request { key, labels, asked: Box::new(command) },
+        };
+        if self.is_dry_run {
+            let view = self.handle.view().after(&command).map_err(SubmitError::Refused)?;
+            return Ok(Arc::new(view));
+        }
+        self.handle.submit(command).await?;
+        Ok(self.handle.view())
+    }
+}
+
+impl FromRequestParts<Handle> for Change {
+    type Rejection = Failure;
+
+    /// Takes its own part of the query, so that the rest of it is what the path knows.
+    async fn from_request_parts(parts: &mut Parts, handle: &Handle) -> Result<Self, Failure> {
+        let key = parts.extensions.get::<IdempotencyKey>().cloned();
+        let mut is_dry_run = false;
+        let query = parts.uri.query().unwrap_or_default();
+        let mut rest = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=').unwrap_or((pair, "")) {
+                (DRY_RUN, "true") => is_dry_run = true,
+                (DRY_RUN, "false") => is_dry_run = false,
+                (DRY_RUN, _) => {
+                    return Err(Failure::new(
+                        StatusCode::BAD_REQUEST,
+                        "invalid-query",
+                        "dry-run must be true or false",
+                    ));
+                }
+                _ => rest.push(pair),
+            }
+        }
+        if rest.len() != query.split('&').count() {
+            let path = parts.uri.path();
+            let uri = if rest.is_empty() { path.to_owned() } else { format!("{path}?{}", rest.join("&")) };
+            // What was an address without some of its query is one.
+            if let Ok(uri) = uri.parse() {
+                parts.uri = uri;
+            }
+        }
+        Ok(Self { handle: handle.clone(), key, is_dry_run })
+    }
+}
+
+/// Notes the key of a request that has one, with a digest of all that the request says.
+pub(super) async fn note_key(request: Request, next: Next) -> Response {
+    match with_key(request).await {
+        Ok(request) => next.run(request).await,
+        Err(failure) => failure.into_response(),
+    }
+}
+
+async fn with_key(request: Request) -> Result<Request, Failure> {
+    let key = match key_of(request.headers())? {
+        Some(key) if changes(request.method()) => key,
+        _ => return Ok(request),
+    };
+    let (mut parts, body) = request.into_parts();
+    let body = to_bytes(body, super::BODY_BYTES_MAX).await.map_err(|_| {
+        let detail = format!("the body is broken, or larger than {} bytes", super::BODY_BYTES_MAX);
+        Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", detail)
+    })?;
+    let mut digest = Sha256::new();
+    for part in [parts.method.as_str().as_bytes(), parts.uri.to_string().as_bytes(), &body] {
+        digest.update((part.len() as u64).to_le_bytes());
+        digest.update(part);
+    }
+    let digest = hex(digest.finalize());
+    parts.extensions.insert(IdempotencyKey { key, digest });
+    Ok(Request::from_parts(parts, Body::from(body)))
+}
+
+fn key_of(headers: &HeaderMap) -> Result<Option<String>, Failure> {
+    let Some(value) = headers.get(KEY_HEADER) else { return Ok(None) };
+    let good = |key: &&str| {
+        (1..=KEY_BYTES_MAX).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    let key = value.to_str().ok().filter(good);
+    let key = key.ok_or_else(|| {
+        Failure::invalid(format!(
+            "Idempotency-Key must have 1 to {KEY_BYTES_MAX} letters, digits and signs, and no spaces"
+        ))
+    })?;
+    Ok(Some(key.to_owned()))
+}
+
+fn changes(method: &Method) -> bool {
+    !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
+}
+
+/// Says of every request that changes something how it can be tried and sent again.
+pub(super) fn describe(description: &mut OpenApi) {
+    for path in description.paths.paths.values_mut() {
+        for operation in [&mut path.post, &mut path.put, &mut path.patch, &mut path.delete] {
+            operation.iter_mut().for_each(describe_operation);
+        }
+    }
+}
+
+fn describe_operation(operation: &mut Operation) {
+    let dry_run = json!({
+        "name": DRY_RUN, "in": "query", "required": false,
+        "description": "Only say what would be, or why it would be refused; nothing is changed.",
+        "schema": { "type": "boolean" }
+    });
+    let key = json!({
+        "name": "Idempotency-Key", "in": "header", "required": false,
+        "description": format!(
+            "A name for this request. A request that was carried out is not carried out again when it is sent again with the \
+             same name; the answer shows what is there then. Another request with that name is refused. The last {KEYS_MAX} \
+             names are remembered; those of refused requests are not."
+        ),
+        "schema": { "type": "string", "minLength": 1, "maxLength": KEY_BYTES_MAX }
+    });
+    let described = [dry_run, key]
+        .into_iter()
+        .filter_map(|it| serde_json::from_value::<Parameter>(it).ok().map(RefOr::T));
+    operation.parameters.get_or_insert_default().extend(described);
+    for (status, why) in
+        [("400", "the request makes no sense"), ("422", "the idempotency key belongs to another request")]
+    {
+        let problem = json!({
+            "description": why,
+            "content": { "application/problem+json": { "schema": { "$ref": "#/components/schemas/Problem" } } }
+        });
+        if let Ok(described) = serde_json::from_value::<Described>(problem) {
+            operation.responses.responses.entry(status.to_owned()).or_insert(RefOr::T(described));
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Labels of what is there already.
+
+use axum::Json;
+
+use super::Failure;
+use super::body::{Body, Names};
+use super::change::Change;
+use crate::api::{Instance, Labels, Problem, Volume};
+use crate::state::{Command, Labelled};
+
+/// Labels an instance anew, as a whole.
+#[utoipa::path(
+    put, path = "/v1/instances/{name}/labels", operation_id = "label_instance", tag = "instances", request_body = Labels,
+    params(("name" = String, Path, description = "the instance's name")),
+    responses(
+        (status = 200, body = Instance),
+        (status = 400, description = "no such label can be", body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn instance(
+    change: Change,
+    Names(name): Names<String>,
+    Body(request): Body<Labels>,
+) -> Result<Json<Instance>, Failure> {
+    let command = Command::SetLabels { of: Labelled::Instance, name: name.clone(), labels: request.labels };
+    let view = change.submit(command).await?;
+    view.instance(&name).map(Json).ok_or_else(|| Failure::not_found("instance", &name))
+}
+
+/// Labels a volume anew, as a whole.
+#[utoipa::path(
+    put, path = "/v1/volumes/{name}/labels", operation_id = "label_volume", tag = "volumes", request_body = Labels,
+    params(("name" = String, Path, description = "the volume's name")),
+    responses(
+        (status = 200, body = Volume),
+        (status = 400, description = "no such label can be", body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn volume(
+    change: Change,
+    Names(name): Names<String>,
+    Body(request): Body<Labels>,
+) -> Result<Json<Volume>, Failure> {
+    let command = Command::SetLabels { of: Labelled::Volume, name: name.clone(), labels: request.labels };
+    let view = change.submit(command).await?;
+    view.volume(&name).map(Json).ok_or_else(|| Failure::not_found("volume", &name))
+}

@@ -1,0 +1,71 @@
+//! Words that operators put on instances and volumes, to find them again. The controller does nothing by them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Refusal, RefusalKind, State};
+
+/// Names and values, sorted by name.
+pub type Labels = BTreeMap<String, String>;
+
+/// The most labels of one thing.
+const LABELS_MAX: usize = 32;
+/// The longest name, and the longest value.
+const BYTES_MAX: usize = 63;
+
+/// What can bear labels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Labelled {
+    /// An instance.
+    Instance,
+    /// A volume.
+    Volume,
+}
+
+/// Refuses labels that could not be asked for as `name=value,name=value`.
+pub(super) fn check_labels(labels: &Labels) -> Result<(), Refusal> {
+    let invalid = |detail: String| Err(Refusal::new(RefusalKind::InvalidValue, detail));
+    if labels.len() > LABELS_MAX {
+        return invalid(format!("there can be {LABELS_MAX} labels at most, not {}", labels.len()));
+    }
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    for (name, value) in labels {
+        let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+        if !begins || name.len() > BYTES_MAX || !name.bytes().all(|byte| plain(byte) || byte == b'/') {
+            let shown: String = name.chars().take(BYTES_MAX).collect();
+            return invalid(format!(
+                "{shown:?} cannot be the name of a label: use 1 to {BYTES_MAX} letters, digits, '-', '_', '.' or '/', a \
+                 letter or digit first"
+            ));
+        }
+        if value.len() > BYTES_MAX || !value.bytes().all(plain) {
+            let shown: String = value.chars().take(BYTES_MAX).collect();
+            return invalid(format!(
+                "{shown:?} cannot be the value of the label {name}: use {BYTES_MAX} letters, digits, '-', '_' or '.' at most"
+            ));
+        }
+    }
+    Ok(())
+}
+
+impl State {
+    pub(super) fn set_labels(&mut self, of: Labelled, name: &str, labels: &Labels) -> Result<(), Refusal> {
+        check_labels(labels)?;
+        let (what, known) = match of {
+            Labelled::Instance => {
+                let mut instances = self.instances.values_mut();
+                ("instance", instances.find(|it| it.name == name).map(|it| &mut it.labels))
+            }
+            Labelled::Volume => {
+                let mut volumes = self.volumes.values_mut();
+                let found = volumes.find(|it| it.name == name && !it.deleted);
+                ("volume", found.map(|it| &mut it.labels))
+            }
+        };
+        let known = known.ok_or_else(|| Refusal::not_found(what, name))?;
+        known.clone_from(labels);
+        Ok(())
+    }
+}

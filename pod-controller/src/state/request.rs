@@ -1,0 +1,83 @@
+//! Requests that clients may send twice: a client that got no answer asks again with the same key, and what it wants is done
+//! once.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::labels::check_labels;
+use super::{Command, Effect, Labelled, Labels, Refusal, RefusalKind, State};
+
+/// How many keys are remembered. The oldest is forgotten first.
+pub const KEYS_MAX: usize = 1024;
+
+/// What a client calls a request of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdempotencyKey {
+    /// Its name for it.
+    pub key: String,
+    /// A digest of all that it asked for.
+    pub digest: String,
+}
+
+/// Keys of requests that were carried out, oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Keys(VecDeque<IdempotencyKey>);
+
+impl Keys {
+    /// Whether this very request was carried out already.
+    fn is_known(&self, request: &IdempotencyKey) -> Result<bool, Refusal> {
+        match self.0.iter().find(|known| known.key == request.key) {
+            None => Ok(false),
+            Some(known) if known.digest == request.digest => Ok(true),
+            Some(_) => {
+                let key = &request.key;
+                let detail = format!(
+                    "the idempotency key {key:?} was used for another request: use a new key for each, and the same one \
+                     only to send the same request again"
+                );
+                Err(Refusal::new(RefusalKind::KeyReused, detail))
+            }
+        }
+    }
+
+    fn remember(&mut self, request: IdempotencyKey) {
+        if self.0.len() >= KEYS_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(request);
+    }
+}
+
+impl State {
+    /// Carries out what a client asks for, unless that was done already: then nothing changes. What was refused is not
+    /// remembered, and may do when it is asked for again.
+    pub(super) fn request(
+        &mut self,
+        key: Option<&IdempotencyKey>,
+        labels: &Labels,
+        command: &Command,
+    ) -> Result<Vec<Effect>, Refusal> {
+        if let Some(key) = key
+            && self.keys.is_known(key)?
+        {
+            return Ok(Vec::new());
+        }
+        check_labels(labels)?;
+        let effects = self.apply(command)?;
+        let of = match command {
+            Command::CreateInstance { name, .. } => Some((Labelled::Instance, name)),
+            Command::CreateVolume { name, .. } | Command::CreateStriped { name, .. } => {
+                Some((Labelled::Volume, name))
+            }
+            _ => None,
+        };
+        if let Some((of, name)) = of.filter(|_| !labels.is_empty()) {
+            self.set_labels(of, name, labels)?;
+        }
+        if let Some(key) = key {
+            self.keys.remember(key.clone());
+        }
+        Ok(effects)
+    }
+}
