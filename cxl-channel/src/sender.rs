@@ -142,14 +142,22 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
     /// until they have been written back, and what comes up meanwhile can go with the rest.
     #[inline]
     pub fn free(&mut self) -> u32 {
+        self.free_for(1)
+    }
+
+    /// As [`free`](Self::free), but looks again if fewer than `wanted` are known: what is known shrinks with each message until
+    /// then, however far the receiver is.
+    #[inline]
+    pub fn free_for(&mut self, wanted: u32) -> u32 {
         if !M::COHERENT && self.waits && self.under_way >= UNDER_WAY_LIMIT {
             // For speed only. Otherwise stores queue up behind write-backs of the same line, or behind fetches of lines that
             // the receiver flushed, and messages wait there that could have gone together.
             self.memory.full_fence();
             self.under_way = 0;
         }
-        if self.ready && self.sent - self.consumed < self.slots {
-            return self.known_free();
+        let known = self.known_free();
+        if known >= wanted.max(1) {
+            return known;
         }
         self.fetch_receiver_line();
         self.known_free()

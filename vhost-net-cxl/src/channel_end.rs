@@ -90,7 +90,9 @@ impl<M: Memory> ChannelEnd<M> {
     #[inline]
     pub fn room(&mut self) -> u32 {
         let left = self.limit.saturating_sub(self.outstanding);
-        let room = if left == 0 { 0 } else { left.min(self.free()) };
+        // All that is left is asked for. With a few free slots known and nobody to look again, a burst would be cut to as many, and
+        // who leaves a part of the room to others would find less than that.
+        let room = if left == 0 { 0 } else { left.min(self.free(left)) };
         if (room == 0) != self.stalled {
             self.stalled = room == 0;
             self.counters.stalls.add(u64::from(self.stalled));
@@ -110,12 +112,12 @@ impl<M: Memory> ChannelEnd<M> {
         &self.counters
     }
 
-    /// Slots that nothing is meant for yet.
+    /// Slots that nothing is meant for yet: at least as many as are wanted, if the peer has left so many.
     #[inline]
-    fn free(&mut self) -> u32 {
+    fn free(&mut self, wanted: u32) -> u32 {
         // At most as many as fit the outbox.
         let waiting = u32::try_from(self.outbox.len()).unwrap_or(u32::MAX);
-        self.channel.sender.free().saturating_sub(waiting)
+        self.channel.sender.free_for(wanted.saturating_add(waiting)).saturating_sub(waiting)
     }
 
     /// Sends a request that its peer will complete. There must be room.
@@ -168,7 +170,7 @@ impl<M: Memory> ChannelEnd<M> {
     /// Sends a remark that is not completed. It fits, unless the peer has more outstanding than it may.
     #[inline]
     pub fn send(&mut self, message: &NetMessage) -> bool {
-        if self.free() == 0 {
+        if self.free(1) == 0 {
             return false;
         }
         self.outbox.push(message.encode());
@@ -206,8 +208,9 @@ impl<M: Memory> ChannelEnd<M> {
     #[inline]
     pub fn receive(&mut self, inbox: &mut [[u64; NET_WORDS]]) -> usize {
         // Completions of what is taken now must fit.
-        let most = (self.free() as usize).min(MESSAGES_PER_LOOK).min(inbox.len());
-        let count = self.channel.receive_batch(&mut inbox[..most]);
+        let most = inbox.len().min(MESSAGES_PER_LOOK);
+        let free = self.free(u32::try_from(most).unwrap_or(u32::MAX)) as usize;
+        let count = self.channel.receive_batch(&mut inbox[..most.min(free)]);
         self.uncounted_received += count as u64;
         count
     }

@@ -17,6 +17,7 @@ mod pod;
 mod policy;
 mod promises;
 mod recording;
+mod room;
 mod switching;
 mod vlan;
 mod zero_copy;
