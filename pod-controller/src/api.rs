@@ -1,6 +1,7 @@
 //! What travels over the REST API, as JSON. Sizes are in bytes, offsets in bytes from the start of the pool; fields are
 //! only ever added.
 
+mod balance;
 mod condition;
 mod event;
 mod explanation;
@@ -13,6 +14,7 @@ mod problem;
 mod size;
 mod volume;
 
+pub use balance::{Balance, BalanceMode, NicLoad, PlannedMove};
 pub use condition::{Condition, ConditionKind};
 pub use event::{Event, EventKind, EventList};
 pub use explanation::{Candidate, CandidatePart, DeviceExplanation, Explanation};

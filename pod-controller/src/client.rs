@@ -10,9 +10,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api::{
-    AddReplica, ChangeVolume, CreateInstance, CreateVolume, Device, DeviceList, EventList, Explanation, Host,
-    HostList, Instance, InstanceList, InstanceType, InstanceTypeList, InstanceTypeSpec, Labels,
-    MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
+    AddReplica, Balance, ChangeVolume, CreateInstance, CreateVolume, Device, DeviceList, EventList,
+    Explanation, Host, HostList, Instance, InstanceList, InstanceType, InstanceTypeList, InstanceTypeSpec,
+    Labels, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
 };
 
 mod events;
@@ -281,6 +281,11 @@ impl Client {
     /// One instance.
     pub fn instance(&self, name: &str) -> Result<Instance, ClientError> {
         self.get(&["v1", "instances", name])
+    }
+
+    /// What passes through NICs, and what would be done about those that carry too much.
+    pub fn balance(&self) -> Result<Balance, ClientError> {
+        self.get(&["v1", "balance"])
     }
 
     /// Why the devices of an instance are where they are.

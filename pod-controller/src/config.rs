@@ -11,8 +11,9 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use crate::api::ByteSize;
+use crate::balance::{BalanceMode, BalancePolicy};
 use crate::link_policy::{FailBack, LinkPolicy};
-use crate::state::{Options, PlacementPolicy, REGIONS_MAX};
+use crate::state::{Options, PlacementPolicy, REGIONS_MAX, Relief};
 
 /// A UNIX socket's path has this many bytes at most, its final zero not counted.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -29,6 +30,9 @@ pub struct Config {
     pub pool: PoolSection,
     /// Where sockets and doorbells are, and how endpoints wait; the same as in the hosts' files.
     pub run: RunSection,
+    /// What is done about NICs that carry too much.
+    #[serde(default)]
+    pub balance: BalanceSection,
 }
 
 /// What only the controller has.
@@ -95,6 +99,68 @@ pub struct ControllerSection {
     /// Whether bandwidth is reserved only where a backup NIC of another host could carry it too.
     #[serde(default = "default_prove_failover")]
     pub prove_failover: bool,
+}
+
+/// What is done about NICs that carry too much.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct BalanceSection {
+    /// Whether leases move, or it is only told.
+    pub mode: BalanceMode,
+    /// A NIC that carries so much of its speed is overloaded, in percent.
+    pub high_percent: u32,
+    /// Leases leave it until it carries no more than this, and none fills another beyond this, in percent.
+    pub low_percent: u32,
+    /// Over which time rates are taken.
+    pub window_ms: u64,
+    /// For how many such times in a row a NIC must carry too much.
+    pub windows: u32,
+    /// How many leases move within `period-ms` at most.
+    pub moves_max: u32,
+    /// The time for which moves are counted.
+    pub period_ms: u64,
+    /// For how long a lease that was moved stays where it is.
+    pub rest_ms: u64,
+}
+
+impl Default for BalanceSection {
+    fn default() -> Self {
+        let BalancePolicy { mode, relief, window, windows, rest, period } = BalancePolicy::default();
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            mode,
+            high_percent: relief.high_percent,
+            low_percent: relief.low_percent,
+            window_ms: ms(window),
+            windows,
+            moves_max: relief.moves_max,
+            period_ms: ms(period),
+            rest_ms: ms(rest),
+        }
+    }
+}
+
+impl BalanceSection {
+    fn check(&self) -> Result<(), String> {
+        let (high, low) = (self.high_percent, self.low_percent);
+        if !(1..=100).contains(&high) || !(1..high).contains(&low) {
+            return Err(format!(
+                "balance.high-percent = {high}, low-percent = {low}: use 1 to 100, and less for the lower one"
+            ));
+        }
+        for (name, ms) in
+            [("window-ms", self.window_ms), ("period-ms", self.period_ms), ("rest-ms", self.rest_ms)]
+        {
+            if !(100..=86_400_000).contains(&ms) {
+                return Err(format!("balance.{name} = {ms}: use 100 to 86400000"));
+            }
+        }
+        if !(1..=1000).contains(&self.windows) || !(1..=1000).contains(&self.moves_max) {
+            let (windows, moves) = (self.windows, self.moves_max);
+            return Err(format!("balance.windows = {windows}, moves-max = {moves}: use 1 to 1000"));
+        }
+        Ok(())
+    }
 }
 
 const fn default_overcommit_percent() -> u32 {
@@ -169,6 +235,7 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), String> {
+        self.balance.check()?;
         let controller = &self.controller;
         if let Some(address) = controller.listen_tcp.filter(|address| !address.ip().is_loopback()) {
             return Err(format!(
@@ -253,6 +320,20 @@ impl Config {
         }
     }
 
+    /// What is done about NICs that carry too much.
+    pub fn balance_policy(&self) -> BalancePolicy {
+        let it = &self.balance;
+        let (high_percent, low_percent, moves_max) = (it.high_percent, it.low_percent, it.moves_max);
+        BalancePolicy {
+            mode: it.mode,
+            relief: Relief { high_percent, low_percent, moves_max },
+            window: Duration::from_millis(it.window_ms),
+            windows: it.windows,
+            rest: Duration::from_millis(it.rest_ms),
+            period: Duration::from_millis(it.period_ms),
+        }
+    }
+
     /// How long a NIC that a lease left is listened to.
     pub fn drain(&self) -> Duration {
         Duration::from_millis(self.controller.drain_ms)
@@ -322,6 +403,16 @@ mod tests {
             ("fail-back = 'perhaps'", "perhaps"),
         ] {
             let error = with(line).expect_err(line);
+            assert!(error.contains(word), "{line}: {error}");
+        }
+        for (line, word) in [
+            ("mode = 'wild'", "wild"),
+            ("high-percent = 50", "low-percent = 60"),
+            ("high-percent = 101", "high-percent"),
+            ("rest-ms = 1", "rest-ms"),
+            ("moves-max = 0", "moves-max"),
+        ] {
+            let error = parse(&format!("{SMALLEST}[balance]\n{line}\n")).expect_err(line);
             assert!(error.contains(word), "{line}: {error}");
         }
     }

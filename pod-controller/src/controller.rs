@@ -6,6 +6,7 @@
 pub(crate) mod conductor;
 mod handle;
 mod links;
+mod load;
 mod pool_world;
 pub(crate) mod world;
 
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use cxl_pool::{HardwareMemory, Memory, Pool, SoftwareMemory};
 use pod_protocol::controller::{ControllerPort, PortError};
 
+use crate::balance::LoadHistory;
 use crate::config::Config;
 use crate::journal::Journal;
 use crate::state::{Command, Refusal, State};
@@ -90,14 +92,18 @@ impl<M: Memory> Controller<M> {
 
         let facts = PoolFacts::new(&config.pool.path, pool.superblock());
         let sockets = config.run_directory().sockets();
-        let shared = Arc::new(Shared::new(Journal::new(recovered.events), View::new(&state, facts, sockets)));
+        let balance = config.balance_policy();
+        let load = LoadHistory::new(balance).picture(Instant::now());
+        let view = View::new(&state, facts, sockets);
+        let shared = Arc::new(Shared::new(Journal::new(recovered.events), view, load));
         let (sender, requests) = mpsc::channel();
         let handle = Handle::new(sender, port.waker(), Arc::clone(&shared));
         let world =
             PoolWorld { port, memory, layout: pool.layout().clone(), store, shared: Arc::clone(&shared) };
         let delays =
             Delays { fence: config.fence_wait(), blk_grace: config.blk_grace(), drain: config.drain() };
-        let mut conductor = Conductor::new(world, state, recovered.term, (delays, config.link_policy()));
+        let policies = (delays, config.link_policy(), balance);
+        let mut conductor = Conductor::new(world, state, recovered.term, policies);
         conductor.resume(begun)?;
         Ok((Self { conductor, requests }, handle))
     }

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod balance;
 pub mod client;
 pub mod config;
 pub mod controller;

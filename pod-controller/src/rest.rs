@@ -1,5 +1,6 @@
 //! The API over HTTP: JSON under `/v1`, problems as RFC 9457 says, an OpenAPI description, metrics.
 
+mod balance;
 mod body;
 mod change;
 mod connection;
@@ -61,6 +62,7 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(drains::begin_device, drains::end_device))
         .routes(routes!(devices::list))
         .routes(routes!(devices::get))
+        .routes(routes!(balance::get))
         .routes(routes!(nics::fail_back))
         .routes(routes!(nics::release))
         .routes(routes!(devices::adopt))

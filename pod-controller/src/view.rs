@@ -1,5 +1,6 @@
 //! What is shown of the controller: a state at one moment, turned into the API's types.
 
+mod balance;
 mod conditions;
 mod devices;
 mod explanation;

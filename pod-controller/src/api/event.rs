@@ -71,6 +71,10 @@ pub enum EventKind {
     Failover,
     /// A lease moved between NICs that work, on demand.
     Migrated,
+    /// A NIC has carried too much for a while.
+    Overloaded,
+    /// A lease left a NIC that carried too much.
+    Balanced,
     /// A device or a host is to be empty.
     DrainBegun,
     /// A device or a host may be used again.
@@ -144,6 +148,8 @@ impl EventKind {
             Self::PoolAdopted => "pool-adopted",
             Self::Failover => "failover",
             Self::Migrated => "migrated",
+            Self::Overloaded => "overloaded",
+            Self::Balanced => "balanced",
             Self::DrainBegun => "drain-begun",
             Self::DrainEnded => "drain-ended",
             Self::Drained => "drained",

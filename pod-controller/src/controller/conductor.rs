@@ -13,6 +13,7 @@ use pod_protocol::reports::{Join, Report};
 use super::handle::Sample;
 use super::world::World;
 use crate::api::EventKind;
+use crate::balance::{BalancePolicy, LoadHistory};
 use crate::link_policy::{LinkHistory, LinkPolicy};
 use crate::reconcile::{Answer, Reconciler};
 use crate::state::{Command, DeviceId, Effect, Presence, Refusal, State};
@@ -51,6 +52,7 @@ pub(crate) struct Conductor<W: World> {
     /// Until when storage backends that are away are waited for.
     graces: BTreeMap<EndpointId, (u64, Instant)>,
     pub(super) links: LinkHistory,
+    pub(super) load: LoadHistory,
     /// Until when leases that were moved receive from the NIC that they left.
     pub(super) drains: BTreeMap<LeaseId, (LeaseGeneration, Instant)>,
     pub(super) delays: Delays,
@@ -60,17 +62,17 @@ pub(crate) struct Conductor<W: World> {
 }
 
 /// Commands that came in one turn, in their order.
-struct Inbox<W: World> {
+pub(super) struct Inbox<W: World> {
     commands: Vec<(Command, Waiting<W>)>,
     events: Vec<Effect>,
 }
 
 impl<W: World> Inbox<W> {
-    fn add(&mut self, command: Command) {
+    pub(super) fn add(&mut self, command: Command) {
         self.commands.push((command, Waiting::Nobody));
     }
 
-    fn tell(&mut self, kind: EventKind, subject: String, message: String) {
+    pub(super) fn tell(&mut self, kind: EventKind, subject: String, message: String) {
         self.events.push(Effect::Event { kind, subject, message });
     }
 }
@@ -80,7 +82,7 @@ impl<W: World> Conductor<W> {
         world: W,
         state: State,
         term: u64,
-        (delays, link_policy): (Delays, LinkPolicy),
+        (delays, link_policy, balance): (Delays, LinkPolicy, BalancePolicy),
     ) -> Self {
         Self {
             world,
@@ -91,6 +93,7 @@ impl<W: World> Conductor<W> {
             fences: BTreeMap::new(),
             graces: BTreeMap::new(),
             links: LinkHistory::new(link_policy),
+            load: LoadHistory::new(balance),
             drains: BTreeMap::new(),
             delays,
             retry_at: None,
@@ -163,6 +166,7 @@ impl<W: World> Conductor<W> {
         for command in self.due_links(now) {
             inbox.add(command);
         }
+        self.due_load(now, &mut inbox);
         self.stale |= self.retry_at.is_some_and(|at| at <= now);
         inbox
     }
@@ -216,6 +220,7 @@ impl<W: World> Conductor<W> {
                 self.reconciler.disconnected(endpoint);
                 self.granted.remove(&endpoint);
                 self.fences.remove(&endpoint);
+                self.load.forget(endpoint);
                 self.world.sample(endpoint, None);
                 self.stale = true;
                 if self.presence(endpoint).is_some_and(|presence| !presence.is_over()) {
@@ -250,6 +255,7 @@ impl<W: World> Conductor<W> {
         match report {
             Report::Join(_) => {}
             Report::Telemetry(telemetry) => {
+                self.load.note(endpoint, now, &telemetry);
                 self.world.sample(endpoint, Some(Sample { at: now, telemetry }));
             }
             Report::Link { device, up, reason } => {

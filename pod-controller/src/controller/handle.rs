@@ -8,6 +8,7 @@ use pod_protocol::controller::PortWaker;
 use pod_protocol::telemetry::Telemetry;
 use tokio::sync::{oneshot, watch};
 
+use crate::balance::LoadPicture;
 use crate::journal::Journal;
 use crate::state::{Command, Refusal};
 use crate::view::View;
@@ -35,21 +36,28 @@ pub(super) struct Shared {
     /// Its end was seen. What is asked before it began waits for it.
     pub(super) stopped: AtomicBool,
     telemetry: Mutex<BTreeMap<EndpointId, Sample>>,
+    load: Mutex<LoadPicture>,
 }
 
 impl Shared {
-    pub(super) fn new(journal: Journal, view: View) -> Self {
+    pub(super) fn new(journal: Journal, view: View, load: LoadPicture) -> Self {
         Self {
             journal,
             view: watch::Sender::new(Arc::new(view)),
             stopped: AtomicBool::new(false),
             telemetry: Mutex::default(),
+            load: Mutex::new(load),
         }
     }
 
     pub(super) fn telemetry(&self) -> MutexGuard<'_, BTreeMap<EndpointId, Sample>> {
         // Each sample is put in whole, whoever panicked.
         self.telemetry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn load(&self) -> MutexGuard<'_, LoadPicture> {
+        // A picture is put in whole, whoever panicked.
+        self.load.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -113,6 +121,11 @@ impl Handle {
     /// Recent events.
     pub fn journal(&self) -> &Journal {
         &self.shared.journal
+    }
+
+    /// What passes through NICs, and what is done about it.
+    pub fn load(&self) -> LoadPicture {
+        self.shared.load().clone()
     }
 
     /// The last telemetry of every endpoint.

@@ -35,7 +35,7 @@ impl<W: World> Conductor<W> {
 
     /// When something is due next.
     pub(super) fn next_of_links(&self) -> Option<Instant> {
-        self.drains.values().map(|(_, due)| *due).chain(self.links.next()).min()
+        self.drains.values().map(|(_, due)| *due).chain(self.links.next()).chain(self.load.next()).min()
     }
 }
 

@@ -13,6 +13,7 @@ use super::ControllerError;
 use super::handle::{Sample, Shared};
 use super::world::World;
 use crate::api::Event;
+use crate::balance::LoadPicture;
 use crate::reconcile::Reconciler;
 use crate::state::{self, Command, Effect, Lease, Refusal, RegionUse, Regions, State};
 use crate::store::Store;
@@ -105,6 +106,10 @@ impl<M: Memory> World for PoolWorld<M> {
     fn reply(&mut self, to: Self::Reply, answer: Result<(), Refusal>) {
         // A client that went away needs no answer.
         let _ = to.send(answer);
+    }
+
+    fn load(&mut self, picture: LoadPicture) {
+        *self.shared.load() = picture;
     }
 
     fn sample(&mut self, endpoint: EndpointId, sample: Option<Sample>) {

@@ -7,6 +7,7 @@ use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{PortError, PortEvent};
 
 use super::handle::Sample;
+use crate::balance::LoadPicture;
 use crate::reconcile::Reconciler;
 use crate::state::{Command, Effect, Refusal, Regions, State};
 
@@ -44,6 +45,8 @@ pub(crate) trait World {
     fn show(&mut self, state: &State, reconciler: &Reconciler<Self::Ticket>);
     /// Answers a wish.
     fn reply(&mut self, to: Self::Reply, answer: Result<(), Refusal>);
+    /// What passes through NICs.
+    fn load(&mut self, _picture: LoadPicture) {}
     /// An endpoint's last telemetry, or that it has none any more.
     fn sample(&mut self, endpoint: EndpointId, sample: Option<Sample>);
 }

@@ -98,7 +98,11 @@ pub(super) async fn explain(
     State(handle): State<Handle>,
     Names(name): Names<String>,
 ) -> Result<Json<Explanation>, Failure> {
-    handle.view().explanation(&name).map(Json).ok_or_else(|| Failure::not_found("instance", &name))
+    handle
+        .view()
+        .explanation_with(&name, &handle.load())
+        .map(Json)
+        .ok_or_else(|| Failure::not_found("instance", &name))
 }
 
 /// Creates an instance and leases its devices. The answer comes when a VMM can be started, or when the time to wait is

@@ -8,7 +8,7 @@ use super::Broken;
 use super::pod::{Pod, ROLES};
 use super::random::Random;
 use super::world::Happening;
-use crate::state::model::MIB;
+use crate::state::model::{MIB, relieve};
 use crate::state::{Command, DeviceId, NicWish};
 
 impl Pod {
@@ -178,7 +178,14 @@ impl Pod {
                 Command::Drain { host, device, on: self.dice.once_in(2) }
             }
             _ => match self.random_nic() {
-                Some((host, name)) => Command::FailBack { device: DeviceId { host, name } },
+                Some((host, name)) if number.is_multiple_of(2) => {
+                    Command::FailBack { device: DeviceId { host, name } }
+                }
+                // As if so much passed through it; which that is does not matter to what must hold.
+                Some((host, name)) => match &self.conductor {
+                    Some(it) => relieve(&it.state, DeviceId { host, name }, 4000 + 500 * number),
+                    None => Command::AbortMigration { name: vm },
+                },
                 None => Command::AbortMigration { name: vm },
             },
         }

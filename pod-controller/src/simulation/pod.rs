@@ -12,6 +12,7 @@ use super::Broken;
 use super::physical::Physical;
 use super::random::Random;
 use super::world::{FENCE_US, Happening, Simulated};
+use crate::balance::BalancePolicy;
 use crate::controller::conductor::{Conductor, Delays};
 use crate::link_policy::{FailBack, LinkPolicy};
 use crate::state::model::{check, nic, options, ssd};
@@ -148,7 +149,8 @@ impl Pod {
             fail_back: FailBack::Return,
             stable: Duration::from_secs(1),
         };
-        let mut conductor = Conductor::new(world, state, self.term, (delays, policy));
+        let mut conductor =
+            Conductor::new(world, state, self.term, (delays, policy, BalancePolicy::default()));
         self.conductor = match conductor.resume(Vec::new()) {
             Ok(()) => Some(conductor),
             Err(_) => unreachable!("nothing crashes a commit yet"),

@@ -109,6 +109,9 @@ impl State {
                 self.create_instance(&wanted, &mut effects)?;
             }
             Command::Request { key, labels, asked } => return self.request(key.as_ref(), labels, asked),
+            Command::Relieve { nics, measured, resting, relief } => {
+                self.relieve(nics, measured, resting, *relief, &mut effects);
+            }
             Command::SetLabels { of, name, labels } => self.set_labels(*of, name, labels)?,
             Command::SetInstanceType { name, instance_type } => {
                 self.set_type(name, instance_type, &mut effects)?;

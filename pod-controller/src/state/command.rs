@@ -1,10 +1,12 @@
+use std::collections::BTreeSet;
+
 use cxl_pool::{EndpointId, HostId};
 use pod_protocol::ids::{LeaseGeneration, LeaseId, MacAddress, RegionId, VolumeId};
 use pod_protocol::objects::{NicPolicy, Qos};
 use pod_protocol::reports::{DeviceReport, Join};
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceId, IdempotencyKey, InstanceType, Labelled, Labels, Options};
+use super::{DeviceId, IdempotencyKey, InstanceType, Labelled, Labels, Measured, Options, Relief};
 
 /// A fact or a wish, as it stands in the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -278,6 +280,17 @@ pub enum Command {
         labels: Labels,
         /// What it asks for.
         asked: Box<Command>,
+    },
+    /// NICs have carried too much for a while: leases leave them.
+    Relieve {
+        /// Which NICs.
+        nics: BTreeSet<DeviceId>,
+        /// What passes through NICs, and for leases.
+        measured: Measured,
+        /// Leases that stay where they are.
+        resting: BTreeSet<LeaseId>,
+        /// How far they are relieved.
+        relief: Relief,
     },
     /// Somebody labels an instance or a volume.
     SetLabels {

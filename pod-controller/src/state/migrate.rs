@@ -132,8 +132,8 @@ impl State {
         if standby.as_ref() == Some(to) {
             *standby = Some(from.clone());
         }
-        if kind == EventKind::Migrated {
-            // Where somebody put it is where it belongs.
+        if matches!(kind, EventKind::Migrated | EventKind::Balanced) {
+            // Where somebody put it is where it belongs; and where there was too much, it does not go back by itself.
             *home = Some(to.clone());
         }
         *draining = Some(Draining { nic: from.clone(), generation: before });

@@ -10,6 +10,7 @@ mod adopt;
 mod adopt_volumes;
 mod apply;
 mod attachment;
+mod balance;
 mod change_volume;
 mod channel;
 mod command;
@@ -57,6 +58,8 @@ use cxl_pool::{EndpointId, HostId};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, VolumeId};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use balance::share;
+pub use balance::{Measured, Move, Relief};
 pub use channel::{Channel, Rings};
 pub use command::{Command, NicWish};
 pub use desired::Objects;

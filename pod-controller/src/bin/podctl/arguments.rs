@@ -36,6 +36,18 @@ pub(crate) struct Arguments {
     /// How to show the answer
     #[arg(long, short, global = true, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,
+    /// Show it anew whenever it changes, looking every so many seconds
+    #[arg(
+        long,
+        short,
+        global = true,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "2",
+        value_parser = parse_interval
+    )]
+    pub(crate) watch: Option<f64>,
     /// Only try what would be changed: it is refused as it would be, and otherwise nothing happens
     #[arg(long, global = true)]
     pub(crate) dry_run: bool,
@@ -62,8 +74,12 @@ pub(crate) fn parse_label(text: &str) -> Result<(String, String), String> {
 pub(crate) enum Output {
     /// Lines for people
     Table,
+    /// Lines with more columns
+    Wide,
     /// What the API says, for programs
     Json,
+    /// The same as YAML
+    Yaml,
 }
 
 #[derive(Subcommand)]
@@ -94,6 +110,18 @@ pub(crate) enum Command {
         #[command(subcommand)]
         part: Option<PoolPart>,
     },
+    /// What passes through NICs, and what would move off those that carry too much
+    Balance,
+    /// Who is there, and what passes through it per second
+    Top(Top),
+    /// What a shell needs to complete our commands
+    ///
+    /// Example: podctl completion bash >/etc/bash_completion.d/podctl
+    #[command(verbatim_doc_comment)]
+    Completion {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
     /// Look at this host, without a controller: what its daemons need, what is missing, how to mend it
     ///
     /// Fails if something is broken; what is only poor works, but slower or with less than it could.
@@ -102,6 +130,41 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FILE", default_value = "/etc/wadi/host.toml")]
         config: PathBuf,
     },
+}
+
+impl Command {
+    /// Whether it only looks, so that it can be done again and again.
+    pub(crate) const fn looks(&self) -> bool {
+        match self {
+            Self::Hosts(command) => matches!(command, Hosts::List | Hosts::Get { .. }),
+            Self::Devices(command) => matches!(command, Devices::List | Devices::Get { .. }),
+            Self::Volumes(command) => matches!(command, Volumes::List(_) | Volumes::Get { .. }),
+            Self::Instances(command) => matches!(command, Instances::List(_) | Instances::Get { .. }),
+            Self::Types(command) => matches!(command, Types::List | Types::Get { .. }),
+            Self::Explain(_) | Self::Balance | Self::Pool { .. } | Self::Doctor { .. } => true,
+            Self::Events(_) | Self::Top(_) | Self::Completion { .. } => false,
+        }
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct Top {
+    /// Show it once, and end
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Over how many seconds rates are taken
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
+    pub(crate) interval: f64,
+    /// How many devices and how many instances to show, the busiest first
+    #[arg(long, short = 'n', value_name = "COUNT", default_value_t = 15)]
+    pub(crate) lines: usize,
+}
+
+fn parse_interval(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("use a number of seconds from 0.1 to 3600".to_owned()),
+    }
 }
 
 #[derive(Subcommand)]
@@ -246,6 +309,10 @@ mod tests {
             "podctl types set small --reserve 5T",
             "podctl instances create vm1 --host h1 --wait 31",
             "podctl --server nowhere pool",
+            "podctl --watch=0 hosts list",
+            "podctl top --interval often",
+            "podctl completion cmd.exe",
+            "podctl volumes create vol0 --size 4K --label tier",
         ] {
             assert!(Arguments::try_parse_from(line.split(' ')).is_err(), "{line}");
         }

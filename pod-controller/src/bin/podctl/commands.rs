@@ -1,5 +1,7 @@
 use std::io::Write;
+use std::time::Duration;
 
+use clap::CommandFactory;
 use pod_controller::api::{
     AddReplica, ByteSize, ChangeVolume, CreateInstance, CreateVolume, InstanceTypeSpec, Labels, NicLimit,
     NicPolicy, Stripes, VolumeQos,
@@ -10,15 +12,35 @@ use crate::Failure;
 use crate::arguments::{
     Arguments, Command, Devices, Events, Explain, Hosts, Instances, Output, PoolPart, Types, Volumes,
 };
-use crate::{doctor, map, output, table};
+use crate::show::{done, show};
+use crate::{doctor, map, output, table, top, watch};
 
 type Out<'a> = &'a mut dyn Write;
 
 /// Carries out a command and shows the answer.
 pub(crate) fn run(arguments: &Arguments, out: Out<'_>) -> Result<(), Failure> {
-    let (command, format) = (&arguments.command, arguments.output);
+    if let Command::Completion { shell } = arguments.command {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Arguments::command(), "podctl", &mut script);
+        return Ok(out.write_all(&script)?);
+    }
     let client = &Client::new(arguments.server.clone())?.trying_only(arguments.dry_run);
-    match command {
+    match arguments.watch {
+        None => carry_out(client, arguments, out),
+        Some(seconds) if arguments.command.looks() => {
+            watch::repeat(Duration::from_secs_f64(seconds), out, |shown| carry_out(client, arguments, shown))
+        }
+        Some(_) => {
+            Err(Failure::Usage("--watch is for commands that only look, such as hosts list".to_owned()))
+        }
+    }
+}
+
+fn carry_out(client: &Client, arguments: &Arguments, out: Out<'_>) -> Result<(), Failure> {
+    let format = arguments.output;
+    match &arguments.command {
+        Command::Completion { .. } => Ok(()),
+        Command::Top(top) => top::run(client, top, format, out),
         Command::Doctor { config } => doctor::run(config, format, out),
         Command::Hosts(command) => hosts(client, command, format, out),
         Command::Devices(command) => devices(client, command, format, out),
@@ -28,6 +50,7 @@ pub(crate) fn run(arguments: &Arguments, out: Out<'_>) -> Result<(), Failure> {
         Command::Explain(Explain::Instance { name }) => {
             show(out, format, &client.explain_instance(name)?, output::explanation)
         }
+        Command::Balance => show(out, format, &client.balance()?, output::balance),
         Command::Events(events) => follow(client, events, format, out),
         Command::Pool { part } => show(out, format, &client.pool()?, |pool| match part {
             None => map::pool(pool),
@@ -39,7 +62,9 @@ pub(crate) fn run(arguments: &Arguments, out: Out<'_>) -> Result<(), Failure> {
 
 fn hosts(client: &Client, command: &Hosts, format: Output, out: Out<'_>) -> Result<(), Failure> {
     match command {
-        Hosts::List => show(out, format, &client.hosts()?, |hosts| table::hosts(hosts)),
+        Hosts::List => {
+            show(out, format, &client.hosts()?, |hosts| table::hosts(hosts, format == Output::Wide))
+        }
         Hosts::Get { name } => show(out, format, &client.host(name)?, output::host),
         Hosts::Drain { name } => {
             client.drain_host(name, true)?;
@@ -66,7 +91,9 @@ fn devices(client: &Client, command: &Devices, format: Output, out: Out<'_>) -> 
         None => Err(Failure::Usage(format!("{name:?} is no device: write host and name, such as h2/nic0"))),
     };
     match command {
-        Devices::List => show(out, format, &client.devices()?, |devices| table::devices(devices)),
+        Devices::List => {
+            show(out, format, &client.devices()?, |devices| table::devices(devices, format == Output::Wide))
+        }
         Devices::Get { name } => {
             let (host, device) = split(name)?;
             show(out, format, &client.device(&host, &device)?, output::device)
@@ -102,7 +129,7 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
     match command {
         Volumes::List(which) => {
             let volumes = client.volumes_with(&fields(&which.labels.join(",")))?;
-            show(out, format, &volumes, |volumes| table::volumes(volumes))
+            show(out, format, &volumes, |volumes| table::volumes(volumes, format == Output::Wide))
         }
         Volumes::Label { name, labels } => {
             show(out, format, &client.label_volume(name, &labelled(labels))?, output::volume)
@@ -157,7 +184,7 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
     match command {
         Instances::List(which) => {
             let instances = client.instances_with(&fields(&which.labels.join(",")))?;
-            show(out, format, &instances, |instances| table::instances(instances))
+            show(out, format, &instances, |instances| table::instances(instances, format == Output::Wide))
         }
         Instances::Label { name, labels } => {
             show(out, format, &client.label_instance(name, &labelled(labels))?, output::instance)
@@ -262,11 +289,11 @@ fn follow(client: &Client, events: &Events, format: Output, out: Out<'_>) -> Res
     let mut seen =
         known.events.last().map_or(events.after.unwrap_or(known.first.saturating_sub(1)), |it| it.sequence);
     let recent = &known.events[known.events.len().saturating_sub(events.last)..];
-    if format == Output::Json && !events.follow {
+    if matches!(format, Output::Json | Output::Yaml) && !events.follow {
         return show(out, format, &recent, |_| String::new());
     }
     for event in recent {
-        writeln!(out, "{}", output::event_line(event, format))?;
+        writeln!(out, "{}", output::event_line(event, format)?)?;
     }
     if !events.follow {
         return Ok(());
@@ -275,32 +302,8 @@ fn follow(client: &Client, events: &Events, format: Output, out: Out<'_>) -> Res
     for event in client.follow_events(seen)? {
         let event = event?;
         seen = event.sequence;
-        writeln!(out, "{}", output::event_line(&event, format))?;
+        writeln!(out, "{}", output::event_line(&event, format)?)?;
         out.flush()?;
     }
     Err(Failure::Usage(format!("the controller went away; go on with podctl events --follow --after {seen}")))
-}
-
-fn show<T: serde::Serialize>(
-    out: Out<'_>,
-    format: Output,
-    answer: &T,
-    table: impl FnOnce(&T) -> String,
-) -> Result<(), Failure> {
-    match format {
-        Output::Table => writeln!(out, "{}", table(answer).trim_end())?,
-        Output::Json => {
-            serde_json::to_writer_pretty(&mut *out, answer).map_err(std::io::Error::from)?;
-            writeln!(out)?;
-        }
-    }
-    Ok(())
-}
-
-fn done(out: Out<'_>, format: Output, what: &str, name: &str, done: &str) -> Result<(), Failure> {
-    match format {
-        Output::Table => writeln!(out, "{what} {name} {done}")?,
-        Output::Json => writeln!(out, "{{}}")?,
-    }
-    Ok(())
 }

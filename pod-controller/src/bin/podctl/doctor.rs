@@ -79,7 +79,8 @@ pub(crate) fn run(config: &Path, format: Output, out: &mut dyn Write) -> Result<
             let text = serde_json::to_string_pretty(&findings).map_err(std::io::Error::from)?;
             writeln!(out, "{text}")?;
         }
-        Output::Table => writeln!(out, "{}", show(&findings))?,
+        Output::Yaml => write!(out, "{}", crate::show::yaml(&findings)?)?,
+        Output::Table | Output::Wide => writeln!(out, "{}", show(&findings))?,
     }
     match findings.iter().filter(|finding| finding.verdict == Verdict::Broken).count() {
         0 => Ok(()),

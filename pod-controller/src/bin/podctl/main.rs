@@ -5,7 +5,10 @@ mod commands;
 mod doctor;
 mod map;
 mod output;
+mod show;
 mod table;
+mod top;
+mod watch;
 mod when;
 
 use std::io::Write;

@@ -1,13 +1,17 @@
 //! One thing in full.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use pod_controller::api::{
-    ByteSize, CandidatePart, Device, DeviceKind, Event, Explanation, Host, Instance, Volume, VolumeQos,
+    Balance, BalanceMode, ByteSize, CandidatePart, Condition, Device, DeviceKind, Event, Explanation, Host,
+    Instance, Volume, VolumeQos,
 };
 
+use crate::Failure;
 use crate::arguments::Output;
-use crate::table::{device_health, endpoint_health, plain, speed};
+use crate::show::yaml;
+use crate::table::{device_health, endpoint_health, plain, shown_labels, speed};
 use crate::when;
 
 /// Names and values, one pair a line.
@@ -55,6 +59,33 @@ pub(crate) fn explanation(explanation: &Explanation) -> String {
         let separator = if shown.is_empty() { "" } else { "\n\n" };
         let _ = write!(shown, "{separator}{lines}\n\n{table}");
     }
+    shown
+}
+
+pub(crate) fn balance(balance: &Balance) -> String {
+    let rows = balance.nics.iter().map(|nic| {
+        let percent = nic.carries_mbps.saturating_mul(100) / nic.speed_mbps.max(1);
+        let carries = format!("{} Mbit/s", nic.carries_mbps);
+        vec![nic.name.clone(), carries, speed(nic.speed_mbps), format!("{percent} %"), yes(nic.overloaded)]
+    });
+    let table = plain(&["nic", "carries", "speed", "used", "overloaded"], &[1, 2, 3], rows.collect());
+    let mode = match balance.mode {
+        BalanceMode::Off => "nothing is done about NICs that carry too much",
+        BalanceMode::Advise => "events tell what would help; nothing moves by itself",
+        BalanceMode::Move => "leases move by themselves",
+    };
+    let (high, low) = (balance.high_percent, balance.low_percent);
+    let mut shown = format!("{mode}: from {high} % of a NIC's speed down to {low} %\n\n{table}");
+    let moves: Vec<String> = balance
+        .moves
+        .iter()
+        .map(|it| {
+            let (instance, device, from, to, mbps) = (&it.instance, &it.device, &it.from, &it.to, it.mbps);
+            format!("{device} of {instance} would move from {from} to {to} with {mbps} Mbit/s")
+        })
+        .collect();
+    let moves = if moves.is_empty() { "nothing would move".to_owned() } else { moves.join("\n") };
+    let _ = write!(shown, "\n\n{moves}");
     shown
 }
 
@@ -154,6 +185,7 @@ pub(crate) fn volume(volume: &Volume) -> String {
     }
     lines.push(("limits", limits(&volume.qos)));
     lines.push(("instance", volume.instance.clone().unwrap_or_else(|| "none".to_owned())));
+    lines.extend(traits(&volume.labels, &volume.conditions));
     pairs(&lines)
 }
 
@@ -174,8 +206,10 @@ pub(crate) fn instance(instance: &Instance) -> String {
     } else {
         format!("no, waiting for {}", instance.waiting_for.join("; "))
     };
-    let mut shown =
-        pairs(&[("instance", instance.name.clone()), ("host", instance.host.clone()), ("ready", ready)]);
+    let mut lines =
+        vec![("instance", instance.name.clone()), ("host", instance.host.clone()), ("ready", ready)];
+    lines.extend(traits(&instance.labels, &instance.conditions));
+    let mut shown = pairs(&lines);
     if instance.vmm_listens {
         let _ = write!(shown, "\nits VMM listens on the sockets, and the frontends connect");
     }
@@ -231,14 +265,28 @@ pub(crate) fn instance(instance: &Instance) -> String {
     shown
 }
 
+/// Labels, and what does not hold.
+fn traits(labels: &BTreeMap<String, String>, conditions: &[Condition]) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
+    if !labels.is_empty() {
+        lines.push(("labels", shown_labels(labels)));
+    }
+    let not = conditions.iter().filter(|it| !it.status);
+    let not: Vec<String> = not.map(|it| format!("{} ({})", it.kind.word(), it.message)).collect();
+    if !not.is_empty() {
+        lines.push(("not", not.join("; ")));
+    }
+    lines
+}
+
 fn yes(is: bool) -> String {
     if is { "yes".to_owned() } else { "no".to_owned() }
 }
 
 /// An event in one line.
-pub(crate) fn event_line(event: &Event, format: Output) -> String {
-    match format {
-        Output::Table => format!(
+pub(crate) fn event_line(event: &Event, format: Output) -> Result<String, Failure> {
+    Ok(match format {
+        Output::Table | Output::Wide => format!(
             "{:>6}  {}  {:<18}  {:<16}  {}",
             event.sequence,
             when::utc(event.time_ms),
@@ -248,7 +296,8 @@ pub(crate) fn event_line(event: &Event, format: Output) -> String {
         ),
         // An event of plain text and numbers always becomes JSON.
         Output::Json => serde_json::to_string(event).unwrap_or_default(),
-    }
+        Output::Yaml => yaml(event)?.trim_end().to_owned(),
+    })
 }
 
 #[cfg(test)]
@@ -329,9 +378,12 @@ mod tests {
             message: "carrier lost".to_owned(),
         };
         assert_eq!(
-            event_line(&event, Output::Table),
+            event_line(&event, Output::Table).expect("a line"),
             "     7  1970-01-01 00:00:00.000  link-down           h2/nic0           carrier lost"
         );
-        assert_eq!(serde_json::from_str::<Event>(&event_line(&event, Output::Json)).ok(), Some(event));
+        assert_eq!(
+            serde_json::from_str::<Event>(&event_line(&event, Output::Json).expect("a line")).ok(),
+            Some(event)
+        );
     }
 }

@@ -1,7 +1,9 @@
 //! Lists, one line each.
 
+use std::collections::BTreeMap;
+
 use pod_controller::api::{
-    ByteSize, Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance, InstanceType,
+    ByteSize, Condition, Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance, InstanceType,
     InstanceTypeSpec, RegionState, ReplicaState, Volume, VolumeReplica,
 };
 
@@ -20,7 +22,31 @@ pub(crate) fn plain(header: &[&str], right: &[usize], mut rows: Vec<Vec<String>>
     lines.collect::<Vec<_>>().join("\n")
 }
 
-pub(crate) fn hosts(hosts: &[Host]) -> String {
+/// The name of a column, and what stands in it.
+type Column<T> = (&'static str, fn(&T) -> String);
+
+/// Adds columns that are shown only where there is room.
+fn widen<T>(header: &mut Vec<&str>, rows: &mut [Vec<String>], things: &[T], more: &[Column<T>]) {
+    for (name, cell) in more {
+        header.push(name);
+        rows.iter_mut().zip(things).for_each(|(row, thing)| row.push(cell(thing)));
+    }
+}
+
+/// Labels as they are asked for.
+pub(crate) fn shown_labels(labels: &BTreeMap<String, String>) -> String {
+    let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    if labels.is_empty() { "-".to_owned() } else { labels.join(",") }
+}
+
+/// What does not hold of a thing.
+fn failing(conditions: &[Condition]) -> String {
+    let not: Vec<String> =
+        conditions.iter().filter(|it| !it.status).map(|it| it.kind.word().to_owned()).collect();
+    list(&not)
+}
+
+pub(crate) fn hosts(hosts: &[Host], wide: bool) -> String {
     let rows = hosts.iter().map(|host| {
         let endpoints: Vec<String> = host
             .endpoints
@@ -38,14 +64,16 @@ pub(crate) fn hosts(hosts: &[Host]) -> String {
             list(&host.instances),
         ]
     });
-    or_none(
-        "no host has joined yet",
-        plain(&["host", "id", "daemons", "devices", "instances"], &[1], rows.collect()),
-        hosts,
-    )
+    let (mut header, mut rows) =
+        (vec!["host", "id", "daemons", "devices", "instances"], rows.collect::<Vec<_>>());
+    if wide {
+        let drained: fn(&Host) -> String = |it| if it.drained { "yes".to_owned() } else { "no".to_owned() };
+        widen(&mut header, &mut rows, hosts, &[("drained", drained), ("not", |it| failing(&it.conditions))]);
+    }
+    or_none("no host has joined yet", plain(&header, &[1], rows), hosts)
 }
 
-pub(crate) fn devices(devices: &[Device]) -> String {
+pub(crate) fn devices(devices: &[Device], wide: bool) -> String {
     let rows = devices.iter().map(|device| {
         let (kind, capacity, note) = match &device.kind {
             DeviceKind::Nic { speed_mbps, backup, standby_leases, reserved_mbps, .. } => {
@@ -72,11 +100,16 @@ pub(crate) fn devices(devices: &[Device]) -> String {
             note,
         ]
     });
-    let header = ["device", "type", "driver", "health", "capacity", "leases", "note"];
-    or_none("no host has reported a device yet", plain(&header, &[4, 5], rows.collect()), devices)
+    let mut header = vec!["device", "type", "driver", "health", "capacity", "leases", "note"];
+    let mut rows: Vec<_> = rows.collect();
+    if wide {
+        let reason: fn(&Device) -> String = |it| it.reason.clone().unwrap_or_else(|| "-".to_owned());
+        widen(&mut header, &mut rows, devices, &[("reason", reason), ("not", |it| failing(&it.conditions))]);
+    }
+    or_none("no host has reported a device yet", plain(&header, &[4, 5], rows), devices)
 }
 
-pub(crate) fn volumes(volumes: &[Volume]) -> String {
+pub(crate) fn volumes(volumes: &[Volume], wide: bool) -> String {
     let rows = volumes.iter().map(|volume| {
         vec![
             volume.name.clone(),
@@ -85,9 +118,16 @@ pub(crate) fn volumes(volumes: &[Volume]) -> String {
             volume.instance.clone().unwrap_or_else(|| "-".to_owned()),
         ]
     });
+    let (mut header, mut rows) = (vec!["volume", "size", "device", "instance"], rows.collect::<Vec<_>>());
+    if wide {
+        let id: fn(&Volume) -> String = |it| it.id.to_string();
+        let labels: fn(&Volume) -> String = |it| shown_labels(&it.labels);
+        let not: fn(&Volume) -> String = |it| failing(&it.conditions);
+        widen(&mut header, &mut rows, volumes, &[("id", id), ("labels", labels), ("not", not)]);
+    }
     or_none(
         "no volumes; create one: podctl volumes create vol0 --size 8G",
-        plain(&["volume", "size", "device", "instance"], &[1], rows.collect()),
+        plain(&header, &[1], rows),
         volumes,
     )
 }
@@ -119,7 +159,7 @@ pub(crate) fn instance_types(types: &[InstanceType]) -> String {
     )
 }
 
-pub(crate) fn instances(instances: &[Instance]) -> String {
+pub(crate) fn instances(instances: &[Instance], wide: bool) -> String {
     let rows = instances.iter().map(|instance| {
         let nics: Vec<String> = instance.nics.iter().map(|nic| nic.nic.clone()).collect();
         let disks: Vec<String> =
@@ -133,9 +173,18 @@ pub(crate) fn instances(instances: &[Instance]) -> String {
         };
         vec![instance.name.clone(), instance.host.clone(), status.to_owned(), list(&nics), list(&disks)]
     });
+    let (mut header, mut rows) =
+        (vec!["instance", "host", "status", "nics", "disks"], rows.collect::<Vec<_>>());
+    if wide {
+        let macs: fn(&Instance) -> String =
+            |it| list(&it.nics.iter().map(|nic| nic.mac.clone()).collect::<Vec<_>>());
+        let labels: fn(&Instance) -> String = |it| shown_labels(&it.labels);
+        let not: fn(&Instance) -> String = |it| failing(&it.conditions);
+        widen(&mut header, &mut rows, instances, &[("mac", macs), ("labels", labels), ("not", not)]);
+    }
     or_none(
         "no instances; create one: podctl instances create vm1 --host h1 --nic --volume vol0",
-        plain(&["instance", "host", "status", "nics", "disks"], &[], rows.collect()),
+        plain(&header, &[], rows),
         instances,
     )
 }
@@ -204,9 +253,11 @@ mod tests {
             conditions: Vec::new(),
             labels: std::collections::BTreeMap::new(),
         };
-        let shown = volumes(&[volume("a", 8 << 30, Some("vm1")), volume("longer-name", 512 << 20, None)]);
+        let rows = [volume("a", 8 << 30, Some("vm1")), volume("longer-name", 512 << 20, None)];
+        let wide = volumes(&rows, true);
+        assert!(wide.starts_with("VOLUME            SIZE  DEVICE   INSTANCE  ID  LABELS  NOT\n"), "{wide}");
         assert_eq!(
-            shown,
+            volumes(&rows, false),
             "VOLUME            SIZE  DEVICE   INSTANCE\n\
              a              8.0 GiB  h2/ssd0  vm1\n\
              longer-name  512.0 MiB  h2/ssd0  -"
@@ -215,8 +266,8 @@ mod tests {
 
     #[test]
     fn empty_lists_say_what_to_do() {
-        assert!(volumes(&[]).contains("podctl volumes create"));
-        assert!(instances(&[]).contains("podctl instances create"));
-        assert!(!hosts(&[]).contains("HOST"));
+        assert!(volumes(&[], false).contains("podctl volumes create"));
+        assert!(instances(&[], true).contains("podctl instances create"));
+        assert!(!hosts(&[], false).contains("HOST"));
     }
 }

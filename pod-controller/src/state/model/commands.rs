@@ -1,10 +1,12 @@
 //! The commands that a step stands for.
 
+use std::collections::BTreeSet;
+
 use cxl_pool::{HostId, Role};
 
 use super::pod::{MIB, devices_of, endpoint, join, nic};
 use super::step::{ROLES, Says, Step};
-use crate::state::{Command, DeviceId, InstanceType, NicWish, Presence, State};
+use crate::state::{Command, DeviceId, InstanceType, Measured, NicWish, Presence, Relief, State};
 
 /// The commands that a step stands for, given what there is.
 #[expect(clippy::too_many_lines, reason = "a few lines for each of many steps")]
@@ -48,6 +50,10 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
         Step::Drained { lease } => {
             let drain = state.drains().nth(lease % 2);
             drain.map(|(lease, generation)| Command::DrainExpired { lease, generation }).into_iter().collect()
+        }
+        Step::Relieve { host, mbps } => {
+            let nic = DeviceId { host: HostId::new(host), name: format!("nic{}", u8::from(host == 3)) };
+            vec![relieve(state, nic, mbps)]
         }
         Step::Drain { host, device, on } => {
             let device = device.map(|nic| if nic { "nic0".to_owned() } else { "ssd0".to_owned() });
@@ -133,6 +139,18 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
             vec![Command::DeleteInstance { name: format!("vm{name}"), force: true }]
         }
     }
+}
+
+/// So much passes through a NIC, by even shares for its leases, and nothing through the others.
+pub(crate) fn relieve(state: &State, nic: DeviceId, mbps: u64) -> Command {
+    let mut measured = Measured::default();
+    let nics = state.devices.iter().filter(|(_, device)| device.is_nic());
+    measured.nics = nics.map(|(id, _)| (id.clone(), if *id == nic { mbps } else { 0 })).collect();
+    let here = || state.leases.values().filter(|lease| lease.active_nic() == Some(&nic));
+    let each = mbps / u64::try_from(here().count()).unwrap_or(1).max(1);
+    measured.leases = here().map(|lease| (lease.id, each)).collect();
+    let relief = Relief { high_percent: 80, low_percent: 60, moves_max: 2 };
+    Command::Relieve { nics: [nic].into(), measured, resting: BTreeSet::new(), relief }
 }
 
 /// Somebody lets go of something.

@@ -9,7 +9,7 @@ mod step;
 use cxl_pool::EndpointId;
 use proptest::prelude::*;
 
-pub(crate) use commands::scrub_all;
+pub(crate) use commands::{relieve, scrub_all};
 pub(crate) use invariants::check;
 pub(crate) use pod::{MIB, devices_of, endpoint, join, nic, options, ssd};
 pub(crate) use reservations::check_reservations;

@@ -16,6 +16,7 @@ pub(super) enum Step {
     DeviceBack { host: u16, nic: u8, up: bool },
     Migrate { name: u8, to: Option<(u16, u8)> },
     Drained { lease: usize },
+    Relieve { host: u16, mbps: u64 },
     FailBack { host: u16, nic: u8 },
     Drain { host: u16, device: Option<bool>, on: bool },
     Trust { host: u16, nic: u8, held: bool },
@@ -76,6 +77,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         1 => (host.clone(), 0_u8..2, any::<bool>()).prop_map(|(host, nic, up)| Step::DeviceBack { host, nic, up }),
         3 => (0_u8..5, prop::option::of((host.clone(), 0_u8..2))).prop_map(|(name, to)| Step::Migrate { name, to }),
         2 => (0_usize..8).prop_map(|lease| Step::Drained { lease }),
+        2 => (host.clone(), 0_u64..12_000).prop_map(|(host, mbps)| Step::Relieve { host, mbps }),
         1 => (host.clone(), 0_u8..2).prop_map(|(host, nic)| Step::FailBack { host, nic }),
         2 => (host.clone(), any::<Option<bool>>(), any::<bool>())
             .prop_map(|(host, device, on)| Step::Drain { host, device, on }),

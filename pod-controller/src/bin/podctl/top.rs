@@ -1,0 +1,250 @@
+//! `podctl top`: who is there, and what passes through it per second.
+
+mod sample;
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use pod_controller::api::{Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance};
+use pod_controller::client::Client;
+use serde::Serialize;
+
+use crate::Failure;
+use crate::arguments::{Output, Top};
+use crate::show::show;
+use crate::table::{device_health, plain};
+use crate::watch;
+use sample::{Rates, Sample};
+
+/// What passed through something in a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+struct Rate {
+    /// Bytes to instances: received, or read.
+    in_bytes: f64,
+    /// Bytes from instances: sent, or written.
+    out_bytes: f64,
+    /// Frames or requests, both ways.
+    operations: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct DeviceLine {
+    device: String,
+    health: DeviceHealth,
+    leases: u32,
+    rate: Rate,
+    /// Of a NIC: how much of its speed the busier direction uses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    used_percent: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct InstanceLine {
+    instance: String,
+    host: String,
+    network: Rate,
+    storage: Rate,
+}
+
+/// All that is shown of a moment.
+#[derive(Debug, Serialize)]
+struct Picture {
+    hosts: usize,
+    /// Hosts of which a daemon does not beat.
+    hosts_silent: Vec<String>,
+    devices: Vec<DeviceLine>,
+    instances: Vec<InstanceLine>,
+}
+
+/// Shows the load, once or until somebody interrupts it.
+pub(crate) fn run(client: &Client, top: &Top, format: Output, out: &mut dyn Write) -> Result<(), Failure> {
+    let every = Duration::from_secs_f64(top.interval);
+    let mut before = look(client)?;
+    sleep(every);
+    let mut render = |out: &mut Vec<u8>| {
+        let now = look(client)?;
+        let picture = picture(client, &Rates::between(&before, &now))?;
+        before = now;
+        show(out, format, &picture, |picture| text(picture, top.lines))
+    };
+    if top.once {
+        let mut shown = Vec::new();
+        render(&mut shown)?;
+        return Ok(out.write_all(&shown)?);
+    }
+    watch::repeat(every, out, render)
+}
+
+fn look(client: &Client) -> Result<Sample, Failure> {
+    let text = client.metrics()?;
+    Ok(Sample::read(Instant::now(), &text))
+}
+
+fn picture(client: &Client, rates: &Rates) -> Result<Picture, Failure> {
+    let (hosts, devices, instances) = (client.hosts()?, client.devices()?, client.instances()?);
+    let is_silent = |host: &&Host| host.endpoints.iter().any(|it| it.health != EndpointHealth::Joined);
+    let mut devices: Vec<DeviceLine> = devices.iter().map(|device| device_line(device, rates)).collect();
+    let mut instances: Vec<InstanceLine> = instances.iter().map(|it| instance_line(it, rates)).collect();
+    let bytes = |rate: &Rate| rate.in_bytes + rate.out_bytes;
+    // The busiest first; what is alike stays in the order of its names.
+    devices.sort_by(|a, b| bytes(&b.rate).total_cmp(&bytes(&a.rate)));
+    let all = |it: &InstanceLine| bytes(&it.network) + bytes(&it.storage);
+    instances.sort_by(|a, b| all(b).total_cmp(&all(a)));
+    let hosts_silent = hosts.iter().filter(is_silent).map(|host| host.name.clone()).collect();
+    Ok(Picture { hosts: hosts.len(), hosts_silent, devices, instances })
+}
+
+fn device_line(device: &Device, rates: &Rates) -> DeviceLine {
+    let of = |metric: &str, labels: &[(&str, &str)]| {
+        let mut labels = labels.to_vec();
+        labels.push(("device", &device.name));
+        rates.per_second(metric, &labels)
+    };
+    let (rate, used_percent) = match &device.kind {
+        DeviceKind::Nic { speed_mbps, .. } => {
+            let rate = Rate {
+                in_bytes: of("wadi_device_bytes_total", &[("direction", "receive")]),
+                out_bytes: of("wadi_device_bytes_total", &[("direction", "transmit")]),
+                operations: of("wadi_device_packets_total", &[]),
+            };
+            let busier = rate.in_bytes.max(rate.out_bytes) * 8.0 / 1e6;
+            #[expect(clippy::cast_precision_loss, reason = "no NIC has 2^53 Mbit/s")]
+            let used = (*speed_mbps > 0).then(|| 100.0 * busier / *speed_mbps as f64);
+            (rate, used)
+        }
+        DeviceKind::Ssd { .. } => {
+            let rate = Rate {
+                in_bytes: of("wadi_device_bytes_total", &[("direction", "read")]),
+                out_bytes: of("wadi_device_bytes_total", &[("direction", "write")]),
+                operations: of("wadi_device_operations_total", &[]),
+            };
+            (rate, None)
+        }
+    };
+    DeviceLine {
+        device: device.name.clone(),
+        health: device.health,
+        leases: device.leases,
+        rate,
+        used_percent,
+    }
+}
+
+/// Frontends count what instances see; backends count the same again.
+fn instance_line(instance: &Instance, rates: &Rates) -> InstanceLine {
+    let endpoint = |role: &str| format!("{}/{role}", instance.host);
+    let (net, blk) = (endpoint("net-frontend"), endpoint("blk-frontend"));
+    let of = |metric: &str, endpoint: &str, direction: Option<&str>| {
+        let mut labels = vec![("instance", instance.name.as_str()), ("endpoint", endpoint)];
+        labels.extend(direction.map(|direction| ("direction", direction)));
+        rates.per_second(metric, &labels)
+    };
+    let network = Rate {
+        in_bytes: of("wadi_lease_bytes_total", &net, Some("receive")),
+        out_bytes: of("wadi_lease_bytes_total", &net, Some("transmit")),
+        operations: of("wadi_lease_packets_total", &net, None),
+    };
+    let storage = Rate {
+        in_bytes: of("wadi_lease_bytes_total", &blk, Some("read")),
+        out_bytes: of("wadi_lease_bytes_total", &blk, Some("write")),
+        operations: of("wadi_lease_requests_total", &blk, None),
+    };
+    InstanceLine { instance: instance.name.clone(), host: instance.host.clone(), network, storage }
+}
+
+fn text(picture: &Picture, lines: usize) -> String {
+    let silent = match picture.hosts_silent.as_slice() {
+        [] => String::new(),
+        silent => format!(" ({} with a silent daemon)", silent.join(", ")),
+    };
+    let mut shown = format!(
+        "{} hosts{silent}, {} devices, {} instances\n\n",
+        picture.hosts,
+        picture.devices.len(),
+        picture.instances.len()
+    );
+    let rows = picture.devices.iter().take(lines).map(|it| {
+        vec![
+            it.device.clone(),
+            device_health(it.health).to_owned(),
+            it.leases.to_string(),
+            amount(it.rate.in_bytes),
+            amount(it.rate.out_bytes),
+            count(it.rate.operations),
+            it.used_percent.map_or_else(|| "-".to_owned(), |used| format!("{used:.1} %")),
+        ]
+    });
+    let header = ["device", "health", "leases", "in/s", "out/s", "ops/s", "used"];
+    shown.push_str(&plain(&header, &[2, 3, 4, 5, 6], rows.collect()));
+    rest(&mut shown, picture.devices.len(), lines);
+    let rows = picture.instances.iter().take(lines).map(|it| {
+        vec![
+            it.instance.clone(),
+            it.host.clone(),
+            amount(it.network.in_bytes),
+            amount(it.network.out_bytes),
+            count(it.network.operations),
+            amount(it.storage.in_bytes),
+            amount(it.storage.out_bytes),
+            count(it.storage.operations),
+        ]
+    });
+    let header =
+        ["instance", "host", "received/s", "sent/s", "packets/s", "read/s", "written/s", "requests/s"];
+    let table = plain(&header, &[2, 3, 4, 5, 6, 7], rows.collect());
+    let _ = write!(shown, "\n\n{table}");
+    rest(&mut shown, picture.instances.len(), lines);
+    shown
+}
+
+/// Says how many more there are.
+fn rest(shown: &mut String, there: usize, lines: usize) {
+    if there > lines {
+        let _ = write!(shown, "\n… and {} more", there - lines);
+    }
+}
+
+fn amount(bytes: f64) -> String {
+    let units = ["B", "kB", "MB", "GB"];
+    let mut value = bytes.max(0.0);
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < units.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{value:.0} {}", units[unit]) } else { format!("{value:.1} {}", units[unit]) }
+}
+
+fn count(per_second: f64) -> String {
+    if per_second >= 1e6 { format!("{:.1} M", per_second / 1e6) } else { format!("{per_second:.0}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn load_is_shown_busiest_first_and_cut() {
+        let line = |device: &str, in_bytes: f64, used_percent| DeviceLine {
+            device: device.to_owned(),
+            health: DeviceHealth::Up,
+            leases: 1,
+            rate: Rate { in_bytes, out_bytes: 0.0, operations: 1500.0 },
+            used_percent,
+        };
+        let picture = Picture {
+            hosts: 2,
+            hosts_silent: vec!["h2".to_owned()],
+            devices: vec![line("h2/nic0", 1.25e9, Some(100.0)), line("h2/ssd0", 999.0, None)],
+            instances: Vec::new(),
+        };
+        let shown = text(&picture, 10);
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(lines[0], "2 hosts (h2 with a silent daemon), 2 devices, 0 instances");
+        assert_eq!(lines[3], "h2/nic0  up           1  1.2 GB    0 B   1500  100.0 %");
+        assert_eq!(lines[4], "h2/ssd0  up           1   999 B    0 B   1500        -");
+        assert!(text(&picture, 1).contains("… and 1 more"), "{}", text(&picture, 1));
+    }
+}

@@ -1,0 +1,11 @@
+use axum::Json;
+use axum::extract::State;
+
+use crate::api::Balance;
+use crate::controller::Handle;
+
+/// What passes through NICs, and which leases would move off those that carry too much: a dry run of the balancer.
+#[utoipa::path(get, path = "/v1/balance", operation_id = "get_balance", tag = "devices", responses((status = 200, body = Balance)))]
+pub(super) async fn get(State(handle): State<Handle>) -> Json<Balance> {
+    Json(handle.view().balance(&handle.load()))
+}

@@ -1,0 +1,110 @@
+//! `podctl` as people and scripts use it.
+
+mod support;
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use pod_controller::api::Volume;
+use support::{Pod, until, vm};
+
+fn podctl(pod: &Pod, arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_podctl"));
+    command
+        .arg("--server")
+        .arg(format!("unix:{}", pod.socket().display()))
+        .args(arguments.split_whitespace());
+    command
+}
+
+fn run(pod: &Pod, arguments: &str) -> Output {
+    podctl(pod, arguments).output().expect("podctl starts")
+}
+
+/// What it says when all is well.
+fn said(pod: &Pod, arguments: &str) -> String {
+    let output = run(pod, arguments);
+    let (said, failed) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "podctl {arguments}: {said}{failed}");
+    said.into_owned()
+}
+
+#[test]
+fn every_form_of_output_says_the_same() {
+    let pod = Pod::demo();
+    said(&pod, "volumes create vol0 --size 4M --label tier=web");
+    said(&pod, "volumes create vol1 --size 4M --label tier=db");
+    let tried = said(&pod, "--dry-run volumes create vol2 --size 4M");
+    assert!(tried.contains("vol2"), "{tried}");
+    let json: Vec<Volume> = serde_json::from_str(&said(&pod, "volumes list -o json")).expect("JSON");
+    assert_eq!(json.iter().map(|it| it.name.as_str()).collect::<Vec<_>>(), ["vol0", "vol1"]);
+    let yaml = said(&pod, "volumes list -o yaml --label tier=db");
+    assert!(yaml.starts_with("---\n- name: vol1\n"), "{yaml}");
+    assert!(!said(&pod, "volumes list").contains("tier=web"));
+    assert!(said(&pod, "volumes list -o wide").contains("tier=web"));
+    assert!(said(&pod, "volumes get vol0").contains("tier=web"));
+    said(&pod, "volumes label vol0");
+    assert!(!said(&pod, "volumes list -o wide").contains("tier=web"));
+    for list in ["hosts", "devices", "instances"] {
+        assert!(!said(&pod, &format!("{list} list -o wide")).is_empty());
+    }
+    assert_eq!(said(&pod, "volumes delete vol1 -o yaml"), "--- {}\n");
+    let refused = run(&pod, "volumes delete vol9 --dry-run");
+    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("vol9"));
+}
+
+#[test]
+fn load_is_shown_and_what_only_looks_is_watched() {
+    let pod = Pod::demo();
+    pod.client().create_instance(&vm("vm1", &[]), Duration::from_secs(30)).expect("created");
+    let shown = said(&pod, "top --once --interval 0.2");
+    for word in ["3 hosts, 3 devices, 1 instances", "h2/nic0", "vm1", "RECEIVED/S"] {
+        assert!(shown.contains(word), "{word} is not in\n{shown}");
+    }
+    let json: serde_json::Value =
+        serde_json::from_str(&said(&pod, "top --once --interval 0.2 -o json")).expect("JSON");
+    assert_eq!(json["instances"][0]["instance"], "vm1");
+    let balance = until("a rate of every NIC", || {
+        let shown = said(&pod, "balance");
+        (shown.contains("h2/nic0") && shown.contains("h3/nic0")).then_some(shown)
+    });
+    assert!(balance.contains("nothing would move"), "{balance}");
+    let explained = said(&pod, "explain instance vm1");
+    assert!(explained.contains("carries 0 Mbit/s now, 0 %"), "{explained}");
+
+    let mut watch =
+        podctl(&pod, "--watch=0.1 volumes list").stdout(Stdio::piped()).spawn().expect("podctl starts");
+    let (sender, lines) = mpsc::channel();
+    let stdout = watch.stdout.take().expect("piped");
+    let reader = std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    let next = || lines.recv_timeout(Duration::from_mins(1)).expect("a line from podctl --watch");
+    assert!(next().contains("no volumes"));
+    said(&pod, "volumes create vol0 --size 4M");
+    assert!(next().starts_with("VOLUME"));
+    assert!(next().starts_with("vol0"));
+    watch.kill().expect("it runs");
+    watch.wait().expect("it ends");
+    reader.join().expect("the reader");
+    let refused = run(&pod, "--watch volumes delete vol0");
+    assert!(!refused.status.success(), "what changes something is not watched");
+    assert_eq!(pod.client().volumes().expect("a list").len(), 1);
+}
+
+#[test]
+fn shells_can_complete_every_command() {
+    let pod = Pod::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = said(&pod, &format!("completion {shell}"));
+        for word in ["instances", "migrate-nic", "balance", "top"] {
+            assert!(script.contains(word), "{shell} does not know {word}");
+        }
+    }
+}
