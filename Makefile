@@ -22,6 +22,7 @@ BUILT ?= target/release
 DESTDIR ?=
 PREFIX ?= /usr
 BIN_DIRECTORY = $(DESTDIR)$(PREFIX)/bin
+LIBRARY_DIRECTORY = $(DESTDIR)$(PREFIX)/lib/wadi
 UNIT_DIRECTORY = $(DESTDIR)$(PREFIX)/lib/systemd/system
 DOC_DIRECTORY = $(DESTDIR)$(PREFIX)/share/doc/wadi
 
@@ -48,8 +49,9 @@ install: ## put programs, systemd units and documentation below DESTDIR; run mak
 	@for program in $(INSTALLED); do \
 	  [ -x $(BUILT)/$$program ] || { echo "install: $(BUILT)/$$program is not there: run make build first" >&2; exit 1; }; \
 	done
-	install -d $(BIN_DIRECTORY) $(UNIT_DIRECTORY)/wadi-.service.d $(DOC_DIRECTORY)/examples
+	install -d $(BIN_DIRECTORY) $(LIBRARY_DIRECTORY) $(UNIT_DIRECTORY)/wadi-.service.d $(DOC_DIRECTORY)/examples
 	install -m 755 $(addprefix $(BUILT)/,$(INSTALLED)) $(BIN_DIRECTORY)/
+	install -m 644 $(BUILT)/deps/libvcpu_shim.so $(LIBRARY_DIRECTORY)/
 	install -m 644 deploy/systemd/*.service $(UNIT_DIRECTORY)/
 	install -m 644 deploy/systemd/wadi-.service.d/*.conf $(UNIT_DIRECTORY)/wadi-.service.d/
 	install -m 644 CHANGELOG.md docs/*.md docs/*.svg $(DOC_DIRECTORY)/

@@ -22,12 +22,12 @@ trap 'rm -rf "$work"' EXIT
 
 staged=$work/staged
 make --no-print-directory -C "$source" install DESTDIR="$staged" BUILT="$built" >/dev/null
-strip --strip-unneeded "$staged"/usr/bin/*
+strip --strip-unneeded "$staged"/usr/bin/* "$staged"/usr/lib/wadi/*
 
 # dpkg-shlibdeps looks for debian/control where it runs.
 mkdir "$work/debian"
 printf 'Source: wadi\n\nPackage: wadi\nArchitecture: any\n' >"$work/debian/control"
-libraries=$(cd "$work" && dpkg-shlibdeps -O staged/usr/bin/* 2>"$work/said" | sed -n 's/^shlibs:Depends=//p') || true
+libraries=$(cd "$work" && dpkg-shlibdeps -O staged/usr/bin/* staged/usr/lib/wadi/* 2>"$work/said" | sed -n 's/^shlibs:Depends=//p') || true
 [ -n "$libraries" ] || fail "dpkg-shlibdeps does not say which libraries the programs need: $(cat "$work/said")"
 
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"$/\1/p' "$source/Cargo.toml")

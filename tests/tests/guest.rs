@@ -49,6 +49,7 @@ fn commands_run_as_they_are_given() {
         listens: false,
         directory: directory.path().to_owned(),
         incoming: None,
+        vcpu_shim: None,
     };
     let mut vm = Vm::start(spec.clone()).unwrap();
     let agent = Agent::connect(&spec.exec_socket(), LONG).unwrap();

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::machine::CONTROL_VARIABLE;
 use crate::{MonitorAddress, Origin, Process, RunningVm, VcpuThread, VmmError};
 
 /// Finds the machine that the QEMU with this process id runs: its monitor by QEMU's command line, its vCPUs by the monitor.
@@ -30,7 +31,11 @@ pub fn attach_process(pid: u32, name: Option<&str>) -> Result<(RunningVm, Vec<Vc
         return Err(refuse(format!("the monitor at {monitor} is not that of process {pid}")));
     }
     let name = name.map(str::to_owned).or(line.name).unwrap_or_else(|| format!("qemu-{pid}"));
-    Ok((RunningVm { name, process, origin: Origin::Attached, monitor, files: Vec::new() }, vcpus))
+    let vcpu_control = process.environment(CONTROL_VARIABLE).map(PathBuf::from);
+    Ok((
+        RunningVm { name, process, origin: Origin::Attached, monitor, vcpu_control, files: Vec::new() },
+        vcpus,
+    ))
 }
 
 /// Finds the machine of a libvirt domain, through `virsh`.
@@ -46,7 +51,11 @@ pub fn attach_domain(
         reason: format!("the threads of domain {domain} are not on this host: run it where the domain runs"),
     })?;
     let name = name.unwrap_or(domain).to_owned();
-    Ok((RunningVm { name, process, origin: Origin::Attached, monitor, files: Vec::new() }, vcpus))
+    let vcpu_control = process.environment(CONTROL_VARIABLE).map(PathBuf::from);
+    Ok((
+        RunningVm { name, process, origin: Origin::Attached, monitor, vcpu_control, files: Vec::new() },
+        vcpus,
+    ))
 }
 
 /// What QEMU's command line says of the machine.

@@ -17,6 +17,7 @@ mod monitor_address;
 mod process;
 mod qemu;
 mod registry;
+pub mod slicing;
 mod spec;
 mod stop;
 
@@ -29,7 +30,7 @@ pub use attach::{attach_domain, attach_process};
 pub use machine::Vm;
 pub use memory::plug_memory;
 pub use migration::{Migrated, MigrationSpeed, migrate, move_away, quit};
-pub use monitor_address::{MonitorAddress, VcpuThread};
+pub use monitor_address::{MonitorAddress, VcpuThread, describe_monitor};
 pub use process::Process;
 pub use qemu::{Accelerator, QEMU, QemuVersion};
 pub use registry::{Origin, Registry, Running, RunningVm};
@@ -81,6 +82,12 @@ pub enum VmmError {
     /// The controller refused something, or does not answer.
     #[error("the controller: {0}")]
     Controller(#[from] pod_controller::client::ClientError),
+    /// vCPUs cannot be held to a part of their time.
+    #[error("{reason}")]
+    Slicing {
+        /// Why not.
+        reason: String,
+    },
     /// QEMU's monitor does not answer as it should.
     #[error("QEMU's monitor: {reason}")]
     Monitor {

@@ -9,7 +9,11 @@ use std::time::{Duration, Instant};
 use qapi::qmp;
 
 use crate::monitor::{MONITOR_DEADLINE, Monitor, connect};
+use crate::slicing::ControlFile;
 use crate::{MonitorAddress, Origin, Process, QEMU, QemuVersion, Registry, RunningVm, VmSpec, VmmError};
+
+/// Tells the shim in a QEMU where it is commanded.
+pub(crate) const CONTROL_VARIABLE: &str = "WADI_VCPU_CONTROL";
 
 /// A virtual machine that QEMU runs; dropping it ends it.
 #[derive(Debug)]
@@ -25,6 +29,9 @@ impl Vm {
         spec.check()?;
         let mut command = Command::new(QEMU);
         command.args(spec.arguments(QemuVersion::detect()?)).stdin(Stdio::null());
+        if let Some(shim) = &spec.vcpu_shim {
+            command.env("LD_PRELOAD", shim).env(CONTROL_VARIABLE, spec.vcpu_control());
+        }
         Ok(command)
     }
 
@@ -43,8 +50,13 @@ impl Vm {
         let locked = registry.lock()?;
         registry.refuse_another(&locked, &spec.name, None)?;
         // An older run of this instance may have been killed.
-        for socket in spec.sockets() {
-            let _ = fs::remove_file(socket);
+        for file in spec.files() {
+            let _ = fs::remove_file(file);
+        }
+        let vcpu_control = spec.vcpu_shim.as_ref().map(|_| spec.vcpu_control());
+        if let Some(path) = &vcpu_control {
+            ControlFile::create(path)
+                .map_err(|source| VmmError::Directory { path: spec.directory.clone(), source })?;
         }
         let child =
             spawn(&mut command).map_err(|source| VmmError::Start { program: QEMU.to_owned(), source })?;
@@ -56,7 +68,8 @@ impl Vm {
                 process,
                 origin: Origin::Run,
                 monitor: MonitorAddress::Socket { path: vm.spec.monitor_socket() },
-                files: vm.spec.sockets().into(),
+                vcpu_control,
+                files: vm.spec.files().into(),
             };
             registry.write(&locked, &running)?;
             vm.running = Some(running);
@@ -67,6 +80,11 @@ impl Vm {
     /// What it consists of.
     pub fn spec(&self) -> &VmSpec {
         &self.spec
+    }
+
+    /// How it is noted among the machines that run; none if it has ended.
+    pub fn running(&self) -> Option<&RunningVm> {
+        self.running.as_ref()
     }
 
     /// QEMU's process id.

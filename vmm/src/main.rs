@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod running;
+mod slice;
 
 use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use pod_controller::client::{Client, Server};
 use tokio::signal::unix::{SignalKind, signal};
-use vmm::{Accelerator, DirectKernel, MigrationSpeed, QemuVersion, Vm, VmSpec, console, libvirt};
+use vmm::{Accelerator, DirectKernel, MigrationSpeed, QemuVersion, Vm, VmSpec, console, libvirt, slicing};
 
 /// Runs unmodified virtual machines whose devices come from the pod.
 #[derive(Parser)]
@@ -54,6 +55,8 @@ enum Command {
     Stop(running::Stop),
     /// Finds a machine that somebody else has started, by its QEMU or its libvirt domain, and notes it for `list` and `stop`.
     Attach(running::Attach),
+    /// Holds the vCPUs of a machine that runs on this host to a part of their time, until Ctrl-C.
+    Slice(slice::Slice),
     /// Puts this terminal on a machine's serial console; Ctrl-] leaves it.
     Console {
         /// The console's socket; `run` says where it is.
@@ -115,6 +118,9 @@ struct Machine {
     /// Wait here for the instance's guest, which runs on another host, instead of booting one: such as tcp:0.0.0.0:4444.
     #[arg(long, value_name = "URI")]
     incoming: Option<String>,
+    /// Do not load the library into QEMU with which `vmm slice` slices the vCPUs' time best.
+    #[arg(long)]
+    no_shim: bool,
 }
 
 impl Machine {
@@ -158,6 +164,7 @@ impl Machine {
             listens: false,
             directory: self.directory.clone(),
             incoming: self.incoming.clone(),
+            vcpu_shim: if self.no_shim { None } else { slicing::find_shim() },
         };
         spec.take_devices(&instance);
         Ok(spec)
@@ -237,6 +244,7 @@ fn execute(command: Command) -> Result<()> {
         Command::List(asked) => running::list(&asked),
         Command::Stop(asked) => running::stop(&asked),
         Command::Attach(asked) => running::attach(&asked),
+        Command::Slice(asked) => slice::slice(&asked),
         Command::Console { socket } => {
             console::attach(&socket).with_context(|| format!("the console at {}", socket.display()))
         }

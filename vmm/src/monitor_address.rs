@@ -98,6 +98,11 @@ impl fmt::Display for MonitorAddress {
     }
 }
 
+/// Asks QEMU to describe its monitor, which takes it many small allocations. Returns how many things it knows.
+pub fn describe_monitor(path: &Path) -> Result<usize, VmmError> {
+    Ok(session(path)?.execute(&qmp::query_qmp_schema {}).map_err(failed)?.len())
+}
+
 /// A session with a QEMU that has been up for a while.
 fn session(path: &Path) -> Result<crate::monitor::Monitor, VmmError> {
     connect(path, || true)

@@ -46,6 +46,15 @@ impl Process {
         Ok(words)
     }
 
+    /// What a variable of the environment that it was started with says.
+    pub(crate) fn environment(self, variable: &str) -> Option<String> {
+        let bytes = fs::read(format!("/proc/{}/environ", self.pid)).ok()?;
+        bytes.split(|byte| *byte == 0).find_map(|word| {
+            let word = std::str::from_utf8(word).ok()?;
+            word.strip_prefix(variable)?.strip_prefix('=').map(str::to_owned)
+        })
+    }
+
     /// Kills it, and nobody who has its id by now.
     pub(crate) fn kill(self) -> io::Result<()> {
         let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return Ok(()) };

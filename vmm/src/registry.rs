@@ -34,6 +34,9 @@ pub struct RunningVm {
     pub origin: Origin,
     /// Where its monitor is.
     pub monitor: MonitorAddress,
+    /// Where the shim in its QEMU is commanded, if it was started with one.
+    #[serde(default)]
+    pub vcpu_control: Option<PathBuf>,
     /// Files to remove when it is gone.
     #[serde(default)]
     pub files: Vec<PathBuf>,
@@ -202,6 +205,7 @@ mod tests {
             process,
             origin: Origin::Run,
             monitor: MonitorAddress::Socket { path: "/run/m.sock".into() },
+            vcpu_control: None,
             files: Vec::new(),
         }
     }

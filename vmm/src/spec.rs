@@ -71,6 +71,8 @@ pub struct VmSpec {
     pub directory: PathBuf,
     /// Where it listens for the guest of another QEMU, such as `tcp:0.0.0.0:4444`, instead of booting one.
     pub incoming: Option<String>,
+    /// The library that slices its vCPUs' time when asked to ([`crate::slicing::find_shim`]), if it is to be loaded.
+    pub vcpu_shim: Option<PathBuf>,
 }
 
 impl VmSpec {
@@ -94,9 +96,14 @@ impl VmSpec {
         self.directory.join(format!("{}-exec.sock", self.name))
     }
 
-    /// Everything that QEMU makes in the directory.
-    pub(crate) fn sockets(&self) -> [PathBuf; 3] {
-        [self.monitor_socket(), self.console_socket(), self.exec_socket()]
+    /// The file through which its shim is commanded.
+    pub fn vcpu_control(&self) -> PathBuf {
+        self.directory.join(format!("{}-vcpus", self.name))
+    }
+
+    /// Everything in the directory that is of no use without QEMU.
+    pub(crate) fn files(&self) -> [PathBuf; 4] {
+        [self.monitor_socket(), self.console_socket(), self.exec_socket(), self.vcpu_control()]
     }
 
     /// Whether the machine can be described to QEMU at all.
@@ -296,6 +303,7 @@ pub(crate) mod tests {
             listens: false,
             directory: "/run/wadi/vm".into(),
             incoming: None,
+            vcpu_shim: None,
         }
     }
 

@@ -122,6 +122,7 @@ impl Pod {
             listens: false,
             directory: self.directory().join("vm"),
             incoming: None,
+            vcpu_shim: None,
         };
         self.give_devices(&mut spec, instance);
         spec

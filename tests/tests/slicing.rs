@@ -1,0 +1,140 @@
+//! The vCPUs of a virtual machine that works are held to a part of their time.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest_images::agent::Agent;
+use guest_images::{Guest, Silent};
+use vmm::slicing::{Actuator as _, CgroupActuator, Duty, ShimActuator, VcpuUse, duty, find_shim};
+use vmm::{Accelerator, DirectKernel, Vm, VmSpec};
+
+const LONG: Duration = Duration::from_mins(1);
+const WINDOW: Duration = Duration::from_millis(10);
+const SHARE: f64 = 0.3;
+
+fn machine(guest: &Guest, directory: &Path) -> VmSpec {
+    VmSpec {
+        name: "sliced".to_owned(),
+        memory_mib: 192,
+        memory_max_mib: Some(1024),
+        cpus: 2,
+        accelerator: Accelerator::Tcg,
+        kernel: Some(DirectKernel {
+            kernel: guest.kernel.clone(),
+            initrd: Some(guest.initrd.clone()),
+            command_line: guest.command_line.clone(),
+        }),
+        networks: Vec::new(),
+        disks: Vec::new(),
+        listens: false,
+        directory: directory.to_owned(),
+        incoming: None,
+        vcpu_shim: Some(find_shim().expect("cargo builds the shim with vmm")),
+    }
+}
+
+/// Waits until `done`, and says for what it waited if that takes too long.
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < LONG, "{what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Renews an order until it is dropped.
+fn hold<T>(shim: &mut ShimActuator, duty: Duty, work: impl FnOnce() -> T) -> T {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let renewing = scope.spawn(|| {
+            while !over.load(Ordering::Acquire) {
+                shim.set(duty).unwrap();
+                thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        over.store(true, Ordering::Release);
+        renewing.join().unwrap();
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// No vCPU ran for more than its share, what one window may carry, and what was forgiven, however late timers and wake-ups were; and
+/// each sleep was as long as the rest of a window.
+fn assert_no_more_than_the_share(vcpus: &[VcpuUse]) {
+    for vcpu in vcpus {
+        let most = vcpu.elapsed.mul_f64(SHARE) + 2 * WINDOW + vcpu.forgiven;
+        assert!(vcpu.ran <= most, "{vcpu:?}");
+        assert!(vcpu.slept <= vcpu.elapsed, "{vcpu:?}");
+        let sleeps = u32::try_from(vcpu.sleeps).unwrap();
+        assert!(vcpu.slept >= WINDOW.mul_f64(0.99 * (1.0 - SHARE)) * sleeps, "{vcpu:?}");
+        let window = i64::try_from(WINDOW.as_nanos()).unwrap();
+        assert!((-window..=window).contains(&vcpu.carry_ns), "{vcpu:?}");
+    }
+}
+
+#[test]
+fn vcpus_are_held_to_their_share_and_nothing_else_notices() {
+    let guest = Guest::ensure(&mut Silent).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let spec = machine(&guest, directory.path());
+    let mut vm = Vm::start(spec.clone()).unwrap();
+    let agent = Agent::connect(&spec.exec_socket(), LONG).unwrap();
+    let running = vm.running().unwrap().clone();
+    let mut shim = ShimActuator::new(&running).unwrap();
+
+    let threads: Vec<u32> = running.monitor.vcpus().unwrap().iter().map(|vcpu| vcpu.thread_id).collect();
+    let known: Vec<u32> = shim.usage().unwrap().iter().map(|vcpu| vcpu.thread).collect();
+    assert_eq!(known, threads, "each vCPU is known, and no other thread");
+    let at_rest = |vcpu: &VcpuUse| VcpuUse { thread: vcpu.thread, ..VcpuUse::default() } == *vcpu;
+    assert!(shim.usage().unwrap().iter().all(at_rest), "nothing is armed without an order");
+
+    let busy: Vec<_> = (0..2).map(|_| agent.start("while :; do :; done", &[]).unwrap()).collect();
+    let order = duty(SHARE, WINDOW);
+    let reader = vmm::slicing::ControlFile::open(&spec.vcpu_control()).unwrap();
+    hold(&mut shim, order, || {
+        wait_for("both vCPUs to be put to sleep", || {
+            reader.usage().unwrap().iter().all(|vcpu| vcpu.sleeps > 20)
+        });
+        // QEMU's main thread builds long answers, and plugs memory in, while vCPUs are put to sleep at any moment: were one to hold
+        // a lock of the allocator or QEMU's own, this would not come to an end.
+        for _ in 0..15 {
+            vmm::describe_monitor(&spec.monitor_socket()).unwrap();
+        }
+        vmm::plug_memory(&spec.monitor_socket(), 128).unwrap();
+        assert_eq!(agent.run("echo works", LONG).unwrap().text(), "works\n");
+        let sleeps = |vcpus: Vec<VcpuUse>| vcpus.iter().map(|vcpu| vcpu.sleeps).min().unwrap();
+        let before = sleeps(reader.usage().unwrap());
+        wait_for("more windows", || sleeps(reader.usage().unwrap()) > before + 50);
+        assert_no_more_than_the_share(&reader.usage().unwrap());
+    });
+
+    // Nobody renews the order any more, as after the death of an agent: the vCPUs run freely.
+    let elapsed = || reader.usage().unwrap().iter().map(|vcpu| vcpu.elapsed).sum::<Duration>();
+    let mut before = elapsed();
+    wait_for("the order to end by itself", || {
+        thread::sleep(Duration::from_millis(100));
+        std::mem::replace(&mut before, elapsed()) == before
+    });
+    // Idle ones are not put to sleep at all.
+    for job in busy {
+        agent.signal(&job, "KILL").unwrap();
+        job.wait(LONG).unwrap();
+    }
+
+    // The kernel's quota holds the same machine, and lets it go.
+    let mut cgroup = CgroupActuator::new(&running).unwrap();
+    let group = |thread: u32| std::fs::read_to_string(format!("/proc/{thread}/cgroup")).unwrap();
+    let home = group(threads[0]);
+    assert_eq!(cgroup.set(duty(0.25, WINDOW)).unwrap(), WINDOW);
+    assert!(threads.iter().all(|thread| group(*thread).contains("wadi-sliced-")), "{}", group(threads[0]));
+    assert_eq!(group(vm.pid()), home, "no other thread is held");
+    assert_eq!(agent.run("echo works", LONG).unwrap().text(), "works\n");
+    assert_eq!(cgroup.usage().unwrap().len(), 2);
+    drop(cgroup);
+    assert!(threads.iter().all(|thread| group(*thread) == home));
+    assert!(vm.stop().unwrap().success());
+    assert!(!spec.vcpu_control().exists());
+}

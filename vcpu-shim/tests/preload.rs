@@ -1,0 +1,252 @@
+//! The library, loaded into a program whose threads are named, and behave, as those of a QEMU.
+
+use std::ffi::{c_int, c_ulong};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use vcpu_slicing::{Control, MAGIC, Order, SLOTS, Slot};
+
+const VARIABLE: &str = "WADI_VCPU_CONTROL";
+const DEADLINE: Duration = Duration::from_mins(1);
+const KVM_RUN: c_ulong = 0xae80;
+const MS: u64 = 1_000_000;
+
+/// Runs [`inside`] with the library before it, or without the file that it is told of.
+fn run_inside(control: Option<&Path>) {
+    let program = std::env::current_exe().unwrap();
+    let mut command = Command::new(&program);
+    command.args(["--exact", "inside", "--ignored", "--nocapture"]);
+    command.env("LD_PRELOAD", program.with_file_name("libvcpu_shim.so")).env_remove(VARIABLE);
+    if let Some(path) = control {
+        command.env(VARIABLE, path);
+    }
+    let mut child = command.spawn().unwrap();
+    let began = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if began.elapsed() > 2 * DEADLINE {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("the program with the library does not end");
+        }
+        thread::sleep(Duration::from_millis(10));
+    };
+    assert!(status.success(), "{status}: what failed is above");
+}
+
+#[test]
+fn threads_sleep_where_they_hold_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("vcpus");
+    let file = File::create(&path).unwrap();
+    file.set_len(size_of::<Control>() as u64).unwrap();
+    file.write_all_at(&MAGIC.to_ne_bytes(), 0).unwrap();
+    run_inside(Some(&path));
+}
+
+#[test]
+fn without_a_file_it_does_nothing() {
+    run_inside(None);
+}
+
+#[test]
+fn a_file_that_is_none_of_its_own_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("vcpus");
+    for bytes in [0, size_of::<Control>()] {
+        let before = vec![7; bytes];
+        std::fs::write(&path, &before).unwrap();
+        run_inside(Some(&path));
+        assert!(std::fs::read(&path).unwrap() == before, "it was written to");
+    }
+}
+
+/// The agent's side.
+struct Agent(File);
+
+impl Agent {
+    fn long(&self, offset: usize) -> u64 {
+        let mut bytes = [0; 8];
+        self.0.read_exact_at(&mut bytes, offset as u64).unwrap();
+        u64::from_ne_bytes(bytes)
+    }
+
+    fn write(&self, bytes: &[u8], offset: usize) {
+        self.0.write_all_at(bytes, offset as u64).unwrap();
+    }
+
+    /// The slot of a thread.
+    fn slot(&self, id: u32) -> Option<usize> {
+        (0..SLOTS).map(|index| offset_of!(Control, slots) + index * size_of::<Slot>()).find(|slot| {
+            let mut bytes = [0; 4];
+            self.0.read_exact_at(&mut bytes, (slot + offset_of!(Slot, thread)) as u64).unwrap();
+            u32::from_ne_bytes(bytes) == id
+        })
+    }
+
+    fn of(&self, id: u32, field: usize) -> u64 {
+        self.slot(id).map_or(0, |slot| self.long(slot + field))
+    }
+
+    fn order(&self, run_ns: u64, window_ns: u64) {
+        let order = offset_of!(Control, order);
+        let version = self.long(order + offset_of!(Order, ended)) + 1;
+        for (value, offset) in [
+            (version, offset_of!(Order, begun)),
+            (run_ns, offset_of!(Order, run_ns)),
+            (window_ns, offset_of!(Order, window_ns)),
+            (u64::MAX, offset_of!(Order, until_ns)),
+            (version, offset_of!(Order, ended)),
+        ] {
+            self.write(&value.to_ne_bytes(), order + offset);
+        }
+    }
+}
+
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < DEADLINE, "waited for {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn own_id() -> u32 {
+    // SAFETY: it has no preconditions.
+    u32::try_from(unsafe { libc::gettid() }).unwrap()
+}
+
+/// A thread that works with something held, and now and then is in the kernel, as one that runs a vCPU with KVM is.
+struct Vcpu {
+    id: u32,
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Vcpu {
+    fn start(name: &str, runs: bool) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let (send, receive) = std::sync::mpsc::channel();
+        let stop = Arc::clone(&over);
+        let body = move || {
+            send.send(own_id()).unwrap();
+            block_all_signals();
+            let agent = std::env::var_os(VARIABLE)
+                .and_then(|path| OpenOptions::new().read(true).open(path).ok())
+                .filter(|file| file.metadata().unwrap().len() > 0)
+                .map(Agent);
+            let sleeps = || agent.as_ref().map_or(0, |agent| agent.of(own_id(), offset_of!(Slot, sleeps)));
+            while !stop.load(Ordering::Acquire) {
+                let before = sleeps();
+                let began = Instant::now();
+                while began.elapsed() < Duration::from_micros(200) {
+                    std::hint::spin_loop();
+                }
+                assert_eq!(sleeps(), before, "it was put to sleep with something held");
+                if runs {
+                    run_vcpu();
+                }
+            }
+        };
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(body).unwrap();
+        Self { id: receive.recv_timeout(DEADLINE).unwrap(), over, thread }
+    }
+
+    fn end(self) {
+        self.over.store(true, Ordering::Release);
+        wait_for("a thread to end", || self.thread.is_finished());
+        self.thread.join().unwrap();
+    }
+}
+
+/// As QEMU does when a vCPU begins.
+fn block_all_signals() {
+    // SAFETY: all zeros are a set that can be written and read.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
+    }
+}
+
+/// Fails, as on no vCPU; what it says is kept, whether the thread was put to sleep or not.
+fn run_vcpu() {
+    // SAFETY: there is no such file.
+    let result: c_int = unsafe { libc::ioctl(-1, KVM_RUN, 0) };
+    let error = io::Error::last_os_error().raw_os_error();
+    assert_eq!((result, error), (-1, Some(libc::EBADF)));
+}
+
+/// In the program with the library.
+#[test]
+#[ignore = "the others run it"]
+fn inside() {
+    let Some(path) = std::env::var_os(VARIABLE) else {
+        let vcpu = Vcpu::start("CPU 0/KVM", true);
+        thread::sleep(Duration::from_millis(50));
+        return vcpu.end();
+    };
+    let agent = Agent(OpenOptions::new().read(true).write(true).open(path).unwrap());
+    let (vcpu, other) = (Vcpu::start("CPU 0/KVM", true), Vcpu::start("worker", false));
+    if agent.0.metadata().unwrap().len() == 0 || agent.long(0) != MAGIC {
+        thread::sleep(Duration::from_millis(50));
+        other.end();
+        return vcpu.end();
+    }
+    wait_for("the vCPU to be known", || agent.slot(vcpu.id).is_some());
+    assert_eq!(agent.of(vcpu.id, offset_of!(Slot, ticks)), 0, "nothing is armed without an order");
+
+    agent.order(MS, 5 * MS);
+    let sleeps = |id: u32| agent.of(id, offset_of!(Slot, sleeps));
+    wait_for("the vCPU to sleep", || sleeps(vcpu.id) > 50);
+    // In this order, so that what passes in between does no harm.
+    let [slept_for, slept, ran, forgiven, elapsed] = [
+        offset_of!(Slot, sleeps),
+        offset_of!(Slot, slept_ns),
+        offset_of!(Slot, ran_ns),
+        offset_of!(Slot, forgiven_ns),
+        offset_of!(Slot, elapsed_ns),
+    ]
+    .map(|field| agent.of(vcpu.id, field));
+    assert!(ran <= elapsed / 5 + 10 * MS + forgiven, "{ran} of {elapsed}, {forgiven} forgiven");
+    assert!(slept >= slept_for * (39 * MS / 10), "{slept} in {slept_for} sleeps of 4 ms at least");
+
+    // One that comes later is held too, and what a thread leaves is free for the next.
+    let slot = agent.slot(vcpu.id);
+    vcpu.end();
+    wait_for("the slot to be free", || agent.slot(0) == slot);
+    let plugged = Vcpu::start("CPU 1/KVM", true);
+    wait_for("the next to take it", || agent.slot(plugged.id) == slot);
+    wait_for("the next to sleep", || sleeps(plugged.id) > 5);
+
+    // One that is told to be a vCPU is tried, and never sleeps where it may hold something.
+    assert_eq!(agent.slot(other.id), None);
+    agent.write(&other.id.to_ne_bytes(), offset_of!(Control, asked));
+    wait_for("the one that was told of", || agent.of(other.id, offset_of!(Slot, retries)) > 3);
+    assert_eq!(sleeps(other.id), 0);
+
+    // At full duty nothing is armed.
+    agent.order(5 * MS, 5 * MS);
+    let ticks = || agent.of(plugged.id, offset_of!(Slot, ticks));
+    let mut before = ticks();
+    wait_for("the timers to stop", || {
+        thread::sleep(Duration::from_millis(30));
+        std::mem::replace(&mut before, ticks()) == before
+    });
+    // And it begins again.
+    agent.order(MS, 5 * MS);
+    let before = sleeps(plugged.id);
+    wait_for("it to be held again", || sleeps(plugged.id) > before + 5);
+    other.end();
+    plugged.end();
+}

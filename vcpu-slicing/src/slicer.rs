@@ -1,0 +1,296 @@
+//! When a thread sleeps, and for how long (MemChannel §4.3: it runs T_R of every window T_W).
+//!
+//! Accounts are kept in processor time: a thread earns T_R/T_W of what passes and pays for what it runs. Whatever a window
+//! got too much or too little, because a timer, a wake-up or the scheduler was late, is carried into the next ones by that, so the
+//! long-run share is exact. A thread that idles is not put to sleep: it runs less than it may.
+
+/// T_R and T_W.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Duty {
+    /// T_R: how much of a window it may run, in ns.
+    pub run_ns: u64,
+    /// T_W: the window, in ns.
+    pub window_ns: u64,
+}
+
+/// What time it is for a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Clocks {
+    /// `CLOCK_MONOTONIC`, in ns.
+    pub wall_ns: u64,
+    /// The thread's processor time, in ns.
+    pub cpu_ns: u64,
+}
+
+/// What to do with a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Look again after so many ns.
+    Look(u64),
+    /// Put it to sleep for so many ns where it holds nothing; if that is not here, see [`Slicer::refused`].
+    Sleep(u64),
+}
+
+/// A thread that could not be put to sleep is tried again after so many ns.
+const RETRY_NS: u64 = 20_000;
+/// A look that comes sooner is not worth its cost.
+const SOONEST_NS: u64 = 5_000;
+/// After so many tries in a row the next part of the window is waited for.
+const TRIES: u32 = 100;
+
+/// The account of one thread.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Slicer {
+    last: Clocks,
+    /// At most what two windows may run, at least minus one window.
+    credit_ns: i64,
+    /// What it ran too long and is not held against it, because no more than one window is carried.
+    forgiven_ns: u64,
+    tries: u32,
+    /// Since the last look: whether it ran for less than a quarter of the time.
+    idle: bool,
+}
+
+impl Slicer {
+    /// One that has yet to begin.
+    pub const fn new() -> Self {
+        Self { last: Clocks { wall_ns: 0, cpu_ns: 0 }, credit_ns: 0, forgiven_ns: 0, tries: 0, idle: false }
+    }
+
+    /// Begins now, with the run time of one window.
+    pub fn begin(now: Clocks, duty: Duty) -> Self {
+        Self { last: now, credit_ns: signed(duty.run_ns), forgiven_ns: 0, tries: 0, idle: false }
+    }
+
+    /// The run time that is left, in ns; below 0 what it ran too long.
+    pub fn credit_ns(&self) -> i64 {
+        self.credit_ns
+    }
+
+    /// What it ran too long since it began and is not held against it, in ns.
+    pub fn forgiven_ns(&self) -> u64 {
+        self.forgiven_ns
+    }
+
+    /// Takes note of the time, and says what to do. `duty` is less than full, and its window is not 0.
+    pub fn look(&mut self, now: Clocks, duty: Duty) -> Step {
+        self.settle(now, duty);
+        let (run, window) = (signed(duty.run_ns), signed(duty.window_ns).max(1));
+        if run <= 0 {
+            return Step::Sleep(duty.window_ns);
+        }
+        // One that sleeps until it has the run time of a window again sleeps T_W − T_R from here on.
+        let floor = scaled(run, run, window);
+        if self.credit_ns > floor {
+            self.tries = 0;
+            let until =
+                scaled(self.credit_ns.saturating_sub(floor), window, window.saturating_sub(run).max(1));
+            // One that idles is looked at once in a window: when it begins to run, it may run a window too long, and pays.
+            let least = if self.idle { duty.window_ns } else { SOONEST_NS };
+            return Step::Look(unsigned(until).clamp(SOONEST_NS, duty.window_ns.max(SOONEST_NS)).max(least));
+        }
+        Step::Sleep(unsigned(scaled(run.saturating_sub(self.credit_ns), window, run)).max(1))
+    }
+
+    /// It was to sleep for so many ns, and could not where it was. Returns after how many ns to try again, and whether that
+    /// was the last time in this window.
+    pub fn refused(&mut self, sleep_ns: u64, duty: Duty) -> (u64, bool) {
+        if self.idle {
+            // It waits for something and pays that way.
+            self.tries = 0;
+            return (sleep_ns.min(duty.window_ns).max(SOONEST_NS), false);
+        }
+        self.tries = self.tries.saturating_add(1);
+        if self.tries >= TRIES {
+            self.tries = 0;
+            return ((duty.window_ns / 4).max(RETRY_NS), true);
+        }
+        (RETRY_NS, false)
+    }
+
+    /// Takes note of the time, as after a sleep.
+    pub fn settle(&mut self, now: Clocks, duty: Duty) {
+        let elapsed = now.wall_ns.saturating_sub(self.last.wall_ns);
+        let used = now.cpu_ns.saturating_sub(self.last.cpu_ns);
+        self.last = now;
+        self.idle = used < elapsed / 4;
+        let (run, window) = (signed(duty.run_ns), signed(duty.window_ns).max(1));
+        let earned = scaled(signed(elapsed), run, window);
+        let most = run.saturating_mul(2).min(window).max(0);
+        let credit = self.credit_ns.saturating_add(earned).saturating_sub(signed(used));
+        self.forgiven_ns =
+            self.forgiven_ns.saturating_add(unsigned(window.saturating_neg().saturating_sub(credit)));
+        self.credit_ns = credit.clamp(-window, most);
+    }
+}
+
+fn signed(ns: u64) -> i64 {
+    i64::try_from(ns).unwrap_or(i64::MAX)
+}
+
+fn unsigned(ns: i64) -> u64 {
+    u64::try_from(ns).unwrap_or(0)
+}
+
+/// `value · by / over`, without overflow on the way.
+fn scaled(value: i64, by: i64, over: i64) -> i64 {
+    let scaled = i128::from(value) * i128::from(by) / i128::from(over.max(1));
+    i64::try_from(scaled).unwrap_or(if scaled < 0 { i64::MIN } else { i64::MAX })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// A thread that always wants to run, timers that are late, and places where it cannot sleep. Returns what it ran and
+    /// the longest time without a look.
+    fn run(
+        duty: Duty,
+        windows: u64,
+        mut late: impl FnMut() -> u64,
+        mut unsafe_place: impl FnMut() -> bool,
+    ) -> (f64, i64) {
+        let (mut now, mut slicer) = (Clocks::default(), Slicer::begin(Clocks::default(), duty));
+        let mut lowest = 0;
+        while now.wall_ns < windows * duty.window_ns {
+            match slicer.look(now, duty) {
+                Step::Look(after) => {
+                    let ran = after + late();
+                    now = Clocks { wall_ns: now.wall_ns + ran, cpu_ns: now.cpu_ns + ran };
+                }
+                Step::Sleep(ns) if unsafe_place() => {
+                    let ran = slicer.refused(ns, duty).0 + late();
+                    now = Clocks { wall_ns: now.wall_ns + ran, cpu_ns: now.cpu_ns + ran };
+                }
+                Step::Sleep(ns) => {
+                    now.wall_ns += ns + late();
+                    slicer.settle(now, duty);
+                }
+            }
+            lowest = lowest.min(slicer.credit_ns());
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a part of a whole")]
+        let share = now.cpu_ns as f64 / now.wall_ns as f64;
+        (share, lowest)
+    }
+
+    #[test]
+    fn it_runs_and_sleeps_in_windows() {
+        let duty = Duty { run_ns: MS / 4, window_ns: MS };
+        let mut slicer = Slicer::begin(Clocks::default(), duty);
+        let mut now = Clocks::default();
+        for _ in 0..10 {
+            assert_eq!(slicer.look(now, duty), Step::Look(MS / 4));
+            now = Clocks { wall_ns: now.wall_ns + MS / 4, cpu_ns: now.cpu_ns + MS / 4 };
+            assert_eq!(slicer.look(now, duty), Step::Sleep(3 * MS / 4));
+            now.wall_ns += 3 * MS / 4;
+            slicer.settle(now, duty);
+        }
+    }
+
+    #[test]
+    fn what_comes_late_is_carried() {
+        // 25 µs late each time, as on a virtual machine.
+        for percent in [5, 10, 25, 50, 75, 90, 95] {
+            let duty = Duty { run_ns: MS * percent / 100, window_ns: MS };
+            let (share, _) = run(duty, 10_000, || 25_000, || false);
+            #[expect(clippy::cast_precision_loss, reason = "a percentage")]
+            let wanted = percent as f64 / 100.0;
+            assert!((share - wanted).abs() < 0.002, "{percent} %: {share}");
+        }
+    }
+
+    #[test]
+    fn one_that_idles_never_sleeps() {
+        let duty = Duty { run_ns: MS / 10, window_ns: MS };
+        let mut slicer = Slicer::begin(Clocks::default(), duty);
+        let (mut now, mut looks) = (Clocks::default(), 0);
+        while now.wall_ns < 1000 * MS {
+            let Step::Look(after) = slicer.look(now, duty) else { panic!("it ran less than it may") };
+            now = Clocks { wall_ns: now.wall_ns + after, cpu_ns: now.cpu_ns + after / 20 };
+            looks += 1;
+        }
+        assert!(looks <= 1100, "{looks} looks in 1000 windows");
+    }
+
+    #[test]
+    fn one_that_waits_pays_that_way() {
+        let duty = Duty { run_ns: MS / 2, window_ns: MS };
+        let mut slicer = Slicer::begin(Clocks::default(), duty);
+        let mut now = Clocks { wall_ns: MS, cpu_ns: MS };
+        let Step::Sleep(owed) = slicer.look(now, duty) else { panic!("it ran too long") };
+        assert_eq!(slicer.refused(owed, duty), (RETRY_NS, false));
+        now.wall_ns += RETRY_NS;
+        let Step::Sleep(owed) = slicer.look(now, duty) else { panic!("it still owes") };
+        let (after, missed) = slicer.refused(owed, duty);
+        assert!(after > 10 * RETRY_NS && !missed, "it blocks, so it need not be tried: {after}");
+        now.wall_ns += 2 * MS;
+        assert!(matches!(slicer.look(now, duty), Step::Look(_)));
+    }
+
+    #[test]
+    fn nowhere_to_sleep_is_given_up_for_a_while() {
+        let duty = Duty { run_ns: MS / 2, window_ns: MS };
+        let (mut slicer, mut now, mut missed) =
+            (Slicer::begin(Clocks::default(), duty), Clocks::default(), 0);
+        for _ in 0..1000 {
+            now = match slicer.look(now, duty) {
+                Step::Look(after) => Clocks { wall_ns: now.wall_ns + after, cpu_ns: now.cpu_ns + after },
+                Step::Sleep(ns) => {
+                    let (after, last) = slicer.refused(ns, duty);
+                    missed += u32::from(last);
+                    Clocks { wall_ns: now.wall_ns + after, cpu_ns: now.cpu_ns + after }
+                }
+            };
+        }
+        assert!((5..=10).contains(&missed), "{missed}");
+        assert!(slicer.credit_ns() >= -signed(duty.window_ns), "no more than one window is carried");
+        assert!(slicer.forgiven_ns() > 5 * MS, "and the rest is told: {}", slicer.forgiven_ns());
+    }
+
+    #[test]
+    fn strange_orders_and_clocks_do_no_harm() {
+        for duty in [
+            Duty { run_ns: 0, window_ns: MS },
+            Duty { run_ns: 0, window_ns: 0 },
+            Duty { run_ns: u64::MAX, window_ns: u64::MAX },
+            Duty { run_ns: 5, window_ns: u64::MAX },
+            Duty { run_ns: 9, window_ns: 3 },
+        ] {
+            let mut slicer = Slicer::begin(Clocks { wall_ns: u64::MAX, cpu_ns: 3 }, duty);
+            for now in [Clocks::default(), Clocks { wall_ns: u64::MAX, cpu_ns: u64::MAX }, Clocks::default()]
+            {
+                let step = slicer.look(now, duty);
+                slicer.refused(1, duty);
+                assert!(!matches!(step, Step::Look(0)), "{duty:?}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_long_run_share_is_exact(
+            percent in 2_u64..99, window_us in 100_u64..20_000, lates in prop::collection::vec(0_u64..40, 1..50),
+            bad in prop::collection::vec(prop::bool::weighted(0.3), 1..50),
+        ) {
+            let window_ns = window_us * 1000;
+            let duty = Duty { run_ns: window_ns * percent / 100, window_ns };
+            // Late by at most a fifth of the smaller part of a window: more cannot be made good within one.
+            let most = duty.run_ns.min(window_ns - duty.run_ns) / 5;
+            let (mut late, mut places) = (lates.iter().cycle(), bad.iter().cycle());
+            // Somewhere it can sleep.
+            prop_assume!(bad.iter().any(|bad| !bad) && most > 25_000);
+            let (share, lowest) = run(
+                duty, 2000, || late.next().unwrap() * most / 40, || *places.next().unwrap(),
+            );
+            #[expect(clippy::cast_precision_loss, reason = "a percentage")]
+            let wanted = duty.run_ns as f64 / window_ns as f64;
+            prop_assert!((share - wanted).abs() < 0.01, "{share} instead of {wanted}");
+            prop_assert!(lowest >= -signed(window_ns));
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! `vmm slice`: holds the vCPUs of a machine to a part of their time.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use tokio::signal::unix::{SignalKind, signal};
+use vmm::Registry;
+use vmm::slicing::{self, HOLDS_FOR, Kind, VcpuUse, WakeUp};
+
+use crate::print;
+
+#[derive(Args)]
+pub(crate) struct Slice {
+    /// The machine, as `vmm list` names it.
+    name: String,
+    /// How much of its time a vCPU may run, in percent; 100 frees it.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    share: f64,
+    /// The window in µs; without it, the smallest that costs at most 1.7 % on this host.
+    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(50..=1_000_000))]
+    window: Option<u64>,
+    /// How it is done; without it, the best that the machine allows.
+    #[arg(long, value_enum)]
+    actuator: Option<Kind>,
+    /// End after so many seconds.
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<u64>,
+    /// Where machines are noted.
+    #[arg(long, default_value = "/run/wadi/vm")]
+    directory: PathBuf,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(percent),
+        _ => Err("a number from 0 to 100".to_owned()),
+    }
+}
+
+pub(crate) fn slice(asked: &Slice) -> Result<()> {
+    let machine = Registry::new(&asked.directory).find(&asked.name)?;
+    let cost = WakeUp::measure();
+    let window = asked.window.map_or_else(|| cost.window(), Duration::from_micros);
+    let mut choice = slicing::choose(&machine, asked.actuator)?;
+    let duty = slicing::duty(asked.share / 100.0, window);
+    let used = choice.actuator.set(duty).context("the vCPUs run freely")?;
+    print(&format!(
+        "{}: {} ({}); windows of {} us; a wake-up costs {:.1} us here, so {:.1} % of the time\n",
+        asked.name,
+        choice.actuator.name(),
+        choice.reason,
+        used.as_micros(),
+        cost.cost.as_secs_f64() * 1e6,
+        cost.overhead(used) * 100.0
+    ))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let began = Instant::now();
+    let limit = asked.seconds.map(Duration::from_secs);
+    let ended = runtime.block_on(async {
+        let (mut interrupt, mut terminate) =
+            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => return Ok(()),
+                _ = terminate.recv() => return Ok(()),
+                () = tokio::time::sleep(HOLDS_FOR / 5) => {}
+            }
+            if limit.is_some_and(|limit| began.elapsed() >= limit) || !machine.process.runs() {
+                return Ok(());
+            }
+            choice.actuator.set(duty)?;
+        }
+    });
+    let usage = choice.actuator.usage();
+    // Whatever happened, they run freely again.
+    drop(choice);
+    print(&table(&usage?))?;
+    ended
+}
+
+fn table(usage: &[VcpuUse]) -> String {
+    let mut text = "THREAD   RAN %  SLEPT %    SLEEPS  RETRIES  MISSED  SPREAD OF A WINDOW\n".to_owned();
+    for vcpu in usage {
+        let part = |time: Duration| 100.0 * time.as_secs_f64() / vcpu.elapsed.as_secs_f64().max(1e-9);
+        let spread = vcpu.spread_points.map_or("-".to_owned(), |points| format!("{points:.1} points"));
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{:<8} {:>5.1} {:>8.1} {:>9} {:>8} {:>7}  {spread}",
+            vcpu.thread,
+            part(vcpu.ran),
+            part(vcpu.slept),
+            vcpu.sleeps,
+            vcpu.retries,
+            vcpu.missed
+        );
+    }
+    text
+}

@@ -1,0 +1,310 @@
+//! The second choice: the kernel's processor quota (cgroup v1 and v2), each vCPU thread in a group of its own.
+//!
+//! The kernel takes no quota below 1 ms, so windows get longer where the share is small, and hands it out in slices, so a window is
+//! exact only on average. The group stays when the agent dies: [`CgroupActuator::new`] takes it over, and frees the threads when it is
+//! dropped.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::{Actuator, Duty, VcpuUse, failed};
+use crate::{RunningVm, VmmError};
+
+/// The least quota and period of the kernel, in µs.
+const LEAST_US: u64 = 1000;
+/// The longest period of the kernel, in µs.
+const MOST_US: u64 = 1_000_000;
+
+/// Which of the two interfaces the processor controller is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hierarchy {
+    /// cgroup v1: `tasks`, `cpu.cfs_quota_us`, `cpu.cfs_period_us`.
+    V1,
+    /// cgroup v2: threaded groups, `cgroup.threads`, `cpu.max`.
+    V2,
+}
+
+/// The groups of one machine's vCPU threads. When it is dropped, the threads are where they were.
+#[derive(Debug)]
+pub struct CgroupActuator {
+    hierarchy: Hierarchy,
+    /// The group that the threads come from.
+    home: PathBuf,
+    groups: Vec<Group>,
+}
+
+#[derive(Debug)]
+struct Group {
+    thread: u32,
+    path: PathBuf,
+    began: Option<(Instant, Duration)>,
+}
+
+impl CgroupActuator {
+    /// Makes groups for the vCPU threads of `machine`.
+    pub fn new(machine: &RunningVm) -> Result<Self, VmmError> {
+        let mounts = read(Path::new("/proc/self/mountinfo"))?;
+        let threads: Vec<u32> = machine.monitor.vcpus()?.iter().map(|vcpu| vcpu.thread_id).collect();
+        let groups = read(Path::new(&format!("/proc/{}/cgroup", machine.process.pid)))?;
+        let (hierarchy, home) = home(&mounts, &groups)?;
+        Self::in_group(hierarchy, &home, &machine.name, &threads)
+    }
+
+    /// Makes groups for `threads`, which are in the group `home`, below it.
+    pub fn in_group(
+        hierarchy: Hierarchy,
+        home: &Path,
+        name: &str,
+        threads: &[u32],
+    ) -> Result<Self, VmmError> {
+        let plain = |c: char| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '_' };
+        let name: String = name.chars().map(plain).collect();
+        // What an agent left that was killed in between belongs to a thread that may be no more: from there, threads go home.
+        let home = if home.file_name().is_some_and(|last| last.to_string_lossy().starts_with("wadi-")) {
+            home.parent().unwrap_or(home)
+        } else {
+            home
+        };
+        let mut actuator = Self { hierarchy, home: home.to_owned(), groups: Vec::new() };
+        let mut threads = threads.to_vec();
+        threads.dedup();
+        for thread in threads {
+            let path = home.join(format!("wadi-{name}-{thread}"));
+            match fs::create_dir(&path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(failed(format!("{}: {error}", path.display())));
+                }
+                _ => {}
+            }
+            // From here on it is removed again.
+            actuator.groups.push(Group { thread, path: path.clone(), began: None });
+            if hierarchy == Hierarchy::V2 {
+                write(&path.join("cgroup.type"), "threaded")?;
+            }
+        }
+        if hierarchy == Hierarchy::V2 {
+            write(&home.join("cgroup.subtree_control"), "+cpu")?;
+        }
+        Ok(actuator)
+    }
+
+    fn members(&self, group: &Path) -> PathBuf {
+        group.join(match self.hierarchy {
+            Hierarchy::V1 => "tasks",
+            Hierarchy::V2 => "cgroup.threads",
+        })
+    }
+
+    fn limit(&self, group: &Path, quota_and_period: Option<(u64, u64)>) -> Result<(), VmmError> {
+        match (self.hierarchy, quota_and_period) {
+            (Hierarchy::V1, None) => write(&group.join("cpu.cfs_quota_us"), "-1"),
+            (Hierarchy::V1, Some((quota, period))) => {
+                // Together they must never be more than all, whatever the older ones were.
+                write(&group.join("cpu.cfs_quota_us"), "-1")?;
+                write(&group.join("cpu.cfs_period_us"), &period.to_string())?;
+                write(&group.join("cpu.cfs_quota_us"), &quota.to_string())
+            }
+            (Hierarchy::V2, None) => write(&group.join("cpu.max"), "max"),
+            (Hierarchy::V2, Some((quota, period))) => {
+                write(&group.join("cpu.max"), &format!("{quota} {period}"))
+            }
+        }
+    }
+}
+
+/// Quota and period in µs, or nothing at full duty.
+fn quota(duty: Duty) -> Option<(u64, u64)> {
+    if duty.run_ns >= duty.window_ns {
+        return None;
+    }
+    let (run, window) = (duty.run_ns.max(1), duty.window_ns);
+    let shortest =
+        u64::try_from(u128::from(LEAST_US) * u128::from(window) / u128::from(run)).unwrap_or(MOST_US);
+    let period = (window / 1000).max(shortest).clamp(LEAST_US, MOST_US);
+    let quota = u64::try_from(u128::from(period) * u128::from(run) / u128::from(window)).unwrap_or(period);
+    Some((quota.max(LEAST_US), period))
+}
+
+impl Actuator for CgroupActuator {
+    fn name(&self) -> &'static str {
+        match self.hierarchy {
+            Hierarchy::V1 => "cgroup v1",
+            Hierarchy::V2 => "cgroup v2",
+        }
+    }
+
+    fn set(&mut self, duty: Duty) -> Result<Duration, VmmError> {
+        let limit = quota(duty);
+        for index in 0..self.groups.len() {
+            let Group { path, thread, .. } = &self.groups[index];
+            if read_processor_time(*thread).is_none() {
+                // A vCPU that was unplugged.
+                continue;
+            }
+            self.limit(path, limit)?;
+            write(&self.members(path), &thread.to_string())?;
+            let time = read_processor_time(*thread).unwrap_or_default();
+            self.groups[index].began.get_or_insert((Instant::now(), time));
+        }
+        Ok(limit.map_or(Duration::from_nanos(duty.window_ns), |(_, period)| Duration::from_micros(period)))
+    }
+
+    fn usage(&self) -> Result<Vec<VcpuUse>, VmmError> {
+        let mut found = Vec::new();
+        for group in &self.groups {
+            let (Some((began, before)), Some(time)) = (group.began, read_processor_time(group.thread)) else {
+                continue;
+            };
+            found.push(VcpuUse {
+                thread: group.thread,
+                elapsed: began.elapsed(),
+                ran: time.saturating_sub(before),
+                slept: throttled(&group.path)?,
+                ..VcpuUse::default()
+            });
+        }
+        Ok(found)
+    }
+}
+
+impl Drop for CgroupActuator {
+    fn drop(&mut self) {
+        for group in &self.groups {
+            // A thread that has ended is in no group.
+            let _ = write(&self.members(&self.home), &group.thread.to_string());
+            let _ = fs::remove_dir(&group.path);
+        }
+    }
+}
+
+/// The processor time of a thread, until it ends.
+fn read_processor_time(thread: u32) -> Option<Duration> {
+    let text = fs::read_to_string(format!("/proc/{thread}/schedstat")).ok()?;
+    Some(Duration::from_nanos(text.split_whitespace().next()?.parse().ok()?))
+}
+
+/// For how long the kernel has held a group back.
+fn throttled(group: &Path) -> Result<Duration, VmmError> {
+    let text = read(&group.join("cpu.stat"))?;
+    let value =
+        |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    let v1 = value("throttled_time ").map(Duration::from_nanos);
+    Ok(v1.or_else(|| value("throttled_usec ").map(Duration::from_micros)).unwrap_or_default())
+}
+
+/// Where the processor controller has the group of a process, by `/proc/self/mountinfo` and its `/proc/PID/cgroup`.
+fn home(mounts: &str, groups: &str) -> Result<(Hierarchy, PathBuf), VmmError> {
+    let mount = |kind: &str, option: Option<&str>| {
+        mounts.lines().find_map(|line| {
+            let (before, after) = line.split_once(" - ")?;
+            let (mut fields, mut after) = (before.split(' ').skip(3), after.split(' '));
+            let (root, point) = (fields.next()?, fields.next()?);
+            let options = (after.next()? == kind).then(|| after.nth(1)).flatten()?;
+            let fits = option.is_none_or(|option| options.split(',').any(|it| it == option));
+            fits.then(|| (root.to_owned(), PathBuf::from(point)))
+        })
+    };
+    let group = |fits: &dyn Fn(&str) -> bool| {
+        groups.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let controllers = fields.next()?;
+            fits(controllers).then(|| fields.next()).flatten()
+        })
+    };
+    let below = |(root, point): (String, PathBuf), group: &str| {
+        let inside = group.strip_prefix(root.trim_end_matches('/')).unwrap_or(group);
+        point.join(inside.trim_start_matches('/'))
+    };
+    // A kernel has each controller on one of the two.
+    if let (Some(mount), Some(group)) =
+        (mount("cgroup", Some("cpu")), group(&|list| list.split(',').any(|it| it == "cpu")))
+    {
+        return Ok((Hierarchy::V1, below(mount, group)));
+    }
+    match (mount("cgroup2", None), group(&str::is_empty)) {
+        (Some(mount), Some(group)) => {
+            let path = below(mount, group);
+            let controllers = fs::read_to_string(path.join("cgroup.controllers")).unwrap_or_default();
+            if controllers.split_whitespace().any(|it| it == "cpu") {
+                Ok((Hierarchy::V2, path))
+            } else {
+                Err(failed(format!("the processor controller is not enabled in {}", path.display())))
+            }
+        }
+        _ => Err(failed("no cgroup file system is mounted".to_owned())),
+    }
+}
+
+fn read(path: &Path) -> Result<String, VmmError> {
+    fs::read_to_string(path).map_err(|error| failed(format!("cannot read {}: {error}", path.display())))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), VmmError> {
+    fs::write(path, text)
+        .map_err(|error| failed(format!("cannot write {text} to {}: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn quotas_the_kernel_takes() {
+        assert_eq!(quota(Duty { run_ns: 5 * MS, window_ns: 10 * MS }), Some((5000, 10_000)));
+        assert_eq!(quota(Duty { run_ns: MS / 20, window_ns: MS }), Some((1000, 20_000)), "5 % of 1 ms");
+        assert_eq!(quota(Duty { run_ns: MS, window_ns: MS }), None);
+        assert_eq!(quota(Duty { run_ns: 0, window_ns: MS }), Some((1000, 1_000_000)), "the least there is");
+    }
+
+    const V1: &str = "\
+25 20 0:22 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755
+26 25 0:23 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset
+27 25 0:24 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
+28 25 0:25 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw";
+
+    #[test]
+    fn the_controller_is_found_on_either_interface() {
+        let groups = "9:cpu,cpuacct:/machine/vm1\n3:cpuset:/\n0::/user\n";
+        assert_eq!(
+            home(V1, groups).unwrap(),
+            (Hierarchy::V1, "/sys/fs/cgroup/cpu,cpuacct/machine/vm1".into())
+        );
+        let tree = tempfile::tempdir().unwrap();
+        let group = tree.path().join("machine/vm1");
+        fs::create_dir_all(&group).unwrap();
+        let mounts = format!("28 25 0:25 / {} rw - cgroup2 cgroup2 rw", tree.path().display());
+        let error = home(&mounts, "0::/machine/vm1\n").unwrap_err().to_string();
+        assert!(error.contains("not enabled"), "{error}");
+        fs::write(group.join("cgroup.controllers"), "cpuset cpu io\n").unwrap();
+        assert_eq!(home(&mounts, "0::/machine/vm1\n").unwrap(), (Hierarchy::V2, group));
+        assert!(home("", "0::/\n").is_err());
+        // In a container, whose root is a group of the host's.
+        let mounts = "27 25 0:24 /docker/1 /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu";
+        assert_eq!(home(mounts, "4:cpu:/docker/1/a\n").unwrap().1, Path::new("/sys/fs/cgroup/cpu/a"));
+    }
+
+    #[test]
+    fn groups_of_the_second_version_are_threaded() {
+        let home = tempfile::tempdir().unwrap();
+        let own = std::process::id();
+        let text = |path: &Path| fs::read_to_string(path).unwrap();
+        let group = home.path().join(format!("wadi-vm1-{own}"));
+        let mut actuator = CgroupActuator::in_group(Hierarchy::V2, home.path(), "vm1", &[own, own]).unwrap();
+        assert_eq!(text(&group.join("cgroup.type")), "threaded");
+        assert_eq!(text(&home.path().join("cgroup.subtree_control")), "+cpu");
+        let window = actuator.set(Duty { run_ns: 3 * MS, window_ns: 10 * MS }).unwrap();
+        assert_eq!(window, Duration::from_millis(10));
+        assert_eq!(text(&group.join("cpu.max")), "3000 10000");
+        assert_eq!(text(&group.join("cgroup.threads")), own.to_string());
+        fs::write(group.join("cpu.stat"), "usage_usec 5\nthrottled_usec 70\n").unwrap();
+        assert_eq!(actuator.usage().unwrap()[0].slept, Duration::from_micros(70));
+        actuator.set(Duty { run_ns: 1, window_ns: 1 }).unwrap();
+        assert_eq!(text(&group.join("cpu.max")), "max");
+        drop(actuator);
+        assert_eq!(text(&home.path().join("cgroup.threads")), own.to_string());
+    }
+}

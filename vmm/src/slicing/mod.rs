@@ -1,0 +1,80 @@
+//! Holding the vCPUs of a machine that runs to a part of their time (MemChannel §4.3).
+//!
+//! An [`Actuator`] does it; [`choose`] takes the best that a machine allows, and says why. Sliced is what a guest loads and stores
+//! by itself. What its queues move is not: that is limited where the queues are served.
+
+mod cgroup;
+mod choice;
+mod control;
+mod shim;
+mod wake_up;
+
+use std::time::Duration;
+
+pub use cgroup::{CgroupActuator, Hierarchy};
+pub use choice::{Choice, Kind, choose};
+pub use control::ControlFile;
+pub use shim::{ShimActuator, find_shim};
+pub use vcpu_slicing::Duty;
+pub use wake_up::{WINDOWS, WakeUp};
+
+use crate::VmmError;
+
+/// For how long an order holds when nobody renews it. A machine whose agent died runs freely after that.
+pub const HOLDS_FOR: Duration = Duration::from_secs(1);
+
+/// What one vCPU thread did while it was sliced.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct VcpuUse {
+    /// Its id.
+    pub thread: u32,
+    /// For how long it has been sliced.
+    pub elapsed: Duration,
+    /// How much of that it ran, in processor time.
+    pub ran: Duration,
+    /// How much of that it was put to sleep; waiting for other reasons is not in it.
+    pub slept: Duration,
+    /// How often it was put to sleep.
+    pub sleeps: u64,
+    /// How often that had to be tried again, because it held something.
+    pub retries: u64,
+    /// In how many windows that did not succeed at all.
+    pub missed: u64,
+    /// Run time that is carried into the next window, in ns; below 0 what it ran too long.
+    pub carry_ns: i64,
+    /// What it ran too long and is not carried, because that would be more than a window.
+    pub forgiven: Duration,
+    /// The standard deviation of a window's share, in points, where that is known.
+    pub spread_points: Option<f64>,
+}
+
+/// A way to hold vCPUs to a part of their time.
+pub trait Actuator {
+    /// What it is called.
+    fn name(&self) -> &'static str;
+
+    /// Orders it, for [`HOLDS_FOR`] at least; renewed before that it goes on without a gap. Full duty frees the vCPUs. Returns the window
+    /// that is really used.
+    fn set(&mut self, duty: Duty) -> Result<Duration, VmmError>;
+
+    /// What the vCPU threads did since they were sliced first.
+    fn usage(&self) -> Result<Vec<VcpuUse>, VmmError>;
+}
+
+/// A part of a window, with both in ns; `part` is from 0 to 1.
+pub fn duty(part: f64, window: Duration) -> Duty {
+    let window_ns = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a part of the window, which is far below 2^52 ns"
+    )]
+    let run_ns = (window_ns as f64 * part.clamp(0.0, 1.0)).round() as u64;
+    Duty { run_ns, window_ns }
+}
+
+/// Something about slicing that failed.
+fn failed(reason: String) -> VmmError {
+    VmmError::Slicing { reason }
+}

@@ -1,0 +1,85 @@
+//! The first choice: a library inside QEMU puts vCPU threads to sleep, in windows down to 100 µs.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{Actuator, ControlFile, Duty, HOLDS_FOR, VcpuUse, failed};
+use crate::{RunningVm, VmmError};
+
+const LIBRARY: &str = "libvcpu_shim.so";
+
+/// Commands the shim in one QEMU. When it is dropped, the vCPUs run freely.
+#[derive(Debug)]
+pub struct ShimActuator {
+    file: ControlFile,
+}
+
+impl ShimActuator {
+    /// Commands the shim in the QEMU of `machine`, if there is one.
+    pub fn new(machine: &RunningVm) -> Result<Self, VmmError> {
+        let path = machine
+            .vcpu_control
+            .as_deref()
+            .ok_or_else(|| failed("its QEMU was started without the shim".to_owned()))?;
+        let file = ControlFile::open(path)?;
+        if let Some(why) = file.failure()? {
+            return Err(failed(format!("the shim cannot slice: {why}")));
+        }
+        // A QEMU with threads that have no names says through its monitor which are vCPUs.
+        if file.process()? != Some(machine.process.pid) {
+            return Err(failed(
+                "the shim was not loaded into its QEMU, or has not seen a vCPU yet".to_owned(),
+            ));
+        }
+        let actuator = Self { file };
+        if let Ok(vcpus) = machine.monitor.vcpus() {
+            let threads: Vec<u32> = vcpus.iter().map(|vcpu| vcpu.thread_id).collect();
+            actuator.file.ask(&threads)?;
+        }
+        Ok(actuator)
+    }
+
+    /// Whether the shim has taken up the last order.
+    pub fn taken(&self) -> Result<bool, VmmError> {
+        self.file.taken()
+    }
+}
+
+impl Actuator for ShimActuator {
+    fn name(&self) -> &'static str {
+        "shim"
+    }
+
+    fn set(&mut self, duty: Duty) -> Result<Duration, VmmError> {
+        if let Some(why) = self.file.failure()? {
+            return Err(failed(format!("the shim cannot slice: {why}")));
+        }
+        self.file.command(duty, HOLDS_FOR)?;
+        Ok(Duration::from_nanos(duty.window_ns))
+    }
+
+    fn usage(&self) -> Result<Vec<VcpuUse>, VmmError> {
+        self.file.usage()
+    }
+}
+
+impl Drop for ShimActuator {
+    fn drop(&mut self) {
+        // Otherwise it ends by its deadline.
+        let _ = self.file.command(Duty { run_ns: 1, window_ns: 1 }, Duration::ZERO);
+    }
+}
+
+/// Where the shim is: beside this program, or where it is installed.
+pub fn find_shim() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let beside = program.parent()?;
+    let places = [
+        // Cargo leaves there what a program depends on.
+        beside.join("deps").join(LIBRARY),
+        beside.join(LIBRARY),
+        beside.join("../lib/wadi").join(LIBRARY),
+        Path::new("/usr/lib/wadi").join(LIBRARY),
+    ];
+    places.into_iter().find(|path| path.exists())
+}
