@@ -103,6 +103,7 @@ pub struct Client {
     http: reqwest::Client,
     runtime: tokio::runtime::Runtime,
     dry_run: bool,
+    token: Option<String>,
 }
 
 impl Client {
@@ -123,7 +124,7 @@ impl Client {
         let http = builder.build().map_err(|error| ClientError::SetUp(io::Error::other(error)))?;
         let base =
             base.ok_or_else(|| ClientError::SetUp(io::Error::other("the base address does not parse")))?;
-        Ok(Self { server, base, http, runtime, dry_run: false })
+        Ok(Self { server, base, http, runtime, dry_run: false, token: None })
     }
 
     /// Prepares to talk to a controller's UNIX socket.
@@ -135,6 +136,12 @@ impl Client {
     #[must_use]
     pub fn trying_only(self, dry_run: bool) -> Self {
         Self { dry_run, ..self }
+    }
+
+    /// Says with each request whose it is.
+    #[must_use]
+    pub fn with_token(self, token: Option<String>) -> Self {
+        Self { token, ..self }
     }
 
     /// Whom it talks to.
@@ -429,12 +436,20 @@ impl Client {
         if self.dry_run && method != Method::GET {
             query.push(("dry-run", "true"));
         }
-        let request = self.http.request(method, self.url(path, &query)).timeout(REQUEST_TIMEOUT);
+        let request = self.request(method, self.url(path, &query)).timeout(REQUEST_TIMEOUT);
         let request = match body {
             Some(body) => request.json(body),
             None => request,
         };
         request.send().await.map_err(|error| self.unreachable(&error))
+    }
+
+    fn request(&self, method: Method, url: Url) -> reqwest::RequestBuilder {
+        let request = self.http.request(method, url);
+        match &self.token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        }
     }
 
     /// The address of a resource; names are escaped, so that no name reaches another resource.

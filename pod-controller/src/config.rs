@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::api::ByteSize;
 use crate::balance::{BalanceMode, BalancePolicy};
 use crate::link_policy::{FailBack, LinkPolicy};
+use crate::rest::AccessPolicy;
 use crate::state::{Options, PlacementPolicy, REGIONS_MAX, Relief};
 
 /// A UNIX socket's path has this many bytes at most, its final zero not counted.
@@ -47,9 +48,18 @@ pub struct ControllerSection {
     /// The UNIX socket of the API; `controller.sock` in the run directory unless given.
     #[serde(default)]
     pub listen: Option<PathBuf>,
-    /// A TCP address of the API, on the loopback interface: it has no passwords.
+    /// A TCP address of the API, on the loopback interface: what it says is not encrypted.
     #[serde(default)]
     pub listen_tcp: Option<SocketAddr>,
+    /// Who may do what over TCP; without it, whoever reaches the loopback interface may do everything.
+    #[serde(default)]
+    pub tokens: Option<PathBuf>,
+    /// Where changes are written down that somebody asks for.
+    #[serde(default)]
+    pub audit_log: Option<PathBuf>,
+    /// How many requests per second somebody may send over TCP, and as many at once; 0: any number.
+    #[serde(default = "default_requests_per_second")]
+    pub requests_per_second: u32,
     /// How long an endpoint's heartbeat may stand still before the endpoint is silent.
     #[serde(default = "default_detect_ms")]
     pub detect_ms: u64,
@@ -171,6 +181,10 @@ const fn default_prove_failover() -> bool {
     true
 }
 
+const fn default_requests_per_second() -> u32 {
+    500
+}
+
 const fn default_detect_ms() -> u64 {
     1000
 }
@@ -239,8 +253,8 @@ impl Config {
         let controller = &self.controller;
         if let Some(address) = controller.listen_tcp.filter(|address| !address.ip().is_loopback()) {
             return Err(format!(
-                "controller.listen-tcp = {address}: use a loopback address such as 127.0.0.1:8480, since the API has no \
-                 passwords"
+                "controller.listen-tcp = {address}: use a loopback address such as 127.0.0.1:8480, since what the API says is \
+                 not encrypted; put a proxy with TLS before it"
             ));
         }
         if !(50..=60_000).contains(&controller.detect_ms) {
@@ -296,6 +310,15 @@ impl Config {
     /// Where the API listens.
     pub fn listen(&self) -> PathBuf {
         self.controller.listen.clone().unwrap_or_else(|| self.run.directory.join("controller.sock"))
+    }
+
+    /// Who may do what.
+    pub fn access_policy(&self) -> AccessPolicy<'_> {
+        AccessPolicy {
+            tokens: self.controller.tokens.as_deref(),
+            audit_log: self.controller.audit_log.as_deref(),
+            requests_per_second: self.controller.requests_per_second,
+        }
     }
 
     /// How long an endpoint's heartbeat may stand still.

@@ -9,7 +9,7 @@ use clap::Parser;
 use cxl_pool::Pool;
 use pod_controller::config::Config;
 use pod_controller::controller::AnyController;
-use pod_controller::rest::{self, Listeners};
+use pod_controller::rest::{self, Access, Listeners};
 use pod_controller::store::Store;
 use pod_protocol::daemon::{self, Exit, StopSignal};
 use uuid::Uuid;
@@ -50,6 +50,7 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
         std::fs::create_dir_all(parent)
             .with_context(|| format!("cannot create {} for the state file", parent.display()))?;
     }
+    let access = Access::open(&config.access_policy())?;
     let kept = with_silent_panics(|| Store::open(&config.controller.state))?;
     let (controller, handle) = AnyController::open(&pool, &config, kept)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -58,7 +59,7 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
         .build()
         .context("cannot start the API's thread")?;
     let listeners = runtime.block_on(Listeners::bind(&config.listen(), config.controller.listen_tcp))?;
-    let router = rest::router(handle.clone());
+    let router = access.guard(rest::router(handle.clone()));
     let serving = runtime.spawn(listeners.serve(router));
     let core = std::thread::Builder::new()
         .name("controller".to_owned())

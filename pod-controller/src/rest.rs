@@ -1,5 +1,6 @@
 //! The API over HTTP: JSON under `/v1`, problems as RFC 9457 says, an OpenAPI description, metrics.
 
+mod access;
 mod balance;
 mod body;
 mod change;
@@ -36,6 +37,7 @@ use utoipa_axum::routes;
 
 use crate::controller::Handle;
 
+pub use access::{Access, AccessPolicy, Role, TokenError};
 pub use listen::{ListenError, Listeners};
 pub use problem::Failure;
 
@@ -89,6 +91,7 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(health::metrics))
         .split_for_parts();
     change::describe(&mut description);
+    access::describe(&mut description);
     // It does not change while we run; a description that cannot be written is empty rather than fatal.
     let description = description.to_json().unwrap_or_default();
     let describe = move || {

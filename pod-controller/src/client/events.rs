@@ -21,7 +21,7 @@ impl<'a> EventStream<'a> {
     pub(super) fn open(client: &'a Client, after: u64) -> Result<Self, ClientError> {
         client.runtime.block_on(async {
             let url = client.url(&["v1", "events", "stream"], &[("after", &after.to_string())]);
-            let response = client.http.request(Method::GET, url).send().await;
+            let response = client.request(Method::GET, url).send().await;
             let response = response.map_err(|error| client.unreachable(&error))?;
             let response = client.refusal(response).await?;
             Ok(Self { client, response, partial: Vec::new(), ready: VecDeque::new() })

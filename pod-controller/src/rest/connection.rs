@@ -8,11 +8,14 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::http::StatusCode;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 
+use super::access::Caller;
 use super::problem::Failure;
 use crate::api::PROBLEM_JSON;
 
@@ -22,13 +25,18 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves a client until it leaves or is refused.
-pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, router: Router) {
+pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, router: Router, caller: Caller) {
     let mut client = Client { stream, owed: false, refusal: Vec::new(), refusal_sent: 0 };
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(caller);
+        router.call(request)
+    });
     let served = http1::Builder::new()
         .half_close(true)
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
-        .serve_connection(TokioIo::new(&mut client), TowerToHyperService::new(router))
+        .serve_connection(TokioIo::new(&mut client), service)
         .await;
     let Err(error) = served else { return };
     if !client.owed {
@@ -150,7 +158,7 @@ mod tests {
     /// What a client reads that sends this and then nothing more.
     async fn answer(request: &[u8]) -> String {
         let (mut client, server) = tokio::io::duplex(64);
-        let serving = tokio::spawn(serve(server, router()));
+        let serving = tokio::spawn(serve(server, router(), Caller::Local { user: None }));
         let (mut from, mut to) = tokio::io::split(&mut client);
         let sent = async {
             // A server may refuse before it has read everything.
@@ -207,7 +215,7 @@ mod tests {
     async fn half_a_request_is_refused_in_time_and_silence_ends_quietly() {
         for (sent, status) in [(&b"GET /v1/hosts HT"[..], Some("408")), (b"", None)] {
             let (mut client, server) = tokio::io::duplex(1024);
-            let serving = tokio::spawn(serve(server, router()));
+            let serving = tokio::spawn(serve(server, router(), Caller::Local { user: None }));
             client.write_all(sent).await.unwrap();
             let mut answer = String::new();
             client.read_to_string(&mut answer).await.unwrap();

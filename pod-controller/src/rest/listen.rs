@@ -2,13 +2,13 @@ use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use axum::Router;
 use axum::serve::Listener;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 
+use super::access::Caller;
 use super::connection;
 
 /// Who may use the socket: root and its group.
@@ -81,10 +81,13 @@ impl Listeners {
     /// Serves until the future is dropped.
     pub async fn serve(self, router: Router) {
         let _guard = self.guard;
-        let unix = accept(self.unix, router.clone());
+        let user = |stream: &UnixStream| stream.peer_cred().ok().map(|peer| peer.uid());
+        let local = move |stream: &UnixStream, _: &_| Caller::Local { user: user(stream) };
+        let unix = accept(self.unix, router.clone(), local);
         match self.tcp {
             Some(tcp) => {
-                tokio::join!(unix, accept(tcp, router));
+                let remote = |_: &_, address: &SocketAddr| Caller::Remote(address.ip());
+                tokio::join!(unix, accept(tcp, router, remote));
             }
             None => unix.await,
         }
@@ -92,10 +95,11 @@ impl Listeners {
 }
 
 /// Serves each client in a task of its own.
-async fn accept(mut listener: impl Listener, router: Router) {
+async fn accept<L: Listener>(mut listener: L, router: Router, caller: impl Fn(&L::Io, &L::Addr) -> Caller) {
     loop {
-        let (stream, _) = listener.accept().await;
-        tokio::spawn(connection::serve(stream, router.clone()));
+        let (stream, address) = listener.accept().await;
+        let caller = caller(&stream, &address);
+        tokio::spawn(connection::serve(stream, router.clone(), caller));
     }
 }
 
@@ -118,7 +122,7 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
         Ok(metadata) if !metadata.file_type().is_socket() => {
             Err(ListenError::NoSocket { path: path.to_owned() })
         }
-        Ok(_) => match UnixStream::connect(path) {
+        Ok(_) => match std::os::unix::net::UnixStream::connect(path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 fs::remove_file(path).map_err(failed)
             }

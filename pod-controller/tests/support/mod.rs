@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -15,7 +16,7 @@ use pod_controller::api::{CreateInstance, NicRequest};
 use pod_controller::client::Client;
 use pod_controller::config::Config;
 use pod_controller::controller::{AnyController, ControllerError, Handle};
-use pod_controller::rest::{self, Listeners};
+use pod_controller::rest::{self, Access, Listeners};
 use pod_controller::store::Store;
 use pod_protocol::config::HostConfig;
 use pod_protocol::daemon::{Exit, StopSignal};
@@ -72,11 +73,16 @@ impl Pod {
     }
 
     pub(crate) fn config(&self) -> Config {
+        self.config_with("")
+    }
+
+    /// The configuration with more lines in its first section.
+    pub(crate) fn config_with(&self, lines: &str) -> Config {
         let path = self.path("controller.toml");
         let root = self.directory.path().display();
         let text = format!(
             "[controller]\nstate = '{root}/state.redb'\ndetect-ms = 5000\ntx-area = '4M'\nrx-area = '4M'\n\
-             data-area = '4M'\n[pool]\npath = '{root}/pool'\n[run]\ndirectory = '{root}/run'\n"
+             data-area = '4M'\n{lines}\n[pool]\npath = '{root}/pool'\n[run]\ndirectory = '{root}/run'\n"
         );
         std::fs::write(&path, text).expect("a configuration");
         Config::load(&path).expect("a good configuration")
@@ -133,6 +139,7 @@ impl Pod {
 }
 
 pub(crate) struct RunningController {
+    pub(crate) address: Option<SocketAddr>,
     handle: Handle,
     runtime: Option<tokio::runtime::Runtime>,
     thread: Option<JoinHandle<Result<(), ControllerError>>>,
@@ -146,9 +153,12 @@ impl RunningController {
         let thread = std::thread::spawn(move || controller.run());
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
-        let listeners = runtime.block_on(Listeners::bind(&config.listen(), None)).expect("a socket");
-        runtime.spawn(listeners.serve(rest::router(handle.clone())));
-        Ok(Self { handle, runtime: Some(runtime), thread: Some(thread) })
+        let listeners = async { Listeners::bind(&config.listen(), config.controller.listen_tcp).await };
+        let listeners = runtime.block_on(listeners).expect("a socket");
+        let address = listeners.tcp_address();
+        let access = Access::open(&config.access_policy()).expect("tokens");
+        runtime.spawn(listeners.serve(access.guard(rest::router(handle.clone()))));
+        Ok(Self { address, handle, runtime: Some(runtime), thread: Some(thread) })
     }
 }
 

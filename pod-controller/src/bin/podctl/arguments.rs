@@ -33,6 +33,9 @@ pub(crate) struct Arguments {
         default_value = "unix:/run/wadi/controller.sock"
     )]
     pub(crate) server: Server,
+    /// A file with the token that says who you are, for a controller that asks for one
+    #[arg(long, global = true, env = "WADI_TOKEN_FILE", value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
     /// How to show the answer
     #[arg(long, short, global = true, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,
@@ -114,6 +117,17 @@ pub(crate) enum Command {
     Balance,
     /// Who is there, and what passes through it per second
     Top(Top),
+    /// Make a token, and the lines for the controller's file of tokens
+    ///
+    /// Example: podctl token alice --role operator
+    #[command(verbatim_doc_comment)]
+    Token {
+        /// Whose it is
+        name: String,
+        /// What it is for: viewer, host, operator or admin
+        #[arg(long, default_value = "viewer", value_parser = ["viewer", "host", "operator", "admin"])]
+        role: String,
+    },
     /// What a shell needs to complete our commands
     ///
     /// Example: podctl completion bash >/etc/bash_completion.d/podctl
@@ -142,7 +156,7 @@ impl Command {
             Self::Instances(command) => matches!(command, Instances::List(_) | Instances::Get { .. }),
             Self::Types(command) => matches!(command, Types::List | Types::Get { .. }),
             Self::Explain(_) | Self::Balance | Self::Pool { .. } | Self::Doctor { .. } => true,
-            Self::Events(_) | Self::Top(_) | Self::Completion { .. } => false,
+            Self::Events(_) | Self::Top(_) | Self::Completion { .. } | Self::Token { .. } => false,
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::arguments::{
     Arguments, Command, Devices, Events, Explain, Hosts, Instances, Output, PoolPart, Types, Volumes,
 };
 use crate::show::{done, show};
-use crate::{doctor, map, output, table, top, watch};
+use crate::{doctor, map, output, table, token, top, watch};
 
 type Out<'a> = &'a mut dyn Write;
 
@@ -24,7 +24,12 @@ pub(crate) fn run(arguments: &Arguments, out: Out<'_>) -> Result<(), Failure> {
         clap_complete::generate(shell, &mut Arguments::command(), "podctl", &mut script);
         return Ok(out.write_all(&script)?);
     }
-    let client = &Client::new(arguments.server.clone())?.trying_only(arguments.dry_run);
+    if let Command::Token { name, role } = &arguments.command {
+        return token::make(name, role, out);
+    }
+    let token = arguments.token_file.as_deref().map(token::read).transpose()?;
+    let client = Client::new(arguments.server.clone())?;
+    let client = &client.trying_only(arguments.dry_run).with_token(token);
     match arguments.watch {
         None => carry_out(client, arguments, out),
         Some(seconds) if arguments.command.looks() => {
@@ -39,7 +44,7 @@ pub(crate) fn run(arguments: &Arguments, out: Out<'_>) -> Result<(), Failure> {
 fn carry_out(client: &Client, arguments: &Arguments, out: Out<'_>) -> Result<(), Failure> {
     let format = arguments.output;
     match &arguments.command {
-        Command::Completion { .. } => Ok(()),
+        Command::Completion { .. } | Command::Token { .. } => Ok(()),
         Command::Top(top) => top::run(client, top, format, out),
         Command::Doctor { config } => doctor::run(config, format, out),
         Command::Hosts(command) => hosts(client, command, format, out),

@@ -7,6 +7,7 @@ mod map;
 mod output;
 mod show;
 mod table;
+mod token;
 mod top;
 mod watch;
 mod when;

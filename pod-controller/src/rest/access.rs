@@ -1,0 +1,230 @@
+//! Who may do what. On the UNIX socket that is a matter of the socket's permissions; over TCP a bearer token says who somebody
+//! is, and a role what that one may do. Changes are written down, whoever makes them.
+
+mod audit;
+mod rate;
+mod tokens;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{OpenApi, RefOr, Response as Described};
+
+use self::audit::{AuditLog, Entry};
+use self::rate::Rates;
+pub use self::tokens::{Role, TokenError};
+use self::tokens::{Token, TokenFile};
+use super::Failure;
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Caller {
+    /// A process of this host, that the socket's permissions let in.
+    Local {
+        /// Its user, if the kernel says so.
+        user: Option<u32>,
+    },
+    /// Somebody over TCP.
+    Remote(IpAddr),
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local { user: Some(user) } => write!(f, "uid:{user}"),
+            Self::Local { user: None } => f.write_str("local"),
+            Self::Remote(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+/// What is configured of access to the API.
+#[derive(Debug, Default)]
+pub struct AccessPolicy<'a> {
+    /// The file with tokens; without one, whoever reaches the loopback address may do everything.
+    pub tokens: Option<&'a Path>,
+    /// The file to which changes are appended.
+    pub audit_log: Option<&'a Path>,
+    /// How many requests per second somebody may send over TCP, and as many at once; 0 for any number.
+    pub requests_per_second: u32,
+}
+
+/// Guards the API.
+#[derive(Clone)]
+pub struct Access(Arc<Guard>);
+
+struct Guard {
+    tokens: Option<TokenFile>,
+    audit: Option<AuditLog>,
+    rates: Option<Mutex<Rates>>,
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Access").finish_non_exhaustive()
+    }
+}
+
+impl Access {
+    /// Reads the tokens, and opens the log.
+    pub fn open(policy: &AccessPolicy<'_>) -> Result<Self, TokenError> {
+        let tokens = policy.tokens.map(TokenFile::open).transpose()?;
+        let audit = policy.audit_log.map(AuditLog::open).transpose()?;
+        let rates =
+            (policy.requests_per_second > 0).then(|| Mutex::new(Rates::new(policy.requests_per_second)));
+        Ok(Self(Arc::new(Guard { tokens, audit, rates })))
+    }
+
+    /// Has every request be checked.
+    pub fn guard(&self, router: Router) -> Router {
+        router.layer(middleware::from_fn_with_state(self.clone(), check))
+    }
+}
+
+async fn check(State(Access(guard)): State<Access>, request: Request, next: Next) -> Response {
+    let caller = request.extensions().get::<Caller>().copied();
+    let token = match guard.admit(caller, request.headers()) {
+        Ok(token) => token,
+        Err(refused) => return refused.into_response(),
+    };
+    let who = match (&token, caller) {
+        (Some(token), _) => token.name.clone(),
+        (None, Some(caller)) => caller.to_string(),
+        (None, None) => "nobody".to_owned(),
+    };
+    let role = token.as_ref().map(|token| token.role);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let query = request.uri().query().unwrap_or_default().to_owned();
+    let response = match role {
+        Some(role) if !role.may(&method, &path) => forbidden(role, &method, &path).into_response(),
+        _ => next.run(request).await,
+    };
+    if !matches!(method, Method::GET | Method::HEAD)
+        && let Some(audit) = &guard.audit
+    {
+        let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+        audit.note(&Entry {
+            time_ms: u64::try_from(time_ms).unwrap_or(u64::MAX),
+            who: &who,
+            role,
+            from: caller.map(|caller| caller.to_string()),
+            method: method.as_str(),
+            path: &path,
+            query: &query,
+            status: response.status().as_u16(),
+        });
+    }
+    response
+}
+
+impl Guard {
+    /// Whose request it is; nobody's in particular on the UNIX socket, or where there are no tokens.
+    fn admit(&self, caller: Option<Caller>, headers: &HeaderMap) -> Result<Option<Token>, Refused> {
+        let address = match caller {
+            Some(Caller::Local { .. }) => return Ok(None),
+            Some(Caller::Remote(address)) => Some(address),
+            None => None,
+        };
+        let known = match &self.tokens {
+            None => None,
+            Some(tokens) => bearer(headers).and_then(|presented| tokens.find(presented)),
+        };
+        // Somebody with a token has the rate to himself; all others of an address share one, so that guessing is slow.
+        let key = match (&known, address) {
+            (Some(token), _) => format!("token {}", token.name),
+            (None, Some(address)) => format!("address {address}"),
+            (None, None) => "nobody".to_owned(),
+        };
+        if let Some(rates) = &self.rates {
+            let mut rates = rates.lock().unwrap_or_else(PoisonError::into_inner);
+            rates.take(&key, Instant::now()).map_err(Refused::TooMany)?;
+        }
+        match (known, &self.tokens) {
+            (None, Some(_)) => Err(Refused::Unknown),
+            (known, _) => Ok(known),
+        }
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+/// Why somebody is not let in.
+enum Refused {
+    Unknown,
+    TooMany(Duration),
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Unknown => {
+                let detail =
+                    "the API needs a token here: send authorization: Bearer TOKEN, or use the UNIX socket";
+                let mut response = Failure::new(StatusCode::UNAUTHORIZED, "no-token", detail).into_response();
+                response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+                response
+            }
+            Self::TooMany(wait) => {
+                let seconds = wait.as_secs() + 1;
+                let detail = format!("there were too many requests: try again in {seconds} s");
+                let failure = Failure::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", detail);
+                let mut response = failure.into_response();
+                response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+                response
+            }
+        }
+    }
+}
+
+/// Says how to say who one is, and what happens to those who are not let in.
+pub(super) fn describe(description: &mut OpenApi) {
+    let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+    description.components.get_or_insert_default().add_security_scheme("token", scheme);
+    // Both with a token and, on the UNIX socket, without.
+    description.security = Some(vec![
+        SecurityRequirement::new::<_, [&str; 0], &str>("token", []),
+        SecurityRequirement::default(),
+    ]);
+    for path in description.paths.paths.values_mut() {
+        for operation in [&mut path.get, &mut path.post, &mut path.put, &mut path.patch, &mut path.delete] {
+            for operation in operation.iter_mut() {
+                for (status, why) in [
+                    ("401", "over TCP: there is no token, or nobody knows it"),
+                    ("403", "the token's role may not do this"),
+                    ("429", "over TCP: there were too many requests; `Retry-After` says when to try again"),
+                ] {
+                    let problem = json!({
+                        "description": why,
+                        "content": {
+                            "application/problem+json": { "schema": { "$ref": "#/components/schemas/Problem" } }
+                        }
+                    });
+                    if let Ok(described) = serde_json::from_value::<Described>(problem) {
+                        operation.responses.responses.entry(status.to_owned()).or_insert(RefOr::T(described));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn forbidden(role: Role, method: &Method, path: &str) -> Failure {
+    let path: String = path.chars().take(200).collect();
+    let detail =
+        format!("{method} {path} is not for the role {}: ask for a token with another one", role.word());
+    Failure::new(StatusCode::FORBIDDEN, "forbidden", detail)
+}

@@ -1,0 +1,136 @@
+//! Who may do what over TCP, and what is written down of it.
+
+mod support;
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::time::Duration;
+
+use pod_controller::api::Problem;
+use support::{Pod, RunningController};
+
+/// An answer to a request over TCP: its status, and all of it.
+fn ask(address: SocketAddr, method: &str, path: &str, token: Option<&str>, body: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(Duration::from_mins(1))).expect("a timeout");
+    let token = token.map_or_else(String::new, |token| format!("authorization: Bearer {token}\r\n"));
+    let length = body.len();
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n{token}\
+         content-length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    if status >= 400 {
+        let body = answer.split_once("\r\n\r\n").expect("a body").1;
+        let problem: Problem = serde_json::from_str(body).expect("a problem");
+        assert_eq!(problem.status, status);
+    }
+    (status, answer)
+}
+
+/// A token and its lines for the file, as podctl makes them.
+fn token(name: &str, role: &str) -> (String, String) {
+    let made = Command::new(env!("CARGO_BIN_EXE_podctl")).args(["token", name, "--role", role]).output();
+    let made = String::from_utf8(made.expect("podctl starts").stdout).expect("text");
+    let token = made.lines().nth(1).expect("a token").to_owned();
+    let lines = made.split_once("[[token]]").expect("lines").1;
+    (token, format!("[[token]]{lines}"))
+}
+
+fn restart(pod: &mut Pod, lines: &str) -> SocketAddr {
+    pod.stop_controller();
+    let config = pod.config_with(&format!("listen-tcp = '127.0.0.1:0'\n{lines}"));
+    let controller = RunningController::start(&config).expect("a controller");
+    let address = controller.address.expect("it listens");
+    pod.controller = Some(controller);
+    address
+}
+
+#[test]
+fn tokens_say_who_somebody_is_and_changes_are_written_down() {
+    let mut pod = Pod::demo();
+    let roles = ["viewer", "host", "operator", "admin"].map(|role| token(role, role));
+    let [viewer, host, operator, admin] = roles.each_ref().map(|(token, _)| Some(token.as_str()));
+    let file = pod.path("tokens");
+    let write = |lines: &str| {
+        fs::write(&file, lines).expect("written");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("a mode");
+    };
+    write(&roles.iter().map(|(_, lines)| lines.as_str()).collect::<String>());
+    let log = pod.path("audit.jsonl");
+    let lines = format!("tokens = '{}'\naudit-log = '{}'", file.display(), log.display());
+    let address = restart(&mut pod, &lines);
+    let vol0 = "{\"name\": \"vol0\", \"size\": \"4M\"}";
+    let (status, answer) = ask(address, "GET", "/v1/hosts", None, "");
+    assert!(status == 401 && answer.contains("www-authenticate: Bearer"), "{answer}");
+    for (method, path, who, body, expected) in [
+        ("GET", "/v1/hosts", Some("wrong"), "", 401),
+        ("GET", "/metrics", None, "", 401),
+        ("GET", "/v1/hosts", viewer, "", 200),
+        ("POST", "/v1/volumes", viewer, vol0, 403),
+        ("POST", "/v1/volumes?dry-run=true", viewer, vol0, 403),
+        ("POST", "/v1/volumes", host, vol0, 403),
+        ("DELETE", "/v1/instances/vm9/migration", host, "", 404),
+        ("POST", "/v1/volumes", operator, vol0, 201),
+        ("POST", "/v1/hosts/h3/reset", operator, "", 403),
+        ("POST", "/v1/hosts/h3/reset", admin, "", 409),
+        ("POST", "/v1/hosts/h9/reset", admin, "", 404),
+    ] {
+        let (status, answer) = ask(address, method, path, who, body);
+        assert_eq!(status, expected, "{method} {path}: {answer}");
+    }
+    // The socket is for whom its permissions let in.
+    pod.client().delete_volume("vol0").expect("no token is needed");
+
+    let written = fs::read_to_string(&log).expect("the log");
+    let entries: Vec<serde_json::Value> =
+        written.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let shown = |entry: &serde_json::Value| {
+        let text = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
+        format!("{} {} {} {}", text("who"), text("method"), text("path"), entry["status"])
+    };
+    let shown: Vec<String> = entries.iter().map(shown).collect();
+    assert_eq!(entries.len(), 9, "{shown:?}");
+    assert!(shown.contains(&"viewer POST /v1/volumes 403".to_owned()), "{shown:?}");
+    assert!(shown.contains(&"operator POST /v1/volumes 201".to_owned()), "{shown:?}");
+    assert!(shown[8].starts_with("uid:") && shown[8].ends_with("DELETE /v1/volumes/vol0 204"), "{shown:?}");
+    assert!(roles.iter().all(|(token, _)| !written.contains(token)), "a token is in the log");
+
+    // Taken away, it is worth nothing from the next request on.
+    write(&roles[0].1);
+    assert_eq!(ask(address, "GET", "/v1/hosts", admin, "").0, 401);
+    assert_eq!(ask(address, "GET", "/v1/hosts", viewer, "").0, 200);
+
+    let token_file = pod.path("token");
+    fs::write(&token_file, format!("{}\n", roles[0].0)).expect("written");
+    let podctl = |with_token: bool| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_podctl"));
+        command.arg("--server").arg(format!("http://{address}")).args(["hosts", "list"]);
+        if with_token {
+            command.arg("--token-file").arg(&token_file);
+        }
+        command.output().expect("podctl starts").status.success()
+    };
+    assert_eq!((podctl(true), podctl(false)), (true, false));
+}
+
+#[test]
+fn floods_are_refused_and_the_socket_stays_open() {
+    let mut pod = Pod::new();
+    let address = restart(&mut pod, "requests-per-second = 1");
+    // Without tokens, whoever is on this host may do everything, but not all at once.
+    let answers: Vec<(u16, String)> = (0..20).map(|_| ask(address, "GET", "/v1/hosts", None, "")).collect();
+    assert_eq!(answers[0].0, 200, "{}", answers[0].1);
+    let refused = answers.iter().find(|(status, _)| *status == 429);
+    let (_, refused) = refused.expect("20 requests take no 20 seconds");
+    assert!(refused.contains("retry-after: "), "{refused}");
+    for _ in 0..20 {
+        pod.client().hosts().expect("it answers");
+    }
+}
