@@ -170,6 +170,9 @@ impl Chain {
     }
 }
 
+/// How many descriptors are looked at for the end of a chain that breaks the rules.
+const SOUGHT_MAX: u16 = 4096;
+
 /// Where and how a chain is looked up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Table {
@@ -222,6 +225,42 @@ impl Table {
             }
             index = descriptor.next;
         }
+    }
+
+    /// The last byte that the device may write of a chain that breaks the rules, if the chain has an end and the byte is guest
+    /// memory. Much of what makes a chain useless leaves that to be found: segments that are no guest memory, in the wrong
+    /// order, too many or too long.
+    #[cold]
+    pub(crate) fn last_writable(&self, view: &GuestView<'_>, head: u16) -> Option<Segment> {
+        let (mut table, mut size) = (self.address, self.size);
+        let (mut inside_indirect, mut index) = (false, head);
+        let mut last = None;
+        let mut left = size;
+        for _ in 0..SOUGHT_MAX {
+            if index >= size || left == 0 {
+                return None;
+            }
+            left -= 1;
+            let descriptor = Walked::read(view, table, index).ok()?;
+            if descriptor.has(VRING_DESC_F_INDIRECT) {
+                if inside_indirect {
+                    return None;
+                }
+                size = self.indirect_size(&descriptor).ok()?;
+                table = descriptor.address;
+                (inside_indirect, index, left) = (true, 0, size);
+                continue;
+            }
+            if descriptor.bytes > 0 && descriptor.has(VRING_DESC_F_WRITE) {
+                last = descriptor.address.0.checked_add(u64::from(descriptor.bytes) - 1);
+            }
+            if !descriptor.has(VRING_DESC_F_NEXT) {
+                let address = GuestAddress(last?);
+                return view.contains(address, 1).then_some(Segment { address, bytes: 1 });
+            }
+            index = descriptor.next;
+        }
+        None
     }
 
     fn indirect_size(&self, descriptor: &Walked) -> Result<u16, ChainError> {

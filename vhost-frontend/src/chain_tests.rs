@@ -164,6 +164,44 @@ fn copies_go_through_pieces_and_end_with_the_chain() {
     assert_eq!(read, [0; 5]);
 }
 
+fn last_writable(descriptors: &[Raw]) -> Option<u64> {
+    let memory = memory();
+    store(&memory, TABLE, descriptors);
+    let found = table(true).last_writable(&GuestView::new(&memory), 0)?;
+    assert_eq!(found.bytes, 1);
+    Some(found.address.0)
+}
+
+#[test]
+fn the_last_writable_byte_of_a_useless_chain_is_found_where_the_chain_has_an_end() {
+    let data = |address| (address, 16, NEXT, 1);
+    let status = (0x4000, 1, WRITE, 0);
+    assert_eq!(last_writable(&[data(0xf_0000), status]), Some(0x4000));
+    assert_eq!(last_writable(&[(0x5000, u32::MAX, NEXT | WRITE, 1), status]), Some(0x4000));
+    assert_eq!(last_writable(&[(0x4000, 1, NEXT | WRITE, 1), (0x5000, 9, 0, 0)]), Some(0x4000));
+    // Segments that begin outside and end inside, and the other way round.
+    assert_eq!(last_writable(&[(0xf_fff0, 0x20, WRITE, 0)]), Some(0x10_000f));
+    assert_eq!(last_writable(&[data(0x5000), (0xbff0, 0x11, WRITE, 0)]), None);
+    // Nothing of it is writable, its end is in the dark, or there is none.
+    assert_eq!(last_writable(&[data(0x5000), (0x4000, 1, 0, 0)]), None);
+    assert_eq!(last_writable(&[data(0x5000), (0x4000, 0, WRITE, 0)]), None);
+    assert_eq!(last_writable(&[data(0x5000), (u64::MAX, 2, WRITE, 0)]), None);
+    assert_eq!(last_writable(&[(0x4000, 1, NEXT | WRITE, SIZE)]), None);
+    assert_eq!(last_writable(&[(0x4000, 1, NEXT | WRITE, 0)]), None);
+    assert_eq!(last_writable(&[(0x4000, 1, NEXT | WRITE, 1), (0xf_0000, 16, INDIRECT, 0)]), None);
+    // Nobody looks for it for ever: a table of 65535 descriptors fits into no ring.
+    let large = GuestMemory::from(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 2 << 20)]).unwrap());
+    store(&large, TABLE, &[(0x1_0000, 16 * 65535, INDIRECT, 0)]);
+    let chain: Vec<Raw> = (1..=65535).map(|next| (0x4000, 1, NEXT | WRITE, next)).collect();
+    for (ends_after, found) in [(65_534, None), (4000, Some(0x4000))] {
+        let mut chain = chain.clone();
+        chain[ends_after].2 = WRITE;
+        store(&large, 0x1_0000, &chain);
+        let segment = table(true).last_writable(&GuestView::new(&large), 0);
+        assert_eq!(segment.map(|segment| segment.address.0), found);
+    }
+}
+
 fn any_descriptor() -> impl Strategy<Value = Raw> {
     let address = prop_oneof![
         0x3000u64..0xc000,
@@ -203,7 +241,16 @@ proptest! {
         store(&memory, TABLE, &direct);
         store(&memory, INDIRECT_TABLE, &indirect);
         let mut chain = Chain::default();
-        if table(negotiated).walk(&GuestView::new(&memory), head, &mut chain).is_ok() {
+        let view = GuestView::new(&memory);
+        let walked = table(negotiated).walk(&view, head, &mut chain);
+        if let Some(last) = table(negotiated).last_writable(&view, head) {
+            prop_assert!(view.contains(last.address, 1) && last.bytes == 1);
+            let ends = |it: &Segment| it.address.0 + u64::from(it.bytes) - 1 == last.address.0;
+            prop_assert!(walked.is_err() || chain.writable().last().is_some_and(ends));
+        } else if walked.is_ok() {
+            prop_assert_eq!(chain.writable_bytes(), 0);
+        }
+        if walked.is_ok() {
             prop_assert_eq!(chain.head(), head);
             prop_assert!(chain.readable().len() + chain.writable().len() <= 6);
             prop_assert!(chain.readable_bytes() + chain.writable_bytes() <= 0x3000);

@@ -14,7 +14,7 @@ use virtio_bindings::bindings::virtio_ring::{
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::chain::{Chain, ChainError, ChainLimits, Table};
+use crate::chain::{Chain, ChainError, ChainLimits, Segment, Table};
 use crate::inflight::InflightQueue;
 use crate::memory::GuestMemory;
 use crate::view::GuestView;
@@ -57,8 +57,8 @@ pub enum Next {
     Empty,
     /// The chain holds a request.
     Chain,
-    /// The guest offered a chain that breaks the rules; its head is set. Give it back with [`Ring::complete`] and
-    /// length 0, and count it.
+    /// The guest offered a chain that breaks the rules; its head is set. Count it, and give it back with [`Ring::complete`],
+    /// or break the ring with [`Ring::break_off`] where a guest that is not told of it would be misled.
     Malformed(ChainError),
 }
 
@@ -226,6 +226,22 @@ impl Ring {
                 Next::Malformed(error)
             }
         })
+    }
+
+    /// The last byte that the device may write of a chain that breaks the rules: where devices of many kinds have their
+    /// status. None if it cannot be found, or is no guest memory.
+    pub fn last_writable(&self, malformed: &Chain) -> Option<Segment> {
+        self.table.last_writable(&GuestView::new(&self.parts.memory), malformed.head())
+    }
+
+    /// Ends the service of a ring that holds what cannot be answered, as a device does that needs a reset: nothing is taken
+    /// from it any more, nothing completed, and the VMM is told. The most recently taken chain is in the ring again, so that
+    /// whoever is given the ring without a reset meets it too.
+    pub fn break_off(&mut self, chain: &Chain) {
+        if !self.broken {
+            self.put_back(chain);
+            self.park();
+        }
     }
 
     /// Gives the most recently taken chain back to the ring, as if it had not been taken.

@@ -1,6 +1,7 @@
 //! What a guest may write into its memory: rings, descriptors, chains.
 
 use std::cell::RefCell;
+use std::slice;
 use std::sync::{Arc, Mutex};
 
 use vhost_frontend::{Chain, ChainLimits, ChainReader, GuestMemory, Next, Ring, RingParts};
@@ -78,7 +79,19 @@ pub fn chain(data: &[u8]) {
                     );
                     break;
                 }
-                Ok(Next::Malformed(_)) => {}
+                Ok(Next::Malformed(_)) => match ring.last_writable(&chain) {
+                    Some(last) => {
+                        let mut reader = ChainReader::new(ring.memory(), slice::from_ref(&last));
+                        assert_eq!(reader.read(&mut [0]), Ok(()), "it is guest memory");
+                    }
+                    None if choice & 16 != 0 => {
+                        ring.break_off(&chain);
+                        assert!(ring.is_broken());
+                        assert_eq!(ring.next_chain(&mut chain), Ok(Next::Empty));
+                        break;
+                    }
+                    None => {}
+                },
                 Ok(Next::Chain) => check(ring, &chain),
             }
             assert!(chain.head() < SIZE);

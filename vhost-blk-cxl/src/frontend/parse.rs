@@ -51,7 +51,7 @@ pub enum Parsed {
 /// Why a request is answered without asking the backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// There is no room for a status: the request is given back without one.
+    /// There is no room for a status: it cannot be answered.
     NoStatus,
     /// VIRTIO_BLK_S_IOERR.
     IoError,

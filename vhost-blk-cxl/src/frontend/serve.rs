@@ -95,7 +95,12 @@ impl<M: Memory> Disk<M> {
             Ok(Next::Malformed(error)) => {
                 tracing::debug!(lease = %self.object.lease, %error, "malformed request");
                 self.counters.malformed.add(1);
-                return served.ring.complete(slot.chain.head(), 0).is_ok();
+                let Some(status) = served.ring.last_writable(&slot.chain) else {
+                    return self.break_off(ring, index, &error.to_string());
+                };
+                let mut writer = ChainWriter::new(served.ring.memory(), std::slice::from_ref(&status));
+                let written = u32::from(writer.write(&[S_IOERR]).is_ok());
+                return served.ring.complete(slot.chain.head(), written).is_ok();
             }
             Err(error) => {
                 warn!(lease = %self.object.lease, instance = self.object.instance_name, ring, %error,
@@ -151,8 +156,23 @@ impl<M: Memory> Disk<M> {
         true
     }
 
+    /// The most recently taken request of a ring has no place for a status. Given back without one, the guest would take for it
+    /// whatever its driver left there.
+    fn break_off(&mut self, ring: usize, index: u16, reason: &str) -> bool {
+        let Some(served) = self.rings[ring].as_mut() else { return false };
+        served.ring.break_off(&self.slots.get(index).chain);
+        warn!(lease = %self.object.lease, instance = self.object.instance_name, ring, reason,
+            "a request has no place for a status: the ring is served no more until the guest resets the disk");
+        self.counters.broken_rings.add(1);
+        false
+    }
+
     /// Answers what needs no backend.
     fn answer_here(&mut self, ring: usize, index: u16, parsed: Parsed) -> bool {
+        if parsed == Parsed::Refused(Refusal::NoStatus) {
+            self.counters.malformed.add(1);
+            return self.break_off(ring, index, "it has no writable part");
+        }
         let Some(served) = self.rings[ring].as_mut() else { return false };
         let chain = &self.slots.get(index).chain;
         let written = match parsed {
@@ -164,10 +184,6 @@ impl<M: Memory> Disk<M> {
                 let mut writer = ChainWriter::new(served.ring.memory(), chain.writable());
                 let written = writer.write(&id).map(|()| ID_BYTES);
                 write_status(&served.ring, chain, S_OK, written.unwrap_or(0))
-            }
-            Parsed::Refused(Refusal::NoStatus) => {
-                self.counters.malformed.add(1);
-                0
             }
             Parsed::Refused(Refusal::Unsupported) => {
                 self.counters.refused();
