@@ -13,6 +13,7 @@ use common::mirror::{MIRROR_BYTES, MirrorPod};
 use common::*;
 use cxl_pool::simulated::{check_seeds, seeds};
 use pod_protocol::ids::VolumeId;
+use pod_protocol::objects::Qos;
 use vhost_blk_cxl::intent_log::IntentLog;
 use vhost_blk_cxl::message::Operation;
 
@@ -137,6 +138,21 @@ fn a_write_begins_when_every_replica_has_its_mark_on_the_medium() {
     let log = &pod.controls[1].log()[before..];
     let flush = log.iter().position(|it| it.operation == Operation::Flush).expect("a flush");
     assert!(log[flush..].iter().any(|it| it.operation == Operation::Write && it.offset_bytes < VOLUME_START));
+}
+
+#[test]
+fn what_is_noted_does_not_count_against_the_limits_of_the_volume() {
+    let (mut pod, mut driver) = unmarked(8);
+    pod.frontend.as_mut().unwrap().set_sweep_interval(PATIENCE);
+    // One request a second, which is the guest's.
+    let qos = Qos { iops: Some(1), burst_ms: 0, ..Qos::default() };
+    for index in [0, 1] {
+        pod.limit(index, qos);
+    }
+    assert_eq!(driver.write_sectors(4 * REGION_SECTORS, &pattern(1, 4096)), OK);
+    assert_eq!([0, 1].map(|index| marked(pod.intent_log(index))), [[4], [4]]);
+    let throttled = [0, 1].map(|index| pod.throttled(index));
+    assert_eq!(throttled, [0, 0]);
 }
 
 #[test]

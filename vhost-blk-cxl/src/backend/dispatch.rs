@@ -137,9 +137,9 @@ impl<M: Memory> BackendTask<M> {
         if volume.draining > 0 {
             return Some(false);
         }
-        if volume.throttle.needs_clock()
-            && let Some(until) = volume.waits_until(now_ns)
-        {
+        // The guest pays for its own requests only, not for what is noted on its behalf.
+        let is_charged = volume.throttle.needs_clock() && !request.intent_log;
+        if is_charged && let Some(until) = volume.waits_until(now_ns) {
             self.due_ns = Some(self.due_ns.map_or(until, |due| due.min(until)));
             return Some(false);
         }
@@ -149,7 +149,7 @@ impl<M: Memory> BackendTask<M> {
                 let volume = self.volumes.get_mut(&lease)?;
                 volume.held.pop_front();
                 volume.throttled = false;
-                if volume.throttle.needs_clock() {
+                if is_charged {
                     let bytes = if request.operation.has_data() { request.length_bytes } else { 0 };
                     volume.throttle.take(bytes, now_ns);
                 }

@@ -5,8 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use cxl_pool::{CreateOptions, Pool};
+use pod_protocol::endpoint::Handler;
 use pod_protocol::ids::VolumeId;
-use pod_protocol::objects::TableObject;
+use pod_protocol::objects::{Object, Qos, TableObject, VolumeObject};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::volume_table::{MirrorEntry, VolumeEntry, VolumeTable};
 use vhost_blk_cxl::intent_log::{self, IntentLog};
@@ -134,6 +135,18 @@ impl MirrorPod {
         let mut log = IntentLog::of_unknown(volume, self.disk.size_bytes, vec![0, 1]);
         log.marked.clear();
         self.put_on_drive(index, self.log_start(index), &log.encode(1 << 40)[..bytes]);
+    }
+
+    /// Sets what a replica's backend allows the volume.
+    pub fn limit(&mut self, index: usize, qos: Qos) {
+        let volume = VolumeObject { qos, ..self.volume(index) };
+        self.backends[index].as_mut().unwrap().apply(Object::Volume(volume)).unwrap();
+    }
+
+    /// How many requests had to wait at a replica's backend for their share.
+    pub fn throttled(&mut self, index: usize) -> u64 {
+        let telemetry = self.backends[index].as_mut().unwrap().telemetry();
+        telemetry.leases.iter().find(|lease| lease.lease == self.disk.lease).unwrap().throttled
     }
 
     /// A part of a replica's log is damaged.
