@@ -90,6 +90,7 @@ pub fn text(handle: &Handle) -> String {
     add_leases(&mut page, handle);
     add_channels(&mut page, handle);
     add_endpoint_counters(&mut page, handle);
+    add_volumes(&mut page, handle);
     add_pool(&mut page, handle);
     let mut text = String::new();
     // Writing to a string does not fail.
@@ -261,6 +262,19 @@ fn add_endpoint_counters(page: &mut Page, handle: &Handle) {
         for (name, value) in &sample.telemetry.gauges {
             let labels = vec![("endpoint", state.endpoint_name(endpoint)), ("name", name.clone())];
             gauges.get_or_create(&labels).set(*value);
+        }
+    }
+}
+
+fn add_volumes(page: &mut Page, handle: &Handle) {
+    let size = page.byte_gauges("volume_size", "Size of a volume");
+    let allocated =
+        page.byte_gauges("volume_allocated", "What a volume takes up of its SSDs, where they tell");
+    for volume in handle.view().volumes(&handle.telemetry()) {
+        let labels = vec![("volume", volume.name)];
+        size.get_or_create(&labels).set(volume.size_bytes);
+        if let Some(bytes) = volume.allocated_bytes {
+            allocated.get_or_create(&labels).set(bytes);
         }
     }
 }

@@ -291,6 +291,8 @@ pub struct Qos {
     pub burst_ms: u32,
     /// Requests per second for which it comes before others, where its SSD is the bottleneck.
     pub minimum_iops: Option<u64>,
+    /// Bytes per second, read and written together, for which it comes before others.
+    pub minimum_bytes_per_second: Option<u64>,
 }
 
 impl Qos {
@@ -300,7 +302,13 @@ impl Qos {
 
 impl Default for Qos {
     fn default() -> Self {
-        Self { iops: None, bytes_per_second: None, burst_ms: Self::BURST_MS, minimum_iops: None }
+        Self {
+            iops: None,
+            bytes_per_second: None,
+            burst_ms: Self::BURST_MS,
+            minimum_iops: None,
+            minimum_bytes_per_second: None,
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cxl_pool::EndpointId;
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{ChannelId, LeaseId};
+use crate::ids::{ChannelId, LeaseId, VolumeId};
 
 /// One sample of an endpoint's counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +23,9 @@ pub struct Telemetry {
     pub counters: BTreeMap<String, u64>,
     /// What there is now of something worth a metric, by name.
     pub gauges: BTreeMap<String, u64>,
+    /// By the names of SSDs of the endpoint: what each volume takes up there, in bytes, as far as that is known. Less than its
+    /// size, where its place has holes.
+    pub allocated_bytes: BTreeMap<String, Vec<(VolumeId, u64)>>,
 }
 
 /// Counters of one device. Zero where a counter makes no sense.

@@ -167,11 +167,18 @@ fn a_device_tells_its_volumes_and_a_deleted_one_is_wiped() {
         File::open(root.join("ssd.img")).unwrap().read_exact_at(&mut place, start).unwrap();
         place
     };
-    assert!(place(pod.directory.path()).iter().any(|&byte| byte != 0));
+    let data = place(pod.directory.path());
+    let used = data.chunks(4096).filter(|page| page.iter().any(|&byte| byte != 0)).count() as u64 * 4096;
+    assert!(used > 0);
+    let allocated = |name: &str| client(&pod).volume(name).unwrap().allocated_bytes;
+    common::eventually(|| allocated("vol0").is_some_and(|bytes| bytes >= used));
+    let bytes = allocated("vol0").unwrap();
+    assert!((used..=20 << 20).contains(&bytes), "{bytes} bytes, of which {used} are not zero");
     client(&pod).delete_volume("vol0").unwrap();
     common::eventually(|| table_of(&pod) == "no volumes\n");
     assert!(place(pod.directory.path()).iter().all(|&byte| byte == 0));
     assert_eq!(client(&pod).create_volume(&request).unwrap().start_bytes, start);
+    common::eventually(|| allocated("new") == Some(0));
 }
 
 #[test]

@@ -159,9 +159,18 @@ fn a_rate_is_kept_while_the_worker_sleeps() {
 }
 
 #[test]
-fn who_is_below_its_minimum_comes_first() {
+fn who_is_below_its_minimum_of_requests_comes_first() {
+    comes_first(Qos { minimum_iops: Some(1_000_000), ..Qos::default() });
+}
+
+#[test]
+fn who_is_below_its_minimum_of_bytes_comes_first() {
+    comes_first(Qos { minimum_bytes_per_second: Some(1 << 40), ..Qos::default() });
+}
+
+fn comes_first(qos: Qos) {
     let mut two = Two::new(true);
-    two.volume.qos = Qos { minimum_iops: Some(1_000_000), ..Qos::default() };
+    two.volume.qos = qos;
     two.apply_volume();
     let mut greedy = Driver::connected(&two.pod);
     let mut modest = two.driver();

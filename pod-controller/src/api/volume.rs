@@ -36,6 +36,10 @@ pub struct Volume {
     pub replicas: Vec<VolumeReplica>,
     /// Its size.
     pub size_bytes: u64,
+    /// What it takes up of its SSDs, all places together, as their hosts counted last; absent where an SSD does not tell. Less than
+    /// its size where its place has holes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocated_bytes: Option<u64>,
     /// How much of the SSD it may use.
     #[serde(default)]
     pub qos: VolumeQos,
@@ -105,6 +109,9 @@ pub struct VolumeQos {
     /// Requests per second for which it comes before other volumes, where its SSD is the bottleneck.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minimum_iops: Option<u64>,
+    /// Bytes per second, read and written together, for which it comes before other volumes, where its SSD is the bottleneck.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub minimum_bytes_per_second: Option<u64>,
 }
 
 impl Default for VolumeQos {
@@ -115,15 +122,15 @@ impl Default for VolumeQos {
 
 impl From<Qos> for VolumeQos {
     fn from(qos: Qos) -> Self {
-        let Qos { iops, bytes_per_second, burst_ms, minimum_iops } = qos;
-        Self { iops, bytes_per_second, burst_ms, minimum_iops }
+        let Qos { iops, bytes_per_second, burst_ms, minimum_iops, minimum_bytes_per_second } = qos;
+        Self { iops, bytes_per_second, burst_ms, minimum_iops, minimum_bytes_per_second }
     }
 }
 
 impl From<VolumeQos> for Qos {
     fn from(qos: VolumeQos) -> Self {
-        let VolumeQos { iops, bytes_per_second, burst_ms, minimum_iops } = qos;
-        Self { iops, bytes_per_second, burst_ms, minimum_iops }
+        let VolumeQos { iops, bytes_per_second, burst_ms, minimum_iops, minimum_bytes_per_second } = qos;
+        Self { iops, bytes_per_second, burst_ms, minimum_iops, minimum_bytes_per_second }
     }
 }
 

@@ -45,5 +45,7 @@ pub(super) async fn volume(
 ) -> Result<Json<Volume>, Failure> {
     let command = Command::SetLabels { of: Labelled::Volume, name: name.clone(), labels: request.labels };
     let view = change.submit(command).await?;
-    view.volume(&name).map(Json).ok_or_else(|| Failure::not_found("volume", &name))
+    view.volume(&name, &change.handle.telemetry())
+        .map(Json)
+        .ok_or_else(|| Failure::not_found("volume", &name))
 }

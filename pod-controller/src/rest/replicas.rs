@@ -9,8 +9,8 @@ use crate::api::{AddReplica, Problem, Volume};
 use crate::state::Command;
 use crate::view::View;
 
-fn shown(view: &View, name: &str) -> Result<Json<Volume>, Failure> {
-    view.volume(name).map(Json).ok_or_else(|| Failure::not_found("volume", name))
+fn shown(change: &Change, view: &View, name: &str) -> Result<Json<Volume>, Failure> {
+    view.volume(name, &change.handle.telemetry()).map(Json).ok_or_else(|| Failure::not_found("volume", name))
 }
 
 /// Has a volume lie on one more SSD, or move there. A guest that uses it goes on, and what is there is copied meanwhile; of a
@@ -34,7 +34,7 @@ pub(super) async fn add(
     let replaces =
         request.replaces.as_deref().map(|device| device_named(&change.handle, device)).transpose()?;
     let view = change.submit(Command::AddReplica { name: name.clone(), device, replaces }).await?;
-    shown(&view, &name)
+    shown(&change, &view, &name)
 }
 
 /// Has a volume not lie on an SSD any more. Its place is wiped.
@@ -57,5 +57,5 @@ pub(super) async fn remove(
 ) -> Result<Json<Volume>, Failure> {
     let device = device_named(&change.handle, &format!("{host}/{ssd_name}"))?;
     let view = change.submit(Command::RemoveReplica { name: name.clone(), device }).await?;
-    shown(&view, &name)
+    shown(&change, &view, &name)
 }

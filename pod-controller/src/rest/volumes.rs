@@ -40,7 +40,7 @@ pub(super) async fn list(
     Asked(query): Asked<ListQuery>,
 ) -> Result<Json<VolumeList>, Failure> {
     let labels = Selector::parse(query.label.as_deref())?;
-    let mut volumes = handle.view().volumes();
+    let mut volumes = handle.view().volumes(&handle.telemetry());
     volumes.retain(|it| {
         let on =
             |device: &String| it.device == *device || it.replicas.iter().any(|place| place.device == *device);
@@ -63,7 +63,11 @@ pub(super) async fn get(
     State(handle): State<Handle>,
     Names(name): Names<String>,
 ) -> Result<Json<Volume>, Failure> {
-    handle.view().volume(&name).map(Json).ok_or_else(|| Failure::not_found("volume", &name))
+    handle
+        .view()
+        .volume(&name, &handle.telemetry())
+        .map(Json)
+        .ok_or_else(|| Failure::not_found("volume", &name))
 }
 
 /// Creates a volume: a contiguous range of an SSD, or of several SSDs of different hosts that mirror each other or have a
@@ -96,7 +100,9 @@ pub(super) async fn create(change: Change, Body(request): Body<CreateVolume>) ->
         }
     };
     let view = change.submit_labelled(command, request.labels).await?;
-    let volume = view.volume(&request.name).ok_or_else(|| Failure::not_found("volume", &request.name))?;
+    let volume = view
+        .volume(&request.name, &change.handle.telemetry())
+        .ok_or_else(|| Failure::not_found("volume", &request.name))?;
     if change.is_dry_run {
         return Ok(Json(volume).into_response());
     }
@@ -122,7 +128,9 @@ pub(super) async fn change(
 ) -> Result<Json<Volume>, Failure> {
     let (size_bytes, qos) = (request.size.map(crate::api::ByteSize::get), request.qos.map(Into::into));
     let view = change.submit(Command::ChangeVolume { name: name.clone(), size_bytes, qos }).await?;
-    view.volume(&name).map(Json).ok_or_else(|| Failure::not_found("volume", &name))
+    view.volume(&name, &change.handle.telemetry())
+        .map(Json)
+        .ok_or_else(|| Failure::not_found("volume", &name))
 }
 
 /// Deletes a volume and its data.

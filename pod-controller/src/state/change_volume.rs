@@ -106,8 +106,12 @@ impl State {
 
 pub(super) fn check_qos(qos: &Qos) -> Result<(), Refusal> {
     let invalid = |detail: String| Err(Refusal::new(RefusalKind::InvalidValue, detail));
-    let rates =
-        [("iops", qos.iops), ("bytes_per_second", qos.bytes_per_second), ("minimum_iops", qos.minimum_iops)];
+    let rates = [
+        ("iops", qos.iops),
+        ("bytes_per_second", qos.bytes_per_second),
+        ("minimum_iops", qos.minimum_iops),
+        ("minimum_bytes_per_second", qos.minimum_bytes_per_second),
+    ];
     for (name, rate) in rates {
         if rate == Some(0) {
             return invalid(format!("{name} must be 1 at least; leave it out for no limit"));
@@ -121,6 +125,11 @@ pub(super) fn check_qos(qos: &Qos) -> Result<(), Refusal> {
     {
         return invalid(format!("minimum_iops {minimum} is more than iops {most}"));
     }
+    if let (Some(minimum), Some(most)) = (qos.minimum_bytes_per_second, qos.bytes_per_second)
+        && minimum > most
+    {
+        return invalid(format!("minimum_bytes_per_second {minimum} is more than bytes_per_second {most}"));
+    }
     Ok(())
 }
 
@@ -129,6 +138,8 @@ fn shown(qos: &Qos) -> String {
     parts.extend(qos.iops.map(|iops| format!("at most {iops} requests/s")));
     parts.extend(qos.bytes_per_second.map(|bytes| format!("at most {}/s", ByteSize::new(bytes))));
     parts.extend(qos.minimum_iops.map(|iops| format!("{iops} requests/s before others")));
+    let minimum_bytes = qos.minimum_bytes_per_second.map(ByteSize::new);
+    parts.extend(minimum_bytes.map(|bytes| format!("{bytes}/s before others")));
     if parts.is_empty() { "no limits".to_owned() } else { parts.join(", ") }
 }
 
@@ -209,11 +220,18 @@ mod tests {
     #[test]
     fn a_share_that_makes_no_sense_is_refused() {
         let mut state = pod();
-        let good = Qos { iops: Some(100), minimum_iops: Some(50), ..Qos::default() };
+        let good = Qos {
+            iops: Some(100),
+            minimum_iops: Some(50),
+            minimum_bytes_per_second: Some(1 << 20),
+            ..Qos::default()
+        };
         for bad in [
             Qos { iops: Some(0), ..good },
             Qos { bytes_per_second: Some(0), ..good },
             Qos { minimum_iops: Some(101), ..good },
+            Qos { minimum_bytes_per_second: Some(0), ..good },
+            Qos { bytes_per_second: Some(100), minimum_bytes_per_second: Some(101), ..good },
             Qos { burst_ms: 60_001, ..good },
         ] {
             assert!(state.apply(&change("b", Some(16), Some(bad))).is_err(), "{bad:?}");

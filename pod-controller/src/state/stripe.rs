@@ -82,12 +82,13 @@ impl Volume {
         }
         let columns = u64::from(self.columns()).max(1);
         let share = |all: Option<u64>| all.map(|all| all.div_ceil(columns));
-        let Qos { iops, bytes_per_second, burst_ms, minimum_iops } = self.qos;
+        let Qos { iops, bytes_per_second, burst_ms, minimum_iops, minimum_bytes_per_second } = self.qos;
         Qos {
             iops: share(iops),
             bytes_per_second: share(bytes_per_second),
             burst_ms,
             minimum_iops: share(minimum_iops),
+            minimum_bytes_per_second: share(minimum_bytes_per_second),
         }
     }
 }

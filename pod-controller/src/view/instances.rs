@@ -1,26 +1,40 @@
+use std::collections::BTreeMap;
+
+use cxl_pool::{EndpointId, Role};
 use pod_protocol::ids::LeaseId;
 
 use super::{View, conditions};
 use crate::api;
-use crate::state::{Instance, InstanceType, Lease, LeaseKind, Loads, Volume};
+use crate::controller::Sample;
+use crate::state::{DeviceId, Instance, InstanceType, Lease, LeaseKind, Loads, Volume};
 
 impl View {
     /// All volumes, by name.
-    pub fn volumes(&self) -> Vec<api::Volume> {
+    pub fn volumes(&self, telemetry: &BTreeMap<EndpointId, Sample>) -> Vec<api::Volume> {
         let mut volumes: Vec<api::Volume> = {
             let there = self.state.volumes.values().filter(|volume| !volume.deleted);
-            there.map(|it| self.show_volume(it)).collect()
+            there.map(|it| self.show_volume(it, telemetry)).collect()
         };
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
         volumes
     }
 
     /// The volume with this name.
-    pub fn volume(&self, name: &str) -> Option<api::Volume> {
-        self.state.volume_named(name).map(|volume| self.show_volume(volume))
+    pub fn volume(&self, name: &str, telemetry: &BTreeMap<EndpointId, Sample>) -> Option<api::Volume> {
+        self.state.volume_named(name).map(|volume| self.show_volume(volume, telemetry))
     }
 
-    fn show_volume(&self, volume: &Volume) -> api::Volume {
+    /// What a volume takes up in its places, if all of their SSDs tell.
+    fn allocated_bytes(volume: &Volume, telemetry: &BTreeMap<EndpointId, Sample>) -> Option<u64> {
+        let on = |ssd: &DeviceId| {
+            let backend = EndpointId { host: ssd.host, role: Role::BlkBackend };
+            let counted = telemetry.get(&backend)?.telemetry.allocated_bytes.get(&ssd.name)?;
+            counted.iter().find(|(id, _)| *id == volume.id).map(|&(_, bytes)| bytes)
+        };
+        volume.devices().map(on).try_fold(0_u64, |sum, bytes| Some(sum.saturating_add(bytes?)))
+    }
+
+    fn show_volume(&self, volume: &Volume, telemetry: &BTreeMap<EndpointId, Sample>) -> api::Volume {
         let lease = self.state.lease_of_volume(volume.id);
         let instance = lease.and_then(|lease| self.state.instances.get(&lease.instance));
         let first = volume.replicas.first();
@@ -46,6 +60,7 @@ impl View {
             stripe_bytes: volume.stripe_bytes,
             replicas: replicas.collect(),
             size_bytes: volume.size_bytes,
+            allocated_bytes: Self::allocated_bytes(volume, telemetry),
             qos: volume.qos.into(),
             instance: instance.map(|instance| instance.name.clone()),
             labels: volume.labels.clone(),

@@ -1,5 +1,6 @@
 //! The backend: serves volumes of this host's SSDs to the frontends that lease them.
 
+mod allocation;
 pub mod check;
 mod dispatch;
 mod hanging;
@@ -258,6 +259,7 @@ impl Handler for Backend {
         Telemetry {
             devices: devices.collect(),
             leases: self.volumes.iter().map(|(&lease, known)| known.counters.lease(lease)).collect(),
+            allocated_bytes: self.tables.allocated_bytes().clone(),
             counters: [("malformed-messages".to_owned(), self.malformed.get())].into(),
             ..Telemetry::default()
         }

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use pod_protocol::endpoint::Reporter;
 use pod_protocol::ids::VolumeId;
@@ -17,6 +18,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use tracing::{error, info, warn};
 
+use super::allocation::{Allocated, Allocation, Place};
 use crate::ssd::Label;
 
 /// Wiped at a time: so often a stop is noticed.
@@ -47,6 +49,7 @@ pub(super) struct Tables {
     kept: BTreeMap<String, Kept>,
     wipes: Vec<Wipe>,
     stop: Arc<AtomicBool>,
+    allocation: Allocation,
 }
 
 impl Tables {
@@ -77,6 +80,27 @@ impl Tables {
         self.kept.get(device)?.label.intent_log(id)
     }
 
+    /// What volumes take up, by device; counted in the background now and then.
+    pub(super) fn allocated_bytes(&mut self) -> &Allocated {
+        let kept = &self.kept;
+        self.allocation.refresh(Instant::now(), || {
+            let on = kept.iter().flat_map(|(device, kept)| {
+                let there = kept.label.table().volumes.iter().filter(|entry| !entry.deleted);
+                there.filter_map(move |entry| {
+                    Some(Place {
+                        device: device.clone(),
+                        volume: entry.id,
+                        file: kept.label.file().try_clone().ok()?,
+                        start_bytes: entry.start_bytes,
+                        end_bytes: entry.end_bytes(),
+                    })
+                })
+            });
+            on.collect()
+        });
+        self.allocation.counted()
+    }
+
     /// Keeps a table, and begins to wipe what is deleted in it and not in use.
     pub(super) fn apply(&mut self, object: &TableObject) -> Result<(), String> {
         let Some(kept) = self.kept.get_mut(&object.ssd) else {
@@ -91,6 +115,7 @@ impl Tables {
         }
         kept.label.write(&object.table).map_err(|error| error.to_string())?;
         kept.confirmed = true;
+        self.allocation.places_changed();
         kept.wiped.retain(|id| deleted.contains(id));
         Ok(())
     }

@@ -6,6 +6,8 @@
 use pod_protocol::objects::Qos;
 
 const SECOND_NS: u64 = 1_000_000_000;
+/// What a request takes at least of the bytes that a volume is sure to get.
+const MINIMUM_COST_BYTES: u64 = 4096;
 
 /// One rate.
 #[derive(Debug, Clone, Copy)]
@@ -38,7 +40,8 @@ pub(super) struct Throttle {
     qos: Qos,
     requests: Option<Rate>,
     bytes: Option<Rate>,
-    minimum: Option<Rate>,
+    minimum_requests: Option<Rate>,
+    minimum_bytes: Option<Rate>,
 }
 
 impl Throttle {
@@ -48,8 +51,9 @@ impl Throttle {
         Self {
             requests: rate(qos.iops),
             bytes: rate(qos.bytes_per_second),
-            // What was not used of it is not saved up.
-            minimum: qos.minimum_iops.map(|per_second| Rate::new(per_second, 0)),
+            // What was not used of them is not saved up.
+            minimum_requests: qos.minimum_iops.map(|per_second| Rate::new(per_second, 0)),
+            minimum_bytes: qos.minimum_bytes_per_second.map(|per_second| Rate::new(per_second, 0)),
             qos,
         }
     }
@@ -63,7 +67,8 @@ impl Throttle {
 
     /// Whether the time matters at all.
     pub(super) fn needs_clock(&self) -> bool {
-        self.requests.is_some() || self.bytes.is_some() || self.minimum.is_some()
+        let rates = [&self.requests, &self.bytes, &self.minimum_requests, &self.minimum_bytes];
+        rates.into_iter().any(Option::is_some)
     }
 
     /// When the next request may begin, if not now.
@@ -74,16 +79,21 @@ impl Throttle {
 
     /// Whether it has had less than it is sure to get.
     pub(super) fn is_below_minimum(&self, now_ns: u64) -> bool {
-        self.minimum.is_some_and(|minimum| minimum.in_time_from() <= now_ns)
+        let mut minima = self.minimum_requests.iter().chain(&self.minimum_bytes);
+        minima.any(|minimum| minimum.in_time_from() <= now_ns)
     }
 
     /// A request began.
     pub(super) fn take(&mut self, bytes: u64, now_ns: u64) {
-        for rate in self.requests.iter_mut().chain(&mut self.minimum) {
+        for rate in self.requests.iter_mut().chain(&mut self.minimum_requests) {
             rate.take(1, now_ns);
         }
         if let Some(rate) = &mut self.bytes {
             rate.take(bytes, now_ns);
+        }
+        if let Some(rate) = &mut self.minimum_bytes {
+            // Who only flushes would come before others for ever.
+            rate.take(bytes.max(MINIMUM_COST_BYTES), now_ns);
         }
     }
 }
@@ -136,6 +146,24 @@ mod tests {
         throttle.take(0, 5 * SECOND_NS);
         assert!(!throttle.is_below_minimum(5 * SECOND_NS));
         assert!(throttle.is_below_minimum(5 * SECOND_NS + SECOND_NS / 10));
+    }
+
+    #[test]
+    fn a_minimum_of_bytes_is_reached_by_bytes() {
+        let qos = Qos { minimum_bytes_per_second: Some(1 << 20), ..Qos::default() };
+        let mut throttle = Throttle::new(qos);
+        assert!(throttle.needs_clock() && throttle.waits_until(0).is_none());
+        // What moves nothing, such as a flush, brings it nearer by a little.
+        throttle.take(0, 0);
+        assert!(!throttle.is_below_minimum(0));
+        throttle.take((512 << 10) - MINIMUM_COST_BYTES, 0);
+        assert!(!throttle.is_below_minimum(SECOND_NS / 2 - 1));
+        assert!(throttle.is_below_minimum(SECOND_NS / 2));
+        assert_eq!(throttle.waits_until(0), None, "it is no limit");
+        // Of both, it has had neither before it has had both.
+        let mut throttle = Throttle::new(Qos { minimum_iops: Some(1), ..qos });
+        throttle.take(512, 0);
+        assert!(throttle.is_below_minimum(SECOND_NS / 100));
     }
 
     #[test]

@@ -168,12 +168,13 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
             let (host, ssd) = device.split_once('/').unwrap_or((device, ""));
             show(out, format, &client.remove_replica(name, host, ssd)?, output::volume)
         }
-        Volumes::Qos { name, iops, bandwidth, burst_ms, minimum_iops } => {
+        Volumes::Qos { name, iops, bandwidth, burst_ms, minimum_iops, minimum_bandwidth } => {
             let qos = VolumeQos {
                 iops: *iops,
                 bytes_per_second: bandwidth.map(ByteSize::get),
                 burst_ms: *burst_ms,
                 minimum_iops: *minimum_iops,
+                minimum_bytes_per_second: minimum_bandwidth.map(ByteSize::get),
             };
             let request = ChangeVolume { size: None, qos: Some(qos) };
             show(out, format, &client.change_volume(name, &request)?, output::volume)

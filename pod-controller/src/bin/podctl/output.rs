@@ -172,6 +172,9 @@ pub(crate) fn volume(volume: &Volume) -> String {
         ("volume", volume.name.clone()),
         ("size", format!("{} ({} bytes)", ByteSize::new(volume.size_bytes), volume.size_bytes)),
     ];
+    if let Some(bytes) = volume.allocated_bytes {
+        lines.push(("taken up", format!("{} ({bytes} bytes)", ByteSize::new(bytes))));
+    }
     if volume.replicas.is_empty() {
         lines.push(("device", format!("{}, from {}", volume.device, ByteSize::new(volume.start_bytes))));
     }
@@ -197,6 +200,8 @@ fn limits(qos: &VolumeQos) -> String {
         parts.push(format!("bursts of {} ms", qos.burst_ms));
     }
     parts.extend(qos.minimum_iops.map(|iops| format!("{iops} requests/s before others")));
+    let minimum_bytes = qos.minimum_bytes_per_second.map(ByteSize::new);
+    parts.extend(minimum_bytes.map(|bytes| format!("{bytes}/s before others")));
     if parts.is_empty() { "none".to_owned() } else { parts.join(", ") }
 }
 

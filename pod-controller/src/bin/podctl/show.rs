@@ -75,6 +75,7 @@ mod tests {
             device: "h2/ssd0".to_owned(),
             start_bytes: 0,
             size_bytes: 4096,
+            allocated_bytes: None,
             stripe_bytes: None,
             replicas: Vec::new(),
             qos: VolumeQos::default(),

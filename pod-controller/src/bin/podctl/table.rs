@@ -114,11 +114,13 @@ pub(crate) fn volumes(volumes: &[Volume], wide: bool) -> String {
         vec![
             volume.name.clone(),
             ByteSize::new(volume.size_bytes).to_string(),
+            volume.allocated_bytes.map_or_else(|| "-".to_owned(), |bytes| ByteSize::new(bytes).to_string()),
             places(volume),
             volume.instance.clone().unwrap_or_else(|| "-".to_owned()),
         ]
     });
-    let (mut header, mut rows) = (vec!["volume", "size", "device", "instance"], rows.collect::<Vec<_>>());
+    let (mut header, mut rows) =
+        (vec!["volume", "size", "taken up", "device", "instance"], rows.collect::<Vec<_>>());
     if wide {
         let id: fn(&Volume) -> String = |it| it.id.to_string();
         let labels: fn(&Volume) -> String = |it| shown_labels(&it.labels);
@@ -127,7 +129,7 @@ pub(crate) fn volumes(volumes: &[Volume], wide: bool) -> String {
     }
     or_none(
         "no volumes; create one: podctl volumes create vol0 --size 8G",
-        plain(&header, &[1], rows),
+        plain(&header, &[1, 2], rows),
         volumes,
     )
 }
@@ -246,6 +248,7 @@ mod tests {
             device: "h2/ssd0".to_owned(),
             start_bytes: 0,
             size_bytes,
+            allocated_bytes: instance.map(|_| 3 << 20),
             stripe_bytes: None,
             replicas: Vec::new(),
             qos: VolumeQos::default(),
@@ -255,12 +258,15 @@ mod tests {
         };
         let rows = [volume("a", 8 << 30, Some("vm1")), volume("longer-name", 512 << 20, None)];
         let wide = volumes(&rows, true);
-        assert!(wide.starts_with("VOLUME            SIZE  DEVICE   INSTANCE  ID  LABELS  NOT\n"), "{wide}");
+        assert!(
+            wide.starts_with("VOLUME            SIZE  TAKEN UP  DEVICE   INSTANCE  ID  LABELS  NOT\n"),
+            "{wide}"
+        );
         assert_eq!(
             volumes(&rows, false),
-            "VOLUME            SIZE  DEVICE   INSTANCE\n\
-             a              8.0 GiB  h2/ssd0  vm1\n\
-             longer-name  512.0 MiB  h2/ssd0  -"
+            "VOLUME            SIZE  TAKEN UP  DEVICE   INSTANCE\n\
+             a              8.0 GiB   3.0 MiB  h2/ssd0  vm1\n\
+             longer-name  512.0 MiB         -  h2/ssd0  -"
         );
     }
 

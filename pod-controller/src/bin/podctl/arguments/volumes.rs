@@ -94,7 +94,7 @@ pub(crate) enum Volumes {
     ///
     /// Examples:
     ///     podctl volumes qos vol0 --iops 5000 --bandwidth 200M --burst-ms 500
-    ///     podctl volumes qos vol0 --minimum-iops 1000
+    ///     podctl volumes qos vol0 --minimum-iops 1000 --minimum-bandwidth 50M
     ///     podctl volumes qos vol0
     #[command(verbatim_doc_comment)]
     Qos {
@@ -112,6 +112,9 @@ pub(crate) enum Volumes {
         /// Requests per second for which it comes before others, where the SSD is the bottleneck
         #[arg(long)]
         minimum_iops: Option<u64>,
+        /// Bytes per second for which it comes before others, where the SSD is the bottleneck
+        #[arg(long)]
+        minimum_bandwidth: Option<ByteSize>,
     },
     /// Label a volume anew, as a whole; without labels, it has none any more
     Label {
