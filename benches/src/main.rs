@@ -10,6 +10,7 @@ mod cxl_model;
 mod exchange;
 mod failover;
 mod memchannel;
+mod multiplex;
 mod net;
 mod plot;
 mod report;
@@ -56,6 +57,7 @@ enum Benchmark {
     ChannelSender(channel::SenderOptions),
     /// Pulled cables and moves between NICs, through a whole pod.
     Failover(failover::Options),
+    Multiplex(multiplex::Options),
     Net(net::Options),
 }
 
@@ -81,6 +83,7 @@ fn run(cli: &Cli) -> Result<()> {
             apart(|| rest::run(&rest::Options::default(), &cli.output))?;
             apart(|| blk::run(&blk::Options::default(), &cli.output))?;
             apart(|| net::run(&net::Options::default(), &cli.output))?;
+            apart(|| multiplex::run(&multiplex::Options::default(), &cli.output))?;
             failover::run(&failover::Options::short(), &cli.output)
         }
         Benchmark::Blk(options) => blk::run(options, &cli.output),
@@ -93,6 +96,7 @@ fn run(cli: &Cli) -> Result<()> {
         Benchmark::Rest(options) => rest::run(options, &cli.output),
         Benchmark::ChannelSender(options) => channel::send(options),
         Benchmark::Failover(options) => failover::run(options, &cli.output),
+        Benchmark::Multiplex(options) => multiplex::run(options, &cli.output),
         Benchmark::Net(options) => net::run(options, &cli.output),
     }
 }

@@ -314,6 +314,11 @@ impl MockGuest {
         self.features
     }
 
+    /// Enables or disables a ring.
+    pub fn enable_ring(&mut self, index: usize, enable: bool) {
+        self.frontend().set_vring_enable(index, enable).unwrap();
+    }
+
     /// Stops a ring; returns its base.
     pub fn stop_ring(&mut self, index: usize) -> u32 {
         self.frontend().get_vring_base(index).unwrap()

@@ -1,28 +1,10 @@
-//! The engine's daemons as they are deployed, with everything around them real: pool file, control channels, worker
-//! threads, doorbells, a vhost-user socket, TAP devices on a bridge. The test plays the controller and the VMM.
+//! A cable is pulled, and interfaces are deleted and made again.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use cxl_channel::RingPlacement;
-use cxl_pool::{
-    Area, CoherenceMode, CreateOptions, EndpointId, Generation, HardwareMemory, HostId, LineCount,
-    LineOffset, Pool, Role,
-};
-use pod_protocol::commands::{Command as ControlCommand, Version};
-use pod_protocol::controller::{ControllerPort, PortEvent};
-use pod_protocol::daemon::{Exit, StopSignal};
-use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress};
-use pod_protocol::objects::{
-    ChannelObject, Engine, NicObject, NicPolicy, Object, PortObject, RegistrationObject, RegistrationState,
-    Route,
-};
-use pod_protocol::reports::{DeviceReport, Join, Report};
-use pod_protocol::run_directory::RunDirectory;
+use cxl_pool::Role;
+use pod_protocol::objects::{NicObject, Object, RegistrationState};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use vhost_frontend::mock::{MockGuest, Piece};
 use vhost_net_cxl::daemon::{run_backend, run_frontend};
@@ -30,180 +12,16 @@ use vhost_net_cxl::offloads::Offloads;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 use vm_memory::{Bytes, GuestAddress};
 
-const DEADLINE: Duration = Duration::from_secs(20);
-const MAC: MacAddress = MacAddress::new([2, 0, 0, 0, 0, 1]);
-const LINES_PER_MIB: u64 = (1 << 20) / 64;
+use crate::pod::{
+    DEADLINE, Daemon, MAC, area, channel_pair, controller, endpoint, port, registration, run_directory,
+    write_config,
+};
+
 const FRAME_BYTES: u32 = 200;
 
 fn sh(command: &str) {
     let output = Command::new("sh").args(["-c", command]).output().expect("a shell");
     assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-fn area(first_mib: u64, mib: u64) -> Area {
-    Area::new(LineOffset::new(first_mib * LINES_PER_MIB), LineCount::new(mib * LINES_PER_MIB))
-}
-
-const fn endpoint(host: u16, role: Role) -> EndpointId {
-    EndpointId::new(HostId::new(host), role)
-}
-
-/// The test's controller.
-struct Controller {
-    port: ControllerPort<HardwareMemory>,
-    joined: BTreeMap<EndpointId, Join>,
-    links: Vec<(EndpointId, bool)>,
-    /// NICs that failed, and that are back.
-    devices: Vec<(EndpointId, bool)>,
-}
-
-impl Controller {
-    /// Serves the port until `done` holds.
-    fn serve_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
-        let start = Instant::now();
-        while !done(self) {
-            assert!(start.elapsed() < DEADLINE, "{what} did not happen");
-            self.serve();
-        }
-    }
-
-    fn serve(&mut self) -> Option<PortEvent> {
-        let Some(event) = self.port.poll(Instant::now()) else {
-            self.port.wait(Duration::from_millis(5));
-            return None;
-        };
-        match event.clone() {
-            PortEvent::Appeared { endpoint, .. } => self.port.grant(endpoint).expect("granted"),
-            PortEvent::Joined { endpoint, request, join } => {
-                self.port.answer(request, Ok(()));
-                self.joined.insert(endpoint, join);
-            }
-            PortEvent::Report { endpoint, report: Report::Link { up, .. } } => {
-                self.links.push((endpoint, up));
-            }
-            PortEvent::Report { endpoint, report: Report::DeviceFailed { .. } } => {
-                self.devices.push((endpoint, false));
-            }
-            PortEvent::Report { endpoint, report: Report::DeviceBack { device } } => {
-                assert!(matches!(device, DeviceReport::Nic { up: true, .. }), "{device:?}");
-                self.devices.push((endpoint, true));
-            }
-            _ => {}
-        }
-        Some(event)
-    }
-
-    fn apply(&mut self, to: EndpointId, object: Object) {
-        let name = object.id().to_string();
-        let sent = self.port.send(to, &ControlCommand::Apply { version: Version::default(), object });
-        let start = Instant::now();
-        loop {
-            if let Some(PortEvent::Answered { command, result, .. }) = self.serve()
-                && command == sent
-            {
-                result.unwrap_or_else(|error| panic!("{to}, {name}: {error}"));
-                return;
-            }
-            assert!(start.elapsed() < DEADLINE, "{to} did not answer about {name}");
-        }
-    }
-}
-
-struct Daemon {
-    stop: StopSignal,
-    thread: Option<JoinHandle<anyhow::Result<Exit>>>,
-}
-
-impl Daemon {
-    fn start(run: impl FnOnce(&StopSignal) -> anyhow::Result<Exit> + Send + 'static) -> Self {
-        let stop = StopSignal::manual().expect("a signal");
-        let theirs = stop.clone();
-        Self { stop, thread: Some(std::thread::spawn(move || run(&theirs))) }
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        self.stop.stop();
-        let outcome = self.thread.take().map(JoinHandle::join);
-        if !std::thread::panicking() {
-            assert!(matches!(outcome, Some(Ok(Ok(Exit::Stopped)))), "{outcome:?}");
-        }
-    }
-}
-
-fn write_config(directory: &Path, host: u16, nic: &str) -> PathBuf {
-    let path = directory.join(format!("h{host}.toml"));
-    let text = format!(
-        "[host]\nid = {host}\nname = \"h{host}\"\n[pool]\npath = \"{0}/pool\"\n[run]\ndirectory = \"{0}/run\"\n\
-         wakeup = \"socket\"\n{nic}",
-        directory.display()
-    );
-    fs::write(&path, text).expect("written");
-    path
-}
-
-/// Both sides of a channel between the frontend on h1 and the backend on `host`.
-fn channel_pair(host: u16) -> [(EndpointId, ChannelObject); 2] {
-    let start = |quarter| {
-        area(32 + u64::from(host), 1).start.checked_add(LineCount::new(quarter * LINES_PER_MIB / 4))
-    };
-    let there = RingPlacement { start: start(0).expect("in the pool"), slots: 8192 };
-    let back = RingPlacement { start: start(2).expect("in the pool"), slots: 8192 };
-    let (frontend, backend) = (endpoint(1, Role::NetFrontend), endpoint(host, Role::NetBackend));
-    let side = |peer, outgoing, incoming| ChannelObject {
-        id: ChannelId::new(u32::from(host)),
-        engine: Engine::Net,
-        peer,
-        generation: Generation::new(1),
-        outgoing,
-        incoming,
-    };
-    [(frontend, side(backend, there, back)), (backend, side(frontend, back, there))]
-}
-
-fn registration(host: u16, generation: u16, state: RegistrationState) -> Object {
-    Object::Registration(RegistrationObject {
-        lease: LeaseId::new(1).expect("small"),
-        nic: "nic0".into(),
-        instance: InstanceId::new(1),
-        generation: LeaseGeneration::new(generation),
-        mac: MAC,
-        mtu: 1500,
-        features: Offloads::ALL.features(),
-        channel: ChannelId::new(u32::from(host)),
-        tx_area: area(40, 8),
-        state,
-        rx_quota_buffers: 512,
-        policy: NicPolicy::default(),
-        ram_area: None,
-    })
-}
-
-fn port(active: (u16, u16), standby: (u16, u16)) -> Object {
-    let route = |(host, generation): (u16, u16)| Route {
-        channel: ChannelId::new(u32::from(host)),
-        generation: LeaseGeneration::new(generation),
-    };
-    Object::Port(PortObject {
-        lease: LeaseId::new(1).expect("small"),
-        instance: InstanceId::new(1),
-        instance_name: "vm".into(),
-        device: "net0".into(),
-        socket: "vm-net0.sock".into(),
-        vmm_listens: false,
-        mac: MAC,
-        mtu: 1500,
-        queue_pairs: 1,
-        features: Offloads::ALL.features(),
-        tx_area: area(40, 8),
-        active: route(active),
-        standby: Some(route(standby)),
-        draining: None,
-        incoming: false,
-        policy: NicPolicy::default(),
-        ram_area: None,
-    })
 }
 
 /// A guest that sends broadcast frames and hears what comes back.
@@ -288,16 +106,8 @@ fn an_instance_moves_to_the_backup_nic_when_the_cable_is_pulled() {
 }
 
 fn run(directory: &Path) {
-    let options = CreateOptions {
-        size_bytes: Some(64 << 20),
-        mode: CoherenceMode::Hardware,
-        ..CreateOptions::default()
-    };
-    let pool = Pool::create(&directory.join("pool"), &options).expect("a pool");
-    let run_directory = RunDirectory::new(directory.join("run"));
-    let port_of_pod = ControllerPort::open(&pool, pool.hardware(), run_directory.clone(), 1).expect("a port");
-    let mut controller =
-        Controller { port: port_of_pod, joined: BTreeMap::new(), links: Vec::new(), devices: Vec::new() };
+    let run_directory = run_directory(directory);
+    let mut controller = controller(directory);
     let backend = |host: u16| {
         let nic = format!(
             "[[nic]]\nname = \"nic0\"\ndriver = \"tap\"\ninterface = \"h{host}-tap\"\nuplink = \"h{host}\"\n\
@@ -322,7 +132,7 @@ fn run(directory: &Path) {
         (endpoint(2, Role::NetBackend), endpoint(3, Role::NetBackend), endpoint(1, Role::NetFrontend));
     controller.apply(first, registration(2, 1, RegistrationState::Active));
     controller.apply(second, registration(3, 1, RegistrationState::Standby));
-    controller.apply(frontend, port((2, 1), (3, 1)));
+    controller.apply(frontend, Object::Port(port((2, 1), (3, 1))));
 
     let client = packet_socket::Packets::open("client");
     let mut guest = Guest::connect(&run_directory.sockets().join("vm-net0.sock"));
@@ -340,7 +150,7 @@ fn run(directory: &Path) {
     controller.serve_until("the loss of the link", |it| it.links.contains(&(first, false)));
     let numbers: Vec<u8> = (0..10).map(|_| guest.send()).collect();
     controller.apply(second, registration(3, 2, RegistrationState::Active));
-    controller.apply(frontend, port((3, 2), (2, 2)));
+    controller.apply(frontend, Object::Port(port((3, 2), (2, 2))));
     controller.apply(first, registration(2, 2, RegistrationState::Standby));
     let got: Vec<u8> = numbers.iter().map(|_| client.receive(DEADLINE)).collect();
     assert_eq!(got, numbers);

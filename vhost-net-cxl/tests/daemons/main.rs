@@ -1,0 +1,6 @@
+//! The engine's daemons as they are deployed, with everything around them real: pool file, control channels, worker
+//! threads, doorbells, vhost-user sockets, TAP devices on a bridge. The test plays the controller and the VMM.
+
+mod cable;
+mod pod;
+mod queue_pairs;
