@@ -239,6 +239,12 @@ impl DriverQueue {
         self.memory.write_obj(self.offered, GuestAddress(self.available() + 2)).expect("in memory");
     }
 
+    /// The head that was offered as number `index`, while that place of the ring was not used again.
+    pub(crate) fn offered_head(&self, index: u16) -> u16 {
+        let place = self.available() + 4 + 2 * u64::from(index % self.size);
+        self.memory.read_obj(GuestAddress(place)).expect("in memory")
+    }
+
     /// Lets a descriptor lead to another one.
     pub(crate) fn lead(&mut self, slot: u16, next: u16) {
         let at = self.base() + 16 * u64::from(slot) + 14;

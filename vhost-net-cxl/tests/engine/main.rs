@@ -10,6 +10,7 @@ mod failover;
 mod finishing;
 mod guest;
 mod hostile;
+mod killed;
 mod live_migration;
 mod logging;
 mod omissions;
