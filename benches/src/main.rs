@@ -16,6 +16,7 @@ mod plot;
 mod report;
 mod rest;
 mod shared_window;
+mod slicing;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -59,6 +60,7 @@ enum Benchmark {
     Failover(failover::Options),
     Multiplex(multiplex::Options),
     Net(net::Options),
+    Slicing(slicing::Options),
 }
 
 fn main() -> ExitCode {
@@ -84,6 +86,7 @@ fn run(cli: &Cli) -> Result<()> {
             apart(|| blk::run(&blk::Options::default(), &cli.output))?;
             apart(|| net::run(&net::Options::default(), &cli.output))?;
             apart(|| multiplex::run(&multiplex::Options::default(), &cli.output))?;
+            slicing::run(&slicing::Options::short(), &cli.output)?;
             failover::run(&failover::Options::short(), &cli.output)
         }
         Benchmark::Blk(options) => blk::run(options, &cli.output),
@@ -98,6 +101,7 @@ fn run(cli: &Cli) -> Result<()> {
         Benchmark::Failover(options) => failover::run(options, &cli.output),
         Benchmark::Multiplex(options) => multiplex::run(options, &cli.output),
         Benchmark::Net(options) => net::run(options, &cli.output),
+        Benchmark::Slicing(options) => slicing::run(options, &cli.output),
     }
 }
 

@@ -85,7 +85,7 @@ fn table(usage: &[VcpuUse]) -> String {
     let mut text = "THREAD   RAN %  SLEPT %    SLEEPS  RETRIES  MISSED  SPREAD OF A WINDOW\n".to_owned();
     for vcpu in usage {
         let part = |time: Duration| 100.0 * time.as_secs_f64() / vcpu.elapsed.as_secs_f64().max(1e-9);
-        let spread = vcpu.spread_points.map_or("-".to_owned(), |points| format!("{points:.1} points"));
+        let spread = vcpu.spread_points().map_or("-".to_owned(), |points| format!("{points:.1} points"));
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,

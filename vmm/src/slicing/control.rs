@@ -118,8 +118,9 @@ impl ControlFile {
                 retries: number(offset_of!(Slot, retries))?,
                 missed: number(offset_of!(Slot, missed))?,
                 carry_ns: number(offset_of!(Slot, carry_ns))?.cast_signed(),
-                #[expect(clippy::cast_precision_loss, reason = "for people")]
-                spread_points: (windows > 0).then(|| (squares as f64 / windows as f64).sqrt() / 10.0),
+                looks: number(offset_of!(Slot, ticks))?,
+                windows,
+                squares,
             });
         }
         Ok(found)

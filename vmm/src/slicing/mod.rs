@@ -24,7 +24,7 @@ use crate::VmmError;
 pub const HOLDS_FOR: Duration = Duration::from_secs(1);
 
 /// What one vCPU thread did while it was sliced.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct VcpuUse {
     /// Its id.
     pub thread: u32,
@@ -44,8 +44,39 @@ pub struct VcpuUse {
     pub carry_ns: i64,
     /// What it ran too long and is not carried, because that would be more than a window.
     pub forgiven: Duration,
-    /// The standard deviation of a window's share, in points, where that is known.
-    pub spread_points: Option<f64>,
+    /// How often its account was looked at.
+    pub looks: u64,
+    /// How many windows there were.
+    pub windows: u64,
+    /// The sum over windows of the squared difference between obtained and requested share, in parts per million.
+    pub squares: u64,
+}
+
+impl VcpuUse {
+    /// What it did since an earlier look.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            thread: self.thread,
+            elapsed: self.elapsed.saturating_sub(before.elapsed),
+            ran: self.ran.saturating_sub(before.ran),
+            slept: self.slept.saturating_sub(before.slept),
+            sleeps: self.sleeps.saturating_sub(before.sleeps),
+            retries: self.retries.saturating_sub(before.retries),
+            missed: self.missed.saturating_sub(before.missed),
+            carry_ns: self.carry_ns,
+            forgiven: self.forgiven.saturating_sub(before.forgiven),
+            looks: self.looks.saturating_sub(before.looks),
+            windows: self.windows.saturating_sub(before.windows),
+            squares: self.squares.saturating_sub(before.squares),
+        }
+    }
+
+    /// The standard deviation of a window's share, in points; none where windows are not seen one by one.
+    pub fn spread_points(&self) -> Option<f64> {
+        #[expect(clippy::cast_precision_loss, reason = "for people")]
+        (self.windows > 0).then(|| (self.squares as f64 / self.windows as f64).sqrt() / 10.0)
+    }
 }
 
 /// A way to hold vCPUs to a part of their time.

@@ -1,0 +1,86 @@
+//! A virtual machine with one vCPU that always wants to run.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use guest_images::agent::{Agent, Job};
+use guest_images::{Guest, Silent};
+use tempfile::TempDir;
+use vmm::slicing::{ControlFile, find_shim};
+use vmm::{Accelerator, DirectKernel, RunningVm, Vm, VmSpec};
+
+const BOOT_DEADLINE: Duration = Duration::from_mins(1);
+/// Between looks at the clock.
+const STEP: Duration = Duration::from_millis(50);
+
+/// The machine; dropping it ends it.
+pub(super) struct BusyMachine {
+    _job: Job,
+    _agent: Agent,
+    vm: Vm,
+    running: RunningVm,
+    thread: u32,
+    _directory: TempDir,
+}
+
+impl BusyMachine {
+    /// Boots it. Emulated: what is measured is how exactly a thread is held.
+    pub(super) fn boot() -> Result<Self> {
+        let guest = Guest::ensure(&mut Silent)?;
+        let directory = tempfile::tempdir()?;
+        let shim = find_shim().context("the shim is not built: build vmm with cargo")?;
+        let spec = VmSpec {
+            name: "busy".to_owned(),
+            memory_mib: 192,
+            memory_max_mib: None,
+            cpus: 1,
+            accelerator: Accelerator::Tcg,
+            kernel: Some(DirectKernel {
+                kernel: guest.kernel.clone(),
+                initrd: Some(guest.initrd.clone()),
+                command_line: guest.command_line.clone(),
+            }),
+            networks: Vec::new(),
+            disks: Vec::new(),
+            listens: false,
+            directory: directory.path().to_owned(),
+            incoming: None,
+            vcpu_shim: Some(shim),
+        };
+        let vm = Vm::start(spec)?;
+        let agent = Agent::connect(&vm.spec().exec_socket(), BOOT_DEADLINE)?;
+        let job = agent.start("while :; do :; done", &[])?;
+        let running = vm.running().context("QEMU has ended")?.clone();
+        let thread = running.monitor.vcpus()?.first().context("it has no vCPU")?.thread_id;
+        Ok(Self { _job: job, _agent: agent, vm, running, thread, _directory: directory })
+    }
+
+    pub(super) fn running(&self) -> &RunningVm {
+        &self.running
+    }
+
+    /// How often the shim has looked at its vCPU.
+    pub(super) fn looks(&self) -> Result<u64> {
+        let usage = ControlFile::open(&self.vm.spec().vcpu_control())?.usage()?;
+        Ok(usage.iter().map(|vcpu| vcpu.looks).sum())
+    }
+
+    /// The processor time of its vCPU over so long a time, in percent; `meanwhile` is called often.
+    pub(super) fn share(&self, length: Duration, mut meanwhile: impl FnMut() -> Result<()>) -> Result<f64> {
+        let (began, before) = (Instant::now(), self.processor_time()?);
+        while began.elapsed() < length {
+            std::thread::sleep(STEP.min(length.saturating_sub(began.elapsed())));
+            meanwhile()?;
+        }
+        let ran = self.processor_time()?.saturating_sub(before);
+        Ok(100.0 * ran.as_secs_f64() / began.elapsed().as_secs_f64())
+    }
+
+    fn processor_time(&self) -> Result<Duration> {
+        let path = format!("/proc/{}/schedstat", self.thread);
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        let ns = text.split_whitespace().next().and_then(|ns| ns.parse().ok());
+        Ok(Duration::from_nanos(ns.with_context(|| format!("{path} says {text}"))?))
+    }
+}

@@ -1,0 +1,123 @@
+//! `slicing`: what share of its time a vCPU gets that is held to one, by the shim in its QEMU and by the kernel's quota.
+
+mod machine;
+mod summary;
+
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use vmm::slicing::{self, HOLDS_FOR, Kind, WakeUp};
+
+use self::machine::BusyMachine;
+
+/// The shares that are asked for, in percent.
+const SHARES: [f64; 9] = [5.0, 10.0, 20.0, 35.0, 50.0, 65.0, 80.0, 90.0, 95.0];
+/// The part of the time that slicing may cost.
+const OVERHEAD_MAX: f64 = 0.017;
+/// How long a new order may take to settle.
+const SETTLE: Duration = Duration::from_millis(100);
+
+/// Requested against obtained share of a vCPU that always wants to run (an emulated guest with one vCPU): by the shim and, as its
+/// rival, by the kernel's processor quota.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// For how many seconds each share is measured.
+    #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
+    seconds: f64,
+    /// Measure windows of 100 µs although wake-ups cost too much here.
+    #[arg(long)]
+    shortest: bool,
+}
+
+impl Options {
+    /// Within all benchmarks.
+    pub(crate) fn short() -> Self {
+        Self { seconds: 2.0, shortest: false }
+    }
+}
+
+/// A way to slice.
+#[derive(Clone, Copy)]
+struct Setting {
+    kind: Kind,
+    window: Duration,
+}
+
+/// What was obtained for one share.
+struct Obtained {
+    /// What was asked for, in percent.
+    requested: f64,
+    /// Processor time over time, in percent.
+    percent: f64,
+    /// The standard deviation of a window's share, in points.
+    spread: Option<f64>,
+    /// The window that was really used.
+    window: Duration,
+}
+
+struct Measured {
+    setting: Setting,
+    obtained: Vec<Obtained>,
+}
+
+struct Findings {
+    wake_up: WakeUp,
+    /// What a vCPU gets that nobody holds, in percent.
+    free: f64,
+    /// How often the shim looked at a vCPU that nobody held.
+    looks_at_full_duty: u64,
+    measured: Vec<Measured>,
+}
+
+/// Runs it.
+pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
+    let length = Duration::from_secs_f64(options.seconds.clamp(0.1, 600.0));
+    let wake_up = WakeUp::measure();
+    let machine = BusyMachine::boot()?;
+    let free = machine.share(length, || Ok(()))?;
+    let mut settings: Vec<Setting> = [10_000, 1000]
+        .into_iter()
+        .flat_map(|us| [Kind::Shim, Kind::Cgroup].map(|kind| (kind, us)))
+        .map(|(kind, us)| Setting { kind, window: Duration::from_micros(us) })
+        .collect();
+    let shortest = Duration::from_micros(100);
+    if options.shortest || wake_up.overhead(shortest) <= OVERHEAD_MAX {
+        settings.push(Setting { kind: Kind::Shim, window: shortest });
+    }
+    let mut measured: Vec<Measured> =
+        settings.into_iter().map(|setting| Measured { setting, obtained: Vec::new() }).collect();
+    let looks_at_full_duty = machine.looks()?;
+    // Rivals take turns.
+    for requested in SHARES {
+        for one in &mut measured {
+            one.obtained.push(measure(&machine, one.setting, requested, length)?);
+        }
+    }
+    summary::write(&Findings { wake_up, free, looks_at_full_duty, measured }, output)
+}
+
+fn measure(machine: &BusyMachine, setting: Setting, requested: f64, length: Duration) -> Result<Obtained> {
+    let duty = slicing::duty(requested / 100.0, setting.window);
+    let mut choice = slicing::choose(machine.running(), Some(setting.kind))
+        .with_context(|| format!("the {} cannot be measured", setting.kind))?;
+    let window = choice.actuator.set(duty)?;
+    thread::sleep(SETTLE);
+    let before = choice.actuator.usage()?;
+    let mut renewed = Instant::now();
+    let percent = machine.share(length, || {
+        if renewed.elapsed() > HOLDS_FOR / 5 {
+            renewed = Instant::now();
+            choice.actuator.set(duty)?;
+        }
+        Ok(())
+    })?;
+    let after = choice.actuator.usage()?;
+    let spread = match (&before[..], &after[..]) {
+        ([before], [after]) => after.since(before).spread_points(),
+        _ => None,
+    };
+    Ok(Obtained { requested, percent, spread, window })
+}
