@@ -343,7 +343,8 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             return;
         }
         let line = self.received / Self::SLOTS_PER_LINE;
-        if self.policy.invalidates_prefetched() {
+        if self.policy.adapts() {
+            // They are asked for again below, which does nothing for a line that has not left the cache.
             for prefetched in line + 1..self.prefetched {
                 self.memory.invalidate(self.line(prefetched), 1);
             }
@@ -351,6 +352,13 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
         }
         self.memory.invalidate(at, Self::SLOT_BYTES);
         self.memory.full_fence();
+        if self.policy.invalidates_prefetched() && !self.policy.adapts() {
+            // Not fenced: should it take effect late, a look finds nothing and the line is invalidated again.
+            for prefetched in line + 1..self.prefetched {
+                self.memory.invalidate(self.line(prefetched), 1);
+            }
+            self.prefetched = line;
+        }
         if self.policy.adapts() {
             // As many lines as came between the last two of these looks are likely to come until the next one. They are fetched
             // together with the one that is looked at.
@@ -386,7 +394,11 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
     fn prefetch(&mut self) {
         let line = self.received / Self::SLOTS_PER_LINE;
         if !self.policy.adapts() && line < self.prefetched {
-            // The steps of the paper's figure ask for so many lines at a time: the next ones once these are used up.
+            // The steps of the paper's figure ask after each message, for so many lines at a time: the next ones once these are
+            // used up. What is there or on its way already is not fetched again.
+            for wanted in line + 1..self.prefetched {
+                self.memory.prefetch(self.line(wanted));
+            }
             return;
         }
         let until = line + self.ahead.min(self.lines - 1);

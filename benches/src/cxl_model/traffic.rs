@@ -44,7 +44,7 @@ impl Traffic {
     /// At a rate, in messages per µs.
     pub(crate) fn at(policy: ReceivePolicy, rate: f64) -> Self {
         // A lone message is polled for all the time, which takes the model as long as many messages.
-        let messages = if rate < 1.0 { 2_000 } else { 40_000 };
+        let messages = if rate < 1.0 { 20_000 } else { 40_000 };
         Self { policy, rate: Some(rate), messages, batch: 1 }
     }
 }

@@ -33,6 +33,8 @@ struct Host {
     /// When each store that waits reaches the cache, oldest first.
     stores: VecDeque<f64>,
     last_store: f64,
+    /// When the last invalidate has done its work.
+    last_leaves: f64,
     /// When everything that a full fence waits for is done.
     pending: f64,
     /// Until when the link is busy: towards the host, and towards the pool.
@@ -50,6 +52,7 @@ impl Host {
             fills: vec![0.0; buffers(link.fill_buffers)],
             stores: VecDeque::new(),
             last_store: 0.0,
+            last_leaves: 0.0,
             pending: 0.0,
             inbound: 0.0,
             outbound: 0.0,
@@ -134,8 +137,7 @@ impl World {
 
     /// A prefetcher ignores what the cache holds, however old.
     pub(crate) fn prefetch(&mut self, host: usize, line: usize) {
-        let present = self.hosts[host].cache[line].present;
-        self.hosts[host].now += if present { self.link.cached_ns } else { self.link.streamed_ns };
+        self.hosts[host].now += self.link.issue_ns;
         self.fetch(host, line);
     }
 
@@ -200,7 +202,7 @@ impl World {
         let (transfer, lasts) = (self.link.transfer_ns(), self.link.load_ns() * self.link.write_back_ratio);
         self.moved[host].lines_out += 1;
         let host = &mut self.hosts[host];
-        host.now += self.link.streamed_ns;
+        host.now += self.link.issue_ns;
         let begins = host.now.max(host.cache[line].stored).max(*host.fill());
         host.outbound = begins.max(host.outbound) + transfer;
         let seen = host.outbound + self.link.write_ns;
@@ -215,11 +217,13 @@ impl World {
     /// CLFLUSHOPT of a line that was not written to.
     pub(crate) fn invalidate(&mut self, host: usize, line: usize) {
         let host = &mut self.hosts[host];
-        host.now += self.link.streamed_ns;
+        host.now += self.link.issue_ns;
         let cached = &mut host.cache[line];
         // What is just being fetched has to come first.
-        cached.leaves = host.now.max(cached.arrives).max(cached.settled) + self.link.invalidate_ns;
+        let leaves = host.now.max(cached.arrives).max(cached.settled) + self.link.invalidate_ns;
+        cached.leaves = leaves.max(host.last_leaves + self.link.streamed_ns);
         cached.present = false;
+        host.last_leaves = cached.leaves;
         host.pending = host.pending.max(cached.leaves);
     }
 
@@ -264,13 +268,13 @@ mod tests {
         world.load(RECEIVING, 0);
         let (before, moved) = (world.now(RECEIVING), world.moved[RECEIVING].lines_in);
         world.prefetch(RECEIVING, 0);
-        assert!((world.now(RECEIVING) - before - LINK.cached_ns).abs() < 1e-9);
+        assert!((world.now(RECEIVING) - before - LINK.issue_ns).abs() < 1e-9);
         assert_eq!(world.moved[RECEIVING].lines_in, moved, "nothing is fetched");
     }
 
     #[test]
     fn fetches_beyond_the_fill_buffers_wait() {
-        let mut world = World::new(Link { fill_buffers: 2.0, streamed_ns: 0.0, ..LINK }, 3);
+        let mut world = World::new(Link { fill_buffers: 2.0, issue_ns: 0.0, ..LINK }, 3);
         for line in 0..3 {
             world.prefetch(RECEIVING, line);
         }
