@@ -17,6 +17,7 @@ mod report;
 mod rest;
 mod shared_window;
 mod slicing;
+mod stranding;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -61,6 +62,7 @@ enum Benchmark {
     Multiplex(multiplex::Options),
     Net(net::Options),
     Slicing(slicing::Options),
+    Stranding(stranding::Options),
 }
 
 fn main() -> ExitCode {
@@ -80,6 +82,7 @@ fn run(cli: &Cli) -> Result<()> {
             apart(|| channel::run(&channel::Options::default(), &cli.output))?;
             cxl_model::run(&cxl_model::Options::default(), &cli.output)?;
             controller::run(&controller::Options::default(), &cli.output)?;
+            stranding::run(&stranding::Options::default(), &cli.output)?;
             memchannel::run(&memchannel::Options::default(), &cli.output)?;
             apart(|| exchange::run(&exchange::Options::default(), &cli.output))?;
             apart(|| rest::run(&rest::Options::default(), &cli.output))?;
@@ -102,6 +105,7 @@ fn run(cli: &Cli) -> Result<()> {
         Benchmark::Multiplex(options) => multiplex::run(options, &cli.output),
         Benchmark::Net(options) => net::run(options, &cli.output),
         Benchmark::Slicing(options) => slicing::run(options, &cli.output),
+        Benchmark::Stranding(options) => stranding::run(options, &cli.output),
     }
 }
 
