@@ -6,8 +6,6 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use reqwest::{Method, Url};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use crate::api::{
     AddReplica, Balance, ChangeVolume, CreateInstance, CreateVolume, Device, DeviceList, EventList,
@@ -16,11 +14,9 @@ use crate::api::{
 };
 
 mod events;
+mod request;
 
 pub use events::EventStream;
-
-/// Longer than the controller takes for anything but an event stream; it gives up by itself before.
-const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Where a controller listens: `unix:/path/to/socket` or `http://127.0.0.1:8080`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -391,110 +387,6 @@ impl Client {
             response.text().await.map_err(|error| self.garbled(&error))
         })
     }
-
-    fn get<Answer: DeserializeOwned>(&self, path: &[&str]) -> Result<Answer, ClientError> {
-        self.call::<(), _>(Method::GET, path, &[], None)
-    }
-
-    fn end(&self, method: Method, path: &[&str], query: &[(&str, &str)]) -> Result<(), ClientError> {
-        self.runtime.block_on(async {
-            let response = self.send::<()>(method, path, query, None).await?;
-            self.refusal(response).await.map(drop)
-        })
-    }
-
-    /// Says something to which there is no answer but yes or no.
-    fn tell<Body: Serialize>(&self, method: Method, path: &[&str], body: &Body) -> Result<(), ClientError> {
-        self.runtime.block_on(async {
-            let response = self.send(method, path, &[], Some(body)).await?;
-            self.refusal(response).await.map(drop)
-        })
-    }
-
-    fn call<Body: Serialize, Answer: DeserializeOwned>(
-        &self,
-        method: Method,
-        path: &[&str],
-        query: &[(&str, &str)],
-        body: Option<&Body>,
-    ) -> Result<Answer, ClientError> {
-        self.runtime.block_on(async {
-            let response = self.send(method, path, query, body).await?;
-            let response = self.refusal(response).await?;
-            response.json().await.map_err(|error| self.garbled(&error))
-        })
-    }
-
-    async fn send<Body: Serialize>(
-        &self,
-        method: Method,
-        path: &[&str],
-        query: &[(&str, &str)],
-        body: Option<&Body>,
-    ) -> Result<reqwest::Response, ClientError> {
-        let mut query = query.to_vec();
-        if self.dry_run && method != Method::GET {
-            query.push(("dry-run", "true"));
-        }
-        let request = self.request(method, self.url(path, &query)).timeout(REQUEST_TIMEOUT);
-        let request = match body {
-            Some(body) => request.json(body),
-            None => request,
-        };
-        request.send().await.map_err(|error| self.unreachable(&error))
-    }
-
-    fn request(&self, method: Method, url: Url) -> reqwest::RequestBuilder {
-        let request = self.http.request(method, url);
-        match &self.token {
-            Some(token) => request.bearer_auth(token),
-            None => request,
-        }
-    }
-
-    /// The address of a resource; names are escaped, so that no name reaches another resource.
-    fn url(&self, path: &[&str], query: &[(&str, &str)]) -> Url {
-        let mut url = self.base.clone();
-        if let Ok(mut segments) = url.path_segments_mut() {
-            segments.pop_if_empty().extend(path);
-        }
-        if !query.is_empty() {
-            url.query_pairs_mut().extend_pairs(query);
-        }
-        url
-    }
-
-    async fn refusal(&self, response: reqwest::Response) -> Result<reqwest::Response, ClientError> {
-        let status = response.status();
-        if status.is_success() {
-            return Ok(response);
-        }
-        let text = response.text().await.unwrap_or_default();
-        match serde_json::from_str(&text) {
-            Ok(problem) => Err(ClientError::Refused(problem)),
-            Err(_) => Err(ClientError::Garbled {
-                server: self.server.clone(),
-                reason: format!("status {status} without a problem description"),
-            }),
-        }
-    }
-
-    fn unreachable(&self, error: &reqwest::Error) -> ClientError {
-        ClientError::Unreachable { server: self.server.clone(), reason: innermost(error) }
-    }
-
-    fn garbled(&self, error: &reqwest::Error) -> ClientError {
-        ClientError::Garbled { server: self.server.clone(), reason: innermost(error) }
-    }
-}
-
-/// The cause that says most: the layers above repeat the address.
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut error = error;
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
 }
 
 #[cfg(test)]

@@ -202,5 +202,5 @@ fn every_mutation_is_noticed_that_is_no_matter_of_speed() {
 const ONLY_FOR_SPEED: [&str; 3] = [
     "Receiver::found_nothing: invalidate(self.line(prefetched), 1)",
     "Receiver::consumed: invalidate(at, Self::SLOT_BYTES)",
-    "Sender::free: full_fence()",
+    "Sender::free_for: full_fence()",
 ];

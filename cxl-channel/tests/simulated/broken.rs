@@ -46,6 +46,6 @@ const EXCUSED: [&str; 12] = [
     "sender.rs begin: memory.full_fence()",
     "sender.rs begin: memory.full_fence() (2)",
     "sender.rs begin: memory.full_fence() (3)",
-    "sender.rs free: self.memory.full_fence()",
+    "sender.rs free_for: self.memory.full_fence()",
     "sender.rs publish: self.memory.full_fence()",
 ];
