@@ -14,9 +14,11 @@ use crate::api::{
 };
 
 mod events;
+mod relabel;
 mod request;
 
 pub use events::EventStream;
+pub use relabel::LabelChanges;
 
 /// Where a controller listens: `unix:/path/to/socket` or `http://127.0.0.1:8080`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +101,7 @@ pub struct Client {
     http: reqwest::Client,
     runtime: tokio::runtime::Runtime,
     dry_run: bool,
+    version: Option<String>,
     token: Option<String>,
 }
 
@@ -120,7 +123,7 @@ impl Client {
         let http = builder.build().map_err(|error| ClientError::SetUp(io::Error::other(error)))?;
         let base =
             base.ok_or_else(|| ClientError::SetUp(io::Error::other("the base address does not parse")))?;
-        Ok(Self { server, base, http, runtime, dry_run: false, token: None })
+        Ok(Self { server, base, http, runtime, dry_run: false, version: None, token: None })
     }
 
     /// Prepares to talk to a controller's UNIX socket.
@@ -132,6 +135,12 @@ impl Client {
     #[must_use]
     pub fn trying_only(self, dry_run: bool) -> Self {
         Self { dry_run, ..self }
+    }
+
+    /// Changes only what has this `resourceVersion`; what somebody else has changed meanwhile is refused with status 412.
+    #[must_use]
+    pub fn expecting(self, version: Option<String>) -> Self {
+        Self { version, ..self }
     }
 
     /// Says with each request whose it is.
@@ -279,6 +288,20 @@ impl Client {
     /// Labels a volume anew, as a whole.
     pub fn label_volume(&self, name: &str, labels: &Labels) -> Result<Volume, ClientError> {
         self.call(Method::PUT, &["v1", "volumes", name, "labels"], &[], Some(labels))
+    }
+
+    /// Changes some labels of an instance, and leaves those that others change at the same time as they make them.
+    pub fn relabel_instance(&self, name: &str, changes: &LabelChanges) -> Result<Instance, ClientError> {
+        self.relabel("instances", name, changes, || {
+            self.instance(name).map(|it| (it.resource_version, it.labels))
+        })
+    }
+
+    /// Changes some labels of a volume, and leaves those that others change at the same time as they make them.
+    pub fn relabel_volume(&self, name: &str, changes: &LabelChanges) -> Result<Volume, ClientError> {
+        self.relabel("volumes", name, changes, || {
+            self.volume(name).map(|it| (it.resource_version, it.labels))
+        })
     }
 
     /// One instance.

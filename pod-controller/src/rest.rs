@@ -21,6 +21,7 @@ mod nics;
 mod pool;
 mod problem;
 mod replicas;
+mod version;
 mod volumes;
 
 use std::time::Duration;
@@ -92,6 +93,7 @@ pub fn router(handle: Handle) -> Router {
         .split_for_parts();
     change::describe(&mut description);
     access::describe(&mut description);
+    version::describe(&mut description);
     // It does not change while we run; a description that cannot be written is empty rather than fatal.
     let description = description.to_json().unwrap_or_default();
     let describe = move || {

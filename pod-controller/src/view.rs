@@ -68,6 +68,11 @@ impl View {
         Self { state: Arc::new(state.clone()), waiting, facts, sockets }
     }
 
+    /// The version of the whole: grows with every change of anything.
+    pub fn version(&self) -> String {
+        self.state.index.to_string()
+    }
+
     /// What would be if this were carried out. Nothing is.
     pub fn after(&self, command: &Command) -> Result<Self, Refusal> {
         let mut state = State::clone(&self.state);

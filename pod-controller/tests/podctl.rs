@@ -108,3 +108,30 @@ fn shells_can_complete_every_command() {
         }
     }
 }
+
+#[test]
+fn labels_that_many_change_at_once_are_all_there() {
+    const WRITERS: usize = 6;
+    let pod = Pod::demo();
+    said(&pod, "volumes create vol0 --size 4M --label tier=web --label old=yes");
+    let label = |number: usize| {
+        let arguments = format!("volumes label vol0 n{number}=yes --merge");
+        podctl(&pod, &arguments).stdout(Stdio::null()).spawn().expect("podctl starts")
+    };
+    let writers: Vec<_> = (0..WRITERS).map(label).collect();
+    for mut writer in writers {
+        assert!(writer.wait().expect("it ends").success());
+    }
+    said(&pod, "volumes label vol0 tier=db --remove old");
+    let volume: Volume = serde_json::from_str(&said(&pod, "volumes get vol0 -o json")).expect("JSON");
+    let expected = (0..WRITERS).map(|number| (format!("n{number}"), "yes".to_owned()));
+    let expected = expected.chain([("tier".to_owned(), "db".to_owned())]).collect();
+    assert_eq!(volume.labels, expected);
+
+    // Whoever says which version is meant changes that one or none.
+    let version = volume.resource_version;
+    said(&pod, &format!("volumes label vol0 --merge a=b --if-version {version}"));
+    let late = run(&pod, &format!("volumes delete vol0 --if-version {version}"));
+    let said = String::from_utf8_lossy(&late.stderr).into_owned();
+    assert!(!late.status.success() && said.contains("has changed since you looked"), "{said}");
+}

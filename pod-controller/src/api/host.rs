@@ -10,6 +10,9 @@ use super::Condition;
 pub struct HostList {
     /// Sorted by id.
     pub hosts: Vec<Host>,
+    /// Grows with every change of anything in the pod but what is measured.
+    #[serde(default, rename = "resourceVersion")]
+    pub resource_version: String,
     /// With this as `continue`, the next page; absent on the last one.
     #[serde(default, rename = "continue", skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
@@ -22,6 +25,9 @@ pub struct Host {
     pub name: String,
     /// Its number in the pool.
     pub id: u16,
+    /// Changes with every change of it but what is measured; see the header `If-Match`.
+    #[serde(default, rename = "resourceVersion")]
+    pub resource_version: String,
     /// Its daemons.
     pub endpoints: Vec<Endpoint>,
     /// The devices it owns, as `h2/nic0`.
@@ -73,6 +79,9 @@ pub enum EndpointHealth {
 pub struct DeviceList {
     /// Sorted by host and name.
     pub devices: Vec<Device>,
+    /// Grows with every change of anything in the pod but what is measured.
+    #[serde(default, rename = "resourceVersion")]
+    pub resource_version: String,
     /// With this as `continue`, the next page; absent on the last one.
     #[serde(default, rename = "continue", skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
@@ -85,6 +94,9 @@ pub struct Device {
     pub name: String,
     /// The host that owns it.
     pub host: String,
+    /// Changes with every change of it but what is measured; see the header `If-Match`.
+    #[serde(default, rename = "resourceVersion")]
+    pub resource_version: String,
     /// NIC or SSD, and what only that has.
     #[serde(flatten)]
     pub kind: DeviceKind,

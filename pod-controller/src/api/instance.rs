@@ -12,6 +12,9 @@ use super::Condition;
 pub struct InstanceList {
     /// Sorted by name.
     pub instances: Vec<Instance>,
+    /// Grows with every change of anything in the pod but what is measured.
+    #[serde(default, rename = "resourceVersion")]
+    pub resource_version: String,
     /// With this as `continue`, the next page; absent on the last one.
     #[serde(default, rename = "continue", skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
@@ -24,6 +27,9 @@ pub struct Instance {
     pub name: String,
     /// Its number.
     pub id: u32,
+    /// Changes with every change of it but what is measured; see the header `If-Match`.
+    #[serde(default, rename = "resourceVersion")]
+    pub resource_version: String,
     /// The host it runs on.
     pub host: String,
     /// The instance type that it was made of.

@@ -6,6 +6,9 @@ use utoipa::ToSchema;
 pub struct InstanceTypeList {
     /// Sorted by name.
     pub types: Vec<InstanceType>,
+    /// Grows with every change of anything in the pod but what is measured.
+    #[serde(default, rename = "resourceVersion")]
+    pub resource_version: String,
     /// With this as `continue`, the next page; absent on the last one.
     #[serde(default, rename = "continue", skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
@@ -16,6 +19,9 @@ pub struct InstanceTypeList {
 pub struct InstanceType {
     /// Its name.
     pub name: String,
+    /// Changes with every change of it but what is measured; see the header `If-Match`.
+    #[serde(default, rename = "resourceVersion")]
+    pub resource_version: String,
     /// What its instances get.
     #[serde(flatten)]
     pub spec: InstanceTypeSpec,

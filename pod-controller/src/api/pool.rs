@@ -8,6 +8,9 @@ pub struct Pool {
     pub path: String,
     /// The pod's name for good.
     pub uuid: String,
+    /// Grows with every change of anything in the pod but what is measured.
+    #[serde(default, rename = "resourceVersion")]
+    pub resource_version: String,
     /// `software` or `hardware`.
     pub coherence: String,
     /// The whole of it.

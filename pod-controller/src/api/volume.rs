@@ -12,6 +12,9 @@ use super::{ByteSize, Condition};
 pub struct VolumeList {
     /// Sorted by name.
     pub volumes: Vec<Volume>,
+    /// Grows with every change of anything in the pod but what is measured.
+    #[serde(default, rename = "resourceVersion")]
+    pub resource_version: String,
     /// With this as `continue`, the next page; absent on the last one.
     #[serde(default, rename = "continue", skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
@@ -24,6 +27,9 @@ pub struct Volume {
     pub name: String,
     /// Its number.
     pub id: u32,
+    /// Changes with every change of it but what is measured; see the header `If-Match`.
+    #[serde(default, rename = "resourceVersion")]
+    pub resource_version: String,
     /// The SSD that it lies on, as `h2/ssd0`.
     pub device: String,
     /// Where it begins on the SSD.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use reqwest::header::IF_MATCH;
 use reqwest::{Method, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -66,7 +67,39 @@ impl Client {
         if self.dry_run && method != Method::GET {
             query.push(("dry-run", "true"));
         }
-        let request = self.request(method, self.url(path, &query)).timeout(REQUEST_TIMEOUT);
+        self.send_at(self.version.as_deref(), method, path, &query, body).await
+    }
+
+    /// As [`Client::call`], for this version of the resource.
+    pub(super) fn call_at<Body: Serialize, Answer: DeserializeOwned>(
+        &self,
+        version: &str,
+        method: Method,
+        path: &[&str],
+        body: &Body,
+    ) -> Result<Answer, ClientError> {
+        let query: &[_] = if self.dry_run { &[("dry-run", "true")] } else { &[] };
+        self.runtime.block_on(async {
+            let response = self.send_at(Some(version), method, path, query, Some(body)).await?;
+            let response = self.refusal(response).await?;
+            response.json().await.map_err(|error| self.garbled(&error))
+        })
+    }
+
+    async fn send_at<Body: Serialize>(
+        &self,
+        version: Option<&str>,
+        method: Method,
+        path: &[&str],
+        query: &[(&str, &str)],
+        body: Option<&Body>,
+    ) -> Result<reqwest::Response, ClientError> {
+        let changes = method != Method::GET;
+        let request = self.request(method, self.url(path, query)).timeout(REQUEST_TIMEOUT);
+        let request = match version.filter(|_| changes) {
+            Some(version) => request.header(IF_MATCH, format!("\"{version}\"")),
+            None => request,
+        };
         let request = match body {
             Some(body) => request.json(body),
             None => request,

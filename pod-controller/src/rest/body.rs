@@ -46,6 +46,12 @@ pub(super) fn host_named(handle: &Handle, name: &str) -> Result<HostId, Failure>
     handle.view().state.host_named(name).ok_or_else(|| Failure::not_found("host", name))
 }
 
+/// That nobody sends so much, or sends it in order.
+pub(super) fn too_large() -> Failure {
+    let detail = format!("the body is broken, or larger than {} bytes", super::BODY_BYTES_MAX);
+    Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", detail)
+}
+
 /// A JSON body.
 pub(super) struct Body<T>(pub(super) T);
 

@@ -16,8 +16,9 @@ use utoipa::openapi::{OpenApi, RefOr, Response as Described};
 
 use super::Failure;
 use super::hex::hex;
+use super::version::Precondition;
 use crate::controller::{Handle, SubmitError};
-use crate::state::{Command, IdempotencyKey, KEYS_MAX, Labels};
+use crate::state::{Command, Expected, IdempotencyKey, KEYS_MAX, Labels, Refusal, RefusalKind};
 use crate::view::View;
 
 const KEY_HEADER: &str = "idempotency-key";
@@ -28,6 +29,7 @@ const DRY_RUN: &str = "dry-run";
 pub(super) struct Change {
     pub(super) handle: Handle,
     key: Option<IdempotencyKey>,
+    precondition: Precondition,
     /// Nothing is to be changed, only said what would be.
     pub(super) is_dry_run: bool,
 }
@@ -35,7 +37,7 @@ pub(super) struct Change {
 impl Change {
     /// Carries a command out, or tries it. What is shown is what is there after that.
     pub(super) async fn submit(&self, command: Command) -> Result<Arc<View>, Failure> {
-        self.submit_labelled(command, Labels::new()).await
+        self.submit_whole(command, Labels::new(), None).await
     }
 
     /// As [`Change::submit`], and what is made bears these labels.
@@ -44,17 +46,63 @@ impl Change {
         command: Command,
         labels: Labels,
     ) -> Result<Arc<View>, Failure> {
+        self.submit_whole(command, labels, None).await
+    }
+
+    /// As [`Change::submit`], for the version of the resource that the body says.
+    pub(super) async fn submit_at(
+        &self,
+        version: Option<String>,
+        command: Command,
+    ) -> Result<Arc<View>, Failure> {
+        self.submit_whole(command, Labels::new(), version).await
+    }
+
+    async fn submit_whole(
+        &self,
+        command: Command,
+        labels: Labels,
+        version: Option<String>,
+    ) -> Result<Arc<View>, Failure> {
         let key = self.key.clone().filter(|_| !self.is_dry_run);
-        let command = match key {
-            None if labels.is_empty() => command,
-            key => Command::Request { key, labels, asked: Box::new(command) },
+        let expected = self.expected(&command, version)?;
+        let command = match (key, expected) {
+            (None, None) if labels.is_empty() => command,
+            (key, expected) => Command::Request { key, labels, expected, asked: Box::new(command) },
         };
         if self.is_dry_run {
-            let view = self.handle.view().after(&command).map_err(SubmitError::Refused)?;
+            let view = self.handle.view().after(&command).map_err(|refusal| self.refused(refusal))?;
             return Ok(Arc::new(view));
         }
-        self.handle.submit(command).await?;
-        Ok(self.handle.view())
+        match self.handle.submit(command).await {
+            Ok(()) => Ok(self.handle.view()),
+            Err(SubmitError::Refused(refusal)) => Err(self.refused(refusal)),
+            Err(stopping) => Err(stopping.into()),
+        }
+    }
+
+    fn expected(&self, command: &Command, version: Option<String>) -> Result<Option<Expected>, Failure> {
+        let versions = match self.precondition.clone().and(version)? {
+            Precondition::None => return Ok(None),
+            Precondition::Any => Vec::new(),
+            Precondition::OneOf(versions) => versions,
+        };
+        match command.changes(&self.handle.view().state) {
+            Some(resource) => Ok(Some(Expected { resource, versions })),
+            None => Err(Failure::new(
+                StatusCode::PRECONDITION_FAILED,
+                RefusalKind::Changed.word(),
+                "If-Match is for changes of what is there already, and this is not there: leave it out",
+            )),
+        }
+    }
+
+    /// What somebody changed meanwhile has a status of its own where the request said so in its own way.
+    fn refused(&self, refusal: Refusal) -> Failure {
+        if refusal.kind == RefusalKind::Changed && self.precondition != Precondition::None {
+            return Failure::new(StatusCode::PRECONDITION_FAILED, refusal.kind.word(), refusal.detail);
+        }
+        refusal.into()
     }
 }
 
@@ -64,6 +112,7 @@ impl FromRequestParts<Handle> for Change {
     /// Takes its own part of the query, so that the rest of it is what the path knows.
     async fn from_request_parts(parts: &mut Parts, handle: &Handle) -> Result<Self, Failure> {
         let key = parts.extensions.get::<IdempotencyKey>().cloned();
+        let precondition = Precondition::of(&parts.headers)?;
         let mut is_dry_run = false;
         let query = parts.uri.query().unwrap_or_default();
         let mut rest = Vec::new();
@@ -89,7 +138,7 @@ impl FromRequestParts<Handle> for Change {
                 parts.uri = uri;
             }
         }
-        Ok(Self { handle: handle.clone(), key, is_dry_run })
+        Ok(Self { handle: handle.clone(), key, precondition, is_dry_run })
     }
 }
 
@@ -107,10 +156,7 @@ async fn with_key(request: Request) -> Result<Request, Failure> {
         _ => return Ok(request),
     };
     let (mut parts, body) = request.into_parts();
-    let body = to_bytes(body, super::BODY_BYTES_MAX).await.map_err(|_| {
-        let detail = format!("the body is broken, or larger than {} bytes", super::BODY_BYTES_MAX);
-        Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", detail)
-    })?;
+    let body = to_bytes(body, super::BODY_BYTES_MAX).await.map_err(|_| super::body::too_large())?;
     let mut digest = Sha256::new();
     for part in [parts.method.as_str().as_bytes(), parts.uri.to_string().as_bytes(), &body] {
         digest.update((part.len() as u64).to_le_bytes());
@@ -163,13 +209,22 @@ fn describe_operation(operation: &mut Operation) {
         ),
         "schema": { "type": "string", "minLength": 1, "maxLength": KEY_BYTES_MAX }
     });
-    let described = [dry_run, key]
+    let precondition = json!({
+        "name": "If-Match", "in": "header", "required": false,
+        "description": "The change is carried out only if what it changes has this ETag: its resourceVersion in quotes, or `*` for \
+                        any. Otherwise it is refused with 412, and the problem says which version there is.",
+        "schema": { "type": "string", "pattern": "^(\\*|\"[0-9a-f]{16}\"(, *\"[0-9a-f]{16}\"){0,15})$" }
+    });
+    let described = [dry_run, key, precondition]
         .into_iter()
         .filter_map(|it| serde_json::from_value::<Parameter>(it).ok().map(RefOr::T));
     operation.parameters.get_or_insert_default().extend(described);
-    for (status, why) in
-        [("400", "the request makes no sense"), ("422", "the idempotency key belongs to another request")]
-    {
+    for (status, why) in [
+        ("400", "the request makes no sense"),
+        ("409", "what is changed has another resourceVersion than the body says"),
+        ("412", "what is changed has another resourceVersion than If-Match says, or is not there"),
+        ("422", "the idempotency key belongs to another request"),
+    ] {
         let problem = json!({
             "description": why,
             "content": { "application/problem+json": { "schema": { "$ref": "#/components/schemas/Problem" } } }

@@ -9,6 +9,7 @@ use super::Failure;
 use super::body::{Asked, DevicePath, Names};
 use super::change::Change;
 use super::list::{Page, is};
+use super::version::Shown;
 use crate::api::{Device, DeviceHealth, DeviceKind, DeviceList, Problem};
 use crate::controller::Handle;
 use crate::state::Command;
@@ -60,7 +61,7 @@ pub(super) async fn list(
     let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
     let key = |it: &Device| format!("{:05}/{}", numbers.get(&it.host).copied().unwrap_or(u16::MAX), it.name);
     let (devices, next) = page.of(devices, key)?;
-    Ok(Json(DeviceList { devices, next }))
+    Ok(Json(DeviceList { devices, resource_version: view.version(), next }))
 }
 
 /// One device.
@@ -72,10 +73,10 @@ pub(super) async fn list(
 pub(super) async fn get(
     State(handle): State<Handle>,
     Names(path): Names<DevicePath>,
-) -> Result<Json<Device>, Failure> {
+) -> Result<Shown<Device>, Failure> {
     let name = path.shown();
     let device = handle.view().device(&name, &handle.telemetry());
-    device.map(Json).ok_or_else(|| Failure::not_found("device", &name))
+    device.map(Shown).ok_or_else(|| Failure::not_found("device", &name))
 }
 
 /// Takes over the volumes that were found on an SSD, such as those of a controller whose state is lost.
@@ -88,10 +89,10 @@ pub(super) async fn get(
         (status = 409, description = "a name is taken", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn adopt(change: Change, Names(path): Names<DevicePath>) -> Result<Json<Device>, Failure> {
+pub(super) async fn adopt(change: Change, Names(path): Names<DevicePath>) -> Result<Shown<Device>, Failure> {
     let name = path.shown();
     let device = path.find(&change.handle)?;
     let view = change.submit(Command::AdoptVolumes { device }).await?;
     let device = view.device(&name, &change.handle.telemetry());
-    device.map(Json).ok_or_else(|| Failure::not_found("device", &name))
+    device.map(Shown).ok_or_else(|| Failure::not_found("device", &name))
 }

@@ -10,6 +10,7 @@ use super::Failure;
 use super::body::{Asked, Names};
 use super::change::Change;
 use super::list::Page;
+use super::version::Shown;
 use crate::api::{Host, HostList, Problem};
 use crate::controller::Handle;
 use crate::state::Command;
@@ -36,11 +37,12 @@ pub(super) async fn list(
     State(handle): State<Handle>,
     Asked(query): Asked<ListQuery>,
 ) -> Result<Json<HostList>, Failure> {
-    let mut hosts = handle.view().hosts(&handle.telemetry(), Instant::now());
+    let view = handle.view();
+    let mut hosts = view.hosts(&handle.telemetry(), Instant::now());
     hosts.retain(|it| query.drained.is_none_or(|drained| it.drained == drained));
     let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
     let (hosts, next) = page.of(hosts, |it| format!("{:05}", it.id))?;
-    Ok(Json(HostList { hosts, next }))
+    Ok(Json(HostList { hosts, resource_version: view.version(), next }))
 }
 
 /// One host.
@@ -52,9 +54,9 @@ pub(super) async fn list(
 pub(super) async fn get(
     State(handle): State<Handle>,
     Names(name): Names<String>,
-) -> Result<Json<Host>, Failure> {
+) -> Result<Shown<Host>, Failure> {
     let host = handle.view().host(&name, &handle.telemetry(), Instant::now());
-    host.map(Json).ok_or_else(|| Failure::not_found("host", &name))
+    host.map(Shown).ok_or_else(|| Failure::not_found("host", &name))
 }
 
 /// Says that a host is known to have been reset or taken away, so that nothing of it is left in a cache or a device:

@@ -7,9 +7,10 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::Failure;
-use super::body::{Asked, Body, Names};
+use super::body::{Asked, Names};
 use super::change::Change;
 use super::list::Page;
+use super::version::{Shown, Versioned};
 use crate::api::{InstanceType, InstanceTypeList, InstanceTypeSpec, Problem};
 use crate::controller::Handle;
 use crate::state::{self, Command};
@@ -34,9 +35,10 @@ pub(super) async fn list(
     State(handle): State<Handle>,
     Asked(query): Asked<ListQuery>,
 ) -> Result<Json<InstanceTypeList>, Failure> {
+    let view = handle.view();
     let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
-    let (types, next) = page.of(handle.view().instance_types(), |it| it.name.clone())?;
-    Ok(Json(InstanceTypeList { types, next }))
+    let (types, next) = page.of(view.instance_types(), |it| it.name.clone())?;
+    Ok(Json(InstanceTypeList { types, resource_version: view.version(), next }))
 }
 
 /// One instance type.
@@ -48,8 +50,8 @@ pub(super) async fn list(
 pub(super) async fn get(
     State(handle): State<Handle>,
     Names(name): Names<String>,
-) -> Result<Json<InstanceType>, Failure> {
-    handle.view().instance_type(&name).map(Json).ok_or_else(|| Failure::not_found("instance type", &name))
+) -> Result<Shown<InstanceType>, Failure> {
+    handle.view().instance_type(&name).map(Shown).ok_or_else(|| Failure::not_found("instance type", &name))
 }
 
 /// Describes an instance type, as a whole; it may be known already. Instances that are there stay as they are.
@@ -65,11 +67,11 @@ pub(super) async fn get(
 pub(super) async fn set(
     change: Change,
     Names(name): Names<String>,
-    Body(spec): Body<InstanceTypeSpec>,
+    Versioned(spec, version): Versioned<InstanceTypeSpec>,
 ) -> Result<StatusCode, Failure> {
     let InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops } = spec;
     let instance_type = state::InstanceType { nics, reserved_mbps, queue_pairs, volume_iops };
-    change.submit(Command::SetInstanceType { name, instance_type }).await?;
+    change.submit_at(version, Command::SetInstanceType { name, instance_type }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

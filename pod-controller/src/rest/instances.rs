@@ -11,6 +11,7 @@ use super::Failure;
 use super::body::{Asked, Body, Names, host_named};
 use super::change::Change;
 use super::list::{Page, Selector, is};
+use super::version::Shown;
 use crate::api::{CreateInstance, Explanation, Instance, InstanceList, NicRequest, Problem};
 use crate::controller::Handle;
 use crate::state::{Command, NicWish};
@@ -59,7 +60,8 @@ pub(super) async fn list(
     Asked(query): Asked<ListQuery>,
 ) -> Result<Json<InstanceList>, Failure> {
     let labels = Selector::parse(query.label.as_deref())?;
-    let mut instances = handle.view().instances();
+    let view = handle.view();
+    let mut instances = view.instances();
     instances.retain(|it| {
         let uses = |device: &String| {
             it.nics.iter().any(|nic| nic.nic == *device)
@@ -72,7 +74,7 @@ pub(super) async fn list(
     });
     let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
     let (instances, next) = page.of(instances, |it| it.name.clone())?;
-    Ok(Json(InstanceList { instances, next }))
+    Ok(Json(InstanceList { instances, resource_version: view.version(), next }))
 }
 
 /// One instance.
@@ -84,8 +86,8 @@ pub(super) async fn list(
 pub(super) async fn get(
     State(handle): State<Handle>,
     Names(name): Names<String>,
-) -> Result<Json<Instance>, Failure> {
-    handle.view().instance(&name).map(Json).ok_or_else(|| Failure::not_found("instance", &name))
+) -> Result<Shown<Instance>, Failure> {
+    handle.view().instance(&name).map(Shown).ok_or_else(|| Failure::not_found("instance", &name))
 }
 
 /// Why the devices of an instance are where they are, and where else they could be.
@@ -140,12 +142,12 @@ pub(super) async fn create(
     let tried = change.submit_labelled(command, request.labels).await?;
     let gone = || Failure::not_found("instance", &request.name);
     if change.is_dry_run {
-        return Ok(Json(tried.instance(&request.name).ok_or_else(gone)?).into_response());
+        return Ok(Shown(tried.instance(&request.name).ok_or_else(gone)?).into_response());
     }
     let instance = wait_until_ready(&change.handle, &request.name, Duration::from_millis(wait_ms)).await;
     let instance = instance.ok_or_else(gone)?;
     let location = format!("/v1/instances/{}", instance.name);
-    Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(instance)).into_response())
+    Ok((StatusCode::CREATED, [(header::LOCATION, location)], Shown(instance)).into_response())
 }
 
 fn wish(request: &NicRequest) -> Result<NicWish, Failure> {

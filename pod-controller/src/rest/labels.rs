@@ -1,10 +1,9 @@
 //! Labels of what is there already.
 
-use axum::Json;
-
 use super::Failure;
-use super::body::{Body, Names};
+use super::body::Names;
 use super::change::Change;
+use super::version::{Shown, Versioned};
 use crate::api::{Instance, Labels, Problem, Volume};
 use crate::state::{Command, Labelled};
 
@@ -21,11 +20,11 @@ use crate::state::{Command, Labelled};
 pub(super) async fn instance(
     change: Change,
     Names(name): Names<String>,
-    Body(request): Body<Labels>,
-) -> Result<Json<Instance>, Failure> {
+    Versioned(request, version): Versioned<Labels>,
+) -> Result<Shown<Instance>, Failure> {
     let command = Command::SetLabels { of: Labelled::Instance, name: name.clone(), labels: request.labels };
-    let view = change.submit(command).await?;
-    view.instance(&name).map(Json).ok_or_else(|| Failure::not_found("instance", &name))
+    let view = change.submit_at(version, command).await?;
+    view.instance(&name).map(Shown).ok_or_else(|| Failure::not_found("instance", &name))
 }
 
 /// Labels a volume anew, as a whole.
@@ -41,11 +40,11 @@ pub(super) async fn instance(
 pub(super) async fn volume(
     change: Change,
     Names(name): Names<String>,
-    Body(request): Body<Labels>,
-) -> Result<Json<Volume>, Failure> {
+    Versioned(request, version): Versioned<Labels>,
+) -> Result<Shown<Volume>, Failure> {
     let command = Command::SetLabels { of: Labelled::Volume, name: name.clone(), labels: request.labels };
-    let view = change.submit(command).await?;
+    let view = change.submit_at(version, command).await?;
     view.volume(&name, &change.handle.telemetry())
-        .map(Json)
+        .map(Shown)
         .ok_or_else(|| Failure::not_found("volume", &name))
 }

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use axum::Json;
 use axum::http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::Failure;
-use super::body::{Asked, Body, Names, host_named};
+use super::body::{Asked, Names, host_named};
 use super::change::Change;
+use super::version::{Shown, Versioned};
 use crate::api::{Instance, MigrateInstance, Problem};
 use crate::state::Command;
 
@@ -33,12 +33,12 @@ const WAIT: Duration = Duration::from_secs(10);
 pub(super) async fn prepare(
     change: Change,
     Names(name): Names<String>,
-    Body(request): Body<MigrateInstance>,
-) -> Result<Json<Instance>, Failure> {
+    Versioned(request, version): Versioned<MigrateInstance>,
+) -> Result<Shown<Instance>, Failure> {
     let to = host_named(&change.handle, &request.to)?;
-    let tried = change.submit(Command::PrepareMigration { name: name.clone(), to }).await?;
+    let tried = change.submit_at(version, Command::PrepareMigration { name: name.clone(), to }).await?;
     let found =
-        |instance: Option<Instance>| instance.map(Json).ok_or_else(|| Failure::not_found("instance", &name));
+        |instance: Option<Instance>| instance.map(Shown).ok_or_else(|| Failure::not_found("instance", &name));
     if change.is_dry_run {
         return found(tried.instance(&name));
     }

@@ -3,8 +3,9 @@
 use axum::http::StatusCode;
 
 use super::Failure;
-use super::body::{Body, DevicePath, Names, device_named};
+use super::body::{DevicePath, Names, device_named};
 use super::change::Change;
+use super::version::Versioned;
 use crate::api::{MigrateNic, NicPolicy, Problem};
 use crate::state::Command;
 
@@ -27,10 +28,10 @@ use crate::state::Command;
 pub(super) async fn migrate(
     change: Change,
     Names((instance, nic)): Names<(String, String)>,
-    Body(request): Body<MigrateNic>,
+    Versioned(request, version): Versioned<MigrateNic>,
 ) -> Result<StatusCode, Failure> {
     let to = request.to.as_deref().map(|to| device_named(&change.handle, to)).transpose()?;
-    change.submit(Command::MigrateNic { instance, device: nic, to }).await?;
+    change.submit_at(version, Command::MigrateNic { instance, device: nic, to }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -51,9 +52,9 @@ pub(super) async fn migrate(
 pub(super) async fn change(
     change: Change,
     Names((instance, device)): Names<(String, String)>,
-    Body(policy): Body<NicPolicy>,
+    Versioned(policy, version): Versioned<NicPolicy>,
 ) -> Result<StatusCode, Failure> {
-    change.submit(Command::ChangeNic { instance, device, policy: policy.into() }).await?;
+    change.submit_at(version, Command::ChangeNic { instance, device, policy: policy.into() }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -51,6 +51,7 @@ impl From<Refusal> for Failure {
             RefusalKind::NotFound => StatusCode::NOT_FOUND,
             RefusalKind::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             RefusalKind::Exists
+            | RefusalKind::Changed
             | RefusalKind::Leased
             | RefusalKind::Connected
             | RefusalKind::HostAlive

@@ -1,16 +1,15 @@
 //! Places that come to a volume, and go from it.
 
-use axum::Json;
-
 use super::Failure;
-use super::body::{Body, Names, device_named};
+use super::body::{Names, device_named};
 use super::change::Change;
+use super::version::{Shown, Versioned};
 use crate::api::{AddReplica, Problem, Volume};
 use crate::state::Command;
 use crate::view::View;
 
-fn shown(change: &Change, view: &View, name: &str) -> Result<Json<Volume>, Failure> {
-    view.volume(name, &change.handle.telemetry()).map(Json).ok_or_else(|| Failure::not_found("volume", name))
+fn shown(change: &Change, view: &View, name: &str) -> Result<Shown<Volume>, Failure> {
+    view.volume(name, &change.handle.telemetry()).map(Shown).ok_or_else(|| Failure::not_found("volume", name))
 }
 
 /// Has a volume lie on one more SSD, or move there. A guest that uses it goes on, and what is there is copied meanwhile; of a
@@ -28,12 +27,13 @@ fn shown(change: &Change, view: &View, name: &str) -> Result<Json<Volume>, Failu
 pub(super) async fn add(
     change: Change,
     Names(name): Names<String>,
-    Body(request): Body<AddReplica>,
-) -> Result<Json<Volume>, Failure> {
+    Versioned(request, version): Versioned<AddReplica>,
+) -> Result<Shown<Volume>, Failure> {
     let device = request.device.as_deref().map(|device| device_named(&change.handle, device)).transpose()?;
     let replaces =
         request.replaces.as_deref().map(|device| device_named(&change.handle, device)).transpose()?;
-    let view = change.submit(Command::AddReplica { name: name.clone(), device, replaces }).await?;
+    let view =
+        change.submit_at(version, Command::AddReplica { name: name.clone(), device, replaces }).await?;
     shown(&change, &view, &name)
 }
 
@@ -54,7 +54,7 @@ pub(super) async fn add(
 pub(super) async fn remove(
     change: Change,
     Names((name, host, ssd_name)): Names<(String, String, String)>,
-) -> Result<Json<Volume>, Failure> {
+) -> Result<Shown<Volume>, Failure> {
     let device = device_named(&change.handle, &format!("{host}/{ssd_name}"))?;
     let view = change.submit(Command::RemoveReplica { name: name.clone(), device }).await?;
     shown(&change, &view, &name)

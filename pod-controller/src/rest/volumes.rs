@@ -9,6 +9,7 @@ use super::Failure;
 use super::body::{Asked, Body, Names, device_named};
 use super::change::Change;
 use super::list::{Page, Selector, is};
+use super::version::{Shown, Versioned};
 use crate::api::{ChangeVolume, CreateVolume, Problem, Stripes, Volume, VolumeList};
 use crate::controller::Handle;
 use crate::state::Command;
@@ -40,7 +41,8 @@ pub(super) async fn list(
     Asked(query): Asked<ListQuery>,
 ) -> Result<Json<VolumeList>, Failure> {
     let labels = Selector::parse(query.label.as_deref())?;
-    let mut volumes = handle.view().volumes(&handle.telemetry());
+    let view = handle.view();
+    let mut volumes = view.volumes(&handle.telemetry());
     volumes.retain(|it| {
         let on =
             |device: &String| it.device == *device || it.replicas.iter().any(|place| place.device == *device);
@@ -50,7 +52,7 @@ pub(super) async fn list(
     });
     let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
     let (volumes, next) = page.of(volumes, |it| it.name.clone())?;
-    Ok(Json(VolumeList { volumes, next }))
+    Ok(Json(VolumeList { volumes, resource_version: view.version(), next }))
 }
 
 /// One volume.
@@ -62,11 +64,11 @@ pub(super) async fn list(
 pub(super) async fn get(
     State(handle): State<Handle>,
     Names(name): Names<String>,
-) -> Result<Json<Volume>, Failure> {
+) -> Result<Shown<Volume>, Failure> {
     handle
         .view()
         .volume(&name, &handle.telemetry())
-        .map(Json)
+        .map(Shown)
         .ok_or_else(|| Failure::not_found("volume", &name))
 }
 
@@ -104,10 +106,10 @@ pub(super) async fn create(change: Change, Body(request): Body<CreateVolume>) ->
         .volume(&request.name, &change.handle.telemetry())
         .ok_or_else(|| Failure::not_found("volume", &request.name))?;
     if change.is_dry_run {
-        return Ok(Json(volume).into_response());
+        return Ok(Shown(volume).into_response());
     }
     let location = format!("/v1/volumes/{}", volume.name);
-    Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(volume)).into_response())
+    Ok((StatusCode::CREATED, [(header::LOCATION, location)], Shown(volume)).into_response())
 }
 
 /// Changes a volume: it grows, or gets another share of its SSD. The guest sees its new size while it runs.
@@ -124,12 +126,13 @@ pub(super) async fn create(change: Change, Body(request): Body<CreateVolume>) ->
 pub(super) async fn change(
     change: Change,
     Names(name): Names<String>,
-    Body(request): Body<ChangeVolume>,
-) -> Result<Json<Volume>, Failure> {
+    Versioned(request, version): Versioned<ChangeVolume>,
+) -> Result<Shown<Volume>, Failure> {
     let (size_bytes, qos) = (request.size.map(crate::api::ByteSize::get), request.qos.map(Into::into));
-    let view = change.submit(Command::ChangeVolume { name: name.clone(), size_bytes, qos }).await?;
+    let view =
+        change.submit_at(version, Command::ChangeVolume { name: name.clone(), size_bytes, qos }).await?;
     view.volume(&name, &change.handle.telemetry())
-        .map(Json)
+        .map(Shown)
         .ok_or_else(|| Failure::not_found("volume", &name))
 }
 

@@ -13,8 +13,8 @@ use crate::api::EventKind;
 impl State {
     /// Carries out a command, or refuses it and changes nothing.
     pub fn apply(&mut self, command: &Command) -> Result<Vec<Effect>, Refusal> {
-        if let Command::Request { key, labels, asked } = command {
-            return self.request(key.as_ref(), labels, asked);
+        if let Command::Request { key, labels, expected, asked } = command {
+            return self.request((key.as_ref(), expected.as_ref()), labels, asked);
         }
         if let Command::CreateInstance { name, host, nics, volumes, instance_type, vmm_listens } = command {
             let instance_type = instance_type.as_deref();
@@ -108,7 +108,7 @@ impl State {
                     Wanted { name, host: *host, nics, volumes, instance_type, vmm_listens: *vmm_listens };
                 self.create_instance(&wanted, &mut effects)?;
             }
-            Command::Request { key, labels, asked } => return self.request(key.as_ref(), labels, asked),
+            Command::Request { .. } => return self.apply(command),
             Command::Relieve { nics, measured, resting, relief } => {
                 self.relieve(nics, measured, resting, *relief, &mut effects);
             }

@@ -6,7 +6,7 @@ use pod_protocol::objects::{NicPolicy, Qos};
 use pod_protocol::reports::{DeviceReport, Join};
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceId, IdempotencyKey, InstanceType, Labelled, Labels, Measured, Options, Relief};
+use super::{DeviceId, Expected, IdempotencyKey, InstanceType, Labelled, Labels, Measured, Options, Relief};
 
 /// A fact or a wish, as it stands in the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -278,6 +278,9 @@ pub enum Command {
         /// What is made for it bears these.
         #[serde(default)]
         labels: Labels,
+        /// What it takes to be there.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        expected: Option<Expected>,
         /// What it asks for.
         asked: Box<Command>,
     },

@@ -45,6 +45,7 @@ mod replicas;
 mod request;
 mod settle;
 mod stripe;
+mod version;
 mod volume;
 
 #[cfg(test)]
@@ -78,6 +79,7 @@ pub use options::{Options, PlacementPolicy, REGIONS_MAX};
 pub use refusal::{Refusal, RefusalKind};
 pub use region::{Purpose, Region, RegionUse, Regions};
 pub use request::{IdempotencyKey, KEYS_MAX};
+pub use version::{Expected, Resource};
 pub use volume::{Replica, Volume};
 
 /// Everything the controller knows for good.

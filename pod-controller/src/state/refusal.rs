@@ -22,6 +22,8 @@ pub enum RefusalKind {
     Exists,
     /// The idempotency key belongs to another request.
     KeyReused,
+    /// It is not what somebody takes it to be any more.
+    Changed,
     /// It is leased.
     Leased,
     /// A VMM uses it.
@@ -51,6 +53,7 @@ impl RefusalKind {
             Self::NotFound => "not-found",
             Self::Exists => "exists",
             Self::KeyReused => "idempotency-key-reused",
+            Self::Changed => "changed",
             Self::Leased => "leased",
             Self::Connected => "connected",
             Self::HostAlive => "host-alive",

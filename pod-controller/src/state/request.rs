@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::labels::check_labels;
-use super::{Command, Effect, Labelled, Labels, Refusal, RefusalKind, State};
+use super::{Command, Effect, Expected, Labelled, Labels, Refusal, RefusalKind, State};
 
 /// How many keys are remembered. The oldest is forgotten first.
 pub const KEYS_MAX: usize = 1024;
@@ -50,11 +50,11 @@ impl Keys {
 }
 
 impl State {
-    /// Carries out what a client asks for, unless that was done already: then nothing changes. What was refused is not
-    /// remembered, and may do when it is asked for again.
+    /// Carries out what a client asks for, unless that was done already: then nothing changes, whatever was expected. What was
+    /// refused is not remembered, and may do when it is asked for again.
     pub(super) fn request(
         &mut self,
-        key: Option<&IdempotencyKey>,
+        (key, expected): (Option<&IdempotencyKey>, Option<&Expected>),
         labels: &Labels,
         command: &Command,
     ) -> Result<Vec<Effect>, Refusal> {
@@ -62,6 +62,9 @@ impl State {
             && self.keys.is_known(key)?
         {
             return Ok(Vec::new());
+        }
+        if let Some(expected) = expected {
+            self.check_version(expected)?;
         }
         check_labels(labels)?;
         let effects = self.apply(command)?;

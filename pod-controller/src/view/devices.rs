@@ -73,6 +73,7 @@ impl View {
         let mut shown = api::Device {
             name: self.state.device_name(id),
             host: self.state.host_name(id.host),
+            resource_version: self.state.device_version(id).unwrap_or_default(),
             kind,
             driver: device.driver.clone(),
             health,

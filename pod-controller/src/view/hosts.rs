@@ -53,6 +53,7 @@ impl View {
         let mut shown = api::Host {
             name: name.to_owned(),
             id: id.get(),
+            resource_version: self.state.host_version(id).unwrap_or_default(),
             endpoints: endpoints.collect(),
             devices: devices.map(|device| self.state.device_name(device)).collect(),
             drained: self.state.is_drained_host(id),

@@ -6,7 +6,7 @@ use pod_protocol::ids::LeaseId;
 use super::{View, conditions};
 use crate::api;
 use crate::controller::Sample;
-use crate::state::{DeviceId, Instance, InstanceType, Lease, LeaseKind, Loads, Volume};
+use crate::state::{DeviceId, Instance, InstanceType, Lease, LeaseKind, Loads, State, Volume};
 
 impl View {
     /// All volumes, by name.
@@ -55,6 +55,7 @@ impl View {
         let mut shown = api::Volume {
             name: volume.name.clone(),
             id: volume.id.get(),
+            resource_version: self.state.volume_version(volume),
             device: first.map_or_else(String::new, |it| self.state.device_name(&it.device)),
             start_bytes: first.map_or(0, |it| it.start_bytes),
             stripe_bytes: volume.stripe_bytes,
@@ -97,6 +98,7 @@ impl View {
         let mut shown = api::Instance {
             name: instance.name.clone(),
             id: instance.id.get(),
+            resource_version: self.state.instance_version(instance),
             host: self.state.host_name(instance.host),
             instance_type: instance.instance_type.clone(),
             vmm_listens: instance.vmm_listens,
@@ -202,5 +204,5 @@ impl View {
 fn show_type(name: &str, it: &InstanceType) -> api::InstanceType {
     let InstanceType { nics, reserved_mbps, queue_pairs, volume_iops } = *it;
     let spec = api::InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops };
-    api::InstanceType { name: name.to_owned(), spec }
+    api::InstanceType { name: name.to_owned(), resource_version: State::type_version(name, it), spec }
 }

@@ -14,6 +14,7 @@ impl View {
         api::Pool {
             path: self.facts.path.clone(),
             uuid: self.facts.uuid.clone(),
+            resource_version: self.version(),
             coherence: self.facts.coherence.clone(),
             size_bytes: self.facts.size_bytes,
             data_start_bytes: regions.data().start.bytes().get(),

@@ -6,7 +6,7 @@ mod volumes;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use pod_controller::client::Server;
+use pod_controller::client::{LabelChanges, Server};
 
 pub(crate) use self::instances::{Instances, Types};
 pub(crate) use self::volumes::Volumes;
@@ -54,6 +54,9 @@ pub(crate) struct Arguments {
     /// Only try what would be changed: it is refused as it would be, and otherwise nothing happens
     #[arg(long, global = true)]
     pub(crate) dry_run: bool,
+    /// Change it only if it has this resourceVersion (see -o json): nobody has changed it since you looked
+    #[arg(long, global = true, value_name = "VERSION")]
+    pub(crate) if_version: Option<String>,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -64,6 +67,30 @@ pub(crate) struct Which {
     /// Only those with this label, as NAME=VALUE or NAME; again for more, which must hold too
     #[arg(long = "label", short = 'l', value_name = "NAME=VALUE")]
     pub(crate) labels: Vec<String>,
+}
+
+/// Which labels something gets.
+#[derive(Args)]
+pub(crate) struct Label {
+    /// What to label
+    pub(crate) name: String,
+    /// All that it bears from now on, as NAME=VALUE
+    #[arg(value_name = "NAME=VALUE", value_parser = parse_label)]
+    pub(crate) labels: Vec<(String, String)>,
+    /// Leave other labels as they are, whoever changes them at the same time
+    #[arg(long)]
+    pub(crate) merge: bool,
+    /// Take this label away and leave others as they are; again for more
+    #[arg(long, value_name = "NAME")]
+    pub(crate) remove: Vec<String>,
+}
+
+impl Label {
+    /// What changes of the labels, if not all of them.
+    pub(crate) fn changes(&self) -> Option<LabelChanges> {
+        let set = self.labels.iter().cloned().collect();
+        (self.merge || !self.remove.is_empty()).then(|| LabelChanges { set, removed: self.remove.clone() })
+    }
 }
 
 /// A label as `name=value`.

@@ -29,7 +29,8 @@ pub(crate) fn run(arguments: &Arguments, out: Out<'_>) -> Result<(), Failure> {
     }
     let token = arguments.token_file.as_deref().map(token::read).transpose()?;
     let client = Client::new(arguments.server.clone())?;
-    let client = &client.trying_only(arguments.dry_run).with_token(token);
+    let client = client.trying_only(arguments.dry_run).with_token(token);
+    let client = &client.expecting(arguments.if_version.clone());
     match arguments.watch {
         None => carry_out(client, arguments, out),
         Some(seconds) if arguments.command.looks() => {
@@ -136,8 +137,12 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
             let volumes = client.volumes_with(&fields(&which.labels.join(",")))?;
             show(out, format, &volumes, |volumes| table::volumes(volumes, format == Output::Wide))
         }
-        Volumes::Label { name, labels } => {
-            show(out, format, &client.label_volume(name, &labelled(labels))?, output::volume)
+        Volumes::Label(label) => {
+            let volume = match label.changes() {
+                Some(changes) => client.relabel_volume(&label.name, &changes)?,
+                None => client.label_volume(&label.name, &labelled(&label.labels))?,
+            };
+            show(out, format, &volume, output::volume)
         }
         Volumes::Get { name } => show(out, format, &client.volume(name)?, output::volume),
         Volumes::Create { name, size, device, replicas, minimum_iops, stripes, stripe_size, labels } => {
@@ -192,8 +197,12 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
             let instances = client.instances_with(&fields(&which.labels.join(",")))?;
             show(out, format, &instances, |instances| table::instances(instances, format == Output::Wide))
         }
-        Instances::Label { name, labels } => {
-            show(out, format, &client.label_instance(name, &labelled(labels))?, output::instance)
+        Instances::Label(label) => {
+            let instance = match label.changes() {
+                Some(changes) => client.relabel_instance(&label.name, &changes)?,
+                None => client.label_instance(&label.name, &labelled(&label.labels))?,
+            };
+            show(out, format, &instance, output::instance)
         }
         Instances::Get { name } => show(out, format, &client.instance(name)?, output::instance),
         Instances::Create(create) => {

@@ -315,6 +315,7 @@ mod tests {
     #[test]
     fn instance_shows_its_sockets_in_columns() {
         let shown = instance(&Instance {
+            resource_version: String::new(),
             name: "vm1".to_owned(),
             id: 1,
             host: "h1".to_owned(),

@@ -70,6 +70,7 @@ mod tests {
     #[test]
     fn every_form_of_a_list_is_whole() {
         let volumes = [Volume {
+            resource_version: String::new(),
             name: "vol0".to_owned(),
             id: 1,
             device: "h2/ssd0".to_owned(),

@@ -243,6 +243,7 @@ mod tests {
     #[test]
     fn columns_line_up() {
         let volume = |name: &str, size_bytes: u64, instance: Option<&str>| Volume {
+            resource_version: String::new(),
             name: name.to_owned(),
             id: 1,
             device: "h2/ssd0".to_owned(),

@@ -17,6 +17,7 @@ mod moving;
 mod requests;
 mod reservations;
 mod restart;
+mod versions;
 
 const NET_FRONTEND: EndpointId = EndpointId::new(HostId::new(1), Role::NetFrontend);
 const BLK_FRONTEND: EndpointId = EndpointId::new(HostId::new(1), Role::BlkFrontend);

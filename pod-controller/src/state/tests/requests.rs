@@ -5,7 +5,7 @@ use crate::state::{Command, IdempotencyKey, KEYS_MAX, Labelled, Labels, RefusalK
 
 fn asked(key: &str, digest: &str, command: Command) -> Command {
     let key = IdempotencyKey { key: key.to_owned(), digest: digest.to_owned() };
-    Command::Request { key: Some(key), labels: Labels::new(), asked: Box::new(command) }
+    Command::Request { key: Some(key), labels: Labels::new(), expected: None, asked: Box::new(command) }
 }
 
 fn delete(name: &str) -> Command {
@@ -67,7 +67,12 @@ fn labels_come_with_a_creation_and_change_as_a_whole() {
     let labels = |pairs: &[(&str, &str)]| -> Labels {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     };
-    let create = |labels: Labels| Command::Request { key: None, labels, asked: Box::new(volume("vol0", 16)) };
+    let create = |labels: Labels| Command::Request {
+        key: None,
+        labels,
+        expected: None,
+        asked: Box::new(volume("vol0", 16)),
+    };
     for bad in [("", "x"), ("-a", "x"), ("a=b", "x"), ("a", "x,y"), ("a", "ä")] {
         let refused = state.apply(&create(labels(&[bad]))).expect_err("no label");
         assert_eq!(refused.kind, RefusalKind::InvalidValue, "{bad:?}");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use pod_controller::api::{ByteSize, NicRequest};
 
-use super::{Which, parse_label};
+use super::{Label, Which, parse_label};
 
 #[derive(Subcommand)]
 pub(crate) enum Instances {
@@ -106,13 +106,7 @@ pub(crate) enum Instances {
         force: bool,
     },
     /// Label an instance anew, as a whole; without labels, it has none any more
-    Label {
-        /// Its name
-        name: String,
-        /// Its labels, as NAME=VALUE
-        #[arg(value_name = "NAME=VALUE", value_parser = parse_label)]
-        labels: Vec<(String, String)>,
-    },
+    Label(Label),
     /// Delete an instance: its leases end, its volumes stay
     #[command(visible_alias = "rm")]
     Delete {

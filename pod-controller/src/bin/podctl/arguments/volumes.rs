@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use pod_controller::api::ByteSize;
 
-use super::{Which, parse_label};
+use super::{Label, Which, parse_label};
 
 #[derive(Subcommand)]
 pub(crate) enum Volumes {
@@ -117,13 +117,7 @@ pub(crate) enum Volumes {
         minimum_bandwidth: Option<ByteSize>,
     },
     /// Label a volume anew, as a whole; without labels, it has none any more
-    Label {
-        /// Its name
-        name: String,
-        /// Its labels, as NAME=VALUE
-        #[arg(value_name = "NAME=VALUE", value_parser = parse_label)]
-        labels: Vec<(String, String)>,
-    },
+    Label(Label),
     /// Delete a volume and its data
     #[command(visible_alias = "rm")]
     Delete {
