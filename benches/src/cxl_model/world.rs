@@ -137,7 +137,7 @@ impl World {
 
     /// A prefetcher ignores what the cache holds, however old.
     pub(crate) fn prefetch(&mut self, host: usize, line: usize) {
-        self.hosts[host].now += self.link.issue_ns;
+        self.hosts[host].now += self.link.prefetch_ns;
         self.fetch(host, line);
     }
 
@@ -268,13 +268,13 @@ mod tests {
         world.load(RECEIVING, 0);
         let (before, moved) = (world.now(RECEIVING), world.moved[RECEIVING].lines_in);
         world.prefetch(RECEIVING, 0);
-        assert!((world.now(RECEIVING) - before - LINK.issue_ns).abs() < 1e-9);
+        assert!((world.now(RECEIVING) - before - LINK.prefetch_ns).abs() < 1e-9);
         assert_eq!(world.moved[RECEIVING].lines_in, moved, "nothing is fetched");
     }
 
     #[test]
     fn fetches_beyond_the_fill_buffers_wait() {
-        let mut world = World::new(Link { fill_buffers: 2.0, issue_ns: 0.0, ..LINK }, 3);
+        let mut world = World::new(Link { fill_buffers: 2.0, prefetch_ns: 0.0, ..LINK }, 3);
         for line in 0..3 {
             world.prefetch(RECEIVING, line);
         }
