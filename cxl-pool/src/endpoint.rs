@@ -137,6 +137,12 @@ impl ReplicaId {
     }
 }
 
+impl fmt::Display for ReplicaId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
 /// Which life of a channel: it grows each time the channel is set up again, and is never 0 while the
 /// channel lives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -20,7 +20,9 @@ const ROLE_SLOTS: u64 = 8;
 
 /// Of an endpoint: hello (2 lines), heartbeat, one spare.
 const ENDPOINT_LINES: u64 = 4;
-/// Of a replica: hello, heartbeat, two spare.
+/// Of the first host: role slots that no role has. In a replica's part of the pool they carry what it says to others.
+const REPLICA_ROLE_SLOTS: std::ops::Range<u64> = 5..ROLE_SLOTS;
+/// Of a replica: hello and heartbeat as a controller, then hello and heartbeat as one of several.
 const REPLICA_LINES: u64 = 4;
 /// Of a replica for one endpoint: grant, fence, the ring to the endpoint, the ring from it, two spare.
 const LINK_LINES: u64 = 4 + 2 * CONTROL_RING_LINES;
@@ -28,6 +30,11 @@ const LINK_LINES: u64 = 4 + 2 * CONTROL_RING_LINES;
 const REGION_TABLE_LINES: u64 = 1 + REGION_SLOTS;
 /// How many regions a table can hold.
 pub(crate) const REGION_SLOTS: u64 = 4095;
+
+// A replica has a ring to each other one, and a role slot has room for two.
+const _: () =
+    assert!(REPLICA_SLOTS_LIMIT as u64 - 1 <= 2 * (REPLICA_ROLE_SLOTS.end - REPLICA_ROLE_SLOTS.start));
+const _: () = assert!(REPLICA_ROLE_SLOTS.start >= crate::Role::ALL.len() as u64);
 
 const HOST_SLOTS_LIMIT: u16 = 256;
 const REPLICA_SLOTS_LIMIT: u16 = 7;
@@ -111,6 +118,25 @@ impl Layout {
         LineOffset::new(self.replica_start(replica) + 1).bytes()
     }
 
+    /// What the replica says to the others of itself. Writer: the replica.
+    pub fn replica_hello(&self, replica: ReplicaId) -> LineOffset {
+        LineOffset::new(self.replica_start(replica) + 2)
+    }
+
+    /// The word that the replica counts up, leading or not, to show that it lives. Writer: the replica.
+    pub fn replica_heartbeat(&self, replica: ReplicaId) -> ByteOffset {
+        LineOffset::new(self.replica_start(replica) + 3).bytes()
+    }
+
+    /// The ring of messages from one replica to another: [`CONTROL_RING_SLOTS`] slots of 64 B. It lies where the control
+    /// rings of roles would be that the first host does not have, so that every pool has room for it.
+    pub fn ring_between(&self, from: ReplicaId, to: ReplicaId) -> Area {
+        assert!(from != to && to.get() < self.replica_slots, "no ring from replica {from} to {to}");
+        let place = u64::from(if to < from { to.get() } else { to.get() - 1 });
+        let link = self.link_at(from, REPLICA_ROLE_SLOTS.start + place / 2);
+        area(link + 4 + (place % 2) * CONTROL_RING_LINES, CONTROL_RING_LINES)
+    }
+
     /// The two copies, A and B, of the replica's region table. Writer: the replica.
     pub fn region_tables(&self, replica: ReplicaId) -> [Area; 2] {
         let start = self.replica_start(replica) + REPLICA_LINES;
@@ -172,10 +198,11 @@ impl Layout {
     }
 
     fn link_start(&self, replica: ReplicaId, endpoint: EndpointId) -> u64 {
-        self.replica_start(replica)
-            + REPLICA_LINES
-            + 2 * REGION_TABLE_LINES
-            + self.endpoint_slot(endpoint) * LINK_LINES
+        self.link_at(replica, self.endpoint_slot(endpoint))
+    }
+
+    fn link_at(&self, replica: ReplicaId, slot: u64) -> u64 {
+        self.replica_start(replica) + REPLICA_LINES + 2 * REGION_TABLE_LINES + slot * LINK_LINES
     }
 
     fn data_start_bytes(&self) -> u64 {
@@ -203,7 +230,12 @@ mod tests {
         for replica in layout.replicas() {
             areas.push(Area::new(layout.controller(replica), LineCount::new(1)));
             areas.push(Area::new(layout.controller_heartbeat(replica).line(), LineCount::new(1)));
+            areas.push(Area::new(layout.replica_hello(replica), LineCount::new(1)));
+            areas.push(Area::new(layout.replica_heartbeat(replica).line(), LineCount::new(1)));
             areas.extend(layout.region_tables(replica));
+            for other in layout.replicas().filter(|other| *other != replica) {
+                areas.push(layout.ring_between(replica, other));
+            }
             for endpoint in layout.endpoints() {
                 areas.push(Area::new(layout.grant(replica, endpoint), LineCount::new(1)));
                 areas.push(Area::new(layout.fence(replica, endpoint), LineCount::new(1)));

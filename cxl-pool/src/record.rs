@@ -54,6 +54,19 @@ pub struct ControllerHello {
     pub protocol: (u16, u16),
 }
 
+/// A controller replica announces itself to the other replicas, whether it leads them or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaHello {
+    /// A random number, never 0, that tells this life of the replica from others.
+    pub incarnation: u64,
+    /// Which life it is: each one counts on from the one before.
+    pub life: u32,
+    /// Its process, as seen on its own host.
+    pub pid: u32,
+    /// What replicas say to each other: (major, minor).
+    pub protocol: (u16, u16),
+}
+
 /// The controller answers an endpoint's hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
@@ -169,6 +182,35 @@ record!(
         pid: hello.pid.into(),
         protocol: [hello.protocol.0.into(), hello.protocol.1.into()],
         reserved: [0; 36],
+        crc: 0.into(),
+    }
+);
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct ReplicaWire {
+    incarnation: U64,
+    life: U32,
+    pid: U32,
+    protocol: [U16; 2],
+    reserved: [u8; 40],
+    crc: U32,
+}
+
+record!(
+    ReplicaHello as ReplicaWire, kind 5, 1 lines,
+    |wire| ReplicaHello {
+        incarnation: wire.incarnation.get(),
+        life: wire.life.get(),
+        pid: wire.pid.get(),
+        protocol: (wire.protocol[0].get(), wire.protocol[1].get()),
+    },
+    |hello| ReplicaWire {
+        incarnation: hello.incarnation.into(),
+        life: hello.life.into(),
+        pid: hello.pid.into(),
+        protocol: [hello.protocol.0.into(), hello.protocol.1.into()],
+        reserved: [0; 40],
         crc: 0.into(),
     }
 );

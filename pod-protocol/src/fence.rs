@@ -15,23 +15,42 @@ pub struct Fenced;
 
 /// Reads the newest fence generation from the pool. Hides the kind of memory, so that [`Fence`] has no parameter.
 trait Look: Send + Sync {
-    /// The generation, unless the line is being written, is damaged or was never written.
+    /// The newest generation in the line of any controller replica. Nothing while one of them is being written or is
+    /// damaged, or before any was written.
     fn generation(&self) -> Option<u64>;
 }
 
-struct LineInPool<M> {
+/// The line of each controller replica. Whoever of them leads fences in its own.
+struct LinesInPool<M> {
     memory: M,
-    at: LineOffset,
+    lines: Vec<Line>,
 }
 
-impl<M: Memory> Look for LineInPool<M> {
+struct Line {
+    at: LineOffset,
+    /// One that was readable once has to stay so. Replicas that never led have written none.
+    written: AtomicBool,
+}
+
+impl<M: Memory> Look for LinesInPool<M> {
     fn generation(&self) -> Option<u64> {
-        FenceLine::look(&self.memory, self.at).map(|line| line.generation)
+        let mut newest = None;
+        for line in &self.lines {
+            match FenceLine::look(&self.memory, line.at) {
+                Some(seen) => {
+                    line.written.store(true, Ordering::Relaxed);
+                    newest = newest.max(Some(seen.generation));
+                }
+                None if line.written.load(Ordering::Relaxed) => return None,
+                None => {}
+            }
+        }
+        newest
     }
 }
 
 struct Watch {
-    line: Box<dyn Look>,
+    lines: Box<dyn Look>,
     limit: Duration,
     started: Instant,
     /// When anyone last looked, in nanoseconds since `started`.
@@ -43,7 +62,7 @@ struct Watch {
 
 /// What a look showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Line {
+enum Seen {
     Fine,
     Newer,
     Unreadable,
@@ -59,10 +78,16 @@ const LOOKS_MAX: u32 = 3;
 pub struct Fence(Arc<Watch>);
 
 impl Fence {
-    /// Watches the fence line at this place; `limit` is how long one may act without having looked.
-    pub(crate) fn new<M: Memory>(memory: M, at: LineOffset, limit: Duration) -> Self {
+    /// Watches the fence lines at these places, one of each controller replica; `limit` is how long one may act without
+    /// having looked.
+    pub(crate) fn new<M: Memory>(
+        memory: M,
+        lines: impl IntoIterator<Item = LineOffset>,
+        limit: Duration,
+    ) -> Self {
+        let lines = lines.into_iter().map(|at| Line { at, written: AtomicBool::new(false) }).collect();
         Self(Arc::new(Watch {
-            line: Box::new(LineInPool { memory, at }),
+            lines: Box::new(LinesInPool { memory, lines }),
             limit,
             started: Instant::now(),
             looked_ns: AtomicU64::new(0),
@@ -82,32 +107,32 @@ impl Fence {
             return Ok(());
         }
         match self.read_line() {
-            Line::Fine => {}
+            Seen::Fine => {}
             // One that could not be read for all that time does not tell whether we still hold anything.
-            Line::Newer | Line::Unreadable => self.0.fenced.store(true, Ordering::Release),
+            Seen::Newer | Seen::Unreadable => self.0.fenced.store(true, Ordering::Release),
         }
         self.outcome()
     }
 
     /// Looks into the pool now.
     pub(crate) fn look(&self) -> Result<(), Fenced> {
-        if self.read_line() == Line::Newer {
+        if self.read_line() == Seen::Newer {
             self.0.fenced.store(true, Ordering::Release);
         }
         self.outcome()
     }
 
-    fn read_line(&self) -> Line {
+    fn read_line(&self) -> Seen {
         // The time from before the look: a pause between the two must count as not having looked.
         let before_ns = u64::try_from(self.0.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let granted = self.0.granted.load(Ordering::Acquire);
-        let generation = (0..LOOKS_MAX).find_map(|_| self.0.line.generation());
+        let generation = (0..LOOKS_MAX).find_map(|_| self.0.lines.generation());
         // Before the first grant there is nothing to lose, and the line may never have been written.
         if generation.is_none() && granted != NOT_GRANTED {
-            return Line::Unreadable;
+            return Seen::Unreadable;
         }
         self.0.looked_ns.fetch_max(before_ns, Ordering::AcqRel);
-        if generation.is_some_and(|generation| generation > granted) { Line::Newer } else { Line::Fine }
+        if generation.is_some_and(|generation| generation > granted) { Seen::Newer } else { Seen::Fine }
     }
 
     fn outcome(&self) -> Result<(), Fenced> {
@@ -142,11 +167,13 @@ mod tests {
     use super::*;
 
     const AT: LineOffset = LineOffset::new(3);
+    /// Of another replica.
+    const OTHER: LineOffset = LineOffset::new(9);
 
     /// The controller's view of the pool, and a fence on another host that nobody but the test looks at.
     fn fence(limit: Duration) -> (SimulatedMemory, Fence) {
         let pool = SimulatedPool::new(11, 1 << 12);
-        (pool.host(HostId::new(1)), Fence::new(pool.host(HostId::new(2)), AT, limit))
+        (pool.host(HostId::new(1)), Fence::new(pool.host(HostId::new(2)), [OTHER, AT], limit))
     }
 
     fn publish(memory: &SimulatedMemory, generation: u64) {

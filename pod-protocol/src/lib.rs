@@ -24,6 +24,7 @@ mod liveness;
 pub mod mchannel;
 pub mod memory_failures;
 pub mod objects;
+pub mod replicas;
 pub mod reports;
 pub mod run_directory;
 pub mod telemetry;

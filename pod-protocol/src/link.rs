@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use cxl_channel::doorbell::Doorbell;
-use cxl_channel::{Exchange, Incoming, Receiver, RequestId, RingPlacement, Sender, Wake};
+use cxl_channel::{Exchange, ExchangeError, Incoming, Receiver, RequestId, RingPlacement, Sender, Wake};
 use cxl_pool::{Area, CONTROL_RING_SLOTS, Generation, Memory};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -50,6 +50,11 @@ impl<M: Memory> Link<M> {
 
     pub(crate) fn notify(&mut self, body: &impl Serialize) -> Result<(), String> {
         self.exchange.notify(&encode(body)?).map_err(|error| error.to_string())
+    }
+
+    /// Tells the peer something that is not JSON.
+    pub(crate) fn notify_bytes(&mut self, bytes: &[u8]) -> Result<(), ExchangeError> {
+        self.exchange.notify(bytes)
     }
 
     pub(crate) fn respond(&mut self, id: RequestId, answer: &Answer) {

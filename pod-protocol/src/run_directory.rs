@@ -108,6 +108,16 @@ impl RunDirectory {
         self.doorbells().join(format!("controller-{}.sock", replica.get()))
     }
 
+    /// The doorbell that other controller replicas ring.
+    pub fn replica_doorbell(&self, replica: ReplicaId) -> PathBuf {
+        self.doorbells().join(format!("replica-{}.sock", replica.get()))
+    }
+
+    /// The lock that keeps a controller replica unique on this kernel, whether it leads or not.
+    pub fn replica_lock(&self, replica: ReplicaId) -> PathBuf {
+        self.locks().join(format!("replica-{}.lock", replica.get()))
+    }
+
     /// The lock that keeps an endpoint unique on this kernel.
     pub fn endpoint_lock(&self, endpoint: EndpointId) -> PathBuf {
         self.locks().join(format!("{}-{}.lock", endpoint.host, endpoint.role))
@@ -118,7 +128,7 @@ impl RunDirectory {
         self.root.join("memory-failures").join(format!("{pool}-{}-{}", endpoint.host, endpoint.role))
     }
 
-    /// The lock that keeps a controller replica unique on this kernel.
+    /// The lock that keeps the controller unique on this kernel that a replica is while it leads.
     pub fn controller_lock(&self, replica: ReplicaId) -> PathBuf {
         self.locks().join(format!("controller-{}.lock", replica.get()))
     }

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool};
 use cxl_pool::{
-    Area, CreateOptions, EndpointId, HostId, Layout, LineCount, LineOffset, Memory, Pool, Role,
+    Area, CreateOptions, EndpointId, HostId, Layout, LineCount, LineOffset, Memory, Pool, ReplicaId, Role,
     SoftwareMemory,
 };
 use tempfile::TempDir;
 
 use crate::config::HostConfig;
-use crate::controller::{ControllerPort, PortEvent};
+use crate::controller::{ControllerPort, PortEvent, PortWaker};
 use crate::daemon::{Exit, StopSignal};
 use crate::endpoint::{Endpoint, Handler, JoinError, Reporter, RunError};
 use crate::fence::Fence;
@@ -30,6 +30,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 /// Which host the controller runs on.
 pub(crate) const CONTROLLER_HOST: HostId = HostId::new(4);
 const HOSTS: u16 = 4;
+
+/// The controller, where there is one.
+pub(crate) const REPLICA: ReplicaId = ReplicaId::new(0);
+/// Another one, on another host.
+pub(crate) const OTHER_REPLICA: ReplicaId = ReplicaId::new(1);
+const OTHER_CONTROLLER_HOST: HostId = HostId::new(3);
 
 /// The endpoint that most tests use.
 pub(crate) const BACKEND: EndpointId = EndpointId::new(HostId::new(2), Role::NetBackend);
@@ -56,7 +62,7 @@ impl TestPod<SimulatedMemory> {
         let pool = SimulatedPool::new(seed, size_bytes);
         let watched = pool.clone();
         Self {
-            layout: Layout::new(size_bytes, HOSTS, 1).expect("large enough"),
+            layout: Layout::new(size_bytes, HOSTS, 2).expect("large enough"),
             run: tempfile::tempdir().expect("a directory"),
             memory: Box::new(move |host| pool.host(host)),
             faults: Box::new(move || watched.faults()),
@@ -70,7 +76,7 @@ impl TestPod<SoftwareMemory> {
         let options = CreateOptions {
             size_bytes: Some(16 << 20),
             host_slots: HOSTS,
-            replica_slots: 1,
+            replica_slots: 2,
             ..CreateOptions::default()
         };
         let pool = Pool::create(&run.path().join("pool"), &options).expect("created");
@@ -99,6 +105,15 @@ impl<M: Memory> TestPod<M> {
     pub(crate) fn controller(&self, term: u64) -> TestController<M> {
         let memory = self.memory(CONTROLLER_HOST);
         let port = ControllerPort::open_layout(&self.layout, memory, self.run_directory(), term);
+        TestController { port: port.expect("a free slot") }
+    }
+
+    /// Another replica's turn to lead.
+    pub(crate) fn other_controller(&self, term: u64) -> TestController<M> {
+        let memory = self.memory(OTHER_CONTROLLER_HOST);
+        let waker = PortWaker::new().expect("a descriptor");
+        let office = (OTHER_REPLICA, term);
+        let port = ControllerPort::open_replica(&self.layout, memory, self.run_directory(), office, waker);
         TestController { port: port.expect("a free slot") }
     }
 

@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 
 use cxl_channel::doorbell::Doorbell;
 use cxl_channel::{Incoming, RequestId};
-use cxl_pool::{EndpointId, FenceLine, Generation, Grant, Hello, Layout, Memory, Record};
+use cxl_pool::{EndpointId, FenceLine, Generation, Grant, Hello, Layout, Memory, Record, ReplicaId};
 
 use super::event::{CommandFailure, CommandId, JoinRequest, PortError, PortEvent};
 use crate::commands::Command;
-use crate::endpoint::REPLICA;
 use crate::link::{Answer, Link, PROTOCOL, decode};
 use crate::liveness::{look_own, read_beat};
 use crate::reports::Report;
@@ -20,6 +19,7 @@ pub(super) const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
 /// Who writes grants: the controller.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Office {
+    pub(super) replica: ReplicaId,
     pub(super) incarnation: u64,
     pub(super) term: u64,
 }
@@ -133,27 +133,33 @@ impl<M: Memory> Peer<M> {
         let Life::Alive { hello, .. } = self.life else {
             return Err(PortError::Absent(endpoint));
         };
-        let at = layout.grant(REPLICA, endpoint);
+        let replica = office.replica;
+        let at = layout.grant(replica, endpoint);
         let before = look_own::<Grant, M>(memory, at);
-        let fence_generation = fence_generation(memory, layout, endpoint);
-        // A controller that was restarted after it fenced does not remember, but the pool does.
-        let revoked = before.is_some_and(|grant| {
-            grant.endpoint_incarnation == hello.incarnation && grant.fence_generation < fence_generation
-        });
+        let fence_generation = fence_generation(memory, layout, replica, endpoint);
+        // A controller that was restarted after it fenced does not remember, nor what another replica did, but the pool
+        // does.
+        let others = layout.replicas().filter(|other| *other != replica);
+        let revoked = before
+            .into_iter()
+            .chain(others.filter_map(|it| Grant::look(memory, layout.grant(it, endpoint))))
+            .any(|grant| {
+                grant.endpoint_incarnation == hello.incarnation && grant.fence_generation < fence_generation
+            });
         if revoked || self.fenced_incarnation == Some(hello.incarnation) {
             return Err(PortError::Fenced(endpoint));
         }
         self.disconnect(events);
-        if look_own::<FenceLine, M>(memory, layout.fence(REPLICA, endpoint)).is_none() {
+        if look_own::<FenceLine, M>(memory, layout.fence(replica, endpoint)).is_none() {
             // The endpoint must be able to read it from the first grant on.
             FenceLine { generation: fence_generation, term: office.term }
-                .publish(memory, layout.fence(REPLICA, endpoint));
+                .publish(memory, layout.fence(replica, endpoint));
         }
         let generation = before.map_or(Generation::new(0), |grant| grant.control_generation).next();
         let mut link = Link::open(
             memory,
-            layout.ring_to_endpoint(REPLICA, endpoint),
-            layout.ring_from_endpoint(REPLICA, endpoint),
+            layout.ring_to_endpoint(replica, endpoint),
+            layout.ring_from_endpoint(replica, endpoint),
             generation,
             doorbell,
         );
@@ -182,8 +188,8 @@ impl<M: Memory> Peer<M> {
         events: &mut impl Extend<PortEvent>,
     ) -> u64 {
         let endpoint = self.endpoint;
-        let generation = fence_generation(memory, layout, endpoint) + 1;
-        FenceLine { generation, term: office.term }.publish(memory, layout.fence(REPLICA, endpoint));
+        let generation = fence_generation(memory, layout, office.replica, endpoint) + 1;
+        FenceLine { generation, term: office.term }.publish(memory, layout.fence(office.replica, endpoint));
         // From here on the holder's time runs, so it must be visible.
         memory.full_fence();
         if let Life::Alive { hello, .. } | Life::Seen { hello, .. } = self.life {
@@ -315,11 +321,17 @@ fn notice_silence(
     }
 }
 
-/// The newest fence generation of an endpoint. It lives in the pool, so it survives the controller.
-fn fence_generation<M: Memory>(memory: &M, layout: &Layout, endpoint: EndpointId) -> u64 {
-    let fence = look_own::<FenceLine, M>(memory, layout.fence(REPLICA, endpoint)).map(|line| line.generation);
+/// The newest fence generation of an endpoint, whichever replica wrote it. It lives in the pool, so it survives the
+/// controller.
+fn fence_generation<M: Memory>(memory: &M, layout: &Layout, replica: ReplicaId, endpoint: EndpointId) -> u64 {
+    let fence = look_own::<FenceLine, M>(memory, layout.fence(replica, endpoint)).map(|line| line.generation);
     // Should the fence line be damaged, it was at least as new as the last grant.
     let granted =
-        look_own::<Grant, M>(memory, layout.grant(REPLICA, endpoint)).map(|grant| grant.fence_generation);
-    fence.max(granted).unwrap_or(0)
+        look_own::<Grant, M>(memory, layout.grant(replica, endpoint)).map(|grant| grant.fence_generation);
+    let others = layout.replicas().filter(|other| *other != replica).flat_map(|other| {
+        let fence = FenceLine::look(memory, layout.fence(other, endpoint)).map(|line| line.generation);
+        let grant = Grant::look(memory, layout.grant(other, endpoint)).map(|grant| grant.fence_generation);
+        [fence, grant]
+    });
+    others.chain([fence, granted]).max().flatten().unwrap_or(0)
 }

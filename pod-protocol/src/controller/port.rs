@@ -1,20 +1,19 @@
 //! The controller's connection to the endpoints of its pod.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cxl_channel::doorbell::{Doorbell, DoorbellListener};
-use cxl_pool::{ControllerHello, EndpointId, Layout, Memory, Pool, Record};
+use cxl_pool::{ControllerHello, EndpointId, Layout, Memory, Pool, Record, ReplicaId};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::event::{CommandId, JoinRequest, PortError, PortEvent};
 use super::peer::{Office, Peer};
 use crate::commands::Command;
 use crate::daemon::{LockError, LockFile};
-use crate::endpoint::REPLICA;
 use crate::link::PROTOCOL;
 use crate::liveness::{look_own, new_incarnation, read_own_beat, write_beat};
 use crate::run_directory::RunDirectory;
@@ -35,10 +34,28 @@ const WATCH_FOR: Duration = Duration::from_millis(200);
 pub struct PortWaker(Arc<OwnedFd>);
 
 impl PortWaker {
+    /// A waker of a port that is yet to be [opened](ControllerPort::open_replica).
+    pub fn new() -> Result<Self, PortError> {
+        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| PortError::Resources(errno.into()))?;
+        Ok(Self(Arc::new(waker)))
+    }
+
+    /// Forgets that it was woken.
+    pub(crate) fn drain(&self) {
+        let _ = rustix::io::read(&*self.0, &mut [0; 8]);
+    }
+
     /// Ends the present or the next wait.
     pub fn wake(&self) {
         // It fails only when the counter is full, and then the port has been woken already.
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+impl AsFd for PortWaker {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -74,27 +91,37 @@ impl<M: Memory> ControllerPort<M> {
 
     /// As [`ControllerPort::open`], over memory without a pool file.
     pub fn open_layout(layout: &Layout, memory: M, run: RunDirectory, term: u64) -> Result<Self, PortError> {
+        Self::open_replica(layout, memory, run, (ReplicaId::default(), term), PortWaker::new()?)
+    }
+
+    /// As [`ControllerPort::open_layout`], for one of several controllers: it has been elected for this term, which
+    /// must be higher than all before of any replica.
+    pub fn open_replica(
+        layout: &Layout,
+        memory: M,
+        run: RunDirectory,
+        (replica, term): (ReplicaId, u64),
+        waker: PortWaker,
+    ) -> Result<Self, PortError> {
         run.prepare()?;
-        let lock = LockFile::acquire(&run.controller_lock(REPLICA)).map_err(|error| match error {
+        let lock = LockFile::acquire(&run.controller_lock(replica)).map_err(|error| match error {
             LockError::Held { holder, .. } => PortError::AlreadyRuns { holder },
             LockError::Io { .. } => PortError::Lock(error),
         })?;
-        refuse_if_alive(&memory, layout)?;
-        let listener = DoorbellListener::bind(&run.controller_doorbell(REPLICA))?;
-        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| PortError::Resources(errno.into()))?;
-        let office = Office { incarnation: new_incarnation(), term };
+        refuse_if_alive(&memory, layout, replica)?;
+        let listener = DoorbellListener::bind(&run.controller_doorbell(replica))?;
+        let office = Office { replica, incarnation: new_incarnation(), term };
         ControllerHello {
             incarnation: office.incarnation,
             term,
             pid: std::process::id(),
             protocol: PROTOCOL,
         }
-        .publish(&memory, layout.controller(REPLICA));
+        .publish(&memory, layout.controller(replica));
         let now = Instant::now();
         Ok(Self {
             peers: layout.endpoints().map(|endpoint| (endpoint, Peer::new(endpoint))).collect(),
-            beat: read_own_beat(&memory, layout.controller_heartbeat(REPLICA)),
+            beat: read_own_beat(&memory, layout.controller_heartbeat(replica)),
             memory,
             layout: layout.clone(),
             run,
@@ -107,7 +134,7 @@ impl<M: Memory> ControllerPort<M> {
             connecting_haste_until: now,
             doorbells: true,
             listener,
-            waker: PortWaker(Arc::new(waker)),
+            waker,
             _lock: lock,
         })
     }
@@ -141,7 +168,7 @@ impl<M: Memory> ControllerPort<M> {
         if now >= self.sweep_due {
             self.sweep_due = now + SWEEP_EVERY;
             self.beat = self.beat.wrapping_add(1);
-            write_beat(&self.memory, self.layout.controller_heartbeat(REPLICA), self.beat);
+            write_beat(&self.memory, self.layout.controller_heartbeat(self.office.replica), self.beat);
             for peer in self.peers.values_mut() {
                 peer.sweep(&self.memory, &self.layout, self.silent_after, now, &mut self.events);
             }
@@ -227,7 +254,7 @@ impl<M: Memory> ControllerPort<M> {
             let _ = poll(&mut watched, Timespec::try_from(limit).ok().as_ref());
         }
         self.listener.drain();
-        let _ = rustix::io::read(&*self.waker.0, &mut [0; 8]);
+        self.waker.drain();
         for peer in self.peers.values_mut() {
             peer.wake();
         }
@@ -241,16 +268,16 @@ impl<M: Memory> ControllerPort<M> {
 impl<M: Memory> Drop for ControllerPort<M> {
     fn drop(&mut self) {
         // The next one need not watch our heartbeat. Grants stay: what endpoints hold outlives us.
-        ControllerHello::erase(&self.memory, self.layout.controller(REPLICA));
+        ControllerHello::erase(&self.memory, self.layout.controller(self.office.replica));
         self.memory.full_fence();
     }
 }
 
-fn refuse_if_alive<M: Memory>(memory: &M, layout: &Layout) -> Result<(), PortError> {
-    let Some(hello) = look_own::<ControllerHello, M>(memory, layout.controller(REPLICA)) else {
+fn refuse_if_alive<M: Memory>(memory: &M, layout: &Layout, replica: ReplicaId) -> Result<(), PortError> {
+    let Some(hello) = look_own::<ControllerHello, M>(memory, layout.controller(replica)) else {
         return Ok(());
     };
-    let at = layout.controller_heartbeat(REPLICA);
+    let at = layout.controller_heartbeat(replica);
     let first = read_own_beat(memory, at);
     thread::sleep(WATCH_FOR / 2);
     let second = read_own_beat(memory, at);

@@ -8,12 +8,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::commands::{Command, Version};
-use crate::endpoint::REPLICA;
 use crate::link::{Answer, Link, PROTOCOL, decode};
 use crate::liveness::write_beat;
 use crate::reports::Report;
 use crate::telemetry::Telemetry;
-use crate::testing::{BACKEND, CONTROLLER_HOST, PATIENCE, TestPod, nic};
+use crate::testing::{BACKEND, CONTROLLER_HOST, PATIENCE, REPLICA, TestPod, nic};
 
 /// A slot's owner without threads: it lives as the test says.
 struct Puppet<'pod> {

@@ -8,9 +8,11 @@ use tracing_subscriber::EnvFilter;
 /// Sends logs to stderr, at level `info` or as `RUST_LOG` says, as JSON if `WADI_LOG_FORMAT` is `json`. Only the first
 /// call counts.
 pub fn init_logging() {
+    // What Raft's library tells of its inner life is for those who ask for it.
+    let wanted = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| "info,openraft=off".to_owned());
     let filter = EnvFilter::builder()
         .with_default_directive(tracing::level_filters::LevelFilter::INFO.into())
-        .from_env_lossy();
+        .parse_lossy(wanted);
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)

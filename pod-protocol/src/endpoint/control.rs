@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use cxl_channel::Incoming;
 use cxl_channel::doorbell::DoorbellListener;
-use cxl_pool::{EndpointId, Grant, Layout, Memory, Record};
+use cxl_pool::{EndpointId, Grant, Layout, Memory, Record, ReplicaId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ledger::Ledger;
 use super::presence::Rounds;
 use super::reporter::{Reporter, Standing};
 use super::session::Session;
-use super::{Handler, REPLICA, RunError};
+use super::{Handler, RunError};
 use crate::commands::Command;
 use crate::daemon::{Exit, StopSignal};
 use crate::fence::Fence;
@@ -66,6 +66,7 @@ pub(super) struct ControlThread<M: Memory> {
 
 /// What is seen of the controller's heartbeat.
 struct ControllerPulse {
+    replica: ReplicaId,
     beat: u64,
     moved: Instant,
     silent: bool,
@@ -76,7 +77,8 @@ struct ControllerPulse {
 impl<M: Memory> ControlThread<M> {
     pub(super) fn new(parts: Parts<M>) -> Self {
         let now = Instant::now();
-        let beat = read_beat(&parts.memory, parts.layout.controller_heartbeat(REPLICA));
+        let replica = ReplicaId::default();
+        let beat = read_beat(&parts.memory, parts.layout.controller_heartbeat(replica));
         Self {
             parts,
             session: None,
@@ -84,7 +86,13 @@ impl<M: Memory> ControlThread<M> {
             ledger: Ledger::default(),
             standing: Standing::default(),
             unsent: VecDeque::new(),
-            controller: ControllerPulse { beat, moved: now, silent: false, waiting_since: Some(now) },
+            controller: ControllerPulse {
+                replica,
+                beat,
+                moved: now,
+                silent: false,
+                waiting_since: Some(now),
+            },
             telemetry_due: now,
             telemetry_sequence: 0,
         }
@@ -116,25 +124,35 @@ impl<M: Memory> ControlThread<M> {
         }
     }
 
-    /// A new grant begins a new conversation. What is held stays as it is meanwhile.
+    /// A new grant begins a new conversation. What is held stays as it is meanwhile. Of several controllers the one
+    /// with the highest term counts, and an older one is never listened to again: it may not know yet that it was
+    /// deposed.
     fn take_grant(&mut self, now: Instant) {
-        let Some(grant) =
-            Grant::look(&self.parts.memory, self.parts.layout.grant(REPLICA, self.parts.endpoint))
-        else {
-            return;
-        };
-        if grant.endpoint_incarnation != self.parts.incarnation
-            || self.session.as_ref().is_some_and(|session| session.belongs_to(&grant))
+        let Parts { memory, layout, endpoint, incarnation, .. } = &self.parts;
+        let grants = layout.replicas().filter_map(|replica| {
+            let grant = Grant::look(memory, layout.grant(replica, *endpoint))?;
+            (grant.endpoint_incarnation == *incarnation).then_some((replica, grant))
+        });
+        let Some((replica, grant)) = grants.max_by_key(|(_, grant)| grant.term) else { return };
+        if self
+            .session
+            .as_ref()
+            .is_some_and(|session| session.belongs_to(replica, &grant) || grant.term < session.grant.term)
         {
             return;
         }
         self.parts.fence.granted(grant.fence_generation);
         self.ledger.begin();
         let Parts { memory, layout, endpoint, run, .. } = &self.parts;
-        self.session = Some(Session::new(memory, layout, *endpoint, grant, run, now));
+        self.session = Some(Session::new(memory, layout, *endpoint, (replica, grant), run, now));
         self.session_began = now;
+        if self.controller.replica != replica {
+            let beat = read_beat(memory, layout.controller_heartbeat(replica));
+            let waiting_since = None;
+            self.controller = ControllerPulse { replica, beat, moved: now, silent: false, waiting_since };
+        }
         self.controller.waiting_since = None;
-        tracing::debug!(%endpoint, generation = %grant.control_generation, term = grant.term, "granted");
+        tracing::debug!(%endpoint, %replica, generation = %grant.control_generation, term = grant.term, "granted");
     }
 
     /// Everything the controller said, and our join.
@@ -297,7 +315,8 @@ impl<M: Memory> ControlThread<M> {
     /// Notices a controller that went away or came back.
     fn watch_controller(&mut self, now: Instant) {
         let endpoint = self.parts.endpoint;
-        let beat = read_beat(&self.parts.memory, self.parts.layout.controller_heartbeat(REPLICA));
+        let beat =
+            read_beat(&self.parts.memory, self.parts.layout.controller_heartbeat(self.controller.replica));
         if beat != self.controller.beat {
             self.controller.beat = beat;
             self.controller.moved = now;

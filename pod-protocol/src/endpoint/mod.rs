@@ -12,7 +12,7 @@ use std::convert::Infallible;
 use std::error::Error;
 
 use cxl_channel::doorbell::DoorbellListener;
-use cxl_pool::{EndpointId, Layout, Memory, Pool, ReplicaId, Role};
+use cxl_pool::{EndpointId, Layout, Memory, Pool, Role};
 
 use self::control::ControlThread;
 pub use self::error::{JoinError, RunError};
@@ -23,9 +23,6 @@ use crate::config::{HostConfig, Wakeup};
 use crate::daemon::{Exit, LockError, LockFile, StopSignal};
 use crate::fence::Fence;
 use crate::reports::Join;
-
-/// The controller replica that endpoints listen to.
-pub(crate) const REPLICA: ReplicaId = ReplicaId::new(0);
 
 /// A daemon that has joined the pod. Dropping it leaves: first everything held is dropped with the handler, then the
 /// slot is free.
@@ -90,7 +87,8 @@ impl<M: Memory> Endpoint<M> {
             Wakeup::Poll => None,
         };
         let reporter = Reporter::new().map_err(JoinError::Resources)?;
-        let fence = Fence::new(memory.clone(), layout.fence(REPLICA, endpoint), config.run.fence());
+        let lines = layout.replicas().map(|replica| layout.fence(replica, endpoint));
+        let fence = Fence::new(memory.clone(), lines, config.run.fence());
         let handler = make_handler(reporter.clone(), fence.clone())
             .map_err(|error| JoinError::Handler(error.into()))?;
         let rounds = Rounds::new();

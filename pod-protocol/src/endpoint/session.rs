@@ -4,9 +4,8 @@ use std::time::{Duration, Instant};
 
 use cxl_channel::RequestId;
 use cxl_channel::doorbell::Doorbell;
-use cxl_pool::{EndpointId, Grant, Layout, Memory};
+use cxl_pool::{EndpointId, Grant, Layout, Memory, ReplicaId};
 
-use super::REPLICA;
 use crate::link::Link;
 use crate::reports::Report;
 use crate::run_directory::RunDirectory;
@@ -25,6 +24,7 @@ enum Joining {
 }
 
 pub(super) struct Session<M: Memory> {
+    pub(super) replica: ReplicaId,
     pub(super) grant: Grant,
     pub(super) link: Link<M>,
     joining: Joining,
@@ -35,25 +35,25 @@ impl<M: Memory> Session<M> {
         memory: &M,
         layout: &Layout,
         endpoint: EndpointId,
-        grant: Grant,
+        (replica, grant): (ReplicaId, Grant),
         run: &RunDirectory,
         now: Instant,
     ) -> Self {
         let mut link = Link::open(
             memory,
-            layout.ring_from_endpoint(REPLICA, endpoint),
-            layout.ring_to_endpoint(REPLICA, endpoint),
+            layout.ring_from_endpoint(replica, endpoint),
+            layout.ring_to_endpoint(replica, endpoint),
             grant.control_generation,
-            Doorbell::connect(&run.controller_doorbell(REPLICA)),
+            Doorbell::connect(&run.controller_doorbell(replica)),
         );
         // It has to accept the generation that we began.
         link.ring();
-        Self { grant, link, joining: Joining::Due(now) }
+        Self { replica, grant, link, joining: Joining::Due(now) }
     }
 
     /// Whether this is still the conversation that the grant is about.
-    pub(super) fn belongs_to(&self, grant: &Grant) -> bool {
-        self.grant == *grant
+    pub(super) fn belongs_to(&self, replica: ReplicaId, grant: &Grant) -> bool {
+        self.replica == replica && self.grant == *grant
     }
 
     /// Whether the controller has accepted us.

@@ -14,7 +14,7 @@ use crate::ids::{LeaseId, RegionId};
 use crate::link::{Answer, Link, PROTOCOL, decode};
 use crate::liveness::write_beat;
 use crate::reports::{DeviceReport, Report};
-use crate::testing::{BACKEND, Call, Calls, PATIENCE, TestPod, config, nic};
+use crate::testing::{BACKEND, Call, Calls, PATIENCE, REPLICA, TestPod, config, nic};
 
 const VERSION: Version = Version { term: 1, index: 1 };
 
@@ -37,6 +37,8 @@ over_every_memory!(
     daemon_joins_obeys_and_reports,
     restarted_controller_finds_objects_undisturbed,
     commands_answer_for_a_connection_that_ended,
+    daemon_obeys_the_highest_term_of_several_controllers,
+    fence_of_one_controller_is_known_to_the_others,
     fenced_daemon_stops_and_its_successor_is_granted,
     refused_daemon_ends_with_the_reason,
     daemon_without_controller_waits_and_stops_when_told,
@@ -196,6 +198,68 @@ fn refused_daemon_ends_with_the_reason<M: Memory>(pod: &TestPod<M>, wakeup: &str
     controller.gone(BACKEND);
     let refusal = daemon.ended().expect_err("refused").to_string();
     assert!(refusal.contains("its name is taken") && refusal.contains("h2/net-backend"), "{refusal}");
+}
+
+fn daemon_obeys_the_highest_term_of_several_controllers<M: Memory>(pod: &TestPod<M>, wakeup: &str) {
+    let mut deposed = pod.controller(4);
+    let daemon = pod.start(BACKEND, wakeup);
+    deposed.admit(BACKEND);
+    assert_eq!(deposed.command(BACKEND, &apply(nic("nic0", 1))), Ok(()));
+    let link_down = Report::Link { device: "nic0".into(), up: false, reason: "carrier".into() };
+    daemon.reporter.report(link_down.clone());
+    assert_eq!(deposed.report(|report| *report == link_down), link_down);
+    assert_eq!(daemon.calls.take(), [Call::Apply(nic("nic0", 1))]);
+
+    // Both think that they lead; one of them knows less.
+    let mut elected = pod.other_controller(5);
+    let (incarnation, _) = elected.admit(BACKEND);
+    assert_eq!(incarnation, daemon.incarnation);
+    // It hears of everything that the other was told.
+    assert_eq!(elected.report(|report| *report == link_down), link_down);
+    deposed.port.send(BACKEND, &apply(nic("stale", 1)));
+    assert_eq!(elected.command(BACKEND, &apply(nic("nic0", 1))), Ok(()));
+    deposed.port.grant(BACKEND).expect("nobody told it");
+    deposed.port.send(BACKEND, &apply(nic("stale", 1)));
+    for _ in 0..3 {
+        while deposed.port.poll(Instant::now()).is_some() {}
+        assert_eq!(elected.command(BACKEND, &apply(nic("nic1", 1))), Ok(()));
+        elected.report(|report| matches!(report, Report::Telemetry(_)));
+    }
+    assert_eq!(elected.command(BACKEND, &SYNCED), Ok(()));
+    assert_eq!(daemon.calls.take(), [Call::Apply(nic("nic1", 1)), Call::Synced]);
+
+    // It is elected again.
+    drop(deposed);
+    let mut again = pod.controller(6);
+    again.admit(BACKEND);
+    assert_eq!(again.command(BACKEND, &apply(nic("nic2", 1))), Ok(()));
+    assert_eq!(daemon.stop().expect("no error"), Exit::Stopped);
+}
+
+fn fence_of_one_controller_is_known_to_the_others<M: Memory>(pod: &TestPod<M>, wakeup: &str) {
+    let mut first = pod.controller(1);
+    let daemon = pod.start(BACKEND, wakeup);
+    first.admit(BACKEND);
+    drop(first);
+    let mut second = pod.other_controller(2);
+    second.appeared(BACKEND);
+    // It has granted nothing, and yet may take back what the other granted.
+    second.port.fence(BACKEND).expect("a slot");
+    assert!(matches!(second.port.grant(BACKEND), Err(crate::controller::PortError::Fenced(_))));
+    drop(second);
+    let mut third = pod.controller(3);
+    let lives = third.expect("its end", |event| match event {
+        crate::controller::PortEvent::Appeared { .. } => Some(true),
+        crate::controller::PortEvent::Gone { endpoint } => (endpoint == BACKEND).then_some(false),
+        _ => None,
+    });
+    assert!(!lives || third.port.grant(BACKEND).is_err(), "a fenced life was granted");
+    assert_eq!(daemon.ended().expect("no error"), Exit::Fenced);
+    let successor = pod.start(BACKEND, wakeup);
+    third.admit(BACKEND);
+    assert_eq!(third.command(BACKEND, &SYNCED), Ok(()));
+    assert!(successor.fence.look().is_ok());
+    assert_eq!(successor.stop().expect("no error"), Exit::Stopped);
 }
 
 fn daemon_without_controller_waits_and_stops_when_told<M: Memory>(pod: &TestPod<M>, wakeup: &str) {

@@ -1,0 +1,132 @@
+use std::time::{Duration, Instant};
+
+use cxl_pool::simulated::{SimulatedMemory, check_seeds};
+use cxl_pool::{HostId, Memory, Record, ReplicaHello, ReplicaId};
+
+use super::*;
+use crate::controller::PortWaker;
+use crate::liveness::write_beat;
+use crate::testing::{PATIENCE, TestPod};
+
+const A: ReplicaId = ReplicaId::new(0);
+const B: ReplicaId = ReplicaId::new(1);
+
+fn open<M: Memory>(pod: &TestPod<M>, replica: ReplicaId) -> Result<ReplicaPort<M>, ReplicaPortError> {
+    let memory = pod.memory(HostId::new(replica.get() + 1));
+    let waker = PortWaker::new().expect("a descriptor");
+    ReplicaPort::open(&pod.layout, memory, pod.run_directory(), replica, (true, waker))
+}
+
+/// Turns both until `b` has received something.
+fn receive<M: Memory>(a: &mut ReplicaPort<M>, b: &mut ReplicaPort<M>) -> Vec<u8> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let now = Instant::now();
+        assert!(now < deadline, "no message came");
+        assert_eq!(a.poll(now), None);
+        if let Some((_, message)) = b.poll(now) {
+            return message;
+        }
+        b.wait(Duration::from_millis(1));
+    }
+}
+
+/// Sends once there is a connection.
+fn send<M: Memory>(a: &mut ReplicaPort<M>, b: &mut ReplicaPort<M>, to: ReplicaId, message: &[u8]) {
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(error) = a.send(to, message.to_vec()) {
+        assert!(matches!(error, ReplicaPortError::NotConnected { .. }), "{error}");
+        assert!(Instant::now() < deadline, "no connection was made");
+        assert_eq!(a.poll(Instant::now()), None);
+        assert_eq!(b.poll(Instant::now()), None);
+        a.wait(Duration::from_millis(1));
+    }
+}
+
+fn long(seed: u8, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| seed.wrapping_add(u8::try_from(at % 251).expect("small"))).collect()
+}
+
+fn messages_arrive_whole_and_in_order<M: Memory>(pod: &TestPod<M>) {
+    let (mut a, mut b) = (open(pod, A).expect("a slot"), open(pod, B).expect("a slot"));
+    let messages = [b"".to_vec(), long(1, 3), long(2, 300_000), long(3, 65_536), long(4, 65_537)];
+    for message in &messages {
+        send(&mut a, &mut b, B, message);
+    }
+    for message in &messages {
+        assert!(receive(&mut a, &mut b) == *message, "another message");
+    }
+    send(&mut b, &mut a, A, b"back");
+    assert_eq!(receive(&mut b, &mut a), b"back");
+}
+
+fn restarted_replica_is_connected_anew<M: Memory>(pod: &TestPod<M>) {
+    let (mut a, mut b) = (open(pod, A).expect("a slot"), open(pod, B).expect("a slot"));
+    for round in 0..3 {
+        send(&mut a, &mut b, B, &long(round, 100));
+        assert_eq!(receive(&mut a, &mut b), long(round, 100));
+        // What it did not take is lost with it.
+        a.send(B, long(round, 200_000)).expect("connected");
+        assert_eq!(a.poll(Instant::now()), None);
+        drop(b);
+        b = open(pod, B).expect("a free slot");
+        let deadline = Instant::now() + PATIENCE;
+        while a.send(B, b"lost, perhaps".to_vec()).is_ok() {
+            assert!(Instant::now() < deadline, "its restart is not noticed");
+            a.wait(Duration::from_millis(5));
+            assert_eq!(a.poll(Instant::now()), None);
+        }
+    }
+    send(&mut b, &mut a, A, b"here again");
+    assert_eq!(receive(&mut b, &mut a), b"here again");
+}
+
+#[test]
+fn messages_cross_a_real_pool() {
+    messages_arrive_whole_and_in_order(&TestPod::real());
+    restarted_replica_is_connected_anew(&TestPod::real());
+}
+
+#[test]
+fn messages_cross_simulated_memory() {
+    check_seeds("-p pod-protocol --lib", 4, |seed| {
+        messages_arrive_whole_and_in_order(&TestPod::simulated(seed));
+        restarted_replica_is_connected_anew(&TestPod::simulated(seed));
+        Ok(())
+    });
+}
+
+#[test]
+fn slot_in_use_is_refused() {
+    let pod = TestPod::real();
+    let first = open(&pod, A).expect("a slot");
+    assert!(matches!(open(&pod, A), Err(ReplicaPortError::AlreadyRuns { .. })));
+    drop(first);
+    let missing = ReplicaId::new(2);
+    assert!(matches!(open(&pod, missing), Err(ReplicaPortError::NoSlot { slots: 2, .. })));
+}
+
+#[test]
+fn slot_that_another_host_uses_is_refused() {
+    let pod: TestPod<SimulatedMemory> = TestPod::simulated(3);
+    let other = pod.memory(HostId::new(4));
+    ReplicaHello { incarnation: 1, life: 1, pid: 42, protocol: peer::PROTOCOL }
+        .publish(&other, pod.layout.replica_hello(A));
+    let at = pod.layout.replica_heartbeat(A);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut beat = 0;
+            let deadline = Instant::now() + PATIENCE;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) && Instant::now() < deadline {
+                beat += 1;
+                write_beat(&other, at, beat);
+                other.full_fence();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let refused = open(&pod, A).err();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(matches!(refused, Some(ReplicaPortError::AliveElsewhere { pid: 42, .. })), "{refused:?}");
+    });
+}
