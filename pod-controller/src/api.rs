@@ -3,6 +3,7 @@
 
 mod balance;
 mod condition;
+mod controller;
 mod event;
 mod explanation;
 mod host;
@@ -16,6 +17,7 @@ mod volume;
 
 pub use balance::{Balance, BalanceMode, NicLoad, PlannedMove};
 pub use condition::{Condition, ConditionKind};
+pub use controller::{Controller, ControllerList};
 pub use event::{Event, EventKind, EventList};
 pub use explanation::{Candidate, CandidatePart, DeviceExplanation, Explanation};
 pub use host::{

@@ -8,9 +8,10 @@ use std::time::Duration;
 use reqwest::{Method, Url};
 
 use crate::api::{
-    AddReplica, Balance, ChangeVolume, CreateInstance, CreateVolume, Device, DeviceList, EventList,
-    Explanation, Host, HostList, Instance, InstanceList, InstanceType, InstanceTypeList, InstanceTypeSpec,
-    Labels, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
+    AddReplica, Balance, ChangeVolume, Controller, ControllerList, CreateInstance, CreateVolume, Device,
+    DeviceList, EventList, Explanation, Host, HostList, Instance, InstanceList, InstanceType,
+    InstanceTypeList, InstanceTypeSpec, Labels, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem,
+    Volume, VolumeList,
 };
 
 mod events;
@@ -312,6 +313,16 @@ impl Client {
     /// What passes through NICs, and what would be done about those that carry too much.
     pub fn balance(&self) -> Result<Balance, ClientError> {
         self.get(&["v1", "balance"])
+    }
+
+    /// The controllers of the pod.
+    pub fn controllers(&self) -> Result<Vec<Controller>, ClientError> {
+        self.get::<ControllerList>(&["v1", "controllers"]).map(|list| list.controllers)
+    }
+
+    /// Has a controller replica not be a member any more.
+    pub fn remove_controller(&self, replica: u16) -> Result<(), ClientError> {
+        self.end(Method::DELETE, &["v1", "controllers", &replica.to_string()], &[])
     }
 
     /// Why the devices of an instance are where they are.

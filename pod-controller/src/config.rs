@@ -34,6 +34,47 @@ pub struct Config {
     /// What is done about NICs that carry too much.
     #[serde(default)]
     pub balance: BalanceSection,
+    /// Where this is one of several controllers.
+    #[serde(default)]
+    pub replication: Option<ReplicationSection>,
+}
+
+/// What only one of several controllers has.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct ReplicationSection {
+    /// Which one this is, from 0; the pool has a slot for each.
+    pub replica: u16,
+    /// The file with its log; beside the state file, and named like it with `.replica`, unless given.
+    #[serde(default)]
+    pub log: Option<PathBuf>,
+    /// How often the leader tells the others that it lives.
+    #[serde(default = "default_heartbeat_ms")]
+    pub heartbeat_ms: u64,
+    /// After which time without hearing of it others want to lead; up to twice as long, by chance.
+    #[serde(default = "default_election_ms")]
+    pub election_ms: u64,
+}
+
+impl ReplicationSection {
+    fn check(&self) -> Result<(), String> {
+        let (heartbeat, election) = (self.heartbeat_ms, self.election_ms);
+        if !(10..=10_000).contains(&heartbeat) || !(2 * heartbeat..=60_000).contains(&election) {
+            return Err(format!(
+                "replication.heartbeat-ms = {heartbeat}, election-ms = {election}: use 10 to 10000, and at least twice \
+                 as much for the other"
+            ));
+        }
+        Ok(())
+    }
+}
+
+const fn default_heartbeat_ms() -> u64 {
+    50
+}
+
+const fn default_election_ms() -> u64 {
+    150
 }
 
 /// What only the controller has.
@@ -250,6 +291,9 @@ impl Config {
 
     fn check(&self) -> Result<(), String> {
         self.balance.check()?;
+        if let Some(replication) = &self.replication {
+            replication.check()?;
+        }
         let controller = &self.controller;
         if let Some(address) = controller.listen_tcp.filter(|address| !address.ip().is_loopback()) {
             return Err(format!(
@@ -300,6 +344,16 @@ impl Config {
             return Err(format!("controller.disk-queues = {}: use 1 to 16", controller.disk_queues));
         }
         Ok(())
+    }
+
+    /// Where a replica's log is.
+    pub fn replica_log(&self) -> PathBuf {
+        let log = self.replication.as_ref().and_then(|section| section.log.clone());
+        log.unwrap_or_else(|| {
+            let mut name = self.controller.state.clone().into_os_string();
+            name.push(".replica");
+            PathBuf::from(name)
+        })
     }
 
     /// Where sockets and doorbells are.

@@ -5,37 +5,34 @@
 
 pub(crate) mod conductor;
 mod handle;
+mod keeper;
 mod links;
 mod load;
 mod pool_world;
 pub(crate) mod world;
 
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use cxl_pool::{HardwareMemory, Memory, Pool, SoftwareMemory};
+use cxl_pool::{HardwareMemory, Memory, Pool, ReplicaId, SoftwareMemory};
 use pod_protocol::controller::{ControllerPort, PortError};
 
-use crate::balance::LoadHistory;
 use crate::config::Config;
-use crate::journal::Journal;
+use crate::replication::ReplicationError;
 use crate::state::{Command, Refusal, State};
 use crate::store::{Recovered, Store, StoreError};
-use crate::view::{PoolFacts, View};
 use conductor::{Conductor, Delays};
 
+pub(crate) use handle::{Desk, Peers, Removal, Reply, Request};
 pub use handle::{Handle, Sample, SubmitError};
-use handle::{Request, Shared};
+pub(crate) use keeper::Keeper;
 use pool_world::PoolWorld;
 
 /// How long the thread sleeps at most; it is woken before when there is something to do.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// How much is gathered into one commit.
 const WISHES_PER_TURN_MAX: usize = 256;
-
-type Reply = tokio::sync::oneshot::Sender<Result<(), Refusal>>;
 
 /// Why a controller cannot start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -46,36 +43,55 @@ pub enum ControllerError {
     /// The port to the endpoints.
     #[error(transparent)]
     Port(#[from] PortError),
+    /// The other replicas.
+    #[error(transparent)]
+    Replication(#[from] ReplicationError),
     /// The pool is not the state's.
     #[error("{0}")]
     Pool(Refusal),
 }
 
-/// The controller's thread before it runs.
-pub struct Controller<M: Memory> {
+/// One term of office: a controller's thread from when it leads until it does not.
+pub(crate) struct Tenure<M: Memory> {
     conductor: Conductor<PoolWorld<M>>,
-    requests: mpsc::Receiver<Request>,
+    /// Whoever leads anew gives no host up for dead before this.
+    cautious_until: Option<Instant>,
+    detect: Duration,
 }
 
-impl<M: Memory> Controller<M> {
-    /// Takes the controller's place in the pool, with what was [kept](Store::open). Kept for another pool, it is
-    /// refused, unless the configuration says to adopt this one.
-    pub fn open(
+/// Why a term of office ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// It was told to.
+    Stopped,
+    /// Another replica leads now.
+    Deposed,
+}
+
+impl<M: Memory> Tenure<M> {
+    /// Takes the controller's place in the pool, with what was kept. Kept for another pool, it is refused, unless the
+    /// configuration says to adopt this one.
+    pub(crate) fn open(
         pool: &Pool,
         memory: M,
         config: &Config,
-        (mut store, recovered): (Store, Recovered),
-    ) -> Result<(Self, Handle), ControllerError> {
+        (mut keeper, recovered): (Keeper, Recovered),
+        (replica, desk): (ReplicaId, &Desk),
+    ) -> Result<Self, ControllerError> {
         let options = config.options(pool);
         // Whoever else has the pool is noticed before anything is kept.
-        let mut port = ControllerPort::open(pool, memory.clone(), config.run_directory(), recovered.term)?;
-        port.set_silent_after(config.detect());
+        let office = (replica, recovered.term);
+        let (layout, run) = (pool.layout(), config.run_directory());
+        let mut port = ControllerPort::open_replica(layout, memory.clone(), run, office, desk.waker.clone())?;
+        let detect = config.detect();
+        let cautious = matches!(keeper, Keeper::Replicas(_)).then(|| detect.max(config.fence_wait()));
+        port.set_silent_after(cautious.unwrap_or(detect));
         port.set_doorbells(config.run.wakeup == pod_protocol::config::Wakeup::Socket);
         let mut state = if let Some(state) = recovered.state {
             state
         } else {
             let state = State::new(options.clone());
-            store.keep_snapshot(&state)?;
+            keeper.begin(&state)?;
             state
         };
         let mut begun = Vec::new();
@@ -86,60 +102,89 @@ impl<M: Memory> Controller<M> {
             let command =
                 if adopted { Command::AdoptPool { options } } else { Command::Configure { options } };
             begun.extend(changed.apply(&command).map_err(ControllerError::Pool)?);
-            store.keep_snapshot(&changed)?;
+            keeper.configured(&command, &changed)?;
             state = changed;
         }
 
-        let facts = PoolFacts::new(&config.pool.path, pool.superblock());
-        let sockets = config.run_directory().sockets();
-        let balance = config.balance_policy();
-        let load = LoadHistory::new(balance).picture(Instant::now());
-        let view = View::new(&state, facts, sockets);
-        let shared = Arc::new(Shared::new(Journal::new(recovered.events), view, load));
-        let (sender, requests) = mpsc::channel();
-        let handle = Handle::new(sender, port.waker(), Arc::clone(&shared));
-        let world =
-            PoolWorld { port, memory, layout: pool.layout().clone(), store, shared: Arc::clone(&shared) };
+        let shared = Arc::clone(&desk.shared);
+        let world = PoolWorld { port, memory, layout: pool.layout().clone(), keeper, replica, shared };
         let delays =
             Delays { fence: config.fence_wait(), blk_grace: config.blk_grace(), drain: config.drain() };
-        let policies = (delays, config.link_policy(), balance);
+        let policies = (delays, config.link_policy(), config.balance_policy());
         let mut conductor = Conductor::new(world, state, recovered.term, policies);
         conductor.resume(begun)?;
-        Ok((Self { conductor, requests }, handle))
+        Ok(Self { conductor, cautious_until: cautious.map(|wait| Instant::now() + wait), detect })
+    }
+
+    /// Serves until told to stop, or for as long as it is elected.
+    pub(crate) fn serve(
+        &mut self,
+        requests: &mpsc::Receiver<Request>,
+        elected: impl Fn() -> bool,
+    ) -> Result<End, ControllerError> {
+        loop {
+            if !elected() {
+                return Ok(End::Deposed);
+            }
+            let (wishes, stop) = wishes(requests);
+            let due = self.conductor.turn(wishes, Instant::now())?;
+            if stop {
+                return Ok(End::Stopped);
+            }
+            let now = Instant::now();
+            let port = &mut self.conductor.world.port;
+            if self.cautious_until.is_some_and(|until| until <= now) {
+                self.cautious_until = None;
+                port.set_silent_after(self.detect);
+            }
+            let sleep = due.map_or(SLEEP_MAX, |due| due.saturating_duration_since(now).min(SLEEP_MAX));
+            port.wait(sleep);
+        }
+    }
+}
+
+/// What was asked for, and whether to stop after that.
+fn wishes(requests: &mpsc::Receiver<Request>) -> (Vec<(Command, Reply)>, bool) {
+    let mut wishes = Vec::new();
+    while wishes.len() < WISHES_PER_TURN_MAX {
+        match requests.try_recv() {
+            Ok(Request::Apply { command, reply }) => wishes.push((command, reply)),
+            Ok(Request::Look) => {}
+            Ok(Request::Stop) | Err(TryRecvError::Disconnected) => return (wishes, true),
+            Err(TryRecvError::Empty) => break,
+        }
+    }
+    (wishes, false)
+}
+
+/// The only controller of a pod, before its thread runs.
+pub struct Controller<M: Memory> {
+    tenure: Tenure<M>,
+    desk: Desk,
+}
+
+impl<M: Memory> Controller<M> {
+    /// Takes the controller's place in the pool, with what was [kept](Store::open). Kept for another pool, it is
+    /// refused, unless the configuration says to adopt this one.
+    pub fn open(
+        pool: &Pool,
+        memory: M,
+        config: &Config,
+        (store, mut recovered): (Store, Recovered),
+    ) -> Result<(Self, Handle), ControllerError> {
+        let events = std::mem::take(&mut recovered.events);
+        let state = recovered.state.clone().unwrap_or_else(|| State::new(config.options(pool)));
+        let (desk, handle) = Desk::new(pool, config, &state, events)?;
+        let office = (ReplicaId::default(), &desk);
+        let tenure = Tenure::open(pool, memory, config, (Keeper::File(store), recovered), office)?;
+        Ok((Self { tenure, desk }, handle))
     }
 
     /// Runs until it is [told to stop](Handle::stop), or until the state cannot be kept any more.
     pub fn run(mut self) -> Result<(), ControllerError> {
-        let shared = Arc::clone(&self.conductor.world.shared);
-        let result = self.turn_until_stopped();
-        shared.stopped.store(true, Ordering::Release);
-        result
-    }
-
-    fn turn_until_stopped(&mut self) -> Result<(), ControllerError> {
-        loop {
-            let (wishes, stop) = self.wishes();
-            let due = self.conductor.turn(wishes, Instant::now())?;
-            if stop {
-                return Ok(());
-            }
-            let now = Instant::now();
-            let sleep = due.map_or(SLEEP_MAX, |due| due.saturating_duration_since(now).min(SLEEP_MAX));
-            self.conductor.world.port.wait(sleep);
-        }
-    }
-
-    /// What was asked for, and whether to stop after that.
-    fn wishes(&mut self) -> (Vec<(Command, Reply)>, bool) {
-        let mut wishes = Vec::new();
-        while wishes.len() < WISHES_PER_TURN_MAX {
-            match self.requests.try_recv() {
-                Ok(Request::Apply { command, reply }) => wishes.push((command, reply)),
-                Ok(Request::Stop) | Err(TryRecvError::Disconnected) => return (wishes, true),
-                Err(TryRecvError::Empty) => break,
-            }
-        }
-        (wishes, false)
+        let result = self.tenure.serve(self.desk.requests(), || true);
+        self.desk.note_end();
+        result.map(|_| ())
     }
 }
 

@@ -36,11 +36,15 @@ impl Journal {
         (self.last() + more as u64 + 1).saturating_sub(EVENTS_MAX as u64)
     }
 
-    /// Adds events, whose sequence numbers go on from [`Journal::last`].
+    /// Adds events, whose sequence numbers go on from [`Journal::last`]. What is there already is not added again.
     pub fn add(&self, added: Vec<Event>) {
         let Some(last) = added.last().map(|event| event.sequence) else { return };
         let mut events = self.lock();
-        events.extend(added);
+        let known = events.back().map_or(0, |event| event.sequence);
+        if last <= known {
+            return;
+        }
+        events.extend(added.into_iter().filter(|event| event.sequence > known));
         let excess = events.len().saturating_sub(EVENTS_MAX);
         events.drain(..excess);
         drop(events);

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`state`] | the deterministic state machine: commands in, state and effects out |
 //! | [`store`] | what survives a restart |
+//! | [`replication`] | several controllers that know the same |
 //! | [`reconcile`] | makes endpoints have what the state wants |
 //! | [`controller`] | the thread around these: endpoints' reports in, commits, effects out |
 //! | [`rest`], [`view`], [`metrics`] | what is shown of it |
@@ -22,6 +23,7 @@ pub mod journal;
 pub mod link_policy;
 pub mod metrics;
 pub mod reconcile;
+pub mod replication;
 pub mod rest;
 #[cfg(test)]
 mod simulation;

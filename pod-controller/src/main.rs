@@ -2,13 +2,16 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
 use cxl_pool::Pool;
 use pod_controller::config::Config;
-use pod_controller::controller::AnyController;
+use pod_controller::controller::{AnyController, ControllerError, Handle};
+
+use pod_controller::replication::Replica;
 use pod_controller::rest::{self, Access, Listeners};
 use pod_controller::store::Store;
 use pod_protocol::daemon::{self, Exit, StopSignal};
@@ -34,6 +37,27 @@ struct Arguments {
     /// accident; afterwards it changes nothing any more.
     #[arg(long, value_name = "POOL-ID")]
     adopt_pool: Option<Uuid>,
+    /// Begin the life of a pod with several controllers, as the first of them
+    ///
+    /// It goes on with the state file of a single controller, if there is one. Needs [replication] in the configuration;
+    /// the others are started without this and join. Afterwards it changes nothing any more.
+    #[arg(long)]
+    bootstrap: bool,
+}
+
+/// A single controller, or one of several.
+enum Core {
+    Single(AnyController),
+    Replica(Box<Replica>),
+}
+
+impl Core {
+    fn run(self) -> Result<(), ControllerError> {
+        match self {
+            Self::Single(controller) => controller.run(),
+            Self::Replica(replica) => replica.run(),
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -44,15 +68,14 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
     let mut config = Config::load(&arguments.config)?;
     config.controller.adopt_pool = arguments.adopt_pool.or(config.controller.adopt_pool);
-    let pool = Pool::open(&config.pool.path)?;
+    let pool = Arc::new(Pool::open(&config.pool.path)?);
     cxl_pool::poison::watch(&pool, &config.pool.path, None)?;
     if let Some(parent) = config.controller.state.parent() {
         std::fs::create_dir_all(parent)
             .with_context(|| format!("cannot create {} for the state file", parent.display()))?;
     }
     let access = Access::open(&config.access_policy())?;
-    let kept = with_silent_panics(|| Store::open(&config.controller.state))?;
-    let (controller, handle) = AnyController::open(&pool, &config, kept)?;
+    let (core, handle) = open(&pool, &config, arguments.bootstrap)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -66,7 +89,7 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
         .spawn({
             let stop = stop.clone();
             move || {
-                let result = controller.run();
+                let result = core.run();
                 stop.stop();
                 result
             }
@@ -89,6 +112,20 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
         Err(_) => anyhow::bail!("the controller's thread panicked: see the log"),
     }
     Ok(Exit::Stopped)
+}
+
+fn open(pool: &Arc<Pool>, config: &Config, bootstrap: bool) -> anyhow::Result<(Core, Handle)> {
+    if let Some(section) = &config.replication {
+        let (replica, handle) = with_silent_panics(|| Replica::open(pool, config, section, bootstrap))?;
+        return Ok((Core::Replica(Box::new(replica)), handle));
+    }
+    anyhow::ensure!(
+        !bootstrap,
+        "--bootstrap is for one of several controllers: add [replication] to the configuration"
+    );
+    let kept = with_silent_panics(|| Store::open(&config.controller.state))?;
+    let (controller, handle) = AnyController::open(pool, config, kept)?;
+    Ok((Core::Single(controller), handle))
 }
 
 /// A damaged state file makes the database panic, which the store turns into an error. Until then nothing runs that a

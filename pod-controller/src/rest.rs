@@ -5,6 +5,7 @@ mod balance;
 mod body;
 mod change;
 mod connection;
+mod controllers;
 mod devices;
 mod drains;
 mod events;
@@ -87,6 +88,8 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(events::list))
         .routes(routes!(events::stream))
         .routes(routes!(pool::get))
+        .routes(routes!(controllers::list))
+        .routes(routes!(controllers::remove))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))
         .routes(routes!(health::metrics))

@@ -61,6 +61,28 @@ pub enum StoreError {
         /// What is wrong with it.
         reason: String,
     },
+    /// It is no log of a replica, or a damaged one. What it acknowledged the others have too.
+    #[error(
+        "the log {} of this controller replica is damaged or no such log ({reason}): if the others run, move it away and \
+         start this one again, and it gets everything from them; if none does, restore it from a backup",
+        path.display()
+    )]
+    LogDamaged {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Replicas have taken over from it.
+    #[error(
+        "the state file {} was handed over to controller replicas, which know more by now: keep [replication] in the \
+         configuration; to begin a new pod, move the file away",
+        path.display()
+    )]
+    HandedOver {
+        /// Which file.
+        path: PathBuf,
+    },
     /// It was written by another version.
     #[error("the state file {} has format {found}, and this controller reads {FORMAT}: use the version that wrote it", path.display())]
     Format {
@@ -83,13 +105,7 @@ impl Store {
     /// Opens or creates the state file and counts a new term of office.
     pub fn open(path: &Path) -> Result<(Self, Recovered), StoreError> {
         refuse_what_is_no_database(path)?;
-        // The database panics on some kinds of damage. Nothing of it is used after that.
-        std::panic::catch_unwind(|| Self::open_database(path)).unwrap_or_else(|panic| {
-            let said = panic.downcast_ref::<String>().cloned();
-            let reason = said.or_else(|| panic.downcast_ref::<&str>().map(|said| (*said).to_owned()));
-            let reason = reason.unwrap_or_else(|| "it cannot be read".to_owned());
-            Err(StoreError::Damaged { path: path.to_path_buf(), reason })
-        })
+        without_panics(path, || Self::open_database(path))
     }
 
     fn open_database(path: &Path) -> Result<(Self, Recovered), StoreError> {
@@ -148,11 +164,21 @@ impl Store {
         Ok(())
     }
 
+    /// From now on replicas have the state: a controller without them, which would go on from an old one, is refused.
+    pub fn hand_over(self) -> Result<(), StoreError> {
+        self.write(|transaction| {
+            transaction.open_table(NUMBERS)?.insert("handed over", 1)?;
+            Ok(())
+        })
+    }
+
     fn begin_term(&mut self) -> Result<u64, StoreError> {
         let mut term = 0;
         let mut format = FORMAT;
+        let mut handed_over = false;
         self.write(|transaction| {
             let mut numbers = transaction.open_table(NUMBERS)?;
+            handed_over = numbers.get("handed over")?.is_some();
             format = numbers.get("format")?.map_or(FORMAT, |found| found.value());
             if format == FORMAT {
                 term = numbers.get("term")?.map_or(0, |found| found.value()) + 1;
@@ -161,7 +187,9 @@ impl Store {
             }
             Ok(())
         })?;
-        if format == FORMAT {
+        if handed_over {
+            Err(StoreError::HandedOver { path: self.path.clone() })
+        } else if format == FORMAT {
             Ok(term)
         } else {
             Err(StoreError::Format { path: self.path.clone(), found: format })
@@ -233,10 +261,21 @@ impl Store {
     }
 
     fn failed(&self, failure: Failure) -> StoreError {
-        let path = self.path.clone();
-        match failure {
-            Failure::Damaged(reason) => StoreError::Damaged { path, reason },
-            Failure::Database(error) => match *error {
+        failure.of(&self.path)
+    }
+}
+
+pub(crate) enum Failure {
+    Database(Box<redb::Error>),
+    Damaged(String),
+}
+
+impl Failure {
+    pub(crate) fn of(self, path: &Path) -> StoreError {
+        let path = path.to_path_buf();
+        match self {
+            Self::Damaged(reason) => StoreError::Damaged { path, reason },
+            Self::Database(error) => match *error {
                 redb::Error::Corrupted(reason) => StoreError::Damaged { path, reason },
                 redb::Error::Io(error) => StoreError::Io { path, reason: error.to_string() },
                 other => StoreError::Damaged { path, reason: other.to_string() },
@@ -245,18 +284,13 @@ impl Store {
     }
 }
 
-enum Failure {
-    Database(Box<redb::Error>),
-    Damaged(String),
-}
-
 impl<E: Into<redb::Error>> From<E> for Failure {
     fn from(error: E) -> Self {
         Self::Database(Box::new(error.into()))
     }
 }
 
-fn opening(path: &Path, error: redb::DatabaseError) -> StoreError {
+pub(crate) fn opening(path: &Path, error: redb::DatabaseError) -> StoreError {
     let path = path.to_path_buf();
     match error {
         redb::DatabaseError::DatabaseAlreadyOpen => StoreError::InUse { path },
@@ -269,9 +303,22 @@ fn opening(path: &Path, error: redb::DatabaseError) -> StoreError {
     }
 }
 
+/// The database panics on some kinds of damage. Nothing of it is used after that.
+pub(crate) fn without_panics<T>(
+    path: &Path,
+    body: impl FnOnce() -> Result<T, StoreError> + std::panic::UnwindSafe,
+) -> Result<T, StoreError> {
+    std::panic::catch_unwind(body).unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<String>().cloned();
+        let reason = said.or_else(|| panic.downcast_ref::<&str>().map(|said| (*said).to_owned()));
+        let reason = reason.unwrap_or_else(|| "it cannot be read".to_owned());
+        Err(StoreError::Damaged { path: path.to_path_buf(), reason })
+    })
+}
+
 /// A database begins with a magic number. What is shorter or begins otherwise is somebody else's file: it is not
 /// touched.
-fn refuse_what_is_no_database(path: &Path) -> Result<(), StoreError> {
+pub(crate) fn refuse_what_is_no_database(path: &Path) -> Result<(), StoreError> {
     const MAGIC: &[u8] = b"redb";
     let unusable =
         |error: std::io::Error| StoreError::Io { path: path.to_path_buf(), reason: error.to_string() };
@@ -299,7 +346,7 @@ fn refuse_what_is_no_database(path: &Path) -> Result<(), StoreError> {
 }
 
 /// Checksum, then JSON.
-fn seal<T: Serialize>(value: &T) -> Result<Vec<u8>, Failure> {
+pub(crate) fn seal<T: Serialize>(value: &T) -> Result<Vec<u8>, Failure> {
     let mut sealed = vec![0; 4];
     serde_json::to_writer(&mut sealed, value).map_err(|error| Failure::Damaged(error.to_string()))?;
     let checksum = crc32fast::hash(&sealed[4..]).to_le_bytes();
@@ -307,7 +354,7 @@ fn seal<T: Serialize>(value: &T) -> Result<Vec<u8>, Failure> {
     Ok(sealed)
 }
 
-fn unseal<T: DeserializeOwned>(sealed: &[u8]) -> Result<T, Failure> {
+pub(crate) fn unseal<T: DeserializeOwned>(sealed: &[u8]) -> Result<T, Failure> {
     let damaged = || Failure::Damaged("a checksum is wrong".to_owned());
     let (checksum, json) = sealed.split_first_chunk::<4>().ok_or_else(damaged)?;
     if crc32fast::hash(json) != u32::from_le_bytes(*checksum) {

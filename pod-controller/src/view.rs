@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use cxl_pool::Superblock;
 use pod_protocol::ids::LeaseId;
+use serde::{Deserialize, Serialize};
 
 use crate::state::{Command, Refusal, State};
 
@@ -31,7 +32,7 @@ pub struct View {
 }
 
 /// What leases wait for.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
     /// Until a VMM can use them where they are.
     pub here: BTreeMap<LeaseId, String>,

@@ -1,23 +1,83 @@
 use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::Instant;
 
-use cxl_pool::EndpointId;
-use pod_protocol::controller::PortWaker;
+use cxl_pool::{EndpointId, Pool, ReplicaId};
+use pod_protocol::controller::{PortError, PortWaker};
 use pod_protocol::telemetry::Telemetry;
 use tokio::sync::{oneshot, watch};
 
-use crate::balance::LoadPicture;
+use crate::api::{self, Event};
+use crate::balance::{LoadHistory, LoadPicture};
+use crate::config::Config;
 use crate::journal::Journal;
-use crate::state::{Command, Refusal};
-use crate::view::View;
+use crate::replication::Known;
+use crate::state::{Command, Refusal, RefusalKind, State};
+use crate::view::{PoolFacts, View, Waiting};
+
+/// Where to answer a wish.
+pub(crate) type Reply = oneshot::Sender<Result<(), SubmitError>>;
 
 /// A wish from outside, and where to answer.
-pub(super) enum Request {
-    Apply { command: Command, reply: oneshot::Sender<Result<(), Refusal>> },
+pub(crate) enum Request {
+    Apply {
+        command: Command,
+        reply: Reply,
+    },
+    /// Look around: who leads may be another one now.
+    Look,
     Stop,
 }
+
+/// Where the controller's thread gets wishes from, and shows what it knows. Of several controllers each has one for all
+/// its life, leading or not.
+pub(crate) struct Desk {
+    requests: mpsc::Receiver<Request>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) waker: PortWaker,
+}
+
+impl Desk {
+    pub(crate) fn new(
+        pool: &Pool,
+        config: &Config,
+        state: &State,
+        events: Vec<Event>,
+    ) -> Result<(Self, Handle), PortError> {
+        let facts = PoolFacts::new(&config.pool.path, pool.superblock());
+        let sockets = config.run_directory().sockets();
+        let load = LoadHistory::new(config.balance_policy()).picture(Instant::now());
+        let view = View::new(state, facts, sockets);
+        let shared = Arc::new(Shared::new(Journal::new(events), view, load));
+        let (sender, requests) = mpsc::channel();
+        let waker = PortWaker::new()?;
+        let handle = Handle { requests: sender, waker: waker.clone(), shared: Arc::clone(&shared) };
+        Ok((Self { requests, shared, waker }, handle))
+    }
+
+    pub(crate) fn requests(&self) -> &mpsc::Receiver<Request> {
+        &self.requests
+    }
+
+    /// Nothing is served any more.
+    pub(crate) fn note_end(&self) {
+        self.shared.stopped.store(true, Ordering::Release);
+    }
+}
+
+/// Several controllers, as one of them sees them.
+pub(crate) trait Peers: Send + Sync + std::fmt::Debug {
+    /// All of them.
+    fn list(&self) -> Vec<api::Controller>;
+    /// Has one of them not be a member any more.
+    fn remove(&self, replica: ReplicaId) -> Removal;
+}
+
+/// What becomes of a removal.
+pub(crate) type Removal = Pin<Box<dyn Future<Output = Result<(), SubmitError>> + Send>>;
 
 /// An endpoint's last telemetry.
 #[derive(Clone, Debug)]
@@ -35,6 +95,8 @@ pub(super) struct Shared {
     pub(super) view: watch::Sender<Arc<View>>,
     /// Its end was seen. What is asked before it began waits for it.
     pub(super) stopped: AtomicBool,
+    /// The other controllers, where there are any.
+    peers: OnceLock<Arc<dyn Peers>>,
     telemetry: Mutex<BTreeMap<EndpointId, Sample>>,
     load: Mutex<LoadPicture>,
 }
@@ -45,6 +107,7 @@ impl Shared {
             journal,
             view: watch::Sender::new(Arc::new(view)),
             stopped: AtomicBool::new(false),
+            peers: OnceLock::new(),
             telemetry: Mutex::default(),
             load: Mutex::new(load),
         }
@@ -70,6 +133,17 @@ pub enum SubmitError {
     /// There is no controller any more.
     #[error("the controller is stopping")]
     Stopping,
+    /// Of several controllers none leads.
+    #[error(
+        "none of the controller replicas leads: a majority of them has to run and to reach each other; try again soon"
+    )]
+    NoLeader,
+    /// Another controller leads by now.
+    #[error(
+        "another controller replica leads by now, and it is open whether this was done: look, or send it again with the \
+         same Idempotency-Key"
+    )]
+    Unknown,
 }
 
 /// How others talk to the controller's thread.
@@ -81,19 +155,58 @@ pub struct Handle {
 }
 
 impl Handle {
-    pub(super) fn new(requests: mpsc::Sender<Request>, waker: PortWaker, shared: Arc<Shared>) -> Self {
-        Self { requests, waker, shared }
-    }
-
     /// Has a command carried out; returns once it is committed and shown in the [view](Handle::view).
     pub async fn submit(&self, command: Command) -> Result<(), SubmitError> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Request::Apply { command, reply }).map_err(|_| SubmitError::Stopping)?;
         self.waker.wake();
         match answer.await {
-            Ok(result) => result.map_err(SubmitError::Refused),
+            Ok(result) => result,
+            // A single controller's thread drops none before its end.
+            Err(_) if self.is_running() => Err(SubmitError::Unknown),
             Err(_) => Err(SubmitError::Stopping),
         }
+    }
+
+    /// Has a command carried out for somebody else.
+    pub(crate) fn submit_for(&self, command: Command, reply: Reply) {
+        // Whoever waits hears of the end, since the reply is dropped.
+        let _ = self.requests.send(Request::Apply { command, reply });
+        self.waker.wake();
+    }
+
+    /// Has the controller's thread see whether it leads.
+    pub(crate) fn look(&self) {
+        // A thread that ended leads nobody.
+        let _ = self.requests.send(Request::Look);
+        self.waker.wake();
+    }
+
+    /// Shows what the replicated log leads to, as long as this is the one to do so.
+    pub(crate) fn catch_up(&self, known: &Known, still: impl Fn() -> bool) {
+        let last = self.shared.journal.last();
+        let newer = known.events.iter().filter(|event| event.sequence > last).cloned().collect();
+        self.shared.journal.add(newer);
+        if let Some(state) = &known.state {
+            self.shared.view.send_if_modified(|view| {
+                let show = still() && state.index >= view.state.index;
+                if show {
+                    *view = Arc::new(view.updated(state, view.waiting.clone()));
+                }
+                show
+            });
+        }
+    }
+
+    /// Shows what leases wait for, as the leader says.
+    pub(crate) fn show_waiting(&self, waiting: &Waiting, still: impl Fn() -> bool) {
+        self.shared.view.send_if_modified(|view| {
+            let show = still() && view.waiting != *waiting;
+            if show {
+                *view = Arc::new(view.updated(&view.state, waiting.clone()));
+            }
+            show
+        });
     }
 
     /// Ends the controller's thread.
@@ -116,6 +229,27 @@ impl Handle {
     /// Tells when something else is known.
     pub fn views(&self) -> watch::Receiver<Arc<View>> {
         self.shared.view.subscribe()
+    }
+
+    /// The controllers of the pod.
+    pub fn controllers(&self) -> Vec<api::Controller> {
+        let alone = || vec![api::Controller { replica: 0, leads: true, answers: true, behind_changes: None }];
+        self.shared.peers.get().map_or_else(alone, |peers| peers.list())
+    }
+
+    /// Has a controller not be a member any more.
+    pub async fn remove_controller(&self, replica: u16) -> Result<(), SubmitError> {
+        let peers = self.shared.peers.get().ok_or_else(|| {
+            let detail = "there is only this controller: it has no replicas".to_owned();
+            SubmitError::Refused(Refusal { kind: RefusalKind::NotFound, detail })
+        })?;
+        peers.remove(ReplicaId::new(replica)).await
+    }
+
+    /// There are several controllers.
+    pub(crate) fn set_peers(&self, peers: Arc<dyn Peers>) {
+        // It is said once.
+        let _ = self.shared.peers.set(peers);
     }
 
     /// Recent events.

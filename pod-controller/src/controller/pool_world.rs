@@ -7,30 +7,30 @@ use cxl_pool::regions::{self, Purpose, RegionEntry, RegionState, TableVersion};
 use cxl_pool::{EndpointId, Layout, Memory, ReplicaId};
 use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{CommandId, ControllerPort, JoinRequest, PortError, PortEvent};
-use tokio::sync::oneshot;
 
 use super::ControllerError;
-use super::handle::{Sample, Shared};
+use super::handle::{Reply, Sample, Shared, SubmitError};
+use super::keeper::Keeper;
 use super::world::World;
 use crate::api::Event;
 use crate::balance::LoadPicture;
 use crate::reconcile::Reconciler;
 use crate::state::{self, Command, Effect, Lease, Refusal, RegionUse, Regions, State};
-use crate::store::Store;
 use crate::view::Waiting;
 
 pub(super) struct PoolWorld<M: Memory> {
     pub(super) port: ControllerPort<M>,
     pub(super) memory: M,
     pub(super) layout: Layout,
-    pub(super) store: Store,
+    pub(super) keeper: Keeper,
+    pub(super) replica: ReplicaId,
     pub(super) shared: Arc<Shared>,
 }
 
 impl<M: Memory> World for PoolWorld<M> {
     type Ticket = CommandId;
     type Request = JoinRequest;
-    type Reply = oneshot::Sender<Result<(), Refusal>>;
+    type Reply = Reply;
     type Error = ControllerError;
 
     fn poll(&mut self, now: Instant) -> Option<PortEvent> {
@@ -75,7 +75,7 @@ impl<M: Memory> World for PoolWorld<M> {
             }
         }
         let first = self.shared.journal.first_after(events.len());
-        self.store.commit(commands, &events, first, state)?;
+        self.keeper.commit(commands, &events, first, state)?;
         for event in &events {
             tracing::info!(subject = event.subject, "{}: {}", event.kind.word(), event.message);
         }
@@ -86,8 +86,7 @@ impl<M: Memory> World for PoolWorld<M> {
     fn publish_regions(&mut self, version: Version, regions: &Regions) {
         let entries: Vec<RegionEntry> = regions.by_place().map(entry).collect();
         let version = TableVersion { term: version.term, index: version.index };
-        if let Err(error) = regions::publish(&self.memory, &self.layout, ReplicaId::new(0), version, &entries)
-        {
+        if let Err(error) = regions::publish(&self.memory, &self.layout, self.replica, version, &entries) {
             tracing::error!("the region table in the pool is out of date: {error}");
         }
     }
@@ -105,7 +104,7 @@ impl<M: Memory> World for PoolWorld<M> {
 
     fn reply(&mut self, to: Self::Reply, answer: Result<(), Refusal>) {
         // A client that went away needs no answer.
-        let _ = to.send(answer);
+        let _ = to.send(answer.map_err(SubmitError::Refused));
     }
 
     fn load(&mut self, picture: LoadPicture) {

@@ -70,6 +70,10 @@ impl From<SubmitError> for Failure {
     fn from(error: SubmitError) -> Self {
         match error {
             SubmitError::Refused(refusal) => refusal.into(),
+            SubmitError::NoLeader | SubmitError::Unknown => {
+                let word = if error == SubmitError::NoLeader { "no-leader" } else { "outcome-unknown" };
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, word, error.to_string())
+            }
             SubmitError::Stopping => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "stopping",

@@ -142,6 +142,9 @@ pub(crate) enum Command {
     },
     /// What passes through NICs, and what would move off those that carry too much
     Balance,
+    /// The controllers of the pod: which of them leads, and members that are gone
+    #[command(subcommand, visible_alias = "controller")]
+    Controllers(Controllers),
     /// Who is there, and what passes through it per second
     Top(Top),
     /// Make a token, and the lines for the controller's file of tokens
@@ -182,6 +185,7 @@ impl Command {
             Self::Volumes(command) => matches!(command, Volumes::List(_) | Volumes::Get { .. }),
             Self::Instances(command) => matches!(command, Instances::List(_) | Instances::Get { .. }),
             Self::Types(command) => matches!(command, Types::List | Types::Get { .. }),
+            Self::Controllers(command) => matches!(command, Controllers::List),
             Self::Explain(_) | Self::Balance | Self::Pool { .. } | Self::Doctor { .. } => true,
             Self::Events(_) | Self::Top(_) | Self::Completion { .. } | Self::Token { .. } => false,
         }
@@ -206,6 +210,18 @@ fn parse_interval(text: &str) -> Result<f64, String> {
         Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
         _ => Err("use a number of seconds from 0.1 to 3600".to_owned()),
     }
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Controllers {
+    /// List them
+    List,
+    /// Do not count on one any more that is gone for good; stop it first
+    #[command(alias = "rm")]
+    Remove {
+        /// Its number
+        replica: u16,
+    },
 }
 
 #[derive(Subcommand)]

@@ -10,7 +10,8 @@ use pod_controller::client::Client;
 
 use crate::Failure;
 use crate::arguments::{
-    Arguments, Command, Devices, Events, Explain, Hosts, Instances, Output, PoolPart, Types, Volumes,
+    Arguments, Command, Controllers, Devices, Events, Explain, Hosts, Instances, Output, PoolPart, Types,
+    Volumes,
 };
 use crate::show::{done, show};
 use crate::{doctor, map, output, table, token, top, watch};
@@ -57,6 +58,13 @@ fn carry_out(client: &Client, arguments: &Arguments, out: Out<'_>) -> Result<(),
             show(out, format, &client.explain_instance(name)?, output::explanation)
         }
         Command::Balance => show(out, format, &client.balance()?, output::balance),
+        Command::Controllers(Controllers::List) => {
+            show(out, format, &client.controllers()?, |controllers| table::controllers(controllers))
+        }
+        Command::Controllers(Controllers::Remove { replica }) => {
+            client.remove_controller(*replica)?;
+            done(out, format, "controller", &replica.to_string(), "is no member any more")
+        }
         Command::Events(events) => follow(client, events, format, out),
         Command::Pool { part } => show(out, format, &client.pool()?, |pool| match part {
             None => map::pool(pool),

@@ -284,7 +284,7 @@ fn traits(labels: &BTreeMap<String, String>, conditions: &[Condition]) -> Vec<(&
     lines
 }
 
-fn yes(is: bool) -> String {
+pub(crate) fn yes(is: bool) -> String {
     if is { "yes".to_owned() } else { "no".to_owned() }
 }
 

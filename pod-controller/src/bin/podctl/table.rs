@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use pod_controller::api::{
-    ByteSize, Condition, Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance, InstanceType,
-    InstanceTypeSpec, RegionState, ReplicaState, Volume, VolumeReplica,
+    ByteSize, Condition, Controller, Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance,
+    InstanceType, InstanceTypeSpec, RegionState, ReplicaState, Volume, VolumeReplica,
 };
+
+use crate::output::yes;
 
 /// A table without lines around it, as other tools of this kind have: two spaces between columns, none at the end.
 pub(crate) fn plain(header: &[&str], right: &[usize], mut rows: Vec<Vec<String>>) -> String {
@@ -44,6 +46,15 @@ fn failing(conditions: &[Condition]) -> String {
     let not: Vec<String> =
         conditions.iter().filter(|it| !it.status).map(|it| it.kind.word().to_owned()).collect();
     list(&not)
+}
+
+pub(crate) fn controllers(controllers: &[Controller]) -> String {
+    let rows = controllers.iter().map(|controller| {
+        let behind = controller.behind_changes.map_or_else(|| "-".to_owned(), |changes| changes.to_string());
+        let part = if controller.leads { "leads" } else { "follows" };
+        vec![controller.replica.to_string(), part.to_owned(), yes(controller.answers), behind]
+    });
+    plain(&["replica", "part", "answers", "behind"], &[0, 3], rows.collect())
 }
 
 pub(crate) fn hosts(hosts: &[Host], wide: bool) -> String {

@@ -1,0 +1,23 @@
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The controllers of the pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ControllerList {
+    /// Each of them, by number.
+    pub controllers: Vec<Controller>,
+}
+
+/// One of the controllers of the pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Controller {
+    /// Its number: which of the pool's slots for controllers it has.
+    pub replica: u16,
+    /// Whether it decides, as far as the one knows that answers. The others follow it.
+    pub leads: bool,
+    /// Whether it is the one that answers.
+    pub answers: bool,
+    /// How many changes it has yet to get; only the one that leads knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub behind_changes: Option<u64>,
+}

@@ -1,0 +1,51 @@
+//! Where the controller's commits go.
+
+use super::ControllerError;
+use crate::api::Event;
+use crate::replication::Proposer;
+use crate::state::{Command, State};
+use crate::store::Store;
+
+/// Keeps what is decided for good.
+pub(crate) enum Keeper {
+    /// In a file: there is one controller.
+    File(Store),
+    /// With a majority of several.
+    Replicas(Proposer),
+}
+
+impl Keeper {
+    /// Keeps commands and events for good, together. `first_event` and later ones are kept, older ones forgotten.
+    pub(super) fn commit(
+        &mut self,
+        commands: &[(u64, &Command)],
+        events: &[Event],
+        first_event: u64,
+        state: &State,
+    ) -> Result<(), ControllerError> {
+        match self {
+            Self::File(store) => store.commit(commands, events, first_event, state)?,
+            Self::Replicas(proposer) => proposer.commit(commands, events, state)?,
+        }
+        Ok(())
+    }
+
+    /// Keeps the state that a pod begins with.
+    pub(super) fn begin(&mut self, state: &State) -> Result<(), ControllerError> {
+        match self {
+            Self::File(store) => store.keep_snapshot(state)?,
+            // They have begun before one of them leads.
+            Self::Replicas(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Keeps the state that follows from other options.
+    pub(super) fn configured(&mut self, command: &Command, state: &State) -> Result<(), ControllerError> {
+        match self {
+            Self::File(store) => store.keep_snapshot(state)?,
+            Self::Replicas(proposer) => proposer.commit(&[(state.index, command)], &[], state)?,
+        }
+        Ok(())
+    }
+}

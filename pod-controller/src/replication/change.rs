@@ -1,0 +1,71 @@
+//! What stands in the replicated log.
+
+use std::fmt;
+use std::io::Cursor;
+
+use cxl_pool::ReplicaId;
+use serde::{Deserialize, Serialize};
+
+use crate::api::Event;
+use crate::state::{Command, State};
+
+openraft::declare_raft_types!(
+    /// What Raft replicates here.
+    pub(crate) Replicated:
+        D = Change,
+        R = Outcome,
+        Node = Member,
+);
+
+pub(crate) type Raft = openraft::Raft<Replicated>;
+/// Names a replica's log. A replica that lost its log gets another one, since it does not know any more what it promised.
+pub(crate) type LogOwner = u64;
+
+/// An entry of the log.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Change {
+    /// The first one: what was known before there were replicas.
+    Begin {
+        /// The state.
+        state: Box<State>,
+        /// Recent events.
+        events: Vec<Event>,
+        /// How many terms of office there were.
+        terms: u64,
+    },
+    /// What one turn of the leader decided.
+    Turn {
+        /// The index of the state that it was decided upon. On another one it is void.
+        base: u64,
+        /// The commands, each one index further.
+        commands: Vec<Command>,
+        /// What is told of it.
+        events: Vec<Event>,
+    },
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Begin { .. } => f.write_str("begin"),
+            Self::Turn { base, commands, .. } => write!(f, "{} commands after {base}", commands.len()),
+        }
+    }
+}
+
+/// What became of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Outcome {
+    /// It was made.
+    Done,
+    /// It was void: another one had come before it.
+    Void,
+}
+
+/// What the members know of one of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Member {
+    /// Which slot of the pool it has.
+    pub(crate) replica: ReplicaId,
+}

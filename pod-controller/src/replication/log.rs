@@ -1,0 +1,284 @@
+//! A replica's log, its promises and its newest snapshot, in one file.
+//!
+//! Every value carries a checksum. A log that is damaged anywhere is refused as a whole: cut off, it would lack what
+//! others count on.
+
+use std::fmt::Debug;
+use std::ops::{Bound, RangeBounds};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use openraft::storage::{LogFlushed, RaftLogStorage};
+use openraft::{
+    AnyError, Entry, LogId, LogState, OptionalSend, RaftLogReader, SnapshotMeta, StorageError,
+    StorageIOError, Vote,
+};
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::change::{LogOwner, Member, Replicated};
+use crate::store::{Failure, StoreError, opening, refuse_what_is_no_database, seal, unseal, without_panics};
+
+/// The format of the values below; another one is refused.
+const FORMAT: u64 = 1;
+
+const FACTS: TableDefinition<&str, &[u8]> = TableDefinition::new("replica");
+const ENTRIES: TableDefinition<u64, &[u8]> = TableDefinition::new("replicated log");
+const SNAPSHOT: TableDefinition<(), &[u8]> = TableDefinition::new("replicated snapshot");
+
+pub(crate) type Meta = SnapshotMeta<LogOwner, Member>;
+
+/// The file.
+#[derive(Debug)]
+pub(crate) struct LogFile {
+    path: PathBuf,
+    database: Database,
+    owner: LogOwner,
+}
+
+/// Shares a [`LogFile`] with Raft.
+#[derive(Clone, Debug)]
+pub(crate) struct Log(pub(crate) Arc<LogFile>);
+
+impl LogFile {
+    /// Opens or creates it.
+    pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
+        refuse_what_is_no_database(path)
+            .and_then(|()| without_panics(path, || Self::open_database(path)))
+            .map_err(of_a_log)
+    }
+
+    fn open_database(path: &Path) -> Result<Self, StoreError> {
+        let database = Database::create(path).map_err(|error| opening(path, error))?;
+        let mut file = Self { path: path.to_path_buf(), database, owner: 0 };
+        let mut format = None;
+        file.write(|transaction| {
+            transaction.open_table(ENTRIES)?;
+            transaction.open_table(SNAPSHOT)?;
+            let mut facts = transaction.open_table(FACTS)?;
+            format = facts.get("format")?.map(|sealed| unseal::<u64>(sealed.value())).transpose()?;
+            if format.is_none() {
+                facts.insert("format", seal(&FORMAT)?.as_slice())?;
+                let owner = uuid::Uuid::new_v4().as_u64_pair().0.max(1);
+                facts.insert("owner", seal(&owner)?.as_slice())?;
+            }
+            Ok(())
+        })?;
+        if let Some(found) = format.filter(|found| *found != FORMAT) {
+            return Err(StoreError::Format { path: file.path, found });
+        }
+        let damaged =
+            |reason: &str| StoreError::Damaged { path: path.to_path_buf(), reason: reason.to_owned() };
+        file.owner = file.fact("owner")?.ok_or_else(|| damaged("it does not say whose it is"))?;
+        file.check(damaged)?;
+        Ok(file)
+    }
+
+    /// Reads all of it once: what is damaged is to be known before anything is promised.
+    fn check(&self, damaged: impl Fn(&str) -> StoreError) -> Result<(), StoreError> {
+        self.fact::<Vote<LogOwner>>("vote")?;
+        self.fact::<Option<LogId<LogOwner>>>("committed")?;
+        let snapshot = self.snapshot()?;
+        let purged = self.fact::<LogId<LogOwner>>("purged")?;
+        if purged.is_some() && snapshot.is_none() {
+            return Err(damaged("its snapshot is missing"));
+        }
+        let mut next = purged.map(|id| id.index + 1);
+        for entry in self.entries(..)? {
+            let index = entry.log_id.index;
+            if next.unwrap_or(0) != index {
+                return Err(damaged(&format!("entry {} is missing", next.unwrap_or(0))));
+            }
+            next = Some(index + 1);
+        }
+        Ok(())
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whose log it is.
+    pub(crate) fn owner(&self) -> LogOwner {
+        self.owner
+    }
+
+    /// The newest snapshot.
+    pub(crate) fn snapshot(&self) -> Result<Option<(Meta, String)>, StoreError> {
+        self.read(|transaction| match transaction.open_table(SNAPSHOT)?.get(())? {
+            Some(sealed) => Ok(Some(unseal(sealed.value())?)),
+            None => Ok(None),
+        })
+    }
+
+    /// Keeps a snapshot in place of the one before.
+    pub(crate) fn keep_snapshot(&self, meta: &Meta, data: &str) -> Result<(), StoreError> {
+        self.write(|transaction| {
+            transaction.open_table(SNAPSHOT)?.insert((), seal(&(meta, data))?.as_slice())?;
+            Ok(())
+        })
+    }
+
+    fn entries(&self, range: impl RangeBounds<u64>) -> Result<Vec<Entry<Replicated>>, StoreError> {
+        let range: (Bound<u64>, Bound<u64>) = (range.start_bound().cloned(), range.end_bound().cloned());
+        self.read(|transaction| {
+            let mut entries = Vec::new();
+            for entry in transaction.open_table(ENTRIES)?.range(range)? {
+                entries.push(unseal(entry?.1.value())?);
+            }
+            Ok(entries)
+        })
+    }
+
+    fn fact<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StoreError> {
+        self.read(|transaction| match transaction.open_table(FACTS)?.get(name)? {
+            Some(sealed) => Ok(Some(unseal(sealed.value())?)),
+            None => Ok(None),
+        })
+    }
+
+    fn keep_fact<T: Serialize>(&self, name: &str, fact: &T) -> Result<(), StoreError> {
+        self.write(|transaction| {
+            transaction.open_table(FACTS)?.insert(name, seal(fact)?.as_slice())?;
+            Ok(())
+        })
+    }
+
+    fn read<T>(
+        &self,
+        body: impl FnOnce(&redb::ReadTransaction) -> Result<T, Failure>,
+    ) -> Result<T, StoreError> {
+        let result = (|| body(&self.database.begin_read()?))();
+        result.map_err(|failure| of_a_log(failure.of(&self.path)))
+    }
+
+    fn write(
+        &self,
+        body: impl FnOnce(&redb::WriteTransaction) -> Result<(), Failure>,
+    ) -> Result<(), StoreError> {
+        let result = (|| {
+            let transaction = self.database.begin_write()?;
+            body(&transaction)?;
+            transaction.commit()?;
+            Ok(())
+        })();
+        result.map_err(|failure: Failure| of_a_log(failure.of(&self.path)))
+    }
+}
+
+/// What to do about a damaged log is not what to do about a damaged state file.
+fn of_a_log(error: StoreError) -> StoreError {
+    match error {
+        StoreError::Damaged { path, reason } => StoreError::LogDamaged { path, reason },
+        other => other,
+    }
+}
+
+pub(crate) fn cause(error: &StoreError) -> AnyError {
+    AnyError::new(error)
+}
+
+impl RaftLogReader<Replicated> for Log {
+    async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
+        &mut self,
+        range: RB,
+    ) -> Result<Vec<Entry<Replicated>>, StorageError<LogOwner>> {
+        self.0.entries(range).map_err(|error| StorageIOError::read_logs(cause(&error)).into())
+    }
+}
+
+impl RaftLogStorage<Replicated> for Log {
+    type LogReader = Self;
+
+    async fn get_log_state(&mut self) -> Result<LogState<Replicated>, StorageError<LogOwner>> {
+        let read = || -> Result<_, StoreError> {
+            let purged: Option<LogId<LogOwner>> = self.0.fact("purged")?;
+            let last = self.0.read(|transaction| match transaction.open_table(ENTRIES)?.last()? {
+                Some((_, sealed)) => Ok(Some(unseal::<Entry<Replicated>>(sealed.value())?.log_id)),
+                None => Ok(None),
+            })?;
+            Ok(LogState { last_purged_log_id: purged, last_log_id: last.or(purged) })
+        };
+        read().map_err(|error| StorageIOError::read_logs(cause(&error)).into())
+    }
+
+    async fn get_log_reader(&mut self) -> Self {
+        self.clone()
+    }
+
+    async fn save_vote(&mut self, vote: &Vote<LogOwner>) -> Result<(), StorageError<LogOwner>> {
+        self.0.keep_fact("vote", vote).map_err(|error| StorageIOError::write_vote(cause(&error)).into())
+    }
+
+    async fn read_vote(&mut self) -> Result<Option<Vote<LogOwner>>, StorageError<LogOwner>> {
+        self.0.fact("vote").map_err(|error| StorageIOError::read_vote(cause(&error)).into())
+    }
+
+    async fn save_committed(
+        &mut self,
+        committed: Option<LogId<LogOwner>>,
+    ) -> Result<(), StorageError<LogOwner>> {
+        // A hint: what is lost of it with the power is committed again. So it does not wait for the disk.
+        let keep = || -> Result<(), Failure> {
+            let mut transaction = self.0.database.begin_write()?;
+            transaction.set_durability(redb::Durability::None)?;
+            transaction.open_table(FACTS)?.insert("committed", seal(&committed)?.as_slice())?;
+            transaction.commit()?;
+            Ok(())
+        };
+        keep()
+            .map_err(|failure| StorageIOError::write_logs(cause(&of_a_log(failure.of(&self.0.path)))).into())
+    }
+
+    async fn read_committed(&mut self) -> Result<Option<LogId<LogOwner>>, StorageError<LogOwner>> {
+        let committed: Result<Option<Option<LogId<LogOwner>>>, StoreError> = self.0.fact("committed");
+        committed.map(Option::flatten).map_err(|error| StorageIOError::read_logs(cause(&error)).into())
+    }
+
+    async fn append<I>(
+        &mut self,
+        entries: I,
+        callback: LogFlushed<Replicated>,
+    ) -> Result<(), StorageError<LogOwner>>
+    where
+        I: IntoIterator<Item = Entry<Replicated>> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let written = self.0.write(|transaction| {
+            let mut table = transaction.open_table(ENTRIES)?;
+            for entry in entries {
+                table.insert(entry.log_id.index, seal(&entry)?.as_slice())?;
+            }
+            Ok(())
+        });
+        match written {
+            Ok(()) => {
+                callback.log_io_completed(Ok(()));
+                Ok(())
+            }
+            Err(error) => {
+                callback.log_io_completed(Err(std::io::Error::other(error.to_string())));
+                Err(StorageIOError::write_logs(cause(&error)).into())
+            }
+        }
+    }
+
+    async fn truncate(&mut self, log_id: LogId<LogOwner>) -> Result<(), StorageError<LogOwner>> {
+        let cut = self.0.write(|transaction| {
+            transaction.open_table(ENTRIES)?.retain_in(log_id.index.., |_, _| false)?;
+            Ok(())
+        });
+        cut.map_err(|error| StorageIOError::write_logs(cause(&error)).into())
+    }
+
+    async fn purge(&mut self, log_id: LogId<LogOwner>) -> Result<(), StorageError<LogOwner>> {
+        let purged = self.0.write(|transaction| {
+            transaction.open_table(FACTS)?.insert("purged", seal(&log_id)?.as_slice())?;
+            transaction.open_table(ENTRIES)?.retain_in(..=log_id.index, |_, _| false)?;
+            Ok(())
+        });
+        purged.map_err(|error| StorageIOError::write_logs(cause(&error)).into())
+    }
+}

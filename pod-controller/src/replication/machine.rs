@@ -1,0 +1,211 @@
+//! What the replicated log leads to: the state, and recent events.
+
+use std::collections::VecDeque;
+use std::io::Cursor;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use openraft::storage::{RaftStateMachine, Snapshot};
+use openraft::{
+    AnyError, Entry, EntryPayload, LogId, OptionalSend, RaftSnapshotBuilder, StorageError, StorageIOError,
+    StoredMembership,
+};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use super::change::{Change, LogOwner, Member, Outcome, Replicated};
+use super::log::{LogFile, Meta, cause};
+use crate::api::Event;
+use crate::journal::EVENTS_MAX;
+use crate::state::State;
+use crate::store::StoreError;
+
+/// What all replicas know.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Known {
+    /// The state; none before [`Change::Begin`].
+    pub(crate) state: Option<State>,
+    /// Recent events, oldest first.
+    pub(crate) events: VecDeque<Event>,
+    /// How many terms of office there were before there were replicas.
+    pub(crate) terms: u64,
+}
+
+impl Known {
+    /// Makes a change, or says why it cannot be made although it was decided.
+    fn change(&mut self, change: Change) -> Result<Outcome, String> {
+        match change {
+            // A second one comes from a beginner that did not hear what became of its first.
+            Change::Begin { .. } if self.state.is_some() => return Ok(Outcome::Void),
+            Change::Begin { state, events, terms } => {
+                *self = Self { state: Some(*state), events: events.into(), terms };
+            }
+            Change::Turn { base, commands, events } => {
+                let Some(state) = self.state.as_mut().filter(|state| state.index == base) else {
+                    return Ok(Outcome::Void);
+                };
+                // Without commands the index stays, so what was told already is told again.
+                let last = self.events.back().map_or(0, |event| event.sequence);
+                if commands.is_empty() && events.first().is_some_and(|event| event.sequence <= last) {
+                    return Ok(Outcome::Void);
+                }
+                for command in &commands {
+                    state.apply(command).map_err(|refusal| {
+                        format!("command {} of the log is refused here: {refusal}", state.index + 1)
+                    })?;
+                }
+                self.events.extend(events);
+            }
+        }
+        let excess = self.events.len().saturating_sub(EVENTS_MAX);
+        self.events.drain(..excess);
+        Ok(Outcome::Done)
+    }
+}
+
+#[derive(Debug)]
+struct Applied {
+    last: Option<LogId<LogOwner>>,
+    membership: StoredMembership<LogOwner, Member>,
+    known: Known,
+}
+
+/// Shared between Raft and those who look.
+#[derive(Clone, Debug)]
+pub(crate) struct Machine {
+    applied: Arc<Mutex<Applied>>,
+    file: Arc<LogFile>,
+    changes: Arc<watch::Sender<u64>>,
+}
+
+impl Machine {
+    /// As the newest snapshot says; the log follows from there.
+    pub(crate) fn open(file: Arc<LogFile>) -> Result<Self, StoreError> {
+        let mut applied =
+            Applied { last: None, membership: StoredMembership::default(), known: Known::default() };
+        if let Some((meta, data)) = file.snapshot()? {
+            let known = serde_json::from_str(&data).map_err(|error| StoreError::LogDamaged {
+                path: file.path().to_path_buf(),
+                reason: format!("its snapshot: {error}"),
+            })?;
+            applied = Applied { last: meta.last_log_id, membership: meta.last_membership, known };
+        }
+        Ok(Self { applied: Arc::new(Mutex::new(applied)), file, changes: Arc::new(watch::Sender::new(0)) })
+    }
+
+    /// Looks at what is known.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&Known) -> T) -> T {
+        look(&self.applied().known)
+    }
+
+    /// The index of the state; 0 before there is one.
+    pub(crate) fn index(&self) -> u64 {
+        self.look(|known| known.state.as_ref().map_or(0, |state| state.index))
+    }
+
+    /// Tells when something else is known.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    fn applied(&self) -> MutexGuard<'_, Applied> {
+        // Whoever panics while something is applied ends the process.
+        self.applied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+}
+
+impl RaftSnapshotBuilder<Replicated> for Machine {
+    async fn build_snapshot(&mut self) -> Result<Snapshot<Replicated>, StorageError<LogOwner>> {
+        let (meta, known) = {
+            let applied = self.applied();
+            let index = applied.last.map_or(0, |id| id.index);
+            let meta = Meta {
+                last_log_id: applied.last,
+                last_membership: applied.membership.clone(),
+                snapshot_id: format!("{index}-{}", uuid::Uuid::new_v4()),
+            };
+            (meta, applied.known.clone())
+        };
+        let data = serde_json::to_string(&known)
+            .map_err(|error| StorageIOError::read_state_machine(AnyError::new(&error)))?;
+        self.file
+            .keep_snapshot(&meta, &data)
+            .map_err(|error| StorageIOError::write_snapshot(Some(meta.signature()), cause(&error)))?;
+        Ok(Snapshot { meta, snapshot: Box::new(Cursor::new(data.into_bytes())) })
+    }
+}
+
+impl RaftStateMachine<Replicated> for Machine {
+    type SnapshotBuilder = Self;
+
+    async fn applied_state(
+        &mut self,
+    ) -> Result<(Option<LogId<LogOwner>>, StoredMembership<LogOwner, Member>), StorageError<LogOwner>> {
+        let applied = self.applied();
+        Ok((applied.last, applied.membership.clone()))
+    }
+
+    async fn apply<I>(&mut self, entries: I) -> Result<Vec<Outcome>, StorageError<LogOwner>>
+    where
+        I: IntoIterator<Item = Entry<Replicated>> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let mut outcomes = Vec::new();
+        {
+            let mut applied = self.applied();
+            for entry in entries {
+                applied.last = Some(entry.log_id);
+                outcomes.push(match entry.payload {
+                    EntryPayload::Blank => Outcome::Done,
+                    EntryPayload::Membership(members) => {
+                        applied.membership = StoredMembership::new(Some(entry.log_id), members);
+                        Outcome::Done
+                    }
+                    EntryPayload::Normal(change) => applied
+                        .known
+                        .change(change)
+                        .map_err(|reason| StorageIOError::apply(entry.log_id, AnyError::error(reason)))?,
+                });
+            }
+        }
+        self.tell();
+        Ok(outcomes)
+    }
+
+    async fn get_snapshot_builder(&mut self) -> Self {
+        self.clone()
+    }
+
+    async fn begin_receiving_snapshot(&mut self) -> Result<Box<Cursor<Vec<u8>>>, StorageError<LogOwner>> {
+        Ok(Box::new(Cursor::new(Vec::new())))
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        meta: &Meta,
+        snapshot: Box<Cursor<Vec<u8>>>,
+    ) -> Result<(), StorageError<LogOwner>> {
+        let damaged = |error: AnyError| StorageIOError::read_snapshot(Some(meta.signature()), error);
+        let data =
+            String::from_utf8(snapshot.into_inner()).map_err(|error| damaged(AnyError::new(&error)))?;
+        let known: Known = serde_json::from_str(&data).map_err(|error| damaged(AnyError::new(&error)))?;
+        self.file
+            .keep_snapshot(meta, &data)
+            .map_err(|error| StorageIOError::write_snapshot(Some(meta.signature()), cause(&error)))?;
+        *self.applied() = Applied { last: meta.last_log_id, membership: meta.last_membership.clone(), known };
+        self.tell();
+        Ok(())
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<Replicated>>, StorageError<LogOwner>> {
+        let kept = self.file.snapshot();
+        let kept = kept.map_err(|error| StorageIOError::read_snapshot(None, cause(&error)))?;
+        Ok(kept.map(|(meta, data)| Snapshot { meta, snapshot: Box::new(Cursor::new(data.into_bytes())) }))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,31 @@
+//! Several controllers that know the same, by Raft: one leads, and what it answers is in the log of a majority. The
+//! leader is a [`Controller`](crate::controller::Controller) like a single one, whose commits go to the others; who
+//! follows has the same state, answers questions from it, and hands changes on to the leader.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`change`] | what stands in the log |
+//! | [`log`] | the log in a file |
+//! | [`machine`] | what the log leads to |
+//! | [`post`] | questions and answers among replicas, over rings in the pool |
+//! | [`network`] | Raft's messages as such questions |
+//! | [`proposer`] | the leader's commits |
+//! | [`admission`] | how replicas become members |
+//! | [`clerk`] | what a replica answers others |
+//! | [`colleagues`] | what is shown of the replicas |
+//! | [`replica`] | the life of one replica |
+
+mod admission;
+mod change;
+mod clerk;
+mod colleagues;
+mod log;
+mod machine;
+mod network;
+mod post;
+mod proposer;
+mod replica;
+
+pub(crate) use machine::Known;
+pub(crate) use proposer::Proposer;
+pub use replica::{Replica, ReplicationError};

@@ -1,0 +1,205 @@
+//! Questions and answers among replicas.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use cxl_pool::{Memory, ReplicaId};
+use openraft::error::{InstallSnapshotError, RaftError};
+use openraft::raft::{
+    AppendEntriesRequest, AppendEntriesResponse, InstallSnapshotRequest, InstallSnapshotResponse,
+    VoteRequest, VoteResponse,
+};
+use pod_protocol::controller::PortWaker;
+use pod_protocol::replicas::{ReplicaPort, ReplicaPortError};
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+
+use super::admission::Dismissal;
+use super::change::{LogOwner, Replicated};
+use crate::state::{Command, Refusal};
+use crate::view::Waiting;
+
+/// How long the thread sleeps at most; it is woken before when there is something to do.
+const SLEEP_MAX: Duration = Duration::from_millis(100);
+
+/// What a replica asks another one.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Question {
+    /// Of Raft, to whoever has this log: another one must not answer in its place.
+    Append { to: LogOwner, request: AppendEntriesRequest<Replicated> },
+    /// Of Raft.
+    Vote { to: LogOwner, request: VoteRequest<LogOwner> },
+    /// Of Raft.
+    Snapshot { to: LogOwner, request: InstallSnapshotRequest<Replicated> },
+    /// Whoever leads is to carry this out.
+    Submit { command: Box<Command> },
+    /// What leases wait for, which only the leader knows.
+    Waiting,
+    /// Whoever leads is to make the owner of this log a member.
+    Admit { owner: LogOwner },
+    /// Whoever leads is to have this replica not be a member any more.
+    Dismiss { replica: ReplicaId },
+}
+
+/// What it is answered.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    /// Of Raft.
+    Append(AppendEntriesResponse<LogOwner>),
+    /// Of Raft.
+    Vote(VoteResponse<LogOwner>),
+    /// Of Raft.
+    Snapshot(Result<InstallSnapshotResponse<LogOwner>, RaftError<LogOwner, InstallSnapshotError>>),
+    /// It was carried out, and the state has this index since, or it was refused.
+    Submitted(Result<u64, Refusal>),
+    /// What leases wait for.
+    Waiting(Waiting),
+    /// It is a member.
+    Admitted,
+    /// What became of a dismissal.
+    Dismissed(Dismissal),
+    /// It does not lead.
+    NotLeading,
+    /// It failed, or may have.
+    Failed(String),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Letter {
+    Question { id: u64, question: Question },
+    Answer { id: u64, answer: Answer },
+}
+
+/// Why a question has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PostError {
+    /// It may have arrived or not.
+    #[error("controller replica {0} did not answer in time")]
+    Unanswered(ReplicaId),
+    /// It did not arrive.
+    #[error("controller replica {0} is not connected")]
+    NotConnected(ReplicaId),
+}
+
+type Answering = Pin<Box<dyn Future<Output = Answer> + Send>>;
+/// Answers questions of other replicas.
+pub(crate) type Clerk = Arc<dyn Fn(ReplicaId, Question) -> Answering + Send + Sync>;
+
+/// For asking. Clones share the post.
+#[derive(Clone)]
+pub(crate) struct Post {
+    outgoing: mpsc::Sender<(ReplicaId, Letter)>,
+    waker: PortWaker,
+    unanswered: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>,
+    last: Arc<AtomicU64>,
+    stopping: Arc<AtomicBool>,
+}
+
+/// The end of it that goes to its thread.
+pub(crate) struct Outbox(mpsc::Receiver<(ReplicaId, Letter)>);
+
+impl Post {
+    pub(crate) fn new(waker: PortWaker) -> (Self, Outbox) {
+        let (outgoing, outbox) = mpsc::channel();
+        let (unanswered, last, stopping) = (Arc::default(), Arc::default(), Arc::default());
+        (Self { outgoing, waker, unanswered, last, stopping }, Outbox(outbox))
+    }
+
+    /// Asks another replica.
+    pub(crate) async fn ask(
+        &self,
+        to: ReplicaId,
+        question: Question,
+        patience: Duration,
+    ) -> Result<Answer, PostError> {
+        let id = self.last.fetch_add(1, Ordering::Relaxed);
+        let (sender, answer) = oneshot::channel();
+        self.unanswered().insert(id, sender);
+        self.put((to, Letter::Question { id, question }));
+        let outcome = tokio::time::timeout(patience, answer).await;
+        self.unanswered().remove(&id);
+        match outcome {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) => Err(PostError::NotConnected(to)),
+            Err(_) => Err(PostError::Unanswered(to)),
+        }
+    }
+
+    /// Ends the thread.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    fn put(&self, letter: (ReplicaId, Letter)) {
+        // Without the thread there is nobody to answer: whoever asks waits in vain.
+        let _ = self.outgoing.send(letter);
+        self.waker.wake();
+    }
+
+    fn unanswered(&self) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<Answer>>> {
+        // Each is put in and taken out whole, whoever panicked.
+        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Carries letters until told to stop. Questions are answered on the runtime.
+    pub(crate) fn carry<M: Memory>(
+        &self,
+        Outbox(outbox): &Outbox,
+        mut rings: ReplicaPort<M>,
+        clerk: &Clerk,
+        runtime: &tokio::runtime::Handle,
+    ) {
+        while !self.stopping.load(Ordering::Acquire) {
+            while let Ok((to, letter)) = outbox.try_recv() {
+                self.send(&mut rings, to, &letter);
+            }
+            let now = Instant::now();
+            while let Some((from, message)) = rings.poll(now) {
+                match serde_json::from_slice(&message) {
+                    Ok(Letter::Question { id, question }) => {
+                        let (post, answering) = (self.clone(), clerk(from, question));
+                        runtime.spawn(async move {
+                            let answer = answering.await;
+                            post.put((from, Letter::Answer { id, answer }));
+                        });
+                    }
+                    Ok(Letter::Answer { id, answer }) => {
+                        if let Some(waiting) = self.unanswered().remove(&id) {
+                            // It gave up waiting.
+                            let _ = waiting.send(answer);
+                        }
+                    }
+                    Err(error) => tracing::debug!(%from, %error, "a message of another replica is dropped"),
+                }
+            }
+            rings.wait(SLEEP_MAX);
+        }
+    }
+
+    fn send<M: Memory>(&self, rings: &mut ReplicaPort<M>, to: ReplicaId, letter: &Letter) {
+        let sent = serde_json::to_vec(letter).map_err(|error| error.to_string());
+        let sent = sent.and_then(|bytes| {
+            rings.send(to, bytes).map_err(|error| match error {
+                ReplicaPortError::NotConnected { .. } => String::new(),
+                other => other.to_string(),
+            })
+        });
+        if let Err(reason) = sent {
+            if !reason.is_empty() {
+                tracing::warn!(%to, reason, "a message to another replica is not sent");
+            }
+            if let Letter::Question { id, .. } = letter {
+                // Dropping it tells.
+                self.unanswered().remove(id);
+            }
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The leader's commits.
+
+use std::time::Duration;
+
+use openraft::error::{ClientWriteError, RaftError};
+
+use super::change::{Change, Outcome, Raft};
+use super::replica::ReplicationError;
+use crate::api::Event;
+use crate::state::{Command, State};
+
+/// How long a majority may take. After that it is open whether the change will be made, and the leader begins anew from
+/// what is certain.
+const COMMIT_MAX: Duration = Duration::from_secs(5);
+
+/// Has changes made by all replicas.
+pub(crate) struct Proposer {
+    raft: Raft,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Proposer {
+    pub(super) fn new(raft: Raft, runtime: tokio::runtime::Handle) -> Self {
+        Self { raft, runtime }
+    }
+
+    /// Returns once a majority has it in its log. `state` is the one that the commands lead to.
+    pub(crate) fn commit(
+        &self,
+        commands: &[(u64, &Command)],
+        events: &[Event],
+        state: &State,
+    ) -> Result<(), ReplicationError> {
+        let base = commands.first().map_or(state.index, |(index, _)| index - 1);
+        let commands = commands.iter().map(|(_, command)| Command::clone(command)).collect();
+        self.propose(Change::Turn { base, commands, events: events.to_vec() })
+    }
+
+    pub(super) fn propose(&self, change: Change) -> Result<(), ReplicationError> {
+        let deposed = |reason: &str| Err(ReplicationError::Deposed(reason.to_owned()));
+        let writing = async { tokio::time::timeout(COMMIT_MAX, self.raft.client_write(change)).await };
+        match self.runtime.block_on(writing) {
+            Ok(Ok(written)) if written.data == Outcome::Done => Ok(()),
+            Ok(Ok(_)) => deposed("another change came before"),
+            Ok(Err(RaftError::APIError(ClientWriteError::ForwardToLeader(_)))) => {
+                deposed("another replica leads now")
+            }
+            Ok(Err(RaftError::APIError(error @ ClientWriteError::ChangeMembershipError(_)))) => {
+                deposed(&error.to_string())
+            }
+            Ok(Err(RaftError::Fatal(error))) => Err(ReplicationError::Ended(error.to_string())),
+            Err(_) => deposed("no majority of the replicas answers"),
+        }
+    }
+}

@@ -1,0 +1,508 @@
+//! The life of one replica: it follows, or leads while it is elected.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use cxl_pool::{CoherenceMode, Memory, Pool, ReplicaId, regions};
+use openraft::{ServerState, SnapshotPolicy};
+use pod_protocol::controller::PortWaker;
+use pod_protocol::replicas::{ReplicaPort, ReplicaPortError};
+
+use super::admission::{Register, stay_member};
+use super::change::{Change, LogOwner, Member, Raft};
+use super::clerk::clerk;
+use super::colleagues::Colleagues;
+use super::log::{Log, LogFile};
+use super::machine::Machine;
+use super::network::Network;
+use super::post::{Answer, Outbox, Post, PostError, Question};
+use super::proposer::Proposer;
+use crate::config::{Config, ReplicationSection};
+use crate::controller::{ControllerError, Desk, End, Handle, Keeper, Reply, Request, SubmitError, Tenure};
+use crate::state::{Command, State};
+use crate::store::{Recovered, Store, StoreError};
+
+/// How many entries the log has at least between two snapshots, and how many are kept that a snapshot has too.
+const LOG_ENTRIES: u64 = 256;
+/// What a follower waits for between looks whether it leads; it is woken before.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How long the newly elected waits until it knows everything that was decided before.
+const CATCH_UP_MAX: Duration = Duration::from_secs(2);
+/// How long a follower looks for a leader that carries out a command, and how long that one may take.
+const FORWARD_MAX: Duration = Duration::from_secs(4);
+/// How often it looks.
+const FORWARD_AGAIN: Duration = Duration::from_millis(20);
+/// How often a follower asks what leases wait for.
+const WAITING_EVERY: Duration = Duration::from_millis(250);
+/// How long Raft may take to end.
+const END_MAX: Duration = Duration::from_secs(2);
+
+/// Why a replica cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplicationError {
+    /// It does not lead any more.
+    #[error("this replica does not lead any more: {0}")]
+    Deposed(String),
+    /// Its log cannot be kept any more.
+    #[error("this controller replica cannot go on: {0}; the others go on while they are a majority")]
+    Ended(String),
+    /// The log.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The connection to the others.
+    #[error(transparent)]
+    Port(#[from] ReplicaPortError),
+    /// A thread or a descriptor.
+    #[error("cannot start a controller replica")]
+    Resources(#[source] std::io::Error),
+    /// Raft does not take its configuration.
+    #[error("the section [replication] makes no sense: {0}")]
+    Config(String),
+    /// Others have begun already.
+    #[error(
+        "this pool has controller replicas already: replica {0} has led it. Start this one without --bootstrap and it \
+         joins them; if they are gone for good, erase the pool and begin anew"
+    )]
+    BegunAlready(ReplicaId),
+}
+
+/// What all parts of a replica share.
+pub(super) struct Standing {
+    pub(super) owner: LogOwner,
+    pub(super) me: ReplicaId,
+    pub(super) raft: Raft,
+    machine: Machine,
+    pub(super) post: Post,
+    /// The term for which this replica is elected; 0 for none.
+    elected: AtomicU64,
+    /// The term in which it acts as a leader; 0 for none.
+    leading: AtomicU64,
+}
+
+/// One of several controllers.
+pub struct Replica {
+    pool: Arc<Pool>,
+    config: Config,
+    standing: Arc<Standing>,
+    handle: Handle,
+    desk: Desk,
+    /// The first change of all and the state file that it was taken from, where this replica is to begin.
+    begin: Option<(Change, Option<Store>)>,
+    carrier: Option<JoinHandle<()>>,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Replica {
+    /// Takes the replica's place. With `bootstrap` it begins the pod's replicated life, as the only one at first, with
+    /// the state file of a single controller if there is one.
+    pub fn open(
+        pool: &Arc<Pool>,
+        config: &Config,
+        section: &ReplicationSection,
+        bootstrap: bool,
+    ) -> Result<(Self, Handle), ControllerError> {
+        match pool.superblock().mode {
+            CoherenceMode::Software => Self::open_over(pool, &pool.software(), config, section, bootstrap),
+            CoherenceMode::Hardware => Self::open_over(pool, &pool.hardware(), config, section, bootstrap),
+        }
+    }
+
+    fn open_over<M: Memory>(
+        pool: &Arc<Pool>,
+        memory: &M,
+        config: &Config,
+        section: &ReplicationSection,
+        bootstrap: bool,
+    ) -> Result<(Self, Handle), ControllerError> {
+        let me = ReplicaId::new(section.replica);
+        let file = Arc::new(LogFile::open(&config.replica_log()).map_err(ReplicationError::from)?);
+        let owner = file.owner();
+        let machine = Machine::open(Arc::clone(&file)).map_err(ReplicationError::from)?;
+        let waker = PortWaker::new()?;
+        let doorbells = config.run.wakeup == pod_protocol::config::Wakeup::Socket;
+        let rings = ReplicaPort::open(
+            pool.layout(),
+            memory.clone(),
+            config.run_directory(),
+            me,
+            (doorbells, waker.clone()),
+        )
+        .map_err(ReplicationError::from)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("raft")
+            .enable_all()
+            .build()
+            .map_err(ReplicationError::Resources)?;
+        let (post, outbox) = Post::new(waker);
+        let network = Network { post: post.clone(), me: owner };
+        let raft = runtime
+            .block_on(openraft::Raft::new(
+                owner,
+                Arc::new(raft_config(section)?),
+                network,
+                Log(file),
+                machine.clone(),
+            ))
+            .map_err(|error| ReplicationError::Ended(error.to_string()))?;
+        let known = machine.look(Clone::clone);
+        let begin = if known.state.is_some() {
+            retire(&config.controller.state)?;
+            None
+        } else {
+            runtime.block_on(begin(pool, memory, config, (me, owner), &raft, bootstrap))?
+        };
+        let state = known.state.unwrap_or_else(|| State::new(config.options(pool)));
+        let (desk, handle) = Desk::new(pool, config, &state, known.events.into())?;
+        let standing = Arc::new(Standing {
+            owner,
+            me,
+            raft,
+            machine,
+            post,
+            elected: AtomicU64::new(0),
+            leading: AtomicU64::new(0),
+        });
+        let mut replica = Self {
+            pool: Arc::clone(pool),
+            config: config.clone(),
+            standing,
+            handle: handle.clone(),
+            desk,
+            begin,
+            carrier: None,
+            runtime,
+        };
+        replica.start(rings, outbox)?;
+        Ok((replica, handle))
+    }
+
+    /// Starts what goes on beside leading and following.
+    fn start<M: Memory>(&mut self, rings: ReplicaPort<M>, outbox: Outbox) -> Result<(), ControllerError> {
+        let (standing, runtime) = (&self.standing, self.runtime.handle().clone());
+        let register = Arc::new(Register::new(standing.raft.clone()));
+        let colleagues = Colleagues { standing: Arc::clone(standing), register: Arc::clone(&register) };
+        self.handle.set_peers(Arc::new(colleagues));
+        let clerk = clerk(Arc::clone(standing), self.handle.clone(), register);
+        let post = standing.post.clone();
+        let carrier = std::thread::Builder::new()
+            .name("post".to_owned())
+            .spawn({
+                let runtime = runtime.clone();
+                move || post.carry(&outbox, rings, &clerk, &runtime)
+            })
+            .map_err(ReplicationError::Resources)?;
+        self.carrier = Some(carrier);
+        let others: Vec<ReplicaId> =
+            self.pool.layout().replicas().filter(|replica| *replica != standing.me).collect();
+        let (raft, post) = (standing.raft.clone(), standing.post.clone());
+        runtime.spawn(watch_election(Arc::clone(standing), self.handle.clone()));
+        runtime.spawn(show_what_is_known(Arc::clone(standing), self.handle.clone()));
+        runtime.spawn(show_what_leases_wait_for(Arc::clone(standing), self.handle.clone()));
+        runtime.spawn(stay_member(raft, post, standing.owner, others));
+        Ok(())
+    }
+
+    /// Runs until it is [told to stop](Handle::stop), or until its log cannot be kept any more.
+    pub fn run(mut self) -> Result<(), ControllerError> {
+        let outcome = self.follow_and_lead();
+        self.desk.note_end();
+        let raft = self.standing.raft.clone();
+        // What it has not done by then it will never do.
+        let _ = self.runtime.block_on(async { tokio::time::timeout(END_MAX, raft.shutdown()).await });
+        self.standing.post.stop();
+        if let Some(carrier) = self.carrier.take() {
+            // Its panic ended the process.
+            let _ = carrier.join();
+        }
+        self.runtime.shutdown_background();
+        outcome
+    }
+
+    fn follow_and_lead(&mut self) -> Result<(), ControllerError> {
+        loop {
+            let metrics = self.standing.raft.metrics().borrow().clone();
+            if let Err(error) = metrics.running_state {
+                return Err(ReplicationError::Ended(error.to_string()).into());
+            }
+            let elected = self.standing.elected.load(Ordering::Acquire);
+            if elected != 0 {
+                match self.lead(elected) {
+                    Ok(End::Stopped) => return Ok(()),
+                    Ok(End::Deposed) => tracing::info!(elected, "this replica does not lead any more"),
+                    Err(ControllerError::Replication(ReplicationError::Deposed(reason))) => {
+                        tracing::warn!(elected, reason, "this replica does not lead any more");
+                        if self.turn_away() {
+                            return Ok(());
+                        }
+                    }
+                    Err(error) => return Err(error),
+                }
+                self.standing.leading.store(0, Ordering::Release);
+                // Elected still, it begins anew, but not at once and again.
+                std::thread::sleep(FORWARD_AGAIN);
+                continue;
+            }
+            match self.desk.requests().recv_timeout(LOOK_EVERY) {
+                Ok(Request::Apply { command, reply }) => self.forward(command, reply),
+                Ok(Request::Look) | Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Ok(Request::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+        }
+    }
+
+    /// Answers those who wait that nobody leads. Says whether to stop.
+    fn turn_away(&self) -> bool {
+        loop {
+            match self.desk.requests().try_recv() {
+                Ok(Request::Apply { reply, .. }) => {
+                    // A client that went away needs no answer.
+                    let _ = reply.send(Err(SubmitError::NoLeader));
+                }
+                Ok(Request::Look) => {}
+                Ok(Request::Stop) | Err(mpsc::TryRecvError::Disconnected) => return true,
+                Err(mpsc::TryRecvError::Empty) => return false,
+            }
+        }
+    }
+
+    /// Leads for as long as it is elected for this term.
+    fn lead(&mut self, elected: u64) -> Result<End, ControllerError> {
+        let elected_at = Instant::now();
+        let standing = Arc::clone(&self.standing);
+        let deposed = |reason: &str| ReplicationError::Deposed(reason.to_owned());
+        let raft = standing.raft.clone();
+        let caught_up = self
+            .runtime
+            .block_on(async { tokio::time::timeout(CATCH_UP_MAX, raft.ensure_linearizable()).await });
+        match caught_up {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => return Err(deposed(&error.to_string()).into()),
+            Err(_) => return Err(deposed("no majority of the replicas answers").into()),
+        }
+        let proposer = Proposer::new(standing.raft.clone(), self.runtime.handle().clone());
+        if standing.machine.look(|known| known.state.is_none()) {
+            let Some((begin, file)) = self.begin.take() else {
+                return Err(ReplicationError::Ended(
+                    "it was ended before it had begun: start it once more with --bootstrap".to_owned(),
+                )
+                .into());
+            };
+            proposer.propose(begin)?;
+            if let Some(file) = file {
+                file.hand_over()?;
+            }
+            // Who joins later gets it in pieces, as a snapshot: it may be too long for one message in time.
+            let kept = self.runtime.block_on(standing.raft.trigger().snapshot());
+            kept.map_err(|error| ReplicationError::Ended(error.to_string()))?;
+        }
+        let known = standing.machine.look(Clone::clone);
+        let term = known.terms + elected;
+        self.handle.catch_up(&known, || true);
+        let recovered = Recovered { state: known.state, events: Vec::new(), term };
+        standing.leading.store(elected, Ordering::Release);
+        let keeper = Keeper::Replicas(proposer);
+        let still = || standing.elected.load(Ordering::Acquire) == elected;
+        let office = (standing.me, &self.desk);
+        tracing::info!(
+            term,
+            "this replica leads, {:.1} ms after its election",
+            elected_at.elapsed().as_secs_f64() * 1e3
+        );
+        match self.pool.superblock().mode {
+            CoherenceMode::Software => {
+                Tenure::open(&self.pool, self.pool.software(), &self.config, (keeper, recovered), office)?
+                    .serve(self.desk.requests(), still)
+            }
+            CoherenceMode::Hardware => {
+                Tenure::open(&self.pool, self.pool.hardware(), &self.config, (keeper, recovered), office)?
+                    .serve(self.desk.requests(), still)
+            }
+        }
+    }
+
+    /// Has the leader carry out what this replica was asked for.
+    fn forward(&self, command: Command, reply: Reply) {
+        let (standing, handle) = (Arc::clone(&self.standing), self.handle.clone());
+        self.runtime.spawn(async move {
+            let patience = tokio::time::Instant::now() + FORWARD_MAX;
+            while tokio::time::Instant::now() < patience {
+                let leader = leader(&standing);
+                if leader == Some(standing.me) {
+                    handle.submit_for(command, reply);
+                    return;
+                }
+                if let Some(leader) = leader {
+                    let question = Question::Submit { command: Box::new(command.clone()) };
+                    let answer = tokio::select! {
+                        answer = standing.post.ask(leader, question, FORWARD_MAX) => answer,
+                        // It may have carried it out before it was lost.
+                        () = lost(&standing, leader) => Err(PostError::Unanswered(leader)),
+                    };
+                    match answer {
+                        Ok(Answer::Submitted(Ok(index))) => {
+                            wait_for(&standing.machine, index).await;
+                            standing.machine.look(|known| handle.catch_up(known, || !leads(&standing)));
+                            // A client that went away needs no answer.
+                            let _ = reply.send(Ok(()));
+                            return;
+                        }
+                        Ok(Answer::Submitted(Err(refusal))) => {
+                            let _ = reply.send(Err(SubmitError::Refused(refusal)));
+                            return;
+                        }
+                        // It was not carried out, nor will it be.
+                        Ok(Answer::NotLeading) | Err(PostError::NotConnected(_)) => {}
+                        Ok(_) | Err(PostError::Unanswered(_)) => {
+                            let _ = reply.send(Err(SubmitError::Unknown));
+                            return;
+                        }
+                    }
+                }
+                tokio::time::sleep(FORWARD_AGAIN).await;
+            }
+            let _ = reply.send(Err(SubmitError::NoLeader));
+        });
+    }
+}
+
+fn raft_config(section: &ReplicationSection) -> Result<openraft::Config, ReplicationError> {
+    let config = openraft::Config {
+        cluster_name: "wadi".to_owned(),
+        heartbeat_interval: section.heartbeat_ms,
+        election_timeout_min: section.election_ms,
+        election_timeout_max: section.election_ms * 2,
+        install_snapshot_timeout: 5000,
+        max_payload_entries: 64,
+        snapshot_policy: SnapshotPolicy::LogsSinceLast(LOG_ENTRIES),
+        max_in_snapshot_log_to_keep: LOG_ENTRIES,
+        // JSON writes a byte as up to four.
+        snapshot_max_chunk_size: 32 << 10,
+        ..openraft::Config::default()
+    };
+    config.validate().map_err(|error| ReplicationError::Config(error.to_string()))
+}
+
+/// Prepares the first change of all, where this replica is to begin.
+async fn begin<M: Memory>(
+    pool: &Pool,
+    memory: &M,
+    config: &Config,
+    (me, owner): (ReplicaId, LogOwner),
+    raft: &Raft,
+    bootstrap: bool,
+) -> Result<Option<(Change, Option<Store>)>, ControllerError> {
+    if !bootstrap {
+        return Ok(None);
+    }
+    let ended = |error: String| ReplicationError::Ended(error);
+    let initialized = raft.is_initialized().await.map_err(|error| ended(error.to_string()))?;
+    if !initialized {
+        let table = regions::read(memory, pool.layout());
+        if let Some(table) = table.filter(|table| table.replica != me) {
+            return Err(ReplicationError::BegunAlready(table.replica).into());
+        }
+    }
+    let path = &config.controller.state;
+    let (file, recovered) = if path.exists() {
+        let (file, recovered) = Store::open(path)?;
+        (Some(file), recovered)
+    } else {
+        (None, Recovered { state: None, events: Vec::new(), term: 0 })
+    };
+    let state = Box::new(recovered.state.unwrap_or_else(|| State::new(config.options(pool))));
+    let change = Change::Begin { state, events: recovered.events, terms: recovered.term };
+    if !initialized {
+        let members = BTreeMap::from([(owner, Member { replica: me })]);
+        raft.initialize(members).await.map_err(|error| ended(error.to_string()))?;
+    }
+    Ok(Some((change, file)))
+}
+
+/// A state file that is left from before there were replicas is not to be used again.
+fn retire(path: &std::path::Path) -> Result<(), StoreError> {
+    if !path.exists() {
+        return Ok(());
+    }
+    match Store::open(path) {
+        Ok((file, _)) => file.hand_over(),
+        Err(StoreError::HandedOver { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+pub(super) fn leads(standing: &Standing) -> bool {
+    standing.leading.load(Ordering::Acquire) != 0
+}
+
+pub(super) fn leader(standing: &Standing) -> Option<ReplicaId> {
+    let metrics = standing.raft.metrics();
+    let metrics = metrics.borrow();
+    let owner = metrics.current_leader?;
+    metrics.membership_config.membership().get_node(&owner).map(|member| member.replica)
+}
+
+/// Waits until this one does not lead any more.
+async fn lost(standing: &Standing, whom: ReplicaId) {
+    let mut metrics = standing.raft.metrics();
+    while leader(standing) == Some(whom) && metrics.changed().await.is_ok() {}
+}
+
+/// Waits until a change is known here too.
+async fn wait_for(machine: &Machine, index: u64) {
+    let mut changes = machine.changes();
+    let arriving = async {
+        while machine.index() < index {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    // One that is cut off answers late: the change was made all the same.
+    let _ = tokio::time::timeout(FORWARD_MAX, arriving).await;
+}
+
+/// Tells the thread that leads or follows which of both it is to do.
+async fn watch_election(standing: Arc<Standing>, handle: Handle) {
+    let mut metrics = standing.raft.metrics();
+    loop {
+        let (elected, running) = {
+            let metrics = metrics.borrow_and_update();
+            let running = metrics.running_state.is_ok();
+            let leads =
+                metrics.state == ServerState::Leader && metrics.current_leader == Some(standing.owner);
+            (if leads && running { metrics.current_term } else { 0 }, running)
+        };
+        let before = standing.elected.swap(elected, Ordering::AcqRel);
+        if before != elected || !running {
+            handle.look();
+        }
+        if metrics.changed().await.is_err() || !running {
+            return;
+        }
+    }
+}
+
+/// A follower shows what the log leads to.
+async fn show_what_is_known(standing: Arc<Standing>, handle: Handle) {
+    let mut changes = standing.machine.changes();
+    while changes.changed().await.is_ok() {
+        if !leads(&standing) {
+            standing.machine.look(|known| handle.catch_up(known, || !leads(&standing)));
+        }
+    }
+}
+
+async fn show_what_leases_wait_for(standing: Arc<Standing>, handle: Handle) {
+    loop {
+        tokio::time::sleep(WAITING_EVERY).await;
+        let Some(leader) = leader(&standing).filter(|leader| *leader != standing.me) else { continue };
+        if let Ok(Answer::Waiting(waiting)) = standing.post.ask(leader, Question::Waiting, FORWARD_MAX).await
+        {
+            handle.show_waiting(&waiting, || !leads(&standing));
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! The controllers themselves.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+
+use super::Failure;
+use super::body::Names;
+use crate::api::{ControllerList, Problem};
+use crate::controller::Handle;
+
+/// The controllers of the pod, and which of them leads. There is one unless it is replicated.
+#[utoipa::path(get, path = "/v1/controllers", operation_id = "list_controllers", tag = "controllers", responses((status = 200, body = ControllerList)))]
+pub(super) async fn list(State(handle): State<Handle>) -> Json<ControllerList> {
+    Json(ControllerList { controllers: handle.controllers() })
+}
+
+/// A controller replica is a member no longer: the others do not count on it. Stop it first; started again, it becomes a
+/// member again.
+#[utoipa::path(
+    delete, path = "/v1/controllers/{replica}", operation_id = "remove_controller", tag = "controllers",
+    params(("replica" = u16, Path, description = "its number")),
+    responses((status = 204), (status = 404, body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn remove(
+    State(handle): State<Handle>,
+    Names(replica): Names<u16>,
+) -> Result<StatusCode, Failure> {
+    handle.remove_controller(replica).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
