@@ -2,13 +2,15 @@
 //! nothing that it does fails, and nothing of what it wrote is wrong.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
-use pod_controller::api::{CreateInstance, CreateVolume, Instance, NicRequest, ReplicaState};
+use pod_controller::api::{
+    ByteSize, ChangeVolume, CreateInstance, CreateVolume, Instance, NicRequest, ReplicaState, Stripes,
+};
 use pod_protocol::ids::MacAddress;
 use vmm::MigrationSpeed;
 use wadi_tests::announcements::Announcements;
@@ -17,20 +19,24 @@ use wadi_tests::probe::Probe;
 use wadi_tests::stage::{VOLUME_BYTES, rounds};
 
 const DEADLINE: Duration = Duration::from_mins(1);
+/// The striped volume's, before it grows.
+const STRIPED_BYTES: u64 = 128 << 20;
 const SHAPE: VmShape = VmShape { memory_mib: 256, cpus: 2 };
+/// What is behind both SSDs.
+const IMAGES: [&str; 2] = ["h2-ssd0.img", "h3-ssd1.img"];
 
-/// Two hosts for VMs, neither of which owns the devices in use. Their guests leave it to others to announce their addresses.
+/// Two hosts for VMs; the NIC is neither's. Their guests leave it to others to announce their addresses.
 fn pod() -> Pod {
     PodBuilder::new()
         .silent_guests()
         .host(HostPlan::new("h1").vms())
         .host(HostPlan::new("h2").nic("nic0").ssd("ssd0", "2G"))
-        .host(HostPlan::new("h3").vms().backup_nic("nic1"))
+        .host(HostPlan::new("h3").vms().backup_nic("nic1").ssd("ssd1", "2G"))
         .start()
         .unwrap()
 }
 
-/// The same with an SSD beside the VM too.
+/// The same, and its guests announce their addresses themselves.
 fn pod_of_mirrors() -> Pod {
     PodBuilder::new()
         .host(HostPlan::new("h1").vms())
@@ -65,7 +71,7 @@ fn compare_replicas(pod: &Pod) {
         assert!(began.elapsed() < DEADLINE, "{} bytes are never compared", dirty());
         thread::sleep(Duration::from_millis(50));
     }
-    let places = ["h2-ssd0.img", "h3-ssd1.img"].map(|image| {
+    let places = IMAGES.map(|image| {
         let path = pod.directory().join(image);
         let table = Command::new(pod.binary("vhost-blk-cxl")).args(["volumes", "--json"]).arg(&path).output();
         let table: serde_json::Value = serde_json::from_slice(&table.unwrap().stdout).unwrap();
@@ -79,25 +85,29 @@ fn compare_replicas(pod: &Pod) {
     assert!(places[0] == places[1], "the replicas hold different data");
 }
 
-/// Writes and verifies until it is told to stop; whatever goes wrong stays to be seen.
-fn start_work(vm: &PodVm) {
-    vm.exec(
-        "rm -f /tmp/stop /tmp/failed /tmp/finished; \
-         (while [ ! -e /tmp/stop ]; do \
-            fio --name=w --filename=/dev/vda --rw=randwrite --bs=4k --size=24m --direct=1 --ioengine=libaio \
-              --iodepth=16 --fsync=256 --verify=crc32c --verify_fatal=1 > /tmp/fio.log 2>&1 \
-              || { cp /tmp/fio.log /tmp/failed; break; }; \
-            echo round >> /tmp/rounds; \
-          done; touch /tmp/finished) < /dev/null > /dev/null 2>&1 &",
-    )
-    .unwrap();
+/// Writes to the beginning of some disks and verifies until it is told to stop; whatever goes wrong stays to be seen.
+fn start_work(vm: &PodVm, disks: &[&str]) {
+    vm.exec("rm -f /tmp/stop /tmp/failed-* /tmp/finished-*").unwrap();
+    for disk in disks {
+        vm.exec(&format!(
+            "(while [ ! -e /tmp/stop ]; do \
+                fio --name=w --filename=/dev/{disk} --rw=randwrite --bs=4k --size=24m --direct=1 --ioengine=libaio \
+                  --iodepth=16 --fsync=256 --verify=crc32c --verify_fatal=1 > /tmp/fio-{disk}.log 2>&1 \
+                  || {{ cp /tmp/fio-{disk}.log /tmp/failed-{disk}; break; }}; \
+              done; touch /tmp/finished-{disk}) < /dev/null > /dev/null 2>&1 &",
+        ))
+        .unwrap();
+    }
 }
 
-fn finish_work(vm: &PodVm) {
+fn finish_work(vm: &PodVm, disks: &[&str]) {
     vm.exec("touch /tmp/stop").unwrap();
-    vm.exec_within("while [ ! -e /tmp/finished ]; do sleep 0.1; done", DEADLINE).unwrap();
-    let failed = vm.exec("cat /tmp/failed 2> /dev/null || true").unwrap();
-    assert_eq!(failed, "", "the disk failed the guest");
+    for disk in disks {
+        let finished = format!("while [ ! -e /tmp/finished-{disk} ]; do sleep 0.1; done");
+        vm.exec_within(&finished, DEADLINE).unwrap();
+    }
+    let failed = vm.exec("cat /tmp/failed-* 2> /dev/null || true").unwrap();
+    assert_eq!(failed, "", "a disk failed the guest");
     let errors = vm.exec("dmesg | grep -ciE 'i/o error|blk_update_request' || true").unwrap();
     assert_eq!(errors.trim(), "0");
 }
@@ -159,15 +169,89 @@ fn fail_to_move_to(pod: &Pod, guest: &Guest, vm: &mut PodVm, host: &str) {
     assert!(is_on(&pod.api().instance("vm1").unwrap(), &from));
 }
 
+/// What the files behind both SSDs take up.
+fn allocated_bytes(pod: &Pod) -> u64 {
+    let of = |image: &str| std::fs::metadata(pod.directory().join(image)).unwrap().blocks() * 512;
+    IMAGES.map(of).iter().sum()
+}
+
+/// What the guest discards of its striped disk takes no room any more, on either SSD.
+fn discard_of_striped(pod: &Pod, vm: &PodVm) {
+    let fill = "dd if=/dev/urandom of=/dev/vdb bs=1M count=8 seek=64 conv=fsync 2> /dev/null";
+    vm.exec_within(fill, DEADLINE).unwrap();
+    let before = allocated_bytes(pod);
+    vm.exec(
+        "fio --name=t --filename=/dev/vdb --rw=trim --bs=1m --size=4m --offset=64m --direct=1 --ioengine=sync",
+    )
+    .unwrap();
+    let after = allocated_bytes(pod);
+    // The labels of the SSDs may have grown by some blocks meanwhile.
+    assert!(after + (3 << 20) <= before, "{before} bytes before, {after} after");
+}
+
+/// Grows the striped volume, waits until the guest knows, and has it write at the new end. Returns the data's sum.
+fn grow_striped(pod: &Pod, vm: &PodVm, size_bytes: u64) -> String {
+    let change = ChangeVolume { size: Some(ByteSize::new(size_bytes)), qos: None };
+    pod.api().change_volume("vol1", &change).unwrap();
+    let sectors = (size_bytes / 512).to_string();
+    let began = Instant::now();
+    while vm.exec("cat /sys/block/vdb/size").unwrap().trim() != sectors {
+        assert!(began.elapsed() < DEADLINE, "the guest never heard of its larger disk");
+        thread::sleep(Duration::from_millis(50));
+    }
+    let write = format!(
+        "head -c 1048576 /dev/urandom > /tmp/end; \
+         dd if=/tmp/end of=/dev/vdb bs=1M seek={} conv=fsync 2> /dev/null && md5sum < /tmp/end",
+        (size_bytes >> 20) - 1,
+    );
+    vm.exec_within(&write, DEADLINE).unwrap()
+}
+
+/// The sum of what is there, from the disk itself.
+fn last_mebibyte_of_striped(vm: &PodVm) -> String {
+    let read = "echo 3 > /proc/sys/vm/drop_caches; \
+                dd if=/dev/vdb bs=1M skip=$(( $(cat /sys/block/vdb/size) / 2048 - 1 )) 2> /dev/null | md5sum";
+    vm.exec_within(read, DEADLINE).unwrap()
+}
+
 #[test]
 fn a_guest_moves_to_another_host_and_notices_nothing() {
     let guest = Guest::ensure(&mut Silent).unwrap();
     let pod = pod();
-    let instance = pod.create_instance("vm1", "h1", &[("vol0", VOLUME_BYTES, Some("h2/ssd0"))]).unwrap();
+    let striped = Some(Stripes { columns: 2, size: "64K".parse().unwrap() });
+    for (name, size, device, stripes) in
+        [("vol0", VOLUME_BYTES, Some("h2/ssd0"), None), ("vol1", STRIPED_BYTES, None, striped)]
+    {
+        let volume = CreateVolume {
+            name: name.to_owned(),
+            size: ByteSize::new(size),
+            device: device.map(str::to_owned),
+            replicas: 1,
+            stripes,
+            minimum_iops: None,
+            labels: std::collections::BTreeMap::new(),
+        };
+        pod.api().create_volume(&volume).unwrap();
+    }
+    let request = CreateInstance {
+        name: "vm1".to_owned(),
+        host: "h1".to_owned(),
+        nics: vec![NicRequest::default()],
+        volumes: vec!["vol0".to_owned(), "vol1".to_owned()],
+        instance_type: None,
+        vmm_listens: false,
+        labels: std::collections::BTreeMap::new(),
+    };
+    let instance = pod.create_instance_as(&request).unwrap();
     let mut vm = pod.boot(&instance, &guest, SHAPE).unwrap();
     let mac = instance.nics[0].mac.parse::<MacAddress>().unwrap().bytes();
+    discard_of_striped(&pod, &vm);
+    // It may want every write on the medium at once, and that moves along.
+    vm.exec("echo 'write through' > /sys/block/vdb/cache_type").unwrap();
+    let disks = ["vda", "vdb"];
+    let mut striped_bytes = STRIPED_BYTES;
     for _ in 0..rounds() {
-        start_work(&vm);
+        start_work(&vm, &disks);
         let announcements = Announcements::listen(pod.client_namespace()).unwrap();
         let probe = Probe::start(pod.client_namespace(), GUEST_ADDRESS).unwrap();
         vm = move_to(&pod, &guest, vm, "h3");
@@ -177,11 +261,17 @@ fn a_guest_moves_to_another_host_and_notices_nothing() {
         eprintln!("packets were lost for {:?} ({} of {})", loss.longest_gap, loss.lost, loss.sent);
         ping(&vm);
 
+        // It hears of a larger disk where it is now, and what it writes there moves along.
+        striped_bytes += 64 << 20;
+        let sum = grow_striped(&pod, &vm, striped_bytes);
+
         fail_to_move_to(&pod, &guest, &mut vm, "h1");
         ping(&vm);
 
         vm = move_to(&pod, &guest, vm, "h1");
-        finish_work(&vm);
+        finish_work(&vm, &disks);
+        assert_eq!(last_mebibyte_of_striped(&vm), sum);
+        assert_eq!(vm.exec("cat /sys/block/vdb/cache_type").unwrap().trim(), "write through");
     }
     let instance = pod.api().instance("vm1").unwrap();
     assert_eq!((instance.nics[0].nic.as_str(), instance.disks[0].ssd.as_str()), ("h2/nic0", "h2/ssd0"));
@@ -220,7 +310,7 @@ fn a_guest_with_a_mirrored_volume_moves_while_a_replica_dies_and_returns() {
         })
         .unwrap();
     let mut vm = pod.boot(&instance, &guest, SHAPE).unwrap();
-    start_work(&vm);
+    start_work(&vm, &["vda"]);
     // With both replicas, then with one, whose fellow returns when the guest has arrived.
     vm = move_to(&pod, &guest, vm, "h3");
     pod.daemon("h2", Role::BlkBackend).unwrap().kill().unwrap();
@@ -233,7 +323,7 @@ fn a_guest_with_a_mirrored_volume_moves_while_a_replica_dies_and_returns() {
     wait_for_replica(&pod, "h3/ssd1", ReplicaState::StaleAway);
     pod.start_daemon("h3", Role::BlkBackend).unwrap();
     wait_for_replica(&pod, "h3/ssd1", ReplicaState::InSync);
-    finish_work(&vm);
+    finish_work(&vm, &["vda"]);
     vm.exec("sync").unwrap();
     compare_replicas(&pod);
 }
