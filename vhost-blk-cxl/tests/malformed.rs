@@ -256,3 +256,46 @@ fn a_request_that_cannot_be_answered_breaks_its_ring_and_no_other() {
     }
     assert_eq!(control.log().iter().filter(|it| it.operation == Operation::Flush).count(), answered as usize);
 }
+
+#[test]
+fn what_was_under_way_in_a_ring_that_breaks_is_answered_and_nothing_else() {
+    let (mut pod, control) = pod(18);
+    let mut driver = Driver::connected(&pod);
+    let memory = driver.guest.memory().clone();
+    let breaks: [Offer; 2] = [
+        Box::new(|driver| {
+            let place = driver.place(2);
+            driver.write_header(place, T_IN, 0);
+            driver.guest.offer(1, &[Piece { address: place.header, bytes: 16, writable: false }], None);
+        }),
+        Box::new(|driver| {
+            let memory = driver.guest.memory().clone();
+            driver.guest.ring(1).set_available_index(&memory, 5000);
+            driver.guest.ring(1).kick();
+        }),
+    ];
+    let mut answered = 0;
+    for (broken, offer) in (1..).zip(breaks) {
+        control.hold(true);
+        let data = pattern(broken, 512);
+        driver.write(driver.place(0).data, &data);
+        let write = driver.offer(1, 0, T_OUT, 7, 512);
+        let read = driver.offer(1, 1, T_IN, 7, 512);
+        eventually(|| control.waiting() == 2);
+        offer(&mut driver);
+        eventually(|| pod.frontend_lease().drops.get("broken-rings") == Some(&broken));
+        assert!(driver.guest.used(1).is_none());
+        control.hold(false);
+        // The guest is told of both, as it would be without the one behind them.
+        assert_eq!(driver.answer(1, 0, write), (OK, 1));
+        assert_eq!(driver.answer(1, 1, read), (OK, 513));
+        assert!(driver.read(driver.place(1).data, 512) == data);
+        answered += 2;
+        // What broke the ring is the next in it.
+        assert_eq!(driver.guest.stop_ring(1), answered);
+        driver.guest.ring(1).set_available_index(&memory, answered as u16);
+        driver.guest.start_rings();
+    }
+    let head = driver.offer(1, 1, T_FLUSH, 0, 0);
+    assert_eq!(driver.answer(1, 1, head), (OK, 1));
+}

@@ -24,7 +24,8 @@ const USED_HEADER_BYTES: u64 = 4;
 const USED_ELEMENT_BYTES: u64 = 8;
 const AVAILABLE_EVENT_BYTES: u64 = 2;
 
-/// A guest broke its ring beyond use. The ring is parked: it stays silent until the driver resets the device.
+/// A guest broke its ring beyond use. The ring is parked: nothing is taken from it until the driver resets the device. What
+/// was taken before is still given back, if the used ring is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum RingBroken {
     /// The ring does not lie in guest memory (any more).
@@ -86,6 +87,17 @@ pub struct RingParts {
     pub inflight: Option<InflightQueue>,
 }
 
+/// What is done for a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Service {
+    /// Requests are taken and given back.
+    Full,
+    /// It is broken: what was taken before is given back.
+    GivesBack,
+    /// Its used ring cannot be written any more, either.
+    Silent,
+}
+
 /// A started and enabled vring.
 ///
 /// Look at it once when it arrives: a guest may have kicked before. Requests that a predecessor took and did not
@@ -100,7 +112,7 @@ pub struct Ring {
     again: Vec<u16>,
     /// Whether the most recent head came from there.
     taken_again: bool,
-    broken: bool,
+    service: Service,
     unsignalled: bool,
     /// The used index when the guest was last signalled, or found not to want it.
     signalled: u16,
@@ -132,7 +144,7 @@ impl Ring {
             available,
             again,
             taken_again: false,
-            broken: false,
+            service: Service::Full,
             unsignalled: false,
             signalled,
         };
@@ -193,7 +205,7 @@ impl Ring {
     /// How many requests the guest has made available by now that were not taken yet.
     pub fn waiting(&self) -> usize {
         let next = self.parts.queue.next_avail();
-        if self.broken {
+        if self.is_broken() {
             return 0;
         }
         let index = self.parts.queue.avail_idx(&*self.parts.memory, Ordering::Acquire);
@@ -203,12 +215,12 @@ impl Ring {
 
     /// Whether the guest broke it.
     pub fn is_broken(&self) -> bool {
-        self.broken
+        self.service != Service::Full
     }
 
     /// Takes the next request into `chain`. An error is returned once; after it the ring is empty for ever.
     pub fn next_chain(&mut self, chain: &mut Chain) -> Result<Next, RingBroken> {
-        if self.broken {
+        if self.is_broken() {
             return Ok(Next::Empty);
         }
         let head = match self.next_head() {
@@ -235,10 +247,11 @@ impl Ring {
     }
 
     /// Ends the service of a ring that holds what cannot be answered, as a device does that needs a reset: nothing is taken
-    /// from it any more, nothing completed, and the VMM is told. The most recently taken chain is in the ring again, so that
-    /// whoever is given the ring without a reset meets it too.
+    /// from it any more, and the VMM is told. What was taken before is completed as ever: its data have moved, and a guest
+    /// that never hears of it waits for ever. The most recently taken chain is in the ring again, so that whoever is given
+    /// the ring without a reset meets it too.
     pub fn break_off(&mut self, chain: &Chain) {
-        if !self.broken {
+        if !self.is_broken() {
             self.put_back(chain);
             self.park();
         }
@@ -258,9 +271,9 @@ impl Ring {
     }
 
     /// Puts a request into the used ring, with `written` bytes of its writable part filled. The guest learns of it by
-    /// [`Ring::signal`].
+    /// [`Ring::signal`]. An error is returned once, of a ring that was not broken before.
     pub fn complete(&mut self, head: u16, written: u32) -> Result<(), RingBroken> {
-        if self.broken {
+        if self.service == Service::Silent {
             return Ok(());
         }
         if let Some(inflight) = &self.parts.inflight {
@@ -268,8 +281,7 @@ impl Ring {
         }
         let next = self.parts.queue.next_used();
         if self.parts.queue.add_used(&*self.parts.memory, head, written).is_err() {
-            self.park();
-            return Err(RingBroken::NotInMemory);
+            return self.silence();
         }
         self.log_used(next, 1);
         if let Some(inflight) = &self.parts.inflight {
@@ -281,7 +293,7 @@ impl Ring {
 
     /// Signals what was completed since the last call, if the guest wants to know. Call it once for many completions.
     pub fn signal(&mut self) {
-        if !std::mem::take(&mut self.unsignalled) || self.broken {
+        if !std::mem::take(&mut self.unsignalled) || self.service == Service::Silent {
             return;
         }
         let wanted = if self.parts.queue.event_idx_enabled() {
@@ -303,7 +315,7 @@ impl Ring {
 
     /// Asks the guest to kick. True when requests came meanwhile: look again before sleeping.
     pub fn enable_notifications(&mut self) -> bool {
-        if self.broken {
+        if self.is_broken() {
             return false;
         }
         if !self.again.is_empty() {
@@ -316,7 +328,7 @@ impl Ring {
 
     /// Tells the guest not to kick while we poll.
     pub fn disable_notifications(&mut self) {
-        if !self.broken {
+        if !self.is_broken() {
             // A ring that cannot be written is found out when it is next used.
             let _ = self.parts.queue.disable_notification(&*self.parts.memory);
             self.log_notification();
@@ -404,8 +416,19 @@ impl Ring {
         log.mark(GuestAddress(event), AVAILABLE_EVENT_BYTES);
     }
 
+    /// The used ring cannot be written.
+    #[cold]
+    fn silence(&mut self) -> Result<(), RingBroken> {
+        let was_broken = self.is_broken();
+        if !was_broken {
+            self.park();
+        }
+        self.service = Service::Silent;
+        if was_broken { Ok(()) } else { Err(RingBroken::NotInMemory) }
+    }
+
     fn park(&mut self) {
-        self.broken = true;
+        self.service = Service::GivesBack;
         if let Some(error) = &self.parts.error {
             let _ = rustix::io::write(error, &1u64.to_ne_bytes());
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, VolatileMemory};
 
-use super::{Next, Ring, RingBroken, RingParts};
+use super::{Next, Ring, RingBroken, RingParts, Service};
 use crate::chain::Chain;
 use crate::view::GuestView;
 
@@ -19,7 +19,7 @@ impl Ring {
     /// [`Chain::fault`]: give it back with [`Ring::complete_together`] and length 0, and count it. An error is returned
     /// once; after it the ring is empty for ever.
     pub fn next_chains(&mut self, chains: &mut [Chain]) -> Result<usize, RingBroken> {
-        if self.broken || chains.is_empty() {
+        if self.is_broken() || chains.is_empty() {
             return Ok(0);
         }
         if !self.again.is_empty() || self.parts.inflight.is_some() {
@@ -82,7 +82,7 @@ impl Ring {
     /// of them at once: elements first, then the index, once. A driver that finds fewer buffers than a packet's
     /// header names drops the packet. The guest learns of it by [`Ring::signal`].
     pub fn complete_together(&mut self, used: &[(u16, u32)]) -> Result<(), RingBroken> {
-        if self.broken || used.is_empty() {
+        if self.service == Service::Silent || used.is_empty() {
             return Ok(());
         }
         if self.parts.inflight.is_some() {
@@ -92,8 +92,7 @@ impl Ring {
         let RingParts { queue, memory, .. } = &mut self.parts;
         let Some(next) = write_used(memory, queue.used_ring(), queue.next_used(), self.table.size, used)
         else {
-            self.park();
-            return Err(RingBroken::NotInMemory);
+            return self.silence();
         };
         let before = queue.next_used();
         queue.set_next_used(next);
@@ -246,6 +245,34 @@ mod tests {
         memory.write_obj(SIZE + 1, GuestAddress(AVAILABLE + 2)).unwrap();
         let broken = RingBroken::AvailableIndex { next: 0, index: SIZE + 1, size: SIZE };
         assert_eq!(ring.next_chains(&mut [Chain::default()]), Err(broken));
+    }
+
+    #[test]
+    fn a_broken_ring_gives_back_what_was_taken_from_it() {
+        let (mut ring, memory) = ring_of(&[3, 1, 2]);
+        let mut chain = Chain::default();
+        for _ in 0..3 {
+            ring.next_chain(&mut chain).unwrap();
+        }
+        ring.break_off(&chain);
+        assert_eq!(ring.next_chain(&mut chain), Ok(Next::Empty));
+        ring.complete(3, 7).unwrap();
+        ring.complete_together(&[(1, 8)]).unwrap();
+        let element = |place: u64| memory.read_obj::<u64>(GuestAddress(USED + 4 + 8 * place)).unwrap();
+        assert_eq!([element(0), element(1)], [3 | 7 << 32, 1 | 8 << 32]);
+        let index: u16 = memory.read_obj(GuestAddress(USED + 2)).unwrap();
+        assert_eq!((index, ring.next_available()), (2, 2), "what broke it is in it again");
+    }
+
+    #[test]
+    fn a_ring_that_cannot_be_written_says_so_once() {
+        let (mut ring, _memory) = ring_of(&[3, 1]);
+        assert_eq!(ring.next_chains(&mut [Chain::default(), Chain::default()]), Ok(2));
+        let elsewhere = GuestMemoryMmap::from_ranges(&[(GuestAddress(0x1_0000), 0x1000)]).unwrap();
+        ring.set_memory(GuestMemory::from(elsewhere));
+        assert_eq!(ring.complete(3, 0), Err(RingBroken::NotInMemory));
+        assert_eq!(ring.complete(1, 0), Ok(()));
+        assert_eq!(ring.complete_together(&[(1, 0)]), Ok(()));
     }
 
     #[test]
