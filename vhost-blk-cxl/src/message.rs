@@ -70,6 +70,8 @@ const FLAG_FORCE_UNIT_ACCESS: u8 = 1;
 const FLAG_MAY_UNMAP: u8 = 2;
 /// The range lies in the volume's write-intent log.
 const FLAG_INTENT_LOG: u8 = 4;
+/// In a word that backends of earlier versions do not look at, where a flag that they do not know would cost the request.
+const WORD_MARKED: u64 = 1;
 
 /// Who speaks: which lease, in which of its generations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -97,6 +99,7 @@ impl Tag {
 }
 
 /// From frontend to backend.
+#[expect(clippy::struct_excessive_bools, reason = "flags of a message, each for itself")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     /// On whose behalf.
@@ -112,6 +115,9 @@ pub struct Request {
     /// It is about the volume's write-intent log, which [`crate::intent_log`] describes, and not its data. Reads and writes
     /// only.
     pub intent_log: bool,
+    /// What it writes is marked in the write-intent log, wherever the volume has one. A write that is not makes the backend
+    /// clear the log: whoever wrote before it did not keep it.
+    pub marked: bool,
     /// Where in the volume, or in its log.
     pub offset_bytes: u64,
     /// How many bytes of it.
@@ -168,7 +174,7 @@ impl Request {
             self.offset_bytes,
             self.length_bytes,
             self.data.get(),
-            0,
+            if self.marked { WORD_MARKED } else { 0 },
             0,
             0,
         ]
@@ -192,6 +198,7 @@ impl Request {
             force_unit_access: flags & FLAG_FORCE_UNIT_ACCESS != 0,
             may_unmap: flags & FLAG_MAY_UNMAP != 0,
             intent_log,
+            marked: words[5] & WORD_MARKED != 0,
             offset_bytes: words[2],
             length_bytes: words[3],
             data: LineOffset::new(words[4]),
@@ -303,11 +310,12 @@ mod tests {
         #[test]
         fn requests_survive_the_journey(
             holder in a_holder(), operation in an_operation(), tag: u32, fua: bool, unmap: bool, log: bool,
+            marked: bool,
             offset: u64, length: u64, line in 0u64..1 << 57,
         ) {
             let request = Request {
                 holder, tag: Tag::new(tag), operation, force_unit_access: fua, may_unmap: unmap,
-                intent_log: log && operation.has_data(),
+                intent_log: log && operation.has_data(), marked,
                 offset_bytes: offset, length_bytes: length, data: LineOffset::new(line),
             };
             let words = request.encode();

@@ -71,6 +71,61 @@ fn what_a_dead_frontend_was_writing_is_compared_and_nothing_else() {
 }
 
 #[test]
+fn a_log_is_not_believed_of_what_a_frontend_wrote_that_marks_nothing() {
+    let (mut pod, mut driver) = unmarked(15);
+    assert_eq!(driver.write_sectors(REGION_SECTORS, &pattern(1, 4096)), OK);
+    pod.until(|pod| pod.is_unmarked());
+    drop(driver);
+    // One that knows of no mirror, let alone of a log, has the first replica for a while.
+    pod.present[1] = false;
+    pod.restart_frontend();
+    let mut driver = pod.driver();
+    assert_eq!(driver.read_sectors(REGION_SECTORS, 4096), pattern(1, 4096));
+    assert!(pod.intent_log(0).is_some(), "reads do it no harm");
+    assert_eq!(driver.write_sectors(3 * REGION_SECTORS, &pattern(2, 4096)), OK);
+    assert_eq!(pod.intent_log(0), None, "what was written is not in it");
+    assert_eq!(driver.write_sectors(4 * REGION_SECTORS, &pattern(3, 4096)), OK);
+    drop(driver);
+    let zeroes = |pod: &MirrorPod| {
+        let commands = pod.controls[0].log();
+        commands.iter().filter(|command| command.operation == Operation::WriteZeroes).count()
+    };
+    assert_eq!(zeroes(&pod), 1, "once");
+    pod.present[1] = true;
+    pod.restart_frontend();
+    let mut driver = pod.driver();
+    assert_eq!(driver.read_sectors(3 * REGION_SECTORS, 4096), pattern(2, 4096));
+    pod.in_line();
+    for (region, seed) in [(1, 1), (3, 2), (4, 3)] {
+        assert_eq!(pod.controls[1].bytes(VOLUME_START + region * REGION_BYTES, 4096), pattern(seed, 4096));
+    }
+    // And whoever marks is believed again.
+    pod.frontend.as_mut().unwrap().set_sweep_interval(SWEEPS);
+    pod.until(|pod| pod.is_unmarked());
+    assert_eq!(driver.write_sectors(5 * REGION_SECTORS, &pattern(4, 4096)), OK);
+    assert_eq!([0, 1].map(|index| marked(pod.intent_log(index))), [[5], [5]]);
+    assert_eq!(zeroes(&pod), 1);
+}
+
+#[test]
+fn what_is_not_marked_is_not_written_beside_a_log_that_cannot_be_cleared() {
+    let (mut pod, driver) = unmarked(16);
+    drop(driver);
+    pod.present[1] = false;
+    pod.restart_frontend();
+    let mut driver = pod.driver();
+    pod.controls[0].fail(true);
+    assert_eq!(driver.write_sectors(0, &pattern(1, 4096)), IOERR);
+    pod.controls[0].fail(false);
+    assert!(pod.intent_log(0).is_some());
+    let before = pod.controls[0].log().len();
+    assert_eq!(driver.write_sectors(0, &pattern(2, 4096)), OK);
+    let commands: Vec<_> = pod.controls[0].log()[before..].iter().map(|it| it.operation).collect();
+    assert_eq!(commands, [Operation::WriteZeroes, Operation::Write]);
+    assert_eq!(pod.intent_log(0), None);
+}
+
+#[test]
 fn a_stale_replica_gets_what_it_missed_although_the_frontend_died() {
     let (mut pod, mut driver) = unmarked(2);
     pod.kill(1, || false);

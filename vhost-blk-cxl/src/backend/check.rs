@@ -92,6 +92,7 @@ mod tests {
             force_unit_access: false,
             may_unmap: false,
             intent_log: false,
+            marked: false,
             offset_bytes,
             length_bytes,
             data: LineOffset::new(line),

@@ -4,11 +4,14 @@
 use cxl_pool::Memory;
 use pod_protocol::ids::{ChannelId, LeaseGeneration, LeaseId};
 use pod_protocol::objects::VolumeObject;
+use tracing::info;
 
 use super::check::{Rejected, check, reads_buffer_of};
 use super::in_flight::InFlight;
 use super::task::BackendTask;
-use crate::message::{Request, Status};
+use super::volume::LogTrust;
+use crate::intent_log;
+use crate::message::{Operation, Request, Status};
 use crate::ssd::Command;
 
 /// Requests taken from a channel per turn.
@@ -163,7 +166,7 @@ impl<M: Memory> BackendTask<M> {
 
     /// Begins a request of a volume's current generation, or answers it.
     fn begin(&mut self, request: &Request) -> Attempt {
-        let Some(volume) = self.volumes.get(&request.holder.lease) else { return Attempt::Done };
+        let Some(volume) = self.volumes.get_mut(&request.holder.lease) else { return Attempt::Done };
         let id = volume.object.channel;
         let Some(channel) = self.channels.get_mut(&id) else { return Attempt::Done };
         let device = &mut self.devices[volume.device];
@@ -174,6 +177,20 @@ impl<M: Memory> BackendTask<M> {
                 channel.outbox.push_back(request.not_done(status).encode());
                 return Attempt::Done;
             }
+        };
+        if volume.log_trust == LogTrust::BeingCleared {
+            return Attempt::Waits;
+        }
+        if volume.log_trust == LogTrust::NotCleared && request.operation.writes() {
+            volume.log_trust = LogTrust::Kept;
+            volume.counters.ended(request.operation, Status::IoError, 0);
+            channel.outbox.push_back(request.not_done(Status::IoError).encode());
+            return Attempt::Done;
+        }
+        let log_to_clear = volume.log_to_clear(request);
+        let (request, offset_bytes) = match log_to_clear {
+            Some(log_start) => (clearing_log(request), log_start),
+            None => (*request, offset_bytes),
         };
         let Some(command) = self.commands.next_id(volume.device) else { return Attempt::Waits };
         let command = Command {
@@ -189,12 +206,34 @@ impl<M: Memory> BackendTask<M> {
             return Attempt::Waits;
         }
         self.commands.enter(InFlight {
-            request: *request,
+            request,
             device: volume.device,
             channel: id,
             channel_generation: channel.object.generation,
         });
+        if log_to_clear.is_some() {
+            info!(lease = %volume.object.lease, volume = %volume.object.volume,
+                "writes begin that are not marked in the log of intents: it is cleared");
+            volume.log_trust = LogTrust::BeingCleared;
+            return Attempt::Waits;
+        }
+        if request.intent_log && request.operation.writes() {
+            volume.log_trust = LogTrust::Kept;
+        }
         Attempt::Done
+    }
+}
+
+/// What clears the log before a request that is not marked there.
+fn clearing_log(request: &Request) -> Request {
+    Request {
+        operation: Operation::WriteZeroes,
+        force_unit_access: true,
+        may_unmap: false,
+        intent_log: true,
+        offset_bytes: 0,
+        length_bytes: intent_log::BYTES,
+        ..*request
     }
 }
 

@@ -3,7 +3,7 @@
 use cxl_pool::{Area, Generation};
 use pod_protocol::ids::{ChannelId, LeaseId};
 
-use crate::message::Request;
+use crate::message::{Operation, Request};
 use crate::ssd::CommandId;
 
 /// Commands that a device has at a time: one that hangs must leave some for the others.
@@ -19,6 +19,12 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
+    /// It is ours, and no frontend's: it clears the volume's write-intent log. Of frontends, [`Request::decode`] takes no such
+    /// request.
+    pub(super) fn clears_log(&self) -> bool {
+        self.request.intent_log && self.request.operation == Operation::WriteZeroes
+    }
+
     /// The lines of its data.
     fn data(&self) -> Option<Area> {
         let request = &self.request;

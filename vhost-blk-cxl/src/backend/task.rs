@@ -342,6 +342,12 @@ impl<M: Memory> BackendTask<M> {
     fn end(&mut self, finished: Finished) {
         let Some(command) = self.commands.take(finished.id) else { return };
         let request = command.request;
+        if command.clears_log() {
+            if let Some(volume) = self.volumes.get_mut(&request.holder.lease) {
+                volume.log_cleared(&request, finished.outcome);
+            }
+            return;
+        }
         if request.operation == Operation::Read && !self.devices[command.device].ssd.bypasses_cache() {
             // Whatever the outcome: the buffer goes back to the frontend.
             self.memory.flush(request.data_start(), request.length_bytes);

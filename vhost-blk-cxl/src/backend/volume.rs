@@ -8,6 +8,20 @@ use pod_protocol::objects::VolumeObject;
 use super::throttle::Throttle;
 use crate::counters::Counters;
 use crate::message::Request;
+use crate::ssd::Outcome;
+
+/// What a volume's write-intent log is worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LogTrust {
+    /// Whoever serves the volume next may rely on what it says.
+    Kept,
+    /// Somebody writes without marks: it is being cleared, and what would be written waits.
+    BeingCleared,
+    /// It says nothing.
+    Cleared,
+    /// It could not be cleared: a request fails, and the next one tries again.
+    NotCleared,
+}
 
 /// A volume that is served.
 pub(super) struct Volume {
@@ -15,6 +29,7 @@ pub(super) struct Volume {
     pub(super) device: usize,
     /// Where its write-intent log begins on the device, if it has one.
     pub(super) intent_log: Option<u64>,
+    pub(super) log_trust: LogTrust,
     pub(super) counters: Arc<Counters>,
     /// Requests of its earlier generation that the device still works on.
     pub(super) draining: usize,
@@ -40,12 +55,30 @@ impl Volume {
             object,
             device,
             intent_log,
+            log_trust: LogTrust::Kept,
             counters,
             draining,
             held: VecDeque::new(),
             throttle,
             is_active: false,
             throttled: false,
+        }
+    }
+
+    /// Where its write-intent log begins, if that must be cleared before the request begins: it is the first write that is not
+    /// marked there, and whoever serves the volume next would take the log's word for what was written.
+    pub(super) fn log_to_clear(&self, request: &Request) -> Option<u64> {
+        let unmarked = request.operation.writes() && !request.intent_log && !request.marked;
+        self.intent_log.filter(|_| unmarked && self.log_trust == LogTrust::Kept)
+    }
+
+    /// The log was cleared, or could not be.
+    pub(super) fn log_cleared(&mut self, request: &Request, outcome: Outcome) {
+        // While it drains nothing begins, so what ends is of before.
+        self.draining = self.draining.saturating_sub(1);
+        if request.holder.generation == self.object.generation {
+            let cleared = outcome == Outcome::Done;
+            self.log_trust = if cleared { LogTrust::Cleared } else { LogTrust::NotCleared };
         }
     }
 

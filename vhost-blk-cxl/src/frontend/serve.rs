@@ -217,6 +217,7 @@ impl<M: Memory> Disk<M> {
             force_unit_access: slot.force_unit_access,
             may_unmap: slot.may_unmap,
             intent_log: false,
+            marked: false,
             offset_bytes: slot.offset_bytes,
             length_bytes: slot.length_bytes,
             data: slot.place.start().map_or(LineOffset::new(0), ByteOffset::line),

@@ -168,7 +168,9 @@ impl<M: Memory> MirroredDisk<M> {
             let Some(work) = self.works.get_mut(number) else { continue };
             let generation = replica.route.generation;
             work.legs[index] = Leg::Sent(generation);
-            outbox.push(Request { holder: Holder { lease, generation }, ..work.request }.encode());
+            // Nothing is written before its mark is on the medium.
+            let request = Request { holder: Holder { lease, generation }, marked: true, ..work.request };
+            outbox.push(request.encode());
             replica.sent += 1;
             sent += 1;
         }

@@ -116,6 +116,7 @@ impl<M: Memory> MirroredDisk<M> {
             force_unit_access: false,
             may_unmap: false,
             intent_log: false,
+            marked: true,
             offset_bytes,
             length_bytes,
             data: buffer.map_or(cxl_pool::LineOffset::new(0), |buffer| line_of(buffer.start())),
