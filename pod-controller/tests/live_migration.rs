@@ -59,6 +59,7 @@ fn running() -> Pod {
             replicas: 1,
             stripes: None,
             minimum_iops: None,
+            minimum_bytes_per_second: None,
             labels: std::collections::BTreeMap::new(),
         })
         .expect("created");

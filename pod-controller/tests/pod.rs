@@ -26,6 +26,7 @@ fn create_volume(pod: &Pod, name: &str) {
         replicas: 1,
         stripes: None,
         minimum_iops: None,
+        minimum_bytes_per_second: None,
         labels: std::collections::BTreeMap::new(),
     };
     pod.client().create_volume(&request).expect("room for a volume");

@@ -115,6 +115,7 @@ fn volume(name: &str) -> CreateVolume {
         device: None,
         replicas: 1,
         minimum_iops: None,
+        minimum_bytes_per_second: None,
         stripes: None,
         labels: BTreeMap::new(),
     }

@@ -151,6 +151,9 @@ pub enum DeviceReport {
         /// How many requests per second it can do, if its operator says so.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         iops: Option<u64>,
+        /// How many bytes per second it can do, if its operator says so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bytes_per_second: Option<u64>,
     },
 }
 

@@ -65,6 +65,7 @@ fn file_systems_are_whole_after_every_daemon_was_killed() {
                 replicas,
                 stripes: None,
                 minimum_iops: None,
+                minimum_bytes_per_second: None,
                 labels: std::collections::BTreeMap::new(),
             })
             .unwrap();

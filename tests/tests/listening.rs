@@ -45,6 +45,7 @@ fn frontends_connect_to_a_vmm_that_listens_whoever_dies() {
             replicas: 1,
             stripes: None,
             minimum_iops: None,
+            minimum_bytes_per_second: None,
             labels: std::collections::BTreeMap::new(),
         })
         .unwrap();

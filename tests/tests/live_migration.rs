@@ -229,6 +229,7 @@ fn a_guest_moves_to_another_host_and_notices_nothing() {
             replicas: 1,
             stripes,
             minimum_iops: None,
+            minimum_bytes_per_second: None,
             labels: std::collections::BTreeMap::new(),
         };
         pod.api().create_volume(&volume).unwrap();
@@ -295,6 +296,7 @@ fn a_guest_with_a_mirrored_volume_moves_while_a_replica_dies_and_returns() {
             replicas: 2,
             stripes: None,
             minimum_iops: None,
+            minimum_bytes_per_second: None,
             labels: std::collections::BTreeMap::new(),
         })
         .unwrap();

@@ -62,6 +62,7 @@ fn replicas_die_one_after_the_other_and_every_byte_is_there() {
             replicas: 2,
             stripes: None,
             minimum_iops: None,
+            minimum_bytes_per_second: None,
             labels: std::collections::BTreeMap::new(),
         })
         .unwrap();

@@ -49,6 +49,7 @@ fn a_volume_moves_under_a_guest_that_writes() {
             replicas: 1,
             stripes: None,
             minimum_iops: None,
+            minimum_bytes_per_second: None,
             labels: std::collections::BTreeMap::new(),
         })
         .unwrap();

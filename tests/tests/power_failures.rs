@@ -53,6 +53,7 @@ impl Site {
                 replicas: 1,
                 stripes: None,
                 minimum_iops: None,
+                minimum_bytes_per_second: None,
                 labels: std::collections::BTreeMap::new(),
             })?;
         }

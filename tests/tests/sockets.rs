@@ -21,6 +21,7 @@ fn taken_socket_paths_are_refused_and_left_alone() {
                 replicas: 1,
                 stripes: None,
                 minimum_iops: None,
+                minimum_bytes_per_second: None,
                 labels: std::collections::BTreeMap::new(),
             })
             .unwrap();

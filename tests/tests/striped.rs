@@ -51,6 +51,7 @@ fn the_backend_of_a_column_dies_under_load_and_every_byte_is_there() {
             replicas: 1,
             stripes: Some(STRIPES),
             minimum_iops: None,
+            minimum_bytes_per_second: None,
             labels: std::collections::BTreeMap::new(),
         })
         .unwrap();

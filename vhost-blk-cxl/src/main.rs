@@ -79,8 +79,8 @@ fn run(cli: &Cli, stop: &StopSignal) -> anyhow::Result<Exit> {
 struct Ssds {
     devices: Vec<OpenedSsd>,
     labels: Vec<(String, Label)>,
-    /// What operators say that they can do, in requests per second.
-    iops: Vec<(String, u64)>,
+    /// What operators say that they can do, in requests and bytes per second.
+    rates: Vec<(String, Option<u64>, Option<u64>)>,
 }
 
 fn serve<M: Memory>(
@@ -111,7 +111,7 @@ fn open_ssds(config: &HostConfig, pool: &Pool) -> anyhow::Result<Ssds> {
         // The driver first: it makes a file that is not there, and keeps others from it.
         let mut ssd = OpenedSsd::new(&config.name, ssd::open(&config, pool)?);
         ssd.request_timeout = config.request_timeout;
-        opened.iops.extend(config.iops.map(|iops| (config.name.clone(), iops)));
+        opened.rates.push((config.name.clone(), config.iops, config.bytes_per_second));
         opened.devices.push(ssd);
         if let DriverKind::File { path, .. } = &config.driver {
             opened.labels.push((config.name, Label::open(path)?));
@@ -123,8 +123,10 @@ fn open_ssds(config: &HostConfig, pool: &Pool) -> anyhow::Result<Ssds> {
 fn reports(opened: &Ssds) -> Vec<DeviceReport> {
     let mut reports = device_reports(opened.devices.iter().map(|it| (it.name.as_str(), it.ssd.as_ref())));
     for report in &mut reports {
-        if let DeviceReport::Ssd { name, iops, .. } = report {
-            *iops = opened.iops.iter().find(|(known, _)| known == name).map(|(_, iops)| *iops);
+        if let DeviceReport::Ssd { name, iops, bytes_per_second, .. } = report
+            && let Some((_, requests, bytes)) = opened.rates.iter().find(|(known, ..)| known == name)
+        {
+            (*iops, *bytes_per_second) = (*requests, *bytes);
         }
         if let DeviceReport::Ssd { name, table, reserved_bytes, .. } = report
             && let Some((_, label)) = opened.labels.iter().find(|(labelled, _)| labelled == name)

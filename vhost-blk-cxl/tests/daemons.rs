@@ -155,6 +155,7 @@ fn a_device_tells_its_volumes_and_a_deleted_one_is_wiped() {
         replicas: 1,
         stripes: None,
         minimum_iops: None,
+        minimum_bytes_per_second: None,
         labels: std::collections::BTreeMap::new(),
     };
     assert!(client(&pod).create_volume(&request).is_err());

@@ -70,7 +70,13 @@ impl Ours {
             Some(path) => DriverKind::File { path: path.to_owned(), size_bytes: None, volatile_cache: None },
             None => DriverKind::Null { size_bytes: device_bytes },
         };
-        let config = SsdConfig { name: "ssd0".to_owned(), driver, request_timeout: None, iops: None };
+        let config = SsdConfig {
+            name: "ssd0".to_owned(),
+            driver,
+            request_timeout: None,
+            iops: None,
+            bytes_per_second: None,
+        };
         let disk_bytes = device_bytes / u64::from(disks);
         let disks: Vec<_> =
             (0..disks).map(|index| objects(&pool, index, disk_bytes, ram_in_pool)).collect::<Result<_>>()?;

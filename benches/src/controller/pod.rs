@@ -119,6 +119,7 @@ fn ssd_report(number: u32) -> DeviceReport {
         table: None,
         reserved_bytes: 0,
         iops: None,
+        bytes_per_second: None,
     }
 }
 

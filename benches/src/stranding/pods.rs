@@ -148,6 +148,7 @@ impl Pod {
                         device: None,
                         replicas: 1,
                         minimum_iops: None,
+                        minimum_bytes_per_second: None,
                     };
                     if !self.try_to(&command)? {
                         return Ok(false);
@@ -251,6 +252,7 @@ fn ssd(number: usize) -> DeviceReport {
         table: None,
         reserved_bytes: 0,
         iops: None,
+        bytes_per_second: None,
     }
 }
 

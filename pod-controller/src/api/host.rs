@@ -159,6 +159,12 @@ pub enum DeviceKind {
         /// How many requests per second are reserved.
         #[serde(default)]
         reserved_iops: u64,
+        /// How many bytes per second may be reserved; absent if nobody said what it can do.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bytes_per_second: Option<u64>,
+        /// How many bytes per second are reserved.
+        #[serde(default)]
+        reserved_bytes_per_second: u64,
         /// Its logical block.
         block_bytes: u32,
         /// The names of volumes that were found on it and that are nobody's; it is not used until they are adopted.

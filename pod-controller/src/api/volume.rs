@@ -184,6 +184,9 @@ pub struct CreateVolume {
     /// How many requests per second it is sure of on each SSD; it comes before other volumes for so many.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum_iops: Option<u64>,
+    /// How many bytes per second it is sure of on each SSD; it comes before other volumes for so many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minimum_bytes_per_second: Option<u64>,
     /// Lay it out over SSDs of several hosts, a share on each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stripes: Option<Stripes>,

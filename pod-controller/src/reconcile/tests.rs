@@ -55,6 +55,7 @@ fn joined(state: &mut State, endpoint: EndpointId, incarnation: u64) {
             table: None,
             reserved_bytes: 0,
             iops: None,
+            bytes_per_second: None,
         }]
     } else if endpoint.role == Role::NetBackend {
         vec![DeviceReport::Nic {
@@ -188,7 +189,14 @@ fn what_was_flushed_before_it_was_served_is_flushed_again_when_it_is_given_up() 
     let (name, size_bytes) = ("vol0".to_owned(), 1 << 20);
     command(
         &mut state,
-        state::Command::CreateVolume { name, size_bytes, device: None, replicas: 1, minimum_iops: None },
+        state::Command::CreateVolume {
+            name,
+            size_bytes,
+            device: None,
+            replicas: 1,
+            minimum_iops: None,
+            minimum_bytes_per_second: None,
+        },
     );
     let (name, host, volumes) = ("vm1".to_owned(), frontend.host, vec!["vol0".to_owned()]);
     command(

@@ -89,12 +89,22 @@ pub(super) async fn create(change: Change, Body(request): Body<CreateVolume>) ->
     let (name, size_bytes) = (request.name.clone(), request.size.get());
     let replicas = request.replicas;
     let command = match request.stripes {
-        None => {
-            Command::CreateVolume { name, size_bytes, device, replicas, minimum_iops: request.minimum_iops }
-        }
-        Some(_) if replicas != 1 || device.is_some() || request.minimum_iops.is_some() => {
-            let detail = "a striped volume has no replicas, and its SSDs are chosen: leave out replicas and device, and reserve requests \
-                 once it is there";
+        None => Command::CreateVolume {
+            name,
+            size_bytes,
+            device,
+            replicas,
+            minimum_iops: request.minimum_iops,
+            minimum_bytes_per_second: request.minimum_bytes_per_second,
+        },
+        Some(_)
+            if replicas != 1
+                || device.is_some()
+                || request.minimum_iops.is_some()
+                || request.minimum_bytes_per_second.is_some() =>
+        {
+            let detail = "a striped volume has no replicas, and its SSDs are chosen: leave out replicas and device, and reserve what it \
+                 is sure of once it is there";
             return Err(Failure::new(StatusCode::BAD_REQUEST, "invalid-value", detail));
         }
         Some(Stripes { columns, size }) => {

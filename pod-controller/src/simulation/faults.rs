@@ -153,6 +153,7 @@ impl Pod {
                 device: None,
                 replicas: if self.dice.once_in(3) { 2 } else { 1 },
                 minimum_iops: None,
+                minimum_bytes_per_second: None,
             },
             4..=8 => Command::CreateInstance {
                 name: vm,

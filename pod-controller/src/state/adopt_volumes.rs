@@ -153,6 +153,7 @@ mod tests {
             table: Some(table),
             reserved_bytes: MIB,
             iops: None,
+            bytes_per_second: None,
         };
         let join = join(2, vec![report]);
         state.apply(&Command::Join { endpoint: backend(), incarnation, join }).unwrap();
@@ -166,6 +167,7 @@ mod tests {
             device: Some(device()),
             replicas: 1,
             minimum_iops: None,
+            minimum_bytes_per_second: None,
         };
         state.apply(&command).map(|_| check(state))
     }

@@ -5,6 +5,7 @@ use pod_protocol::ids::{LeaseId, RegionId};
 
 use super::attachment::Attached;
 use super::create::Wanted;
+use super::rates::guarantee;
 use super::{
     Command, DeviceId, Effect, Health, LeaseKind, Options, Presence, Purpose, Refusal, RefusalKind, State,
 };
@@ -70,15 +71,16 @@ impl State {
             Command::Scrubbed { endpoint, incarnation, region } => {
                 self.scrubbed(*endpoint, *incarnation, *region);
             }
-            Command::CreateVolume { name, size_bytes, device, replicas, minimum_iops } => {
-                let (replicas, minimum_iops) = (*replicas, *minimum_iops);
-                self.create_volume(
-                    name,
-                    *size_bytes,
-                    device.as_ref(),
-                    (replicas, minimum_iops),
-                    &mut effects,
-                )?;
+            Command::CreateVolume {
+                name,
+                size_bytes,
+                device,
+                replicas,
+                minimum_iops,
+                minimum_bytes_per_second,
+            } => {
+                let qos = guarantee(*minimum_iops, *minimum_bytes_per_second);
+                self.create_volume(name, *size_bytes, device.as_ref(), (*replicas, qos), &mut effects)?;
             }
             Command::CreateStriped { name, size_bytes, columns, stripe_bytes } => {
                 self.create_striped(name, *size_bytes, *columns, *stripe_bytes, &mut effects)?;

@@ -1,6 +1,7 @@
 use pod_protocol::ids::VolumeId;
 use pod_protocol::objects::Qos;
 
+use super::rates::Rates;
 use super::volume::{check_size, place_bytes};
 use super::{Effect, Kind, Refusal, RefusalKind, State, Volume};
 use crate::api::{ByteSize, EventKind};
@@ -24,7 +25,7 @@ impl State {
         if let Some(qos) = &qos {
             check_qos(qos)?;
             if let Some(volume) = self.volumes.get(&id) {
-                self.check_iops(volume, qos)?;
+                self.check_rates(volume, qos)?;
             }
         }
         let Some(volume) = self.volumes.get_mut(&id) else { return Ok(()) };
@@ -43,29 +44,19 @@ impl State {
         Ok(())
     }
 
-    /// Whether the SSDs of a volume have the requests per second that it is to be sure of.
-    pub(super) fn check_iops(&self, volume: &Volume, qos: &Qos) -> Result<(), Refusal> {
-        let share = |qos: Qos| Volume { qos, ..volume.clone() }.share_of_place().minimum_iops.unwrap_or(0);
-        let (now, wanted) = (share(volume.qos), share(*qos));
-        for ssd in volume.devices().filter(|_| wanted > now) {
-            let Some(capacity) = self.devices.get(ssd).and_then(|device| self.iops_capacity(device)) else {
-                continue;
-            };
-            let others = self.reserved_iops(ssd).saturating_sub(now);
-            let free = capacity.saturating_sub(others);
-            if wanted > free {
-                return Err(Refusal::new(
-                    RefusalKind::NoRoom,
-                    format!(
-                        "{} has {free} of {capacity} requests/s left for {}, not {wanted}: reserve less, or move the \
-                         volume (podctl volumes move)",
-                        self.device_name(ssd),
-                        volume.name
-                    ),
-                ));
-            }
-        }
-        Ok(())
+    /// Whether the SSDs of a volume can do what it is to be sure of.
+    pub(super) fn check_rates(&self, volume: &Volume, qos: &Qos) -> Result<(), Refusal> {
+        let Some((ssd, wanted, left)) = self.short_of(volume, qos) else { return Ok(()) };
+        let left = Rates {
+            iops: left.iops.filter(|_| wanted.iops > 0).unwrap_or(0),
+            bytes_per_second: left.bytes_per_second.filter(|_| wanted.bytes_per_second > 0).unwrap_or(0),
+        };
+        let detail = format!(
+            "{} has {left} left for {}, not {wanted}: reserve less, or move the volume (podctl volumes move)",
+            self.device_name(ssd),
+            volume.name
+        );
+        Err(Refusal::new(RefusalKind::NoRoom, detail))
     }
 
     fn check_growth(&self, id: VolumeId, size_bytes: u64) -> Result<(), Refusal> {
@@ -172,6 +163,7 @@ mod tests {
                     device: None,
                     replicas: 1,
                     minimum_iops: None,
+                    minimum_bytes_per_second: None,
                 })
                 .unwrap();
         }

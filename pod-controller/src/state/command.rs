@@ -165,6 +165,9 @@ pub enum Command {
         /// How many requests per second it is to be sure of on each SSD.
         #[serde(default)]
         minimum_iops: Option<u64>,
+        /// How many bytes per second it is to be sure of on each SSD.
+        #[serde(default)]
+        minimum_bytes_per_second: Option<u64>,
     },
     /// Somebody wants a volume that lies on several SSDs, a share on each.
     CreateStriped {

@@ -8,6 +8,7 @@ use super::change_volume::check_qos;
 use super::nic_policy::check_policy;
 use super::place_nic::{MTU_MIN, NicPlace};
 use super::quick::Found;
+use super::rates::Rates;
 use super::refusal::shown;
 use super::volume::check_size;
 use super::{
@@ -44,7 +45,7 @@ impl State {
         name: &str,
         size_bytes: u64,
         device: Option<&DeviceId>,
-        (replicas, minimum_iops): (u8, Option<u64>),
+        (replicas, qos): (u8, Qos),
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         check_name("a volume", name)?;
@@ -63,22 +64,21 @@ impl State {
                 format!("there is no SSD {}", self.device_name(id)),
             ));
         }
-        let qos = Qos { minimum_iops, ..Qos::default() };
         check_qos(&qos)?;
-        let iops = minimum_iops.unwrap_or(0);
-        let places = self.place_replicas((size_bytes, iops), device, replicas)?;
+        let rates = Rates::sure_of(&qos);
+        let places = self.place_replicas((size_bytes, rates), device, replicas)?;
         if places.len() < usize::from(replicas) {
             let place = match device {
                 Some(id) if places.is_empty() => format!("not on {}", self.device_name(id)),
                 _ if places.is_empty() => "no SSD that is up".to_owned(),
                 _ => format!("SSDs of {} that are up, not of {replicas},", count(places.len(), "host")),
             };
-            let rate = if iops == 0 { String::new() } else { format!(" and {iops} requests/s") };
             return Err(Refusal::new(
                 RefusalKind::NoRoom,
                 format!(
-                    "there is no room for {}{rate} in one piece: {place} has that much free; delete volumes, or ask for less",
-                    ByteSize::new(size_bytes)
+                    "there is no room for {}{} in one piece: {place} has that much free; delete volumes, or ask for less",
+                    ByteSize::new(size_bytes),
+                    rates.as_well()
                 ),
             ));
         }
@@ -296,7 +296,7 @@ impl State {
             }
             let qos = Qos { minimum_iops: Some(iops), ..volume.qos };
             check_qos(&qos)?;
-            self.check_iops(volume, &qos)?;
+            self.check_rates(volume, &qos)?;
             if let Some(volume) = self.volumes.get_mut(&id) {
                 volume.qos = qos;
             }

@@ -57,6 +57,9 @@ pub enum Kind {
         /// How many requests per second it can do; unknown if not said.
         #[serde(default)]
         iops: Option<u64>,
+        /// How many bytes per second it can do; unknown if not said.
+        #[serde(default)]
+        bytes_per_second: Option<u64>,
         /// What volumes must leave free at its beginning.
         #[serde(default)]
         reserved_bytes: u64,

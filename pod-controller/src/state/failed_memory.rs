@@ -105,6 +105,7 @@ mod tests {
                 device: None,
                 replicas: 1,
                 minimum_iops: None,
+                minimum_bytes_per_second: None,
             },
         );
         let create = Command::CreateInstance {

@@ -179,12 +179,22 @@ impl State {
                     if *up { Health::Up } else { Health::Down("no link when it was opened".to_owned()) };
                 (driver, kind, health)
             }
-            DeviceReport::Ssd { driver, size_bytes, block_bytes, table, reserved_bytes, iops, .. } => (
+            DeviceReport::Ssd {
+                driver,
+                size_bytes,
+                block_bytes,
+                table,
+                reserved_bytes,
+                iops,
+                bytes_per_second,
+                ..
+            } => (
                 driver,
                 Kind::Ssd {
                     size_bytes: *size_bytes,
                     block_bytes: *block_bytes,
                     iops: *iops,
+                    bytes_per_second: *bytes_per_second,
                     reserved_bytes: *reserved_bytes,
                     keeps_table: table.is_some(),
                     strangers: table

@@ -14,6 +14,7 @@ use cxl_pool::{EndpointId, HostId};
 use pod_protocol::ids::{LeaseId, VolumeId};
 use pod_protocol::volume_table::{MirrorEntry, MirrorMember};
 
+use super::rates::Rates;
 use super::{DeviceId, Effect, Presence, Refusal, RefusalKind, Replica, State, Volume};
 use crate::api::EventKind;
 
@@ -26,7 +27,7 @@ impl State {
     /// Finds places for a volume, each on another host.
     pub(super) fn place_replicas(
         &self,
-        size: (u64, u64),
+        size: (u64, Rates),
         device: Option<&DeviceId>,
         replicas: u8,
     ) -> Result<Vec<Replica>, Refusal> {
@@ -39,9 +40,9 @@ impl State {
         Ok(self.places(size, device, replicas))
     }
 
-    /// Places of this size that are sure of so many requests per second, each on another host: so many, or fewer if there are
+    /// Places of this size that are sure of so much, each on another host: so many, or fewer if there are
     /// not as many.
-    pub(super) fn places(&self, size: (u64, u64), device: Option<&DeviceId>, count: u8) -> Vec<Replica> {
+    pub(super) fn places(&self, size: (u64, Rates), device: Option<&DeviceId>, count: u8) -> Vec<Replica> {
         let mut places: Vec<Replica> = Vec::new();
         for number in 0..u32::from(count) {
             let hosts: BTreeSet<HostId> = places.iter().map(|replica| replica.device.host).collect();

@@ -3,6 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::HostId;
 
+use super::rates::Rates;
 use super::volume::first_fit;
 use super::{Device, DeviceId, Health, Kind, LeaseKind, Presence, State};
 
@@ -11,8 +12,8 @@ use super::{Device, DeviceId, Health, Kind, LeaseKind, Presence, State};
 struct Used {
     /// Their places: `(start, size)`.
     places: Vec<(u64, u64)>,
-    /// The requests per second that they are sure of.
-    iops: u64,
+    /// What they are sure of.
+    rates: Rates,
 }
 
 impl State {
@@ -60,11 +61,11 @@ impl State {
         u32::try_from(on.count()).unwrap_or(u32::MAX)
     }
 
-    /// The SSD for a new volume, and where on it: the one with the largest share free, of bytes and of requests, on none of
-    /// these hosts.
+    /// The SSD for a new volume, and where on it: the one with the largest share free, of its room and of what it can do, on
+    /// none of these hosts.
     pub(super) fn place_volume(
         &self,
-        (size_bytes, minimum_iops): (u64, u64),
+        (size_bytes, wanted): (u64, Rates),
         device: Option<&DeviceId>,
         without: &BTreeSet<HostId>,
     ) -> Option<(DeviceId, u64)> {
@@ -76,17 +77,15 @@ impl State {
                 Kind::Ssd { size_bytes: device_bytes, reserved_bytes, ref strangers, .. }
                     if strangers.is_empty() =>
                 {
-                    let Used { places, iops: reserved } = taken.remove(id).unwrap_or_default();
+                    let Used { places, rates: reserved } = taken.remove(id).unwrap_or_default();
                     let used: u64 = places.iter().map(|(_, size)| size).sum();
                     let start = first_fit(reserved_bytes, device_bytes, size_bytes, places)?;
-                    let mut free_share = share(device_bytes.saturating_sub(used), device_bytes);
-                    if let Some(capacity) = self.iops_capacity(known) {
-                        let free = capacity.saturating_sub(reserved);
-                        if minimum_iops > free {
-                            return None;
-                        }
-                        free_share = free_share.min(share(free, capacity));
+                    let capacity = self.rate_capacity(known);
+                    if !capacity.left(reserved).has(wanted) {
+                        return None;
                     }
+                    let free_share = share(device_bytes.saturating_sub(used), device_bytes)
+                        .min(capacity.free_share(reserved));
                     Some((self.is_usable(id), free_share, id, start))
                 }
                 Kind::Ssd { .. } | Kind::Nic { .. } => None,
@@ -96,7 +95,7 @@ impl State {
             .map(|(_, _, id, start)| (id.clone(), start))
     }
 
-    /// Of each SSD, the places of volumes on it and the requests per second that these are sure of.
+    /// Of each SSD, the places of volumes on it and what these are sure of.
     fn extents_by_device(&self) -> BTreeMap<&DeviceId, Used> {
         let mut by_device: BTreeMap<&DeviceId, Used> = BTreeMap::new();
         for volume in self.volumes.values() {
@@ -105,23 +104,11 @@ impl State {
                 by_device.entry(&place.device).or_default().places.push((place.start_bytes, size_bytes));
             }
             for ssd in volume.devices().filter(|_| !volume.deleted) {
-                by_device.entry(ssd).or_default().iops += volume.share_of_place().minimum_iops.unwrap_or(0);
+                let used = by_device.entry(ssd).or_default();
+                used.rates = used.rates.plus(volume.rates_of_place());
             }
         }
         by_device
-    }
-
-    /// How many requests per second of an SSD may be reserved, if it is known what it can do.
-    pub(crate) fn iops_capacity(&self, device: &Device) -> Option<u64> {
-        let Kind::Ssd { iops, .. } = device.kind else { return None };
-        let percent = self.options.placement.ssd_overcommit_percent;
-        iops.map(|iops| iops.saturating_mul(percent.into()) / 100)
-    }
-
-    /// How many requests per second of an SSD are reserved.
-    pub fn reserved_iops(&self, id: &DeviceId) -> u64 {
-        let on = self.volumes.values().filter(|volume| !volume.deleted && volume.replica_on(id).is_some());
-        on.map(|volume| volume.share_of_place().minimum_iops.unwrap_or(0)).sum()
     }
 
     /// The places of volumes on an SSD: `(start, size)`.
@@ -139,6 +126,6 @@ impl State {
 }
 
 /// What part this is of all, in millionths.
-fn share(part: u64, all: u64) -> u128 {
+pub(super) fn share(part: u64, all: u64) -> u128 {
     u128::from(part) * 1_000_000 / u128::from(all.max(1))
 }

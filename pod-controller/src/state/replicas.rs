@@ -108,16 +108,16 @@ impl State {
         for id in self.devices.keys().filter(fits) {
             without.remove(&id.host);
         }
-        let iops = volume.share_of_place().minimum_iops.unwrap_or(0);
-        self.place_volume((volume.size_bytes, iops), device, &without).ok_or_else(|| {
+        let rates = volume.rates_of_place();
+        self.place_volume((volume.size_bytes, rates), device, &without).ok_or_else(|| {
             let place = device.map_or_else(
                 || "no SSD of another host".to_owned(),
                 |id| format!("not {}", self.device_name(id)),
             );
             let size = ByteSize::new(volume.size_bytes);
-            let rate = if iops == 0 { String::new() } else { format!(" and {iops} requests/s") };
+            let rates = rates.as_well();
             let detail = format!(
-                "there is no room for {size}{rate} in one piece: {place} that is up has that much free"
+                "there is no room for {size}{rates} in one piece: {place} that is up has that much free"
             );
             Refusal::new(RefusalKind::NoRoom, detail)
         })

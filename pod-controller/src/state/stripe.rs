@@ -4,6 +4,7 @@ use pod_protocol::ids::VolumeId;
 use pod_protocol::objects::Qos;
 use pod_protocol::volume_table::StripeEntry;
 
+use super::rates::Rates;
 use super::volume::{check_size, place_bytes};
 use super::{Effect, Refusal, RefusalKind, State, Volume, check_name};
 use crate::api::{ByteSize, EventKind};
@@ -37,7 +38,7 @@ impl State {
             return invalid(format!("stripes can be {least} to {most} long, a power of two"));
         }
         let share = place_bytes(size_bytes, columns.into(), Some(stripe_bytes));
-        let places = self.places((share, 0), None, columns);
+        let places = self.places((share, Rates::default()), None, columns);
         if places.len() < usize::from(columns) {
             let detail = format!(
                 "there is no room for {} on SSDs of {columns} hosts that are up, in one piece on each: delete volumes, \
@@ -203,7 +204,14 @@ mod tests {
         let wide = state.volume_named("wide").unwrap().clone();
         let (name, size_bytes) = ("behind".to_owned(), MIB);
         state
-            .apply(&Command::CreateVolume { name, size_bytes, device: None, replicas: 2, minimum_iops: None })
+            .apply(&Command::CreateVolume {
+                name,
+                size_bytes,
+                device: None,
+                replicas: 2,
+                minimum_iops: None,
+                minimum_bytes_per_second: None,
+            })
             .unwrap();
         state.apply(&Command::DeleteVolume { name: "wide".to_owned() }).unwrap();
         let device = wide.replicas[0].device.clone();

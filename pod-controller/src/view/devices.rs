@@ -61,8 +61,10 @@ impl View {
             Kind::Ssd { size_bytes, block_bytes, strangers, .. } => api::DeviceKind::Ssd {
                 size_bytes: *size_bytes,
                 used_bytes: self.state.used_bytes(id),
-                iops: self.state.iops_capacity(device),
-                reserved_iops: self.state.reserved_iops(id),
+                iops: self.state.rate_capacity(device).iops,
+                reserved_iops: self.state.reserved_rates(id).iops,
+                bytes_per_second: self.state.rate_capacity(device).bytes_per_second,
+                reserved_bytes_per_second: self.state.reserved_rates(id).bytes_per_second,
                 block_bytes: *block_bytes,
                 strangers: strangers.iter().map(|entry| entry.name.clone()).collect(),
             },

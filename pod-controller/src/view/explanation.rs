@@ -128,14 +128,12 @@ impl View {
         if let Kind::Ssd { size_bytes, strangers, .. } = &ssd.kind {
             let free = size_bytes.saturating_sub(self.state.used_bytes(id));
             notes.push(format!("{} of {} free", ByteSize::new(free), ByteSize::new(*size_bytes)));
-            let needed = volume.share_of_place().minimum_iops.unwrap_or(0);
-            if let Some(capacity) = self.state.iops_capacity(ssd) {
-                let reserved = self.state.reserved_iops(id);
-                notes.push(format!("{reserved} of {capacity} requests/s reserved"));
-                if volume.replica_on(id).is_none() && needed > capacity.saturating_sub(reserved) {
-                    notes.push(format!("no room for {needed} requests/s"));
-                    usable = false;
-                }
+            let needed = volume.rates_of_place();
+            let (capacity, reserved) = (self.state.rate_capacity(ssd), self.state.reserved_rates(id));
+            notes.extend(capacity.told(reserved));
+            if volume.replica_on(id).is_none() && !capacity.left(reserved).has(needed) {
+                notes.push(format!("no room for {needed}"));
+                usable = false;
             }
             if !strangers.is_empty() {
                 notes.push("holds volumes that nobody has adopted".to_owned());

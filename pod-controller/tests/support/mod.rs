@@ -331,6 +331,7 @@ pub(crate) fn ssd(name: &str) -> DeviceReport {
         reserved_bytes: 0,
         block_bytes: 512,
         iops: None,
+        bytes_per_second: None,
     }
 }
 

@@ -148,6 +148,7 @@ mod tests {
             table: None,
             reserved_bytes: 0,
             iops: None,
+            bytes_per_second: None,
         };
         let back = Report::DeviceBack { device };
         standing.note(&back);

@@ -101,6 +101,7 @@ pub fn device_reports<'a>(ssds: impl IntoIterator<Item = (&'a str, &'a dyn Ssd)>
             table: None,
             reserved_bytes: 0,
             iops: None,
+            bytes_per_second: None,
         })
         .collect()
 }

@@ -16,6 +16,8 @@ pub struct SsdConfig {
     pub request_timeout: Option<Duration>,
     /// How many requests per second it can do, for placement. Without it, none are promised and none are refused.
     pub iops: Option<u64>,
+    /// The same in bytes per second.
+    pub bytes_per_second: Option<u64>,
 }
 
 /// A driver and what it needs to know.
@@ -54,10 +56,12 @@ pub enum ConfigError {
         what: String,
     },
     /// A size that is none.
-    #[error("ssd {ssd}: size {text:?} is not a number of bytes: write for example \"8G\"")]
+    #[error("ssd {ssd}: {key} {text:?} is not a number of bytes: write for example \"8G\"")]
     Size {
         /// Which device.
         ssd: String,
+        /// What it should say.
+        key: &'static str,
         /// What is written there.
         text: String,
     },
@@ -87,6 +91,7 @@ struct Table {
     #[serde(default)]
     request_timeout_ms: u64,
     iops: Option<u64>,
+    bandwidth: Option<Size>,
 }
 
 #[derive(Deserialize)]
@@ -127,14 +132,16 @@ impl SsdConfig {
             what: error.message().replace('\n', " "),
         })?;
         let name = table.name;
-        let size_bytes = match table.size {
-            None => None,
-            Some(Size::Bytes(bytes)) => Some(bytes),
-            Some(Size::Text(text)) => {
-                let bytes = parse_size(&text);
-                Some(bytes.ok_or_else(|| ConfigError::Size { ssd: name.clone(), text })?)
-            }
+        let bytes_of = |key, size| match size {
+            None => Ok(None),
+            Some(Size::Bytes(bytes)) => Ok(Some(bytes)),
+            Some(Size::Text(text)) => match parse_size(&text) {
+                Some(bytes) => Ok(Some(bytes)),
+                None => Err(ConfigError::Size { ssd: name.clone(), key, text }),
+            },
         };
+        let size_bytes = bytes_of("size", table.size)?;
+        let bytes_per_second = bytes_of("bandwidth", table.bandwidth)?;
         let needs = |driver, key| ConfigError::Needs { ssd: name.clone(), driver, key };
         let driver = match table.driver {
             Driver::File => {
@@ -149,7 +156,7 @@ impl SsdConfig {
         // Zero, as without it: no limit.
         let timeout_ms = table.request_timeout_ms;
         let request_timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms));
-        Ok(Self { name, driver, request_timeout, iops: table.iops })
+        Ok(Self { name, driver, request_timeout, iops: table.iops, bytes_per_second })
     }
 }
 
@@ -193,7 +200,7 @@ mod tests {
     #[test]
     fn both_drivers_are_read() {
         let ssds = parse(
-            "[[ssd]]\nname = \"a\"\ndriver = \"file\"\npath = \"/x\"\nsize = \"1G\"\n[[ssd]]\nname = \"b\"\ndriver = \"null\"\nsize = 4096\nrequest-timeout-ms = 2000\niops = 90000\n",
+            "[[ssd]]\nname = \"a\"\ndriver = \"file\"\npath = \"/x\"\nsize = \"1G\"\n[[ssd]]\nname = \"b\"\ndriver = \"null\"\nsize = 4096\nrequest-timeout-ms = 2000\niops = 90000\nbandwidth = \"2G\"\n",
         );
         let ssds = ssds.unwrap();
         assert_eq!(
@@ -204,6 +211,7 @@ mod tests {
         let limits: Vec<Option<Duration>> = ssds.iter().map(|ssd| ssd.request_timeout).collect();
         assert_eq!(limits, [None, Some(Duration::from_secs(2))]);
         assert_eq!((ssds[0].iops, ssds[1].iops), (None, Some(90_000)));
+        assert_eq!((ssds[0].bytes_per_second, ssds[1].bytes_per_second), (None, Some(2 << 30)));
     }
 
     #[test]
@@ -214,6 +222,7 @@ mod tests {
             ("name = \"a\"\ndriver = \"vhost-user\"", "needs `path`"),
             ("name = \"a\"\ndriver = \"null\"", "needs `size`"),
             ("name = \"a\"\ndriver = \"null\"\nsize = \"big\"", "big"),
+            ("name = \"a\"\ndriver = \"null\"\nsize = 1\nbandwidth = \"fast\"", "bandwidth \"fast\""),
             ("name = \"a\"\ndriver = \"null\"\nsize = 1\ncolour = 1", "colour"),
         ] {
             let error = parse(&format!("[[ssd]]\n{table}\n")).unwrap_err().to_string();

@@ -148,6 +148,7 @@ impl Pod {
             replicas: 1,
             stripes: None,
             minimum_iops: None,
+            minimum_bytes_per_second: None,
             labels: std::collections::BTreeMap::new(),
         };
         let volume = retry(began, || client.create_volume(&volume));

@@ -153,12 +153,27 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
             show(out, format, &volume, output::volume)
         }
         Volumes::Get { name } => show(out, format, &client.volume(name)?, output::volume),
-        Volumes::Create { name, size, device, replicas, minimum_iops, stripes, stripe_size, labels } => {
-            let (name, device) = (name.clone(), device.clone());
-            let stripes = stripes.map(|columns| Stripes { columns, size: *stripe_size });
-            let (size, replicas, minimum_iops) = (*size, *replicas, *minimum_iops);
-            let labels = labelled(labels).labels;
-            let request = CreateVolume { name, size, device, replicas, minimum_iops, stripes, labels };
+        Volumes::Create {
+            name,
+            size,
+            device,
+            replicas,
+            minimum_iops,
+            minimum_bandwidth,
+            stripes,
+            stripe_size,
+            labels,
+        } => {
+            let request = CreateVolume {
+                name: name.clone(),
+                size: *size,
+                device: device.clone(),
+                replicas: *replicas,
+                minimum_iops: *minimum_iops,
+                minimum_bytes_per_second: minimum_bandwidth.map(ByteSize::get),
+                stripes: stripes.map(|columns| Stripes { columns, size: *stripe_size }),
+                labels: labelled(labels).labels,
+            };
             show(out, format, &client.create_volume(&request)?, output::volume)
         }
         Volumes::Grow { name, size } => {

@@ -117,7 +117,17 @@ pub(crate) fn device(device: &Device) -> String {
             ("reserved", format!("{} of {}", speed(*reserved_mbps), speed(*capacity_mbps))),
             ("kept for the failure of a host", speed(*spare_mbps)),
         ]),
-        DeviceKind::Ssd { size_bytes, used_bytes, iops, reserved_iops, block_bytes, strangers } => {
+        DeviceKind::Ssd {
+            size_bytes,
+            used_bytes,
+            iops,
+            reserved_iops,
+            bytes_per_second,
+            reserved_bytes_per_second,
+            block_bytes,
+            strangers,
+        } => {
+            let reserved_bytes = ByteSize::new(*reserved_bytes_per_second);
             lines.extend([
                 ("size", ByteSize::new(*size_bytes).to_string()),
                 ("used", ByteSize::new(*used_bytes).to_string()),
@@ -126,6 +136,13 @@ pub(crate) fn device(device: &Device) -> String {
                     match iops {
                         Some(iops) => format!("{reserved_iops} of {iops} requests/s"),
                         None => format!("{reserved_iops} requests/s; it is not known how many it can do"),
+                    },
+                ),
+                (
+                    "reserved bandwidth",
+                    match bytes_per_second.map(ByteSize::new) {
+                        Some(bytes) => format!("{reserved_bytes}/s of {bytes}/s"),
+                        None => format!("{reserved_bytes}/s; it is not known how much it can do"),
                     },
                 ),
                 ("block", ByteSize::new(u64::from(*block_bytes)).to_string()),

@@ -29,6 +29,7 @@ fn create(replicas: u8) -> Command {
         device: None,
         replicas,
         minimum_iops: None,
+        minimum_bytes_per_second: None,
     }
 }
 
@@ -112,6 +113,7 @@ fn replicas_lie_on_different_hosts_or_nowhere() {
             device: None,
             replicas,
             minimum_iops: None,
+            minimum_bytes_per_second: None,
         };
         assert_eq!(state.apply(&command).unwrap_err().kind, kind);
         assert_eq!(state, before);

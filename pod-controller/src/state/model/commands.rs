@@ -90,7 +90,8 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
             size_bytes: mib * MIB,
             device: device.map(|host| DeviceId { host: HostId::new(host), name: "ssd0".to_owned() }),
             replicas,
-            minimum_iops: iops,
+            minimum_iops: iops.filter(|iops| iops % 3 != 0),
+            minimum_bytes_per_second: iops.filter(|iops| iops % 2 != 0).map(|iops| iops << 12),
         }],
         Step::CreateStriped { name, mib } => vec![Command::CreateStriped {
             name: format!("vol{name}"),

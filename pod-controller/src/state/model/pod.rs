@@ -62,6 +62,8 @@ pub(crate) fn ssd(name: &str, mib: u64) -> DeviceReport {
         table: None,
         reserved_bytes: 0,
         iops: Some(10_000),
+        // Less than as many requests of a page.
+        bytes_per_second: Some(30 << 20),
     }
 }
 

@@ -1,6 +1,8 @@
 //! What a reservation is worth: it was accepted, so it holds, also when a host fails.
 
-use crate::state::{Command, DeviceId, Kind, Lease, LeaseKind, State};
+use pod_protocol::objects::Qos;
+
+use crate::state::{Command, DeviceId, Kind, Lease, LeaseKind, State, Volume};
 
 /// Everything that an instance reserves holds in the moment in which it is accepted.
 pub(crate) fn check_reservations(state: &State, instance: &str) {
@@ -46,12 +48,18 @@ fn carries(state: &State, nic: &DeviceId) -> bool {
 fn check_volume(state: &State, lease: &Lease) {
     let volume = &state.volumes[&lease.volume().expect("a disk")];
     for ssd in volume.devices() {
-        let Kind::Ssd { iops: Some(iops), .. } = state.devices[ssd].kind else { continue };
-        let on = state.volumes.values().filter(|it| !it.deleted && it.replica_on(ssd).is_some());
-        let share = |it: &crate::state::Volume| match it.stripe_bytes {
-            Some(_) => it.qos.minimum_iops.unwrap_or(0).div_ceil(u64::from(it.next_number)),
-            None => it.qos.minimum_iops.unwrap_or(0),
+        let Kind::Ssd { iops, bytes_per_second, .. } = state.devices[ssd].kind else { continue };
+        let reserved = |of: fn(&Qos) -> Option<u64>| -> u64 {
+            let on = state.volumes.values().filter(|it| !it.deleted && it.replica_on(ssd).is_some());
+            let share = |it: &Volume| match it.stripe_bytes {
+                Some(_) => of(&it.qos).unwrap_or(0).div_ceil(u64::from(it.next_number)),
+                None => of(&it.qos).unwrap_or(0),
+            };
+            on.map(share).sum()
         };
-        assert!(on.map(share).sum::<u64>() <= iops, "{ssd:?} does not have the requests/s that are reserved");
+        let requests = reserved(|qos| qos.minimum_iops);
+        assert!(iops.is_none_or(|most| requests <= most), "{ssd:?} has no {requests} requests/s to reserve");
+        let bytes = reserved(|qos| qos.minimum_bytes_per_second);
+        assert!(bytes_per_second.is_none_or(|most| bytes <= most), "{ssd:?} has no {bytes} B/s to reserve");
     }
 }

@@ -53,6 +53,7 @@ fn pod(in_use: bool) -> State {
             device: Some(ssd(2)),
             replicas: 1,
             minimum_iops: None,
+            minimum_bytes_per_second: None,
         },
     );
     if in_use {
@@ -241,7 +242,14 @@ fn a_place_that_does_not_fit_is_refused() {
     let (name, size_bytes) = ("large".to_owned(), 28 * MIB);
     must(
         &mut state,
-        &Command::CreateVolume { name, size_bytes, device: Some(ssd(3)), replicas: 1, minimum_iops: None },
+        &Command::CreateVolume {
+            name,
+            size_bytes,
+            device: Some(ssd(3)),
+            replicas: 1,
+            minimum_iops: None,
+            minimum_bytes_per_second: None,
+        },
     );
     assert_eq!(state.apply(&add(Some(3), None)).unwrap_err().kind, RefusalKind::NoRoom);
     assert_eq!(state.apply(&add(None, None)).unwrap_err().kind, RefusalKind::NoRoom);

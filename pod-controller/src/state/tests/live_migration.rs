@@ -166,6 +166,7 @@ fn an_instance_moves_only_where_it_can() {
         device: None,
         replicas: 2,
         minimum_iops: None,
+        minimum_bytes_per_second: None,
     };
     must(&mut state, &pair);
     must(&mut state, &instance("vm3", 0, &["pair"]));

@@ -65,6 +65,7 @@ fn volume(name: &str, mib: u64) -> Command {
         device: None,
         replicas: 1,
         minimum_iops: None,
+        minimum_bytes_per_second: None,
     }
 }
 

@@ -149,6 +149,7 @@ fn requests_per_second_of_an_ssd_run_out() {
         device: None,
         replicas: 1,
         minimum_iops: iops,
+        minimum_bytes_per_second: None,
     };
     must(&mut state, &volume("a", Some(6000)));
     let refusal = refused(&mut state, &volume("b", Some(5000)));
@@ -163,6 +164,46 @@ fn requests_per_second_of_an_ssd_run_out() {
     assert!(refusal.kind == RefusalKind::NoRoom && refusal.detail.contains("h2/ssd0"), "{refusal}");
     must(&mut state, &raise("a", 5000));
     must(&mut state, &raise("c", 1000));
+}
+
+#[test]
+fn bandwidth_of_an_ssd_runs_out() {
+    let mut state = pod();
+    let volume = |name: &str, iops: Option<u64>, mib: Option<u64>| Command::CreateVolume {
+        name: name.to_owned(),
+        size_bytes: MIB,
+        device: None,
+        replicas: 1,
+        minimum_iops: iops,
+        minimum_bytes_per_second: mib.map(|mib| mib * MIB),
+    };
+    must(&mut state, &volume("a", None, Some(20)));
+    let refusal = refused(&mut state, &volume("b", None, Some(11)));
+    assert!(refusal.kind == RefusalKind::NoRoom && refusal.detail.contains("11.0 MiB/s"), "{refusal}");
+    let refusal = refused(&mut state, &volume("b", Some(10), Some(11)));
+    assert!(refusal.detail.contains("10 requests/s and 11.0 MiB/s"), "{refusal}");
+    must(&mut state, &volume("b", Some(10), Some(10)));
+    must(&mut state, &volume("c", Some(10), None));
+    let raise = |name: &str, iops: Option<u64>, bytes: u64| {
+        let qos = Qos { minimum_iops: iops, minimum_bytes_per_second: Some(bytes), ..Qos::default() };
+        Command::ChangeVolume { name: name.to_owned(), size_bytes: None, qos: Some(qos) }
+    };
+    let refusal = refused(&mut state, &raise("c", Some(10), 1));
+    assert!(refusal.kind == RefusalKind::NoRoom && refusal.detail.contains("h2/ssd0"), "{refusal}");
+    must(&mut state, &raise("a", Some(9000), 15 * MIB));
+    must(&mut state, &raise("c", Some(10), 5 * MIB));
+
+    // An SSD that does less than it did is no reason to refuse that less is reserved.
+    let mut reports = devices_of(endpoint(2, Role::BlkBackend), true);
+    for report in &mut reports {
+        if let DeviceReport::Ssd { bytes_per_second, .. } = report {
+            *bytes_per_second = Some(5 * MIB);
+        }
+    }
+    let id = endpoint(2, Role::BlkBackend);
+    must(&mut state, &Command::Join { endpoint: id, incarnation: 2, join: join(2, reports) });
+    assert_eq!(refused(&mut state, &raise("a", None, 16 * MIB)).kind, RefusalKind::NoRoom);
+    must(&mut state, &raise("a", None, 14 * MIB));
 }
 
 #[test]

@@ -34,6 +34,9 @@ pub(crate) enum Volumes {
         /// How many requests per second it is sure of on each SSD
         #[arg(long, value_name = "COUNT", conflicts_with = "stripes")]
         minimum_iops: Option<u64>,
+        /// How many bytes per second it is sure of on each SSD: a number, or with K, M, G or T
+        #[arg(long, value_name = "BYTES", conflicts_with = "stripes")]
+        minimum_bandwidth: Option<ByteSize>,
         /// Over the SSDs of how many hosts it is laid out, a share on each: 2 to 4
         #[arg(long, conflicts_with_all = ["replicas", "device"])]
         stripes: Option<u8>,

@@ -1,0 +1,155 @@
+//! What volumes are sure of, and what SSDs can do, in a second.
+
+use std::fmt;
+
+use pod_protocol::objects::Qos;
+
+use super::{Device, DeviceId, Kind, State, Volume};
+use crate::api::ByteSize;
+
+/// What is reserved of an SSD. Zero is nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rates {
+    /// Requests per second.
+    pub iops: u64,
+    /// Bytes per second.
+    pub bytes_per_second: u64,
+}
+
+/// What may be reserved of an SSD, as far as it is known what it can do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RateCapacity {
+    /// Requests per second.
+    pub iops: Option<u64>,
+    /// Bytes per second.
+    pub bytes_per_second: Option<u64>,
+}
+
+/// The share of a volume that is sure of something, and limited by nothing.
+pub(super) fn guarantee(minimum_iops: Option<u64>, minimum_bytes_per_second: Option<u64>) -> Qos {
+    Qos { minimum_iops, minimum_bytes_per_second, ..Qos::default() }
+}
+
+impl Rates {
+    /// What a volume is sure of.
+    pub(crate) fn sure_of(qos: &Qos) -> Self {
+        Self {
+            iops: qos.minimum_iops.unwrap_or(0),
+            bytes_per_second: qos.minimum_bytes_per_second.unwrap_or(0),
+        }
+    }
+
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self {
+            iops: self.iops.saturating_add(other.iops),
+            bytes_per_second: self.bytes_per_second.saturating_add(other.bytes_per_second),
+        }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self {
+            iops: self.iops.saturating_sub(other.iops),
+            bytes_per_second: self.bytes_per_second.saturating_sub(other.bytes_per_second),
+        }
+    }
+
+    /// As words that follow a size: nothing if nothing is wanted.
+    pub(super) fn as_well(self) -> String {
+        if self == Self::default() { String::new() } else { format!(" and {self}") }
+    }
+}
+
+impl fmt::Display for Rates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = ByteSize::new(self.bytes_per_second);
+        match (self.iops, self.bytes_per_second) {
+            (iops, 0) => write!(f, "{iops} requests/s"),
+            (0, _) => write!(f, "{bytes}/s"),
+            (iops, _) => write!(f, "{iops} requests/s and {bytes}/s"),
+        }
+    }
+}
+
+impl RateCapacity {
+    /// What is left when so much is reserved.
+    pub(crate) fn left(self, reserved: Rates) -> Self {
+        Self {
+            iops: self.iops.map(|all| all.saturating_sub(reserved.iops)),
+            bytes_per_second: self.bytes_per_second.map(|all| all.saturating_sub(reserved.bytes_per_second)),
+        }
+    }
+
+    /// Whether so much may be reserved of this.
+    pub(crate) fn has(self, wanted: Rates) -> bool {
+        self.iops.is_none_or(|all| wanted.iops <= all)
+            && self.bytes_per_second.is_none_or(|all| wanted.bytes_per_second <= all)
+    }
+
+    /// The smallest part of what there is that is left when so much is reserved, in millionths.
+    pub(super) fn free_share(self, reserved: Rates) -> u128 {
+        let left = self.left(reserved);
+        let shares = [(left.iops, self.iops), (left.bytes_per_second, self.bytes_per_second)];
+        let known = shares.into_iter().filter_map(|(part, all)| Some(super::placement::share(part?, all?)));
+        known.min().unwrap_or(u128::MAX)
+    }
+
+    /// What an operator reads about it when so much is reserved of it.
+    pub(crate) fn told(self, reserved: Rates) -> Vec<String> {
+        let mut parts = Vec::new();
+        parts.extend(self.iops.map(|all| format!("{} of {all} requests/s reserved", reserved.iops)));
+        parts.extend(self.bytes_per_second.map(|all| {
+            format!("{}/s of {}/s reserved", ByteSize::new(reserved.bytes_per_second), ByteSize::new(all))
+        }));
+        parts
+    }
+}
+
+impl Volume {
+    /// What it is sure of on each of its SSDs.
+    pub(crate) fn rates_of_place(&self) -> Rates {
+        Rates::sure_of(&self.share_of_place())
+    }
+}
+
+impl State {
+    /// What may be reserved of an SSD.
+    pub(crate) fn rate_capacity(&self, device: &Device) -> RateCapacity {
+        let Kind::Ssd { iops, bytes_per_second, .. } = device.kind else { return RateCapacity::default() };
+        let percent = self.options.placement.ssd_overcommit_percent;
+        let promised = |rate: u64| u64::try_from(u128::from(rate) * u128::from(percent) / 100);
+        RateCapacity {
+            iops: iops.map(|rate| promised(rate).unwrap_or(u64::MAX)),
+            bytes_per_second: bytes_per_second.map(|rate| promised(rate).unwrap_or(u64::MAX)),
+        }
+    }
+
+    /// What is reserved of an SSD.
+    pub(crate) fn reserved_rates(&self, id: &DeviceId) -> Rates {
+        let on = self.volumes.values().filter(|volume| !volume.deleted && volume.replica_on(id).is_some());
+        on.map(Volume::rates_of_place).fold(Rates::default(), Rates::plus)
+    }
+
+    /// The first SSD of a volume that does not have what the volume is to be sure of, beside what others are, and what it has.
+    pub(super) fn short_of<'a>(
+        &self,
+        volume: &'a Volume,
+        qos: &Qos,
+    ) -> Option<(&'a DeviceId, Rates, RateCapacity)> {
+        let now = volume.rates_of_place();
+        let wanted = Volume { qos: *qos, ..volume.clone() }.rates_of_place();
+        volume.devices().find_map(|ssd| {
+            let capacity = self.rate_capacity(self.devices.get(ssd)?);
+            let left = capacity.left(self.reserved_rates(ssd).minus(now));
+            // What an SSD lacks already, for it does less than it did, is no reason to refuse less than there was.
+            let more = Rates {
+                iops: if wanted.iops > now.iops { wanted.iops } else { 0 },
+                bytes_per_second: if wanted.bytes_per_second > now.bytes_per_second {
+                    wanted.bytes_per_second
+                } else {
+                    0
+                },
+            };
+            (!left.has(more)).then_some((ssd, more, left))
+        })
+    }
+}
