@@ -51,7 +51,7 @@ pub struct ReplicationSection {
     /// How often the leader tells the others that it lives.
     #[serde(default = "default_heartbeat_ms")]
     pub heartbeat_ms: u64,
-    /// After which time without hearing of it others want to lead; up to twice as long, by chance.
+    /// How long it is waited for before another one is elected; by chance, up to half as long again.
     #[serde(default = "default_election_ms")]
     pub election_ms: u64,
 }
@@ -59,10 +59,10 @@ pub struct ReplicationSection {
 impl ReplicationSection {
     fn check(&self) -> Result<(), String> {
         let (heartbeat, election) = (self.heartbeat_ms, self.election_ms);
-        if !(10..=10_000).contains(&heartbeat) || !(2 * heartbeat..=60_000).contains(&election) {
+        if !(10..=10_000).contains(&heartbeat) || !(4 * heartbeat..=60_000).contains(&election) {
             return Err(format!(
-                "replication.heartbeat-ms = {heartbeat}, election-ms = {election}: use 10 to 10000, and at least twice \
-                 as much for the other"
+                "replication.heartbeat-ms = {heartbeat}, election-ms = {election}: use 10 to 10000, and at least four \
+                 times as much for the other"
             ));
         }
         Ok(())
@@ -70,11 +70,11 @@ impl ReplicationSection {
 }
 
 const fn default_heartbeat_ms() -> u64 {
-    50
+    25
 }
 
 const fn default_election_ms() -> u64 {
-    150
+    120
 }
 
 /// What only the controller has.

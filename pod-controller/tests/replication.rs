@@ -6,12 +6,14 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
 use cxl_pool::Role;
 use pod_controller::api::{ByteSize, Controller, CreateVolume, DeviceHealth};
 use pod_controller::client::Client;
 use pod_protocol::objects::Object;
 use pod_protocol::reports::Report;
+use rustix::process::{Pid, Signal, kill_process};
 use support::{Pod, until, vm};
 
 /// Controllers as processes, which can be killed.
@@ -38,11 +40,14 @@ impl Replicas {
         let root = self.root.display();
         let state = if replica == 0 { "state".to_owned() } else { format!("replica{replica}") };
         let path = self.root.join(format!("replica{replica}.toml"));
+        let time = |name: &str, default| std::env::var(name).unwrap_or_else(|_| String::from(default));
+        // Calm enough for a machine with much else to do.
+        let (heartbeat, election) = (time("WADI_HEARTBEAT_MS", "100"), time("WADI_ELECTION_MS", "400"));
         let text = format!(
             "[controller]\nstate = '{root}/{state}.redb'\nlisten = '{root}/run/replica{replica}.sock'\n\
              detect-ms = 5000\ntx-area = '4M'\nrx-area = '4M'\ndata-area = '4M'\n\
              [replication]\nreplica = {replica}\nlog = '{root}/replica{replica}.redb.replica'\n\
-             heartbeat-ms = 100\nelection-ms = 400\n\
+             heartbeat-ms = {heartbeat}\nelection-ms = {election}\n\
              [pool]\npath = '{root}/pool'\n[run]\ndirectory = '{root}/run'\n"
         );
         std::fs::write(&path, text).expect("a configuration");
@@ -63,6 +68,18 @@ impl Replicas {
         let mut child = self.running.remove(&replica).expect("it runs");
         child.kill().expect("it can be killed");
         child.wait().expect("it ends");
+    }
+
+    /// As if its host stood still: it lives, and knows of nothing.
+    fn pause(&mut self, replica: u16) -> Child {
+        let child = self.running.remove(&replica).expect("it runs");
+        kill_process(Pid::from_child(&child), Signal::STOP).expect("it can be stopped");
+        child
+    }
+
+    fn go_on(&mut self, replica: u16, child: Child) {
+        kill_process(Pid::from_child(&child), Signal::CONT).expect("it is there");
+        self.running.insert(replica, child);
     }
 
     fn client(&self, replica: u16) -> Client {
@@ -174,10 +191,12 @@ fn single_controller_grows_to_three_whose_leaders_may_die() {
     assert!(started.values().any(|object| *object == port), "the instance kept its port");
     let down = Report::Link { device: "nic0".into(), up: false, reason: "carrier".into() };
     replicas.kill(first);
+    let killed = Instant::now();
     pod.endpoint(2, Role::NetBackend).reporter.report(down);
     let moved = until("the failover", || {
         frontend(&pod).into_values().find(|object| matches!(object, Object::Port(_)) && *object != port)
     });
+    println!("failover {} ms after the leader's death", killed.elapsed().as_millis());
     let second = replicas.leader(&[0, 1, 2]);
     assert_ne!(first, second);
     create(&replicas.client(second), "after");
@@ -212,6 +231,18 @@ fn single_controller_grows_to_three_whose_leaders_may_die() {
         (names.len() == wanted.len() + 1).then_some(())
     });
     let leader = replicas.leader(&[0, 1, 2]);
+
+    // A leader that stood still for a while is not one any more, and learns so.
+    let paused = replicas.pause(leader);
+    let elected = replicas.leader(&[0, 1, 2]);
+    assert_ne!(leader, elected);
+    create(&replicas.client(elected), "meanwhile");
+    replicas.go_on(leader, paused);
+    until("what it missed", || {
+        names(&replicas.client(leader))?.contains(&"meanwhile".to_owned()).then_some(())
+    });
+    let leader = replicas.leader(&[0, 1, 2]);
+    assert!(frontend(&pod).values().any(|object| *object == moved), "engines were not disturbed");
 
     // A member that is gone for good is let go.
     let gone = (leader + 1) % 3;

@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use cxl_pool::{CoherenceMode, Memory, Pool, ReplicaId, regions};
+use cxl_pool::{CoherenceMode, ControllerHello, Memory, Pool, Record, ReplicaId, regions};
 use openraft::{ServerState, SnapshotPolicy};
 use pod_protocol::controller::PortWaker;
 use pod_protocol::replicas::{ReplicaPort, ReplicaPortError};
@@ -131,6 +131,9 @@ impl Replica {
             (doorbells, waker.clone()),
         )
         .map_err(ReplicationError::from)?;
+        // Nobody else is this replica, so a hello as the controller is from a life of it that was killed: the next
+        // election need not watch whether it beats.
+        ControllerHello::erase(memory, pool.layout().controller(me));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("raft")
@@ -373,8 +376,9 @@ fn raft_config(section: &ReplicationSection) -> Result<openraft::Config, Replica
     let config = openraft::Config {
         cluster_name: "wadi".to_owned(),
         heartbeat_interval: section.heartbeat_ms,
-        election_timeout_min: section.election_ms,
-        election_timeout_max: section.election_ms * 2,
+        // A follower waits for the larger one, while the leader's word holds, and then for a time between both.
+        election_timeout_min: section.election_ms / 2,
+        election_timeout_max: section.election_ms * 3 / 4,
         install_snapshot_timeout: 5000,
         max_payload_entries: 64,
         snapshot_policy: SnapshotPolicy::LogsSinceLast(LOG_ENTRIES),
