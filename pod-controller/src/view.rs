@@ -16,7 +16,7 @@ use cxl_pool::Superblock;
 use pod_protocol::ids::LeaseId;
 use serde::{Deserialize, Serialize};
 
-use crate::state::{Command, Refusal, State};
+use crate::state::{Command, Lease, Refusal, State};
 
 /// A state at one moment.
 #[derive(Clone, Debug)]
@@ -83,6 +83,19 @@ impl View {
             waiting.here.insert(*lease, "being created in earnest".to_owned());
         }
         Ok(self.updated(&state, waiting))
+    }
+
+    /// The same pool later, as a follower sees it: what leases wait for that are new or have changed, it has yet to hear.
+    #[must_use]
+    pub fn followed(&self, state: &State) -> Self {
+        let mut waiting = self.waiting.clone();
+        let changed = |(id, lease): &(&LeaseId, &Lease)| self.state.leases.get(id) != Some(*lease);
+        for (id, _) in state.leases.iter().filter(changed) {
+            let reason = || "the controller that leads to say so".to_owned();
+            waiting.here.entry(*id).or_insert_with(reason);
+            waiting.incoming.entry(*id).or_insert_with(reason);
+        }
+        self.updated(state, waiting)
     }
 
     /// The same pool later.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cxl_pool::Role;
 use pod_controller::api::{ByteSize, Controller, CreateVolume, DeviceHealth};
@@ -158,7 +158,7 @@ fn names(client: &Client) -> Option<Vec<String>> {
 #[test]
 fn single_controller_grows_to_three_whose_leaders_may_die() {
     let mut pod = Pod::demo();
-    pod.client().create_instance(&vm("vm1", &[]), std::time::Duration::ZERO).expect("created");
+    pod.client().create_instance(&vm("vm1", &[]), Duration::ZERO).expect("created");
     create(&pod.client(), "before");
     let frontend = |pod: &Pod| pod.endpoint(1, Role::NetFrontend).objects();
     let port =
@@ -183,7 +183,12 @@ fn single_controller_grows_to_three_whose_leaders_may_die() {
         create(&replicas.client(replica), &name);
         assert!(names(&replicas.client(replica)).is_some_and(|names| names.contains(&name)), "{name}");
     }
-    let refused = replicas.client((first + 1) % 3).create_volume(&volume("before"));
+    let follower = replicas.client((first + 1) % 3);
+    let made = follower.create_instance(&vm("vm2", &[]), Duration::from_secs(30)).expect("created");
+    assert!(made.ready, "{made:?}");
+    let ports = |pod: &Pod| frontend(pod).values().filter(|object| matches!(object, Object::Port(_))).count();
+    assert_eq!(ports(&pod), 2, "what is said to be ready is there");
+    let refused = follower.create_volume(&volume("before"));
     assert_eq!(refused.expect_err("there is one").status(), Some(409));
 
     // The leader dies while a NIC fails: another one has the instance moved.
@@ -193,9 +198,7 @@ fn single_controller_grows_to_three_whose_leaders_may_die() {
     replicas.kill(first);
     let killed = Instant::now();
     pod.endpoint(2, Role::NetBackend).reporter.report(down);
-    let moved = until("the failover", || {
-        frontend(&pod).into_values().find(|object| matches!(object, Object::Port(_)) && *object != port)
-    });
+    let moved = until("the failover", || frontend(&pod).remove(&port.id()).filter(|now| *now != port));
     println!("failover {} ms after the leader's death", killed.elapsed().as_millis());
     let second = replicas.leader(&[0, 1, 2]);
     assert_ne!(first, second);
@@ -243,6 +246,13 @@ fn single_controller_grows_to_three_whose_leaders_may_die() {
     });
     let leader = replicas.leader(&[0, 1, 2]);
     assert!(frontend(&pod).values().any(|object| *object == moved), "engines were not disturbed");
+
+    // Those who led, followed, were sent everything and began anew with nothing know the same, to the last region.
+    until("the same everywhere", || {
+        let known: Option<Vec<_>> = (0..3).map(|replica| replicas.client(replica).pool().ok()).collect();
+        let known = known?;
+        known.iter().all(|pool| *pool == known[0]).then_some(())
+    });
 
     // A member that is gone for good is let go.
     let gone = (leader + 1) % 3;

@@ -191,17 +191,17 @@ impl Handle {
             self.shared.view.send_if_modified(|view| {
                 let show = still() && state.index >= view.state.index;
                 if show {
-                    *view = Arc::new(view.updated(state, view.waiting.clone()));
+                    *view = Arc::new(view.followed(state));
                 }
                 show
             });
         }
     }
 
-    /// Shows what leases wait for, as the leader says.
-    pub(crate) fn show_waiting(&self, waiting: &Waiting, still: impl Fn() -> bool) {
+    /// Shows what leases wait for, as the leader says; it says it of the state with this index.
+    pub(crate) fn show_waiting(&self, (index, waiting): &(u64, Waiting), still: impl Fn() -> bool) {
         self.shared.view.send_if_modified(|view| {
-            let show = still() && view.waiting != *waiting;
+            let show = still() && *index >= view.state.index && view.waiting != *waiting;
             if show {
                 *view = Arc::new(view.updated(&view.state, waiting.clone()));
             }

@@ -50,7 +50,10 @@ async fn answer(
             Err(SubmitError::Refused(refusal)) => Answer::Submitted(Err(refusal)),
             Err(error) => failed(error.to_string()),
         },
-        Question::Waiting => Answer::Waiting(handle.view().waiting.clone()),
+        Question::Waiting => {
+            let view = handle.view();
+            Answer::Waiting((view.state.index, view.waiting.clone()))
+        }
         Question::Admit { owner } => match register.admit(from, owner).await {
             Ok(()) => Answer::Admitted,
             Err(reason) => failed(reason),

@@ -58,8 +58,8 @@ pub(crate) enum Answer {
     Snapshot(Result<InstallSnapshotResponse<LogOwner>, RaftError<LogOwner, InstallSnapshotError>>),
     /// It was carried out, and the state has this index since, or it was refused.
     Submitted(Result<u64, Refusal>),
-    /// What leases wait for.
-    Waiting(Waiting),
+    /// What leases wait for, in the state with this index.
+    Waiting((u64, Waiting)),
     /// It is a member.
     Admitted,
     /// What became of a dismissal.
