@@ -69,7 +69,7 @@ demo: build ## a VM works through a NIC and an SSD of other hosts; KEEP=1 leaves
 .PHONY: test
 test: setup ## every test, whole pods with real VMs included (as root)
 	$(CARGO) build --workspace --bins
-	$(CARGO) test --workspace --no-fail-fast
+	WADI_REQUIRE_BROWSER=1 $(CARGO) test --workspace --no-fail-fast
 
 .PHONY: soak
 soak: ## the same tests for longer (WADI_ROUNDS=20, or as given)
@@ -88,6 +88,18 @@ verify: lint ## lint, documentation and licences; writes nothing
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --locked check; \
 	else echo "cargo-deny: not installed, skipped (cargo install cargo-deny)"; fi
+
+# Of PyPI, in a place of its own; another version finds other things, and is to be chosen on purpose.
+SCHEMATHESIS := 4.32.5
+SCHEMATHESIS_HOME := target/schemathesis-$(SCHEMATHESIS)
+
+.PHONY: verify-api
+verify-api: $(SCHEMATHESIS_HOME)/bin/schemathesis ## schemathesis against a running controller; needs PyPI once
+	WADI_SCHEMATHESIS=$(abspath $<) $(CARGO) test -p pod-controller --test schemathesis -- --nocapture
+
+$(SCHEMATHESIS_HOME)/bin/schemathesis:
+	python3 -m venv $(SCHEMATHESIS_HOME)
+	$(SCHEMATHESIS_HOME)/bin/pip install --quiet --disable-pip-version-check schemathesis==$(SCHEMATHESIS)
 
 .PHONY: fix
 fix: ## format, and apply what clippy can

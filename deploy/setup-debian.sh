@@ -25,6 +25,7 @@ needed=(
   "procps:/usr/bin/ps:lets you look around in a pod that was kept"
   "dpkg-dev:/usr/bin/dpkg-shlibdeps:puts the Debian package together"
   "systemd:/usr/bin/systemd-analyze:checks the units that the package brings"
+  "chromium-headless-shell:/usr/bin/chromium-headless-shell:looks at the controller's page in tests (100 MB)"
   "libvirt-daemon-system:/etc/default/libvirtd:libvirt's QEMU driver and its user: runs, in a test, the domain that vmm prints"
 )
 

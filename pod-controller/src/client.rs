@@ -14,25 +14,31 @@ use crate::api::{
     Volume, VolumeList,
 };
 
+mod credentials;
 mod events;
 mod relabel;
 mod request;
+mod tls;
 
+pub use credentials::Credentials;
 pub use events::EventStream;
 pub use relabel::LabelChanges;
+pub use tls::ClientTls;
 
-/// Where a controller listens: `unix:/path/to/socket` or `http://127.0.0.1:8080`.
+/// Where a controller listens: `unix:/path/to/socket`, `http://127.0.0.1:8480` or `https://controller.pod:8480`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Server {
     /// A UNIX socket.
     Unix(PathBuf),
-    /// HTTP over TCP.
+    /// HTTP over TCP, with TLS or in clear.
     Http(Url),
 }
 
 /// Text that names no server.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a server: write unix:/run/wadi/controller.sock, or http://127.0.0.1:PORT")]
+#[error(
+    "{0:?} is not a server: write unix:/run/wadi/controller.sock, http://127.0.0.1:PORT, or https://HOST:PORT"
+)]
 pub struct ParseServerError(String);
 
 impl FromStr for Server {
@@ -44,7 +50,11 @@ impl FromStr for Server {
             return if path.is_empty() { Err(refuse()) } else { Ok(Self::Unix(path.into())) };
         }
         let url: Url = text.parse().map_err(|_| refuse())?;
-        if url.scheme() == "http" && url.has_host() { Ok(Self::Http(url)) } else { Err(refuse()) }
+        if matches!(url.scheme(), "http" | "https") && url.has_host() {
+            Ok(Self::Http(url))
+        } else {
+            Err(refuse())
+        }
     }
 }
 
@@ -61,7 +71,7 @@ impl std::fmt::Display for Server {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The client itself could not be set up.
-    #[error("cannot set up an HTTP client: {0}")]
+    #[error("cannot set up a connection: {0}")]
     SetUp(#[source] io::Error),
     /// Nobody answered.
     #[error("no answer from the controller at {server}: {reason}; is pod-controller running there?")]
@@ -109,6 +119,11 @@ pub struct Client {
 impl Client {
     /// Prepares to talk to a server; connects with the first call.
     pub fn new(server: Server) -> Result<Self, ClientError> {
+        Self::with_tls(server, &ClientTls::default())
+    }
+
+    /// As [`Client::new`], and says over `https` whom it trusts and who it is.
+    pub fn with_tls(server: Server, tls: &ClientTls) -> Result<Self, ClientError> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ClientError::SetUp)?;
         // A proxy from the environment has no business between a host and its own controller. And no connection is kept: between
@@ -118,8 +133,17 @@ impl Client {
             .pool_max_idle_per_host(0)
             .connect_timeout(Duration::from_secs(5));
         let (base, builder) = match &server {
-            Server::Unix(path) => ("http://controller/".parse().ok(), builder.unix_socket(path.as_path())),
-            Server::Http(url) => (Some(url.clone()), builder),
+            Server::Unix(path) => {
+                let builder = builder.tls_backend_preconfigured(tls::trusting_nobody()?);
+                ("http://controller/".parse().ok(), builder.unix_socket(path.as_path()))
+            }
+            Server::Http(url) if url.scheme() == "https" => {
+                (Some(url.clone()), builder.tls_backend_preconfigured(tls.config()?))
+            }
+            // What is not encrypted needs nobody's trust; the library would look for the system's authorities all the same.
+            Server::Http(url) => {
+                (Some(url.clone()), builder.tls_backend_preconfigured(tls::trusting_nobody()?))
+            }
         };
         let http = builder.build().map_err(|error| ClientError::SetUp(io::Error::other(error)))?;
         let base =
@@ -432,7 +456,8 @@ mod tests {
         assert_eq!("unix:/run/x.sock".parse(), Ok(Server::Unix("/run/x.sock".into())));
         assert_eq!("/run/x.sock".parse(), Ok(Server::Unix("/run/x.sock".into())));
         assert!(matches!("http://127.0.0.1:80".parse(), Ok(Server::Http(_))));
-        for text in ["", "unix:", "ftp://x", "run/x.sock", "https://x", "http:"] {
+        assert!(matches!("https://controller.pod:80".parse(), Ok(Server::Http(_))));
+        for text in ["", "unix:", "ftp://x", "run/x.sock", "https:", "http:"] {
             assert!(text.parse::<Server>().is_err(), "{text}");
         }
     }

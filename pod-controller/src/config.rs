@@ -1,5 +1,7 @@
 //! The controller's configuration file.
 
+mod tls;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +16,10 @@ use crate::api::ByteSize;
 use crate::balance::{BalanceMode, BalancePolicy};
 use crate::link_policy::{FailBack, LinkPolicy};
 use crate::rest::AccessPolicy;
+use crate::rest::TlsPolicy;
 use crate::state::{Options, PlacementPolicy, REGIONS_MAX, Relief};
+
+pub use tls::TlsSection;
 
 /// A UNIX socket's path has this many bytes at most, its final zero not counted.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -89,10 +94,16 @@ pub struct ControllerSection {
     /// The UNIX socket of the API; `controller.sock` in the run directory unless given.
     #[serde(default)]
     pub listen: Option<PathBuf>,
-    /// A TCP address of the API, on the loopback interface: what it says is not encrypted.
+    /// A TCP address of the API; on the loopback interface, unless there is TLS.
     #[serde(default)]
     pub listen_tcp: Option<SocketAddr>,
-    /// Who may do what over TCP; without it, whoever reaches the loopback interface may do everything.
+    /// TLS on that address.
+    #[serde(default)]
+    pub tls: Option<TlsSection>,
+    /// The address may be one that other hosts reach although what is said there is not encrypted.
+    #[serde(default)]
+    pub plain_tcp: bool,
+    /// Who may do what over TCP; without it and without certificates, whoever reaches the loopback interface may do everything.
     #[serde(default)]
     pub tokens: Option<PathBuf>,
     /// Where changes are written down that somebody asks for.
@@ -295,12 +306,7 @@ impl Config {
             replication.check()?;
         }
         let controller = &self.controller;
-        if let Some(address) = controller.listen_tcp.filter(|address| !address.ip().is_loopback()) {
-            return Err(format!(
-                "controller.listen-tcp = {address}: use a loopback address such as 127.0.0.1:8480, since what the API says is \
-                 not encrypted; put a proxy with TLS before it"
-            ));
-        }
+        tls::check(controller)?;
         if !(50..=60_000).contains(&controller.detect_ms) {
             return Err(format!("controller.detect-ms = {}: use 50 to 60000", controller.detect_ms));
         }
@@ -366,10 +372,17 @@ impl Config {
         self.controller.listen.clone().unwrap_or_else(|| self.run.directory.join("controller.sock"))
     }
 
+    /// Where and how the API listens for other hosts.
+    pub fn listen_tcp(&self) -> Option<(SocketAddr, Option<TlsPolicy>)> {
+        let policy = self.controller.tls.as_ref().map(TlsSection::policy);
+        self.controller.listen_tcp.map(|address| (address, policy))
+    }
+
     /// Who may do what.
     pub fn access_policy(&self) -> AccessPolicy<'_> {
         AccessPolicy {
             tokens: self.controller.tokens.as_deref(),
+            certificates: self.controller.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()),
             audit_log: self.controller.audit_log.as_deref(),
             requests_per_second: self.controller.requests_per_second,
         }
@@ -468,7 +481,6 @@ mod tests {
     fn mistakes_are_named() {
         let with = |line: &str| parse(&SMALLEST.replace("state = '/s'", &format!("state = '/s'\n{line}")));
         for (line, word) in [
-            ("listen-tcp = '0.0.0.0:80'", "loopback"),
             ("detect-ms = 1", "detect-ms"),
             ("tx-area = '1K'", "tx-area"),
             ("rx-area = 'big'", "big"),

@@ -81,7 +81,7 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
         .enable_all()
         .build()
         .context("cannot start the API's thread")?;
-    let listeners = runtime.block_on(Listeners::bind(&config.listen(), config.controller.listen_tcp))?;
+    let listeners = runtime.block_on(Listeners::bind(&config.listen(), config.listen_tcp()))?;
     let router = access.guard(rest::router(handle.clone()));
     let serving = runtime.spawn(listeners.serve(router));
     let core = std::thread::Builder::new()

@@ -19,9 +19,11 @@ mod list;
 mod listen;
 mod migrations;
 mod nics;
+mod page;
 mod pool;
 mod problem;
 mod replicas;
+mod tls;
 mod version;
 mod volumes;
 
@@ -42,6 +44,7 @@ use crate::controller::Handle;
 pub use access::{Access, AccessPolicy, Role, TokenError};
 pub use listen::{ListenError, Listeners};
 pub use problem::Failure;
+pub use tls::{CertificateName, KnownClient, ParseCertificateNameError, TlsError, TlsPolicy};
 
 /// More than any request needs.
 const BODY_BYTES_MAX: usize = 64 * 1024;
@@ -105,6 +108,7 @@ pub fn router(handle: Handle) -> Router {
     };
     router
         .route("/openapi.json", get(describe))
+        .merge(page::routes())
         .fallback(nothing_here)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn(change::note_key))

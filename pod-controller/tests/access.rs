@@ -19,7 +19,7 @@ fn ask(address: SocketAddr, method: &str, path: &str, token: Option<&str>, body:
     let token = token.map_or_else(String::new, |token| format!("authorization: Bearer {token}\r\n"));
     let length = body.len();
     let request = format!(
-        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n{token}\
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n{token}\
          content-length: {length}\r\n\r\n{body}"
     );
     stream.write_all(request.as_bytes()).expect("sent");

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, Parser, Subcommand};
-use pod_controller::client::{Client, Server};
+use pod_controller::client::{Credentials, Server};
 use tokio::signal::unix::{SignalKind, signal};
 use vmm::{Accelerator, DirectKernel, MigrationSpeed, QemuVersion, Vm, VmSpec, console, libvirt, slicing};
 
@@ -72,6 +72,8 @@ struct Move {
     /// Where the controller listens.
     #[arg(long, env = "WADI_CONTROLLER", default_value = "unix:/run/wadi/controller.sock")]
     server: Server,
+    #[command(flatten)]
+    credentials: Credentials,
     /// Where the other host's machine waits, such as tcp:h3:4444.
     #[arg(long, value_name = "URI")]
     to: String,
@@ -91,6 +93,8 @@ struct Machine {
     /// Where the controller listens.
     #[arg(long, env = "WADI_CONTROLLER", default_value = "unix:/run/wadi/controller.sock")]
     server: Server,
+    #[command(flatten)]
+    credentials: Credentials,
     /// Memory in MiB.
     #[arg(long, default_value_t = 1024)]
     memory: u32,
@@ -125,7 +129,7 @@ struct Machine {
 
 impl Machine {
     fn spec(&self) -> Result<VmSpec> {
-        let client = Client::new(self.server.clone())?;
+        let client = self.credentials.client(&self.server)?;
         let instance = client.instance(&self.instance)?;
         if self.incoming.is_some() {
             let Some(migration) = &instance.migration else {
@@ -207,7 +211,7 @@ fn run(machine: &Machine) -> Result<()> {
 }
 
 fn move_away(asked: &Move) -> Result<()> {
-    let client = Client::new(asked.server.clone())?;
+    let client = asked.credentials.client(&asked.server)?;
     let name = &asked.instance;
     let monitor = asked.directory.join(format!("{name}-qmp.sock"));
     let speed = MigrationSpeed { downtime_ms: asked.downtime, ..MigrationSpeed::default() };

@@ -7,7 +7,7 @@ use reqwest::{Method, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{Client, ClientError};
+use super::{Client, ClientError, tls};
 
 /// Longer than the controller takes for anything but an event stream; it gives up by itself before.
 const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
@@ -146,7 +146,10 @@ impl Client {
     }
 
     pub(super) fn unreachable(&self, error: &reqwest::Error) -> ClientError {
-        ClientError::Unreachable { server: self.server.clone(), reason: innermost(error) }
+        ClientError::Unreachable {
+            server: self.server.clone(),
+            reason: tls::explain(error).unwrap_or_else(|| innermost(error)),
+        }
     }
 
     pub(super) fn garbled(&self, error: &reqwest::Error) -> ClientError {

@@ -1,7 +1,8 @@
-//! Who may do what. On the UNIX socket that is a matter of the socket's permissions; over TCP a bearer token says who somebody
-//! is, and a role what that one may do. Changes are written down, whoever makes them.
+//! Who may do what. On the UNIX socket that is a matter of the socket's permissions; over TCP a bearer token or a certificate says who
+//! somebody is, and a role what that one may do. Changes are written down, whoever makes them.
 
 mod audit;
+mod origin;
 mod rate;
 mod tokens;
 
@@ -22,12 +23,14 @@ use utoipa::openapi::{OpenApi, RefOr, Response as Described};
 
 use self::audit::{AuditLog, Entry};
 use self::rate::Rates;
+use self::tokens::TokenFile;
 pub use self::tokens::{Role, TokenError};
-use self::tokens::{Token, TokenFile};
 use super::Failure;
+use super::page;
+use super::tls::{Certificate, Identity};
 
 /// Who is at the other end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Caller {
     /// A process of this host, that the socket's permissions let in.
     Local {
@@ -35,7 +38,12 @@ pub(super) enum Caller {
         user: Option<u32>,
     },
     /// Somebody over TCP.
-    Remote(IpAddr),
+    Remote {
+        /// Where from.
+        address: IpAddr,
+        /// What was verified of his certificate, over TLS, if he has one.
+        certificate: Option<Arc<Certificate>>,
+    },
 }
 
 impl fmt::Display for Caller {
@@ -43,7 +51,7 @@ impl fmt::Display for Caller {
         match self {
             Self::Local { user: Some(user) } => write!(f, "uid:{user}"),
             Self::Local { user: None } => f.write_str("local"),
-            Self::Remote(address) => write!(f, "{address}"),
+            Self::Remote { address, .. } => write!(f, "{address}"),
         }
     }
 }
@@ -51,8 +59,10 @@ impl fmt::Display for Caller {
 /// What is configured of access to the API.
 #[derive(Debug, Default)]
 pub struct AccessPolicy<'a> {
-    /// The file with tokens; without one, whoever reaches the loopback address may do everything.
+    /// The file with tokens.
     pub tokens: Option<&'a Path>,
+    /// Certificates say who somebody is. Without them and without tokens, whoever reaches the address may do everything.
+    pub certificates: bool,
     /// The file to which changes are appended.
     pub audit_log: Option<&'a Path>,
     /// How many requests per second somebody may send over TCP, and as many at once; 0 for any number.
@@ -65,6 +75,7 @@ pub struct Access(Arc<Guard>);
 
 struct Guard {
     tokens: Option<TokenFile>,
+    certificates: bool,
     audit: Option<AuditLog>,
     rates: Option<Mutex<Rates>>,
 }
@@ -82,7 +93,7 @@ impl Access {
         let audit = policy.audit_log.map(AuditLog::open).transpose()?;
         let rates =
             (policy.requests_per_second > 0).then(|| Mutex::new(Rates::new(policy.requests_per_second)));
-        Ok(Self(Arc::new(Guard { tokens, audit, rates })))
+        Ok(Self(Arc::new(Guard { tokens, certificates: policy.certificates, audit, rates })))
     }
 
     /// Has every request be checked.
@@ -92,18 +103,18 @@ impl Access {
 }
 
 async fn check(State(Access(guard)): State<Access>, request: Request, next: Next) -> Response {
-    let caller = request.extensions().get::<Caller>().copied();
-    let token = match guard.admit(caller, request.headers()) {
-        Ok(token) => token,
+    let caller = request.extensions().get::<Caller>().cloned();
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let known = match guard.admit(caller.as_ref(), (&method, &path), request.headers()) {
+        Ok(known) => known,
         Err(refused) => return refused.into_response(),
     };
-    let who = match (&token, caller) {
-        (Some(token), _) => token.name.clone(),
+    let who = match (&known, &caller) {
+        (Some(known), _) => known.name.clone(),
         (None, Some(caller)) => caller.to_string(),
         (None, None) => "nobody".to_owned(),
     };
-    let role = token.as_ref().map(|token| token.role);
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let role = known.as_ref().map(|known| known.role);
     let query = request.uri().query().unwrap_or_default().to_owned();
     let response = match role {
         Some(role) if !role.may(&method, &path) => forbidden(role, &method, &path).into_response(),
@@ -128,20 +139,28 @@ async fn check(State(Access(guard)): State<Access>, request: Request, next: Next
 }
 
 impl Guard {
-    /// Whose request it is; nobody's in particular on the UNIX socket, or where there are no tokens.
-    fn admit(&self, caller: Option<Caller>, headers: &HeaderMap) -> Result<Option<Token>, Refused> {
-        let address = match caller {
+    /// Whose request it is; nobody's in particular on the UNIX socket, or where nobody is asked who he is.
+    fn admit(
+        &self,
+        caller: Option<&Caller>,
+        (method, path): (&Method, &str),
+        headers: &HeaderMap,
+    ) -> Result<Option<Identity>, Refused> {
+        let (address, certificate) = match caller {
+            // No browser reaches it.
             Some(Caller::Local { .. }) => return Ok(None),
-            Some(Caller::Remote(address)) => Some(address),
-            None => None,
+            Some(Caller::Remote { address, certificate }) => (Some(*address), certificate.as_deref()),
+            None => (None, None),
         };
-        let known = match &self.tokens {
-            None => None,
-            Some(tokens) => bearer(headers).and_then(|presented| tokens.find(presented)),
-        };
-        // Somebody with a token has the rate to himself; all others of an address share one, so that guessing is slow.
+        let presented = bearer(headers).filter(|_| self.tokens.is_some());
+        let by_token = presented.and_then(|token| self.tokens.as_ref()?.find(token));
+        // Somebody who says a token means that one, and not his certificate.
+        let by_certificate = certificate.filter(|_| self.certificates && presented.is_none());
+        let known = by_token.map(|token| Identity { name: token.name, role: token.role });
+        let known = known.or_else(|| by_certificate.and_then(|it| it.identity.clone()));
+        // Somebody who is known has the rate to himself; all others of an address share one, so that guessing is slow.
         let key = match (&known, address) {
-            (Some(token), _) => format!("token {}", token.name),
+            (Some(known), _) => format!("known {}", known.name),
             (None, Some(address)) => format!("address {address}"),
             (None, None) => "nobody".to_owned(),
         };
@@ -149,8 +168,13 @@ impl Guard {
             let mut rates = rates.lock().unwrap_or_else(PoisonError::into_inner);
             rates.take(&key, Instant::now()).map_err(Refused::TooMany)?;
         }
-        match (known, &self.tokens) {
-            (None, Some(_)) => Err(Refused::Unknown),
+        let asks = self.tokens.is_some() || self.certificates;
+        origin::check(method, headers, !asks).map_err(Refused::Foreign)?;
+        match (known, by_certificate) {
+            // A browser cannot say who asks for the page; the page can.
+            (None, _) if page::is_part(path) => Ok(None),
+            (None, Some(certificate)) => Err(Refused::Stranger(certificate.to_string())),
+            (None, None) if asks => Err(Refused::Unknown { certificates: self.certificates }),
             (known, _) => Ok(known),
         }
     }
@@ -164,20 +188,37 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 
 /// Why somebody is not let in.
 enum Refused {
-    Unknown,
+    /// He says nothing, or something that nobody knows.
+    Unknown {
+        certificates: bool,
+    },
+    /// His certificate is good, and has these names, and nobody knows them.
+    Stranger(String),
     TooMany(Duration),
+    /// A page of another site sent it.
+    Foreign(Failure),
 }
 
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         match self {
-            Self::Unknown => {
-                let detail =
-                    "the API needs a token here: send authorization: Bearer TOKEN, or use the UNIX socket";
+            Self::Stranger(names) => {
+                let detail = format!(
+                    "your certificate is of an authority that is known, but {names} has no role here: have a [[controller.tls.client]] \
+                     with one of these names added to the controller's configuration, or send a token"
+                );
+                Failure::new(StatusCode::UNAUTHORIZED, "unknown-certificate", detail).into_response()
+            }
+            Self::Unknown { certificates } => {
+                let other = if certificates { ", come with a certificate (podctl --cert-file)" } else { "" };
+                let detail = format!(
+                    "the API needs a token here: send authorization: Bearer TOKEN{other}, or use the UNIX socket"
+                );
                 let mut response = Failure::new(StatusCode::UNAUTHORIZED, "no-token", detail).into_response();
                 response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
                 response
             }
+            Self::Foreign(failure) => failure.into_response(),
             Self::TooMany(wait) => {
                 let seconds = wait.as_secs() + 1;
                 let detail = format!("there were too many requests: try again in {seconds} s");

@@ -29,7 +29,7 @@ pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, router: 
     let mut client = Client { stream, owed: false, refusal: Vec::new(), refusal_sent: 0 };
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
-        request.extensions_mut().insert(caller);
+        request.extensions_mut().insert(caller.clone());
         router.call(request)
     });
     let served = http1::Builder::new()
@@ -57,7 +57,7 @@ pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, router: 
 }
 
 /// A whole response that refuses what the client sent and ends the connection.
-fn refusal(status: StatusCode, detail: String) -> Vec<u8> {
+pub(super) fn refusal(status: StatusCode, detail: String) -> Vec<u8> {
     let body = Failure::new(status, "no-request", detail).to_json();
     let mut response = format!(
         "HTTP/1.1 {} {}\r\ncontent-type: {PROBLEM_JSON}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",

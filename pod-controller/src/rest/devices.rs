@@ -22,6 +22,7 @@ pub(super) struct ListQuery {
     /// Only those of this host.
     host: Option<String>,
     /// Only NICs, or only SSDs.
+    #[param(inline)]
     r#type: Option<Type>,
     /// Only those that are in this health.
     health: Option<DeviceHealth>,

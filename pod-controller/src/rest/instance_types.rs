@@ -61,6 +61,7 @@ pub(super) async fn get(
     responses(
         (status = 204),
         (status = 400, description = "the description makes no sense", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "there is none to be changed, as If-Match asks", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "there are too many", body = Problem, content_type = "application/problem+json"),
     )
 )]

@@ -3,16 +3,21 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::serve::Listener;
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
 
 use super::access::Caller;
 use super::connection;
+use super::tls::{Tls, TlsError, TlsPolicy};
 
 /// Who may use the socket: root and its group.
 const SOCKET_MODE: u32 = 0o660;
+/// How many clients are served over TCP at a time, those in their handshake included.
+const CONNECTIONS_MAX: usize = 1024;
 
 /// Why the API cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +42,9 @@ pub enum ListenError {
         /// Why.
         source: io::Error,
     },
+    /// TLS cannot be spoken.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The address cannot be had.
     #[error("cannot listen on {address}: {source}; set another controller.listen-tcp")]
     Tcp {
@@ -52,21 +60,25 @@ pub enum ListenError {
 pub struct Listeners {
     guard: RemoveOnDrop,
     unix: UnixListener,
-    tcp: Option<TcpListener>,
+    tcp: Option<(TcpListener, Option<Tls>)>,
 }
 
 impl Listeners {
-    /// Binds a UNIX socket and, if wanted, a TCP address. Needs a tokio runtime.
-    pub async fn bind(path: &Path, tcp: Option<SocketAddr>) -> Result<Self, ListenError> {
+    /// Binds a UNIX socket and, if wanted, a TCP address, with TLS or in clear. Needs a tokio runtime.
+    pub async fn bind(
+        path: &Path,
+        tcp: Option<(SocketAddr, Option<TlsPolicy>)>,
+    ) -> Result<Self, ListenError> {
         let failed = |source| ListenError::Unix { path: path.to_owned(), source };
         remove_stale(path)?;
         let unix = UnixListener::bind(path).map_err(failed)?;
         let guard = RemoveOnDrop(path.to_owned());
         fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
         let tcp = match tcp {
-            Some(address) => {
+            Some((address, tls)) => {
+                let tls = tls.map(Tls::open).transpose()?;
                 let bound = TcpListener::bind(address).await;
-                Some(bound.map_err(|source| ListenError::Tcp { address, source })?)
+                Some((bound.map_err(|source| ListenError::Tcp { address, source })?, tls))
             }
             None => None,
         };
@@ -75,19 +87,16 @@ impl Listeners {
 
     /// The TCP address in use.
     pub fn tcp_address(&self) -> Option<SocketAddr> {
-        self.tcp.as_ref().and_then(|listener| listener.local_addr().ok())
+        self.tcp.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
     }
 
     /// Serves until the future is dropped.
     pub async fn serve(self, router: Router) {
         let _guard = self.guard;
-        let user = |stream: &UnixStream| stream.peer_cred().ok().map(|peer| peer.uid());
-        let local = move |stream: &UnixStream, _: &_| Caller::Local { user: user(stream) };
-        let unix = accept(self.unix, router.clone(), local);
+        let unix = accept_local(self.unix, router.clone());
         match self.tcp {
-            Some(tcp) => {
-                let remote = |_: &_, address: &SocketAddr| Caller::Remote(address.ip());
-                tokio::join!(unix, accept(tcp, router, remote));
+            Some((tcp, tls)) => {
+                tokio::join!(unix, accept_remote(tcp, tls, router));
             }
             None => unix.await,
         }
@@ -95,11 +104,37 @@ impl Listeners {
 }
 
 /// Serves each client in a task of its own.
-async fn accept<L: Listener>(mut listener: L, router: Router, caller: impl Fn(&L::Io, &L::Addr) -> Caller) {
+async fn accept_local(mut listener: UnixListener, router: Router) {
     loop {
-        let (stream, address) = listener.accept().await;
-        let caller = caller(&stream, &address);
+        let (stream, _) = Listener::accept(&mut listener).await;
+        let caller = Caller::Local { user: stream.peer_cred().ok().map(|peer| peer.uid()) };
         tokio::spawn(connection::serve(stream, router.clone(), caller));
+    }
+}
+
+/// As [`accept_local`], of so many at a time: others wait until one of them leaves.
+async fn accept_remote(mut listener: TcpListener, tls: Option<Tls>, router: Router) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let tls = tls.map(Arc::new);
+    loop {
+        // Nobody closes it.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let (stream, address) = Listener::accept(&mut listener).await;
+        let (router, tls) = (router.clone(), tls.clone());
+        tokio::spawn(async move {
+            let _place = place;
+            let address = address.ip();
+            match tls {
+                None => {
+                    let caller = Caller::Remote { address, certificate: None };
+                    connection::serve(stream, router, caller).await;
+                }
+                Some(tls) => {
+                    let Some((stream, certificate)) = tls.greet(stream).await else { return };
+                    connection::serve(stream, router, Caller::Remote { address, certificate }).await;
+                }
+            }
+        });
     }
 }
 

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use utoipa::openapi::OpenApi;
 
 use super::Failure;
@@ -132,9 +132,39 @@ impl Precondition {
     }
 }
 
+/// What is made of parts (`allOf`) of which one allows nothing besides itself would allow nothing at all: such a schema becomes one.
+fn join_parts(schemas: &mut Map<String, Value>) {
+    let known = schemas.clone();
+    for schema in schemas.values_mut() {
+        let Some(parts) = schema["allOf"].as_array() else { continue };
+        let parts: Vec<&Value> = parts
+            .iter()
+            .map(|part| {
+                let name = part["$ref"].as_str().and_then(|it| it.rsplit('/').next());
+                name.and_then(|name| known.get(name)).unwrap_or(part)
+            })
+            .collect();
+        if parts.iter().all(|part| part["additionalProperties"] != Value::Bool(false)) {
+            continue;
+        }
+        let mut whole = json!({ "type": "object", "description": schema["description"] });
+        let (mut properties, mut required) = (Map::new(), Vec::new());
+        for part in parts {
+            properties.extend(part["properties"].as_object().cloned().unwrap_or_default());
+            required.extend(part["required"].as_array().cloned().unwrap_or_default());
+        }
+        whole["properties"] = properties.into();
+        whole["required"] = required.into();
+        *schema = whole;
+    }
+}
+
 /// Describes the version in the bodies of changes, and the tag of answers.
 pub(super) fn describe(description: &mut OpenApi) {
     let Ok(mut described) = serde_json::to_value(&*description) else { return };
+    if let Some(schemas) = described["components"]["schemas"].as_object_mut() {
+        join_parts(schemas);
+    }
     let schemas = described["components"]["schemas"].clone();
     let tagged: Vec<String> = ["Device", "Host", "Instance", "InstanceType", "Volume"]
         .map(|name| format!("#/components/schemas/{name}"))

@@ -153,7 +153,7 @@ impl RunningController {
         let thread = std::thread::spawn(move || controller.run());
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
-        let listeners = async { Listeners::bind(&config.listen(), config.controller.listen_tcp).await };
+        let listeners = async { Listeners::bind(&config.listen(), config.listen_tcp()).await };
         let listeners = runtime.block_on(listeners).expect("a socket");
         let address = listeners.tcp_address();
         let access = Access::open(&config.access_policy()).expect("tokens");

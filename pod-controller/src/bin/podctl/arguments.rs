@@ -6,7 +6,7 @@ mod volumes;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use pod_controller::client::{LabelChanges, Server};
+use pod_controller::client::{Credentials, LabelChanges, Server};
 
 pub(crate) use self::instances::{Instances, Types};
 pub(crate) use self::volumes::Volumes;
@@ -33,9 +33,8 @@ pub(crate) struct Arguments {
         default_value = "unix:/run/wadi/controller.sock"
     )]
     pub(crate) server: Server,
-    /// A file with the token that says who you are, for a controller that asks for one
-    #[arg(long, global = true, env = "WADI_TOKEN_FILE", value_name = "FILE")]
-    pub(crate) token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) credentials: Credentials,
     /// How to show the answer
     #[arg(long, short, global = true, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,

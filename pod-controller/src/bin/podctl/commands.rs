@@ -28,9 +28,7 @@ pub(crate) fn run(arguments: &Arguments, out: Out<'_>) -> Result<(), Failure> {
     if let Command::Token { name, role } = &arguments.command {
         return token::make(name, role, out);
     }
-    let token = arguments.token_file.as_deref().map(token::read).transpose()?;
-    let client = Client::new(arguments.server.clone())?;
-    let client = client.trying_only(arguments.dry_run).with_token(token);
+    let client = arguments.credentials.client(&arguments.server)?.trying_only(arguments.dry_run);
     let client = &client.expecting(arguments.if_version.clone());
     match arguments.watch {
         None => carry_out(client, arguments, out),

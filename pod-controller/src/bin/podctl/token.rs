@@ -1,8 +1,7 @@
 //! Tokens: what says who somebody is.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read, Write};
-use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
@@ -26,17 +25,6 @@ pub(crate) fn make(name: &str, role: &str, out: &mut dyn Write) -> Result<(), Fa
     )?;
     writeln!(out, "sha256 = \"{digest}\"")?;
     Ok(())
-}
-
-/// The token of a file.
-pub(crate) fn read(path: &Path) -> Result<String, Failure> {
-    let text = fs::read_to_string(path)
-        .map_err(|error| Failure::Usage(format!("cannot read the token in {}: {error}", path.display())))?;
-    let token = text.trim();
-    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(Failure::Usage(format!("{} has no token in it, or more than that", path.display())));
-    }
-    Ok(token.to_owned())
 }
 
 fn hex(bytes: &[u8]) -> String {

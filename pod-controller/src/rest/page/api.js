@@ -1,0 +1,98 @@
+// What is asked of the controller. The token stays in this tab.
+
+const KEPT = "wadi-token";
+let token = sessionStorage.getItem(KEPT);
+let asking = null;
+
+// Why the controller refused, in its own words.
+export class Refused extends Error {
+  constructor(problem) {
+    super(problem.detail);
+    this.status = problem.status;
+    this.kind = problem.type;
+  }
+}
+
+export const hasToken = () => token !== null;
+
+export function forgetToken() {
+  token = null;
+  sessionStorage.removeItem(KEPT);
+}
+
+// One dialog for all requests that wait for it.
+function askForToken() {
+  asking ??= new Promise((answered) => {
+    const dialog = document.getElementById("ask-token");
+    const input = document.getElementById("token");
+    input.value = "";
+    dialog.addEventListener("close", () => {
+      const said = input.value.trim();
+      input.value = "";
+      if (said !== "") {
+        token = said;
+        sessionStorage.setItem(KEPT, said);
+      }
+      asking = null;
+      answered();
+    }, { once: true });
+    dialog.showModal();
+  });
+  return asking;
+}
+
+async function send(path, options = {}) {
+  for (;;) {
+    if (asking) await asking;
+    const used = token;
+    const headers = { ...options.headers };
+    if (used) headers.authorization = `Bearer ${used}`;
+    const answer = await fetch(path, { ...options, headers, cache: "no-store" });
+    if (answer.ok) return answer;
+    const problem = await answer.json().catch(() => ({ status: answer.status, detail: `the answer was ${answer.status}` }));
+    if (answer.status !== 401) throw new Refused(problem);
+    // Somebody may have said another one meanwhile.
+    if (token === used) await askForToken();
+  }
+}
+
+export const get = async (path, signal) => (await send(path, { signal })).json();
+
+// A change; only tried if so said. Sent again after an answer that got lost, it is not carried out twice.
+export async function change(method, path, { body, version, key, dryRun } = {}) {
+  const headers = { "content-type": "application/json" };
+  if (key) headers["idempotency-key"] = key;
+  if (version) headers["if-match"] = `"${version}"`;
+  const options = { method, headers };
+  if (body !== undefined) options.body = JSON.stringify(body);
+  await send(dryRun ? `${path}?dry-run=true` : path, options);
+}
+
+// Follows events for ever: goes on after the last one when the connection ends.
+export async function follow(last, { onEvent, onState, onGone }) {
+  for (;;) {
+    try {
+      const answer = await send(`v1/events/stream?after=${last}`);
+      onState("live");
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      let text = "";
+      for (;;) {
+        const { value, done } = await reader.read();
+        if (done) break;
+        text += value;
+        const lines = text.split("\n");
+        text = lines.pop();
+        for (const line of lines) {
+          if (!line.startsWith("data:")) continue;
+          const event = JSON.parse(line.slice(5));
+          last = event.sequence;
+          onEvent(event);
+        }
+      }
+    } catch (error) {
+      if (error instanceof Refused && error.status === 410) last = await onGone();
+    }
+    onState("lost");
+    await new Promise((resume) => setTimeout(resume, 1000));
+  }
+}

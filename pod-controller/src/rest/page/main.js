@@ -1,0 +1,121 @@
+// The page: looks at the pod every other second and whenever something happens, and shows it.
+
+import { follow, forgetToken, get, hasToken } from "./api.js";
+import { onChange } from "./confirm.js";
+import { show } from "./details.js";
+import { draw } from "./picture.js";
+import { measure } from "./rates.js";
+import { add, redraw } from "./timeline.js";
+
+const LOOK_EVERY_MS = 2000;
+const SOON_MS = 100;
+const [picture, details, timeline, filter, problem] =
+  ["picture", "details", "timeline", "filter", "problem"].map((id) => document.getElementById(id));
+let pod = { hosts: [], devices: [], instances: [] };
+let chosen = null;
+let looking = null;
+let again = false;
+let timer = null;
+
+function choose(it) {
+  chosen = chosen && chosen.kind === it.kind && chosen.name === it.name ? null : it;
+  location.hash = chosen ? `${chosen.kind}/${chosen.name}` : "";
+  render();
+}
+
+function chosenByAddress() {
+  const [kind, ...name] = decodeURIComponent(location.hash.slice(1)).split("/");
+  chosen = ["host", "device", "instance"].includes(kind) && name.length > 0 ? { kind, name: name.join("/") } : null;
+}
+
+function render() {
+  draw(picture, pod, chosen, choose);
+  show(details, pod, chosen);
+  document.getElementById("empty").hidden = pod.hosts.length > 0;
+  const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
+  document.getElementById("summary").textContent =
+    [count(pod.hosts.length, "host"), count(pod.devices.length, "device"), count(pod.instances.length, "instance")].join(", ");
+  document.getElementById("forget").hidden = !hasToken();
+}
+
+async function look() {
+  const abort = AbortSignal.timeout(10000);
+  const [hosts, devices, instances] =
+    await Promise.all(["hosts", "devices", "instances"].map((what) => get(`v1/${what}`, abort)));
+  measure(devices.devices, performance.now());
+  pod = { hosts: hosts.hosts, devices: devices.devices, instances: instances.instances };
+  render();
+}
+
+// One look at a time, and one more if something happened meanwhile.
+function lookSoon(after = SOON_MS) {
+  if (looking) {
+    again = true;
+    return;
+  }
+  clearTimeout(timer);
+  timer = setTimeout(async () => {
+    looking = look();
+    try {
+      await looking;
+      problem.hidden = true;
+    } catch (error) {
+      problem.textContent = `What is shown may be old: ${error.message}`;
+      problem.hidden = false;
+    }
+    looking = null;
+    const next = again ? SOON_MS : LOOK_EVERY_MS;
+    again = false;
+    lookSoon(next);
+  }, after);
+}
+
+function theme() {
+  const next = { "": "dark", dark: "light", light: "" };
+  const apply = (wanted) => {
+    if (wanted) document.documentElement.dataset.theme = wanted;
+    else delete document.documentElement.dataset.theme;
+  };
+  apply(localStorage.getItem("wadi-theme") ?? "");
+  document.getElementById("theme").addEventListener("click", () => {
+    const wanted = next[document.documentElement.dataset.theme ?? ""];
+    localStorage.setItem("wadi-theme", wanted);
+    apply(wanted);
+  });
+}
+
+const STATES = { live: "live", lost: "no connection to the controller", waiting: "connecting" };
+
+async function history() {
+  const { events } = await get("v1/events?after=0");
+  for (const event of events) add(timeline, filter.value, event);
+  return events.at(-1)?.sequence ?? 0;
+}
+
+async function begin() {
+  theme();
+  chosenByAddress();
+  addEventListener("hashchange", () => { chosenByAddress(); render(); });
+  filter.addEventListener("change", () => redraw(timeline, filter.value));
+  document.getElementById("forget").addEventListener("click", () => { forgetToken(); location.reload(); });
+  onChange(lookSoon);
+  lookSoon(0);
+  let last = 0;
+  try {
+    last = await history();
+  } catch (error) {
+    problem.textContent = error.message;
+    problem.hidden = false;
+  }
+  follow(last, {
+    onEvent: (event) => { add(timeline, filter.value, event); lookSoon(); },
+    onState: (state) => {
+      const connection = document.getElementById("connection");
+      connection.dataset.state = state;
+      connection.textContent = STATES[state];
+    },
+    onGone: history,
+  });
+}
+
+begin();

@@ -1,0 +1,155 @@
+//! Who somebody is by the names in a certificate.
+
+use std::fmt;
+use std::str::FromStr;
+
+use rustls::pki_types::CertificateDer;
+use serde::{Deserialize, Deserializer};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::FromDer;
+
+use super::super::access::Role;
+
+/// More names than any certificate needs are not looked at.
+const NAMES_MAX: usize = 64;
+
+/// A name in a certificate: `dns:h1.pod.example`, `uri:spiffe://pod/h1` or `email:alice@pod.example` of its alternative names, or
+/// `cn:alice`, its subject's common name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateName {
+    kind: Kind,
+    name: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Dns,
+    Uri,
+    Email,
+    CommonName,
+}
+
+/// Text that is no name in a certificate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no name in a certificate: write dns:NAME, uri:URI, email:ADDRESS or cn:NAME")]
+pub struct ParseCertificateNameError(String);
+
+impl CertificateName {
+    fn new(kind: Kind, name: &str) -> Self {
+        // DNS does not tell capitals from small letters.
+        let name = if kind == Kind::Dns { name.to_ascii_lowercase() } else { name.to_owned() };
+        Self { kind, name }
+    }
+}
+
+impl FromStr for CertificateName {
+    type Err = ParseCertificateNameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let refuse = || ParseCertificateNameError(text.chars().take(80).collect());
+        let (kind, name) = text.split_once(':').filter(|(_, name)| !name.is_empty()).ok_or_else(refuse)?;
+        let kind = match kind {
+            "dns" => Kind::Dns,
+            "uri" => Kind::Uri,
+            "email" => Kind::Email,
+            "cn" => Kind::CommonName,
+            _ => return Err(refuse()),
+        };
+        Ok(Self::new(kind, name))
+    }
+}
+
+impl fmt::Display for CertificateName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            Kind::Dns => "dns",
+            Kind::Uri => "uri",
+            Kind::Email => "email",
+            Kind::CommonName => "cn",
+        };
+        // It comes from outside, and goes to logs.
+        let name: String =
+            self.name.chars().take(200).map(|it| if it.is_control() { '?' } else { it }).collect();
+        write!(f, "{kind}:{name}")
+    }
+}
+
+impl<'de> Deserialize<'de> for CertificateName {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Somebody whom a certificate says who he is.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct KnownClient {
+    /// A name that his certificate has.
+    #[serde(rename = "match")]
+    pub by: CertificateName,
+    /// What he may do.
+    pub role: Role,
+}
+
+/// Who somebody is, and what he may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in super::super) struct Identity {
+    pub(in super::super) name: String,
+    pub(in super::super) role: Role,
+}
+
+/// A client's certificate, of an authority that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in super::super) struct Certificate {
+    names: Vec<CertificateName>,
+    /// Who that is, if anybody.
+    pub(in super::super) identity: Option<Identity>,
+}
+
+impl Certificate {
+    /// What a certificate says that the handshake has verified. The first client that has one of its names is meant.
+    pub(super) fn read(der: &CertificateDer<'_>, clients: &[KnownClient]) -> Self {
+        let names = names(der);
+        let known = clients.iter().find(|client| names.contains(&client.by));
+        let identity = known.map(|it| Identity { name: it.by.to_string(), role: it.role });
+        Self { names, identity }
+    }
+}
+
+impl fmt::Display for Certificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<String> = self.names.iter().take(8).map(ToString::to_string).collect();
+        f.write_str(if names.is_empty() { "no name at all" } else { "" })?;
+        f.write_str(&names.join(", "))
+    }
+}
+
+fn names(der: &CertificateDer<'_>) -> Vec<CertificateName> {
+    let Ok((_, certificate)) = X509Certificate::from_der(der) else { return Vec::new() };
+    let mut names = Vec::new();
+    let alternatives = certificate.subject_alternative_name().ok().flatten();
+    for name in alternatives.iter().flat_map(|it| &it.value.general_names) {
+        names.push(match name {
+            GeneralName::DNSName(name) => CertificateName::new(Kind::Dns, name),
+            GeneralName::URI(uri) => CertificateName::new(Kind::Uri, uri),
+            GeneralName::RFC822Name(address) => CertificateName::new(Kind::Email, address),
+            _ => continue,
+        });
+    }
+    let common = certificate.subject().iter_common_name().filter_map(|it| it.as_str().ok());
+    names.extend(common.map(|name| CertificateName::new(Kind::CommonName, name)));
+    names.truncate(NAMES_MAX);
+    names
+}
+
+/// Since or until when a certificate does not hold, if it does not hold now.
+pub(super) fn expired(der: &CertificateDer<'_>) -> Option<String> {
+    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    let validity = certificate.validity();
+    let now = x509_parser::time::ASN1Time::now();
+    if now > validity.not_after {
+        return Some(format!("has expired on {}", validity.not_after));
+    }
+    (now < validity.not_before).then(|| format!("does not hold before {}", validity.not_before))
+}

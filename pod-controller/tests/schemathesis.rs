@@ -1,0 +1,46 @@
+//! What somebody else's tester finds, who knows of the API only what its description says: schemathesis. `make verify-api` installs
+//! it and runs this; where nobody says where it is, there is nothing to do.
+
+mod support;
+
+use std::process::Command;
+
+use support::{Pod, RunningController};
+
+/// Where the program is.
+const PROGRAM: &str = "WADI_SCHEMATHESIS";
+/// How many requests of each kind, and from which seed.
+const EXAMPLES: &str = "WADI_SCHEMATHESIS_EXAMPLES";
+const SEED: &str = "WADI_SCHEMATHESIS_SEED";
+
+#[test]
+fn nothing_that_the_description_allows_or_forbids_breaks_a_promise() {
+    let Some(program) = std::env::var_os(PROGRAM) else {
+        eprintln!("skipped: {PROGRAM} does not say where schemathesis is; make verify-api does");
+        return;
+    };
+    let mut pod = Pod::demo();
+    pod.stop_controller();
+    let config = pod.config_with("listen-tcp = '127.0.0.1:0'\nrequests-per-second = 0");
+    let controller = RunningController::start(&config).expect("a controller");
+    let address = controller.address.expect("it listens");
+    pod.controller = Some(controller);
+    let said = |name: &str, otherwise: &str| std::env::var(name).unwrap_or_else(|_| otherwise.to_owned());
+    let output = Command::new("timeout")
+        .arg("600")
+        .arg(program)
+        .args(["run", &format!("http://{address}/openapi.json"), "--no-color", "--seed", &said(SEED, "1")])
+        .args(["--max-examples", &said(EXAMPLES, "20"), "--phases", "examples,coverage,fuzzing"])
+        .args(["--checks", "not_a_server_error,status_code_conformance,content_type_conformance"])
+        .args(["--checks", "response_schema_conformance,response_headers_conformance"])
+        // It never ends.
+        .args(["--exclude-path", "/v1/events/stream", "--request-timeout", "45"])
+        .current_dir(pod.directory.path())
+        .output()
+        .expect("it starts");
+    let found = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{found}\n{}", String::from_utf8_lossy(&output.stderr));
+    // Whatever it asked for, the controller goes on.
+    pod.client().hosts().expect("it answers");
+    println!("{}", found.lines().filter(|line| line.contains("generated")).collect::<String>());
+}
