@@ -33,6 +33,8 @@ fn nothing_that_the_description_allows_or_forbids_breaks_a_promise() {
         .args(["--max-examples", &said(EXAMPLES, "20"), "--phases", "examples,coverage,fuzzing"])
         .args(["--checks", "not_a_server_error,status_code_conformance,content_type_conformance"])
         .args(["--checks", "response_schema_conformance,response_headers_conformance"])
+        // Many texts are no part of a path: that it leaves them out is no fault of ours.
+        .args(["--suppress-health-check", "filter_too_much"])
         // It never ends.
         .args(["--exclude-path", "/v1/events/stream", "--request-timeout", "45"])
         .current_dir(pod.directory.path())
