@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cxl_pool::ReplicaId;
 
 use super::admission::Register;
+use super::change::{LogOwner, Raft};
 use super::post::{Answer, Clerk, Question};
 use super::replica::{Standing, leads};
 use crate::controller::{Handle, SubmitError};
@@ -26,20 +27,9 @@ async fn answer(
 ) -> Answer {
     let failed = |error: String| Answer::Failed(error);
     match question {
-        Question::Append { to, .. } | Question::Vote { to, .. } | Question::Snapshot { to, .. }
-            if to != standing.owner =>
-        {
-            Answer::Failed("it has another log now".to_owned())
+        Question::Append { .. } | Question::Vote { .. } | Question::Snapshot { .. } => {
+            answer_for_raft(&standing.raft, standing.owner, question).await
         }
-        Question::Append { request, .. } => match standing.raft.append_entries(request).await {
-            Ok(response) => Answer::Append(response),
-            Err(error) => failed(error.to_string()),
-        },
-        Question::Vote { request, .. } => match standing.raft.vote(request).await {
-            Ok(response) => Answer::Vote(response),
-            Err(error) => failed(error.to_string()),
-        },
-        Question::Snapshot { request, .. } => Answer::Snapshot(standing.raft.install_snapshot(request).await),
         Question::Submit { .. } | Question::Waiting | Question::Admit { .. } | Question::Dismiss { .. }
             if !leads(standing) =>
         {
@@ -62,5 +52,26 @@ async fn answer(
             Ok(dismissal) => Answer::Dismissed(dismissal),
             Err(reason) => failed(reason),
         },
+    }
+}
+
+/// Answers what Raft asks.
+pub(super) async fn answer_for_raft(raft: &Raft, owner: LogOwner, question: Question) -> Answer {
+    match question {
+        Question::Append { to, .. } | Question::Vote { to, .. } | Question::Snapshot { to, .. }
+            if to != owner =>
+        {
+            Answer::Failed("it has another log now".to_owned())
+        }
+        Question::Append { request, .. } => match raft.append_entries(request).await {
+            Ok(response) => Answer::Append(response),
+            Err(error) => Answer::Failed(error.to_string()),
+        },
+        Question::Vote { request, .. } => match raft.vote(request).await {
+            Ok(response) => Answer::Vote(response),
+            Err(error) => Answer::Failed(error.to_string()),
+        },
+        Question::Snapshot { request, .. } => Answer::Snapshot(raft.install_snapshot(request).await),
+        _ => Answer::Failed("it is not for Raft".to_owned()),
     }
 }

@@ -208,4 +208,4 @@ impl RaftStateMachine<Replicated> for Machine {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

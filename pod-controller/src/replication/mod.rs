@@ -29,3 +29,6 @@ mod replica;
 pub(crate) use machine::Known;
 pub(crate) use proposer::Proposer;
 pub use replica::{Replica, ReplicationError};
+
+#[cfg(test)]
+mod tests;

@@ -372,7 +372,7 @@ impl Replica {
     }
 }
 
-fn raft_config(section: &ReplicationSection) -> Result<openraft::Config, ReplicationError> {
+pub(super) fn raft_config(section: &ReplicationSection) -> Result<openraft::Config, ReplicationError> {
     let config = openraft::Config {
         cluster_name: "wadi".to_owned(),
         heartbeat_interval: section.heartbeat_ms,

@@ -41,7 +41,7 @@ fn event(sequence: u64) -> Event {
     }
 }
 
-fn begin() -> Change {
+pub(in crate::replication) fn begin() -> Change {
     Change::Begin { state: Box::new(State::new(options())), events: vec![event(1)], terms: 7 }
 }
 

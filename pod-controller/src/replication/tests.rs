@@ -1,0 +1,253 @@
+//! Raft over rings in memory that hosts do not see coherently, while messages are lost and late and replicas are cut off.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use cxl_pool::simulated::{Faults, Random, SimulatedPool, check_seeds};
+use cxl_pool::{HostId, Layout, ReplicaId};
+use pod_protocol::controller::PortWaker;
+use pod_protocol::replicas::ReplicaPort;
+use pod_protocol::run_directory::RunDirectory;
+use tempfile::TempDir;
+
+use super::change::{Change, LogOwner, Member, Outcome, Raft};
+use super::clerk::answer_for_raft;
+use super::log::{Log, LogFile};
+use super::machine::Machine;
+use super::machine::tests::begin;
+use super::network::Network;
+use super::post::{Answer, Clerk, Post};
+use super::replica::raft_config;
+use crate::config::ReplicationSection;
+use crate::state::{Command, InstanceType};
+
+/// Far longer than anything takes; only a test that fails waits for it.
+const PATIENCE: Duration = Duration::from_mins(1);
+/// How long a change may take before it counts as open.
+const COMMIT: Duration = Duration::from_millis(1500);
+const REPLICAS: u16 = 3;
+const CHANGES: u64 = 24;
+
+/// What happens to messages.
+struct Weather {
+    random: Mutex<Random>,
+    /// One in so many is lost, and as many are late; 0 for none.
+    lost_one_in: AtomicU64,
+    /// Which replica nobody reaches; `u64::MAX` for none.
+    cut_off: AtomicU64,
+}
+
+impl Weather {
+    /// Whether a message between these arrives, and after how long.
+    fn delay(&self, from: u16, to: u16) -> Option<Duration> {
+        let cut_off = self.cut_off.load(Ordering::Relaxed);
+        if cut_off == u64::from(from) || cut_off == u64::from(to) {
+            return None;
+        }
+        let one_in = self.lost_one_in.load(Ordering::Relaxed);
+        let mut random = self.random.lock().expect("no panic");
+        if one_in > 0 && random.one_in(one_in) {
+            return None;
+        }
+        let late = one_in > 0 && random.one_in(one_in);
+        Some(Duration::from_millis(if late { random.below(60) } else { 0 }))
+    }
+}
+
+struct Node {
+    owner: LogOwner,
+    raft: Raft,
+    machine: Machine,
+    post: Post,
+    carrier: Option<JoinHandle<()>>,
+}
+
+struct Group {
+    nodes: Vec<Node>,
+    weather: Arc<Weather>,
+    runtime: tokio::runtime::Runtime,
+    pool: SimulatedPool,
+    directory: TempDir,
+}
+
+impl Group {
+    fn new(seed: u64) -> Self {
+        let size_bytes = 32 << 20;
+        let pool = SimulatedPool::new(seed, size_bytes);
+        let layout = Layout::new(size_bytes, 4, REPLICAS).expect("large enough");
+        let directory = tempfile::tempdir().expect("a directory");
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let weather = Arc::new(Weather {
+            random: Mutex::new(Random::new(seed)),
+            lost_one_in: AtomicU64::new(0),
+            cut_off: AtomicU64::new(u64::MAX),
+        });
+        let mut group = Self { nodes: Vec::new(), weather, runtime, pool, directory };
+        for replica in 0..REPLICAS {
+            group.start(&layout, replica);
+        }
+        let members: BTreeMap<LogOwner, Member> = group
+            .nodes
+            .iter()
+            .zip(0..)
+            .map(|(node, replica)| (node.owner, Member { replica: ReplicaId::new(replica) }))
+            .collect();
+        group.runtime.block_on(group.nodes[0].raft.initialize(members)).expect("the first");
+        group
+    }
+
+    fn start(&mut self, layout: &Layout, replica: u16) {
+        let path = self.directory.path().join(format!("log{replica}"));
+        let file = Arc::new(LogFile::open(&path).expect("a new file"));
+        let (owner, machine) = (file.owner(), Machine::open(Arc::clone(&file)).expect("empty"));
+        let waker = PortWaker::new().expect("a descriptor");
+        let (post, outbox) = Post::new(waker.clone());
+        let rings = ReplicaPort::open(
+            layout,
+            self.pool.host(HostId::new(replica + 1)),
+            RunDirectory::new(self.directory.path().join("run")),
+            ReplicaId::new(replica),
+            (true, waker),
+        )
+        .expect("a slot");
+        let section = ReplicationSection { replica, log: None, heartbeat_ms: 40, election_ms: 240 };
+        let config = Arc::new(raft_config(&section).expect("good"));
+        let network = Network { post: post.clone(), me: owner };
+        let raft = openraft::Raft::new(owner, config, network, Log(file), machine.clone());
+        let raft = self.runtime.block_on(raft).expect("an empty log");
+        let clerk: Clerk = {
+            let (raft, weather) = (raft.clone(), Arc::clone(&self.weather));
+            Arc::new(move |from, question| {
+                let (raft, weather) = (raft.clone(), Arc::clone(&weather));
+                Box::pin(async move {
+                    // Whoever asks waits in vain for what is lost, be it the question or the answer.
+                    let Some(late) = weather.delay(from.get(), replica) else {
+                        tokio::time::sleep(PATIENCE).await;
+                        return Answer::Failed("lost".to_owned());
+                    };
+                    tokio::time::sleep(late).await;
+                    let answer = answer_for_raft(&raft, owner, question).await;
+                    match weather.delay(replica, from.get()) {
+                        Some(late) => tokio::time::sleep(late).await,
+                        None => tokio::time::sleep(PATIENCE).await,
+                    }
+                    answer
+                })
+            })
+        };
+        let carrier = std::thread::spawn({
+            let (post, runtime) = (post.clone(), self.runtime.handle().clone());
+            move || post.carry(&outbox, rings, &clerk, &runtime)
+        });
+        self.nodes.push(Node { owner, raft, machine, post, carrier: Some(carrier) });
+    }
+
+    /// Makes a change with whoever leads. Nothing if it is open what became of it, or void.
+    fn change(&self, make: impl Fn(&Machine) -> Change) -> Option<()> {
+        let leads = |node: &&Node| node.raft.metrics().borrow().current_leader == Some(node.owner);
+        let leader = self.nodes.iter().rfind(leads)?;
+        self.runtime.block_on(async {
+            tokio::time::timeout(COMMIT, leader.raft.ensure_linearizable()).await.ok()?.ok()?;
+            let change = make(&leader.machine);
+            let written = tokio::time::timeout(COMMIT, leader.raft.client_write(change)).await.ok()?.ok()?;
+            (written.data == Outcome::Done).then_some(())
+        })
+    }
+
+    fn types(&self, replica: usize) -> BTreeSet<String> {
+        self.nodes[replica].machine.look(|known| {
+            known.state.as_ref().map(|state| state.types.keys().cloned().collect()).unwrap_or_default()
+        })
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for node in &mut self.nodes {
+            let ended = async { tokio::time::timeout(Duration::from_secs(5), node.raft.shutdown()).await };
+            let _ = self.runtime.block_on(ended);
+            node.post.stop();
+            if let Some(carrier) = node.carrier.take() {
+                let _ = carrier.join();
+            }
+        }
+        if !std::thread::panicking() {
+            assert_eq!(self.pool.faults(), Faults::default(), "a rule of non-coherent memory was broken");
+        }
+    }
+}
+
+fn until(what: &str, mut look: impl FnMut() -> bool) -> Result<(), String> {
+    let began = Instant::now();
+    while !look() {
+        if began.elapsed() > PATIENCE {
+            return Err(format!("waited in vain for {what}"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+fn what_was_answered_survives(seed: u64) -> Result<(), String> {
+    let group = Group::new(seed);
+    let mut random = Random::new(seed ^ 0xc0ff_ee00);
+    until("the beginning", || group.change(|_| begin()).is_some() || group.nodes[0].machine.index() > 0)?;
+    group.weather.lost_one_in.store(6, Ordering::Relaxed);
+    let mut answered = BTreeSet::new();
+    for number in 0..CHANGES {
+        if number % 8 == 4 {
+            // Whoever leads, in half of the cases.
+            let leads = |node: &Node| node.raft.metrics().borrow().current_leader == Some(node.owner);
+            let leader = group.nodes.iter().position(leads).unwrap_or(0) as u64;
+            let whom = if random.one_in(2) { leader } else { random.below(REPLICAS.into()) };
+            group.weather.cut_off.store(whom, Ordering::Relaxed);
+        } else if number % 8 == 0 {
+            group.weather.cut_off.store(u64::MAX, Ordering::Relaxed);
+        }
+        let name = format!("t{number}");
+        let command = Command::SetInstanceType { name: name.clone(), instance_type: InstanceType::default() };
+        let made = group.change(|machine| Change::Turn {
+            base: machine.index(),
+            commands: vec![command.clone()],
+            events: Vec::new(),
+        });
+        if made.is_some() {
+            answered.insert(name);
+        } else {
+            std::thread::sleep(Duration::from_millis(random.below(100)));
+        }
+    }
+    group.weather.cut_off.store(u64::MAX, Ordering::Relaxed);
+    group.weather.lost_one_in.store(0, Ordering::Relaxed);
+    until("a last change", || {
+        let last =
+            Command::SetInstanceType { name: "last".to_owned(), instance_type: InstanceType::default() };
+        let turn = |machine: &Machine| Change::Turn {
+            base: machine.index(),
+            commands: vec![last.clone()],
+            events: Vec::new(),
+        };
+        group.types(0).contains("last") || group.change(turn).is_some()
+    })?;
+    let states = || -> Vec<_> {
+        group.nodes.iter().map(|node| node.machine.look(|known| known.state.clone())).collect()
+    };
+    until("the same everywhere", || {
+        let states = states();
+        group.types(0).contains("last") && states.iter().all(|state| *state == states[0])
+    })?;
+    let lost: Vec<_> = answered.difference(&group.types(0)).cloned().collect();
+    if answered.is_empty() || !lost.is_empty() {
+        return Err(format!("of {} changes that were answered these are lost: {lost:?}", answered.len()));
+    }
+    Ok(())
+}
+
+#[test]
+fn what_was_answered_survives_loss_delay_and_partitions() {
+    check_seeds("-p pod-controller --lib replication", 2, what_was_answered_survives);
+}
