@@ -235,16 +235,19 @@ impl IntoResponse for Refused {
 pub(super) fn describe(description: &mut OpenApi) {
     let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
     description.components.get_or_insert_default().add_security_scheme("token", scheme);
-    // Both with a token and, on the UNIX socket, without.
+    let certificate = SecurityScheme::MutualTls { description: None, deprecated: None, extensions: None };
+    description.components.get_or_insert_default().add_security_scheme("certificate", certificate);
+    // With a token or a certificate and, on the UNIX socket, without.
     description.security = Some(vec![
         SecurityRequirement::new::<_, [&str; 0], &str>("token", []),
+        SecurityRequirement::new::<_, [&str; 0], &str>("certificate", []),
         SecurityRequirement::default(),
     ]);
     for path in description.paths.paths.values_mut() {
         for operation in [&mut path.get, &mut path.post, &mut path.put, &mut path.patch, &mut path.delete] {
             for operation in operation.iter_mut() {
                 for (status, why) in [
-                    ("401", "over TCP: there is no token, or nobody knows it"),
+                    ("401", "over TCP: there is no token and no certificate, or nobody knows them"),
                     ("403", "the token's role may not do this"),
                     ("429", "over TCP: there were too many requests; `Retry-After` says when to try again"),
                 ] {
