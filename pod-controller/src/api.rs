@@ -25,7 +25,7 @@ pub use host::{
 };
 pub use instance::{
     CreateInstance, Disk, Instance, InstanceList, MigrateInstance, MigrateNic, MigratingDevice, Migration,
-    Nic, NicLimit, NicPolicy, NicRequest,
+    Nic, NicLimit, NicPolicy, NicRail, NicRequest,
 };
 pub use instance_type::{InstanceType, InstanceTypeList, InstanceTypeSpec};
 pub use labels::Labels;

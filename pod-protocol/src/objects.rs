@@ -123,6 +123,30 @@ pub struct Route {
     pub generation: LeaseGeneration,
 }
 
+/// One of several NICs over which a lease sends and receives at the same time: the members of a link aggregation group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RailObject {
+    /// How its backend is reached.
+    pub route: Route,
+    /// Whether it carries anything now.
+    pub state: RailState,
+}
+
+/// Whether a rail carries anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RailState {
+    /// It does.
+    Up,
+    /// It is not to be used; its backend still answers what it was sent.
+    Down,
+    /// Nobody answers there any more: what it was sent and has not acknowledged goes over another one.
+    Gone,
+}
+
+/// The most NICs that a lease uses at the same time.
+pub const RAILS_MAX: usize = 4;
+
 /// Net backend: start this NIC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NicObject {
@@ -205,6 +229,9 @@ pub struct PortObject {
     pub tx_area: Area,
     /// The NIC in use.
     pub active: Route,
+    /// Where several are in use at the same time: all of them, the active one too, in an order that stays. Otherwise none.
+    #[serde(default)]
+    pub rails: Vec<RailObject>,
     /// The backup NIC.
     #[serde(default)]
     pub standby: Option<Route>,
@@ -268,6 +295,9 @@ pub struct RegistrationObject {
     /// The part of the pool that is leased to the guest as its memory: what it sends may lie there as well.
     #[serde(default)]
     pub ram_area: Option<Area>,
+    /// Other NICs are in use at the same time: what this one cannot send now is given back at once, for another one.
+    #[serde(default)]
+    pub has_other_rails: bool,
 }
 
 /// Block backend: what to keep on an SSD about its volumes. Deleted ones are wiped, which is reported.

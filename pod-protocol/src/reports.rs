@@ -131,6 +131,9 @@ pub enum DeviceReport {
         features: u64,
         /// Whether it is kept free for failover.
         backup: bool,
+        /// The link aggregation group at the switch that its port belongs to.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        lag: Option<String>,
     },
     /// An SSD.
     Ssd {

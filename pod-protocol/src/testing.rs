@@ -175,6 +175,7 @@ pub(crate) fn join() -> Join {
             mtu: 1500,
             features: 0,
             backup: false,
+            lag: None,
         }],
     }
 }

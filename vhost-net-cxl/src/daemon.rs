@@ -95,6 +95,16 @@ fn backend<M: Memory>(
     let mut configs = BTreeMap::new();
     for table in &config.nic {
         let mut nic_config = NicConfig::parse(table)?;
+        if let Some(other) =
+            configs.values().find(|it: &&NicConfig| it.lag.is_some() && it.lag == nic_config.lag)
+        {
+            anyhow::bail!(
+                "the NICs {} and {} of this host are in the same lag: let the kernel bond their interfaces, and give one \
+                 [[nic]] that bond; a lag here joins ports of several hosts",
+                other.name,
+                nic_config.name
+            );
+        }
         let existed = nic::exists(&nic_config);
         nics.push(nic::open(&nic_config, pool, memory)?);
         // What somebody else made is his to make again, with all that belongs to it: a bridge, an address.

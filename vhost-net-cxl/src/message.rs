@@ -58,9 +58,13 @@ pub enum Opcode {
     /// Frontend to backend: the receive buffer is free again.
     ReceiveDone,
     /// Frontend to backend: what the guest's driver accepts to receive; the length is a set of
-    /// [`Offloads`](crate::offloads::Offloads).
+    /// [`Offloads`](crate::offloads::Offloads). With the sequence number [`REOPENS`] it also says that nothing is under way that
+    /// was [`Status::Unreachable`]: what comes next may be sent again.
     Offloads,
 }
+
+/// A sequence number of [`Opcode::Offloads`].
+pub const REOPENS: u16 = 1;
 
 impl Opcode {
     const fn code(self) -> u64 {
@@ -97,6 +101,9 @@ pub enum Status {
     NotYet,
     /// The lease has a newer generation: whoever sent this no longer holds it.
     Stale,
+    /// This NIC cannot send it now, but another one that the lease uses at the same time may. So is everything that follows,
+    /// until the frontend has heard of it ([`REOPENS`]): a link that comes back at once would let later packets overtake.
+    Unreachable,
 }
 
 impl Status {
@@ -107,6 +114,7 @@ impl Status {
             Self::Dropped => 1,
             Self::NotYet => 2,
             Self::Stale => 3,
+            Self::Unreachable => 4,
         }
     }
 
@@ -116,6 +124,7 @@ impl Status {
             0 => Self::Sent,
             2 => Self::NotYet,
             3 => Self::Stale,
+            4 => Self::Unreachable,
             _ => Self::Dropped,
         }
     }
@@ -265,7 +274,7 @@ mod tests {
 
     #[test]
     fn every_status_survives_its_code() {
-        for status in [Status::Sent, Status::Dropped, Status::NotYet, Status::Stale] {
+        for status in [Status::Sent, Status::Dropped, Status::NotYet, Status::Stale, Status::Unreachable] {
             assert_eq!(Status::from_code(status.code()), status);
         }
         assert_eq!(Status::from_code(99), Status::Dropped);
@@ -273,7 +282,7 @@ mod tests {
 
     #[test]
     fn every_run_survives_its_code() {
-        for status in [Status::Sent, Status::Dropped, Status::NotYet, Status::Stale] {
+        for status in [Status::Sent, Status::Dropped, Status::NotYet, Status::Stale, Status::Unreachable] {
             for packets in [1, 2, 255, 256, Run::MAX] {
                 let run = Run { status, packets };
                 assert!(u64::from(run.code()) <= mask(BYTES_BITS));

@@ -107,6 +107,7 @@ fn nic_report(number: u32, backup: bool) -> DeviceReport {
         mtu: 1500,
         features: 0,
         backup,
+        lag: None,
     }
 }
 

@@ -152,6 +152,7 @@ fn attachment(
         rx_quota_buffers: 2048,
         policy: policy.clone(),
         ram_area: None,
+        has_other_rails: false,
     };
     let port = PortObject {
         lease,
@@ -166,6 +167,7 @@ fn attachment(
         features: 0,
         tx_area,
         active: Route { channel, generation },
+        rails: Vec::new(),
         standby: None,
         draining: None,
         incoming: false,

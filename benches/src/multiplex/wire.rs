@@ -101,6 +101,7 @@ impl<M: Memory> WireNic<M> {
             mtu: 1500,
             speed_mbps: 10_000,
             backup: false,
+            lag: None,
             offloads: Offloads::NONE,
             cache_bypassing: true,
         };

@@ -312,6 +312,7 @@ fn objects(
         features,
         tx_area: placements.transmit[number],
         active: Route { channel, generation },
+        rails: Vec::new(),
         standby: None,
         draining: None,
         incoming: false,
@@ -332,6 +333,7 @@ fn objects(
         rx_quota_buffers: RX_QUOTA_BUFFERS,
         policy: NicPolicy::default(),
         ram_area,
+        has_other_rails: false,
     };
     Ok((port, registration))
 }

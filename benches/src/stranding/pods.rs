@@ -240,6 +240,7 @@ fn nic(number: usize) -> DeviceReport {
         mtu: 1500,
         features: 0,
         backup: false,
+        lag: None,
     }
 }
 

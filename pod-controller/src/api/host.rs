@@ -135,6 +135,9 @@ pub enum DeviceKind {
         mtu: u16,
         /// Whether it is kept free for failover.
         backup: bool,
+        /// The link aggregation group at the switch that it belongs to.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        lag: Option<String>,
         /// How many leases would move to it.
         standby_leases: u32,
         /// How much of it may be reserved, in Mbit/s.

@@ -106,6 +106,9 @@ pub struct Nic {
     pub queue_pairs: u16,
     /// The NIC in use, as `h2/nic0`.
     pub nic: String,
+    /// Where it uses several NICs at the same time, which are a link aggregation group: all of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rails: Vec<NicRail>,
     /// The NIC that takes over when that one fails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<String>,
@@ -136,6 +139,15 @@ pub struct Nic {
     pub generation: u16,
     /// Whether a VMM is connected to the socket.
     pub connected: bool,
+}
+
+/// One of several NICs that a device uses at the same time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NicRail {
+    /// The NIC, as `h2/nic0`.
+    pub nic: String,
+    /// Whether it carries traffic now.
+    pub in_use: bool,
 }
 
 /// A virtio-blk device of an instance.
@@ -218,6 +230,9 @@ pub struct NicRequest {
     /// A name: NICs with the same one are served by one host where that can be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub together: Option<String>,
+    /// So many NICs of a link aggregation group are to be in use at the same time, at least: 1 to 4.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rails: Option<u8>,
 }
 
 /// Asks for a NIC of an instance to be moved.

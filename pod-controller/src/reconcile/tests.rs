@@ -67,6 +67,7 @@ fn joined(state: &mut State, endpoint: EndpointId, incarnation: u64) {
             mtu: 1500,
             features: 0,
             backup: false,
+            lag: None,
         }]
     } else {
         Vec::new()

@@ -162,6 +162,7 @@ fn wish(request: &NicRequest) -> Result<NicWish, Failure> {
         reserved_mbps: request.reserved_mbps,
         apart: request.apart.clone(),
         together: request.together.clone(),
+        rails: request.rails,
     })
 }
 

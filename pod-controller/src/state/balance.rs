@@ -64,6 +64,7 @@ impl State {
             };
             let can_move = |lease: &&Lease| {
                 lease.active_nic() == Some(from)
+                    && !self.has_rails(lease)
                     && lease.draining_nic().is_none()
                     && !resting.contains(&lease.id)
                     && matches!(&lease.kind, LeaseKind::Nic { together: None, .. })
@@ -108,6 +109,7 @@ impl State {
             let with = carried.get(id)?.saturating_add(mbps);
             let apart = apart.as_deref();
             let good = id != active
+                && nic.lag.is_none()
                 && nic.mtu >= *mtu
                 && with <= share(nic.speed_mbps, relief.low_percent)
                 && loads.has_room_for(lease, id)

@@ -396,4 +396,7 @@ pub struct NicWish {
     /// Served by the same host as others with this name, where that can be.
     #[serde(default)]
     pub together: Option<String>,
+    /// So many NICs of a link aggregation group are to be in use at the same time, at least.
+    #[serde(default)]
+    pub rails: Option<u8>,
 }

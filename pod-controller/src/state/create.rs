@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
-use pod_protocol::objects::Qos;
+use pod_protocol::objects::{Qos, RAILS_MAX};
 
 use super::change_volume::check_qos;
 use super::nic_policy::check_policy;
@@ -178,6 +178,9 @@ impl State {
             if wish.queue_pairs.is_some_and(|pairs| pairs == 0 || pairs > QUEUE_PAIRS_MAX) {
                 return invalid(format!("queue_pairs must be 1 to {QUEUE_PAIRS_MAX}"));
             }
+            if wish.rails.is_some_and(|rails| rails == 0 || usize::from(rails) > RAILS_MAX) {
+                return invalid(format!("rails must be 1 to {RAILS_MAX}"));
+            }
             if wish.mtu.is_some_and(|mtu| mtu < MTU_MIN) {
                 return invalid(format!("an MTU must be {MTU_MIN} at least"));
             }
@@ -218,7 +221,9 @@ impl State {
     ) -> Result<(), Refusal> {
         for (number, wish) in wishes.iter().enumerate() {
             let NicPlace { active, standby } = self.place_nic(&found.loads, wanted.host, wish)?;
-            let (nic_mtu, features) = self.nic_limits(&active);
+            let limits = self.rails_of(&active).into_iter().map(|rail| self.nic_limits(&rail));
+            let common = |(mtu, features): (u16, u64), it: (u16, u64)| (mtu.min(it.0), features & it.1);
+            let (nic_mtu, features) = limits.reduce(common).unwrap_or_default();
             let standby_mtu = standby.as_ref().map_or(u16::MAX, |standby| self.nic_limits(standby).0);
             let mac = self.choose_mac(wish.mac, found)?;
             let kind = LeaseKind::Nic {

@@ -99,8 +99,11 @@ impl State {
         let Some(lease) = self.leases.get(&lease) else { return Vec::new() };
         match &lease.kind {
             LeaseKind::Nic { active, .. } => {
-                let id = ObjectId::Registration { lease: lease.id, nic: active.name.clone() };
-                vec![(active.net_backend(), id)]
+                let service = |nic: &DeviceId| {
+                    let id = ObjectId::Registration { lease: lease.id, nic: nic.name.clone() };
+                    (nic.net_backend(), id)
+                };
+                [service(active)].into_iter().chain(self.other_rails(active).iter().map(service)).collect()
             }
             LeaseKind::Disk { volume, .. } => {
                 let Some(volume) = self.volumes.get(volume) else { return Vec::new() };
@@ -158,7 +161,7 @@ impl State {
     }
 
     /// The route of a lease from a frontend to a backend, if the frontend has the channel.
-    fn route(&self, lease: &Lease, frontend: EndpointId, backend: EndpointId) -> Option<Route> {
+    pub(super) fn route(&self, lease: &Lease, frontend: EndpointId, backend: EndpointId) -> Option<Route> {
         let channel = self.channel_between(frontend, backend)?;
         self.rings_at(channel, frontend)?;
         Some(Route { channel: channel.id, generation: lease.generation })
@@ -216,6 +219,7 @@ impl State {
             features: *features,
             tx_area: self.own_area(lease, frontend)?,
             active: self.route(lease, frontend, active.net_backend())?,
+            rails: self.rail_objects(lease, frontend),
             standby: standby.as_ref().and_then(|standby| self.route(lease, frontend, standby.net_backend())),
             policy: policy.clone(),
             draining: draining.as_ref().and_then(|left| {
@@ -291,8 +295,9 @@ impl State {
         let LeaseKind::Nic { mac, mtu, features, active, standby, draining, policy, .. } = &lease.kind else {
             return None;
         };
+        let has_other_rails = !self.other_rails(active).is_empty();
         let (state, generation) = match (device, draining) {
-            _ if device == active => (RegistrationState::Active, lease.generation),
+            _ if self.are_rails(active, device) => (RegistrationState::Active, lease.generation),
             // With the generation that it had: what is on its way is still good.
             (_, Some(left)) if *device == left.nic => (RegistrationState::Draining, left.generation),
             _ if Some(device) == standby.as_ref() => (RegistrationState::Standby, lease.generation),
@@ -312,6 +317,7 @@ impl State {
             rx_quota_buffers: self.options.rx_quota_buffers,
             policy: policy.clone(),
             ram_area: None,
+            has_other_rails: has_other_rails && state == RegistrationState::Active,
         })
     }
 

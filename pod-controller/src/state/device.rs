@@ -45,6 +45,9 @@ pub enum Kind {
         features: u64,
         /// Whether it is kept free for failover.
         backup: bool,
+        /// The link aggregation group at the switch that its port belongs to.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        lag: Option<String>,
         /// Where it receives.
         rx: Option<Hold>,
     },
@@ -99,6 +102,11 @@ impl Device {
     /// Whether it is a NIC.
     pub const fn is_nic(&self) -> bool {
         matches!(self.kind, Kind::Nic { .. })
+    }
+
+    /// Whether it is a NIC that carries packets of this length, without the Ethernet header.
+    pub(crate) const fn can_carry(&self, bytes: u16) -> bool {
+        matches!(self.kind, Kind::Nic { mtu, .. } if bytes <= mtu)
     }
 
     /// Whether it is a NIC kept free for failover.

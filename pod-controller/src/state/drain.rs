@@ -60,7 +60,7 @@ impl State {
     pub(super) fn nics_leave(&mut self, effects: &mut Vec<Effect>) {
         let leaves = |lease: &super::Lease| {
             let LeaseKind::Nic { active, draining: None, .. } = &lease.kind else { return None };
-            (self.is_drained(active) && self.is_up(active)).then_some(lease.id)
+            (self.is_drained(active) && self.is_up(active) && !self.has_rails(lease)).then_some(lease.id)
         };
         let leaving: Vec<LeaseId> = self.leases.values().filter_map(leaves).collect();
         for id in leaving {

@@ -162,7 +162,7 @@ impl State {
             self.pass_over_numbers(table);
         }
         let (driver, kind, mut health) = match report {
-            DeviceReport::Nic { driver, mac, up, speed_mbps, mtu, features, backup, .. } => {
+            DeviceReport::Nic { driver, mac, up, speed_mbps, mtu, features, backup, lag, .. } => {
                 let rx = match &known {
                     Some(Device { kind: Kind::Nic { rx, .. }, .. }) => *rx,
                     _ => None,
@@ -173,6 +173,7 @@ impl State {
                     mtu: *mtu,
                     features: *features,
                     backup: *backup,
+                    lag: lag.clone(),
                     rx,
                 };
                 let health =

@@ -37,6 +37,8 @@ pub(crate) struct NicLoad {
     pub(crate) features: u64,
     /// Whether it is kept free for failover.
     pub(crate) backup: bool,
+    /// The link aggregation group that it is in.
+    pub(crate) lag: Option<String>,
     /// Whether it can be given to somebody now.
     pub(crate) usable: bool,
     /// How many leases use it.
@@ -117,24 +119,25 @@ impl State {
         let mut loads = Loads::default();
         let percent = self.options.placement.nic_overcommit_percent;
         for (id, device) in &self.devices {
-            let Kind::Nic { speed_mbps, mtu, features, backup, .. } = device.kind else { continue };
+            let Kind::Nic { speed_mbps, mtu, features, backup, ref lag, .. } = device.kind else { continue };
             let nic = NicLoad {
                 speed_mbps,
                 capacity_mbps: speed_mbps.saturating_mul(percent.into()) / 100,
                 mtu,
                 features,
                 backup,
+                lag: lag.clone(),
                 usable: self.is_usable(id),
                 ..NicLoad::default()
             };
             loads.nics.insert(id.clone(), nic);
         }
         for lease in self.leases.values() {
-            for_nics_of(lease, |nic, change| {
-                if let Some(load) = loads.nics.get_mut(nic) {
+            for (nic, change) in loads.changes(lease) {
+                if let Some(load) = loads.nics.get_mut(&nic) {
                     change.apply(load, true);
                 }
-            });
+            }
         }
         for (id, load) in &loads.nics {
             index(&mut loads.ordinary, &mut loads.backups, id, load, true);
@@ -178,13 +181,37 @@ impl Loads {
     }
 
     fn change(&mut self, lease: &Lease, comes: bool) {
-        for_nics_of(lease, |nic, change| {
-            if let Some(load) = self.nics.get_mut(nic) {
-                index(&mut self.ordinary, &mut self.backups, nic, load, false);
+        for (nic, change) in self.changes(lease) {
+            if let Some(load) = self.nics.get_mut(&nic) {
+                index(&mut self.ordinary, &mut self.backups, &nic, load, false);
                 change.apply(load, comes);
-                index(&mut self.ordinary, &mut self.backups, nic, load, true);
+                index(&mut self.ordinary, &mut self.backups, &nic, load, true);
             }
-        });
+        }
+    }
+
+    /// What a lease is to its NICs. Each of a group may have to carry all of it, when the others fail.
+    fn changes(&self, lease: &Lease) -> Vec<(DeviceId, Change)> {
+        let LeaseKind::Nic { active, standby, reserved_mbps, policy, .. } = &lease.kind else {
+            return Vec::new();
+        };
+        let promised = promises(policy);
+        let active_change = |nic: &DeviceId| (nic.clone(), Change::Active(*reserved_mbps, promised));
+        let mut changes = vec![active_change(active)];
+        if let Some(lag) = self.get(active).and_then(|nic| nic.lag.as_ref()) {
+            let others = self.nics.iter().filter(|(id, nic)| *id != active && nic.lag.as_ref() == Some(lag));
+            changes.extend(others.map(|(id, _)| active_change(id)));
+        }
+        if let Some(standby) = standby {
+            changes.push((standby.clone(), Change::Standby(active.host, *reserved_mbps)));
+        }
+        changes
+    }
+
+    /// Whether two NICs are in one link aggregation group.
+    pub(crate) fn are_rails(&self, one: &DeviceId, other: &DeviceId) -> bool {
+        let lag = |id| self.get(id).and_then(|nic| nic.lag.as_ref());
+        one == other || lag(one).is_some() && lag(one) == lag(other)
     }
 }
 
@@ -216,15 +243,6 @@ impl Change {
                     }
                 }
             }
-        }
-    }
-}
-
-fn for_nics_of(lease: &Lease, mut each: impl FnMut(&DeviceId, Change)) {
-    if let LeaseKind::Nic { active, standby, reserved_mbps, policy, .. } = &lease.kind {
-        each(active, Change::Active(*reserved_mbps, promises(policy)));
-        if let Some(standby) = standby {
-            each(standby, Change::Standby(active.host, *reserved_mbps));
         }
     }
 }

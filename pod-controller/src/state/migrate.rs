@@ -38,6 +38,13 @@ impl State {
             let detail = format!("{device} of {instance} is still being moved: try again in a few seconds");
             return Err(Refusal::new(RefusalKind::Busy, detail));
         }
+        if self.has_rails(lease) {
+            let detail = format!(
+                "{device} of {instance} uses all NICs of a link aggregation group, and goes on when one of them goes: nothing has to \
+                 be moved"
+            );
+            return Err(Refusal::new(RefusalKind::InvalidValue, detail));
+        }
         let to = match to {
             Some(to) => to.clone(),
             None => self.place_move(&self.loads(), lease, true).ok_or_else(|| {
@@ -96,8 +103,9 @@ impl State {
     /// Leases whose first NIC this is, that are on another one which works, and that are not being moved.
     fn away_from(&self, home: &DeviceId) -> impl Iterator<Item = LeaseId> {
         let away = self.leases.values().filter(move |lease| match &lease.kind {
+            // One that uses several NICs is nowhere else: if its home is among them, it is there.
             LeaseKind::Nic { active, home: own, draining: None, .. } => {
-                own.as_ref() == Some(home) && active != home
+                own.as_ref() == Some(home) && active != home && !self.has_rails(lease)
             }
             _ => false,
         });
@@ -215,13 +223,15 @@ impl State {
             speed_mbps: speed,
             mtu: size,
             features: able,
+            lag: group,
             ..
         } = report
         else {
             return;
         };
         let Some(device) = self.devices.get_mut(id) else { return };
-        let Device { driver, kind: Kind::Nic { mac, speed_mbps, mtu, features, .. }, health, .. } = device
+        let Device { driver, kind: Kind::Nic { mac, speed_mbps, mtu, features, lag, .. }, health, .. } =
+            device
         else {
             return;
         };
@@ -229,6 +239,7 @@ impl State {
             return;
         }
         driver.clone_from(now);
+        lag.clone_from(group);
         (*mac, *speed_mbps, *mtu, *features) = (*address, *speed, *size, *able);
         let before = std::mem::replace(
             health,

@@ -39,6 +39,7 @@ mod pairs;
 mod place_nic;
 mod placement;
 mod quick;
+mod rails;
 mod rates;
 mod refusal;
 mod region;

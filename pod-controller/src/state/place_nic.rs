@@ -26,6 +26,8 @@ pub(super) struct NicPlace {
 #[derive(Debug, Default)]
 struct Passed {
     apart: bool,
+    /// Too few NICs of its group work, or it is in none.
+    few_rails: bool,
     /// The most that one of them has left.
     full: Option<(u64, DeviceId)>,
     /// One with room, but without a backup.
@@ -41,8 +43,12 @@ impl State {
         let near = group
             .map_or_else(BTreeSet::new, |group| self.hosts_serving(|_, together| together == Some(group)));
         let own = || near.iter().copied().chain([host]).flat_map(|host| loads.of_host(host));
-        let ordinary = own().filter(|(_, nic)| !nic.backup).chain(loads.ordinary());
-        let candidates = ordinary.chain(own().filter(|(_, nic)| nic.backup)).chain(loads.backups());
+        let ordinary = || own().filter(|(_, nic)| !nic.backup).chain(loads.ordinary());
+        let all = || ordinary().chain(own().filter(|(_, nic)| nic.backup)).chain(loads.backups());
+        // Who does not ask for several NICs gets one that stands alone, if there is one.
+        let wanted = wish.rails.map_or(1, usize::from);
+        let alone_first = all().filter(|(_, nic)| wanted < 2 && nic.lag.is_none());
+        let candidates = alone_first.chain(all().filter(|(_, nic)| nic.lag.is_some() || wanted >= 2));
         let mut passed = Passed::default();
         // What a backup is asked for depends on the host only: it is not looked for again.
         let mut alone: BTreeSet<HostId> = BTreeSet::new();
@@ -50,11 +56,24 @@ impl State {
             if !nic.usable || wish.mtu.is_some_and(|mtu| mtu > nic.mtu) {
                 continue;
             }
-            if apart.contains(&id.host) {
+            let rails = self.rails_of(id);
+            let works = |id: &&DeviceId| loads.get(id).is_some_and(|nic| nic.usable);
+            if wanted >= 2 && rails.iter().filter(works).count() < wanted {
+                passed.few_rails = true;
+                continue;
+            }
+            if rails.iter().any(|rail| apart.contains(&rail.host)) {
                 passed.apart = true;
                 continue;
             }
-            if !nic.has_room(wish.reserved_mbps) || !nic.can_promise(promises(&wish.policy)) {
+            let has_room = |rail: &DeviceId| {
+                loads.get(rail).is_some_and(|nic| {
+                    nic.has_room(wish.reserved_mbps)
+                        && nic.can_promise(promises(&wish.policy))
+                        && wish.mtu.is_none_or(|mtu| mtu <= nic.mtu)
+                })
+            };
+            if !rails.iter().all(has_room) {
                 passed.full = passed.full.max(Some((nic.free_mbps(None), id.clone())));
                 continue;
             }
@@ -104,6 +123,16 @@ impl State {
                 ),
             );
         }
+        if passed.few_rails {
+            return Refusal::new(
+                RefusalKind::NoDevice,
+                format!(
+                    "no link aggregation group has {} NICs of different hosts that work: give their NICs the same `lag`, look at them \
+                     with `podctl devices list`, or ask for fewer rails",
+                    wish.rails.unwrap_or(1)
+                ),
+            );
+        }
         if passed.apart {
             return Refusal::new(
                 RefusalKind::NoDevice,
@@ -134,11 +163,11 @@ impl State {
     fn hosts_serving(&self, belongs: impl Fn(Option<&str>, Option<&str>) -> bool) -> BTreeSet<HostId> {
         let serving = self.leases.values().filter_map(|lease| match &lease.kind {
             LeaseKind::Nic { active, apart, together, .. } => {
-                belongs(apart.as_deref(), together.as_deref()).then_some(active.host)
+                belongs(apart.as_deref(), together.as_deref()).then(|| self.rails_of(active))
             }
             LeaseKind::Disk { .. } => None,
         });
-        serving.collect()
+        serving.flatten().map(|nic| nic.host).collect()
     }
 
     /// The NIC that a lease moves to if nobody says which: one that can give what the lease is promised, an ordinary one before a
@@ -150,7 +179,11 @@ impl State {
         let mut best: Option<((bool, bool, bool), &DeviceId)> = None;
         for (id, nic) in loads.ordinary().chain(loads.backups()) {
             let has_room = loads.has_room_for(lease, id);
-            if id == active || nic.mtu < *mtu || (in_order && !has_room) {
+            // Nothing is moved in order to a group or from one; and no NIC of its own group takes over from the others.
+            if loads.are_rails(id, active) || in_order && nic.lag.is_some() {
+                continue;
+            }
+            if nic.mtu < *mtu || (in_order && !has_room) {
                 continue;
             }
             let close = apart.contains(&id.host) && id.host != active.host;
@@ -192,7 +225,7 @@ impl Loads {
     ) -> Option<(DeviceId, bool)> {
         let mut best: Option<((bool, bool, bool), &DeviceId)> = None;
         for (id, nic) in self.backups() {
-            if id == active || nic.mtu < mtu {
+            if self.are_rails(id, active) || nic.mtu < mtu {
                 continue;
             }
             let spare = nic.has_spare(reserved_mbps, active.host);

@@ -47,7 +47,7 @@ impl State {
     /// How many leases use a device now.
     pub fn leases_on(&self, id: &DeviceId) -> u32 {
         let on = self.leases.values().filter(|lease| match &lease.kind {
-            LeaseKind::Nic { active, .. } => active == id,
+            LeaseKind::Nic { active, .. } => self.are_rails(active, id),
             LeaseKind::Disk { volume, .. } => {
                 self.volumes.get(volume).is_some_and(|volume| volume.replica_on(id).is_some())
             }

@@ -13,7 +13,9 @@ use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, MacAddress, RegionId};
 use super::create::Wanted;
 use super::loads::Loads;
 use super::settle::area_of;
-use super::{Channel, Effect, Hold, Kind, Lease, LeaseKind, Purpose, Refusal, Rings, State};
+use super::{
+    Channel, DeviceId, Effect, Hold, Kind, Lease, LeaseKind, Presence, Purpose, Refusal, Rings, State,
+};
 
 /// What is found quickly. It follows from the state, is kept from one creation to the next, and is made anew when anything else
 /// happened.
@@ -168,6 +170,14 @@ impl State {
         for lease_id in leases {
             let Some(lease) = self.leases.get(&lease_id) else { continue };
             let Some(frontend) = self.frontend_of(lease) else { continue };
+            let silent = |nic: &DeviceId| {
+                let known = self.endpoints.get(&nic.net_backend());
+                known.is_some_and(|it| it.presence == Presence::Silent)
+            };
+            if lease.active_nic().is_some_and(|active| self.other_rails(active).iter().any(silent)) {
+                // With a lease that can do without it, it is fenced.
+                return false;
+            }
             pairs.extend(self.backends_of(lease).map(|backend| (frontend, backend)));
             let Some(incarnation) = self.life_of(frontend) else { continue };
             let (lines, purpose) = area_of(&self.options, lease);
@@ -231,8 +241,9 @@ impl State {
             if let Some(area) = lease.area {
                 held.extend(self.backends_of(lease).chain([frontend]).map(|it| (area.region, it)));
             }
-            for nic in lease.nics() {
-                if let Some(Kind::Nic { rx: Some(rx), .. }) = self.devices.get(nic).map(|device| &device.kind)
+            for nic in self.nics_of(lease) {
+                if let Some(Kind::Nic { rx: Some(rx), .. }) =
+                    self.devices.get(&nic).map(|device| &device.kind)
                 {
                     held.push((rx.region, frontend));
                 }

@@ -14,6 +14,7 @@ impl State {
     /// Makes everything follow from the facts. Doing it twice changes nothing more.
     pub(super) fn settle(&mut self, effects: &mut Vec<Effect>) {
         self.end_lost_drains();
+        self.change_rails();
         self.nics_leave(effects);
         // Twice: a lease without a backup may need one to move to, and one that moved may need another.
         self.choose_standbys();
@@ -48,7 +49,10 @@ impl State {
     pub fn backends_of(&self, lease: &Lease) -> impl Iterator<Item = EndpointId> {
         let volume = lease.volume().and_then(|volume| self.volumes.get(&volume));
         let disk = volume.into_iter().flat_map(Volume::devices).map(DeviceId::blk_backend);
-        let mut backends: Vec<EndpointId> = lease.nics().map(DeviceId::net_backend).chain(disk).collect();
+        let mut backends: Vec<EndpointId> = {
+            let nics = self.nics_of(lease);
+            nics.map(|nic| nic.net_backend()).chain(disk).collect()
+        };
         let mut seen = BTreeSet::new();
         backends.retain(|backend| seen.insert(*backend));
         backends.into_iter()
@@ -129,7 +133,10 @@ impl State {
         let works = |id: &DeviceId| {
             let trusted =
                 !self.is_drained(id) && self.devices.get(id).is_some_and(|device| device.held.is_none());
-            trusted && if self.is_up(active) { !self.is_lost(id) } else { self.is_up(id) }
+            // A NIC of its own group does not take over from the others: it fails with them, or works with them.
+            trusted
+                && !self.are_rails(active, id)
+                && if self.is_up(active) { !self.is_lost(id) } else { self.is_up(id) }
         };
         !standby.as_ref().is_some_and(works)
     }
@@ -327,8 +334,9 @@ impl State {
             );
             let incoming = lease.incoming.as_ref().and_then(|incoming| incoming.area);
             held.extend(incoming.and_then(|area| Some((area.region, self.incoming_frontend(lease)?))));
-            for nic in lease.nics() {
-                if let Some(Kind::Nic { rx: Some(rx), .. }) = self.devices.get(nic).map(|device| &device.kind)
+            for nic in self.nics_of(lease) {
+                if let Some(Kind::Nic { rx: Some(rx), .. }) =
+                    self.devices.get(&nic).map(|device| &device.kind)
                 {
                     held.extend(self.frontends_of(lease).map(|frontend| (rx.region, frontend)));
                 }
@@ -352,8 +360,10 @@ impl State {
         let fenced: BTreeSet<EndpointId> = self
             .leases
             .values()
-            .filter(|lease| self.can_move(lease))
-            .filter_map(|lease| lease.active_nic().map(DeviceId::net_backend))
+            .flat_map(|lease| {
+                let nics = lease.active_nic().map_or_else(Vec::new, |active| self.rails_of(active));
+                nics.into_iter().filter(|nic| self.goes_on_without(lease, nic)).map(|nic| nic.net_backend())
+            })
             .filter(|backend| self.endpoints.get(backend).is_some_and(|it| it.presence == Presence::Silent))
             .chain(self.silent_replicas())
             .collect();

@@ -1,8 +1,8 @@
 //! What is true of resources now, read off what is shown of them.
 
 use crate::api::{
-    Condition, ConditionKind, Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance, ReplicaState,
-    Volume,
+    Condition, ConditionKind, Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance, Nic,
+    ReplicaState, Volume,
 };
 
 /// A condition that holds if there is nothing against it.
@@ -15,7 +15,10 @@ pub(super) fn of_instance(instance: &Instance) -> Vec<Condition> {
     let disks = instance.disks.iter().map(|disk| (&disk.device, disk.connected));
     let unconnected = nics.chain(disks).filter(|(_, connected)| !connected);
     let unconnected: Vec<String> = unconnected.map(|(device, _)| format!("no VMM uses {device}")).collect();
-    let alone = instance.nics.iter().filter(|nic| nic.backup.is_none());
+    let alone = {
+        let in_use = |nic: &Nic| nic.rails.iter().filter(|rail| rail.in_use).count();
+        instance.nics.iter().filter(move |nic| nic.backup.is_none() && in_use(nic) < 2)
+    };
     let alone: Vec<String> = alone.map(|nic| format!("{} has no backup", nic.device)).collect();
     vec![
         unless(ConditionKind::Ready, &instance.waiting_for),

@@ -48,11 +48,12 @@ impl View {
             },
         };
         let kind = match &device.kind {
-            Kind::Nic { mac, speed_mbps, mtu, backup, .. } => api::DeviceKind::Nic {
+            Kind::Nic { mac, speed_mbps, mtu, backup, lag, .. } => api::DeviceKind::Nic {
                 mac: mac.map(|mac| mac.to_string()),
                 speed_mbps: *speed_mbps,
                 mtu: *mtu,
                 backup: *backup,
+                lag: lag.clone(),
                 standby_leases: load.map_or(0, |load| load.standby_leases),
                 capacity_mbps: load.map_or(0, |load| load.capacity_mbps),
                 reserved_mbps: load.map_or(0, |load| load.reserved_mbps),

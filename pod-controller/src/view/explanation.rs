@@ -44,6 +44,14 @@ impl View {
     }
 
     fn without_nic(&self, lease: &Lease, loads: &Loads) -> String {
+        let others = lease.active_nic().map_or_else(Vec::new, |active| self.state.other_rails(active));
+        let others: Vec<String> = {
+            let works = others.iter().filter(|nic| self.state.is_usable(nic));
+            works.map(|nic| self.state.device_name(nic)).collect()
+        };
+        if !others.is_empty() {
+            return format!("its flows go over {} at once", others.join(", "));
+        }
         if let LeaseKind::Nic { reserved_mbps: mbps @ 1.., .. } = lease.kind
             && let Some(standby) = lease.standby_nic().filter(|standby| self.state.is_up(standby))
         {
@@ -111,7 +119,9 @@ impl View {
             }
         }
         let part = match id {
-            _ if lease.active_nic() == Some(id) => CandidatePart::Active,
+            _ if lease.active_nic().is_some_and(|active| self.state.are_rails(active, id)) => {
+                CandidatePart::Active
+            }
             _ if lease.standby_nic() == Some(id) => CandidatePart::Standby,
             _ if usable => CandidatePart::Possible,
             _ => CandidatePart::Excluded,

@@ -167,6 +167,7 @@ impl View {
             mtu: *mtu,
             queue_pairs: *queue_pairs,
             nic: self.state.device_name(active),
+            rails: self.show_rails(active),
             backup: standby.as_ref().map(|standby| self.state.device_name(standby)),
             home: home.as_ref().map(|home| self.state.device_name(home)),
             policy: policy.clone().into(),
@@ -179,6 +180,15 @@ impl View {
             generation: lease.generation.get(),
             connected: lease.connected,
         })
+    }
+
+    fn show_rails(&self, active: &DeviceId) -> Vec<api::NicRail> {
+        let rails = self.state.rails_of(active);
+        let show = |nic: &DeviceId| api::NicRail {
+            nic: self.state.device_name(nic),
+            in_use: self.state.is_usable(nic),
+        };
+        rails.iter().filter(|_| rails.len() > 1).map(show).collect()
     }
 
     fn show_disk(&self, lease: &Lease) -> Option<api::Disk> {

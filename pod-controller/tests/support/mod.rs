@@ -319,6 +319,7 @@ pub(crate) fn nic(name: &str, backup: bool) -> DeviceReport {
         mtu: 1500,
         features: 0,
         backup,
+        lag: None,
     }
 }
 

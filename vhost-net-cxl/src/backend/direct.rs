@@ -50,7 +50,7 @@ impl Sender {
         (end, channel): (usize, ChannelId),
         policy_vlan: Option<u16>,
     ) -> Self {
-        let open = port.was_up && port.area.is_some() && !port.failed && policy_vlan.is_none();
+        let open = port.is_able() && policy_vlan.is_none();
         let able = port.nic.identity().offloads;
         Self { place, registration, end, channel, able, open, destination: None }
     }

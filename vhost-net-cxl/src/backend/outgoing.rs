@@ -9,7 +9,7 @@ use super::wire::Outgoing;
 use crate::channel_end::ChannelEnd;
 use crate::counters::DropReason;
 use crate::ethernet::Addresses;
-use crate::message::{self, MAX_PACKET_BYTES, NetMessage, Opcode, Status};
+use crate::message::{self, MAX_PACKET_BYTES, NetMessage, Opcode, REOPENS, Status};
 use crate::nic::Piece;
 use crate::offloads::Offloads;
 use crate::scattered;
@@ -83,6 +83,13 @@ impl<M: Memory> Backend<M> {
                 registration.counters.count_drop(DropReason::OutsideArea);
             }
             return refuse(&mut self.channels[channel], Status::Dropped);
+        }
+        if registration.object.has_other_rails && (registration.closed || !self.ports[place].is_able()) {
+            if let Some(registration) = &mut self.ports[place].registrations[index.get()] {
+                registration.closed = true;
+            }
+            // Before anybody here gets a copy of it: the frontend sends it again over another NIC.
+            return refuse(&mut self.channels[channel], Status::Unreachable);
         }
         if !M::COHERENT {
             // What is about to be read may have been brought into our cache by a prefetch since its last use.
@@ -253,6 +260,7 @@ impl<M: Memory> Backend<M> {
                 && registration.object.channel == channel
             {
                 registration.accepts = accepts;
+                registration.closed &= message.sequence != REOPENS;
             }
         }
         self.agree_on_offloads();

@@ -65,6 +65,17 @@ impl Port {
         }
     }
 
+    /// Whether it can send.
+    #[inline]
+    pub(super) fn is_able(&self) -> bool {
+        self.was_up && self.area.is_some() && !self.failed
+    }
+
+    /// Whether packets of this registration may go through other NICs as well.
+    pub(super) fn has_other_rails(&self, index: RegistrationIndex) -> bool {
+        self.registrations[index.get()].as_ref().is_some_and(|it| it.object.has_other_rails)
+    }
+
     /// Whether a receiver takes a packet with what its header leaves undone.
     pub(super) fn accepts(&self, index: RegistrationIndex, header: VnetHeader) -> bool {
         let required = header.required();

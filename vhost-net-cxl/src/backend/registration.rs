@@ -82,6 +82,8 @@ pub(super) struct Registration {
     pub(super) guard: Option<SourceGuard>,
     /// Its address is to be announced from our NIC as soon as that works.
     pub(super) announce: bool,
+    /// It was given packets back, and its frontend may not know yet: what it sends goes the same way, in order.
+    pub(super) closed: bool,
     /// Numbers the frames to its lease, whichever NIC they come from.
     pub(super) numbers: Arc<Numbers>,
     /// What a NIC that tells flows apart puts on the frames to it.
@@ -112,6 +114,7 @@ impl Registration {
             receive_minimum,
             guard,
             announce,
+            closed: false,
             numbers,
             tag,
         }

@@ -57,10 +57,17 @@ impl<M: Memory> Backend<M> {
         // Those who have moved elsewhere do not wait any longer.
         let mut backlog = std::mem::take(&mut port.backlog);
         let before = backlog.len();
-        let (port, channels) = (&self.ports[place], &mut self.channels);
+        let (port, channels, closed) = (&self.ports[place], &mut self.channels, &mut self.unable);
+        closed.clear();
         backlog.retain(|packet| {
             let status = match port.status_before_sending(packet) {
                 Some(status) => status,
+                None if port.has_other_rails(packet.registration) => {
+                    if !closed.contains(&packet.registration) {
+                        closed.push(packet.registration);
+                    }
+                    Status::Unreachable
+                }
                 None if given_up => {
                     if let Some(registration) = &port.registrations[packet.registration.get()] {
                         registration.counters.count_drop(DropReason::LinkDown);
@@ -74,6 +81,11 @@ impl<M: Memory> Backend<M> {
             answer(channels, packet, status);
             false
         });
+        for index in self.unable.drain(..) {
+            if let Some(registration) = &mut self.ports[place].registrations[index.get()] {
+                registration.closed = true;
+            }
+        }
         let any = backlog.len() < before;
         self.ports[place].backlog = backlog;
         any

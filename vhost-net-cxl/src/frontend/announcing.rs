@@ -36,6 +36,8 @@ impl Port {
             buffer: Some(buffer),
             bytes: BYTES,
             lent: false,
+            flow: 0,
+            rail: self.rails.rail_of(0),
             state: State::Waiting,
         });
         self.announcement = Announcement::NotWanted;

@@ -147,6 +147,7 @@ mod tests {
             features: Offloads::CHECKSUM.features(),
             tx_area: Area::new(LineOffset::new(0), LineCount::new(1)),
             active: route,
+            rails: Vec::new(),
             standby: None,
             draining: None,
             incoming: false,

@@ -10,7 +10,9 @@ mod device;
 mod flow;
 mod handler;
 mod lending;
+mod limiting;
 mod port;
+mod rails;
 mod receive;
 mod receive_run;
 mod transmit;
@@ -146,7 +148,7 @@ impl<M: Memory> Frontend<M> {
     fn keep_room(&mut self) {
         for channel in &mut self.channels {
             let id = channel.end.object().id;
-            let promised = |port: &Port| port.minimum.is_some() && port.object.active.channel == id;
+            let promised = |port: &Port| port.minimum.is_some() && port.sends_over(id);
             channel.kept = if self.ports.iter().any(promised) { channel.end.limit() / KEPT_PART } else { 0 };
         }
     }

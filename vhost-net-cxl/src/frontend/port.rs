@@ -14,6 +14,7 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 use super::announcing::Announcement;
 use super::buffers::TransmitBuffers;
 use super::lending::Stopping;
+use super::rails::{RailSet, Rails};
 use super::receive::Channel;
 use super::under_way::{UNDER_WAY_MAX, UnderWay};
 use crate::counters::{DropReason, LeaseCounters};
@@ -42,6 +43,8 @@ pub(super) struct Port {
     pub(super) may_leave: Offloads,
     /// What it accepts to be left undone.
     pub(super) accepts: Offloads,
+    /// The NICs over which it sends.
+    pub(super) rails: Rails,
     /// The channels that still have to be told what it accepts.
     pub(super) untold: Vec<ChannelId>,
     /// The transmit queue that is looked at first.
@@ -79,6 +82,7 @@ impl Port {
         let limiter = RateLimiter::new(&object.policy.transmit, Instant::now());
         let minimum = RateLimiter::minimum(&object.policy.transmit, Instant::now());
         let mut port = Self {
+            rails: Rails::new(&object),
             object,
             counters,
             buffers,
@@ -125,13 +129,18 @@ impl Port {
         if self.object.incoming && !object.incoming {
             tracing::info!(lease = %object.lease, instance = object.instance_name, "its guest is here now");
         }
-        let routes = |it: &PortObject| (it.active, it.standby, it.draining);
+        let routes = |it: &PortObject| (it.active, it.rails.clone(), it.standby, it.draining);
         let rerouted = routes(&object) != routes(&self.object);
-        if moved && object.draining == Some(self.object.active) {
+        if moved && self.rails.is_single() && object.draining == Some(self.object.active) {
             self.leaving = object.draining;
             tracing::info!(
                 lease = %object.lease, instance = object.instance_name, channel = %object.active.channel,
                 awaited = self.under_way.len(), "moves to another route once the old one has drained",
+            );
+        } else if moved && self.rails.has_generation(object.active.generation) {
+            tracing::info!(
+                lease = %object.lease, instance = object.instance_name, channel = %object.active.channel,
+                "goes on over another of its NICs",
             );
         } else if moved {
             tracing::info!(
@@ -150,9 +159,14 @@ impl Port {
         }
         *old = PortObject { tx_area, ram_area, queue_pairs, ..object };
         let drains = self.leaving.is_some() && self.leaving == self.object.draining;
-        if (moved || self.leaving.is_some()) && !drains {
-            self.leaving = None;
+        if drains {
+            self.rails = Rails::new(&self.object);
+        } else if self.leaving.take().is_some() {
+            self.rails = Rails::new(&self.object);
             self.under_way.send_again();
+            self.spread_all();
+        } else if rerouted {
+            self.change_rails();
         }
         if rerouted {
             self.tell_all();
@@ -162,16 +176,28 @@ impl Port {
     /// Whether frames may come over this channel.
     pub(super) fn hears(&self, channel: ChannelId) -> bool {
         let others = [self.object.standby, self.object.draining];
-        self.object.active.channel == channel || others.iter().flatten().any(|route| route.channel == channel)
+        self.object.active.channel == channel
+            || self.sends_over(channel)
+            || others.iter().flatten().any(|route| route.channel == channel)
     }
 
     /// The rings of a channel began anew: what was announced over the old ones may have been lost.
     pub(super) fn channel_renewed(&mut self, channel: ChannelId) {
         // What is under way was announced over the route that is being left, if there is one.
-        let announced_over = self.leaving.unwrap_or(self.object.active).channel;
-        if announced_over == channel {
-            self.leaving = None;
-            self.under_way.send_again();
+        match self.leaving {
+            Some(left) if left.channel == channel => {
+                self.leaving = None;
+                self.under_way.send_again();
+                self.spread_all();
+            }
+            Some(_) => {}
+            None => {
+                let over = self.rails.over(channel);
+                if over != RailSet::NONE {
+                    self.under_way.retry = false;
+                }
+                self.under_way.send_again_on(over);
+            }
         }
         if self.hears(channel) && !self.untold.contains(&channel) {
             self.untold.push(channel);
@@ -181,7 +207,8 @@ impl Port {
     fn tell_all(&mut self) {
         self.untold.clear();
         self.untold.push(self.object.active.channel);
-        for route in [self.object.standby, self.object.draining].into_iter().flatten() {
+        let others = [self.object.standby, self.object.draining].into_iter().flatten();
+        for route in self.rails.routes().chain(others) {
             if !self.untold.contains(&route.channel) {
                 self.untold.push(route.channel);
             }
@@ -190,7 +217,16 @@ impl Port {
 
     /// Tells backends what the guest's driver accepts, so that their NICs do the rest.
     pub(super) fn tell_offloads<M: Memory>(&mut self, channels: &mut [Channel<M>]) {
-        let message = NetMessage {
+        let message = self.offloads_message();
+        self.untold.retain(|untold| {
+            let channel = channels.iter_mut().find(|channel| channel.end.object().id == *untold);
+            !channel.is_some_and(|channel| channel.end.ready() && channel.end.send(&message))
+        });
+    }
+
+    /// Says what the guest's driver accepts.
+    pub(super) fn offloads_message(&self) -> NetMessage {
+        NetMessage {
             opcode: Opcode::Offloads,
             lease: self.object.lease,
             generation: self.object.active.generation,
@@ -198,11 +234,7 @@ impl Port {
             line: cxl_pool::LineOffset::new(0),
             bytes: self.accepts.bits(),
             more: false,
-        };
-        self.untold.retain(|untold| {
-            let channel = channels.iter_mut().find(|channel| channel.end.object().id == *untold);
-            !channel.is_some_and(|channel| channel.end.ready() && channel.end.send(&message))
-        });
+        }
     }
 
     /// The driver acknowledged these features.

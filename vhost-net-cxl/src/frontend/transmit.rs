@@ -6,14 +6,17 @@
 use std::time::Instant;
 
 use cxl_pool::{LINE_BYTES, Memory};
+use pod_protocol::ids::ChannelId;
 use pod_protocol::objects::Route;
 use vhost_frontend::{Buffer, Chain, ChainReader, GuestMemory, GuestView};
 use vm_memory::VolatileSlice;
 
 use super::PACKETS_PER_TURN;
 use super::announcing::Announcement;
+use super::flow::flow_hash;
 use super::lending::Ranges;
 use super::port::Port;
+use super::rails::Steering;
 use super::receive::Channel;
 use super::under_way::{Packet, State, UNDER_WAY_MAX};
 use crate::counters::DropReason;
@@ -24,6 +27,9 @@ use crate::vnet_header::{ETHERNET_BYTES, HEADER_BYTES, HEADER_BYTES_U32, VnetHea
 
 /// Descriptors that a chain is expected to have; storage for more is made when a guest first sends such a chain.
 const USUAL_SEGMENTS: usize = 20;
+
+/// What is looked at to tell flows apart: Ethernet, VLAN, IPv6 and port fields.
+const FLOW_BYTES: usize = 68;
 
 /// Packets up to this length are copied past the cache, where the pool's hosts are not coherent.
 const BOUNCE_BYTES: usize = 2048;
@@ -47,10 +53,6 @@ impl Scratch {
 }
 
 impl Port {
-    fn route(&self) -> Route {
-        self.object.active
-    }
-
     /// Whether a packet that a guest offers now could be taken and announced.
     pub(super) fn can_send<M: Memory>(&mut self, channels: &mut [Channel<M>]) -> bool {
         if self.under_way.retry || self.under_way.len() >= UNDER_WAY_MAX {
@@ -61,9 +63,26 @@ impl Port {
         }
         // An area without room for the longest packet waits for acknowledgements, which wake us.
         let room = self.buffers.free_bytes() >= 2 * MAX_PACKET_BYTES || self.under_way.len() == 0;
+        match self.steer(channels) {
+            Steering::Ready => room && self.room(channels).is_some_and(|room| room > 0),
+            Steering::Settling => false,
+            Steering::Dead => room,
+        }
+    }
+
+    /// How many packets can be announced, whichever rails they go over. Nothing if a rail's other end is not there.
+    fn room<M: Memory>(&mut self, channels: &mut [Channel<M>]) -> Option<u32> {
         let below = self.is_below_minimum();
-        room && active(self.route(), channels)
-            .is_some_and(|channel| channel.end.ready() && channel.end.room() > channel.kept_from(below))
+        let mut least = None;
+        for rail in self.rails.open().iter() {
+            let channel = find(self.rails.route(rail)?.channel, channels)?;
+            if !channel.end.ready() {
+                return None;
+            }
+            let room = channel.end.room().saturating_sub(channel.kept_from(below));
+            least = Some(least.map_or(room, |least: u32| least.min(room)));
+        }
+        least
     }
 
     fn is_below_minimum(&mut self) -> bool {
@@ -91,22 +110,35 @@ impl Port {
                 return busy;
             }
             self.leaving = None;
+            self.spread_all();
         }
-        let Some(channel) = active(self.route(), channels) else { return busy };
-        if !channel.end.ready() || self.under_way.retry {
+        let steering = self.steer(channels);
+        if steering == Steering::Dead {
+            let taken = self.take_packets(
+                memory,
+                PACKETS_PER_TURN.min(UNDER_WAY_MAX - self.under_way.len()),
+                scratch,
+            );
+            self.drop_waiting();
+            let returned = self.return_descriptors(scratch);
+            return busy || returned || taken > 0;
+        }
+        if self.under_way.retry || !self.is_ready(channels) {
             return busy;
         }
-        busy |= self.announce(channel);
+        busy |= self.announce(channels);
         if self.under_way.waiting() > 0 {
             self.without_room = true;
             return busy;
         }
+        if steering == Steering::Settling {
+            return busy;
+        }
         if self.announcement == Announcement::Wanted && self.push_announcement(memory) {
-            self.announce(channel);
+            self.announce(channels);
             busy = true;
         }
-        let kept = channel.kept_from(self.is_below_minimum());
-        let room = channel.end.room().saturating_sub(kept);
+        let Some(room) = self.room(channels) else { return busy };
         self.without_room = room == 0;
         let room = usize::try_from(room).unwrap_or(usize::MAX);
         let room = room.min(UNDER_WAY_MAX - self.under_way.len()).min(PACKETS_PER_TURN);
@@ -122,55 +154,42 @@ impl Port {
         if taken > 0 {
             // All of them are in the pool before any is announced.
             memory.store_fence();
-            self.announce(channel);
+            self.announce(channels);
             // Refused ones at the front need not wait for anybody.
             self.return_descriptors(scratch);
         }
         busy || taken > 0
     }
 
-    /// Takes packets up to the rate that the guest is allowed. Once that is used up, it is asked again when the timer
-    /// says so.
-    fn take_within_limit<M: Memory>(&mut self, memory: &M, room: usize, scratch: &mut Scratch) -> usize {
-        let Some(limiter) = &mut self.limiter else { return 0 };
-        limiter.refill(Instant::now());
-        let allowed = limiter.allowed();
-        let before = (self.counters.tx_packets.get(), self.counters.tx_bytes.get());
-        let taken = self.take_packets(memory, room.min(allowed), scratch);
-        let packets = self.counters.tx_packets.get().wrapping_sub(before.0);
-        let bytes = self.counters.tx_bytes.get().wrapping_sub(before.1);
-        if let Some(limiter) = &mut self.limiter {
-            limiter.charge(packets, bytes);
-            let used_up = limiter.allowed() == 0;
-            if used_up && !self.throttled {
-                self.counters.rate_waits.add(1);
+    /// Whether there is somebody at the other end of each rail that is in use.
+    fn is_ready<M: Memory>(&self, channels: &mut [Channel<M>]) -> bool {
+        self.rails.open().iter().all(|rail| {
+            let channel = self.rails.route(rail).and_then(|route| find(route.channel, channels));
+            channel.is_some_and(|channel| channel.end.ready())
+        })
+    }
+
+    /// Announces waiting packets, those of a flow in order, as far as the channels have room.
+    fn announce<M: Memory>(&mut self, channels: &mut [Channel<M>]) -> bool {
+        let mut any = false;
+        for rail in self.rails.open().iter() {
+            if self.under_way.waiting() > 0
+                && let Some(route) = self.rails.route(rail)
+                && let Some(channel) = find(route.channel, channels)
+            {
+                any |= self.announce_over(rail, route, channel);
             }
-            self.throttled = used_up;
-            self.count_held_back(taken, used_up);
         }
-        taken
+        any
     }
 
-    /// Counts the packets in the queues that have to wait for the guest's rate, each once. `taken` were taken since the last
-    /// time, the longest waiting ones.
-    fn count_held_back(&mut self, taken: usize, used_up: bool) {
-        self.held_back = self.held_back.saturating_sub(taken);
-        if used_up {
-            let queues = self.rings.iter().skip(1).step_by(2).flatten();
-            let waiting: usize = queues.map(vhost_frontend::Ring::waiting).sum();
-            self.counters.throttled.add(waiting.saturating_sub(self.held_back) as u64);
-            self.held_back = waiting;
-        }
-    }
-
-    /// Announces waiting packets, in order, as far as the channel has room.
-    fn announce<M: Memory>(&mut self, channel: &mut Channel<M>) -> bool {
+    fn announce_over<M: Memory>(&mut self, rail: u8, route: Route, channel: &mut Channel<M>) -> bool {
         let mut any = false;
         while self.under_way.waiting() > 0 {
             let mut messages = [[0; 2]; PACKETS_PER_TURN];
-            let count = self.under_way.announcements(self.object.lease, self.object.active, &mut messages);
+            let count = self.under_way.announcements(self.object.lease, (rail, route), &mut messages);
             let sent = channel.end.request_all(&messages[..count]);
-            self.under_way.announced(sent);
+            self.under_way.announced(rail, sent);
             any |= sent > 0;
             if sent < count || count == 0 {
                 break;
@@ -180,7 +199,12 @@ impl Port {
     }
 
     /// Takes up to `budget` packets from the transmit queues, one queue after the other.
-    fn take_packets<M: Memory>(&mut self, memory: &M, budget: usize, scratch: &mut Scratch) -> usize {
+    pub(super) fn take_packets<M: Memory>(
+        &mut self,
+        memory: &M,
+        budget: usize,
+        scratch: &mut Scratch,
+    ) -> usize {
         let queues = self.rings.len() / 2;
         let mut taken = 0;
         for turn in 0..queues {
@@ -226,7 +250,15 @@ impl Port {
         let (mut taken, mut packets, mut bytes) = (0, 0, 0);
         for chain in &chains[..offered] {
             let descriptor = Some((ring_index(index), chain.head()));
-            let mut packet = Packet { descriptor, buffer: None, bytes: 0, lent: false, state: State::Done };
+            let mut packet = Packet {
+                descriptor,
+                buffer: None,
+                bytes: 0,
+                lent: false,
+                flow: 0,
+                rail: 0,
+                state: State::Done,
+            };
             match rules.frame_bytes(chain) {
                 Err(reason) => self.counters.count_drop(reason),
                 Ok(frame_bytes) => {
@@ -248,6 +280,14 @@ impl Port {
                             }
                             packets += 1;
                             bytes += u64::from(frame_bytes);
+                            if !self.rails.is_single() {
+                                packet.flow = if self.rails.is_by_queue() {
+                                    u32::from(ring_index(index) / 2)
+                                } else {
+                                    flow_of(memory, buffer, written, bounce, frame_bytes)
+                                };
+                                packet.rail = self.rails.rail_of(packet.flow);
+                            }
                             packet.buffer = Some(buffer);
                             packet.bytes = whole;
                             packet.lent = ranges.is_some();
@@ -275,8 +315,19 @@ impl Port {
     pub(super) fn transmit_done<M: Memory>(&mut self, channel: &Channel<M>, message: &NetMessage, run: Run) {
         // What an abandoned route says does not count: the packet has been sent again elsewhere.
         let from = Route { channel: channel.end.object().id, generation: message.generation };
-        if from == self.route() || Some(from) == self.leaving {
-            self.under_way.acknowledge(message.sequence, run.packets, run.status);
+        let rail = match self.leaving {
+            // It was the only one, and nothing was announced over others since.
+            Some(left) if left == from => Some(0),
+            Some(_) => None,
+            None => self.rails.find(from),
+        };
+        let Some(rail) = rail else { return };
+        if self.under_way.acknowledge(rail, message.sequence, run.packets, run.status) {
+            if self.rails.is_single() || self.leaving.is_some() {
+                self.under_way.retry = true;
+            } else {
+                self.rails.note_given_back(rail);
+            }
         }
     }
 
@@ -304,7 +355,7 @@ impl Port {
 
     /// Whether the timer is wanted.
     pub(super) fn waits_to_retry(&self) -> bool {
-        self.under_way.retry || self.throttled || !self.stopping.is_empty()
+        self.under_way.retry || self.throttled || !self.stopping.is_empty() || self.rails.waits_for_one()
     }
 
     /// The timer has fired.
@@ -417,8 +468,23 @@ impl Rules {
     }
 }
 
-fn active<M: Memory>(route: Route, channels: &mut [Channel<M>]) -> Option<&mut Channel<M>> {
-    channels.iter_mut().find(|channel| channel.end.object().id == route.channel)
+#[inline]
+fn find<M: Memory>(id: ChannelId, channels: &mut [Channel<M>]) -> Option<&mut Channel<M>> {
+    channels.iter_mut().find(|channel| channel.end.object().id == id)
+}
+
+/// Tells the flow of a packet that was put into the pool by its addresses.
+fn flow_of<M: Memory>(memory: &M, buffer: Buffer, written: Written, bounce: &[u8], frame_bytes: u32) -> u32 {
+    let bytes = (frame_bytes as usize).min(FLOW_BYTES);
+    match written {
+        // Reading it there would fetch it into the cache.
+        Written::PastTheCache => flow_hash(&bounce[HEADER_BYTES..HEADER_BYTES + bytes]),
+        Written::Cached => {
+            let mut front = [0; FLOW_BYTES];
+            memory.read(buffer.start().saturating_add(HEADER_BYTES as u64), &mut front[..bytes]);
+            flow_hash(&front[..bytes])
+        }
+    }
 }
 
 fn ring_index(index: usize) -> u16 {

@@ -6,6 +6,7 @@ use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::Route;
 use vhost_frontend::{Buffer, Ring};
 
+use super::rails::RailSet;
 use crate::message::{NetMessage, Opcode, Status};
 
 /// Packets of one port that may be under way.
@@ -21,6 +22,10 @@ pub(super) struct Packet {
     pub(super) bytes: u32,
     /// Its payload lies in the guest's memory.
     pub(super) lent: bool,
+    /// What has the same number stays in order.
+    pub(super) flow: u32,
+    /// The number of the rail that it is, or will be, announced over.
+    pub(super) rail: u8,
     pub(super) state: State,
 }
 
@@ -28,7 +33,7 @@ pub(super) struct Packet {
 pub(super) enum State {
     /// To be announced.
     Waiting,
-    /// Announced over the active route.
+    /// Announced over its rail.
     Sent,
     /// As [`State::Sent`], but its payload is gone: it cannot be announced again.
     Abandoned,
@@ -66,14 +71,60 @@ impl UnderWay {
 
     /// Whether some were announced and not acknowledged.
     pub(super) fn awaits(&self) -> bool {
-        self.packets.iter().any(|packet| matches!(packet.state, State::Sent | State::Abandoned))
+        self.awaits_on(RailSet::ALL)
+    }
+
+    /// Whether some were announced over these rails and not acknowledged.
+    pub(super) fn awaits_on(&self, rails: RailSet) -> bool {
+        let awaited = |packet: &Packet| matches!(packet.state, State::Sent | State::Abandoned);
+        self.packets.iter().any(|packet| awaited(packet) && rails.contains(packet.rail))
     }
 
     /// Announces everything again that was not acknowledged.
     pub(super) fn send_again(&mut self) {
         self.retry = false;
-        self.first_waiting = 0;
+        self.send_again_on(RailSet::ALL);
+    }
+
+    /// Gives each packet the number that its rail has now. What was announced over one that is no more is announced again.
+    pub(super) fn renumber(&mut self, number: impl Fn(u8) -> Option<u8>) {
         for packet in &mut self.packets {
+            match (number(packet.rail), packet.state) {
+                (Some(rail), _) => packet.rail = rail,
+                (None, State::Sent) => {
+                    packet.state = State::Waiting;
+                    self.waiting += 1;
+                    self.first_waiting = 0;
+                }
+                (None, State::Abandoned) => packet.state = State::Done,
+                (None, State::Waiting | State::Done) => {}
+            }
+        }
+    }
+
+    /// Gives waiting packets another rail, where theirs is to be left.
+    pub(super) fn reroute(&mut self, leave: impl Fn(u8) -> bool, rail_of: impl Fn(u32) -> u8) {
+        if self.waiting == 0 {
+            return;
+        }
+        let waiting = self.packets.iter_mut().filter(|packet| packet.state == State::Waiting);
+        waiting.filter(|packet| leave(packet.rail)).for_each(|packet| packet.rail = rail_of(packet.flow));
+    }
+
+    /// Gives up what waits, and says how many those are.
+    pub(super) fn drop_waiting(&mut self) -> usize {
+        let waiting = self.packets.iter_mut().filter(|packet| packet.state == State::Waiting);
+        waiting.for_each(|packet| packet.state = State::Done);
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// Announces everything again that was announced over these rails and not acknowledged.
+    pub(super) fn send_again_on(&mut self, rails: RailSet) {
+        if rails == RailSet::NONE {
+            return;
+        }
+        self.first_waiting = 0;
+        for packet in self.packets.iter_mut().filter(|packet| rails.contains(packet.rail)) {
             match packet.state {
                 State::Sent => {
                     packet.state = State::Waiting;
@@ -127,15 +178,21 @@ impl UnderWay {
         self.packets.push_back(packet);
     }
 
-    /// Puts the announcements of waiting packets into `messages`, as many as fit, and says how many.
+    /// Puts the announcements of packets that wait for a rail with this route into `messages`, as many as fit, and says how many.
     #[inline]
-    pub(super) fn announcements(&self, lease: LeaseId, route: Route, messages: &mut [[u64; 2]]) -> usize {
+    pub(super) fn announcements(
+        &self,
+        lease: LeaseId,
+        (rail, route): (u8, Route),
+        messages: &mut [[u64; 2]],
+    ) -> usize {
         let (mut place, mut count) = (self.first_waiting, 0);
         for packet in self.packets.range(place..) {
             if count == messages.len().min(self.waiting) {
                 break;
             }
             if packet.state == State::Waiting
+                && packet.rail == rail
                 && let Some(buffer) = packet.buffer
             {
                 let message = NetMessage {
@@ -155,40 +212,51 @@ impl UnderWay {
         count
     }
 
-    /// Notes that the first `count` of the waiting packets were announced.
+    /// Notes that the first `count` of the packets that wait for a rail were announced.
     #[inline]
-    pub(super) fn announced(&mut self, count: usize) {
+    pub(super) fn announced(&mut self, rail: u8, count: usize) {
         let mut left = count;
         let mut place = self.first_waiting;
+        let mut passed_over = None;
         for packet in self.packets.range_mut(place..) {
             if left == 0 {
                 break;
             }
             if packet.state == State::Waiting {
-                packet.state = State::Sent;
-                left -= 1;
+                if packet.rail == rail {
+                    packet.state = State::Sent;
+                    left -= 1;
+                } else {
+                    passed_over = passed_over.or(Some(place));
+                }
             }
             place += 1;
         }
-        self.first_waiting = place;
+        self.first_waiting = passed_over.unwrap_or(place);
         self.waiting -= count - left;
     }
 
-    /// Notes the end of the transmission of `count` packets, of which `sequence` is the first. What is not under way, or
-    /// was not announced, is passed over.
+    /// Notes the end of the transmission of `count` packets over a rail, of which `sequence` is the first. What is not under way, or
+    /// was not announced there, is passed over. True if some were given back: they wait again.
     #[inline]
-    pub(super) fn acknowledge(&mut self, sequence: u16, count: u16, status: Status) {
+    pub(super) fn acknowledge(&mut self, rail: u8, sequence: u16, count: u16, status: Status) -> bool {
         let first = usize::from(sequence.wrapping_sub(self.first));
         let end = (first + usize::from(count)).min(self.packets.len());
         if first >= end {
-            return;
+            return false;
         }
-        let announced = |packet: &&mut Packet| matches!(packet.state, State::Sent | State::Abandoned);
+        let announced = |packet: &&mut Packet| {
+            matches!(packet.state, State::Sent | State::Abandoned) && packet.rail == rail
+        };
         let sent = self.packets.range_mut(first..end).filter(announced);
         match status {
-            Status::Sent | Status::Dropped => sent.for_each(|packet| packet.state = State::Done),
+            Status::Sent | Status::Dropped => {
+                sent.for_each(|packet| packet.state = State::Done);
+                false
+            }
             // Either side may hear of a new generation first.
-            Status::NotYet | Status::Stale => {
+            Status::NotYet | Status::Stale | Status::Unreachable => {
+                let mut any = false;
                 for packet in sent {
                     if packet.state == State::Abandoned {
                         packet.state = State::Done;
@@ -196,9 +264,10 @@ impl UnderWay {
                     }
                     packet.state = State::Waiting;
                     self.waiting += 1;
-                    self.retry = true;
+                    any = true;
                 }
                 self.first_waiting = self.first_waiting.min(first);
+                any
             }
         }
     }
@@ -230,19 +299,24 @@ mod tests {
     use vhost_frontend::BufferArea;
 
     fn waiting(area: &mut BufferArea) -> Packet {
-        Packet { descriptor: None, buffer: area.alloc(64), bytes: 64, lent: false, state: State::Waiting }
+        let buffer = area.alloc(64);
+        Packet { descriptor: None, buffer, bytes: 64, lent: false, flow: 0, rail: 0, state: State::Waiting }
     }
 
     fn refused() -> Packet {
-        Packet { descriptor: None, buffer: None, bytes: 0, lent: false, state: State::Done }
+        Packet { descriptor: None, buffer: None, bytes: 0, lent: false, flow: 0, rail: 0, state: State::Done }
     }
 
     /// Announces up to `room` packets and returns their sequence numbers.
     fn announce(packets: &mut UnderWay, room: usize) -> Vec<u16> {
+        announce_over(packets, 0, room)
+    }
+
+    fn announce_over(packets: &mut UnderWay, rail: u8, room: usize) -> Vec<u16> {
         let route = Route { channel: ChannelId::new(1), generation: LeaseGeneration::new(1) };
         let mut messages = vec![[0; 2]; room];
-        let count = packets.announcements(LeaseId::MAX, route, &mut messages);
-        packets.announced(count);
+        let count = packets.announcements(LeaseId::MAX, (rail, route), &mut messages);
+        packets.announced(rail, count);
         let sequence = |words: &[u64; 2]| NetMessage::decode(*words).expect("a message").sequence;
         messages[..count].iter().map(sequence).collect()
     }
@@ -265,13 +339,13 @@ mod tests {
         assert_eq!(announce(&mut packets, 2), [u16::MAX - 1, u16::MAX]);
         assert_eq!(announce(&mut packets, 8), [0, 2]);
         assert_eq!((announce(&mut packets, 8), packets.waiting()), (vec![], 0));
-        packets.acknowledge(0, 3, Status::Sent);
+        packets.acknowledge(0, 0, 3, Status::Sent);
         assert_eq!(returned(&mut packets), 0, "the first two are still under way");
-        packets.acknowledge(u16::MAX - 1, 2, Status::Dropped);
+        packets.acknowledge(0, u16::MAX - 1, 2, Status::Dropped);
         assert_eq!(returned(&mut packets), 5);
-        packets.acknowledge(u16::MAX - 1, 200, Status::Sent);
+        packets.acknowledge(0, u16::MAX - 1, 200, Status::Sent);
         packets.push(waiting(&mut area));
-        packets.acknowledge(3, 1, Status::Sent);
+        packets.acknowledge(0, 3, 1, Status::Sent);
         assert_eq!(returned(&mut packets), 0, "what was not announced cannot be acknowledged");
         assert_eq!(announce(&mut packets, 8), [3]);
     }
@@ -284,17 +358,42 @@ mod tests {
             packets.push(waiting(&mut area));
         }
         assert_eq!(announce(&mut packets, 5), [0, 1, 2, 3, 4]);
-        packets.acknowledge(0, 1, Status::Sent);
-        packets.acknowledge(1, 2, Status::NotYet);
-        assert!(packets.retry);
+        packets.acknowledge(0, 0, 1, Status::Sent);
+        assert!(packets.acknowledge(0, 1, 2, Status::NotYet));
         assert_eq!(returned(&mut packets), 1);
         assert_eq!(packets.waiting(), 3);
         assert_eq!(announce(&mut packets, 8), [1, 2, 5]);
-        packets.acknowledge(2, 4, Status::Sent);
+        packets.acknowledge(0, 2, 4, Status::Sent);
         assert_eq!(returned(&mut packets), 0);
         packets.send_again();
         assert_eq!(announce(&mut packets, 8), [1], "the others were acknowledged");
-        packets.acknowledge(1, 1, Status::Sent);
+        packets.acknowledge(0, 1, 1, Status::Sent);
         assert_eq!(returned(&mut packets), 5);
+    }
+
+    #[test]
+    fn rails_are_announced_and_acknowledged_apart() {
+        let mut area = BufferArea::new(Area::new(LineOffset::new(0), LineCount::new(1024)), 64);
+        let mut packets = UnderWay::new();
+        for number in 0..8_u8 {
+            let flow = u32::from(number % 2);
+            packets.push(Packet { flow, rail: number % 2, ..waiting(&mut area) });
+        }
+        assert_eq!(announce_over(&mut packets, 1, 3), [1, 3, 5]);
+        assert_eq!(announce_over(&mut packets, 0, 8), [0, 2, 4, 6]);
+        assert!(packets.awaits_on(RailSet::of(0)) && packets.awaits_on(RailSet::of(1)));
+        // A run speaks of one rail only, whatever its numbers cover.
+        assert!(!packets.acknowledge(0, 0, 8, Status::Sent));
+        assert!(!packets.awaits_on(RailSet::of(0)) && packets.awaits_on(RailSet::of(1)));
+        assert_eq!(returned(&mut packets), 1);
+        assert!(packets.acknowledge(1, 1, 8, Status::Unreachable));
+        assert!(!packets.awaits());
+        packets.reroute(|rail| rail == 1, |_| 0);
+        assert!(announce_over(&mut packets, 1, 8).is_empty());
+        assert_eq!(announce_over(&mut packets, 0, 8), [1, 3, 5, 7], "in order");
+        packets.renumber(|_| None);
+        assert_eq!(packets.waiting(), 4, "all of them again");
+        assert_eq!(packets.drop_waiting(), 4);
+        assert_eq!((packets.waiting(), returned(&mut packets)), (0, 7));
     }
 }

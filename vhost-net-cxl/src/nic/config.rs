@@ -62,6 +62,9 @@ pub struct NicConfig {
     /// Whether it is kept free for failover.
     #[serde(default)]
     pub backup: bool,
+    /// The link aggregation group at the switch that its port belongs to, if any: the same name at all of the group's hosts.
+    #[serde(default)]
+    pub lag: Option<String>,
     /// Its speed, for placement.
     #[serde(default = "speed_mbps_default")]
     pub speed_mbps: u64,
@@ -105,6 +108,9 @@ const fn frame_bytes_default() -> u32 {
     64
 }
 
+/// The most that the name of a link aggregation group can be long.
+const LAG_BYTES_MAX: usize = 63;
+
 impl NicConfig {
     /// Reads one table.
     pub fn parse(table: &toml::Table) -> Result<Self, NicError> {
@@ -121,6 +127,12 @@ impl NicConfig {
             }
             Driver::Null if !(60..=1514).contains(&config.frame_bytes) => {
                 "frame-bytes in [[nic]] lies between 60 and 1514"
+            }
+            _ if config.lag.as_ref().is_some_and(|lag| !(1..=LAG_BYTES_MAX).contains(&lag.len())) => {
+                "the name of a lag in [[nic]] has 1 to 63 bytes"
+            }
+            _ if config.backup && config.lag.is_some() => {
+                "a NIC in a lag cannot be a backup: its switch sends to all of the group's ports"
             }
             _ => return Ok(config),
         };
@@ -157,6 +169,8 @@ mod tests {
             ("name='nic0'\ndriver='null'\nmode='source'", "destination"),
             ("name='nic0'\ndriver='null'\nframe-bytes=9", "frame-bytes"),
             ("name='nic0'\ndriver='null'\ncolour='red'", "colour"),
+            ("name='nic0'\ndriver='null'\nlag=''", "lag"),
+            ("name='nic0'\ndriver='null'\nlag='l'\nbackup=true", "backup"),
         ] {
             let message = parse(text).expect_err(text).to_string();
             assert!(

@@ -61,6 +61,8 @@ pub struct Identity {
     pub speed_mbps: u64,
     /// Whether it is kept free for failover.
     pub backup: bool,
+    /// The link aggregation group at the switch that its port belongs to.
+    pub lag: Option<String>,
     /// What may be left to it when sending, and what it can be told to leave to us when receiving.
     pub offloads: Offloads,
     /// Whether its device reads and writes memory behind this host's caches, so that nothing needs to be written
@@ -80,6 +82,7 @@ impl Identity {
             mtu: self.mtu,
             features: self.offloads.features(),
             backup: self.backup,
+            lag: self.lag.clone(),
         }
     }
 }

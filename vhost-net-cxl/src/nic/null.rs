@@ -57,6 +57,7 @@ impl<M: Memory> NullNic<M> {
             mtu: MTU,
             speed_mbps: config.speed_mbps,
             backup: config.backup,
+            lag: config.lag.clone(),
             offloads: Offloads::ALL,
             cache_bypassing: config.cache_bypassing || config.mode != NullMode::Echo,
         };

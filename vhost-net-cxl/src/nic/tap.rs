@@ -68,6 +68,7 @@ impl TapNic {
             mtu: u16::try_from(port.mtu.min(device.mtu)).unwrap_or(u16::MAX),
             speed_mbps: config.speed_mbps,
             backup: config.backup,
+            lag: config.lag.clone(),
             offloads: Offloads::ALL,
             // The kernel copies through this host's caches.
             cache_bypassing: false,

@@ -179,6 +179,7 @@ pub(crate) fn registration(host: u16, generation: u16, state: RegistrationState)
         rx_quota_buffers: 512,
         policy: NicPolicy::default(),
         ram_area: None,
+        has_other_rails: false,
     })
 }
 
@@ -200,6 +201,7 @@ pub(crate) fn port(active: (u16, u16), standby: (u16, u16)) -> PortObject {
         features: Offloads::ALL.features(),
         tx_area: area(40, 8),
         active: route(active),
+        rails: Vec::new(),
         standby: Some(route(standby)),
         draining: None,
         incoming: false,

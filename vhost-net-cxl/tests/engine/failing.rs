@@ -39,6 +39,7 @@ impl BreakableNic {
             mtu,
             speed_mbps: 10_000,
             backup: false,
+            lag: None,
             offloads: Offloads::ALL,
             cache_bypassing: false,
         };

@@ -178,6 +178,11 @@ impl DriverQueue {
 
     /// The device's side, from the beginning or from where a predecessor stopped.
     pub(crate) fn ring(&self, features: u64, next_available: u16) -> Ring {
+        self.ring_as(self.index, features, next_available)
+    }
+
+    /// The same as the queue of another number.
+    pub(crate) fn ring_as(&self, index: u16, features: u64, next_available: u16) -> Ring {
         let mut queue = Queue::new(self.size).expect("a power of two");
         let low = |address: u64| Some(u32::try_from(address).expect("low memory"));
         queue.set_size(self.size);
@@ -189,7 +194,7 @@ impl DriverQueue {
         queue.set_next_used(used);
         queue.set_ready(true);
         Ring::new(RingParts {
-            index: self.index,
+            index,
             queue,
             memory: self.memory.clone(),
             kick: None,

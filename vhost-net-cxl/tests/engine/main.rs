@@ -17,6 +17,7 @@ mod omissions;
 mod pod;
 mod policy;
 mod promises;
+mod rails;
 mod recording;
 mod room;
 mod switching;

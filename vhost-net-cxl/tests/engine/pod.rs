@@ -147,6 +147,7 @@ pub(crate) fn registration(
         rx_quota_buffers: 512,
         policy: NicPolicy::default(),
         ram_area: None,
+        has_other_rails: false,
     }
 }
 
@@ -164,6 +165,7 @@ pub(crate) fn port(number: u32, transmit_area: Area, active: Route, standby: Opt
         features: Offloads::ALL.features(),
         tx_area: transmit_area,
         active,
+        rails: Vec::new(),
         standby,
         draining: None,
         incoming: false,

@@ -40,6 +40,7 @@ impl<M: Memory> RecordingNic<M> {
             mtu: 1500,
             speed_mbps: 10_000,
             backup: false,
+            lag: None,
             offloads,
             cache_bypassing: false,
         };

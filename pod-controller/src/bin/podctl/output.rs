@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use pod_controller::api::{
     Balance, BalanceMode, ByteSize, CandidatePart, Condition, Device, DeviceKind, Event, Explanation, Host,
-    Instance, Volume, VolumeQos,
+    Instance, NicRail, Volume, VolumeQos,
 };
 
 use crate::Failure;
@@ -104,6 +104,7 @@ pub(crate) fn device(device: &Device) -> String {
             speed_mbps,
             mtu,
             backup,
+            lag,
             standby_leases,
             capacity_mbps,
             reserved_mbps,
@@ -113,6 +114,7 @@ pub(crate) fn device(device: &Device) -> String {
             ("speed", speed(*speed_mbps)),
             ("mtu", mtu.to_string()),
             ("backup", if *backup { "yes".to_owned() } else { "no".to_owned() }),
+            ("lag", lag.clone().unwrap_or_else(|| "-".to_owned())),
             ("standby leases", standby_leases.to_string()),
             ("reserved", format!("{} of {}", speed(*reserved_mbps), speed(*capacity_mbps))),
             ("kept for the failure of a host", speed(*spare_mbps)),
@@ -222,6 +224,15 @@ fn limits(qos: &VolumeQos) -> String {
     if parts.is_empty() { "none".to_owned() } else { parts.join(", ") }
 }
 
+/// Several NICs that are in use at the same time, and those of them that are not.
+fn rails(rails: &[NicRail]) -> String {
+    let shown = rails.iter().map(|rail| {
+        let note = if rail.in_use { "" } else { " (not in use)" };
+        format!("{}{note}", rail.nic)
+    });
+    shown.collect::<Vec<_>>().join(" + ")
+}
+
 pub(crate) fn instance(instance: &Instance) -> String {
     let ready = if instance.ready {
         "yes".to_owned()
@@ -240,6 +251,7 @@ pub(crate) fn instance(instance: &Instance) -> String {
             let backup = nic.backup.clone().unwrap_or_else(|| "none".to_owned());
             let place = match &nic.draining {
                 Some(left) => format!("{} (draining {left})", nic.nic),
+                None if nic.rails.len() > 1 => rails(&nic.rails),
                 None => nic.nic.clone(),
             };
             vec![
@@ -339,6 +351,7 @@ mod tests {
             instance_type: None,
             vmm_listens: false,
             nics: vec![Nic {
+                rails: Vec::new(),
                 device: "net0".to_owned(),
                 socket: "/run/wadi/sockets/vm1-net0.sock".to_owned(),
                 mac: "02:00:00:00:00:01".to_owned(),

@@ -87,9 +87,10 @@ pub(crate) fn hosts(hosts: &[Host], wide: bool) -> String {
 pub(crate) fn devices(devices: &[Device], wide: bool) -> String {
     let rows = devices.iter().map(|device| {
         let (kind, capacity, note) = match &device.kind {
-            DeviceKind::Nic { speed_mbps, backup, standby_leases, reserved_mbps, .. } => {
+            DeviceKind::Nic { speed_mbps, backup, lag, standby_leases, reserved_mbps, .. } => {
                 let mut notes = Vec::new();
                 notes.extend(backup.then(|| format!("backup for {standby_leases}")));
+                notes.extend(lag.as_ref().map(|lag| format!("in lag {lag}")));
                 notes.extend((*reserved_mbps > 0).then(|| format!("{} reserved", speed(*reserved_mbps))));
                 let note = notes.join(", ");
                 ("nic", speed(*speed_mbps), note)

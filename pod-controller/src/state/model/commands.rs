@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use cxl_pool::{HostId, Role};
+use pod_protocol::reports::DeviceReport;
 
 use super::pod::{MIB, devices_of, endpoint, join, nic};
 use super::step::{ROLES, Says, Step};
@@ -20,7 +21,16 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
                 Some(known) => known.incarnation + 1,
                 None => 1,
             };
-            vec![Command::Join { endpoint, incarnation, join: join(host, devices_of(endpoint, up)) }]
+            let mut devices = devices_of(endpoint, up);
+            for device in &mut devices {
+                // Now and then a host's NIC is in a group with the other's.
+                if let DeviceReport::Nic { lag, backup: false, .. } = device
+                    && incarnation % 3 == 1
+                {
+                    *lag = Some("group".to_owned());
+                }
+            }
+            vec![Command::Join { endpoint, incarnation, join: join(host, devices) }]
         }
         Step::Silent { host, role } => vec![Command::Silent { endpoint: endpoint(host, ROLES[role]) }],
         Step::Back { host, role } => vec![Command::Back { endpoint: endpoint(host, ROLES[role]) }],
@@ -118,6 +128,7 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
             let wish = NicWish {
                 mac,
                 reserved_mbps,
+                rails: (ask.apart && ask.together).then_some(2),
                 apart: ask.apart.then(|| "apart".to_owned()),
                 together: ask.together.then(|| "together".to_owned()),
                 ..NicWish::default()

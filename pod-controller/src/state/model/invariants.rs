@@ -94,7 +94,10 @@ fn no_lease_is_active_twice(state: &State) {
         for object in state.desired(*id).into_values() {
             match object {
                 Object::Registration(it) if it.state == RegistrationState::Active => {
-                    assert!(active.insert(it.lease, *id).is_none(), "{} is active at two backends", it.lease);
+                    let before = active.insert(it.lease, *id);
+                    assert!(before.is_none() || it.has_other_rails, "{} is active at two backends", it.lease);
+                    assert_eq!(it.has_other_rails, state.has_rails(&state.leases[&it.lease]));
+                    assert_eq!(it.generation, state.leases[&it.lease].generation);
                 }
                 Object::Port(PortObject { lease, incoming: false, .. })
                 | Object::Disk(DiskObject { lease, incoming: false, .. }) => {
@@ -173,6 +176,8 @@ fn objects_are_consistent(state: &State) {
                 }
                 Object::Port(port) => {
                     assert!(has(port.active.channel));
+                    assert!(port.rails.iter().all(|rail| has(rail.route.channel)));
+                    assert!(port.rails.is_empty() || port.rails.iter().any(|it| it.route == port.active));
                     assert!(port.standby.is_none_or(|standby| has(standby.channel)));
                     assert!(port.draining.is_none_or(|left| has(left.channel) && left != port.active));
                 }

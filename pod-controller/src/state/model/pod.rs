@@ -50,6 +50,7 @@ pub(crate) fn nic(name: &str, up: bool, backup: bool) -> DeviceReport {
         mtu: 1500,
         features: 0b1011,
         backup,
+        lag: None,
     }
 }
 

@@ -14,6 +14,7 @@ mod drain;
 mod failover;
 mod live_migration;
 mod moving;
+mod rails;
 mod requests;
 mod reservations;
 mod restart;

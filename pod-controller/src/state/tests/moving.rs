@@ -62,6 +62,7 @@ fn a_move_is_refused_where_it_cannot_go() {
         mtu: 1400,
         features: 0,
         backup: false,
+        lag: None,
     };
     let join = join(3, vec![nic("nic0", true, true), small]);
     must(&mut state, &Command::Join { endpoint: BACKUP_BACKEND, incarnation: 2, join });

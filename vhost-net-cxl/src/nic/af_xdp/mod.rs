@@ -97,6 +97,7 @@ impl AfXdpNic {
             mtu: u16::try_from(found.mtu).unwrap_or(u16::MAX),
             speed_mbps: config.speed_mbps,
             backup: config.backup,
+            lag: config.lag.clone(),
             offloads: Offloads::NONE,
             // In copy mode the kernel copies through this host's caches, and DMA may allocate in them.
             cache_bypassing: false,

@@ -166,10 +166,11 @@ pub(crate) struct CreateInstance {
     /// What kind of instance it is; what is not said otherwise follows from that
     #[arg(long = "type", value_name = "NAME")]
     pub(crate) instance_type: Option<String>,
-    /// A NIC; again for more. With any of mac=…, mtu=…, queue-pairs=…, reserve=…, apart=…, together=…
+    /// A NIC; again for more. With any of mac=…, mtu=…, queue-pairs=…, reserve=…, apart=…, together=…, rails=…
     ///
     /// reserve=5G makes sure of 5 Gbit/s, also after the failure of a host; NICs with the same apart=NAME are served by
-    /// different hosts, those with the same together=NAME by one host where that can be.
+    /// different hosts, those with the same together=NAME by one host where that can be; rails=2 uses two NICs or more of a link
+    /// aggregation group at the same time.
     #[arg(long = "nic", value_name = "OPTIONS", num_args = 0..=1, default_missing_value = "", value_parser = parse_nic)]
     pub(crate) nics: Vec<NicRequest>,
     /// A volume by name; again for more
@@ -197,10 +198,13 @@ fn parse_nic(text: &str) -> Result<NicRequest, String> {
             Some(("queue-pairs", value)) => nic.queue_pairs = Some(number(value)?),
             Some(("reserve", value)) => nic.reserved_mbps = parse_mbps(value)?,
             Some(("apart", value)) => nic.apart = Some(value.to_owned()),
+            Some(("rails", value)) => {
+                nic.rails = Some(value.parse().map_err(|_| format!("{option:?} needs a number, such as 2"))?);
+            }
             Some(("together", value)) => nic.together = Some(value.to_owned()),
             _ => {
                 return Err(format!(
-                    "{option:?} is none of mac=…, mtu=…, queue-pairs=…, reserve=…, apart=…, together=…"
+                    "{option:?} is none of mac=…, mtu=…, queue-pairs=…, reserve=…, apart=…, together=…, rails=…"
                 ));
             }
         }

@@ -1,0 +1,49 @@
+//! How much a guest sends, where that is limited.
+
+use std::time::Instant;
+
+use cxl_pool::Memory;
+
+use super::port::Port;
+use super::transmit::Scratch;
+
+impl Port {
+    /// Takes packets up to the rate that the guest is allowed. Once that is used up, it is asked again when the timer
+    /// says so.
+    pub(super) fn take_within_limit<M: Memory>(
+        &mut self,
+        memory: &M,
+        room: usize,
+        scratch: &mut Scratch,
+    ) -> usize {
+        let Some(limiter) = &mut self.limiter else { return 0 };
+        limiter.refill(Instant::now());
+        let allowed = limiter.allowed();
+        let before = (self.counters.tx_packets.get(), self.counters.tx_bytes.get());
+        let taken = self.take_packets(memory, room.min(allowed), scratch);
+        let packets = self.counters.tx_packets.get().wrapping_sub(before.0);
+        let bytes = self.counters.tx_bytes.get().wrapping_sub(before.1);
+        if let Some(limiter) = &mut self.limiter {
+            limiter.charge(packets, bytes);
+            let used_up = limiter.allowed() == 0;
+            if used_up && !self.throttled {
+                self.counters.rate_waits.add(1);
+            }
+            self.throttled = used_up;
+            self.count_held_back(taken, used_up);
+        }
+        taken
+    }
+
+    /// Counts the packets in the queues that have to wait for the guest's rate, each once. `taken` were taken since the last
+    /// time, the longest waiting ones.
+    fn count_held_back(&mut self, taken: usize, used_up: bool) {
+        self.held_back = self.held_back.saturating_sub(taken);
+        if used_up {
+            let queues = self.rings.iter().skip(1).step_by(2).flatten();
+            let waiting: usize = queues.map(vhost_frontend::Ring::waiting).sum();
+            self.counters.throttled.add(waiting.saturating_sub(self.held_back) as u64);
+            self.held_back = waiting;
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! An instance that uses two NICs at the same time: flows are spread over them, and move when one dies or comes back.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use cxl_pool::HostId;
+use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool, check_seeds};
+use pod_protocol::objects::{
+    Object, PortObject, RailObject, RailState, RegistrationObject, RegistrationState,
+};
+use vhost_net_cxl::offloads::Offloads;
+
+use crate::echo::{BUFFER_BYTES, frame};
+use crate::guest::Guest;
+use crate::pod::{
+    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, lease, mac, port, registration,
+    route, settle,
+};
+use crate::recording::{RecordingNic, Wire};
+use RailState::{Down, Gone, Up};
+
+const SLOTS: u32 = 512;
+/// The last byte of the address to which the first flow goes: nobody's here.
+const FIRST_FLOW: u8 = 100;
+
+/// What went out: over which rail, of which flow, and its number there.
+type Sent = (usize, u8, u32);
+
+/// A frontend with one guest, and two backends whose NICs it uses both.
+struct Pod {
+    pool: SimulatedPool,
+    frontend: TestFrontend<SimulatedMemory>,
+    backends: [TestBackend<SimulatedMemory>; 2],
+    wires: [Arc<Mutex<Wire>>; 2],
+    guest: Guest,
+    /// In the order in which it went out.
+    sent: Vec<Sent>,
+    /// Of each flow, the number of its next packet.
+    next: BTreeMap<u8, u32>,
+}
+
+impl Pod {
+    fn new(seed: u64) -> Self {
+        let pool = SimulatedPool::new(seed, POOL_BYTES);
+        let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
+        let mut wires = Vec::new();
+        let backends = [1_u32, 2].map(|number| {
+            let memory = pool.host(HostId::new(u16::try_from(number).expect("small") + 1));
+            let (nic, wire) = RecordingNic::new(&memory, Offloads::ALL, usize::MAX);
+            wires.push(wire);
+            let receive_area = area(if number == 1 { 32 } else { 48 }, 8);
+            let mut backend = TestBackend::with_nic(&memory, Box::new(nic), receive_area);
+            backend.apply(Object::Channel(channel(number, 1, SLOTS, false)));
+            backend.apply(Object::Registration(on_a_rail(number, 1)));
+            frontend.apply(Object::Channel(channel(number, 1, SLOTS, true)));
+            backend
+        });
+        frontend.apply(Object::Port(spread([Up, Up])));
+        let mut guest = Guest::new(256);
+        guest.post(32, BUFFER_BYTES);
+        frontend.start(1, &guest, all_features());
+        let (wires, next) = (wires.try_into().expect("two"), BTreeMap::new());
+        let mut this = Self { pool, frontend, backends, wires, guest, sent: Vec::new(), next };
+        this.settle();
+        this.sent.clear();
+        this
+    }
+
+    /// Turns one backend, and notes what its NIC sent.
+    fn turn(&mut self, rail: usize) -> bool {
+        let busy = self.backends[rail].turn_once();
+        let mut wire = self.wires[rail].lock().expect("unpoisoned");
+        let numbered = |frame: &Vec<u8>| {
+            (frame[12..14] == [0x88, 0xb5])
+                .then(|| (frame[5] - FIRST_FLOW, u32::from_le_bytes(frame[14..18].try_into().expect("four"))))
+        };
+        self.sent.extend(wire.frames.iter().filter_map(numbered).map(|(flow, number)| (rail, flow, number)));
+        wire.frames.clear();
+        busy
+    }
+
+    fn settle(&mut self) {
+        let mut quiet = 0;
+        for _ in 0..100_000 {
+            let busy = self.frontend.turn_once() | self.turn(0) | self.turn(1);
+            quiet = if busy { 0 } else { quiet + 1 };
+            if quiet > 20 {
+                assert_eq!(self.pool.faults(), Faults::default());
+                return;
+            }
+        }
+        panic!("the pod never comes to rest");
+    }
+
+    /// Offers the next packet of a flow; false if the queue is full.
+    fn send(&mut self, flow: u8) -> bool {
+        let next = self.next.entry(flow).or_default();
+        let mut packet = frame(*next, 100 + usize::from(flow));
+        packet[5] = FIRST_FLOW + flow;
+        let offered = self.guest.send(&[0; 12], &packet);
+        *next += u32::from(offered);
+        offered
+    }
+
+    /// Every packet went out once, and those of each flow in order.
+    fn check(&self) {
+        for (flow, count) in &self.next {
+            let numbers = self.sent.iter().filter(|(_, other, _)| other == flow).map(|(.., number)| *number);
+            assert_eq!(numbers.collect::<Vec<_>>(), (0..*count).collect::<Vec<_>>(), "flow {flow}");
+        }
+        for backend in &self.backends {
+            assert_eq!(backend.lease(1).drops, [].into());
+        }
+        assert_eq!(self.frontend.lease(1).drops, [].into());
+    }
+
+    /// Over which rails a flow went since the packet with this number.
+    fn rails_of(&self, flow: u8, since: u32) -> Vec<usize> {
+        let of_flow = self.sent.iter().filter(|(_, other, number)| *other == flow && *number >= since);
+        let mut rails: Vec<usize> = of_flow.map(|(rail, ..)| *rail).collect();
+        rails.dedup();
+        rails
+    }
+
+    fn tell(&mut self, states: [RailState; 2]) {
+        self.frontend.apply(Object::Port(spread(states)));
+    }
+}
+
+fn on_a_rail(channel: u32, generation: u16) -> RegistrationObject {
+    let registration = registration(1, channel, generation, RegistrationState::Active, area(8, 8));
+    RegistrationObject { has_other_rails: true, ..registration }
+}
+
+fn spread(states: [RailState; 2]) -> PortObject {
+    let rail = |number, state| RailObject { route: route(number, 1), state };
+    let rails = vec![rail(1, states[0]), rail(2, states[1])];
+    PortObject { rails, ..port(1, area(8, 8), route(1, 1), None) }
+}
+
+#[test]
+fn flows_are_spread_and_each_stays_on_its_rail() {
+    let mut pod = Pod::new(1);
+    for _ in 0..10 {
+        (0..8).for_each(|flow| assert!(pod.send(flow)));
+        pod.settle();
+        assert_eq!(pod.guest.transmit.reclaim_pairs().len(), 8);
+    }
+    pod.check();
+    let rails: Vec<Vec<usize>> = (0..8).map(|flow| pod.rails_of(flow, 0)).collect();
+    assert!(rails.iter().all(|rails| rails.len() == 1), "{rails:?}");
+    assert!(rails.contains(&vec![0]) && rails.contains(&vec![1]), "{rails:?}");
+}
+
+#[test]
+fn queue_pairs_are_spread_over_the_nics_and_move_together() {
+    let mut pod = Pod::new(2);
+    pod.frontend.task.remove(&pod_protocol::objects::ObjectId::Port(lease(1)), None);
+    pod.frontend.apply(Object::Port(PortObject { queue_pairs: 2, ..spread([Up, Up]) }));
+    pod.frontend.start(1, &pod.guest, all_features());
+    // The second pair's transmit queue.
+    let mut second = Guest::new(256);
+    pod.frontend.task.start_ring(lease(1), second.transmit.ring_as(3, all_features(), 0), None);
+    let mut number = 0;
+    let mut offer = |guest: &mut Guest, flow: u8| {
+        let mut packet = frame(number, 100);
+        packet[5] = FIRST_FLOW + flow;
+        number += 1;
+        assert!(guest.send(&[0; 12], &packet));
+    };
+    for flow in 0..8 {
+        offer(&mut pod.guest, flow);
+        offer(&mut second, 8 + flow);
+    }
+    pod.settle();
+    let rails_of = |pod: &Pod, flows: std::ops::Range<u8>| {
+        let mut rails: Vec<usize> =
+            pod.sent.iter().filter(|(_, flow, _)| flows.contains(flow)).map(|(rail, ..)| *rail).collect();
+        assert_eq!(rails.len(), 8);
+        rails.dedup();
+        rails
+    };
+    // Whatever flow a packet belongs to: the queue says where it goes.
+    assert_eq!((rails_of(&pod, 0..8), rails_of(&pod, 8..16)), (vec![0], vec![1]));
+    pod.sent.clear();
+    pod.backends[0].link.set(false);
+    for flow in 0..8 {
+        offer(&mut pod.guest, flow);
+        offer(&mut second, 8 + flow);
+    }
+    pod.settle();
+    assert_eq!((rails_of(&pod, 0..8), rails_of(&pod, 8..16)), (vec![1], vec![1]));
+    assert_eq!(pod.guest.transmit.reclaim_pairs().len(), 16);
+    assert_eq!(second.transmit.reclaim_pairs().len(), 16);
+}
+
+#[test]
+fn flows_of_a_dead_rail_move_at_once_and_come_back_with_it() {
+    let mut pod = Pod::new(3);
+    (0..8).for_each(|flow| assert!(pod.send(flow)));
+    pod.settle();
+    let own: Vec<usize> = (0..8).map(|flow| pod.rails_of(flow, 0)[0]).collect();
+    // The cable is pulled while packets are on their way, and the controller says nothing.
+    (0..8).for_each(|flow| assert!(pod.send(flow)));
+    pod.frontend.turn_once();
+    pod.backends[0].link.set(false);
+    (0..8).for_each(|flow| assert!(pod.send(flow)));
+    pod.settle();
+    pod.check();
+    (0..8).for_each(|flow| assert_eq!(pod.rails_of(flow, 1), [1], "flow {flow}"));
+    assert_eq!(pod.guest.transmit.reclaim_pairs().len(), 24);
+    // It says that the link is down, and then that it is back.
+    pod.tell([Down, Up]);
+    (0..8).for_each(|flow| assert!(pod.send(flow)));
+    pod.settle();
+    pod.backends[0].link.set(true);
+    pod.tell([Up, Up]);
+    (0..8).for_each(|flow| assert!(pod.send(flow)));
+    pod.settle();
+    pod.check();
+    let now: Vec<usize> = (0..8).map(|flow| pod.rails_of(flow, 4)[0]).collect();
+    assert_eq!(now, own, "each flow is where it was");
+}
+
+#[test]
+fn a_rail_that_gave_packets_back_is_tried_again_without_the_controller() {
+    let mut pod = Pod::new(4);
+    pod.backends[0].link.set(false);
+    (0..8).for_each(|flow| assert!(pod.send(flow)));
+    pod.settle();
+    pod.backends[0].link.set(true);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !pod.sent.iter().any(|(rail, ..)| *rail == 0) {
+        assert!(Instant::now() < deadline, "the rail that is back is never used again");
+        (0..8).for_each(|flow| assert!(pod.send(flow)));
+        pod.settle();
+        pod.guest.transmit.reclaim_pairs();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    pod.check();
+}
+
+/// Whatever dies and comes back, and whenever the controller says so: nothing is lost or doubled, and flows stay in order.
+#[test]
+fn no_order_of_events_loses_doubles_or_reorders_anything() {
+    check_seeds("-p vhost-net-cxl --test engine no_order_of_events", 24, |seed| {
+        let mut pod = Pod::new(seed);
+        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut draw = move |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            (random >> 32) % below
+        };
+        let mut returned = 0;
+        for _ in 0..600 {
+            let rail = usize::from(draw(2) == 1);
+            match draw(16) {
+                0..6 => {
+                    let flow = u8::try_from(draw(6)).expect("small");
+                    for _ in 0..=draw(4) {
+                        let _ = pod.send(flow);
+                    }
+                }
+                6..9 => _ = pod.frontend.turn_once(),
+                9..13 => _ = pod.turn(rail),
+                13 => _ = pod.backends[rail].link.set(draw(2) == 0),
+                14 => {
+                    let says = |up: bool| if up { Up } else { Down };
+                    let states = [draw(3) > 0, draw(3) > 0].map(says);
+                    pod.tell(states);
+                }
+                _ => {
+                    let room =
+                        if draw(3) == 0 { usize::MAX } else { usize::try_from(draw(6)).expect("small") };
+                    pod.wires[rail].lock().expect("unpoisoned").room = room;
+                }
+            }
+            pod.frontend.task.retry();
+            returned += pod.guest.transmit.reclaim_pairs().len();
+        }
+        for rail in 0..2 {
+            pod.backends[rail].link.set(true);
+            pod.wires[rail].lock().expect("unpoisoned").room = usize::MAX;
+        }
+        pod.settle();
+        pod.tell([Down, Down]);
+        pod.settle();
+        pod.tell([Up, Up]);
+        pod.settle();
+        returned += pod.guest.transmit.reclaim_pairs().len();
+        pod.check();
+        assert_eq!(returned, pod.sent.len(), "every descriptor came back, seed {seed}");
+        Ok(())
+    });
+}
+
+#[test]
+fn what_a_dead_backend_was_sent_goes_over_the_other_nic_once_it_is_gone() {
+    check_seeds("-p vhost-net-cxl --test engine", 8, |seed| {
+        let mut pod = Pod::new(seed);
+        for _ in 0..4 {
+            (0..8).for_each(|flow| assert!(pod.send(flow)));
+        }
+        // They are announced to both; the first backend dies before it looks.
+        for _ in 0..8 {
+            pod.frontend.turn_once();
+        }
+        pod.pool.crash(HostId::new(2));
+        settle(&mut [&mut pod.frontend, &mut pod.backends[1]]);
+        pod.turn(1);
+        assert!(pod.guest.transmit.reclaim_pairs().len() < 32, "nobody knows yet");
+        pod.tell([Gone, Up]);
+        (0..8).for_each(|flow| assert!(pod.send(flow)));
+        settle(&mut [&mut pod.frontend, &mut pod.backends[1]]);
+        pod.turn(1);
+        pod.check();
+        // Its successor has another channel; the flows come back.
+        let memory = pod.pool.host(HostId::new(2));
+        let (nic, wire) = RecordingNic::new(&memory, Offloads::ALL, usize::MAX);
+        pod.backends[0] = TestBackend::with_nic(&memory, Box::new(nic), area(40, 8));
+        pod.wires[0] = wire;
+        pod.backends[0].apply(Object::Channel(channel(1, 2, SLOTS, false)));
+        pod.frontend.apply(Object::Channel(channel(1, 2, SLOTS, true)));
+        pod.backends[0].apply(Object::Registration(on_a_rail(1, 1)));
+        pod.tell([Up, Up]);
+        pod.settle();
+        (0..8).for_each(|flow| assert!(pod.send(flow)));
+        pod.settle();
+        pod.check();
+        assert!(pod.sent.iter().any(|(rail, ..)| *rail == 0));
+        Ok(())
+    });
+}
+
+#[test]
+fn with_all_rails_dead_packets_wait_for_the_backup_nic() {
+    let mut pod = Pod::new(6);
+    for backend in &pod.backends {
+        backend.link.set(false);
+    }
+    for _ in 0..3 {
+        (0..8).for_each(|flow| assert!(pod.send(flow)));
+    }
+    pod.settle();
+    assert!(pod.sent.is_empty() && pod.guest.transmit.reclaim_pairs().is_empty());
+    // The controller moves the instance: to the second host's NIC here, now alone and with another generation.
+    pod.backends[1].link.set(true);
+    let moved = registration(1, 2, 2, RegistrationState::Active, area(8, 8));
+    pod.backends[1].apply(Object::Registration(moved));
+    pod.backends[0].task.remove(&pod_protocol::objects::ObjectId::Registration {
+        lease: lease(1),
+        nic: crate::pod::NIC.into(),
+    });
+    pod.frontend.apply(Object::Port(port(1, area(8, 8), route(2, 2), None)));
+    pod.settle();
+    assert_eq!(pod.guest.transmit.reclaim_pairs().len(), 24);
+    for flow in 0..8 {
+        let numbers = pod.sent.iter().filter(|(_, other, _)| *other == flow).map(|(.., number)| *number);
+        assert_eq!(numbers.collect::<Vec<_>>(), [0, 1, 2], "flow {flow}");
+    }
+}
+
+#[test]
+fn frames_arrive_from_either_nic() {
+    let mut pod = Pod::new(7);
+    let to = |destination: [u8; 6], number: u32| {
+        let mut packet = vec![0; 12];
+        packet.extend(frame(number, 80));
+        packet[12..18].copy_from_slice(&destination);
+        packet[18..24].copy_from_slice(&mac(200).bytes());
+        packet
+    };
+    for number in 0..4_u32 {
+        // A switch sends a frame over one port of a group, broadcasts too.
+        let destination = if number < 2 { mac(1).bytes() } else { [0xff; 6] };
+        let wire = &pod.wires[number as usize % 2];
+        wire.lock().expect("unpoisoned").arriving.push_back(to(destination, number));
+        pod.settle();
+    }
+    let arrived = pod.guest.received(BUFFER_BYTES);
+    let numbers: Vec<u8> = arrived.iter().map(|(_, frame)| frame[14]).collect();
+    assert_eq!(numbers, [0, 1, 2, 3]);
+}
