@@ -214,13 +214,15 @@ impl Host {
             let rate = exact(std::mem::take(&mut mchannel.bytes)) * per_second;
             let demand = mchannel.demand().max(rate);
             let (weight, active) = (mchannel.weight, demand > nothing);
+            // Of a VM that others measure as well, each tells its part of the weight, and the whole of what it wants.
+            let whole = demand + mchannel.elsewhere();
             for hop in &mchannel.path {
                 let sums = &mut elements[hop.element].members[hop.member].local;
                 sums.rate += rate;
                 if active {
                     sums.demand += demand;
-                    sums.max_demand = sums.max_demand.max(demand / weight);
-                    sums.weight += weight;
+                    sums.max_demand = sums.max_demand.max(whole / weight);
+                    sums.weight += weight * demand / whole;
                 }
             }
         }

@@ -44,7 +44,7 @@ pub use capacity::Capacity;
 pub use error::MemChannelError;
 pub use estimate::{Average, measured_demand, measured_rate};
 pub use host::{Host, TenantOptions};
-pub use mchannel::{Decision, MchannelId, MchannelOptions, Measured};
+pub use mchannel::{Decision, MchannelId, MchannelOptions, Measured, part_among};
 pub use parameters::Parameters;
 pub use peers::Peers;
 pub use run_time::{RunTime, run_part};

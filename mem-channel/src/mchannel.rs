@@ -35,6 +35,9 @@ pub struct Measured {
     pub queue_bytes: u64,
     /// How much of the window the queues were not held back by their budget, in µs.
     pub queue_open_us: f64,
+    /// What the same VM wants of the same path in ways that are measured as mchannels of their own, in bytes/s: its weight is
+    /// theirs as well. How much of the share is theirs, [`part_among`] says.
+    pub demand_elsewhere: f64,
 }
 
 /// What it may do in the next one.
@@ -70,6 +73,8 @@ pub(crate) struct Mchannel {
     rate: Average,
     line_demand: Average,
     queue_demand: Average,
+    /// D of the same VM that others measure, in bytes/s.
+    elsewhere: f64,
     run_time: RunTime,
 }
 
@@ -84,6 +89,7 @@ impl Mchannel {
             rate: Average::default(),
             line_demand: Average::default(),
             queue_demand: Average::default(),
+            elsewhere: 0.0,
             run_time: RunTime::new(),
         })
     }
@@ -91,6 +97,11 @@ impl Mchannel {
     /// D_c in bytes/s.
     pub(crate) fn demand(&self) -> f64 {
         self.line_demand.get() + self.queue_demand.get()
+    }
+
+    /// Of D_c, what others of this host measure.
+    pub(crate) fn elsewhere(&self) -> f64 {
+        self.elsewhere
     }
 
     /// Lines 2–4 of Algorithm 1.
@@ -109,6 +120,8 @@ impl Mchannel {
         } else if measured.queue_bytes > 0 {
             self.queue_demand.update(self.most_demand, decay);
         }
+        let elsewhere = measured.demand_elsewhere;
+        self.elsewhere = if elsewhere.is_finite() { elsewhere.clamp(0.0, self.most_demand) } else { 0.0 };
     }
 
     /// Lines 8–9: from w_c·α_c to what is done about it.
@@ -116,8 +129,7 @@ impl Mchannel {
         let (lines, queues) = (self.line_demand.get(), self.queue_demand.get());
         // The two kinds of traffic of one VM share as two mchannels of equal weight would.
         let (line_share, queue_rate) = if share.is_finite() {
-            let half = share / 2.0;
-            (share - queues.min(half), share - lines.min(half))
+            (part_among(share, &[queues]), part_among(share, &[lines]))
         } else {
             (share, share)
         };
@@ -127,6 +139,23 @@ impl Mchannel {
     }
 }
 
+/// What of a share is left for one who wants more than that, in bytes/s, where others have a part in it who want this much: they
+/// divide it as mchannels of equal weight would, and each is sure of one part of as many as there are.
+pub fn part_among(share: f64, others: &[f64]) -> f64 {
+    if !share.is_finite() {
+        return share;
+    }
+    // Those who want less than an equal part get that; the rest divide what is left. With each step the part grows, until
+    // nobody else wants less.
+    let mut part = share / (exact(others.len() as u64) + 1.0);
+    for _ in others {
+        let small = others.iter().filter(|demand| **demand <= part);
+        let (wanted, count) = small.fold((0.0, 0), |(sum, count), demand| (sum + demand, count + 1));
+        part = (share - wanted) / (exact((others.len() - count) as u64) + 1.0);
+    }
+    part
+}
+
 pub(crate) fn check_weight(weight: f64) -> Result<(), MemChannelError> {
     check("a weight", weight, "a positive number", weight.is_finite() && weight > 0.0)
 }
@@ -134,4 +163,32 @@ pub(crate) fn check_weight(weight: f64) -> Result<(), MemChannelError> {
 #[expect(clippy::cast_precision_loss, reason = "bytes of a window are far below 2^53")]
 pub(crate) fn exact(bytes: u64) -> f64 {
     bytes as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_divided_among_what_a_vm_does() {
+        for (others, expected) in [
+            (&[][..], 12.0),
+            (&[0.0, 0.0], 12.0),
+            (&[2.0], 10.0),
+            (&[20.0], 6.0),
+            (&[2.0, 20.0], 5.0),
+            (&[20.0, 2.0, 1.0], 4.5),
+            (&[20.0, 20.0], 4.0),
+        ] {
+            assert!((part_among(12.0, others) - expected).abs() < 1e-12, "{others:?}");
+        }
+        assert!(part_among(f64::INFINITY, &[1.0]).is_infinite());
+        // All that there are together get the share and no more, if each is hungry or gets what it wants.
+        let demands = [1.0, 3.0, 50.0, 60.0];
+        let got = |index: usize| {
+            let others: Vec<f64> = (0..4).filter(|it| *it != index).map(|it| demands[it]).collect();
+            part_among(12.0, &others).min(demands[index])
+        };
+        assert!(((0..4).map(got).sum::<f64>() - 12.0).abs() < 1e-9);
+    }
 }

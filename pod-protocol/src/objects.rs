@@ -1,6 +1,8 @@
 //! What the controller wants an endpoint to have. Level-triggered: each object says the whole of what should be, so
 //! applying it twice is the same as applying it once, and one equal to what is there disturbs nothing.
 
+mod fabric;
+
 use std::fmt;
 use std::net::IpAddr;
 
@@ -10,6 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
 use crate::volume_table::VolumeTable;
+
+pub use self::fabric::{ElementObject, FabricObject, MchannelObject, PeerObject, TenantObject};
 
 /// Anything the controller gives an endpoint to hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +33,10 @@ pub enum Object {
     Volume(VolumeObject),
     /// Block frontend: a virtio-blk device to offer.
     Disk(DiskObject),
+    /// Frontends: how the fabric is shared.
+    Fabric(FabricObject),
+    /// Frontends: a device whose VM has a share of the fabric.
+    Mchannel(MchannelObject),
 }
 
 impl Object {
@@ -42,6 +50,8 @@ impl Object {
             Self::Table(table) => ObjectId::Table(table.ssd.clone()),
             Self::Volume(volume) => ObjectId::Volume(volume.lease),
             Self::Disk(disk) => ObjectId::Disk(disk.lease),
+            Self::Fabric(_) => ObjectId::Fabric,
+            Self::Mchannel(mchannel) => ObjectId::Mchannel(mchannel.lease),
         }
     }
 }
@@ -70,6 +80,10 @@ pub enum ObjectId {
     Volume(LeaseId),
     /// Of a [`DiskObject`].
     Disk(LeaseId),
+    /// Of the [`FabricObject`], of which there is one.
+    Fabric,
+    /// Of a [`MchannelObject`].
+    Mchannel(LeaseId),
 }
 
 impl fmt::Display for ObjectId {
@@ -82,6 +96,8 @@ impl fmt::Display for ObjectId {
             Self::Table(ssd) => write!(f, "table of volumes on {ssd}"),
             Self::Volume(lease) => write!(f, "volume of {lease}"),
             Self::Disk(lease) => write!(f, "disk of {lease}"),
+            Self::Fabric => write!(f, "the fabric"),
+            Self::Mchannel(lease) => write!(f, "mchannel of {lease}"),
         }
     }
 }

@@ -26,6 +26,37 @@ pub struct Telemetry {
     /// By the names of SSDs of the endpoint: what each volume takes up there, in bytes, as far as that is known. Less than its
     /// size, where its place has holes.
     pub allocated_bytes: BTreeMap<String, Vec<(VolumeId, u64)>>,
+    /// Per leased device whose VM has a share of the fabric.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mchannels: Vec<MchannelTelemetry>,
+}
+
+/// What a leased device moves to and from the pool, and may move.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MchannelTelemetry {
+    /// Its lease.
+    pub lease: Option<LeaseId>,
+    /// Bytes moved.
+    #[serde(default)]
+    pub bytes: u64,
+    /// Requests or packets moved.
+    #[serde(default)]
+    pub messages: u64,
+    /// For how long it had something to move and might not, in µs.
+    #[serde(default)]
+    pub held_us: u64,
+    /// r, in bytes/s.
+    #[serde(default)]
+    pub rate: u64,
+    /// D, in bytes/s.
+    #[serde(default)]
+    pub demand: u64,
+    /// w·α of its VM, in bytes/s; nothing while nobody on its path has to be held back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<u64>,
+    /// What it may move, in bytes/s; nothing if that is not limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
 }
 
 /// Counters of one device. Zero where a counter makes no sense.

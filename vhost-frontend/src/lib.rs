@@ -30,6 +30,7 @@ mod memory;
 #[cfg(any(test, feature = "mock"))]
 pub mod mock;
 mod notice;
+pub mod pacing;
 mod pool_ram;
 mod request;
 mod ring;

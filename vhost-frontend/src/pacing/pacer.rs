@@ -1,0 +1,156 @@
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use mem_channel::ByteBudget;
+
+use super::Pacing;
+
+/// Holds one device to its share of the fabric. It belongs to the engine's worker.
+#[derive(Debug)]
+pub struct Pacer {
+    pacing: Arc<Pacing>,
+    budget: ByteBudget,
+    rate: u64,
+    window_us: u64,
+    now_us: f64,
+    /// The length of what has to wait.
+    refused: Option<u64>,
+}
+
+impl Pacer {
+    /// Nothing is saved up yet.
+    pub fn new(pacing: Arc<Pacing>) -> Self {
+        let now_us = pacing.waker.now_us();
+        let window_us = pacing.window_us.load(Ordering::Relaxed);
+        let unlimited = f64::INFINITY.to_bits();
+        let budget = ByteBudget::new(f64::from_bits(window_us), now_us);
+        Self { pacing, budget, rate: unlimited, window_us, now_us, refused: None }
+    }
+
+    /// Looks at the clock, and at what the meter decided: once per turn.
+    pub fn look(&mut self) {
+        self.now_us = self.pacing.waker.now_us();
+        let window_us = self.pacing.window_us.load(Ordering::Relaxed);
+        if window_us != self.window_us {
+            self.window_us = window_us;
+            self.budget = ByteBudget::new(f64::from_bits(window_us), self.now_us);
+            self.rate = f64::INFINITY.to_bits();
+        }
+        let rate = self.pacing.rate.load(Ordering::Relaxed);
+        if rate != self.rate {
+            self.rate = rate;
+            self.budget.set_rate(f64::from_bits(rate), self.now_us);
+        }
+    }
+
+    /// Whether a request or packet of this length may be taken now. If not, take nothing until [`Pacer::wait`] has passed.
+    #[inline]
+    pub fn admit(&mut self, bytes: u64) -> bool {
+        if !self.budget.admit(bytes, self.now_us) {
+            self.refused = Some(bytes);
+            self.pacing.hold(self.now_us);
+            return false;
+        }
+        self.refused = None;
+        self.pacing.release(self.now_us);
+        self.pacing.count(bytes);
+        true
+    }
+
+    /// Counts what came without being asked for, such as a packet that was received.
+    #[inline]
+    pub fn charge(&mut self, bytes: u64) {
+        self.budget.charge(bytes, self.now_us);
+        self.pacing.count(bytes);
+    }
+
+    /// For how long nothing may be taken, if that is so. No share is so small that it says more than a second: it may grow.
+    pub fn wait(&self) -> Option<Duration> {
+        let wait_us = self.budget.wait_us(self.refused?, self.now_us);
+        Some(Duration::from_secs_f64((wait_us / 1e6).clamp(1e-6, 1.0)))
+    }
+
+    /// The wait is over, or what waited is gone.
+    pub fn resume(&mut self) {
+        self.look();
+        self.refused = None;
+        self.pacing.release(self.now_us);
+    }
+}
+
+impl Drop for Pacer {
+    fn drop(&mut self) {
+        self.pacing.release(self.pacing.waker.now_us());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::sleep;
+
+    use super::super::{Waker, as_f64};
+    use super::*;
+
+    fn paced(rate: f64) -> (Arc<Pacing>, Pacer) {
+        // A window that no delay of a test outlasts.
+        let pacing = Pacing::new(Waker::new(), 1e9);
+        pacing.limit(rate);
+        let pacer = Pacer::new(Arc::clone(&pacing));
+        (pacing, pacer)
+    }
+
+    #[test]
+    fn what_is_admitted_is_counted_and_what_waits_says_for_how_long() {
+        // 1000 s of 1 byte/s may be saved up, and are.
+        let (pacing, mut pacer) = paced(1.0);
+        pacer.look();
+        assert!(pacer.admit(600) && pacer.admit(400));
+        assert_eq!(pacing.moved(), (1000, 2));
+        assert_eq!(pacer.wait(), None);
+        assert!(!pacer.admit(900));
+        assert_eq!(pacer.wait(), Some(Duration::from_secs(1)), "not 900 s: it may get more");
+        assert_eq!(pacing.moved(), (1000, 2));
+    }
+
+    #[test]
+    fn time_held_back_is_told_and_ends_with_the_wait() {
+        let (pacing, mut pacer) = paced(1.0);
+        pacer.look();
+        assert!(pacer.admit(1000) && !pacer.admit(900));
+        let began_us = pacer.now_us;
+        sleep(Duration::from_millis(2));
+        let later_us = pacing.waker.now_us();
+        assert!((pacing.held_us(later_us) - (later_us - began_us)).abs() <= 1.0);
+        pacer.resume();
+        let held_us = pacing.held_us(pacing.waker.now_us());
+        assert!(held_us >= 1999.0);
+        sleep(Duration::from_millis(1));
+        assert!((pacing.held_us(pacing.waker.now_us()) - held_us).abs() < 1e-6);
+        assert_eq!(pacer.wait(), None);
+    }
+
+    #[test]
+    fn a_new_share_and_a_new_window_hold_at_the_next_look() {
+        let (pacing, mut pacer) = paced(1.0);
+        pacer.look();
+        assert!(pacer.admit(1000) && !pacer.admit(1));
+        pacing.limit(f64::INFINITY);
+        pacer.look();
+        assert!(pacer.admit(1 << 40));
+        pacing.limit(1e6);
+        pacing.set_window(1000.0);
+        pacer.look();
+        assert!(pacer.admit(1000) && !pacer.admit(1000), "1 ms of 1 MB/s");
+        assert!(as_f64(pacing.moved().0) > 1e12);
+    }
+
+    #[test]
+    fn what_comes_unasked_is_paid_for_later() {
+        let (pacing, mut pacer) = paced(1.0);
+        pacer.look();
+        pacer.charge(1500);
+        assert_eq!(pacing.moved(), (1500, 1));
+        assert!(!pacer.admit(1));
+    }
+}

@@ -1,0 +1,130 @@
+//! What the controller wants measured, turned into a [`Host`] of the transport.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mem_channel::{
+    ElementId, Host, MchannelId, MchannelOptions, MemChannelError, Parameters, TenantId, TenantOptions,
+};
+use pod_protocol::ids::LeaseId;
+use pod_protocol::objects::{FabricObject, MchannelObject};
+
+use super::{Pacing, as_f64};
+
+/// A device that is measured.
+pub(super) struct Metered {
+    pub(super) object: MchannelObject,
+    pub(super) pacing: Arc<Pacing>,
+    /// Its place in the transport; nothing while its path or tenant is unknown here.
+    pub(super) id: Option<MchannelId>,
+    /// What its path carries at most, in bytes/s.
+    pub(super) most: f64,
+    /// What it had moved at the end of the last K.
+    pub(super) bytes: u64,
+    /// For how long it had been held back by then.
+    pub(super) held_us: f64,
+    /// What the other devices of its VM want, in bytes/s.
+    pub(super) elsewhere: Vec<f64>,
+    pub(super) said: Said,
+}
+
+/// What was decided last, for telemetry.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Said {
+    pub(super) rate: f64,
+    pub(super) demand: f64,
+    pub(super) share: Option<f64>,
+    pub(super) limit: Option<f64>,
+}
+
+/// The transport, as far as this endpoint has a part in it.
+pub(super) struct Plan {
+    pub(super) fabric: FabricObject,
+    pub(super) host: Host,
+}
+
+impl Plan {
+    pub(super) fn new(fabric: FabricObject) -> Result<Self, MemChannelError> {
+        let (t_w_us, k_us) = (f64::from(fabric.window_us), f64::from(fabric.sample_us));
+        let t_r_min_us = Parameters::default().t_r_min_us.min(t_w_us);
+        let mut host = Host::new(Parameters { t_w_us, k_us, t_r_min_us, ..Parameters::default() })?;
+        for element in &fabric.elements {
+            host.set_element(ElementId(element.element), as_f64(element.bytes_per_second))?;
+        }
+        for tenant in &fabric.tenants {
+            let options = TenantOptions { weight: f64::from(tenant.weight) };
+            host.set_tenant(TenantId(tenant.tenant), options)?;
+        }
+        Ok(Self { fabric, host })
+    }
+
+    /// Whether the same mchannels stay open with this fabric, and what was learnt of them good.
+    pub(super) fn may_become(&self, fabric: &FabricObject) -> bool {
+        let numbers = |it: &FabricObject| {
+            let elements: Vec<u32> = it.elements.iter().map(|element| element.element).collect();
+            let tenants: Vec<u32> = it.tenants.iter().map(|tenant| tenant.tenant).collect();
+            (elements, tenants, it.window_us, it.sample_us)
+        };
+        numbers(&self.fabric) == numbers(fabric)
+    }
+
+    /// Takes over what changed of such a fabric.
+    pub(super) fn become_(&mut self, fabric: FabricObject) -> Result<(), MemChannelError> {
+        for (old, new) in self.fabric.elements.iter().zip(&fabric.elements) {
+            if old != new {
+                self.host.set_element(ElementId(new.element), as_f64(new.bytes_per_second))?;
+            }
+        }
+        for tenant in &fabric.tenants {
+            let options = TenantOptions { weight: f64::from(tenant.weight) };
+            self.host.set_tenant(TenantId(tenant.tenant), options)?;
+        }
+        self.fabric = fabric;
+        Ok(())
+    }
+
+    /// Opens the mchannel of a device, if everything that it names is known.
+    pub(super) fn open(&mut self, metered: &mut Metered) {
+        let object = &metered.object;
+        let options = MchannelOptions {
+            tenant: TenantId(object.tenant),
+            weight: f64::from(object.weight),
+            path: object.path.iter().map(|element| ElementId(*element)).collect(),
+        };
+        // What is unknown was taken away, and this device is about to hear of it too.
+        metered.id = self.host.open(&options).ok();
+        self.note_most(metered);
+        // Until its share is known: no more than the path carries.
+        metered.pacing.limit(metered.most);
+        metered.pacing.set_window(f64::from(self.fabric.window_us));
+        metered.said = Said::default();
+    }
+
+    /// Notes what the path of a device carries at most.
+    pub(super) fn note_most(&self, metered: &mut Metered) {
+        let elements = self.fabric.elements.iter().filter(|it| metered.object.path.contains(&it.element));
+        let rates = elements.map(|it| as_f64(it.bytes_per_second));
+        metered.most = rates.fold(f64::INFINITY, f64::min);
+    }
+
+    /// Closes the mchannel of a device that may move what it likes from now on.
+    pub(super) fn close(&mut self, metered: &mut Metered) {
+        if let Some(id) = metered.id.take() {
+            // It was open.
+            let _ = self.host.close(id);
+        }
+        free(metered);
+    }
+
+    pub(super) fn close_all(&mut self, all: &mut BTreeMap<LeaseId, Metered>) {
+        all.values_mut().for_each(|metered| self.close(metered));
+    }
+}
+
+/// Nothing limits it.
+pub(super) fn free(metered: &mut Metered) {
+    metered.id = None;
+    metered.most = f64::INFINITY;
+    metered.pacing.limit(f64::INFINITY);
+    metered.said = Said::default();
+}

@@ -1,0 +1,206 @@
+//! One K of the meter: measure, publish, read, decide.
+
+use std::collections::BTreeMap;
+
+use cxl_pool::{Area, LINE_BYTES, Memory};
+use mem_channel::{ElementId, Measured, Node, Peers, Record, Sums, TenantId, part_among};
+use pod_protocol::ids::LeaseId;
+use pod_protocol::mchannel::{Board, PeerBoard};
+use pod_protocol::objects::PeerObject;
+
+use super::plan::{Metered, Plan, Said};
+use super::{as_f64, whole};
+
+/// What others published counts for so many K.
+const STALE_AFTER_KS: f64 = 10.0;
+/// In records about VMs, where there is no element.
+const NO_ELEMENT: ElementId = ElementId(u32::MAX);
+/// A VM has no more devices at a frontend.
+const DEVICES_MAX: f64 = 64.0;
+
+/// What this endpoint publishes, and what it reads of others.
+pub(super) struct Exchange<M> {
+    memory: M,
+    sums: Board<M>,
+    vms: Board<M>,
+    places: (Area, Area),
+    boards: Vec<(PeerObject, u16, PeerBoard<M>)>,
+    sibling: Option<(Area, PeerBoard<M>)>,
+    peers: Peers,
+    siblings: Peers,
+    stale_after_us: f64,
+    last_key: u16,
+    /// A full board is told of once.
+    told: bool,
+}
+
+impl<M: Memory> Exchange<M> {
+    pub(super) fn new(memory: M, plan: &Plan) -> Self {
+        let (sums, vms) = (plan.fabric.sums, plan.fabric.vms);
+        let stale_after_us = STALE_AFTER_KS * f64::from(plan.fabric.sample_us);
+        let mut exchange = Self {
+            sums: fresh(&memory, sums),
+            vms: fresh(&memory, vms),
+            places: (sums, vms),
+            memory,
+            boards: Vec::new(),
+            sibling: None,
+            peers: Peers::new(stale_after_us),
+            siblings: Peers::new(stale_after_us),
+            stale_after_us,
+            last_key: 0,
+            told: false,
+        };
+        exchange.follow(plan);
+        exchange
+    }
+
+    /// Whether the boards of this fabric lie where these do.
+    pub(super) fn fits(&self, plan: &Plan) -> bool {
+        self.places == (plan.fabric.sums, plan.fabric.vms)
+    }
+
+    pub(super) fn uses(&self, area: Area) -> bool {
+        self.places.0.overlaps(&area) || self.places.1.overlaps(&area)
+    }
+
+    /// Takes over who the others are.
+    pub(super) fn follow(&mut self, plan: &Plan) {
+        let Self { boards, peers, .. } = self;
+        boards.retain(|(known, key, _)| {
+            let kept = plan.fabric.peers.contains(known);
+            if !kept {
+                peers.forget(*key);
+            }
+            kept
+        });
+        for peer in &plan.fabric.peers {
+            if !self.boards.iter().any(|(known, ..)| known == peer) {
+                // A number of its own for each life of an endpoint: its records begin anew.
+                self.last_key = self.last_key.wrapping_add(1);
+                let board = PeerBoard::new(self.memory.clone(), self.last_key, peer.sums);
+                self.boards.push((*peer, self.last_key, board));
+            }
+        }
+        if self.sibling.as_ref().map(|(area, _)| *area) != plan.fabric.sibling {
+            self.siblings = Peers::new(self.stale_after_us);
+            let board = |area| (area, PeerBoard::new(self.memory.clone(), 0, area));
+            self.sibling = plan.fabric.sibling.map(board);
+        }
+    }
+
+    /// What was measured in a K that is over becomes what may be moved in the next one.
+    pub(super) fn round(
+        &mut self,
+        plan: &mut Plan,
+        all: &mut BTreeMap<LeaseId, Metered>,
+        elapsed_us: f64,
+        now_us: f64,
+    ) {
+        self.look_at_sibling(now_us);
+        for metered in all.values_mut() {
+            let ((bytes, _), held_us) = (metered.pacing.moved(), metered.pacing.held_us(now_us));
+            let held = (held_us - metered.held_us).clamp(0.0, elapsed_us);
+            let measured = Measured {
+                elapsed_us,
+                run_us: elapsed_us,
+                queue_bytes: bytes.wrapping_sub(metered.bytes),
+                queue_open_us: elapsed_us - held,
+                demand_elsewhere: metered.elsewhere.iter().sum(),
+                ..Measured::default()
+            };
+            (metered.bytes, metered.held_us) = (bytes, held_us);
+            let Some(id) = metered.id else { continue };
+            if let Ok(decision) = plan.host.schedule(id, &measured) {
+                metered.said.rate = decision.rate;
+                metered.said.demand = decision.demand;
+            }
+        }
+        self.note_elsewhere(all, now_us);
+        self.publish(plan, all, elapsed_us);
+        for (.., board) in &mut self.boards {
+            board.read(&mut self.peers, now_us);
+        }
+        plan.host.settle(self.peers.records(now_us));
+        for metered in all.values_mut() {
+            let Some(id) = metered.id else { continue };
+            // Nothing more was measured; but α is new, and F of the next K is to come about under it.
+            let nothing =
+                Measured { demand_elsewhere: metered.elsewhere.iter().sum(), ..Measured::default() };
+            let Ok(decision) = plan.host.schedule(id, &nothing) else { continue };
+            let limit = part_among(decision.queue_rate, &metered.elsewhere).min(metered.most);
+            metered.pacing.limit(limit);
+            let finite = |rate: f64| rate.is_finite().then_some(rate);
+            metered.said = Said { share: finite(decision.share), limit: finite(limit), ..metered.said };
+        }
+    }
+
+    fn look_at_sibling(&mut self, now_us: f64) {
+        if let Some((_, board)) = &mut self.sibling {
+            board.read(&mut self.siblings, now_us);
+        }
+    }
+
+    /// Notes for each device what the other devices of its VM want, here and at the other frontend of this host.
+    fn note_elsewhere(&self, all: &mut BTreeMap<LeaseId, Metered>, now_us: f64) {
+        let mut wanted: BTreeMap<u32, Vec<(Option<LeaseId>, f64)>> = BTreeMap::new();
+        for record in self.siblings.records(now_us) {
+            if let (NO_ELEMENT, Node::Tenant { tenant, .. }) = (record.element, record.node) {
+                // So many devices want so much together.
+                let count = whole(record.sums.weight.clamp(1.0, DEVICES_MAX));
+                let each = record.sums.demand / as_f64(count);
+                wanted.entry(tenant.0).or_default().extend((0..count).map(|_| (None, each)));
+            }
+        }
+        for (lease, metered) in all.iter().filter(|(_, metered)| metered.id.is_some()) {
+            let of_vm = wanted.entry(metered.object.instance.get()).or_default();
+            of_vm.push((Some(*lease), metered.said.demand));
+        }
+        for (lease, metered) in all.iter_mut() {
+            metered.elsewhere.clear();
+            let of_vm = wanted.get(&metered.object.instance.get()).into_iter().flatten();
+            let others = of_vm.filter(|(other, _)| *other != Some(*lease)).map(|(_, demand)| *demand);
+            metered.elsewhere.extend(others);
+        }
+    }
+
+    fn publish(&mut self, plan: &mut Plan, all: &BTreeMap<LeaseId, Metered>, elapsed_us: f64) {
+        let mut full = self.sums.publish(plan.host.sample(elapsed_us)).err();
+        // One for each VM, of all its devices here.
+        let mut vms: BTreeMap<u32, Sums> = BTreeMap::new();
+        for metered in all.values().filter(|metered| metered.id.is_some()) {
+            let sums = vms.entry(metered.object.instance.get()).or_default();
+            sums.rate += metered.said.rate;
+            sums.demand += metered.said.demand;
+            sums.weight += f64::from(u8::from(metered.said.demand > 0.0));
+        }
+        let record = |(instance, sums)| Record {
+            element: NO_ELEMENT,
+            node: Node::Tenant { tenant: TenantId(instance), weight: 1.0 },
+            sums,
+        };
+        let vms: Vec<Record> = vms.into_iter().map(record).collect();
+        full = full.or(self.vms.publish(&vms).err());
+        if let Some(error) = full
+            && !std::mem::replace(&mut self.told, true)
+        {
+            tracing::warn!(%error, "shares of the fabric are computed without all that this host has");
+        }
+    }
+}
+
+/// A board in an area that somebody else may have used before.
+fn fresh<M: Memory>(memory: &M, area: Area) -> Board<M> {
+    for line in 0..area.lines.get() {
+        let at = area.start_byte().saturating_add(line * LINE_BYTES as u64);
+        memory.store_words(at, [0; LINE_BYTES / 8]);
+    }
+    memory.write_back(area.start_byte(), area.bytes());
+    memory.store_fence();
+    Board::open(memory.clone(), area)
+}
+
+/// As telemetry has it.
+pub(super) fn rounded(rate: f64) -> u64 {
+    whole(rate.round())
+}

@@ -1,0 +1,239 @@
+//! Frontends that exchange their sums over simulated memory, a K at a time; devices that move what they want and may.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cxl_pool::simulated::{SimulatedMemory, SimulatedPool, check_seeds};
+use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Memory, Role};
+use pod_protocol::ids::{InstanceId, LeaseId};
+use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, PeerObject, TenantObject};
+
+use super::plan::{Metered, Plan, Said};
+use super::round::Exchange;
+use super::{Pacing, Waker, as_f64, whole};
+
+const K_US: u32 = 10_000;
+const CAPACITY: u64 = 100_000_000;
+const LINES: u64 = 16;
+
+/// A device of an instance at a frontend.
+struct Vm {
+    frontend: usize,
+    instance: u32,
+    weight: u32,
+    tenant: u32,
+    /// In bytes/s; so many K on, then so many off.
+    demand: f64,
+    on_off: (u32, u32),
+    moved: f64,
+}
+
+impl Vm {
+    fn new(frontend: usize, instance: u32, weight: u32, demand: f64) -> Self {
+        Self { frontend, instance, weight, tenant: 0, demand, on_off: (1, 0), moved: 0.0 }
+    }
+}
+
+struct Frontend {
+    plan: Plan,
+    exchange: Exchange<SimulatedMemory>,
+    all: BTreeMap<LeaseId, Metered>,
+}
+
+struct Pod {
+    pool: SimulatedPool,
+    frontends: Vec<Frontend>,
+    vms: Vec<Vm>,
+    waker: Arc<Waker>,
+    round: u32,
+}
+
+fn area(number: u64) -> Area {
+    Area::new(LineOffset::new(LINES * number), LineCount::new(LINES))
+}
+
+/// Frontends come in pairs, two to a host.
+fn endpoint(frontend: usize) -> EndpointId {
+    let host = HostId::new(u16::try_from(frontend / 2 + 1).unwrap());
+    EndpointId::new(host, if frontend.is_multiple_of(2) { Role::NetFrontend } else { Role::BlkFrontend })
+}
+
+fn fabric(frontend: usize, count: usize) -> FabricObject {
+    let others = (0..count).filter(|other| *other != frontend);
+    let peer = |other| PeerObject { endpoint: endpoint(other), sums: area(2 * other as u64) };
+    let sibling = frontend ^ 1;
+    FabricObject {
+        window_us: 1000,
+        sample_us: K_US,
+        sums: area(2 * frontend as u64),
+        vms: area(2 * frontend as u64 + 1),
+        peers: others.map(peer).collect(),
+        sibling: (sibling < count).then(|| area(2 * sibling as u64 + 1)),
+        elements: vec![ElementObject { element: 7, bytes_per_second: CAPACITY }],
+        tenants: vec![TenantObject { tenant: 0, weight: 1 }, TenantObject { tenant: 1, weight: 1 }],
+    }
+}
+
+impl Pod {
+    fn new(seed: u64, frontends: usize, vms: Vec<Vm>) -> Self {
+        let pool = SimulatedPool::new(seed, 1 << 16);
+        let waker = Waker::new();
+        let start = |frontend| {
+            let plan = Plan::new(fabric(frontend, frontends)).unwrap();
+            let exchange = Exchange::new(pool.host(endpoint(frontend).host), &plan);
+            Frontend { plan, exchange, all: BTreeMap::new() }
+        };
+        let mut frontends: Vec<Frontend> = (0..frontends).map(start).collect();
+        for (number, vm) in (1..).zip(&vms) {
+            let lease = LeaseId::new(number).unwrap();
+            let Vm { instance, weight, tenant, .. } = *vm;
+            let instance = InstanceId::new(instance);
+            let mut metered = Metered {
+                object: MchannelObject { lease, instance, weight, tenant, path: vec![7] },
+                pacing: Pacing::new(Arc::clone(&waker), 1000.0),
+                id: None,
+                most: f64::INFINITY,
+                bytes: 0,
+                held_us: 0.0,
+                elsewhere: Vec::new(),
+                said: Said::default(),
+            };
+            let frontend = &mut frontends[vm.frontend];
+            frontend.plan.open(&mut metered);
+            frontend.all.insert(lease, metered);
+        }
+        Self { pool, frontends, vms, waker, round: 0 }
+    }
+
+    fn metered(&self, vm: usize) -> &Metered {
+        let lease = LeaseId::new(u32::try_from(vm + 1).unwrap()).unwrap();
+        &self.frontends[self.vms[vm].frontend].all[&lease]
+    }
+
+    fn run(&mut self, rounds: u32) {
+        for _ in 0..rounds {
+            let k_us = f64::from(K_US);
+            let began_us = f64::from(self.round + 1) * k_us;
+            for vm in 0..self.vms.len() {
+                let Vm { on_off: (on, off), demand, .. } = self.vms[vm];
+                let wants = if self.round % (on + off) < on { demand } else { 0.0 };
+                let pacing = Arc::clone(&self.metered(vm).pacing);
+                let limit = f64::from_bits(pacing.rate.load(std::sync::atomic::Ordering::Relaxed));
+                let moves = wants.min(limit) * k_us / 1e6;
+                pacing.count(whole(moves));
+                if wants > limit {
+                    // It waits from when its share is used up.
+                    pacing.hold(began_us + k_us * limit / wants);
+                    pacing.release(began_us + k_us);
+                }
+                self.vms[vm].moved += moves;
+            }
+            self.round += 1;
+            for (number, frontend) in self.frontends.iter_mut().enumerate() {
+                // Each has a K of its own.
+                let now_us = began_us + k_us + 100.0 * as_f64(number as u64);
+                frontend.exchange.round(&mut frontend.plan, &mut frontend.all, k_us, now_us);
+            }
+        }
+    }
+
+    /// Mean rates over so many K, in parts of the capacity.
+    fn rates(&mut self, rounds: u32) -> Vec<f64> {
+        self.vms.iter_mut().for_each(|vm| vm.moved = 0.0);
+        self.run(rounds);
+        let all = f64::from(rounds) * f64::from(K_US) / 1e6 * as_f64(CAPACITY);
+        self.vms.iter().map(|vm| vm.moved / all).collect()
+    }
+}
+
+const ALL: f64 = 100e6;
+
+fn near(rates: &[f64], expected: &[f64]) {
+    let close = |(rate, expected): (&f64, &f64)| (rate - expected).abs() <= 0.05 * expected;
+    assert!(rates.iter().zip(expected).all(close), "{rates:?}, not {expected:?}");
+}
+
+#[test]
+fn weights_hold_across_hosts_that_are_not_coherent() {
+    check_seeds("-p vhost-frontend --lib", 20, |seed| {
+        let vms = vec![Vm::new(0, 1, 1, ALL), Vm::new(2, 2, 3, ALL), Vm::new(3, 3, 1, ALL / 10.0)];
+        let mut pod = Pod::new(seed, 4, vms);
+        pod.run(100);
+        near(&pod.rates(50), &[0.9 / 4.0, 0.9 * 3.0 / 4.0, 0.1]);
+        assert!(pod.metered(2).held_us < 1.0, "who wants less than his share is never held back");
+        assert_eq!(pod.pool.faults().lost_updates, 0);
+        Ok(())
+    });
+}
+
+#[test]
+fn what_an_on_off_one_leaves_the_others_take() {
+    let on_off = Vm { on_off: (50, 50), ..Vm::new(1, 3, 1, ALL) };
+    let mut pod = Pod::new(1, 4, vec![Vm::new(0, 1, 1, ALL), Vm::new(2, 2, 3, ALL), on_off]);
+    pod.run(200);
+    // Half of the time all three want everything, half of it only two.
+    near(&pod.rates(400), &[(0.2 + 0.25) / 2.0, (0.6 + 0.75) / 2.0, 0.2 / 2.0]);
+}
+
+#[test]
+fn a_vm_has_one_share_for_all_its_devices() {
+    // One with a NIC and two disks against one with a NIC.
+    let vms = vec![Vm::new(0, 1, 1, ALL), Vm::new(1, 1, 1, ALL), Vm::new(1, 1, 1, ALL), Vm::new(2, 2, 1, ALL)];
+    let mut pod = Pod::new(3, 4, vms);
+    pod.run(200);
+    let rates = pod.rates(100);
+    near(&[rates[0] + rates[1] + rates[2], rates[3]], &[0.5, 0.5]);
+    near(&rates[..3], &[1.0 / 6.0; 3]);
+    // What its disks do not want, its NIC gets.
+    pod.vms[1].demand = ALL / 20.0;
+    pod.vms[2].demand = 0.0;
+    pod.run(200);
+    near(&pod.rates(100)[..2], &[0.45, 0.05]);
+}
+
+#[test]
+fn tenants_share_first() {
+    let vm = |frontend, instance, tenant| Vm { tenant, ..Vm::new(frontend, instance, 1, ALL) };
+    let mut pod = Pod::new(5, 4, vec![vm(0, 1, 0), vm(1, 2, 1), vm(2, 3, 1), vm(3, 4, 1)]);
+    pod.run(200);
+    near(&pod.rates(100), &[0.5, 0.5 / 3.0, 0.5 / 3.0, 0.5 / 3.0]);
+}
+
+#[test]
+fn one_that_nobody_disturbs_is_not_limited_below_what_its_path_carries() {
+    let mut pod = Pod::new(7, 2, vec![Vm::new(0, 1, 1, 3.0 * ALL)]);
+    pod.run(50);
+    near(&pod.rates(20), &[1.0]);
+    assert!(pod.metered(0).said.limit.is_some_and(|limit| limit <= ALL + 1.0));
+}
+
+#[test]
+fn the_share_of_a_frontend_that_dies_goes_to_the_others() {
+    let mut pod = Pod::new(9, 4, vec![Vm::new(0, 1, 1, ALL), Vm::new(2, 2, 1, ALL)]);
+    pod.run(100);
+    near(&pod.rates(50), &[0.5, 0.5]);
+    pod.vms[1].demand = 0.0;
+    pod.frontends.truncate(2);
+    pod.vms.truncate(1);
+    pod.run(50);
+    near(&pod.rates(20), &[1.0]);
+}
+
+#[test]
+fn a_capacity_that_changes_holds_soon_and_keeps_what_is_known() {
+    let mut pod = Pod::new(11, 2, vec![Vm::new(0, 1, 1, ALL), Vm::new(1, 2, 3, ALL)]);
+    pod.run(100);
+    for (number, frontend) in pod.frontends.iter_mut().enumerate() {
+        let mut half = fabric(number, 2);
+        half.elements[0].bytes_per_second = CAPACITY / 2;
+        assert!(frontend.plan.may_become(&half));
+        frontend.plan.become_(half).unwrap();
+        frontend.exchange.follow(&frontend.plan);
+        frontend.all.values_mut().for_each(|metered| frontend.plan.note_most(metered));
+    }
+    pod.run(50);
+    near(&pod.rates(50), &[0.125, 0.375]);
+    let other = FabricObject { window_us: 2000, ..fabric(0, 2) };
+    assert!(!pod.frontends[0].plan.may_become(&other));
+
+}
