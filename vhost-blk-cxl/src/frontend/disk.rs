@@ -4,9 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::SyncSender;
+use std::time::Duration;
 
 use cxl_pool::Memory;
 use pod_protocol::objects::DiskObject;
+use vhost_frontend::pacing::{Pacer, Pacing};
 use vhost_frontend::{BufferArea, GuestMemory, PoolMap, PoolRam, Ring, StopReason};
 
 use super::flushed::Flushed;
@@ -64,6 +66,8 @@ pub(crate) struct Disk<M: Memory> {
     /// Nothing new is taken: as soon as nothing is in flight, the disk becomes a mirrored one.
     pub(super) held: bool,
     pub(super) first_ring: usize,
+    /// Holds it to its share of the fabric, if it has one.
+    pub(super) pacer: Option<Pacer>,
 }
 
 impl<M: Memory> Disk<M> {
@@ -91,6 +95,7 @@ impl<M: Memory> Disk<M> {
             blocked: false,
             held: false,
             first_ring: 0,
+            pacer: None,
         }
     }
 
@@ -200,6 +205,25 @@ impl<M: Memory> Disk<M> {
     /// The channel has room again.
     pub(crate) fn unblock(&mut self) {
         self.blocked = false;
+    }
+
+    /// Holds it to a share of the fabric, or no longer.
+    pub(crate) fn pace(&mut self, pacing: Option<Arc<Pacing>>) {
+        self.pacer = pacing.map(Pacer::new);
+        self.blocked = false;
+    }
+
+    /// When to try again what waits for its share of the fabric, if anything does.
+    pub(crate) fn pace_wait(&self) -> Option<Duration> {
+        self.pacer.as_ref()?.wait()
+    }
+
+    /// That time is over.
+    pub(crate) fn pace_resumes(&mut self) {
+        if let Some(pacer) = &mut self.pacer {
+            pacer.resume();
+            self.blocked = false;
+        }
     }
 
     /// Takes no new requests, or takes them again.

@@ -34,6 +34,7 @@ use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::telemetry::Telemetry;
 use pod_protocol::worker::{SpawnError, Worker, WorkerConfig, WorkerHandle};
 use tracing::info;
+use vhost_frontend::pacing::{Meter, Pacing};
 use vhost_frontend::{ConfigSpace, DeviceSpec, PoolRam, Server};
 
 use self::device::{QUEUE_SIZE_MAX, config_space, features};
@@ -80,6 +81,7 @@ pub struct Frontend {
     /// Times that telemetry was asked for.
     ticks: u32,
     pace: Pace,
+    meter: Meter,
 }
 
 /// What mirrored disks do by the clock.
@@ -111,6 +113,7 @@ impl Frontend {
     ) -> Result<Self, SpawnError> {
         let malformed = Arc::new(Counter::default());
         let rings = config.wakeup == Wakeup::Socket;
+        let meter = Meter::new(memory.clone());
         let task = FrontendTask::new(memory, run.clone(), rings, Arc::clone(&malformed), reporter.clone());
         let worker = Worker::spawn("blk-frontend", config, doorbell, task)?;
         Ok(Self {
@@ -122,6 +125,7 @@ impl Frontend {
             pool_file,
             ticks: 0,
             pace: Pace::default(),
+            meter,
         })
     }
 
@@ -200,6 +204,9 @@ impl Frontend {
             writeback: Arc::clone(&writeback),
             pool_ram,
         })?;
+        if let Some(pacing) = self.meter.pacing(lease) {
+            self.pace(lease, Some(pacing))?;
+        }
         let open = if object.vmm_listens { Server::connect } else { Server::listen };
         match open(&path, spec, sink) {
             Ok(server) => {
@@ -212,6 +219,10 @@ impl Frontend {
                 Err(error.to_string())
             }
         }
+    }
+
+    fn pace(&self, lease: LeaseId, pacing: Option<Arc<Pacing>>) -> Result<(), String> {
+        self.worker.call(|done| Message::Pace(lease, pacing, done)).map_err(|gone| gone.to_string())?
     }
 
     /// Changes a disk in use. The guest hears of a new size when requests up to there are served.
@@ -253,6 +264,13 @@ impl Handler for Frontend {
         match object {
             Object::Channel(channel) => self.channel(channel),
             Object::Disk(disk) => self.disk(disk),
+            Object::Fabric(fabric) => self.meter.share(fabric),
+            Object::Mchannel(object) => {
+                let lease = object.lease;
+                let known = self.meter.pacing(lease).is_some();
+                let pacing = self.meter.measure(object);
+                if known { Ok(()) } else { self.pace(lease, Some(pacing)) }
+            }
             other => Err(format!("a block frontend cannot have a {}", other.id())),
         }
     }
@@ -261,11 +279,22 @@ impl Handler for Frontend {
         match id {
             ObjectId::Channel(channel) => self.send(Message::RemoveChannel(channel)),
             ObjectId::Disk(lease) => self.remove_disk(lease),
+            ObjectId::Fabric => {
+                self.meter.share_nothing();
+                Ok(())
+            }
+            ObjectId::Mchannel(lease) => {
+                self.meter.forget(lease);
+                self.pace(lease, None)
+            }
             _ => Ok(()),
         }
     }
 
-    fn scrub(&mut self, _region: RegionId, area: Area) -> Result<(), String> {
+    fn scrub(&mut self, region: RegionId, area: Area) -> Result<(), String> {
+        if self.meter.uses(area) {
+            return Err(format!("{region} is in use for sums of the fabric"));
+        }
         self.worker.call(|reply| Message::Scrub(area, reply)).map_err(|gone| gone.to_string())?
     }
 
@@ -283,10 +312,12 @@ impl Handler for Frontend {
         ];
         let dirty_bytes = self.disks.values().map(OfferedDisk::dirty_bytes).sum();
         let gauges = [("mirror-dirty-bytes".to_owned(), dirty_bytes)];
-        Telemetry { leases, counters: counters.into(), gauges: gauges.into(), ..Telemetry::default() }
+        let mchannels = self.meter.telemetry();
+        Telemetry { leases, mchannels, counters: counters.into(), gauges: gauges.into(), ..Telemetry::default() }
     }
 
     fn fenced(&mut self) {
+        self.meter.stop();
         // The worker ends by itself, and without it nothing is sent. The process follows.
         self.worker.stop();
     }

@@ -4,6 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use cxl_pool::{ByteOffset, LINE_BYTES, LineOffset, Memory};
 use tracing::warn;
+use vhost_frontend::pacing::Pacer;
 use vhost_frontend::{Buffer, Chain, ChainReader, ChainWriter, CopyError, Next, PoolMap, Ring};
 
 use super::device::{ID_BYTES, SECTOR_BYTES, caches_writes};
@@ -31,6 +32,9 @@ impl<M: Memory> Disk<M> {
             self.blocked = true;
             return false;
         }
+        if let Some(pacer) = &mut self.pacer {
+            pacer.look();
+        }
         let mut moved = false;
         while !self.refused && allowance.messages > 0 {
             let Some(index) = self.queued.pop_front() else { break };
@@ -42,7 +46,9 @@ impl<M: Memory> Disk<M> {
         if held && !self.object.failed {
             self.blocked = true;
         }
-        self.blocked |= self.held;
+        // Nor is the clock's time to be spent on looking at what has to wait for its share of the fabric.
+        let paced = self.pacer.as_ref().is_some_and(Pacer::is_held) && !self.object.failed;
+        self.blocked |= self.held || paced;
         if self.blocked {
             return moved;
         }
@@ -129,6 +135,17 @@ impl<M: Memory> Disk<M> {
                 self.blocked = true;
                 return false;
             };
+            if let Some(pacer) = &mut self.pacer
+                && !pacer.admit(length_bytes)
+            {
+                if let Place::Buffer(buffer) = place {
+                    buffers.free(buffer);
+                }
+                served.ring.put_back(&slot.chain);
+                served.unaware += usize::from(slot.unaware);
+                self.blocked = true;
+                return false;
+            }
             slot.place = place;
         }
         slot.ring = served.ring.index();

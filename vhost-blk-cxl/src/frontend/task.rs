@@ -15,6 +15,7 @@ use pod_protocol::objects::{ChannelObject, DiskObject};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::worker::{Progress, Reply, Sources, Task, Token};
 use tracing::{info, warn};
+use vhost_frontend::pacing::{PaceTimer, Pacing};
 use vhost_frontend::{GuestMemory, PoolRam, Ring, StopReason};
 
 use super::Pace;
@@ -23,6 +24,9 @@ use super::exchange::{Channel, RECEIVE_BUDGET};
 use super::spread::SpreadDisk;
 use crate::counters::{Counter, Counters};
 use crate::message::Completion;
+
+/// The timer among the worker's sources; rings have tokens from their lease and index.
+const PACE_TIMER: Token = Token(u64::MAX >> 1);
 
 /// What the worker is told.
 pub(crate) enum Message {
@@ -50,6 +54,8 @@ pub(crate) enum Message {
     HurryRing(LeaseId, u16, StopReason),
     /// The guest's memory changed.
     GuestMemory(LeaseId, GuestMemory, SyncSender<()>),
+    /// A disk is held to a share of the fabric from now on, or no longer.
+    Pace(LeaseId, Option<Arc<Pacing>>, Reply<Result<(), String>>),
     /// Some time has passed.
     Tick(Pace),
     /// Flush an area that no disk uses.
@@ -73,6 +79,8 @@ pub(crate) struct FrontendTask<M: Memory> {
     pub(super) completions: Vec<Completion>,
     /// Messages that make no sense, of all channels.
     pub(super) malformed: Arc<Counter>,
+    /// For disks that have used up their share of the fabric; there since one has one.
+    pace_timer: Option<PaceTimer>,
 }
 
 impl<M: Memory> FrontendTask<M> {
@@ -94,6 +102,7 @@ impl<M: Memory> FrontendTask<M> {
             reporter,
             completions: Vec::with_capacity(RECEIVE_BUDGET),
             malformed,
+            pace_timer: None,
         }
     }
 
@@ -167,6 +176,30 @@ impl<M: Memory> FrontendTask<M> {
         disk.stop_ring(index, done);
     }
 
+    fn pace(
+        &mut self,
+        lease: LeaseId,
+        pacing: Option<Arc<Pacing>>,
+        sources: &mut Sources,
+    ) -> Result<(), String> {
+        if self.pace_timer.is_none() && pacing.is_some() {
+            let timer = PaceTimer::new().and_then(|timer| sources.add(&timer, PACE_TIMER).map(|()| timer));
+            self.pace_timer = Some(timer.map_err(|error| format!("no timer: {error}"))?);
+        }
+        if let Some(disk) = self.disk_mut(lease) {
+            disk.pace(pacing);
+        }
+        Ok(())
+    }
+
+    fn arm_timer(&mut self) {
+        let Some(timer) = &mut self.pace_timer else { return };
+        let disks = self.disks.values().chain(self.spread.values().map(SpreadDisk::disk));
+        if let Some(wait) = disks.filter_map(Disk::pace_wait).min() {
+            timer.arm(wait);
+        }
+    }
+
     fn scrub(&self, area: Area) -> Result<(), String> {
         let mut disks = self.disks.values().chain(self.spread.values().map(SpreadDisk::disk));
         if let Some(disk) = disks.find(|disk| disk.object().data_area.overlaps(&area)) {
@@ -217,6 +250,7 @@ impl<M: Memory> Task for FrontendTask<M> {
                 }
                 let _ = done.try_send(());
             }
+            Message::Pace(lease, pacing, done) => done.send(self.pace(lease, pacing, sources)),
             Message::Tick(pace) => {
                 let now = Instant::now();
                 self.spread.values_mut().for_each(|disk| disk.tick(now, pace));
@@ -267,6 +301,7 @@ impl<M: Memory> Task for FrontendTask<M> {
             moved |= disk.is_stirred();
         }
         moved |= self.transform();
+        self.arm_timer();
         match (answered, moved) {
             (true, _) => Progress::Answered,
             (false, true) => Progress::Busy,
@@ -275,6 +310,14 @@ impl<M: Memory> Task for FrontendTask<M> {
     }
 
     fn ready(&mut self, token: Token) {
+        if token == PACE_TIMER {
+            if let Some(timer) = &mut self.pace_timer {
+                timer.fired();
+            }
+            self.disks.values_mut().for_each(Disk::pace_resumes);
+            self.spread.values_mut().for_each(|spread| spread.disk_mut().pace_resumes());
+            return;
+        }
         let (lease, index) = named(token);
         let disk = lease.and_then(|lease| self.disk(lease));
         if let Some(ring) = disk.and_then(|disk| disk.rings().find(|ring| ring.index() == index)) {

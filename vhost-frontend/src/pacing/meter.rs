@@ -11,28 +11,29 @@ use pod_protocol::objects::{FabricObject, MchannelObject};
 use pod_protocol::telemetry::MchannelTelemetry;
 
 use super::plan::{Metered, Plan, Said, free};
-use super::round::{Exchange, rounded};
+use super::round::{Exchange, Exchanges, rounded};
 use super::{Pacing, Waker};
 
 /// After so many K in which nothing moved and nothing waited, the meter sleeps until something does.
 const SILENT_AFTER_KS: f64 = 50.0;
 
 /// Measures what devices move, and decides with the rest of the pod how much they may. See the [module](super).
-pub struct Meter<M: Memory> {
-    shared: Arc<Shared<M>>,
+pub struct Meter {
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared<M> {
+struct Shared {
     waker: Arc<Waker>,
     stopping: AtomicBool,
-    work: Mutex<Work<M>>,
+    work: Mutex<Work>,
 }
 
-struct Work<M> {
-    memory: M,
+struct Work {
+    pool_bytes: u64,
+    open: Box<dyn Fn(&Plan) -> Box<dyn Exchanges> + Send>,
     plan: Option<Plan>,
-    exchange: Option<Exchange<M>>,
+    exchange: Option<Box<dyn Exchanges>>,
     all: BTreeMap<LeaseId, Metered>,
     /// When the last K ended.
     last_us: f64,
@@ -40,11 +41,12 @@ struct Work<M> {
     active_us: f64,
 }
 
-impl<M: Memory> Meter<M> {
+impl Meter {
     /// Measures nothing yet, and has no thread.
-    pub fn new(memory: M) -> Self {
+    pub fn new<M: Memory>(memory: M) -> Self {
         let work = Work {
-            memory,
+            pool_bytes: memory.size_bytes(),
+            open: Box::new(move |plan| Box::new(Exchange::new(memory.clone(), plan))),
             plan: None,
             exchange: None,
             all: BTreeMap::new(),
@@ -63,7 +65,7 @@ impl<M: Memory> Meter<M> {
         }
         fabric.sibling.map_or(Ok(()), |area| self.check(area))?;
         let mut work = self.shared.lock();
-        let Work { memory, plan, exchange, all, .. } = &mut *work;
+        let Work { open, plan, exchange, all, .. } = &mut *work;
         match plan {
             Some(plan) if plan.may_become(&fabric) => {
                 plan.become_(fabric).map_err(|error| wrong(&error))?;
@@ -78,7 +80,7 @@ impl<M: Memory> Meter<M> {
         if let Some(plan) = plan {
             match exchange {
                 Some(exchange) if exchange.fits(plan) => exchange.follow(plan),
-                _ => *exchange = Some(Exchange::new(memory.clone(), plan)),
+                _ => *exchange = Some(open(plan)),
             }
         }
         drop(work);
@@ -188,7 +190,7 @@ impl<M: Memory> Meter<M> {
     }
 
     fn check(&self, area: Area) -> Result<(), String> {
-        let bytes = self.shared.lock().memory.size_bytes();
+        let bytes = self.shared.lock().pool_bytes;
         let end = area.start_byte().checked_add(area.bytes());
         if area.lines.get() > 0 && end.is_some_and(|end| end.get() <= bytes) {
             Ok(())
@@ -209,14 +211,14 @@ impl<M: Memory> Meter<M> {
     }
 }
 
-impl<M: Memory> Drop for Meter<M> {
+impl Drop for Meter {
     fn drop(&mut self) {
         self.stop();
     }
 }
 
-impl<M: Memory> Shared<M> {
-    fn lock(&self) -> MutexGuard<'_, Work<M>> {
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Work> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -231,7 +233,7 @@ impl<M: Memory> Shared<M> {
     }
 }
 
-impl<M: Memory> Work<M> {
+impl Work {
     /// Does what is due. Returns when to come again; nothing: when woken.
     fn turn(&mut self, waker: &Waker) -> Option<Duration> {
         let now_us = waker.now_us();

@@ -10,11 +10,13 @@ mod meter;
 mod pacer;
 mod plan;
 mod round;
+mod timer;
 #[cfg(test)]
 mod tests;
 
 pub use meter::Meter;
 pub use pacer::Pacer;
+pub use timer::PaceTimer;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -119,10 +121,10 @@ impl Pacing {
     }
 
     #[inline]
-    fn count(&self, bytes: u64) {
+    fn count(&self, bytes: u64, messages: u64) {
         // One writer: a locked instruction for each would be a waste.
         self.bytes.store(self.bytes.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Relaxed);
-        self.messages.store(self.messages.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.messages.store(self.messages.load(Ordering::Relaxed).wrapping_add(messages), Ordering::Relaxed);
         self.waker.moved();
     }
 

@@ -6,6 +6,9 @@ use mem_channel::ByteBudget;
 
 use super::Pacing;
 
+/// What waits is tried again after so long.
+const LONGEST_WAIT_S: f64 = 0.01;
+
 /// Holds one device to its share of the fabric. It belongs to the engine's worker.
 #[derive(Debug)]
 pub struct Pacer {
@@ -54,21 +57,27 @@ impl Pacer {
         }
         self.refused = None;
         self.pacing.release(self.now_us);
-        self.pacing.count(bytes);
+        self.pacing.count(bytes, 1);
         true
     }
 
-    /// Counts what came without being asked for, such as a packet that was received.
+    /// Counts what came without being asked for, such as packets that were received.
     #[inline]
-    pub fn charge(&mut self, bytes: u64) {
+    pub fn charge(&mut self, bytes: u64, messages: u64) {
         self.budget.charge(bytes, self.now_us);
-        self.pacing.count(bytes);
+        self.pacing.count(bytes, messages);
     }
 
-    /// For how long nothing may be taken, if that is so. No share is so small that it says more than a second: it may grow.
+    /// Whether what was refused last would be refused now.
+    #[inline]
+    pub fn is_held(&self) -> bool {
+        self.refused.is_some_and(|bytes| self.budget.wait_us(bytes, self.now_us) > 0.0)
+    }
+
+    /// When to try again what was refused, if anything was. Soon, however small the share is: it may grow.
     pub fn wait(&self) -> Option<Duration> {
         let wait_us = self.budget.wait_us(self.refused?, self.now_us);
-        Some(Duration::from_secs_f64((wait_us / 1e6).clamp(1e-6, 1.0)))
+        Some(Duration::from_secs_f64((wait_us / 1e6).clamp(1e-6, LONGEST_WAIT_S)))
     }
 
     /// The wait is over, or what waited is gone.
@@ -109,7 +118,8 @@ mod tests {
         assert_eq!(pacing.moved(), (1000, 2));
         assert_eq!(pacer.wait(), None);
         assert!(!pacer.admit(900));
-        assert_eq!(pacer.wait(), Some(Duration::from_secs(1)), "not 900 s: it may get more");
+        assert_eq!(pacer.wait(), Some(Duration::from_millis(10)), "not 900 s: it may get more");
+        assert!(pacer.is_held());
         assert_eq!(pacing.moved(), (1000, 2));
     }
 
@@ -127,7 +137,7 @@ mod tests {
         assert!(held_us >= 1999.0);
         sleep(Duration::from_millis(1));
         assert!((pacing.held_us(pacing.waker.now_us()) - held_us).abs() < 1e-6);
-        assert_eq!(pacer.wait(), None);
+        assert!(pacer.wait().is_none() && !pacer.is_held());
     }
 
     #[test]
@@ -149,7 +159,7 @@ mod tests {
     fn what_comes_unasked_is_paid_for_later() {
         let (pacing, mut pacer) = paced(1.0);
         pacer.look();
-        pacer.charge(1500);
+        pacer.charge(1500, 1);
         assert_eq!(pacing.moved(), (1500, 1));
         assert!(!pacer.admit(1));
     }

@@ -18,6 +18,27 @@ const NO_ELEMENT: ElementId = ElementId(u32::MAX);
 /// A VM has no more devices at a frontend.
 const DEVICES_MAX: f64 = 64.0;
 
+/// An [`Exchange`], whatever the memory.
+pub(super) trait Exchanges: Send {
+    /// Whether the boards of this fabric lie where these do.
+    fn fits(&self, plan: &Plan) -> bool;
+
+    /// Whether it writes there.
+    fn uses(&self, area: Area) -> bool;
+
+    /// Takes over who the others are.
+    fn follow(&mut self, plan: &Plan);
+
+    /// What was measured in a K that is over becomes what may be moved in the next one.
+    fn round(
+        &mut self,
+        plan: &mut Plan,
+        all: &mut BTreeMap<LeaseId, Metered>,
+        elapsed_us: f64,
+        now_us: f64,
+    );
+}
+
 /// What this endpoint publishes, and what it reads of others.
 pub(super) struct Exchange<M> {
     memory: M,
@@ -53,86 +74,6 @@ impl<M: Memory> Exchange<M> {
         };
         exchange.follow(plan);
         exchange
-    }
-
-    /// Whether the boards of this fabric lie where these do.
-    pub(super) fn fits(&self, plan: &Plan) -> bool {
-        self.places == (plan.fabric.sums, plan.fabric.vms)
-    }
-
-    pub(super) fn uses(&self, area: Area) -> bool {
-        self.places.0.overlaps(&area) || self.places.1.overlaps(&area)
-    }
-
-    /// Takes over who the others are.
-    pub(super) fn follow(&mut self, plan: &Plan) {
-        let Self { boards, peers, .. } = self;
-        boards.retain(|(known, key, _)| {
-            let kept = plan.fabric.peers.contains(known);
-            if !kept {
-                peers.forget(*key);
-            }
-            kept
-        });
-        for peer in &plan.fabric.peers {
-            if !self.boards.iter().any(|(known, ..)| known == peer) {
-                // A number of its own for each life of an endpoint: its records begin anew.
-                self.last_key = self.last_key.wrapping_add(1);
-                let board = PeerBoard::new(self.memory.clone(), self.last_key, peer.sums);
-                self.boards.push((*peer, self.last_key, board));
-            }
-        }
-        if self.sibling.as_ref().map(|(area, _)| *area) != plan.fabric.sibling {
-            self.siblings = Peers::new(self.stale_after_us);
-            let board = |area| (area, PeerBoard::new(self.memory.clone(), 0, area));
-            self.sibling = plan.fabric.sibling.map(board);
-        }
-    }
-
-    /// What was measured in a K that is over becomes what may be moved in the next one.
-    pub(super) fn round(
-        &mut self,
-        plan: &mut Plan,
-        all: &mut BTreeMap<LeaseId, Metered>,
-        elapsed_us: f64,
-        now_us: f64,
-    ) {
-        self.look_at_sibling(now_us);
-        for metered in all.values_mut() {
-            let ((bytes, _), held_us) = (metered.pacing.moved(), metered.pacing.held_us(now_us));
-            let held = (held_us - metered.held_us).clamp(0.0, elapsed_us);
-            let measured = Measured {
-                elapsed_us,
-                run_us: elapsed_us,
-                queue_bytes: bytes.wrapping_sub(metered.bytes),
-                queue_open_us: elapsed_us - held,
-                demand_elsewhere: metered.elsewhere.iter().sum(),
-                ..Measured::default()
-            };
-            (metered.bytes, metered.held_us) = (bytes, held_us);
-            let Some(id) = metered.id else { continue };
-            if let Ok(decision) = plan.host.schedule(id, &measured) {
-                metered.said.rate = decision.rate;
-                metered.said.demand = decision.demand;
-            }
-        }
-        self.note_elsewhere(all, now_us);
-        self.publish(plan, all, elapsed_us);
-        for (.., board) in &mut self.boards {
-            board.read(&mut self.peers, now_us);
-        }
-        plan.host.settle(self.peers.records(now_us));
-        for metered in all.values_mut() {
-            let Some(id) = metered.id else { continue };
-            // Nothing more was measured; but α is new, and F of the next K is to come about under it.
-            let nothing =
-                Measured { demand_elsewhere: metered.elsewhere.iter().sum(), ..Measured::default() };
-            let Ok(decision) = plan.host.schedule(id, &nothing) else { continue };
-            let limit = part_among(decision.queue_rate, &metered.elsewhere).min(metered.most);
-            metered.pacing.limit(limit);
-            let finite = |rate: f64| rate.is_finite().then_some(rate);
-            metered.said = Said { share: finite(decision.share), limit: finite(limit), ..metered.said };
-        }
     }
 
     fn look_at_sibling(&mut self, now_us: f64) {
@@ -185,6 +126,85 @@ impl<M: Memory> Exchange<M> {
             && !std::mem::replace(&mut self.told, true)
         {
             tracing::warn!(%error, "shares of the fabric are computed without all that this host has");
+        }
+    }
+}
+
+impl<M: Memory> Exchanges for Exchange<M> {
+    fn fits(&self, plan: &Plan) -> bool {
+        self.places == (plan.fabric.sums, plan.fabric.vms)
+    }
+
+    fn uses(&self, area: Area) -> bool {
+        self.places.0.overlaps(&area) || self.places.1.overlaps(&area)
+    }
+
+    fn follow(&mut self, plan: &Plan) {
+        let Self { boards, peers, .. } = self;
+        boards.retain(|(known, key, _)| {
+            let kept = plan.fabric.peers.contains(known);
+            if !kept {
+                peers.forget(*key);
+            }
+            kept
+        });
+        for peer in &plan.fabric.peers {
+            if !self.boards.iter().any(|(known, ..)| known == peer) {
+                // A number of its own for each life of an endpoint: its records begin anew.
+                self.last_key = self.last_key.wrapping_add(1);
+                let board = PeerBoard::new(self.memory.clone(), self.last_key, peer.sums);
+                self.boards.push((*peer, self.last_key, board));
+            }
+        }
+        if self.sibling.as_ref().map(|(area, _)| *area) != plan.fabric.sibling {
+            self.siblings = Peers::new(self.stale_after_us);
+            let board = |area| (area, PeerBoard::new(self.memory.clone(), 0, area));
+            self.sibling = plan.fabric.sibling.map(board);
+        }
+    }
+
+    fn round(
+        &mut self,
+        plan: &mut Plan,
+        all: &mut BTreeMap<LeaseId, Metered>,
+        elapsed_us: f64,
+        now_us: f64,
+    ) {
+        self.look_at_sibling(now_us);
+        for metered in all.values_mut() {
+            let ((bytes, _), held_us) = (metered.pacing.moved(), metered.pacing.held_us(now_us));
+            let held = (held_us - metered.held_us).clamp(0.0, elapsed_us);
+            let measured = Measured {
+                elapsed_us,
+                run_us: elapsed_us,
+                queue_bytes: bytes.wrapping_sub(metered.bytes),
+                queue_open_us: elapsed_us - held,
+                demand_elsewhere: metered.elsewhere.iter().sum(),
+                ..Measured::default()
+            };
+            (metered.bytes, metered.held_us) = (bytes, held_us);
+            let Some(id) = metered.id else { continue };
+            if let Ok(decision) = plan.host.schedule(id, &measured) {
+                metered.said.rate = decision.rate;
+                metered.said.demand = decision.demand;
+            }
+        }
+        self.note_elsewhere(all, now_us);
+        self.publish(plan, all, elapsed_us);
+        for (.., board) in &mut self.boards {
+            board.read(&mut self.peers, now_us);
+        }
+        plan.host.settle(self.peers.records(now_us));
+        for metered in all.values_mut() {
+            let Some(id) = metered.id else { continue };
+            // Nothing more was measured; but α is new, and F of the next K is to come about under it.
+            let nothing =
+                Measured { demand_elsewhere: metered.elsewhere.iter().sum(), ..Measured::default() };
+            let Ok(decision) = plan.host.schedule(id, &nothing) else { continue };
+            let limit = part_among(decision.queue_rate, &metered.elsewhere).min(metered.most);
+            metered.pacing.limit(limit);
+            let finite = |rate: f64| rate.is_finite().then_some(rate);
+            metered.said = Said { share: finite(decision.share), limit: finite(limit), ..metered.said };
         }
     }
 }

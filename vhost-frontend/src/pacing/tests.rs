@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cxl_pool::simulated::{SimulatedMemory, SimulatedPool, check_seeds};
-use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Memory, Role};
+use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
 use pod_protocol::ids::{InstanceId, LeaseId};
 use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, PeerObject, TenantObject};
 
 use super::plan::{Metered, Plan, Said};
-use super::round::Exchange;
+use super::round::{Exchange, Exchanges};
 use super::{Pacing, Waker, as_f64, whole};
 
 const K_US: u32 = 10_000;
@@ -44,7 +44,6 @@ struct Pod {
     pool: SimulatedPool,
     frontends: Vec<Frontend>,
     vms: Vec<Vm>,
-    waker: Arc<Waker>,
     round: u32,
 }
 
@@ -102,7 +101,7 @@ impl Pod {
             frontend.plan.open(&mut metered);
             frontend.all.insert(lease, metered);
         }
-        Self { pool, frontends, vms, waker, round: 0 }
+        Self { pool, frontends, vms, round: 0 }
     }
 
     fn metered(&self, vm: usize) -> &Metered {
@@ -120,7 +119,7 @@ impl Pod {
                 let pacing = Arc::clone(&self.metered(vm).pacing);
                 let limit = f64::from_bits(pacing.rate.load(std::sync::atomic::Ordering::Relaxed));
                 let moves = wants.min(limit) * k_us / 1e6;
-                pacing.count(whole(moves));
+                pacing.count(whole(moves), 1);
                 if wants > limit {
                     // It waits from when its share is used up.
                     pacing.hold(began_us + k_us * limit / wants);

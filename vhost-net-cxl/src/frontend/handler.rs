@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use cxl_pool::{Area, Memory, regions};
 use pod_protocol::endpoint::{Handler, Reporter};
@@ -10,6 +11,7 @@ use pod_protocol::objects::{Object, ObjectId, PortObject};
 use pod_protocol::telemetry::Telemetry;
 use pod_protocol::worker::WorkerHandle;
 use vhost_frontend::Server;
+use vhost_frontend::pacing::{Meter, Pacing};
 
 use super::Order;
 use super::device::{Sink, device_spec};
@@ -28,6 +30,7 @@ pub struct FrontendHandler<M: Memory> {
     sockets: PathBuf,
     pool_file: Option<(u64, u64)>,
     devices: HashMap<LeaseId, Device>,
+    meter: Meter,
 }
 
 /// A device that guests are offered.
@@ -51,7 +54,12 @@ impl<M: Memory> FrontendHandler<M> {
         sockets: PathBuf,
         pool_file: Option<(u64, u64)>,
     ) -> Self {
-        Self { memory, worker, reporter, book, channels, sockets, pool_file, devices: HashMap::new() }
+        let meter = Meter::new(memory.clone());
+        Self { memory, worker, reporter, book, channels, sockets, pool_file, devices: HashMap::new(), meter }
+    }
+
+    fn pace(&self, lease: LeaseId, pacing: Option<Arc<Pacing>>) -> Result<(), String> {
+        self.worker.call(|reply| Order::Pace(lease, pacing, reply)).map_err(|_| GONE.to_owned())
     }
 
     fn apply_port(&mut self, object: PortObject) -> Result<(), String> {
@@ -68,6 +76,7 @@ impl<M: Memory> FrontendHandler<M> {
         let apply = |reply| Order::Port(Box::new(object), reply);
         self.worker.call(apply).map_err(|_| GONE.to_owned())??;
         if !self.devices.contains_key(&lease) {
+            self.pace(lease, self.meter.pacing(lease))?;
             let sink = Sink::new(lease, self.worker.clone(), self.reporter.clone());
             let open = if vmm_listens { Server::connect } else { Server::listen };
             match open(&socket, spec, sink) {
@@ -89,11 +98,29 @@ impl<M: Memory> Handler for FrontendHandler<M> {
                 self.worker.call(|reply| Order::Channel(object, reply)).map_err(|_| GONE.to_owned())?
             }
             Object::Port(object) => self.apply_port(object),
+            Object::Fabric(fabric) => self.meter.share(fabric),
+            Object::Mchannel(object) => {
+                let lease = object.lease;
+                let known = self.meter.pacing(lease).is_some();
+                let pacing = self.meter.measure(object);
+                if known { Ok(()) } else { self.pace(lease, Some(pacing)) }
+            }
             other => Err(format!("a net frontend has no {}", other.id())),
         }
     }
 
     fn remove(&mut self, id: ObjectId) -> Result<(), String> {
+        match &id {
+            ObjectId::Fabric => {
+                self.meter.share_nothing();
+                return Ok(());
+            }
+            ObjectId::Mchannel(lease) => {
+                self.meter.forget(*lease);
+                return self.pace(*lease, None);
+            }
+            _ => {}
+        }
         if let ObjectId::Port(lease) = &id {
             // Disconnects the VMM and stops its rings.
             self.devices.remove(lease);
@@ -110,16 +137,21 @@ impl<M: Memory> Handler for FrontendHandler<M> {
         if self.worker.call(|reply| Order::Uses(area, reply)).map_err(|_| GONE.to_owned())? {
             return Err(format!("{region} is in use by a port"));
         }
+        if self.meter.uses(area) {
+            return Err(format!("{region} is in use for sums of the fabric"));
+        }
         regions::scrub(&self.memory, area);
         Ok(())
     }
 
     fn telemetry(&mut self) -> Telemetry {
         let (leases, channels) = (self.book.telemetry(), self.channels.telemetry());
-        Telemetry { leases, channels, ..Telemetry::default() }
+        let mchannels = self.meter.telemetry();
+        Telemetry { leases, channels, mchannels, ..Telemetry::default() }
     }
 
     fn fenced(&mut self) {
+        self.meter.stop();
         self.worker.stop();
         self.devices.clear();
     }

@@ -21,6 +21,7 @@ mod under_way;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cxl_pool::{Area, Memory};
@@ -30,6 +31,7 @@ use pod_protocol::worker::{Progress, Reply, Sources, Task, Token};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
+use vhost_frontend::pacing::{PaceTimer, Pacer, Pacing};
 use vhost_frontend::{GuestMemory, Ring};
 
 use self::announcing::Announcement;
@@ -49,6 +51,8 @@ const KEPT_PART: u32 = 4;
 const RETRY_AFTER: Duration = Duration::from_millis(2);
 /// The timer among the worker's sources; rings have tokens from their lease and index.
 const TIMER: Token = Token(u64::MAX >> 1);
+/// The timer for ports that have used up their share of the fabric.
+const PACE_TIMER: Token = Token(TIMER.0 - 1);
 
 /// Opens our end of a channel.
 pub type OpenChannel<M> = Box<dyn Fn(&ChannelObject) -> Result<ChannelEnd<M>, String> + Send>;
@@ -73,6 +77,8 @@ pub enum Order {
     Announce(LeaseId, MacAddress),
     /// A guest's memory changed.
     MemoryChanged(LeaseId, GuestMemory, Reply<()>),
+    /// A port is held to a share of the fabric from now on, or no longer.
+    Pace(LeaseId, Option<Arc<Pacing>>, Reply<()>),
 }
 
 /// The worker's task.
@@ -90,6 +96,7 @@ pub struct Frontend<M: Memory> {
     timer: OwnedFd,
     timer_watched: bool,
     timer_armed: bool,
+    pace_timer: PaceTimer,
     /// Device and inode number of the pool's file, if it is one.
     pool_file: Option<(u64, u64)>,
 }
@@ -111,6 +118,7 @@ impl<M: Memory> Frontend<M> {
             timer: timerfd_create(TimerfdClockId::Monotonic, flags)?,
             timer_watched: false,
             timer_armed: false,
+            pace_timer: PaceTimer::new()?,
             pool_file: None,
         })
     }
@@ -287,6 +295,9 @@ impl<M: Memory> Frontend<M> {
     fn watch_timer(&mut self, sources: &mut Sources) {
         if !self.timer_watched {
             self.timer_watched = sources.add(&self.timer, TIMER).is_ok();
+            if let Err(error) = sources.add(&self.pace_timer, PACE_TIMER) {
+                tracing::warn!(%error, "cannot watch a timer: who waits for a share of the fabric waits too long");
+            }
         }
     }
 
@@ -296,7 +307,18 @@ impl<M: Memory> Frontend<M> {
         self.ports.iter_mut().for_each(Port::retry);
     }
 
+    /// Holds a port to a share of the fabric, or no longer.
+    pub fn pace(&mut self, lease: LeaseId, pacing: Option<Arc<Pacing>>) {
+        if let Some(port) = self.port(lease) {
+            port.pacer = pacing.map(Pacer::new);
+        }
+    }
+
     fn arm_timer(&mut self) {
+        let pacers = self.ports.iter().filter_map(|port| port.pacer.as_ref());
+        if let Some(wait) = pacers.filter_map(Pacer::wait).min() {
+            self.pace_timer.arm(wait);
+        }
         if self.timer_armed || !self.ports.iter().any(Port::waits_to_retry) {
             return;
         }
@@ -346,6 +368,10 @@ impl<M: Memory> Task for Frontend<M> {
                 }
                 reply.send(());
             }
+            Order::Pace(lease, pacing, reply) => {
+                self.pace(lease, pacing);
+                reply.send(());
+            }
         }
     }
 
@@ -374,6 +400,11 @@ impl<M: Memory> Task for Frontend<M> {
             // Nothing there is as good as something there.
             let _ = rustix::io::read(&self.timer, &mut [0; 8]);
             self.retry();
+            return;
+        }
+        if token == PACE_TIMER {
+            self.pace_timer.fired();
+            self.ports.iter_mut().filter_map(|port| port.pacer.as_mut()).for_each(Pacer::resume);
             return;
         }
         for port in &mut self.ports {

@@ -7,6 +7,7 @@ use cxl_pool::{Area, Memory};
 use pod_protocol::ids::{ChannelId, LeaseId};
 use pod_protocol::objects::{PortObject, Route};
 use pod_protocol::worker::Token;
+use vhost_frontend::pacing::Pacer;
 use vhost_frontend::{ChainLimits, GuestMemory, PoolMap, Ring};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
@@ -53,6 +54,8 @@ pub(super) struct Port {
     pub(super) limiter: Option<RateLimiter>,
     /// What the guest is promised to send, if anything.
     pub(super) minimum: Option<RateLimiter>,
+    /// Holds it to its share of the fabric, if it has one.
+    pub(super) pacer: Option<Pacer>,
     /// It has sent as much as it may for now.
     pub(super) throttled: bool,
     /// It found no room in its channel when it was served last.
@@ -96,6 +99,7 @@ impl Port {
             first_queue: 0,
             limiter,
             minimum,
+            pacer: None,
             throttled: false,
             held_back: 0,
             without_room: false,

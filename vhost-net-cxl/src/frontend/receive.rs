@@ -253,10 +253,15 @@ impl<M: Memory> Frontend<M> {
                 Ok(()) => deliver(&self.memory, &mut self.ports, *index, pieces, &mut self.receive_scratch),
                 Err(reason) => Err(reason),
             };
-            let counters = &self.ports[*index].counters;
+            let port = &mut self.ports[*index];
             match outcome {
-                Ok(frame_bytes) => counters.count_rx(frame_bytes),
-                Err(reason) => counters.count_drop(reason),
+                Ok(frame_bytes) => {
+                    port.counters.count_rx(frame_bytes);
+                    if let Some(pacer) = &mut port.pacer {
+                        pacer.charge(frame_bytes.into(), 1);
+                    }
+                }
+                Err(reason) => port.counters.count_drop(reason),
             }
         } else {
             self.channels[place].end.counters().strays.add(1);

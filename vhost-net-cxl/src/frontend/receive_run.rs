@@ -85,6 +85,9 @@ impl<M: Memory> Frontend<M> {
         }
         port.counters.rx_packets.add(packets);
         port.counters.rx_bytes.add(bytes);
+        if let Some(pacer) = &mut port.pacer {
+            pacer.charge(bytes, packets);
+        }
         delivered
     }
 }

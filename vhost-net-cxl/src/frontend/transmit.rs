@@ -8,6 +8,7 @@ use std::time::Instant;
 use cxl_pool::{LINE_BYTES, Memory};
 use pod_protocol::ids::ChannelId;
 use pod_protocol::objects::Route;
+use vhost_frontend::pacing::Pacer;
 use vhost_frontend::{Buffer, Chain, ChainReader, GuestMemory, GuestView};
 use vm_memory::VolatileSlice;
 
@@ -58,7 +59,7 @@ impl Port {
         if self.under_way.retry || self.under_way.len() >= UNDER_WAY_MAX {
             return false;
         }
-        if self.leaving.is_some() || self.throttled || self.object.incoming {
+        if self.leaving.is_some() || self.throttled || self.is_held() || self.object.incoming {
             return false;
         }
         // An area without room for the longest packet waits for acknowledgements, which wake us.
@@ -85,6 +86,11 @@ impl Port {
         least
     }
 
+    /// Whether it has used up its share of the fabric for now.
+    fn is_held(&self) -> bool {
+        self.pacer.as_ref().is_some_and(Pacer::is_held)
+    }
+
     fn is_below_minimum(&mut self) -> bool {
         self.minimum.as_mut().is_some_and(|minimum| minimum.is_below(Instant::now()))
     }
@@ -97,6 +103,9 @@ impl Port {
         scratch: &mut Scratch,
     ) -> bool {
         self.without_room = false;
+        if let Some(pacer) = &mut self.pacer {
+            pacer.look();
+        }
         if self.object.incoming {
             // Another host's frontend sends what is to be sent, until the guest is here.
             return false;
@@ -142,6 +151,7 @@ impl Port {
         self.without_room = room == 0;
         let room = usize::try_from(room).unwrap_or(usize::MAX);
         let room = room.min(UNDER_WAY_MAX - self.under_way.len()).min(PACKETS_PER_TURN);
+        let room = if self.is_held() { 0 } else { room };
         let bytes_before = self.counters.tx_bytes.get();
         let taken = if self.limiter.is_none() {
             self.take_packets(memory, room, scratch)
@@ -267,6 +277,12 @@ impl Port {
                     let needed = ranges.as_ref().map_or(whole, |_| scattered::BUFFER_BYTES);
                     // What follows has to wait as well.
                     let Some(buffer) = self.buffers.alloc(needed) else { break };
+                    if let Some(pacer) = &mut self.pacer
+                        && !pacer.admit(whole.into())
+                    {
+                        self.buffers.free(buffer);
+                        break;
+                    }
                     let written = match &ranges {
                         Some(ranges) => rules
                             .scatter(memory, (guest, &view), chain, (frame_bytes, ranges), buffer, bounce)
