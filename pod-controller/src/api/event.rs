@@ -111,6 +111,12 @@ pub enum EventKind {
     InstanceTypeSet,
     /// A kind of instance was deleted.
     InstanceTypeDeleted,
+    /// What the fabric consists of or who shares it was said anew.
+    FabricChanged,
+    /// An instance has a share of the fabric, or another one.
+    MchannelSet,
+    /// An instance has no share of the fabric any more.
+    MchannelCleared,
     /// A VMM connected to a device.
     Attached,
     /// A VMM went away from a device.
@@ -168,6 +174,9 @@ impl EventKind {
             Self::InstanceDeleted => "instance-deleted",
             Self::InstanceTypeSet => "instance-type-set",
             Self::InstanceTypeDeleted => "instance-type-deleted",
+            Self::FabricChanged => "fabric-changed",
+            Self::MchannelSet => "mchannel-set",
+            Self::MchannelCleared => "mchannel-cleared",
             Self::Attached => "attached",
             Self::Detached => "detached",
             Self::CommandFailed => "command-failed",

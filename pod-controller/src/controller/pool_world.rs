@@ -129,7 +129,8 @@ fn entry(region: &state::Region) -> RegionEntry {
             state::Purpose::Ring(_) => Purpose::Ring,
             state::Purpose::Transmit(_) => Purpose::TxArea,
             state::Purpose::Receive(_) => Purpose::RxArea,
-            state::Purpose::Data(_) | state::Purpose::Nothing => Purpose::DataArea,
+            // The table in the pool has no word of its own for the others.
+            state::Purpose::Data(_) | state::Purpose::Board(_) | state::Purpose::Nothing => Purpose::DataArea,
         },
         state: match region.usage {
             RegionUse::InUse => RegionState::Leased,

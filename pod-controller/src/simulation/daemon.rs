@@ -160,7 +160,11 @@ pub(super) fn lease_of(id: &ObjectId) -> Option<LeaseId> {
         | ObjectId::Disk(lease)
         | ObjectId::Volume(lease)
         | ObjectId::Registration { lease, .. } => Some(*lease),
-        ObjectId::Channel(_) | ObjectId::Nic(_) | ObjectId::Table(_) => None,
+        ObjectId::Channel(_)
+        | ObjectId::Nic(_)
+        | ObjectId::Table(_)
+        | ObjectId::Fabric
+        | ObjectId::Mchannel(_) => None,
     }
 }
 
@@ -176,6 +180,7 @@ pub(super) fn areas_of(object: &Object) -> Vec<Area> {
             let line = cxl_pool::LineCount::new(1);
             [it.outgoing, it.incoming].map(|ring| Area::new(ring.start, line)).to_vec()
         }
-        Object::Table(_) => Vec::new(),
+        Object::Fabric(fabric) => vec![fabric.sums, fabric.vms],
+        Object::Table(_) | Object::Mchannel(_) => Vec::new(),
     }
 }

@@ -10,6 +10,7 @@ impl State {
         // Numbers of regions and channels go on, so that nothing late is taken for something new.
         self.regions = Regions::after(&self.regions, options.data);
         self.channels.clear();
+        self.forget_boards();
         for endpoint in self.endpoints.values_mut() {
             // Whoever it was had mapped the old pool. It cannot be granted anything in this one.
             endpoint.presence = Presence::Gone;

@@ -127,6 +127,11 @@ impl State {
             Command::DeleteInstance { name, force } => self.delete_instance(name, *force, &mut effects)?,
             Command::Drain { host, device, on } => self.drain(*host, device.as_deref(), *on, &mut effects)?,
             Command::ResetHost { name } => self.reset_host(name, &mut effects)?,
+            Command::SetFabric { fabric } => self.set_fabric(fabric, &mut effects)?,
+            Command::SetMchannel { instance, mchannel } => {
+                self.set_mchannel(instance, mchannel, &mut effects)?;
+            }
+            Command::ClearMchannel { instance } => self.clear_mchannel(instance, &mut effects)?,
             Command::DeleteHost { name } => self.delete_host(name, &mut effects)?,
         }
         self.settle(&mut effects);

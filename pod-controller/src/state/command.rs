@@ -6,7 +6,10 @@ use pod_protocol::objects::{NicPolicy, Qos};
 use pod_protocol::reports::{DeviceReport, Join};
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceId, Expected, IdempotencyKey, InstanceType, Labelled, Labels, Measured, Options, Relief};
+use super::{
+    DeviceId, Expected, FabricWish, IdempotencyKey, InstanceType, Labelled, Labels, Mchannel, Measured, Options,
+    Relief,
+};
 
 /// A fact or a wish, as it stands in the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -359,6 +362,23 @@ pub enum Command {
     ResetHost {
         /// Its name.
         name: String,
+    },
+    /// Somebody says anew what the fabric consists of and who shares it, as a whole.
+    SetFabric {
+        /// All of it.
+        fabric: FabricWish,
+    },
+    /// Somebody gives an instance a share of the fabric, or another one.
+    SetMchannel {
+        /// The instance's name.
+        instance: String,
+        /// The share.
+        mchannel: Mchannel,
+    },
+    /// An instance may use the fabric as it likes.
+    ClearMchannel {
+        /// The instance's name.
+        instance: String,
     },
     /// A host does not belong to the pod any more.
     DeleteHost {

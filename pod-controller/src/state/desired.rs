@@ -66,6 +66,13 @@ impl State {
             }
             Role::Agent => {}
         }
+        if let Some(fabric) = self.fabric_object(id) {
+            objects.insert(ObjectId::Fabric, Object::Fabric(fabric));
+            let leases = self.leases.values().filter(|lease| self.frontends_of(lease).any(|it| it == id));
+            for object in leases.filter_map(|lease| self.mchannel_object(lease)) {
+                objects.insert(object.id(), object);
+            }
+        }
         objects
     }
 
@@ -131,7 +138,7 @@ impl State {
         self.endpoints.get(&id).is_some_and(|endpoint| endpoint.incarnation == incarnation)
     }
 
-    fn area(&self, region: RegionId) -> Option<Area> {
+    pub(super) fn area(&self, region: RegionId) -> Option<Area> {
         self.regions.get(region).filter(|region| region.usage == RegionUse::InUse).map(|region| region.area)
     }
 

@@ -3,7 +3,7 @@
 use cxl_pool::{Area, EndpointId};
 use pod_protocol::ids::RegionId;
 
-use super::{Effect, Kind, Presence, RegionUse, State};
+use super::{Effect, Kind, Presence, Purpose, RegionUse, State};
 use crate::api::EventKind;
 
 impl State {
@@ -25,7 +25,9 @@ impl State {
                 self.give_up(region.id);
                 let message = format!("{found}: the region is given to nobody any more");
                 effects.push(Effect::event(EventKind::MemoryFailed, region.id.to_string(), message));
-                if region.usage == RegionUse::InUse {
+                // Whoever reads a board is told of another one before it can be made to begin a new life.
+                let is_board = matches!(region.purpose, Purpose::Board(_));
+                if region.usage == RegionUse::InUse && !is_board {
                     region.holders.iter().filter(|it| **it != id).for_each(|it| self.end(*it, effects));
                 }
             }
@@ -34,6 +36,7 @@ impl State {
 
     /// Nothing refers to the region any more. What it was for gets another one in the next lives of those who had it.
     fn give_up(&mut self, region: RegionId) {
+        self.give_up_board(region);
         for lease in self.leases.values_mut().filter(|it| it.area.is_some_and(|area| area.region == region)) {
             lease.area = None;
             lease.generation = lease.generation.next();

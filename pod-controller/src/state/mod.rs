@@ -21,6 +21,7 @@ mod device;
 mod drain;
 mod effect;
 mod endpoint;
+mod fabric;
 mod failed_memory;
 mod host;
 mod instance;
@@ -69,6 +70,7 @@ pub use desired::Objects;
 pub use device::{Device, DeviceId, Health, Hold, Kind};
 pub use effect::Effect;
 pub use endpoint::{Endpoint, Presence};
+pub use fabric::{DEFAULT_TENANT, Element, Fabric, FabricWish, Mchannel, Tenant, WEIGHT_MAX};
 pub use instance::Instance;
 pub use instance_type::InstanceType;
 pub use labels::{Labelled, Labels};
@@ -112,6 +114,9 @@ pub struct State {
     pub regions: Regions,
     /// Channels between engines' frontends and backends.
     pub channels: BTreeMap<ChannelId, Channel>,
+    /// How the bandwidth of the fabric is shared.
+    #[serde(default)]
+    pub fabric: Fabric,
     /// Hosts that are to be empty.
     #[serde(default)]
     drained_hosts: BTreeSet<HostId>,
@@ -154,6 +159,7 @@ impl State {
             types: BTreeMap::new(),
             leases: BTreeMap::new(),
             channels: BTreeMap::new(),
+            fabric: Fabric::default(),
             drained_hosts: BTreeSet::new(),
             failovers: 0,
             keys: request::Keys::default(),

@@ -40,6 +40,8 @@ pub enum Purpose {
     Receive(DeviceId),
     /// What an instance's block requests read and write.
     Data(LeaseId),
+    /// Where a frontend tells others what it uses of the fabric.
+    Board(EndpointId),
     /// Nothing: it was free when it failed.
     Nothing,
 }

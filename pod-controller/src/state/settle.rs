@@ -26,6 +26,7 @@ impl State {
         self.volumes_leave(effects);
         let mut short = self.make_receive_areas();
         short |= self.make_lease_areas();
+        short |= self.make_boards();
         self.drop_channels();
         self.add_channels();
         short |= self.make_rings(effects);
@@ -347,6 +348,7 @@ impl State {
                 held.extend([(ring, channel.frontend), (ring, channel.backend)]);
             }
         }
+        held.extend(self.held_boards());
         for (region, endpoint) in held {
             if self.life_of(endpoint).is_some() {
                 self.regions.hold(region, endpoint);

@@ -39,6 +39,7 @@ impl View {
             Purpose::Transmit(lease) => ("transmit", self.lease_owner(*lease)),
             Purpose::Receive(nic) => ("receive", self.state.device_name(nic)),
             Purpose::Data(lease) => ("data", self.lease_owner(*lease)),
+            Purpose::Board(endpoint) => ("board", self.state.endpoint_name(*endpoint)),
             Purpose::Nothing => ("none", String::new()),
         };
         api::Region {

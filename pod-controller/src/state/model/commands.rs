@@ -7,7 +7,10 @@ use pod_protocol::reports::DeviceReport;
 
 use super::pod::{MIB, devices_of, endpoint, join, nic};
 use super::step::{ROLES, Says, Step};
-use crate::state::{Command, DeviceId, InstanceType, Measured, NicWish, Presence, Relief, State};
+use crate::state::{
+    Command, DEFAULT_TENANT, DeviceId, FabricWish, InstanceType, Mchannel, Measured, NicWish, Presence, Relief,
+    State,
+};
 
 /// The commands that a step stands for, given what there is.
 #[expect(clippy::too_many_lines, reason = "a few lines for each of many steps")]
@@ -150,6 +153,26 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
         Step::DeleteInstance { name } => {
             vec![Command::DeleteInstance { name: format!("vm{name}"), force: true }]
         }
+        Step::Fabric { elements, tenant, mb_per_second } => {
+            let fabric = fabric(elements, tenant, mb_per_second * 1_000_000);
+            vec![Command::SetFabric { fabric }]
+        }
+        Step::Mchannel { name, weight, element, tenant } => {
+            let tenant = if tenant { "red" } else { DEFAULT_TENANT }.to_owned();
+            let mchannel = Mchannel { weight, tenant, path: vec![format!("link{element}")] };
+            vec![Command::SetMchannel { instance: format!("vm{name}"), mchannel }]
+        }
+        Step::ClearMchannel { name } => vec![Command::ClearMchannel { instance: format!("vm{name}") }],
+    }
+}
+
+/// A fabric of so many elements that carry as much, and a tenant or none.
+pub(crate) fn fabric(elements: u8, tenant: bool, bytes_per_second: u64) -> FabricWish {
+    FabricWish {
+        window_us: 1000,
+        sample_us: 10_000,
+        elements: (0..elements).map(|number| (format!("link{number}"), bytes_per_second)).collect(),
+        tenants: tenant.then(|| ("red".to_owned(), 2)).into_iter().collect(),
     }
 }
 

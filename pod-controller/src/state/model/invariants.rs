@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cxl_pool::{Area, EndpointId, HostId};
+use cxl_pool::{Area, EndpointId, HostId, LineCount};
 use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::{DiskObject, Object, ObjectId, PortObject, RegistrationState};
 
@@ -141,7 +141,8 @@ fn what_is_used_is_referred_to_once(state: &State) {
         Kind::Nic { rx, .. } => rx.map(|hold| hold.region),
         Kind::Ssd { .. } => None,
     });
-    let referred: Vec<_> = areas.chain(rings).chain(receive).collect();
+    let boards = state.board_regions();
+    let referred: Vec<_> = areas.chain(rings).chain(receive).chain(boards).collect();
     let unique: BTreeSet<_> = referred.iter().copied().collect();
     assert_eq!(referred.len(), unique.len(), "a region has two users");
     let in_use: BTreeSet<_> = state
@@ -191,6 +192,21 @@ fn objects_are_consistent(state: &State) {
                     routes.for_each(|route| assert!(state.channels.contains_key(&route.channel)));
                     assert!(disk.replicas.len() != 1);
                 }
+                Object::Fabric(fabric) => {
+                    for peer in &fabric.peers {
+                        let theirs = desired.get(&peer.endpoint).and_then(|it| it.get(&ObjectId::Fabric));
+                        let Some(Object::Fabric(theirs)) = theirs else { panic!("{peer:?} shares nothing") };
+                        assert_eq!((peer.sums, &fabric.elements), (theirs.sums, &theirs.elements));
+                    }
+                }
+                Object::Mchannel(mchannel) => {
+                    let Some(Object::Fabric(fabric)) = objects.get(&ObjectId::Fabric) else {
+                        panic!("{id} has an mchannel and no fabric")
+                    };
+                    let known = |number: &u32| fabric.elements.iter().any(|it| it.element == *number);
+                    assert!(!mchannel.path.is_empty() && mchannel.path.iter().all(known));
+                    assert!(fabric.tenants.iter().any(|it| it.tenant == mchannel.tenant));
+                }
                 Object::Nic(_) | Object::Table(_) => {}
             }
             for region in areas_of(object) {
@@ -212,6 +228,11 @@ fn areas_of(object: &Object) -> Vec<Area> {
         Object::Registration(it) => vec![it.tx_area],
         Object::Volume(volume) => vec![volume.data_area],
         Object::Disk(disk) => vec![disk.data_area],
-        Object::Channel(_) | Object::Table(_) => Vec::new(),
+        // Both halves of one region.
+        Object::Fabric(fabric) => {
+            let lines = fabric.sums.lines.get() + fabric.vms.lines.get();
+            vec![Area::new(fabric.sums.start, LineCount::new(lines))]
+        }
+        Object::Channel(_) | Object::Table(_) | Object::Mchannel(_) => Vec::new(),
     }
 }

@@ -9,7 +9,7 @@ mod step;
 use cxl_pool::EndpointId;
 use proptest::prelude::*;
 
-pub(crate) use commands::{relieve, scrub_all};
+pub(crate) use commands::{fabric, relieve, scrub_all};
 pub(crate) use invariants::check;
 pub(crate) use pod::{MIB, devices_of, endpoint, join, nic, options, ssd};
 pub(crate) use reservations::check_reservations;
@@ -37,6 +37,8 @@ fn wind_down(state: &mut State) {
         state.apply(&Command::DeleteVolume { name }).expect("it exists and is free");
         check(state);
     }
+    state.apply(&Command::SetFabric { fabric: fabric(0, false, 0) }).expect("nobody uses it");
+    check(state);
     for command in scrub_all(state) {
         state.apply(&command).expect("never refused");
         check(state);

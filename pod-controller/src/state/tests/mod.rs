@@ -11,6 +11,7 @@ use crate::api::EventKind;
 
 mod allocation;
 mod drain;
+mod fabric;
 mod failover;
 mod live_migration;
 mod moving;
