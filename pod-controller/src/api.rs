@@ -10,6 +10,7 @@ mod host;
 mod instance;
 mod instance_type;
 mod labels;
+mod mchannel;
 mod pool;
 mod problem;
 mod size;
@@ -29,6 +30,7 @@ pub use instance::{
 };
 pub use instance_type::{InstanceType, InstanceTypeList, InstanceTypeSpec};
 pub use labels::Labels;
+pub use mchannel::{Fabric, Mchannel, MchannelList, MchannelSpec};
 pub use pool::{Pool, Region, RegionState};
 pub use problem::{PROBLEM_JSON, Problem};
 pub use size::{ByteSize, ParseByteSizeError};

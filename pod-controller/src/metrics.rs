@@ -90,6 +90,7 @@ pub fn text(handle: &Handle) -> String {
     add_leases(&mut page, handle);
     add_channels(&mut page, handle);
     add_endpoint_counters(&mut page, handle);
+    add_mchannels(&mut page, handle);
     add_volumes(&mut page, handle);
     add_pool(&mut page, handle);
     let mut text = String::new();
@@ -262,6 +263,51 @@ fn add_endpoint_counters(page: &mut Page, handle: &Handle) {
         for (name, value) in &sample.telemetry.gauges {
             let labels = vec![("endpoint", state.endpoint_name(endpoint)), ("name", name.clone())];
             gauges.get_or_create(&labels).set(*value);
+        }
+    }
+}
+
+fn add_mchannels(page: &mut Page, handle: &Handle) {
+    let bytes = page.totals("mchannel_bytes", "Bytes that an instance's device moved to and from the pool");
+    let messages = page.totals("mchannel_messages", "Requests and packets of an instance's device");
+    let held = page.totals(
+        "mchannel_held_microseconds",
+        "For how long an instance's device had something to move and might not",
+    );
+    let rate = page.gauges("mchannel_rate_bytes_per_second", "What an instance moves to and from the pool");
+    let demand = page.gauges("mchannel_demand_bytes_per_second", "What it would, if nothing held it back");
+    let share = page.gauges(
+        "mchannel_share_bytes_per_second",
+        "What it may, by its weight; absent while that is no limit",
+    );
+    let run = page.gauges("mchannel_run_percent", "How much of the time it may go on: T_R of T_W");
+    let capacity =
+        page.gauges("fabric_capacity_bytes_per_second", "What an element of the fabric carries at most");
+    let (view, telemetry) = (handle.view(), handle.telemetry());
+    for (name, element) in &view.state.fabric.elements {
+        capacity.get_or_create(&vec![("element", name.clone())]).set(element.bytes_per_second);
+    }
+    for it in view.mchannels(&telemetry) {
+        let labels = vec![("instance", it.instance), ("tenant", it.tenant)];
+        rate.get_or_create(&labels).set(it.rate);
+        demand.get_or_create(&labels).set(it.demand);
+        run.get_or_create(&labels).set(it.run_percent.into());
+        if let Some(bytes) = it.share {
+            share.get_or_create(&labels).set(bytes);
+        }
+    }
+    for (endpoint, sample) in telemetry {
+        for counted in &sample.telemetry.mchannels {
+            let Some(lease) = counted.lease.and_then(|lease| view.state.leases.get(&lease)) else { continue };
+            let Some(instance) = view.state.instances.get(&lease.instance) else { continue };
+            let labels = vec![
+                ("instance", instance.name.clone()),
+                ("device", lease.device.clone()),
+                ("endpoint", view.state.endpoint_name(endpoint)),
+            ];
+            count(&bytes, &labels, counted.bytes);
+            count(&messages, &labels, counted.messages);
+            count(&held, &labels, counted.held_us);
         }
     }
 }

@@ -17,6 +17,7 @@ mod instances;
 mod labels;
 mod list;
 mod listen;
+mod mchannels;
 mod migrations;
 mod nics;
 mod page;
@@ -93,6 +94,9 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(pool::get))
         .routes(routes!(controllers::list))
         .routes(routes!(controllers::remove))
+        .routes(routes!(mchannels::fabric, mchannels::set_fabric))
+        .routes(routes!(mchannels::list))
+        .routes(routes!(mchannels::get, mchannels::set, mchannels::clear))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))
         .routes(routes!(health::metrics))

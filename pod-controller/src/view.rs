@@ -6,6 +6,7 @@ mod devices;
 mod explanation;
 mod hosts;
 mod instances;
+mod mchannels;
 mod pool;
 
 use std::collections::BTreeMap;

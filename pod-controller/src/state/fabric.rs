@@ -3,10 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::{Area, EndpointId, LineCount, Role};
-use pod_protocol::ids::InstanceId;
-use pod_protocol::objects::{
-    ElementObject, FabricObject, MchannelObject, Object, PeerObject, TenantObject,
-};
+use pod_protocol::ids::{InstanceId, RegionId};
+use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, Object, PeerObject, TenantObject};
 use serde::{Deserialize, Serialize};
 
 use super::refusal::shown;
@@ -129,7 +127,9 @@ impl FabricWish {
         }
         let (elements, tenants) = (self.elements.len(), self.tenants.len());
         if elements > ELEMENTS_MAX || tenants > TENANTS_MAX {
-            return invalid(format!("at most {ELEMENTS_MAX} elements and {TENANTS_MAX} tenants are possible"));
+            return invalid(format!(
+                "at most {ELEMENTS_MAX} elements and {TENANTS_MAX} tenants are possible"
+            ));
         }
         // The root and each tenant of each element have a line, and the board a header.
         let lines = elements as u64 * (tenants as u64 + 2);
@@ -149,11 +149,7 @@ const fn is_weight(weight: u32) -> bool {
 }
 
 impl State {
-    pub(super) fn set_fabric(
-        &mut self,
-        wish: &FabricWish,
-        effects: &mut Vec<Effect>,
-    ) -> Result<(), Refusal> {
+    pub(super) fn set_fabric(&mut self, wish: &FabricWish, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
         wish.check()?;
         for (instance, mchannel) in &self.fabric.mchannels {
             let elements = mchannel.path.iter().filter(|name| !wish.elements.contains_key(*name));
@@ -213,7 +209,9 @@ impl State {
             return invalid(format!("the weight must be 1 to {WEIGHT_MAX}"));
         }
         if wish.path.is_empty() {
-            return invalid("a path has one element of the fabric at least: name what it passes through".into());
+            return invalid(
+                "a path has one element of the fabric at least: name what it passes through".into(),
+            );
         }
         let unique: BTreeSet<&String> = wish.path.iter().collect();
         if unique.len() != wish.path.len() {
@@ -288,19 +286,20 @@ impl State {
     }
 
     /// Regions of boards, and who reads or writes there.
-    pub(super) fn held_boards(&self) -> Vec<(pod_protocol::ids::RegionId, EndpointId)> {
+    pub(super) fn held_boards(&self) -> Vec<(RegionId, EndpointId)> {
         let readers = || self.endpoints.keys().filter(|id| is_frontend(id.role)).copied();
         let boards = self.fabric.boards.values();
         boards.flat_map(|hold| readers().map(move |reader| (hold.region, reader))).collect()
     }
 
     /// All regions of boards.
-    pub(super) fn board_regions(&self) -> impl Iterator<Item = pod_protocol::ids::RegionId> {
+    #[cfg(test)]
+    pub(super) fn board_regions(&self) -> impl Iterator<Item = RegionId> {
         self.fabric.boards.values().map(|hold| hold.region)
     }
 
     /// No board lies in this region any more.
-    pub(super) fn give_up_board(&mut self, region: pod_protocol::ids::RegionId) {
+    pub(super) fn give_up_board(&mut self, region: RegionId) {
         self.fabric.boards.retain(|_, hold| hold.region != region);
     }
 
@@ -321,13 +320,15 @@ impl State {
     pub(super) fn fabric_object(&self, id: EndpointId) -> Option<FabricObject> {
         let (sums, vms) = self.board(id)?;
         let others = self.fabric.boards.keys().filter(|other| **other != id);
-        let peers = others.filter_map(|other| Some(PeerObject { endpoint: *other, sums: self.board(*other)?.0 }));
+        let peers =
+            others.filter_map(|other| Some(PeerObject { endpoint: *other, sums: self.board(*other)?.0 }));
         let sibling = match id.role {
             Role::NetFrontend => EndpointId::new(id.host, Role::BlkFrontend),
             _ => EndpointId::new(id.host, Role::NetFrontend),
         };
         let Fabric { window_us, sample_us, elements, tenants, .. } = &self.fabric;
-        let element = |it: &Element| ElementObject { element: it.number, bytes_per_second: it.bytes_per_second };
+        let element =
+            |it: &Element| ElementObject { element: it.number, bytes_per_second: it.bytes_per_second };
         let tenant = |it: &Tenant| TenantObject { tenant: it.number, weight: it.weight };
         Some(FabricObject {
             window_us: *window_us,

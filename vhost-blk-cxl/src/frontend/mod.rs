@@ -313,7 +313,13 @@ impl Handler for Frontend {
         let dirty_bytes = self.disks.values().map(OfferedDisk::dirty_bytes).sum();
         let gauges = [("mirror-dirty-bytes".to_owned(), dirty_bytes)];
         let mchannels = self.meter.telemetry();
-        Telemetry { leases, mchannels, counters: counters.into(), gauges: gauges.into(), ..Telemetry::default() }
+        Telemetry {
+            leases,
+            mchannels,
+            counters: counters.into(),
+            gauges: gauges.into(),
+            ..Telemetry::default()
+        }
     }
 
     fn fenced(&mut self) {

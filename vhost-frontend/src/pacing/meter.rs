@@ -202,8 +202,7 @@ impl Meter {
     fn begin(&mut self) -> io::Result<()> {
         if self.thread.is_none() {
             let shared = Arc::clone(&self.shared);
-            let thread =
-                thread::Builder::new().name("mchannels".to_owned()).spawn(move || shared.run())?;
+            let thread = thread::Builder::new().name("mchannels".to_owned()).spawn(move || shared.run())?;
             self.shared.waker.is_thread(thread.thread().clone());
             self.thread = Some(thread);
         }

@@ -10,9 +10,9 @@ mod meter;
 mod pacer;
 mod plan;
 mod round;
-mod timer;
 #[cfg(test)]
 mod tests;
+mod timer;
 
 pub use meter::Meter;
 pub use pacer::Pacer;
@@ -144,7 +144,10 @@ impl Pacing {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "µs since a daemon began, or bytes of a short time, are below 2^53")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "µs since a daemon began, or bytes of a short time, are below 2^53"
+)]
 pub(crate) fn as_f64(number: u64) -> f64 {
     number as f64
 }

@@ -30,13 +30,7 @@ pub(super) trait Exchanges: Send {
     fn follow(&mut self, plan: &Plan);
 
     /// What was measured in a K that is over becomes what may be moved in the next one.
-    fn round(
-        &mut self,
-        plan: &mut Plan,
-        all: &mut BTreeMap<LeaseId, Metered>,
-        elapsed_us: f64,
-        now_us: f64,
-    );
+    fn round(&mut self, plan: &mut Plan, all: &mut BTreeMap<LeaseId, Metered>, elapsed_us: f64, now_us: f64);
 }
 
 /// What this endpoint publishes, and what it reads of others.
@@ -163,13 +157,7 @@ impl<M: Memory> Exchanges for Exchange<M> {
         }
     }
 
-    fn round(
-        &mut self,
-        plan: &mut Plan,
-        all: &mut BTreeMap<LeaseId, Metered>,
-        elapsed_us: f64,
-        now_us: f64,
-    ) {
+    fn round(&mut self, plan: &mut Plan, all: &mut BTreeMap<LeaseId, Metered>, elapsed_us: f64, now_us: f64) {
         self.look_at_sibling(now_us);
         for metered in all.values_mut() {
             let ((bytes, _), held_us) = (metered.pacing.moved(), metered.pacing.held_us(now_us));

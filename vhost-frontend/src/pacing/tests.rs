@@ -177,7 +177,8 @@ fn what_an_on_off_one_leaves_the_others_take() {
 #[test]
 fn a_vm_has_one_share_for_all_its_devices() {
     // One with a NIC and two disks against one with a NIC.
-    let vms = vec![Vm::new(0, 1, 1, ALL), Vm::new(1, 1, 1, ALL), Vm::new(1, 1, 1, ALL), Vm::new(2, 2, 1, ALL)];
+    let vms =
+        vec![Vm::new(0, 1, 1, ALL), Vm::new(1, 1, 1, ALL), Vm::new(1, 1, 1, ALL), Vm::new(2, 2, 1, ALL)];
     let mut pod = Pod::new(3, 4, vms);
     pod.run(200);
     let rates = pod.rates(100);
@@ -234,5 +235,4 @@ fn a_capacity_that_changes_holds_soon_and_keeps_what_is_known() {
     near(&pod.rates(50), &[0.125, 0.375]);
     let other = FabricObject { window_us: 2000, ..fabric(0, 2) };
     assert!(!pod.frontends[0].plan.may_become(&other));
-
 }

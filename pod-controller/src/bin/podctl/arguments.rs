@@ -1,6 +1,7 @@
 //! The command line.
 
 mod instances;
+mod mchannels;
 mod volumes;
 
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use pod_controller::client::{Credentials, LabelChanges, Server};
 
 pub(crate) use self::instances::{Instances, Types};
+pub(crate) use self::mchannels::Mchannels;
 pub(crate) use self::volumes::Volumes;
 
 /// Looks at a pod and changes it, through its controller.
@@ -128,6 +130,9 @@ pub(crate) enum Command {
     /// Kinds of instances: what they get, so that not everybody has to know
     #[command(subcommand, visible_alias = "type")]
     Types(Types),
+    /// Mchannels: instances' shares of the bandwidth of the CXL fabric
+    #[command(subcommand, name = "mchannel", visible_alias = "mchannels")]
+    Mchannels(Mchannels),
     /// Why something is where it is, and where else it could be
     #[command(subcommand)]
     Explain(Explain),
@@ -185,6 +190,7 @@ impl Command {
             Self::Instances(command) => matches!(command, Instances::List(_) | Instances::Get { .. }),
             Self::Types(command) => matches!(command, Types::List | Types::Get { .. }),
             Self::Controllers(command) => matches!(command, Controllers::List),
+            Self::Mchannels(command) => command.looks(),
             Self::Explain(_) | Self::Balance | Self::Pool { .. } | Self::Doctor { .. } => true,
             Self::Events(_) | Self::Top(_) | Self::Completion { .. } | Self::Token { .. } => false,
         }
@@ -368,6 +374,11 @@ mod tests {
             "podctl --watch=0 hosts list",
             "podctl top --interval often",
             "podctl completion cmd.exe",
+            "podctl mchannel set vm1 --weight 3",
+            "podctl mchannel set vm1 --weight many --path pool",
+            "podctl mchannel fabric --element pool",
+            "podctl mchannel fabric --element pool=fast",
+            "podctl mchannel fabric --tenant red=heavy",
             "podctl volumes create vol0 --size 4K --label tier",
         ] {
             assert!(Arguments::try_parse_from(line.split(' ')).is_err(), "{line}");

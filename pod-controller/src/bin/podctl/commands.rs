@@ -14,7 +14,7 @@ use crate::arguments::{
     Volumes,
 };
 use crate::show::{done, show};
-use crate::{doctor, map, output, table, token, top, watch};
+use crate::{doctor, map, mchannels, output, table, token, top, watch};
 
 type Out<'a> = &'a mut dyn Write;
 
@@ -52,6 +52,7 @@ fn carry_out(client: &Client, arguments: &Arguments, out: Out<'_>) -> Result<(),
         Command::Volumes(command) => volumes(client, command, format, out),
         Command::Instances(command) => instances(client, command, format, out),
         Command::Types(command) => types(client, command, format, out),
+        Command::Mchannels(command) => mchannels::run(client, command, format, out),
         Command::Explain(Explain::Instance { name }) => {
             show(out, format, &client.explain_instance(name)?, output::explanation)
         }

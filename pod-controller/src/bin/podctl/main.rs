@@ -4,6 +4,7 @@ mod arguments;
 mod commands;
 mod doctor;
 mod map;
+mod mchannels;
 mod output;
 mod show;
 mod table;

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use pod_controller::api::{Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance};
+use pod_controller::api::{Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance, Mchannel};
 use pod_controller::client::Client;
 use serde::Serialize;
 
@@ -48,6 +48,22 @@ struct InstanceLine {
     storage: Rate,
 }
 
+#[derive(Debug, Serialize)]
+struct MchannelLine {
+    instance: String,
+    /// Bytes/s that it moved to and from the pool.
+    moves: f64,
+    /// Bytes/s that it would, if nothing held it back.
+    demand: u64,
+    /// Bytes/s that it may; absent while nobody has to be held back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    share: Option<u64>,
+    /// T_R/T_W.
+    run_percent: u32,
+    /// Of the time, summed over its devices.
+    held_percent: f64,
+}
+
 /// All that is shown of a moment.
 #[derive(Debug, Serialize)]
 struct Picture {
@@ -56,6 +72,8 @@ struct Picture {
     hosts_silent: Vec<String>,
     devices: Vec<DeviceLine>,
     instances: Vec<InstanceLine>,
+    /// Instances that have a share of the fabric.
+    mchannels: Vec<MchannelLine>,
 }
 
 /// Shows the load, once or until somebody interrupts it.
@@ -92,8 +110,11 @@ fn picture(client: &Client, rates: &Rates) -> Result<Picture, Failure> {
     devices.sort_by(|a, b| bytes(&b.rate).total_cmp(&bytes(&a.rate)));
     let all = |it: &InstanceLine| bytes(&it.network) + bytes(&it.storage);
     instances.sort_by(|a, b| all(b).total_cmp(&all(a)));
+    let mut mchannels: Vec<MchannelLine> =
+        client.mchannels()?.into_iter().map(|it| mchannel_line(it, rates)).collect();
+    mchannels.sort_by(|a, b| b.moves.total_cmp(&a.moves));
     let hosts_silent = hosts.iter().filter(is_silent).map(|host| host.name.clone()).collect();
-    Ok(Picture { hosts: hosts.len(), hosts_silent, devices, instances })
+    Ok(Picture { hosts: hosts.len(), hosts_silent, devices, instances, mchannels })
 }
 
 fn device_line(device: &Device, rates: &Rates) -> DeviceLine {
@@ -154,6 +175,19 @@ fn instance_line(instance: &Instance, rates: &Rates) -> InstanceLine {
     InstanceLine { instance: instance.name.clone(), host: instance.host.clone(), network, storage }
 }
 
+fn mchannel_line(it: Mchannel, rates: &Rates) -> MchannelLine {
+    let of = |metric: &str| rates.per_second(metric, &[("instance", &it.instance)]);
+    MchannelLine {
+        moves: of("wadi_mchannel_bytes_total"),
+        // So many µs in a second.
+        held_percent: of("wadi_mchannel_held_microseconds_total") / 1e4,
+        instance: it.instance,
+        demand: it.demand,
+        share: it.share,
+        run_percent: it.run_percent,
+    }
+}
+
 fn text(picture: &Picture, lines: usize) -> String {
     let silent = match picture.hosts_silent.as_slice() {
         [] => String::new(),
@@ -196,6 +230,23 @@ fn text(picture: &Picture, lines: usize) -> String {
     let table = plain(&header, &[2, 3, 4, 5, 6, 7], rows.collect());
     let _ = write!(shown, "\n\n{table}");
     rest(&mut shown, picture.instances.len(), lines);
+    if !picture.mchannels.is_empty() {
+        let rows = picture.mchannels.iter().take(lines).map(|it| {
+            #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+            let exact = |bytes: u64| bytes as f64;
+            vec![
+                it.instance.clone(),
+                amount(it.moves),
+                amount(exact(it.demand)),
+                it.share.map_or_else(|| "free".to_owned(), |share| amount(exact(share))),
+                format!("{} %", it.run_percent),
+                format!("{:.1} %", it.held_percent),
+            ]
+        });
+        let header = ["shares of the fabric", "moves/s", "demand/s", "share/s", "runs", "held back"];
+        let _ = write!(shown, "\n\n{}", plain(&header, &[1, 2, 3, 4, 5], rows.collect()));
+        rest(&mut shown, picture.mchannels.len(), lines);
+    }
     shown
 }
 
@@ -206,7 +257,7 @@ fn rest(shown: &mut String, there: usize, lines: usize) {
     }
 }
 
-fn amount(bytes: f64) -> String {
+pub(crate) fn amount(bytes: f64) -> String {
     let units = ["B", "kB", "MB", "GB"];
     let mut value = bytes.max(0.0);
     let mut unit = 0;
@@ -239,12 +290,24 @@ mod tests {
             hosts_silent: vec!["h2".to_owned()],
             devices: vec![line("h2/nic0", 1.25e9, Some(100.0)), line("h2/ssd0", 999.0, None)],
             instances: Vec::new(),
+            mchannels: vec![MchannelLine {
+                instance: "vm1".to_owned(),
+                moves: 75e6,
+                demand: 100_000_000,
+                share: Some(75_000_000),
+                run_percent: 75,
+                held_percent: 24.96,
+            }],
         };
         let shown = text(&picture, 10);
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(lines[0], "2 hosts (h2 with a silent daemon), 2 devices, 0 instances");
         assert_eq!(lines[3], "h2/nic0  up           1  1.2 GB    0 B   1500  100.0 %");
         assert_eq!(lines[4], "h2/ssd0  up           1   999 B    0 B   1500        -");
+        assert_eq!(
+            lines[lines.len() - 1],
+            "vm1                   75.0 MB  100.0 MB  75.0 MB  75 %     25.0 %"
+        );
         assert!(text(&picture, 1).contains("… and 1 more"), "{}", text(&picture, 1));
     }
 }

@@ -8,8 +8,8 @@ use pod_protocol::reports::DeviceReport;
 use super::pod::{MIB, devices_of, endpoint, join, nic};
 use super::step::{ROLES, Says, Step};
 use crate::state::{
-    Command, DEFAULT_TENANT, DeviceId, FabricWish, InstanceType, Mchannel, Measured, NicWish, Presence, Relief,
-    State,
+    Command, DEFAULT_TENANT, DeviceId, FabricWish, InstanceType, Mchannel, Measured, NicWish, Presence,
+    Relief, State,
 };
 
 /// The commands that a step stands for, given what there is.

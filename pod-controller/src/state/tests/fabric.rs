@@ -96,7 +96,10 @@ fn what_makes_no_sense_or_is_needed_is_refused() {
         FabricWish { elements: [("link0".to_owned(), 999)].into(), ..wish.clone() },
         FabricWish { tenants: [("red".to_owned(), 0)].into(), ..wish.clone() },
         fabric(65, true, 100_000_000),
-        FabricWish { tenants: (0..60).map(|it| (format!("t{it}"), 1)).collect(), ..fabric(9, true, 1_000_000) },
+        FabricWish {
+            tenants: (0..60).map(|it| (format!("t{it}"), 1)).collect(),
+            ..fabric(9, true, 1_000_000)
+        },
     ] {
         let refusal = refused(&mut state, &Command::SetFabric { fabric: wrong.clone() });
         assert_eq!(refusal.kind, RefusalKind::InvalidValue, "{wrong:?}");

@@ -1,0 +1,134 @@
+//! `podctl mchannel`: who shares the fabric, and how.
+
+use std::io::Write;
+
+use pod_controller::api::{Fabric, Mchannel, MchannelSpec};
+use pod_controller::client::Client;
+
+use crate::Failure;
+use crate::arguments::{Mchannels, Output};
+use crate::show::{done, show};
+use crate::table::plain;
+use crate::top::amount;
+
+/// Carries out a command and shows the answer.
+pub(crate) fn run(
+    client: &Client,
+    command: &Mchannels,
+    format: Output,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
+    match command {
+        Mchannels::List => show(out, format, &client.mchannels()?, |all| table(all)),
+        Mchannels::Show { instance } => {
+            show(out, format, &client.mchannel(instance)?, |it| table(std::slice::from_ref(it)))
+        }
+        Mchannels::Set { instance, weight, tenant, path } => {
+            let spec = MchannelSpec { weight: *weight, tenant: tenant.clone(), path: path.clone() };
+            client.set_mchannel(instance, &spec)?;
+            done(out, format, "mchannel of", instance, "set")
+        }
+        Mchannels::Clear { instance } => {
+            client.clear_mchannel(instance)?;
+            done(out, format, "mchannel of", instance, "cleared")
+        }
+        Mchannels::Fabric { elements, tenants, remove, window_us, sample_us } => {
+            let before = client.fabric()?;
+            let mut after = before.clone();
+            after.elements.extend(elements.iter().cloned());
+            after.tenants.extend(tenants.iter().cloned());
+            for name in remove {
+                let (element, tenant) = (after.elements.remove(name), after.tenants.remove(name));
+                if element.is_none() && tenant.is_none() {
+                    return Err(Failure::Usage(format!(
+                        "{name:?} is no element and no tenant of the fabric"
+                    )));
+                }
+            }
+            after.window_us = window_us.unwrap_or(after.window_us);
+            after.sample_us = sample_us.unwrap_or(after.sample_us);
+            if after != before {
+                client.set_fabric(&after)?;
+            }
+            show(out, format, &after, fabric)
+        }
+    }
+}
+
+fn per_second(bytes: u64) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+    let bytes = bytes as f64;
+    format!("{}/s", amount(bytes))
+}
+
+/// What a share is; free where nobody has to be held back.
+fn share(share: Option<u64>) -> String {
+    share.map_or_else(|| "free".to_owned(), per_second)
+}
+
+fn table(all: &[Mchannel]) -> String {
+    if all.is_empty() {
+        return "no instance has a share of the fabric: see podctl mchannel set".to_owned();
+    }
+    let rows = all.iter().map(|it| {
+        vec![
+            it.instance.clone(),
+            it.host.clone(),
+            it.tenant.clone(),
+            it.weight.to_string(),
+            it.path.join(","),
+            per_second(it.rate),
+            per_second(it.demand),
+            share(it.share),
+            format!("{} %", it.run_percent),
+            format!("{} ms", it.held_ms),
+        ]
+    });
+    let header =
+        ["instance", "host", "tenant", "weight", "path", "moves", "demand", "share", "runs", "held back"];
+    plain(&header, &[3, 5, 6, 7, 8, 9], rows.collect())
+}
+
+fn fabric(fabric: &Fabric) -> String {
+    let elements = fabric.elements.iter().map(|(name, rate)| vec![name.clone(), per_second(*rate)]);
+    let elements = if fabric.elements.is_empty() {
+        "nothing is shared out: see podctl mchannel fabric --element".to_owned()
+    } else {
+        plain(&["element", "carries"], &[1], elements.collect())
+    };
+    let tenants = fabric.tenants.iter().map(|(name, weight)| vec![name.clone(), weight.to_string()]);
+    let tenants = plain(&["tenant", "weight"], &[1], tenants.collect());
+    format!(
+        "shares are computed every {} µs, and {} µs of a share may be saved up\n\n{elements}\n\n{tenants}",
+        fabric.sample_us, fabric.window_us
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_held_back_shows() {
+        let it = Mchannel {
+            instance: "vm1".to_owned(),
+            host: "h1".to_owned(),
+            weight: 3,
+            tenant: "red".to_owned(),
+            path: vec!["port1".to_owned(), "pool".to_owned()],
+            rate: 75_000_000,
+            demand: 100_000_000,
+            share: Some(75_000_000),
+            run_percent: 75,
+            bytes: 1,
+            messages: 1,
+            held_ms: 12,
+        };
+        let free = Mchannel { instance: "vm2".to_owned(), share: None, run_percent: 100, ..it.clone() };
+        let shown = table(&[it, free]);
+        let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[1][..9].join(" "), "vm1 h1 red 3 port1,pool 75.0 MB/s 100.0 MB/s");
+        assert_eq!(lines[1][9..].join(" "), "75.0 MB/s 75 % 12 ms");
+        assert!(lines[2].contains(&"free"), "{shown}");
+    }
+}

@@ -1,0 +1,106 @@
+use std::collections::BTreeMap;
+
+use cxl_pool::EndpointId;
+use pod_protocol::ids::InstanceId;
+
+use super::View;
+use crate::api;
+use crate::controller::Sample;
+use crate::state::Mchannel;
+
+impl View {
+    /// What the fabric consists of.
+    pub fn fabric(&self) -> api::Fabric {
+        let fabric = &self.state.fabric;
+        api::Fabric {
+            window_us: fabric.window_us,
+            sample_us: fabric.sample_us,
+            elements: fabric.elements.iter().map(|(name, it)| (name.clone(), it.bytes_per_second)).collect(),
+            tenants: fabric.tenants.iter().map(|(name, it)| (name.clone(), it.weight)).collect(),
+        }
+    }
+
+    /// All instances that have a share of it, by name.
+    pub fn mchannels(&self, telemetry: &BTreeMap<EndpointId, Sample>) -> Vec<api::Mchannel> {
+        let all = self.state.fabric.mchannels.iter();
+        let mut shown: Vec<api::Mchannel> =
+            all.filter_map(|(id, it)| self.show_mchannel(*id, it, telemetry)).collect();
+        shown.sort_by(|a, b| a.instance.cmp(&b.instance));
+        shown
+    }
+
+    /// The share of the instance with this name.
+    pub fn mchannel(
+        &self,
+        instance: &str,
+        telemetry: &BTreeMap<EndpointId, Sample>,
+    ) -> Option<api::Mchannel> {
+        let id = self.state.instance_named(instance)?.id;
+        self.show_mchannel(id, self.state.fabric.mchannels.get(&id)?, telemetry)
+    }
+
+    fn show_mchannel(
+        &self,
+        id: InstanceId,
+        mchannel: &Mchannel,
+        telemetry: &BTreeMap<EndpointId, Sample>,
+    ) -> Option<api::Mchannel> {
+        let instance = self.state.instances.get(&id)?;
+        let mut shown = api::Mchannel {
+            instance: instance.name.clone(),
+            host: self.state.host_name(instance.host),
+            weight: mchannel.weight,
+            tenant: mchannel.tenant.clone(),
+            path: mchannel.path.clone(),
+            rate: 0,
+            demand: 0,
+            share: None,
+            run_percent: 100,
+            bytes: 0,
+            messages: 0,
+            held_ms: 0,
+        };
+        // While it moves, the other host's frontends have nothing to say of it yet.
+        let here = telemetry.iter().filter(|(endpoint, _)| endpoint.host == instance.host);
+        let mut held_us = 0_u64;
+        for counted in here.flat_map(|(_, sample)| &sample.telemetry.mchannels) {
+            let lease = counted.lease.and_then(|lease| self.state.leases.get(&lease));
+            if lease.is_none_or(|lease| lease.instance != id) {
+                continue;
+            }
+            shown.rate = shown.rate.saturating_add(counted.rate);
+            shown.demand = shown.demand.saturating_add(counted.demand);
+            shown.bytes = shown.bytes.saturating_add(counted.bytes);
+            shown.messages = shown.messages.saturating_add(counted.messages);
+            held_us = held_us.saturating_add(counted.held_us);
+            // What its frontends say of it differs by a K at most.
+            shown.share = match (shown.share, counted.share) {
+                (Some(known), Some(share)) => Some(known.min(share)),
+                (known, share) => known.or(share),
+            };
+        }
+        shown.held_ms = held_us / 1000;
+        shown.run_percent = run_percent(shown.share, shown.demand);
+        Some(shown)
+    }
+}
+
+/// T_R/T_W = min(w·α, D) / D (Eq. 7), in percent.
+fn run_percent(share: Option<u64>, demand: u64) -> u32 {
+    let part = |share: u64| u128::from(share.min(demand)) * 100 / u128::from(demand);
+    let percent = share.filter(|_| demand > 0).map_or(100, part);
+    u32::try_from(percent).unwrap_or(100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_the_time_is_a_share_of_a_demand() {
+        assert_eq!(run_percent(None, 7), 100);
+        assert_eq!(run_percent(Some(5), 0), 100);
+        assert_eq!(run_percent(Some(25), 100), 25);
+        assert_eq!(run_percent(Some(u64::MAX), u64::MAX), 100);
+    }
+}
