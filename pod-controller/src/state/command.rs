@@ -7,8 +7,8 @@ use pod_protocol::reports::{DeviceReport, Join};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    DeviceId, Expected, FabricWish, IdempotencyKey, InstanceType, Labelled, Labels, Mchannel, Measured, Options,
-    Relief,
+    DeviceId, Expected, FabricWish, IdempotencyKey, InstanceType, Labelled, Labels, Mchannel, Measured,
+    Options, Relief,
 };
 
 /// A fact or a wish, as it stands in the log.
