@@ -33,6 +33,7 @@ impl State {
         self.apply_and_settle(command)
     }
 
+    #[expect(clippy::too_many_lines, reason = "a line or a few for each of many commands")]
     fn apply_and_settle(&mut self, command: &Command) -> Result<Vec<Effect>, Refusal> {
         let mut effects = Vec::new();
         let degraded_before = self.degraded();

@@ -315,7 +315,9 @@ impl<M: Memory> Task for FrontendTask<M> {
                 timer.fired();
             }
             self.disks.values_mut().for_each(Disk::pace_resumes);
-            self.spread.values_mut().for_each(|spread| spread.disk_mut().pace_resumes());
+            for spread in self.spread.values_mut() {
+                spread.disk_mut().pace_resumes();
+            }
             return;
         }
         let (lease, index) = named(token);

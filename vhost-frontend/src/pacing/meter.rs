@@ -29,9 +29,12 @@ struct Shared {
     work: Mutex<Work>,
 }
 
+/// Takes over the boards of a plan.
+type OpenExchange = dyn Fn(&Plan) -> Box<dyn Exchanges> + Send;
+
 struct Work {
     pool_bytes: u64,
-    open: Box<dyn Fn(&Plan) -> Box<dyn Exchanges> + Send>,
+    open: Box<OpenExchange>,
     plan: Option<Plan>,
     exchange: Option<Box<dyn Exchanges>>,
     all: BTreeMap<LeaseId, Metered>,
@@ -69,11 +72,15 @@ impl Meter {
         match plan {
             Some(plan) if plan.may_become(&fabric) => {
                 plan.become_(fabric).map_err(|error| wrong(&error))?;
-                all.values_mut().for_each(|metered| plan.note_most(metered));
+                for metered in all.values_mut() {
+                    plan.note_most(metered);
+                }
             }
             _ => {
                 let mut new = Plan::new(fabric).map_err(|error| wrong(&error))?;
-                all.values_mut().for_each(|metered| new.open(metered));
+                for metered in all.values_mut() {
+                    new.open(metered);
+                }
                 *plan = Some(new);
             }
         }
@@ -117,16 +124,12 @@ impl Meter {
         if let Some(plan) = plan.as_mut().filter(|_| !known) {
             let weight_only = MchannelObject { weight: object.weight, ..metered.object.clone() } == object;
             metered.object = object;
-            match metered.id.filter(|_| weight_only) {
-                // Its estimates stay good.
-                Some(id) => {
-                    // It is open.
-                    let _ = plan.host.set_weight(id, f64::from(metered.object.weight));
-                }
-                None => {
-                    plan.close(metered);
-                    plan.open(metered);
-                }
+            if let Some(id) = metered.id.filter(|_| weight_only) {
+                // It is open, and its estimates stay good.
+                let _ = plan.host.set_weight(id, f64::from(metered.object.weight));
+            } else {
+                plan.close(metered);
+                plan.open(metered);
             }
         } else if !known {
             metered.object = object;

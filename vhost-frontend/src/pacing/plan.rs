@@ -117,7 +117,9 @@ impl Plan {
     }
 
     pub(super) fn close_all(&mut self, all: &mut BTreeMap<LeaseId, Metered>) {
-        all.values_mut().for_each(|metered| self.close(metered));
+        for metered in all.values_mut() {
+            self.close(metered);
+        }
     }
 }
 

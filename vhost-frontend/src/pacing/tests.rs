@@ -138,7 +138,9 @@ impl Pod {
 
     /// Mean rates over so many K, in parts of the capacity.
     fn rates(&mut self, rounds: u32) -> Vec<f64> {
-        self.vms.iter_mut().for_each(|vm| vm.moved = 0.0);
+        for vm in &mut self.vms {
+            vm.moved = 0.0;
+        }
         self.run(rounds);
         let all = f64::from(rounds) * f64::from(K_US) / 1e6 * as_f64(CAPACITY);
         self.vms.iter().map(|vm| vm.moved / all).collect()
@@ -229,7 +231,9 @@ fn a_capacity_that_changes_holds_soon_and_keeps_what_is_known() {
         assert!(frontend.plan.may_become(&half));
         frontend.plan.become_(half).unwrap();
         frontend.exchange.follow(&frontend.plan);
-        frontend.all.values_mut().for_each(|metered| frontend.plan.note_most(metered));
+        for metered in frontend.all.values_mut() {
+            frontend.plan.note_most(metered);
+        }
     }
     pod.run(50);
     near(&pod.rates(50), &[0.125, 0.375]);
