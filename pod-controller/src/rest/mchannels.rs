@@ -7,9 +7,10 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::Failure;
-use super::body::{Asked, Body, Names};
+use super::body::{Asked, Names};
 use super::change::Change;
 use super::list::Page;
+use super::version::Versioned;
 use crate::api::{Fabric, Mchannel, MchannelList, MchannelSpec, Problem};
 use crate::controller::Handle;
 use crate::state::{self, Command, FabricWish};
@@ -40,10 +41,13 @@ pub(super) async fn fabric(State(handle): State<Handle>) -> Json<Fabric> {
         (status = 409, description = "an instance needs what would be gone", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn set_fabric(change: Change, Body(fabric): Body<Fabric>) -> Result<StatusCode, Failure> {
+pub(super) async fn set_fabric(
+    change: Change,
+    Versioned(fabric, version): Versioned<Fabric>,
+) -> Result<StatusCode, Failure> {
     let Fabric { window_us, sample_us, elements, tenants } = fabric;
     let fabric = FabricWish { window_us, sample_us, elements, tenants };
-    change.submit(Command::SetFabric { fabric }).await?;
+    change.submit_at(version, Command::SetFabric { fabric }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -89,11 +93,11 @@ pub(super) async fn get(
 pub(super) async fn set(
     change: Change,
     Names(instance): Names<String>,
-    Body(spec): Body<MchannelSpec>,
+    Versioned(spec, version): Versioned<MchannelSpec>,
 ) -> Result<StatusCode, Failure> {
     let MchannelSpec { weight, tenant, path } = spec;
     let mchannel = state::Mchannel { weight, tenant, path };
-    change.submit(Command::SetMchannel { instance, mchannel }).await?;
+    change.submit_at(version, Command::SetMchannel { instance, mchannel }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
