@@ -173,7 +173,7 @@ fn what_an_on_off_one_leaves_the_others_take() {
     let mut pod = Pod::new(1, 4, vec![Vm::new(0, 1, 1, ALL), Vm::new(2, 2, 3, ALL), on_off]);
     pod.run(200);
     // Half of the time all three want everything, half of it only two.
-    near(&pod.rates(400), &[(0.2 + 0.25) / 2.0, (0.6 + 0.75) / 2.0, 0.2 / 2.0]);
+    near(&pod.rates(400), &[0.225, 0.675, 0.1]);
 }
 
 #[test]
