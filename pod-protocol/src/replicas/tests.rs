@@ -112,6 +112,8 @@ fn slot_that_another_host_uses_is_refused() {
     let other = pod.memory(HostId::new(4));
     ReplicaHello { incarnation: 1, life: 1, pid: 42, protocol: peer::PROTOCOL }
         .publish(&other, pod.layout.replica_hello(A));
+    // It has been there for a while: everybody sees it.
+    other.full_fence();
     let at = pod.layout.replica_heartbeat(A);
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
