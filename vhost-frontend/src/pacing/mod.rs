@@ -60,7 +60,7 @@ impl Waker {
         }
     }
 
-    #[inline]
+    /// Something was counted since the last call.
     fn moved(&self) {
         // Between the count and this look the meter may fall silent: then it sees the count. Both look after they have written.
         fence(Ordering::SeqCst);
@@ -125,7 +125,6 @@ impl Pacing {
         // One writer: a locked instruction for each would be a waste.
         self.bytes.store(self.bytes.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Relaxed);
         self.messages.store(self.messages.load(Ordering::Relaxed).wrapping_add(messages), Ordering::Relaxed);
-        self.waker.moved();
     }
 
     fn hold(&self, now_us: f64) {

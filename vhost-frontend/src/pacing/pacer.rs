@@ -19,6 +19,8 @@ pub struct Pacer {
     now_us: f64,
     /// The length of what has to wait.
     refused: Option<u64>,
+    /// Something was counted since the last look.
+    counted: bool,
 }
 
 impl Pacer {
@@ -28,11 +30,15 @@ impl Pacer {
         let window_us = pacing.window_us.load(Ordering::Relaxed);
         let unlimited = f64::INFINITY.to_bits();
         let budget = ByteBudget::new(f64::from_bits(window_us), now_us);
-        Self { pacing, budget, rate: unlimited, window_us, now_us, refused: None }
+        Self { pacing, budget, rate: unlimited, window_us, now_us, refused: None, counted: false }
     }
 
-    /// Looks at the clock, and at what the meter decided: once per turn.
+    /// Looks at the clock, and at what the meter decided: once per turn. A meter that sleeps learns of the turn before: a
+    /// fence for each message would cost more than all else here, and what moved is answered, so there is another turn.
     pub fn look(&mut self) {
+        if std::mem::take(&mut self.counted) {
+            self.pacing.waker.moved();
+        }
         self.now_us = self.pacing.waker.now_us();
         let window_us = self.pacing.window_us.load(Ordering::Relaxed);
         if window_us != self.window_us {
@@ -57,7 +63,7 @@ impl Pacer {
         }
         self.refused = None;
         self.pacing.release(self.now_us);
-        self.pacing.count(bytes, 1);
+        self.count(bytes, 1);
         true
     }
 
@@ -65,7 +71,13 @@ impl Pacer {
     #[inline]
     pub fn charge(&mut self, bytes: u64, messages: u64) {
         self.budget.charge(bytes, self.now_us);
+        self.count(bytes, messages);
+    }
+
+    #[inline]
+    fn count(&mut self, bytes: u64, messages: u64) {
         self.pacing.count(bytes, messages);
+        self.counted = true;
     }
 
     /// Whether what was refused last would be refused now.
@@ -90,6 +102,9 @@ impl Pacer {
 
 impl Drop for Pacer {
     fn drop(&mut self) {
+        if self.counted {
+            self.pacing.waker.moved();
+        }
         self.pacing.release(self.pacing.waker.now_us());
     }
 }
@@ -153,6 +168,24 @@ mod tests {
         pacer.look();
         assert!(pacer.admit(1000) && !pacer.admit(1000), "1 ms of 1 MB/s");
         assert!(as_f64(pacing.moved().0) > 1e12);
+    }
+
+    #[test]
+    fn a_meter_that_sleeps_is_woken_by_the_turn_after_something_moved() {
+        let (pacing, mut pacer) = paced(f64::INFINITY);
+        let is_silent = || pacing.waker.silent.load(Ordering::Relaxed);
+        pacing.waker.fall_silent();
+        pacer.look();
+        assert!(is_silent(), "nothing moved");
+        for moves in [|pacer: &mut Pacer| assert!(pacer.admit(1)), |pacer: &mut Pacer| pacer.charge(1, 1)] {
+            pacing.waker.fall_silent();
+            moves(&mut pacer);
+            pacer.look();
+            assert!(!is_silent());
+            pacing.waker.fall_silent();
+            pacer.look();
+            assert!(is_silent(), "it was told once");
+        }
     }
 
     #[test]
