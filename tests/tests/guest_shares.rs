@@ -1,0 +1,135 @@
+//! Virtual machines whose fio and iperf3 share a path of the fabric, judged by the bytes that their queues were let move and by
+//! the time for which those were held back.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest_images::{Guest, Silent};
+use pod_controller::api::{Fabric, Mchannel, MchannelSpec};
+use wadi_tests::iperf;
+use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, VmShape};
+
+/// What the path carries, in bytes/s: little, so that emulated guests want more than it.
+const CAPACITY: u64 = 20_000_000;
+const SMALL: VmShape = VmShape { memory_mib: 256, cpus: 1 };
+const VOLUME_BYTES: u64 = 64 << 20;
+/// Instance, host, weight, address.
+const VMS: [(&str, &str, u32, &str); 3] =
+    [("vm1", "h1", 1, "10.77.0.2"), ("vm2", "h2", 3, "10.77.0.3"), ("vm3", "h2", 1, "10.77.0.4")];
+/// Counters come every 100 ms: that is 2 % of a window at most.
+const WINDOW: Duration = Duration::from_secs(5);
+/// How long shares may take until they are as they should be, on a machine that does much else.
+const PATIENCE: Duration = Duration::from_mins(2);
+
+/// Reads its disk for ever, as fast as it may.
+const HUNGRY_DISK: &str = "fio --name=hungry --filename=/dev/vda --direct=1 --ioengine=libaio --rw=read --bs=64k \
+                           --iodepth=8 --time_based --runtime=3600 --output-format=json";
+
+/// Sends 1 MB/s for a second, then nothing for another: far below the share of its VM.
+fn on_and_off() -> String {
+    format!(
+        "while iperf3 --client {CLIENT_ADDRESS} --udp --bitrate 8M --time 1 >/dev/null; do sleep 1; done; false"
+    )
+}
+
+fn mchannels(pod: &Pod) -> [Mchannel; 3] {
+    VMS.map(|(name, ..)| pod.api().mchannel(name).unwrap())
+}
+
+/// What each moved in a while, in bytes/s, and for how long it was held back, in ms.
+fn look(pod: &Pod) -> [(f64, u64); 3] {
+    let (before, began) = (mchannels(pod), Instant::now());
+    thread::sleep(WINDOW);
+    let (after, seconds) = (mchannels(pod), began.elapsed().as_secs_f64());
+    #[allow(clippy::cast_precision_loss)]
+    let rate = |bytes: u64| bytes as f64 / seconds;
+    std::array::from_fn(|place| {
+        let (before, after) = (&before[place], &after[place]);
+        (rate(after.bytes - before.bytes), after.held_ms - before.held_ms)
+    })
+}
+
+/// Waits until what guests move is as it should be. It soon is, unless the machine keeps them from moving what they may.
+fn until(what: &str, pod: &Pod, is_so: impl Fn([f64; 3]) -> bool) -> [(f64, u64); 3] {
+    let began = Instant::now();
+    loop {
+        let seen = look(pod);
+        let rates = seen.map(|(rate, _)| rate);
+        eprintln!(
+            "{what}: {:.2?} MB/s, held back {:?} ms",
+            rates.map(|rate| rate / 1e6),
+            seen.map(|(_, held)| held)
+        );
+        if is_so(rates) {
+            return seen;
+        }
+        assert!(began.elapsed() < PATIENCE, "never: {what}; last {seen:?}");
+    }
+}
+
+fn near(rate: f64, expected: f64) -> bool {
+    (rate - expected).abs() <= 0.05 * expected
+}
+
+/// At least 95 % of the path is used, and not more than there is, as far as counters can tell.
+fn is_used(rates: [f64; 3]) -> bool {
+    #[allow(clippy::cast_precision_loss)]
+    near(rates.iter().sum(), CAPACITY as f64)
+}
+
+#[test]
+fn fio_and_iperf3_of_three_guests_share_a_path() {
+    let guest = Guest::ensure(&mut Silent).unwrap();
+    let pod = PodBuilder::new()
+        .host(HostPlan::new("h1").vms())
+        .host(HostPlan::new("h2").vms())
+        .host(HostPlan::new("h3").nic("nic0").ssd("ssd0", "256M"))
+        .start()
+        .unwrap();
+    let elements = [("pool".to_owned(), CAPACITY)].into();
+    let fabric = Fabric { window_us: 10_000, sample_us: 50_000, elements, ..Fabric::default() };
+    pod.api().set_fabric(&fabric).unwrap();
+    let instances = VMS.map(|(name, host, weight, _)| {
+        let volume = format!("{name}-disk");
+        let instance = pod.create_instance(name, host, &[(&volume, VOLUME_BYTES, None)]).unwrap();
+        let spec = MchannelSpec { weight, tenant: "default".to_owned(), path: vec!["pool".to_owned()] };
+        pod.api().set_mchannel(name, &spec).unwrap();
+        instance
+    });
+    let waiting = instances.each_ref().map(|instance| pod.begin_to_boot(instance, &guest, SMALL).unwrap());
+    let vms: [PodVm; 3] = waiting.map(|vm| vm.arrived().unwrap());
+    for (vm, (.., address)) in vms.iter().zip(VMS) {
+        vm.exec(&format!("ip address add {address}/24 dev eth0 && ip link set eth0 up")).unwrap();
+    }
+    let server = iperf::Server::start(&pod).unwrap();
+
+    // One that comes and goes wants less than its share: it gets that and never waits. The others divide the rest by weight.
+    let disks = [0, 1].map(|place| vms[place].start(HUNGRY_DISK).unwrap());
+    let modest = vms[2].start(&on_and_off()).unwrap();
+    until("the rest is divided 1:3", &pod, |rates| {
+        rates[2] > 0.0 && is_used(rates) && near(rates[1], 3.0 * rates[0])
+    });
+    let [first, second, modest_one] =
+        until("it still is", &pod, |rates| is_used(rates) && near(rates[1], 3.0 * rates[0]));
+    assert_eq!(modest_one.1, 0, "below its share an instance is not held back");
+    assert!(first.1 > 0 && second.1 > 0, "the others are");
+    assert!(modest.outcome().is_none(), "iperf3 has ended: {:?}", modest.outcome());
+    modest.signal("KILL").unwrap();
+    drop(modest);
+    // The last one ends within its second.
+    let began = Instant::now();
+    while vms[2].run("pidof iperf3", Duration::from_secs(10)).unwrap().success() {
+        assert!(began.elapsed() < Duration::from_secs(20), "iperf3 does not end");
+        thread::sleep(Duration::from_millis(100));
+    }
+
+    // A stream that wants all it can get has its share, as disks have theirs.
+    let stream = vms[2].start(&iperf::command(iperf::Way::Out, 600)).unwrap();
+    until("1:3:1", &pod, |rates| {
+        is_used(rates) && near(rates[1], 3.0 * rates[0]) && near(rates[2], rates[0])
+    });
+    for job in disks.iter().chain([&stream]) {
+        assert!(job.outcome().is_none(), "it has ended: {:?}", job.outcome());
+    }
+    drop(server);
+}
