@@ -68,7 +68,8 @@ demo: build ## a VM works through a NIC and an SSD of other hosts; KEEP=1 leaves
 
 .PHONY: test
 test: setup ## every test, whole pods with real VMs included (as root)
-	$(CARGO) build --workspace --bins
+	@# --tests too: without it all would be built twice, since tests want other features of libraries.
+	$(CARGO) build --workspace --bins --tests
 	WADI_REQUIRE_BROWSER=1 $(CARGO) test --workspace --no-fail-fast
 
 .PHONY: soak
