@@ -2,14 +2,18 @@
 //!
 //! Every value carries a checksum, so that a damaged file is noticed and not obeyed.
 
+mod database;
+mod sealed;
+
 use std::path::{Path, PathBuf};
 
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use redb::{ReadableTable, TableDefinition};
 
 use crate::api::Event;
 use crate::state::{Command, State};
+
+pub(crate) use database::{Database, Failure};
+pub(crate) use sealed::{Damage, seal, unseal};
 
 /// The format of the values below; another one is refused.
 const FORMAT: u64 = 1;
@@ -24,7 +28,6 @@ const EVENTS: TableDefinition<u64, &[u8]> = TableDefinition::new("events");
 /// The state file.
 #[derive(Debug)]
 pub struct Store {
-    path: PathBuf,
     database: Database,
     logged: u64,
 }
@@ -104,13 +107,11 @@ pub enum StoreError {
 impl Store {
     /// Opens or creates the state file and counts a new term of office.
     pub fn open(path: &Path) -> Result<(Self, Recovered), StoreError> {
-        refuse_what_is_no_database(path)?;
-        without_panics(path, || Self::open_database(path))
+        Database::open(path, Self::read)
     }
 
-    fn open_database(path: &Path) -> Result<(Self, Recovered), StoreError> {
-        let database = Database::create(path).map_err(|error| opening(path, error))?;
-        let mut store = Self { path: path.to_path_buf(), database, logged: 0 };
+    fn read(database: Database) -> Result<(Self, Recovered), StoreError> {
+        let mut store = Self { database, logged: 0 };
         let term = store.begin_term()?;
         let events = store.read_events()?;
         let state = store.read_state()?;
@@ -119,7 +120,7 @@ impl Store {
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.database.path()
     }
 
     /// Keeps commands and events for good, together. `first_event` and later ones are kept, older ones forgotten.
@@ -131,7 +132,7 @@ impl Store {
         state: &State,
     ) -> Result<(), StoreError> {
         let snapshot = self.logged + commands.len() as u64 > LOG_MAX;
-        let written = self.write(|transaction| {
+        let written = self.database.write(|transaction| {
             {
                 let mut log = transaction.open_table(LOG)?;
                 if snapshot {
@@ -155,7 +156,7 @@ impl Store {
 
     /// Keeps a whole state instead of the commands that led to it.
     pub fn keep_snapshot(&mut self, state: &State) -> Result<(), StoreError> {
-        self.write(|transaction| {
+        self.database.write(|transaction| {
             transaction.open_table(LOG)?.retain(|_, _| false)?;
             transaction.open_table(SNAPSHOT)?.insert((), seal(state)?.as_slice())?;
             Ok(())
@@ -166,52 +167,45 @@ impl Store {
 
     /// From now on replicas have the state: a controller without them, which would go on from an old one, is refused.
     pub fn hand_over(self) -> Result<(), StoreError> {
-        self.write(|transaction| {
+        self.database.write(|transaction| {
             transaction.open_table(NUMBERS)?.insert("handed over", 1)?;
             Ok(())
         })
     }
 
     fn begin_term(&mut self) -> Result<u64, StoreError> {
-        let mut term = 0;
-        let mut format = FORMAT;
-        let mut handed_over = false;
-        self.write(|transaction| {
+        let path = || self.path().to_path_buf();
+        self.database.write(|transaction| {
             let mut numbers = transaction.open_table(NUMBERS)?;
-            handed_over = numbers.get("handed over")?.is_some();
-            format = numbers.get("format")?.map_or(FORMAT, |found| found.value());
-            if format == FORMAT {
-                term = numbers.get("term")?.map_or(0, |found| found.value()) + 1;
-                numbers.insert("format", FORMAT)?;
-                numbers.insert("term", term)?;
+            if numbers.get("handed over")?.is_some() {
+                return Ok(Err(StoreError::HandedOver { path: path() }));
             }
-            Ok(())
-        })?;
-        if handed_over {
-            Err(StoreError::HandedOver { path: self.path.clone() })
-        } else if format == FORMAT {
-            Ok(term)
-        } else {
-            Err(StoreError::Format { path: self.path.clone(), found: format })
-        }
+            let format = numbers.get("format")?.map_or(FORMAT, |found| found.value());
+            if format != FORMAT {
+                return Ok(Err(StoreError::Format { path: path(), found: format }));
+            }
+            let term = numbers.get("term")?.map_or(0, |found| found.value()) + 1;
+            numbers.insert("format", FORMAT)?;
+            numbers.insert("term", term)?;
+            Ok(Ok(term))
+        })?
     }
 
     fn read_state(&mut self) -> Result<Option<State>, StoreError> {
-        let mut state = None;
-        let mut commands: Vec<(u64, Command)> = Vec::new();
-        self.write(|transaction| {
-            state = match transaction.open_table(SNAPSHOT)?.get(())? {
+        let (state, commands) = self.database.write(|transaction| {
+            let state = match transaction.open_table(SNAPSHOT)?.get(())? {
                 Some(sealed) => Some(unseal::<State>(sealed.value())?),
                 None => None,
             };
+            let mut commands: Vec<(u64, Command)> = Vec::new();
             for entry in transaction.open_table(LOG)?.iter()? {
                 let (index, sealed) = entry?;
                 commands.push((index.value(), unseal(sealed.value())?));
             }
-            Ok(())
+            Ok((state, commands))
         })?;
         self.logged = commands.len() as u64;
-        let damaged = |reason: String| StoreError::Damaged { path: self.path.clone(), reason };
+        let damaged = |reason: String| StoreError::Damaged { path: self.path().to_path_buf(), reason };
         let Some(mut state) = state else {
             return if commands.is_empty() {
                 Ok(None)
@@ -231,136 +225,19 @@ impl Store {
     }
 
     fn read_events(&self) -> Result<Vec<Event>, StoreError> {
-        let mut events = Vec::new();
-        let result = (|| {
-            let transaction = self.database.begin_read()?;
+        self.database.read(|transaction| {
             let table = match transaction.open_table(EVENTS) {
                 Ok(table) => table,
-                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(()),
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
                 Err(error) => return Err(error.into()),
             };
+            let mut events = Vec::new();
             for entry in table.iter()? {
                 events.push(unseal(entry?.1.value())?);
             }
-            Ok(())
-        })();
-        result.map_err(|error| self.failed(error)).map(|()| events)
+            Ok(events)
+        })
     }
-
-    fn write(
-        &self,
-        body: impl FnOnce(&redb::WriteTransaction) -> Result<(), Failure>,
-    ) -> Result<(), StoreError> {
-        let result = (|| {
-            let transaction = self.database.begin_write()?;
-            body(&transaction)?;
-            transaction.commit()?;
-            Ok(())
-        })();
-        result.map_err(|error| self.failed(error))
-    }
-
-    fn failed(&self, failure: Failure) -> StoreError {
-        failure.of(&self.path)
-    }
-}
-
-pub(crate) enum Failure {
-    Database(Box<redb::Error>),
-    Damaged(String),
-}
-
-impl Failure {
-    pub(crate) fn of(self, path: &Path) -> StoreError {
-        let path = path.to_path_buf();
-        match self {
-            Self::Damaged(reason) => StoreError::Damaged { path, reason },
-            Self::Database(error) => match *error {
-                redb::Error::Corrupted(reason) => StoreError::Damaged { path, reason },
-                redb::Error::Io(error) => StoreError::Io { path, reason: error.to_string() },
-                other => StoreError::Damaged { path, reason: other.to_string() },
-            },
-        }
-    }
-}
-
-impl<E: Into<redb::Error>> From<E> for Failure {
-    fn from(error: E) -> Self {
-        Self::Database(Box::new(error.into()))
-    }
-}
-
-pub(crate) fn opening(path: &Path, error: redb::DatabaseError) -> StoreError {
-    let path = path.to_path_buf();
-    match error {
-        redb::DatabaseError::DatabaseAlreadyOpen => StoreError::InUse { path },
-        redb::DatabaseError::Storage(redb::StorageError::Io(error))
-            if error.kind() != std::io::ErrorKind::InvalidData =>
-        {
-            StoreError::Io { path, reason: error.to_string() }
-        }
-        other => StoreError::Damaged { path, reason: other.to_string() },
-    }
-}
-
-/// The database panics on some kinds of damage. Nothing of it is used after that.
-pub(crate) fn without_panics<T>(
-    path: &Path,
-    body: impl FnOnce() -> Result<T, StoreError> + std::panic::UnwindSafe,
-) -> Result<T, StoreError> {
-    std::panic::catch_unwind(body).unwrap_or_else(|panic| {
-        let said = panic.downcast_ref::<String>().cloned();
-        let reason = said.or_else(|| panic.downcast_ref::<&str>().map(|said| (*said).to_owned()));
-        let reason = reason.unwrap_or_else(|| "it cannot be read".to_owned());
-        Err(StoreError::Damaged { path: path.to_path_buf(), reason })
-    })
-}
-
-/// A database begins with a magic number. What is shorter or begins otherwise is somebody else's file: it is not
-/// touched.
-pub(crate) fn refuse_what_is_no_database(path: &Path) -> Result<(), StoreError> {
-    const MAGIC: &[u8] = b"redb";
-    let unusable =
-        |error: std::io::Error| StoreError::Io { path: path.to_path_buf(), reason: error.to_string() };
-    let begin = match std::fs::File::open(path) {
-        Ok(file) => {
-            if !file.metadata().map_err(unusable)?.is_file() {
-                return Err(StoreError::Io {
-                    path: path.to_path_buf(),
-                    reason: "it is no regular file".to_owned(),
-                });
-            }
-            let mut begin = Vec::new();
-            std::io::Read::read_to_end(&mut std::io::Read::take(file, MAGIC.len() as u64), &mut begin)
-                .map_err(unusable)?;
-            begin
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(unusable(error)),
-    };
-    // An empty file is what a creation that was cut short leaves behind.
-    if begin.is_empty() || begin == MAGIC {
-        return Ok(());
-    }
-    Err(StoreError::Damaged { path: path.to_path_buf(), reason: "it does not begin like one".to_owned() })
-}
-
-/// Checksum, then JSON.
-pub(crate) fn seal<T: Serialize>(value: &T) -> Result<Vec<u8>, Failure> {
-    let mut sealed = vec![0; 4];
-    serde_json::to_writer(&mut sealed, value).map_err(|error| Failure::Damaged(error.to_string()))?;
-    let checksum = crc32fast::hash(&sealed[4..]).to_le_bytes();
-    sealed[..4].copy_from_slice(&checksum);
-    Ok(sealed)
-}
-
-pub(crate) fn unseal<T: DeserializeOwned>(sealed: &[u8]) -> Result<T, Failure> {
-    let damaged = || Failure::Damaged("a checksum is wrong".to_owned());
-    let (checksum, json) = sealed.split_first_chunk::<4>().ok_or_else(damaged)?;
-    if crc32fast::hash(json) != u32::from_le_bytes(*checksum) {
-        return Err(damaged());
-    }
-    serde_json::from_slice(json).map_err(|error| Failure::Damaged(error.to_string()))
 }
 
 #[cfg(test)]

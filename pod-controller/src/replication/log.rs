@@ -5,7 +5,7 @@
 
 use std::fmt::Debug;
 use std::ops::{Bound, RangeBounds};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use openraft::storage::{LogFlushed, RaftLogStorage};
@@ -13,12 +13,12 @@ use openraft::{
     AnyError, Entry, LogId, LogState, OptionalSend, RaftLogReader, SnapshotMeta, StorageError,
     StorageIOError, Vote,
 };
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{ReadableTable, TableDefinition};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::change::{LogOwner, Member, Replicated};
-use crate::store::{Failure, StoreError, opening, refuse_what_is_no_database, seal, unseal, without_panics};
+use crate::store::{Database, Failure, StoreError, seal, unseal};
 
 /// The format of the values below; another one is refused.
 const FORMAT: u64 = 1;
@@ -32,7 +32,6 @@ pub(crate) type Meta = SnapshotMeta<LogOwner, Member>;
 /// The file.
 #[derive(Debug)]
 pub(crate) struct LogFile {
-    path: PathBuf,
     database: Database,
     owner: LogOwner,
 }
@@ -44,32 +43,28 @@ pub(crate) struct Log(pub(crate) Arc<LogFile>);
 impl LogFile {
     /// Opens or creates it.
     pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
-        refuse_what_is_no_database(path)
-            .and_then(|()| without_panics(path, || Self::open_database(path)))
-            .map_err(of_a_log)
+        Database::open(path, Self::begin).map_err(of_a_log)
     }
 
-    fn open_database(path: &Path) -> Result<Self, StoreError> {
-        let database = Database::create(path).map_err(|error| opening(path, error))?;
-        let mut file = Self { path: path.to_path_buf(), database, owner: 0 };
-        let mut format = None;
-        file.write(|transaction| {
+    fn begin(database: Database) -> Result<Self, StoreError> {
+        let mut file = Self { database, owner: 0 };
+        let format = file.database.write(|transaction| {
             transaction.open_table(ENTRIES)?;
             transaction.open_table(SNAPSHOT)?;
             let mut facts = transaction.open_table(FACTS)?;
-            format = facts.get("format")?.map(|sealed| unseal::<u64>(sealed.value())).transpose()?;
+            let format = facts.get("format")?.map(|sealed| unseal::<u64>(sealed.value())).transpose()?;
             if format.is_none() {
                 facts.insert("format", seal(&FORMAT)?.as_slice())?;
                 let owner = uuid::Uuid::new_v4().as_u64_pair().0.max(1);
                 facts.insert("owner", seal(&owner)?.as_slice())?;
             }
-            Ok(())
+            Ok(format)
         })?;
+        let path = file.path().to_path_buf();
         if let Some(found) = format.filter(|found| *found != FORMAT) {
-            return Err(StoreError::Format { path: file.path, found });
+            return Err(StoreError::Format { path, found });
         }
-        let damaged =
-            |reason: &str| StoreError::Damaged { path: path.to_path_buf(), reason: reason.to_owned() };
+        let damaged = |reason: &str| StoreError::Damaged { path: path.clone(), reason: reason.to_owned() };
         file.owner = file.fact("owner")?.ok_or_else(|| damaged("it does not say whose it is"))?;
         file.check(damaged)?;
         Ok(file)
@@ -97,7 +92,7 @@ impl LogFile {
 
     /// Where it is.
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        self.database.path()
     }
 
     /// Whose log it is.
@@ -150,21 +145,14 @@ impl LogFile {
         &self,
         body: impl FnOnce(&redb::ReadTransaction) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
-        let result = (|| body(&self.database.begin_read()?))();
-        result.map_err(|failure| of_a_log(failure.of(&self.path)))
+        self.database.read(body).map_err(of_a_log)
     }
 
     fn write(
         &self,
         body: impl FnOnce(&redb::WriteTransaction) -> Result<(), Failure>,
     ) -> Result<(), StoreError> {
-        let result = (|| {
-            let transaction = self.database.begin_write()?;
-            body(&transaction)?;
-            transaction.commit()?;
-            Ok(())
-        })();
-        result.map_err(|failure: Failure| of_a_log(failure.of(&self.path)))
+        self.database.write(body).map_err(of_a_log)
     }
 }
 
@@ -221,15 +209,11 @@ impl RaftLogStorage<Replicated> for Log {
         committed: Option<LogId<LogOwner>>,
     ) -> Result<(), StorageError<LogOwner>> {
         // A hint: what is lost of it with the power is committed again. So it does not wait for the disk.
-        let keep = || -> Result<(), Failure> {
-            let mut transaction = self.0.database.begin_write()?;
-            transaction.set_durability(redb::Durability::None)?;
+        let kept = self.0.database.write_for_now(|transaction| {
             transaction.open_table(FACTS)?.insert("committed", seal(&committed)?.as_slice())?;
-            transaction.commit()?;
             Ok(())
-        };
-        keep()
-            .map_err(|failure| StorageIOError::write_logs(cause(&of_a_log(failure.of(&self.0.path)))).into())
+        });
+        kept.map_err(|error| StorageIOError::write_logs(cause(&of_a_log(error))).into())
     }
 
     async fn read_committed(&mut self) -> Result<Option<LogId<LogOwner>>, StorageError<LogOwner>> {

@@ -99,7 +99,7 @@ fn wrong_checksum_is_damage() {
     let (path, _) = written(&directory, 3);
     {
         let (store, _) = Store::open(&path).expect("it opens");
-        let wrong = store.write(|transaction| {
+        let wrong = store.database.write(|transaction| {
             transaction.open_table(LOG)?.insert(2, b"\0\0\0\0{}".as_slice())?;
             Ok(())
         });
@@ -116,7 +116,7 @@ fn missing_command_is_damage() {
     let (path, _) = written(&directory, 3);
     {
         let (store, _) = Store::open(&path).expect("it opens");
-        let gap = store.write(|transaction| {
+        let gap = store.database.write(|transaction| {
             transaction.open_table(LOG)?.remove(2)?;
             Ok(())
         });
@@ -131,7 +131,7 @@ fn another_format_is_refused() {
     let (path, _) = written(&directory, 1);
     {
         let (store, _) = Store::open(&path).expect("it opens");
-        let newer = store.write(|transaction| {
+        let newer = store.database.write(|transaction| {
             transaction.open_table(NUMBERS)?.insert("format", FORMAT + 1)?;
             Ok(())
         });

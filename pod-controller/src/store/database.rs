@@ -1,0 +1,153 @@
+//! A file of redb, and what can be wrong with it.
+
+use std::panic::UnwindSafe;
+use std::path::{Path, PathBuf};
+
+use redb::ReadableDatabase;
+
+use super::{Damage, StoreError};
+
+/// A database that only this process has.
+#[derive(Debug)]
+pub(crate) struct Database {
+    path: PathBuf,
+    database: redb::Database,
+}
+
+impl Database {
+    /// Opens or creates a file, and has it read. The database panics on some kinds of damage, which is an error like
+    /// others; nothing of it is used after that.
+    pub(crate) fn open<T>(
+        path: &Path,
+        read: impl FnOnce(Self) -> Result<T, StoreError> + UnwindSafe,
+    ) -> Result<T, StoreError> {
+        refuse_what_is_no_database(path)?;
+        let opened = std::panic::catch_unwind(|| {
+            let database = redb::Database::create(path).map_err(|error| opening(path, error))?;
+            read(Self { path: path.to_path_buf(), database })
+        });
+        opened.unwrap_or_else(|panic| {
+            let said = panic.downcast_ref::<String>().cloned();
+            let reason = said.or_else(|| panic.downcast_ref::<&str>().map(|said| (*said).to_owned()));
+            let reason = reason.unwrap_or_else(|| "it cannot be read".to_owned());
+            Err(StoreError::Damaged { path: path.to_path_buf(), reason })
+        })
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads what belongs together.
+    pub(crate) fn read<T>(
+        &self,
+        body: impl FnOnce(&redb::ReadTransaction) -> Result<T, Failure>,
+    ) -> Result<T, StoreError> {
+        let result = (|| body(&self.database.begin_read()?))();
+        result.map_err(|failure| self.failed(failure))
+    }
+
+    /// Writes what belongs together; it is on the disk when this returns.
+    pub(crate) fn write<T>(
+        &self,
+        body: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
+    ) -> Result<T, StoreError> {
+        self.write_with(redb::Durability::Immediate, body)
+    }
+
+    /// As [`Database::write`], and may be lost with the power, as a whole.
+    pub(crate) fn write_for_now<T>(
+        &self,
+        body: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
+    ) -> Result<T, StoreError> {
+        self.write_with(redb::Durability::None, body)
+    }
+
+    fn write_with<T>(
+        &self,
+        durability: redb::Durability,
+        body: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
+    ) -> Result<T, StoreError> {
+        let result = (|| {
+            let mut transaction = self.database.begin_write()?;
+            transaction.set_durability(durability)?;
+            let value = body(&transaction)?;
+            transaction.commit()?;
+            Ok(value)
+        })();
+        result.map_err(|failure| self.failed(failure))
+    }
+
+    fn failed(&self, failure: Failure) -> StoreError {
+        let path = self.path.clone();
+        match failure {
+            Failure::Damaged(damage) => StoreError::Damaged { path, reason: damage.to_string() },
+            Failure::Database(error) => match *error {
+                redb::Error::Corrupted(reason) => StoreError::Damaged { path, reason },
+                redb::Error::Io(error) => StoreError::Io { path, reason: error.to_string() },
+                other => StoreError::Damaged { path, reason: other.to_string() },
+            },
+        }
+    }
+}
+
+/// Why a transaction came to nothing.
+pub(crate) enum Failure {
+    Database(Box<redb::Error>),
+    Damaged(Damage),
+}
+
+impl<E: Into<redb::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Database(Box::new(error.into()))
+    }
+}
+
+impl From<Damage> for Failure {
+    fn from(damage: Damage) -> Self {
+        Self::Damaged(damage)
+    }
+}
+
+fn opening(path: &Path, error: redb::DatabaseError) -> StoreError {
+    let path = path.to_path_buf();
+    match error {
+        redb::DatabaseError::DatabaseAlreadyOpen => StoreError::InUse { path },
+        redb::DatabaseError::Storage(redb::StorageError::Io(error))
+            if error.kind() != std::io::ErrorKind::InvalidData =>
+        {
+            StoreError::Io { path, reason: error.to_string() }
+        }
+        other => StoreError::Damaged { path, reason: other.to_string() },
+    }
+}
+
+/// A database begins with a magic number. What is shorter or begins otherwise is somebody else's file: it is not
+/// touched.
+fn refuse_what_is_no_database(path: &Path) -> Result<(), StoreError> {
+    const MAGIC: &[u8] = b"redb";
+    let unusable =
+        |error: std::io::Error| StoreError::Io { path: path.to_path_buf(), reason: error.to_string() };
+    let begin = match std::fs::File::open(path) {
+        Ok(file) => {
+            if !file.metadata().map_err(unusable)?.is_file() {
+                return Err(StoreError::Io {
+                    path: path.to_path_buf(),
+                    reason: "it is no regular file".to_owned(),
+                });
+            }
+            let mut begin = Vec::new();
+            std::io::Read::read_to_end(&mut std::io::Read::take(file, MAGIC.len() as u64), &mut begin)
+                .map_err(unusable)?;
+            begin
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(unusable(error)),
+    };
+    // An empty file is what a creation that was cut short leaves behind.
+    if begin.is_empty() || begin == MAGIC {
+        return Ok(());
+    }
+    Err(StoreError::Damaged { path: path.to_path_buf(), reason: "it does not begin like one".to_owned() })
+}
