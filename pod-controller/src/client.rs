@@ -23,6 +23,7 @@ mod tls;
 pub use credentials::Credentials;
 pub use events::EventStream;
 pub use relabel::LabelChanges;
+pub(crate) use request::innermost;
 pub use tls::ClientTls;
 
 /// Where a controller listens: `unix:/path/to/socket`, `http://127.0.0.1:8480` or `https://controller.pod:8480`.
@@ -134,7 +135,7 @@ impl Client {
             .connect_timeout(Duration::from_secs(5));
         let (base, builder) = match &server {
             Server::Unix(path) => {
-                let builder = builder.tls_backend_preconfigured(tls::trusting_nobody()?);
+                let builder = builder.tls_backend_preconfigured(ClientTls::trusting_nobody()?);
                 ("http://controller/".parse().ok(), builder.unix_socket(path.as_path()))
             }
             Server::Http(url) if url.scheme() == "https" => {
@@ -142,7 +143,7 @@ impl Client {
             }
             // What is not encrypted needs nobody's trust; the library would look for the system's authorities all the same.
             Server::Http(url) => {
-                (Some(url.clone()), builder.tls_backend_preconfigured(tls::trusting_nobody()?))
+                (Some(url.clone()), builder.tls_backend_preconfigured(ClientTls::trusting_nobody()?))
             }
         };
         let http = builder.build().map_err(|error| ClientError::SetUp(io::Error::other(error)))?;

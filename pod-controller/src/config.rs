@@ -1,5 +1,7 @@
 //! The controller's configuration file.
 
+mod etcd;
+mod replication;
 mod tls;
 
 use std::net::SocketAddr;
@@ -18,7 +20,10 @@ use crate::link_policy::{FailBack, LinkPolicy};
 use crate::rest::AccessPolicy;
 use crate::rest::TlsPolicy;
 use crate::state::{Options, PlacementPolicy, REGIONS_MAX, Relief};
+use crate::store::etcd::EtcdAddress;
 
+pub use etcd::EtcdSection;
+pub use replication::ReplicationSection;
 pub use tls::TlsSection;
 
 /// A UNIX socket's path has this many bytes at most, its final zero not counted.
@@ -42,44 +47,9 @@ pub struct Config {
     /// Where this is one of several controllers.
     #[serde(default)]
     pub replication: Option<ReplicationSection>,
-}
-
-/// What only one of several controllers has.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct ReplicationSection {
-    /// Which one this is, from 0; the pool has a slot for each.
-    pub replica: u16,
-    /// The file with its log; beside the state file, and named like it with `.replica`, unless given.
+    /// How an etcd is spoken to that keeps the state.
     #[serde(default)]
-    pub log: Option<PathBuf>,
-    /// How often the leader tells the others that it lives.
-    #[serde(default = "default_heartbeat_ms")]
-    pub heartbeat_ms: u64,
-    /// How long it is waited for before another one is elected; by chance, up to half as long again.
-    #[serde(default = "default_election_ms")]
-    pub election_ms: u64,
-}
-
-impl ReplicationSection {
-    fn check(&self) -> Result<(), String> {
-        let (heartbeat, election) = (self.heartbeat_ms, self.election_ms);
-        if !(10..=10_000).contains(&heartbeat) || !(4 * heartbeat..=60_000).contains(&election) {
-            return Err(format!(
-                "replication.heartbeat-ms = {heartbeat}, election-ms = {election}: use 10 to 10000, and at least four \
-                 times as much for the other"
-            ));
-        }
-        Ok(())
-    }
-}
-
-const fn default_heartbeat_ms() -> u64 {
-    25
-}
-
-const fn default_election_ms() -> u64 {
-    120
+    pub etcd: Option<EtcdSection>,
 }
 
 /// What only the controller has.
@@ -88,6 +58,9 @@ const fn default_election_ms() -> u64 {
 pub struct ControllerSection {
     /// The file that survives a restart.
     pub state: PathBuf,
+    /// An etcd that keeps the state instead.
+    #[serde(default)]
+    pub store: Option<EtcdAddress>,
     /// A new pool to go on with where the one of the state is gone.
     #[serde(default)]
     pub adopt_pool: Option<Uuid>,
@@ -305,6 +278,7 @@ impl Config {
         if let Some(replication) = &self.replication {
             replication.check()?;
         }
+        self.etcd()?;
         let controller = &self.controller;
         tls::check(controller)?;
         if !(50..=60_000).contains(&controller.detect_ms) {

@@ -4,6 +4,7 @@
 //! answers, objects. A controller that dies in between has said nothing that it does not know after its restart.
 
 pub(crate) mod conductor;
+mod etcd;
 mod handle;
 mod keeper;
 mod links;
@@ -15,7 +16,7 @@ use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use cxl_pool::{HardwareMemory, Memory, Pool, ReplicaId, SoftwareMemory};
+use cxl_pool::{CoherenceMode, HardwareMemory, Memory, Pool, ReplicaId, SoftwareMemory};
 use pod_protocol::controller::{ControllerPort, PortError};
 
 use crate::config::Config;
@@ -24,6 +25,7 @@ use crate::state::{Command, Refusal, State};
 use crate::store::{Recovered, Store, StoreError};
 use conductor::{Conductor, Delays};
 
+pub use etcd::EtcdController;
 pub(crate) use handle::{Desk, Peers, Removal, Reply, Request};
 pub use handle::{Handle, Sample, SubmitError};
 pub(crate) use keeper::Keeper;
@@ -84,7 +86,7 @@ impl<M: Memory> Tenure<M> {
         let (layout, run) = (pool.layout(), config.run_directory());
         let mut port = ControllerPort::open_replica(layout, memory.clone(), run, office, desk.waker.clone())?;
         let detect = config.detect();
-        let cautious = matches!(keeper, Keeper::Replicas(_)).then(|| detect.max(config.fence_wait()));
+        let cautious = (!matches!(keeper, Keeper::File(_))).then(|| detect.max(config.fence_wait()));
         port.set_silent_after(cautious.unwrap_or(detect));
         port.set_doorbells(config.run.wakeup == pod_protocol::config::Wakeup::Socket);
         let mut state = if let Some(state) = recovered.state {
@@ -157,18 +159,56 @@ fn wishes(requests: &mpsc::Receiver<Request>) -> (Vec<(Command, Reply)>, bool) {
     (wishes, false)
 }
 
+/// A term of office over whatever memory the pool says it is.
+pub(crate) enum AnyTenure {
+    /// Over memory that hosts do not see coherently.
+    Software(Box<Tenure<SoftwareMemory>>),
+    /// Over coherent memory.
+    Hardware(Box<Tenure<HardwareMemory>>),
+}
+
+impl AnyTenure {
+    /// As [`Tenure::open`].
+    pub(crate) fn open(
+        pool: &Pool,
+        config: &Config,
+        kept: (Keeper, Recovered),
+        office: (ReplicaId, &Desk),
+    ) -> Result<Self, ControllerError> {
+        Ok(match pool.superblock().mode {
+            CoherenceMode::Software => {
+                Self::Software(Box::new(Tenure::open(pool, pool.software(), config, kept, office)?))
+            }
+            CoherenceMode::Hardware => {
+                Self::Hardware(Box::new(Tenure::open(pool, pool.hardware(), config, kept, office)?))
+            }
+        })
+    }
+
+    /// As [`Tenure::serve`].
+    pub(crate) fn serve(
+        &mut self,
+        requests: &mpsc::Receiver<Request>,
+        elected: impl Fn() -> bool,
+    ) -> Result<End, ControllerError> {
+        match self {
+            Self::Software(tenure) => tenure.serve(requests, elected),
+            Self::Hardware(tenure) => tenure.serve(requests, elected),
+        }
+    }
+}
+
 /// The only controller of a pod, before its thread runs.
-pub struct Controller<M: Memory> {
-    tenure: Tenure<M>,
+pub struct Controller {
+    tenure: AnyTenure,
     desk: Desk,
 }
 
-impl<M: Memory> Controller<M> {
+impl Controller {
     /// Takes the controller's place in the pool, with what was [kept](Store::open). Kept for another pool, it is
     /// refused, unless the configuration says to adopt this one.
     pub fn open(
         pool: &Pool,
-        memory: M,
         config: &Config,
         (store, mut recovered): (Store, Recovered),
     ) -> Result<(Self, Handle), ControllerError> {
@@ -176,7 +216,7 @@ impl<M: Memory> Controller<M> {
         let state = recovered.state.clone().unwrap_or_else(|| State::new(config.options(pool)));
         let (desk, handle) = Desk::new(pool, config, &state, events)?;
         let office = (ReplicaId::default(), &desk);
-        let tenure = Tenure::open(pool, memory, config, (Keeper::File(store), recovered), office)?;
+        let tenure = AnyTenure::open(pool, config, (Keeper::File(store), recovered), office)?;
         Ok((Self { tenure, desk }, handle))
     }
 
@@ -185,41 +225,5 @@ impl<M: Memory> Controller<M> {
         let result = self.tenure.serve(self.desk.requests(), || true);
         self.desk.note_end();
         result.map(|_| ())
-    }
-}
-
-/// A controller over whatever memory the pool says it is.
-pub enum AnyController {
-    /// Over memory that hosts do not see coherently.
-    Software(Box<Controller<SoftwareMemory>>),
-    /// Over coherent memory.
-    Hardware(Box<Controller<HardwareMemory>>),
-}
-
-impl AnyController {
-    /// As [`Controller::open`].
-    pub fn open(
-        pool: &Pool,
-        config: &Config,
-        kept: (Store, Recovered),
-    ) -> Result<(Self, Handle), ControllerError> {
-        Ok(match pool.superblock().mode {
-            cxl_pool::CoherenceMode::Software => {
-                let (controller, handle) = Controller::open(pool, pool.software(), config, kept)?;
-                (Self::Software(Box::new(controller)), handle)
-            }
-            cxl_pool::CoherenceMode::Hardware => {
-                let (controller, handle) = Controller::open(pool, pool.hardware(), config, kept)?;
-                (Self::Hardware(Box::new(controller)), handle)
-            }
-        })
-    }
-
-    /// As [`Controller::run`].
-    pub fn run(self) -> Result<(), ControllerError> {
-        match self {
-            Self::Software(controller) => controller.run(),
-            Self::Hardware(controller) => controller.run(),
-        }
     }
 }

@@ -9,11 +9,11 @@ use anyhow::Context;
 use clap::Parser;
 use cxl_pool::Pool;
 use pod_controller::config::Config;
-use pod_controller::controller::{AnyController, ControllerError, Handle};
-
+use pod_controller::controller::{Controller, ControllerError, EtcdController, Handle};
 use pod_controller::replication::Replica;
 use pod_controller::rest::{self, Access, Listeners};
 use pod_controller::store::Store;
+use pod_controller::store::etcd::EtcdAddress;
 use pod_protocol::daemon::{self, Exit, StopSignal};
 use uuid::Uuid;
 
@@ -37,17 +37,21 @@ struct Arguments {
     /// accident; afterwards it changes nothing any more.
     #[arg(long, value_name = "POOL-ID")]
     adopt_pool: Option<Uuid>,
-    /// Begin the life of a pod with several controllers, as the first of them
+    /// Keep the state in an etcd instead of a file: etcd://HOST:2379,HOST:2379/PREFIX, or etcds:// over TLS
+    #[arg(long, value_name = "ADDRESS")]
+    store: Option<EtcdAddress>,
+    /// Begin the life of a pod with several controllers, as the first of them, or of one whose state etcd keeps
     ///
-    /// It goes on with the state file of a single controller, if there is one. Needs [replication] in the configuration;
-    /// the others are started without this and join. Afterwards it changes nothing any more.
+    /// It goes on with the state file of a single controller, if there is one. Needs [replication] in the configuration,
+    /// or --store; other replicas are started without this and join. Afterwards it changes nothing any more.
     #[arg(long)]
     bootstrap: bool,
 }
 
-/// A single controller, or one of several.
+/// A single controller, with its state in a file or in an etcd, or one of several.
 enum Core {
-    Single(AnyController),
+    Single(Controller),
+    Etcd(Box<EtcdController>),
     Replica(Box<Replica>),
 }
 
@@ -55,6 +59,7 @@ impl Core {
     fn run(self) -> Result<(), ControllerError> {
         match self {
             Self::Single(controller) => controller.run(),
+            Self::Etcd(controller) => controller.run(),
             Self::Replica(replica) => replica.run(),
         }
     }
@@ -68,6 +73,7 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
     let mut config = Config::load(&arguments.config)?;
     config.controller.adopt_pool = arguments.adopt_pool.or(config.controller.adopt_pool);
+    config.controller.store = arguments.store.clone().or(config.controller.store);
     let pool = Arc::new(Pool::open(&config.pool.path)?);
     cxl_pool::poison::watch(&pool, &config.pool.path, None)?;
     if let Some(parent) = config.controller.state.parent() {
@@ -115,16 +121,22 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
 }
 
 fn open(pool: &Arc<Pool>, config: &Config, bootstrap: bool) -> anyhow::Result<(Core, Handle)> {
+    if let Some((address, tls)) = config.etcd().map_err(anyhow::Error::msg)? {
+        let (controller, handle) =
+            with_silent_panics(|| EtcdController::open(pool, config, (address, &tls), bootstrap))?;
+        return Ok((Core::Etcd(Box::new(controller)), handle));
+    }
     if let Some(section) = &config.replication {
         let (replica, handle) = with_silent_panics(|| Replica::open(pool, config, section, bootstrap))?;
         return Ok((Core::Replica(Box::new(replica)), handle));
     }
     anyhow::ensure!(
         !bootstrap,
-        "--bootstrap is for one of several controllers: add [replication] to the configuration"
+        "--bootstrap is for one of several controllers, or one with etcd: add [replication] to the configuration, or \
+         --store"
     );
     let kept = with_silent_panics(|| Store::open(&config.controller.state))?;
-    let (controller, handle) = AnyController::open(pool, config, kept)?;
+    let (controller, handle) = Controller::open(pool, config, kept)?;
     Ok((Core::Single(controller), handle))
 }
 

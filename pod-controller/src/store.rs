@@ -1,8 +1,10 @@
-//! What survives a restart: a snapshot of the state, the commands since, and recent events, in one file.
+//! What survives a restart: a snapshot of the state, the commands since, and recent events, in one file, or in an
+//! [etcd].
 //!
 //! Every value carries a checksum, so that a damaged file is noticed and not obeyed.
 
 mod database;
+pub mod etcd;
 mod sealed;
 
 use std::path::{Path, PathBuf};
@@ -76,10 +78,10 @@ pub enum StoreError {
         /// What is wrong with it.
         reason: String,
     },
-    /// Replicas have taken over from it.
+    /// Replicas or an etcd have taken over from it.
     #[error(
-        "the state file {} was handed over to controller replicas, which know more by now: keep [replication] in the \
-         configuration; to begin a new pod, move the file away",
+        "the state file {} was handed over to controller replicas or to etcd, which know more by now: keep [replication] or \
+         the store in the configuration; to begin a new pod, move the file away",
         path.display()
     )]
     HandedOver {
@@ -94,6 +96,9 @@ pub enum StoreError {
         /// Its format.
         found: u64,
     },
+    /// An etcd has it.
+    #[error(transparent)]
+    Etcd(#[from] etcd::EtcdError),
     /// It cannot be read or written.
     #[error("cannot use the state file {}: {reason}; check the directory, the permissions and the free space", path.display())]
     Io {
@@ -165,7 +170,7 @@ impl Store {
         Ok(())
     }
 
-    /// From now on replicas have the state: a controller without them, which would go on from an old one, is refused.
+    /// From now on replicas or an etcd have the state: a controller without them, which would go on from an old one, is refused.
     pub fn hand_over(self) -> Result<(), StoreError> {
         self.database.write(|transaction| {
             transaction.open_table(NUMBERS)?.insert("handed over", 1)?;

@@ -158,7 +158,7 @@ impl Client {
 }
 
 /// The cause that says most: the layers above repeat the address.
-fn innermost(error: &dyn std::error::Error) -> String {
+pub(crate) fn innermost(error: &dyn std::error::Error) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
         error = source;

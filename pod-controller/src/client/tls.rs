@@ -31,7 +31,7 @@ pub struct ClientTls {
 
 impl ClientTls {
     /// The library's configuration.
-    pub(super) fn config(&self) -> Result<ClientConfig, ClientError> {
+    pub(crate) fn config(&self) -> Result<ClientConfig, ClientError> {
         let failed = |reason: String| ClientError::SetUp(io::Error::other(reason));
         let Some(ca) = &self.ca_file else {
             return Err(failed(
@@ -57,11 +57,11 @@ impl ClientTls {
             _ => Ok(builder.with_no_client_auth()),
         }
     }
-}
 
-/// For connections without TLS.
-pub(super) fn trusting_nobody() -> Result<ClientConfig, ClientError> {
-    Ok(trusting(RootCertStore::empty())?.with_no_client_auth())
+    /// The library's configuration for connections without TLS.
+    pub(crate) fn trusting_nobody() -> Result<ClientConfig, ClientError> {
+        Ok(trusting(RootCertStore::empty())?.with_no_client_auth())
+    }
 }
 
 fn trusting(roots: RootCertStore) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>, ClientError> {

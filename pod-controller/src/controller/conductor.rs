@@ -374,7 +374,14 @@ impl<W: World> Conductor<W> {
         if !logged.is_empty() || !effects.is_empty() {
             let commands: Vec<(u64, &Command)> =
                 logged.iter().map(|(index, command)| (*index, command)).collect();
-            self.world.commit(&commands, &effects, &next)?;
+            if let Err(error) = self.world.commit(&commands, &effects, &next) {
+                for (waiting, _) in answers {
+                    if let Waiting::Api(reply) = waiting {
+                        self.world.reply_lost(reply, &error);
+                    }
+                }
+                return Err(error);
+            }
             let regions_changed = self.state.regions != next.regions;
             self.state = next;
             self.stale = true;

@@ -138,12 +138,15 @@ pub enum SubmitError {
         "none of the controller replicas leads: a majority of them has to run and to reach each other; try again soon"
     )]
     NoLeader,
-    /// Another controller leads by now.
+    /// Whoever was to keep it was lost meanwhile.
     #[error(
-        "another controller replica leads by now, and it is open whether this was done: look, or send it again with the \
-         same Idempotency-Key"
+        "it is open whether this was done, since another controller leads by now or etcd does not answer: look, or send it \
+         again with the same Idempotency-Key"
     )]
     Unknown,
+    /// Nothing can be kept now.
+    #[error("{0}")]
+    StoreAway(String),
 }
 
 /// How others talk to the controller's thread.

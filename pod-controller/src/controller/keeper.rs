@@ -5,6 +5,7 @@ use crate::api::Event;
 use crate::replication::Proposer;
 use crate::state::{Command, State};
 use crate::store::Store;
+use crate::store::etcd::EtcdStore;
 
 /// Keeps what is decided for good.
 pub(crate) enum Keeper {
@@ -12,6 +13,8 @@ pub(crate) enum Keeper {
     File(Store),
     /// With a majority of several.
     Replicas(Proposer),
+    /// In an etcd: there is one controller.
+    Etcd(Box<EtcdStore>),
 }
 
 impl Keeper {
@@ -26,6 +29,7 @@ impl Keeper {
         match self {
             Self::File(store) => store.commit(commands, events, first_event, state)?,
             Self::Replicas(proposer) => proposer.commit(commands, events, state)?,
+            Self::Etcd(store) => store.commit(commands, events, state)?,
         }
         Ok(())
     }
@@ -35,7 +39,7 @@ impl Keeper {
         match self {
             Self::File(store) => store.keep_snapshot(state)?,
             // They have begun before one of them leads.
-            Self::Replicas(_) => {}
+            Self::Replicas(_) | Self::Etcd(_) => {}
         }
         Ok(())
     }
@@ -45,6 +49,7 @@ impl Keeper {
         match self {
             Self::File(store) => store.keep_snapshot(state)?,
             Self::Replicas(proposer) => proposer.commit(&[(state.index, command)], &[], state)?,
+            Self::Etcd(store) => store.commit(&[(state.index, command)], &[], state)?,
         }
         Ok(())
     }

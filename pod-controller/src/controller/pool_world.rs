@@ -16,6 +16,8 @@ use crate::api::Event;
 use crate::balance::LoadPicture;
 use crate::reconcile::Reconciler;
 use crate::state::{self, Command, Effect, Lease, Refusal, RegionUse, Regions, State};
+use crate::store::StoreError;
+use crate::store::etcd::EtcdError;
 use crate::view::Waiting;
 
 pub(super) struct PoolWorld<M: Memory> {
@@ -105,6 +107,13 @@ impl<M: Memory> World for PoolWorld<M> {
     fn reply(&mut self, to: Self::Reply, answer: Result<(), Refusal>) {
         // A client that went away needs no answer.
         let _ = to.send(answer.map_err(SubmitError::Refused));
+    }
+
+    fn reply_lost(&mut self, to: Self::Reply, error: &ControllerError) {
+        if let ControllerError::Store(StoreError::Etcd(error @ EtcdError::Away { open: false, .. })) = error {
+            // A client that went away needs no answer.
+            let _ = to.send(Err(SubmitError::StoreAway(error.to_string())));
+        }
     }
 
     fn load(&mut self, picture: LoadPicture) {

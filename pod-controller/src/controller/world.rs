@@ -45,6 +45,8 @@ pub(crate) trait World {
     fn show(&mut self, state: &State, reconciler: &Reconciler<Self::Ticket>);
     /// Answers a wish.
     fn reply(&mut self, to: Self::Reply, answer: Result<(), Refusal>);
+    /// Answers a wish that could not be kept.
+    fn reply_lost(&mut self, _to: Self::Reply, _error: &Self::Error) {}
     /// What passes through NICs.
     fn load(&mut self, _picture: LoadPicture) {}
     /// An endpoint's last telemetry, or that it has none any more.

@@ -45,6 +45,15 @@ pub(crate) enum Change {
     },
 }
 
+impl Change {
+    /// What a turn decided that led to this state.
+    pub(crate) fn turn(commands: &[(u64, &Command)], events: &[Event], state: &State) -> Self {
+        let base = commands.first().map_or(state.index, |(index, _)| index - 1);
+        let commands = commands.iter().map(|(_, command)| Command::clone(command)).collect();
+        Self::Turn { base, commands, events: events.to_vec() }
+    }
+}
+
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

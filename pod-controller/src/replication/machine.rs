@@ -19,7 +19,7 @@ use crate::journal::EVENTS_MAX;
 use crate::state::State;
 use crate::store::StoreError;
 
-/// What all replicas know.
+/// What a log of changes leads to: what all replicas know.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Known {
     /// The state; none before [`Change::Begin`].
@@ -32,7 +32,7 @@ pub(crate) struct Known {
 
 impl Known {
     /// Makes a change, or says why it cannot be made although it was decided.
-    fn change(&mut self, change: Change) -> Result<Outcome, String> {
+    pub(crate) fn change(&mut self, change: Change) -> Result<Outcome, String> {
         match change {
             // A second one comes from a beginner that did not hear what became of its first.
             Change::Begin { .. } if self.state.is_some() => return Ok(Outcome::Void),

@@ -10,12 +10,14 @@
 //! | [`post`] | questions and answers among replicas, over rings in the pool |
 //! | [`network`] | Raft's messages as such questions |
 //! | [`proposer`] | the leader's commits |
+//! | [`beginning`] | how a pod gets replicas |
 //! | [`admission`] | how replicas become members |
 //! | [`clerk`] | what a replica answers others |
 //! | [`colleagues`] | what is shown of the replicas |
 //! | [`replica`] | the life of one replica |
 
 mod admission;
+mod beginning;
 mod change;
 mod clerk;
 mod colleagues;
@@ -26,6 +28,7 @@ mod post;
 mod proposer;
 mod replica;
 
+pub(crate) use change::{Change, Outcome};
 pub(crate) use machine::Known;
 pub(crate) use proposer::Proposer;
 pub use replica::{Replica, ReplicationError};

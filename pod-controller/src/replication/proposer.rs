@@ -31,9 +31,7 @@ impl Proposer {
         events: &[Event],
         state: &State,
     ) -> Result<(), ReplicationError> {
-        let base = commands.first().map_or(state.index, |(index, _)| index - 1);
-        let commands = commands.iter().map(|(_, command)| Command::clone(command)).collect();
-        self.propose(Change::Turn { base, commands, events: events.to_vec() })
+        self.propose(Change::turn(commands, events, state))
     }
 
     pub(super) fn propose(&self, change: Change) -> Result<(), ReplicationError> {

@@ -1,18 +1,18 @@
 //! The life of one replica: it follows, or leads while it is elected.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use cxl_pool::{CoherenceMode, ControllerHello, Memory, Pool, Record, ReplicaId, regions};
+use cxl_pool::{CoherenceMode, ControllerHello, Memory, Pool, Record, ReplicaId};
 use openraft::{ServerState, SnapshotPolicy};
 use pod_protocol::controller::PortWaker;
 use pod_protocol::replicas::{ReplicaPort, ReplicaPortError};
 
 use super::admission::{Register, stay_member};
-use super::change::{Change, LogOwner, Member, Raft};
+use super::beginning::{begin, retire};
+use super::change::{Change, LogOwner, Raft};
 use super::clerk::clerk;
 use super::colleagues::Colleagues;
 use super::log::{Log, LogFile};
@@ -21,7 +21,7 @@ use super::network::Network;
 use super::post::{Answer, Outbox, Post, PostError, Question};
 use super::proposer::Proposer;
 use crate::config::{Config, ReplicationSection};
-use crate::controller::{ControllerError, Desk, End, Handle, Keeper, Reply, Request, SubmitError, Tenure};
+use crate::controller::{AnyTenure, ControllerError, Desk, End, Handle, Keeper, Reply, Request, SubmitError};
 use crate::state::{Command, State};
 use crate::store::{Recovered, Store, StoreError};
 
@@ -309,22 +309,14 @@ impl Replica {
         standing.leading.store(elected, Ordering::Release);
         let keeper = Keeper::Replicas(proposer);
         let still = || standing.elected.load(Ordering::Acquire) == elected;
-        let office = (standing.me, &self.desk);
         tracing::info!(
             term,
             "this replica leads, {:.1} ms after its election",
             elected_at.elapsed().as_secs_f64() * 1e3
         );
-        match self.pool.superblock().mode {
-            CoherenceMode::Software => {
-                Tenure::open(&self.pool, self.pool.software(), &self.config, (keeper, recovered), office)?
-                    .serve(self.desk.requests(), still)
-            }
-            CoherenceMode::Hardware => {
-                Tenure::open(&self.pool, self.pool.hardware(), &self.config, (keeper, recovered), office)?
-                    .serve(self.desk.requests(), still)
-            }
-        }
+        let office = (standing.me, &self.desk);
+        let mut tenure = AnyTenure::open(&self.pool, &self.config, (keeper, recovered), office)?;
+        tenure.serve(self.desk.requests(), still)
     }
 
     /// Has the leader carry out what this replica was asked for.
@@ -388,54 +380,6 @@ pub(super) fn raft_config(section: &ReplicationSection) -> Result<openraft::Conf
         ..openraft::Config::default()
     };
     config.validate().map_err(|error| ReplicationError::Config(error.to_string()))
-}
-
-/// Prepares the first change of all, where this replica is to begin.
-async fn begin<M: Memory>(
-    pool: &Pool,
-    memory: &M,
-    config: &Config,
-    (me, owner): (ReplicaId, LogOwner),
-    raft: &Raft,
-    bootstrap: bool,
-) -> Result<Option<(Change, Option<Store>)>, ControllerError> {
-    if !bootstrap {
-        return Ok(None);
-    }
-    let ended = |error: String| ReplicationError::Ended(error);
-    let initialized = raft.is_initialized().await.map_err(|error| ended(error.to_string()))?;
-    if !initialized {
-        let table = regions::read(memory, pool.layout());
-        if let Some(table) = table.filter(|table| table.replica != me) {
-            return Err(ReplicationError::BegunAlready(table.replica).into());
-        }
-    }
-    let path = &config.controller.state;
-    let (file, recovered) = if path.exists() {
-        let (file, recovered) = Store::open(path)?;
-        (Some(file), recovered)
-    } else {
-        (None, Recovered { state: None, events: Vec::new(), term: 0 })
-    };
-    let state = Box::new(recovered.state.unwrap_or_else(|| State::new(config.options(pool))));
-    let change = Change::Begin { state, events: recovered.events, terms: recovered.term };
-    if !initialized {
-        let members = BTreeMap::from([(owner, Member { replica: me })]);
-        raft.initialize(members).await.map_err(|error| ended(error.to_string()))?;
-    }
-    Ok(Some((change, file)))
-}
-
-/// A state file that is left from before there were replicas is not to be used again.
-fn retire(path: &std::path::Path) -> Result<(), StoreError> {
-    if !path.exists() {
-        return Ok(());
-    }
-    match Store::open(path) {
-        Ok((file, _)) => file.hand_over(),
-        Err(StoreError::HandedOver { .. }) => Ok(()),
-        Err(error) => Err(error),
-    }
 }
 
 pub(super) fn leads(standing: &Standing) -> bool {

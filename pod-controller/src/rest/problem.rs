@@ -74,6 +74,9 @@ impl From<SubmitError> for Failure {
                 let word = if error == SubmitError::NoLeader { "no-leader" } else { "outcome-unknown" };
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, word, error.to_string())
             }
+            SubmitError::StoreAway(detail) => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "store-away", detail)
+            }
             SubmitError::Stopping => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "stopping",

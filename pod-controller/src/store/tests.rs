@@ -1,12 +1,21 @@
+use std::sync::Arc;
+
 use cxl_pool::{Area, LineCount, LineOffset};
 use tempfile::TempDir;
 use uuid::Uuid;
 
+use super::etcd::{EtcdError, EtcdLink, EtcdStore};
 use super::*;
 use crate::api::EventKind;
+use crate::client::ClientTls;
 use crate::state::Options;
 
-fn state() -> State {
+#[path = "../../tests/support/etcd.rs"]
+pub(super) mod server;
+
+use server::Etcd;
+
+pub(super) fn state() -> State {
     State::new(Options {
         pool: Uuid::nil(),
         data: Area { start: LineOffset::new(0), lines: LineCount::new(1 << 20) },
@@ -23,7 +32,7 @@ fn state() -> State {
     })
 }
 
-fn command(number: u64) -> Command {
+pub(super) fn command(number: u64) -> Command {
     Command::Join {
         endpoint: "h1/net-frontend".parse().expect("an endpoint"),
         incarnation: number,
@@ -37,46 +46,192 @@ fn command(number: u64) -> Command {
     }
 }
 
-fn event(sequence: u64) -> Event {
+pub(super) fn event(sequence: u64) -> Event {
     let (subject, message) = ("h1".to_owned(), "x".repeat(100));
     Event { sequence, time_ms: 1, kind: EventKind::EndpointJoined, subject, message }
 }
 
-/// A state file after so many commits, each with an event of which the last ten are kept.
-fn written(directory: &TempDir, commits: u64) -> (PathBuf, State) {
-    let path = directory.path().join("state.redb");
-    let (mut store, recovered) = Store::open(&path).expect("a new file");
+/// Where a store is, of both kinds: what is promised of one holds of the other.
+enum Place {
+    File(TempDir),
+    Etcd(Etcd),
+}
+
+/// A file, and the directory that it will be in.
+fn file() -> (Place, PathBuf) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().to_path_buf();
+    (Place::File(directory), path)
+}
+
+enum Kept {
+    File(Box<Store>),
+    Etcd(Box<EtcdStore>),
+}
+
+impl Place {
+    fn both() -> [Self; 2] {
+        [Self::File(tempfile::tempdir().expect("a directory")), Self::Etcd(Etcd::start())]
+    }
+
+    fn open(&self) -> Result<(Kept, Recovered), StoreError> {
+        match self {
+            Self::File(directory) => {
+                let (store, recovered) = Store::open(&directory.path().join("state.redb"))?;
+                Ok((Kept::File(Box::new(store)), recovered))
+            }
+            Self::Etcd(etcd) => {
+                let (store, recovered) = EtcdStore::open(&link(etcd), 0)?;
+                Ok((Kept::Etcd(Box::new(store)), recovered))
+            }
+        }
+    }
+}
+
+pub(super) fn link(etcd: &Etcd) -> Arc<EtcdLink> {
+    let address = etcd.address("wadi/pod1").parse().expect("an address");
+    Arc::new(EtcdLink::new(&address, &ClientTls::default()).expect("a connection"))
+}
+
+impl Kept {
+    fn begin(&mut self, state: &State) -> Result<(), StoreError> {
+        match self {
+            Self::File(store) => store.keep_snapshot(state),
+            Self::Etcd(store) => store.begin(state, Vec::new()),
+        }
+    }
+
+    fn commit(
+        &mut self,
+        number: u64,
+        command: &Command,
+        first: u64,
+        state: &State,
+    ) -> Result<(), StoreError> {
+        let (commands, events) = ([(state.index, command)], [event(number)]);
+        match self {
+            Self::File(store) => store.commit(&commands, &events, first, state),
+            Self::Etcd(store) => store.commit(&commands, &events, state),
+        }
+    }
+
+    /// Puts something wrong in the place of change 2, or nothing at all.
+    fn spoil_second(&self, wrong: Option<&[u8]>) {
+        match (self, wrong) {
+            (Self::File(store), _) => {
+                let spoilt = store.database.write(|transaction| {
+                    let mut log = transaction.open_table(LOG)?;
+                    match wrong {
+                        Some(wrong) => log.insert(2, wrong)?,
+                        None => log.remove(2)?,
+                    };
+                    Ok(())
+                });
+                spoilt.expect("written");
+            }
+            (Self::Etcd(store), Some(wrong)) => store.put_raw("log/0000000000000003/00000000", wrong),
+            (Self::Etcd(store), None) => store.delete_raw("log/0000000000000003/00000000"),
+        }
+    }
+
+    fn set_format(&self, format: u64) {
+        match self {
+            Self::File(store) => {
+                let newer = store.database.write(|transaction| {
+                    transaction.open_table(NUMBERS)?.insert("format", format)?;
+                    Ok(())
+                });
+                newer.expect("written");
+            }
+            Self::Etcd(store) => {
+                let head = serde_json::json!({ "format": format, "new": true });
+                store.put_raw("head", &seal(&head).expect("sealed"));
+            }
+        }
+    }
+}
+
+/// So many commits, each with an event of which a file keeps the last ten.
+fn written(place: &Place, commits: u64) -> State {
+    let (mut store, recovered) = place.open().expect("a new place");
     assert!(recovered.state.is_none() && recovered.events.is_empty() && recovered.term == 1);
     let mut state = state();
-    store.keep_snapshot(&state).expect("written");
+    store.begin(&state).expect("written");
     for number in 1..=commits {
         let command = command(number);
         state.apply(&command).expect("applied");
-        let first = number.saturating_sub(9);
-        store.commit(&[(state.index, &command)], &[event(number)], first, &state).expect("written");
+        store.commit(number, &command, number.saturating_sub(9), &state).expect("written");
     }
-    (path, state)
+    state
+}
+
+fn is_damage(error: &StoreError) -> bool {
+    matches!(error, StoreError::Damaged { .. } | StoreError::Etcd(EtcdError::Damaged { .. }))
 }
 
 #[test]
 fn what_was_committed_is_there_again() {
     for commits in [0, 1, 10, LOG_MAX - 1, LOG_MAX, LOG_MAX + 1, LOG_MAX * 2 + 5] {
-        let directory = tempfile::tempdir().expect("a directory");
-        let (path, state) = written(&directory, commits);
-        let (_, recovered) = Store::open(&path).expect("it opens");
-        assert_eq!(recovered.state, Some(state), "after {commits}");
-        assert_eq!(recovered.term, 2);
-        let sequences: Vec<u64> = recovered.events.iter().map(|event| event.sequence).collect();
-        assert_eq!(sequences, (commits.saturating_sub(9).max(1)..=commits).collect::<Vec<_>>());
+        for place in Place::both() {
+            let state = written(&place, commits);
+            let (_, recovered) = place.open().expect("it opens");
+            assert_eq!(recovered.state, Some(state), "after {commits}");
+            assert_eq!(recovered.term, 2);
+            let sequences: Vec<u64> = recovered.events.iter().map(|event| event.sequence).collect();
+            let first = if matches!(place, Place::File(_)) { commits.saturating_sub(9).max(1) } else { 1 };
+            assert_eq!(sequences, (first..=commits).collect::<Vec<_>>());
+        }
     }
 }
 
 #[test]
-fn file_in_use_is_refused() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let path = directory.path().join("state.redb");
-    let _store = Store::open(&path).expect("a new file");
-    assert!(matches!(Store::open(&path), Err(StoreError::InUse { .. })));
+fn place_in_use_is_refused() {
+    for place in Place::both() {
+        let _store = place.open().expect("a new place");
+        let Err(error) = place.open() else { panic!("two have it") };
+        assert!(
+            matches!(error, StoreError::InUse { .. } | StoreError::Etcd(EtcdError::InUse { .. })),
+            "{error}"
+        );
+        assert!(error.to_string().contains("stop that one first"), "{error}");
+    }
+}
+
+#[test]
+fn wrong_checksum_is_damage() {
+    for place in Place::both() {
+        written(&place, 3);
+        place.open().expect("it opens").0.spoil_second(Some(b"\0\0\0\0{}"));
+        let Err(error) = place.open() else { panic!("it opens") };
+        assert!(is_damage(&error), "{error}");
+        assert!(error.to_string().contains("from a backup"), "{error}");
+    }
+}
+
+#[test]
+fn missing_command_is_damage() {
+    for place in Place::both() {
+        written(&place, 3);
+        place.open().expect("it opens").0.spoil_second(None);
+        let Err(error) = place.open() else { panic!("it opens") };
+        assert!(is_damage(&error), "{error}");
+    }
+}
+
+#[test]
+fn another_format_is_refused() {
+    for place in Place::both() {
+        written(&place, 1);
+        place.open().expect("it opens").0.set_format(2);
+        let Err(error) = place.open() else { panic!("it opens") };
+        assert!(
+            matches!(
+                error,
+                StoreError::Format { found: 2, .. } | StoreError::Etcd(EtcdError::Format { found: 2, .. })
+            ),
+            "{error}"
+        );
+    }
 }
 
 #[test]
@@ -93,58 +248,12 @@ fn somebody_elses_file_is_refused_and_left_alone() {
     assert!(matches!(Store::open(Path::new("/nonexistent/state.redb")), Err(StoreError::Io { .. })));
 }
 
-#[test]
-fn wrong_checksum_is_damage() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (path, _) = written(&directory, 3);
-    {
-        let (store, _) = Store::open(&path).expect("it opens");
-        let wrong = store.database.write(|transaction| {
-            transaction.open_table(LOG)?.insert(2, b"\0\0\0\0{}".as_slice())?;
-            Ok(())
-        });
-        wrong.expect("written");
-    }
-    let error = Store::open(&path).expect_err("refused");
-    assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
-    assert!(error.to_string().contains("restore it from a backup"), "{error}");
-}
-
-#[test]
-fn missing_command_is_damage() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (path, _) = written(&directory, 3);
-    {
-        let (store, _) = Store::open(&path).expect("it opens");
-        let gap = store.database.write(|transaction| {
-            transaction.open_table(LOG)?.remove(2)?;
-            Ok(())
-        });
-        gap.expect("written");
-    }
-    assert!(matches!(Store::open(&path), Err(StoreError::Damaged { .. })));
-}
-
-#[test]
-fn another_format_is_refused() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (path, _) = written(&directory, 1);
-    {
-        let (store, _) = Store::open(&path).expect("it opens");
-        let newer = store.database.write(|transaction| {
-            transaction.open_table(NUMBERS)?.insert("format", FORMAT + 1)?;
-            Ok(())
-        });
-        newer.expect("written");
-    }
-    assert!(matches!(Store::open(&path), Err(StoreError::Format { found: 2, .. })));
-}
-
 /// Bytes that rot give the state as it was, or an error; never another state, and never a panic.
 #[test]
 fn damaged_bytes_give_the_state_or_an_error() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (path, state) = written(&directory, 5);
+    let (place, directory) = file();
+    let state = written(&place, 5);
+    let path = directory.join("state.redb");
     let good = std::fs::read(&path).expect("readable");
     let mut refused = 0;
     for number in 0..64 {
@@ -154,7 +263,7 @@ fn damaged_bytes_give_the_state_or_an_error() {
         for byte in &mut bad[at..end] {
             *byte ^= 0x5a;
         }
-        let copy = directory.path().join(format!("copy-{number}"));
+        let copy = directory.join(format!("copy-{number}"));
         std::fs::write(&copy, &bad).expect("written");
         match Store::open(&copy) {
             Ok((_, recovered)) => assert_eq!(recovered.state.as_ref(), Some(&state), "at {at}"),
@@ -167,11 +276,12 @@ fn damaged_bytes_give_the_state_or_an_error() {
 
 #[test]
 fn truncated_file_gives_an_error() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (path, _) = written(&directory, 5);
+    let (place, directory) = file();
+    written(&place, 5);
+    let path = directory.join("state.redb");
     let good = std::fs::read(&path).expect("readable");
     for length in [4, 64, 4096, good.len() / 2] {
-        let copy = directory.path().join(format!("copy-{length}"));
+        let copy = directory.join(format!("copy-{length}"));
         std::fs::write(&copy, &good[..length]).expect("written");
         assert!(Store::open(&copy).is_err(), "cut to {length}");
     }

@@ -15,7 +15,7 @@ use cxl_pool::{Area, CoherenceMode, CreateOptions, HostId, Pool, Role};
 use pod_controller::api::{CreateInstance, NicRequest};
 use pod_controller::client::Client;
 use pod_controller::config::Config;
-use pod_controller::controller::{AnyController, ControllerError, Handle};
+use pod_controller::controller::{Controller, ControllerError, Handle};
 use pod_controller::rest::{self, Access, Listeners};
 use pod_controller::store::Store;
 use pod_protocol::config::HostConfig;
@@ -148,8 +148,7 @@ pub(crate) struct RunningController {
 impl RunningController {
     pub(crate) fn start(config: &Config) -> Result<Self, ControllerError> {
         let pool = Pool::open(&config.pool.path).expect("the pool");
-        let (controller, handle) =
-            AnyController::open(&pool, config, Store::open(&config.controller.state)?)?;
+        let (controller, handle) = Controller::open(&pool, config, Store::open(&config.controller.state)?)?;
         let thread = std::thread::spawn(move || controller.run());
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");

@@ -1,0 +1,208 @@
+//! A controller whose state an etcd keeps: it takes over from a file, dies, goes without etcd for a while, and is alone.
+
+#[path = "support/etcd.rs"]
+mod server;
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use cxl_pool::Role;
+use pod_controller::api::{ByteSize, CreateVolume};
+use pod_controller::client::Client;
+use pod_protocol::objects::Object;
+use pod_protocol::reports::Report;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use server::Etcd;
+use support::{Pod, until, vm};
+
+/// A controller as a process, which can be killed.
+struct Process {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// With the configuration that lies in the pod's directory.
+    fn start(pod: &Pod, arguments: &[&str]) -> Self {
+        pod.config();
+        let log = pod.path("controller.log");
+        let file = File::options().create(true).append(true).open(&log).expect("a file");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pod-controller"));
+        command.arg("--config").arg(pod.path("controller.toml")).args(arguments);
+        let child = command.stdin(Stdio::null()).stderr(file).spawn().expect("the controller starts");
+        Self { child, log }
+    }
+
+    /// As if its host had died.
+    fn kill(mut self) {
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("it ends");
+    }
+
+    /// Waits until it has ended by itself.
+    fn ended(&mut self) -> ExitStatus {
+        until("its end", || self.child.try_wait().expect("a child"))
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- controller\n{}", self.said());
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn create(client: &Client, name: &str) -> Result<(), pod_controller::client::ClientError> {
+    let volume = CreateVolume {
+        name: name.to_owned(),
+        size: ByteSize::new(1 << 20),
+        device: None,
+        replicas: 1,
+        minimum_iops: None,
+        minimum_bytes_per_second: None,
+        stripes: None,
+        labels: BTreeMap::new(),
+    };
+    client.create_volume(&volume).map(drop)
+}
+
+fn names(client: &Client) -> Option<Vec<String>> {
+    Some(client.volumes().ok()?.into_iter().map(|volume| volume.name).collect())
+}
+
+#[test]
+fn pod_goes_on_with_etcd_whatever_dies() {
+    let mut etcd = Etcd::start();
+    let store = etcd.address("wadi/pod1");
+    let mut pod = Pod::demo();
+    let client = pod.client();
+    client.create_instance(&vm("vm1", &[]), Duration::ZERO).expect("created");
+    create(&client, "in-file").expect("created");
+    let frontend = |pod: &Pod| pod.endpoint(1, Role::NetFrontend).objects();
+    let port =
+        until("its port", || frontend(&pod).into_values().find(|object| matches!(object, Object::Port(_))));
+    pod.stop_controller();
+
+    // A typing error in the prefix is not taken for a new pod.
+    let mut process = Process::start(&pod, &["--store", &store]);
+    assert!(!process.ended().success());
+    assert!(process.said().contains("start once with --bootstrap"), "{}", process.said());
+
+    // It goes on with the file, which nobody uses any more.
+    let process = Process::start(&pod, &["--store", &store, "--bootstrap"]);
+    until("what the file had", || (names(&client)? == ["in-file"]).then_some(()));
+    create(&client, "in-etcd").expect("created");
+    process.kill();
+    let mut without = Process::start(&pod, &[]);
+    assert!(!without.ended().success());
+    assert!(without.said().contains("handed over"), "{}", without.said());
+
+    // Killed, it is there again with everything, once its lease has run out.
+    let process = Process::start(&pod, &["--store", &store]);
+    until("what etcd had", || (names(&client)?.len() == 2).then_some(()));
+    assert!(frontend(&pod).values().any(|object| *object == port), "engines were not disturbed");
+
+    // Another pod's controller does not get the same place.
+    let other = Pod::new();
+    let mut second = {
+        let mut other = other;
+        other.stop_controller();
+        (Process::start(&other, &["--store", &store, "--bootstrap"]), other)
+    };
+    assert!(!second.0.ended().success());
+    assert!(second.0.said().contains("stop that one first"), "{}", second.0.said());
+
+    // While etcd is away, nothing is changed, and what there is stays; what happens meanwhile is dealt with afterwards.
+    etcd.kill();
+    let error = create(&client, "refused").expect_err("nobody keeps it");
+    assert_eq!(error.status(), Some(503), "{error}");
+    until("a refusal that says why", || {
+        let error = create(&client, "refused").expect_err("nobody keeps it");
+        assert_eq!(error.status(), Some(503), "{error}");
+        error.to_string().contains("see that a majority of its members runs").then_some(())
+    });
+    assert_eq!(names(&client).map(|names| names.len()), Some(2), "it answers questions");
+    pod.endpoint(2, Role::NetBackend).reporter.report(Report::Link {
+        device: "nic0".into(),
+        up: false,
+        reason: "carrier".into(),
+    });
+    assert!(frontend(&pod).values().any(|object| *object == port), "engines were not disturbed");
+    assert!(etcd.go_on());
+    until("the failover", || frontend(&pod).remove(&port.id()).filter(|now| *now != port));
+    until("changes", || create(&client, "again").ok());
+    let mut there = names(&client).expect("it answers");
+    there.sort();
+    assert_eq!(there, ["again", "in-etcd", "in-file"]);
+
+    // Both at once.
+    etcd.kill();
+    process.kill();
+    let mut early = Process::start(&pod, &["--store", &store]);
+    assert!(!early.ended().success());
+    assert!(early.said().contains("cannot be used"), "{}", early.said());
+    assert!(etcd.go_on());
+    let _process = Process::start(&pod, &["--store", &store]);
+    until("all of it", || (names(&client)?.len() == 3).then_some(()));
+}
+
+#[test]
+fn etcd_over_tls_asks_who_somebody_is() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = |name: &str| directory.path().join(name).display().to_string();
+    let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().expect("a key");
+    let ca = params.self_signed(&key).expect("a certificate").pem();
+    std::fs::write(file("ca.pem"), ca).expect("written");
+    let issuer = Issuer::new(params, key);
+    for name in ["member", "controller"] {
+        let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("parameters");
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params.signed_by(&key, &issuer).expect("a certificate");
+        std::fs::write(file(&format!("{name}.pem")), certificate.pem()).expect("written");
+        std::fs::write(file(&format!("{name}.key")), key.serialize_pem()).expect("written");
+    }
+    let arguments = [
+        "--cert-file".to_owned(),
+        file("member.pem"),
+        "--key-file".to_owned(),
+        file("member.key"),
+        "--client-cert-auth".to_owned(),
+        "--trusted-ca-file".to_owned(),
+        file("ca.pem"),
+    ];
+    let etcd = Etcd::start_with("https", &arguments);
+    let mut pod = Pod::new();
+    pod.stop_controller();
+    let store = format!("store = 'etcds://127.0.0.1:{}/wadi'", etcd.port());
+    let section = |pair: &str| format!("{store}\n[etcd]\nca-file = '{}'\n{pair}", file("ca.pem"));
+    let start = |pair: &str| {
+        let path = pod.path("controller.toml");
+        pod.config_with(&section(pair));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pod-controller"));
+        let log = pod.path("controller.log");
+        let to = File::create(&log).expect("a file");
+        command.arg("--config").arg(path).arg("--bootstrap").stdin(Stdio::null()).stderr(to);
+        Process { child: command.spawn().expect("the controller starts"), log }
+    };
+    let mut nobody = start("");
+    assert!(!nobody.ended().success());
+    assert!(nobody.said().contains("cannot be used"), "{}", nobody.said());
+    let pair = format!("cert-file = '{}'\nkey-file = '{}'\n", file("controller.pem"), file("controller.key"));
+    let process = start(&pair);
+    until("a controller", || pod.client().ready().ok());
+    assert_eq!(names(&pod.client()), Some(Vec::new()));
+    process.kill();
+}
