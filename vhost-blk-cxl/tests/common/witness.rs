@@ -106,36 +106,55 @@ impl Witness {
         let place = (0..super::PLACES).find(|place| !used.contains(place)).unwrap();
         let sector = self.below(SECTORS);
         let sectors = (1 + self.below(SECTORS_MAX)).min(SECTORS - sector);
-        let bytes = (sectors * SECTOR) as u32;
-        let (kind, asked) = match self.below(10) {
-            0 => (T_FLUSH, Asked::Flush(self.acknowledged.clone())),
+        match self.below(10) {
+            0 => self.ask(place, T_FLUSH, 0, 0, Asked::Flush(self.acknowledged.clone())),
             1..=2 => {
+                let bytes = (sectors * SECTOR) as u32;
+                self.driver.write(self.driver.place(place).data, &vec![0x33; bytes as usize]);
                 let least = self.durable[sector as usize..(sector + sectors) as usize].to_vec();
-                (T_IN, Asked::Read { sector, least })
+                self.ask(place, T_IN, sector, bytes, Asked::Read { sector, least });
             }
             // One write at a time to a sector: the order of two would be anybody's.
-            _ if self.is_being_written(sector, sectors) => return,
-            _ => {
-                self.versions += 1;
-                let version = self.versions;
-                self.issued[sector as usize..(sector + sectors) as usize].fill(version);
-                (T_OUT, Asked::Write { sector, version, sectors, suspect: false })
-            }
-        };
-        let data = self.driver.place(place).data;
-        match asked {
-            Asked::Write { version, .. } => {
-                let bytes: Vec<u8> =
-                    (sector..sector + sectors).flat_map(|sector| Self::content(sector, version)).collect();
-                self.driver.write(data, &bytes);
-            }
-            Asked::Read { .. } => self.driver.write(data, &vec![0x33; bytes as usize]),
-            Asked::Flush(_) => {}
+            _ if self.is_being_written(sector, sectors) => {}
+            _ => self.write(place, sector, sectors),
         }
+    }
+
+    fn ask(&mut self, place: u64, kind: u32, sector: u64, bytes: u32, asked: Asked) {
         let queue = self.below(self.queues as u64) as usize;
-        let (sector, bytes) = if kind == T_FLUSH { (0, 0) } else { (sector, bytes) };
         let head = self.driver.offer(queue, place, kind, sector, bytes);
         assert!(self.in_flight.insert((queue, head), (place, asked)).is_none());
+    }
+
+    /// Writes everything and has it flushed, with nothing else in flight. More than a drive brings to its medium unasked, so whatever
+    /// the threads did before, there is something that only the flush can have saved.
+    pub fn flush(&mut self) -> Result<(), String> {
+        self.settle()?;
+        // The first flush may tell of a loss: then nothing of before counts.
+        for _ in 0..2 {
+            for (place, sector) in (0..).zip((0..SECTORS).step_by(SECTORS_MAX as usize)) {
+                self.write(place, sector, SECTORS_MAX.min(SECTORS - sector));
+            }
+            self.settle()?;
+            let before = self.flushes;
+            self.ask(0, T_FLUSH, 0, 0, Asked::Flush(self.acknowledged.clone()));
+            self.settle()?;
+            if self.flushes > before {
+                return Ok(());
+            }
+        }
+        Err("two flushes failed, one after the other".to_owned())
+    }
+
+    fn write(&mut self, place: u64, sector: u64, sectors: u64) {
+        self.versions += 1;
+        let version = self.versions;
+        self.issued[sector as usize..(sector + sectors) as usize].fill(version);
+        let bytes: Vec<u8> =
+            (sector..sector + sectors).flat_map(|sector| Self::content(sector, version)).collect();
+        self.driver.write(self.driver.place(place).data, &bytes);
+        let asked = Asked::Write { sector, version, sectors, suspect: false };
+        self.ask(place, T_OUT, sector, bytes.len() as u32, asked);
     }
 
     fn answered(&mut self, queue: usize, head: u16) -> Result<(), String> {
