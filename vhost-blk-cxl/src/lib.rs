@@ -11,5 +11,8 @@ pub mod frontend;
 pub mod intent_log;
 pub mod message;
 #[cfg(test)]
+mod older_backend;
+#[cfg(test)]
 mod omissions;
+pub mod segments;
 pub mod ssd;

@@ -6,11 +6,15 @@
 //! word 1 | 0                        | tag                          |
 //! word 2 | offset in the volume, bytes                             |
 //! word 3 | length, bytes                                           |
-//! word 4 | first line of the data in the pool                      |
-//! word 5 | 0                                                       |
-//! word 6 | 0                                                       |
+//! word 4 | first line of the data in the pool; all ones with a list |
+//! word 5 | 0                                             | marked  |
+//! word 6 | segments | first line of their list in the pool         |
 //! word 7 |epoch (the channel's)| 0                                 |
 //! ```
+//!
+//! Data that does not lie in one piece has a list of segments, as with NVMe: see [`crate::segments`]. Backends of versions that
+//! know no lists do not look at word 6. What they find in word 4 lies in nobody's area, so they refuse the request; and their
+//! completions do not say in word 4 that they know lists, so the frontend passes the data in one piece then.
 //!
 //! A request may be for the volume's write-intent log instead of its data; the offset is then one in the log.
 //!
@@ -72,6 +76,12 @@ const FLAG_MAY_UNMAP: u8 = 2;
 const FLAG_INTENT_LOG: u8 = 4;
 /// In a word that backends of earlier versions do not look at, where a flag that they do not know would cost the request.
 const WORD_MARKED: u64 = 1;
+/// Where data with a list seems to lie for those who do not know lists.
+const NOWHERE: u64 = u64::MAX;
+/// Of the word with a list, the bits that say where it begins.
+const LIST_LINE: u64 = (1 << 48) - 1;
+/// In a completion: its sender knows lists.
+const WORD_KNOWS_LISTS: u64 = 1;
 
 /// Who speaks: which lease, in which of its generations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -122,8 +132,11 @@ pub struct Request {
     pub offset_bytes: u64,
     /// How many bytes of it.
     pub length_bytes: u64,
-    /// Where the data lies in the pool, if there is any.
+    /// Where the data lies in the pool, if there is any, or the list of where it lies.
     pub data: LineOffset,
+    /// In how many segments of a list the data lies; 0 if it is in one piece, without a list. Reads and writes of the volume's
+    /// data only.
+    pub segments: u16,
 }
 
 /// How a request ended.
@@ -155,6 +168,8 @@ pub struct Completion {
     pub length_bytes: u64,
     /// Changes when the device may have lost what it acknowledged and did not flush. Of what was carried out only.
     pub write_verifier: u64,
+    /// The backend takes data in lists.
+    pub knows_lists: bool,
 }
 
 /// A message that does not have the form it must have.
@@ -173,9 +188,9 @@ impl Request {
             u64::from(self.tag.0),
             self.offset_bytes,
             self.length_bytes,
-            self.data.get(),
+            if self.segments > 0 { NOWHERE } else { self.data.get() },
             if self.marked { WORD_MARKED } else { 0 },
-            0,
+            if self.segments > 0 { self.data.get() & LIST_LINE | u64::from(self.segments) << 48 } else { 0 },
             0,
         ]
     }
@@ -191,6 +206,13 @@ impl Request {
         {
             return Err(malformed);
         }
+        let [.., low, high] = words[6].to_le_bytes();
+        let segments = u16::from_le_bytes([low, high]);
+        let may_have_list = operation.has_data() && !intent_log && words[4] == NOWHERE;
+        if segments > 0 && !may_have_list {
+            return Err(malformed);
+        }
+        let data = if segments > 0 { words[6] & LIST_LINE } else { words[4] };
         Ok(Self {
             holder: holder(words[0]).ok_or(malformed)?,
             tag: tag(words[1]).ok_or(malformed)?,
@@ -201,16 +223,17 @@ impl Request {
             marked: words[5] & WORD_MARKED != 0,
             offset_bytes: words[2],
             length_bytes: words[3],
-            data: LineOffset::new(words[4]),
+            data: LineOffset::new(data),
+            segments,
         })
     }
 
-    /// Where its data begins.
+    /// Where its data begins, or the list of it.
     pub fn data_start(&self) -> ByteOffset {
         self.data.bytes()
     }
 
-    /// The lines of its data.
+    /// The lines of its data, if that is in one piece.
     pub fn data_lines(&self) -> LineCount {
         LineCount::covering(self.length_bytes)
     }
@@ -218,7 +241,7 @@ impl Request {
     /// Its completion, by a device with this write verifier.
     pub fn completion(&self, status: Status, length_bytes: u64, write_verifier: u64) -> Completion {
         let Self { holder, tag, operation, .. } = *self;
-        Completion { holder, tag, operation, status, length_bytes, write_verifier }
+        Completion { holder, tag, operation, status, length_bytes, write_verifier, knows_lists: true }
     }
 
     /// Its completion, if it was not carried out.
@@ -235,7 +258,7 @@ impl Completion {
             u64::from(self.tag.0),
             self.write_verifier,
             self.length_bytes,
-            0,
+            if self.knows_lists { WORD_KNOWS_LISTS } else { 0 },
             0,
             0,
             0,
@@ -260,6 +283,7 @@ impl Completion {
             status,
             length_bytes: words[3],
             write_verifier: words[2],
+            knows_lists: words[4] & WORD_KNOWS_LISTS != 0,
         })
     }
 }
@@ -311,30 +335,48 @@ mod tests {
         fn requests_survive_the_journey(
             holder in a_holder(), operation in an_operation(), tag: u32, fua: bool, unmap: bool, log: bool,
             marked: bool,
-            offset: u64, length: u64, line in 0u64..1 << 57,
+            offset: u64, length: u64, line in 0u64..1 << 57, segments: u16,
         ) {
+            let segments = if operation.has_data() && !log { segments } else { 0 };
+            let line = if segments > 0 { line & LIST_LINE } else { line };
             let request = Request {
                 holder, tag: Tag::new(tag), operation, force_unit_access: fua, may_unmap: unmap,
                 intent_log: log && operation.has_data(), marked,
-                offset_bytes: offset, length_bytes: length, data: LineOffset::new(line),
+                offset_bytes: offset, length_bytes: length, data: LineOffset::new(line), segments,
             };
             let words = request.encode();
             prop_assert_eq!(words[7] >> 63, 0, "the epoch is the channel's");
             prop_assert_eq!(Request::decode(&words), Ok(request));
             prop_assert!(Completion::decode(&words).is_err());
+            // Who does not know lists finds the data in no area, and refuses it.
+            prop_assert!(segments == 0 || words[4] == u64::MAX);
         }
 
         #[test]
         fn completions_survive_the_journey(
             holder in a_holder(), operation in an_operation(), tag: u32, length: u64, write_verifier: u64,
+            knows_lists: bool,
             status in prop::sample::select(vec![Status::Ok, Status::IoError, Status::Unsupported, Status::Refused]),
         ) {
             let completion =
-                Completion { holder, tag: Tag::new(tag), operation, status, length_bytes: length, write_verifier };
+                Completion { holder, tag: Tag::new(tag), operation, status, length_bytes: length, write_verifier, knows_lists };
             let words = completion.encode();
             prop_assert_eq!(words[7] >> 63, 0, "the epoch is the channel's");
             prop_assert_eq!(Completion::decode(&words), Ok(completion));
             prop_assert!(Request::decode(&words).is_err());
+        }
+
+        #[test]
+        fn only_data_of_the_volume_has_a_list(request in any::<[u64; 8]>(), code in 1u8..=5, flags in 0u8..8, segments: u16, place: bool) {
+            let mut words = request;
+            words[0] = words[0] & !0xffff | u64::from(flags) << 8 | u64::from(code);
+            words[1] &= u64::from(u32::MAX);
+            words[4] = if place { u64::MAX } else { words[4] >> 1 };
+            words[6] = words[6] & LIST_LINE | u64::from(segments) << 48;
+            let has_data = code <= 2;
+            let in_log = flags & FLAG_INTENT_LOG != 0;
+            let well_formed = (has_data || !in_log) && (segments == 0 || has_data && !in_log && place);
+            prop_assert_eq!(Request::decode(&words).is_ok(), well_formed);
         }
 
         #[test]

@@ -5,16 +5,20 @@
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use cxl_channel::RingPlacement;
-use cxl_pool::simulated::{Faults, Mutilation, Omission, OmittingMemory, Random, SimulatedPool};
-use cxl_pool::{Area, EndpointId, Generation, HostId, LineCount, LineOffset, Memory, Role};
+use cxl_pool::simulated::{
+    Faults, Mutilation, Omission, OmittingMemory, Random, SimulatedMemory, SimulatedPool,
+};
+use cxl_pool::{Area, ByteOffset, EndpointId, Generation, HostId, LineCount, LineOffset, Memory, Role};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
 use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Qos, Route, VolumeObject};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::worker::{Progress, Task, Turned};
+use vhost_frontend::PoolRam;
 use vhost_frontend::mock::{MockGuest, Piece};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use vm_memory::{Bytes, GuestAddress};
@@ -22,6 +26,7 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::backend::{BackendTask, Device, Message as ToBackend, Watch};
 use crate::frontend::{FrontendTask, Message as ToFrontend};
 use crate::message::Operation;
+use crate::segments::Segment;
 use crate::ssd::{Command, Finished, Full, Geometry, Outcome, Ssd};
 
 const FRONTEND: HostId = HostId::new(1);
@@ -36,7 +41,12 @@ const SECTOR: usize = 512;
 const LEFT_BYTES: usize = 64 << 10;
 /// More than what either side takes in a turn.
 const REQUESTS_MAX: u64 = 240;
-const REQUEST_BYTES: usize = 1 << 10;
+const REQUEST_BYTES: usize = 2 * HALF_BYTES as usize;
+/// Requests that have a place, at least as many.
+const REQUESTS_ROOM: u64 = 256;
+const HALF_BYTES: u32 = 512;
+/// Where the guest has its memory in the pool.
+const RAM_ADDRESS: u64 = 0x4000_0000;
 /// Bytes of guest memory for a request: its header and status, and its data behind them.
 const PLACE_BYTES: u64 = 2 << 10;
 const SLOTS: u32 = 256;
@@ -46,8 +56,10 @@ const T_OUT: u32 = 1;
 /// A device in memory, which finishes what it has in any order.
 struct Ram {
     memory: OmittingMemory,
+    /// The same, of which nothing is left out.
+    cache: SimulatedMemory,
     bytes: Vec<u8>,
-    waiting: VecDeque<Command>,
+    waiting: VecDeque<(Command, Vec<Segment>)>,
     random: Random,
 }
 
@@ -61,7 +73,12 @@ impl Ssd for Ram {
     }
 
     fn submit(&mut self, command: Command) -> Result<(), Full> {
-        self.waiting.push_back(command);
+        let bytes = u32::try_from(command.length_bytes).unwrap();
+        self.submit_list(command, &[Segment { start: command.data, bytes }])
+    }
+
+    fn submit_list(&mut self, command: Command, segments: &[Segment]) -> Result<(), Full> {
+        self.waiting.push_back((command, segments.to_vec()));
         Ok(())
     }
 
@@ -71,13 +88,22 @@ impl Ssd for Ram {
         // At times all at once, at times few.
         while !self.waiting.is_empty() && !self.random.one_in(40) {
             let chosen = usize::try_from(self.random.below(self.waiting.len() as u64)).unwrap();
-            let Some(command) = self.waiting.remove(chosen) else { return };
-            let at = usize::try_from(command.offset_bytes).unwrap();
-            let place = &mut self.bytes[at..at + usize::try_from(command.length_bytes).unwrap()];
-            match command.operation {
-                Operation::Read => self.memory.write(command.data, place),
-                Operation::Write => self.memory.read(command.data, place),
-                other => panic!("{other:?} was not asked for"),
+            let Some((command, segments)) = self.waiting.remove(chosen) else { return };
+            let mut at = usize::try_from(command.offset_bytes).unwrap();
+            for segment in segments {
+                let place = &mut self.bytes[at..at + segment.bytes as usize];
+                match command.operation {
+                    Operation::Read => {
+                        // It stores whole lines, as a copy by the CPU does in the end: what an eviction half way through
+                        // puts in the place of the guest's bytes is stored over.
+                        self.cache.invalidate(segment.start, segment.bytes.into());
+                        self.cache.full_fence();
+                        self.memory.write(segment.start, place);
+                    }
+                    Operation::Write => self.memory.read(segment.start, place),
+                    other => panic!("{other:?} was not asked for"),
+                }
+                at += segment.bytes as usize;
             }
             into.push(Finished { id: command.id, outcome: Outcome::Done });
         }
@@ -96,6 +122,17 @@ impl Ssd for Ram {
     }
 }
 
+/// Where a guest has the data of a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lies {
+    /// Elsewhere: it is copied.
+    Outside,
+    /// In the pool, in one piece.
+    InPool,
+    /// In the pool, in two.
+    Scattered,
+}
+
 type Shared<T> = Arc<Mutex<Turned<T>>>;
 
 /// Gives one side a turn, unless it is just having one.
@@ -112,6 +149,10 @@ struct Scene {
     backend: Shared<BackendTask<OmittingMemory>>,
     guest: MockGuest,
     volume: VolumeObject,
+    /// What of the pool is the guest's memory. Its bytes are the simulated pool's: no file has them.
+    ram: Area,
+    /// Of each place.
+    lies: Vec<Lies>,
 }
 
 impl Drop for Scene {
@@ -121,7 +162,7 @@ impl Drop for Scene {
     }
 }
 
-fn objects(data_area: Area) -> (DiskObject, VolumeObject) {
+pub(crate) fn objects(data_area: Area, ram: Area) -> (DiskObject, VolumeObject) {
     let lease = LeaseId::new(7).unwrap();
     let route = Route { channel: ChannelId::new(1), generation: LeaseGeneration::new(1) };
     let disk = DiskObject {
@@ -138,7 +179,7 @@ fn objects(data_area: Area) -> (DiskObject, VolumeObject) {
         read_only: false,
         queues: 1,
         data_area,
-        ram_area: None,
+        ram_area: Some(ram),
         route,
         replicas: Vec::new(),
         stripe_bytes: None,
@@ -157,7 +198,7 @@ fn objects(data_area: Area) -> (DiskObject, VolumeObject) {
         generation: route.generation,
         channel: route.channel,
         data_area,
-        ram_area: None,
+        ram_area: Some(ram),
         instance: InstanceId::new(1),
         qos: Qos::default(),
     };
@@ -178,6 +219,9 @@ impl Scene {
         let lines = RingPlacement::lines(SLOTS, 8).get();
         let rings = [0, lines].map(|start| RingPlacement { start: LineOffset::new(start), slots: SLOTS });
         let data = Area::new(LineOffset::new(4 * lines), LineCount::covering(AREA_BYTES));
+        // A page may be mapped.
+        let behind = data.start.saturating_add(data.lines).get().next_multiple_of(64);
+        let ram = Area::new(LineOffset::new(behind), LineCount::covering(REQUESTS_ROOM * PLACE_BYTES));
         // Predecessors on both hosts have used the area and died: what they wrote may leave the caches at any time.
         for host in [FRONTEND, BACKEND] {
             let memory = pool.host(host);
@@ -194,6 +238,7 @@ impl Scene {
         let bytes = vec![0; DISK_BYTES];
         let ssd = Ram {
             memory: memory[1].clone(),
+            cache: pool.host(BACKEND),
             bytes,
             waiting: VecDeque::new(),
             random: Random::new(random.bits()),
@@ -210,23 +255,30 @@ impl Scene {
         let mut backend = Turned::new(task).unwrap();
         let task = FrontendTask::new(memory[0].clone(), run, false, Arc::default(), None);
         let mut frontend = Turned::new(task).unwrap();
-        let (disk, volume) = objects(data);
+        let (disk, volume) = objects(data, ram);
         let object = channel((FRONTEND, Role::BlkFrontend), rings[1], rings[0]);
         backend.call(|opened| ToBackend::Channel(object, opened)).unwrap().unwrap();
         let object = channel((BACKEND, Role::BlkBackend), rings[0], rings[1]);
         frontend.call(|opened| ToFrontend::Channel(object, opened)).unwrap().unwrap();
-        let guest = MockGuest::new(32 << 20, 1, 1024);
+        let mut guest = MockGuest::new(32 << 20, 1, 1024);
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(POOL_BYTES).unwrap();
+        guest.add_memory(RAM_ADDRESS, &file, ram.start_byte().get(), ram.bytes());
+        let metadata = file.metadata().unwrap();
+        let pool_ram = PoolRam { file: (metadata.dev(), metadata.ino()), leased: Some(ram) };
         let lease = disk.lease;
         frontend.send(ToFrontend::Disk {
             object: Box::new(disk),
             counters: Arc::default(),
             writeback: Arc::default(),
-            pool_ram: None,
+            pool_ram: Some(pool_ram),
         });
         frontend
             .send(ToFrontend::RingStarted(lease, Box::new(guest.device_ring(0, 1 << VIRTIO_F_VERSION_1))));
         let (frontend, backend) = (Arc::new(Mutex::new(frontend)), Arc::new(Mutex::new(backend)));
-        let mut scene = Self { random, pool, memory, frontend, backend, guest, volume };
+        let mut scene =
+            Self { random, pool, memory, frontend, backend, guest, volume, ram, lies: Vec::new() };
+        scene.scatter();
         scene.interrupt();
         scene
     }
@@ -260,20 +312,67 @@ impl Scene {
         let mut header = kind.to_le_bytes().to_vec();
         header.extend(0_u32.to_le_bytes());
         header.extend(sector.to_le_bytes());
-        let (status, data) = (at + 64, at + 1024);
+        let status = at + 64;
         self.guest.memory().write_slice(&header, GuestAddress(at)).unwrap();
         self.guest.memory().write_slice(&[0xaa], GuestAddress(status)).unwrap();
-        let bytes = u32::try_from(REQUEST_BYTES).unwrap();
-        let pieces = [
-            Piece { address: at, bytes: 16, writable: false },
-            Piece { address: data, bytes, writable: kind == T_IN },
-            Piece { address: status, bytes: 1, writable: true },
-        ];
+        let mut pieces = vec![Piece { address: at, bytes: 16, writable: false }];
+        pieces.extend(self.halves(place).map(|address| Piece {
+            address,
+            bytes: HALF_BYTES,
+            writable: kind == T_IN,
+        }));
+        pieces.push(Piece { address: status, bytes: 1, writable: true });
         self.guest.offer_silently(0, &pieces)
     }
 
-    fn data(&self, place: u64) -> GuestAddress {
-        GuestAddress(self.guest.data_start() + place * PLACE_BYTES + 1024)
+    /// Where the halves of a request's data are, as the guest sees it.
+    fn halves(&self, place: u64) -> [u64; 2] {
+        let in_pool = RAM_ADDRESS + place * PLACE_BYTES;
+        let half = u64::from(HALF_BYTES);
+        match self.lies[usize::try_from(place).unwrap()] {
+            Lies::Outside => {
+                let data = self.guest.data_start() + place * PLACE_BYTES + 1024;
+                [data, data + half]
+            }
+            Lies::InPool => [in_pool, in_pool + half],
+            // The second before the first, and not beside it.
+            Lies::Scattered => [in_pool + 1024, in_pool],
+        }
+    }
+
+    /// The place of guest memory in the pool, if it is there.
+    fn in_pool(&self, address: u64) -> Option<ByteOffset> {
+        let offset = address.checked_sub(RAM_ADDRESS)?;
+        Some(self.ram.start_byte().saturating_add(offset))
+    }
+
+    /// The guest stores data: through its host's cache, which is the frontend's.
+    fn put(&self, place: u64, data: &[u8]) {
+        for (address, half) in self.halves(place).into_iter().zip(data.chunks(HALF_BYTES as usize)) {
+            match self.in_pool(address) {
+                Some(at) => self.memory[0].write(at, half),
+                None => self.guest.memory().write_slice(half, GuestAddress(address)).unwrap(),
+            }
+        }
+    }
+
+    /// The guest looks at data.
+    fn get(&self, place: u64) -> Vec<u8> {
+        let mut data = vec![0; REQUEST_BYTES];
+        for (address, half) in self.halves(place).into_iter().zip(data.chunks_mut(HALF_BYTES as usize)) {
+            match self.in_pool(address) {
+                Some(at) => self.memory[0].read(at, half),
+                None => self.guest.memory().read_slice(half, GuestAddress(address)).unwrap(),
+            }
+        }
+        data
+    }
+
+    /// The guest has the data of its next requests anywhere.
+    fn scatter(&mut self) {
+        let choices = [Lies::Outside, Lies::InPool, Lies::Scattered];
+        let any = || choices[usize::try_from(self.random.below(3)).unwrap()];
+        self.lies = std::iter::repeat_with(any).take(usize::try_from(REQUESTS_ROOM).unwrap()).collect();
     }
 
     fn turn_one(&mut self) {
@@ -328,21 +427,22 @@ impl Scene {
             let per_request = (REQUEST_BYTES / SECTOR) as u64;
             let first = self.random.below((DISK_BYTES / REQUEST_BYTES) as u64 - count);
             let sectors: Vec<u64> = (first..first + count).map(|place| place * per_request).collect();
+            self.scatter();
             for (place, sector) in (0..).zip(&sectors) {
                 let words = std::iter::repeat_with(|| self.random.bits());
                 let data: Vec<u8> = words.flat_map(u64::to_le_bytes).take(REQUEST_BYTES).collect();
-                self.guest.memory().write_slice(&data, self.data(place)).unwrap();
+                self.put(place, &data);
                 let at = usize::try_from(*sector).unwrap() * SECTOR;
                 disk[at..at + REQUEST_BYTES].copy_from_slice(&data);
             }
             self.carry_out(T_OUT, &sectors, round == 0);
+            self.scatter();
             for place in 0..count {
-                self.guest.memory().write_slice(&[0x55; REQUEST_BYTES], self.data(place)).unwrap();
+                self.put(place, &[0x55; REQUEST_BYTES]);
             }
             self.carry_out(T_IN, &sectors, false);
             for (place, sector) in (0..).zip(&sectors) {
-                let mut read = [0; REQUEST_BYTES];
-                self.guest.memory().read_slice(&mut read, self.data(place)).unwrap();
+                let read = self.get(place);
                 let at = usize::try_from(*sector).unwrap() * SECTOR;
                 assert!(read == disk[at..at + REQUEST_BYTES], "sector {sector} reads as something else");
             }

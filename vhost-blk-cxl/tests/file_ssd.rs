@@ -9,99 +9,13 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command as Process, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use common::file_bench::{Bench, MIB, PATIENCE, directories};
 use common::pattern;
-use cxl_pool::{Area, ByteOffset, CreateOptions, HardwareMemory, LineCount, Memory, Pool};
-use rustix::event::{PollFd, PollFlags, poll};
+use cxl_pool::{Area, CreateOptions, LineCount, Memory, Pool};
 use vhost_blk_cxl::message::Operation;
-use vhost_blk_cxl::ssd::{Command, CommandId, FileSsd, Finished, Full, OpenError, Outcome, Ssd};
-
-const MIB: u64 = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A device and the pool that its data goes through.
-struct Bench {
-    memory: HardwareMemory,
-    data: Area,
-    ssd: FileSsd,
-}
-
-impl Bench {
-    fn open(path: &Path, size_bytes: u64) -> Self {
-        let pool_directory = tempfile::tempdir_in("/dev/shm").unwrap();
-        let options = CreateOptions { size_bytes: Some(32 * MIB), ..CreateOptions::default() };
-        let pool = Pool::create(&pool_directory.path().join("pool"), &options).unwrap();
-        // The mapping is enough from here on, and nothing is left of a process that is killed.
-        drop(pool_directory);
-        let ssd = FileSsd::open("ssd0", path, Some(size_bytes), &pool).unwrap();
-        let data = pool.layout().data();
-        Self { memory: pool.hardware(), data, ssd }
-    }
-
-    /// Where a command of this number may keep this many bytes.
-    fn buffer(&self, id: u32, bytes: u64) -> ByteOffset {
-        let at = ByteOffset::new(self.data.start_byte().get() + u64::from(id) * bytes.next_multiple_of(4096));
-        assert!(self.data.contains(at, bytes));
-        at
-    }
-
-    fn command(&self, id: u32, operation: Operation, offset_bytes: u64, length_bytes: u64) -> Command {
-        Command {
-            id: CommandId(id),
-            operation,
-            force_unit_access: false,
-            may_unmap: false,
-            offset_bytes,
-            length_bytes,
-            data: self.buffer(if operation.has_data() { id } else { 0 }, length_bytes.min(MIB)),
-        }
-    }
-
-    /// Waits, on the device's event only, for so many commands.
-    fn finish(&mut self, count: usize) -> Vec<Finished> {
-        let began = Instant::now();
-        let mut finished = Vec::new();
-        self.ssd.kick();
-        loop {
-            self.ssd.reap(&mut finished);
-            if finished.len() >= count {
-                assert_eq!(finished.len(), count);
-                return finished;
-            }
-            assert!(began.elapsed() < PATIENCE, "{} of {count} ended", finished.len());
-            // A file in memory works only while it is asked.
-            let Some(event) = self.ssd.event() else { continue };
-            let mut fds = [PollFd::from_borrowed_fd(event, PollFlags::IN)];
-            assert_eq!(poll(&mut fds, Some(&PATIENCE.try_into().unwrap())), Ok(1), "no event");
-        }
-    }
-
-    fn run(&mut self, command: Command) -> Outcome {
-        self.ssd.submit(command).unwrap();
-        self.finish(1)[0].outcome
-    }
-
-    fn simple(&mut self, operation: Operation, offset_bytes: u64, length_bytes: u64) -> Outcome {
-        let command = self.command(0, operation, offset_bytes, length_bytes);
-        self.run(command)
-    }
-
-    fn write(&mut self, at: u64, data: &[u8]) -> Outcome {
-        let command = self.command(0, Operation::Write, at, data.len() as u64);
-        self.memory.write(command.data, data);
-        self.run(command)
-    }
-
-    fn read(&mut self, at: u64, bytes: usize) -> Vec<u8> {
-        let command = self.command(0, Operation::Read, at, bytes as u64);
-        self.memory.write(command.data, &vec![0x55; bytes]);
-        assert_eq!(self.run(command), Outcome::Done);
-        let mut data = vec![0; bytes];
-        self.memory.read(command.data, &mut data);
-        data
-    }
-}
+use vhost_blk_cxl::ssd::{FileSsd, Full, OpenError, Outcome, Ssd};
 
 /// Areas are named, left out and named again while commands use them, across the ends of registered pieces.
 #[test]
@@ -146,11 +60,6 @@ fn areas_come_and_go_under_commands() {
             }
         }
     }
-}
-
-/// A directory where O_DIRECT goes to a disk, and one where it does not.
-fn directories() -> [tempfile::TempDir; 2] {
-    [tempfile::tempdir_in("/var/tmp").unwrap(), tempfile::tempdir_in("/dev/shm").unwrap()]
 }
 
 #[test]

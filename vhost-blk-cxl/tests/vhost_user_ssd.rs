@@ -14,6 +14,7 @@ use common::{Driver, OK, PATIENCE, Pod, T_FLUSH, VOLUME_BYTES, VOLUME_START, eve
 use cxl_pool::{Area, ByteOffset, CreateOptions, HardwareMemory, Memory, Pool};
 use rustix::event::{PollFd, PollFlags, poll};
 use vhost_blk_cxl::message::Operation;
+use vhost_blk_cxl::segments::Segment;
 use vhost_blk_cxl::ssd::{Command, CommandId, Finished, Full, OpenError, Outcome, Ssd, VhostUserSsd};
 
 const MIB: u64 = 1 << 20;
@@ -181,6 +182,47 @@ fn a_target_full_of_commands_is_the_model() {
     assert!(found == model);
     let beyond = bench.command(0, Operation::Read, 8 * MIB, 512);
     assert_eq!(bench.run(beyond), Outcome::Failed, "the target refuses what it does not have");
+}
+
+/// More segments than the target takes in one request, too.
+#[test]
+fn data_in_several_places_reaches_the_target() {
+    let target = Target::start(8 * MIB, ",writable=on");
+    let mut bench = Bench::connect(&target);
+    for (round, count) in [2_u64, 3, 126, 127, 255].into_iter().enumerate() {
+        let place = |index: u64| ByteOffset::new(bench.data.start_byte().get() + (count - index) * 8192);
+        let segments: Vec<Segment> = (0..count)
+            .map(|index| Segment { start: place(index), bytes: 512 * (1 + index as u32 % 9) })
+            .collect();
+        let length: u64 = segments.iter().map(|segment| u64::from(segment.bytes)).sum();
+        let data = pattern(round as u64, length as usize);
+        let mut left = &data[..];
+        for segment in &segments {
+            let (piece, rest) = left.split_at(segment.bytes as usize);
+            bench.memory.write(segment.start, piece);
+            left = rest;
+        }
+        let mut write = bench.command(0, Operation::Write, MIB, length);
+        write.force_unit_access = count % 2 == 0;
+        bench.ssd.submit_list(write, &segments).unwrap();
+        assert_eq!(bench.finish(1)[0].outcome, Outcome::Done);
+        let mut found = vec![0; length as usize];
+        target.file.read_exact_at(&mut found, MIB).unwrap();
+        assert!(found == data, "{count} segments written");
+        for segment in &segments {
+            bench.memory.zero(segment.start, segment.bytes.into());
+        }
+        let read = bench.command(1, Operation::Read, MIB, length);
+        bench.ssd.submit_list(read, &segments).unwrap();
+        assert_eq!(bench.finish(1)[0].outcome, Outcome::Done);
+        let mut at = 0;
+        for segment in &segments {
+            let mut piece = vec![0; segment.bytes as usize];
+            bench.memory.read(segment.start, &mut piece);
+            assert!(piece == data[at..at + piece.len()], "{count} segments read");
+            at += piece.len();
+        }
+    }
 }
 
 #[test]

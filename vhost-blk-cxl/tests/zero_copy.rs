@@ -7,10 +7,12 @@ mod common;
 use std::fs::File;
 use std::sync::Arc;
 
-use common::ram::{Control, RamSsd};
+use common::ram::{Control, Given, RamSsd};
 use common::*;
+use cxl_pool::simulated::Random;
 use cxl_pool::{Area, ByteOffset, CreateOptions, LineCount, Memory, Pool};
 use vhost_blk_cxl::message::Operation;
+use vhost_blk_cxl::segments::Segment;
 use vhost_frontend::mock::{MockGuest, Piece};
 
 const QUEUES: u16 = 2;
@@ -60,10 +62,14 @@ impl<M: Memory> Setup<M> {
 
     /// How many commands used the guest's own memory, and how many did not.
     fn direct_and_bounced(&self) -> (usize, usize) {
-        let data = self.control.log().into_iter().filter(|command| command.operation.has_data());
-        let (direct, bounced): (Vec<_>, Vec<_>) =
-            data.partition(|command| self.ram.contains(command.data, command.length_bytes));
-        assert!(bounced.iter().all(|it| self.pod.data.contains(it.data, it.length_bytes)));
+        let data = self.control.given().into_iter().filter(|given| given.command.operation.has_data());
+        let (direct, bounced): (Vec<_>, Vec<_>) = data.partition(|Given { command, list }| {
+            let in_ram = |it: &Segment| self.ram.contains(it.start, it.bytes.into());
+            assert!(list.is_empty() || list.iter().all(in_ram));
+            !list.is_empty() || self.ram.contains(command.data, command.length_bytes)
+        });
+        let in_buffers = |it: &Given| self.pod.data.contains(it.command.data, it.command.length_bytes);
+        assert!(bounced.iter().all(in_buffers));
         (direct.len(), bounced.len())
     }
 }
@@ -85,7 +91,8 @@ macro_rules! with_both_memories {
 
 with_both_memories! {
     whole_sectors_in_one_piece_are_not_copied => no_copy;
-    what_is_not_whole_or_not_in_one_piece_is_copied => bounce;
+    what_is_not_in_whole_sectors_is_copied => bounce;
+    chains_of_any_shape_go_as_lists_where_they_can => shapes;
     memory_that_a_device_may_still_fill_is_not_given_back => failed;
     a_vmm_that_comes_back_waits_for_what_the_device_still_has => reconnected;
     what_is_read_is_logged_for_a_guest_that_moves => logged;
@@ -156,7 +163,7 @@ fn bounce<M: Memory>(memory: &M, pool: Pool) {
     let around = pattern(8, 3 * 8192);
     let mut bounced = 0;
     // Where the data begins, and where its second half does.
-    for (first, second) in [(1, 4097), (64, 4160), (511, 4607), (0, 8192), (8192, 0), (0, 4096 + 512)] {
+    for (first, second) in [(1, 4097), (64, 4160), (511, 4607), (0, 8193), (8192 + 64, 0), (0, 4096 + 511)] {
         for kind in [T_OUT, T_IN] {
             driver.write(place.data, &around);
             if kind == T_OUT {
@@ -183,6 +190,117 @@ fn bounce<M: Memory>(memory: &M, pool: Pool) {
         assert!(driver.read(place.data, around.len()) == expected, "bytes beside the data changed");
     }
     assert_eq!(setup.direct_and_bounced(), (0, bounced));
+}
+
+/// Where a request's data lies: whole sectors in any order, now and then something else; header and data are cut anywhere.
+struct Shape {
+    /// Offset in the place, length.
+    pieces: Vec<(u64, u32)>,
+    whole: bool,
+}
+
+impl Shape {
+    fn any(random: &mut Random) -> Self {
+        let most = if random.one_in(8) { 120 } else { 6 };
+        let count = 1 + random.below(most);
+        let whole = !random.one_in(4);
+        let mut places: Vec<u64> = (0..PIECES).collect();
+        let mut pieces = Vec::new();
+        for left in (1..=count).rev() {
+            let place = places.swap_remove(random.below(places.len() as u64) as usize) * PIECE_BYTES;
+            // With room for what makes the last one whole.
+            let sectors = 1 + random.below(PIECE_BYTES / SECTOR - 1);
+            let (at, mut bytes) = (place, (sectors * SECTOR) as u32);
+            // A part of a sector is made up for by the next piece.
+            if !whole && left % 2 == 1 && left > 1 {
+                bytes -= 100;
+            } else if !whole && left % 2 == 0 && left < count {
+                bytes = (bytes + 100).min((PIECE_BYTES - SECTOR) as u32);
+            }
+            pieces.push((at, bytes));
+        }
+        // All together whole sectors.
+        let rest = pieces.iter().map(|it| u64::from(it.1)).sum::<u64>() % SECTOR;
+        if rest > 0 {
+            pieces.last_mut().unwrap().1 += (SECTOR - rest) as u32;
+        }
+        let sectors = |&(at, bytes): &(u64, u32)| at % SECTOR == 0 && u64::from(bytes) % SECTOR == 0;
+        Self { whole: pieces.iter().all(sectors), pieces }
+    }
+
+    fn bytes(&self) -> u32 {
+        self.pieces.iter().map(|it| it.1).sum()
+    }
+}
+
+const PIECES: u64 = 128;
+const PIECE_BYTES: u64 = 4096;
+const AROUND_BYTES: usize = (PIECES * PIECE_BYTES) as usize + SECTOR as usize;
+
+fn shapes<M: Memory>(memory: &M, pool: Pool) {
+    let setup = Setup::new(pool, memory, true);
+    let mut driver = setup.connected();
+    let mut random = Random::new(4711);
+    let (mut direct, mut bounced) = (0, 0);
+    let place = driver.place(0);
+    for round in 0..300 {
+        let shape = Shape::any(&mut random);
+        let length = shape.bytes();
+        let data = pattern(round, length as usize);
+        let sector = random.below((VOLUME_BYTES - u64::from(length)) / SECTOR);
+        for kind in [T_OUT, T_IN] {
+            let around = pattern(1000 + round, AROUND_BYTES);
+            driver.write(place.data, &around);
+            let mut expected = around;
+            let mut left = &data[..];
+            for &(at, bytes) in &shape.pieces {
+                let (piece, rest) = left.split_at(bytes as usize);
+                expected[at as usize..][..piece.len()].copy_from_slice(piece);
+                left = rest;
+            }
+            if kind == T_OUT {
+                driver.write(place.data, &expected);
+            }
+            driver.write_header(place, kind, sector);
+            let mut pieces = Vec::new();
+            let header_cut = random.below(17) as u32;
+            for (at, bytes) in [(0, header_cut), (u64::from(header_cut), 16 - header_cut)] {
+                if bytes > 0 {
+                    pieces.push(Piece { address: place.header + at, bytes, writable: false });
+                }
+            }
+            let room = 126 - shape.pieces.len();
+            let mut cuts = 0;
+            for &(at, bytes) in &shape.pieces {
+                let cut = if cuts < room / 2 && random.one_in(3) {
+                    1 + random.below(u64::from(bytes) - 1) as u32
+                } else {
+                    bytes
+                };
+                for (from, bytes) in [(0, cut), (cut, bytes - cut)] {
+                    if bytes > 0 {
+                        let address = place.data + at + u64::from(from);
+                        pieces.push(Piece { address, bytes, writable: kind == T_IN });
+                    }
+                }
+                cuts += usize::from(cut < bytes);
+            }
+            pieces.push(Piece { address: place.status, bytes: 1, writable: true });
+            let head = driver.guest.offer(0, &pieces, None);
+            assert_eq!(driver.answer(0, 0, head).0, OK, "round {round}");
+            let stored = setup.control.bytes(VOLUME_START + sector * SECTOR, data.len());
+            assert!(stored == data, "round {round}: the device has something else");
+            assert!(
+                driver.read(place.data, expected.len()) == expected,
+                "round {round}: bytes beside the data changed"
+            );
+            if shape.whole { direct += 1 } else { bounced += 1 }
+        }
+        assert_eq!(setup.direct_and_bounced(), (direct, bounced), "round {round}: {:?}", shape.pieces);
+    }
+    assert!(direct > 100 && bounced > 50, "{direct} {bounced}");
+    let lists = setup.control.given().into_iter().filter(|given| !given.list.is_empty());
+    assert!(lists.count() > 100);
 }
 
 fn failed<M: Memory>(memory: &M, pool: Pool) {

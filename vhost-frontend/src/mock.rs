@@ -29,7 +29,7 @@ use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 pub use self::echo::EchoGuest;
 pub use self::log::DirtyPages;
@@ -131,6 +131,14 @@ impl MockGuest {
             inflight: None,
             log: None,
         }
+    }
+
+    /// Gives the guest more memory: this part of a file, at this address. For a device that runs without a socket.
+    pub fn add_memory(&mut self, address: u64, file: &File, file_offset: u64, bytes: u64) {
+        let part = FileOffset::new(file.try_clone().unwrap(), file_offset);
+        let mapped = MmapRegion::from_file(part, bytes as usize).unwrap();
+        let region = GuestRegionMmap::new(mapped, GuestAddress(address)).unwrap();
+        self.memory = Arc::new(self.memory.insert_region(Arc::new(region)).unwrap());
     }
 
     /// The guest's memory.

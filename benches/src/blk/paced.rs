@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
+use vhost_blk_cxl::segments::Segment;
 use vhost_blk_cxl::ssd::{Command, CommandId, Finished, Full, Geometry, Outcome, Ssd};
 
 /// What it carries out at a time.
@@ -72,6 +73,10 @@ impl Ssd for PacedSsd {
         *next = now.max(*next) + SERVICE;
         self.waiting.push_back((*next, command.id));
         Ok(())
+    }
+
+    fn submit_list(&mut self, command: Command, _segments: &[Segment]) -> Result<(), Full> {
+        self.submit(command)
     }
 
     fn kick(&mut self) {

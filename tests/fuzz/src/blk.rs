@@ -7,6 +7,7 @@ use vhost_blk_cxl::backend::check::check;
 use vhost_blk_cxl::frontend::parse::{Parsed, Shape, parse};
 use vhost_blk_cxl::intent_log;
 use vhost_blk_cxl::message::{Completion, Operation, Request};
+use vhost_blk_cxl::segments::{Segment, decode};
 use vhost_blk_cxl::ssd::Geometry;
 use vhost_frontend::{Chain, Next};
 
@@ -50,7 +51,7 @@ pub fn blk_chain(data: &[u8]) {
     });
 }
 
-/// Eight words of a message, then what the volume is.
+/// Eight words of a message, then what the volume is, with the request's list in between if it has one.
 pub fn blk_message(data: &[u8]) {
     let mut input = Input(data);
     let words = input.words::<8>();
@@ -77,8 +78,21 @@ pub fn blk_message(data: &[u8]) {
         qos: Qos::default(),
     };
     assert!(LeaseId::new(request.holder.lease.get()).is_some());
+    // What else it says, if it has a list: words of that.
+    let mut segments = Vec::new();
+    if request.segments > 0 {
+        let list: Vec<[u64; 2]> = (0..=request.segments).map(|_| input.words()).collect();
+        let length = |segments: &[Segment]| segments.iter().map(|it| u128::from(it.bytes)).sum::<u128>();
+        match decode(&list, &request, &mut segments) {
+            Ok(()) => {
+                assert_eq!(segments.len(), usize::from(request.segments));
+                assert_eq!(length(&segments), u128::from(request.length_bytes));
+            }
+            Err(_) => assert!(segments.is_empty()),
+        }
+    }
     let intent_log = (choice & 4 != 0).then(|| input.u64());
-    let Ok(at) = check(&request, &volume, intent_log, device) else { return };
+    let Ok(at) = check(&request, &segments, &volume, intent_log, device) else { return };
     assert!(!request.operation.writes() || !volume.read_only);
     if request.operation == Operation::Flush {
         return;
@@ -92,7 +106,14 @@ pub fn blk_message(data: &[u8]) {
     assert!(at >= start);
     assert!(end <= u128::from(start) + u128::from(bytes));
     assert!(end <= u128::from(device.size_bytes));
-    if request.operation.has_data() {
+    if request.segments > 0 {
+        assert!(request.operation.has_data() && !request.intent_log && !segments.is_empty());
+        for segment in &segments {
+            assert!(segment.start.get() >= 1024 * 64 && segment.start.get().is_multiple_of(64));
+            assert!(segment.start.get() + u64::from(segment.bytes) <= 2048 * 64);
+            assert!(segment.bytes > 0 && segment.bytes.is_multiple_of(device.block_bytes));
+        }
+    } else if request.operation.has_data() {
         let first = request.data.get();
         assert!(first >= 1024 && first + request.data_lines().get() <= 2048);
     }

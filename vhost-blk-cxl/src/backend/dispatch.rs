@@ -1,12 +1,13 @@
-//! From the channels to the devices: each volume has a queue of its own, so that a device that hangs, or a volume that
+//! From the volumes to the devices: each volume has a queue of its own, so that a device that hangs, or a volume that
 //! has had its share, keeps nobody else waiting.
 
 use cxl_pool::Memory;
-use pod_protocol::ids::{ChannelId, LeaseGeneration, LeaseId};
+use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::VolumeObject;
 use tracing::info;
 
-use super::check::{Rejected, check, reads_buffer_of};
+use super::arrivals::Held;
+use super::check::{Rejected, check};
 use super::in_flight::InFlight;
 use super::task::BackendTask;
 use super::volume::LogTrust;
@@ -14,8 +15,6 @@ use crate::intent_log;
 use crate::message::{Operation, Request, Status};
 use crate::ssd::Command;
 
-/// Requests taken from a channel per turn.
-const RECEIVE_BUDGET: usize = 64;
 /// Requests of a volume that begin before it is another volume's turn.
 const VOLUME_BUDGET: usize = 64;
 
@@ -28,58 +27,6 @@ enum Attempt {
 }
 
 impl<M: Memory> BackendTask<M> {
-    /// Takes requests from a channel to their volumes.
-    pub(super) fn receive(&mut self, id: ChannelId) -> bool {
-        let Some(channel) = self.channels.get_mut(&id) else { return false };
-        let Some(data) = &mut channel.data else { return false };
-        let slots = channel.object.outgoing.slots as usize;
-        let mut to_read = false;
-        let mut taken = 0;
-        // A frontend that takes no answers, or has more outstanding than it may, is not asked for more.
-        while taken < RECEIVE_BUDGET
-            && channel.outbox.is_empty()
-            && channel.waiting < slots
-            && let Some(words) = data.receive()
-        {
-            taken += 1;
-            let Ok(request) = Request::decode(&words) else {
-                self.malformed.add(1);
-                continue;
-            };
-            let holder = request.holder;
-            let volume = self.volumes.get_mut(&holder.lease).filter(|volume| volume.object.channel == id);
-            match volume {
-                Some(volume) if holder.generation == volume.object.generation => {
-                    if reads_buffer_of(&request, &volume.object)
-                        && !self.devices[volume.device].ssd.bypasses_cache()
-                    {
-                        self.memory.invalidate(request.data_start(), request.length_bytes);
-                        to_read = true;
-                    }
-                    if !std::mem::replace(&mut volume.is_active, true) {
-                        self.active.push(holder.lease);
-                    }
-                    volume.held.push_back(request);
-                    channel.waiting += 1;
-                }
-                Some(volume) if !is_newer(holder.generation, volume.object.generation) => {
-                    volume.counters.stale.add(1);
-                    channel.outbox.push_back(request.not_done(Status::Refused).encode());
-                }
-                _ if channel.early.len() < slots => channel.early.push(request),
-                _ => {
-                    self.malformed.add(1);
-                    channel.outbox.push_back(request.not_done(Status::Refused).encode());
-                }
-            }
-        }
-        if to_read {
-            // The invalidations of all buffers before the device reads any.
-            self.memory.full_fence();
-        }
-        taken > 0
-    }
-
     /// Passes requests of all volumes to the devices.
     pub(super) fn dispatch(&mut self) -> bool {
         self.due_ns = None;
@@ -133,7 +80,7 @@ impl<M: Memory> BackendTask<M> {
     /// Tries to begin a volume's first request. None if it has none.
     fn attempt(&mut self, lease: LeaseId, now_ns: u64) -> Option<bool> {
         let volume = self.volumes.get_mut(&lease)?;
-        let Some(request) = volume.held.front().copied() else {
+        let Some(request) = volume.held.front().map(|held| held.request) else {
             volume.is_active = false;
             return None;
         };
@@ -146,11 +93,13 @@ impl<M: Memory> BackendTask<M> {
             self.due_ns = Some(self.due_ns.map_or(until, |due| due.min(until)));
             return Some(false);
         }
-        match self.begin(&request) {
+        match self.begin(lease) {
             Attempt::Waits => Some(false),
             Attempt::Done => {
                 let volume = self.volumes.get_mut(&lease)?;
-                volume.held.pop_front();
+                if let Some(held) = volume.held.pop_front() {
+                    self.arrivals.recycle(held.list);
+                }
                 volume.throttled = false;
                 if is_charged {
                     let bytes = if request.operation.has_data() { request.length_bytes } else { 0 };
@@ -164,20 +113,23 @@ impl<M: Memory> BackendTask<M> {
         }
     }
 
-    /// Begins a request of a volume's current generation, or answers it.
-    fn begin(&mut self, request: &Request) -> Attempt {
-        let Some(volume) = self.volumes.get_mut(&request.holder.lease) else { return Attempt::Done };
+    /// Begins a volume's first request, which is of its current generation, or answers it.
+    fn begin(&mut self, lease: LeaseId) -> Attempt {
+        let Some(volume) = self.volumes.get_mut(&lease) else { return Attempt::Done };
+        let Some(Held { request, list }) = volume.held.front() else { return Attempt::Done };
+        let request = *request;
         let id = volume.object.channel;
         let Some(channel) = self.channels.get_mut(&id) else { return Attempt::Done };
         let device = &mut self.devices[volume.device];
-        let offset_bytes = match check(request, &volume.object, volume.intent_log, device.ssd.geometry()) {
-            Ok(offset) => offset,
-            Err(Rejected(status)) => {
-                volume.counters.refused();
-                channel.outbox.push_back(request.not_done(status).encode());
-                return Attempt::Done;
-            }
-        };
+        let offset_bytes =
+            match check(&request, list, &volume.object, volume.intent_log, device.ssd.geometry()) {
+                Ok(offset) => offset,
+                Err(Rejected(status)) => {
+                    volume.counters.refused();
+                    channel.outbox.push_back(request.not_done(status).encode());
+                    return Attempt::Done;
+                }
+            };
         if volume.log_trust == LogTrust::BeingCleared {
             return Attempt::Waits;
         }
@@ -187,10 +139,10 @@ impl<M: Memory> BackendTask<M> {
             channel.outbox.push_back(request.not_done(Status::IoError).encode());
             return Attempt::Done;
         }
-        let log_to_clear = volume.log_to_clear(request);
+        let log_to_clear = volume.log_to_clear(&request);
         let (request, offset_bytes) = match log_to_clear {
-            Some(log_start) => (clearing_log(request), log_start),
-            None => (*request, offset_bytes),
+            Some(log_start) => (clearing_log(&request), log_start),
+            None => (request, offset_bytes),
         };
         let Some(command) = self.commands.next_id(volume.device) else { return Attempt::Waits };
         let command = Command {
@@ -202,11 +154,20 @@ impl<M: Memory> BackendTask<M> {
             length_bytes: request.length_bytes,
             data: request.data_start(),
         };
-        if device.ssd.submit(command).is_err() {
+        let submitted = match request.segments {
+            0 => device.ssd.submit(command),
+            _ => device.ssd.submit_list(command, list),
+        };
+        if submitted.is_err() {
             return Attempt::Waits;
         }
+        let list = match volume.held.front_mut() {
+            Some(held) if request.segments > 0 => std::mem::take(&mut held.list),
+            _ => Vec::new(),
+        };
         self.commands.enter(InFlight {
             request,
+            list,
             device: volume.device,
             channel: id,
             channel_generation: channel.object.generation,
@@ -231,6 +192,7 @@ fn clearing_log(request: &Request) -> Request {
         force_unit_access: true,
         may_unmap: false,
         intent_log: true,
+        segments: 0,
         offset_bytes: 0,
         length_bytes: intent_log::BYTES,
         ..*request
@@ -240,10 +202,4 @@ fn clearing_log(request: &Request) -> Request {
 /// Whether requests of one of them may go on as requests of the other.
 pub(super) fn is_same_use(one: &VolumeObject, other: &VolumeObject) -> bool {
     one.generation == other.generation && one.channel == other.channel && one.data_area == other.data_area
-}
-
-/// Whether a lease's generation follows another. They wrap around, but never lie far apart.
-fn is_newer(generation: LeaseGeneration, than: LeaseGeneration) -> bool {
-    let ahead = generation.get().wrapping_sub(than.get());
-    (1..=i16::MAX.unsigned_abs()).contains(&ahead)
 }

@@ -1,18 +1,21 @@
 //! Commands that the devices are working on.
 
-use cxl_pool::{Area, Generation};
+use cxl_pool::{Area, Generation, LineCount};
 use pod_protocol::ids::{ChannelId, LeaseId};
 
 use crate::message::{Operation, Request};
+use crate::segments::Segment;
 use crate::ssd::CommandId;
 
 /// Commands that a device has at a time: one that hangs must leave some for the others.
 const COMMANDS_PER_DEVICE_MAX: u32 = 1024;
 
 /// A command that a device is working on, and whom to tell.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct InFlight {
     pub(super) request: Request,
+    /// Where its data lies, if that is in several places.
+    pub(super) list: Vec<Segment>,
     pub(super) device: usize,
     pub(super) channel: ChannelId,
     pub(super) channel_generation: Generation,
@@ -25,10 +28,16 @@ impl InFlight {
         self.request.intent_log && self.request.operation == Operation::WriteZeroes
     }
 
-    /// The lines of its data.
-    fn data(&self) -> Option<Area> {
+    /// Whether some of its data lies there.
+    fn touches(&self, area: &Area) -> bool {
         let request = &self.request;
-        request.operation.has_data().then(|| Area::new(request.data, request.data_lines()))
+        if request.segments > 0 {
+            return self.list.iter().any(|segment| {
+                let lines = LineCount::covering(segment.bytes.into());
+                Area::new(segment.start.line(), lines).overlaps(area)
+            });
+        }
+        request.operation.has_data() && Area::new(request.data, request.data_lines()).overlaps(area)
     }
 }
 
@@ -72,7 +81,7 @@ impl Commands {
     /// The serial number of the command that a device has had for the longest time.
     pub(super) fn oldest_of_device(&self, device: usize) -> Option<u64> {
         let of_device = |(slot, &serial): (&Option<InFlight>, &u64)| {
-            slot.filter(|it| it.device == device).map(|_| serial)
+            slot.as_ref().filter(|it| it.device == device).map(|_| serial)
         };
         self.slots.iter().zip(&self.serials).filter_map(of_device).min()
     }
@@ -104,6 +113,6 @@ impl Commands {
     }
 
     pub(super) fn touching(&self, area: &Area) -> usize {
-        self.count(|command| command.data().is_some_and(|data| data.overlaps(area)))
+        self.count(|command| command.touches(area))
     }
 }

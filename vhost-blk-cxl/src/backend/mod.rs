@@ -1,6 +1,7 @@
 //! The backend: serves volumes of this host's SSDs to the frontends that lease them.
 
 mod allocation;
+mod arrivals;
 pub mod check;
 mod dispatch;
 mod hanging;

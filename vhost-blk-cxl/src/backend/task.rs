@@ -20,7 +20,7 @@ use rustix::time::{
 };
 use tracing::{error, info, warn};
 
-use super::check::reads_buffer_of;
+use super::arrivals::Arrivals;
 use super::dispatch::is_same_use;
 use super::hanging::Watch;
 use super::in_flight::Commands;
@@ -96,6 +96,7 @@ pub(crate) struct BackendTask<M: Memory> {
     pub(super) channels: BTreeMap<ChannelId, Channel<M>>,
     pub(super) volumes: BTreeMap<LeaseId, Volume>,
     pub(super) commands: Commands,
+    pub(super) arrivals: Arrivals,
     removals: Vec<(LeaseId, Reply<()>)>,
     scrubs: Vec<(Area, Reply<Result<(), String>>)>,
     pub(super) reporter: Option<Reporter>,
@@ -129,6 +130,7 @@ impl<M: Memory> BackendTask<M> {
             channels: BTreeMap::new(),
             volumes: BTreeMap::new(),
             commands: Commands::new(devices.len()),
+            arrivals: Arrivals::default(),
             removals: Vec::new(),
             scrubs: Vec::new(),
             reporter,
@@ -218,26 +220,11 @@ impl<M: Memory> BackendTask<M> {
                 Volume::new(object, device, intent_log, counters, self.commands.of_lease(lease))
             }
         };
-        for channel in self.channels.values_mut() {
-            for request in channel.early.extract_if(.., |request| request.holder.lease == lease) {
-                if request.holder.generation != volume.object.generation
-                    || channel.object.id != volume.object.channel
-                {
-                    channel.outbox.push_back(request.not_done(Status::Refused).encode());
-                    continue;
-                }
-                if reads_buffer_of(&request, &volume.object) {
-                    self.memory.invalidate(request.data_start(), request.length_bytes);
-                }
-                volume.held.push_back(request);
-                channel.waiting += 1;
-            }
-        }
-        self.memory.full_fence();
         if !volume.held.is_empty() && !std::mem::replace(&mut volume.is_active, true) {
             self.active.push(lease);
         }
         self.volumes.insert(lease, volume);
+        self.admit_early(lease);
     }
 
     fn remove_volume(&mut self, lease: LeaseId) {
@@ -265,9 +252,9 @@ impl<M: Memory> BackendTask<M> {
     fn refuse_held(&mut self, volume: Volume) {
         self.active.retain(|&lease| lease != volume.object.lease);
         let Some(channel) = self.channels.get_mut(&volume.object.channel) else { return };
-        for request in volume.held {
+        for held in volume.held {
             channel.waiting = channel.waiting.saturating_sub(1);
-            channel.outbox.push_back(request.not_done(Status::Refused).encode());
+            channel.outbox.push_back(held.request.not_done(Status::Refused).encode());
         }
     }
 
@@ -350,8 +337,14 @@ impl<M: Memory> BackendTask<M> {
         }
         if request.operation == Operation::Read && !self.devices[command.device].ssd.bypasses_cache() {
             // Whatever the outcome: the buffer goes back to the frontend.
-            self.memory.flush(request.data_start(), request.length_bytes);
+            if request.segments == 0 {
+                self.memory.flush(request.data_start(), request.length_bytes);
+            }
+            for segment in &command.list {
+                self.memory.flush(segment.start, segment.bytes.into());
+            }
         }
+        self.arrivals.recycle(command.list);
         let status = match finished.outcome {
             Outcome::Done => Status::Ok,
             Outcome::Failed => Status::IoError,

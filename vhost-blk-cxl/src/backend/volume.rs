@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use pod_protocol::objects::VolumeObject;
 
+use super::arrivals::Held;
 use super::throttle::Throttle;
 use crate::counters::Counters;
 use crate::message::Request;
@@ -34,7 +35,7 @@ pub(super) struct Volume {
     /// Requests of its earlier generation that the device still works on.
     pub(super) draining: usize,
     /// Not begun: its device has no room, it is being drained, or it has had its share. Others do not wait for it.
-    pub(super) held: VecDeque<Request>,
+    pub(super) held: VecDeque<Held>,
     pub(super) throttle: Throttle,
     /// It is in the list of volumes with requests that wait.
     pub(super) is_active: bool,

@@ -13,10 +13,12 @@ use vhost_frontend::{BufferArea, GuestMemory, PoolMap, PoolRam, Ring, StopReason
 
 use super::flushed::Flushed;
 use super::parse::Shape;
-use super::slots::{Place, Slots, State};
+use super::place::{Finder, Place};
+use super::slots::{Slots, State};
 use super::unflushed::Unflushed;
 use crate::counters::Counters;
 use crate::message::{Holder, Words};
+use crate::segments::ListBuffer;
 
 /// Requests that one disk has in flight at most.
 pub(super) const REQUESTS_MAX: u16 = 512;
@@ -52,8 +54,10 @@ pub(crate) struct Disk<M: Memory> {
     pub(super) flushed: Flushed,
     /// What of the pool may be the guest's memory.
     pool_ram: Option<PoolRam>,
-    /// Where in the pool the guest's memory lies, if it does.
-    pub(super) pool_map: PoolMap,
+    /// Finds data in the guest's memory.
+    pub(super) finder: Finder,
+    /// For a list on its way to the pool.
+    pub(super) list: ListBuffer,
     pub(super) slots: Slots,
     pub(super) unflushed: Unflushed,
     pub(super) rings: Vec<Option<Served>>,
@@ -87,7 +91,8 @@ impl<M: Memory> Disk<M> {
             counters,
             writeback,
             pool_ram,
-            pool_map: PoolMap::default(),
+            finder: Finder::new(),
+            list: ListBuffer::default(),
             slots: Slots::new(REQUESTS_MAX),
             unflushed: Unflushed::default(),
             queued: VecDeque::with_capacity(REQUESTS_MAX.into()),
@@ -161,7 +166,7 @@ impl<M: Memory> Disk<M> {
     }
 
     fn find_in_pool(&mut self, memory: &GuestMemory) {
-        self.pool_map = self.pool_ram.map_or_else(PoolMap::default, |ram| PoolMap::new(memory, &ram));
+        self.finder.map = self.pool_ram.map_or_else(PoolMap::default, |ram| PoolMap::new(memory, &ram));
     }
 
     /// The rings that it has.
@@ -187,6 +192,8 @@ impl<M: Memory> Disk<M> {
             self.free(slot);
         }
         self.blocked = false;
+        // The backend may be another one by now.
+        self.finder.lists = true;
         if self.object.failed {
             // Of what was kept although it had failed, nothing is being carried out any more.
             self.give_up_where(true, |_| true);
@@ -240,7 +247,7 @@ impl<M: Memory> Disk<M> {
     /// Copies all data from here on.
     pub(super) fn leave_guest_memory(&mut self) {
         self.pool_ram = None;
-        self.pool_map = PoolMap::default();
+        self.finder.map = PoolMap::default();
     }
 
     /// How many requests are with the backend.
@@ -276,7 +283,7 @@ impl<M: Memory> Disk<M> {
 
     pub(super) fn free(&mut self, slot: u16) {
         let place = std::mem::replace(&mut self.slots.get_mut(slot).place, Place::Nowhere);
-        if let Place::Buffer(buffer) = place {
+        if let Some(buffer) = place.buffer() {
             self.buffers.free(buffer);
         }
         self.slots.set_state(slot, State::Free);

@@ -11,6 +11,7 @@ mod flushed;
 mod guest_side;
 mod mirrored;
 pub mod parse;
+mod place;
 mod serve;
 mod sink;
 mod slots;

@@ -3,14 +3,15 @@
 use std::sync::atomic::{Ordering, fence};
 
 use cxl_pool::{ByteOffset, LINE_BYTES, LineOffset, Memory};
-use tracing::warn;
+use tracing::{debug, warn};
 use vhost_frontend::pacing::Pacer;
-use vhost_frontend::{Buffer, Chain, ChainReader, ChainWriter, CopyError, Next, PoolMap, Ring};
+use vhost_frontend::{Buffer, Chain, ChainReader, ChainWriter, CopyError, Next, Ring};
 
-use super::device::{ID_BYTES, SECTOR_BYTES, caches_writes};
+use super::device::{ID_BYTES, caches_writes};
 use super::disk::{Allowance, Disk};
 use super::parse::{HEADER_BYTES, Parsed, Refusal, parse};
-use super::slots::{Place, Slot, State};
+use super::place::Place;
+use super::slots::{Slot, State};
 use crate::message::{Completion, Operation, Request, Status};
 
 /// Requests taken from a ring before the next ring's turn.
@@ -36,9 +37,19 @@ impl<M: Memory> Disk<M> {
             pacer.look();
         }
         let mut moved = false;
-        while !self.refused && allowance.messages > 0 {
+        let mut left = self.queued.len();
+        while !self.refused && allowance.messages > 0 && left > 0 {
             let Some(index) = self.queued.pop_front() else { break };
-            self.send(index, allowance);
+            left -= 1;
+            match self.place_again(index) {
+                Ok(true) => self.send(index, allowance),
+                Ok(false) => {
+                    // Others hold buffers, and give them back.
+                    self.queued.push_back(index);
+                    continue;
+                }
+                Err(_) => self.answer(index, Status::IoError),
+            }
             moved = true;
         }
         // New requests must not overtake those, nor touch what an abandoned one may still be writing.
@@ -99,7 +110,7 @@ impl<M: Memory> Disk<M> {
             Ok(Next::Chain) => {}
             Ok(Next::Empty) => return false,
             Ok(Next::Malformed(error)) => {
-                tracing::debug!(lease = %self.object.lease, %error, "malformed request");
+                debug!(lease = %self.object.lease, %error, "malformed request");
                 self.counters.malformed.add(1);
                 let Some(status) = served.ring.last_writable(&slot.chain) else {
                     return self.break_off(ring, index, &error.to_string());
@@ -125,11 +136,12 @@ impl<M: Memory> Disk<M> {
         };
         slot.place = Place::Nowhere;
         if operation.has_data() {
-            let in_pool = in_pool(&self.pool_map, &slot.chain, operation, length_bytes);
-            // The length was checked against the longest request.
             let buffers = &mut self.buffers;
+            let room = (&mut *buffers, &mut slot.pieces);
+            let in_pool = self.finder.find(&slot.chain, operation, length_bytes, shape.block_bytes, room);
+            // The length was checked against the longest request.
             let mut buffer = || u32::try_from(length_bytes).ok().and_then(|bytes| buffers.alloc(bytes));
-            let Some(place) = in_pool.map(Place::Guest).or_else(|| buffer().map(Place::Buffer)) else {
+            let Some(place) = in_pool.or_else(|| buffer().map(Place::Buffer)) else {
                 served.ring.put_back(&slot.chain);
                 served.unaware += usize::from(slot.unaware);
                 self.blocked = true;
@@ -138,7 +150,7 @@ impl<M: Memory> Disk<M> {
             if let Some(pacer) = &mut self.pacer
                 && !pacer.admit(length_bytes)
             {
-                if let Place::Buffer(buffer) = place {
+                if let Some(buffer) = place.buffer() {
                     buffers.free(buffer);
                 }
                 served.ring.put_back(&slot.chain);
@@ -158,8 +170,8 @@ impl<M: Memory> Disk<M> {
             && !caches_writes(served.ring.features(), self.writeback.load(Ordering::Relaxed));
         let copied = match (operation, slot.place) {
             (Operation::Write, Place::Buffer(buffer)) => copy_in(&self.memory, &served.ring, slot, buffer),
-            (Operation::Write, Place::Guest(start)) => {
-                self.memory.write_back(start, length_bytes);
+            (Operation::Write, _) => {
+                slot.in_guest(|start, bytes| self.memory.write_back(start, bytes));
                 Ok(())
             }
             _ => Ok(()),
@@ -224,9 +236,18 @@ impl<M: Memory> Disk<M> {
                 self.flushed.flush(&self.memory, buffer.start(), slot.length_bytes);
             }
             // The guest has it in its cache, which is ours.
-            (Operation::Read, Place::Guest(start)) => self.memory.flush(start, slot.length_bytes),
+            (Operation::Read, _) => slot.in_guest(|start, bytes| self.memory.flush(start, bytes)),
             _ => {}
         }
+        let segments = match slot.place {
+            Place::Guests(list) => {
+                let name = (self.holder(), self.slots.tag(index));
+                self.list.write(&self.memory, list.start(), name, slot.pieces.iter().copied());
+                // No more than a list may have.
+                u16::try_from(slot.pieces.len()).unwrap_or(u16::MAX)
+            }
+            _ => 0,
+        };
         let request = Request {
             holder: self.holder(),
             tag: self.slots.tag(index),
@@ -238,6 +259,7 @@ impl<M: Memory> Disk<M> {
             offset_bytes: slot.offset_bytes,
             length_bytes: slot.length_bytes,
             data: slot.place.start().map_or(LineOffset::new(0), ByteOffset::line),
+            segments,
         };
         allowance.outbox.push(request.encode());
         allowance.messages -= 1;
@@ -250,10 +272,13 @@ impl<M: Memory> Disk<M> {
     pub(crate) fn take_back(&self, completion: &Completion) -> bool {
         let Some(index) = self.slots.find(completion.tag, completion.holder.generation) else { return false };
         let slot = self.slots.get(index);
-        let Some(start) = slot.place.start().filter(|_| slot.operation == Operation::Read) else {
+        if slot.operation != Operation::Read {
             return false;
-        };
-        self.memory.invalidate(start, slot.length_bytes);
+        }
+        if let Place::Buffer(buffer) = slot.place {
+            self.memory.invalidate(buffer.start(), slot.length_bytes);
+        }
+        slot.in_guest(|start, bytes| self.memory.invalidate(start, bytes));
         true
     }
 
@@ -288,6 +313,11 @@ impl<M: Memory> Disk<M> {
             self.refused |= completion.holder == self.holder();
             self.slots.set_state(index, State::Queued);
             self.queued.push_back(index);
+        } else if matches!(slot.place, Place::Guests(_))
+            && !completion.knows_lists
+            && slot.state == State::Sent
+        {
+            self.copy_instead(index);
         } else {
             let status = self.vouched(index, completion);
             self.answer(index, status);
@@ -408,19 +438,13 @@ impl<M: Memory> Disk<M> {
     }
 }
 
-/// Where in the pool the guest keeps the data of a request, if it is there in one piece that can be passed on: only whole
-/// lines change hands, and devices want whole sectors.
-fn in_pool(map: &PoolMap, chain: &Chain, operation: Operation, length_bytes: u64) -> Option<ByteOffset> {
-    let start = match operation {
-        Operation::Read => map.contiguous(chain.writable(), 0, length_bytes),
-        _ => map.contiguous(chain.readable(), HEADER_BYTES, length_bytes),
-    };
-    start
-        .filter(|start| start.get().is_multiple_of(SECTOR_BYTES) && length_bytes.is_multiple_of(SECTOR_BYTES))
-}
-
 /// Copies the data of a write into the pool and out of our cache.
-fn copy_in<M: Memory>(memory: &M, ring: &Ring, slot: &Slot, buffer: Buffer) -> Result<(), CopyError> {
+pub(super) fn copy_in<M: Memory>(
+    memory: &M,
+    ring: &Ring,
+    slot: &Slot,
+    buffer: Buffer,
+) -> Result<(), CopyError> {
     let mut reader = ChainReader::new(ring.memory(), slot.chain.readable());
     reader.skip(HEADER_BYTES).and_then(|()| reader.stream_to_pool(memory, buffer.start(), slot.length_bytes))
 }

@@ -2,10 +2,12 @@
 
 use cxl_pool::ByteOffset;
 use pod_protocol::ids::LeaseGeneration;
-use vhost_frontend::{Buffer, Chain};
+use vhost_frontend::Chain;
 
+use super::place::Place;
 use super::unflushed::Mark;
 use crate::message::{Operation, Tag};
+use crate::segments::Segment;
 
 /// Where a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,28 +20,6 @@ pub(crate) enum State {
     Sent,
     /// With the backend, but nobody waits for the answer; its buffer is not ours until it comes.
     Abandoned,
-}
-
-/// Where the data of a request lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// It has none.
-    Nowhere,
-    /// In a buffer of ours, from or to which it is copied.
-    Buffer(Buffer),
-    /// Where the guest has it: in its own memory, which is a part of the pool.
-    Guest(ByteOffset),
-}
-
-impl Place {
-    /// Where in the pool that is.
-    pub(crate) fn start(self) -> Option<ByteOffset> {
-        match self {
-            Self::Nowhere => None,
-            Self::Buffer(buffer) => Some(buffer.start()),
-            Self::Guest(start) => Some(start),
-        }
-    }
 }
 
 /// A request.
@@ -59,6 +39,8 @@ pub(crate) struct Slot {
     pub(crate) sent_as: LeaseGeneration,
     /// Its data.
     pub(crate) place: Place,
+    /// Of [`Place::Guests`]: the places.
+    pub(crate) pieces: Vec<Segment>,
     /// Counts requests in the order in which the guest made them.
     pub(crate) sequence: u64,
     /// Of a flush: what it vouches for.
@@ -70,10 +52,15 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
+    /// Calls `each` for all of its data that the guest has itself.
+    pub(super) fn in_guest(&self, each: impl FnMut(ByteOffset, u64)) {
+        self.place.in_guest(self.length_bytes, &self.pieces, each);
+    }
+
     /// Whether the backend may write to the guest's own memory: then the guest must not have that back before it is known
     /// that nobody does any more.
     pub(crate) fn fills_guest_memory(&self) -> bool {
-        self.operation == Operation::Read && matches!(self.place, Place::Guest(_))
+        self.operation == Operation::Read && matches!(self.place, Place::Guest(_) | Place::Guests(_))
     }
 }
 
@@ -100,6 +87,7 @@ impl Slots {
             force_unit_access: false,
             sent_as: LeaseGeneration::new(0),
             place: Place::Nowhere,
+            pieces: Vec::new(),
             sequence: 0,
             vouches: Mark::default(),
             unaware: false,

@@ -7,13 +7,14 @@ use std::path::Path;
 use cxl_pool::{Area, ByteOffset, Pool};
 use tracing::{error, info, warn};
 
-use super::medium::Medium;
+use super::medium::{Direction, Medium};
 use super::open_file::{OpenFile, open};
 use super::uring::{Engine, Step};
 use super::verifier::boot_verifier;
 use super::volatile::VolatileCacheOptions;
 use super::{Command, CommandId, Finished, Full, Geometry, OpenError, Outcome, Ssd};
 use crate::message::Operation;
+use crate::segments::{Segment, after};
 
 /// Commands that the kernel works on at a time.
 const DEPTH: u32 = 512;
@@ -64,6 +65,8 @@ pub struct FileSsd {
     geometry: Geometry,
     /// By command id.
     slots: Vec<Option<Slot>>,
+    /// The same: where the data of a command lies that has it in several places, else nothing.
+    lists: Vec<Vec<Segment>>,
     in_flight: u32,
     depth: u32,
     /// Ended without the kernel.
@@ -117,6 +120,7 @@ impl FileSsd {
             write_verifier,
             geometry,
             slots: Vec::new(),
+            lists: Vec::new(),
             in_flight: 0,
             depth,
             ended: VecDeque::with_capacity(DEPTH as usize),
@@ -124,14 +128,44 @@ impl FileSsd {
         })
     }
 
-    fn begin(&mut self, slot: Slot) {
-        let id = slot.command.id;
-        self.medium.push(id.0, step(&slot));
+    /// Where a command is entered.
+    fn index(&mut self, id: CommandId) -> usize {
         let index = id.0 as usize;
         if index >= self.slots.len() {
             self.slots.resize(index + 1, None);
+            self.lists.resize_with(index + 1, Vec::new);
         }
+        index
+    }
+
+    fn begin(&mut self, slot: Slot) {
+        let id = slot.command.id;
+        let index = self.index(id);
         self.slots[index] = Some(slot);
+        match slot.stage {
+            Stage::Move { done } if !self.lists[index].is_empty() => {
+                let Command { operation, offset_bytes, force_unit_access, .. } = slot.command;
+                let direction = match operation {
+                    Operation::Read => Direction::In,
+                    _ => Direction::Out { force_unit_access },
+                };
+                self.medium.push_list(id.0, offset_bytes + done, direction, after(&self.lists[index], done));
+            }
+            _ => self.medium.push(id.0, step(&slot)),
+        }
+    }
+
+    /// Whether there is room for another command. If the device failed, that is how it ends at once.
+    fn accepts(&mut self, command: &Command) -> Result<bool, Full> {
+        if self.in_flight >= self.depth || self.ended.len() >= DEPTH as usize {
+            return Err(Full);
+        }
+        if self.failure.is_some() {
+            self.ended.push_back(Finished { id: command.id, outcome: Outcome::Failed });
+            return Ok(false);
+        }
+        self.in_flight += 1;
+        Ok(true)
     }
 
     fn ended(&mut self, id: u32, result: i32) -> Option<Finished> {
@@ -141,7 +175,7 @@ impl FileSsd {
             slot.retries += 1;
             if slot.retries > RETRIES_MAX { Next::End(Outcome::Failed) } else { Next::Step(slot.stage) }
         } else {
-            after(&slot, result, u64::from(self.geometry.block_bytes))
+            follow(&slot, result, u64::from(self.geometry.block_bytes))
         };
         match next {
             Next::Step(stage) => {
@@ -151,6 +185,7 @@ impl FileSsd {
             }
             Next::End(outcome) => {
                 self.in_flight -= 1;
+                self.lists[id as usize].clear();
                 if outcome == Outcome::Failed {
                     self.failed(&slot, result);
                 }
@@ -183,11 +218,7 @@ impl Ssd for FileSsd {
     }
 
     fn submit(&mut self, command: Command) -> Result<(), Full> {
-        if self.in_flight >= self.depth || self.ended.len() >= DEPTH as usize {
-            return Err(Full);
-        }
-        if self.failure.is_some() {
-            self.ended.push_back(Finished { id: command.id, outcome: Outcome::Failed });
+        if !self.accepts(&command)? {
             return Ok(());
         }
         let stage = match command.operation {
@@ -197,8 +228,16 @@ impl Ssd for FileSsd {
             Operation::WriteZeroes if command.may_unmap => Stage::Punch,
             Operation::WriteZeroes => Stage::Zero,
         };
-        self.in_flight += 1;
         self.begin(Slot { command, stage, retries: 0 });
+        Ok(())
+    }
+
+    fn submit_list(&mut self, command: Command, segments: &[Segment]) -> Result<(), Full> {
+        if self.accepts(&command)? {
+            let index = self.index(command.id);
+            self.lists[index].extend_from_slice(segments);
+            self.begin(Slot { command, stage: Stage::Move { done: 0 }, retries: 0 });
+        }
         Ok(())
     }
 
@@ -261,7 +300,7 @@ fn at_most(bytes: u64, most: u32) -> u32 {
 }
 
 /// What follows a step that ended with `result`, on a device with blocks of `block` bytes.
-fn after(slot: &Slot, result: i32, block: u64) -> Next {
+fn follow(slot: &Slot, result: i32, block: u64) -> Next {
     let unsupported = matches!(-result, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV);
     match slot.stage {
         Stage::Move { done } => match u64::try_from(result) {
@@ -302,7 +341,7 @@ mod tests {
 
     #[track_caller]
     fn expect(slot: Slot, result: i32, expected: Result<Stage, Outcome>) {
-        let next = match after(&slot, result, 512) {
+        let next = match follow(&slot, result, 512) {
             Next::Step(stage) => Ok(stage),
             Next::End(outcome) => Err(outcome),
         };
@@ -346,6 +385,7 @@ mod tests {
         let mut ssd = FileSsd::open("ssd0", &directory.path().join("ssd"), Some(1 << 20), &pool).unwrap();
         let flush = slot(Operation::Flush, Stage::Sync, false);
         ssd.slots = vec![Some(flush)];
+        ssd.lists = vec![Vec::new()];
         ssd.in_flight = 1;
         let failed = Finished { id: CommandId(0), outcome: Outcome::Failed };
         assert_eq!(ssd.ended(0, -libc::EIO), Some(failed));

@@ -8,6 +8,16 @@ use cxl_pool::{Area, Pool};
 
 use super::uring::{Engine, Step};
 use super::volatile::{VolatileCache, VolatileCacheOptions};
+use crate::segments::Segment;
+
+/// Whether data goes into the pool, or out of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// A read.
+    In,
+    /// A write, which must have reached the medium when it ends, or not.
+    Out { force_unit_access: bool },
+}
 
 /// The kernel, or a drive with a cache that forgets.
 #[allow(clippy::large_enum_variant)] // there is one per device, and the kernel's is on the fast path
@@ -47,6 +57,31 @@ impl Medium {
         match self {
             Self::Kernel(engine) => engine.push(id, step),
             Self::Volatile(cache) => cache.push(id, step),
+        }
+    }
+
+    /// Queues a step whose data lies in several places. It may end when a part of it is done.
+    pub(super) fn push_list(
+        &mut self,
+        id: u32,
+        at: u64,
+        direction: Direction,
+        mut segments: impl Iterator<Item = Segment>,
+    ) {
+        match self {
+            Self::Kernel(engine) => engine.push_list(id, at, direction, segments),
+            // One by one: it is in no hurry.
+            Self::Volatile(cache) => {
+                if let Some(Segment { start: data, bytes }) = segments.next() {
+                    let step = match direction {
+                        Direction::In => Step::Read { at, bytes, data },
+                        Direction::Out { force_unit_access } => {
+                            Step::Write { at, bytes, data, force_unit_access }
+                        }
+                    };
+                    cache.push(id, step);
+                }
+            }
         }
     }
 

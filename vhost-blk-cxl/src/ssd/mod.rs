@@ -28,6 +28,7 @@ pub use vhost_user::VhostUserSsd;
 pub use volatile::VolatileCacheOptions;
 
 use crate::message::Operation;
+use crate::segments::Segment;
 
 /// The backend's name for a command in flight: small numbers, so that drivers may index with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,7 +49,7 @@ pub struct Command {
     pub offset_bytes: u64,
     /// How many bytes.
     pub length_bytes: u64,
-    /// Where the data lies in the pool, for reads and writes.
+    /// Where the data lies in the pool, for reads and writes in one piece.
     pub data: ByteOffset,
 }
 
@@ -98,6 +99,9 @@ pub trait Ssd: Send {
 
     /// Accepts a command. It may not begin before [`Ssd::kick`].
     fn submit(&mut self, command: Command) -> Result<(), Full>;
+
+    /// Accepts a read or a write whose data lies in several segments, each of them whole blocks, together as long as the command.
+    fn submit_list(&mut self, command: Command, segments: &[Segment]) -> Result<(), Full>;
 
     /// Begins what was submitted.
     fn kick(&mut self);

@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use super::{Command, Finished, Full, Geometry, Outcome, Ssd};
+use crate::segments::Segment;
 
 /// How many commands it holds until they are collected.
 const DEPTH: usize = 1024;
@@ -37,6 +38,10 @@ impl Ssd for NullSsd {
         }
         self.finished.push(Finished { id: command.id, outcome: Outcome::Done });
         Ok(())
+    }
+
+    fn submit_list(&mut self, command: Command, _segments: &[Segment]) -> Result<(), Full> {
+        self.submit(command)
     }
 
     fn kick(&mut self) {}

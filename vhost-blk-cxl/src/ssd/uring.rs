@@ -10,6 +10,8 @@ use cxl_pool::{Area, ByteOffset, LineCount, Pool};
 use io_uring::{IoUring, opcode, squeue, types};
 
 use super::fixed_buffers::FixedBuffers;
+use super::medium::Direction;
+use crate::segments::Segment;
 
 /// What a block of zeros is written from.
 const ZEROS_BYTES: u32 = 64 << 10;
@@ -42,6 +44,28 @@ pub(super) enum Step {
     Allocate { at: u64, bytes: u64, mode: i32 },
 }
 
+/// A part of a step's data, as the kernel takes it: a `struct iovec`, whose pointer is a number so that it may go to another thread.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Vector {
+    base: usize,
+    bytes: usize,
+}
+
+const _: () = assert!(size_of::<Vector>() == size_of::<libc::iovec>());
+
+/// What is to be done by a system call.
+#[derive(Debug, Clone, Copy)]
+enum Inline {
+    Step(Step),
+    /// What is in the step's vector.
+    List {
+        at: u64,
+        bytes: u32,
+        direction: Direction,
+    },
+}
+
 /// An io_uring on one file.
 ///
 /// A file that lies in memory has no device that would work while we do something else, and its file system cannot tell
@@ -60,7 +84,9 @@ pub(super) struct Engine {
     /// The file lies in memory.
     in_memory: bool,
     /// To be done by system calls.
-    inline: VecDeque<(u32, Step)>,
+    inline: VecDeque<(u32, Inline)>,
+    /// By the numbers of steps: where the data of one lies that has it in several places.
+    vectors: Vec<Vec<Vector>>,
     inline_left_bytes: u32,
 }
 
@@ -79,6 +105,7 @@ impl Engine {
             queued: false,
             in_memory,
             inline: VecDeque::with_capacity(if in_memory { depth as usize } else { 0 }),
+            vectors: Vec::new(),
             inline_left_bytes: INLINE_BUDGET_BYTES,
         })
     }
@@ -91,7 +118,7 @@ impl Engine {
     /// Queues a step. No more than `depth` of them may be in flight.
     pub(super) fn push(&mut self, id: u32, step: Step) {
         if self.in_memory && inline_bytes(step).is_some() {
-            self.inline.push_back((id, step));
+            self.inline.push_back((id, Inline::Step(step)));
             return;
         }
         let fd = types::Fd(self.file.as_raw_fd());
@@ -123,6 +150,45 @@ impl Engine {
             Step::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
             Step::Allocate { at, bytes, mode } => {
                 opcode::Fallocate::new(fd, bytes).offset(at).mode(mode).build()
+            }
+        };
+        self.push_entry(&entry.user_data(u64::from(id)));
+    }
+
+    /// The same, with data in several places. It may end when a part of it is done.
+    pub(super) fn push_list(
+        &mut self,
+        id: u32,
+        at: u64,
+        direction: Direction,
+        segments: impl Iterator<Item = Segment>,
+    ) {
+        let index = id as usize;
+        if index >= self.vectors.len() {
+            self.vectors.resize_with(index + 1, Vec::new);
+        }
+        let mut vector = std::mem::take(&mut self.vectors[index]);
+        vector.clear();
+        vector.extend(segments.map(|Segment { start, bytes }| Vector {
+            base: self.pointer(start, bytes).expose_provenance(),
+            bytes: bytes as usize,
+        }));
+        let bytes: u64 = vector.iter().map(|part| part.bytes as u64).sum();
+        let fd = types::Fd(self.file.as_raw_fd());
+        let (parts, count) = parts(&vector);
+        self.vectors[index] = vector;
+        if self.in_memory && bytes <= u64::from(INLINE_BYTES_MAX) {
+            #[expect(clippy::cast_possible_truncation, reason = "just compared")]
+            let bytes = bytes as u32;
+            self.inline.push_back((id, Inline::List { at, bytes, direction }));
+            return;
+        }
+        // Its vector stays where it is until it has ended.
+        let entry = match direction {
+            Direction::In => opcode::Readv::new(fd, parts, count).offset(at).build(),
+            Direction::Out { force_unit_access } => {
+                let flags = write_flags(force_unit_access);
+                opcode::Writev::new(fd, parts, count).offset(at).rw_flags(flags).build()
             }
         };
         self.push_entry(&entry.user_data(u64::from(id)));
@@ -167,14 +233,21 @@ impl Engine {
         if self.inline_left_bytes == 0 {
             return None;
         }
-        let (id, step) = self.inline.pop_front()?;
-        let bytes = inline_bytes(step).unwrap_or(0).max(1);
-        self.inline_left_bytes = self.inline_left_bytes.saturating_sub(bytes);
-        if let Some(&(_, Step::Write { bytes, data, .. })) = self.inline.front() {
+        let (id, inline) = self.inline.pop_front()?;
+        let bytes = match inline {
+            Inline::Step(step) => inline_bytes(step).unwrap_or(0),
+            Inline::List { bytes, .. } => bytes,
+        };
+        self.inline_left_bytes = self.inline_left_bytes.saturating_sub(bytes.max(1));
+        if let Some(&(_, Inline::Step(Step::Write { bytes, data, .. }))) = self.inline.front() {
             // It is in another host's cache, or in none: it arrives while this step is carried out.
             prefetch(self.pointer(data, bytes), bytes);
         }
-        Some((id, self.carry_out(step)))
+        let result = match inline {
+            Inline::Step(step) => self.carry_out(step),
+            Inline::List { at, direction, .. } => self.carry_out_list(id, at, direction),
+        };
+        Some((id, result))
     }
 
     fn next_entry(&mut self) -> Option<(u32, i32)> {
@@ -228,11 +301,27 @@ impl Engine {
             }
             Step::Allocate { .. } => unreachable!("it has no bytes to move, so it is not queued here"),
         };
-        if moved < 0 {
-            return -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-        }
-        // No more than was asked for, which is far below.
-        i32::try_from(moved).unwrap_or(i32::MAX)
+        result(moved)
+    }
+
+    /// The same for one that has its data in several places.
+    fn carry_out_list(&self, id: u32, at: u64, direction: Direction) -> i32 {
+        let fd = self.file.as_raw_fd();
+        let at = libc::off_t::try_from(at).unwrap_or(libc::off_t::MAX);
+        let (parts, count) = parts(&self.vectors[id as usize]);
+        // No more than the longest list.
+        let count = libc::c_int::try_from(count).unwrap_or(libc::c_int::MAX);
+        let moved = match direction {
+            // SAFETY: each part is a part of the pool, whose mapping lives as long as `self.pool` and is accessed through the
+            // pool's volatile interface only.
+            Direction::In => unsafe { libc::preadv2(fd, parts, count, at, 0) },
+            Direction::Out { force_unit_access } => {
+                let flags = write_flags(force_unit_access);
+                // SAFETY: as above.
+                unsafe { libc::pwritev2(fd, parts, count, at, flags) }
+            }
+        };
+        result(moved)
     }
 
     fn pointer(&self, data: ByteOffset, bytes: u32) -> *mut u8 {
@@ -244,8 +333,8 @@ impl Engine {
     fn push_entry(&mut self, entry: &squeue::Entry) {
         self.queued = true;
         loop {
-            // SAFETY: the memory of a read or write is a part of the pool, whose mapping lives as long as `self.pool`,
-            // or a static of zeros that is only read; the file lives as long as `self`, and the kernel takes its own
+            // SAFETY: the memory of a read or write is parts of the pool, whose mapping lives as long as `self.pool`,
+            // or a static of zeros that is only read; the vector that names them stays in `self.vectors` until it has ended; the file lives as long as `self`, and the kernel takes its own
             // references to both when the entry is submitted. What it does to the pool's bytes is a data race only with
             // accesses that go through the pool's volatile interface.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
@@ -257,6 +346,21 @@ impl Engine {
             }
         }
     }
+}
+
+/// What a system call that moves bytes returned, as io_uring gives it.
+fn result(moved: isize) -> i32 {
+    if moved < 0 {
+        return -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+    }
+    // No more than was asked for, which is far below.
+    i32::try_from(moved).unwrap_or(i32::MAX)
+}
+
+/// A vector as the kernel takes it.
+fn parts(vector: &[Vector]) -> (*const libc::iovec, u32) {
+    // Lists are short.
+    (vector.as_ptr().cast(), u32::try_from(vector.len()).unwrap_or(u32::MAX))
 }
 
 /// A ring that interrupts nobody: what ended is handled when the thread that submitted it enters the kernel, and a flag tells

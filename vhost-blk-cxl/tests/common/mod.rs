@@ -5,6 +5,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by tests")]
 
 pub mod drives;
+pub mod file_bench;
 pub mod history;
 pub mod mirror;
 pub mod mirror_move;

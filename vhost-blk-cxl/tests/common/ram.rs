@@ -5,9 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use cxl_pool::Memory;
+use cxl_pool::{ByteOffset, Memory};
 use rustix::event::{EventfdFlags, eventfd};
 use vhost_blk_cxl::message::Operation;
+use vhost_blk_cxl::segments::Segment;
 use vhost_blk_cxl::ssd::{Command, Finished, Full, Geometry, Outcome, Ssd};
 
 use super::{VOLUME_BYTES, VOLUME_START};
@@ -20,13 +21,35 @@ pub struct Control {
     verifier: AtomicU64,
 }
 
+/// A command, and where its data lies if that is in several places.
+#[derive(Clone)]
+pub struct Given {
+    pub command: Command,
+    pub list: Vec<Segment>,
+}
+
+impl Given {
+    /// Calls `each` for every piece of its data, with where that is on the device.
+    fn pieces(&self, mut each: impl FnMut(ByteOffset, std::ops::Range<usize>)) {
+        let at = self.command.offset_bytes as usize;
+        if self.list.is_empty() {
+            return each(self.command.data, at..at + self.command.length_bytes as usize);
+        }
+        let mut at = at;
+        for Segment { start, bytes } in &self.list {
+            each(*start, at..at + *bytes as usize);
+            at += *bytes as usize;
+        }
+    }
+}
+
 struct State {
     bytes: Vec<u8>,
     /// Commands are kept until this is lifted.
     held: bool,
     fail: bool,
-    waiting: VecDeque<Command>,
-    log: Vec<Command>,
+    waiting: VecDeque<Given>,
+    log: Vec<Given>,
     depth: usize,
     in_order: bool,
 }
@@ -81,11 +104,9 @@ impl Control {
     /// Its backend died: of what it was doing, the device finishes what `finishes` says, and nobody hears of it.
     pub fn orphaned<M: Memory>(&self, memory: &M, mut finishes: impl FnMut() -> bool) {
         let mut state = self.state.lock().unwrap();
-        while let Some(command) = state.waiting.pop_front() {
-            if command.operation == Operation::Write && finishes() {
-                let at = command.offset_bytes as usize;
-                let end = at + command.length_bytes as usize;
-                memory.read(command.data, &mut state.bytes[at..end]);
+        while let Some(given) = state.waiting.pop_front() {
+            if given.command.operation == Operation::Write && finishes() {
+                given.pieces(|data, place| memory.read(data, &mut state.bytes[place]));
             }
         }
     }
@@ -105,6 +126,11 @@ impl Control {
 
     /// All commands that it ever got.
     pub fn log(&self) -> Vec<Command> {
+        self.given().into_iter().map(|given| given.command).collect()
+    }
+
+    /// The same, with where their data was.
+    pub fn given(&self) -> Vec<Given> {
         self.state.lock().unwrap().log.clone()
     }
 
@@ -133,12 +159,17 @@ impl<M: Memory> Ssd for RamSsd<M> {
     }
 
     fn submit(&mut self, command: Command) -> Result<(), Full> {
+        self.submit_list(command, &[])
+    }
+
+    fn submit_list(&mut self, command: Command, segments: &[Segment]) -> Result<(), Full> {
         let mut state = self.control.state.lock().unwrap();
         if state.waiting.len() >= state.depth {
             return Err(Full);
         }
-        state.waiting.push_back(command);
-        state.log.push(command);
+        let given = Given { command, list: segments.to_vec() };
+        state.waiting.push_back(given.clone());
+        state.log.push(given);
         drop(state);
         self.control.ring();
         Ok(())
@@ -153,16 +184,21 @@ impl<M: Memory> Ssd for RamSsd<M> {
             let _ = rustix::io::read(&self.control.event, &mut [0; 8]);
             return;
         }
-        while let Some(command) =
+        while let Some(given) =
             if state.in_order { state.waiting.pop_front() } else { state.waiting.pop_back() }
         {
+            let command = given.command;
             let at = command.offset_bytes as usize;
             let end = at + command.length_bytes as usize;
             let outcome = if state.fail { Outcome::Failed } else { Outcome::Done };
             if outcome == Outcome::Done {
                 match command.operation {
-                    Operation::Read => self.memory.write(command.data, &state.bytes[at..end]),
-                    Operation::Write => self.memory.read(command.data, &mut state.bytes[at..end]),
+                    Operation::Read => {
+                        given.pieces(|data, place| self.memory.write(data, &state.bytes[place]));
+                    }
+                    Operation::Write => {
+                        given.pieces(|data, place| self.memory.read(data, &mut state.bytes[place]));
+                    }
                     Operation::Discard | Operation::WriteZeroes => state.bytes[at..end].fill(0),
                     Operation::Flush => {}
                 }

@@ -2,7 +2,7 @@
 
 use cxl_pool::{ByteOffset, LineOffset, Memory};
 
-use super::super::slots::Place;
+use super::super::place::Place;
 use super::MirroredDisk;
 use super::regions::{overlap, regions_of};
 use super::replica::Replica;

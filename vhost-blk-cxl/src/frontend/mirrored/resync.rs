@@ -120,6 +120,7 @@ impl<M: Memory> MirroredDisk<M> {
             offset_bytes,
             length_bytes,
             data: buffer.map_or(cxl_pool::LineOffset::new(0), |buffer| line_of(buffer.start())),
+            segments: 0,
         }
     }
 

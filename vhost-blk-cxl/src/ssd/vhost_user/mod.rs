@@ -25,10 +25,11 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_bindings::bindings::virtio_blk::{
-    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO,
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
     VIRTIO_BLK_F_WRITE_ZEROES,
 };
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 use vmm_sys_util::eventfd::EventFd;
 
 use self::config::CONFIG_BYTES;
@@ -36,6 +37,7 @@ use self::requests::{Abilities, Requests};
 use self::ring::{QUEUE_SIZE, RING_BYTES, SharedRing};
 use super::verifier::boot_verifier;
 use super::{Command, Finished, Full, Geometry, OpenError, Outcome, Ssd};
+use crate::segments::Segment;
 
 /// Where the target finds ring and headers, behind any pool.
 const RING_ADDRESS: u64 = 1 << 46;
@@ -120,7 +122,7 @@ impl VhostUserSsd {
             any = true;
             let (next, finished) = self.requests.answered(slot, status);
             if let Some(next) = next {
-                self.ring.put(&next);
+                self.ring.put(&next, self.requests.list(next.slot));
             }
             into.extend(finished);
         }
@@ -151,7 +153,14 @@ fn agree(frontend: &mut Frontend) -> io::Result<(Geometry, Abilities)> {
     if offered & 1 << VIRTIO_BLK_F_RO != 0 {
         return Err(other("it serves the disk read-only: let it write"));
     }
-    let wanted = [VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES];
+    let wanted = [
+        VIRTIO_BLK_F_BLK_SIZE,
+        VIRTIO_BLK_F_FLUSH,
+        VIRTIO_BLK_F_DISCARD,
+        VIRTIO_BLK_F_WRITE_ZEROES,
+        VIRTIO_BLK_F_SEG_MAX,
+        VIRTIO_RING_F_INDIRECT_DESC,
+    ];
     let features = offered & wanted.iter().fold(needed, |features, bit| features | 1 << bit);
     frontend.set_features(features).map_err(other)?;
     let protocol = frontend.get_protocol_features().map_err(other)?;
@@ -237,8 +246,18 @@ impl Ssd for VhostUserSsd {
             return Ok(());
         }
         match self.requests.begin(command)? {
-            Some(request) => self.ring.put(&request),
+            Some(request) => self.ring.put(&request, self.requests.list(request.slot)),
             None => self.ended.push(Finished { id: command.id, outcome: Outcome::Done }),
+        }
+        Ok(())
+    }
+
+    fn submit_list(&mut self, command: Command, segments: &[Segment]) -> Result<(), Full> {
+        if self.failure.is_some() {
+            return self.submit(command);
+        }
+        if let Some(request) = self.requests.begin_list(command, segments)? {
+            self.ring.put(&request, self.requests.list(request.slot));
         }
         Ok(())
     }

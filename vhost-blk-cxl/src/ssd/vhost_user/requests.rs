@@ -7,6 +7,7 @@ use virtio_bindings::bindings::virtio_blk::{
 };
 
 use crate::message::Operation;
+use crate::segments::{Segment, after};
 use crate::ssd::{Command, Finished, Full, Outcome};
 
 /// Commands that the target has at a time: each takes three descriptors of the ring.
@@ -26,6 +27,8 @@ pub(super) struct Abilities {
     pub(super) discard_sectors_max: u32,
     /// Sectors of one write of zeroes.
     pub(super) zeroes_sectors_max: u32,
+    /// Places of one read or write, at least one.
+    pub(super) segments_max: u16,
 }
 
 /// What belongs to a request beside header and status.
@@ -36,6 +39,12 @@ pub(super) enum Part {
     Pool {
         at: ByteOffset,
         bytes: u32,
+        writable: bool,
+    },
+    /// So many segments of the command's list, after the first `done` bytes of it.
+    List {
+        done: u64,
+        segments: u16,
         writable: bool,
     },
     /// The range of a discard or of a write of zeroes.
@@ -79,12 +88,20 @@ struct Slot {
 pub(super) struct Requests {
     abilities: Abilities,
     slots: Vec<Option<Slot>>,
+    /// By slot: where the data of a command lies that has it in several places, else nothing.
+    lists: Vec<Vec<Segment>>,
     free: Vec<u16>,
 }
 
 impl Requests {
     pub(super) fn new(abilities: Abilities) -> Self {
-        Self { abilities, slots: vec![None; DEPTH.into()], free: (0..DEPTH).rev().collect() }
+        let lists = vec![Vec::new(); DEPTH.into()];
+        Self { abilities, slots: vec![None; DEPTH.into()], lists, free: (0..DEPTH).rev().collect() }
+    }
+
+    /// The places of a command's data, if there are several.
+    pub(super) fn list(&self, slot: u16) -> &[Segment] {
+        self.lists.get(usize::from(slot)).map_or(&[], Vec::as_slice)
     }
 
     #[cfg(test)]
@@ -110,12 +127,23 @@ impl Requests {
         Ok(self.outgoing(slot))
     }
 
+    /// Accepts a read or write whose data lies in several places.
+    pub(super) fn begin_list(
+        &mut self,
+        command: Command,
+        segments: &[Segment],
+    ) -> Result<Option<Outgoing>, Full> {
+        let slot = *self.free.last().ok_or(Full)?;
+        self.lists[usize::from(slot)].extend_from_slice(segments);
+        self.begin(command)
+    }
+
     /// The target answered: the next request of the same command, or how it ended. Neither for a slot that it does not
     /// have.
     pub(super) fn answered(&mut self, slot: u16, status: u8) -> (Option<Outgoing>, Option<Finished>) {
         let Some(Some(entry)) = self.slots.get_mut(usize::from(slot)) else { return (None, None) };
         let (command, left) = (entry.command, left(entry));
-        let step = step(entry, self.abilities);
+        let step = step(entry, &self.lists[usize::from(slot)], self.abilities);
         let unsupported = u32::from(status) == VIRTIO_BLK_S_UNSUPP;
         let next = match entry.stage {
             Stage::Range { .. } if unsupported && command.operation == Operation::Discard => {
@@ -142,6 +170,7 @@ impl Requests {
             }
             Err(outcome) => {
                 self.slots[usize::from(slot)] = None;
+                self.lists[usize::from(slot)].clear();
                 self.free.push(slot);
                 (None, Some(Finished { id: command.id, outcome }))
             }
@@ -150,6 +179,7 @@ impl Requests {
 
     /// The target is gone: everything fails.
     pub(super) fn fail_all(&mut self, into: &mut Vec<Finished>) {
+        self.lists.iter_mut().for_each(Vec::clear);
         for (slot, entry) in (0..DEPTH).zip(&mut self.slots) {
             if let Some(entry) = entry.take() {
                 into.push(Finished { id: entry.command.id, outcome: Outcome::Failed });
@@ -161,14 +191,22 @@ impl Requests {
     fn outgoing(&self, slot: u16) -> Option<Outgoing> {
         let entry = self.slots[usize::from(slot)].as_ref()?;
         let Command { operation, offset_bytes, data, may_unmap, .. } = entry.command;
-        let bytes = step(entry, self.abilities);
+        let list = self.list(slot);
+        let bytes = step(entry, list, self.abilities);
         // A step is at most MOVE_MAX long, and ranges are counted in sectors.
         let short = u32::try_from(bytes).unwrap_or(u32::MAX);
         let (kind, done, part) = match entry.stage {
             Stage::Sync => (VIRTIO_BLK_T_FLUSH, 0, Part::Nothing),
             Stage::Move { done } => {
                 let writable = operation == Operation::Read;
-                let part = Part::Pool { at: data.saturating_add(done), bytes: short, writable };
+                let part = if list.is_empty() {
+                    Part::Pool { at: data.saturating_add(done), bytes: short, writable }
+                } else {
+                    let segments = after(list, done).take(self.abilities.segments_max.into()).count();
+                    // No more than one request may have.
+                    let segments = u16::try_from(segments).unwrap_or(u16::MAX);
+                    Part::List { done, segments, writable }
+                };
                 (if writable { VIRTIO_BLK_T_IN } else { VIRTIO_BLK_T_OUT }, done, part)
             }
             Stage::Zeros { done } => (VIRTIO_BLK_T_OUT, done, Part::Zeros { bytes: short }),
@@ -180,7 +218,7 @@ impl Requests {
                 (if discard { VIRTIO_BLK_T_DISCARD } else { VIRTIO_BLK_T_WRITE_ZEROES }, 0, part)
             }
         };
-        let has_place = matches!(part, Part::Pool { .. } | Part::Zeros { .. });
+        let has_place = matches!(part, Part::Pool { .. } | Part::List { .. } | Part::Zeros { .. });
         let sector = if has_place { (offset_bytes + done) / SECTOR_BYTES } else { 0 };
         Some(Outgoing { slot, kind, sector, part })
     }
@@ -194,10 +232,14 @@ fn left(entry: &Slot) -> u64 {
     entry.command.length_bytes - done
 }
 
-/// How many bytes the next request is about.
-fn step(entry: &Slot, abilities: Abilities) -> u64 {
+/// How many bytes the next request of a command is about, whose data lies in these places if there are several.
+fn step(entry: &Slot, list: &[Segment], abilities: Abilities) -> u64 {
     let sectors = |max: u32| u64::from(max) * SECTOR_BYTES;
     let most = match entry.stage {
+        Stage::Move { done } if !list.is_empty() => after(list, done)
+            .take(abilities.segments_max.into())
+            .map(|segment| u64::from(segment.bytes))
+            .sum(),
         Stage::Move { .. } => MOVE_MAX,
         Stage::Zeros { .. } => ZEROS_BYTES.into(),
         Stage::Range { .. } if entry.command.operation == Operation::Discard => {
@@ -214,7 +256,8 @@ mod tests {
     use super::*;
     use crate::ssd::CommandId;
 
-    const ABLE: Abilities = Abilities { flush: true, discard_sectors_max: 16, zeroes_sectors_max: 16 };
+    const ABLE: Abilities =
+        Abilities { flush: true, discard_sectors_max: 16, zeroes_sectors_max: 16, segments_max: 2 };
     const OK: u8 = 0;
     const IOERR: u8 = 1;
     const UNSUPP: u8 = 2;
@@ -285,6 +328,30 @@ mod tests {
         assert_eq!(run(unable, command(Operation::Discard, 512, false), &[]).1, Outcome::Done);
         assert_eq!(run(ABLE, command(Operation::Discard, 512, false), &[UNSUPP]).1, Outcome::Done);
         assert_eq!(run(ABLE, command(Operation::Read, 512, false), &[UNSUPP]).1, Outcome::Failed);
+    }
+
+    #[test]
+    fn a_list_goes_in_as_many_requests_as_the_target_needs() {
+        let list: Vec<Segment> =
+            (0..5).map(|index| Segment { start: ByteOffset::new(8192 * index), bytes: 512 }).collect();
+        let mut requests = Requests::new(ABLE);
+        let mut out = requests.begin_list(command(Operation::Read, 5 * 512, true), &list).unwrap().unwrap();
+        let mut asked = Vec::new();
+        let outcome = loop {
+            asked.push((out.kind, out.sector, out.part));
+            match requests.answered(out.slot, OK) {
+                (Some(next), None) => out = next,
+                (_, finished) => break finished.unwrap().outcome,
+            }
+        };
+        let part = |done, segments| Part::List { done, segments, writable: true };
+        let moved = |sector, done, segments| (VIRTIO_BLK_T_IN, sector, part(done, segments));
+        let flushed = (VIRTIO_BLK_T_FLUSH, 0, Part::Nothing);
+        assert_eq!(asked, [moved(2, 0, 2), moved(4, 1024, 2), moved(6, 2048, 1), flushed]);
+        assert_eq!(outcome, Outcome::Done);
+        // Whoever comes next has no list.
+        let next = requests.begin(command(Operation::Read, 512, false)).unwrap().unwrap();
+        assert!(matches!(next.part, Part::Pool { bytes: 512, .. }) && requests.list(next.slot).is_empty());
     }
 
     #[test]

@@ -7,10 +7,13 @@ use std::io;
 use std::sync::atomic::{Ordering, fence};
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use virtio_bindings::bindings::virtio_ring::{VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_USED_F_NO_NOTIFY};
+use virtio_bindings::bindings::virtio_ring::{
+    VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_USED_F_NO_NOTIFY,
+};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use super::requests::{DEPTH, Outgoing, Part, ZEROS_BYTES};
+use crate::segments::{Segment, after};
 
 pub(super) const QUEUE_SIZE: u16 = 256;
 const DESCRIPTORS_AT: usize = 0;
@@ -22,7 +25,15 @@ const PLACE_BYTES: usize = 64;
 const RANGE_AT: usize = 16;
 const STATUS_AT: usize = 32;
 const ZEROS_AT: usize = 0x10000;
-pub(super) const RING_BYTES: usize = ZEROS_AT + ZEROS_BYTES as usize;
+/// An indirect table for each request whose data lies in several places.
+const TABLES_AT: usize = ZEROS_AT + ZEROS_BYTES as usize;
+const TABLE_ENTRIES: u16 = 128;
+const TABLE_BYTES: usize = TABLE_ENTRIES as usize * DESCRIPTOR_BYTES;
+const DESCRIPTOR_BYTES_SHORT: u32 = 16;
+const DESCRIPTOR_BYTES: usize = DESCRIPTOR_BYTES_SHORT as usize;
+/// Places of one request: header and status have descriptors, too.
+pub(super) const SEGMENTS_MAX: u16 = TABLE_ENTRIES - 2;
+pub(super) const RING_BYTES: usize = TABLES_AT + TABLE_BYTES * DEPTH as usize;
 /// Header, part, status.
 const DESCRIPTORS_EACH: u16 = 3;
 /// What no target answers.
@@ -78,7 +89,8 @@ impl SharedRing {
     }
 
     /// Puts a request into the ring. The target learns of it by [`SharedRing::publish`].
-    pub(super) fn put(&mut self, request: &Outgoing) {
+    /// What belongs to it of a list is in `list`.
+    pub(super) fn put(&mut self, request: &Outgoing, list: &[Segment]) {
         let place = Self::place(request.slot);
         let at = |offset: usize| self.address + (place + offset) as u64;
         let mut header = request.kind.to_le_bytes().to_vec();
@@ -86,8 +98,13 @@ impl SharedRing {
         header.extend(request.sector.to_le_bytes());
         self.write(place, &header);
         self.write(place + STATUS_AT, &[NO_STATUS]);
+        let first = request.slot * DESCRIPTORS_EACH;
         let part = match request.part {
             Part::Nothing => None,
+            Part::List { done, segments, writable } => {
+                self.describe_list(request.slot, after(list, done).take(segments.into()), writable);
+                return self.offer(first);
+            }
             Part::Pool { at, bytes, writable } => Some((at.get(), bytes, writable)),
             Part::Zeros { bytes } => Some((self.address + ZEROS_AT as u64, bytes, false)),
             Part::Range { sector, sectors, unmap } => {
@@ -98,26 +115,48 @@ impl SharedRing {
                 Some((at(RANGE_AT), 16, false))
             }
         };
-        let first = request.slot * DESCRIPTORS_EACH;
         let next = if part.is_some() { first + 1 } else { first + 2 };
-        self.describe(first, at(0), 16, VRING_DESC_F_NEXT, next);
+        self.describe(DESCRIPTORS_AT, first, at(0), 16, VRING_DESC_F_NEXT, next);
         if let Some((address, bytes, writable)) = part {
             let flags = VRING_DESC_F_NEXT | if writable { VRING_DESC_F_WRITE } else { 0 };
-            self.describe(first + 1, address, bytes, flags, first + 2);
+            self.describe(DESCRIPTORS_AT, first + 1, address, bytes, flags, first + 2);
         }
-        self.describe(first + 2, at(STATUS_AT), 1, VRING_DESC_F_WRITE, 0);
+        self.describe(DESCRIPTORS_AT, first + 2, at(STATUS_AT), 1, VRING_DESC_F_WRITE, 0);
+        self.offer(first);
+    }
+
+    /// Describes a request whose data lies in several places: by a table of its own.
+    fn describe_list(&self, slot: u16, segments: impl Iterator<Item = Segment>, writable: bool) {
+        let place = self.address + Self::place(slot) as u64;
+        let table = TABLES_AT + TABLE_BYTES * usize::from(slot);
+        self.describe(table, 0, place, 16, VRING_DESC_F_NEXT, 1);
+        let flags = VRING_DESC_F_NEXT | if writable { VRING_DESC_F_WRITE } else { 0 };
+        let mut entry = 1;
+        for Segment { start, bytes } in segments {
+            self.describe(table, entry, start.get(), bytes, flags, entry + 1);
+            entry += 1;
+        }
+        self.describe(table, entry, place + STATUS_AT as u64, 1, VRING_DESC_F_WRITE, 0);
+        let bytes = (u32::from(entry) + 1) * DESCRIPTOR_BYTES_SHORT;
+        let first = slot * DESCRIPTORS_EACH;
+        self.describe(DESCRIPTORS_AT, first, self.address + table as u64, bytes, VRING_DESC_F_INDIRECT, 0);
+    }
+
+    /// Makes a chain available.
+    fn offer(&mut self, first: u16) {
         let entry = AVAILABLE_AT + 4 + 2 * usize::from(self.available % QUEUE_SIZE);
         self.write(entry, &first.to_le_bytes());
         self.available = self.available.wrapping_add(1);
         self.unpublished = true;
     }
 
-    fn describe(&self, index: u16, address: u64, bytes: u32, flags: u32, next: u16) {
+    /// Writes a descriptor of the table that begins there.
+    fn describe(&self, table: usize, index: u16, address: u64, bytes: u32, flags: u32, next: u16) {
         let mut descriptor = address.to_le_bytes().to_vec();
         descriptor.extend(bytes.to_le_bytes());
         descriptor.extend(&flags.to_le_bytes()[..2]);
         descriptor.extend(next.to_le_bytes());
-        self.write(DESCRIPTORS_AT + 16 * usize::from(index), &descriptor);
+        self.write(table + DESCRIPTOR_BYTES * usize::from(index), &descriptor);
     }
 
     /// Tells the target what was put. True if it wants to be kicked.

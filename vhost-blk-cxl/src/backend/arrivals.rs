@@ -1,0 +1,171 @@
+//! Requests that arrive: from the channel to the queues of their volumes. What the host's cache may hold of their data is dropped on
+//! the way, and lists of segments are read, for all that came together with one fence.
+
+use cxl_pool::Memory;
+use pod_protocol::ids::{ChannelId, LeaseGeneration, LeaseId};
+
+use super::check::{has_list_of, reads_buffer_of};
+use super::task::BackendTask;
+use crate::message::{Operation, Request, Status};
+use crate::segments::{ListBuffer, Segment, list_bytes};
+
+/// Requests taken from a channel per turn.
+const RECEIVE_BUDGET: usize = 64;
+
+/// A request that waits.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) request: Request,
+    /// Where its data lies, if that is in several places, and if that could be read.
+    pub(super) list: Vec<Segment>,
+}
+
+/// What came in one turn, and what that takes.
+#[derive(Default)]
+pub(super) struct Arrivals {
+    requests: Vec<Held>,
+    buffer: ListBuffer,
+    /// Lists that ended: their room is used again.
+    spare: Vec<Vec<Segment>>,
+}
+
+impl Arrivals {
+    fn add(&mut self, request: Request) {
+        self.requests.push(Held { request, list: Vec::new() });
+    }
+
+    /// A list is over.
+    pub(super) fn recycle(&mut self, list: Vec<Segment>) {
+        if list.capacity() > 0 {
+            self.spare.push(list);
+        }
+    }
+}
+
+impl<M: Memory> BackendTask<M> {
+    /// Takes requests from a channel to their volumes.
+    pub(super) fn receive(&mut self, id: ChannelId) -> bool {
+        let Some(channel) = self.channels.get_mut(&id) else { return false };
+        let Some(data) = &mut channel.data else { return false };
+        let slots = channel.object.outgoing.slots as usize;
+        let mut taken = 0;
+        // A frontend that takes no answers, or has more outstanding than it may, is not asked for more.
+        while taken < RECEIVE_BUDGET
+            && channel.outbox.is_empty()
+            && channel.waiting < slots
+            && let Some(words) = data.receive()
+        {
+            taken += 1;
+            let Ok(request) = Request::decode(&words) else {
+                self.malformed.add(1);
+                continue;
+            };
+            let holder = request.holder;
+            let volume = self.volumes.get_mut(&holder.lease).filter(|volume| volume.object.channel == id);
+            match volume {
+                Some(volume) if holder.generation == volume.object.generation => {
+                    self.arrivals.add(request);
+                    channel.waiting += 1;
+                }
+                Some(volume) if !is_newer(holder.generation, volume.object.generation) => {
+                    volume.counters.stale.add(1);
+                    channel.outbox.push_back(request.not_done(Status::Refused).encode());
+                }
+                _ if channel.early.len() < slots => channel.early.push(request),
+                _ => {
+                    self.malformed.add(1);
+                    channel.outbox.push_back(request.not_done(Status::Refused).encode());
+                }
+            }
+        }
+        self.admit();
+        taken > 0
+    }
+
+    /// What came before its volume does what it would have done afterwards.
+    pub(super) fn admit_early(&mut self, lease: LeaseId) {
+        let Some(volume) = self.volumes.get(&lease) else { return };
+        for channel in self.channels.values_mut() {
+            for request in channel.early.extract_if(.., |request| request.holder.lease == lease) {
+                if request.holder.generation != volume.object.generation
+                    || channel.object.id != volume.object.channel
+                {
+                    channel.outbox.push_back(request.not_done(Status::Refused).encode());
+                    continue;
+                }
+                self.arrivals.add(request);
+                channel.waiting += 1;
+            }
+        }
+        self.admit();
+    }
+
+    /// Gives what arrived to its volumes, all of which are served.
+    fn admit(&mut self) {
+        let (mut lists, mut to_read) = (false, false);
+        for held in &self.arrivals.requests {
+            let request = &held.request;
+            let Some(volume) = self.volumes.get(&request.holder.lease) else { continue };
+            if has_list_of(request, &volume.object) {
+                self.memory.invalidate(request.data_start(), list_bytes(request.segments).into());
+                lists = true;
+            } else if reads_buffer_of(request, &volume.object)
+                && !self.devices[volume.device].ssd.bypasses_cache()
+            {
+                self.memory.invalidate(request.data_start(), request.length_bytes);
+                to_read = true;
+            }
+        }
+        if lists {
+            // The invalidations of all lists before the first look at one.
+            self.memory.full_fence();
+            // That was good for the data in one piece, too.
+            to_read = self.read_lists();
+        }
+        if to_read {
+            // The invalidations of all buffers before the device reads any.
+            self.memory.full_fence();
+        }
+        for held in self.arrivals.requests.drain(..) {
+            let lease = held.request.holder.lease;
+            let Some(volume) = self.volumes.get_mut(&lease) else { continue };
+            if !std::mem::replace(&mut volume.is_active, true) {
+                self.active.push(lease);
+            }
+            volume.held.push_back(held);
+        }
+    }
+
+    /// Reads the lists of what arrived. True if lines were invalidated.
+    fn read_lists(&mut self) -> bool {
+        let mut to_read = false;
+        let Arrivals { requests, buffer, spare } = &mut self.arrivals;
+        for Held { request, list } in requests {
+            let Some(volume) = self.volumes.get(&request.holder.lease) else { continue };
+            if !has_list_of(request, &volume.object) {
+                continue;
+            }
+            *list = spare.pop().unwrap_or_default();
+            if buffer.read(&self.memory, request, list).is_err() {
+                // It is answered with an error in its turn.
+                volume.counters.malformed.add(1);
+                continue;
+            }
+            if request.operation == Operation::Write && !self.devices[volume.device].ssd.bypasses_cache() {
+                for segment in list {
+                    if volume.object.may_hold(segment.start, segment.bytes.into()) {
+                        self.memory.invalidate(segment.start, segment.bytes.into());
+                        to_read = true;
+                    }
+                }
+            }
+        }
+        to_read
+    }
+}
+
+/// Whether a lease's generation follows another. They wrap around, but never lie far apart.
+fn is_newer(generation: LeaseGeneration, than: LeaseGeneration) -> bool {
+    let ahead = generation.get().wrapping_sub(than.get());
+    (1..=i16::MAX.unsigned_abs()).contains(&ahead)
+}

@@ -1,0 +1,147 @@
+//! Where the data of a request lies: in a buffer of ours, or where the guest has it, in one piece or in several.
+
+use cxl_pool::{ByteOffset, Memory};
+use tracing::debug;
+use vhost_frontend::{Buffer, BufferArea, Chain, CopyError, PoolMap};
+
+use super::device::SECTOR_BYTES;
+use super::disk::Disk;
+use super::parse::HEADER_BYTES;
+use super::serve::copy_in;
+use super::slots::State;
+use crate::message::Operation;
+use crate::segments::{SEGMENTS_MAX, Segment, list_bytes};
+
+/// Where the data of a request lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// It has none, or none yet.
+    Nowhere,
+    /// In a buffer of ours, from or to which it is copied.
+    Buffer(Buffer),
+    /// Where the guest has it: in its own memory, which is a part of the pool.
+    Guest(ByteOffset),
+    /// The same, in several places, of which a list stands in a buffer of ours.
+    Guests(Buffer),
+}
+
+impl Place {
+    /// What the backend is told: where the data is in the pool, or the list of where it is.
+    pub(crate) fn start(self) -> Option<ByteOffset> {
+        match self {
+            Self::Nowhere => None,
+            Self::Buffer(buffer) | Self::Guests(buffer) => Some(buffer.start()),
+            Self::Guest(start) => Some(start),
+        }
+    }
+
+    /// Calls `each` for all that the guest has itself.
+    pub(super) fn in_guest(
+        self,
+        length_bytes: u64,
+        pieces: &[Segment],
+        mut each: impl FnMut(ByteOffset, u64),
+    ) {
+        match self {
+            Self::Guest(start) => each(start, length_bytes),
+            Self::Guests(_) => pieces.iter().for_each(|piece| each(piece.start, piece.bytes.into())),
+            Self::Nowhere | Self::Buffer(_) => {}
+        }
+    }
+
+    /// What of our own it takes up.
+    pub(crate) fn buffer(self) -> Option<Buffer> {
+        match self {
+            Self::Buffer(buffer) | Self::Guests(buffer) => Some(buffer),
+            Self::Nowhere | Self::Guest(_) => None,
+        }
+    }
+}
+
+/// Finds data in the guest's memory.
+#[derive(Debug)]
+pub(super) struct Finder {
+    /// Where in the pool the guest's memory lies, if it does.
+    pub(super) map: PoolMap,
+    /// The backend takes lists, as far as we know.
+    pub(super) lists: bool,
+    found: Box<[(ByteOffset, u32); SEGMENTS_MAX]>,
+}
+
+impl Finder {
+    pub(super) fn new() -> Self {
+        let found = Box::new([(ByteOffset::new(0), 0); SEGMENTS_MAX]);
+        Self { map: PoolMap::default(), lists: true, found }
+    }
+
+    /// Where the guest keeps the data of a request, if it is where others may reach it: only whole lines change hands, and devices
+    /// want whole sectors, and of each piece whole blocks. For several pieces there must be room for a list; what they are
+    /// is then in `pieces`.
+    pub(super) fn find(
+        &mut self,
+        chain: &Chain,
+        operation: Operation,
+        length_bytes: u64,
+        block_bytes: u32,
+        (buffers, pieces): (&mut BufferArea, &mut Vec<Segment>),
+    ) -> Option<Place> {
+        if self.map.is_empty() {
+            return None;
+        }
+        let (segments, skip) = match operation {
+            Operation::Read => (chain.writable(), 0),
+            _ => (chain.readable(), HEADER_BYTES),
+        };
+        let count = self.map.ranges(segments, skip, length_bytes, &mut self.found[..])?;
+        let found = &self.found[..count];
+        let sectors = |(start, bytes): &(ByteOffset, u32)| {
+            start.get().is_multiple_of(SECTOR_BYTES) && u64::from(*bytes).is_multiple_of(SECTOR_BYTES)
+        };
+        match found {
+            [one] => sectors(one).then_some(Place::Guest(one.0)),
+            _ if !self.lists => None,
+            _ => {
+                let whole = |piece: &_| sectors(piece) && piece.1.is_multiple_of(block_bytes);
+                if !found.iter().all(whole) {
+                    return None;
+                }
+                let buffer = buffers.alloc(list_bytes(u16::try_from(count).ok()?))?;
+                pieces.clear();
+                pieces.extend(found.iter().map(|&(start, bytes)| Segment { start, bytes }));
+                Some(Place::Guests(buffer))
+            }
+        }
+    }
+}
+
+impl<M: Memory> Disk<M> {
+    /// A backend of an earlier version knows no lists: it refused the request without a look at its data.
+    pub(super) fn copy_instead(&mut self, index: u16) {
+        if std::mem::replace(&mut self.finder.lists, false) {
+            debug!(lease = %self.object.lease, "the backend knows no lists: data in several pieces is copied");
+        }
+        let slot = self.slots.get_mut(index);
+        if let Some(buffer) = std::mem::replace(&mut slot.place, Place::Nowhere).buffer() {
+            self.buffers.free(buffer);
+        }
+        self.slots.set_state(index, State::Queued);
+        self.queued.push_back(index);
+    }
+
+    /// Gives the data of a request a buffer if it lost the place that it had. Whether it has one.
+    pub(super) fn place_again(&mut self, index: u16) -> Result<bool, CopyError> {
+        let slot = self.slots.get_mut(index);
+        if !slot.operation.has_data() || slot.place != Place::Nowhere {
+            return Ok(true);
+        }
+        let bytes = u32::try_from(slot.length_bytes).ok();
+        let Some(buffer) = bytes.and_then(|bytes| self.buffers.alloc(bytes)) else { return Ok(false) };
+        slot.place = Place::Buffer(buffer);
+        match &self.rings[usize::from(slot.ring)] {
+            Some(served) if slot.operation == Operation::Write => {
+                copy_in(&self.memory, &served.ring, slot, buffer).map(|()| true)
+            }
+            _ => Ok(true),
+        }
+    }
+}
