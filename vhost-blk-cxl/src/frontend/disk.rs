@@ -39,6 +39,8 @@ pub(super) struct Served {
 pub(crate) struct Allowance<'a> {
     /// Messages that the channel takes.
     pub(crate) messages: u32,
+    /// There is room for more in the next turn.
+    pub(crate) more: bool,
     /// Where they go.
     pub(crate) outbox: &'a mut Vec<Words>,
 }

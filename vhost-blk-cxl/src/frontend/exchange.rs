@@ -98,21 +98,23 @@ impl<M: Memory> FrontendTask<M> {
         // Answers that we took but have not acknowledged yet still take up their ring. Were they not counted, the backend could
         // find it full, and nobody would wake it when it no longer is.
         let unacknowledged = u32::try_from(channel.data.receiver.lag()).unwrap_or(u32::MAX);
-        let room = channel
+        let mut room = channel
             .capacity
             .saturating_sub(outstanding.saturating_add(unacknowledged))
-            .min(channel.data.sender.free())
-            .min(SEND_BUDGET);
+            .min(channel.data.sender.free());
         let mut moved = false;
-        let mut left = room;
+        let mut left = room.min(SEND_BUDGET);
         for (position, disk) in
             self.disks.values_mut().filter(|disk| disk.object().route.channel == id).enumerate()
         {
             // Each its share of what is left, so that one guest cannot keep the others from being served.
             let share = left.div_ceil(count - u32::try_from(position).unwrap_or(0));
-            let mut allowance = Allowance { messages: share, outbox: &mut channel.outbox };
+            // Who has had its share goes on in the next turn. Where the channel is full, only an answer makes room.
+            let more = room > share;
+            let mut allowance = Allowance { messages: share, more, outbox: &mut channel.outbox };
             moved |= disk.submit(&mut allowance);
             left -= share - allowance.messages;
+            room -= share - allowance.messages;
         }
         for (position, disk) in (plain..).zip(self.spread.values_mut().filter(|disk| disk.uses(id))) {
             let share = left.div_ceil(count - position);

@@ -29,7 +29,7 @@ impl GuestSide {
 
     /// Takes requests from the guest. True if anything moved.
     pub(super) fn take<M: Memory>(&mut self, disk: &mut Disk<M>, mut enter: impl FnMut(Request)) -> bool {
-        let mut allowance = Allowance { messages: u32::MAX, outbox: &mut self.outbox };
+        let mut allowance = Allowance { messages: u32::MAX, more: true, outbox: &mut self.outbox };
         let moved = disk.submit(&mut allowance);
         for words in self.outbox.drain(..) {
             // The disk made them.

@@ -71,7 +71,7 @@ impl<M: Memory> Disk<M> {
                 }
                 moved = true;
             }
-            if self.blocked {
+            if self.blocked || allowance.messages == 0 {
                 // Who has to wait comes first next time.
                 self.first_ring = ring;
                 return moved;
@@ -84,7 +84,7 @@ impl<M: Memory> Disk<M> {
     /// There is no channel. Requests stay in their rings, unless the controller says that they need not wait.
     pub(crate) fn submit_without_channel(&mut self) -> bool {
         if self.object.failed {
-            return self.submit(&mut Allowance { messages: 0, outbox: &mut Vec::new() });
+            return self.submit(&mut Allowance { messages: 0, more: false, outbox: &mut Vec::new() });
         }
         self.blocked = true;
         false
@@ -97,8 +97,11 @@ impl<M: Memory> Disk<M> {
         let Some(served) = self.rings[ring].as_mut().filter(|served| served.stopping.is_none()) else {
             return false;
         };
-        let candidate = self.slots.candidate().filter(|_| failed || allowance.messages > 0);
-        let Some(index) = candidate else {
+        if allowance.messages == 0 && !failed {
+            self.blocked = !allowance.more;
+            return false;
+        }
+        let Some(index) = self.slots.candidate() else {
             self.blocked = true;
             return false;
         };
