@@ -63,7 +63,11 @@ impl State {
         if volume.stripe_bytes.is_none() {
             return Ok(());
         }
-        let detail = format!("{} is striped: its columns stay where they are", volume.name);
+        let detail = format!(
+            "{0} is striped: its columns stay where they are, and none is added. To get an SSD free, drain it (podctl devices drain), \
+             create another volume, attach that to the instance as well, copy {0} to it in the guest, and delete {0}",
+            volume.name
+        );
         Err(Refusal::new(RefusalKind::InvalidValue, detail))
     }
 
