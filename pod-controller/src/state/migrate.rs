@@ -39,9 +39,10 @@ impl State {
             return Err(Refusal::new(RefusalKind::Busy, detail));
         }
         if self.has_rails(lease) {
+            let active = self.device_name(active);
             let detail = format!(
                 "{device} of {instance} uses all NICs of a link aggregation group, and goes on when one of them goes: nothing has to \
-                 be moved"
+                 be moved. `podctl devices drain {active}` empties one of them"
             );
             return Err(Refusal::new(RefusalKind::InvalidValue, detail));
         }

@@ -1,6 +1,7 @@
 //! A pod on one machine: every host is a network namespace with its own daemons, a bridge in a namespace of its own is
 //! the top-of-rack switch, and behind it is a client.
 
+mod aggregation;
 mod plan;
 mod role;
 mod topology;

@@ -48,6 +48,8 @@ pub struct HostPlan {
 pub(super) struct NicPlan {
     pub(super) name: String,
     pub(super) backup: bool,
+    /// The link aggregation group of its port at the switch.
+    pub(super) group: Option<String>,
     /// Another driver than the pod's other NICs have.
     driver: Option<NicDriver>,
 }
@@ -83,14 +85,21 @@ impl HostPlan {
     /// It owns a NIC.
     #[must_use]
     pub fn nic(mut self, name: &str) -> Self {
-        self.nics.push(NicPlan { name: name.to_owned(), backup: false, driver: None });
+        self.nics.push(NicPlan { name: name.to_owned(), backup: false, group: None, driver: None });
         self
     }
 
     /// It owns a NIC that is kept free for failover.
     #[must_use]
     pub fn backup_nic(mut self, name: &str) -> Self {
-        self.nics.push(NicPlan { name: name.to_owned(), backup: true, driver: None });
+        self.nics.push(NicPlan { name: name.to_owned(), backup: true, group: None, driver: None });
+        self
+    }
+
+    /// Its NICs' ports belong to this link aggregation group at the switch.
+    #[must_use]
+    pub fn in_group(mut self, group: &str) -> Self {
+        self.nics.iter_mut().for_each(|nic| nic.group = Some(group.to_owned()));
         self
     }
 
@@ -134,6 +143,9 @@ impl HostPlan {
                 nic.driver(driver).config(index),
                 nic.backup,
             );
+            if let Some(group) = &nic.group {
+                let _ = writeln!(text, "lag = \"{group}\"");
+            }
         }
         for ssd in &self.ssds {
             let path = directory.join(format!("{}-{}.img", self.name, ssd.name));
@@ -223,7 +235,7 @@ mod tests {
 
     #[test]
     fn daemons_can_read_what_is_written() {
-        let pod = PodBuilder::three_hosts();
+        let pod = PodBuilder::three_hosts().host(HostPlan::new("h4").nic("nic2").in_group("rack1"));
         let drivers = [NicDriver::Tap, NicDriver::AfXdp];
         let hosts = pod.hosts.iter().enumerate();
         for ((index, host), driver) in hosts.flat_map(|host| drivers.map(|driver| (host, driver))) {

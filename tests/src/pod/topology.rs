@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result};
 
+use super::aggregation::Group;
 use super::{CLIENT_ADDRESS, HostPlan, NicDriver};
 use crate::namespace::{Namespace, bridge, complete_frames, connect};
 
@@ -11,6 +12,7 @@ pub(super) struct Topology {
     hosts: Vec<(String, Namespace)>,
     control: Namespace,
     client: Namespace,
+    groups: Vec<Group>,
     switch: Namespace,
 }
 
@@ -34,7 +36,8 @@ impl Topology {
             }
             hosts.push((plan.name.clone(), host));
         }
-        Ok(Self { hosts, control, client, switch })
+        let groups = Group::build_all(&switch, plans)?;
+        Ok(Self { hosts, control, client, groups, switch })
     }
 
     pub(super) fn host(&self, name: &str) -> Result<&Namespace> {
@@ -52,7 +55,11 @@ impl Topology {
     }
 
     pub(super) fn set_cable(&self, host: &str, nic: &str, plugged: bool) -> Result<()> {
-        self.switch.ip(&["link", "set", &port(host, nic), if plugged { "up" } else { "down" }])
+        let port = port(host, nic);
+        let note = || self.groups.iter().try_for_each(|group| group.note(&self.switch, &port, plugged));
+        let set = |state: &str| self.switch.ip(&["link", "set", &port, state]);
+        // A switch notices at once where it cannot send any more; a bridge has to be told, and is told before.
+        if plugged { set("up").and_then(|()| note()) } else { note().and_then(|()| set("down")) }
     }
 }
 
@@ -80,6 +87,6 @@ fn build_nic(
 }
 
 /// The switch's end of a cable.
-fn port(host: &str, nic: &str) -> String {
+pub(super) fn port(host: &str, nic: &str) -> String {
     format!("{host}-{nic}")
 }

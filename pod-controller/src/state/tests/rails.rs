@@ -170,7 +170,9 @@ fn a_rail_that_is_to_be_empty_is_not_used_and_nothing_is_moved_off_a_group() {
     assert_eq!(nic_lease(&state).active_nic(), Some(&device(3, "nic1")));
     let migrate = |to| Command::MigrateNic { instance: "vm1".to_owned(), device: "net0".to_owned(), to };
     for to in [None, Some(device(2, "nic0")), Some(device(3, "nic0"))] {
-        assert_eq!(refused(&mut state, &migrate(to)).kind, RefusalKind::InvalidValue);
+        let refusal = refused(&mut state, &migrate(to));
+        assert_eq!(refusal.kind, RefusalKind::InvalidValue);
+        assert!(refusal.detail.contains("podctl devices drain h3/nic1"), "{refusal:?}");
     }
     must(&mut state, &drain(false));
     assert_eq!(states(&state), [Up, Up]);
