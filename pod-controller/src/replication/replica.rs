@@ -365,12 +365,15 @@ impl Replica {
 }
 
 pub(super) fn raft_config(section: &ReplicationSection) -> Result<openraft::Config, ReplicationError> {
+    // A follower waits for the larger one, while the leader's word holds, and then for a time between both. Each replica waits a
+    // little longer than the one before it: two that stand for election at once vote for themselves, again and again while a vote
+    // takes as long to be written as their times differ.
+    let soonest = section.election_ms / 2 + u64::from(section.replica) * section.election_ms / 8;
     let config = openraft::Config {
         cluster_name: "wadi".to_owned(),
         heartbeat_interval: section.heartbeat_ms,
-        // A follower waits for the larger one, while the leader's word holds, and then for a time between both.
-        election_timeout_min: section.election_ms / 2,
-        election_timeout_max: section.election_ms * 3 / 4,
+        election_timeout_min: soonest,
+        election_timeout_max: soonest + (section.election_ms / 16).max(1),
         install_snapshot_timeout: 5000,
         max_payload_entries: 64,
         snapshot_policy: SnapshotPolicy::LogsSinceLast(LOG_ENTRIES),
