@@ -130,6 +130,10 @@ bench: setup-bench ## every benchmark: a table, SVG plots and target/bench/*.jso
 bench-failover: build ## pulled cables and moves between NICs, through a whole pod
 	$(CARGO) run --release -p wadi-benches -- failover
 
+.PHONY: bench-replication
+bench-replication: build ## how long a pod is without a leader when a controller dies
+	$(CARGO) run --release -p wadi-benches -- replication
+
 .PHONY: bench-%
 bench-%: setup-bench ## one benchmark, such as bench-channel
 	$(CARGO) run --release -p wadi-benches -- $*

@@ -13,6 +13,7 @@ mod memchannel;
 mod multiplex;
 mod net;
 mod plot;
+mod replication;
 mod report;
 mod rest;
 mod shared_window;
@@ -53,6 +54,7 @@ enum Benchmark {
     /// The other process of the exchange benchmark.
     #[command(hide = true)]
     ExchangeServer(exchange::ServerOptions),
+    Replication(replication::Options),
     Rest(rest::Options),
     /// The other process of the channel benchmark.
     #[command(hide = true)]
@@ -83,6 +85,7 @@ fn run(cli: &Cli) -> Result<()> {
             cxl_model::run(&cxl_model::Options::default(), &cli.output)?;
             controller::run(&controller::Options::default(), &cli.output)?;
             stranding::run(&stranding::Options::default(), &cli.output)?;
+            replication::run(&replication::Options::default(), &cli.output)?;
             memchannel::run(&memchannel::Options::default(), &cli.output)?;
             apart(|| exchange::run(&exchange::Options::default(), &cli.output))?;
             apart(|| rest::run(&rest::Options::default(), &cli.output))?;
@@ -99,6 +102,7 @@ fn run(cli: &Cli) -> Result<()> {
         Benchmark::Memchannel(options) => memchannel::run(options, &cli.output),
         Benchmark::Exchange(options) => exchange::run(options, &cli.output),
         Benchmark::ExchangeServer(options) => exchange::serve(options),
+        Benchmark::Replication(options) => replication::run(options, &cli.output),
         Benchmark::Rest(options) => rest::run(options, &cli.output),
         Benchmark::ChannelSender(options) => channel::send(options),
         Benchmark::Failover(options) => failover::run(options, &cli.output),

@@ -1,0 +1,173 @@
+//! `replication`: how long a pod is without a controller that decides, when the one that leads dies.
+
+mod pod;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use comfy_table::{CellAlignment, Table, presets};
+use pod_controller::api::{CreateInstance, DeviceHealth, InstanceTypeSpec, NicRequest};
+use pod_protocol::objects::Object;
+use pod_protocol::reports::Report;
+
+use self::pod::{Pod, REPLICAS, until};
+use crate::plot::{self, Panel, Series};
+use crate::report::{self, Figure, Goal, median};
+
+/// What a failure of a device that a live backend reports may cost in all, with the leader's death at the same time.
+const GOAL_MS: f64 = 300.0;
+
+/// The time without a leader: three controllers as processes over a pool, of which the leader is killed (`kill -9`).
+///
+/// `change`: nothing else happens, and a change is asked of another controller at once; until it is answered. `failover`: a NIC
+/// loses its link in the same moment; until the frontend is told of the other NIC. `led`: the same failure while the
+/// leader lives. Daemons have no engines.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Rounds of each kind.
+    #[arg(long, default_value_t = 20)]
+    rounds: u32,
+    /// The controllers' `heartbeat-ms`.
+    #[arg(long, default_value_t = 25, value_name = "MILLISECONDS")]
+    heartbeat_ms: u64,
+    /// The controllers' `election-ms`.
+    #[arg(long, default_value_t = 120, value_name = "MILLISECONDS")]
+    election_ms: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { rounds: 20, heartbeat_ms: 25, election_ms: 120 }
+    }
+}
+
+/// What happens in a round.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Change,
+    Failover,
+    Led,
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::Led, Self::Change, Self::Failover];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Change => "leader killed: next change answered",
+            Self::Failover => "leader killed, NIC fails: frontend told",
+            Self::Led => "NIC fails: frontend told",
+        }
+    }
+}
+
+/// Runs it all.
+pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
+    ensure!(options.rounds > 0, "use at least one round");
+    let mut pod = Pod::start(options.heartbeat_ms, options.election_ms, output)?;
+    let request = CreateInstance {
+        name: "vm1".to_owned(),
+        host: "h1".to_owned(),
+        nics: vec![NicRequest::default()],
+        volumes: Vec::new(),
+        instance_type: None,
+        vmm_listens: false,
+        labels: std::collections::BTreeMap::new(),
+    };
+    pod.client(0)?.create_instance(&request, Duration::from_secs(10))?;
+    let mut took: [Vec<f64>; 3] = Default::default();
+    for round in 0..options.rounds {
+        for (kind, took) in Kind::ALL.into_iter().zip(&mut took) {
+            let ms = one(&mut pod, kind, round)?.as_secs_f64() * 1e3;
+            eprintln!("round {}: {}: {ms:.1} ms", round + 1, kind.name());
+            took.push(ms);
+        }
+    }
+    show(options, &took, output)
+}
+
+/// One round, from the death or the failure on.
+fn one(pod: &mut Pod, kind: Kind, round: u32) -> Result<Duration> {
+    let leader = pod.leader(usize::from(REPLICAS))?;
+    let follower = pod.client((leader + 1) % REPLICAS)?;
+    let (host, name) = until("the NIC", || {
+        let nic = follower.instance("vm1").ok()?.nics.first()?.nic.clone();
+        nic.split_once('/').map(|(host, name)| (host.to_owned(), name.to_owned()))
+    })?;
+    // What was told before is not what is waited for.
+    while pod.frontend().told.try_recv().is_ok() {}
+    let link = |up, reason: &str| Report::Link { device: name.clone(), up, reason: reason.to_owned() };
+    let took = match kind {
+        Kind::Change => {
+            let killed = pod.kill(leader)?;
+            let spec =
+                InstanceTypeSpec { reserved_mbps: u64::from(round) + 1, ..InstanceTypeSpec::default() };
+            until("a change", || follower.set_instance_type("small", &spec).ok())?;
+            killed.elapsed()
+        }
+        Kind::Failover | Kind::Led => {
+            let began = if kind == Kind::Failover { pod.kill(leader)? } else { Instant::now() };
+            pod.nic(&host).reporter.report(link(false, "carrier"));
+            let told = until("the failover", || {
+                pod.frontend().told.try_iter().find(|(_, object)| matches!(object, Object::Port(_)))
+            })?;
+            told.0.saturating_duration_since(began)
+        }
+    };
+    if kind != Kind::Led {
+        pod.start_controller(leader, false)?;
+    }
+    let leader = pod.leader(usize::from(REPLICAS))?;
+    if kind != Kind::Change {
+        pod.nic(&host).reporter.report(link(true, ""));
+        let client = pod.client(leader)?;
+        until("the link", || (client.device(&host, &name).ok()?.health == DeviceHealth::Up).then_some(()))?;
+    }
+    Ok(took)
+}
+
+fn show(options: &Options, took: &[Vec<f64>; 3], output: &Path) -> Result<()> {
+    let worst = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(["event", "rounds", "median [ms]", "worst [ms]"]);
+    let mut figures = Vec::new();
+    for (kind, values) in Kind::ALL.into_iter().zip(took) {
+        let middle = median(values.iter().copied()).unwrap_or_default();
+        table.add_row([
+            kind.name().to_owned(),
+            values.len().to_string(),
+            format!("{middle:.1}"),
+            format!("{:.1}", worst(values)),
+        ]);
+        let mut figure = Figure::new(format!("{}, median", kind.name()), middle, "ms");
+        let mut longest = Figure::new(format!("{}, worst", kind.name()), worst(values), "ms");
+        if kind == Kind::Failover {
+            figure = figure.with_goal(Goal::AtMost(GOAL_MS));
+            longest = longest.with_goal(Goal::AtMost(GOAL_MS));
+        }
+        figures.extend([figure, longest]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    println!(
+        "\nThree controllers, heartbeat-ms = {}, election-ms = {}\n{table}\n",
+        options.heartbeat_ms, options.election_ms
+    );
+    report::print_goals(&figures);
+    let sorted = |values: &[f64]| {
+        let mut values = values.to_vec();
+        values.sort_by(f64::total_cmp);
+        (1..).map(f64::from).zip(values).collect()
+    };
+    let series = Kind::ALL
+        .into_iter()
+        .zip(took)
+        .map(|(kind, values)| Series { name: kind.name().to_owned(), points: sorted(values) })
+        .collect();
+    let panel = Panel { title: "Each round".to_owned(), x_label: "round, sorted", y_label: "ms", series };
+    report::write(&output.join("replication.svg"), &plot::svg(&[panel]))?;
+    report::write_figures(&output.join("replication.json"), &figures)
+}
