@@ -1,6 +1,7 @@
 //! The vCPUs of a virtual machine that works are held to a part of their time.
 
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -87,6 +88,18 @@ fn quota_holds_it_and_lets_it_go(running: &RunningVm, pid: u32, threads: &[u32],
     assert_eq!(cgroup.usage().unwrap().len(), 2);
     drop(cgroup);
     assert!(threads.iter().all(|thread| group(*thread) == home));
+
+    // So it does when who asked for it is killed.
+    let directory = running.files[0].parent().unwrap();
+    let program = Path::new(env!("CARGO_BIN_EXE_wadi-demo")).with_file_name("vmm");
+    let mut command = Command::new(program);
+    command.args(["slice", &running.name, "--share", "5", "--window", "10000", "--actuator", "cgroup"]);
+    let mut agent = command.arg("--directory").arg(directory).stdout(Stdio::null()).spawn().unwrap();
+    let held = |thread: &u32| group(*thread).contains("wadi-sliced-");
+    wait_for("the vCPUs to be held", || threads.iter().all(held));
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+    wait_for("the vCPUs to be freed", || threads.iter().all(|thread| group(*thread) == home));
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! The second choice: the kernel's processor quota (cgroup v1 and v2), each vCPU thread in a group of its own.
 //!
 //! The kernel takes no quota below 1 ms, so windows get longer where the share is small, and hands it out in slices, so a window is
-//! exact only on average. The group stays when the agent dies: [`CgroupActuator::new`] takes it over, and frees the threads when it is
-//! dropped.
+//! exact only on average. A quota stays when the agent dies, so a process of its own frees the threads then.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::guard::Guard;
 use super::{Actuator, Duty, VcpuUse, failed};
 use crate::{RunningVm, VmmError};
 
@@ -33,6 +33,7 @@ pub struct CgroupActuator {
     /// The group that the threads come from.
     home: PathBuf,
     groups: Vec<Group>,
+    guard: Option<Guard>,
 }
 
 #[derive(Debug)]
@@ -61,17 +62,19 @@ impl CgroupActuator {
     ) -> Result<Self, VmmError> {
         let plain = |c: char| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '_' };
         let name: String = name.chars().map(plain).collect();
-        // What an agent left that was killed in between belongs to a thread that may be no more: from there, threads go home.
+        // What an agent left that was killed together with its guard belongs to a thread that may be no more: from there, threads go home.
         let home = if home.file_name().is_some_and(|last| last.to_string_lossy().starts_with("wadi-")) {
             home.parent().unwrap_or(home)
         } else {
             home
         };
-        let mut actuator = Self { hierarchy, home: home.to_owned(), groups: Vec::new() };
+        let mut actuator = Self { hierarchy, home: home.to_owned(), groups: Vec::new(), guard: None };
+        actuator.remove_empty(&format!("wadi-{name}-"));
         let mut threads = threads.to_vec();
         threads.dedup();
         for thread in threads {
-            let path = home.join(format!("wadi-{name}-{thread}"));
+            // Of this process: the guard of another one that has just died may be about to remove that one's.
+            let path = home.join(format!("wadi-{name}-{thread}-{}", std::process::id()));
             match fs::create_dir(&path) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                     return Err(failed(format!("{}: {error}", path.display())));
@@ -87,7 +90,19 @@ impl CgroupActuator {
         if hierarchy == Hierarchy::V2 {
             write(&home.join("cgroup.subtree_control"), "+cpu")?;
         }
+        let groups = actuator.groups.iter().map(|group| (group.thread, group.path.as_path()));
+        actuator.guard = Some(Guard::start(&actuator.members(home), groups)?);
         Ok(actuator)
+    }
+
+    /// Removes groups that an agent left that was killed together with its guard, once no thread is in them any more.
+    fn remove_empty(&self, prefix: &str) {
+        for entry in fs::read_dir(&self.home).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(prefix) {
+                // The kernel refuses that for one that is in use.
+                let _ = fs::remove_dir(entry.path());
+            }
+        }
     }
 
     fn members(&self, group: &Path) -> PathBuf {
@@ -172,7 +187,7 @@ impl Actuator for CgroupActuator {
 impl Drop for CgroupActuator {
     fn drop(&mut self) {
         for group in &self.groups {
-            // A thread that has ended is in no group.
+            // A thread that has ended is in no group. The guard has nothing to do after that.
             let _ = write(&self.members(&self.home), &group.thread.to_string());
             let _ = fs::remove_dir(&group.path);
         }
@@ -292,7 +307,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let own = std::process::id();
         let text = |path: &Path| fs::read_to_string(path).unwrap();
-        let group = home.path().join(format!("wadi-vm1-{own}"));
+        let group = home.path().join(format!("wadi-vm1-{own}-{own}"));
         let mut actuator = CgroupActuator::in_group(Hierarchy::V2, home.path(), "vm1", &[own, own]).unwrap();
         assert_eq!(text(&group.join("cgroup.type")), "threaded");
         assert_eq!(text(&home.path().join("cgroup.subtree_control")), "+cpu");

@@ -6,6 +6,7 @@
 mod cgroup;
 mod choice;
 mod control;
+mod guard;
 mod shim;
 mod wake_up;
 
