@@ -15,7 +15,7 @@ use cxl_pool::{CoherenceMode, CreateOptions, Pool};
 use pod_controller::api::{CreateInstance, CreateVolume};
 use pod_controller::client::Client;
 use pod_controller::config::Config;
-use pod_controller::controller::{Controller, ControllerError, Handle};
+use pod_controller::controller::{self, ControllerError, Handle};
 use pod_controller::rest::{self, Listeners};
 use pod_controller::store::Store;
 
@@ -60,7 +60,7 @@ impl Controller {
     pub fn start(config: &Config) -> Self {
         let pool = Pool::open(&config.pool.path).unwrap();
         let store = Store::open(&config.controller.state).unwrap();
-        let (controller, handle) = Controller::open(&pool, config, store).unwrap();
+        let (controller, handle) = controller::Controller::open(&pool, config, store).unwrap();
         let thread = std::thread::spawn(move || controller.run());
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
