@@ -32,9 +32,9 @@ enum Life {
     /// No hello.
     Absent,
     /// A hello, and a heartbeat that has not moved yet.
-    Seen { hello: Hello, beat: u64, moved: Instant, silent: bool },
+    Seen { hello: Hello, beat: u64, moved: Duration, silent: bool },
     /// It lives, or did a moment ago.
-    Alive { hello: Hello, beat: u64, moved: Instant, silent: bool },
+    Alive { hello: Hello, beat: u64, moved: Duration, silent: bool },
 }
 
 struct Conversation<M: Memory> {
@@ -56,13 +56,13 @@ impl<M: Memory> Peer<M> {
         Self { endpoint, life: Life::Unknown, conversation: None, fenced_incarnation: None }
     }
 
-    /// Looks at the slot.
+    /// Looks at the slot, after having watched for so long in all.
     pub(super) fn sweep(
         &mut self,
         memory: &M,
         layout: &Layout,
         silent_after: Duration,
-        now: Instant,
+        watched: Duration,
         events: &mut impl Extend<PortEvent>,
     ) {
         let endpoint = self.endpoint;
@@ -81,10 +81,10 @@ impl<M: Memory> Peer<M> {
                 if known.incarnation == hello.incarnation =>
             {
                 if beat == *last {
-                    notice_silence(endpoint, *moved, silent, silent_after, now, events);
+                    notice_silence(endpoint, *moved, silent, silent_after, watched, events);
                     return;
                 }
-                (*last, *moved) = (beat, now);
+                (*last, *moved) = (beat, watched);
                 if std::mem::take(silent) {
                     events.extend([PortEvent::Back { endpoint }]);
                 }
@@ -93,15 +93,15 @@ impl<M: Memory> Peer<M> {
                 if known.incarnation == hello.incarnation =>
             {
                 if beat == *last {
-                    notice_silence(endpoint, *moved, silent, silent_after, now, events);
+                    notice_silence(endpoint, *moved, silent, silent_after, watched, events);
                     return;
                 }
-                self.life = Life::Alive { hello, beat, moved: now, silent: false };
+                self.life = Life::Alive { hello, beat, moved: watched, silent: false };
                 self.appeared(hello, events);
             }
             life => {
                 let replaced = matches!(life, Life::Alive { .. });
-                *life = Life::Seen { hello, beat, moved: now, silent: false };
+                *life = Life::Seen { hello, beat, moved: watched, silent: false };
                 if replaced {
                     self.disconnect(events);
                     events.extend([PortEvent::Gone { endpoint }]);
@@ -307,13 +307,13 @@ impl<M: Memory> Peer<M> {
 
 fn notice_silence(
     endpoint: EndpointId,
-    moved: Instant,
+    moved: Duration,
     silent: &mut bool,
     silent_after: Duration,
-    now: Instant,
+    watched: Duration,
     events: &mut impl Extend<PortEvent>,
 ) {
-    let silence = now.saturating_duration_since(moved);
+    let silence = watched.saturating_sub(moved);
     if !*silent && silence >= silent_after {
         *silent = true;
         let for_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);

@@ -20,6 +20,8 @@ use crate::run_directory::RunDirectory;
 
 /// How often the slots of the pool are looked at, and how often the controller itself beats.
 const SWEEP_EVERY: Duration = Duration::from_millis(20);
+/// How often it looks at least before it calls somebody silent.
+const LOOKS_OF_A_SILENCE: u32 = 4;
 /// How long to sleep at most while an endpoint accepts a new connection, during which nobody rings.
 const SLEEP_WHILE_CONNECTING: Duration = Duration::from_millis(1);
 /// After this long a connection that is still not made is waited for without haste.
@@ -74,6 +76,9 @@ pub struct ControllerPort<M: Memory> {
     next_command: u64,
     beat: u64,
     sweep_due: Instant,
+    swept: Instant,
+    /// For how long it has watched the endpoints in all.
+    watched: Duration,
     silent_after: Duration,
     connecting: bool,
     connecting_haste_until: Instant,
@@ -129,6 +134,8 @@ impl<M: Memory> ControllerPort<M> {
             events: VecDeque::new(),
             next_command: 0,
             sweep_due: now,
+            swept: now,
+            watched: Duration::ZERO,
             silent_after: Duration::from_millis(200),
             connecting: false,
             connecting_haste_until: now,
@@ -139,7 +146,8 @@ impl<M: Memory> ControllerPort<M> {
         })
     }
 
-    /// How long a heartbeat may stand still before [`PortEvent::Silent`]; 200 ms unless told.
+    /// How long a heartbeat may stand still before [`PortEvent::Silent`], as far as this port was there to look; 200 ms unless
+    /// told.
     pub fn set_silent_after(&mut self, silent_after: Duration) {
         self.silent_after = silent_after;
     }
@@ -167,10 +175,15 @@ impl<M: Memory> ControllerPort<M> {
         }
         if now >= self.sweep_due {
             self.sweep_due = now + SWEEP_EVERY;
+            // One that was held up itself, with its machine or by its disk, saw nothing meanwhile: what stood still with it would
+            // all be taken for dead at its first look.
+            let unwatched = now.saturating_duration_since(self.swept);
+            self.watched += unwatched.min(self.silent_after / LOOKS_OF_A_SILENCE);
+            self.swept = now;
             self.beat = self.beat.wrapping_add(1);
             write_beat(&self.memory, self.layout.controller_heartbeat(self.office.replica), self.beat);
             for peer in self.peers.values_mut() {
-                peer.sweep(&self.memory, &self.layout, self.silent_after, now, &mut self.events);
+                peer.sweep(&self.memory, &self.layout, self.silent_after, self.watched, &mut self.events);
             }
         }
         self.connecting = false;

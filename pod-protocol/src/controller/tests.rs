@@ -56,8 +56,13 @@ impl Clock {
         Self { port, now: Instant::now() + Duration::from_secs(1) }
     }
 
-    /// What happened to the backend after this long.
+    /// What happened to the backend within this long, with a look every 20 ms.
     fn after(&mut self, ms: u64) -> Vec<PortEvent> {
+        (0..(ms / 20).max(1)).flat_map(|_| self.held_up(ms.min(20))).collect()
+    }
+
+    /// What happened to the backend after this long without a look.
+    fn held_up(&mut self, ms: u64) -> Vec<PortEvent> {
         self.now += Duration::from_millis(ms);
         std::iter::from_fn(|| self.port.poll(self.now)).filter(|event| event.endpoint() == BACKEND).collect()
     }
@@ -121,6 +126,27 @@ fn endpoint_appears_falls_silent_comes_back_is_replaced_and_leaves() {
     puppet.leave();
     assert_eq!(clock.after(20), [GONE]);
     assert_eq!(clock.after(1000), []);
+}
+
+#[test]
+fn a_controller_that_was_held_up_blames_nobody_for_it() {
+    let pod = TestPod::simulated(2);
+    let mut puppet = Puppet::new(&pod);
+    let mut clock = Clock::new(&pod);
+    clock.after(0);
+    puppet.hello(7, PROTOCOL);
+    clock.after(20);
+    puppet.beat();
+    assert_eq!(clock.after(20), [appeared(7)]);
+    // All of the machine stood still, so the heartbeat did too.
+    for _ in 0..3 {
+        assert_eq!(clock.held_up(10_000), []);
+    }
+    puppet.beat();
+    assert_eq!(clock.after(20), []);
+    // Who is dead is found out all the same, however seldom it looks.
+    let found: Vec<PortEvent> = (0..4).flat_map(|_| clock.held_up(10_000)).collect();
+    assert_eq!(found, [PortEvent::Silent { endpoint: BACKEND, for_ms: 200 }]);
 }
 
 #[test]
