@@ -448,7 +448,7 @@ mod tests {
     fn smallest_file_has_defaults() {
         let config = parse(SMALLEST).expect("a configuration");
         assert_eq!(config.listen(), Path::new("/run/wadi/controller.sock"));
-        assert_eq!(config.detect(), Duration::from_secs(1));
+        assert_eq!(config.detect(), Duration::from_millis(300));
         assert!(config.fence_wait() > config.run.fence());
     }
 
