@@ -85,8 +85,8 @@ pub struct ControllerSection {
     /// How many requests per second somebody may send over TCP, and as many at once; 0: any number.
     #[serde(default = "default_requests_per_second")]
     pub requests_per_second: u32,
-    /// How long an endpoint's heartbeat may stand still before the endpoint is silent, in ms, 50 to 60000. A host that died is
-    /// noticed a look (20 ms) later at most.
+    /// How long an endpoint's heartbeat may stand still before the endpoint is silent, in ms, 50 to 60000. A controller that
+    /// keeps up looks every 20 ms.
     #[serde(default = "default_detect_ms")]
     pub detect_ms: u64,
     /// How long guests wait for a storage backend that is away until their requests fail.
