@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -64,6 +65,11 @@ pub enum AgentError {
 
 type Waiting = Arc<Mutex<HashMap<u64, Sender<Outcome>>>>;
 
+/// How long a guest may take nothing of what it is sent before it counts as stuck.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often the agent is greeted while the guest boots.
+const GREETING_PERIOD: Duration = Duration::from_millis(200);
+
 /// A connection to a guest's agent. Commands may run side by side, from several threads.
 #[derive(Debug)]
 pub struct Agent {
@@ -118,7 +124,10 @@ impl Agent {
         let mut message = format!("run {id} {} {}\n", command.len(), stdin.len()).into_bytes();
         message.extend_from_slice(command.as_bytes());
         message.extend_from_slice(stdin);
-        lock(&self.writer).write_all(&message).map_err(|_| AgentError::Gone { what: command.to_owned() })?;
+        if let Err(error) = self.send(&message, command) {
+            lock(&self.waiting).remove(&id);
+            return Err(error);
+        }
         Ok(Job { id, what: command.to_owned(), outcome })
     }
 
@@ -137,9 +146,23 @@ impl Agent {
 
     /// Sends a signal, such as `TERM`, to a command and its children.
     pub fn signal(&self, job: &Job, signal: &str) -> Result<(), AgentError> {
-        lock(&self.writer)
-            .write_all(format!("kill {} {signal}\n", job.id).as_bytes())
-            .map_err(|_| AgentError::Gone { what: job.what.clone() })
+        self.send(format!("kill {} {signal}\n", job.id).as_bytes(), &job.what)
+    }
+
+    /// Sends the whole message. After an error the agent is of no more use: where a message that was cut off ends,
+    /// its reader cannot know.
+    fn send(&self, message: &[u8], what: &str) -> Result<(), AgentError> {
+        let mut writer = lock(&self.writer);
+        writer.write_all(message).map_err(|error| {
+            // Nothing to add if it is shut already.
+            let _ = writer.shutdown(Shutdown::Both);
+            match error.kind() {
+                io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+                    AgentError::TimedOut { after_s: WRITE_TIMEOUT.as_secs(), what: format!("to take {what}") }
+                }
+                _ => AgentError::Gone { what: what.to_owned() },
+            }
+        })
     }
 }
 
@@ -160,34 +183,46 @@ impl Job {
     }
 }
 
-/// Says hello until the agent does. What was said before it listened may be lost, or answered late.
+/// Says hello until the agent does. What was said before it listened may be lost, or answered late. A guest that
+/// does not boot takes nothing at all, so that neither direction may wait for ever.
 fn greet(
     reader: &mut BufReader<UnixStream>,
     writer: &mut UnixStream,
     started: Instant,
     deadline: Duration,
 ) -> io::Result<()> {
+    // Of the socket, and so of both.
+    writer.set_read_timeout(Some(GREETING_PERIOD))?;
+    writer.set_write_timeout(Some(GREETING_PERIOD))?;
     let mut token = 0;
+    let mut unsaid = Vec::new();
     let mut line = Vec::new();
-    reader.get_ref().set_read_timeout(Some(Duration::from_millis(200)))?;
-    loop {
-        token += 1;
-        writer.write_all(format!("hello {token}\n").as_bytes())?;
+    while started.elapsed() <= deadline {
+        if unsaid.is_empty() {
+            token += 1;
+            unsaid = format!("hello {token}\n").into_bytes();
+        }
+        match writer.write(&unsaid) {
+            Ok(bytes) => drop(unsaid.drain(..bytes)),
+            Err(e) if e.kind() != io::ErrorKind::WouldBlock => return Err(e),
+            Err(_) => continue,
+        }
         let wanted = format!("hello {token}\n");
-        loop {
+        while started.elapsed() <= deadline {
             match reader.read_until(b'\n', &mut line) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(_) if line == wanted.as_bytes() => {
-                    reader.get_ref().set_read_timeout(None)?;
+                    writer.set_read_timeout(None)?;
+                    writer.set_write_timeout(Some(WRITE_TIMEOUT))?;
                     return Ok(());
                 }
                 Ok(_) => line.clear(),
                 Err(e) if e.kind() != io::ErrorKind::WouldBlock => return Err(e),
-                Err(_) if started.elapsed() > deadline => return Err(io::ErrorKind::TimedOut.into()),
                 Err(_) => break,
             }
         }
     }
+    Err(io::ErrorKind::TimedOut.into())
 }
 
 fn read_answers(reader: &mut impl BufRead, waiting: &Waiting) -> io::Result<()> {
@@ -245,6 +280,46 @@ mod tests {
             Outcome { status: 3, stdout: b"a\nb\0".to_vec(), stderr: vec![] }
         );
         assert_eq!(first_outcome.recv().unwrap().stderr, b"xy");
+    }
+
+    /// A stream to a peer that takes nothing more: all there is room for is under way.
+    fn blocked() -> (UnixStream, UnixStream) {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        while ours.write(&[b'x'; 4096]).is_ok() {}
+        while ours.write(b"x").is_ok() {}
+        ours.set_nonblocking(false).unwrap();
+        (ours, theirs)
+    }
+
+    #[test]
+    fn a_guest_that_takes_nothing_is_not_waited_for_beyond_the_deadline() {
+        let (mut ours, _theirs) = blocked();
+        let mut reader = BufReader::new(ours.try_clone().unwrap());
+        let error = greet(&mut reader, &mut ours, Instant::now(), Duration::from_millis(300)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn a_guest_that_talks_without_end_is_not_listened_to_beyond_the_deadline() {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let talker = thread::spawn(move || while theirs.write_all(b"hello, hello\n").is_ok() {});
+        let mut reader = BufReader::new(ours.try_clone().unwrap());
+        let error = greet(&mut reader, &mut ours, Instant::now(), Duration::from_millis(300)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop((ours, reader));
+        talker.join().unwrap();
+    }
+
+    #[test]
+    fn a_command_that_is_not_taken_fails_and_leaves_no_use_of_the_agent() {
+        let (ours, theirs) = blocked();
+        ours.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+        let agent = Agent { writer: Mutex::new(ours), waiting: Waiting::default(), next: AtomicU64::new(1) };
+        assert!(matches!(agent.start("true", &[]), Err(AgentError::TimedOut { .. })));
+        assert!(lock(&agent.waiting).is_empty());
+        drop(theirs);
+        assert!(matches!(agent.start("true", &[]), Err(AgentError::Gone { .. })));
     }
 
     #[test]
