@@ -16,7 +16,7 @@ use crate::{GuestError, Progress};
 const KERNEL: &str = "linux-image-cloud-amd64";
 
 /// Whose files the guest's userland is made of. Libraries that are not here are stood in for.
-pub(crate) const USERLAND: [&str; 19] = [
+pub(crate) const USERLAND: [&str; 21] = [
     "busybox-static",
     "e2fsprogs",
     "ethtool",
@@ -26,6 +26,7 @@ pub(crate) const USERLAND: [&str; 19] = [
     "libblkid1",
     "libc6",
     "libcom-err2",
+    "libevent-2.1-7",
     "libext2fs2",
     "libinih1",
     "libiperf0",
@@ -34,6 +35,7 @@ pub(crate) const USERLAND: [&str; 19] = [
     "libss2",
     "liburcu8",
     "libuuid1",
+    "memcached",
     "xfsprogs",
     "zlib1g",
 ];

@@ -1,8 +1,8 @@
 //! Failover and graceful migration through a whole pod: real daemons, a real controller, cables that are pulled out of a
 //! bridge.
 //!
-//! UDP round trips go to a guest without a VM, since an emulated one would hide much; TCP goes to a real guest, whose
-//! kernel has the retransmission timers that count. Interruptions are measured at the client and include
+//! UDP round trips go to a guest without a VM, since an emulated one would hide much; TCP goes to memcached in a real guest,
+//! whose kernel has the retransmission timers that count. Interruptions are measured at the client and include
 //! everything from the cable to the new port of the switch.
 
 mod summary;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::Args;
 use guest_images::{Guest, Silent};
-use pod_controller::api::DeviceHealth;
+use pod_controller::api::{CreateInstance, DeviceHealth, Instance, NicRequest};
 use vhost_frontend::mock::EchoGuest;
 use wadi_tests::pod::{GUEST_ADDRESS, HostPlan, Pod, PodBuilder, VmShape};
 
@@ -39,7 +39,7 @@ pub(crate) struct Options {
     /// Datagrams per second. More keep two cores so busy that the time at which somebody runs is what is measured.
     #[arg(long, default_value_t = 1000)]
     rate: u32,
-    /// TCP connections; 0 leaves TCP, and with it the real guest, out.
+    /// Connections to memcached; 0 leaves it, and with it the real guest, out.
     #[arg(long, default_value_t = 4)]
     connections: u16,
 }
@@ -64,6 +64,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     }
     let mut measured = Measured::default();
     udp_rounds(options, &mut measured)?;
+    rail_rounds(options, &mut measured)?;
     if options.connections > 0 {
         tcp_rounds(options, &mut measured)?;
     }
@@ -114,12 +115,7 @@ enum Event {
 fn udp_rounds(options: &Options, measured: &mut Measured) -> Result<()> {
     let pod = pod()?;
     let instance = pod.create_instance("vm1", "h1", &[])?;
-    let nic = &instance.nics[0];
-    let _guest = EchoGuest::start(Path::new(&nic.socket));
-    // The guest answers datagrams and nothing else, so the client is told where it is.
-    let neighbour =
-        ["neighbour", "add", GUEST_ADDRESS, "lladdr", &nic.mac, "dev", "eth0", "nud", "permanent"];
-    pod.client_namespace().ip(&neighbour)?;
+    let _guest = echo(&pod, &instance)?;
     let length = Duration::from_secs_f64(options.seconds);
     let interval = Duration::from_secs(1) / options.rate;
     for round in 0..options.rounds {
@@ -147,12 +143,58 @@ fn udp_rounds(options: &Options, measured: &mut Measured) -> Result<()> {
     Ok(())
 }
 
+/// A guest that answers datagrams and nothing else, so the client is told where it is.
+fn echo(pod: &Pod, instance: &Instance) -> Result<EchoGuest> {
+    let nic = &instance.nics[0];
+    let guest = EchoGuest::start(Path::new(&nic.socket));
+    let neighbour =
+        ["neighbour", "add", GUEST_ADDRESS, "lladdr", &nic.mac, "dev", "eth0", "nud", "permanent"];
+    pod.client_namespace().ip(&neighbour)?;
+    Ok(guest)
+}
+
+/// As the others, but the guest uses both NICs at the same time: the cable is pulled over which its flow goes.
+fn rail_rounds(options: &Options, measured: &mut Measured) -> Result<()> {
+    let pod = PodBuilder::new()
+        .coherence("hardware")
+        .host(HostPlan::new("h1").vms())
+        .host(HostPlan::new("h2").nic("nic0").in_group("rack1"))
+        .host(HostPlan::new("h3").nic("nic1").in_group("rack1"))
+        .start()?;
+    let instance = pod.create_instance_as(&CreateInstance {
+        name: "vm1".to_owned(),
+        host: "h1".to_owned(),
+        nics: vec![NicRequest { rails: Some(2), ..NicRequest::default() }],
+        ..CreateInstance::default()
+    })?;
+    let _guest = echo(&pod, &instance)?;
+    let length = Duration::from_secs_f64(options.seconds);
+    let interval = Duration::from_secs(1) / options.rate;
+    for round in 0..options.rounds {
+        settle(&pod)?;
+        let mut pulled = None;
+        let seen = udp::round(pod.client_namespace(), length, interval, || {
+            let (host, nic) = pod.cable_towards(&instance.nics[0].mac)?;
+            pulled = Some((host.clone(), nic.clone()));
+            pod.pull_cable(&host, &nic)
+        })?;
+        if let Some((host, nic)) = pulled {
+            pod.plug_cable(&host, &nic)?;
+            // Pulled that often, it would be held otherwise.
+            let _ = pod.api().release_link(&host, &nic);
+        }
+        eprintln!("rails, round {}: {} of {} lost, {:?}", round + 1, seen.lost, seen.sent, seen.interruption);
+        measured.rails.push(seen);
+    }
+    Ok(())
+}
+
 fn tcp_rounds(options: &Options, measured: &mut Measured) -> Result<()> {
     let image = Guest::ensure(&mut Silent)?;
     let pod = pod()?;
     let instance = pod.create_instance("vm1", "h1", &[])?;
     let vm = pod.boot(&instance, &image, VmShape::default())?;
-    tcp::serve(&vm, options.connections)?;
+    tcp::serve(&vm)?;
     let length = Duration::from_secs_f64(options.seconds);
     let load = (options.connections, length, Duration::from_millis(2));
     for round in 0..options.rounds {
@@ -161,7 +203,7 @@ fn tcp_rounds(options: &Options, measured: &mut Measured) -> Result<()> {
         let seen = tcp::round(pod.client_namespace(), &vm, load, || pod.pull_cable(active.0, active.1))?;
         pod.plug_cable(active.0, active.1)?;
         eprintln!(
-            "TCP, round {}: P99 {:?} before, back after {:?}, {} timers",
+            "memcached, round {}: P99 {:?} before, back after {:?}, {} timers",
             round + 1,
             seen.before().unwrap_or_default(),
             seen.back_after().unwrap_or_default(),

@@ -26,6 +26,8 @@ const AFTER_TIMER_MS_MAX: f64 = RETRANSMISSION_MS + 20.0;
 pub(super) struct Measured {
     pub(super) undisturbed: Vec<udp::Round>,
     pub(super) failovers: Vec<udp::Round>,
+    /// With two NICs in use at the same time.
+    pub(super) rails: Vec<udp::Round>,
     pub(super) migrations: Vec<udp::Round>,
     pub(super) tcp: Vec<tcp::Round>,
 }
@@ -51,7 +53,7 @@ pub(super) fn show(measured: &Measured, rate: u32, output: &Path) -> Result<()> 
     println!("{}", udp_table(measured));
     let mut panels = vec![udp_panel(measured)];
     if !measured.tcp.is_empty() {
-        println!("\nTCP requests and responses to a real guest, cable pulled");
+        println!("\nRequests to memcached in a real guest over TCP, cable pulled");
         println!("{}", tcp_table(&measured.tcp));
         panels.push(tcp_panel(&measured.tcp));
     }
@@ -80,6 +82,7 @@ fn udp_table(measured: &Measured) -> Table {
     let kinds = [
         ("none", &measured.undisturbed),
         ("cable pulled", &measured.failovers),
+        ("cable of one of two NICs in use pulled", &measured.rails),
         ("moved in order", &measured.migrations),
     ];
     for (name, rounds) in kinds {
@@ -149,6 +152,7 @@ fn udp_panel(measured: &Measured) -> Panel {
         y_label: "ms",
         series: vec![
             series("interruption, cable pulled", sorted(&measured.failovers, |it| it.interruption)),
+            series("interruption, one of two NICs in use", sorted(&measured.rails, |it| it.interruption)),
             series(
                 "longest round trip, moved in order",
                 sorted(&measured.migrations, |it| it.longest_round_trip),
@@ -175,7 +179,7 @@ fn tcp_panel(rounds: &[tcp::Round]) -> Panel {
     let before = median(rounds.iter().filter_map(|it| it.before().map(ms))).unwrap_or_default();
     let series = |name: &str, points| Series { name: name.to_owned(), points };
     Panel {
-        title: format!("TCP, P99 per {} ms, median of the rounds", tcp::BIN.as_millis()),
+        title: format!("memcached, P99 per {} ms, median of the rounds", tcp::BIN.as_millis()),
         x_label: "ms since the cable was pulled",
         y_label: "ms",
         series: vec![
@@ -201,6 +205,16 @@ fn figures(measured: &Measured) -> Vec<Figure> {
     plain("UDP, cable pulled: interruption, worst", worst(interruption()), "ms");
     plain("UDP, cable pulled: lost, median", median(lost()).unwrap_or_default(), "packets");
     plain("UDP, cable pulled: lost, worst", worst(lost()), "packets");
+    let of_rails = || measured.rails.iter().map(|it| u32::try_from(it.lost).map_or(f64::INFINITY, f64::from));
+    let rail_interruption = || measured.rails.iter().map(|it| ms(it.interruption));
+    plain(
+        "UDP, one of two NICs in use: interruption, median",
+        median(rail_interruption()).unwrap_or_default(),
+        "ms",
+    );
+    plain("UDP, one of two NICs in use: interruption, worst", worst(rail_interruption()), "ms");
+    plain("UDP, one of two NICs in use: lost, median", median(of_rails()).unwrap_or_default(), "packets");
+    plain("UDP, one of two NICs in use: lost, worst", worst(of_rails()), "packets");
     let held_up = worst(measured.failovers.iter().map(|it| ms(it.held_up)));
     plain("sender held up by the machine, worst", held_up, "ms");
     plain("UDP, undisturbed: lost", count(&measured.undisturbed, |it| it.lost), "packets");
@@ -217,7 +231,7 @@ fn figures(measured: &Measured) -> Vec<Figure> {
         let those = measured.tcp.iter().filter(|it| (it.timers > 0) == fired);
         let back: Vec<f64> = those.filter_map(|it| it.back_after().map(ms)).collect();
         if let Some(value) = median(back.iter().copied()) {
-            let name = format!("TCP, {what} ({} rounds): P99 back, median", back.len());
+            let name = format!("memcached, {what} ({} rounds): P99 back, median", back.len());
             let rival = if fired { None } else { Some(PAPER_TCP_MS) };
             let figure = Figure::new(name, value, "ms").with_goal(Goal::AtMost(most));
             figures.push(if rival.is_some() { figure.against(PAPER, rival) } else { figure });

@@ -1,4 +1,4 @@
-//! Requests and responses over TCP to a real guest, and how their latency recovers from a failure.
+//! Requests over TCP to memcached in a real guest, and how their latency recovers from a failure.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -6,13 +6,14 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use wadi_tests::namespace::Namespace;
 use wadi_tests::pod::{GUEST_ADDRESS, PodVm};
 
-/// The first of the ports on which the guest echoes; each serves one connection at a time.
-const PORT: u16 = 7000;
-const MESSAGE_BYTES: usize = 64;
+/// memcached's.
+const PORT: u16 = 11211;
+const REQUEST: &[u8] = b"get key\r\n";
+const VALUE_BYTES: usize = 64;
 /// How long a request may take; far longer than any retransmission here.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Where P99 is looked at.
@@ -45,12 +46,17 @@ pub(super) struct Round {
     pub(super) timers: u64,
 }
 
-/// Echoes in the guest on as many ports as there are connections.
-pub(super) fn serve(vm: &PodVm, connections: u16) -> Result<()> {
-    let last = PORT + connections - 1;
+/// Starts memcached in the guest, with one value in it.
+pub(super) fn serve(vm: &PodVm) -> Result<()> {
+    let value = "v".repeat(VALUE_BYTES);
     vm.exec(&format!(
-        "for port in $(seq {PORT} {last}); do (while :; do nc -l -p $port -e cat; done) >/dev/null 2>&1 & done"
-    ))?;
+        "memcached -d -u root -l 0.0.0.0 -p {PORT} -t 2; \
+         (for try in $(seq 100); do \
+            printf 'set key 0 0 {VALUE_BYTES}\\r\\n{value}\\r\\nquit\\r\\n' | nc 127.0.0.1 {PORT} | grep -q STORED && exit 0; \
+            sleep 0.1; \
+          done; exit 1)"
+    ))
+    .context("memcached does not start in the guest")?;
     Ok(())
 }
 
@@ -62,9 +68,9 @@ pub(super) fn round(
     event: impl FnOnce() -> Result<()>,
 ) -> Result<Round> {
     let streams = client.inside(|| {
-        (PORT..PORT + connections)
-            .map(|port| {
-                let stream = TcpStream::connect((GUEST_ADDRESS, port))?;
+        (0..connections)
+            .map(|_| {
+                let stream = TcpStream::connect((GUEST_ADDRESS, PORT))?;
                 stream.set_nodelay(true)?;
                 stream.set_read_timeout(Some(PATIENCE))?;
                 Ok(stream)
@@ -99,12 +105,17 @@ fn exchange(
     interval: Duration,
 ) -> Result<Vec<Request>> {
     let mut requests = Vec::new();
-    let mut message = [0; MESSAGE_BYTES];
+    let mut response = vec![0; format!("VALUE key 0 {VALUE_BYTES}\r\n\r\nEND\r\n").len() + VALUE_BYTES];
     let mut next = begin;
     while begin.elapsed() < length {
         let sent = begin.elapsed();
-        stream.write_all(&message).context("cannot send a request")?;
-        stream.read_exact(&mut message).context("no response")?;
+        stream.write_all(REQUEST).context("cannot send a request")?;
+        stream.read_exact(&mut response).context("no response")?;
+        ensure!(
+            response.ends_with(b"\r\nEND\r\n"),
+            "memcached answers {:?}",
+            String::from_utf8_lossy(&response)
+        );
         requests.push(Request { sent, took: begin.elapsed().saturating_sub(sent), connection });
         next += interval;
         match next.checked_duration_since(Instant::now()) {

@@ -192,6 +192,11 @@ impl Pod {
         self.topology.set_cable(host, nic, true)
     }
 
+    /// The host and the NIC whose cable the switch has learnt an address to be at.
+    pub fn cable_towards(&self, mac: &str) -> Result<(String, String)> {
+        self.topology.cable_towards(mac)
+    }
+
     /// Makes the pool, with a program of its own as an operator would.
     pub fn create_pool(&self) -> Result<()> {
         let output = Command::new(self.binary("wadi-pool"))

@@ -61,6 +61,22 @@ impl Topology {
         // A switch notices at once where it cannot send any more; a bridge has to be told, and is told before.
         if plugged { set("up").and_then(|()| note()) } else { note().and_then(|()| set("down")) }
     }
+
+    /// The host and the NIC to which the switch sends what is for an address.
+    pub(super) fn cable_towards(&self, mac: &str) -> Result<(String, String)> {
+        let output = self.switch.command("bridge".as_ref()).args(["fdb", "show", "br", SWITCH]).output()?;
+        let table = String::from_utf8_lossy(&output.stdout);
+        let learnt = |line: &str| {
+            let mut words = line.split_whitespace();
+            let found = words.next() == Some(mac) && words.next() == Some("dev");
+            words
+                .next()
+                .filter(|_| found)?
+                .split_once('-')
+                .map(|(host, nic)| (host.to_owned(), nic.to_owned()))
+        };
+        table.lines().find_map(learnt).with_context(|| format!("the switch has not learnt {mac}: {table}"))
+    }
 }
 
 /// The host's end of the cable is `eth<index>`. For the TAP driver, a bridge joins it with the TAP device that the
