@@ -3,6 +3,7 @@
 //! Every descriptor is read from guest memory exactly once, into a [`Chain`] of ours; nothing that was checked can be
 //! changed by the guest afterwards. A walk ends in a whole chain or an error, never in a chain cut short.
 
+use cxl_pool::LINE_BYTES;
 use thiserror::Error;
 use virtio_bindings::bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 use virtio_queue::desc::split::Descriptor;
@@ -184,6 +185,23 @@ pub(crate) struct Table {
 }
 
 impl Table {
+    /// Asks for the descriptors of these chains, which another core has written most likely.
+    #[inline]
+    pub(crate) fn prefetch(&self, view: &GuestView<'_>, heads: impl Iterator<Item = u16>) {
+        let mut asked_for = None;
+        for head in heads {
+            let line = u64::from(head) * DESCRIPTOR_BYTES / LINE_BYTES as u64;
+            // Most of them follow each other.
+            if asked_for.replace(line) == Some(line) {
+                continue;
+            }
+            let at = self.address.0.checked_add(line * LINE_BYTES as u64).map(GuestAddress);
+            if let Some(slice) = at.and_then(|at| view.slice(at, size_of::<Descriptor>())) {
+                cxl_pool::prefetch_front(&slice);
+            }
+        }
+    }
+
     /// Walks the chain that begins at `head`, which must be inside the table.
     #[inline]
     pub(crate) fn walk(&self, view: &GuestView<'_>, head: u16, chain: &mut Chain) -> Result<(), ChainError> {

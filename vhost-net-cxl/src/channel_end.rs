@@ -15,7 +15,7 @@ use crate::channel_counters::{ChannelBook, ChannelCounters};
 use crate::message::{NetMessage, Run, Status};
 
 /// Messages that one look at a channel takes at most.
-pub const MESSAGES_PER_LOOK: usize = 64;
+pub const MESSAGES_PER_LOOK: usize = 128;
 /// Messages that wait at most to be put into the ring together.
 const OUTBOX_MESSAGES: usize = 64;
 /// Slots set aside for what is neither a request nor a completion.
@@ -145,17 +145,23 @@ impl<M: Memory> ChannelEnd<M> {
     /// that follow it and ended alike, with [`publish`](Self::publish) at the latest.
     #[inline]
     pub fn complete(&mut self, done: NetMessage, status: Status) {
+        self.complete_run(done, Run { status, packets: 1 });
+    }
+
+    /// As [`complete`](Self::complete), for packets of one sender with consecutive numbers, of which `done` is the first one's.
+    #[inline]
+    pub fn complete_run(&mut self, done: NetMessage, ended: Run) {
         if let Some((first, run)) = &mut self.gathered
             && (first.opcode, first.lease, first.generation) == (done.opcode, done.lease, done.generation)
-            && run.status == status
-            && run.packets < Run::MAX
+            && run.status == ended.status
+            && run.packets <= Run::MAX - ended.packets
             && first.sequence.wrapping_add(run.packets) == done.sequence
         {
-            run.packets += 1;
+            run.packets += ended.packets;
             return;
         }
         self.send_gathered();
-        self.gathered = Some((done, Run { status, packets: 1 }));
+        self.gathered = Some((done, ended));
     }
 
     fn send_gathered(&mut self) {

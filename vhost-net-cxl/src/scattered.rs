@@ -12,7 +12,7 @@
 //! takes ranges only from the memory that is leased to the instance. It may read them until it has completed the
 //! packet, so the guest gets its descriptors back no earlier.
 
-use cxl_pool::{Area, ByteOffset, Memory};
+use cxl_pool::{Area, ByteOffset, LINE_BYTES, Memory};
 
 use crate::nic::Piece;
 
@@ -25,6 +25,29 @@ pub const RANGES_MAX: usize = (BUFFER_BYTES - FRONT_BYTES) as usize / RANGE_BYTE
 /// Pieces of one packet: its front and its ranges.
 pub const PIECES_MAX: usize = RANGES_MAX + 1;
 const RANGE_BYTES: usize = 16;
+/// Length of the longest list.
+pub const LIST_BYTES_MAX: u64 = (BUFFER_BYTES - FRONT_BYTES) as u64;
+/// So many ranges are in the first line of a list. Few packets have more.
+const RANGES_PER_LINE: usize = LINE_BYTES / RANGE_BYTES;
+
+/// Where the list of a packet begins whose buffer begins at `buffer`.
+#[inline]
+pub fn list(buffer: ByteOffset) -> ByteOffset {
+    buffer.saturating_add(FRONT_BYTES.into())
+}
+
+/// Whether the list of a packet of `bytes` bytes is longer than its first line, which was invalidated.
+#[inline]
+pub fn is_long<M: Memory>(memory: &M, buffer: ByteOffset, bytes: u32) -> bool {
+    let lengths = (0..RANGES_PER_LINE).map(|index| memory.load(range(buffer, index).saturating_add(8)));
+    lengths.fold(0, u64::saturating_add) < u64::from(bytes.saturating_sub(FRONT_BYTES))
+}
+
+/// Where a range of a packet is listed.
+#[inline]
+fn range(buffer: ByteOffset, index: usize) -> ByteOffset {
+    list(buffer).saturating_add((index * RANGE_BYTES) as u64)
+}
 
 /// Writes the list of `ranges` to `into`, and returns its length.
 pub fn write_list(ranges: &[(ByteOffset, u32)], into: &mut [u8]) -> usize {
@@ -52,7 +75,7 @@ pub fn pieces<M: Memory>(
         if left == 0 {
             return true;
         }
-        let entry = buffer.saturating_add(u64::from(FRONT_BYTES) + (index * RANGE_BYTES) as u64);
+        let entry = range(buffer, index);
         let (at, length) = (memory.load(entry), memory.load(entry.saturating_add(8)));
         let Some(piece) = u32::try_from(length).ok().filter(|length| (1..=left).contains(length)) else {
             return false;

@@ -41,6 +41,7 @@ impl Ring {
                 return Err(broken);
             }
         };
+        self.table.prefetch(&view, chains[..usize::from(taken)].iter().map(Chain::head));
         for chain in &mut chains[..usize::from(taken)] {
             let outcome = self.table.walk(&view, chain.head(), chain);
             chain.set_fault(outcome.err());

@@ -5,12 +5,12 @@ use cxl_pool::Memory;
 use pod_protocol::ids::{ChannelId, MacAddress};
 
 use super::Backend;
-use super::outgoing::{complete, gather, piece};
+use super::outgoing::{complete, gather, piece, transmit_done};
 use super::port::Port;
 use super::registration::{Registration, RegistrationIndex};
 use super::wire::Outgoing;
 use crate::counters::DropReason;
-use crate::message::{NetMessage, Status};
+use crate::message::{NetMessage, Run, Status};
 use crate::nic::{BATCH_FRAMES, Batch};
 use crate::offloads::Offloads;
 use crate::vnet_header::{HEADER_BYTES, VnetHeader};
@@ -126,6 +126,9 @@ impl Direct {
     }
 }
 
+// A batch is completed by one run at most.
+const _: () = assert!(BATCH_FRAMES <= Run::MAX as usize);
+
 impl<M: Memory> Backend<M> {
     /// Gives a NIC what was gathered for it. What it does not take is behind nothing else of its sender and goes into the
     /// backlog.
@@ -145,13 +148,21 @@ impl<M: Memory> Backend<M> {
             }
         };
         let (done, left) = packets.split_at(sent.min(packets.len()));
-        let mut bytes = 0;
-        for (message, _) in done {
-            bytes += u64::from(message.bytes) - HEADER_BYTES as u64;
-            complete(end, message, Status::Sent);
-        }
+        let bytes: u64 = done.iter().map(|(message, _)| u64::from(message.bytes)).sum();
         port.counters.tx_packets.add(done.len() as u64);
-        port.counters.tx_bytes.add(bytes);
+        port.counters.tx_bytes.add(bytes - (done.len() * HEADER_BYTES) as u64);
+        let mut done = done;
+        while let Some((first, _)) = done.first() {
+            let consecutive = |number: u16| first.sequence.wrapping_add(number);
+            let numbered = (0..).zip(done);
+            let together =
+                numbered.take_while(|(number, (it, _))| it.sequence == consecutive(*number)).count();
+            let (run, rest) = done.split_at(together);
+            // At most as many as fit a batch.
+            let packets = u16::try_from(run.len()).unwrap_or(Run::MAX);
+            end.complete_run(transmit_done(first), Run { status: Status::Sent, packets });
+            done = rest;
+        }
         for (message, header) in left {
             let Sender { registration, channel, .. } = *sender;
             if port.backlog.has_room(registration) {

@@ -77,7 +77,7 @@ impl<M: Memory> Backend<M> {
             }
         };
         let Some(registration) = &self.ports[place].registrations[index.get()] else { return };
-        let (area, ram) = (registration.object.tx_area, registration.object.ram_area);
+        let area = registration.object.tx_area;
         if registration.object.channel != self.channels[channel].object().id {
             for _ in messages() {
                 registration.counters.count_drop(DropReason::OutsideArea);
@@ -92,23 +92,7 @@ impl<M: Memory> Backend<M> {
             return refuse(&mut self.channels[channel], Status::Unreachable);
         }
         if !M::COHERENT {
-            // What is about to be read may have been brought into our cache by a prefetch since its last use.
-            let whole = !self.ports[place].nic.identity().cache_bypassing;
-            for message in messages().filter(|message| lies_in(area, message)) {
-                let guarded = registration.guard.is_some();
-                let front =
-                    if guarded { HEADER_BYTES + source_guard::FRONT_BYTES } else { LINE_BYTES } as u64;
-                let bytes = u64::from(message.bytes).min(if whole { u64::MAX } else { front });
-                let bytes = if message.more { u64::from(scattered::BUFFER_BYTES) } else { bytes };
-                self.memory.invalidate(message.line.bytes(), bytes);
-            }
-            self.memory.full_fence();
-            if whole && let Some(ram) = ram {
-                self.invalidate_payloads(messages().filter(|message| lies_in(area, message)), ram);
-            }
-            for message in messages().take(AHEAD_PACKETS).filter(|message| lies_in(area, message)) {
-                self.memory.prefetch(message.line.bytes());
-            }
+            self.invalidate_run(place, registration, run);
         }
         let id = self.channels[channel].object().id;
         let vlan = registration.object.policy.vlan;
@@ -119,7 +103,7 @@ impl<M: Memory> Backend<M> {
                 && let Some(ahead) = run.get(position + AHEAD_PACKETS).and_then(|it| NetMessage::decode(*it))
                 && lies_in(area, &ahead)
             {
-                self.memory.prefetch(ahead.line.bytes());
+                fetch(&self.memory, &ahead);
             }
             let Some(registration) = &self.ports[place].registrations[index.get()] else { break };
             let checked = check(&self.memory, registration, &message, lies_in(area, &message));
@@ -154,11 +138,58 @@ impl<M: Memory> Backend<M> {
         }
     }
 
+    /// What is about to be read of packets may have been brought into our cache by a prefetch since its last use.
+    fn invalidate_run(&self, place: usize, sender: &Registration, run: &[[u64; 2]]) {
+        let (area, ram) = (sender.object.tx_area, sender.object.ram_area);
+        let here = || {
+            let messages = run.iter().filter_map(|words| NetMessage::decode(*words));
+            messages.filter(move |message| lies_in(area, message))
+        };
+        let whole = !self.ports[place].nic.identity().cache_bypassing;
+        let guarded = sender.guard.is_some();
+        // A device reads the rest by itself.
+        let front = if guarded { HEADER_BYTES + source_guard::FRONT_BYTES } else { LINE_BYTES } as u64;
+        let mut any_scattered = false;
+        for message in here() {
+            let start = message.line.bytes();
+            let own = if message.more { scattered::FRONT_BYTES } else { message.bytes };
+            self.memory.invalidate(start, u64::from(own).min(if whole { u64::MAX } else { front }));
+            if message.more {
+                self.memory.invalidate(scattered::list(start), LINE_BYTES as u64);
+                any_scattered = true;
+            }
+        }
+        self.memory.full_fence();
+        here().take(AHEAD_PACKETS).for_each(|message| fetch(&self.memory, &message));
+        if let Some(ram) = ram.filter(|_| any_scattered) {
+            let scattered = || here().filter(|message| message.more);
+            self.invalidate_long_lists(scattered());
+            if whole {
+                self.invalidate_payloads(scattered(), ram);
+            }
+        }
+    }
+
+    /// Invalidates the lists of scattered packets that are longer than a line, of which the first one was invalidated.
+    fn invalidate_long_lists(&self, messages: impl Iterator<Item = NetMessage>) {
+        let mut any = false;
+        for message in messages {
+            let start = message.line.bytes();
+            if scattered::is_long(&self.memory, start, message.bytes) {
+                self.memory.invalidate(scattered::list(start), scattered::LIST_BYTES_MAX);
+                any = true;
+            }
+        }
+        if any {
+            self.memory.full_fence();
+        }
+    }
+
     /// Invalidates what scattered packets consist of besides their buffers. What does not lie where it may is refused
     /// later.
     fn invalidate_payloads(&self, messages: impl Iterator<Item = NetMessage>, ram: Area) {
         let mut any = false;
-        for message in messages.filter(|message| message.more) {
+        for message in messages {
             let mut front = true;
             scattered::pieces(&self.memory, message.line.bytes(), message.bytes, ram, |piece| {
                 if !std::mem::take(&mut front) {
@@ -267,6 +298,15 @@ impl<M: Memory> Backend<M> {
     }
 }
 
+/// Asks for what is looked at of a packet.
+#[inline]
+fn fetch<M: Memory>(memory: &M, message: &NetMessage) {
+    memory.prefetch(message.line.bytes());
+    if message.more {
+        memory.prefetch(scattered::list(message.line.bytes()));
+    }
+}
+
 /// Looks whether a packet is one that its sender may send, and returns its header and addresses.
 #[inline]
 fn check<M: Memory>(
@@ -320,7 +360,13 @@ pub(super) fn split(front: [u8; FRONT_BYTES]) -> (VnetHeader, Addresses) {
 
 #[inline]
 pub(super) fn complete<M: Memory>(end: &mut ChannelEnd<M>, message: &NetMessage, status: Status) {
-    end.complete(NetMessage { opcode: Opcode::TransmitDone, ..*message }, status);
+    end.complete(transmit_done(message), status);
+}
+
+/// The completion of a packet but for how it ended.
+#[inline]
+pub(super) fn transmit_done(message: &NetMessage) -> NetMessage {
+    NetMessage { opcode: Opcode::TransmitDone, ..*message }
 }
 
 /// Whether a packet, or the front of a scattered one with the list of the rest, lies in an area, and can be one at all.

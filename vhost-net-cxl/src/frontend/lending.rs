@@ -11,34 +11,43 @@ use cxl_pool::{ByteOffset, LINE_BYTES, Memory};
 use pod_protocol::worker::Reply;
 use vhost_frontend::{Buffer, Chain, ChainReader, GuestMemory, GuestView, PoolMap, PoolRam};
 
+use super::copying::Rules;
 use super::port::Port;
-use super::transmit::Rules;
 use crate::counters::DropReason;
-use crate::scattered::{BUFFER_BYTES, FRONT_BYTES, RANGES_MAX, write_list};
+use crate::scattered::{self, BUFFER_BYTES, FRONT_BYTES, RANGES_MAX, write_list};
 use crate::vnet_header::{HEADER_BYTES, VnetHeader};
 
 /// How long a queue that is to stop waits for the backend. A backend holds a packet for a second at most.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Where the payload of a packet lies.
+/// Where the payload of a packet lies; storage that is used for one packet after the other.
 pub(super) struct Ranges {
     list: [(ByteOffset, u32); RANGES_MAX],
     count: usize,
 }
 
 impl Ranges {
+    pub(super) const fn new() -> Self {
+        Self { list: [(ByteOffset::new(0), 0); RANGES_MAX], count: 0 }
+    }
+
     /// Finds the payload of a packet of `bytes` bytes with its header, where that takes `header_bytes` in the chain. Nothing if
     /// it does not lie in the pool, or if copying it is as cheap.
     #[inline]
-    pub(super) fn of(map: &PoolMap, chain: &Chain, header_bytes: usize, bytes: u32) -> Option<Self> {
+    pub(super) fn find(
+        &mut self,
+        map: &PoolMap,
+        chain: &Chain,
+        header_bytes: usize,
+        bytes: u32,
+    ) -> Option<&Self> {
         if map.is_empty() || bytes <= BUFFER_BYTES {
             return None;
         }
-        let mut list = [(ByteOffset::new(0), 0); RANGES_MAX];
         let front = u64::from(FRONT_BYTES) - HEADER_BYTES as u64 + header_bytes as u64;
         let rest = u64::from(bytes - FRONT_BYTES);
-        let count = map.ranges(chain.readable(), front, rest, &mut list)?;
-        Some(Self { list, count })
+        self.count = map.ranges(chain.readable(), front, rest, &mut self.list)?;
+        Some(self)
     }
 
     fn get(&self) -> &[(ByteOffset, u32)] {
@@ -59,14 +68,31 @@ impl Rules {
         buffer: Buffer,
         bounce: &mut [u8],
     ) -> Result<(), DropReason> {
+        let first = match chain.readable() {
+            [first, ..] if self.header_bytes == HEADER_BYTES && first.bytes >= FRONT_BYTES => {
+                view.slice(first.address, FRONT_BYTES as usize)
+            }
+            _ => None,
+        };
         let (front, list) = bounce.split_at_mut(FRONT_BYTES as usize);
+        let list_bytes = write_list(ranges.get(), list);
+        let end = FRONT_BYTES as usize + list_bytes;
+        if M::COHERENT
+            && let Some(whole) = &first
+        {
+            memory.copy_from(buffer.start(), whole);
+            let mut raw = [0; HEADER_BYTES];
+            memory.read(buffer.start(), &mut raw);
+            let clean = VnetHeader::to_bytes(self.clean(raw, frame_bytes)?);
+            if clean != raw {
+                memory.write(buffer.start(), &clean);
+            }
+            memory.write(scattered::list(buffer.start()), &list[..list_bytes]);
+            return Ok(());
+        }
         let (header, frame) = front.split_first_chunk_mut::<HEADER_BYTES>().ok_or(DropReason::BadChain)?;
         let mut raw = [0; HEADER_BYTES];
-        if self.header_bytes == HEADER_BYTES
-            && let [first, ..] = chain.readable()
-            && first.bytes >= FRONT_BYTES
-            && let Some(whole) = view.slice(first.address, FRONT_BYTES as usize)
-        {
+        if let Some(whole) = first {
             whole.copy_to(&mut raw);
             let rest = whole.offset(HEADER_BYTES).map_err(|_| DropReason::BadChain)?;
             rest.copy_to(frame);
@@ -76,7 +102,6 @@ impl Rules {
             reader.read(frame).map_err(|_| DropReason::BadChain)?;
         }
         *header = VnetHeader::to_bytes(self.clean(raw, frame_bytes)?);
-        let end = FRONT_BYTES as usize + write_list(ranges.get(), list);
         if M::COHERENT {
             memory.write(buffer.start(), &bounce[..end]);
             return Ok(());

@@ -6,6 +6,7 @@
 
 mod announcing;
 mod buffers;
+mod copying;
 mod device;
 mod flow;
 mod handler;
@@ -44,7 +45,7 @@ use crate::counters::LeaseBook;
 use crate::id_hash::IdHash;
 
 /// Packets that one port sends per turn at most.
-const PACKETS_PER_TURN: usize = 64;
+const PACKETS_PER_TURN: usize = 128;
 /// The part of a channel's room that is kept for guests that have sent less than they are promised: one in so many.
 const KEPT_PART: u32 = 4;
 /// After how long a packet is offered again that the backend was not ready for.

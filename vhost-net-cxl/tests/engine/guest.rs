@@ -19,6 +19,7 @@ pub(crate) const RINGS_BYTES: u64 = 64 << 10;
 pub(crate) const USED_RING: u64 = 0xa000;
 pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
 
 /// Stores bytes at an offset of the pool.
 type Store = Box<dyn Fn(ByteOffset, &[u8])>;
@@ -121,6 +122,31 @@ impl Guest {
         }
         let second = (head + 1, at + u64::from(header_bytes), frame_bytes, 0);
         self.transmit.offer(&[(head, at, header_bytes, NEXT), second]);
+        true
+    }
+
+    /// As [`Guest::send`], in so many pieces that do not follow each other in memory, which an indirect table names.
+    pub(crate) fn send_in_pieces(&mut self, header: &[u8], frame: &[u8], pieces: usize) -> bool {
+        const GAP: usize = 8;
+        let Some(head) = self.transmit.free_pair() else { return false };
+        let (at, table) = (self.transmit.buffer(head, 70_000), self.transmit.buffer(head + 1, 70_000));
+        let packet = [header, frame].concat();
+        let step = packet.len().div_ceil(pieces);
+        let parts: Vec<&[u8]> = packet.chunks(step).collect();
+        for (number, part) in parts.iter().enumerate() {
+            let here = at + u64::try_from(number * (step + GAP)).expect("small");
+            self.store(here, part);
+            let next = u16::try_from(number + 1).expect("few");
+            let flags = if number + 1 < parts.len() { NEXT } else { 0 };
+            let mut raw = [0_u8; 16];
+            raw[..8].copy_from_slice(&here.to_le_bytes());
+            raw[8..12].copy_from_slice(&u32::try_from(part.len()).expect("short").to_le_bytes());
+            raw[12..14].copy_from_slice(&flags.to_le_bytes());
+            raw[14..].copy_from_slice(&next.to_le_bytes());
+            self.store(table + 16 * u64::try_from(number).expect("few"), &raw);
+        }
+        let table_bytes = 16 * u32::try_from(parts.len()).expect("few");
+        self.transmit.offer(&[(head, table, table_bytes, INDIRECT)]);
         true
     }
 

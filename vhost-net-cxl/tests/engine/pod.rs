@@ -23,6 +23,7 @@ use vhost_net_cxl::nic::null::NullNic;
 use vhost_net_cxl::nic::{LinkState, Nic, NicConfig};
 use vhost_net_cxl::offloads::Offloads;
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 
 use crate::guest::Guest;
@@ -33,7 +34,10 @@ const MTU: u16 = 1500;
 
 /// What a modern driver acknowledges.
 pub(crate) fn all_features() -> u64 {
-    1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_NET_F_MRG_RXBUF | Offloads::ALL.features()
+    1 << VIRTIO_F_VERSION_1
+        | 1 << VIRTIO_RING_F_INDIRECT_DESC
+        | 1 << VIRTIO_NET_F_MRG_RXBUF
+        | Offloads::ALL.features()
 }
 
 pub(crate) fn mac(last: u8) -> MacAddress {

@@ -63,7 +63,7 @@ fn a_channel_whose_peer_keeps_up_has_room_for_every_burst() {
             for burst in 0..600_usize {
                 let limit = sender.limit();
                 assert_eq!(sender.room(), limit, "seed {seed}, burst {burst}: nothing is under way");
-                let count = 1 + burst * 7 % MESSAGES_PER_LOOK;
+                let count = 1 + burst * 7 % MESSAGES_PER_LOOK.min(limit as usize);
                 let number = |position: usize| next.wrapping_add(u16::try_from(position).expect("small"));
                 let messages: Vec<_> = (0..count).map(|it| message(number(it)).encode()).collect();
                 next = number(count);

@@ -111,6 +111,24 @@ fn the_payload_stays_in_the_guests_memory() {
 }
 
 #[test]
+fn a_list_of_more_ranges_than_a_line_holds_is_read_whole() {
+    check_seeds("-p vhost-net-cxl --test engine", 24, |seed| {
+        let mut pod = pod(seed, Offloads::ALL);
+        // Again and again in the same buffer, with lists of other lengths before and after.
+        for (number, pieces) in (0..).zip([2, 9, 17, 3, 12, 6, 17, 1]) {
+            let packet = frame(number, 1200 + 16 * number as usize);
+            assert!(pod.guest.send_in_pieces(&[0; 12], &packet, pieces));
+            pod.settle();
+            assert_eq!(pod.sent(), [packet]);
+            pod.guest.transmit.reclaim_pairs();
+        }
+        assert_eq!(pod.backend.lease(1).drops, [].into());
+        assert_eq!(pod.pool.faults(), Faults::default());
+        Ok(())
+    });
+}
+
+#[test]
 fn a_chain_of_64_descriptors_is_lent_where_it_is_in_few_pieces_and_copied_where_it_is_not() {
     for apart in [0, 1] {
         let mut pod = pod(3, Offloads::ALL);
