@@ -99,10 +99,70 @@ fn segments_have_any_length_from_one_byte_to_the_whole_request() {
         }
         assert!(control.bytes(VOLUME_START + 3 * SECTOR, bytes as usize) == data);
     }
-    // More than was offered is refused, and the queue goes on.
+    // Firmware does not keep to what was offered.
+    let longer = [REQUEST_BYTES_MAX + 512, REQUEST_BYTES_MAX * 2 - 512, VOLUME_BYTES as u32];
+    for (round, bytes) in longer.into_iter().enumerate() {
+        let sector = (VOLUME_BYTES - u64::from(bytes)) / SECTOR;
+        let data = pattern(round as u64, bytes as usize);
+        for kind in [T_OUT, T_IN] {
+            let writable = kind == T_IN;
+            driver.write_header(place, kind, sector);
+            driver.write(place.data, &if writable { vec![0x55; bytes as usize] } else { data.clone() });
+            let head = driver.guest.offer(0, &Driver::pieces(place, kind, bytes), None);
+            let written = if writable { bytes + 1 } else { 1 };
+            assert_eq!(driver.answer(0, 0, head), (OK, written), "{bytes} bytes");
+            assert!(driver.read(place.data, bytes as usize) == data, "{bytes} bytes");
+        }
+        assert!(control.bytes(VOLUME_START + sector * SECTOR, bytes as usize) == data);
+        // Beyond the end nothing is done at all.
+        driver.write_header(place, T_OUT, sector + 1);
+        let head = driver.guest.offer(0, &Driver::pieces(place, T_OUT, bytes), None);
+        assert_eq!(driver.answer(0, 0, head), (IOERR, 1));
+        assert!(control.bytes(VOLUME_START + sector * SECTOR, bytes as usize) == data);
+    }
+    // One that fails on its way is an error, and the queue goes on.
+    control.fail(true);
     driver.write_header(place, T_IN, 0);
-    let pieces = Driver::pieces(place, T_IN, REQUEST_BYTES_MAX + 512);
-    let head = driver.guest.offer(0, &pieces, None);
+    let head = driver.guest.offer(0, &Driver::pieces(place, T_IN, VOLUME_BYTES as u32), None);
     assert_eq!(driver.answer(0, 0, head).0, IOERR);
+    control.fail(false);
     assert_eq!(driver.read_sectors(3, 512).len(), 512);
+}
+
+#[test]
+fn long_requests_go_on_after_a_backend_died_among_their_steps() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let options = CreateOptions { size_bytes: Some(POOL_BYTES), ..CreateOptions::default() };
+    let pool = Pool::create(&directory.path().join("pool"), &options).unwrap();
+    let mut pod = common::Pod::new(pool.software(), pool.software(), pool.layout().data().start);
+    let control = Control::new();
+    let ssd = RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) };
+    pod.start(Box::new(ssd));
+    let mut driver = Driver::connected(&pod);
+    let place = driver.place(0);
+    let bytes = VOLUME_BYTES as u32;
+    let data = pattern(9, bytes as usize);
+    for kind in [T_OUT, T_IN] {
+        let writable = kind == T_IN;
+        driver.write_header(place, kind, 0);
+        driver.write(place.data, &if writable { vec![0x55; bytes as usize] } else { data.clone() });
+        let before = control.log().len();
+        control.let_pass(1);
+        let head = driver.guest.offer(0, &Driver::pieces(place, kind, bytes), None);
+        eventually(|| control.log().len() == before + 2);
+        // The second step is under way.
+        pod.backend = None;
+        control.orphaned(&pod.backend_memory, || false);
+        control.hold(false);
+        let ssd = RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) };
+        pod.start_backend(Box::new(ssd));
+        pod.apply_volume();
+        pod.new_channel();
+        assert_eq!(driver.answer(0, 0, head).0, OK);
+        assert!(driver.read(place.data, bytes as usize) == data);
+        let offsets: Vec<u64> = control.log()[before..].iter().map(|command| command.offset_bytes).collect();
+        let [first, second, again, ..] = offsets[..] else { panic!("{offsets:?}") };
+        assert!(first < second && second == again, "the first step is not done twice: {offsets:?}");
+    }
+    assert!(control.bytes(VOLUME_START, bytes as usize) == data);
 }

@@ -18,8 +18,11 @@ pub(crate) const QUEUE_SIZE_MAX: u16 = 1024;
 const SEGMENTS_MAX: u32 = 126;
 /// Bytes of a segment.
 const SEGMENT_BYTES_MAX: u32 = 32 << 10;
-/// Bytes of a request's data: what a guest that keeps to the limits above sends at most.
+/// Data that is sent to a backend at once, in bytes: what a guest that keeps to the limits above sends at most.
 pub(crate) const REQUEST_BYTES_MAX: u64 = (SEGMENTS_MAX * SEGMENT_BYTES_MAX) as u64;
+
+/// Data of a guest's request, in bytes. Firmware does not keep to the limits above: it reads a whole kernel with one request.
+pub(crate) const TRANSFER_BYTES_MAX: u64 = 1 << 31;
 
 /// Sectors of one discard.
 const DISCARD_SECTORS_MAX: u32 = 1 << 21;

@@ -16,6 +16,7 @@ mod serve;
 mod sink;
 mod slots;
 mod spread;
+mod steps;
 mod striped;
 mod task;
 mod unflushed;

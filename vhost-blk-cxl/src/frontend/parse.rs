@@ -9,7 +9,7 @@ use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
 
-use super::device::{ID_BYTES, REQUEST_BYTES_MAX, SECTOR_BYTES, range_sectors_max};
+use super::device::{ID_BYTES, SECTOR_BYTES, TRANSFER_BYTES_MAX, range_sectors_max};
 use crate::message::Operation;
 
 /// type, reserved, sector.
@@ -92,7 +92,7 @@ pub fn parse(memory: &GuestMemory, chain: &Chain, shape: Shape) -> Parsed {
 
 fn transfer(operation: Operation, sector: u64, length_bytes: u64, shape: Shape) -> Parsed {
     let refused = Parsed::Refused(Refusal::IoError);
-    if length_bytes == 0 || length_bytes > REQUEST_BYTES_MAX || operation.writes() && shape.read_only {
+    if length_bytes == 0 || length_bytes > TRANSFER_BYTES_MAX || operation.writes() && shape.read_only {
         return refused;
     }
     match bounded(sector, length_bytes, shape) {

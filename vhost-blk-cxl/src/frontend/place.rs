@@ -134,6 +134,12 @@ impl<M: Memory> Disk<M> {
         if !slot.operation.has_data() || slot.place != Place::Nowhere {
             return Ok(true);
         }
+        if slot.done_bytes > 0
+            && let Some(pacer) = &mut self.pacer
+            && !pacer.admit(slot.length_bytes)
+        {
+            return Ok(false);
+        }
         let bytes = u32::try_from(slot.length_bytes).ok();
         let Some(buffer) = bytes.and_then(|bytes| self.buffers.alloc(bytes)) else { return Ok(false) };
         slot.place = Place::Buffer(buffer);

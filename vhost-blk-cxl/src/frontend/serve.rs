@@ -138,12 +138,17 @@ impl<M: Memory> Disk<M> {
             return self.answer_here(ring, index, parsed);
         };
         slot.place = Place::Nowhere;
+        slot.begin(offset_bytes, length_bytes, operation.has_data());
         if operation.has_data() {
             let buffers = &mut self.buffers;
             let room = (&mut *buffers, &mut slot.pieces);
-            let in_pool = self.finder.find(&slot.chain, operation, length_bytes, shape.block_bytes, room);
-            // The length was checked against the longest request.
-            let mut buffer = || u32::try_from(length_bytes).ok().and_then(|bytes| buffers.alloc(bytes));
+            let in_one_step = slot.left_bytes == 0;
+            let in_pool = in_one_step
+                .then(|| self.finder.find(&slot.chain, operation, length_bytes, shape.block_bytes, room))
+                .flatten();
+            // A step fits.
+            let step_bytes = slot.length_bytes;
+            let mut buffer = || u32::try_from(step_bytes).ok().and_then(|bytes| buffers.alloc(bytes));
             let Some(place) = in_pool.or_else(|| buffer().map(Place::Buffer)) else {
                 served.ring.put_back(&slot.chain);
                 served.unaware += usize::from(slot.unaware);
@@ -151,7 +156,7 @@ impl<M: Memory> Disk<M> {
                 return false;
             };
             if let Some(pacer) = &mut self.pacer
-                && !pacer.admit(length_bytes)
+                && !pacer.admit(step_bytes)
             {
                 if let Some(buffer) = place.buffer() {
                     buffers.free(buffer);
@@ -165,8 +170,6 @@ impl<M: Memory> Disk<M> {
         }
         slot.ring = served.ring.index();
         slot.operation = operation;
-        slot.offset_bytes = offset_bytes;
-        slot.length_bytes = length_bytes;
         slot.may_unmap = may_unmap;
         slot.vouches = self.unflushed.mark();
         slot.force_unit_access = operation.writes()
@@ -323,7 +326,11 @@ impl<M: Memory> Disk<M> {
             self.copy_instead(index);
         } else {
             let status = self.vouched(index, completion);
-            self.answer(index, status);
+            match if status == Status::Ok { self.next_step(index) } else { Ok(false) } {
+                Ok(true) => {}
+                Ok(false) => self.answer(index, status),
+                Err(_) => self.answer(index, Status::IoError),
+            }
             if self.unflushed.tells() {
                 self.told();
             }
@@ -367,7 +374,7 @@ impl<M: Memory> Disk<M> {
     /// Ends a request. The guest hears of it with the next signal, unless nobody waits for it.
     fn answer(&mut self, index: u16, status: Status) {
         let slot = self.slots.get(index);
-        self.counters.ended(slot.operation, status, slot.length_bytes);
+        self.counters.ended(slot.operation, status, slot.total_bytes());
         if slot.state != State::Abandoned {
             self.give_back(index, status);
         }
@@ -378,15 +385,16 @@ impl<M: Memory> Disk<M> {
     fn give_back(&mut self, index: u16, status: Status) {
         let slot = self.slots.get(index);
         let Some(served) = &mut self.rings[usize::from(slot.ring)] else { return };
+        // Not longer than the longest request.
+        let data_bytes = u32::try_from(slot.total_bytes()).unwrap_or(u32::MAX);
         let (status, written) = match (status, slot.operation, slot.place) {
             (Status::Ok, Operation::Read, Place::Buffer(buffer)) => {
                 match copy_out(&self.memory, &served.ring, slot, buffer) {
-                    Ok(written) => (S_OK, written),
+                    Ok(()) => (S_OK, data_bytes),
                     Err(_) => (S_IOERR, 0),
                 }
             }
-            // Not longer than the longest request.
-            (Status::Ok, Operation::Read, _) => (S_OK, u32::try_from(slot.length_bytes).unwrap_or(u32::MAX)),
+            (Status::Ok, Operation::Read, _) => (S_OK, data_bytes),
             (Status::Ok, ..) => (S_OK, 0),
             (Status::Unsupported, ..) => (S_UNSUPP, 0),
             (Status::IoError | Status::Refused, ..) => (S_IOERR, 0),
@@ -449,15 +457,21 @@ pub(super) fn copy_in<M: Memory>(
     buffer: Buffer,
 ) -> Result<(), CopyError> {
     let mut reader = ChainReader::new(ring.memory(), slot.chain.readable());
-    reader.skip(HEADER_BYTES).and_then(|()| reader.stream_to_pool(memory, buffer.start(), slot.length_bytes))
+    reader
+        .skip(HEADER_BYTES + slot.done_bytes)
+        .and_then(|()| reader.stream_to_pool(memory, buffer.start(), slot.length_bytes))
 }
 
 /// Copies the data of a read to the guest.
-fn copy_out<M: Memory>(memory: &M, ring: &Ring, slot: &Slot, buffer: Buffer) -> Result<u32, CopyError> {
+pub(super) fn copy_out<M: Memory>(
+    memory: &M,
+    ring: &Ring,
+    slot: &Slot,
+    buffer: Buffer,
+) -> Result<(), CopyError> {
     let mut writer = ChainWriter::new(ring.memory(), slot.chain.writable());
-    writer.copy_from_pool(memory, buffer.start(), slot.length_bytes)?;
-    // Not longer than the longest request.
-    Ok(u32::try_from(slot.length_bytes).unwrap_or(u32::MAX))
+    writer.skip(slot.done_bytes)?;
+    writer.copy_from_pool(memory, buffer.start(), slot.length_bytes)
 }
 
 /// Writes the status, the last byte of the writable part. Returns how many bytes the guest may believe were written:

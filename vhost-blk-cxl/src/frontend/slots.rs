@@ -31,8 +31,13 @@ pub(crate) struct Slot {
     /// From which ring.
     pub(crate) ring: u16,
     pub(crate) operation: Operation,
+    /// Where on the disk that is which is sent next, or was sent last.
     pub(crate) offset_bytes: u64,
     pub(crate) length_bytes: u64,
+    /// What was done before of the data of a request that takes several steps.
+    pub(crate) done_bytes: u64,
+    /// What comes after it.
+    pub(crate) left_bytes: u64,
     pub(crate) may_unmap: bool,
     pub(crate) force_unit_access: bool,
     /// As whose request it was last sent.
@@ -55,6 +60,11 @@ impl Slot {
     /// Calls `each` for all of its data that the guest has itself.
     pub(super) fn in_guest(&self, each: impl FnMut(ByteOffset, u64)) {
         self.place.in_guest(self.length_bytes, &self.pieces, each);
+    }
+
+    /// Of its data: what was done before, what is under way and what is left.
+    pub(crate) fn total_bytes(&self) -> u64 {
+        self.done_bytes + self.length_bytes + self.left_bytes
     }
 
     /// Whether the backend may write to the guest's own memory: then the guest must not have that back before it is known
@@ -83,6 +93,8 @@ impl Slots {
             operation: Operation::Flush,
             offset_bytes: 0,
             length_bytes: 0,
+            done_bytes: 0,
+            left_bytes: 0,
             may_unmap: false,
             force_unit_access: false,
             sent_as: LeaseGeneration::new(0),
@@ -126,6 +138,12 @@ impl Slots {
         let slot = self.get_mut(index);
         slot.uses = slot.uses.wrapping_add(1);
         slot.sequence = sequence;
+    }
+
+    /// Gives a request another name, under which it goes on.
+    pub(crate) fn rename(&mut self, index: u16) {
+        let slot = self.get_mut(index);
+        slot.uses = slot.uses.wrapping_add(1);
     }
 
     /// Moves a request on. A slot that becomes free must have given its buffer back.

@@ -45,8 +45,8 @@ impl Given {
 
 struct State {
     bytes: Vec<u8>,
-    /// Commands are kept until this is lifted.
-    held: bool,
+    /// How many commands are carried out before they are kept.
+    passes: usize,
     fail: bool,
     waiting: VecDeque<Given>,
     log: Vec<Given>,
@@ -60,7 +60,7 @@ impl Control {
         let waiting = VecDeque::new();
         let state = State {
             bytes,
-            held: false,
+            passes: usize::MAX,
             fail: false,
             waiting,
             log: Vec::new(),
@@ -77,7 +77,12 @@ impl Control {
     }
 
     pub fn hold(&self, held: bool) {
-        self.state.lock().unwrap().held = held;
+        self.let_pass(if held { 0 } else { usize::MAX });
+    }
+
+    /// Holds it back after so many more.
+    pub fn let_pass(&self, commands: usize) {
+        self.state.lock().unwrap().passes = commands;
         self.ring();
     }
 
@@ -179,14 +184,13 @@ impl<M: Memory> Ssd for RamSsd<M> {
 
     fn reap(&mut self, into: &mut Vec<Finished>) {
         let mut state = self.control.state.lock().unwrap();
-        if state.held {
-            // Level-triggered: quiet until the test lifts it.
-            let _ = rustix::io::read(&self.control.event, &mut [0; 8]);
-            return;
-        }
-        while let Some(given) =
-            if state.in_order { state.waiting.pop_front() } else { state.waiting.pop_back() }
+        while state.passes > 0
+            && let Some(given) =
+                if state.in_order { state.waiting.pop_front() } else { state.waiting.pop_back() }
         {
+            if state.passes != usize::MAX {
+                state.passes -= 1;
+            }
             let command = given.command;
             let at = command.offset_bytes as usize;
             let end = at + command.length_bytes as usize;
@@ -205,6 +209,7 @@ impl<M: Memory> Ssd for RamSsd<M> {
             }
             into.push(Finished { id: command.id, outcome });
         }
+        // Level-triggered: quiet until the test lifts what holds it, or there is more.
         let _ = rustix::io::read(&self.control.event, &mut [0; 8]);
     }
 
