@@ -16,6 +16,7 @@ needed=(
   "gcc:/usr/bin/gcc:links Rust programs; builds the guest's stub libraries"
   "libc6-dev:/usr/include/stdio.h:links Rust programs"
   "qemu-system-x86:/usr/bin/qemu-system-x86_64:runs the virtual machines"
+  "ovmf:/usr/share/qemu/firmware/60-edk2-x86_64.json:UEFI for virtual machines that boot from their volumes"
   "qemu-utils:/usr/bin/qemu-storage-daemon:the rival of the storage benchmarks"
   "fio:/usr/bin/fio:a load generator of the storage benchmarks"
   "iperf3:/usr/bin/iperf3:the other end of the guest's network traffic"

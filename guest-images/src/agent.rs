@@ -116,6 +116,12 @@ impl Agent {
         Ok(Self { writer: Mutex::new(writer), waiting, next: AtomicU64::new(1) })
     }
 
+    /// Ends the connection, so that another one can be made. What the guest has not answered yet is lost.
+    pub fn disconnect(&self) {
+        // One that is gone already is disconnected.
+        let _ = lock(&self.writer).shutdown(std::net::Shutdown::Both);
+    }
+
     /// Starts `command` with the guest's shell; it reads `stdin`.
     pub fn start(&self, command: &str, stdin: &[u8]) -> Result<Job, AgentError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);

@@ -2,7 +2,7 @@
 //!
 //! The packages are fetched and unpacked, never installed. The same packages give the same bytes. A guest is
 //! kept under a name that is the hash of its recipe, beside a `manifest.json` that says which packages, in which
-//! versions, went into it.
+//! versions, went into it. [`Guest::boot_disk`] makes a disk of it that boots by itself.
 //!
 //! In the guest an agent on the virtio-serial port `wadi.exec` runs commands; `guest/agent.sh` describes its
 //! protocol.
@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+mod boot_disk;
 pub mod cpio;
 pub mod elf;
 mod initramfs;
@@ -28,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
+pub use boot_disk::Loader;
 pub use packages::Package;
 pub use progress::{Bar, Progress, Silent};
 
@@ -125,10 +127,7 @@ impl Guest {
         if home.exists() {
             return Ok(guest);
         }
-        let lock = directory.join("lock");
-        let lock_file = File::create(&lock).map_err(|e| GuestError::io("create", &lock, e))?;
-        rustix::fs::flock(&lock_file, FlockOperation::LockExclusive)
-            .map_err(|e| GuestError::io("lock", &lock, e.into()))?;
+        let _locked = lock(directory)?;
         if !home.exists() {
             build(directory, &home, &recipe, progress)?;
         }
@@ -159,6 +158,15 @@ impl Guest {
                 .to_owned(),
         }
     }
+}
+
+/// Nobody else builds below `directory` until this is closed.
+pub(crate) fn lock(directory: &Path) -> Result<File, GuestError> {
+    let path = directory.join("lock");
+    let file = File::create(&path).map_err(|e| GuestError::io("create", &path, e))?;
+    rustix::fs::flock(&file, FlockOperation::LockExclusive)
+        .map_err(|e| GuestError::io("lock", &path, e.into()))?;
+    Ok(file)
 }
 
 /// Hash of everything that decides what a guest consists of, but for the packages' versions.

@@ -18,6 +18,9 @@ struct Arguments {
     /// Build it again, from the newest packages.
     #[arg(long)]
     refresh: bool,
+    /// Build a disk, too, that boots it through BIOS and UEFI, and print where it is.
+    #[arg(long)]
+    disk: bool,
     /// Print the packages that it consists of, too.
     #[arg(long)]
     manifest: bool,
@@ -30,6 +33,9 @@ fn main() -> Result<()> {
     }
     let guest = Guest::ensure_in(&arguments.directory, &mut Bar::new())?;
     println!("kernel {}\ninitrd {}", guest.kernel.display(), guest.initrd.display());
+    if arguments.disk {
+        println!("disk {}", guest.boot_disk(&mut Bar::new())?.display());
+    }
     if arguments.manifest {
         for package in guest.manifest()?.packages {
             println!("package {} {}", package.file, package.sha256);

@@ -64,8 +64,13 @@ pub(crate) fn resolve(progress: &mut dyn Progress) -> Result<Vec<Package>, Guest
         update(progress)?;
         names()?
     };
+    uris(&names)
+}
+
+/// What apt would fetch for these names.
+pub(crate) fn uris(names: &[String]) -> Result<Vec<Package>, GuestError> {
     let mut command = apt_get();
-    command.args(["download", "--print-uris"]).args(&names);
+    command.args(["download", "--print-uris"]).args(names);
     let mut packages = parse_uris(&crate::run(&mut command)?);
     if packages.len() != names.len() {
         return Err(GuestError::Packages {

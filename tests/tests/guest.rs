@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use guest_images::agent::{Agent, AgentError};
 use guest_images::{Guest, Silent};
-use vmm::{Accelerator, DirectKernel, Registry, Vm, VmSpec};
+use vmm::{Accelerator, DirectKernel, Firmware, Registry, Vm, VmSpec};
 
 const LONG: Duration = Duration::from_mins(1);
 
@@ -39,6 +39,8 @@ fn commands_run_as_they_are_given() {
         memory_max_mib: None,
         cpus: 1,
         accelerator: Accelerator::probe(&guest.kernel),
+        firmware: Firmware::Bios,
+        boot: Vec::new(),
         kernel: Some(DirectKernel {
             kernel: guest.kernel.clone(),
             initrd: Some(guest.initrd.clone()),

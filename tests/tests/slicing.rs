@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use guest_images::agent::Agent;
 use guest_images::{Guest, Silent};
 use vmm::slicing::{Actuator as _, CgroupActuator, Duty, ShimActuator, VcpuUse, duty, find_shim};
-use vmm::{Accelerator, DirectKernel, RunningVm, Vm, VmSpec};
+use vmm::{Accelerator, DirectKernel, Firmware, RunningVm, Vm, VmSpec};
 
 const LONG: Duration = Duration::from_mins(1);
 const WINDOW: Duration = Duration::from_millis(10);
@@ -22,6 +22,8 @@ fn machine(guest: &Guest, directory: &Path) -> VmSpec {
         memory_max_mib: Some(1024),
         cpus: 2,
         accelerator: Accelerator::Tcg,
+        firmware: Firmware::Bios,
+        boot: Vec::new(),
         kernel: Some(DirectKernel {
             kernel: guest.kernel.clone(),
             initrd: Some(guest.initrd.clone()),

@@ -7,6 +7,7 @@
 
 mod attach;
 pub mod console;
+mod firmware;
 mod instance;
 pub mod libvirt;
 mod machine;
@@ -27,6 +28,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 pub use attach::{attach_domain, attach_process};
+pub use firmware::{Firmware, Uefi};
 pub use machine::Vm;
 pub use memory::plug_memory;
 pub use migration::{Migrated, MigrationSpeed, migrate, move_away, quit};

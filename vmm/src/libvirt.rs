@@ -1,7 +1,7 @@
 //! libvirt's description of a virtual machine.
 
 use crate::spec::shell_line;
-use crate::{QemuVersion, VmSpec, VmmError};
+use crate::{Firmware, QemuVersion, VmSpec, VmmError};
 
 /// The domain XML for `spec`. libvirt lets machines listen for NICs only.
 pub fn domain_xml(spec: &VmSpec, version: QemuVersion) -> Result<String, VmmError> {
@@ -25,6 +25,17 @@ pub fn domain_xml(spec: &VmSpec, version: QemuVersion) -> Result<String, VmmErro
     xml.line(&format!("<vcpu>{}</vcpu>", spec.cpus));
     xml.open("<os>");
     xml.line("<type arch='x86_64' machine='q35'>hvm</type>");
+    if let Firmware::Uefi(uefi) = &spec.firmware {
+        xml.line(&format!(
+            "<loader readonly='yes' type='pflash'>{}</loader>",
+            text(&uefi.code.display().to_string())
+        ));
+        xml.line(&format!(
+            "<nvram template='{}'>{}</nvram>",
+            text(&uefi.template.display().to_string()),
+            text(&uefi.variables.display().to_string())
+        ));
+    }
     if let Some(kernel) = &spec.kernel {
         xml.line(&format!("<kernel>{}</kernel>", text(&kernel.kernel.display().to_string())));
         if let Some(initrd) = &kernel.initrd {
@@ -44,6 +55,9 @@ pub fn domain_xml(spec: &VmSpec, version: QemuVersion) -> Result<String, VmmErro
         xml.line("<reconnect enabled='yes' timeout='1'/>");
         xml.close("</source>");
         xml.line(&format!("<target dev='{}' bus='virtio'/>", disk_name(index)));
+        if let Some(index) = spec.boot_index(&disk.device) {
+            xml.line(&format!("<boot order='{}'/>", index + 1));
+        }
         xml.close("</disk>");
     }
     for network in &spec.networks {
@@ -62,6 +76,10 @@ pub fn domain_xml(spec: &VmSpec, version: QemuVersion) -> Result<String, VmmErro
             "<driver queues='{}' rx_queue_size='1024' tx_queue_size='1024'/>",
             network.queue_pairs
         ));
+        match spec.boot_index(&network.device) {
+            Some(index) => xml.line(&format!("<boot order='{}'/>", index + 1)),
+            None => xml.line("<rom enabled='no'/>"),
+        }
         xml.line(&format!("<alias name='ua-{}'/>", text(&network.device)));
         xml.close("</interface>");
     }
@@ -139,6 +157,7 @@ fn disk_name(mut index: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Uefi;
     use crate::spec::tests::spec;
 
     #[test]
@@ -154,6 +173,25 @@ mod tests {
     fn only_qemu_that_crashes_goes_without_vectors() {
         let xml = domain_xml(&spec(), QemuVersion { major: 10, minor: 0 }).unwrap();
         assert!(xml.contains("name='host_mtu'") && !xml.contains("vectors"), "{xml}");
+    }
+
+    #[test]
+    fn a_domain_boots_as_the_machine_would() {
+        let version = QemuVersion { major: 10, minor: 0 };
+        let uefi = Uefi { code: "/c.fd".into(), template: "/t.fd".into(), variables: "/v.fd".into() };
+        let mut spec = VmSpec { kernel: None, firmware: Firmware::Uefi(uefi), ..spec() };
+        let xml = domain_xml(&spec, version).unwrap();
+        assert!(xml.contains("<loader readonly='yes' type='pflash'>/c.fd</loader>"), "{xml}");
+        assert!(xml.contains("<nvram template='/t.fd'>/v.fd</nvram>"), "{xml}");
+        assert!(
+            xml.matches("<boot order='1'/>").count() == 1 && xml.contains("<rom enabled='no'/>"),
+            "{xml}"
+        );
+        spec.boot = vec!["net0".to_owned()];
+        let xml = domain_xml(&spec, version).unwrap();
+        assert!(xml.matches("<boot order").count() == 1 && !xml.contains("<rom"), "{xml}");
+        spec.kernel = crate::spec::tests::spec().kernel;
+        assert!(!domain_xml(&spec, version).unwrap().contains("<boot order"));
     }
 
     #[test]

@@ -49,6 +49,9 @@ impl Vm {
         let registry = Registry::new(&spec.directory);
         let locked = registry.lock()?;
         registry.refuse_another(&locked, &spec.name, None)?;
+        spec.firmware.prepare()?;
+        // One that waits for a guest gets its variables with it, and where hosts share directories the other one has them still.
+        let reserved = if spec.incoming.is_none() { spec.firmware.reserve()? } else { None };
         // An older run of this instance may have been killed.
         for file in spec.files() {
             let _ = fs::remove_file(file);
@@ -60,6 +63,7 @@ impl Vm {
         }
         let child =
             spawn(&mut command).map_err(|source| VmmError::Start { program: QEMU.to_owned(), source })?;
+        drop(reserved);
         let mut vm = Self { spec, child, running: None };
         // One that has ended at once runs nowhere.
         if let Some(process) = Process::with_id(vm.child.id()) {

@@ -6,15 +6,18 @@ mod running;
 mod slice;
 
 use std::io::{ErrorKind, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use pod_controller::client::{Credentials, Server};
 use tokio::signal::unix::{SignalKind, signal};
-use vmm::{Accelerator, DirectKernel, MigrationSpeed, QemuVersion, Vm, VmSpec, console, libvirt, slicing};
+use vmm::{
+    Accelerator, DirectKernel, Firmware, MigrationSpeed, QemuVersion, Uefi, Vm, VmSpec, console, libvirt,
+    slicing,
+};
 
 /// Runs unmodified virtual machines whose devices come from the pod.
 #[derive(Parser)]
@@ -85,6 +88,17 @@ struct Move {
     downtime: u64,
 }
 
+/// Where the variables of machines are that are not told otherwise.
+const NVRAM: &str = "/var/lib/wadi/nvram";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum FirmwareKind {
+    /// SeaBIOS.
+    Bios,
+    /// UEFI.
+    Uefi,
+}
+
 #[derive(Args)]
 struct Machine {
     /// The instance, as the controller knows it.
@@ -104,7 +118,17 @@ struct Machine {
     /// vCPUs.
     #[arg(long, default_value_t = 2)]
     cpus: u32,
-    /// A kernel to load; without one, the machine boots from its first disk.
+    /// The firmware it starts with; UEFI is what is installed, such as Debian's ovmf.
+    #[arg(long, value_enum, default_value_t = FirmwareKind::Bios)]
+    firmware: FirmwareKind,
+    /// Where UEFI keeps the machine's variables; made if it is not there, and kept when the machine ends. Without it,
+    /// /var/lib/wadi/nvram/INSTANCE.fd.
+    #[arg(long, value_name = "FILE")]
+    nvram: Option<PathBuf>,
+    /// From which devices to try to boot, such as vol0,net0; without it, from the disks.
+    #[arg(long, value_name = "DEVICES", value_delimiter = ',', conflicts_with = "kernel")]
+    boot: Vec<String>,
+    /// A kernel to load, instead of booting from a device.
     #[arg(long)]
     kernel: Option<PathBuf>,
     /// The kernel's initramfs.
@@ -158,6 +182,8 @@ impl Machine {
             memory_max_mib: self.memory_max,
             cpus: self.cpus,
             accelerator,
+            firmware: self.firmware()?,
+            boot: self.boot.clone(),
             kernel: self.kernel.as_ref().map(|kernel| DirectKernel {
                 kernel: kernel.clone(),
                 initrd: self.initrd.clone(),
@@ -171,6 +197,28 @@ impl Machine {
             vcpu_shim: if self.no_shim { None } else { slicing::find_shim() },
         };
         spec.take_devices(&instance);
+        Ok(spec)
+    }
+
+    fn firmware(&self) -> Result<Firmware> {
+        match (self.firmware, &self.nvram) {
+            (FirmwareKind::Bios, None) => Ok(Firmware::Bios),
+            (FirmwareKind::Bios, Some(_)) => {
+                bail!("a BIOS keeps no variables: --nvram is for --firmware uefi")
+            }
+            (FirmwareKind::Uefi, nvram) => {
+                let variables = nvram.clone();
+                let variables =
+                    variables.unwrap_or_else(|| Path::new(NVRAM).join(format!("{}.fd", self.instance)));
+                Ok(Firmware::Uefi(Uefi::find(variables)?))
+            }
+        }
+    }
+
+    /// As [`Machine::spec`], for somebody else to start: what starting makes is made now.
+    fn prepared(&self) -> Result<VmSpec> {
+        let spec = self.spec()?;
+        spec.firmware.prepare()?;
         Ok(spec)
     }
 }
@@ -243,7 +291,7 @@ fn execute(command: Command) -> Result<()> {
             print(&format!("{instance} has {mib} MiB more\n"))
         }
         Command::QemuArgs(machine) => {
-            print(&format!("{}\n", libvirt::command_line(&machine.spec()?, QemuVersion::detect()?)))
+            print(&format!("{}\n", libvirt::command_line(&machine.prepared()?, QemuVersion::detect()?)))
         }
         Command::List(asked) => running::list(&asked),
         Command::Stop(asked) => running::stop(&asked),
@@ -252,7 +300,7 @@ fn execute(command: Command) -> Result<()> {
         Command::Console { socket } => {
             console::attach(&socket).with_context(|| format!("the console at {}", socket.display()))
         }
-        Command::Xml(machine) => print(&libvirt::domain_xml(&machine.spec()?, QemuVersion::detect()?)?),
+        Command::Xml(machine) => print(&libvirt::domain_xml(&machine.prepared()?, QemuVersion::detect()?)?),
     }
 }
 
@@ -271,7 +319,7 @@ mod tests {
     use clap::CommandFactory as _;
     use clap::error::ErrorKind;
 
-    use super::{Arguments, Command, MigrationSpeed, Parser as _, PathBuf};
+    use super::{Arguments, Command, FirmwareKind, MigrationSpeed, Parser as _, PathBuf};
 
     fn parsed(line: &str) -> Result<Command, ErrorKind> {
         let words = ["vmm"].into_iter().chain(line.split_whitespace());
@@ -309,6 +357,23 @@ mod tests {
             parsed("attach --pid 4 --connect qemu:///system").err(),
             Some(ErrorKind::ArgumentConflict)
         );
+    }
+
+    #[test]
+    fn a_machine_boots_from_a_kernel_or_from_devices() {
+        let Ok(Command::Run(machine)) = parsed("run --instance vm1 --firmware uefi --boot vol0,net0") else {
+            panic!("it is understood")
+        };
+        assert_eq!(
+            (machine.firmware, machine.boot),
+            (FirmwareKind::Uefi, vec!["vol0".into(), "net0".into()])
+        );
+        let both = "run --instance vm1 --boot vol0 --kernel /k";
+        assert_eq!(parsed(both).err(), Some(ErrorKind::ArgumentConflict));
+        let Ok(Command::Run(machine)) = parsed("run --instance vm1 --nvram /v.fd") else {
+            panic!("it is understood")
+        };
+        assert!(machine.firmware().unwrap_err().to_string().contains("--firmware uefi"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{Accelerator, QemuVersion, VmmError};
+use crate::{Accelerator, Firmware, QemuVersion, VmmError};
 
 /// The virtio-serial port that the test guest's agent listens on.
 const EXEC_PORT: &str = "wadi.exec";
@@ -59,8 +59,12 @@ pub struct VmSpec {
     pub cpus: u32,
     /// What executes it.
     pub accelerator: Accelerator,
-    /// The kernel to load; without one it boots from its first disk.
+    /// The firmware it starts with.
+    pub firmware: Firmware,
+    /// The kernel to load; without one the firmware finds something to boot.
     pub kernel: Option<DirectKernel>,
+    /// The devices from which the firmware tries to boot, in this order; its disks, if none is named. It tries no others.
+    pub boot: Vec<String>,
     /// Network devices.
     pub networks: Vec<Network>,
     /// Disks.
@@ -101,6 +105,23 @@ impl VmSpec {
         self.directory.join(format!("{}-vcpus", self.name))
     }
 
+    /// The names of its devices.
+    fn devices(&self) -> impl Iterator<Item = &str> {
+        let networks = self.networks.iter().map(|network| network.device.as_str());
+        networks.chain(self.disks.iter().map(|disk| disk.device.as_str()))
+    }
+
+    /// Which of the devices that the firmware tries to boot from this one is, from 0.
+    pub(crate) fn boot_index(&self, device: &str) -> Option<usize> {
+        if self.kernel.is_some() {
+            return None;
+        }
+        if self.boot.is_empty() {
+            return self.disks.iter().position(|disk| disk.device == device);
+        }
+        self.boot.iter().position(|it| it == device)
+    }
+
     /// Everything in the directory that is of no use without QEMU.
     pub(crate) fn files(&self) -> [PathBuf; 4] {
         [self.monitor_socket(), self.console_socket(), self.exec_socket(), self.vcpu_control()]
@@ -111,6 +132,10 @@ impl VmSpec {
         let refuse = |reason: String| Err(VmmError::Spec { reason });
         if self.kernel.is_none() && self.disks.is_empty() {
             return refuse("it has neither a kernel nor a disk to boot from: give --kernel".to_owned());
+        }
+        if let Some(unknown) = self.boot.iter().find(|device| !self.devices().any(|it| it == **device)) {
+            let known = self.devices().collect::<Vec<_>>().join(", ");
+            return refuse(format!("it cannot boot from {unknown}: its devices are {known}"));
         }
         if self.cpus == 0 || self.memory_mib < 64 {
             return refuse("it needs at least one vCPU and 64 MiB".to_owned());
@@ -168,6 +193,13 @@ impl VmSpec {
         let exec = socket_path(&self.exec_socket());
         words.option("-chardev", &format!("socket,id=exec,path={exec},server=on,wait=off"));
         words.option("-device", &format!("virtserialport,chardev=exec,name={EXEC_PORT}"));
+        if let Firmware::Uefi(uefi) = &self.firmware {
+            let flash = |path: &Path, rest: &str| {
+                format!("if=pflash,format=raw,{rest},file={}", escape(&path.display().to_string()))
+            };
+            words.option("-drive", &flash(&uefi.code, "unit=0,readonly=on"));
+            words.option("-drive", &flash(&uefi.variables, "unit=1"));
+        }
         if let Some(kernel) = &self.kernel {
             words.option("-kernel", &kernel.kernel.display().to_string());
             if let Some(initrd) = &kernel.initrd {
@@ -178,14 +210,13 @@ impl VmSpec {
         for network in &self.networks {
             self.network_arguments(network, version, &mut words);
         }
-        for (index, disk) in self.disks.iter().enumerate() {
+        for disk in &self.disks {
             let id = escape(&disk.device);
             words.option("-chardev", &self.device_socket(&id, &disk.socket, version));
             let mut device =
                 format!("vhost-user-blk-pci,id={id},chardev=char-{id},num-queues={}", disk.queues);
-            if self.kernel.is_none() {
-                device.push_str(",bootindex=");
-                device.push_str(&index.to_string());
+            if let Some(index) = self.boot_index(&disk.device) {
+                device.push_str(&format!(",bootindex={index}"));
             }
             words.option("-device", &device);
         }
@@ -223,9 +254,10 @@ impl VmSpec {
         if version.crashes_on_nic_vectors(self.accelerator) {
             device.push_str(",vectors=0");
         }
-        if self.kernel.is_some() {
-            // No network boot, so no ROM for it.
-            device.push_str(",romfile=");
+        match self.boot_index(&network.device) {
+            Some(index) => device.push_str(&format!(",bootindex={index}")),
+            // No network boot, so no ROM for it, which may not be installed.
+            None => device.push_str(",romfile="),
         }
         words.option("-device", &device);
     }
@@ -282,6 +314,8 @@ pub(crate) mod tests {
             memory_max_mib: None,
             cpus: 2,
             accelerator: Accelerator::Tcg,
+            firmware: Firmware::Bios,
+            boot: Vec::new(),
             kernel: Some(DirectKernel {
                 kernel: "/boot/vmlinuz".into(),
                 initrd: Some("/boot/initrd".into()),
@@ -373,6 +407,45 @@ pub(crate) mod tests {
         spec.kernel = None;
         spec.disks.clear();
         assert!(spec.check().unwrap_err().to_string().contains("--kernel"));
+    }
+
+    #[test]
+    fn firmware_tries_the_disks_or_what_it_is_told() {
+        let mut spec = VmSpec { kernel: None, ..spec() };
+        spec.disks.push(Disk { device: "vol1".to_owned(), ..spec.disks[0].clone() });
+        let devices = |spec: &VmSpec| {
+            let words = spec.arguments(QEMU_7_2);
+            words.into_iter().filter(|word| word.contains(",id=")).collect::<Vec<_>>().join(" ")
+        };
+        let line = devices(&spec);
+        assert!(line.contains("char-vol0,num-queues=2,bootindex=0"), "{line}");
+        assert!(line.contains("char-vol1,num-queues=2,bootindex=1") && line.contains("romfile= "), "{line}");
+        spec.boot = vec!["vol1".to_owned(), "net0".to_owned()];
+        let line = devices(&spec);
+        assert!(
+            line.contains("char-vol1,num-queues=2,bootindex=0") && line.contains("bootindex=1 "),
+            "{line}"
+        );
+        assert!(line.matches("bootindex").count() == 2 && !line.contains("romfile"), "{line}");
+        spec.boot.push("vol2".to_owned());
+        let error = spec.check().unwrap_err().to_string();
+        assert!(error.contains("from vol2: its devices are net0, vol0, vol1"), "{error}");
+        spec.kernel = self::spec().kernel;
+        assert!(!devices(&spec).contains("bootindex"), "a kernel is loaded, whatever is on the disks");
+    }
+
+    #[test]
+    fn uefi_is_two_flash_chips() {
+        let uefi = crate::Uefi {
+            code: "/usr/share/OVMF/CODE.fd".into(),
+            template: "/usr/share/OVMF/VARS.fd".into(),
+            variables: "/var/lib/a,b.fd".into(),
+        };
+        let line = VmSpec { firmware: Firmware::Uefi(uefi), ..spec() }.arguments(QEMU_7_2).join(" ");
+        let chips = "-drive if=pflash,format=raw,unit=0,readonly=on,file=/usr/share/OVMF/CODE.fd \
+                     -drive if=pflash,format=raw,unit=1,file=/var/lib/a,,b.fd";
+        assert!(line.contains(chips), "{line}");
+        assert!(!spec().arguments(QEMU_7_2).join(" ").contains("pflash"));
     }
 
     #[test]

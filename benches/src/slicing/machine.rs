@@ -8,7 +8,7 @@ use guest_images::agent::{Agent, Job};
 use guest_images::{Guest, Silent};
 use tempfile::TempDir;
 use vmm::slicing::{ControlFile, find_shim};
-use vmm::{Accelerator, DirectKernel, RunningVm, Vm, VmSpec};
+use vmm::{Accelerator, DirectKernel, Firmware, RunningVm, Vm, VmSpec};
 
 const BOOT_DEADLINE: Duration = Duration::from_mins(1);
 /// Between looks at the clock.
@@ -36,6 +36,8 @@ impl BusyMachine {
             memory_max_mib: None,
             cpus: 1,
             accelerator: Accelerator::Tcg,
+            firmware: Firmware::Bios,
+            boot: Vec::new(),
             kernel: Some(DirectKernel {
                 kernel: guest.kernel.clone(),
                 initrd: Some(guest.initrd.clone()),

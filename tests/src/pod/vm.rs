@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use guest_images::Guest;
 use guest_images::agent::{Agent, Job, Outcome};
 use pod_controller::api::Instance;
-use vmm::{Accelerator, DirectKernel, Vm, VmSpec};
+use vmm::{Accelerator, DirectKernel, Firmware, Vm, VmSpec};
 
 use super::{GUEST_ADDRESS, Pod};
 use crate::process::last_lines;
@@ -112,6 +112,8 @@ impl Pod {
             memory_max_mib: None,
             cpus: shape.cpus,
             accelerator: accelerator(guest),
+            firmware: Firmware::Bios,
+            boot: Vec::new(),
             kernel: Some(DirectKernel {
                 kernel: guest.kernel.clone(),
                 initrd: Some(guest.initrd.clone()),
@@ -190,6 +192,32 @@ impl PodVm {
     /// As [`PodVm::exec`], for commands that take longer.
     pub fn exec_within(&self, command: &str, deadline: Duration) -> Result<String> {
         succeeded(command, &self.agent.run(command, deadline)?)
+    }
+
+    /// As [`PodVm::exec`], for a command line that reads `input`.
+    pub fn exec_with_input(&self, command: &str, input: &[u8]) -> Result<String> {
+        succeeded(command, &self.agent.start(command, input)?.wait(Duration::from_mins(1))?)
+    }
+
+    /// Resets the guest, and waits until it has booted again.
+    pub fn reboot(&mut self, deadline: Duration) -> Result<()> {
+        const BOOT: &str = "cat /proc/sys/kernel/random/boot_id";
+        let before = self.exec(BOOT)?;
+        let started = Instant::now();
+        // It is gone before it could answer.
+        let _ = self.agent.start("reboot -f", &[])?;
+        loop {
+            // What was asked of the guest before is answered by nobody.
+            self.agent.disconnect();
+            self.agent = Agent::connect(&self.vm.spec().exec_socket(), deadline)?;
+            // This may still be the guest that is about to go.
+            if self.run(BOOT, Duration::from_secs(2)).is_ok_and(|now| now.text() != before) {
+                return Ok(());
+            }
+            if started.elapsed() > deadline {
+                bail!("the guest does not reboot");
+            }
+        }
     }
 
     /// Runs a command line whatever its exit status.
