@@ -100,7 +100,7 @@ pub enum StoreError {
     #[error(transparent)]
     Etcd(#[from] etcd::EtcdError),
     /// It cannot be read or written.
-    #[error("cannot use the state file {}: {reason}; check the directory, the permissions and the free space", path.display())]
+    #[error("cannot use {}: {reason}; check the directory, the permissions and the free space", path.display())]
     Io {
         /// Which file.
         path: PathBuf,

@@ -72,6 +72,9 @@ impl Database {
         let result = (|| {
             let mut transaction = self.database.begin_write()?;
             transaction.set_durability(durability)?;
+            // After a crash, damage to what was written last looks like a write that was cut off, and the database goes back to
+            // what was there before, which is to forget what was acknowledged. Of two phases it knows that they ended.
+            transaction.set_two_phase_commit(true);
             let value = body(&transaction)?;
             transaction.commit()?;
             Ok(value)

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub(crate) mod replicas;
+
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::SocketAddr;

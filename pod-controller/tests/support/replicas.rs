@@ -1,0 +1,191 @@
+//! Several controllers as processes.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use pod_controller::api::{ByteSize, Controller, CreateVolume};
+use pod_controller::client::Client;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::until;
+
+/// Controllers as processes, which can be killed.
+pub(crate) struct Replicas {
+    root: PathBuf,
+    pub(crate) running: BTreeMap<u16, Child>,
+    /// Makes their disks faulty where it is told.
+    faults: Option<PathBuf>,
+}
+
+impl Replicas {
+    pub(crate) fn new(root: &Path) -> Self {
+        Self { root: root.to_owned(), running: BTreeMap::new(), faults: None }
+    }
+
+    /// The same, with disks that can be made faulty.
+    pub(crate) fn with_faults(root: &Path) -> Self {
+        let library = root.join("faulty_disk.so");
+        let mut compiler = Command::new("gcc");
+        compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]).arg(&library);
+        compiler.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/faulty_disk.c"));
+        assert!(compiler.status().expect("gcc is installed").success(), "it is compiled");
+        let mut replicas = Self::new(root);
+        replicas.faults = Some(library);
+        replicas
+    }
+
+    /// From now on the disk of a replica's log is `full`, `slow` by so many milliseconds, or as it should be.
+    pub(crate) fn fault(&self, replica: u16, how: Option<&str>) {
+        let file = self.root.join(format!("replica{replica}.fault"));
+        match how {
+            // As a whole: it is read at any time.
+            Some(how) => {
+                let partial = file.with_extension("new");
+                std::fs::write(&partial, how).expect("written");
+                std::fs::rename(&partial, &file).expect("renamed");
+            }
+            None => std::fs::remove_file(&file).expect("there is a fault"),
+        }
+    }
+
+    /// Waits until one has ended by itself, and returns what it said.
+    pub(crate) fn ended(&mut self, replica: u16) -> String {
+        let mut child = self.running.remove(&replica).expect("it runs");
+        let status = until("a replica to end", || child.try_wait().expect("it is ours"));
+        assert!(!status.success(), "it ended for a reason");
+        self.said(replica)
+    }
+
+    pub(crate) fn socket(&self, replica: u16) -> PathBuf {
+        self.root.join(format!("run/replica{replica}.sock"))
+    }
+
+    pub(crate) fn log_file(&self, replica: u16) -> PathBuf {
+        self.root.join(format!("replica{replica}.redb.replica"))
+    }
+
+    /// The first one goes on with the state of the single controller.
+    pub(crate) fn command(&self, replica: u16) -> Command {
+        let root = self.root.display();
+        let state = if replica == 0 { "state".to_owned() } else { format!("replica{replica}") };
+        let path = self.root.join(format!("replica{replica}.toml"));
+        let time = |name: &str, default| std::env::var(name).unwrap_or_else(|_| String::from(default));
+        // Calm enough for a machine with much else to do.
+        let (heartbeat, election) = (time("WADI_HEARTBEAT_MS", "100"), time("WADI_ELECTION_MS", "400"));
+        let text = format!(
+            "[controller]\nstate = '{root}/{state}.redb'\nlisten = '{root}/run/replica{replica}.sock'\n\
+             detect-ms = 5000\ntx-area = '4M'\nrx-area = '4M'\ndata-area = '4M'\n\
+             [replication]\nreplica = {replica}\nlog = '{root}/replica{replica}.redb.replica'\n\
+             heartbeat-ms = {heartbeat}\nelection-ms = {election}\n\
+             [pool]\npath = '{root}/pool'\n[run]\ndirectory = '{root}/run'\n"
+        );
+        std::fs::write(&path, text).expect("a configuration");
+        let log =
+            File::options().create(true).append(true).open(self.root.join(format!("replica{replica}.log")));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pod-controller"));
+        command.arg("--config").arg(path).stdin(Stdio::null()).stderr(log.expect("a file"));
+        if let Some(library) = &self.faults {
+            command.env("LD_PRELOAD", library).env("FAULTY_FILE", self.log_file(replica));
+            command.env("FAULTY_HOW", self.root.join(format!("replica{replica}.fault")));
+        }
+        command
+    }
+
+    pub(crate) fn start(&mut self, replica: u16, arguments: &[&str]) {
+        let child = self.command(replica).args(arguments).spawn().expect("the controller starts");
+        self.running.insert(replica, child);
+    }
+
+    /// As if its host had died.
+    pub(crate) fn kill(&mut self, replica: u16) {
+        let mut child = self.running.remove(&replica).expect("it runs");
+        child.kill().expect("it can be killed");
+        child.wait().expect("it ends");
+    }
+
+    /// As if its host stood still: it lives, and knows of nothing.
+    pub(crate) fn pause(&mut self, replica: u16) -> Child {
+        let child = self.running.remove(&replica).expect("it runs");
+        kill_process(Pid::from_child(&child), Signal::STOP).expect("it can be stopped");
+        child
+    }
+
+    pub(crate) fn go_on(&mut self, replica: u16, child: Child) {
+        kill_process(Pid::from_child(&child), Signal::CONT).expect("it is there");
+        self.running.insert(replica, child);
+    }
+
+    pub(crate) fn client(&self, replica: u16) -> Client {
+        Client::unix(&self.socket(replica)).expect("a client")
+    }
+
+    pub(crate) fn controllers(&self, replica: u16) -> Option<Vec<Controller>> {
+        self.client(replica).controllers().ok()
+    }
+
+    /// Waits until all that run say the same of who there is and who leads.
+    pub(crate) fn leader(&self, members: &[u16]) -> u16 {
+        until("a leader that all know", || {
+            let mut leaders = Vec::new();
+            for replica in self.running.keys() {
+                let known = self.controllers(*replica)?;
+                if known.iter().map(|one| one.replica).ne(members.iter().copied()) {
+                    return None;
+                }
+                leaders.push(known.iter().find(|one| one.leads)?.replica);
+            }
+            leaders.dedup();
+            (leaders.len() == 1 && self.running.contains_key(&leaders[0])).then(|| leaders[0])
+        })
+    }
+
+    pub(crate) fn said(&self, replica: u16) -> String {
+        std::fs::read_to_string(self.root.join(format!("replica{replica}.log"))).unwrap_or_default()
+    }
+}
+
+impl Drop for Replicas {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for replica in 0..3 {
+                eprintln!("--- replica {replica}\n{}", self.said(replica));
+            }
+        }
+        for child in self.running.values_mut() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+pub(crate) fn volume(name: &str) -> CreateVolume {
+    CreateVolume {
+        name: name.to_owned(),
+        size: ByteSize::new(1 << 20),
+        device: None,
+        replicas: 1,
+        minimum_iops: None,
+        minimum_bytes_per_second: None,
+        stripes: None,
+        labels: BTreeMap::new(),
+    }
+}
+
+/// Asks until somebody leads.
+pub(crate) fn create(client: &Client, name: &str) {
+    until(name, || match client.create_volume(&volume(name)) {
+        Ok(_) => Some(()),
+        // Done by the one before, which did not live to say so.
+        Err(error) if error.status() == Some(409) => Some(()),
+        Err(error) => {
+            assert!(error.status().is_none_or(|status| status == 503), "{error}");
+            None
+        }
+    });
+}
+
+pub(crate) fn names(client: &Client) -> Option<Vec<String>> {
+    Some(client.volumes().ok()?.into_iter().map(|volume| volume.name).collect())
+}
