@@ -135,6 +135,9 @@ pub struct ControllerSection {
     /// Whether bandwidth is reserved only where a backup NIC of another host could carry it too.
     #[serde(default = "default_prove_failover")]
     pub prove_failover: bool,
+    /// Whether guests may have their RAM in the pool. Their VMMs can reach all of it then.
+    #[serde(default = "default_guest_ram")]
+    pub guest_ram: bool,
 }
 
 /// What is done about NICs that carry too much.
@@ -204,6 +207,10 @@ const fn default_overcommit_percent() -> u32 {
 }
 
 const fn default_prove_failover() -> bool {
+    true
+}
+
+const fn default_guest_ram() -> bool {
     true
 }
 
@@ -428,6 +435,7 @@ impl Config {
                 nic_overcommit_percent: self.controller.nic_overcommit_percent,
                 ssd_overcommit_percent: self.controller.ssd_overcommit_percent,
                 prove_failover: self.controller.prove_failover,
+                guest_ram: self.controller.guest_ram,
             },
         }
     }

@@ -241,6 +241,7 @@ fn a_guest_moves_to_another_host_and_notices_nothing() {
         volumes: vec!["vol0".to_owned(), "vol1".to_owned()],
         instance_type: None,
         vmm_listens: false,
+        ram_bytes: None,
         labels: std::collections::BTreeMap::new(),
     };
     let instance = pod.create_instance_as(&request).unwrap();
@@ -308,6 +309,7 @@ fn a_guest_with_a_mirrored_volume_moves_while_a_replica_dies_and_returns() {
             volumes: vec!["vol0".to_owned()],
             instance_type: None,
             vmm_listens: false,
+            ram_bytes: None,
             labels: std::collections::BTreeMap::new(),
         })
         .unwrap();

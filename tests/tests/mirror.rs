@@ -75,6 +75,7 @@ fn replicas_die_one_after_the_other_and_every_byte_is_there() {
         volumes: vec!["vol0".to_owned()],
         instance_type: None,
         vmm_listens: false,
+        ram_bytes: None,
         labels: std::collections::BTreeMap::new(),
     };
     let instance = pod.create_instance_as(&request).unwrap();

@@ -60,6 +60,7 @@ fn a_volume_moves_under_a_guest_that_writes() {
         volumes: vec!["vol0".to_owned()],
         instance_type: None,
         vmm_listens: false,
+        ram_bytes: None,
         labels: std::collections::BTreeMap::new(),
     };
     let instance = pod.create_instance_as(&request).unwrap();

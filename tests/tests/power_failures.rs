@@ -64,6 +64,7 @@ impl Site {
             volumes: names,
             instance_type: None,
             vmm_listens: false,
+            ram_bytes: None,
             labels: std::collections::BTreeMap::new(),
         })?;
         let disk =

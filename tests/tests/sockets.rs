@@ -32,6 +32,7 @@ fn taken_socket_paths_are_refused_and_left_alone() {
             volumes: vec![format!("{name}-vol")],
             instance_type: None,
             vmm_listens: false,
+            ram_bytes: None,
             labels: std::collections::BTreeMap::new(),
         };
         pod.api().create_instance(&request, Duration::from_secs(2)).unwrap()

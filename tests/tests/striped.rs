@@ -64,6 +64,7 @@ fn the_backend_of_a_column_dies_under_load_and_every_byte_is_there() {
             volumes: vec!["vol0".to_owned()],
             instance_type: None,
             vmm_listens: false,
+            ram_bytes: None,
             labels: std::collections::BTreeMap::new(),
         })
         .unwrap();

@@ -48,6 +48,7 @@ impl Pod {
             volumes,
             instance_type: None,
             vmm_listens: false,
+            ram_bytes: None,
         })
     }
 

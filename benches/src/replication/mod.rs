@@ -74,6 +74,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         volumes: Vec::new(),
         instance_type: None,
         vmm_listens: false,
+        ram_bytes: None,
         labels: std::collections::BTreeMap::new(),
     };
     pod.client(0)?.create_instance(&request, Duration::from_secs(10))?;

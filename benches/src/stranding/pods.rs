@@ -135,6 +135,7 @@ impl Pod {
                     volumes: Vec::new(),
                     instance_type: None,
                     vmm_listens: false,
+                    ram_bytes: None,
                 })
             }
             Device::Ssd => {

@@ -38,6 +38,9 @@ pub struct Instance {
     /// Whether its VMM listens on the sockets of its devices, instead of connecting to them.
     #[serde(default)]
     pub vmm_listens: bool,
+    /// The RAM of its guest, if that lies in the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram: Option<GuestRam>,
     /// Its NICs, in the order they were asked for.
     pub nics: Vec<Nic>,
     /// Its disks, in the order they were asked for.
@@ -58,6 +61,20 @@ pub struct Instance {
     pub conditions: Vec<Condition>,
 }
 
+/// The part of the pool that is the RAM of an instance's guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GuestRam {
+    /// The pool's path on the controller's host.
+    pub pool: String,
+    /// The pod's name for good, which stands in the pool as well.
+    pub pool_uuid: String,
+    /// Where in the pool it begins; absent while there is no room for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_bytes: Option<u64>,
+    /// How long it is.
+    pub size_bytes: u64,
+}
+
 /// An instance's move to another host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Migration {
@@ -68,6 +85,9 @@ pub struct Migration {
     /// What it still waits for when it is not ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_for: Vec<String>,
+    /// The RAM that its guest gets there, if it has it in the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram: Option<GuestRam>,
     /// Where the instance's devices will be, NICs first.
     pub devices: Vec<MigratingDevice>,
 }
@@ -199,6 +219,10 @@ pub struct CreateInstance {
     /// Its VMM listens on the sockets of its devices (QEMU's `server=on`), instead of connecting to them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub vmm_listens: bool,
+    /// So much of the pool is the RAM of its guest, where the engines find it without a copy: a multiple of 2 MiB. Without it
+    /// the guest's RAM is its VMM's affair.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram_bytes: Option<u64>,
     /// Words to find it by, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,

@@ -41,7 +41,7 @@ pub struct Region {
     pub start_bytes: u64,
     /// How long it is.
     pub size_bytes: u64,
-    /// `rings`, `transmit`, `receive` or `data`; `none` for memory that was free when it failed.
+    /// `rings`, `transmit`, `receive`, `data`, `ram` or `board`; `none` for memory that was free when it failed.
     pub purpose: String,
     /// What it belongs to, in words.
     pub owner: String,

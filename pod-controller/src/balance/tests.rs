@@ -52,6 +52,7 @@ impl World {
             volumes: Vec::new(),
             instance_type: None,
             vmm_listens: false,
+            ram_bytes: None,
         };
         self.state.apply(&create).expect("there is room");
         let lease = self.state.instance_named(&name).expect("it was made").nics[0];

@@ -139,7 +139,10 @@ fn entry(region: &state::Region) -> RegionEntry {
             state::Purpose::Transmit(_) => Purpose::TxArea,
             state::Purpose::Receive(_) => Purpose::RxArea,
             // The table in the pool has no word of its own for the others.
-            state::Purpose::Data(_) | state::Purpose::Board(_) | state::Purpose::Nothing => Purpose::DataArea,
+            state::Purpose::Data(_)
+            | state::Purpose::Ram(_)
+            | state::Purpose::Board(_)
+            | state::Purpose::Nothing => Purpose::DataArea,
         },
         state: match region.usage {
             RegionUse::InUse => RegionState::Leased,

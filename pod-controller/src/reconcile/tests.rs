@@ -113,6 +113,7 @@ fn state_with_vm() -> State {
             volumes: Vec::new(),
             instance_type: None,
             vmm_listens: false,
+            ram_bytes: None,
         })
         .expect("there is a NIC");
     state
@@ -209,6 +210,7 @@ fn what_was_flushed_before_it_was_served_is_flushed_again_when_it_is_given_up() 
             volumes,
             instance_type: None,
             vmm_listens: false,
+            ram_bytes: None,
         },
     );
     joined(&mut state, backend, 2);

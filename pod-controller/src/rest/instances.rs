@@ -138,6 +138,7 @@ pub(super) async fn create(
         volumes: request.volumes,
         instance_type: request.instance_type,
         vmm_listens: request.vmm_listens,
+        ram_bytes: request.ram_bytes,
     };
     let tried = change.submit_labelled(command, request.labels).await?;
     let gone = || Failure::not_found("instance", &request.name);

@@ -170,12 +170,13 @@ pub(super) fn lease_of(id: &ObjectId) -> Option<LeaseId> {
 
 /// The places in the pool that an object lets its endpoint use, except rings.
 pub(super) fn areas_of(object: &Object) -> Vec<Area> {
+    let with = |area: Area, ram: Option<Area>| ram.into_iter().chain([area]).collect();
     match object {
         Object::Nic(nic) => vec![nic.rx_area],
-        Object::Port(port) => vec![port.tx_area],
-        Object::Registration(it) => vec![it.tx_area],
-        Object::Volume(volume) => vec![volume.data_area],
-        Object::Disk(disk) => vec![disk.data_area],
+        Object::Port(port) => with(port.tx_area, port.ram_area),
+        Object::Registration(it) => with(it.tx_area, it.ram_area),
+        Object::Volume(volume) => with(volume.data_area, volume.ram_area),
+        Object::Disk(disk) => with(disk.data_area, disk.ram_area),
         Object::Channel(it) => {
             let line = cxl_pool::LineCount::new(1);
             [it.outgoing, it.incoming].map(|ring| Area::new(ring.start, line)).to_vec()

@@ -162,6 +162,7 @@ impl Pod {
                 volumes: if self.dice.once_in(3) { Vec::new() } else { vec![vol] },
                 instance_type: None,
                 vmm_listens: false,
+                ram_bytes: if self.dice.once_in(3) { Some(self.dice.between(1, 3) * 2 * MIB) } else { None },
             },
             9 => Command::DeleteInstance { name: vm, force: true },
             10 => Command::DeleteVolume { name: vol },

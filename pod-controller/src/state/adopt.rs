@@ -11,6 +11,7 @@ impl State {
         self.regions = Regions::after(&self.regions, options.data);
         self.channels.clear();
         self.forget_boards();
+        self.forget_rams();
         for endpoint in self.endpoints.values_mut() {
             // Whoever it was had mapped the old pool. It cannot be granted anything in this one.
             endpoint.presence = Presence::Gone;

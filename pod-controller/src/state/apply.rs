@@ -17,16 +17,13 @@ impl State {
         if let Command::Request { key, labels, expected, asked } = command {
             return self.request((key.as_ref(), expected.as_ref()), labels, asked);
         }
-        if let Command::CreateInstance { name, host, nics, volumes, instance_type, vmm_listens } = command {
-            let instance_type = instance_type.as_deref();
-            let wanted =
-                Wanted { name, host: *host, nics, volumes, instance_type, vmm_listens: *vmm_listens };
-            if self.is_quick(&wanted) {
-                let mut effects = Vec::new();
-                if self.create_quickly(&wanted, &mut effects)? {
-                    self.index += 1;
-                    return Ok(effects);
-                }
+        if let Some(wanted) = Wanted::of(command)
+            && self.is_quick(&wanted)
+        {
+            let mut effects = Vec::new();
+            if self.create_quickly(&wanted, &mut effects)? {
+                self.index += 1;
+                return Ok(effects);
             }
         }
         self.drop_index();
@@ -105,11 +102,10 @@ impl State {
             Command::DeleteVolume { name } => self.delete_volume(name, &mut effects)?,
             Command::VolumeWiped { device, volume } => self.volume_wiped(device, *volume),
             Command::AdoptVolumes { device } => self.adopt_volumes(device, &mut effects)?,
-            Command::CreateInstance { name, host, nics, volumes, instance_type, vmm_listens } => {
-                let instance_type = instance_type.as_deref();
-                let wanted =
-                    Wanted { name, host: *host, nics, volumes, instance_type, vmm_listens: *vmm_listens };
-                self.create_instance(&wanted, &mut effects)?;
+            Command::CreateInstance { .. } => {
+                if let Some(wanted) = Wanted::of(command) {
+                    self.create_instance(&wanted, &mut effects)?;
+                }
             }
             Command::Request { .. } => return self.apply(command),
             Command::Relieve { nics, measured, resting, relief } => {
@@ -228,7 +224,13 @@ impl State {
         if self.endpoints.get(&id).is_none_or(|endpoint| endpoint.incarnation != incarnation) {
             return;
         }
-        if let Some(Purpose::Data(lease)) = self.regions.get(region).map(|region| region.purpose.clone())
+        let purpose = self.regions.get(region).map(|region| region.purpose.clone());
+        if let Some(Purpose::Ram(instance)) = purpose
+            && id.role == Role::BlkBackend
+        {
+            self.ram_flushed(instance, region, (id.host, incarnation));
+        }
+        if let Some(Purpose::Data(lease)) = purpose
             && let Some(lease) = self.leases.get_mut(&lease)
             && lease.area.is_some_and(|area| area.region == region)
             && let LeaseKind::Disk { clean_for, .. } = &mut lease.kind

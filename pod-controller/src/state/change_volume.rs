@@ -177,6 +177,7 @@ mod tests {
                 volumes,
                 instance_type: None,
                 vmm_listens: false,
+                ram_bytes: None,
             })
             .unwrap();
         check(&state);

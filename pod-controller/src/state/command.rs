@@ -276,6 +276,9 @@ pub enum Command {
         /// Its VMM listens on the sockets of its devices.
         #[serde(default)]
         vmm_listens: bool,
+        /// So much of the pool is the RAM of its guest, a multiple of 2 MiB; without it, none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ram_bytes: Option<u64>,
     },
     /// A client asks for something.
     Request {

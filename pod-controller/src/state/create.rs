@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use cxl_pool::{EndpointId, HostId, Role};
+use cxl_pool::{EndpointId, HostId, LineCount, Role};
 use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
 use pod_protocol::objects::{Qos, RAILS_MAX};
 
@@ -12,8 +12,8 @@ use super::rates::Rates;
 use super::refusal::shown;
 use super::volume::check_size;
 use super::{
-    DeviceId, Effect, Instance, Kind, Labels, Lease, LeaseKind, NicWish, Presence, Refusal, RefusalKind,
-    State, Volume, check_name,
+    Command, DeviceId, Effect, GuestRam, Instance, Kind, Labels, Lease, LeaseKind, NicWish, Presence,
+    Refusal, RefusalKind, State, Volume, check_name,
 };
 use crate::api::{ByteSize, EventKind};
 
@@ -37,6 +37,21 @@ pub(super) struct Wanted<'a> {
     pub(super) volumes: &'a [String],
     pub(super) instance_type: Option<&'a str>,
     pub(super) vmm_listens: bool,
+    pub(super) ram_bytes: Option<u64>,
+}
+
+impl<'a> Wanted<'a> {
+    /// What a command asks for, if it asks for an instance.
+    pub(super) fn of(command: &'a Command) -> Option<Self> {
+        let Command::CreateInstance { name, host, nics, volumes, instance_type, vmm_listens, ram_bytes } =
+            command
+        else {
+            return None;
+        };
+        let instance_type = instance_type.as_deref();
+        let (host, vmm_listens, ram_bytes) = (*host, *vmm_listens, *ram_bytes);
+        Some(Self { name, host, nics, volumes, instance_type, vmm_listens, ram_bytes })
+    }
 }
 
 impl State {
@@ -137,6 +152,7 @@ impl State {
             instance_type: wanted.instance_type.map(str::to_owned),
             vmm_listens: wanted.vmm_listens,
             labels: Labels::new(),
+            ram: wanted.ram_bytes.map(|bytes| GuestRam::new(LineCount::covering(bytes))),
             nics: Vec::new(),
             disks: Vec::new(),
         };
@@ -145,10 +161,13 @@ impl State {
             EventKind::InstanceCreated,
             wanted.name,
             format!(
-                "on {}, with {} and {}",
+                "on {}, with {} and {}{}",
                 self.host_name(wanted.host),
                 count(nics, "NIC"),
-                count(wanted.volumes.len(), "volume")
+                count(wanted.volumes.len(), "volume"),
+                wanted.ram_bytes.map_or_else(String::new, |bytes| {
+                    format!(", its RAM of {} in the pool", ByteSize::new(bytes))
+                })
             ),
         ));
         id
@@ -174,6 +193,7 @@ impl State {
                 "an instance can have {NICS_MAX} NICs and {VOLUMES_MAX} volumes at most"
             ));
         }
+        self.check_ram(wanted, nics.len() + volumes.len())?;
         for wish in nics {
             if wish.queue_pairs.is_some_and(|pairs| pairs == 0 || pairs > QUEUE_PAIRS_MAX) {
                 return invalid(format!("queue_pairs must be 1 to {QUEUE_PAIRS_MAX}"));
@@ -394,6 +414,7 @@ impl State {
 
     /// Whether the pool had room for everything. What waits for a daemon that is away may come later.
     fn check_made(&self, id: InstanceId) -> Result<(), Refusal> {
+        self.check_ram_made(id, false)?;
         let own = self.instances.get(&id).into_iter().flat_map(|it| it.nics.iter().chain(&it.disks));
         let mut leases = own.filter_map(|lease| self.leases.get(lease));
         let made = leases.all(|lease| {

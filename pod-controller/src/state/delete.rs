@@ -1,5 +1,5 @@
 use super::refusal::shown;
-use super::{Effect, Kind, Refusal, RefusalKind, State};
+use super::{Effect, GuestRam, Kind, Refusal, RefusalKind, State};
 use crate::api::EventKind;
 
 impl State {
@@ -64,7 +64,8 @@ impl State {
             }
             lease.instance != id
         });
-        self.instances.remove(&id);
+        let ram = self.instances.remove(&id).and_then(|instance| instance.ram);
+        ram.iter().flat_map(GuestRam::regions).for_each(|region| self.regions.retire(region));
         effects.push(Effect::event(EventKind::InstanceDeleted, name, "its leases ended"));
         Ok(())
     }

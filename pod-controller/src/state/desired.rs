@@ -89,6 +89,7 @@ impl State {
                 {
                     scrubs.insert(hold.region, area);
                 }
+                scrubs.extend(self.unclean_ram(lease, id));
             }
         }
         scrubs
@@ -203,6 +204,14 @@ impl State {
         lease.incoming.as_ref().filter(|_| self.incoming_frontend(lease) == Some(frontend))
     }
 
+    /// Where the guest of a lease has its RAM at a frontend.
+    fn ram_at(&self, lease: &Lease, frontend: EndpointId) -> Option<Area> {
+        match self.incoming_at(lease, frontend) {
+            Some(_) => self.incoming_ram_of(lease),
+            None => self.ram_of(lease),
+        }
+    }
+
     fn socket_at(&self, lease: &Lease, frontend: EndpointId) -> String {
         self.incoming_at(lease, frontend).map_or(&lease.socket, |incoming| &incoming.socket).clone()
     }
@@ -234,7 +243,7 @@ impl State {
                 Some(Route { generation: left.generation, ..route })
             }),
             incoming: self.incoming_at(lease, frontend).is_some(),
-            ram_area: None,
+            ram_area: self.ram_at(lease, frontend),
         })
     }
 
@@ -268,7 +277,7 @@ impl State {
             read_only: *read_only,
             queues: *queues,
             data_area: self.own_area(lease, frontend)?,
-            ram_area: None,
+            ram_area: self.ram_at(lease, frontend),
             route: self.disk_route(lease, frontend, &first.device)?,
             replicas: replicas?.into_iter().filter(|_| volume.replicas.len() > 1).collect(),
             stripe_bytes: volume.stripe_bytes,
@@ -323,7 +332,7 @@ impl State {
             state,
             rx_quota_buffers: self.options.rx_quota_buffers,
             policy: policy.clone(),
-            ram_area: None,
+            ram_area: self.ram_of(lease),
             has_other_rails: has_other_rails && state == RegistrationState::Active,
         })
     }
@@ -332,7 +341,9 @@ impl State {
         let LeaseKind::Disk { volume, read_only, clean_for, .. } = &lease.kind else { return None };
         let volume = self.volumes.get(volume)?;
         let replica = volume.replicas.iter().find(|it| it.device.blk_backend() == backend)?;
-        if !self.is_life(backend, *clean_for.get(&backend.host)?) {
+        if !self.is_life(backend, *clean_for.get(&backend.host)?)
+            || self.unclean_ram(lease, backend).is_some()
+        {
             return None;
         }
         let hold = lease.area?;
@@ -347,7 +358,7 @@ impl State {
             generation: lease.generation,
             channel: self.channel_to_frontend(lease, backend)?.id,
             data_area: self.area(hold.region)?,
-            ram_area: None,
+            ram_area: self.ram_of(lease),
             instance: lease.instance,
             qos: volume.share_of_place(),
         })

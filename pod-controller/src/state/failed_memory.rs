@@ -37,6 +37,7 @@ impl State {
     /// Nothing refers to the region any more. What it was for gets another one in the next lives of those who had it.
     fn give_up(&mut self, region: RegionId) {
         self.give_up_board(region);
+        self.give_up_ram(region);
         for lease in self.leases.values_mut().filter(|it| it.area.is_some_and(|area| area.region == region)) {
             lease.area = None;
             lease.generation = lease.generation.next();
@@ -118,6 +119,7 @@ mod tests {
             volumes: vec!["vol0".to_owned()],
             instance_type: None,
             vmm_listens: false,
+            ram_bytes: None,
         };
         must(&mut state, &create);
         state

@@ -23,6 +23,9 @@ pub struct Instance {
     /// Words to find it by.
     #[serde(default, skip_serializing_if = "super::Labels::is_empty")]
     pub labels: super::Labels,
+    /// The RAM of its guest, if that lies in the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram: Option<super::GuestRam>,
     /// In the order they were asked for.
     pub nics: Vec<LeaseId>,
     /// In the order they were asked for.

@@ -63,6 +63,7 @@ impl State {
         effects.push(Effect::event(EventKind::MigrationPrepared, name, message));
         self.settle(effects);
         let made = self.check_sockets(id).and_then(|()| self.check_incoming_made(id));
+        let made = made.and_then(|()| self.check_ram_made(id, true));
         if made.is_err() {
             *self = before;
             effects.truncate(effects_before);
@@ -149,6 +150,11 @@ impl State {
                 regions.retire(area.region);
             }
         }
+        if let Some(ram) = self.instances.get_mut(&id).and_then(|instance| instance.ram.as_mut())
+            && let Some(incoming) = ram.incoming.take()
+        {
+            self.regions.retire(incoming);
+        }
         let message = format!("it does not move to {}", self.host_name(to));
         effects.push(Effect::event(EventKind::MigrationAborted, name, message));
         Ok(())
@@ -177,6 +183,7 @@ impl State {
                 format!("the other host is not ready for {}: is its frontend running?", lease.device);
             return Err(Refusal::new(RefusalKind::HostNotReady, detail));
         }
+        self.check_ram_made(id, true)?;
         self.hand_over(id, effects);
         Ok(())
     }
@@ -211,6 +218,7 @@ impl State {
         let Some(to) = instance.incoming.take() else { return };
         let from = std::mem::replace(&mut instance.host, to);
         let name = instance.name.clone();
+        self.hand_over_ram(id);
         let ids: Vec<LeaseId> =
             self.leases.values().filter(|lease| lease.instance == id).map(|lease| lease.id).collect();
         for lease_id in ids {

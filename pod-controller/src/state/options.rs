@@ -56,11 +56,23 @@ pub struct PlacementPolicy {
     pub ssd_overcommit_percent: u32,
     /// Whether bandwidth is reserved only where a backup NIC of another host could carry it too.
     pub prove_failover: bool,
+    /// Whether guests may have their RAM in the pool. Their VMMs can reach all of it then.
+    #[serde(default = "allowed")]
+    pub guest_ram: bool,
+}
+
+const fn allowed() -> bool {
+    true
 }
 
 impl Default for PlacementPolicy {
     fn default() -> Self {
-        Self { nic_overcommit_percent: 100, ssd_overcommit_percent: 100, prove_failover: true }
+        Self {
+            nic_overcommit_percent: 100,
+            ssd_overcommit_percent: 100,
+            prove_failover: true,
+            guest_ram: true,
+        }
     }
 }
 

@@ -69,7 +69,7 @@ impl Found {
 impl State {
     /// Whether an instance can be made without settling all of the pod.
     pub(super) fn is_quick(&self, wanted: &Wanted<'_>) -> bool {
-        wanted.volumes.is_empty() && !self.short
+        wanted.volumes.is_empty() && wanted.ram_bytes.is_none() && !self.short
     }
 
     /// Something other than a quick creation is about to happen.

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset};
-use pod_protocol::ids::{ChannelId, LeaseId, RegionId};
+use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, RegionId};
 use serde::{Deserialize, Serialize};
 
 use super::{DeviceId, REGIONS_MAX};
@@ -40,6 +40,8 @@ pub enum Purpose {
     Receive(DeviceId),
     /// What an instance's block requests read and write.
     Data(LeaseId),
+    /// The RAM of an instance's guest.
+    Ram(InstanceId),
     /// Where a frontend tells others what it uses of the fabric.
     Board(EndpointId),
     /// Nothing: it was free when it failed.

@@ -25,6 +25,7 @@ impl State {
         self.finish_migrations(effects);
         self.volumes_leave(effects);
         let mut short = self.make_receive_areas();
+        short |= self.make_guest_rams();
         short |= self.make_lease_areas();
         short |= self.make_boards();
         self.drop_channels();
@@ -307,7 +308,7 @@ impl State {
         short
     }
 
-    /// Frontends and storage backends that have yet to flush a data area which they would share over their channel.
+    /// Frontends and storage backends that have yet to flush what they would share over their channel.
     fn unclean_pairs(&self) -> BTreeSet<(EndpointId, EndpointId)> {
         let mut unclean = BTreeSet::new();
         for lease in self.leases.values().filter(|lease| lease.area.is_some()) {
@@ -315,7 +316,9 @@ impl State {
             let Some(frontend) = self.frontend_of(lease) else { continue };
             for backend in self.backends_of(lease) {
                 let life = self.life_of(backend);
-                if life.is_none_or(|life| clean_for.get(&backend.host) != Some(&life)) {
+                if life.is_none_or(|life| clean_for.get(&backend.host) != Some(&life))
+                    || self.unclean_ram(lease, backend).is_some()
+                {
                     unclean.insert((frontend, backend));
                 }
             }
@@ -333,6 +336,10 @@ impl State {
             held.extend(
                 lease.area.into_iter().flat_map(|area| endpoints.iter().map(move |it| (area.region, *it))),
             );
+            if let Some(ram) = self.instances.get(&lease.instance).and_then(|it| it.ram.as_ref()) {
+                held.extend(ram.region.into_iter().flat_map(|it| endpoints.iter().map(move |id| (it, *id))));
+                held.extend(ram.incoming.zip(self.incoming_frontend(lease)));
+            }
             let incoming = lease.incoming.as_ref().and_then(|incoming| incoming.area);
             held.extend(incoming.and_then(|area| Some((area.region, self.incoming_frontend(lease)?))));
             for nic in self.nics_of(lease) {

@@ -151,6 +151,7 @@ mod tests {
                 volumes,
                 instance_type: None,
                 vmm_listens: false,
+                ram_bytes: None,
             })
             .unwrap();
         for command in scrub_all(&state) {

@@ -90,11 +90,12 @@ impl View {
             ids.iter().filter_map(|id| self.state.leases.get(id)).collect()
         };
         let (nics, disks) = (leases(&instance.nics), leases(&instance.disks));
-        let waiting_for: Vec<String> = nics
+        let mut waiting_for: Vec<String> = nics
             .iter()
             .chain(&disks)
             .filter_map(|lease| Some(format!("{}: {}", lease.device, self.waiting.here.get(&lease.id)?)))
             .collect();
+        waiting_for.extend(ram_waits(instance, false));
         let mut shown = api::Instance {
             name: instance.name.clone(),
             id: instance.id.get(),
@@ -102,6 +103,7 @@ impl View {
             host: self.state.host_name(instance.host),
             instance_type: instance.instance_type.clone(),
             vmm_listens: instance.vmm_listens,
+            ram: self.show_ram(instance, false),
             nics: nics.into_iter().filter_map(|lease| self.show_nic(lease, loads)).collect(),
             disks: disks.into_iter().filter_map(|lease| self.show_disk(lease)).collect(),
             ready: waiting_for.is_empty(),
@@ -130,13 +132,27 @@ impl View {
         let leases: Vec<&Lease> = ids.filter_map(|id| self.state.leases.get(id)).collect();
         let waits =
             |lease: &&Lease| Some(format!("{}: {}", lease.device, self.waiting.incoming.get(&lease.id)?));
-        let waiting_for: Vec<String> = leases.iter().filter_map(waits).collect();
+        let waiting_for = leases.iter().filter_map(waits).chain(ram_waits(instance, true));
+        let waiting_for: Vec<String> = waiting_for.collect();
         let devices = leases.into_iter().filter_map(|lease| {
             let incoming = lease.incoming.as_ref()?;
             let socket = self.socket(&incoming.socket);
             Some(api::MigratingDevice { device: lease.device.clone(), socket, connected: incoming.connected })
         });
-        Some(api::Migration { to, ready: waiting_for.is_empty(), devices: devices.collect(), waiting_for })
+        let (ready, ram) = (waiting_for.is_empty(), self.show_ram(instance, true));
+        Some(api::Migration { to, ready, devices: devices.collect(), ram, waiting_for })
+    }
+
+    fn show_ram(&self, instance: &Instance, incoming: bool) -> Option<api::GuestRam> {
+        let ram = instance.ram.as_ref()?;
+        let region = if incoming { ram.incoming } else { ram.region };
+        let region = region.and_then(|region| self.state.regions.get(region));
+        Some(api::GuestRam {
+            pool: self.facts.path.clone(),
+            pool_uuid: self.facts.uuid.clone(),
+            start_bytes: region.map(|region| region.area.start_byte().get()),
+            size_bytes: ram.lines.bytes(),
+        })
     }
 
     fn socket(&self, name: &str) -> String {
@@ -209,6 +225,13 @@ impl View {
             connected: lease.connected,
         })
     }
+}
+
+/// What the RAM of an instance's guest waits for.
+fn ram_waits(instance: &Instance, incoming: bool) -> Option<String> {
+    let ram = instance.ram.as_ref()?;
+    let region = if incoming { ram.incoming } else { ram.region };
+    region.is_none().then(|| "ram: room in the pool, or a frontend of its host".to_owned())
 }
 
 fn show_type(name: &str, it: &InstanceType) -> api::InstanceType {

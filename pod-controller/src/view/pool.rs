@@ -39,6 +39,10 @@ impl View {
             Purpose::Transmit(lease) => ("transmit", self.lease_owner(*lease)),
             Purpose::Receive(nic) => ("receive", self.state.device_name(nic)),
             Purpose::Data(lease) => ("data", self.lease_owner(*lease)),
+            Purpose::Ram(instance) => {
+                let owner = self.state.instances.get(instance).map(|it| it.name.clone());
+                ("ram", owner.unwrap_or_else(|| instance.to_string()))
+            }
             Purpose::Board(endpoint) => ("board", self.state.endpoint_name(*endpoint)),
             Purpose::Nothing => ("none", String::new()),
         };

@@ -345,6 +345,7 @@ pub(crate) fn vm(name: &str, volumes: &[&str]) -> CreateInstance {
         volumes: volumes.iter().map(|name| (*name).to_owned()).collect(),
         instance_type: None,
         vmm_listens: false,
+        ram_bytes: None,
         labels: std::collections::BTreeMap::new(),
     }
 }

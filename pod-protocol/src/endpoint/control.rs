@@ -4,19 +4,21 @@ use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use cxl_channel::Incoming;
 use cxl_channel::doorbell::DoorbellListener;
-use cxl_pool::{EndpointId, Grant, Layout, Memory, Record, ReplicaId};
+use cxl_channel::{Incoming, RequestId};
+use cxl_pool::{Area, EndpointId, Grant, Layout, Memory, Pool, Record, ReplicaId, Role};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ledger::Ledger;
 use super::presence::Rounds;
 use super::reporter::{Reporter, Standing};
+use super::scrubbing::{Pieces, Scrubbing, is_long};
 use super::session::Session;
 use super::{Handler, RunError};
 use crate::commands::Command;
 use crate::daemon::{Exit, StopSignal};
 use crate::fence::Fence;
+use crate::ids::RegionId;
 use crate::link::{Answer, decode};
 use crate::liveness::read_beat;
 use crate::objects::{Object, ObjectId, TableObject};
@@ -59,6 +61,10 @@ pub(super) struct ControlThread<M: Memory> {
     ledger: Ledger,
     standing: Standing,
     unsent: VecDeque<Report>,
+    /// What takes longer, in the order in which it was asked for.
+    scrubbing: VecDeque<Scrubbing>,
+    /// Where VMs' memory is locked, if the pool is a file.
+    pool: Option<Pool>,
     controller: ControllerPulse,
     telemetry_due: Instant,
     telemetry_sequence: u64,
@@ -86,6 +92,8 @@ impl<M: Memory> ControlThread<M> {
             ledger: Ledger::default(),
             standing: Standing::default(),
             unsent: VecDeque::new(),
+            scrubbing: VecDeque::new(),
+            pool: None,
             controller: ControllerPulse {
                 replica,
                 beat,
@@ -96,6 +104,11 @@ impl<M: Memory> ControlThread<M> {
             telemetry_due: now,
             telemetry_sequence: 0,
         }
+    }
+
+    /// Lets go of nothing that a VM on this host still has as its memory.
+    pub(super) fn watch_guests(&mut self, pool: Pool) {
+        self.pool = Some(pool);
     }
 
     pub(super) fn endpoint(&self) -> EndpointId {
@@ -118,6 +131,7 @@ impl<M: Memory> ControlThread<M> {
             self.watch_controller(now);
             self.take_grant(now);
             self.converse(now)?;
+            self.scrub_on();
             self.collect_reports();
             self.send_reports(now);
             self.sleep(stop, now);
@@ -146,6 +160,8 @@ impl<M: Memory> ControlThread<M> {
         let Parts { memory, layout, endpoint, run, .. } = &self.parts;
         self.session = Some(Session::new(memory, layout, *endpoint, (replica, grant), run, now));
         self.session_began = now;
+        // It is asked for again.
+        self.scrubbing.clear();
         if self.controller.replica != replica {
             let beat = read_beat(memory, layout.controller_heartbeat(replica));
             let waiting_since = None;
@@ -163,13 +179,15 @@ impl<M: Memory> ControlThread<M> {
             let Some(incoming) = session.link.poll(now) else { break };
             match incoming {
                 Incoming::Request { id, payload } => {
-                    let answer = decode(&payload).and_then(|command| self.obey(command));
-                    if let Err(reason) = &answer {
-                        tracing::warn!(endpoint = %self.parts.endpoint, %reason, "cannot do what the controller wants");
+                    let command = decode(&payload);
+                    if let Ok(Command::Scrub { region, area, .. }) = command
+                        && is_long(area)
+                    {
+                        self.scrubbing.push_back(Scrubbing { id, region, left: Pieces(area) });
+                        continue;
                     }
-                    if let Some(session) = &mut self.session {
-                        session.link.respond(id, &answer);
-                    }
+                    let answer = command.and_then(|command| self.obey(command));
+                    self.answer(id, &answer);
                 }
                 Incoming::Response { id, payload } => {
                     let answer = decode::<Answer>(&payload).and_then(|answer| answer);
@@ -236,7 +254,47 @@ impl<M: Memory> ControlThread<M> {
                 self.parts.handler.synced();
                 answer
             }
-            Command::Scrub { region, area, .. } => self.parts.handler.scrub(region, area),
+            Command::Scrub { region, area, .. } => self.scrub(region, area),
+        }
+    }
+
+    fn answer(&mut self, id: RequestId, answer: &Answer) {
+        if let Err(reason) = answer {
+            tracing::warn!(endpoint = %self.parts.endpoint, %reason, "cannot do what the controller wants");
+        }
+        if let Some(session) = &mut self.session {
+            session.link.respond(id, answer);
+        }
+    }
+
+    fn scrub(&mut self, region: RegionId, area: Area) -> Answer {
+        // VMs run where frontends do. A backend is asked to flush what a VM uses, too.
+        let beside_guests = matches!(self.parts.endpoint.role, Role::NetFrontend | Role::BlkFrontend);
+        if let Some(pool) = self.pool.as_ref().filter(|_| beside_guests) {
+            match pool.is_guest_locked(area) {
+                Ok(false) => {}
+                Ok(true) => {
+                    return Err(format!("{region} is the memory of a VM that runs: stop it (vmm stop)"));
+                }
+                Err(error) => {
+                    return Err(format!("cannot tell whether a VM has {region} as its memory: {error}"));
+                }
+            }
+        }
+        self.parts.handler.scrub(region, area)
+    }
+
+    /// Goes on with what takes longer.
+    fn scrub_on(&mut self) {
+        let Some(mut scrubbing) = self.scrubbing.pop_front() else { return };
+        let (id, region) = (scrubbing.id, scrubbing.region);
+        match scrubbing.left.next().map(|piece| self.scrub(region, piece)) {
+            Some(Ok(())) => self.scrubbing.push_front(scrubbing),
+            Some(Err(reason)) => self.answer(id, &Err(reason)),
+            None => self.answer(id, &Ok(())),
+        }
+        if let Some(session) = &mut self.session {
+            session.link.flush();
         }
     }
 
@@ -344,6 +402,9 @@ impl<M: Memory> ControlThread<M> {
             None => SLEEP_WITHOUT_DOORBELL,
         };
         let mut nothing_new = true;
+        if !self.scrubbing.is_empty() {
+            limit = Duration::ZERO;
+        }
         if let Some(session) = &mut self.session {
             if !session.link.ready() && now.duration_since(self.session_began) < HANDSHAKE_HASTE {
                 limit = SLEEP_IN_HANDSHAKE;

@@ -6,6 +6,7 @@ mod handler;
 mod ledger;
 mod presence;
 mod reporter;
+mod scrubbing;
 mod session;
 
 use std::convert::Infallible;
@@ -58,7 +59,9 @@ impl<M: Memory> Endpoint<M> {
         join: Join,
         make_handler: impl FnOnce(Reporter, Fence) -> Result<Box<dyn Handler>, E>,
     ) -> Result<Self, JoinError> {
-        Self::join_layout(pool.layout(), memory, config, role, join, make_handler)
+        let mut endpoint = Self::join_layout(pool.layout(), memory, config, role, join, make_handler)?;
+        endpoint.control.watch_guests(pool.clone());
+        Ok(endpoint)
     }
 
     /// As [`Endpoint::try_join`], over memory without a pool file.

@@ -357,6 +357,7 @@ impl Pod {
             volumes: volumes.iter().map(|(volume, ..)| (*volume).to_owned()).collect(),
             instance_type: None,
             vmm_listens: false,
+            ram_bytes: None,
             labels: std::collections::BTreeMap::new(),
         };
         self.create_instance_as(&request)

@@ -430,9 +430,11 @@ impl<M: Memory> Task for BackendTask<M> {
                 self.watch_devices(Instant::now());
             }
             Message::Scrub(area, reply) => {
-                if let Some(volume) =
-                    self.volumes.values().find(|volume| volume.object.data_area.overlaps(&area))
-                {
+                let used = |volume: &&Volume| {
+                    let VolumeObject { data_area, ram_area, .. } = &volume.object;
+                    data_area.overlaps(&area) || ram_area.is_some_and(|ram| ram.overlaps(&area))
+                };
+                if let Some(volume) = self.volumes.values().find(used) {
                     reply.send(Err(format!("{area} is in use by the volume of {}", volume.object.lease)));
                 } else {
                     self.scrubs.push((area, reply));

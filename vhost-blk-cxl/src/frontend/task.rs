@@ -202,7 +202,11 @@ impl<M: Memory> FrontendTask<M> {
 
     fn scrub(&self, area: Area) -> Result<(), String> {
         let mut disks = self.disks.values().chain(self.spread.values().map(SpreadDisk::disk));
-        if let Some(disk) = disks.find(|disk| disk.object().data_area.overlaps(&area)) {
+        let used = |disk: &&Disk<M>| {
+            let DiskObject { data_area, ram_area, .. } = disk.object();
+            data_area.overlaps(&area) || ram_area.is_some_and(|ram| ram.overlaps(&area))
+        };
+        if let Some(disk) = disks.find(used) {
             return Err(format!("{area} is in use by the disk of {}", disk.object().lease));
         }
         regions::scrub(&self.memory, area);

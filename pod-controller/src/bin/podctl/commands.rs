@@ -235,6 +235,7 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
                 volumes: create.volumes.clone(),
                 instance_type: create.instance_type.clone(),
                 vmm_listens: create.vmm_listens,
+                ram_bytes: create.ram.map(ByteSize::get),
                 labels: labelled(&create.labels).labels,
             };
             show(out, format, &client.create_instance(&request, create.wait)?, output::instance)

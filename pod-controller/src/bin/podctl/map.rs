@@ -75,7 +75,7 @@ fn map(pool: &Pool) -> String {
     }
     let _ = writeln!(
         shown,
-        "{:>14}T transmit  R receive  D data  c rings  {QUARANTINED} quarantined  {FAILED} failed  {FREE} free; one cell is {}",
+        "{:>14}T transmit  R receive  D data  G guests' RAM  c rings  {QUARANTINED} quarantined  {FAILED} failed  {FREE} free; one cell is {}",
         "",
         ByteSize::new(cell_bytes)
     );
@@ -107,6 +107,7 @@ fn letter(region: &Region) -> char {
         (RegionState::InUse, "transmit") => 'T',
         (RegionState::InUse, "receive") => 'R',
         (RegionState::InUse, "data") => 'D',
+        (RegionState::InUse, "ram") => 'G',
         (RegionState::InUse, _) => 'c',
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use pod_controller::api::{
-    Balance, BalanceMode, ByteSize, CandidatePart, Condition, Device, DeviceKind, Event, Explanation, Host,
-    Instance, NicRail, Volume, VolumeQos,
+    Balance, BalanceMode, ByteSize, CandidatePart, Condition, Device, DeviceKind, Event, Explanation,
+    GuestRam, Host, Instance, NicRail, Volume, VolumeQos,
 };
 
 use crate::Failure;
@@ -241,6 +241,7 @@ pub(crate) fn instance(instance: &Instance) -> String {
     };
     let mut lines =
         vec![("instance", instance.name.clone()), ("host", instance.host.clone()), ("ready", ready)];
+    lines.extend(instance.ram.as_ref().map(|ram| ("ram", guest_ram(ram))));
     lines.extend(traits(&instance.labels, &instance.conditions));
     let mut shown = pairs(&lines);
     if instance.vmm_listens {
@@ -294,9 +295,20 @@ pub(crate) fn instance(instance: &Instance) -> String {
             .iter()
             .map(|device| vec![device.device.clone(), yes(device.connected), device.socket.clone()]);
         let table = plain(&["device", "connected", "socket"], &[], rows.collect());
-        let _ = write!(shown, "\n\nmoving to {}: {ready}\n\n{table}", migration.to);
+        let ram = migration.ram.as_ref().map(|ram| format!(", with {}", guest_ram(ram)));
+        let _ =
+            write!(shown, "\n\nmoving to {}: {ready}{}\n\n{table}", migration.to, ram.unwrap_or_default());
     }
     shown
+}
+
+/// How much RAM a guest has, and where.
+fn guest_ram(ram: &GuestRam) -> String {
+    let size = ByteSize::new(ram.size_bytes);
+    match ram.start_bytes {
+        Some(start) => format!("{size} of the pool from {start:#x} on"),
+        None => format!("{size} of the pool, for which there is no room"),
+    }
 }
 
 /// Labels, and what does not hold.
@@ -350,6 +362,12 @@ mod tests {
             host: "h1".to_owned(),
             instance_type: None,
             vmm_listens: false,
+            ram: Some(GuestRam {
+                pool: "/dev/dax0.0".to_owned(),
+                pool_uuid: String::new(),
+                start_bytes: Some(64 << 20),
+                size_bytes: 2 << 30,
+            }),
             nics: vec![Nic {
                 rails: Vec::new(),
                 device: "net0".to_owned(),
@@ -395,6 +413,7 @@ mod tests {
             "instance: vm1\n\
              host:     h1\n\
              ready:    no, waiting for net0: h1/net-frontend to answer\n\
+             ram:      2.0 GiB of the pool from 0x4000000 on\n\
              \n\
              NIC   DEVICE   BACKUP   MAC                 MTU  CONNECTED  SOCKET\n\
              net0  h2/nic0  h3/nic1  02:00:00:00:00:01  1500  no         /run/wadi/sockets/vm1-net0.sock\n\

@@ -27,6 +27,7 @@ fn options() -> Options {
             nic_overcommit_percent: 100,
             ssd_overcommit_percent: 100,
             prove_failover: false,
+            guest_ram: true,
         },
     }
 }

@@ -50,6 +50,7 @@ fn pod() -> State {
             volumes,
             instance_type: None,
             vmm_listens: false,
+            ram_bytes: None,
         },
     );
     state

@@ -143,6 +143,7 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
                 volumes: volumes.iter().map(|name| format!("vol{name}")).collect(),
                 instance_type: ask.by_type.then(|| "type".to_owned()),
                 vmm_listens: ask.apart,
+                ram_bytes: ask.ram_mib.map(|mib| mib * MIB),
             };
             let volume_iops = ask.apart.then_some(ask.reserved_mbps.max(1));
             let reserved_mbps = ask.reserved_mbps;

@@ -6,7 +6,9 @@ use cxl_pool::{Area, EndpointId, HostId, LineCount};
 use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::{DiskObject, Object, ObjectId, PortObject, RegistrationState};
 
-use crate::state::{Device, DeviceId, Health, Kind, Lease, LeaseKind, Objects, Presence, RegionUse, State};
+use crate::state::{
+    Device, DeviceId, GuestRam, Health, Kind, Lease, LeaseKind, Objects, Presence, RegionUse, State,
+};
 
 /// Everything that must hold in every state.
 pub(crate) fn check(state: &State) {
@@ -17,6 +19,41 @@ pub(crate) fn check(state: &State) {
     what_is_used_is_referred_to_once(state);
     objects_are_consistent(state);
     a_mirror_can_always_be_relied_on(state);
+    a_guest_has_its_ram_on_both_sides(state);
+}
+
+/// Frontend and backends agree on where a guest's RAM is, and nothing of a former life of a storage backend can land there.
+fn a_guest_has_its_ram_on_both_sides(state: &State) {
+    for id in state.endpoints.keys() {
+        for object in state.desired(*id).into_values() {
+            let (lease, ram, incoming) = match &object {
+                Object::Port(it) => (it.lease, it.ram_area, it.incoming),
+                Object::Disk(it) => (it.lease, it.ram_area, it.incoming),
+                Object::Registration(it) => (it.lease, it.ram_area, false),
+                Object::Volume(it) => (it.lease, it.ram_area, false),
+                _ => continue,
+            };
+            let lease = &state.leases[&lease];
+            let known = state.instances[&lease.instance].ram.as_ref();
+            let region = known.and_then(|ram| if incoming { ram.incoming } else { ram.region });
+            let area = region.and_then(|region| state.regions.get(region)).map(|region| region.area);
+            assert_eq!(ram, area, "{id} is told of other RAM");
+            if let Some(known) = known {
+                assert!(
+                    area.is_none_or(
+                        |area| area.lines == known.lines && area.start.get().is_multiple_of(1 << 15)
+                    )
+                );
+                if let Object::Volume(_) = object {
+                    let life = state.endpoints[id].incarnation;
+                    assert!(
+                        area.is_none() || known.clean_for.get(&id.host) == Some(&life),
+                        "{id} has not flushed"
+                    );
+                }
+            }
+        }
+    }
 }
 
 /// One replica at least has everything, no two share a host, and who serves knows as much as who is served.
@@ -142,7 +179,8 @@ fn what_is_used_is_referred_to_once(state: &State) {
         Kind::Ssd { .. } => None,
     });
     let boards = state.board_regions();
-    let referred: Vec<_> = areas.chain(rings).chain(receive).chain(boards).collect();
+    let rams = state.instances.values().filter_map(|it| it.ram.as_ref()).flat_map(GuestRam::regions);
+    let referred: Vec<_> = areas.chain(rams).chain(rings).chain(receive).chain(boards).collect();
     let unique: BTreeSet<_> = referred.iter().copied().collect();
     assert_eq!(referred.len(), unique.len(), "a region has two users");
     let in_use: BTreeSet<_> = state
@@ -222,12 +260,13 @@ fn objects_are_consistent(state: &State) {
 }
 
 fn areas_of(object: &Object) -> Vec<Area> {
+    let with = |area: Area, ram: Option<Area>| ram.into_iter().chain([area]).collect();
     match object {
         Object::Nic(nic) => vec![nic.rx_area],
-        Object::Port(port) => vec![port.tx_area],
-        Object::Registration(it) => vec![it.tx_area],
-        Object::Volume(volume) => vec![volume.data_area],
-        Object::Disk(disk) => vec![disk.data_area],
+        Object::Port(port) => with(port.tx_area, port.ram_area),
+        Object::Registration(it) => with(it.tx_area, it.ram_area),
+        Object::Volume(volume) => with(volume.data_area, volume.ram_area),
+        Object::Disk(disk) => with(disk.data_area, disk.ram_area),
         // Both halves of one region.
         Object::Fabric(fabric) => {
             let lines = fabric.sums.lines.get() + fabric.vms.lines.get();

@@ -47,12 +47,22 @@ pub(super) struct Ask {
     pub(super) together: bool,
     /// By way of an instance type.
     pub(super) by_type: bool,
+    /// MiB of RAM in the pool.
+    pub(super) ram_mib: Option<u64>,
 }
 
 fn ask() -> impl Strategy<Value = Ask> {
     let reserved = prop_oneof![2 => Just(0), 3 => 500_u64..7000];
-    (reserved, prop::bool::weighted(0.2), prop::bool::weighted(0.2), prop::bool::weighted(0.3))
-        .prop_map(|(reserved_mbps, apart, together, by_type)| Ask { reserved_mbps, apart, together, by_type })
+    let ram = prop::option::weighted(0.4, 1_u64..8);
+    (reserved, prop::bool::weighted(0.2), prop::bool::weighted(0.2), prop::bool::weighted(0.3), ram).prop_map(
+        |(reserved_mbps, apart, together, by_type, ram_mib)| Ask {
+            reserved_mbps,
+            apart,
+            together,
+            by_type,
+            ram_mib,
+        },
+    )
 }
 
 /// What a frontend says of a replica.

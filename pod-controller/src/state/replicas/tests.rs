@@ -67,6 +67,7 @@ fn pod(in_use: bool) -> State {
                 volumes,
                 instance_type: None,
                 vmm_listens: false,
+                ram_bytes: None,
             },
         );
     }

@@ -38,6 +38,7 @@ fn own_host_comes_first_and_then_the_least_loaded() {
         volumes: Vec::new(),
         instance_type: None,
         vmm_listens: false,
+        ram_bytes: None,
     };
     must(&mut state, &local);
     let lease = state.leases.values().last().expect("a lease");
@@ -65,6 +66,7 @@ fn what_makes_no_sense_is_refused() {
         volumes: Vec::new(),
         instance_type: None,
         vmm_listens: false,
+        ram_bytes: None,
     };
     let wish = NicWish::default;
     for (command, kind) in [
@@ -248,6 +250,7 @@ fn no_nic_is_promised_twice() {
         volumes: Vec::new(),
         instance_type: None,
         vmm_listens: false,
+        ram_bytes: None,
     };
     must(&mut state, &create("vm2", wish(1000)));
     let on = |state: &State, name: &str| {

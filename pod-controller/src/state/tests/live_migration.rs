@@ -237,8 +237,15 @@ fn who_listens_is_the_instances_on_both_sides_of_a_move() {
         else {
             unreachable!("it creates an instance")
         };
-        let create =
-            Command::CreateInstance { name, host, nics, volumes, instance_type, vmm_listens: listens };
+        let create = Command::CreateInstance {
+            name,
+            host,
+            nics,
+            volumes,
+            instance_type,
+            vmm_listens: listens,
+            ram_bytes: None,
+        };
         must(&mut state, &create);
         must(&mut state, &prepare());
         let says = |id| {

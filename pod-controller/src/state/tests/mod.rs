@@ -13,6 +13,7 @@ mod allocation;
 mod drain;
 mod fabric;
 mod failover;
+mod guest_ram;
 mod live_migration;
 mod moving;
 mod rails;
@@ -79,6 +80,7 @@ fn instance(name: &str, nics: usize, volumes: &[&str]) -> Command {
         volumes: volumes.iter().map(|name| (*name).to_owned()).collect(),
         instance_type: None,
         vmm_listens: false,
+        ram_bytes: None,
     }
 }
 

@@ -25,6 +25,7 @@ fn create(name: &str, host: u16, wish: NicWish) -> Command {
         volumes: Vec::new(),
         instance_type: None,
         vmm_listens: false,
+        ram_bytes: None,
     }
 }
 
@@ -221,6 +222,7 @@ fn an_instance_gets_what_its_type_says() {
         volumes: Vec::new(),
         instance_type: Some("small".to_owned()),
         vmm_listens: false,
+        ram_bytes: None,
     };
     assert_eq!(refused(&mut state, &of_type("a", Vec::new())).kind, RefusalKind::NotFound);
     must(&mut state, &set(&small));

@@ -22,6 +22,7 @@ pub(crate) enum Instances {
     /// Examples:
     ///     podctl instances create vm1 --host h1 --nic --volume vol0
     ///     podctl instances create vm2 --host h1 --nic mac=02:00:00:00:00:02,mtu=1500,queue-pairs=2
+    ///     podctl instances create vm3 --host h1 --nic --volume vol3 --ram 2G
     #[command(verbatim_doc_comment)]
     Create(CreateInstance),
     /// Say anew what an instance may do with its NIC; what is left out is without limit
@@ -179,6 +180,11 @@ pub(crate) struct CreateInstance {
     /// The VMM listens on the sockets of the devices and the frontends connect to it, instead of the other way round
     #[arg(long)]
     pub(crate) vmm_listens: bool,
+    /// Lease so much of the pool as the guest's RAM, such as 512M: then the engines copy less [default: RAM outside of the pool]
+    ///
+    /// `vmm run` uses it, with a QEMU that knows memory-backend-file's `offset` (8.1 and later). A multiple of 2 MiB.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) ram: Option<ByteSize>,
     /// How many seconds to wait until a VM can be started, 30 at most
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     pub(crate) wait: Duration,
