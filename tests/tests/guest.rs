@@ -35,7 +35,9 @@ fn commands_run_as_they_are_given() {
     let directory = tempfile::tempdir().unwrap();
     let spec = VmSpec {
         name: "bare".to_owned(),
+        qemu: vmm::QEMU.into(),
         memory_mib: 256,
+        pool_ram: None,
         memory_max_mib: None,
         cpus: 1,
         accelerator: Accelerator::probe(&guest.kernel),

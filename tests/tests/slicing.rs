@@ -18,7 +18,9 @@ const SHARE: f64 = 0.3;
 fn machine(guest: &Guest, directory: &Path) -> VmSpec {
     VmSpec {
         name: "sliced".to_owned(),
+        qemu: vmm::QEMU.into(),
         memory_mib: 192,
+        pool_ram: None,
         memory_max_mib: Some(1024),
         cpus: 2,
         accelerator: Accelerator::Tcg,

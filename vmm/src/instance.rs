@@ -2,17 +2,29 @@
 
 use pod_controller::api;
 
-use crate::{Disk, Network, VmSpec};
+use crate::{Disk, Network, PoolRam, VmSpec};
 
 impl VmSpec {
-    /// Gives the machine the name and the devices that `instance` has leased: those on the host to which it moves, if this
-    /// machine is to receive its guest.
+    /// Gives the machine the name, the devices and the memory in the pool that `instance` has leased: those on the host to which
+    /// it moves, if this machine is to receive its guest. Memory that has no place yet is left out.
     pub fn take_devices(&mut self, instance: &api::Instance) {
         let moving = instance.migration.as_ref().filter(|_| self.incoming.is_some());
         let socket = |device: &str, here: &str| {
             let there = moving.and_then(|it| it.devices.iter().find(|it| it.device == device));
             there.map_or(here, |there| &there.socket).into()
         };
+        let ram = moving.map_or(&instance.ram, |moving| &moving.ram).as_ref();
+        self.pool_ram = ram.and_then(|ram| {
+            Some(PoolRam {
+                pool: ram.pool.clone().into(),
+                uuid: ram.pool_uuid.clone(),
+                start_bytes: ram.start_bytes?,
+                size_bytes: ram.size_bytes,
+            })
+        });
+        if let Some(mib) = self.pool_ram.as_ref().and_then(|ram| u32::try_from(ram.size_bytes >> 20).ok()) {
+            self.memory_mib = mib;
+        }
         self.name.clone_from(&instance.name);
         self.listens = instance.vmm_listens;
         self.networks = instance

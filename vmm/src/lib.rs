@@ -15,6 +15,7 @@ mod memory;
 mod migration;
 mod monitor;
 mod monitor_address;
+mod pool_ram;
 mod process;
 mod qemu;
 mod registry;
@@ -33,6 +34,7 @@ pub use machine::Vm;
 pub use memory::plug_memory;
 pub use migration::{Migrated, MigrationSpeed, migrate, move_away, quit};
 pub use monitor_address::{MonitorAddress, VcpuThread, describe_monitor};
+pub use pool_ram::PoolRam;
 pub use process::Process;
 pub use qemu::{Accelerator, QEMU, QemuVersion};
 pub use registry::{Origin, Registry, Running, RunningVm};
@@ -43,7 +45,7 @@ pub use stop::{Stopped, stop};
 #[derive(Debug, Error)]
 pub enum VmmError {
     /// QEMU is not installed.
-    #[error("{QEMU} is not installed: apt-get install qemu-system-x86")]
+    #[error("{QEMU} is not installed, or not where --qemu says: apt-get install qemu-system-x86")]
     NoQemu,
     /// QEMU did not say its version.
     #[error("cannot read QEMU's version from `{answer}`")]

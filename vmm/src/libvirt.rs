@@ -3,13 +3,14 @@
 use crate::spec::shell_line;
 use crate::{Firmware, QemuVersion, VmSpec, VmmError};
 
-/// The domain XML for `spec`. libvirt lets machines listen for NICs only.
+/// The domain XML for `spec`. libvirt lets machines listen for NICs only, and knows no memory that begins in the middle of a file.
 pub fn domain_xml(spec: &VmSpec, version: QemuVersion) -> Result<String, VmmError> {
     if spec.listens && !spec.disks.is_empty() {
         let reason = "libvirt cannot let a machine listen for its disks: create the instance without --vmm-listens, or \
                       run it with `vmm run`";
         return Err(VmmError::Spec { reason: reason.to_owned() });
     }
+    refuse_pool_ram(spec, "libvirt cannot begin a guest's memory in the middle of a file, and nobody")?;
     let mut xml = Xml::default();
     let crashes = !spec.networks.is_empty() && version.crashes_on_nic_vectors(spec.accelerator);
     let namespace = if spec.networks.is_empty() {
@@ -107,8 +108,22 @@ pub fn domain_xml(spec: &VmSpec, version: QemuVersion) -> Result<String, VmmErro
 }
 
 /// The command line that starts `spec` without libvirt.
-pub fn command_line(spec: &VmSpec, version: QemuVersion) -> String {
-    shell_line(crate::QEMU, &spec.arguments(version))
+pub fn command_line(spec: &VmSpec, version: QemuVersion) -> Result<String, VmmError> {
+    refuse_pool_ram(spec, "nobody")?;
+    Ok(shell_line(&spec.qemu.display().to_string(), &spec.arguments(version)))
+}
+
+/// The pool gives memory to others when no process has it locked, and a command line locks nothing.
+fn refuse_pool_ram(spec: &VmSpec, who: &str) -> Result<(), VmmError> {
+    if spec.pool_ram.is_none() {
+        return Ok(());
+    }
+    let reason = format!(
+        "the memory of {} lies in the pool: {who} would wipe it of what others left there, and keep it until QEMU has ended. \
+         Run it with `vmm run`, or create the instance without --ram",
+        spec.name
+    );
+    Err(VmmError::Spec { reason })
 }
 
 #[derive(Default)]
@@ -202,6 +217,20 @@ mod tests {
         spec.disks.clear();
         let xml = domain_xml(&spec, version).unwrap();
         assert!(xml.contains("mode='server'/>") && !xml.contains("<reconnect"), "{xml}");
+    }
+
+    #[test]
+    fn memory_in_the_pool_is_for_those_who_keep_it() {
+        let ram = crate::PoolRam {
+            pool: "/dev/dax0.0".into(),
+            uuid: String::new(),
+            start_bytes: 2 << 20,
+            size_bytes: 512 << 20,
+        };
+        let spec = VmSpec { pool_ram: Some(ram), ..spec() };
+        let version = QemuVersion { major: 10, minor: 0 };
+        assert!(domain_xml(&spec, version).unwrap_err().to_string().contains("libvirt cannot"));
+        assert!(command_line(&spec, version).unwrap_err().to_string().contains("`vmm run`"));
     }
 
     #[test]

@@ -6,11 +6,13 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use cxl_pool::GuestLock;
 use qapi::qmp;
 
 use crate::monitor::{MONITOR_DEADLINE, Monitor, connect};
+use crate::pool_ram::check_offset;
 use crate::slicing::ControlFile;
-use crate::{MonitorAddress, Origin, Process, QEMU, QemuVersion, Registry, RunningVm, VmSpec, VmmError};
+use crate::{MonitorAddress, Origin, PoolRam, Process, QemuVersion, Registry, RunningVm, VmSpec, VmmError};
 
 /// Tells the shim in a QEMU where it is commanded.
 pub(crate) const CONTROL_VARIABLE: &str = "WADI_VCPU_CONTROL";
@@ -27,8 +29,11 @@ impl Vm {
     /// The command that [`Vm::start`] would start.
     pub fn command(spec: &VmSpec) -> Result<Command, VmmError> {
         spec.check()?;
-        let mut command = Command::new(QEMU);
-        command.args(spec.arguments(QemuVersion::detect()?)).stdin(Stdio::null());
+        let mut command = Command::new(&spec.qemu);
+        command.args(spec.arguments(QemuVersion::detect(&spec.qemu)?));
+        if spec.pool_ram.is_some() {
+            check_offset(&spec.qemu)?;
+        }
         if let Some(shim) = &spec.vcpu_shim {
             command.env("LD_PRELOAD", shim).env(CONTROL_VARIABLE, spec.vcpu_control());
         }
@@ -37,13 +42,15 @@ impl Vm {
 
     /// Starts a virtual machine as a child of this process.
     pub fn start(spec: VmSpec) -> Result<Self, VmmError> {
-        Self::start_with(spec, Command::spawn)
+        Self::start_with(spec, |command, input| command.stdin(input).spawn())
     }
 
-    /// Starts a virtual machine; `spawn` decides how (in which namespace, with whose rights).
+    /// Starts a virtual machine; `spawn` decides how (in which namespace, with whose rights). It gives the process the
+    /// standard input that it is handed: where the guest's memory lies in the pool, that keeps the memory from others until
+    /// QEMU has ended.
     pub fn start_with(
         spec: VmSpec,
-        spawn: impl FnOnce(&mut Command) -> io::Result<Child>,
+        spawn: impl FnOnce(&mut Command, Stdio) -> io::Result<Child>,
     ) -> Result<Self, VmmError> {
         let mut command = Self::command(&spec)?;
         let registry = Registry::new(&spec.directory);
@@ -61,8 +68,13 @@ impl Vm {
             ControlFile::create(path)
                 .map_err(|source| VmmError::Directory { path: spec.directory.clone(), source })?;
         }
-        let child =
-            spawn(&mut command).map_err(|source| VmmError::Start { program: QEMU.to_owned(), source })?;
+        let failed = |source| VmmError::Start { program: spec.qemu.display().to_string(), source };
+        let claimed = spec.pool_ram.as_ref().map(PoolRam::claim).transpose()?;
+        let input =
+            claimed.as_ref().map_or_else(|| Ok(Stdio::null()), GuestLock::to_stdio).map_err(failed)?;
+        let child = spawn(&mut command, input).map_err(failed)?;
+        // QEMU has it now.
+        drop(claimed);
         drop(reserved);
         let mut vm = Self { spec, child, running: None };
         // One that has ended at once runs nowhere.
@@ -103,7 +115,8 @@ impl Vm {
 
     /// Waits until QEMU ends.
     pub fn wait(&mut self) -> Result<ExitStatus, VmmError> {
-        self.child.wait().map_err(|source| VmmError::Start { program: QEMU.to_owned(), source })
+        let program = || self.spec.qemu.display().to_string();
+        self.child.wait().map_err(|source| VmmError::Start { program: program(), source })
     }
 
     /// Waits until QEMU answers. One that is to receive a guest listens for it by then.

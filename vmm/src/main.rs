@@ -109,9 +109,10 @@ struct Machine {
     server: Server,
     #[command(flatten)]
     credentials: Credentials,
-    /// Memory in MiB.
-    #[arg(long, default_value_t = 1024)]
-    memory: u32,
+    /// Memory in MiB; of an instance whose memory is leased from the pool (`podctl instances create --ram`), all of that
+    /// [default: 1024].
+    #[arg(long, value_name = "MIB")]
+    memory: Option<u32>,
     /// To how many MiB `vmm plug-memory` may let it grow.
     #[arg(long, value_name = "MIB")]
     memory_max: Option<u32>,
@@ -137,6 +138,13 @@ struct Machine {
     /// The kernel's command line.
     #[arg(long, requires = "kernel", default_value = "console=ttyS0")]
     append: String,
+    /// The QEMU that runs it, where it is not the one that is installed. One that finds its guest's memory in the pool must know
+    /// the offset of a memory-backend-file: 8.1 or later.
+    #[arg(long, value_name = "PROGRAM", default_value = vmm::QEMU)]
+    qemu: PathBuf,
+    /// Where the pool is on this host, for an instance that has its memory there [default: where the controller has it]
+    #[arg(long, value_name = "PATH")]
+    pool: Option<PathBuf>,
     /// What executes the guest; without it, KVM where a kernel really boots with it, else TCG.
     #[arg(long, value_enum)]
     accelerator: Option<Accelerator>,
@@ -178,7 +186,9 @@ impl Machine {
         };
         let mut spec = VmSpec {
             name: String::new(),
-            memory_mib: self.memory,
+            qemu: self.qemu.clone(),
+            memory_mib: self.memory.unwrap_or(1024),
+            pool_ram: None,
             memory_max_mib: self.memory_max,
             cpus: self.cpus,
             accelerator,
@@ -197,6 +207,18 @@ impl Machine {
             vcpu_shim: if self.no_shim { None } else { slicing::find_shim() },
         };
         spec.take_devices(&instance);
+        if let Some(ram) = &mut spec.pool_ram {
+            if self.memory.is_some_and(|memory| memory != spec.memory_mib) {
+                bail!(
+                    "{} has {} MiB of the pool as its memory: leave --memory out, or create it with another --ram",
+                    instance.name,
+                    spec.memory_mib
+                );
+            }
+            if let Some(pool) = &self.pool {
+                ram.pool.clone_from(pool);
+            }
+        }
         Ok(spec)
     }
 
@@ -291,7 +313,8 @@ fn execute(command: Command) -> Result<()> {
             print(&format!("{instance} has {mib} MiB more\n"))
         }
         Command::QemuArgs(machine) => {
-            print(&format!("{}\n", libvirt::command_line(&machine.prepared()?, QemuVersion::detect()?)))
+            let spec = machine.prepared()?;
+            print(&format!("{}\n", libvirt::command_line(&spec, QemuVersion::detect(&spec.qemu)?)?))
         }
         Command::List(asked) => running::list(&asked),
         Command::Stop(asked) => running::stop(&asked),
@@ -300,7 +323,10 @@ fn execute(command: Command) -> Result<()> {
         Command::Console { socket } => {
             console::attach(&socket).with_context(|| format!("the console at {}", socket.display()))
         }
-        Command::Xml(machine) => print(&libvirt::domain_xml(&machine.prepared()?, QemuVersion::detect()?)?),
+        Command::Xml(machine) => {
+            let spec = machine.prepared()?;
+            print(&libvirt::domain_xml(&spec, QemuVersion::detect(&spec.qemu)?)?)
+        }
     }
 }
 

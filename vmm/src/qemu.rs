@@ -25,11 +25,11 @@ pub struct QemuVersion {
 }
 
 impl QemuVersion {
-    /// Asks the installed QEMU.
-    pub fn detect() -> Result<Self, VmmError> {
-        let output = Command::new(QEMU).arg("--version").output().map_err(|source| match source.kind() {
+    /// Asks a QEMU.
+    pub fn detect(qemu: &Path) -> Result<Self, VmmError> {
+        let output = Command::new(qemu).arg("--version").output().map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => VmmError::NoQemu,
-            _ => VmmError::Start { program: QEMU.to_owned(), source },
+            _ => VmmError::Start { program: qemu.display().to_string(), source },
         })?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         Self::parse(&text)

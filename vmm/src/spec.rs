@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{Accelerator, Firmware, QemuVersion, VmmError};
+use crate::{Accelerator, Firmware, PoolRam, QemuVersion, VmmError};
 
 /// The virtio-serial port that the test guest's agent listens on.
 const EXEC_PORT: &str = "wadi.exec";
@@ -51,8 +51,12 @@ pub struct Disk {
 pub struct VmSpec {
     /// The instance's name.
     pub name: String,
+    /// The program that runs it: a path, or a name to be looked for ([`crate::QEMU`]).
+    pub qemu: PathBuf,
     /// Memory in MiB.
     pub memory_mib: u32,
+    /// Where in the pool all of that lies; otherwise it is QEMU's own.
+    pub pool_ram: Option<PoolRam>,
     /// To how many MiB its memory may grow while it runs.
     pub memory_max_mib: Option<u32>,
     /// How many vCPUs.
@@ -175,7 +179,13 @@ impl VmSpec {
             },
         );
         // The frontends read and write the guest's memory, so it is shared.
-        words.option("-object", &format!("memory-backend-memfd,id=ram,size={}M,share=on", self.memory_mib));
+        words.option(
+            "-object",
+            &match &self.pool_ram {
+                Some(ram) => ram.object(socket_path),
+                None => format!("memory-backend-memfd,id=ram,size={}M,share=on", self.memory_mib),
+            },
+        );
         words.flag("-nodefaults");
         words.flag("-no-user-config");
         words.option("-display", "none");
@@ -310,7 +320,9 @@ pub(crate) mod tests {
     pub(crate) fn spec() -> VmSpec {
         VmSpec {
             name: "vm1".to_owned(),
+            qemu: crate::QEMU.into(),
             memory_mib: 512,
+            pool_ram: None,
             memory_max_mib: None,
             cpus: 2,
             accelerator: Accelerator::Tcg,
@@ -354,6 +366,20 @@ pub(crate) mod tests {
         );
         assert!(line.contains("mac=52:54:00:00:00:01,host_mtu=1500"), "{line}");
         assert!(line.contains("vhost-user-blk-pci,id=vol0,chardev=char-vol0,num-queues=2"), "{line}");
+    }
+
+    #[test]
+    fn memory_in_the_pool_begins_where_it_was_leased() {
+        let ram = PoolRam {
+            pool: "/dev/a,b".into(),
+            uuid: String::new(),
+            start_bytes: 64 << 20,
+            size_bytes: 512 << 20,
+        };
+        let line = VmSpec { pool_ram: Some(ram), ..spec() }.arguments(QEMU_10).join(" ");
+        let object = "memory-backend-file,id=ram,size=536870912,mem-path=/dev/a,,b,offset=67108864,align=2097152,share=on";
+        assert!(line.contains(object) && !line.contains("memfd"), "{line}");
+        assert!(line.contains("-m 512M"), "{line}");
     }
 
     #[test]

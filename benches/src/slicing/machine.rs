@@ -32,7 +32,9 @@ impl BusyMachine {
         let shim = find_shim().context("the shim is not built: build vmm with cargo")?;
         let spec = VmSpec {
             name: "busy".to_owned(),
+            qemu: vmm::QEMU.into(),
             memory_mib: 192,
+            pool_ram: None,
             memory_max_mib: None,
             cpus: 1,
             accelerator: Accelerator::Tcg,

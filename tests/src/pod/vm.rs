@@ -108,7 +108,9 @@ impl Pod {
     pub fn machine(&self, instance: &Instance, guest: &Guest, shape: VmShape) -> VmSpec {
         let mut spec = VmSpec {
             name: instance.name.clone(),
+            qemu: vmm::QEMU.into(),
             memory_mib: shape.memory_mib,
+            pool_ram: None,
             memory_max_mib: None,
             cpus: shape.cpus,
             accelerator: accelerator(guest),
@@ -143,14 +145,14 @@ impl Pod {
         let suffix = if spec.incoming.is_some() { format!("-{host}") } else { String::new() };
         let log = self.log(&format!("{}-qemu{suffix}", instance.name));
         let output = std::fs::File::create(&log)?;
-        let vm = Vm::start_with(spec, |command| {
+        let vm = Vm::start_with(spec, |command, input| {
             let program = command.get_program().to_owned();
             let mut inside = if keep {
                 namespace.untethered_command(program.as_ref())
             } else {
                 namespace.command(program.as_ref())
             };
-            inside.args(command.get_args()).stdin(std::process::Stdio::null());
+            inside.args(command.get_args()).stdin(input);
             inside.stdout(output.try_clone()?).stderr(output);
             runner::spawn(inside)
         })?;
