@@ -7,6 +7,7 @@ pub mod files;
 pub mod fio;
 pub mod iperf;
 pub mod namespace;
+pub mod newer_qemu;
 pub mod pod;
 pub mod probe;
 pub mod process;

@@ -46,6 +46,8 @@ pub(crate) struct Counters {
     pub(crate) stale: Counter,
     /// Requests sent a second time to a backend that came back.
     pub(crate) resubmitted: Counter,
+    /// Requests whose data is not copied.
+    pub(crate) zero_copy: Counter,
     /// How often a device lost what was not flushed.
     pub(crate) lost_writes: Counter,
     /// Requests that had to wait for their volume's share.

@@ -93,6 +93,8 @@ pub struct LeaseCounters {
     pub tx_packets: Counter,
     /// Their bytes.
     pub tx_bytes: Counter,
+    /// Frontend: those of them whose payload was not copied.
+    pub zero_copy: Counter,
     /// Packets to the instance.
     pub rx_packets: Counter,
     /// Their bytes.
@@ -199,6 +201,12 @@ impl LeaseBook {
     /// Forgets a lease.
     pub fn close(&self, lease: LeaseId) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&lease);
+    }
+
+    /// Packets of all leases whose payload was not copied.
+    pub fn zero_copy(&self) -> u64 {
+        let book = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        book.values().map(|counters| counters.zero_copy.get()).sum()
     }
 
     /// All of them, as they are now.

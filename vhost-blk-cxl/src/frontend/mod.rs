@@ -307,10 +307,12 @@ impl Handler for Frontend {
             let _ = self.send(Message::Tick(self.pace));
         }
         let leases = self.disks.iter().map(|(&lease, disk)| disk.counters.lease(lease)).collect();
+        let zero_copy = self.disks.values().map(|disk| disk.counters.zero_copy.get()).sum();
         let resubmitted = self.disks.values().map(|disk| disk.counters.resubmitted.get()).sum();
         let counters = [
             ("malformed-messages".to_owned(), self.malformed.get()),
             ("resubmitted-requests".to_owned(), resubmitted),
+            ("zero-copy-requests".to_owned(), zero_copy),
         ];
         let dirty_bytes = self.disks.values().map(OfferedDisk::dirty_bytes).sum();
         let gauges = [("mirror-dirty-bytes".to_owned(), dirty_bytes)];

@@ -167,6 +167,7 @@ impl<M: Memory> Disk<M> {
                 return false;
             }
             slot.place = place;
+            self.counters.zero_copy.add(u64::from(matches!(place, Place::Guest(_) | Place::Guests(_))));
         }
         slot.ring = served.ring.index();
         slot.operation = operation;

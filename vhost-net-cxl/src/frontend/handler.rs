@@ -147,7 +147,8 @@ impl<M: Memory> Handler for FrontendHandler<M> {
     fn telemetry(&mut self) -> Telemetry {
         let (leases, channels) = (self.book.telemetry(), self.channels.telemetry());
         let mchannels = self.meter.telemetry();
-        Telemetry { leases, channels, mchannels, ..Telemetry::default() }
+        let counters = [("zero-copy-packets".to_owned(), self.book.zero_copy())].into();
+        Telemetry { leases, channels, mchannels, counters, ..Telemetry::default() }
     }
 
     fn fenced(&mut self) {

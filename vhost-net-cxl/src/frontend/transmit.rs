@@ -252,7 +252,7 @@ impl Port {
             Rules { header_bytes: self.header_bytes, mtu: self.object.mtu, may_leave: self.may_leave };
         let guest = ring.memory();
         let view = GuestView::new(guest);
-        let (mut taken, mut packets, mut bytes) = (0, 0, 0);
+        let (mut taken, mut packets, mut bytes, mut zero_copy) = (0, 0, 0, 0);
         let mut ranges = Ranges::new();
         for chain in &chains[..offered] {
             let descriptor = Some((ring_index(index), chain.head()));
@@ -303,6 +303,7 @@ impl Port {
                             packet.buffer = Some(buffer);
                             packet.bytes = whole;
                             packet.lent = ranges.is_some();
+                            zero_copy += u64::from(packet.lent);
                             packet.state = State::Waiting;
                         }
                         Err(reason) => {
@@ -316,6 +317,7 @@ impl Port {
             taken += 1;
         }
         self.counters.tx_packets.add(packets);
+        self.counters.zero_copy.add(zero_copy);
         self.counters.tx_bytes.add(bytes);
         for chain in chains[taken..offered].iter().rev() {
             ring.put_back(chain);
