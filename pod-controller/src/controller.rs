@@ -109,7 +109,8 @@ impl<M: Memory> Tenure<M> {
         }
 
         let shared = Arc::clone(&desk.shared);
-        let world = PoolWorld { port, memory, layout: pool.layout().clone(), keeper, replica, shared };
+        let layout = pool.layout().clone();
+        let world = PoolWorld { port, memory, layout, keeper, replica, shared, unseen: Vec::new() };
         let delays =
             Delays { fence: config.fence_wait(), blk_grace: config.blk_grace(), drain: config.drain() };
         let policies = (delays, config.link_policy(), config.balance_policy());

@@ -99,7 +99,9 @@ fn a_damaged_log_is_not_used_and_its_replica_begins_anew() {
     let places: Vec<usize> =
         (0..bytes.len() - newest.len()).filter(|at| bytes[*at..].starts_with(newest)).collect();
     assert!(!places.is_empty(), "it is in the file");
-    places.into_iter().for_each(|at| bytes[at] = b'B');
+    for at in places {
+        bytes[at] = b'B';
+    }
     std::fs::write(&log, &bytes).unwrap();
     replicas.start(victim, &[]);
     let said = replicas.ended(victim);

@@ -4,6 +4,8 @@ mod support;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixListener;
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use pod_controller::api::{CandidatePart, Condition, ConditionKind, Event, EventKind, PROBLEM_JSON, Problem};
@@ -392,6 +394,32 @@ fn requests_are_carried_out_once_and_tried_without_being_carried_out() {
         "made once, and gone"
     );
     assert!(pod.client().volumes().expect("a list").is_empty());
+}
+
+#[test]
+fn who_hears_of_an_event_finds_what_came_of_it() {
+    let pod = Pod::demo();
+    let (begin, asked) = mpsc::channel();
+    let drainer = pod.client();
+    let drainer = thread::spawn(move || {
+        for drain in asked {
+            drainer.drain_device("h2", "nic0", drain).expect("it exists");
+        }
+    });
+    let client = pod.client();
+    let last = client.events(0).expect("a list").events.last().expect("some").sequence;
+    let mut follower = client.follow_events(last).expect("that one is kept");
+    for round in 0..100 {
+        let drain = round % 2 == 0;
+        begin.send(drain).expect("it listens");
+        let wanted = if drain { EventKind::DrainBegun } else { EventKind::DrainEnded };
+        while follower.next().expect("an event").expect("whole").kind != wanted {}
+        let device = client.device("h2", "nic0").expect("it exists");
+        let schedulable = device.conditions.iter().find(|it| it.kind == ConditionKind::Schedulable);
+        assert_eq!(schedulable.map(|it| it.status), Some(!drain), "round {round}");
+    }
+    drop(begin);
+    drainer.join().expect("it drained");
 }
 
 #[test]

@@ -187,9 +187,6 @@ impl Handle {
 
     /// Shows what the replicated log leads to, as long as this is the one to do so.
     pub(crate) fn catch_up(&self, known: &Known, still: impl Fn() -> bool) {
-        let last = self.shared.journal.last();
-        let newer = known.events.iter().filter(|event| event.sequence > last).cloned().collect();
-        self.shared.journal.add(newer);
         if let Some(state) = &known.state {
             self.shared.view.send_if_modified(|view| {
                 let show = still() && state.index >= view.state.index;
@@ -199,6 +196,10 @@ impl Handle {
                 show
             });
         }
+        // Whoever hears of an event finds its outcome in the view.
+        let last = self.shared.journal.last();
+        let newer = known.events.iter().filter(|event| event.sequence > last).cloned().collect();
+        self.shared.journal.add(newer);
     }
 
     /// Shows what leases wait for, as the leader says; it says it of the state with this index.

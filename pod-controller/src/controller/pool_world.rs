@@ -27,6 +27,8 @@ pub(super) struct PoolWorld<M: Memory> {
     pub(super) keeper: Keeper,
     pub(super) replica: ReplicaId,
     pub(super) shared: Arc<Shared>,
+    /// Committed events whose outcome is not in the view yet: whoever hears of one finds it there.
+    pub(super) unseen: Vec<Event>,
 }
 
 impl<M: Memory> World for PoolWorld<M> {
@@ -64,24 +66,25 @@ impl<M: Memory> World for PoolWorld<M> {
     ) -> Result<(), ControllerError> {
         let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let time_ms = u64::try_from(time_ms).unwrap_or(u64::MAX);
+        let last = self.unseen.last().map_or_else(|| self.shared.journal.last(), |event| event.sequence);
         let mut events = Vec::new();
         for effect in effects {
             match effect {
                 Effect::Clear(ring) => ring.clear(&self.memory),
                 Effect::Event { kind, subject, message } => {
-                    let sequence = self.shared.journal.last() + events.len() as u64 + 1;
+                    let sequence = last + events.len() as u64 + 1;
                     let (subject, message) = (subject.clone(), message.clone());
                     events.push(Event { sequence, time_ms, kind: *kind, subject, message });
                 }
                 Effect::Fence(_) => {}
             }
         }
-        let first = self.shared.journal.first_after(events.len());
+        let first = self.shared.journal.first_after(self.unseen.len() + events.len());
         self.keeper.commit(commands, &events, first, state)?;
         for event in &events {
             tracing::info!(subject = event.subject, "{}: {}", event.kind.word(), event.message);
         }
-        self.shared.journal.add(events);
+        self.unseen.append(&mut events);
         Ok(())
     }
 
@@ -102,6 +105,7 @@ impl<M: Memory> World for PoolWorld<M> {
         let incoming = leases.filter_map(|lease| waits(lease, state.incoming_frontend(lease)));
         let waiting = Waiting { here: here.collect(), incoming: incoming.collect() };
         self.shared.view.send_modify(|view| *view = Arc::new(view.updated(state, waiting)));
+        self.shared.journal.add(std::mem::take(&mut self.unseen));
     }
 
     fn reply(&mut self, to: Self::Reply, answer: Result<(), Refusal>) {
