@@ -66,7 +66,7 @@ pub enum AgentError {
 type Waiting = Arc<Mutex<HashMap<u64, Sender<Outcome>>>>;
 
 /// How long a guest may take nothing of what it is sent before it counts as stuck.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+const WRITE_TIMEOUT: Duration = Duration::from_mins(1);
 /// How often the agent is greeted while the guest boots.
 const GREETING_PERIOD: Duration = Duration::from_millis(200);
 

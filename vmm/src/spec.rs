@@ -226,7 +226,7 @@ impl VmSpec {
             let mut device =
                 format!("vhost-user-blk-pci,id={id},chardev=char-{id},num-queues={}", disk.queues);
             if let Some(index) = self.boot_index(&disk.device) {
-                device.push_str(&format!(",bootindex={index}"));
+                device += &boot_option(index);
             }
             words.option("-device", &device);
         }
@@ -265,7 +265,7 @@ impl VmSpec {
             device.push_str(",vectors=0");
         }
         match self.boot_index(&network.device) {
-            Some(index) => device.push_str(&format!(",bootindex={index}")),
+            Some(index) => device += &boot_option(index),
             // No network boot, so no ROM for it, which may not be installed.
             None => device.push_str(",romfile="),
         }
@@ -285,6 +285,11 @@ impl Words {
         self.0.push(name.to_owned());
         self.0.push(value.to_owned());
     }
+}
+
+/// Which of the devices that the firmware tries to boot from one is.
+fn boot_option(index: usize) -> String {
+    format!(",bootindex={index}")
 }
 
 /// QEMU ends a value at a comma, unless it is doubled.
