@@ -119,7 +119,7 @@ impl Agent {
     /// Ends the connection, so that another one can be made. What the guest has not answered yet is lost.
     pub fn disconnect(&self) {
         // One that is gone already is disconnected.
-        let _ = lock(&self.writer).shutdown(std::net::Shutdown::Both);
+        let _ = lock(&self.writer).shutdown(Shutdown::Both);
     }
 
     /// Starts `command` with the guest's shell; it reads `stdin`.
@@ -210,8 +210,8 @@ fn greet(
         }
         match writer.write(&unsaid) {
             Ok(bytes) => drop(unsaid.drain(..bytes)),
-            Err(e) if e.kind() != io::ErrorKind::WouldBlock => return Err(e),
-            Err(_) => continue,
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => continue,
+            Err(e) => return Err(e),
         }
         let wanted = format!("hello {token}\n");
         while started.elapsed() <= deadline {

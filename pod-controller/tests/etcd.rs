@@ -4,19 +4,18 @@
 mod server;
 mod support;
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use cxl_pool::Role;
-use pod_controller::api::{ByteSize, CreateVolume};
 use pod_controller::client::Client;
 use pod_protocol::objects::Object;
 use pod_protocol::reports::Report;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use server::Etcd;
+use support::replicas::volume;
 use support::{Pod, until, vm};
 
 /// A controller as a process, which can be killed.
@@ -64,17 +63,7 @@ impl Drop for Process {
 }
 
 fn create(client: &Client, name: &str) -> Result<(), pod_controller::client::ClientError> {
-    let volume = CreateVolume {
-        name: name.to_owned(),
-        size: ByteSize::new(1 << 20),
-        device: None,
-        replicas: 1,
-        minimum_iops: None,
-        minimum_bytes_per_second: None,
-        stripes: None,
-        labels: BTreeMap::new(),
-    };
-    client.create_volume(&volume).map(drop)
+    client.create_volume(&volume(name)).map(drop)
 }
 
 fn names(client: &Client) -> Option<Vec<String>> {
