@@ -142,7 +142,7 @@ impl Pod {
 
 pub(crate) struct RunningController {
     pub(crate) address: Option<SocketAddr>,
-    handle: Handle,
+    pub(crate) handle: Handle,
     runtime: Option<tokio::runtime::Runtime>,
     thread: Option<JoinHandle<Result<(), ControllerError>>>,
 }
