@@ -54,10 +54,17 @@ id!(
 );
 
 impl LeaseGeneration {
-    /// The generation after this one. It wraps: only equality with the current one matters.
+    /// The generation after this one. It wraps.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0.wrapping_add(1))
+    }
+
+    /// Whether it was given after `other`. Half of the numbers lie ahead of any, half behind.
+    #[must_use]
+    pub const fn is_newer_than(self, other: Self) -> bool {
+        let ahead = self.0.wrapping_sub(other.0);
+        ahead != 0 && ahead <= u16::MAX / 2
     }
 }
 

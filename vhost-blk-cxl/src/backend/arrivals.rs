@@ -2,7 +2,7 @@
 //! the way, and lists of segments are read, for all that came together with one fence.
 
 use cxl_pool::Memory;
-use pod_protocol::ids::{ChannelId, LeaseGeneration, LeaseId};
+use pod_protocol::ids::{ChannelId, LeaseId};
 
 use super::check::{has_list_of, reads_buffer_of};
 use super::task::BackendTask;
@@ -67,7 +67,7 @@ impl<M: Memory> BackendTask<M> {
                     self.arrivals.add(request);
                     channel.waiting += 1;
                 }
-                Some(volume) if !is_newer(holder.generation, volume.object.generation) => {
+                Some(volume) if !holder.generation.is_newer_than(volume.object.generation) => {
                     volume.counters.stale.add(1);
                     channel.outbox.push_back(request.not_done(Status::Refused).encode());
                 }
@@ -162,10 +162,4 @@ impl<M: Memory> BackendTask<M> {
         }
         to_read
     }
-}
-
-/// Whether a lease's generation follows another. They wrap around, but never lie far apart.
-fn is_newer(generation: LeaseGeneration, than: LeaseGeneration) -> bool {
-    let ahead = generation.get().wrapping_sub(than.get());
-    (1..=i16::MAX.unsigned_abs()).contains(&ahead)
 }

@@ -211,13 +211,12 @@ impl<M: Memory> Backend<M> {
         let mut newest_refusal = Status::Stale;
         for (port, index) in registrations {
             let Some(registration) = &self.ports[*port].registrations[index.get()] else { continue };
-            let ahead = message.generation.get().wrapping_sub(registration.object.generation.get());
-            if ahead == 0 && registration.sends() {
+            let ours = registration.object.generation;
+            if message.generation == ours && registration.sends() {
                 return Sender::Known(*port, *index);
             }
-            // Half of the numbers lie ahead, half behind. A standby registration of this generation is about to become
-            // active.
-            if ahead <= u16::MAX / 2 {
+            // A standby registration of this generation is about to become active.
+            if message.generation == ours || message.generation.is_newer_than(ours) {
                 newest_refusal = Status::NotYet;
             }
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cxl_pool::{Area, Memory};
-use pod_protocol::ids::{ChannelId, LeaseId};
+use pod_protocol::ids::{ChannelId, LeaseGeneration, LeaseId};
 use pod_protocol::objects::{PortObject, Route};
 use pod_protocol::worker::Token;
 use vhost_frontend::pacing::Pacer;
@@ -177,8 +177,14 @@ impl Port {
         }
     }
 
-    /// Whether frames may come over this channel.
-    pub(super) fn hears(&self, channel: ChannelId) -> bool {
+    /// Whether a frame counts that came over this channel, from a NIC that was granted the lease at this generation. A NIC may
+    /// hear of its grant before we do, and frames of a switch that turns to it at once are not to be lost.
+    pub(super) fn hears_of(&self, channel: ChannelId, generation: LeaseGeneration) -> bool {
+        self.hears(channel) || generation.is_newer_than(self.object.active.generation)
+    }
+
+    /// Whether this channel belongs to one of our routes.
+    fn hears(&self, channel: ChannelId) -> bool {
         let others = [self.object.standby, self.object.draining];
         self.object.active.channel == channel
             || self.sends_over(channel)

@@ -249,7 +249,7 @@ impl<M: Memory> Frontend<M> {
         if let Some(index) = self.by_lease.get(&first.lease) {
             let port = &self.ports[*index];
             let outcome = match whole {
-                Ok(()) if !port.hears(id) => Err(DropReason::Stale),
+                Ok(()) if !port.hears_of(id, first.generation) => Err(DropReason::Stale),
                 Ok(()) => deliver(&self.memory, &mut self.ports, *index, pieces, &mut self.receive_scratch),
                 Err(reason) => Err(reason),
             };

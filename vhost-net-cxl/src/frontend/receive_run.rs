@@ -29,7 +29,7 @@ impl<M: Memory> Frontend<M> {
         let Some(index) = self.by_lease.get(&first.lease).copied() else { return 0 };
         let id = self.channels[place].end.object().id;
         let port = &mut self.ports[index];
-        let Some(queue) = port.only_queue().filter(|_| port.hears(id)) else { return 0 };
+        let Some(queue) = port.only_queue().filter(|_| port.hears_of(id, first.generation)) else { return 0 };
         let scratch = &mut self.receive_scratch;
         if scratch.dry == Some((index, queue)) {
             return 0;

@@ -299,3 +299,34 @@ fn unicast_is_heard_from_both_nics_while_one_drains() {
     settle(&mut [&mut pair.frontend, &mut pair.backend]);
     assert!(pair.guest.received(BUFFER_BYTES).iter().any(|(_, got)| *got == returned(&frame(1, 100))));
 }
+
+#[test]
+fn a_new_nic_is_heard_before_the_frontend_is_told_of_it_and_an_old_one_no_more_afterwards() {
+    let pool = SimulatedPool::new(5, POOL_BYTES);
+    let host = |number| pool.host(HostId::new(number));
+    let mut pair = pair(&host(1), &host(2), SLOTS, all_features(), 8);
+    let mut second =
+        TestBackend::new(&host(3), "mode = 'source'\ndestination = '02:00:00:00:00:01'", area(48, 8));
+    second.apply(Object::Channel(channel(2, 1, SLOTS, false)));
+    pair.frontend.apply(Object::Channel(channel(2, 1, SLOTS, true)));
+    second.apply(Object::Registration(registration(1, 2, 2, Active, area(8, 8))));
+    let mut listen = |pair: &mut crate::echo::Pair<SimulatedMemory>| {
+        let mut heard = 0;
+        for _ in 0..100 {
+            pair.frontend.turn_once();
+            pair.backend.turn_once();
+            second.turn_once();
+            heard += pair.guest.received(BUFFER_BYTES).len();
+        }
+        heard
+    };
+    let heard = listen(&mut pair);
+    assert!(heard > 50, "{heard}");
+    assert_eq!(pair.frontend.lease(1).drops, [].into());
+    // It moved on, and the second NIC has not heard of that yet.
+    pair.frontend.apply(Object::Port(port(1, area(8, 8), route(1, 3), None)));
+    // What had come before is there still.
+    pair.guest.received(BUFFER_BYTES);
+    assert_eq!(listen(&mut pair), 0);
+    assert!(pair.frontend.lease(1).drops["stale-generation"] > 0);
+}
