@@ -139,6 +139,37 @@ fn move_to(pod: &Pod, guest: &Guest, mut vm: PodVm, host: &str) -> PodVm {
     arrived
 }
 
+/// As [`move_to`], but the network frontend that the guest leaves is dead at that moment.
+fn leave_dead_frontend(pod: &mut Pod, guest: &Guest, mut vm: PodVm, host: &str) -> PodVm {
+    let from = pod.api().instance("vm1").unwrap().host;
+    let moving = pod.api().migrate_instance("vm1", host).unwrap();
+    let uri = format!("unix:{}", pod.directory().join(format!("to-{host}.sock")).display());
+    let waiting = pod.await_guest(&moving, guest, SHAPE, &uri).unwrap();
+    pod.daemon(&from, Role::NetFrontend).unwrap().kill().unwrap();
+    let monitor = vm.qemu().spec().monitor_socket();
+    let copied = vmm::migrate(&monitor, &uri, MigrationSpeed::default()).unwrap();
+    eprintln!("to {host}: {copied:?}");
+    pod.start_daemon(&from, Role::NetFrontend).unwrap();
+    let began = Instant::now();
+    while !is_on(&pod.api().instance("vm1").unwrap(), host) {
+        assert!(began.elapsed() < DEADLINE, "its leases never follow");
+        // It may be that nobody has told the controller yet that the guest is gone from there.
+        let _ = pod.api().activate_migration("vm1", false);
+        thread::sleep(Duration::from_millis(20));
+    }
+    vmm::quit(&monitor).unwrap();
+    assert!(vm.qemu().wait().unwrap().success());
+    waiting.arrived().unwrap()
+}
+
+/// It gets an answer in the end.
+fn wait_for_link(vm: &PodVm) {
+    let began = Instant::now();
+    while vm.exec(&format!("ping -c 1 -W 1 -q {CLIENT_ADDRESS}")).is_err() {
+        assert!(began.elapsed() < DEADLINE, "the guest never has a link");
+    }
+}
+
 /// It sends and receives. Not beside a [`Probe`], whose requests fill the socket of the guest's ping, too.
 fn ping(vm: &PodVm) {
     let said = vm.exec(&format!("ping -c 10 -i 0.05 -q {CLIENT_ADDRESS}")).unwrap();
@@ -330,4 +361,9 @@ fn a_guest_with_a_mirrored_volume_moves_while_a_replica_dies_and_returns() {
     finish_work(&vm, &["vda"]);
     vm.exec("sync").unwrap();
     compare_replicas(&pod);
+
+    // QEMU takes it along that the NIC had no link when its guest left.
+    vm = leave_dead_frontend(&mut pod, &guest, vm, "h3");
+    wait_for_link(&vm);
+    ping(&vm);
 }

@@ -125,6 +125,11 @@ impl Connection {
         self.features & PROTOCOL_FEATURES != 0
     }
 
+    /// Whether the engine serves any ring.
+    pub(crate) fn runs_rings(&self) -> bool {
+        self.vrings.iter().any(|vring| vring.running)
+    }
+
     /// Notes that a ring is enabled before the features say that it can be. Returns whether there is such a ring.
     pub(crate) fn enable_early(&mut self, index: u32, enable: bool) -> bool {
         self.set_vring_enable(index, enable).is_ok()
@@ -146,9 +151,10 @@ impl Connection {
     fn start(&mut self, index: u32) -> Result<()> {
         // Without protocol features there is no enabling: a ring that starts is enabled.
         let always_enabled = self.features & PROTOCOL_FEATURES == 0;
+        let lacks_log = self.lacks_log();
         let vring = self.vring(index)?;
         let enabled = vring.enabled || always_enabled;
-        if vring.running || !vring.kick_known || !enabled {
+        if vring.running || !vring.kick_known || !enabled || lacks_log {
             return Ok(());
         }
         let Some(addresses) = vring.addresses else { return Ok(()) };
@@ -227,7 +233,7 @@ impl Connection {
     }
 
     fn memory_changed(&mut self) {
-        if self.vrings.iter().any(|vring| vring.running) {
+        if self.runs_rings() {
             self.sink.memory_changed(&self.guest_memory());
         }
     }
@@ -264,7 +270,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
         })?;
         // The VMM switches logging by saying all of them again.
         let driver = features & !VHOST_FEATURES;
-        if driver != before || !self.vrings.iter().any(|vring| vring.running) {
+        if driver != before || !self.runs_rings() {
             self.sink.features(driver);
         }
         Ok(())
@@ -307,10 +313,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
     ) -> Result<()> {
         let logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
         let addresses = VringAddresses { descriptors, available, used, logged };
-        self.changing_log(|connection| {
-            connection.vring(index).map(|vring| vring.addresses = Some(addresses))
-        })?;
-        self.start(index)
+        self.changing_log(|connection| connection.vring(index).map(|vring| vring.addresses = Some(addresses)))
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {

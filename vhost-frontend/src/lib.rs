@@ -25,6 +25,7 @@ pub mod copy;
 mod dirty_log;
 mod early;
 mod event;
+mod expected_rings;
 mod inflight;
 mod memory;
 #[cfg(any(test, feature = "mock"))]

@@ -223,6 +223,7 @@ impl MockGuest {
 
     fn negotiate_over(&mut self, stream: UnixStream, wanted: u64) {
         self.stream = Some(stream.try_clone().unwrap());
+        self.forget_log();
         let mut frontend = Frontend::from_stream(stream, self.rings.len() as u64);
         frontend.set_owner().unwrap();
         let offered = frontend.get_features().unwrap();

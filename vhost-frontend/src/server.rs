@@ -18,6 +18,7 @@ use crate::config::ConfigSpace;
 use crate::connection::Connection;
 use crate::connector::Connector;
 use crate::early::EarlyEnable;
+use crate::expected_rings::ExpectedRings;
 use crate::memory::GuestMemory;
 use crate::pool_ram::PoolRam;
 use crate::request::is_partial;
@@ -100,6 +101,7 @@ pub struct Server {
 #[derive(Debug)]
 struct Shared {
     stop: rustix::fd::OwnedFd,
+    expected: ExpectedRings,
     /// The VMM's connection, to cut it while a request is being read.
     connection: Mutex<Option<UnixStream>>,
 }
@@ -121,7 +123,8 @@ impl Server {
         let error = |what| move |source: io::Error| ListenError::Io { what, path: path.to_owned(), source };
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| error("make an event descriptor for")(errno.into()))?;
-        let shared = Arc::new(Shared { stop, connection: Mutex::new(None) });
+        let expected = ExpectedRings::new().map_err(error("make a timer for"))?;
+        let shared = Arc::new(Shared { stop, expected, connection: Mutex::new(None) });
         let name = spec.name.clone();
         let service =
             Service { door, shared: Arc::clone(&shared), connection: Connection::new(spec, Box::new(sink)) };
@@ -130,6 +133,14 @@ impl Server {
             .spawn(move || service.run())
             .map_err(error("start a thread for"))?;
         Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Disconnects a VMM that is connected now and runs no ring when this time has passed, so that it connects again. To be
+    /// called when a guest has come from another host: its VMM may hold the device for one without a link until then.
+    pub fn expect_rings(&self, within: Duration) {
+        if let Err(error) = self.shared.expected.within(within) {
+            warn!(%error, "cannot set a timer: a guest that arrived without a link may stay without");
+        }
     }
 }
 
@@ -181,6 +192,8 @@ enum Event {
         gone: bool,
     },
     Listener,
+    /// Rings were to run by now.
+    RingsExpected,
     /// It is time to look again.
     Pause,
 }
@@ -209,7 +222,7 @@ impl Service {
             let stream = match &mut door {
                 Door::Open(socket) => match wait(&shared, Awaited::Nothing, Some(socket)) {
                     Event::Stop => return,
-                    Event::Connection { .. } | Event::Pause => None,
+                    Event::Connection { .. } | Event::RingsExpected | Event::Pause => None,
                     Event::Listener => accept(socket, &name),
                 },
                 Door::Calling(connector) => connector.attempt(),
@@ -243,6 +256,10 @@ fn serve(
         return false;
     };
     *shared.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(cut);
+    // Who connects takes the link up, whatever was expected of its predecessor.
+    if let Err(error) = shared.expected.cancel() {
+        warn!(device = name, %error, "cannot reset a timer");
+    }
     let lock = || connection.lock().unwrap_or_else(PoisonError::into_inner);
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(connection));
     let mut begun: Option<Instant> = None;
@@ -264,6 +281,17 @@ fn serve(
                     warn!(device = name, "a second VMM connected and was turned away");
                 }
                 continue;
+            }
+            Event::RingsExpected => {
+                let _ = shared.expected.cancel();
+                if !met || lock().runs_rings() {
+                    continue;
+                }
+                info!(
+                    device = name,
+                    "VMM disconnected: its guest has arrived, and no ring runs; it is to connect again"
+                );
+                break;
             }
             Event::Connection { gone: true } if !met => break,
             Event::Connection { gone } => gone,
@@ -392,11 +420,13 @@ fn wait(shared: &Shared, awaited: Awaited<'_>, socket: Option<&Socket>) -> Event
     };
     loop {
         // What is not there is not looked at.
-        let stop = shared.stop.as_fd();
+        let (stop, expected) = (shared.stop.as_fd(), shared.expected.as_fd());
+        let expects = if connection.is_some() { PollFlags::IN } else { PollFlags::empty() };
         let mut fds = [
             PollFd::from_borrowed_fd(stop, PollFlags::IN),
             PollFd::from_borrowed_fd(listener.unwrap_or(stop), next_vmm),
             PollFd::from_borrowed_fd(connection.unwrap_or(stop), events),
+            PollFd::from_borrowed_fd(expected, expects),
         ];
         // Interrupted: look again.
         let ready = rustix::event::poll(&mut fds, pause);
@@ -406,6 +436,9 @@ fn wait(shared: &Shared, awaited: Awaited<'_>, socket: Option<&Socket>) -> Event
         let told = fds[2].revents();
         if connection.is_some() && !told.is_empty() {
             return Event::Connection { gone: told.intersects(PollFlags::HUP | PollFlags::ERR) };
+        }
+        if fds[3].revents().contains(PollFlags::IN) {
+            return Event::RingsExpected;
         }
         if listener.is_some() && !fds[1].revents().is_empty() {
             return Event::Listener;

@@ -35,7 +35,7 @@ impl Connection {
 
     /// Maps the region that the VMM has.
     pub(super) fn map_inflight(&mut self, described: &VhostUserInflight, file: File) -> Result<()> {
-        if self.vrings.iter().any(|vring| vring.running) {
+        if self.runs_rings() {
             return Err(refused("the in-flight region cannot change while rings run"));
         }
         let (queues, size) = (described.num_queues, described.queue_size);

@@ -14,9 +14,18 @@ pub(super) const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
 impl Connection {
     /// The log, while anything is logged. Everything is then: a used ring too many costs the VMM a page.
     pub(super) fn logging(&self) -> Option<&DirtyLog> {
+        self.log.as_ref().filter(|_| self.wants_log())
+    }
+
+    /// Whether what is written now would be lost on the way to the other host. QEMU, whose device comes back while it moves its
+    /// guest, starts the rings before it shares the log.
+    pub(super) fn lacks_log(&self) -> bool {
+        self.log.is_none() && self.wants_log()
+    }
+
+    fn wants_log(&self) -> bool {
         let rings = || self.vrings.iter().filter_map(|vring| vring.addresses).any(|ring| ring.logged);
-        let wanted = self.features & LOG_ALL != 0 || rings();
-        self.log.as_ref().filter(|_| wanted)
+        self.features & LOG_ALL != 0 || rings()
     }
 
     pub(super) fn guest_memory(&self) -> GuestMemory {
@@ -24,7 +33,7 @@ impl Connection {
     }
 
     /// Makes a change, and tells the worker if by it logging begins, ends or goes elsewhere. When this returns, whatever
-    /// is written is logged as the VMM wants it.
+    /// is written is logged as the VMM wants it, and every ring runs for which all is known.
     pub(super) fn changing_log(&mut self, change: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         let before = self.logging().cloned();
         change(self)?;
@@ -38,7 +47,8 @@ impl Connection {
             info!(device = self.spec.name, logged = self.logging().is_some(), "dirty logging changed");
             self.memory_changed();
         }
-        Ok(())
+        // Some may have waited for the log, or for its being wanted no more.
+        (0..u32::from(self.spec.queues)).try_for_each(|index| self.start(index))
     }
 
     /// What cannot be logged would be lost on the way to the other host.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 
 use rustix::fs::MemfdFlags;
 use vhost::vhost_user::message::VhostUserVirtioFeatures;
@@ -49,6 +50,17 @@ impl MockGuest {
         (0..self.rings.len()).for_each(|ring| self.set_ring_addresses(ring));
     }
 
+    /// Connects to a device, and begins to log what it writes as QEMU does it where the device comes back while its guest moves: the
+    /// feature, the rings, the log. `meanwhile` happens before there is a log.
+    pub fn connect_logging(&mut self, path: &Path, wanted: u64, meanwhile: impl FnOnce(&mut Self)) {
+        self.negotiate(path, wanted);
+        let features = self.features | VhostUserVirtioFeatures::LOG_ALL.bits();
+        self.frontend().set_features(features).unwrap();
+        self.start_rings();
+        meanwhile(self);
+        self.share_log(self.log_bytes()).unwrap();
+    }
+
     /// Ends it, as QEMU does it when the guest stays after all.
     pub fn stop_logging(&mut self) {
         self.log.as_mut().expect("something is logged").on = false;
@@ -68,8 +80,10 @@ impl MockGuest {
         file.set_len(bytes).unwrap();
         let handle = file.as_raw_fd();
         let region = VhostUserDirtyLogRegion { mmap_size: bytes, mmap_offset: 0, mmap_handle: handle };
+        // What waits for the log is written as soon as it is there.
+        let seen = self.image();
         self.frontend().set_log_base(0, Some(region))?;
-        self.log = Some(MockLog { file, on: true, seen: self.image() });
+        self.log = Some(MockLog { file, on: true, seen });
         Ok(())
     }
 
@@ -93,6 +107,11 @@ impl MockGuest {
             changed: changed.map(|(at, _)| at / LOG_PAGE_BYTES).collect(),
             logged: (0..bits.len() as u64 * 8).filter(is_set).collect(),
         }
+    }
+
+    /// A device that is met anew knows of no log.
+    pub(super) fn forget_log(&mut self) {
+        self.log.iter_mut().for_each(|log| log.on = false);
     }
 
     pub(super) fn logs(&self) -> bool {

@@ -112,3 +112,23 @@ fn a_vmm_that_hands_over_its_own_end_is_seen_to_die() {
     works(&mut accepted(&listener));
     std::fs::remove_file(device.socket()).unwrap();
 }
+
+#[test]
+fn a_vmm_whose_guest_has_arrived_and_that_runs_no_ring_is_to_connect_again() {
+    let device = Device::start();
+    let mut guest = MockGuest::new(1 << 20, QUEUES, 64);
+    guest.negotiate(&device.socket(), u64::MAX);
+    device.eventually(|state| state.connected == 1);
+    device.server.as_ref().unwrap().expect_rings(Duration::from_millis(1));
+    device.eventually(|state| state.disconnected == 1);
+    // One that comes afterwards was not meant.
+    guest.negotiate(&device.socket(), u64::MAX);
+    std::thread::sleep(Duration::from_millis(20));
+    guest.start_rings();
+    works(&mut guest);
+    // Nor is one whose rings run.
+    device.server.as_ref().unwrap().expect_rings(Duration::from_millis(1));
+    std::thread::sleep(Duration::from_millis(20));
+    works(&mut guest);
+    assert_eq!(device.state.lock().disconnected, 1);
+}

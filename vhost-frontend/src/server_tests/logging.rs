@@ -124,6 +124,27 @@ fn a_guest_that_stays_is_not_logged_any_more_and_works_on() {
 }
 
 #[test]
+fn nothing_is_written_before_there_is_the_log_that_the_vmm_wants() {
+    let device = Device::start();
+    let mut guest = connected(&device.socket());
+    works(&mut guest);
+    let at = guest.data_start() + 7 * 4096;
+    guest.connect_logging(&device.socket(), u64::MAX, |guest| {
+        guest.offer(0, &[Piece { address: at, bytes: 512, writable: true }], None);
+        assert!(device.state.lock().rings.iter().all(Option::is_none), "a ring runs, and nothing is logged");
+    });
+    assert_eq!(guest.wait_used(0, PATIENCE).map(|used| used.written), Some(512));
+    let pages = guest.dirty_pages();
+    assert!(pages.changed.contains(&(at / 4096)) && pages.lost().is_empty(), "{pages:?}");
+    // The guest stays after all, before there is a log.
+    let address = guest.data_start();
+    guest.connect_logging(&device.socket(), u64::MAX, |guest| {
+        guest.stop_logging();
+        assert_eq!(request(guest, 1, address), 512);
+    });
+}
+
+#[test]
 fn a_log_that_is_too_short_is_refused_as_soon_as_it_is_to_be_used() {
     let device = Device::start();
     let mut guest = connected(&device.socket());

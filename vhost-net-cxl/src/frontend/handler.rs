@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cxl_pool::{Area, Memory, regions};
 use pod_protocol::endpoint::{Handler, Reporter};
@@ -18,6 +19,9 @@ use super::device::{Sink, device_spec};
 use crate::channel_counters::ChannelBook;
 use crate::counters::LeaseBook;
 
+/// How long a VMM may take to start the rings of a guest that has arrived from another host. It does so when it lets the guest go
+/// on, which it does by itself; one that is only slow loses its link for a moment.
+const RINGS_START_WITHIN: Duration = Duration::from_millis(300);
 const GONE: &str = "the network frontend's worker has ended";
 
 /// Keeps the sockets, and passes everything else to the worker.
@@ -39,8 +43,10 @@ struct Device {
     area: Area,
     /// Where the memory of its guest may lie.
     ram_area: Option<Area>,
+    /// Its guest is on its way from another host.
+    incoming: bool,
     /// Its connection goes when this goes, and the socket if it is ours.
-    _server: Server,
+    server: Server,
 }
 
 impl<M: Memory> FrontendHandler<M> {
@@ -65,6 +71,7 @@ impl<M: Memory> FrontendHandler<M> {
     fn apply_port(&mut self, object: PortObject) -> Result<(), String> {
         let lease = object.lease;
         let (area, ram_area, vmm_listens) = (object.tx_area, object.ram_area, object.vmm_listens);
+        let incoming = object.incoming;
         let places = |device: &Device| (device.area, device.ram_area);
         if self.devices.get(&lease).is_some_and(|device| places(device) != (area, ram_area)) {
             // The instance left this host and comes back, or has other memory: another device under the same name.
@@ -75,12 +82,16 @@ impl<M: Memory> FrontendHandler<M> {
         // The worker has the port before a VMM can connect to it.
         let apply = |reply| Order::Port(Box::new(object), reply);
         self.worker.call(apply).map_err(|_| GONE.to_owned())??;
-        if !self.devices.contains_key(&lease) {
+        if let Some(device) = self.devices.get_mut(&lease) {
+            if std::mem::replace(&mut device.incoming, incoming) && !incoming {
+                device.server.expect_rings(RINGS_START_WITHIN);
+            }
+        } else {
             self.pace(lease, self.meter.pacing(lease))?;
             let sink = Sink::new(lease, self.worker.clone(), self.reporter.clone());
             let open = if vmm_listens { Server::connect } else { Server::listen };
             match open(&socket, spec, sink) {
-                Ok(server) => self.devices.insert(lease, Device { area, ram_area, _server: server }),
+                Ok(server) => self.devices.insert(lease, Device { area, ram_area, incoming, server }),
                 Err(error) => {
                     let _ = self.worker.call(|reply| Order::Remove(ObjectId::Port(lease), reply));
                     return Err(error.to_string());
