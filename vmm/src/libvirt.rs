@@ -20,7 +20,7 @@ pub fn domain_xml(spec: &VmSpec, version: QemuVersion) -> Result<String, VmmErro
     };
     xml.open(&format!("<domain type='{}'{namespace}>", spec.accelerator.domain_type()));
     xml.line(&format!("<name>{}</name>", text(&spec.name)));
-    xml.line(&format!("<memory unit='MiB'>{}</memory>", spec.memory_mib));
+    xml.line(&format!("<memory unit='KiB'>{}</memory>", spec.memory_kib()));
     // The frontends read and write the guest's memory, so it is shared.
     xml.line("<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>");
     xml.line(&format!("<vcpu>{}</vcpu>", spec.cpus));

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::{Accelerator, Firmware, PoolRam, QemuVersion, VmmError};
 
+/// What an emulated machine has more than it was given, in KiB; QEMU takes multiples of this.
+const ODD_KIB: u64 = 8;
 /// The virtio-serial port that the test guest's agent listens on.
 const EXEC_PORT: &str = "wadi.exec";
 
@@ -163,6 +165,15 @@ impl VmSpec {
         Ok(())
     }
 
+    /// Its memory, in KiB. An emulated machine has a little more than it was given, so that it can be moved while it runs
+    /// ([`crate::migrate`]); under every version of QEMU, since the one there may be another.
+    pub(crate) fn memory_kib(&self) -> u64 {
+        let given = u64::from(self.memory_mib) << 10;
+        // The pool leases no memory by the KiB.
+        let odd = self.accelerator == Accelerator::Tcg && self.pool_ram.is_none();
+        if odd { given + ODD_KIB } else { given }
+    }
+
     /// The words after `qemu-system-x86_64`.
     pub fn arguments(&self, version: QemuVersion) -> Vec<String> {
         let mut words = Words::default();
@@ -174,8 +185,10 @@ impl VmSpec {
         words.option(
             "-m",
             &match self.memory_max_mib {
-                Some(most) => format!("{}M,slots={},maxmem={most}M", self.memory_mib, crate::memory::SLOTS),
-                None => format!("{}M", self.memory_mib),
+                Some(most) => {
+                    format!("{}k,slots={},maxmem={most}M", self.memory_kib(), crate::memory::SLOTS)
+                }
+                None => format!("{}k", self.memory_kib()),
             },
         );
         // The frontends read and write the guest's memory, so it is shared.
@@ -183,7 +196,7 @@ impl VmSpec {
             "-object",
             &match &self.pool_ram {
                 Some(ram) => ram.object(socket_path),
-                None => format!("memory-backend-memfd,id=ram,size={}M,share=on", self.memory_mib),
+                None => format!("memory-backend-memfd,id=ram,size={}k,share=on", self.memory_kib()),
             },
         );
         words.flag("-nodefaults");
@@ -364,7 +377,7 @@ pub(crate) mod tests {
     #[test]
     fn memory_is_shared_and_sockets_reconnect() {
         let line = spec().arguments(QEMU_7_2).join(" ");
-        assert!(line.contains("memory-backend-memfd,id=ram,size=512M,share=on"), "{line}");
+        assert!(line.contains("memory-backend-memfd,id=ram,size=524296k,share=on"), "{line}");
         assert!(
             line.contains("socket,id=char-net0,path=/run/wadi/sockets/vm1-net0.sock,reconnect=1"),
             "{line}"
@@ -384,13 +397,13 @@ pub(crate) mod tests {
         let line = VmSpec { pool_ram: Some(ram), ..spec() }.arguments(QEMU_10).join(" ");
         let object = "memory-backend-file,id=ram,size=536870912,mem-path=/dev/a,,b,offset=67108864,align=2097152,share=on";
         assert!(line.contains(object) && !line.contains("memfd"), "{line}");
-        assert!(line.contains("-m 512M"), "{line}");
+        assert!(line.contains("-m 524288k"), "{line}");
     }
 
     #[test]
     fn memory_that_may_grow_has_room_for_it() {
         let spec = VmSpec { memory_max_mib: Some(2048), ..spec() };
-        assert!(spec.arguments(QEMU_7_2).contains(&"512M,slots=16,maxmem=2048M".to_owned()));
+        assert!(spec.arguments(QEMU_7_2).contains(&"524296k,slots=16,maxmem=2048M".to_owned()));
         let spec = VmSpec { memory_max_mib: Some(512), ..spec };
         assert!(spec.check().unwrap_err().to_string().contains("512 MiB"));
     }

@@ -1,12 +1,13 @@
 //! A pod with the instance to which things happen, and its neighbour.
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
 use pod_controller::api::{CreateInstance, DeviceHealth, Instance, NicRequest};
 use pod_controller::client::Client;
-use vmm::MigrationSpeed;
+use vmm::{MigrationSpeed, VmmError};
 use wadi_tests::pod::{GUEST_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, Role, VmShape, WaitingVm};
 
 use super::conversation::Conversation;
@@ -17,6 +18,9 @@ const SHAPE: VmShape = VmShape { memory_mib: 192, cpus: 1 };
 const PATIENCE: Duration = Duration::from_mins(1);
 /// How long who was killed stays away.
 const AWAY: Duration = Duration::from_millis(200);
+/// How much of the guest's memory QEMU copies per second: slowly enough for somebody to be killed meanwhile.
+const COPIED_PER_SECOND: u64 = 128 << 20;
+const SIGABRT: i32 = 6;
 const MAC: &str = "02:00:00:77:00:02";
 const HOME: &str = "h2/nic0";
 const BACKUP: &str = "h3/nic1";
@@ -343,13 +347,25 @@ impl Scene {
         let uri = format!("unix:{}", self.pod.directory().join(format!("to-{there}.sock")).display());
         let waiting = self.pod.await_guest(&moving, &self.guest, SHAPE, &uri).unwrap();
         let monitor = self.vm.as_mut().unwrap().qemu().spec().monitor_socket();
-        let copying = thread::spawn(move || vmm::migrate(&monitor, &uri, MigrationSpeed::default()));
+        let speed = MigrationSpeed { bytes_per_second: COPIED_PER_SECOND, ..MigrationSpeed::default() };
+        let copying = thread::spawn(move || vmm::migrate(&monitor, &uri, speed));
         thread::sleep(moment);
         self.kill(victims, &active);
         thread::sleep(AWAY);
         self.restart(victims, &active);
         let copied = copying.join().unwrap();
         eprintln!("QEMU says: {copied:?}");
+        if matches!(copied, Err(VmmError::Monitor { .. }))
+            && let Some(vm) = &mut self.vm
+        {
+            // QEMU calls abort() where a backend dies at the moment at which it is told to log, as any backend's QEMU does.
+            let status =
+                eventually("QEMU is gone", || vm.qemu().exited().ok_or_else(|| "it runs".to_owned()));
+            assert_eq!(status.signal(), Some(SIGABRT), "{status}");
+            assert!(victims.contains(&Victim::Frontend), "{victims:?}");
+            self.conversation = None;
+            self.vm = None;
+        }
         let moved = copied.is_ok();
         let mut told = String::new();
         self.instance = eventually("the move has an end", || {
