@@ -9,12 +9,13 @@ use reqwest::{Method, Url};
 
 use crate::api::{
     AddReplica, Balance, ChangeVolume, Controller, ControllerList, CreateInstance, CreateVolume, Device,
-    DeviceList, EventList, Explanation, Fabric, Host, HostList, Instance, InstanceList, InstanceType,
-    InstanceTypeList, InstanceTypeSpec, Labels, Mchannel, MchannelList, MchannelSpec, MigrateInstance,
-    MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
+    DeviceList, Explanation, Fabric, Host, HostList, Instance, InstanceList, InstanceType, InstanceTypeList,
+    InstanceTypeSpec, Labels, Mchannel, MchannelList, MchannelSpec, MigrateInstance, MigrateNic, NicPolicy,
+    Pool, Problem, Volume, VolumeList,
 };
 
 mod credentials;
+mod devices;
 mod events;
 mod relabel;
 mod request;
@@ -161,6 +162,11 @@ impl Client {
     #[must_use]
     pub fn trying_only(self, dry_run: bool) -> Self {
         Self { dry_run, ..self }
+    }
+
+    /// Whether it only tries.
+    pub fn is_trying_only(&self) -> bool {
+        self.dry_run
     }
 
     /// Changes only what has this `resourceVersion`; what somebody else has changed meanwhile is refused with status 412.
@@ -451,16 +457,6 @@ impl Client {
     /// Deletes an instance, also while a VMM is connected.
     pub fn delete_instance_by_force(&self, name: &str) -> Result<(), ClientError> {
         self.end(Method::DELETE, &["v1", "instances", name], &[("force", "true")])
-    }
-
-    /// Events after a sequence number; 0 for all that are kept.
-    pub fn events(&self, after: u64) -> Result<EventList, ClientError> {
-        self.call::<(), _>(Method::GET, &["v1", "events"], &[("after", &after.to_string())], None)
-    }
-
-    /// Follows events after a sequence number, for as long as the controller lives.
-    pub fn follow_events(&self, after: u64) -> Result<EventStream<'_>, ClientError> {
-        EventStream::open(self, after)
     }
 
     /// The pool and its regions.

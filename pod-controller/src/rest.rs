@@ -12,6 +12,7 @@ mod events;
 mod health;
 mod hex;
 mod hosts;
+mod instance_devices;
 mod instance_types;
 mod instances;
 mod labels;
@@ -81,6 +82,9 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(instances::list, instances::create))
         .routes(routes!(instances::get, instances::delete))
         .routes(routes!(instances::explain))
+        .routes(routes!(instance_devices::attach))
+        .routes(routes!(instance_devices::detach))
+        .routes(routes!(instance_devices::answer))
         .routes(routes!(labels::instance))
         .routes(routes!(labels::volume))
         .routes(routes!(instance_types::list))

@@ -50,6 +50,7 @@ fn commands_run_as_they_are_given() {
         }),
         networks: Vec::new(),
         disks: Vec::new(),
+        ports: None,
         listens: false,
         directory: directory.path().to_owned(),
         incoming: None,

@@ -64,7 +64,13 @@ fn libvirt_runs_the_domain_as_it_is_printed() {
     command.arg("-r").arg(&root).arg(&xml);
     let mut libvirt = Daemon::start("virt-qemu-run", command, &directory.join("log")).unwrap();
     let qemu_log = root.join("log/qemu/vm1.log");
-    let agent = Agent::connect(&socket, START).unwrap_or_else(|error| {
+    let started = Instant::now();
+    while !socket.exists() {
+        libvirt.check().unwrap();
+        assert!(started.elapsed() < START, "{}", libvirt.said());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let agent = Agent::connect(&socket, LONG).unwrap_or_else(|error| {
         panic!("{error}: {}{}", libvirt.said(), fs::read_to_string(&qemu_log).unwrap_or_default())
     });
     let run = |command: &str| {

@@ -33,6 +33,7 @@ fn machine(guest: &Guest, directory: &Path) -> VmSpec {
         }),
         networks: Vec::new(),
         disks: Vec::new(),
+        ports: None,
         listens: false,
         directory: directory.to_owned(),
         incoming: None,

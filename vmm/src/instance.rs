@@ -1,5 +1,7 @@
 //! From an instance, as the controller describes it, to a virtual machine.
 
+use std::path::PathBuf;
+
 use pod_controller::api;
 
 use crate::{Disk, Network, PoolRam, VmSpec};
@@ -27,26 +29,26 @@ impl VmSpec {
         }
         self.name.clone_from(&instance.name);
         self.listens = instance.vmm_listens;
-        self.networks = instance
-            .nics
-            .iter()
-            .map(|nic| Network {
-                device: nic.device.clone(),
-                socket: socket(&nic.device, &nic.socket),
-                mac: nic.mac.clone(),
-                mtu: nic.mtu,
-                queue_pairs: nic.queue_pairs,
-                guest_announces: true,
-            })
-            .collect();
-        self.disks = instance
-            .disks
-            .iter()
-            .map(|disk| Disk {
-                device: disk.device.clone(),
-                socket: socket(&disk.device, &disk.socket),
-                queues: disk.queues,
-            })
-            .collect();
+        // What is about to leave does not come to a new machine.
+        let nics = instance.nics.iter().filter(|nic| !nic.leaving);
+        self.networks = nics.map(|nic| network(nic, socket(&nic.device, &nic.socket))).collect();
+        let disks = instance.disks.iter().filter(|disk| !disk.leaving);
+        self.disks = disks.map(|it| disk(it, socket(&it.device, &it.socket))).collect();
     }
+}
+
+pub(crate) fn network(nic: &api::Nic, socket: PathBuf) -> Network {
+    Network {
+        device: nic.device.clone(),
+        socket,
+        slot: nic.slot,
+        mac: nic.mac.clone(),
+        mtu: nic.mtu,
+        queue_pairs: nic.queue_pairs,
+        guest_announces: true,
+    }
+}
+
+pub(crate) fn disk(disk: &api::Disk, socket: PathBuf) -> Disk {
+    Disk { device: disk.device.clone(), socket, slot: disk.slot, queues: disk.queues }
 }

@@ -7,7 +7,9 @@
 
 mod attach;
 pub mod console;
+mod device;
 mod firmware;
+mod follow;
 mod instance;
 pub mod libvirt;
 mod machine;
@@ -15,6 +17,7 @@ mod memory;
 mod migration;
 mod monitor;
 mod monitor_address;
+mod plug;
 mod pool_ram;
 mod process;
 mod qemu;
@@ -22,6 +25,7 @@ mod registry;
 pub mod slicing;
 mod spec;
 mod stop;
+mod words;
 
 use std::io;
 use std::path::PathBuf;
@@ -30,6 +34,7 @@ use thiserror::Error;
 
 pub use attach::{attach_domain, attach_process};
 pub use firmware::{Firmware, Uefi};
+pub use follow::Follower;
 pub use machine::Vm;
 pub use memory::plug_memory;
 pub use migration::{Migrated, MigrationSpeed, migrate, move_away, quit};

@@ -1,6 +1,6 @@
 //! libvirt's description of a virtual machine.
 
-use crate::spec::shell_line;
+use crate::words::shell_line;
 use crate::{Firmware, QemuVersion, VmSpec, VmmError};
 
 /// The domain XML for `spec`. libvirt lets machines listen for NICs only, and knows no memory that begins in the middle of a file.
@@ -49,6 +49,7 @@ pub fn domain_xml(spec: &VmSpec, version: QemuVersion) -> Result<String, VmmErro
     let cpu = if spec.accelerator == crate::Accelerator::Kvm { "host-passthrough" } else { "maximum" };
     xml.line(&format!("<cpu mode='{cpu}'/>"));
     xml.open("<devices>");
+    ports(spec, &mut xml);
     for (index, disk) in spec.disks.iter().enumerate() {
         xml.open("<disk type='vhostuser' device='disk'>");
         xml.line(&format!("<driver name='qemu' type='raw' queues='{}'/>", disk.queues));
@@ -105,6 +106,15 @@ pub fn domain_xml(spec: &VmSpec, version: QemuVersion) -> Result<String, VmmErro
     }
     xml.close("</domain>");
     Ok(xml.text)
+}
+
+/// libvirt makes as many ports as its devices need, and none for what comes later.
+fn ports(spec: &VmSpec, xml: &mut Xml) {
+    // Of controllers without a number, it would take the first for the root complex.
+    xml.line("<controller type='pci' index='0' model='pcie-root'/>");
+    for index in 1..=spec.port_count() {
+        xml.line(&format!("<controller type='pci' index='{index}' model='pcie-root-port'/>"));
+    }
 }
 
 /// The command line that starts `spec` without libvirt.
@@ -182,6 +192,8 @@ mod tests {
         assert_eq!(opened, 0, "{xml}");
         assert!(xml.contains("<qemu:property name='vectors' type='unsigned' value='0'/>"), "{xml}");
         assert!(xml.contains("<access mode='shared'/>"), "{xml}");
+        assert!(xml.contains("index='0' model='pcie-root'/>"), "{xml}");
+        assert!(xml.contains("index='1' model='pcie-root-port'/>") && xml.contains("index='8'"), "{xml}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod following;
 mod running;
 mod slice;
 
@@ -56,6 +57,9 @@ enum Command {
     List(running::List),
     /// Ends a machine that runs on this host.
     Stop(running::Stop),
+    /// Plugs devices into a machine that runs on this host, and unplugs them, as `podctl instances attach` and `detach` say, until
+    /// it ends. `vmm run` does that for its own.
+    Follow(following::Follow),
     /// Finds a machine that somebody else has started, by its QEMU or its libvirt domain, and notes it for `list` and `stop`.
     Attach(running::Attach),
     /// Holds the vCPUs of a machine that runs on this host to a part of their time, until Ctrl-C.
@@ -129,6 +133,10 @@ struct Machine {
     /// From which devices to try to boot, such as vol0,net0; without it, from the disks.
     #[arg(long, value_name = "DEVICES", value_delimiter = ',', conflicts_with = "kernel")]
     boot: Vec<String>,
+    /// How many NICs and volumes it can have, those that are plugged in while it runs included; unless given, 8, 16 or 24: as many as
+    /// its highest slot needs. The same on both sides of a live migration.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=24))]
+    ports: Option<u8>,
     /// A kernel to load, instead of booting from a device.
     #[arg(long)]
     kernel: Option<PathBuf>,
@@ -160,9 +168,11 @@ struct Machine {
 }
 
 impl Machine {
-    fn spec(&self) -> Result<VmSpec> {
+    /// What it consists of, and the host that it runs on.
+    fn spec(&self) -> Result<(VmSpec, String)> {
         let client = self.credentials.client(&self.server)?;
         let instance = client.instance(&self.instance)?;
+        let mut host = instance.host.clone();
         if self.incoming.is_some() {
             let Some(migration) = &instance.migration else {
                 bail!(
@@ -170,6 +180,7 @@ impl Machine {
                     self.instance
                 );
             };
+            host.clone_from(&migration.to);
             if !migration.ready {
                 bail!("{} is not ready: it waits for {}", migration.to, migration.waiting_for.join(", "));
             }
@@ -201,6 +212,7 @@ impl Machine {
             }),
             networks: Vec::new(),
             disks: Vec::new(),
+            ports: self.ports,
             listens: false,
             directory: self.directory.clone(),
             incoming: self.incoming.clone(),
@@ -219,7 +231,7 @@ impl Machine {
                 ram.pool.clone_from(pool);
             }
         }
-        Ok(spec)
+        Ok((spec, host))
     }
 
     fn firmware(&self) -> Result<Firmware> {
@@ -239,7 +251,7 @@ impl Machine {
 
     /// As [`Machine::spec`], for somebody else to start: what starting makes is made now.
     fn prepared(&self) -> Result<VmSpec> {
-        let spec = self.spec()?;
+        let (spec, _) = self.spec()?;
         spec.firmware.prepare()?;
         Ok(spec)
     }
@@ -253,13 +265,17 @@ fn host_kernel() -> Option<PathBuf> {
 }
 
 fn run(machine: &Machine) -> Result<()> {
-    let spec = machine.spec()?;
+    let (spec, host) = machine.spec()?;
     eprintln!("{} runs with {}; console: {}", spec.name, spec.accelerator, spec.console_socket().display());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _guard = runtime.enter();
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let incoming = spec.incoming.clone();
     let mut vm = Vm::start(spec)?;
+    if let Some(running) = vm.running() {
+        let client = machine.credentials.client(&machine.server)?;
+        following::begin(client, &machine.directory, running.clone(), host)?;
+    }
     if let Some(uri) = incoming {
         vm.wait_until_listening()?;
         eprintln!("it waits for its guest at {uri}");
@@ -318,6 +334,7 @@ fn execute(command: Command) -> Result<()> {
         }
         Command::List(asked) => running::list(&asked),
         Command::Stop(asked) => running::stop(&asked),
+        Command::Follow(asked) => following::follow(&asked),
         Command::Attach(asked) => running::attach(&asked),
         Command::Slice(asked) => slice::slice(&asked),
         Command::Console { socket } => {

@@ -43,8 +43,8 @@ impl QemuVersion {
     }
 
     /// How a socket is told to connect again: the option was renamed.
-    pub fn reconnect_option(self) -> &'static str {
-        if self >= (Self { major: 9, minor: 2 }) { "reconnect-ms=1000" } else { "reconnect=1" }
+    pub fn reconnect_option(self) -> (&'static str, u32) {
+        if self >= (Self { major: 9, minor: 2 }) { ("reconnect-ms", 1000) } else { ("reconnect", 1) }
     }
 
     /// Whether a vhost-user NIC with MSI-X crashes this QEMU once the guest's driver starts: 7.2 under TCG
@@ -162,8 +162,8 @@ mod tests {
     fn options_follow_the_version() {
         let old = QemuVersion { major: 7, minor: 2 };
         let new = QemuVersion { major: 10, minor: 0 };
-        assert_eq!(old.reconnect_option(), "reconnect=1");
-        assert_eq!(new.reconnect_option(), "reconnect-ms=1000");
+        assert_eq!(old.reconnect_option(), ("reconnect", 1));
+        assert_eq!(new.reconnect_option(), ("reconnect-ms", 1000));
         assert!(old.crashes_on_nic_vectors(Accelerator::Tcg));
         assert!(!old.crashes_on_nic_vectors(Accelerator::Kvm));
         assert!(!new.crashes_on_nic_vectors(Accelerator::Tcg));

@@ -130,6 +130,21 @@ impl Registry {
         Ok(())
     }
 
+    /// A machine is followed by whoever has this, and by nobody else.
+    pub(crate) fn lock_machine(&self, machine: &RunningVm) -> Result<File, VmmError> {
+        let file = File::create(followed(&self.path(&machine.name))).map_err(|source| self.failed(source))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let name = &machine.name;
+                let reason =
+                    format!("somebody follows {name} already: its `vmm run`, or another `vmm follow`");
+                Err(VmmError::Spec { reason })
+            }
+            Err(error) => Err(self.failed(error.into())),
+        }
+    }
+
     /// Makes the directory, and keeps others out of it.
     pub(crate) fn lock(&self) -> Result<Locked, VmmError> {
         fs::create_dir_all(&self.directory).map_err(|source| self.failed(source))?;
@@ -188,8 +203,13 @@ fn read(path: &Path) -> Result<Option<RunningVm>, String> {
     }
 }
 
+/// The file beside a machine's own that is locked by whoever follows it: its own is another one once it was written again.
+fn followed(path: &Path) -> PathBuf {
+    path.with_extension("followed")
+}
+
 fn forget(path: &Path, machine: &RunningVm) {
-    for file in machine.files.iter().map(PathBuf::as_path).chain([path]) {
+    for file in machine.files.iter().map(PathBuf::as_path).chain([path, &followed(path)]) {
         // It may be gone already; what stays is looked at again.
         let _ = fs::remove_file(file);
     }
@@ -244,6 +264,22 @@ mod tests {
         assert_eq!(registry.running().unwrap().machines.len(), 1);
         registry.remove(&machine("a", own())).unwrap();
         assert_eq!(registry.running().unwrap(), Running::default());
+    }
+
+    #[test]
+    fn one_at_a_time_follows_a_machine() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::new(directory.path());
+        registry.add(&machine("a", own())).unwrap();
+        let first = registry.lock_machine(&machine("a", own())).unwrap();
+        let error = registry.lock_machine(&machine("a", own())).unwrap_err().to_string();
+        assert!(error.contains("follows a already"), "{error}");
+        registry.add(&machine("a", own())).unwrap();
+        assert!(registry.lock_machine(&machine("a", own())).is_err(), "it was noted again");
+        drop(first);
+        registry.lock_machine(&machine("a", own())).unwrap();
+        registry.remove(&machine("a", own())).unwrap();
+        assert!(!followed(&registry.path("a")).exists());
     }
 
     #[test]

@@ -2,12 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::device::{Host, Parts, port_name};
+use crate::words::{Words, escape, socket_path};
 use crate::{Accelerator, Firmware, PoolRam, QemuVersion, VmmError};
 
 /// What an emulated machine has more than it was given, in KiB; QEMU takes multiples of this.
 const ODD_KIB: u64 = 8;
 /// The virtio-serial port that the test guest's agent listens on.
 const EXEC_PORT: &str = "wadi.exec";
+/// A machine has so many PCIe ports for devices of the pod, or a multiple.
+const PORTS_STEP: u8 = 8;
 
 /// A kernel that QEMU loads itself, instead of booting from a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +31,8 @@ pub struct Network {
     pub device: String,
     /// The frontend's socket.
     pub socket: PathBuf,
+    /// Its PCIe slot.
+    pub slot: u8,
     /// Its MAC address: the one that is leased.
     pub mac: String,
     /// Its MTU.
@@ -44,6 +50,8 @@ pub struct Disk {
     pub device: String,
     /// The frontend's socket.
     pub socket: PathBuf,
+    /// Its PCIe slot.
+    pub slot: u8,
     /// How many queues it has.
     pub queues: u16,
 }
@@ -75,6 +83,9 @@ pub struct VmSpec {
     pub networks: Vec<Network>,
     /// Disks.
     pub disks: Vec<Disk>,
+    /// How many PCIe ports it has for NICs and disks, those that are plugged in later included. Unless given, as many as the
+    /// highest slot needs, rounded up to 8, 16 or 24: two machines that a guest moves between need the same number.
+    pub ports: Option<u8>,
     /// It listens on the sockets of its devices, and the frontends connect to it.
     pub listens: bool,
     /// Where its monitor, console and agent sockets are.
@@ -148,6 +159,12 @@ impl VmSpec {
         }
         if self.memory_max_mib.is_some_and(|most| most <= self.memory_mib) {
             return refuse(format!("its memory cannot grow from {} MiB to less", self.memory_mib));
+        }
+        let (ports, needed) = (self.port_count(), self.ports_needed());
+        if ports < needed {
+            return refuse(format!(
+                "its devices need {needed} PCIe ports, not {ports}: give --ports {needed} or more"
+            ));
         }
         let sockets = self.networks.iter().map(|network| &network.socket);
         for path in sockets.chain(self.disks.iter().map(|disk| &disk.socket)) {
@@ -230,18 +247,13 @@ impl VmSpec {
             }
             words.option("-append", &kernel.command_line);
         }
-        for network in &self.networks {
-            self.network_arguments(network, version, &mut words);
+        for slot in 0..self.port_count() {
+            // A chassis number of its own, from 1.
+            let chassis = u16::from(slot) + 1;
+            words.option("-device", &format!("pcie-root-port,id={},chassis={chassis}", port_name(slot)));
         }
-        for disk in &self.disks {
-            let id = escape(&disk.device);
-            words.option("-chardev", &self.device_socket(&id, &disk.socket, version));
-            let mut device =
-                format!("vhost-user-blk-pci,id={id},chardev=char-{id},num-queues={}", disk.queues);
-            if let Some(index) = self.boot_index(&disk.device) {
-                device += &boot_option(index);
-            }
-            words.option("-device", &device);
+        for part in self.parts(version) {
+            words.0.extend(part.words());
         }
         if let Some(uri) = &self.incoming {
             words.option("-incoming", uri);
@@ -249,86 +261,24 @@ impl VmSpec {
         words.0
     }
 
-    /// The character device through which a device speaks with its frontend.
-    fn device_socket(&self, id: &str, path: &Path, version: QemuVersion) -> String {
-        let path = socket_path(path);
-        // One that listens accepts again by itself.
-        let side = if self.listens { "server=on" } else { version.reconnect_option() };
-        format!("socket,id=char-{id},path={path},{side}")
+    /// How many PCIe ports it has.
+    pub fn port_count(&self) -> u8 {
+        self.ports.unwrap_or_else(|| self.ports_needed().max(1).next_multiple_of(PORTS_STEP))
     }
 
-    fn network_arguments(&self, network: &Network, version: QemuVersion, words: &mut Words) {
-        let id = escape(&network.device);
-        words.option("-chardev", &self.device_socket(&id, &network.socket, version));
-        words.option(
-            "-netdev",
-            &format!("vhost-user,id=host-{id},chardev=char-{id},queues={}", network.queue_pairs),
-        );
-        let mut device = format!(
-            "virtio-net-pci,id={id},netdev=host-{id},mac={},host_mtu={},rx_queue_size=1024,tx_queue_size=1024",
-            network.mac, network.mtu
-        );
-        if network.queue_pairs > 1 {
-            device.push_str(",mq=on");
-        }
-        if !network.guest_announces {
-            device.push_str(",guest_announce=off");
-        }
-        if version.crashes_on_nic_vectors(self.accelerator) {
-            device.push_str(",vectors=0");
-        }
-        match self.boot_index(&network.device) {
-            Some(index) => device += &boot_option(index),
-            // No network boot, so no ROM for it, which may not be installed.
-            None => device.push_str(",romfile="),
-        }
-        words.option("-device", &device);
-    }
-}
-
-#[derive(Default)]
-struct Words(Vec<String>);
-
-impl Words {
-    fn flag(&mut self, name: &str) {
-        self.0.push(name.to_owned());
+    fn ports_needed(&self) -> u8 {
+        let slots = self.networks.iter().map(|it| it.slot).chain(self.disks.iter().map(|it| it.slot));
+        slots.max().map_or(0, |highest| highest + 1)
     }
 
-    fn option(&mut self, name: &str, value: &str) {
-        self.0.push(name.to_owned());
-        self.0.push(value.to_owned());
+    /// Its devices, each behind a port of its own, so that it can be unplugged.
+    fn parts(&self, version: QemuVersion) -> Vec<Parts> {
+        let host = Host { version, accelerator: self.accelerator, listens: self.listens };
+        let networks = self.networks.iter();
+        let networks = networks.map(|it| Parts::network(it, host, self.boot_index(&it.device)));
+        let disks = self.disks.iter();
+        networks.chain(disks.map(|it| Parts::disk(it, host, self.boot_index(&it.device)))).collect()
     }
-}
-
-/// Which of the devices that the firmware tries to boot from one is.
-fn boot_option(index: usize) -> String {
-    format!(",bootindex={index}")
-}
-
-/// QEMU ends a value at a comma, unless it is doubled.
-fn escape(value: &str) -> String {
-    value.replace(',', ",,")
-}
-
-fn socket_path(path: &Path) -> String {
-    escape(&path.display().to_string())
-}
-
-/// One command line for a shell, quoted where it must be, with a line per option.
-pub(crate) fn shell_line(program: &str, words: &[String]) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:+@%".contains(c);
-    let mut line = program.to_owned();
-    for word in words {
-        line.push_str(if word.starts_with('-') { " \\\n  " } else { " " });
-        if !word.is_empty() && word.chars().all(plain) {
-            line.push_str(word);
-        } else {
-            line.push('\'');
-            line.push_str(&word.replace('\'', "'\\''"));
-            line.push('\'');
-        }
-    }
-    line
 }
 
 #[cfg(test)]
@@ -354,6 +304,7 @@ pub(crate) mod tests {
             networks: vec![Network {
                 device: "net0".to_owned(),
                 socket: "/run/wadi/sockets/vm1-net0.sock".into(),
+                slot: 0,
                 mac: "52:54:00:00:00:01".to_owned(),
                 mtu: 1500,
                 queue_pairs: 1,
@@ -362,8 +313,10 @@ pub(crate) mod tests {
             disks: vec![Disk {
                 device: "vol0".to_owned(),
                 socket: "/run/wadi/sockets/vm1-vol0.sock".into(),
+                slot: 1,
                 queues: 2,
             }],
+            ports: None,
             listens: false,
             directory: "/run/wadi/vm".into(),
             incoming: None,
@@ -379,11 +332,11 @@ pub(crate) mod tests {
         let line = spec().arguments(QEMU_7_2).join(" ");
         assert!(line.contains("memory-backend-memfd,id=ram,size=524296k,share=on"), "{line}");
         assert!(
-            line.contains("socket,id=char-net0,path=/run/wadi/sockets/vm1-net0.sock,reconnect=1"),
+            line.contains("socket,id=wadi-net0,path=/run/wadi/sockets/vm1-net0.sock,reconnect=1"),
             "{line}"
         );
         assert!(line.contains("mac=52:54:00:00:00:01,host_mtu=1500"), "{line}");
-        assert!(line.contains("vhost-user-blk-pci,id=vol0,chardev=char-vol0,num-queues=2"), "{line}");
+        assert!(line.contains("vhost-user-blk-pci,id=vol0,chardev=wadi-vol0,num-queues=2"), "{line}");
     }
 
     #[test]
@@ -414,7 +367,7 @@ pub(crate) mod tests {
         for socket in
             ["net0,path=/run/wadi/sockets/vm1-net0.sock", "vol0,path=/run/wadi/sockets/vm1-vol0.sock"]
         {
-            assert!(line.contains(&format!("socket,id=char-{socket},server=on")), "{line}");
+            assert!(line.contains(&format!("socket,id=wadi-{socket},server=on")), "{line}");
         }
         assert!(!line.contains("reconnect"), "{line}");
     }
@@ -462,12 +415,12 @@ pub(crate) mod tests {
             words.into_iter().filter(|word| word.contains(",id=")).collect::<Vec<_>>().join(" ")
         };
         let line = devices(&spec);
-        assert!(line.contains("char-vol0,num-queues=2,bootindex=0"), "{line}");
-        assert!(line.contains("char-vol1,num-queues=2,bootindex=1") && line.contains("romfile= "), "{line}");
+        assert!(line.contains("wadi-vol0,num-queues=2,bootindex=0"), "{line}");
+        assert!(line.contains("wadi-vol1,num-queues=2,bootindex=1") && line.contains("romfile=,"), "{line}");
         spec.boot = vec!["vol1".to_owned(), "net0".to_owned()];
         let line = devices(&spec);
         assert!(
-            line.contains("char-vol1,num-queues=2,bootindex=0") && line.contains("bootindex=1 "),
+            line.contains("wadi-vol1,num-queues=2,bootindex=0") && line.contains("bootindex=1,bus"),
             "{line}"
         );
         assert!(line.matches("bootindex").count() == 2 && !line.contains("romfile"), "{line}");
@@ -476,6 +429,31 @@ pub(crate) mod tests {
         assert!(error.contains("from vol2: its devices are net0, vol0, vol1"), "{error}");
         spec.kernel = self::spec().kernel;
         assert!(!devices(&spec).contains("bootindex"), "a kernel is loaded, whatever is on the disks");
+    }
+
+    #[test]
+    fn devices_are_behind_ports_and_some_ports_are_free() {
+        let ports = |spec: &VmSpec| {
+            let words = spec.arguments(QEMU_7_2);
+            let ports = words.into_iter().filter(|word| word.starts_with("pcie-root-port"));
+            ports.collect::<Vec<String>>()
+        };
+        let mut spec = spec();
+        assert_eq!(ports(&spec).len(), 8);
+        assert_eq!(ports(&spec)[3], "pcie-root-port,id=port.3,chassis=4");
+        let line = spec.arguments(QEMU_7_2).join(" ");
+        assert!(
+            line.contains("vectors=0,romfile=,bus=port.0") && line.contains("num-queues=2,bus=port.1"),
+            "{line}"
+        );
+        // A device that was plugged in keeps its slot; so does it on the host that the guest moves to.
+        spec.disks[0].slot = 8;
+        assert_eq!(ports(&spec).len(), 16);
+        spec.ports = Some(9);
+        assert_eq!(ports(&spec).len(), 9);
+        spec.ports = Some(8);
+        let error = spec.check().unwrap_err().to_string();
+        assert!(error.contains("--ports 9"), "{error}");
     }
 
     #[test]
@@ -496,11 +474,5 @@ pub(crate) mod tests {
     fn a_missing_socket_is_named() {
         let error = spec().check().unwrap_err().to_string();
         assert!(error.contains("/run/wadi/sockets/vm1-net0.sock"), "{error}");
-    }
-
-    #[test]
-    fn shell_lines_survive_a_shell() {
-        let words: Vec<String> = ["-append", "a b", "-x", "it's"].map(str::to_owned).to_vec();
-        assert_eq!(shell_line("qemu", &words), "qemu \\\n  -append 'a b' \\\n  -x 'it'\\''s'");
     }
 }

@@ -47,6 +47,7 @@ impl BusyMachine {
             }),
             networks: Vec::new(),
             disks: Vec::new(),
+            ports: None,
             listens: false,
             directory: directory.path().to_owned(),
             incoming: None,

@@ -107,6 +107,14 @@ pub enum EventKind {
     InstanceCreated,
     /// An instance was deleted.
     InstanceDeleted,
+    /// An instance has one device more.
+    DeviceAttached,
+    /// A device is to leave its instance.
+    DeviceLeaving,
+    /// A VMM could not plug a device in, or its guest has not let go of it.
+    DeviceRefused,
+    /// A device has left its instance.
+    DeviceDetached,
     /// A kind of instance was described.
     InstanceTypeSet,
     /// A kind of instance was deleted.
@@ -172,6 +180,10 @@ impl EventKind {
             Self::ReplicaSynced => "replica-synced",
             Self::InstanceCreated => "instance-created",
             Self::InstanceDeleted => "instance-deleted",
+            Self::DeviceAttached => "device-attached",
+            Self::DeviceLeaving => "device-leaving",
+            Self::DeviceRefused => "device-refused",
+            Self::DeviceDetached => "device-detached",
             Self::InstanceTypeSet => "instance-type-set",
             Self::InstanceTypeDeleted => "instance-type-deleted",
             Self::FabricChanged => "fabric-changed",

@@ -113,6 +113,7 @@ pub struct MigrateInstance {
 
 /// A virtio-net device of an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Nic {
     /// Its name within the instance, such as `net0`.
     pub device: String,
@@ -159,6 +160,17 @@ pub struct Nic {
     pub generation: u16,
     /// Whether a VMM is connected to the socket.
     pub connected: bool,
+    /// The PCIe slot that it has in the VM, from 0; on every host the same.
+    pub slot: u8,
+    /// Whether it leaves the instance once the guest has let go of it.
+    #[serde(default)]
+    pub leaving: bool,
+    /// Whether the VMM has said that its guest has it.
+    #[serde(default)]
+    pub plugged: bool,
+    /// Why the VMM has not plugged it in, or the guest not let go of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }
 
 /// One of several NICs that a device uses at the same time.
@@ -172,6 +184,7 @@ pub struct NicRail {
 
 /// A virtio-blk device of an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Disk {
     /// Its name within the instance: the volume's.
     pub device: String,
@@ -197,6 +210,17 @@ pub struct Disk {
     pub generation: u16,
     /// Whether a VMM is connected to the socket.
     pub connected: bool,
+    /// The PCIe slot that it has in the VM, from 0; on every host the same.
+    pub slot: u8,
+    /// Whether it leaves the instance once the guest has let go of it.
+    #[serde(default)]
+    pub leaving: bool,
+    /// Whether the VMM has said that its guest has it.
+    #[serde(default)]
+    pub plugged: bool,
+    /// Why the VMM has not plugged it in, or the guest not let go of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }
 
 /// Asks for an instance.
@@ -232,6 +256,9 @@ pub struct CreateInstance {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NicRequest {
+    /// Its name within the instance; the first free one of net0, net1, … unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// Its MAC address; without it, the controller makes one up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
@@ -257,6 +284,29 @@ pub struct NicRequest {
     /// So many NICs of a link aggregation group are to be in use at the same time, at least: 1 to 4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rails: Option<u8>,
+}
+
+/// Asks for one device more for an instance: a NIC or a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttachDevice {
+    /// The NIC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nic: Option<NicRequest>,
+    /// The volume's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
+}
+
+/// What a VMM says of a device that it was to plug in or to unplug.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceAnswer {
+    /// Whether the guest has it.
+    pub plugged: bool,
+    /// Why that is not what was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }
 
 /// Asks for a NIC of an instance to be moved.

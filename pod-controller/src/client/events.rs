@@ -1,9 +1,10 @@
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use reqwest::Method;
 
 use super::{Client, ClientError};
-use crate::api::Event;
+use crate::api::{Event, EventList};
 
 /// More than any event's text.
 const LINE_BYTES_MAX: usize = 64 * 1024;
@@ -17,15 +18,59 @@ pub struct EventStream<'a> {
     ready: VecDeque<Event>,
 }
 
+impl Client {
+    /// Events after a sequence number; 0 for all that are kept.
+    pub fn events(&self, after: u64) -> Result<EventList, ClientError> {
+        self.call::<(), _>(Method::GET, &["v1", "events"], &[("after", &after.to_string())], None)
+    }
+
+    /// Follows events after a sequence number, for as long as the controller lives.
+    pub fn follow_events(&self, after: u64) -> Result<EventStream<'_>, ClientError> {
+        EventStream::open(self, Some(after))
+    }
+
+    /// Follows what happens from now on, for as long as the controller lives.
+    pub fn follow_new_events(&self) -> Result<EventStream<'_>, ClientError> {
+        EventStream::open(self, None)
+    }
+}
+
 impl<'a> EventStream<'a> {
-    pub(super) fn open(client: &'a Client, after: u64) -> Result<Self, ClientError> {
+    /// Events after this one, or from now on.
+    pub(super) fn open(client: &'a Client, after: Option<u64>) -> Result<Self, ClientError> {
         client.runtime.block_on(async {
-            let url = client.url(&["v1", "events", "stream"], &[("after", &after.to_string())]);
+            let after = after.map(|after| after.to_string());
+            let query: Vec<(&str, &str)> = after.iter().map(|after| ("after", after.as_str())).collect();
+            let url = client.url(&["v1", "events", "stream"], &query);
             let response = client.request(Method::GET, url).send().await;
             let response = response.map_err(|error| client.unreachable(&error))?;
             let response = client.refusal(response).await?;
             Ok(Self { client, response, partial: Vec::new(), ready: VecDeque::new() })
         })
+    }
+
+    /// The next event, or nothing if none happens for so long. Fails once the controller goes away.
+    pub fn next_within(&mut self, limit: Duration) -> Result<Option<Event>, ClientError> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Ok(Some(event));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let chunk = async { tokio::time::timeout(left, self.response.chunk()).await };
+            match self.client.runtime.block_on(chunk) {
+                Err(_) => return Ok(None),
+                Ok(Ok(Some(chunk))) => {
+                    self.partial.extend_from_slice(&chunk);
+                    self.take_lines()?;
+                }
+                Ok(Ok(None)) => {
+                    let (server, reason) = (self.client.server.clone(), "it ended the events".to_owned());
+                    return Err(ClientError::Unreachable { server, reason });
+                }
+                Ok(Err(error)) => return Err(self.client.unreachable(&error)),
+            }
+        }
     }
 
     fn take_lines(&mut self) -> Result<(), ClientError> {

@@ -31,6 +31,18 @@ pub(super) struct CreateQuery {
     wait: Option<u64>,
 }
 
+impl CreateQuery {
+    pub(super) fn wait_ms(&self) -> Result<u64, Failure> {
+        let wait_ms = self.wait.unwrap_or(WAIT_DEFAULT_MS);
+        if wait_ms > WAIT_MAX_MS {
+            return Err(Failure::invalid(format!(
+                "wait={wait_ms} is too long: use {WAIT_MAX_MS} ms at most"
+            )));
+        }
+        Ok(wait_ms)
+    }
+}
+
 /// Which instances.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -125,10 +137,7 @@ pub(super) async fn create(
     Asked(query): Asked<CreateQuery>,
     Body(request): Body<CreateInstance>,
 ) -> Result<Response, Failure> {
-    let wait_ms = query.wait.unwrap_or(WAIT_DEFAULT_MS);
-    if wait_ms > WAIT_MAX_MS {
-        return Err(Failure::invalid(format!("wait={wait_ms} is too long: use {WAIT_MAX_MS} ms at most")));
-    }
+    let wait_ms = query.wait_ms()?;
     let host = host_named(&change.handle, &request.host)?;
     let nics = request.nics.iter().map(wish).collect::<Result<Vec<NicWish>, Failure>>()?;
     let command = Command::CreateInstance {
@@ -151,11 +160,12 @@ pub(super) async fn create(
     Ok((StatusCode::CREATED, [(header::LOCATION, location)], Shown(instance)).into_response())
 }
 
-fn wish(request: &NicRequest) -> Result<NicWish, Failure> {
+pub(super) fn wish(request: &NicRequest) -> Result<NicWish, Failure> {
     let mac = request.mac.as_ref().map(|mac| mac.parse()).transpose();
     let mac = mac.map_err(|error: pod_protocol::ids::NotAMacAddress| Failure::invalid(error.to_string()))?;
     let policy = request.policy.clone().into();
     Ok(NicWish {
+        device: request.device.clone(),
         mac,
         mtu: request.mtu,
         queue_pairs: request.queue_pairs,
@@ -168,7 +178,7 @@ fn wish(request: &NicRequest) -> Result<NicWish, Failure> {
 }
 
 /// The instance once it is ready, or as it is when the time is over; nothing if it was deleted meanwhile.
-async fn wait_until_ready(handle: &Handle, name: &str, at_most: Duration) -> Option<Instance> {
+pub(super) async fn wait_until_ready(handle: &Handle, name: &str, at_most: Duration) -> Option<Instance> {
     let mut views = handle.views();
     let ready = views.wait_for(|view| view.instance(name).is_none_or(|instance| instance.ready));
     // Both a time that is over and a controller that stops leave what is known now.

@@ -122,6 +122,15 @@ impl State {
                 self.activate_migration(name, *force, &mut effects)?;
             }
             Command::DeleteInstance { name, force } => self.delete_instance(name, *force, &mut effects)?,
+            Command::AttachDevice { instance, nic, volume } => {
+                self.attach_device(instance, nic.as_deref(), volume.as_ref(), &mut effects)?;
+            }
+            Command::DetachDevice { instance, device, force } => {
+                self.detach_device(instance, device, *force, &mut effects)?;
+            }
+            Command::DeviceAnswered { instance, device, plugged, refused } => {
+                self.device_answered(instance, device, (*plugged, refused.as_deref()), &mut effects)?;
+            }
             Command::Drain { host, device, on } => self.drain(*host, device.as_deref(), *on, &mut effects)?,
             Command::ResetHost { name } => self.reset_host(name, &mut effects)?,
             Command::SetFabric { fabric } => self.set_fabric(fabric, &mut effects)?,

@@ -43,6 +43,9 @@ impl State {
             return;
         }
         let device = lease.device.clone();
+        if serves {
+            lease.plugged &= now.connected;
+        }
         let name = self.instances.get(&lease.instance).map_or_else(String::new, |it| it.name.clone());
         let (kind, message) = if now.connected {
             (EventKind::Attached, format!("a VMM on {host} uses {device}"))
@@ -50,5 +53,9 @@ impl State {
             (EventKind::Detached, format!("the VMM on {host} does not use {device} any more"))
         };
         effects.push(Effect::event(kind, name, message));
+        // A frontend that starts anew says nothing of the kind: its VMM is about to connect again.
+        if serves && !now.connected {
+            self.end_if_left(id, effects);
+        }
     }
 }

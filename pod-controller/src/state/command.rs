@@ -361,6 +361,37 @@ pub enum Command {
         #[serde(default = "yes")]
         force: bool,
     },
+    /// Somebody wants one NIC or one volume more for an instance.
+    AttachDevice {
+        /// The instance's name.
+        instance: String,
+        /// The NIC.
+        #[serde(default)]
+        nic: Option<Box<NicWish>>,
+        /// The volume's name.
+        #[serde(default)]
+        volume: Option<String>,
+    },
+    /// Somebody wants a device to leave its instance.
+    DetachDevice {
+        /// The instance's name.
+        instance: String,
+        /// The device's name within it.
+        device: String,
+        /// Although a VMM uses it.
+        force: bool,
+    },
+    /// A VMM says whether the running guest has a device.
+    DeviceAnswered {
+        /// The instance's name.
+        instance: String,
+        /// The device's name within it.
+        device: String,
+        /// Whether it has it.
+        plugged: bool,
+        /// Why that is not what was asked for.
+        refused: Option<String>,
+    },
     /// Somebody knows that a host was reset or taken away: nothing of it is left in a cache or a device.
     ResetHost {
         /// Its name.
@@ -401,6 +432,9 @@ const fn yes() -> bool {
 /// What is asked of a NIC; the controller chooses the rest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NicWish {
+    /// Its name within the instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// Its address.
     pub mac: Option<MacAddress>,
     /// The largest packet without the Ethernet header.

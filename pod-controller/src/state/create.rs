@@ -179,7 +179,7 @@ impl State {
         is_known: bool,
         nics: &[NicWish],
     ) -> Result<(), Refusal> {
-        let Wanted { name, host, volumes, .. } = *wanted;
+        let Wanted { name, .. } = *wanted;
         check_name("an instance", name)?;
         if is_known {
             return Err(Refusal::new(
@@ -187,8 +187,21 @@ impl State {
                 format!("there is an instance named {name:?} already"),
             ));
         }
+        self.check_devices(wanted, nics, None)
+    }
+
+    /// Whether these NICs and volumes make sense, for a new instance or for one that is there.
+    pub(super) fn check_devices(
+        &self,
+        wanted: &Wanted<'_>,
+        nics: &[NicWish],
+        there: Option<InstanceId>,
+    ) -> Result<(), Refusal> {
+        let Wanted { host, volumes, .. } = *wanted;
         let invalid = |detail: String| Err(Refusal::new(RefusalKind::InvalidValue, detail));
-        if nics.len() > NICS_MAX || volumes.len() > VOLUMES_MAX {
+        let there = there.and_then(|id| self.instances.get(&id));
+        let (nics_there, disks_there) = there.map_or((0, 0), |it| (it.nics.len(), it.disks.len()));
+        if nics.len() + nics_there > NICS_MAX || volumes.len() + disks_there > VOLUMES_MAX {
             return invalid(format!(
                 "an instance can have {NICS_MAX} NICs and {VOLUMES_MAX} volumes at most"
             ));
@@ -197,6 +210,9 @@ impl State {
         for wish in nics {
             if wish.queue_pairs.is_some_and(|pairs| pairs == 0 || pairs > QUEUE_PAIRS_MAX) {
                 return invalid(format!("queue_pairs must be 1 to {QUEUE_PAIRS_MAX}"));
+            }
+            if let Some(device) = &wish.device {
+                check_name("a NIC", device)?;
             }
             if wish.rails.is_some_and(|rails| rails == 0 || usize::from(rails) > RAILS_MAX) {
                 return invalid(format!("rails must be 1 to {RAILS_MAX}"));
@@ -239,7 +255,7 @@ impl State {
         wishes: &[NicWish],
         found: &mut Found,
     ) -> Result<(), Refusal> {
-        for (number, wish) in wishes.iter().enumerate() {
+        for wish in wishes {
             let NicPlace { active, standby } = self.place_nic(&found.loads, wanted.host, wish)?;
             let limits = self.rails_of(&active).into_iter().map(|rail| self.nic_limits(&rail));
             let common = |(mtu, features): (u16, u64), it: (u16, u64)| (mtu.min(it.0), features & it.1);
@@ -260,12 +276,25 @@ impl State {
                 apart: wish.apart.clone(),
                 together: wish.together.clone(),
             };
-            let lease = self.add_lease(instance, wanted, format!("net{number}"), kind, found)?;
+            let name = match &wish.device {
+                Some(name) => name.clone(),
+                None => self.free_nic_name(instance),
+            };
+            let lease = self.add_lease(instance, wanted, name, kind, found)?;
             if let Some(instance) = self.instances.get_mut(&instance) {
                 instance.nics.push(lease);
             }
         }
         Ok(())
+    }
+
+    /// The first of `net0`, `net1`, … that no NIC of the instance has.
+    fn free_nic_name(&self, instance: InstanceId) -> String {
+        let nics = self.instances.get(&instance).map_or(&[][..], |it| &it.nics);
+        let taken: BTreeSet<&str> =
+            nics.iter().filter_map(|id| self.leases.get(id)).map(|lease| lease.device.as_str()).collect();
+        let mut names = (0..=nics.len()).map(|number| format!("net{number}"));
+        names.find(|name| !taken.contains(name.as_str())).unwrap_or_default()
     }
 
     fn nic_limits(&self, id: &DeviceId) -> (u16, u64) {
@@ -275,7 +304,7 @@ impl State {
         }
     }
 
-    fn add_disks(
+    pub(super) fn add_disks(
         &mut self,
         instance: InstanceId,
         wanted: &Wanted<'_>,
@@ -288,12 +317,14 @@ impl State {
             if let Some(lease) = self.lease_of_volume(id) {
                 let holder =
                     self.instances.get(&lease.instance).map_or("another instance", |it| it.name.as_str());
+                let advice = if lease.leaving {
+                    format!("it leaves once the guest has let go of it (podctl instances get {holder})")
+                } else {
+                    format!("detach it first (podctl instances detach {holder} {})", lease.device)
+                };
                 return Err(Refusal::new(
                     RefusalKind::Leased,
-                    format!(
-                        "the volume {} is leased to {holder}: delete that instance first",
-                        shown(volume_name)
-                    ),
+                    format!("the volume {} is leased to {holder}: {advice}", shown(volume_name)),
                 ));
             }
             let serial =
@@ -310,7 +341,7 @@ impl State {
     }
 
     /// Volumes are sure of as much as instances of the kind are promised.
-    fn raise_iops(&mut self, volumes: &[String], iops: Option<u64>) -> Result<(), Refusal> {
+    pub(super) fn raise_iops(&mut self, volumes: &[String], iops: Option<u64>) -> Result<(), Refusal> {
         let Some(iops) = iops else { return Ok(()) };
         let ids: BTreeSet<VolumeId> =
             volumes.iter().filter_map(|name| self.volume_named(name)).map(|volume| volume.id).collect();
@@ -365,6 +396,10 @@ impl State {
             connected: false,
             running: false,
             write_through: false,
+            slot: self.free_slot(instance),
+            leaving: false,
+            plugged: false,
+            refused: None,
             area: None,
             incoming: None,
             kind,
@@ -415,8 +450,14 @@ impl State {
     /// Whether the pool had room for everything. What waits for a daemon that is away may come later.
     fn check_made(&self, id: InstanceId) -> Result<(), Refusal> {
         self.check_ram_made(id, false)?;
-        let own = self.instances.get(&id).into_iter().flat_map(|it| it.nics.iter().chain(&it.disks));
-        let mut leases = own.filter_map(|lease| self.leases.get(lease));
+        self.check_leases_made(self.instances.get(&id).into_iter().flat_map(|it| self.leases_of(it)))
+    }
+
+    /// Whether the pool had room for what these leases need.
+    pub(super) fn check_leases_made<'a>(
+        &self,
+        mut leases: impl Iterator<Item = &'a Lease>,
+    ) -> Result<(), Refusal> {
         let made = leases.all(|lease| {
             let channels = self.frontend_of(lease).is_some_and(|frontend| {
                 self.backends_of(lease).all(|backend| {

@@ -9,7 +9,10 @@ impl State {
             let holder = self.instances.get(&lease.instance).map_or("an instance", |it| it.name.as_str());
             return Err(Refusal::new(
                 RefusalKind::Leased,
-                format!("the volume {} is leased to {holder}: delete that instance first", shown(name)),
+                format!(
+                    "the volume {} is leased to {holder}: detach it first (podctl instances detach)",
+                    shown(name)
+                ),
             ));
         }
         let Some(volume) = self.volumes.get_mut(&id) else { return Ok(()) };

@@ -104,7 +104,8 @@ impl State {
         frontends.find(|frontend| self.life_of(*frontend).is_some())
     }
 
-    fn leases_of(&self, instance: &Instance) -> impl Iterator<Item = &Lease> {
+    /// The leases of an instance, NICs first.
+    pub(super) fn leases_of(&self, instance: &Instance) -> impl Iterator<Item = &Lease> {
         instance.nics.iter().chain(&instance.disks).filter_map(|lease| self.leases.get(lease))
     }
 

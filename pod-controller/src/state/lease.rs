@@ -9,6 +9,7 @@ use super::{DeviceId, Draining, Hold, Incoming};
 
 /// The right of an instance to use a NIC or a volume until it is revoked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Lease {
     /// Its number.
     pub id: LeaseId,
@@ -28,6 +29,18 @@ pub struct Lease {
     /// The guest's driver chose that a write is on the medium when it is answered.
     #[serde(default)]
     pub write_through: bool,
+    /// The PCIe slot of its device in the VM, which no other of the instance has. Leases of before there were slots have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<u8>,
+    /// It ends when its VMM has let go of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaving: bool,
+    /// Its VMM has said that the running guest has the device.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub plugged: bool,
+    /// Why its VMM has not plugged its device in, or not let go of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
     /// The TX or data area, made for one life of the frontend.
     pub area: Option<Hold>,
     /// What waits for it on the host to which its instance moves.

@@ -84,7 +84,21 @@ impl State {
             let detail = format!("{name} is on {} already", self.host_name(to));
             return Err(Refusal::new(RefusalKind::InvalidValue, detail));
         }
-        let roles = self.leases.values().filter(|lease| lease.instance == instance.id);
+        if let Some(lease) = self.leases.values().find(|it| it.instance == instance.id && it.leaving) {
+            let detail = format!("{} is leaving {name}: wait until its VMM has unplugged it", lease.device);
+            return Err(Refusal::new(RefusalKind::Busy, detail));
+        }
+        // The machine there would have it, and the one here not.
+        let own: Vec<&Lease> = self.leases_of(instance).collect();
+        let is_followed = own.iter().any(|lease| lease.plugged);
+        if let Some(lease) = own.iter().find(|it| is_followed && !it.plugged && !it.connected) {
+            let detail = format!(
+                "{} is not plugged into {name} yet: wait for that, or detach it (podctl instances get {name})",
+                lease.device
+            );
+            return Err(Refusal::new(RefusalKind::Busy, detail));
+        }
+        let roles = own.into_iter();
         let needed: BTreeSet<EndpointId> =
             roles.map(|lease| EndpointId::new(to, lease.kind.frontend_role())).collect();
         for endpoint in needed {

@@ -25,6 +25,7 @@ mod fabric;
 mod failed_memory;
 mod guest_ram;
 mod host;
+mod hotplug;
 mod instance;
 mod instance_type;
 mod join;

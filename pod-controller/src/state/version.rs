@@ -47,6 +47,9 @@ impl Command {
             | Self::PrepareMigration { name, .. }
             | Self::AbortMigration { name }
             | Self::ActivateMigration { name, .. }
+            | Self::AttachDevice { instance: name, .. }
+            | Self::DetachDevice { instance: name, .. }
+            | Self::DeviceAnswered { instance: name, .. }
             | Self::DeleteInstance { name, .. } => Resource::Instance(name.clone()),
             Self::AddReplica { name, .. }
             | Self::RemoveReplica { name, .. }

@@ -195,6 +195,10 @@ impl View {
             lease: lease.id.get(),
             generation: lease.generation.get(),
             connected: lease.connected,
+            slot: self.state.slot_of(lease),
+            leaving: lease.leaving,
+            plugged: lease.plugged,
+            refused: lease.refused.clone(),
         })
     }
 
@@ -223,6 +227,10 @@ impl View {
             lease: lease.id.get(),
             generation: lease.generation.get(),
             connected: lease.connected,
+            slot: self.state.slot_of(lease),
+            leaving: lease.leaving,
+            plugged: lease.plugged,
+            refused: lease.refused.clone(),
         })
     }
 }

@@ -123,6 +123,7 @@ impl Pod {
             }),
             networks: Vec::new(),
             disks: Vec::new(),
+            ports: None,
             listens: false,
             directory: self.directory().join("vm"),
             incoming: None,

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use pod_controller::client::{Credentials, LabelChanges, Server};
 
-pub(crate) use self::instances::{Instances, Types};
+pub(crate) use self::instances::{AttachDevice, Instances, Types};
 pub(crate) use self::mchannels::Mchannels;
 pub(crate) use self::volumes::Volumes;
 

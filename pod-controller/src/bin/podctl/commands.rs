@@ -14,7 +14,7 @@ use crate::arguments::{
     Volumes,
 };
 use crate::show::{done, show};
-use crate::{doctor, map, mchannels, output, table, token, top, watch};
+use crate::{doctor, hotplug, map, mchannels, output, table, token, top, watch};
 
 type Out<'a> = &'a mut dyn Write;
 
@@ -239,6 +239,11 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
                 labels: labelled(&create.labels).labels,
             };
             show(out, format, &client.create_instance(&request, create.wait)?, output::instance)
+        }
+        Instances::Attach(asked) => show(out, format, &hotplug::attach(client, asked)?, output::instance),
+        Instances::Detach { name, device, force, wait } => {
+            hotplug::detach(client, name, device, *force, *wait)?;
+            done(out, format, "device", device, "has left")
         }
         Instances::NicPolicy {
             name,

@@ -3,6 +3,7 @@
 mod arguments;
 mod commands;
 mod doctor;
+mod hotplug;
 mod map;
 mod mchannels;
 mod output;

@@ -284,6 +284,18 @@ pub(crate) fn instance(instance: &Instance) -> String {
             plain(&["disk", "device", "size", "connected", "socket"], &[2], rows.collect())
         );
     }
+    let nics = instance.nics.iter().map(|it| (&it.device, it.leaving, &it.refused));
+    for (device, leaving, refused) in
+        nics.chain(instance.disks.iter().map(|it| (&it.device, it.leaving, &it.refused)))
+    {
+        let what = match (leaving, refused) {
+            (true, _) => "leaves once the guest has let go of it",
+            (false, Some(_)) => "is not plugged in",
+            (false, None) => continue,
+        };
+        let why = refused.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+        let _ = write!(shown, "\n\n{device} {what}{why}");
+    }
     if let Some(migration) = &instance.migration {
         let ready = if migration.ready {
             "ready".to_owned()
@@ -387,6 +399,10 @@ mod tests {
                 lease: 1,
                 generation: 1,
                 connected: false,
+                slot: 0,
+                leaving: false,
+                plugged: false,
+                refused: None,
             }],
             disks: vec![Disk {
                 device: "vol0".to_owned(),
@@ -401,6 +417,10 @@ mod tests {
                 lease: 2,
                 generation: 1,
                 connected: true,
+                slot: 1,
+                leaving: true,
+                plugged: false,
+                refused: Some("the guest keeps it".to_owned()),
             }],
             ready: false,
             waiting_for: vec!["net0: h1/net-frontend to answer".to_owned()],
@@ -419,7 +439,9 @@ mod tests {
              net0  h2/nic0  h3/nic1  02:00:00:00:00:01  1500  no         /run/wadi/sockets/vm1-net0.sock\n\
              \n\
              DISK  DEVICE      SIZE  CONNECTED  SOCKET\n\
-             vol0  h2/ssd0  8.0 GiB  yes        /run/wadi/sockets/vm1-vol0.sock"
+             vol0  h2/ssd0  8.0 GiB  yes        /run/wadi/sockets/vm1-vol0.sock\n\
+             \n\
+             vol0 leaves once the guest has let go of it: the guest keeps it"
         );
     }
 

@@ -48,7 +48,10 @@ impl Role {
         match self {
             Self::Admin => true,
             Self::Viewer => false,
-            Self::Host => matches!(parts.as_slice(), ["v1", "instances", _, "migration", ..]),
+            Self::Host => matches!(
+                parts.as_slice(),
+                ["v1", "instances", _, "migration", ..] | ["v1", "instances", _, "devices", _, "vmm"]
+            ),
             // That a host is off, that a disk's volumes are ours: if that is wrong, data is lost.
             Self::Operator => !matches!(
                 parts.as_slice(),
@@ -198,6 +201,8 @@ mod tests {
             (Role::Host, &delete, "/v1/instances/vm1/migration", true),
             (Role::Host, &post, "/v1/instances/vm1/migration/activate", true),
             (Role::Host, &delete, "/v1/instances/migration", false),
+            (Role::Host, &put, "/v1/instances/vm1/devices/vol0/vmm", true),
+            (Role::Host, &delete, "/v1/instances/vm1/devices/vol0", false),
             (Role::Host, &put, "/v1/hosts/h1/drain", false),
             (Role::Operator, &put, "/v1/hosts/h1/drain", true),
             (Role::Operator, &delete, "/v1/volumes/vol0", true),

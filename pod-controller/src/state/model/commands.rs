@@ -129,6 +129,7 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
             let mac = mac.map(|last| pod_protocol::ids::MacAddress::new([2, 0, 0, 0, 0, last]));
             let reserved_mbps = if ask.by_type { 0 } else { ask.reserved_mbps };
             let wish = NicWish {
+                device: None,
                 mac,
                 reserved_mbps,
                 rails: (ask.apart && ask.together).then_some(2),
@@ -153,6 +154,23 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
         }
         Step::DeleteInstance { name } => {
             vec![Command::DeleteInstance { name: format!("vm{name}"), force: true }]
+        }
+        Step::DeviceComes { name, volume } => vec![Command::AttachDevice {
+            instance: format!("vm{name}"),
+            nic: volume.is_none().then(Box::default),
+            volume: volume.map(|name| format!("vol{name}")),
+        }],
+        Step::DeviceGoes { lease, force, answer } => {
+            let lease = state.leases.values().nth(lease % state.leases.len().max(1));
+            let named = |lease: &crate::state::Lease| {
+                let instance = state.instances.get(&lease.instance)?.name.clone();
+                let device = lease.device.clone();
+                Some(match answer {
+                    Some(plugged) => Command::DeviceAnswered { instance, device, plugged, refused: None },
+                    None => Command::DetachDevice { instance, device, force },
+                })
+            };
+            lease.and_then(named).into_iter().collect()
         }
         Step::Fabric { elements, tenant, mb_per_second } => {
             let fabric = fabric(elements, tenant, mb_per_second * 1_000_000);

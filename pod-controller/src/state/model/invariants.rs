@@ -20,6 +20,7 @@ pub(crate) fn check(state: &State) {
     objects_are_consistent(state);
     a_mirror_can_always_be_relied_on(state);
     a_guest_has_its_ram_on_both_sides(state);
+    no_slot_is_taken_twice(state);
 }
 
 /// Frontend and backends agree on where a guest's RAM is, and nothing of a former life of a storage backend can land there.
@@ -54,6 +55,12 @@ fn a_guest_has_its_ram_on_both_sides(state: &State) {
             }
         }
     }
+}
+
+/// What comes into a VM, comes where nothing is.
+fn no_slot_is_taken_twice(state: &State) {
+    let slots: BTreeSet<_> = state.leases.values().map(|it| (it.instance, state.slot_of(it))).collect();
+    assert_eq!(slots.len(), state.leases.len(), "two devices of an instance have one slot");
 }
 
 /// One replica at least has everything, no two share a host, and who serves knows as much as who is served.

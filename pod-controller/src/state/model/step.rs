@@ -34,6 +34,8 @@ pub(super) enum Step {
     DeleteVolume { name: u8 },
     CreateInstance { name: u8, host: u16, nics: usize, volumes: Vec<u8>, mac: Option<u8>, ask: Ask },
     DeleteInstance { name: u8 },
+    DeviceComes { name: u8, volume: Option<u8> },
+    DeviceGoes { lease: usize, force: bool, answer: Option<bool> },
     Fabric { elements: u8, tenant: bool, mb_per_second: u64 },
     Mchannel { name: u8, weight: u32, element: u8, tenant: bool },
     ClearMchannel { name: u8 },
@@ -116,6 +118,9 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
             |(name, host, nics, volumes, mac, ask)| Step::CreateInstance { name, host, nics, volumes, mac, ask }
         ),
         2 => (0_u8..5).prop_map(|name| Step::DeleteInstance { name }),
+        3 => (0_u8..5, prop::option::of(0_u8..5)).prop_map(|(name, volume)| Step::DeviceComes { name, volume }),
+        3 => (0_usize..8, any::<bool>(), prop::option::weighted(0.3, any::<bool>()))
+            .prop_map(|(lease, force, answer)| Step::DeviceGoes { lease, force, answer }),
         2 => (0_u8..3, any::<bool>(), 1_u64..100)
             .prop_map(|(elements, tenant, mb_per_second)| Step::Fabric { elements, tenant, mb_per_second }),
         3 => (0_u8..5, 1_u32..5, 0_u8..2, any::<bool>())

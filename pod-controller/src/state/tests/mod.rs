@@ -14,6 +14,7 @@ mod drain;
 mod fabric;
 mod failover;
 mod guest_ram;
+mod hotplug;
 mod live_migration;
 mod moving;
 mod rails;

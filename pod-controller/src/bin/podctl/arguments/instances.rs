@@ -106,6 +106,36 @@ pub(crate) enum Instances {
         #[arg(long)]
         force: bool,
     },
+    /// Lease one NIC or one volume more to an instance; if its VM runs, it is plugged in
+    ///
+    /// The `vmm run` or `vmm follow` of the VM plugs it in. If that fails, or nobody does it in time, the lease is given back. With
+    /// --wait 0 it is leased and nothing else, for somebody else to plug in, such as `virsh attach-device`.
+    ///
+    /// Examples:
+    ///     podctl instances attach vm1 --volume vol1
+    ///     podctl instances attach vm1 --nic reserve=1G
+    #[command(verbatim_doc_comment)]
+    Attach(AttachDevice),
+    /// Take a NIC or a volume from an instance; if its VM runs, the guest is asked to let go of it first
+    ///
+    /// A guest that is asked may take its time, and lets go of a disk that it has mounted as well: unmount it first. If it does not
+    /// let go in time, that is said, and the device leaves whenever it does; to ask again asks the guest again. The data of a
+    /// volume stays.
+    ///
+    /// Example: podctl instances detach vm1 vol1
+    #[command(verbatim_doc_comment)]
+    Detach {
+        /// The instance's name
+        name: String,
+        /// The device's name within it: the volume's, or such as net1
+        device: String,
+        /// At once, whatever the guest does with it: its I/O fails or hangs
+        #[arg(long)]
+        force: bool,
+        /// How many seconds to wait until the guest has let go of it, 30 at most
+        #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = parse_seconds)]
+        wait: Duration,
+    },
     /// Label an instance anew, as a whole; without labels, it has none any more
     Label(Label),
     /// Delete an instance: its leases end, its volumes stay
@@ -167,7 +197,7 @@ pub(crate) struct CreateInstance {
     /// What kind of instance it is; what is not said otherwise follows from that
     #[arg(long = "type", value_name = "NAME")]
     pub(crate) instance_type: Option<String>,
-    /// A NIC; again for more. With any of mac=…, mtu=…, queue-pairs=…, reserve=…, apart=…, together=…, rails=…
+    /// A NIC; again for more. With any of device=…, mac=…, mtu=…, queue-pairs=…, reserve=…, apart=…, together=…, rails=…
     ///
     /// reserve=5G makes sure of 5 Gbit/s, also after the failure of a host; NICs with the same apart=NAME are served by
     /// different hosts, those with the same together=NAME by one host where that can be; rails=2 uses two NICs or more of a link
@@ -193,12 +223,28 @@ pub(crate) struct CreateInstance {
     pub(crate) labels: Vec<(String, String)>,
 }
 
+#[derive(Args)]
+pub(crate) struct AttachDevice {
+    /// The instance's name
+    pub(crate) name: String,
+    /// A NIC, with the options that `create` has for it
+    #[arg(long, value_name = "OPTIONS", num_args = 0..=1, default_missing_value = "", value_parser = parse_nic)]
+    pub(crate) nic: Option<NicRequest>,
+    /// A volume by name
+    #[arg(long, value_name = "NAME", conflicts_with = "nic", required_unless_present = "nic")]
+    pub(crate) volume: Option<String>,
+    /// How many seconds to wait until it is plugged in, 30 at most
+    #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = parse_seconds)]
+    pub(crate) wait: Duration,
+}
+
 fn parse_nic(text: &str) -> Result<NicRequest, String> {
     let mut nic = NicRequest::default();
     for option in text.split(',').filter(|option| !option.is_empty()) {
         let number =
             |value: &str| value.parse::<u16>().map_err(|_| format!("{option:?} needs a number up to 65535"));
         match option.split_once('=') {
+            Some(("device", value)) => nic.device = Some(value.to_owned()),
             Some(("mac", value)) => nic.mac = Some(value.to_owned()),
             Some(("mtu", value)) => nic.mtu = Some(number(value)?),
             Some(("queue-pairs", value)) => nic.queue_pairs = Some(number(value)?),
@@ -210,7 +256,7 @@ fn parse_nic(text: &str) -> Result<NicRequest, String> {
             Some(("together", value)) => nic.together = Some(value.to_owned()),
             _ => {
                 return Err(format!(
-                    "{option:?} is none of mac=…, mtu=…, queue-pairs=…, reserve=…, apart=…, together=…, rails=…"
+                    "{option:?} is none of device=…, mac=…, mtu=…, queue-pairs=…, reserve=…, apart=…, together=…, rails=…"
                 ));
             }
         }

@@ -1,0 +1,295 @@
+//! Following an instance for the machine that runs it: when the controller leases a device to it, or wants one back, the machine
+//! gets it or loses it.
+//!
+//! Only what there is is looked at: what the instance has leased, and what QEMU has. So it does not matter who died in between,
+//! and looking twice changes nothing more.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pod_controller::api::{DeviceAnswer, Disk, Event, EventKind, Instance, Nic};
+use pod_controller::client::Client;
+
+use crate::device::Parts;
+use crate::instance::{disk, network};
+use crate::plug::{Inventory, Plugger};
+use crate::{MonitorAddress, Registry, RunningVm, VmmError};
+
+/// How long a guest may take to let go of a device before that is told, and it is asked again.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often is looked again for what is under way, while it is news, and after that.
+const POLL: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_secs(1);
+/// For how long it is news.
+const NEWS: Duration = Duration::from_secs(5);
+/// How often is looked where nothing is known to be under way.
+const REGULARLY: Duration = Duration::from_secs(30);
+/// How long to wait for a controller, or a QEMU, that does not answer.
+const AWAY: Duration = Duration::from_secs(1);
+
+/// Follows an instance. One at a time does so for a machine.
+#[derive(Debug)]
+pub struct Follower {
+    client: Client,
+    machine: RunningVm,
+    monitor: PathBuf,
+    /// The host that the machine runs on, by the controller's name.
+    host: String,
+    _only: File,
+}
+
+/// What a look has shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    /// The machine has what it is to have.
+    InLine,
+    /// Something is under way.
+    UnderWay,
+    /// The guest runs on another host.
+    Elsewhere,
+}
+
+/// A device that is leased to the instance.
+struct Leased<'a> {
+    name: &'a str,
+    slot: u8,
+    leaving: bool,
+    plugged: bool,
+    refused: Option<&'a str>,
+    kind: Kind<'a>,
+}
+
+enum Kind<'a> {
+    Nic(&'a Nic),
+    Disk(&'a Disk),
+}
+
+fn leased(instance: &Instance) -> Vec<Leased<'_>> {
+    let nics = instance.nics.iter().map(|it| Leased {
+        name: &it.device,
+        slot: it.slot,
+        leaving: it.leaving,
+        plugged: it.plugged,
+        refused: it.refused.as_deref(),
+        kind: Kind::Nic(it),
+    });
+    let disks = instance.disks.iter().map(|it| Leased {
+        name: &it.device,
+        slot: it.slot,
+        leaving: it.leaving,
+        plugged: it.plugged,
+        refused: it.refused.as_deref(),
+        kind: Kind::Disk(it),
+    });
+    nics.chain(disks).collect()
+}
+
+/// Devices that the guest was asked for, and when.
+type Asked = BTreeMap<String, Instant>;
+
+impl Follower {
+    /// Is to follow the instance of a machine, which runs on `host`.
+    pub fn new(
+        client: Client,
+        registry: &Registry,
+        machine: RunningVm,
+        host: String,
+    ) -> Result<Self, VmmError> {
+        let monitor = match &machine.monitor {
+            MonitorAddress::Socket { path } => path.clone(),
+            MonitorAddress::Domain { domain, .. } => {
+                let reason = format!(
+                    "libvirt has the only session with the monitor of {domain}: lease with `podctl instances attach --wait 0`, then \
+                     use `virsh attach-device`; `virsh detach-device`, then `podctl instances detach`"
+                );
+                return Err(VmmError::Spec { reason });
+            }
+        };
+        let only = registry.lock_machine(&machine)?;
+        Ok(Self { client, machine, monitor, host, _only: only })
+    }
+
+    /// Follows it until the machine ends, or its guest runs on another host. `say` is told what happens, once each.
+    pub fn follow(&self, mut say: impl FnMut(&str)) {
+        let mut said = String::new();
+        while self.machine.process.runs() {
+            match self.follow_controller(&mut said, &mut say) {
+                Ok(Seen::Elsewhere) => return,
+                Ok(_) => {}
+                Err(error) => {
+                    let error = error.to_string();
+                    if said != error {
+                        say(&format!("devices of {} are not brought in line: {error}", self.machine.name));
+                        said = error;
+                    }
+                }
+            }
+            thread::sleep(AWAY);
+        }
+    }
+
+    /// Until the machine ends, the guest is elsewhere, or the controller or QEMU does not answer.
+    fn follow_controller(&self, said: &mut String, say: &mut impl FnMut(&str)) -> Result<Seen, VmmError> {
+        let mut events = self.client.follow_new_events()?;
+        let mut asked = Asked::new();
+        let mut news = Instant::now();
+        let mut looked = Instant::now();
+        // What happened before, and nobody followed.
+        let mut seen = self.look(&mut asked, say)?;
+        said.clear();
+        while self.machine.process.runs() && seen != Seen::Elsewhere {
+            let prompt = seen == Seen::UnderWay && news.elapsed() < NEWS;
+            let event = events.next_within(if prompt { POLL } else { LOOK })?;
+            let concerned = event.is_some_and(|event| self.concerns(&event));
+            if concerned {
+                news = Instant::now();
+            }
+            // A guest can also give a device up by itself.
+            if concerned || seen == Seen::UnderWay || looked.elapsed() > REGULARLY {
+                looked = Instant::now();
+                seen = self.look(&mut asked, say)?;
+            }
+        }
+        Ok(seen)
+    }
+
+    fn concerns(&self, event: &Event) -> bool {
+        // That comes of what was told from here.
+        event.subject == self.machine.name && event.kind != EventKind::DeviceRefused
+    }
+
+    fn connect(&self, listens: bool) -> Result<Plugger, VmmError> {
+        Plugger::connect(&self.monitor, listens, || !self.machine.process.runs())
+    }
+
+    /// Brings the machine in line with the instance as it is now, and tells the controller what became of it.
+    fn look(&self, asked: &mut Asked, say: &mut impl FnMut(&str)) -> Result<Seen, VmmError> {
+        let instance = self.client.instance(&self.machine.name)?;
+        if instance.migration.is_some() {
+            return Ok(Seen::InLine);
+        }
+        if instance.host != self.host {
+            return Ok(Seen::Elsewhere);
+        }
+        let leased = leased(&instance);
+        let mut plugger = self.connect(instance.vmm_listens)?;
+        let before = plugger.inventory()?;
+        if !before.has_ports() {
+            let reason = "it has no PCIe ports for devices of the pod: `vmm run` starts machines with them, and `vmm qemu-args` prints how";
+            return Err(VmmError::Spec { reason: reason.to_owned() });
+        }
+        let mut under_way = false;
+        let mut failed = None;
+        for device in before.pod_devices() {
+            let lease = leased.iter().find(|it| it.name == device);
+            if lease.is_some_and(|it| !it.leaving && before.has(device)) {
+                continue;
+            }
+            if before.has(device) {
+                under_way = true;
+                self.ask_for(&mut plugger, device, lease, asked)?;
+            } else if let Err(error) = plugger.remove_rest(device) {
+                // The others do not wait for it.
+                failed = Some(error);
+            } else {
+                asked.remove(device);
+                say(&format!("{device} is unplugged"));
+            }
+        }
+        for lease in &leased {
+            // It was asked for while it was not leased, and comes again once it is gone.
+            if !lease.leaving && before.has(lease.name) && asked.contains_key(lease.name) {
+                under_way = true;
+                continue;
+            }
+            under_way |= self.bring(&instance, lease, &before, &mut plugger, say)?;
+        }
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(if under_way { Seen::UnderWay } else { Seen::InLine }),
+        }
+    }
+
+    /// Has the guest asked for a device, again after a while, and tells the controller if it keeps it.
+    fn ask_for(
+        &self,
+        plugger: &mut Plugger,
+        device: &str,
+        lease: Option<&Leased<'_>>,
+        asked: &mut Asked,
+    ) -> Result<(), VmmError> {
+        match asked.get(device) {
+            Some(since) if since.elapsed() < PATIENCE => return Ok(()),
+            Some(_) if lease.is_some_and(|it| it.refused.is_none()) => {
+                let reason =
+                    format!("the guest was asked {} s ago and has not let go of it", PATIENCE.as_secs());
+                self.answer(device, true, Some(reason))?;
+            }
+            _ => {}
+        }
+        plugger.ask_for(device)?;
+        asked.insert(device.to_owned(), Instant::now());
+        Ok(())
+    }
+
+    /// Brings a leased device into the machine, if it is not there and is to be, and tells the controller. Says whether that has to
+    /// wait.
+    fn bring(
+        &self,
+        instance: &Instance,
+        lease: &Leased<'_>,
+        before: &Inventory,
+        plugger: &mut Plugger,
+        say: &mut impl FnMut(&str),
+    ) -> Result<bool, VmmError> {
+        let name = lease.name;
+        if lease.leaving {
+            if !before.has(name) {
+                self.answer(name, false, None)?;
+            }
+            return Ok(false);
+        }
+        if before.has(name) {
+            if !lease.plugged || lease.refused.is_some() {
+                self.answer(name, true, None)?;
+            }
+            return Ok(false);
+        }
+        // QEMU would wait for a frontend that does not serve the socket yet, and its guest with it.
+        if instance.waiting_for.iter().any(|it| it.strip_prefix(name).is_some_and(|it| it.starts_with(": ")))
+        {
+            return Ok(true);
+        }
+        let outcome = plugger.plug(lease.slot, |host| match lease.kind {
+            Kind::Nic(nic) => Parts::network(&network(nic, Path::new(&nic.socket).to_owned()), host, None),
+            Kind::Disk(it) => Parts::disk(&disk(it, Path::new(&it.socket).to_owned()), host, None),
+        });
+        match outcome {
+            Ok(()) => {
+                say(&format!("{name} is plugged in"));
+                self.answer(name, true, None)?;
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                if lease.refused != Some(&reason) {
+                    say(&format!("{name} is not plugged in: {reason}"));
+                    self.answer(name, false, Some(reason))?;
+                }
+                // What came half-way. If QEMU does not answer any more, a look in another session sees to it.
+                plugger.remove_rest(name)?;
+            }
+        }
+        Ok(false)
+    }
+
+    fn answer(&self, device: &str, plugged: bool, refused: Option<String>) -> Result<(), VmmError> {
+        match self.client.answer_device(&self.machine.name, device, &DeviceAnswer { plugged, refused }) {
+            // The lease has ended meanwhile: nobody waits for the answer.
+            Err(error) if error.status() != Some(404) => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! `vmm follow`, which `vmm run` does for its own machine.
+
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use pod_controller::client::{Client, Credentials, Server};
+use vmm::{Follower, Registry, RunningVm};
+
+#[derive(Args)]
+pub(crate) struct Follow {
+    /// The machine, as `vmm list` names it; its instance has the same name.
+    name: String,
+    /// Where the controller listens.
+    #[arg(long, env = "WADI_CONTROLLER", default_value = "unix:/run/wadi/controller.sock")]
+    server: Server,
+    #[command(flatten)]
+    credentials: Credentials,
+    /// Where machines are noted.
+    #[arg(long, default_value = "/run/wadi/vm")]
+    directory: PathBuf,
+}
+
+pub(crate) fn follow(asked: &Follow) -> Result<()> {
+    let registry = Registry::new(&asked.directory);
+    let machine = registry.find(&asked.name)?;
+    let client = asked.credentials.client(&asked.server)?;
+    let instance = client.instance(&machine.name)?;
+    if let Some(migration) = &instance.migration {
+        bail!(
+            "{} is moving from {} to {}: follow it once it is there",
+            machine.name,
+            instance.host,
+            migration.to
+        );
+    }
+    Follower::new(client, &registry, machine, instance.host)?.follow(|what| eprintln!("{what}"));
+    Ok(())
+}
+
+/// Follows the instance of a machine that was just started, for as long as this process runs.
+pub(crate) fn begin(client: Client, directory: &Path, machine: RunningVm, host: String) -> Result<()> {
+    let follower = Follower::new(client, &Registry::new(directory), machine, host)?;
+    thread::Builder::new()
+        .name("follow".to_owned())
+        .spawn(move || follower.follow(|what| eprintln!("{what}")))?;
+    Ok(())
+}
