@@ -468,16 +468,18 @@ fn events_are_gone_when_they_are_and_conditions_say_what_is_missing() {
     }
 }
 
+/// The entity tag of an answer, which is the version in its body.
+fn tag(answer: &str) -> String {
+    let tag = answer.lines().find_map(|line| line.strip_prefix("etag: ")).expect("a tag").to_owned();
+    assert_eq!(format!("{}", body(answer)["resourceVersion"]), tag, "{answer}");
+    tag
+}
+
 #[test]
 fn changes_of_what_somebody_else_has_changed_are_refused() {
     let pod = Pod::demo();
     let send = |method: &str, path: &str, headers: &str, body: &str| {
         pod.raw(&request(method, path, &format!("{JSON}{headers}"), body))
-    };
-    let tag = |answer: &str| {
-        let tag = answer.lines().find_map(|line| line.strip_prefix("etag: ")).expect("a tag").to_owned();
-        assert_eq!(format!("{}", body(answer)["resourceVersion"]), tag, "{answer}");
-        tag
     };
     let created = send("POST", "/v1/volumes", "", "{\"name\": \"vol0\", \"size\": \"4M\"}");
     let first = tag(&created);
@@ -548,4 +550,45 @@ fn changes_of_what_somebody_else_has_changed_are_refused() {
     let seen = tag(&send("GET", small, "", ""));
     assert_eq!(status(&send("PUT", small, &format!("if-match: {seen}\r\n"), "{\"nics\": 2}")), 204);
     assert_eq!(status(&send("PUT", small, &format!("if-match: {seen}\r\n"), "{\"nics\": 3}")), 412);
+}
+
+/// The fabric as a whole, and an instance's share of it.
+#[test]
+fn changes_of_a_fabric_that_somebody_else_has_changed_are_refused() {
+    let pod = Pod::demo();
+    let send = |method: &str, path: &str, headers: &str, body: &str| {
+        pod.raw(&request(method, path, &format!("{JSON}{headers}"), body))
+    };
+    let elements = |bytes: u64| format!("{{\"elements\": {{\"port\": {bytes}}}}}");
+    let seen = tag(&send("GET", "/v1/fabric", "", ""));
+    let at = format!("if-match: {seen}\r\n");
+    assert_eq!(status(&send("PUT", "/v1/fabric", &at, &elements(1 << 30))), 204);
+    assert_eq!(problem(&send("PUT", "/v1/fabric", &at, &elements(1 << 31))).status, 412);
+    let mut whole = body(&send("GET", "/v1/fabric", "", ""));
+    whole["elements"]["port"] = (1_u64 << 31).into();
+    assert_eq!(
+        status(&send("PUT", "/v1/fabric", "", &whole.to_string())),
+        204,
+        "as it was seen, but for that"
+    );
+    assert_eq!(
+        problem(&send("PUT", "/v1/fabric", "", &whole.to_string())).status,
+        409,
+        "it has changed since"
+    );
+    pod.client().create_instance(&vm("vm1", &[]), Duration::ZERO).expect("created");
+    let (share, path) = ("{\"weight\": 2, \"path\": [\"port\"]}", "/v1/mchannels/vm1");
+    assert_eq!(problem(&send("PUT", path, "if-match: *\r\n", share)).status, 404, "not there yet");
+    assert_eq!(status(&send("PUT", path, "", share)), 204);
+    let seen = tag(&send("GET", path, "", ""));
+    let listed = body(&send("GET", "/v1/mchannels", "", ""));
+    assert_eq!(format!("{}", listed["mchannels"][0]["resourceVersion"]), seen);
+    let at = format!("if-match: {seen}\r\n");
+    assert_eq!(status(&send("PUT", path, &at, &share.replace('2', "3"))), 204);
+    for (method, text) in [("PUT", share), ("DELETE", "")] {
+        let refused = problem(&send(method, path, &at, text));
+        assert_eq!((refused.status, refused.kind.as_str()), (412, "changed"), "{method}");
+    }
+    let seen = tag(&send("GET", path, "", ""));
+    assert_eq!(status(&send("DELETE", path, &format!("if-match: {seen}\r\n"), "")), 204);
 }

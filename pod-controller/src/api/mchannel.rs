@@ -15,11 +15,20 @@ pub struct Fabric {
     pub elements: BTreeMap<String, u64>,
     /// Owners of instances by name, and the weight of each, 1 to 1000. There is always one named `default`.
     pub tenants: BTreeMap<String, u32>,
+    /// Changes with every change of it; see the header `If-Match`.
+    #[serde(rename = "resourceVersion", skip_serializing_if = "String::is_empty")]
+    pub resource_version: String,
 }
 
 impl Default for Fabric {
     fn default() -> Self {
-        Self { window_us: 1000, sample_us: 10_000, elements: BTreeMap::new(), tenants: BTreeMap::new() }
+        Self {
+            window_us: 1000,
+            sample_us: 10_000,
+            elements: BTreeMap::new(),
+            tenants: BTreeMap::new(),
+            resource_version: String::new(),
+        }
     }
 }
 
@@ -50,6 +59,9 @@ fn default_tenant() -> String {
 pub struct Mchannel {
     /// The instance.
     pub instance: String,
+    /// Changes with every change of it but what is measured; see the header `If-Match`.
+    #[serde(default, rename = "resourceVersion")]
+    pub resource_version: String,
     /// The host that it runs on.
     pub host: String,
     /// Its part among the instances of its tenant.
@@ -80,6 +92,9 @@ pub struct Mchannel {
 pub struct MchannelList {
     /// Sorted by the names of instances.
     pub mchannels: Vec<Mchannel>,
+    /// Grows with every change of anything in the pod but what is measured.
+    #[serde(default, rename = "resourceVersion")]
+    pub resource_version: String,
     /// With this as `continue`, the next page; absent on the last one.
     #[serde(default, rename = "continue", skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,

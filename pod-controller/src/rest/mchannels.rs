@@ -10,7 +10,7 @@ use super::Failure;
 use super::body::{Asked, Names};
 use super::change::Change;
 use super::list::Page;
-use super::version::Versioned;
+use super::version::{Shown, Versioned};
 use crate::api::{Fabric, Mchannel, MchannelList, MchannelSpec, Problem};
 use crate::controller::Handle;
 use crate::state::{self, Command, FabricWish};
@@ -28,8 +28,8 @@ pub(super) struct ListQuery {
 
 /// What the fabric consists of, and who shares it.
 #[utoipa::path(get, path = "/v1/fabric", operation_id = "get_fabric", tag = "fabric", responses((status = 200, body = Fabric)))]
-pub(super) async fn fabric(State(handle): State<Handle>) -> Json<Fabric> {
-    Json(handle.view().fabric())
+pub(super) async fn fabric(State(handle): State<Handle>) -> Shown<Fabric> {
+    Shown(handle.view().fabric())
 }
 
 /// Says anew what the fabric consists of and who shares it, as a whole. It holds at once.
@@ -45,7 +45,7 @@ pub(super) async fn set_fabric(
     change: Change,
     Versioned(fabric, version): Versioned<Fabric>,
 ) -> Result<StatusCode, Failure> {
-    let Fabric { window_us, sample_us, elements, tenants } = fabric;
+    let Fabric { window_us, sample_us, elements, tenants, .. } = fabric;
     let fabric = FabricWish { window_us, sample_us, elements, tenants };
     change.submit_at(version, Command::SetFabric { fabric }).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -61,9 +61,9 @@ pub(super) async fn list(
     Asked(query): Asked<ListQuery>,
 ) -> Result<Json<MchannelList>, Failure> {
     let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
-    let (mchannels, next) =
-        page.of(handle.view().mchannels(&handle.telemetry()), |it| it.instance.clone())?;
-    Ok(Json(MchannelList { mchannels, next }))
+    let view = handle.view();
+    let (mchannels, next) = page.of(view.mchannels(&handle.telemetry()), |it| it.instance.clone())?;
+    Ok(Json(MchannelList { mchannels, resource_version: view.version(), next }))
 }
 
 /// The share of one instance.
@@ -75,9 +75,9 @@ pub(super) async fn list(
 pub(super) async fn get(
     State(handle): State<Handle>,
     Names(instance): Names<String>,
-) -> Result<Json<Mchannel>, Failure> {
+) -> Result<Shown<Mchannel>, Failure> {
     let found = handle.view().mchannel(&instance, &handle.telemetry());
-    found.map(Json).ok_or_else(|| Failure::not_found("mchannel of an instance", &instance))
+    found.map(Shown).ok_or_else(|| Failure::not_found("mchannel of an instance", &instance))
 }
 
 /// Gives an instance a share of the fabric, or another one. It holds at once for all its devices together.

@@ -13,7 +13,7 @@ use utoipa::openapi::OpenApi;
 
 use super::Failure;
 use super::body::Body;
-use crate::api::{Device, Host, Instance, InstanceType, Volume};
+use crate::api::{Device, Fabric, Host, Instance, InstanceType, Mchannel, Volume};
 
 /// The member of a body that says to which version a change belongs.
 const MEMBER: &str = "resourceVersion";
@@ -35,7 +35,7 @@ macro_rules! resources {
     };
 }
 
-resources!(Device, Host, Instance, InstanceType, Volume);
+resources!(Device, Fabric, Host, Instance, InstanceType, Mchannel, Volume);
 
 /// A resource, with its version as its entity tag.
 pub(super) struct Shown<T>(pub(super) T);
@@ -166,7 +166,7 @@ pub(super) fn describe(description: &mut OpenApi) {
         join_parts(schemas);
     }
     let schemas = described["components"]["schemas"].clone();
-    let tagged: Vec<String> = ["Device", "Host", "Instance", "InstanceType", "Volume"]
+    let tagged: Vec<String> = ["Device", "Fabric", "Host", "Instance", "InstanceType", "Mchannel", "Volume"]
         .map(|name| format!("#/components/schemas/{name}"))
         .into();
     let Some(paths) = described["paths"].as_object_mut() else { return };

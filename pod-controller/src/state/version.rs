@@ -5,11 +5,12 @@
 //! what it was again.
 
 use cxl_pool::HostId;
+use pod_protocol::ids::InstanceId;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{
-    Command, DeviceId, Instance, InstanceType, Labelled, Lease, Refusal, RefusalKind, State, Volume,
+    Command, DeviceId, Fabric, Instance, InstanceType, Labelled, Lease, Refusal, RefusalKind, State, Volume,
 };
 
 /// Something that has a version.
@@ -26,6 +27,10 @@ pub enum Resource {
     Instance(String),
     /// A kind of instance, by its name.
     InstanceType(String),
+    /// An instance's share of the fabric, by the instance's name.
+    Mchannel(String),
+    /// What the fabric consists of, and who shares it.
+    Fabric,
 }
 
 /// What a resource must be for a change of it to be carried out.
@@ -66,6 +71,10 @@ impl Command {
             Self::SetInstanceType { name, .. } | Self::DeleteInstanceType { name } => {
                 Resource::InstanceType(name.clone())
             }
+            Self::SetMchannel { instance, .. } | Self::ClearMchannel { instance } => {
+                Resource::Mchannel(instance.clone())
+            }
+            Self::SetFabric { .. } => Resource::Fabric,
             Self::ResetHost { name } | Self::DeleteHost { name } => Resource::Host(state.host_named(name)?),
             _ => return None,
         })
@@ -90,6 +99,8 @@ impl State {
             Resource::Volume(name) => self.volume_version(self.volume_named(name)?),
             Resource::Instance(name) => self.instance_version(self.instance_named(name)?),
             Resource::InstanceType(name) => Self::type_version(name, self.types.get(name)?),
+            Resource::Mchannel(instance) => self.mchannel_version(self.instance_named(instance)?.id)?,
+            Resource::Fabric => self.fabric_version(),
         })
     }
 
@@ -123,6 +134,17 @@ impl State {
         digest(&("instance type", name, instance_type))
     }
 
+    /// The version of an instance's share of the fabric. Not that of what it moves.
+    pub fn mchannel_version(&self, instance: InstanceId) -> Option<String> {
+        Some(digest(&("mchannel", instance, self.fabric.mchannels.get(&instance)?)))
+    }
+
+    /// The version of what the fabric consists of, and of who shares it. Not that of the shares.
+    pub fn fabric_version(&self) -> String {
+        let Fabric { window_us, sample_us, elements, tenants, .. } = &self.fabric;
+        digest(&("fabric", window_us, sample_us, elements, tenants))
+    }
+
     /// Whether a resource is what somebody takes it to be.
     pub(super) fn check_version(&self, expected: &Expected) -> Result<(), Refusal> {
         let (what, name) = match &expected.resource {
@@ -131,6 +153,8 @@ impl State {
             Resource::Volume(name) => ("volume", name.clone()),
             Resource::Instance(name) => ("instance", name.clone()),
             Resource::InstanceType(name) => ("instance type", name.clone()),
+            Resource::Mchannel(instance) => ("mchannel of", instance.clone()),
+            Resource::Fabric => ("fabric of", "the pod".to_owned()),
         };
         let version = self.version(&expected.resource).ok_or_else(|| Refusal::not_found(what, &name))?;
         if expected.versions.is_empty() || expected.versions.contains(&version) {

@@ -17,6 +17,7 @@ impl View {
             sample_us: fabric.sample_us,
             elements: fabric.elements.iter().map(|(name, it)| (name.clone(), it.bytes_per_second)).collect(),
             tenants: fabric.tenants.iter().map(|(name, it)| (name.clone(), it.weight)).collect(),
+            resource_version: self.state.fabric_version(),
         }
     }
 
@@ -48,6 +49,7 @@ impl View {
         let instance = self.state.instances.get(&id)?;
         let mut shown = api::Mchannel {
             instance: instance.name.clone(),
+            resource_version: self.state.mchannel_version(id)?,
             host: self.state.host_name(instance.host),
             weight: mchannel.weight,
             tenant: mchannel.tenant.clone(),

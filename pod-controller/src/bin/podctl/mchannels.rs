@@ -48,7 +48,9 @@ pub(crate) fn run(
             after.window_us = window_us.unwrap_or(after.window_us);
             after.sample_us = sample_us.unwrap_or(after.sample_us);
             if after != before {
+                // Only what was looked at is changed: it says which version that is.
                 client.set_fabric(&after)?;
+                after = client.fabric()?;
             }
             show(out, format, &after, fabric)
         }
@@ -111,6 +113,7 @@ mod tests {
     #[test]
     fn who_is_held_back_shows() {
         let it = Mchannel {
+            resource_version: String::new(),
             instance: "vm1".to_owned(),
             host: "h1".to_owned(),
             weight: 3,
