@@ -1,5 +1,6 @@
 //! `replication`: how long a pod is without a controller that decides, when the one that leads dies.
 
+mod host;
 mod pod;
 
 use std::path::Path;
@@ -8,22 +9,28 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
-use pod_controller::api::{CreateInstance, DeviceHealth, InstanceTypeSpec, NicRequest};
+use pod_controller::api::{
+    CreateInstance, DeviceHealth, EndpointHealth, EventKind, InstanceTypeSpec, NicRequest,
+};
 use pod_protocol::objects::Object;
 use pod_protocol::reports::Report;
 
+use self::host::Host;
 use self::pod::{Pod, REPLICAS, until};
 use crate::plot::{self, Panel, Series};
 use crate::report::{self, Figure, Goal, median};
 
 /// What a failure of a device that a live backend reports may cost in all, with the leader's death at the same time.
 const GOAL_MS: f64 = 300.0;
+/// How long it may take until a host counts as failed.
+const DETECTION_GOAL_MS: f64 = 350.0;
 
 /// The time without a leader: three controllers as processes over a pool, of which the leader is killed (`kill -9`).
 ///
 /// `change`: nothing else happens, and a change is asked of another controller at once; until it is answered. `failover`: a NIC
 /// loses its link in the same moment; until the frontend is told of the other NIC. `led`: the same failure while the
-/// leader lives. Daemons have no engines.
+/// leader lives. `host`: all four daemons of a host are killed; until all of them count as silent, with the default `detect-ms`. The
+/// other hosts' daemons have no engines.
 #[derive(Args)]
 pub(crate) struct Options {
     /// Rounds of each kind.
@@ -49,16 +56,18 @@ enum Kind {
     Change,
     Failover,
     Led,
+    Host,
 }
 
 impl Kind {
-    const ALL: [Self; 3] = [Self::Led, Self::Change, Self::Failover];
+    const ALL: [Self; 4] = [Self::Led, Self::Change, Self::Failover, Self::Host];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Change => "leader killed: next change answered",
             Self::Failover => "leader killed, NIC fails: frontend told",
             Self::Led => "NIC fails: frontend told",
+            Self::Host => "host killed: its failure known",
         }
     }
 }
@@ -78,7 +87,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         labels: std::collections::BTreeMap::new(),
     };
     pod.client(0)?.create_instance(&request, Duration::from_secs(10))?;
-    let mut took: [Vec<f64>; 3] = Default::default();
+    let mut took: [Vec<f64>; 4] = Default::default();
     for round in 0..options.rounds {
         for (kind, took) in Kind::ALL.into_iter().zip(&mut took) {
             let ms = one(&mut pod, kind, round)?.as_secs_f64() * 1e3;
@@ -116,6 +125,7 @@ fn one(pod: &mut Pod, kind: Kind, round: u32) -> Result<Duration> {
             })?;
             told.0.saturating_duration_since(began)
         }
+        Kind::Host => return kill_a_host(pod, leader),
     };
     if kind != Kind::Led {
         pod.start_controller(leader, false)?;
@@ -129,7 +139,26 @@ fn one(pod: &mut Pod, kind: Kind, round: u32) -> Result<Duration> {
     Ok(took)
 }
 
-fn show(options: &Options, took: &[Vec<f64>; 3], output: &Path) -> Result<()> {
+/// A round in which a host dies, and the controllers live.
+fn kill_a_host(pod: &Pod, leader: u16) -> Result<Duration> {
+    let (host, client) = (pod.start_host()?, pod.client(leader)?);
+    until("the host's daemons", || {
+        let endpoints = client.host(host::NAME).ok()?.endpoints;
+        let joined = endpoints.iter().filter(|it| it.health == EndpointHealth::Joined).count();
+        (joined == Host::daemons()).then_some(())
+    })?;
+    let before = client.events(0)?.events.last().map_or(0, |event| event.sequence);
+    let killed = host.kill()?;
+    until("its failure", || {
+        let events = client.events(before).ok()?.events;
+        let of_it = |subject: &str| subject.split('/').next() == Some(host::NAME);
+        let silent = events.iter().filter(|it| it.kind == EventKind::EndpointSilent && of_it(&it.subject));
+        (silent.count() == Host::daemons()).then_some(())
+    })?;
+    Ok(killed.elapsed())
+}
+
+fn show(options: &Options, took: &[Vec<f64>; 4], output: &Path) -> Result<()> {
     let worst = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(["event", "rounds", "median [ms]", "worst [ms]"]);
@@ -144,9 +173,14 @@ fn show(options: &Options, took: &[Vec<f64>; 3], output: &Path) -> Result<()> {
         ]);
         let mut figure = Figure::new(format!("{}, median", kind.name()), middle, "ms");
         let mut longest = Figure::new(format!("{}, worst", kind.name()), worst(values), "ms");
-        if kind == Kind::Failover {
-            figure = figure.with_goal(Goal::AtMost(GOAL_MS));
-            longest = longest.with_goal(Goal::AtMost(GOAL_MS));
+        let goal = match kind {
+            Kind::Failover => Some(GOAL_MS),
+            Kind::Host => Some(DETECTION_GOAL_MS),
+            Kind::Led | Kind::Change => None,
+        };
+        if let Some(goal) = goal {
+            figure = figure.with_goal(Goal::AtMost(goal));
+            longest = longest.with_goal(Goal::AtMost(goal));
         }
         figures.extend([figure, longest]);
     }

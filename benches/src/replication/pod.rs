@@ -19,6 +19,8 @@ use pod_protocol::objects::{Object, ObjectId};
 use pod_protocol::reports::{DeviceReport, Join};
 use pod_protocol::telemetry::{DeviceTelemetry, Telemetry};
 
+use super::host::Host;
+
 /// How many controllers there are.
 pub(super) const REPLICAS: u16 = 3;
 /// Longer than anything takes; only what is broken waits for it.
@@ -64,7 +66,7 @@ impl Pod {
         let options = CreateOptions {
             size_bytes: Some(256 << 20),
             mode: CoherenceMode::Hardware,
-            host_slots: 4,
+            host_slots: 5,
             ..CreateOptions::default()
         };
         Pool::create(&memory.path().join("pool"), &options)?;
@@ -147,6 +149,11 @@ impl Pod {
             leaders.dedup();
             (leaders.len() == 1 && self.controllers.contains_key(&leaders[0])).then(|| leaders[0])
         })
+    }
+
+    /// A host that is killed later.
+    pub(super) fn start_host(&self) -> Result<Host> {
+        Host::start(self.memory.path(), self.disk.path())
     }
 
     /// The frontend's daemon.
