@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use cxl_pool::{LineCount, Pool};
 use pod_protocol::config::{ConfigError, PoolSection, RunSection, parse_toml};
+use pod_protocol::daemon::check_log_level;
 use pod_protocol::run_directory::RunDirectory;
 use serde::Deserialize;
 use uuid::Uuid;
@@ -23,7 +24,7 @@ use crate::state::{Options, PlacementPolicy, REGIONS_MAX, Relief};
 use crate::store::etcd::EtcdAddress;
 
 pub use etcd::EtcdSection;
-pub use replication::ReplicationSection;
+pub use replication::{ParseReplicaAddressError, ReplicaAddress, ReplicationSection, TcpSection};
 pub use tls::TlsSection;
 
 /// A UNIX socket's path has this many bytes at most, its final zero not counted.
@@ -61,6 +62,9 @@ pub struct ControllerSection {
     /// An etcd that keeps the state instead.
     #[serde(default)]
     pub store: Option<EtcdAddress>,
+    /// What is logged, such as `debug` or `info,pod_controller=debug`; `RUST_LOG`, or `info`, unless given.
+    #[serde(default)]
+    pub log: Option<String>,
     /// A new pool to go on with where the one of the state is gone.
     #[serde(default)]
     pub adopt_pool: Option<Uuid>,
@@ -289,6 +293,9 @@ impl Config {
         self.etcd()?;
         let controller = &self.controller;
         tls::check(controller)?;
+        if let Some(log) = &controller.log {
+            check_log_level(log).map_err(|error| format!("controller.log: {error}"))?;
+        }
         if !(50..=60_000).contains(&controller.detect_ms) {
             return Err(format!("controller.detect-ms = {}: use 50 to 60000", controller.detect_ms));
         }
@@ -465,6 +472,7 @@ mod tests {
         let with = |line: &str| parse(&SMALLEST.replace("state = '/s'", &format!("state = '/s'\n{line}")));
         for (line, word) in [
             ("detect-ms = 1", "detect-ms"),
+            ("log = 'loud'", "controller.log"),
             ("tx-area = '1K'", "tx-area"),
             ("rx-area = 'big'", "big"),
             ("disk-queues = 0", "disk-queues"),

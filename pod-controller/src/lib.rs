@@ -11,6 +11,7 @@
 //! | [`reconcile`] | makes endpoints have what the state wants |
 //! | [`controller`] | the thread around these: endpoints' reports in, commits, effects out |
 //! | [`rest`], [`view`], [`metrics`] | what is shown of it |
+//! | [`reload`] | what is read anew while it runs |
 
 #![forbid(unsafe_code)]
 
@@ -23,10 +24,12 @@ pub mod journal;
 pub mod link_policy;
 pub mod metrics;
 pub mod reconcile;
+pub mod reload;
 pub mod replication;
 pub mod rest;
 #[cfg(test)]
 mod simulation;
 pub mod state;
 pub mod store;
+mod tls;
 pub mod view;

@@ -10,11 +10,13 @@ use clap::Parser;
 use cxl_pool::Pool;
 use pod_controller::config::Config;
 use pod_controller::controller::{Controller, ControllerError, EtcdController, Handle};
+use pod_controller::reload::Reload;
 use pod_controller::replication::Replica;
 use pod_controller::rest::{self, Access, Listeners};
 use pod_controller::store::Store;
 use pod_controller::store::etcd::EtcdAddress;
 use pod_protocol::daemon::{self, Exit, StopSignal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use uuid::Uuid;
 
 /// How long requests under way may take when the controller is told to stop.
@@ -22,7 +24,8 @@ const STOP_GRACE: Duration = Duration::from_millis(200);
 
 /// Decides who uses which NIC, SSD and part of the pool, and serves the API that podctl asks.
 ///
-/// Instances go on working while it is away: stop and restart it at any time. Example:
+/// Instances go on working while it is away: stop and restart it at any time. On SIGHUP it reads its certificates, its tokens,
+/// and `log` and `tls.client` of its configuration anew. Example:
 ///
 ///     pod-controller --config /etc/wadi/controller.toml
 #[derive(Parser)]
@@ -56,6 +59,13 @@ enum Core {
 }
 
 impl Core {
+    const fn replica(&self) -> Option<&Replica> {
+        match self {
+            Self::Replica(replica) => Some(replica),
+            Self::Single(_) | Self::Etcd(_) => None,
+        }
+    }
+
     fn run(self) -> Result<(), ControllerError> {
         match self {
             Self::Single(controller) => controller.run(),
@@ -71,7 +81,16 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
-    let mut config = Config::load(&arguments.config)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .context("cannot start the API's thread")?;
+    // From now on it does not end us.
+    let hangup = runtime.block_on(async { signal(SignalKind::hangup()) }).context("cannot handle SIGHUP")?;
+    let loaded = Config::load(&arguments.config)?;
+    daemon::set_log_level(loaded.controller.log.as_deref())?;
+    let mut config = loaded.clone();
     config.controller.adopt_pool = arguments.adopt_pool.or(config.controller.adopt_pool);
     config.controller.store = arguments.store.clone().or(config.controller.store);
     let pool = Arc::new(Pool::open(&config.pool.path)?);
@@ -82,12 +101,9 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
     }
     let access = Access::open(&config.access_policy())?;
     let (core, handle) = open(&pool, &config, arguments.bootstrap)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .context("cannot start the API's thread")?;
     let listeners = runtime.block_on(Listeners::bind(&config.listen(), config.listen_tcp()))?;
+    let reload = Reload::new(&arguments.config, &loaded, &access, &listeners, core.replica());
+    runtime.spawn(reload_on(hangup, reload));
     let router = access.guard(rest::router(handle.clone()));
     let serving = runtime.spawn(listeners.serve(router));
     let core = std::thread::Builder::new()
@@ -118,6 +134,12 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
         Err(_) => anyhow::bail!("the controller's thread panicked: see the log"),
     }
     Ok(Exit::Stopped)
+}
+
+async fn reload_on(mut hangup: Signal, mut reload: Reload) {
+    while hangup.recv().await.is_some() {
+        reload.reload();
+    }
 }
 
 fn open(pool: &Arc<Pool>, config: &Config, bootstrap: bool) -> anyhow::Result<(Core, Handle)> {

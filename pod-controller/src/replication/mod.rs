@@ -7,7 +7,9 @@
 //! | [`change`] | what stands in the log |
 //! | [`log`] | the log in a file |
 //! | [`machine`] | what the log leads to |
-//! | [`post`] | questions and answers among replicas, over rings in the pool |
+//! | [`post`] | questions and answers among replicas |
+//! | [`exchange`] | what carries them: rings in the pool, or |
+//! | [`tcp`] | connections over the network |
 //! | [`network`] | Raft's messages as such questions |
 //! | [`proposer`] | the leader's commits |
 //! | [`beginning`] | how a pod gets replicas |
@@ -21,17 +23,20 @@ mod beginning;
 mod change;
 mod clerk;
 mod colleagues;
+mod exchange;
 mod log;
 mod machine;
 mod network;
 mod post;
 mod proposer;
 mod replica;
+mod tcp;
 
 pub(crate) use change::{Change, Outcome};
 pub(crate) use machine::Known;
 pub(crate) use proposer::Proposer;
 pub use replica::{Replica, ReplicationError};
+pub use tcp::TcpError;
 
 #[cfg(test)]
 mod tests;

@@ -7,19 +7,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use cxl_pool::{Memory, ReplicaId};
+use cxl_pool::ReplicaId;
 use openraft::error::{InstallSnapshotError, RaftError};
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, InstallSnapshotRequest, InstallSnapshotResponse,
     VoteRequest, VoteResponse,
 };
 use pod_protocol::controller::PortWaker;
-use pod_protocol::replicas::{ReplicaPort, ReplicaPortError};
+use pod_protocol::replicas::ReplicaPortError;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
+use uuid::Uuid;
 
 use super::admission::Dismissal;
 use super::change::{LogOwner, Replicated};
+use super::exchange::Exchange;
 use crate::state::{Command, Refusal};
 use crate::view::Waiting;
 
@@ -108,7 +110,9 @@ pub(crate) struct Outbox(mpsc::Receiver<(ReplicaId, Letter)>);
 impl Post {
     pub(crate) fn new(waker: PortWaker) -> (Self, Outbox) {
         let (outgoing, outbox) = mpsc::channel();
-        let (unanswered, last, stopping) = (Arc::default(), Arc::default(), Arc::default());
+        // Anywhere: what is asked before a restart may be answered after it, and must not pass for the answer to something else.
+        let last = Arc::new(AtomicU64::new(Uuid::new_v4().as_u64_pair().1));
+        let (unanswered, stopping) = (Arc::default(), Arc::default());
         (Self { outgoing, waker, unanswered, last, stopping }, Outbox(outbox))
     }
 
@@ -150,19 +154,19 @@ impl Post {
     }
 
     /// Carries letters until told to stop. Questions are answered on the runtime.
-    pub(crate) fn carry<M: Memory>(
+    pub(super) fn carry(
         &self,
         Outbox(outbox): &Outbox,
-        mut rings: ReplicaPort<M>,
+        mut exchange: impl Exchange,
         clerk: &Clerk,
         runtime: &tokio::runtime::Handle,
     ) {
         while !self.stopping.load(Ordering::Acquire) {
             while let Ok((to, letter)) = outbox.try_recv() {
-                self.send(&mut rings, to, &letter);
+                self.send(&mut exchange, to, &letter);
             }
             let now = Instant::now();
-            while let Some((from, message)) = rings.poll(now) {
+            while let Some((from, message)) = exchange.poll(now) {
                 match serde_json::from_slice(&message) {
                     Ok(Letter::Question { id, question }) => {
                         let (post, answering) = (self.clone(), clerk(from, question));
@@ -180,14 +184,14 @@ impl Post {
                     Err(error) => tracing::debug!(%from, %error, "a message of another replica is dropped"),
                 }
             }
-            rings.wait(SLEEP_MAX);
+            exchange.wait(SLEEP_MAX);
         }
     }
 
-    fn send<M: Memory>(&self, rings: &mut ReplicaPort<M>, to: ReplicaId, letter: &Letter) {
+    fn send(&self, exchange: &mut impl Exchange, to: ReplicaId, letter: &Letter) {
         let sent = serde_json::to_vec(letter).map_err(|error| error.to_string());
         let sent = sent.and_then(|bytes| {
-            rings.send(to, bytes).map_err(|error| match error {
+            exchange.send(to, bytes).map_err(|error| match error {
                 ReplicaPortError::NotConnected { .. } => String::new(),
                 other => other.to_string(),
             })
@@ -201,5 +205,27 @@ impl Post {
                 self.unanswered().remove(id);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A replica that was restarted at once may be answered what it asked before.
+    #[test]
+    fn answers_to_another_life_fit_no_question_of_this_one() {
+        let life = || {
+            let (post, outbox) = Post::new(PortWaker::new().expect("a descriptor"));
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+            let asking = post.ask(ReplicaId::new(1), Question::Waiting, Duration::ZERO);
+            let outcome = runtime.expect("a runtime").block_on(asking);
+            assert!(matches!(outcome, Err(PostError::Unanswered(_))), "{outcome:?}");
+            match outbox.0.try_recv() {
+                Ok((_, Letter::Question { id, .. })) => id,
+                _ => panic!("no question was put"),
+            }
+        };
+        assert_ne!(life(), life());
     }
 }

@@ -8,18 +8,20 @@ use std::time::{Duration, Instant};
 use cxl_pool::{CoherenceMode, ControllerHello, Memory, Pool, Record, ReplicaId};
 use openraft::{ServerState, SnapshotPolicy};
 use pod_protocol::controller::PortWaker;
-use pod_protocol::replicas::{ReplicaPort, ReplicaPortError};
+use pod_protocol::replicas::ReplicaPortError;
 
 use super::admission::{Register, stay_member};
 use super::beginning::{begin, retire};
 use super::change::{Change, LogOwner, Raft};
 use super::clerk::clerk;
 use super::colleagues::Colleagues;
+use super::exchange::{AnyExchange, Exchange};
 use super::log::{Log, LogFile};
 use super::machine::Machine;
 use super::network::Network;
 use super::post::{Answer, Outbox, Post, PostError, Question};
 use super::proposer::Proposer;
+use super::tcp::{TcpError, Trust};
 use crate::config::{Config, ReplicationSection};
 use crate::controller::{AnyTenure, ControllerError, Desk, End, Handle, Keeper, Reply, Request, SubmitError};
 use crate::state::{Command, State};
@@ -55,6 +57,9 @@ pub enum ReplicationError {
     /// The connection to the others.
     #[error(transparent)]
     Port(#[from] ReplicaPortError),
+    /// The network.
+    #[error(transparent)]
+    Tcp(#[from] TcpError),
     /// A thread or a descriptor.
     #[error("cannot start a controller replica")]
     Resources(#[source] std::io::Error),
@@ -89,6 +94,8 @@ pub struct Replica {
     standing: Arc<Standing>,
     handle: Handle,
     desk: Desk,
+    /// Its certificates, where others are reached over the network.
+    trust: Option<Arc<Trust>>,
     /// The first change of all and the state file that it was taken from, where this replica is to begin.
     begin: Option<(Change, Option<Store>)>,
     carrier: Option<JoinHandle<()>>,
@@ -122,15 +129,7 @@ impl Replica {
         let owner = file.owner();
         let machine = Machine::open(Arc::clone(&file)).map_err(ReplicationError::from)?;
         let waker = PortWaker::new()?;
-        let doorbells = config.run.wakeup == pod_protocol::config::Wakeup::Socket;
-        let rings = ReplicaPort::open(
-            pool.layout(),
-            memory.clone(),
-            config.run_directory(),
-            me,
-            (doorbells, waker.clone()),
-        )
-        .map_err(ReplicationError::from)?;
+        let exchange = AnyExchange::open(pool, memory, config, section, &waker)?;
         // Nobody else is this replica, so a hello as the controller is from a life of it that was killed: the next
         // election need not watch whether it beats.
         ControllerHello::erase(memory, pool.layout().controller(me));
@@ -175,16 +174,30 @@ impl Replica {
             standing,
             handle: handle.clone(),
             desk,
+            trust: exchange.trust(),
             begin,
             carrier: None,
             runtime,
         };
-        replica.start(rings, outbox)?;
+        match exchange {
+            AnyExchange::Pool(rings) => replica.start(rings, outbox)?,
+            AnyExchange::Tcp(connections) => replica.start(connections, outbox)?,
+        }
         Ok((replica, handle))
     }
 
+    /// What reads anew the certificates that it shows to other replicas, if there are any.
+    pub(crate) fn reload_certificates(&self) -> Option<impl Fn() + Send + Sync + use<>> {
+        let trust = self.trust.clone()?;
+        Some(move || trust.reload())
+    }
+
     /// Starts what goes on beside leading and following.
-    fn start<M: Memory>(&mut self, rings: ReplicaPort<M>, outbox: Outbox) -> Result<(), ControllerError> {
+    fn start(
+        &mut self,
+        exchange: impl Exchange + Send + 'static,
+        outbox: Outbox,
+    ) -> Result<(), ControllerError> {
         let (standing, runtime) = (&self.standing, self.runtime.handle().clone());
         let register = Arc::new(Register::new(standing.raft.clone()));
         let colleagues = Colleagues { standing: Arc::clone(standing), register: Arc::clone(&register) };
@@ -195,7 +208,7 @@ impl Replica {
             .name("post".to_owned())
             .spawn({
                 let runtime = runtime.clone();
-                move || post.carry(&outbox, rings, &clerk, &runtime)
+                move || post.carry(&outbox, exchange, &clerk, &runtime)
             })
             .map_err(ReplicationError::Resources)?;
         self.carrier = Some(carrier);

@@ -114,7 +114,8 @@ impl Group {
             (true, waker),
         )
         .expect("a slot");
-        let section = ReplicationSection { replica, log: None, heartbeat_ms: 40, election_ms: 240 };
+        let section =
+            ReplicationSection { replica, log: None, heartbeat_ms: 40, election_ms: 240, tcp: None };
         let config = Arc::new(raft_config(&section).expect("good"));
         let network = Network { post: post.clone(), me: owner };
         let raft = openraft::Raft::new(owner, config, network, Log(file), machine.clone());

@@ -96,6 +96,13 @@ impl Access {
         Ok(Self(Arc::new(Guard { tokens, certificates: policy.certificates, audit, rates })))
     }
 
+    /// Reads the tokens, whether their file changed or not. A file that makes no sense leaves those that were known.
+    pub fn reload(&self) {
+        if let Some(tokens) = &self.0.tokens {
+            tokens.reload();
+        }
+    }
+
     /// Has every request be checked.
     pub fn guard(&self, router: Router) -> Router {
         router.layer(middleware::from_fn_with_state(self.clone(), check))

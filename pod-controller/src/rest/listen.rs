@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 
 use super::access::Caller;
 use super::connection;
-use super::tls::{Tls, TlsError, TlsPolicy};
+use super::tls::{KnownClient, Tls, TlsError, TlsPolicy};
 
 /// Who may use the socket: root and its group.
 const SOCKET_MODE: u32 = 0o660;
@@ -60,7 +60,7 @@ pub enum ListenError {
 pub struct Listeners {
     guard: RemoveOnDrop,
     unix: UnixListener,
-    tcp: Option<(TcpListener, Option<Tls>)>,
+    tcp: Option<(TcpListener, Option<Arc<Tls>>)>,
 }
 
 impl Listeners {
@@ -76,7 +76,7 @@ impl Listeners {
         fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
         let tcp = match tcp {
             Some((address, tls)) => {
-                let tls = tls.map(Tls::open).transpose()?;
+                let tls = tls.map(Tls::open).transpose()?.map(Arc::new);
                 let bound = TcpListener::bind(address).await;
                 Some((bound.map_err(|source| ListenError::Tcp { address, source })?, tls))
             }
@@ -88,6 +88,12 @@ impl Listeners {
     /// The TCP address in use.
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         self.tcp.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
+    }
+
+    /// What reads certificates anew, if there are any.
+    pub(crate) fn reload_certificates(&self) -> Option<impl Fn(&[KnownClient]) + Send + Sync + use<>> {
+        let tls = self.tcp.as_ref()?.1.clone()?;
+        Some(move |clients: &[KnownClient]| tls.reload(clients))
     }
 
     /// Serves until the future is dropped.
@@ -113,9 +119,8 @@ async fn accept_local(mut listener: UnixListener, router: Router) {
 }
 
 /// As [`accept_local`], of so many at a time: others wait until one of them leaves.
-async fn accept_remote(mut listener: TcpListener, tls: Option<Tls>, router: Router) {
+async fn accept_remote(mut listener: TcpListener, tls: Option<Arc<Tls>>, router: Router) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let tls = tls.map(Arc::new);
     loop {
         // Nobody closes it.
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };

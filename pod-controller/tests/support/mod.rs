@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub(crate) mod authority;
+pub(crate) mod network;
 pub(crate) mod replicas;
 
 use std::collections::BTreeMap;
@@ -41,11 +43,17 @@ pub(crate) struct Pod {
 impl Pod {
     /// A controller and nobody else.
     pub(crate) fn new() -> Self {
+        Self::with_slots(3)
+    }
+
+    /// The same, with slots for so many controller replicas.
+    fn with_slots(replica_slots: u16) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let options = CreateOptions {
             size_bytes: Some(256 << 20),
             mode: CoherenceMode::Hardware,
             host_slots: 4,
+            replica_slots,
             ..CreateOptions::default()
         };
         Pool::create(&directory.path().join("pool"), &options).expect("a pool");
@@ -56,7 +64,12 @@ impl Pod {
 
     /// The demo's pod: h1 with frontends, h2 with a NIC and an SSD, h3 with the backup NIC.
     pub(crate) fn demo() -> Self {
-        let mut pod = Self::new();
+        Self::demo_with_slots(3)
+    }
+
+    /// The same, with slots for so many controller replicas.
+    pub(crate) fn demo_with_slots(replica_slots: u16) -> Self {
+        let mut pod = Self::with_slots(replica_slots);
         pod.join(1, Role::NetFrontend, Vec::new());
         pod.join(1, Role::BlkFrontend, Vec::new());
         pod.join(2, Role::NetBackend, vec![nic("nic0", false)]);

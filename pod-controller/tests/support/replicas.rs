@@ -17,11 +17,13 @@ pub(crate) struct Replicas {
     pub(crate) running: BTreeMap<u16, Child>,
     /// Makes their disks faulty where it is told.
     faults: Option<PathBuf>,
+    /// More of the configuration of each.
+    pub(crate) sections: BTreeMap<u16, String>,
 }
 
 impl Replicas {
     pub(crate) fn new(root: &Path) -> Self {
-        Self { root: root.to_owned(), running: BTreeMap::new(), faults: None }
+        Self { root: root.to_owned(), running: BTreeMap::new(), faults: None, sections: BTreeMap::new() }
     }
 
     /// The same, with disks that can be made faulty.
@@ -79,7 +81,8 @@ impl Replicas {
              detect-ms = 5000\ntx-area = '4M'\nrx-area = '4M'\ndata-area = '4M'\n\
              [replication]\nreplica = {replica}\nlog = '{root}/replica{replica}.redb.replica'\n\
              heartbeat-ms = {heartbeat}\nelection-ms = {election}\n\
-             [pool]\npath = '{root}/pool'\n[run]\ndirectory = '{root}/run'\n"
+             [pool]\npath = '{root}/pool'\n[run]\ndirectory = '{root}/run'\n{}",
+            self.sections.get(&replica).map_or("", String::as_str)
         );
         std::fs::write(&path, text).expect("a configuration");
         let log =
@@ -149,8 +152,10 @@ impl Replicas {
 impl Drop for Replicas {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            for replica in 0..3 {
-                eprintln!("--- replica {replica}\n{}", self.said(replica));
+            for (replica, said) in (0..7).map(|replica| (replica, self.said(replica))) {
+                if !said.is_empty() {
+                    eprintln!("--- replica {replica}\n{said}");
+                }
             }
         }
         for child in self.running.values_mut() {

@@ -48,6 +48,14 @@ impl PortWaker {
         let _ = rustix::io::read(&*self.0, &mut [0; 8]);
     }
 
+    /// Waits until it is woken, or for this long, for whoever has no port to wait at.
+    pub fn wait(&self, at_most: Duration) {
+        let mut watched = [PollFd::new(self, PollFlags::IN)];
+        // An interruption leads to another round; nothing else can go wrong with a descriptor of our own.
+        let _ = poll(&mut watched, Timespec::try_from(at_most).ok().as_ref());
+        self.drain();
+    }
+
     /// Ends the present or the next wait.
     pub fn wake(&self) {
         // It fails only when the counter is full, and then the port has been woken already.

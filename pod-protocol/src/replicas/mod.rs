@@ -6,8 +6,11 @@
 
 mod peer;
 mod port;
+mod slot;
 
+pub use self::peer::{MESSAGE_BYTES_LIMIT, PROTOCOL, WAITING_BYTES_LIMIT};
 pub use self::port::{ReplicaPort, ReplicaPortError};
+pub use self::slot::ReplicaSlot;
 
 #[cfg(test)]
 mod tests;

@@ -13,14 +13,14 @@ use crate::link::Link;
 /// The version of what replicas say to each other: (major, minor). Replicas of another major version do not listen.
 ///
 /// 1.0: the first.
-pub(super) const PROTOCOL: (u16, u16) = (1, 0);
+pub const PROTOCOL: (u16, u16) = (1, 0);
 
 /// What one message of the exchange carries of a longer one. A byte before it says whether it is the last.
 const PART_BYTES: usize = 64 << 10;
-/// The longest message: a state of the largest pods.
-pub(super) const MESSAGE_BYTES_LIMIT: usize = 256 << 20;
-/// More than this does not wait for a replica that takes nothing.
-const WAITING_BYTES_LIMIT: usize = MESSAGE_BYTES_LIMIT + (64 << 20);
+/// The longest message, in bytes: a state of the largest pods.
+pub const MESSAGE_BYTES_LIMIT: usize = 256 << 20;
+/// More bytes than this do not wait for a replica that takes nothing.
+pub const WAITING_BYTES_LIMIT: usize = MESSAGE_BYTES_LIMIT + (64 << 20);
 
 struct Connection<M: Memory> {
     link: Link<M>,

@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::http::Method;
 use serde::{Deserialize, Serialize};
@@ -128,8 +128,18 @@ impl TokenFile {
         self.tokens().get(&digest).cloned()
     }
 
+    /// Reads the file, whether it changed or not.
+    pub(super) fn reload(&self) {
+        self.known().0 = Stamp::default();
+        self.tokens();
+    }
+
+    fn known(&self) -> MutexGuard<'_, (Stamp, Arc<Tokens>)> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn tokens(&self) -> Arc<Tokens> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known();
         match stamp(&self.path) {
             Ok(now) if now == known.0 => {}
             Ok(now) => match read(&self.path) {

@@ -142,14 +142,3 @@ fn names(der: &CertificateDer<'_>) -> Vec<CertificateName> {
     names.truncate(NAMES_MAX);
     names
 }
-
-/// Since or until when a certificate does not hold, if it does not hold now.
-pub(super) fn expired(der: &CertificateDer<'_>) -> Option<String> {
-    let (_, certificate) = X509Certificate::from_der(der).ok()?;
-    let validity = certificate.validity();
-    let now = x509_parser::time::ASN1Time::now();
-    if now > validity.not_after {
-        return Some(format!("has expired on {}", validity.not_after));
-    }
-    (now < validity.not_before).then(|| format!("does not hold before {}", validity.not_before))
-}

@@ -1,3 +1,6 @@
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
 use rcgen::{CertificateParams, KeyPair};
 use tempfile::TempDir;
 use tokio::io::AsyncReadExt;
@@ -60,7 +63,7 @@ fn files_that_are_no_use_are_named() {
     let other = policy(&elsewhere);
     let absent = directory.path().join("absent");
     for (policy, words) in [
-        (TlsPolicy { certificate: absent.clone(), ..good.clone() }, ["absent", "controller.tls"]),
+        (TlsPolicy { certificate: absent.clone(), ..good.clone() }, ["absent", "in the configuration"]),
         (TlsPolicy { certificate: bad.clone(), ..good.clone() }, ["bad.pem", "BEGIN CERTIFICATE"]),
         (TlsPolicy { key: bad.clone(), ..good.clone() }, ["bad.pem", "no private key"]),
         (TlsPolicy { key: other.key.clone(), ..good.clone() }, ["c.pem", "the key of that certificate"]),

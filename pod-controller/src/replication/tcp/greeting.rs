@@ -1,0 +1,87 @@
+//! What two replicas say to each other before anything else.
+
+use cxl_pool::ReplicaId;
+use pod_protocol::replicas::PROTOCOL;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// Longer than any greeting, in bytes.
+pub(super) const GREETING_BYTES_LIMIT: usize = 4 << 10;
+
+/// What the one says first that has made the connection. Later minor versions may say more.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Hello {
+    /// The version of what replicas say to each other: (major, minor).
+    protocol: (u16, u16),
+    pool: Uuid,
+    pub(super) from: u16,
+    to: u16,
+}
+
+/// What it is answered.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Reply {
+    /// Messages follow.
+    Welcome {
+        /// As in the other's hello.
+        protocol: (u16, u16),
+    },
+    /// Nothing follows.
+    Refused {
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+}
+
+impl Hello {
+    pub(super) fn new(pool: Uuid, from: ReplicaId, to: ReplicaId) -> Self {
+        Self { protocol: PROTOCOL, pool, from: from.get(), to: to.get() }
+    }
+
+    /// Whether the replica with this number, of this pool, is meant, by one that it understands.
+    pub(super) fn check(&self, pool: Uuid, me: ReplicaId) -> Result<ReplicaId, String> {
+        let from = ReplicaId::new(self.from);
+        let (theirs, ours) = (self.protocol.0, PROTOCOL.0);
+        if theirs != ours {
+            return Err(format!("it speaks version {theirs} of the replicas' protocol, and this one {ours}"));
+        }
+        if self.to != me.get() {
+            return Err(format!(
+                "it looks for replica {} here, and this is replica {me}: are replication.tcp.addresses the same everywhere?",
+                self.to
+            ));
+        }
+        if self.pool != pool {
+            return Err(format!("it belongs to pool {}, and this one to pool {pool}", self.pool));
+        }
+        if from <= me {
+            return Err(format!(
+                "it says that it is replica {from}, and this is replica {me}: each needs a number of its own (replication.replica)"
+            ));
+        }
+        Ok(from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_means_another_one_is_told() {
+        let (pool, me) = (Uuid::from_u128(7), ReplicaId::new(1));
+        let hello = Hello { protocol: (PROTOCOL.0, PROTOCOL.1 + 1), pool, from: 2, to: 1 };
+        assert_eq!(hello.check(pool, me), Ok(ReplicaId::new(2)), "a later minor version");
+        for (wrong, word) in [
+            (Hello { protocol: (PROTOCOL.0 + 1, 0), ..hello }, "version"),
+            (Hello { to: 0, ..hello }, "addresses"),
+            (Hello { pool: Uuid::from_u128(8), ..hello }, "pool"),
+            (Hello { from: 1, ..hello }, "number of its own"),
+            (Hello { from: 0, ..hello }, "number of its own"),
+        ] {
+            let reason = wrong.check(pool, me).expect_err(word);
+            assert!(reason.contains(word), "{word}: {reason}");
+        }
+    }
+}

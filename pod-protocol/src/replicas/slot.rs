@@ -1,0 +1,105 @@
+//! A replica's place in the pool.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cxl_pool::{Layout, Memory, Record, ReplicaHello, ReplicaId};
+
+use super::peer::PROTOCOL;
+use super::port::ReplicaPortError;
+use crate::daemon::{LockError, LockFile};
+use crate::liveness::{look_own, new_incarnation, read_own_beat, write_beat};
+use crate::run_directory::RunDirectory;
+
+/// How often the replica beats.
+const BEAT_EVERY: Duration = Duration::from_millis(20);
+/// How long the heartbeat of the slot is watched before it is taken.
+const WATCH_FOR: Duration = Duration::from_millis(200);
+
+/// A replica's slot of the pool, which one process has, on whatever host, while it beats.
+pub struct ReplicaSlot<M: Memory> {
+    memory: M,
+    layout: Layout,
+    me: ReplicaId,
+    life: u32,
+    beat: u64,
+    due: Instant,
+    _lock: LockFile,
+}
+
+impl<M: Memory> ReplicaSlot<M> {
+    /// Takes it. Refused while another process has it.
+    pub fn open(
+        layout: &Layout,
+        memory: M,
+        run: &RunDirectory,
+        me: ReplicaId,
+    ) -> Result<Self, ReplicaPortError> {
+        if !layout.replicas().any(|replica| replica == me) {
+            return Err(ReplicaPortError::NoSlot { replica: me, slots: layout.replicas().count() });
+        }
+        run.prepare()?;
+        let lock = LockFile::acquire(&run.replica_lock(me)).map_err(|error| match error {
+            LockError::Held { holder, .. } => ReplicaPortError::AlreadyRuns { replica: me, holder },
+            LockError::Io { .. } => ReplicaPortError::Lock(error),
+        })?;
+        let before = look_own::<ReplicaHello, M>(&memory, layout.replica_hello(me));
+        if let Some(hello) = before {
+            refuse_if_alive(&memory, layout, me, hello.pid)?;
+        }
+        let life = before.map_or(0, |hello| hello.life).wrapping_add(1);
+        let incarnation = new_incarnation();
+        ReplicaHello { incarnation, life, pid: std::process::id(), protocol: PROTOCOL }
+            .publish(&memory, layout.replica_hello(me));
+        memory.full_fence();
+        let beat = read_own_beat(&memory, layout.replica_heartbeat(me));
+        Ok(Self { memory, layout: layout.clone(), me, life, beat, due: Instant::now(), _lock: lock })
+    }
+
+    /// Beats if it is time to, and says so.
+    pub fn beat(&mut self, now: Instant) -> bool {
+        if now < self.due {
+            return false;
+        }
+        self.due = now + BEAT_EVERY;
+        self.beat = self.beat.wrapping_add(1);
+        write_beat(&self.memory, self.layout.replica_heartbeat(self.me), self.beat);
+        true
+    }
+
+    /// When it is to beat again.
+    pub const fn due(&self) -> Instant {
+        self.due
+    }
+
+    pub(super) const fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    pub(super) const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Which replica it is, and which life of it this is.
+    pub(super) const fn identity(&self) -> (ReplicaId, u32) {
+        (self.me, self.life)
+    }
+}
+
+fn refuse_if_alive<M: Memory>(
+    memory: &M,
+    layout: &Layout,
+    replica: ReplicaId,
+    pid: u32,
+) -> Result<(), ReplicaPortError> {
+    let at = layout.replica_heartbeat(replica);
+    let first = read_own_beat(memory, at);
+    thread::sleep(WATCH_FOR / 2);
+    let second = read_own_beat(memory, at);
+    thread::sleep(WATCH_FOR / 2);
+    // Twice: the last beat of a dead one may still leave its cache.
+    if second != first && read_own_beat(memory, at) != second {
+        return Err(ReplicaPortError::AliveElsewhere { replica, pid });
+    }
+    Ok(())
+}
