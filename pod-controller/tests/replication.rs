@@ -118,3 +118,66 @@ fn single_controller_grows_to_three_whose_leaders_may_die() {
     replicas.leader(&rest);
     assert_eq!(replicas.client(leader).remove_controller(gone).expect_err("gone").status(), Some(404));
 }
+
+#[test]
+fn five_controllers_go_on_while_three_live() {
+    let mut pod = Pod::demo_with_slots(5);
+    pod.client().create_instance(&vm("vm1", &[]), Duration::from_secs(30)).expect("created");
+    let port = |pod: &Pod| {
+        let objects = pod.endpoint(1, Role::NetFrontend).objects();
+        objects.into_values().find(|object| matches!(object, Object::Port(_)))
+    };
+    let given = port(&pod);
+    assert!(given.is_some(), "it has its port");
+    pod.stop_controller();
+    let mut replicas = Replicas::new(pod.directory.path());
+    let all: Vec<u16> = (0..5).collect();
+    for replica in 0..5 {
+        replicas.start(replica, if replica == 0 { &["--bootstrap"] } else { &[] });
+        replicas.leader(&all[..=usize::from(replica)]);
+    }
+    let mut wanted = Vec::new();
+    for replica in 0..5 {
+        wanted.push(format!("by-{replica}"));
+        create(&replicas.client(replica), &format!("by-{replica}"));
+    }
+    let everything = |replicas: &Replicas, wanted: &[String]| {
+        for replica in replicas.running.keys() {
+            until("what was answered", || {
+                let names = names(&replicas.client(*replica))?;
+                wanted.iter().all(|name| names.contains(name)).then_some(())
+            });
+        }
+    };
+
+    // The leader, and whoever leads then: three of five are a majority.
+    let mut dead = Vec::new();
+    for death in ["first", "second"] {
+        let leader = replicas.leader(&all);
+        replicas.kill(leader);
+        dead.push(leader);
+        let next = replicas.leader(&all);
+        create(&replicas.client(next), death);
+        wanted.push(death.to_owned());
+        everything(&replicas, &wanted);
+    }
+    // A third one: two of five promise nothing, and answer what they know.
+    let third = replicas.leader(&all);
+    replicas.kill(third);
+    let left = *replicas.running.keys().next().expect("two run");
+    let error = replicas.client(left).create_volume(&volume("never")).expect_err("there is no majority");
+    assert_eq!(error.status(), Some(503), "{error}");
+    everything(&replicas, &wanted);
+
+    // All come back, and one that was dead leads no worse than another.
+    for replica in dead.into_iter().chain([third]) {
+        replicas.start(replica, &[]);
+    }
+    replicas.leader(&all);
+    wanted.push("last".to_owned());
+    create(&replicas.client(left), "last");
+    everything(&replicas, &wanted);
+    // A new leader gives everybody everything anew, which disturbs no engine.
+    until("the instance", || replicas.client(left).instance("vm1").ok()?.ready.then_some(()));
+    assert_eq!(port(&pod), given, "engines were not disturbed");
+}
