@@ -354,3 +354,39 @@ fn events_are_followed_and_resumed() {
     let mut resumed = other.follow_events(joined.sequence).expect("a stream");
     assert_eq!(resumed.next().expect("an event").expect("whole"), created);
 }
+
+/// The same with members that this version does not know, wherever there are members.
+fn with_more(value: &mut serde_json::Value) {
+    match value {
+        serde_json::Value::Object(members) => {
+            members.values_mut().for_each(with_more);
+            // One alone may be the name of a variant.
+            if members.len() > 1 {
+                members.insert("of-a-later-version".to_owned(), serde_json::json!({ "what": [1, "two"] }));
+            }
+        }
+        serde_json::Value::Array(values) => values.iter_mut().for_each(with_more),
+        _ => {}
+    }
+}
+
+#[test]
+fn what_a_later_minor_version_adds_to_objects_is_ignored() {
+    let pod = Pod::demo();
+    let client = pod.client();
+    client.create_volume(&support::replicas::volume("vol0")).expect("created");
+    client.create_instance(&vm("vm1", &["vol0"]), Duration::from_secs(30)).expect("created");
+    let mut kinds = std::collections::BTreeSet::new();
+    for endpoint in pod.endpoints.values() {
+        for object in endpoint.objects().into_values() {
+            let mut later = serde_json::to_value(&object).expect("JSON");
+            kinds.extend(later["kind"].as_str().map(str::to_owned));
+            with_more(&mut later);
+            let understood: Result<Object, _> = serde_json::from_value(later.clone());
+            assert_eq!(understood.unwrap_or_else(|error| panic!("{later}: {error}")), object);
+        }
+    }
+    for kind in ["channel", "nic", "registration", "port", "volume", "disk"] {
+        assert!(kinds.contains(kind), "{kind} is not among {kinds:?}");
+    }
+}

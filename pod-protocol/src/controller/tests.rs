@@ -162,6 +162,18 @@ fn endpoint_of_another_protocol_is_ignored() {
 }
 
 #[test]
+fn endpoint_of_a_neighbouring_minor_version_is_taken_in() {
+    let pod = TestPod::simulated(2);
+    let mut puppet = Puppet::new(&pod);
+    let mut clock = Clock::new(&pod);
+    clock.after(0);
+    puppet.hello(7, (PROTOCOL.0, PROTOCOL.1 + 1));
+    clock.after(20);
+    puppet.beat();
+    assert_eq!(clock.after(20), [appeared(7)]);
+}
+
+#[test]
 fn absent_and_unknown_endpoints_get_no_grant() {
     let pod = TestPod::simulated(2);
     let mut clock = Clock::new(&pod);
