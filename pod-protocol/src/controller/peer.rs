@@ -110,6 +110,14 @@ impl<M: Memory> Peer<M> {
         }
     }
 
+    /// How much longer it is to be watched until it counts as silent, should its heartbeat not move again.
+    pub(super) fn silent_in(&self, silent_after: Duration, watched: Duration) -> Option<Duration> {
+        match &self.life {
+            Life::Alive { moved, silent: false, .. } => Some((*moved + silent_after).saturating_sub(watched)),
+            _ => None,
+        }
+    }
+
     fn appeared(&self, hello: Hello, events: &mut impl Extend<PortEvent>) {
         let endpoint = self.endpoint;
         if hello.protocol.0 == PROTOCOL.0 {

@@ -20,6 +20,8 @@ use crate::run_directory::RunDirectory;
 
 /// How often the slots of the pool are looked at, and how often the controller itself beats.
 const SWEEP_EVERY: Duration = Duration::from_millis(20);
+/// No sooner than this after the one before.
+const SWEEP_AT_MOST_EVERY: Duration = Duration::from_millis(1);
 /// How often it looks at least before it calls somebody silent.
 const LOOKS_OF_A_SILENCE: u32 = 4;
 /// How long to sleep at most while an endpoint accepts a new connection, during which nobody rings.
@@ -182,7 +184,6 @@ impl<M: Memory> ControllerPort<M> {
             return Some(event);
         }
         if now >= self.sweep_due {
-            self.sweep_due = now + SWEEP_EVERY;
             // One that was held up itself, with its machine or by its disk, saw nothing meanwhile: what stood still with it would
             // all be taken for dead at its first look.
             let unwatched = now.saturating_duration_since(self.swept);
@@ -193,6 +194,10 @@ impl<M: Memory> ControllerPort<M> {
             for peer in self.peers.values_mut() {
                 peer.sweep(&self.memory, &self.layout, self.silent_after, self.watched, &mut self.events);
             }
+            // Whoever has been still for long enough before the next look is due is looked at then.
+            let silences =
+                self.peers.values().filter_map(|peer| peer.silent_in(self.silent_after, self.watched));
+            self.sweep_due = now + silences.fold(SWEEP_EVERY, Duration::min).max(SWEEP_AT_MOST_EVERY);
         }
         self.connecting = false;
         for peer in self.peers.values_mut() {

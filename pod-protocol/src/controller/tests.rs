@@ -150,6 +150,23 @@ fn a_controller_that_was_held_up_blames_nobody_for_it() {
 }
 
 #[test]
+fn silence_is_noticed_when_it_has_lasted_long_enough_and_not_at_the_next_look() {
+    let pod = TestPod::simulated(2);
+    let mut puppet = Puppet::new(&pod);
+    let mut clock = Clock::new(&pod);
+    clock.after(0);
+    puppet.hello(7, PROTOCOL);
+    clock.after(20);
+    puppet.beat();
+    assert_eq!(clock.after(20), [appeared(7)]);
+    for ms in [48, 48, 48, 46] {
+        assert_eq!(clock.held_up(ms), []);
+    }
+    assert_eq!(clock.held_up(9), []);
+    assert_eq!(clock.held_up(1), [PortEvent::Silent { endpoint: BACKEND, for_ms: 200 }]);
+}
+
+#[test]
 fn endpoint_of_another_protocol_is_ignored() {
     let pod = TestPod::simulated(2);
     let mut puppet = Puppet::new(&pod);
