@@ -1,6 +1,9 @@
 //! The API as strangers use it: everything gets an answer, and every refusal is a problem that says why.
 
+mod events;
+#[path = "../support/mod.rs"]
 mod support;
+mod versions;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -239,7 +242,7 @@ fn socket_is_for_its_group_and_goes_away() {
     let mode = std::fs::metadata(pod.socket()).expect("a socket").permissions().mode();
     assert_eq!(mode & 0o777, 0o660);
     pod.stop_controller();
-    assert!(!pod.socket().exists());
+    until("the socket to go", || (!pod.socket().exists()).then_some(()));
     let refused = pod.client().hosts().expect_err("nobody there");
     assert!(refused.to_string().contains("is pod-controller running"), "{refused}");
 }
@@ -395,200 +398,4 @@ fn requests_are_carried_out_once_and_tried_without_being_carried_out() {
         "made once, and gone"
     );
     assert!(pod.client().volumes().expect("a list").is_empty());
-}
-
-#[test]
-fn who_hears_of_an_event_finds_what_came_of_it() {
-    let pod = Pod::demo();
-    let (begin, asked) = mpsc::channel();
-    let drainer = pod.client();
-    let drainer = thread::spawn(move || {
-        for drain in asked {
-            drainer.drain_device("h2", "nic0", drain).expect("it exists");
-        }
-    });
-    // Nearer to the controller than any client: what stands between the two is too short for a request.
-    let handle = &pod.controller.as_ref().expect("it runs").handle;
-    for round in 0..200 {
-        let drain = round % 2 == 0;
-        let last = handle.journal().last();
-        begin.send(drain).expect("it listens");
-        let started = Instant::now();
-        while handle.journal().last() == last {
-            assert!(started.elapsed() < Duration::from_mins(1), "it is never told");
-            std::hint::spin_loop();
-        }
-        let device = handle.view().device("h2/nic0", &BTreeMap::new()).expect("it exists");
-        let schedulable = device.conditions.iter().find(|it| it.kind == ConditionKind::Schedulable);
-        assert_eq!(schedulable.map(|it| it.status), Some(!drain), "round {round}");
-    }
-    drop(begin);
-    drainer.join().expect("it drained");
-}
-
-#[test]
-fn events_are_gone_when_they_are_and_conditions_say_what_is_missing() {
-    let mut pod = Pod::demo();
-    let client = pod.client();
-    let instance = client.create_instance(&vm("vm1", &[]), Duration::from_secs(30)).expect("created");
-    let holds = |conditions: &[Condition], kind| {
-        conditions.iter().find(|it| it.kind == kind).map(|it| it.status).expect("it is told")
-    };
-    assert!(holds(&instance.conditions, ConditionKind::Ready), "{instance:?}");
-    assert!(!holds(&instance.conditions, ConditionKind::Connected));
-    assert!(holds(&instance.conditions, ConditionKind::Redundant));
-    client.drain_device("h2", "nic0", true).expect("it exists");
-    let device = client.device("h2", "nic0").expect("it exists");
-    assert!(holds(&device.conditions, ConditionKind::Ready));
-    assert!(!holds(&device.conditions, ConditionKind::Schedulable), "{device:?}");
-    let drained = client.events(0).expect("a list");
-    let path = "/v1/events?kind=drain-begun&subject=h2/nic0";
-    assert_eq!(body(&pod.raw(&request("GET", path, "", "")))["events"].as_array().map(Vec::len), Some(1));
-
-    let last = drained.events.last().expect("some").sequence;
-    client.drain_device("h2", "nic0", false).expect("it exists");
-    let mut follower = client.follow_events(last).expect("that one is kept");
-    assert_eq!(follower.next().expect("an event").expect("whole").kind, EventKind::DrainEnded);
-    drop(follower);
-
-    // As after very many events: what was before the last one is not kept.
-    pod.stop_controller();
-    {
-        let (mut store, known) = Store::open(&pod.path("state.redb")).expect("the state");
-        let event = Event { sequence: 20_000, ..drained.events[0].clone() };
-        store.commit(&[], &[event], 20_000, &known.state.expect("a state")).expect("kept");
-    }
-    pod.start_controller();
-    let after = |id: &str| request("GET", "/v1/events/stream", &format!("last-event-id: {id}\r\n"), "");
-    let gone = problem(&pod.raw(&after("19998")));
-    assert_eq!((gone.status, gone.kind.as_str()), (410, "events-gone"));
-    assert_eq!(pod.client().follow_events(17).expect_err("gone").status(), Some(410));
-    for kept in ["0", "19999", "20000", &u64::MAX.to_string()] {
-        assert_eq!(status(&pod.raw_head(&after(kept))), 200, "{kept}");
-    }
-}
-
-/// The entity tag of an answer, which is the version in its body.
-fn tag(answer: &str) -> String {
-    let tag = answer.lines().find_map(|line| line.strip_prefix("etag: ")).expect("a tag").to_owned();
-    assert_eq!(format!("{}", body(answer)["resourceVersion"]), tag, "{answer}");
-    tag
-}
-
-#[test]
-fn changes_of_what_somebody_else_has_changed_are_refused() {
-    let pod = Pod::demo();
-    let send = |method: &str, path: &str, headers: &str, body: &str| {
-        pod.raw(&request(method, path, &format!("{JSON}{headers}"), body))
-    };
-    let created = send("POST", "/v1/volumes", "", "{\"name\": \"vol0\", \"size\": \"4M\"}");
-    let first = tag(&created);
-    assert_eq!(tag(&send("GET", "/v1/volumes/vol0", "", "")), first);
-    let list = |path: &str| body(&send("GET", path, "", ""))["resourceVersion"].as_str().map(str::to_owned);
-    let listed = list("/v1/volumes").expect("a version");
-    assert_eq!(list("/v1/volumes"), Some(listed.clone()), "nothing has changed");
-
-    let web = "{\"labels\": {\"tier\": \"web\"}}";
-    let labelled = send("PUT", "/v1/volumes/vol0/labels", &format!("if-match: {first}\r\n"), web);
-    assert_eq!(status(&labelled), 200, "{labelled}");
-    let second = tag(&labelled);
-    assert_ne!(first, second);
-    assert_ne!(list("/v1/volumes"), Some(listed));
-
-    // Too late, in every way to say it, tried or in earnest.
-    let with_version = |version: &str| format!("{{\"size\": \"8M\", \"resourceVersion\": {version}}}");
-    let stale = format!("if-match: {first}\r\n");
-    for (method, path, headers, text, expected) in [
-        ("PUT", "/v1/volumes/vol0/labels", stale.as_str(), "{\"labels\": {}}", 412),
-        ("PATCH", "/v1/volumes/vol0", &stale, "{\"size\": \"8M\"}", 412),
-        ("PATCH", "/v1/volumes/vol0?dry-run=true", &stale, "{\"size\": \"8M\"}", 412),
-        ("PATCH", "/v1/volumes/vol0", "", &with_version(&first), 409),
-        ("DELETE", "/v1/volumes/vol0", &stale, "", 412),
-        ("DELETE", "/v1/volumes/vol0", &format!("if-match: W/{second}\r\n"), "", 412),
-    ] {
-        let refused = problem(&send(method, path, headers, text));
-        assert_eq!((refused.status, refused.kind.as_str()), (expected, "changed"), "{method} {path}");
-        assert!(refused.detail.contains(second.trim_matches('"')), "{}", refused.detail);
-    }
-    for (method, path, headers, text, expected) in [
-        ("PATCH", "/v1/volumes/vol0", format!("if-match: {second}\r\n"), with_version(&first), 400),
-        ("PATCH", "/v1/volumes/vol0", String::new(), with_version("7"), 400),
-        ("PATCH", "/v1/volumes/vol0", "if-match: vol0\r\n".to_owned(), with_version(&second), 400),
-        ("DELETE", "/v1/volumes/vol9", "if-match: *\r\n".to_owned(), String::new(), 404),
-        (
-            "POST",
-            "/v1/volumes",
-            "if-match: *\r\n".to_owned(),
-            "{\"name\": \"v\", \"size\": \"4M\"}".to_owned(),
-            412,
-        ),
-        (
-            "POST",
-            "/v1/volumes",
-            String::new(),
-            "{\"name\": \"v\", \"size\": \"4M\", \"resourceVersion\": \"x\"}".to_owned(),
-            400,
-        ),
-    ] {
-        assert_eq!(problem(&send(method, path, &headers, &text)).status, expected, "{method} {path} {text}");
-    }
-    let grown = send("PATCH", "/v1/volumes/vol0", "", &with_version(&second));
-    assert_eq!((status(&grown), &body(&grown)["size_bytes"]), (200, &(8 << 20).into()), "{grown}");
-
-    // Other resources say theirs too.
-    for path in ["/v1/hosts/h1", "/v1/devices/h2/nic0"] {
-        let drain = format!("{path}/drain");
-        let seen = tag(&send("GET", path, "", ""));
-        let drained = send("PUT", &drain, &format!("if-match: \"0\", {seen}\r\n"), "");
-        assert_eq!(status(&drained), 204, "{drained}");
-        assert_eq!(problem(&send("DELETE", &drain, &format!("if-match: {seen}\r\n"), "")).status, 412);
-        assert_eq!(status(&send("DELETE", &drain, "if-match: *\r\n", "")), 204);
-    }
-    let small = "/v1/instance-types/small";
-    assert_eq!(problem(&send("PUT", small, "if-match: *\r\n", "{\"nics\": 1}")).status, 404, "not there yet");
-    assert_eq!(status(&send("PUT", small, "", "{\"nics\": 1}")), 204);
-    let seen = tag(&send("GET", small, "", ""));
-    assert_eq!(status(&send("PUT", small, &format!("if-match: {seen}\r\n"), "{\"nics\": 2}")), 204);
-    assert_eq!(status(&send("PUT", small, &format!("if-match: {seen}\r\n"), "{\"nics\": 3}")), 412);
-}
-
-/// The fabric as a whole, and an instance's share of it.
-#[test]
-fn changes_of_a_fabric_that_somebody_else_has_changed_are_refused() {
-    let pod = Pod::demo();
-    let send = |method: &str, path: &str, headers: &str, body: &str| {
-        pod.raw(&request(method, path, &format!("{JSON}{headers}"), body))
-    };
-    let elements = |bytes: u64| format!("{{\"elements\": {{\"port\": {bytes}}}}}");
-    let seen = tag(&send("GET", "/v1/fabric", "", ""));
-    let at = format!("if-match: {seen}\r\n");
-    assert_eq!(status(&send("PUT", "/v1/fabric", &at, &elements(1 << 30))), 204);
-    assert_eq!(problem(&send("PUT", "/v1/fabric", &at, &elements(1 << 31))).status, 412);
-    let mut whole = body(&send("GET", "/v1/fabric", "", ""));
-    whole["elements"]["port"] = (1_u64 << 31).into();
-    assert_eq!(
-        status(&send("PUT", "/v1/fabric", "", &whole.to_string())),
-        204,
-        "as it was seen, but for that"
-    );
-    assert_eq!(
-        problem(&send("PUT", "/v1/fabric", "", &whole.to_string())).status,
-        409,
-        "it has changed since"
-    );
-    pod.client().create_instance(&vm("vm1", &[]), Duration::ZERO).expect("created");
-    let (share, path) = ("{\"weight\": 2, \"path\": [\"port\"]}", "/v1/mchannels/vm1");
-    assert_eq!(problem(&send("PUT", path, "if-match: *\r\n", share)).status, 404, "not there yet");
-    assert_eq!(status(&send("PUT", path, "", share)), 204);
-    let seen = tag(&send("GET", path, "", ""));
-    let listed = body(&send("GET", "/v1/mchannels", "", ""));
-    assert_eq!(format!("{}", listed["mchannels"][0]["resourceVersion"]), seen);
-    let at = format!("if-match: {seen}\r\n");
-    assert_eq!(status(&send("PUT", path, &at, &share.replace('2', "3"))), 204);
-    for (method, text) in [("PUT", share), ("DELETE", "")] {
-        let refused = problem(&send(method, path, &at, text));
-        assert_eq!((refused.status, refused.kind.as_str()), (412, "changed"), "{method}");
-    }
-    let seen = tag(&send("GET", path, "", ""));
-    assert_eq!(status(&send("DELETE", path, &format!("if-match: {seen}\r\n"), "")), 204);
 }
