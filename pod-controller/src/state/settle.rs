@@ -28,8 +28,9 @@ impl State {
         short |= self.make_guest_rams();
         short |= self.make_lease_areas();
         short |= self.make_boards();
-        self.drop_channels();
-        self.add_channels();
+        let pairs = self.pairs();
+        self.drop_channels(&pairs);
+        self.add_channels(pairs);
         short |= self.make_rings(effects);
         self.note_holders();
         self.fence_silent(effects);
@@ -51,12 +52,15 @@ impl State {
     pub fn backends_of(&self, lease: &Lease) -> impl Iterator<Item = EndpointId> {
         let volume = lease.volume().and_then(|volume| self.volumes.get(&volume));
         let disk = volume.into_iter().flat_map(Volume::devices).map(DeviceId::blk_backend);
-        let mut backends: Vec<EndpointId> = {
-            let nics = self.nics_of(lease);
-            nics.map(|nic| nic.net_backend()).chain(disk).collect()
-        };
-        let mut seen = BTreeSet::new();
-        backends.retain(|backend| seen.insert(*backend));
+        let rails = lease.active_nic().map_or_else(Vec::new, |active| self.other_rails(active));
+        let nics = lease.nics().chain(&rails).map(DeviceId::net_backend);
+        // They are few, and asked for of all leases again and again.
+        let mut backends: Vec<EndpointId> = Vec::with_capacity(4);
+        for backend in nics.chain(disk) {
+            if !backends.contains(&backend) {
+                backends.push(backend);
+            }
+        }
         backends.into_iter()
     }
 
@@ -180,12 +184,12 @@ impl State {
             let Some(lease) = self.leases.get(&id) else { continue };
             let Some(frontend) = self.frontend_of(lease) else { continue };
             let Some(incarnation) = self.life_of(frontend) else { continue };
-            let incarnations =
-                self.backends_of(lease).filter_map(|it| Some((it.host, self.life_of(it)?))).collect();
-            let Some(lease) = self.leases.get_mut(&id) else { continue };
             if lease.area.is_some_and(|hold| hold.incarnation == incarnation) {
                 continue;
             }
+            let incarnations =
+                self.backends_of(lease).filter_map(|it| Some((it.host, self.life_of(it)?))).collect();
+            let Some(lease) = self.leases.get_mut(&id) else { continue };
             if let Some(old) = lease.area.take() {
                 self.regions.retire(old.region);
             }
@@ -236,8 +240,7 @@ impl State {
         self.channels.values().find(|channel| channel.frontend == frontend && channel.backend == backend)
     }
 
-    fn drop_channels(&mut self) {
-        let pairs = self.pairs();
+    fn drop_channels(&mut self, pairs: &BTreeSet<(EndpointId, EndpointId)>) {
         let regions = &mut self.regions;
         self.channels.retain(|_, channel| {
             let kept = pairs.contains(&(channel.frontend, channel.backend));
@@ -249,10 +252,10 @@ impl State {
         });
     }
 
-    fn add_channels(&mut self) {
+    fn add_channels(&mut self, pairs: BTreeSet<(EndpointId, EndpointId)>) {
         let known: BTreeSet<(EndpointId, EndpointId)> =
             self.channels.values().map(|channel| (channel.frontend, channel.backend)).collect();
-        for (frontend, backend) in self.pairs() {
+        for (frontend, backend) in pairs {
             if !known.contains(&(frontend, backend)) {
                 self.last.channel += 1;
                 let id = ChannelId::new(self.last.channel);
