@@ -9,14 +9,14 @@ use reqwest::{Method, Url};
 
 use crate::api::{
     AddReplica, Balance, ChangeVolume, Controller, ControllerList, CreateInstance, CreateVolume, Device,
-    DeviceList, Explanation, Fabric, Host, HostList, Instance, InstanceList, InstanceType, InstanceTypeList,
-    InstanceTypeSpec, Labels, Mchannel, MchannelList, MchannelSpec, MigrateInstance, MigrateNic, NicPolicy,
-    Pool, Problem, Volume, VolumeList,
+    DeviceList, Explanation, Host, HostList, Instance, InstanceList, InstanceType, InstanceTypeList,
+    InstanceTypeSpec, Labels, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
 };
 
 mod credentials;
 mod devices;
 mod events;
+mod mchannels;
 mod relabel;
 mod request;
 mod tls;
@@ -354,36 +354,6 @@ impl Client {
     /// Has a controller replica not be a member any more.
     pub fn remove_controller(&self, replica: u16) -> Result<(), ClientError> {
         self.end(Method::DELETE, &["v1", "controllers", &replica.to_string()], &[])
-    }
-
-    /// What the fabric consists of, and who shares it.
-    pub fn fabric(&self) -> Result<Fabric, ClientError> {
-        self.get(&["v1", "fabric"])
-    }
-
-    /// Says that anew, as a whole.
-    pub fn set_fabric(&self, fabric: &Fabric) -> Result<(), ClientError> {
-        self.tell(Method::PUT, &["v1", "fabric"], fabric)
-    }
-
-    /// All instances that have a share of the fabric.
-    pub fn mchannels(&self) -> Result<Vec<Mchannel>, ClientError> {
-        self.get::<MchannelList>(&["v1", "mchannels"]).map(|list| list.mchannels)
-    }
-
-    /// The share of one instance.
-    pub fn mchannel(&self, instance: &str) -> Result<Mchannel, ClientError> {
-        self.get(&["v1", "mchannels", instance])
-    }
-
-    /// Gives an instance a share of the fabric, or another one.
-    pub fn set_mchannel(&self, instance: &str, spec: &MchannelSpec) -> Result<(), ClientError> {
-        self.tell(Method::PUT, &["v1", "mchannels", instance], spec)
-    }
-
-    /// Lets an instance use the fabric as it likes.
-    pub fn clear_mchannel(&self, instance: &str) -> Result<(), ClientError> {
-        self.end(Method::DELETE, &["v1", "mchannels", instance], &[])
     }
 
     /// Why the devices of an instance are where they are.
