@@ -1,14 +1,16 @@
 //! What the VMM says about a device: memory, features, vrings.
 
 mod additional;
+mod forgotten;
 mod inflight;
 mod logging;
+mod vring;
 
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use tracing::debug;
 use vhost::VhostUserMemoryRegionBase;
@@ -23,39 +25,15 @@ use virtio_queue::{Queue, QueueT};
 
 use self::inflight::Inflight;
 use self::logging::LOG_ALL;
+use self::vring::{Vring, VringAddresses};
 use crate::dirty_log::DirtyLog;
 use crate::memory::{MAX_SLOTS, MemoryTable, RegionSpec};
-use crate::ring::{Ring, RingParts, SharedCall};
+use crate::ring::{Ring, RingParts};
 use crate::server::{DeviceSink, DeviceSpec, StopReason};
 
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
 /// Bits that are between the VMM and us: the driver knows nothing of them.
 const VHOST_FEATURES: u64 = PROTOCOL_FEATURES | LOG_ALL;
-
-/// A vring as the VMM describes it, before and while it runs.
-#[derive(Debug, Default)]
-struct Vring {
-    size: u16,
-    addresses: Option<VringAddresses>,
-    base: u16,
-    kick: Option<File>,
-    /// The VMM said how it kicks, perhaps that it does not.
-    kick_known: bool,
-    call: SharedCall,
-    error: Option<File>,
-    enabled: bool,
-    running: bool,
-}
-
-/// In the VMM's own address space.
-#[derive(Debug, Clone, Copy)]
-struct VringAddresses {
-    descriptors: u64,
-    available: u64,
-    used: u64,
-    /// What is written to the used ring is to be logged.
-    logged: bool,
-}
 
 /// One device's vhost-user state. Its socket comes and goes; this is reset when it goes.
 pub(crate) struct Connection {
@@ -165,6 +143,7 @@ impl Connection {
         let queue = self.queue(index, size, addresses, base)?;
         let index = narrow(index)?;
         let inflight = self.inflight_queue(index, size)?;
+        let (features, event_index_unknown) = self.features_of_driver(index, size, addresses);
         let ring = Ring::new(RingParts {
             index,
             queue,
@@ -172,7 +151,8 @@ impl Connection {
             kick,
             call,
             error,
-            features: self.features & !VHOST_FEATURES,
+            features,
+            event_index_unknown,
             inflight,
         });
         debug!(device = self.spec.name, ring = index, size, next = ring.next_available(), "ring started");
@@ -344,8 +324,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
 
     fn set_vring_call(&mut self, index: u8, call: Option<File>) -> Result<()> {
         let call = event(call)?;
-        let vring = self.vring(u32::from(index))?;
-        *vring.call.lock().unwrap_or_else(PoisonError::into_inner) = call;
+        self.vring(u32::from(index))?.replace_call(call);
         Ok(())
     }
 

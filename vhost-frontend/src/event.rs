@@ -38,6 +38,12 @@ pub(crate) fn accept(file: &File) -> Result<(), EventError> {
     rustix::fs::fcntl_setfl(file.as_fd(), flags | OFlags::NONBLOCK).map_err(unknown)
 }
 
+/// Signals whoever listens to an accepted descriptor.
+pub(crate) fn signal(event: &File) {
+    // It refuses only when its counter is full, and then nobody has looked yet.
+    let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::fd::OwnedFd;

@@ -174,6 +174,7 @@ impl MockGuest {
             call: Arc::default(),
             error: None,
             features,
+            event_index_unknown: false,
             inflight: None,
         })
     }

@@ -15,6 +15,7 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::chain::{Chain, ChainError, ChainLimits, Segment, Table};
+use crate::event;
 use crate::inflight::InflightQueue;
 use crate::memory::GuestMemory;
 use crate::view::GuestView;
@@ -83,6 +84,8 @@ pub struct RingParts {
     pub error: Option<File>,
     /// The acknowledged virtio features.
     pub features: u64,
+    /// Whether the driver uses event indices is not known, whatever the features say: it is signalled and asked for kicks in both ways.
+    pub event_index_unknown: bool,
     /// Where requests in flight are recorded.
     pub inflight: Option<InflightQueue>,
 }
@@ -128,7 +131,8 @@ impl Ring {
             again = recovered.heads;
             again.reverse();
         }
-        parts.queue.set_event_idx(has(parts.features, VIRTIO_RING_F_EVENT_IDX));
+        // A driver that knows no event indices does not look at ours.
+        parts.queue.set_event_idx(has(parts.features, VIRTIO_RING_F_EVENT_IDX) || parts.event_index_unknown);
         let table = Table {
             address: GuestAddress(parts.queue.desc_table()),
             size: parts.queue.size(),
@@ -150,6 +154,12 @@ impl Ring {
         };
         if ring.parts.queue.next_used() != 0 {
             ring.call();
+        }
+        if ring.parts.event_index_unknown {
+            // A predecessor may have told it, by the flags, not to kick. One that knows event indices looks at nothing else.
+            let used = GuestAddress(ring.parts.queue.used_ring());
+            let _ = ring.parts.memory.store(0_u16, used, Ordering::Relaxed);
+            ring.log_notification();
         }
         ring
     }
@@ -296,9 +306,10 @@ impl Ring {
         if !std::mem::take(&mut self.unsignalled) || self.service == Service::Silent {
             return;
         }
-        let wanted = if self.parts.queue.event_idx_enabled() {
+        let wanted = if self.parts.queue.event_idx_enabled() && !self.parts.event_index_unknown {
             self.event_reached()
         } else {
+            // Those who know event indices leave these flags alone, and are signalled each time.
             // The used index before the flags.
             fence(Ordering::SeqCst);
             let flags: u16 = self
@@ -430,15 +441,14 @@ impl Ring {
     fn park(&mut self) {
         self.service = Service::GivesBack;
         if let Some(error) = &self.parts.error {
-            let _ = rustix::io::write(error, &1u64.to_ne_bytes());
+            event::signal(error);
         }
     }
 
     fn call(&self) {
         let call = self.parts.call.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(call) = call.as_ref() {
-            // An event descriptor refuses only when its counter is full, and then the guest has not looked yet.
-            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
+            event::signal(call);
         }
     }
 }

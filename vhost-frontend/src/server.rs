@@ -32,6 +32,9 @@ pub struct DeviceSpec {
     pub name: String,
     /// Virtio feature bits; VIRTIO_F_VERSION_1 and vhost-user's own bit are added.
     pub virtio_features: u64,
+    /// What may be assumed of any driver of today's virtio, whichever features it has acknowledged, if the VMM forgets which. 0
+    /// where VMMs do not.
+    pub assumed_features: u64,
     /// The configuration space.
     pub config: ConfigSpace,
     /// Number of vrings.

@@ -27,6 +27,12 @@ impl Offloads {
     /// Everything that this version knows.
     pub const ALL: Self = Self(15);
 
+    /// The virtio-net features by which a guest leaves work to us.
+    pub const FROM_GUESTS: u64 = 1 << bits::VIRTIO_NET_F_CSUM
+        | 1 << bits::VIRTIO_NET_F_HOST_TSO4
+        | 1 << bits::VIRTIO_NET_F_HOST_TSO6
+        | 1 << VIRTIO_NET_F_HOST_USO;
+
     /// The set as it travels in a message; bits that are not known are dropped.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits).closed()
@@ -114,6 +120,9 @@ mod tests {
         assert_eq!(Offloads::accepted_by_guest(Offloads::ALL.features()), Offloads::ALL);
         assert_eq!(Offloads::left_by_guest(Offloads::ALL.features()), Offloads::ALL);
         assert_eq!(Offloads::NONE.features(), 0);
+        let from_guests = Offloads::ALL.features() & Offloads::FROM_GUESTS;
+        assert_eq!(Offloads::left_by_guest(from_guests), Offloads::ALL);
+        assert_eq!(Offloads::accepted_by_guest(from_guests), Offloads::NONE);
     }
 
     #[test]

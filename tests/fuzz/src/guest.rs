@@ -53,6 +53,7 @@ pub(crate) fn with_ring(features: u64, data: &[u8], look: impl FnOnce(&mut Ring)
         call: Arc::new(Mutex::new(None)),
         error: None,
         features,
+        event_index_unknown: false,
         inflight: None,
     });
     ring.set_limits(LIMITS);

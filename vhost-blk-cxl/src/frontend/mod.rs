@@ -183,6 +183,8 @@ impl Frontend {
         let spec = DeviceSpec {
             name: format!("{}-{}", object.instance_name, object.device),
             virtio_features: features(&object),
+            // QEMU says what a disk's driver acknowledged whenever it starts its rings.
+            assumed_features: 0,
             config: config.clone(),
             queues: object.queues,
             queue_size_max: QUEUE_SIZE_MAX,

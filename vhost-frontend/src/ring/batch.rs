@@ -211,6 +211,7 @@ mod tests {
             call: Arc::new(Mutex::new(None)),
             error: None,
             features: 0,
+            event_index_unknown: false,
             inflight: None,
         };
         (Ring::new(parts), memory)

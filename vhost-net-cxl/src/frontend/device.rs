@@ -8,6 +8,7 @@ use pod_protocol::objects::PortObject;
 use pod_protocol::reports::Report;
 use pod_protocol::worker::WorkerHandle;
 use vhost_frontend::{ConfigSpace, DeviceSink, DeviceSpec, GuestMemory, PoolRam, Ring, StopReason};
+use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_bindings::virtio_net as bits;
 
@@ -36,6 +37,7 @@ pub fn device_spec(object: &PortObject, pool_file: Option<(u64, u64)>) -> Device
     DeviceSpec {
         name: format!("{}-{}", object.instance_name, object.device),
         virtio_features: features,
+        assumed_features: assumed_features(object),
         config: ConfigSpace::new(config_space(object)),
         queues: 2 * object.queue_pairs,
         queue_size_max: QUEUE_SIZE_MAX,
@@ -44,6 +46,15 @@ pub fn device_spec(object: &PortObject, pool_file: Option<(u64, u64)>) -> Device
         announces: true,
         pool_ram: pool_file.map(|file| PoolRam { file, leased: object.ram_area }),
     }
+}
+
+/// What any driver understands of us, and may ask of us: not that frames reach it unfinished.
+fn assumed_features(object: &PortObject) -> u64 {
+    1 << VIRTIO_F_VERSION_1
+        | 1 << VIRTIO_RING_F_INDIRECT_DESC
+        // One that does not merge has buffers into which each frame fits.
+        | 1 << bits::VIRTIO_NET_F_MRG_RXBUF
+        | object.features & Offloads::FROM_GUESTS
 }
 
 /// `struct virtio_net_config` up to the MTU.
@@ -163,5 +174,8 @@ mod tests {
         );
         assert!(!has(bits::VIRTIO_NET_F_HOST_TSO4) && !has(bits::VIRTIO_NET_F_GUEST_TSO4));
         assert!(!spec.inflight);
+        let assumed = |bit: u32| spec.assumed_features >> bit & 1 == 1;
+        assert!(assumed(VIRTIO_F_VERSION_1) && assumed(bits::VIRTIO_NET_F_CSUM));
+        assert!(!assumed(bits::VIRTIO_NET_F_GUEST_CSUM) && !assumed(VIRTIO_RING_F_EVENT_IDX));
     }
 }

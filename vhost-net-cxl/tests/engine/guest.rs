@@ -227,6 +227,7 @@ impl DriverQueue {
             call: Arc::new(Mutex::new(None)),
             error: None,
             features,
+            event_index_unknown: false,
             inflight: None,
         })
     }
