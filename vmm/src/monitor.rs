@@ -1,6 +1,6 @@
 //! Sessions with QEMU's monitor.
 
-use std::io::{BufReader, ErrorKind};
+use std::io::{BufRead as _, BufReader, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
@@ -32,17 +32,27 @@ pub(crate) fn connect(path: &Path, mut over: impl FnMut() -> bool) -> Result<Mon
             Err(_) => thread::sleep(Duration::from_millis(10)),
         }
     };
-    stream.set_read_timeout(Some(MONITOR_DEADLINE)).map_err(|e| failed(e.into()))?;
-    let reader = BufReader::new(stream.try_clone().map_err(|e| failed(e.into()))?);
+    open(stream, &path.display().to_string(), MONITOR_DEADLINE)
+}
+
+/// A session over a connection, whose other end is what `of` names, and which answers each time within `deadline`.
+pub(crate) fn open(stream: UnixStream, of: &str, deadline: Duration) -> Result<Monitor, VmmError> {
+    stream.set_read_timeout(Some(deadline)).map_err(|e| failed(e.into()))?;
+    let mut reader = BufReader::new(stream.try_clone().map_err(|e| failed(e.into()))?);
+    // The crate panics where nothing comes.
+    let greeted = reader.fill_buf().map_err(ExecuteError::from).and_then(|first| match first {
+        [] => Err(ExecuteError::Io(ErrorKind::UnexpectedEof.into())),
+        _ => Ok(()),
+    });
     let mut monitor = Qmp::new(Stream::new(reader, stream));
-    monitor.handshake().map_err(|error| match error {
+    greeted.and_then(|()| monitor.handshake()).map_err(|error| match error {
         ExecuteError::Io(io) if matches!(io.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
             VmmError::Monitor {
-                reason: format!(
-                    "{} does not greet: QEMU hangs, or somebody else has the only session",
-                    path.display()
-                ),
+                reason: format!("{of} does not greet: QEMU hangs, or somebody else has the only session"),
             }
+        }
+        ExecuteError::Io(io) if io.kind() == ErrorKind::UnexpectedEof => {
+            VmmError::Monitor { reason: format!("{of}: QEMU ended before it greeted") }
         }
         _ => failed(error),
     })?;

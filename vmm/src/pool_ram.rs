@@ -1,13 +1,17 @@
 //! Guest memory that lies in the pool, where the engines find it without a copy.
 
-use std::io::{self, BufReader};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use cxl_pool::{Area, ByteOffset, CoherenceMode, GuestLock, LineCount, Memory, Pool};
-use qapi::{Qmp, Stream, qmp};
+use qapi::qmp;
 
 use crate::VmmError;
+use crate::monitor::{self, MONITOR_DEADLINE};
 
 /// The object that QEMU keeps a guest's memory of a file in.
 const BACKEND: &str = "memory-backend-file";
@@ -88,36 +92,30 @@ fn wipe<M: Memory>(memory: &M, area: Area) {
 /// Whether this QEMU can begin in the middle of a file: it says so itself. One that cannot would give the guest the
 /// beginning of the pool, and the guest would overwrite what all hosts live by.
 pub(crate) fn check_offset(qemu: &Path) -> Result<(), VmmError> {
+    check_offset_within(qemu, MONITOR_DEADLINE)
+}
+
+fn check_offset_within(qemu: &Path, deadline: Duration) -> Result<(), VmmError> {
     let start = |source| VmmError::Start { program: qemu.display().to_string(), source };
+    // Both of its standard streams at once: a pipe has no deadline.
+    let (ours, theirs) = UnixStream::pair().map_err(start)?;
+    let output = OwnedFd::from(theirs.try_clone().map_err(start)?);
     let mut child = Command::new(qemu)
-        .args([
-            "-machine",
-            "none",
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-S",
-            "-qmp",
-            "stdio",
-        ])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
+        .args(["-machine", "none", "-nodefaults", "-no-user-config", "-display", "none", "-S"])
+        .args(["-qmp", "stdio"])
+        .stdin(OwnedFd::from(theirs))
+        .stdout(output)
         .stderr(Stdio::null())
         .spawn()
         .map_err(start)?;
-    let (input, output) = (child.stdin.take(), child.stdout.take());
-    let asked = input.zip(output).map(|(input, output)| {
-        let mut monitor = Qmp::new(Stream::new(BufReader::new(output), input));
-        monitor.handshake()?;
-        monitor.execute(&qmp::qom_list_properties { typename: BACKEND.to_owned() })
+    let asked = monitor::open(ours, &qemu.display().to_string(), deadline).and_then(|mut monitor| {
+        let properties = qmp::qom_list_properties { typename: BACKEND.to_owned() };
+        monitor.execute(&properties).map_err(monitor::failed)
     });
     // It has said what it was started for.
     let _ = child.kill();
     let _ = child.wait();
-    let said = |reason: String| VmmError::Monitor { reason };
-    let properties = asked.ok_or_else(|| said("it has no monitor".to_owned()))?;
-    let properties = properties.map_err(|error| said(error.to_string()))?;
+    let properties = asked?;
     if properties.iter().any(|property| property.name == "offset") {
         return Ok(());
     }
@@ -129,4 +127,42 @@ pub(crate) fn check_offset(qemu: &Path) -> Result<(), VmmError> {
             qemu.display()
         ),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    /// Asks a script in QEMU's place.
+    fn ask(script: &str, deadline: Duration) -> Result<(), VmmError> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("qemu");
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        loop {
+            match check_offset_within(&path, deadline) {
+                // A process that another test was just forking still has it open.
+                Err(VmmError::Start { source, .. }) if source.kind() == io::ErrorKind::ExecutableFileBusy => {
+                }
+                said => return said,
+            }
+        }
+    }
+
+    #[test]
+    fn who_is_asked_for_offset_and_says_nothing_is_not_waited_for() {
+        let short = Duration::from_millis(300);
+        let silent = ask("exec sleep 1000", short);
+        assert!(silent.unwrap_err().to_string().contains("does not greet"));
+        let greeting = r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7}, "package": ""}, "capabilities": []}}"#;
+        let stuck = ask(
+            &format!("echo '{greeting}'; read line; echo '{{\"return\": {{}}}}'; exec sleep 1000"),
+            short,
+        );
+        assert!(matches!(stuck, Err(VmmError::Monitor { .. })), "{stuck:?}");
+        let ended = ask("exit 1", MONITOR_DEADLINE);
+        assert!(ended.unwrap_err().to_string().contains("ended before it greeted"));
+    }
 }
