@@ -25,8 +25,10 @@ BIN_DIRECTORY = $(DESTDIR)$(PREFIX)/bin
 LIBRARY_DIRECTORY = $(DESTDIR)$(PREFIX)/lib/wadi
 UNIT_DIRECTORY = $(DESTDIR)$(PREFIX)/lib/systemd/system
 DOC_DIRECTORY = $(DESTDIR)$(PREFIX)/share/doc/wadi
+# libvirt looks for hooks here and nowhere else.
+HOOK_DIRECTORY = $(DESTDIR)/etc/libvirt/hooks/qemu.d
 
-SHELL_SCRIPTS := .ci/run $(wildcard deploy/*.sh deploy/debian/p* guest-images/guest/*.sh tests/packaging/*.sh)
+SHELL_SCRIPTS := .ci/run $(wildcard deploy/*.sh deploy/debian/p* deploy/libvirt/wadi guest-images/guest/*.sh tests/packaging/*.sh)
 
 .PHONY: help
 help: ## show this list
@@ -45,15 +47,18 @@ build: setup ## build the daemons and tools (release)
 	$(CARGO) build --release --bins $(addprefix -p ,$(PROGRAMS))
 
 .PHONY: install
-install: ## put programs, systemd units and documentation below DESTDIR; run make build first
+install: ## put programs, systemd units, libvirt's hook and documentation below DESTDIR; run make build first
 	@for program in $(INSTALLED); do \
 	  [ -x $(BUILT)/$$program ] || { echo "install: $(BUILT)/$$program is not there: run make build first" >&2; exit 1; }; \
 	done
-	install -d $(BIN_DIRECTORY) $(LIBRARY_DIRECTORY) $(UNIT_DIRECTORY)/wadi-.service.d $(DOC_DIRECTORY)/examples
+	install -d $(BIN_DIRECTORY) $(LIBRARY_DIRECTORY) $(UNIT_DIRECTORY)/wadi-.service.d $(DOC_DIRECTORY)/examples $(HOOK_DIRECTORY)
 	install -m 755 $(addprefix $(BUILT)/,$(INSTALLED)) $(BIN_DIRECTORY)/
 	install -m 644 $(BUILT)/deps/libvcpu_shim.so $(LIBRARY_DIRECTORY)/
 	install -m 644 deploy/systemd/*.service $(UNIT_DIRECTORY)/
 	install -m 644 deploy/systemd/wadi-.service.d/*.conf $(UNIT_DIRECTORY)/wadi-.service.d/
+	@# It says where the controller is: whoever has said so does not want to say it again.
+	@[ -e $(HOOK_DIRECTORY)/wadi ] || { \
+	  sed 's,/usr/bin/,$(PREFIX)/bin/,' deploy/libvirt/wadi >$(HOOK_DIRECTORY)/wadi && chmod 755 $(HOOK_DIRECTORY)/wadi; }
 	install -m 644 CHANGELOG.md docs/*.md docs/*.svg $(DOC_DIRECTORY)/
 	install -m 644 LICENSE $(DOC_DIRECTORY)/copyright
 	install -m 644 deploy/examples/*.toml $(DOC_DIRECTORY)/examples/

@@ -39,6 +39,7 @@ mkdir "$staged/DEBIAN"
 sed -e "s/@VERSION@/$version/; s/@ARCHITECTURE@/$architecture/; s/@INSTALLED_SIZE@/$installed/; s/@DEPENDS@/$libraries/" \
   "$source/deploy/debian/control.in" >"$staged/DEBIAN/control"
 install -m 755 "$source"/deploy/debian/{postinst,prerm,postrm} "$staged/DEBIAN/"
+(cd "$staged" && find etc -type f -printf '/%p\n' | sort) >"$staged/DEBIAN/conffiles"
 (cd "$staged" && find usr -type f -print0 | sort -z | xargs -0 md5sum) >"$staged/DEBIAN/md5sums"
 
 package=$output/wadi_${version}_$architecture.deb

@@ -74,6 +74,19 @@ eventually sh -c 'podctl devices list | tee /dev/stderr | grep -c "^h1/.* up " |
 podctl hosts list
 podctl devices list
 podctl instances get vm1
+
+step libvirt
+hook=/etc/libvirt/hooks/qemu.d/wadi
+cat >/tmp/domain.xml <<'DOMAIN'
+<domain type='kvm'><name>vm2</name><uuid>7a1d1cf5-1f0a-4c41-9a5b-1f2d6a6a1b4e</uuid>
+<metadata><wadi:instance xmlns:wadi='urn:wadi:domain:1'/></metadata>
+<devices><interface type='vhostuser'><mac address='52:54:00:00:00:02'/>
+<source type='unix' path='/run/wadi/sockets/vm2-net0.sock' mode='client'/></interface></devices></domain>
+DOMAIN
+$hook vm2 prepare begin - </tmp/domain.xml
+podctl instances get vm2 | tee /dev/stderr | grep -q "52:54:00:00:00:02"
+$hook vm2 release end - </tmp/domain.xml
+if podctl instances get vm2; then die "the hook has given nothing back"; fi
 # No daemon has tried what it may not.
 if grep -iE 'not permitted|EPERM|panicked' /tmp/*.log; then die "a daemon may do too little"; fi
 
@@ -81,8 +94,11 @@ step remove
 # shellcheck disable=SC2046 # several
 kill $(jobs -p)
 wait
+dpkg --remove wadi
+# A domain that asks for devices is the only one that misses them.
+$hook vm2 prepare begin - </tmp/domain.xml || die "the hook that is left forbids what nobody asked it"
 dpkg --purge wadi
-left=$(find /usr/bin /usr/lib/systemd /usr/share/doc -path '*wadi*' -o -name 'vhost-*-cxl' -o -name 'podctl')
+left=$(find /usr/bin /usr/lib/systemd /usr/share/doc /etc/libvirt -path '*wadi*' -o -name 'vhost-*-cxl' -o -name 'podctl')
 [ -z "$left" ] || die "left behind: $left"
 [ -s /var/lib/wadi/ssd0.img ] || die "what guests wrote must outlive the package"
 step done

@@ -1,45 +1,152 @@
-//! libvirt runs the domain that `vmm xml` prints.
+//! A libvirt daemon runs the domain that `vmm xml` prints, and its hook leases the domain's devices.
 
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::agent::Agent;
 use guest_images::{EXEC_PORT, Guest, Silent};
+use pod_controller::api::{CreateInstance, Instance, NicRequest};
 use vmm::Accelerator;
-use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, PodBuilder};
+use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, Pod, PodBuilder, Role};
 use wadi_tests::process::Daemon;
 
 const LONG: Duration = Duration::from_mins(1);
-/// libvirt tries QEMU out first, which takes long on a busy machine.
-const START: Duration = Duration::from_mins(5);
+/// How long the hook may wait where a domain is to start.
+const PATIENT: u64 = 30;
 
-/// Runs libvirt as the first process of a namespace of processes, which reaps what libvirt leaves behind: it waits until
-/// each QEMU that it tried out is gone for good, and the first process of a container may be slow to let it go.
-const REAPER: &str = "virt-qemu-run \"$@\" & wait $!";
+/// The hook as it is installed.
+const HOOK: &str = include_str!("../../deploy/libvirt/wadi");
 
-/// What the test adds to the domain: a way to run commands in the guest, and that QEMU runs as root, to whom the pod's
-/// sockets belong.
-fn with_agent(xml: &str, socket: &Path) -> String {
-    let channel = format!(
-        "<channel type='unix'><source mode='bind' path='{}'/><target type='virtio' name='{EXEC_PORT}'/></channel>",
-        socket.display()
-    );
-    let label = "<seclabel type='static' model='dac' relabel='no'><label>+0:+0</label></seclabel>";
-    xml.replace("</devices>", &format!("{channel}</devices>"))
-        .replace("</domain>", &format!("{label}</domain>"))
+/// Runs libvirt's daemon with directories of its own in place of the system's. The shell is the first process of a namespace of
+/// processes and reaps what libvirt leaves behind: libvirt waits until each QEMU that it tried out is gone for good, and the first
+/// process of a container may be slow to let it go.
+const DAEMON: &str = r#"
+mount -t tmpfs run /run
+mkdir /run/libvirt
+mount --bind "$0/etc" /etc/libvirt
+for directory in cache lib log; do mount --bind "$0/$directory" /var/$directory/libvirt; done
+libvirtd -f /etc/libvirt/libvirtd.conf -p "$0/pid" & wait $!
+"#;
+
+/// Without the daemon that writes logs for libvirt, and without a /dev of QEMU's own. QEMU runs as root, to whom the pod's sockets
+/// belong.
+const QEMU_CONF: &str = r#"stdio_handler = "file"
+namespaces = []
+cgroup_controllers = []
+security_driver = "none"
+user = "root"
+group = "root"
+dynamic_ownership = 0
+"#;
+
+/// A domain without anything of the pod.
+const FOREIGN: &str = "<domain type='qemu'><name>foreign</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>
+    <os><type arch='x86_64' machine='q35'>hvm</type></os></domain>";
+
+/// libvirt on the host h1 of a pod.
+struct Libvirt {
+    directory: PathBuf,
+    daemon: Daemon,
 }
 
-#[test]
-fn libvirt_runs_the_domain_as_it_is_printed() {
-    let guest = Guest::ensure(&mut Silent).unwrap();
-    let pod = PodBuilder::three_hosts().start().unwrap();
-    let instance = pod.create_instance("vm1", "h1", &[("vol0", 64 << 20, Some("h2/ssd0"))]).unwrap();
+impl Libvirt {
+    fn start(pod: &Pod) -> Self {
+        let directory = pod.directory().join("libvirt");
+        for below in ["etc/hooks/qemu.d", "cache", "lib", "log/qemu", "run"] {
+            fs::create_dir_all(directory.join(below)).unwrap();
+        }
+        fs::write(directory.join("etc/qemu.conf"), QEMU_CONF).unwrap();
+        let sockets = directory.join("run");
+        fs::write(
+            directory.join("etc/libvirtd.conf"),
+            format!(
+                "unix_sock_dir = \"{}\"\nauth_unix_rw = \"none\"\nauth_unix_ro = \"none\"\n",
+                sockets.display()
+            ),
+        )
+        .unwrap();
+        install_hook(pod, &directory, PATIENT);
+        let mut command = pod.host("h1").unwrap().command(Path::new("unshare"));
+        command.args([
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "sh",
+            "-e",
+            "-c",
+            DAEMON,
+        ]);
+        command.arg(&directory);
+        let daemon = Daemon::start("libvirtd", command, &directory.join("said"));
+        let mut libvirt = Self { directory, daemon: daemon.unwrap() };
+        let started = Instant::now();
+        while UnixStream::connect(sockets.join("libvirt-sock")).is_err() {
+            libvirt.daemon.check().unwrap();
+            assert!(started.elapsed() < LONG, "{}", libvirt.daemon.said());
+            thread::sleep(Duration::from_millis(20));
+        }
+        libvirt
+    }
+
+    /// What `virsh` prints, and whether it did what it was told.
+    fn virsh(&self, words: &[&str]) -> (String, bool) {
+        let socket = self.directory.join("run/libvirt-sock");
+        let mut command = Command::new("virsh");
+        command.args(["-c", &format!("qemu:///system?socket={}", socket.display())]).args(words);
+        let output = command.output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (String::from_utf8_lossy(&said).into_owned(), output.status.success())
+    }
+
+    fn does(&self, words: &[&str]) -> String {
+        let (said, done) = self.virsh(words);
+        assert!(done, "{words:?}: {said}");
+        said
+    }
+
+    /// Has it fail to start a domain; what it says.
+    fn refuses(&self, domain: &str) -> String {
+        let (said, done) = self.virsh(&["start", domain]);
+        assert!(!done, "{said}");
+        said
+    }
+
+    fn define(&self, name: &str, xml: &str) {
+        let path = self.directory.join(format!("{name}.xml"));
+        fs::write(&path, xml).unwrap();
+        self.does(&["define", &path.display().to_string()]);
+    }
+}
+
+fn server(pod: &Pod) -> String {
+    format!("unix:{}", pod.directory().join("run/controller.sock").display())
+}
+
+/// Puts the hook where libvirt looks for it, as an operator would after an edit.
+fn install_hook(pod: &Pod, directory: &Path, wait_s: u64) {
+    let config = pod.config_path("h1");
+    let options =
+        format!("libvirt-hook --server {} --config {} --wait {wait_s} --", server(pod), config.display());
+    let script = HOOK.replace("/usr/bin/vmm", &pod.binary("vmm").display().to_string());
+    let script = script.replace("libvirt-hook --", &options);
+    let (new, path) = (directory.join("new-hook"), directory.join("etc/hooks/qemu.d/wadi"));
+    fs::write(&new, script).unwrap();
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::rename(new, path).unwrap();
+}
+
+/// What `vmm xml` prints, and a way to run commands in the guest.
+fn domain(pod: &Pod, guest: &Guest, agent: &Path) -> String {
     let printed = Command::new(pod.binary("vmm"))
         .args(["xml", "--instance", "vm1", "--memory", "512", "--append", &guest.command_line])
-        .arg("--server")
-        .arg(format!("unix:{}", pod.directory().join("run/controller.sock").display()))
+        .args(["--server", &server(pod)])
         .arg("--kernel")
         .arg(&guest.kernel)
         .arg("--initrd")
@@ -49,53 +156,173 @@ fn libvirt_runs_the_domain_as_it_is_printed() {
         .output()
         .unwrap();
     assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
-    let directory = pod.directory().join("libvirt");
-    let root = directory.join("root");
-    fs::create_dir_all(root.join("etc")).unwrap();
-    // Without the daemon that writes logs for libvirt, and without a /dev of QEMU's own, which lacks terminals where the root
-    // directory was changed.
-    fs::write(root.join("etc/qemu.conf"), "stdio_handler = \"file\"\nnamespaces = []\n").unwrap();
-    let (xml, socket) = (directory.join("vm1.xml"), directory.join("exec.sock"));
-    fs::write(&xml, with_agent(&String::from_utf8(printed.stdout).unwrap(), &socket)).unwrap();
+    let channel = format!(
+        "<channel type='unix'><source mode='bind' path='{}'/><target type='virtio' name='{EXEC_PORT}'/></channel>",
+        agent.display()
+    );
+    String::from_utf8(printed.stdout).unwrap().replace("</devices>", &format!("{channel}</devices>"))
+}
 
-    // libvirt's own driver for QEMU, in a process and a directory of its own.
-    let mut command = pod.host("h1").unwrap().command(Path::new("unshare"));
-    command.args(["--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", REAPER, "virt-qemu-run"]);
-    command.arg("-r").arg(&root).arg(&xml);
-    let mut libvirt = Daemon::start("virt-qemu-run", command, &directory.join("log")).unwrap();
-    let qemu_log = root.join("log/qemu/vm1.log");
-    let started = Instant::now();
-    while !socket.exists() {
-        libvirt.check().unwrap();
-        assert!(started.elapsed() < START, "{}", libvirt.said());
-        std::thread::sleep(Duration::from_millis(20));
+fn instance(pod: &Pod) -> Option<Instance> {
+    match pod.api().instance("vm1") {
+        Ok(found) => Some(found),
+        Err(error) if error.status() == Some(404) => None,
+        Err(error) => panic!("{error}"),
     }
-    let agent = Agent::connect(&socket, LONG).unwrap_or_else(|error| {
-        panic!("{error}: {}{}", libvirt.said(), fs::read_to_string(&qemu_log).unwrap_or_default())
-    });
-    let run = |command: &str| {
-        let outcome = agent.run(command, LONG).unwrap();
-        assert!(outcome.success(), "{command}: {}", String::from_utf8_lossy(&outcome.stderr));
-        outcome.text()
+}
+
+/// Runs commands in the guest of a domain that has started.
+fn guest_of(libvirt: &Libvirt, socket: &Path) -> Agent {
+    Agent::connect(socket, LONG).unwrap_or_else(|error| {
+        let log = fs::read_to_string(libvirt.directory.join("log/qemu/vm1.log"));
+        panic!("{error}: {}{}", libvirt.daemon.said(), log.unwrap_or_default())
+    })
+}
+
+fn run(agent: &Agent, command: &str) -> String {
+    let outcome = agent.run(command, LONG).unwrap();
+    assert!(outcome.success(), "{command}: {}", String::from_utf8_lossy(&outcome.stderr));
+    outcome.text()
+}
+
+#[test]
+fn virsh_start_alone_brings_a_domain_its_devices() {
+    let guest = Guest::ensure(&mut Silent).unwrap();
+    let mut pod = PodBuilder::three_hosts().start().unwrap();
+    let made = pod.create_instance("vm1", "h1", &[("vol0", 64 << 20, Some("h2/ssd0"))]).unwrap();
+    let libvirt = Libvirt::start(&pod);
+    let socket = libvirt.directory.join("exec.sock");
+    libvirt.define("vm1", &domain(&pod, &guest, &socket));
+    libvirt.define("foreign", FOREIGN);
+    pod.api().delete_instance("vm1").unwrap();
+
+    a_start_without_devices_is_refused(&mut pod, &libvirt);
+    let left = a_killed_hook_leaves_something(&mut pod, &libvirt);
+
+    libvirt.does(&["start", "vm1"]);
+    let leased = instance(&pod).unwrap();
+    assert!(leased.id != left.id && leased.labels == left.labels, "{leased:?}");
+    assert_eq!((&leased.nics[0].mac, leased.nics[0].mtu), (&made.nics[0].mac, made.nics[0].mtu));
+    let agent = guest_of(&libvirt, &socket);
+    the_devices_work(&mut pod, &agent, &leased);
+
+    libvirt.does(&["destroy", "vm1"]);
+    assert_eq!(instance(&pod), None);
+    an_operators_instance_stays(&pod, &libvirt, &made);
+    let mut libvirt = libvirt;
+    libvirt.daemon.kill().unwrap();
+}
+
+fn a_start_without_devices_is_refused(pod: &mut Pod, libvirt: &Libvirt) {
+    let request = CreateInstance {
+        name: "other".to_owned(),
+        host: "h1".to_owned(),
+        volumes: vec!["vol0".to_owned()],
+        ..CreateInstance::default()
     };
-    let nic = &instance.nics[0];
-    assert_eq!(run("cat /sys/class/net/eth0/address").trim(), nic.mac);
-    assert_eq!(run("cat /sys/class/net/eth0/mtu").trim(), nic.mtu.to_string());
-    run(&format!("ip address add {GUEST_ADDRESS}/24 dev eth0 && ip link set eth0 up"));
-    run(&format!("ping -c 3 -W 5 {CLIENT_ADDRESS}"));
-    assert_eq!(run("cat /sys/block/vda/serial").trim(), instance.disks[0].serial);
+    pod.create_instance_as(&request).unwrap();
+    let said = libvirt.refuses("vm1");
+    assert!(said.contains("the domain vm1") && said.contains("\"vol0\" is leased to other"), "{said}");
+    pod.api().delete_instance("other").unwrap();
+
+    // Domains that have nothing to do with the pod do not miss it.
+    pod.controller().unwrap().kill().unwrap();
+    install_hook(pod, &libvirt.directory, 1);
+    let said = libvirt.refuses("vm1");
+    assert!(said.contains("is pod-controller running there?"), "{said}");
+    libvirt.does(&["start", "foreign", "--paused"]);
+    libvirt.does(&["destroy", "foreign"]);
+    pod.start_controller().unwrap();
+    pod.wait_until_joined().unwrap();
+    assert_eq!(instance(pod), None);
+
+    pod.daemon("h1", Role::NetFrontend).unwrap().kill().unwrap();
+    let started = Instant::now();
+    loop {
+        // For an instant it is not known yet that the frontend is away, and the instance waits for it.
+        let said = libvirt.refuses("vm1");
+        if said.contains("h1/net-frontend is not there: start it") {
+            break;
+        }
+        assert!(said.contains("still waits for net0: ") && started.elapsed() < LONG, "{said}");
+    }
+    // libvirt calls the hook once more when a start was refused.
+    assert_eq!(instance(pod), None);
+}
+
+/// Kills the hook, which waits for a frontend, once that is there and the devices are leased.
+fn a_killed_hook_leaves_something(pod: &mut Pod, libvirt: &Libvirt) -> Instance {
+    install_hook(pod, &libvirt.directory, PATIENT);
+    let (xml, said) = (libvirt.directory.join("hook.xml"), libvirt.directory.join("hook.said"));
+    fs::write(&xml, libvirt.does(&["dumpxml", "vm1"])).unwrap();
+    let mut hook = Command::new(libvirt.directory.join("etc/hooks/qemu.d/wadi"))
+        .args(["vm1", "prepare", "begin", "-"])
+        .stdin(fs::File::open(xml).unwrap())
+        .stderr(fs::File::create(&said).unwrap())
+        .spawn()
+        .unwrap();
+    pod.start_daemon("h1", Role::NetFrontend).unwrap();
+    let started = Instant::now();
+    while instance(pod).is_none() {
+        assert!(started.elapsed() < LONG, "{}", fs::read_to_string(&said).unwrap());
+        thread::sleep(Duration::from_millis(5));
+    }
+    hook.kill().unwrap();
+    hook.wait().unwrap();
+    let left = instance(pod).unwrap();
+    assert!(left.labels.contains_key(vmm::hook::LABEL), "{left:?}");
+    pod.wait_until_joined().unwrap();
+    left
+}
+
+fn the_devices_work(pod: &mut Pod, agent: &Agent, leased: &Instance) {
+    let nic = &leased.nics[0];
+    assert_eq!(run(agent, "cat /sys/class/net/eth0/address").trim(), nic.mac);
+    assert_eq!(run(agent, "cat /sys/class/net/eth0/mtu").trim(), nic.mtu.to_string());
+    run(agent, &format!("ip address add {GUEST_ADDRESS}/24 dev eth0 && ip link set eth0 up"));
+    let ping = format!("ping -c 3 -W 5 {CLIENT_ADDRESS}");
+    run(agent, &ping);
+    assert_eq!(run(agent, "cat /sys/block/vda/serial").trim(), leased.disks[0].serial);
     run(
+        agent,
         "dd if=/dev/urandom of=/tmp/a bs=1M count=8 && dd if=/tmp/a of=/dev/vda bs=64k oflag=direct conv=fsync",
     );
+
+    let (host, failing) = nic.nic.split_once('/').unwrap();
+    pod.pull_cable(host, failing).unwrap();
+    pod.wait_for_nic("vm1", nic.backup.as_deref().unwrap()).unwrap();
+    run(agent, &ping);
+    for role in [Role::NetFrontend, Role::BlkFrontend] {
+        pod.daemon("h1", role).unwrap().kill().unwrap();
+        pod.start_daemon("h1", role).unwrap();
+    }
     run(
+        agent,
         "echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/vda of=/tmp/b bs=1M count=8 iflag=direct && cmp /tmp/a /tmp/b",
     );
-    // libvirt notes the end of its guest; it itself stays, and with its first process the namespace ends.
-    let _ = agent.run("poweroff -f", LONG);
-    let started = Instant::now();
-    while !fs::read_to_string(&qemu_log).unwrap().contains("reason=shutdown") {
-        assert!(started.elapsed() < LONG, "{}", libvirt.said());
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    libvirt.kill().unwrap();
+    // libvirt has QEMU connect again after a second.
+    run(agent, &format!("for i in $(seq 30); do {ping} && exit; done; exit 1"));
+    pod.plug_cable(host, failing).unwrap();
+}
+
+/// What was leased by hand is used, and not given back.
+fn an_operators_instance_stays(pod: &Pod, libvirt: &Libvirt, made: &Instance) {
+    let nic = NicRequest { mac: Some("02:00:00:00:00:77".to_owned()), ..NicRequest::default() };
+    let mut request = CreateInstance {
+        name: "vm1".to_owned(),
+        host: "h1".to_owned(),
+        nics: vec![nic],
+        volumes: vec!["vol0".to_owned()],
+        ..CreateInstance::default()
+    };
+    pod.create_instance_as(&request).unwrap();
+    let said = libvirt.refuses("vm1");
+    assert!(said.contains("net0 has the address 02:00:00:00:00:77") && said.contains("`vmm xml"), "{said}");
+    assert!(instance(pod).is_some());
+    pod.api().delete_instance("vm1").unwrap();
+    request.nics[0].mac = Some(made.nics[0].mac.clone());
+    let kept = pod.create_instance_as(&request).unwrap();
+    libvirt.does(&["start", "vm1", "--paused"]);
+    libvirt.does(&["destroy", "vm1"]);
+    assert_eq!(instance(pod).unwrap().id, kept.id);
 }

@@ -10,6 +10,7 @@ pub mod console;
 mod device;
 mod firmware;
 mod follow;
+pub mod hook;
 mod instance;
 pub mod libvirt;
 mod machine;
@@ -26,6 +27,7 @@ pub mod slicing;
 mod spec;
 mod stop;
 mod words;
+mod xml;
 
 use std::io;
 use std::path::PathBuf;
@@ -86,6 +88,14 @@ pub enum VmmError {
         /// Where it was to go.
         uri: String,
         /// Why it did not.
+        reason: String,
+    },
+    /// The hook of libvirt cannot lease what a domain asks for.
+    #[error("the devices of the domain {domain}: {reason}")]
+    Domain {
+        /// The domain's name.
+        domain: String,
+        /// Why not, and what to do.
         reason: String,
     },
     /// The controller refused something, or does not answer.

@@ -1,10 +1,13 @@
 //! libvirt's description of a virtual machine.
 
+use crate::hook::Metadata;
 use crate::words::shell_line;
+use crate::xml::{Xml, text};
 use crate::{Firmware, QemuVersion, VmSpec, VmmError};
 
-/// The domain XML for `spec`. libvirt lets machines listen for NICs only, and knows no memory that begins in the middle of a file.
-pub fn domain_xml(spec: &VmSpec, version: QemuVersion) -> Result<String, VmmError> {
+/// The domain XML for `spec`, with what the hook of libvirt leases it by. libvirt lets machines listen for NICs only, and knows no
+/// memory that begins in the middle of a file.
+pub fn domain_xml(spec: &VmSpec, metadata: &Metadata, version: QemuVersion) -> Result<String, VmmError> {
     if spec.listens && !spec.disks.is_empty() {
         let reason = "libvirt cannot let a machine listen for its disks: create the instance without --vmm-listens, or \
                       run it with `vmm run`";
@@ -20,6 +23,7 @@ pub fn domain_xml(spec: &VmSpec, version: QemuVersion) -> Result<String, VmmErro
     };
     xml.open(&format!("<domain type='{}'{namespace}>", spec.accelerator.domain_type()));
     xml.line(&format!("<name>{}</name>", text(&spec.name)));
+    metadata.write(&mut xml);
     xml.line(&format!("<memory unit='KiB'>{}</memory>", spec.memory_kib()));
     // The frontends read and write the guest's memory, so it is shared.
     xml.line("<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>");
@@ -136,34 +140,6 @@ fn refuse_pool_ram(spec: &VmSpec, who: &str) -> Result<(), VmmError> {
     Err(VmmError::Spec { reason })
 }
 
-#[derive(Default)]
-struct Xml {
-    text: String,
-    depth: usize,
-}
-
-impl Xml {
-    fn line(&mut self, line: &str) {
-        self.text.extend(std::iter::repeat_n("  ", self.depth));
-        self.text.push_str(line);
-        self.text.push('\n');
-    }
-
-    fn open(&mut self, line: &str) {
-        self.line(line);
-        self.depth += 1;
-    }
-
-    fn close(&mut self, line: &str) {
-        self.depth -= 1;
-        self.line(line);
-    }
-}
-
-fn text(value: &str) -> String {
-    value.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('\'', "&apos;")
-}
-
 /// `vda`, `vdb`, … `vdz`, `vdaa`.
 fn disk_name(mut index: usize) -> String {
     let mut letters = Vec::new();
@@ -187,7 +163,7 @@ mod tests {
 
     #[test]
     fn every_element_is_closed() {
-        let xml = domain_xml(&spec(), QemuVersion { major: 7, minor: 2 }).unwrap();
+        let xml = domain_xml(&spec(), &Metadata::default(), QemuVersion { major: 7, minor: 2 }).unwrap();
         let opened = xml.matches('<').count() - 2 * xml.matches("</").count() - xml.matches("/>").count();
         assert_eq!(opened, 0, "{xml}");
         assert!(xml.contains("<qemu:property name='vectors' type='unsigned' value='0'/>"), "{xml}");
@@ -198,7 +174,7 @@ mod tests {
 
     #[test]
     fn only_qemu_that_crashes_goes_without_vectors() {
-        let xml = domain_xml(&spec(), QemuVersion { major: 10, minor: 0 }).unwrap();
+        let xml = domain_xml(&spec(), &Metadata::default(), QemuVersion { major: 10, minor: 0 }).unwrap();
         assert!(xml.contains("name='host_mtu'") && !xml.contains("vectors"), "{xml}");
     }
 
@@ -207,7 +183,7 @@ mod tests {
         let version = QemuVersion { major: 10, minor: 0 };
         let uefi = Uefi { code: "/c.fd".into(), template: "/t.fd".into(), variables: "/v.fd".into() };
         let mut spec = VmSpec { kernel: None, firmware: Firmware::Uefi(uefi), ..spec() };
-        let xml = domain_xml(&spec, version).unwrap();
+        let xml = domain_xml(&spec, &Metadata::default(), version).unwrap();
         assert!(xml.contains("<loader readonly='yes' type='pflash'>/c.fd</loader>"), "{xml}");
         assert!(xml.contains("<nvram template='/t.fd'>/v.fd</nvram>"), "{xml}");
         assert!(
@@ -215,19 +191,24 @@ mod tests {
             "{xml}"
         );
         spec.boot = vec!["net0".to_owned()];
-        let xml = domain_xml(&spec, version).unwrap();
+        let xml = domain_xml(&spec, &Metadata::default(), version).unwrap();
         assert!(xml.matches("<boot order").count() == 1 && !xml.contains("<rom"), "{xml}");
         spec.kernel = crate::spec::tests::spec().kernel;
-        assert!(!domain_xml(&spec, version).unwrap().contains("<boot order"));
+        assert!(!domain_xml(&spec, &Metadata::default(), version).unwrap().contains("<boot order"));
     }
 
     #[test]
     fn a_machine_listens_for_nics_only() {
         let mut spec = VmSpec { listens: true, ..spec() };
         let version = QemuVersion { major: 10, minor: 0 };
-        assert!(domain_xml(&spec, version).unwrap_err().to_string().contains("--vmm-listens"));
+        assert!(
+            domain_xml(&spec, &Metadata::default(), version)
+                .unwrap_err()
+                .to_string()
+                .contains("--vmm-listens")
+        );
         spec.disks.clear();
-        let xml = domain_xml(&spec, version).unwrap();
+        let xml = domain_xml(&spec, &Metadata::default(), version).unwrap();
         assert!(xml.contains("mode='server'/>") && !xml.contains("<reconnect"), "{xml}");
     }
 
@@ -241,7 +222,12 @@ mod tests {
         };
         let spec = VmSpec { pool_ram: Some(ram), ..spec() };
         let version = QemuVersion { major: 10, minor: 0 };
-        assert!(domain_xml(&spec, version).unwrap_err().to_string().contains("libvirt cannot"));
+        assert!(
+            domain_xml(&spec, &Metadata::default(), version)
+                .unwrap_err()
+                .to_string()
+                .contains("libvirt cannot")
+        );
         assert!(command_line(&spec, version).unwrap_err().to_string().contains("`vmm run`"));
     }
 
@@ -257,7 +243,7 @@ mod tests {
     fn markup_in_names_is_escaped() {
         let mut spec = spec();
         spec.name = "a<b&c".to_owned();
-        let xml = domain_xml(&spec, QemuVersion { major: 10, minor: 0 }).unwrap();
+        let xml = domain_xml(&spec, &Metadata::default(), QemuVersion { major: 10, minor: 0 }).unwrap();
         assert!(xml.contains("<name>a&lt;b&amp;c</name>"), "{xml}");
     }
 }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod following;
+mod libvirt_hook;
 mod running;
 mod slice;
 
@@ -13,8 +14,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use pod_controller::api::Instance;
 use pod_controller::client::{Credentials, Server};
 use tokio::signal::unix::{SignalKind, signal};
+use vmm::hook::Metadata;
 use vmm::{
     Accelerator, DirectKernel, Firmware, MigrationSpeed, QemuVersion, Uefi, Vm, VmSpec, console, libvirt,
     slicing,
@@ -64,6 +67,9 @@ enum Command {
     Attach(running::Attach),
     /// Holds the vCPUs of a machine that runs on this host to a part of their time, until Ctrl-C.
     Slice(slice::Slice),
+    /// Leases the devices of a libvirt domain when it starts, and gives them back when it has ended. libvirt runs this, with the
+    /// domain's XML at the standard input: /etc/libvirt/hooks/qemu.d/wadi.
+    LibvirtHook(libvirt_hook::LibvirtHook),
     /// Puts this terminal on a machine's serial console; Ctrl-] leaves it.
     Console {
         /// The console's socket; `run` says where it is.
@@ -168,8 +174,8 @@ struct Machine {
 }
 
 impl Machine {
-    /// What it consists of, and the host that it runs on.
-    fn spec(&self) -> Result<(VmSpec, String)> {
+    /// What it consists of, the instance, and the host that it runs on.
+    fn spec(&self) -> Result<(VmSpec, Instance, String)> {
         let client = self.credentials.client(&self.server)?;
         let instance = client.instance(&self.instance)?;
         let mut host = instance.host.clone();
@@ -231,7 +237,7 @@ impl Machine {
                 ram.pool.clone_from(pool);
             }
         }
-        Ok((spec, host))
+        Ok((spec, instance, host))
     }
 
     fn firmware(&self) -> Result<Firmware> {
@@ -250,10 +256,10 @@ impl Machine {
     }
 
     /// As [`Machine::spec`], for somebody else to start: what starting makes is made now.
-    fn prepared(&self) -> Result<VmSpec> {
-        let (spec, _) = self.spec()?;
+    fn prepared(&self) -> Result<(VmSpec, Instance)> {
+        let (spec, instance, _) = self.spec()?;
         spec.firmware.prepare()?;
-        Ok(spec)
+        Ok((spec, instance))
     }
 }
 
@@ -265,7 +271,7 @@ fn host_kernel() -> Option<PathBuf> {
 }
 
 fn run(machine: &Machine) -> Result<()> {
-    let (spec, host) = machine.spec()?;
+    let (spec, _, host) = machine.spec()?;
     eprintln!("{} runs with {}; console: {}", spec.name, spec.accelerator, spec.console_socket().display());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _guard = runtime.enter();
@@ -329,7 +335,7 @@ fn execute(command: Command) -> Result<()> {
             print(&format!("{instance} has {mib} MiB more\n"))
         }
         Command::QemuArgs(machine) => {
-            let spec = machine.prepared()?;
+            let (spec, _) = machine.prepared()?;
             print(&format!("{}\n", libvirt::command_line(&spec, QemuVersion::detect(&spec.qemu)?)?))
         }
         Command::List(asked) => running::list(&asked),
@@ -337,12 +343,13 @@ fn execute(command: Command) -> Result<()> {
         Command::Follow(asked) => following::follow(&asked),
         Command::Attach(asked) => running::attach(&asked),
         Command::Slice(asked) => slice::slice(&asked),
+        Command::LibvirtHook(asked) => libvirt_hook::libvirt_hook(&asked),
         Command::Console { socket } => {
             console::attach(&socket).with_context(|| format!("the console at {}", socket.display()))
         }
         Command::Xml(machine) => {
-            let spec = machine.prepared()?;
-            print(&libvirt::domain_xml(&spec, QemuVersion::detect(&spec.qemu)?)?)
+            let (spec, instance) = machine.prepared()?;
+            print(&libvirt::domain_xml(&spec, &Metadata::of(&instance), QemuVersion::detect(&spec.qemu)?)?)
         }
     }
 }
