@@ -95,12 +95,22 @@ impl Libvirt {
         libvirt
     }
 
+    /// A program among the processes that libvirt sees.
+    fn inside(&self, program: &Path) -> Command {
+        let pid = self.daemon.pid().unwrap();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        let mut command = Command::new("nsenter");
+        command.args(["--target", children.trim(), "--pid", "--mount"]).arg(program);
+        command
+    }
+
+    fn uri(&self) -> String {
+        format!("qemu:///system?socket={}", self.directory.join("run/libvirt-sock").display())
+    }
+
     /// What `virsh` prints, and whether it did what it was told.
     fn virsh(&self, words: &[&str]) -> (String, bool) {
-        let socket = self.directory.join("run/libvirt-sock");
-        let mut command = Command::new("virsh");
-        command.args(["-c", &format!("qemu:///system?socket={}", socket.display())]).args(words);
-        let output = command.output().unwrap();
+        let output = Command::new("virsh").args(["-c", &self.uri()]).args(words).output().unwrap();
         let said = [output.stdout, output.stderr].concat();
         (String::from_utf8_lossy(&said).into_owned(), output.status.success())
     }
@@ -146,6 +156,8 @@ fn install_hook(pod: &Pod, directory: &Path, wait_s: u64) {
 fn domain(pod: &Pod, guest: &Guest, agent: &Path) -> String {
     let printed = Command::new(pod.binary("vmm"))
         .args(["xml", "--instance", "vm1", "--memory", "512", "--append", &guest.command_line])
+        .arg("--directory")
+        .arg(pod.directory().join("vm"))
         .args(["--server", &server(pod)])
         .arg("--kernel")
         .arg(&guest.kernel)
@@ -205,6 +217,7 @@ fn virsh_start_alone_brings_a_domain_its_devices() {
     assert_eq!((&leased.nics[0].mac, leased.nics[0].mtu), (&made.nics[0].mac, made.nics[0].mtu));
     let agent = guest_of(&libvirt, &socket);
     the_devices_work(&mut pod, &agent, &leased);
+    the_vcpus_are_sliced_by_the_shim(&pod, &libvirt, &agent);
 
     libvirt.does(&["destroy", "vm1"]);
     assert_eq!(instance(&pod), None);
@@ -303,6 +316,25 @@ fn the_devices_work(pod: &mut Pod, agent: &Agent, leased: &Instance) {
     // libvirt has QEMU connect again after a second.
     run(agent, &format!("for i in $(seq 30); do {ping} && exit; done; exit 1"));
     pod.plug_cable(host, failing).unwrap();
+}
+
+/// `vmm xml` has libvirt load it into QEMU, and the hook makes the file through which it is commanded.
+fn the_vcpus_are_sliced_by_the_shim(pod: &Pod, libvirt: &Libvirt, agent: &Agent) {
+    let vmm = |words: &[&str]| {
+        let mut command = libvirt.inside(&pod.binary("vmm"));
+        let output = command.args(words).arg("--directory").arg(pod.directory().join("vm")).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert!(output.status.success(), "{words:?}: {said}");
+        said
+    };
+    vmm(&["attach", "--domain", "vm1", "--connect", &libvirt.uri()]);
+    let _busy = agent.start("while :; do :; done", b"").unwrap();
+    let said = vmm(&["slice", "vm1", "--share", "25", "--window", "10000", "--seconds", "2"]);
+    assert!(said.contains("vm1: shim (QEMU was started with the shim)"), "{said}");
+    let slept = said.lines().skip_while(|line| !line.starts_with("THREAD")).skip(1);
+    let slept = slept.map(|line| line.split_whitespace().nth(3).unwrap().parse::<u64>().unwrap());
+    assert!(slept.sum::<u64>() > 0, "{said}");
 }
 
 /// What was leased by hand is used, and not given back.

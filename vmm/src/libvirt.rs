@@ -1,9 +1,13 @@
 //! libvirt's description of a virtual machine.
 
 use crate::hook::Metadata;
+use crate::machine::CONTROL_VARIABLE;
 use crate::words::shell_line;
 use crate::xml::{Xml, text};
 use crate::{Firmware, QemuVersion, VmSpec, VmmError};
+
+/// The namespace of what libvirt passes on to QEMU as it is.
+pub(crate) const QEMU: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
 /// The domain XML for `spec`, with what the hook of libvirt leases it by. libvirt lets machines listen for NICs only, and knows no
 /// memory that begins in the middle of a file.
@@ -15,11 +19,10 @@ pub fn domain_xml(spec: &VmSpec, metadata: &Metadata, version: QemuVersion) -> R
     }
     refuse_pool_ram(spec, "libvirt cannot begin a guest's memory in the middle of a file, and nobody")?;
     let mut xml = Xml::default();
-    let crashes = !spec.networks.is_empty() && version.crashes_on_nic_vectors(spec.accelerator);
-    let namespace = if spec.networks.is_empty() {
+    let namespace = if spec.networks.is_empty() && spec.vcpu_shim.is_none() {
         ""
     } else {
-        " xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'"
+        &format!(" xmlns:qemu='{QEMU}'")
     };
     xml.open(&format!("<domain type='{}'{namespace}>", spec.accelerator.domain_type()));
     xml.line(&format!("<name>{}</name>", text(&spec.name)));
@@ -92,6 +95,21 @@ pub fn domain_xml(spec: &VmSpec, metadata: &Metadata, version: QemuVersion) -> R
     xml.line("<serial type='pty'/>");
     xml.line("<console type='pty'/>");
     xml.close("</devices>");
+    beyond_libvirt(spec, version, &mut xml);
+    xml.close("</domain>");
+    Ok(xml.text)
+}
+
+/// What libvirt has no element for and passes on to QEMU.
+fn beyond_libvirt(spec: &VmSpec, version: QemuVersion, xml: &mut Xml) {
+    if let Some(shim) = &spec.vcpu_shim {
+        xml.open("<qemu:commandline>");
+        for (name, value) in [("LD_PRELOAD", shim), (CONTROL_VARIABLE, &spec.vcpu_control())] {
+            let value = text(&value.display().to_string());
+            xml.line(&format!("<qemu:env name='{name}' value='{value}'/>"));
+        }
+        xml.close("</qemu:commandline>");
+    }
     if !spec.networks.is_empty() {
         xml.open("<qemu:override>");
         for network in &spec.networks {
@@ -99,7 +117,7 @@ pub fn domain_xml(spec: &VmSpec, metadata: &Metadata, version: QemuVersion) -> R
             xml.open("<qemu:frontend>");
             // Not by <mtu>: libvirt then looks for an interface of the host, and there is none.
             xml.line(&format!("<qemu:property name='host_mtu' type='unsigned' value='{}'/>", network.mtu));
-            if crashes {
+            if version.crashes_on_nic_vectors(spec.accelerator) {
                 // This QEMU crashes on a vhost-user NIC with MSI-X under TCG.
                 xml.line("<qemu:property name='vectors' type='unsigned' value='0'/>");
             }
@@ -108,8 +126,6 @@ pub fn domain_xml(spec: &VmSpec, metadata: &Metadata, version: QemuVersion) -> R
         }
         xml.close("</qemu:override>");
     }
-    xml.close("</domain>");
-    Ok(xml.text)
 }
 
 /// libvirt makes as many ports as its devices need, and none for what comes later.
@@ -170,6 +186,20 @@ mod tests {
         assert!(xml.contains("<access mode='shared'/>"), "{xml}");
         assert!(xml.contains("index='0' model='pcie-root'/>"), "{xml}");
         assert!(xml.contains("index='1' model='pcie-root-port'/>") && xml.contains("index='8'"), "{xml}");
+    }
+
+    #[test]
+    fn a_domain_has_the_shim_as_the_machine_would() {
+        let version = QemuVersion { major: 10, minor: 0 };
+        assert!(!domain_xml(&spec(), &Metadata::default(), version).unwrap().contains("qemu:env"));
+        let mut spec = VmSpec { vcpu_shim: Some("/l/shim.so".into()), ..spec() };
+        spec.networks.clear();
+        let xml = domain_xml(&spec, &Metadata::default(), version).unwrap();
+        assert!(xml.contains("<qemu:env name='LD_PRELOAD' value='/l/shim.so'/>"), "{xml}");
+        assert!(
+            xml.contains("<qemu:env name='WADI_VCPU_CONTROL' value='/") && xml.contains("xmlns:qemu="),
+            "{xml}"
+        );
     }
 
     #[test]

@@ -119,7 +119,12 @@ impl VmSpec {
 
     /// The file through which its shim is commanded.
     pub fn vcpu_control(&self) -> PathBuf {
-        self.directory.join(format!("{}-vcpus", self.name))
+        self.directory.join(Self::vcpu_control_of(&self.name))
+    }
+
+    /// What that file of a machine is called.
+    pub(crate) fn vcpu_control_of(name: &str) -> String {
+        format!("{name}-vcpus")
     }
 
     /// The names of its devices.

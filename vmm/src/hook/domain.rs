@@ -1,22 +1,27 @@
 //! A libvirt domain, as far as the pod has to do with it.
 
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use pod_controller::api::{CreateInstance, Instance, NicRequest};
 use roxmltree::{Document, Node};
 
 use super::LABEL;
 use super::metadata::{Metadata, NAMESPACE};
-use crate::VmmError;
+use crate::libvirt::QEMU;
+use crate::machine::CONTROL_VARIABLE;
+use crate::slicing::ControlFile;
+use crate::{VmSpec, VmmError};
 
 /// A domain that asks the pod for devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Domain {
-    /// Its name.
-    pub(super) name: String,
+    name: String,
     /// What libvirt knows it by for good.
     pub(super) uuid: String,
     pub(super) metadata: Metadata,
+    /// The file through which the shim in its QEMU is commanded.
+    vcpu_control: Option<PathBuf>,
     /// vhost-user devices of all kinds, whoever is at the other end.
     pub(super) devices: Vec<VhostUser>,
 }
@@ -56,7 +61,13 @@ impl Domain {
         };
         let devices = child(root, "devices").into_iter().flat_map(|it| it.children());
         let devices = devices.map(vhost_user).collect::<Result<Vec<_>, _>>()?;
-        Ok(Some(Self { name, uuid, metadata, devices: devices.into_iter().flatten().collect() }))
+        let devices = devices.into_iter().flatten().collect();
+        Ok(Some(Self { name, uuid, metadata, vcpu_control: vcpu_control(root), devices }))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The name of its instance.
@@ -123,6 +134,29 @@ impl Domain {
         VmmError::Domain { domain: self.name.clone(), reason }
     }
 
+    /// Makes what its QEMU's shim, if it is to have one, is commanded through.
+    pub fn make_vcpu_control(&self) -> io::Result<()> {
+        let Some(path) = self.vcpu_control() else { return Ok(()) };
+        fs::create_dir_all(path.parent().unwrap_or(path))?;
+        ControlFile::create(path)
+    }
+
+    /// Removes that, once its QEMU has ended.
+    pub fn remove_vcpu_control(&self) -> io::Result<()> {
+        match self.vcpu_control().map(fs::remove_file) {
+            Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// A file that is called otherwise is somebody else's.
+    fn vcpu_control(&self) -> Option<&Path> {
+        let ours = VmSpec::vcpu_control_of(self.instance());
+        self.vcpu_control
+            .as_deref()
+            .filter(|path| path.is_absolute() && path.file_name() == Some(ours.as_ref()))
+    }
+
     /// Those that the pod's frontends serve.
     pub(super) fn devices_below<'a>(&'a self, sockets: &'a Path) -> impl Iterator<Item = &'a VhostUser> {
         self.devices.iter().filter(move |device| device.socket.parent() == Some(sockets))
@@ -155,6 +189,12 @@ fn vhost_user(node: Node<'_, '_>) -> Result<Option<VhostUser>, String> {
         mac: attribute("mac", "address").filter(|_| is_nic).map(str::to_owned),
         is_nic,
     }))
+}
+
+fn vcpu_control(root: Node<'_, '_>) -> Option<PathBuf> {
+    let line = root.children().find(|it| it.has_tag_name((QEMU, "commandline")))?;
+    let variable = line.children().find(|it| it.attribute("name") == Some(CONTROL_VARIABLE))?;
+    variable.attribute("value").map(PathBuf::from)
 }
 
 fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {
@@ -223,6 +263,34 @@ pub(super) mod tests {
             assert_eq!(Domain::parse(strange), Ok(None), "{strange:?}");
         }
         assert!(Domain::parse(&domain.replace("</domain>", "")).unwrap_err().contains("no XML"));
+    }
+
+    #[test]
+    fn the_shim_of_a_domain_is_commanded_through_a_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let with = |path: &Path| {
+            let line = format!(
+                "<qemu:commandline><qemu:env name='LD_PRELOAD' value='/l.so'/><qemu:env name='{CONTROL_VARIABLE}' value='{}'/></qemu:commandline>",
+                path.display()
+            );
+            Domain::parse(&domain("", NIC).replace("</domain>", &format!("{line}</domain>")))
+                .unwrap()
+                .unwrap()
+        };
+        let path = directory.path().join("run/vm1-vcpus");
+        let domain = with(&path);
+        domain.make_vcpu_control().unwrap();
+        domain.make_vcpu_control().unwrap();
+        assert_eq!(ControlFile::open(&path).unwrap().process().unwrap(), None);
+        domain.remove_vcpu_control().unwrap();
+        domain.remove_vcpu_control().unwrap();
+        assert!(!path.exists());
+        let foreign = directory.path().join("vm2-vcpus");
+        fs::write(&foreign, "mine").unwrap();
+        with(&foreign).make_vcpu_control().unwrap();
+        with(&foreign).remove_vcpu_control().unwrap();
+        assert_eq!(fs::read(&foreign).unwrap(), b"mine");
+        parsed("", NIC).make_vcpu_control().unwrap();
     }
 
     #[test]
