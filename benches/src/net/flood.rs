@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use cxl_pool::Area;
 use vhost_frontend::mock::MockGuest;
+use vhost_net_cxl::offloads::Offloads;
+use vhost_net_cxl::vnet_header::{HEADER_BYTES, VnetHeader};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, VolatileSlice};
 
@@ -19,16 +21,94 @@ use crate::cores;
 
 const TRANSMIT: usize = 1;
 const RING_SIZE: u16 = 256;
-const HEADER_BYTES: u32 = 12;
+/// Buffers are as far apart, or a multiple of it.
 const BUFFER_BYTES: u64 = 2048;
-/// The virtio-net header, and Ethernet, IPv4 and UDP headers.
-const FRONT_BYTES: usize = 12 + 42;
 /// A device that has taken nothing for so long sleeps, and has to be woken.
 const PATIENCE: Duration = Duration::from_micros(200);
 const NO_INTERRUPT: u16 = 1;
 
-/// What it needs of guest memory.
-pub(super) const MEMORY_BYTES: u64 = 2 << 20;
+/// What it needs of guest memory to send frames of so many bytes.
+pub(super) fn memory_bytes(frame_bytes: u32) -> u64 {
+    // And the rings, in whole huge pages.
+    (u64::from(RING_SIZE) * buffer_bytes(frame_bytes) + (128 << 10)).next_multiple_of(2 << 20)
+}
+
+fn buffer_bytes(frame_bytes: u32) -> u64 {
+    (HEADER_BYTES as u64 + u64::from(frame_bytes)).next_multiple_of(BUFFER_BYTES)
+}
+
+/// A frame that is sent again and again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Frame {
+    /// The virtio-net header and those of the packet.
+    front: Vec<u8>,
+    bytes: u32,
+    features: u64,
+}
+
+/// Payload of each segment of a TCP connection over a link of 1500 B.
+pub(super) const SEGMENT_BYTES: u16 = 1448;
+/// Of Ethernet, IPv4 and TCP, without and with time stamps.
+const TCP_FRONT_BYTES: u16 = 14 + 20 + 20;
+const SEGMENTS: u32 = 44;
+
+impl Frame {
+    /// Of UDP.
+    pub(super) fn datagram(mac: [u8; 6], bytes: u32) -> Self {
+        let mut front = VnetHeader::default().to_bytes().to_vec();
+        front.extend(ethernet(mac));
+        front.extend([0x45]);
+        front.resize(HEADER_BYTES + 42, 0);
+        Self { front, bytes, features: 0 }
+    }
+
+    /// As much of TCP as fits IPv4 and is a whole number of segments: 64 KiB less 1.8, which whoever comes last is to segment.
+    pub(super) fn unsegmented(mac: [u8; 6]) -> Self {
+        let header = VnetHeader {
+            flags: 1,
+            gso_type: 1,
+            header_bytes: TCP_FRONT_BYTES,
+            gso_bytes: SEGMENT_BYTES,
+            checksum_start: 14 + 20,
+            checksum_offset: 16,
+            buffers: 0,
+        };
+        let bytes = u32::from(TCP_FRONT_BYTES) + SEGMENTS * u32::from(SEGMENT_BYTES);
+        let total = u16::try_from(bytes - 14).unwrap_or(u16::MAX).to_be_bytes();
+        let mut front = header.to_bytes().to_vec();
+        front.extend(ethernet(mac));
+        front.extend([0x45, 0, total[0], total[1], 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        // From port 1 to port 2; its header is of 20 bytes, and it acknowledges.
+        front.extend([0, 1, 0, 2, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0]);
+        Self { front, bytes, features: Offloads::CHECKSUM.union(Offloads::TSO4).features() }
+    }
+
+    /// Its length, without the virtio-net header.
+    pub(super) fn bytes(&self) -> u32 {
+        self.bytes
+    }
+
+    /// It and its virtio-net header.
+    pub(super) fn whole(&self) -> Vec<u8> {
+        let mut whole = self.front.clone();
+        whole.resize(HEADER_BYTES + usize::try_from(self.bytes).unwrap_or(0), 0);
+        whole
+    }
+}
+
+fn ethernet(mac: [u8; 6]) -> [u8; 14] {
+    let mut header = [2, 0, 0, 0, 0, 0xee, 0, 0, 0, 0, 0, 0, 8, 0];
+    header[6..12].copy_from_slice(&mac);
+    header
+}
+
+/// Where the guest has its memory.
+pub(super) enum GuestMemory {
+    /// In this part of the pool.
+    Pool(File, Area),
+    /// Elsewhere.
+    Own,
+}
 
 /// A driver at work.
 pub(super) struct Flood {
@@ -37,22 +117,21 @@ pub(super) struct Flood {
 }
 
 impl Flood {
-    /// Begins to send on this socket, from this core, as a guest whose memory is this part of the pool.
-    pub(super) fn start(
-        socket: PathBuf,
-        (pool, ram): (File, Area),
-        mac: [u8; 6],
-        frame_bytes: u32,
-        core: usize,
-    ) -> Self {
+    /// Begins to send on this socket, from this core.
+    pub(super) fn start(socket: PathBuf, memory: GuestMemory, frame: Frame, core: usize) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = thread::spawn(move || {
-            let start = ram.start_byte().get();
-            let mut guest = MockGuest::in_file(pool, start, MEMORY_BYTES, 2, RING_SIZE);
-            guest.connect(&socket, 1 << VIRTIO_F_VERSION_1);
+            let bytes = memory_bytes(frame.bytes);
+            let mut guest = match memory {
+                GuestMemory::Pool(pool, ram) => {
+                    MockGuest::in_file(pool, ram.start_byte().get(), bytes, 2, RING_SIZE)
+                }
+                GuestMemory::Own => MockGuest::new(bytes, 2, RING_SIZE),
+            };
+            guest.connect(&socket, 1 << VIRTIO_F_VERSION_1 | frame.features);
             cores::pin(core)?;
-            let outcome = send(&mut guest, mac, frame_bytes, &stopped);
+            let outcome = send(&mut guest, &frame, &stopped);
             guest.disconnect();
             outcome
         });
@@ -77,16 +156,7 @@ impl Drop for Flood {
     }
 }
 
-fn front(mac: [u8; 6]) -> [u8; FRONT_BYTES] {
-    let mut front = [0; FRONT_BYTES];
-    front[12..18].copy_from_slice(&[2, 0, 0, 0, 0, 0xee]);
-    front[18..24].copy_from_slice(&mac);
-    front[24..26].copy_from_slice(&[8, 0]);
-    front[26] = 0x45;
-    front
-}
-
-fn send(guest: &mut MockGuest, mac: [u8; 6], frame_bytes: u32, stop: &AtomicBool) -> Result<()> {
+fn send(guest: &mut MockGuest, frame: &Frame, stop: &AtomicBool) -> Result<()> {
     let memory = guest.memory().clone();
     let data = guest.data_start();
     let ring = guest.ring(TRANSMIT);
@@ -97,23 +167,24 @@ fn send(guest: &mut MockGuest, mac: [u8; 6], frame_bytes: u32, stop: &AtomicBool
     let table = whole(ring.descriptor_table(), 16 * entries)?;
     let available = whole(ring.available_ring(), 4 + 2 * entries)?;
     let used = whole(ring.used_ring(), 4 + 8 * entries)?;
-    let buffers = whole(data, entries * usize::try_from(BUFFER_BYTES)?)?;
+    let buffer_bytes = buffer_bytes(frame.bytes);
+    let buffers = whole(data, entries * usize::try_from(buffer_bytes)?)?;
     memory.write_obj(NO_INTERRUPT.to_le(), GuestAddress(ring.available_ring()))?;
     // The device gives buffers back in order: the one in slot i of the ring is always number i.
     for index in 0..RING_SIZE {
         available.write_obj(index.to_le(), 4 + 2 * usize::from(index))?;
     }
-    let front = front(mac);
+    let chain_bytes = HEADER_BYTES as u64 + u64::from(frame.bytes);
     let (mut offered, mut seen) = (0_u16, 0_u16);
     let mut moved = Instant::now();
     while !stop.load(Ordering::Relaxed) {
         let room = RING_SIZE - offered.wrapping_sub(seen);
         for _ in 0..room {
             let slot = offered % RING_SIZE;
-            let at = u64::from(slot) * BUFFER_BYTES;
-            let buffer = buffers.subslice(usize::try_from(at)?, FRONT_BYTES)?;
-            buffer.copy_from(&front);
-            let descriptor = [data + at, u64::from(HEADER_BYTES + frame_bytes)];
+            let at = u64::from(slot) * buffer_bytes;
+            let buffer = buffers.subslice(usize::try_from(at)?, frame.front.len())?;
+            buffer.copy_from(&frame.front);
+            let descriptor = [data + at, chain_bytes];
             table.subslice(16 * usize::from(slot), 16)?.copy_from(&descriptor);
             offered = offered.wrapping_add(1);
         }

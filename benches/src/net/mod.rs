@@ -1,5 +1,6 @@
 //! `net`: the path from a guest's queue to a NIC of another host and back, and a rival that has one hop only.
 
+mod devices;
 mod engine;
 mod flood;
 mod guests;
@@ -18,7 +19,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use cxl_pool::CoherenceMode;
 
-use self::flood::Flood;
+use self::flood::{Flood, Frame, GuestMemory};
 use self::huge_pages::HugePages;
 use self::ours::{Ours, Setup, Spread, Work};
 use self::round_trip::{Latencies, RoundTrips};
@@ -41,6 +42,10 @@ use crate::cores::{self, Cores, Distance};
 /// frontend's thread; on its own core it drives the rival.
 ///
 /// Then 1 to 16 guests of one frontend, all of them ports of one testpmd: how evenly the rate is shared is told by Jain's index.
+///
+/// And the NIC drivers `tap` and `af-xdp`, in a network namespace of the benchmark's own, against the same devices used directly: by
+/// dpdk-testpmd's drivers, and, for TCP of 64 KiB that is still to be segmented, by a loop of writes to a TAP device and by frames of 1502 B through
+/// AF_XDP, which has no segmentation. Counted is what the kernel says that it got.
 ///
 /// All take turns, in every round; the cores' distance is probed around each run, and only equal tags are compared.
 #[derive(Args)]
@@ -207,13 +212,20 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         testpmd_is_there && options.only.as_ref().is_none_or(|only| guests::name(*guests).contains(only))
     };
     let counts: Vec<usize> = guests::COUNTS.into_iter().filter(wanted).collect();
-    let total = options.rounds as usize * (jobs.len() + counts.len()) * servers.len();
+    let wanted = |job: &devices::Job| options.only.as_ref().is_none_or(|only| job.name().contains(only));
+    let through: Vec<devices::Job> = if devices::can_be_made(testpmd_is_there) {
+        devices::Job::ALL.into_iter().filter(wanted).collect()
+    } else {
+        Vec::new()
+    };
+    let total = options.rounds as usize * (jobs.len() + counts.len() + through.len()) * servers.len();
     let mut shared = Vec::with_capacity(total);
+    let mut to_devices = Vec::with_capacity(total);
     let mut samples = Vec::with_capacity(total);
     for _ in 0..options.rounds {
         for job in &jobs {
             for server in &servers {
-                show_progress(samples.len() + shared.len(), total);
+                show_progress(samples.len() + shared.len() + to_devices.len(), total);
                 let sample = bench.measure(*server, *job);
                 let what = || format!("{} of {}", job.name(), server.name());
                 samples.push(sample.with_context(what)?);
@@ -221,14 +233,21 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         }
         for guests in &counts {
             for server in &servers {
-                show_progress(samples.len() + shared.len(), total);
+                show_progress(samples.len() + shared.len() + to_devices.len(), total);
                 let sample = bench.guests(*server, *guests);
                 shared.push(sample.with_context(|| format!("{guests} guests of {}", server.name()))?);
             }
         }
+        for job in &through {
+            for server in &servers {
+                show_progress(samples.len() + shared.len() + to_devices.len(), total);
+                let sample = bench.device(*server, *job);
+                to_devices.push(sample.with_context(|| format!("{} of {}", job.name(), server.name()))?);
+            }
+        }
     }
     show_progress(total, total);
-    summary::write(&samples, &jobs, &shared, testpmd_is_there, output)
+    summary::write(&samples, &jobs, &shared, &to_devices, testpmd_is_there, output)
 }
 
 /// What is at the other end of the driver's queues.
@@ -303,13 +322,14 @@ impl Bench<'_> {
                     &job.nic(),
                     Spread::ByTurns,
                     1,
-                    if lent { flood::MEMORY_BYTES } else { 0 },
+                    if lent { flood::memory_bytes(job.frame_bytes) } else { 0 },
                 )?;
                 let driver = if lent {
                     cores::unpin(self.cores)?;
                     let (socket, core) = (ours.socket().to_owned(), self.cores.sender);
-                    let mac = ours::mac(0);
-                    Driver::Flood(Flood::start(socket, ours.ram()?, mac, job.frame_bytes, core))
+                    let (pool, ram) = ours.ram()?;
+                    let frame = Frame::datagram(ours::mac(0), job.frame_bytes);
+                    Driver::Flood(Flood::start(socket, GuestMemory::Pool(pool, ram), frame, core))
                 } else {
                     self.driver(ours.sockets())?
                 };

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
 
-use super::{Job, Measured, OURS, SOFTWARE, Sample, Server, Way, as_f64, guests};
+use super::{Job, Measured, OURS, SOFTWARE, Sample, Server, Way, as_f64, devices, guests};
 use crate::cores::Distance;
 use crate::plot::{self, Panel, Series};
 use crate::report::{self, Figure, Goal, median};
@@ -91,6 +91,7 @@ pub(super) fn write(
     samples: &[Sample],
     jobs: &[Job],
     shared: &[guests::Sample],
+    to_devices: &[devices::Sample],
     rival: bool,
     output: &Path,
 ) -> Result<()> {
@@ -111,8 +112,10 @@ pub(super) fn write(
         println!("\n{distance}\n{}", table(samples, jobs, *distance));
     }
     guests::print(shared);
+    devices::print(to_devices);
     let mut figures = figures(samples, jobs, rival, &distances);
     figures.extend(guests::figures(shared));
+    figures.extend(devices::figures(to_devices));
     println!();
     for figure in figures.iter().filter(|figure| figure.goal.is_some()) {
         let verdict = if figure.met == Some(true) { "met" } else { "MISSED" };
@@ -133,6 +136,7 @@ pub(super) fn write(
     report::write_figures(&json, &figures)?;
     let mut panels = panels(samples, jobs, &distances);
     panels.extend(guests::panels(shared));
+    panels.extend(devices::panels(to_devices));
     report::write(&svg, &plot::svg(&panels))?;
     println!("wrote {} and {}", json.display(), svg.display());
     Ok(())

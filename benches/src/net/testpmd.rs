@@ -34,6 +34,10 @@ pub(super) enum Side {
     Driver,
     /// The other end of that driver's queues, on the receiver's core.
     Vhost,
+    /// TAP devices that it makes, by name in place of a socket, on the sender's core.
+    Tap,
+    /// Interfaces that there are, by AF_XDP, likewise.
+    AfXdp,
 }
 
 /// What its forwarding core does.
@@ -75,6 +79,8 @@ impl Testpmd {
         let (name, core, idle) = match side {
             Side::Driver => ("driver", cores.sender, cores.receiver),
             Side::Vhost => ("vhost", cores.receiver, cores.sender),
+            Side::Tap => ("tap", cores.sender, cores.receiver),
+            Side::AfXdp => ("af-xdp", cores.sender, cores.receiver),
         };
         let device = |number: usize, socket: &Path| match side {
             Side::Driver => {
@@ -84,6 +90,8 @@ impl Testpmd {
                 format!("net_virtio_user{number},path={path},queues=1,queue_size=256,mac={mac}")
             }
             Side::Vhost => format!("net_vhost{number},iface={},queues=1", socket.display()),
+            Side::Tap => format!("net_tap{number},iface={}", socket.display()),
+            Side::AfXdp => format!("net_af_xdp{number},iface={}", socket.display()),
         };
         let errors = directory.join(format!("testpmd-{name}.log"));
         // It prints its answers through a buffer and its prompt past it: line by line, they come in order.
