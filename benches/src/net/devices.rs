@@ -16,7 +16,7 @@ use wadi_tests::namespace::Namespace;
 use super::flood::{Flood, Frame, GuestMemory, SEGMENT_BYTES, memory_bytes};
 use super::ours::{Spread, mac};
 use super::testpmd::{Forwarding, Side, Testpmd};
-use super::{Bench, Driver, OURS, SOFTWARE, Server, WARM_UP, as_f64};
+use super::{Bench, Driver, OURS, SOFTWARE, Server, WARM_UP, as_f64, seen_often};
 use crate::cores::{self, Distance};
 use crate::plot::{Panel, Series};
 use crate::report::{Figure, Goal, median};
@@ -291,14 +291,6 @@ fn cell(samples: &[Sample], server: Server, job: Job, distance: Distance) -> Opt
     ))
 }
 
-/// Which distances have been seen often enough.
-fn distances(samples: &[Sample]) -> Vec<Distance> {
-    let seen = |distance: &Distance| {
-        samples.iter().filter(|it| it.distance == *distance).count() * 4 >= samples.len().max(1)
-    };
-    [Distance::Near, Distance::Far].into_iter().filter(seen).collect()
-}
-
 fn name(server: Server) -> &'static str {
     if server == Server::Testpmd { "directly" } else { server.name() }
 }
@@ -309,7 +301,7 @@ pub(super) fn print(samples: &[Sample]) {
         return;
     }
     println!("\nTo devices of the kernel: what it gets per second");
-    for distance in distances(samples) {
+    for distance in seen_often(samples, |it| it.distance) {
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
         let names = Server::ALL.map(|server| name(server).to_owned());
@@ -332,7 +324,7 @@ pub(super) fn print(samples: &[Sample]) {
 /// What they say, for machines: bits per second, since not all cut frames alike.
 pub(super) fn figures(samples: &[Sample]) -> Vec<Figure> {
     let mut figures = Vec::new();
-    for distance in distances(samples) {
+    for distance in seen_often(samples, |it| it.distance) {
         for job in Job::ALL {
             let bits = |server| cell(samples, server, job, distance).map(|(_, bits)| bits);
             for (server, rival, share) in [(OURS, Server::Testpmd, SHARE), (SOFTWARE, OURS, SOFTWARE_SHARE)] {
@@ -371,7 +363,7 @@ pub(super) fn panels(samples: &[Sample]) -> Vec<Panel> {
     };
     let both =
         |distance| [(Device::Tap, "tap"), (Device::AfXdp, "af-xdp")].map(|it| panel(distance, it.0, it.1));
-    distances(samples).into_iter().flat_map(both).collect()
+    seen_often(samples, |it| it.distance).into_iter().flat_map(both).collect()
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use super::ours::{Spread, Work};
 use super::testpmd::{Forwarding, Side, Testpmd};
-use super::{Bench, OURS, Server, WARM_UP, as_f64};
+use super::{Bench, OURS, Server, WARM_UP, as_f64, seen_often};
 use crate::cores::{self, Distance};
 use crate::plot::{Panel, Series};
 use crate::report::{Figure, Goal, median};
@@ -132,14 +132,6 @@ impl Cell {
     }
 }
 
-/// Which distances have been seen.
-pub(super) fn distances(samples: &[Sample]) -> Vec<Distance> {
-    let seen = |distance: &Distance| {
-        samples.iter().filter(|it| it.distance == *distance).count() * 4 >= samples.len().max(1)
-    };
-    [Distance::Near, Distance::Far].into_iter().filter(seen).collect()
-}
-
 /// Prints the tables.
 pub(super) fn print(samples: &[Sample]) {
     if samples.is_empty() {
@@ -149,7 +141,7 @@ pub(super) fn print(samples: &[Sample]) {
         "\nGuests of one frontend that send frames of {FRAME_BYTES} B: all packets per second (CPU time per packet in frontend + \
          backend), and how even the shares are (Jain's index)"
     );
-    for distance in distances(samples) {
+    for distance in seen_often(samples, |it| it.distance) {
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
         let names = Server::ALL.map(|server| server.name().to_owned());
@@ -170,7 +162,7 @@ pub(super) fn print(samples: &[Sample]) {
 /// What they say, for machines.
 pub(super) fn figures(samples: &[Sample]) -> Vec<Figure> {
     let mut figures = Vec::new();
-    for distance in distances(samples) {
+    for distance in seen_often(samples, |it| it.distance) {
         for guests in COUNTS {
             let cell = |server| Cell::of(samples, server, guests, distance);
             let rival = cell(Server::Testpmd);
@@ -221,7 +213,7 @@ pub(super) fn panels(samples: &[Sample]) -> Vec<Panel> {
             })
             .into(),
     };
-    distances(samples).into_iter().map(panel).collect()
+    seen_often(samples, |it| it.distance).into_iter().map(panel).collect()
 }
 
 #[cfg(test)]

@@ -443,6 +443,15 @@ impl Bench<'_> {
     }
 }
 
+/// Distances of the cores to tell apart. One that was seen now and then only has too few samples to compare.
+fn seen_often<T>(samples: &[T], of: impl Fn(&T) -> Distance) -> Vec<Distance> {
+    let is_common = |distance: &Distance| {
+        let count = samples.iter().filter(|sample| of(sample) == *distance).count();
+        count > 0 && count * 4 >= samples.len()
+    };
+    [Distance::Near, Distance::Far].into_iter().filter(is_common).collect()
+}
+
 #[allow(clippy::cast_precision_loss, reason = "counts of packets are far below 2^53")]
 fn as_f64(count: u64) -> f64 {
     count as f64

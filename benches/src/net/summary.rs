@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
 
-use super::{Job, Measured, OURS, SOFTWARE, Sample, Server, Way, as_f64, devices, guests};
+use super::{Job, Measured, OURS, SOFTWARE, Sample, Server, Way, as_f64, devices, guests, seen_often};
 use crate::cores::Distance;
 use crate::plot::{self, Panel, Series};
 use crate::report::{self, Figure, Goal, median};
@@ -96,9 +96,7 @@ pub(super) fn write(
     output: &Path,
 ) -> Result<()> {
     let count = |distance| samples.iter().filter(|sample| sample.distance == distance).count();
-    // A distance that was seen now and then only has too few cells to compare.
-    let common = |distance: &Distance| count(*distance) * 4 >= samples.len();
-    let distances: Vec<Distance> = [Distance::Near, Distance::Far].into_iter().filter(common).collect();
+    let distances = seen_often(samples, |sample| sample.distance);
     println!(
         "Networks: packets per second (CPU time per packet in frontend + backend); round trips: median / 99th percentile"
     );
