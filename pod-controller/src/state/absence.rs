@@ -1,9 +1,6 @@
 //! Disks whose backend is away: guests are made to wait for a while, and then get errors.
 
-use std::collections::BTreeSet;
-
 use cxl_pool::{EndpointId, Role};
-use pod_protocol::ids::LeaseId;
 
 use super::{DeviceId, Effect, Health, Lease, Presence, State};
 use crate::api::EventKind;
@@ -47,23 +44,16 @@ impl State {
         if volume.stripe_bytes.is_some() { good.any(failed) } else { good.all(failed) }
     }
 
-    pub(super) fn failed_disks(&self) -> BTreeSet<LeaseId> {
-        self.leases.values().filter(|lease| self.is_failed_disk(lease)).map(|lease| lease.id).collect()
-    }
-
-    pub(super) fn tell_failed_disks(&self, before: &BTreeSet<LeaseId>, effects: &mut Vec<Effect>) {
-        let now = self.failed_disks();
-        let mut tell = |id: &LeaseId, kind, what: &str| {
-            // A disk that was deleted meanwhile is nobody's concern.
-            let Some(lease) = self.leases.get(id) else { return };
-            let Some(volume) = lease.volume().and_then(|volume| self.volumes.get(&volume)) else { return };
-            let Some(instance) = self.instances.get(&lease.instance) else { return };
-            let ssds: Vec<String> = volume.devices().map(|ssd| self.device_name(ssd)).collect();
-            let message = format!("{} on {} {what}", lease.device, ssds.join(", "));
-            effects.push(Effect::event(kind, instance.name.clone(), message));
+    pub(super) fn tell_failed_disk(&self, lease: &Lease, failed: bool, effects: &mut Vec<Effect>) {
+        let Some(volume) = lease.volume().and_then(|volume| self.volumes.get(&volume)) else { return };
+        let Some(instance) = self.instances.get(&lease.instance) else { return };
+        let ssds: Vec<String> = volume.devices().map(|ssd| self.device_name(ssd)).collect();
+        let (kind, what) = if failed {
+            (EventKind::DiskFailed, "answers I/O errors: its SSD is not there")
+        } else {
+            (EventKind::DiskBack, "is served again")
         };
-        now.difference(before)
-            .for_each(|id| tell(id, EventKind::DiskFailed, "answers I/O errors: its SSD is not there"));
-        before.difference(&now).for_each(|id| tell(id, EventKind::DiskBack, "is served again"));
+        let message = format!("{} on {} {what}", lease.device, ssds.join(", "));
+        effects.push(Effect::event(kind, instance.name.clone(), message));
     }
 }

@@ -29,6 +29,7 @@ impl State {
                 clean_for.clear();
             }
         }
+        self.look_again();
         let message = format!("it takes the place of {old}; every daemon has to join again");
         effects.push(Effect::event(EventKind::PoolAdopted, options.pool.to_string(), message));
     }

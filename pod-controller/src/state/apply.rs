@@ -1,13 +1,12 @@
-use std::collections::BTreeSet;
-
 use cxl_pool::{EndpointId, Role};
-use pod_protocol::ids::{LeaseId, RegionId};
+use pod_protocol::ids::RegionId;
 
 use super::attachment::Attached;
 use super::create::Wanted;
 use super::rates::guarantee;
 use super::{
-    Command, DeviceId, Effect, Health, LeaseKind, Options, Presence, Purpose, Refusal, RefusalKind, State,
+    Command, DeviceId, Effect, Health, Lease, LeaseKind, Options, Presence, Purpose, Refusal, RefusalKind,
+    State,
 };
 use crate::api::EventKind;
 
@@ -17,54 +16,47 @@ impl State {
         if let Command::Request { key, labels, expected, asked } = command {
             return self.request((key.as_ref(), expected.as_ref()), labels, asked);
         }
-        if let Some(wanted) = Wanted::of(command)
-            && self.is_quick(&wanted)
-        {
-            let mut effects = Vec::new();
-            if self.create_quickly(&wanted, &mut effects)? {
-                self.index += 1;
-                return Ok(effects);
-            }
-        }
-        self.drop_index();
-        self.apply_and_settle(command)
+        self.begin();
+        let mut effects = Vec::new();
+        self.change(command, &mut effects)?;
+        self.settle(&mut effects);
+        self.conclude(&mut effects);
+        self.index += 1;
+        Ok(effects)
     }
 
     #[expect(clippy::too_many_lines, reason = "a line or a few for each of many commands")]
-    fn apply_and_settle(&mut self, command: &Command) -> Result<Vec<Effect>, Refusal> {
-        let mut effects = Vec::new();
-        let degraded_before = self.degraded();
-        let failed_before = self.failed_disks();
+    fn change(&mut self, command: &Command, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
         match command {
             Command::Configure { options } => self.configure(options)?,
-            Command::AdoptPool { options } => self.adopt_pool(options, &mut effects),
+            Command::AdoptPool { options } => self.adopt_pool(options, effects),
             Command::Join { endpoint, incarnation, join } => {
-                self.join(*endpoint, *incarnation, join, &mut effects)?;
+                self.join(*endpoint, *incarnation, join, effects)?;
             }
-            Command::Silent { endpoint } => self.silent(*endpoint, &mut effects),
-            Command::Back { endpoint } => self.back(*endpoint, &mut effects),
-            Command::Gone { endpoint } => self.gone(*endpoint, &mut effects),
+            Command::Silent { endpoint } => self.silent(*endpoint, effects),
+            Command::Back { endpoint } => self.back(*endpoint, effects),
+            Command::Gone { endpoint } => self.gone(*endpoint, effects),
             Command::FenceExpired { endpoint, incarnation } => self.fence_expired(*endpoint, *incarnation),
             Command::GraceExpired { endpoint, incarnation } => {
-                self.grace_expired(*endpoint, *incarnation, &mut effects);
+                self.grace_expired(*endpoint, *incarnation, effects);
             }
-            Command::Link { device, up, reason } => self.link(device, *up, reason, &mut effects),
-            Command::DeviceFailed { device, reason } => self.device_failed(device, reason, &mut effects),
-            Command::DeviceBack { device, report } => self.device_back(device, report, &mut effects),
+            Command::Link { device, up, reason } => self.link(device, *up, reason, effects),
+            Command::DeviceFailed { device, reason } => self.device_failed(device, reason, effects),
+            Command::DeviceBack { device, report } => self.device_back(device, report, effects),
             Command::MigrateNic { instance, device, to } => {
-                self.migrate(instance, device, to.as_ref(), &mut effects)?;
+                self.migrate(instance, device, to.as_ref(), effects)?;
             }
             Command::ChangeNic { instance, device, policy } => {
-                self.change_nic(instance, device, policy, &mut effects)?;
+                self.change_nic(instance, device, policy, effects)?;
             }
             Command::DrainExpired { lease, generation } => self.drain_expired(*lease, *generation),
-            Command::FailBack { device } => self.fail_back(device, &mut effects)?,
-            Command::HoldLink { device, reason } => self.hold(device, reason, &mut effects),
-            Command::ReleaseLink { device, reason } => self.release(device, reason, &mut effects),
+            Command::FailBack { device } => self.fail_back(device, effects)?,
+            Command::HoldLink { device, reason } => self.hold(device, reason, effects),
+            Command::ReleaseLink { device, reason } => self.release(device, reason, effects),
             Command::Attachment { endpoint, lease, connected, running, write_through } => {
                 let attached =
                     Attached { connected: *connected, running: *running, write_through: *write_through };
-                self.attachment(*endpoint, *lease, attached, &mut effects);
+                self.attachment(*endpoint, *lease, attached, effects);
             }
             Command::Scrubbed { endpoint, incarnation, region } => {
                 self.scrubbed(*endpoint, *incarnation, *region);
@@ -78,73 +70,70 @@ impl State {
                 minimum_bytes_per_second,
             } => {
                 let qos = guarantee(*minimum_iops, *minimum_bytes_per_second);
-                self.create_volume(name, *size_bytes, device.as_ref(), (*replicas, qos), &mut effects)?;
+                self.create_volume(name, *size_bytes, device.as_ref(), (*replicas, qos), effects)?;
             }
             Command::CreateStriped { name, size_bytes, columns, stripe_bytes } => {
-                self.create_striped(name, *size_bytes, *columns, *stripe_bytes, &mut effects)?;
+                self.create_striped(name, *size_bytes, *columns, *stripe_bytes, effects)?;
             }
             Command::ReplicaFailed { endpoint, lease, replica, epoch, reason } => {
-                self.replica_failed(*endpoint, *lease, *replica, *epoch, reason, &mut effects);
+                self.replica_failed(*endpoint, *lease, *replica, *epoch, reason, effects);
             }
             Command::AddReplica { name, device, replaces } => {
-                self.add_replica(name, device.as_ref(), replaces.as_ref(), &mut effects)?;
+                self.add_replica(name, device.as_ref(), replaces.as_ref(), effects)?;
             }
-            Command::RemoveReplica { name, device } => self.remove_replica(name, device, &mut effects)?,
+            Command::RemoveReplica { name, device } => self.remove_replica(name, device, effects)?,
             Command::ReplicaLeft { endpoint, lease, replica, epoch } => {
-                self.replica_left(*endpoint, *lease, *replica, *epoch, &mut effects);
+                self.replica_left(*endpoint, *lease, *replica, *epoch, effects);
             }
             Command::ReplicaSynced { endpoint, lease, replica, epoch } => {
-                self.replica_synced(*endpoint, *lease, *replica, *epoch, &mut effects);
+                self.replica_synced(*endpoint, *lease, *replica, *epoch, effects);
             }
             Command::ChangeVolume { name, size_bytes, qos } => {
-                self.change_volume(name, *size_bytes, *qos, &mut effects)?;
+                self.change_volume(name, *size_bytes, *qos, effects)?;
             }
-            Command::DeleteVolume { name } => self.delete_volume(name, &mut effects)?,
+            Command::DeleteVolume { name } => self.delete_volume(name, effects)?,
             Command::VolumeWiped { device, volume } => self.volume_wiped(device, *volume),
-            Command::AdoptVolumes { device } => self.adopt_volumes(device, &mut effects)?,
+            Command::AdoptVolumes { device } => self.adopt_volumes(device, effects)?,
             Command::CreateInstance { .. } => {
                 if let Some(wanted) = Wanted::of(command) {
-                    self.create_instance(&wanted, &mut effects)?;
+                    self.create_instance(&wanted, effects)?;
                 }
             }
-            Command::Request { .. } => return self.apply(command),
+            // It is taken apart before it gets here.
+            Command::Request { .. } => {}
             Command::Relieve { nics, measured, resting, relief } => {
-                self.relieve(nics, measured, resting, *relief, &mut effects);
+                self.relieve(nics, measured, resting, *relief, effects);
             }
             Command::SetLabels { of, name, labels } => self.set_labels(*of, name, labels)?,
             Command::SetInstanceType { name, instance_type } => {
-                self.set_type(name, instance_type, &mut effects)?;
+                self.set_type(name, instance_type, effects)?;
             }
-            Command::DeleteInstanceType { name } => self.delete_type(name, &mut effects)?,
-            Command::PrepareMigration { name, to } => self.prepare_migration(name, *to, &mut effects)?,
-            Command::AbortMigration { name } => self.abort_migration(name, &mut effects)?,
+            Command::DeleteInstanceType { name } => self.delete_type(name, effects)?,
+            Command::PrepareMigration { name, to } => self.prepare_migration(name, *to, effects)?,
+            Command::AbortMigration { name } => self.abort_migration(name, effects)?,
             Command::ActivateMigration { name, force } => {
-                self.activate_migration(name, *force, &mut effects)?;
+                self.activate_migration(name, *force, effects)?;
             }
-            Command::DeleteInstance { name, force } => self.delete_instance(name, *force, &mut effects)?,
+            Command::DeleteInstance { name, force } => self.delete_instance(name, *force, effects)?,
             Command::AttachDevice { instance, nic, volume } => {
-                self.attach_device(instance, nic.as_deref(), volume.as_ref(), &mut effects)?;
+                self.attach_device(instance, nic.as_deref(), volume.as_ref(), effects)?;
             }
             Command::DetachDevice { instance, device, force } => {
-                self.detach_device(instance, device, *force, &mut effects)?;
+                self.detach_device(instance, device, *force, effects)?;
             }
             Command::DeviceAnswered { instance, device, plugged, refused } => {
-                self.device_answered(instance, device, (*plugged, refused.as_deref()), &mut effects)?;
+                self.device_answered(instance, device, (*plugged, refused.as_deref()), effects)?;
             }
-            Command::Drain { host, device, on } => self.drain(*host, device.as_deref(), *on, &mut effects)?,
-            Command::ResetHost { name } => self.reset_host(name, &mut effects)?,
-            Command::SetFabric { fabric } => self.set_fabric(fabric, &mut effects)?,
+            Command::Drain { host, device, on } => self.drain(*host, device.as_deref(), *on, effects)?,
+            Command::ResetHost { name } => self.reset_host(name, effects)?,
+            Command::SetFabric { fabric } => self.set_fabric(fabric, effects)?,
             Command::SetMchannel { instance, mchannel } => {
-                self.set_mchannel(instance, mchannel, &mut effects)?;
+                self.set_mchannel(instance, mchannel, effects)?;
             }
-            Command::ClearMchannel { instance } => self.clear_mchannel(instance, &mut effects)?,
-            Command::DeleteHost { name } => self.delete_host(name, &mut effects)?,
+            Command::ClearMchannel { instance } => self.clear_mchannel(instance, effects)?,
+            Command::DeleteHost { name } => self.delete_host(name, effects)?,
         }
-        self.settle(&mut effects);
-        self.tell_degraded(&degraded_before, &mut effects);
-        self.tell_failed_disks(&failed_before, &mut effects);
-        self.index += 1;
-        Ok(effects)
+        Ok(())
     }
 
     fn configure(&mut self, options: &Options) -> Result<(), Refusal> {
@@ -169,6 +158,7 @@ impl State {
         }
         self.regions.limit(options.regions_max);
         self.options = options.clone();
+        self.look_again();
         Ok(())
     }
 
@@ -250,25 +240,21 @@ impl State {
         self.regions.confirm(region, id);
     }
 
-    /// Leases on a NIC that does not work.
-    fn degraded(&self) -> BTreeSet<LeaseId> {
-        let lost = |lease: &super::Lease| lease.active_nic().is_some_and(|nic| self.is_lost(nic));
-        self.leases.values().filter(|lease| lost(lease)).map(|lease| lease.id).collect()
+    /// Whether a lease is on a NIC that does not work.
+    pub(super) fn is_degraded(&self, lease: &Lease) -> bool {
+        lease.active_nic().is_some_and(|nic| self.is_lost(nic))
     }
 
-    fn tell_degraded(&self, before: &BTreeSet<LeaseId>, effects: &mut Vec<Effect>) {
-        for id in self.degraded().difference(before) {
-            if let Some(lease) = self.leases.get(id)
-                && let Some(nic) = lease.active_nic()
-                && let Some(instance) = self.instances.get(&lease.instance)
-            {
-                let message = format!(
-                    "{} is on {}, which does not work, and no backup does",
-                    lease.device,
-                    self.device_name(nic)
-                );
-                effects.push(Effect::event(EventKind::Degraded, instance.name.clone(), message));
-            }
+    pub(super) fn tell_degraded(&self, lease: &Lease, effects: &mut Vec<Effect>) {
+        if let Some(nic) = lease.active_nic()
+            && let Some(instance) = self.instances.get(&lease.instance)
+        {
+            let message = format!(
+                "{} is on {}, which does not work, and no backup does",
+                lease.device,
+                self.device_name(nic)
+            );
+            effects.push(Effect::event(EventKind::Degraded, instance.name.clone(), message));
         }
     }
 }

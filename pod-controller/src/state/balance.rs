@@ -55,7 +55,7 @@ impl State {
         resting: &BTreeSet<LeaseId>,
         relief: Relief,
     ) -> Vec<Move> {
-        let mut loads = self.loads();
+        let mut loads = self.loads_now().into_owned();
         let mut carried = measured.nics.clone();
         let mut moves = Vec::new();
         for from in overloaded {

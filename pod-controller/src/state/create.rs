@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use cxl_pool::{EndpointId, HostId, LineCount, Role};
 use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
@@ -7,7 +8,6 @@ use pod_protocol::objects::{Qos, RAILS_MAX};
 use super::change_volume::check_qos;
 use super::nic_policy::check_policy;
 use super::place_nic::{MTU_MIN, NicPlace};
-use super::quick::Found;
 use super::rates::Rates;
 use super::refusal::shown;
 use super::volume::check_size;
@@ -86,7 +86,7 @@ impl State {
             let place = match device {
                 Some(id) if places.is_empty() => format!("not on {}", self.device_name(id)),
                 _ if places.is_empty() => "no SSD that is up".to_owned(),
-                _ => format!("SSDs of {} that are up, not of {replicas},", count(places.len(), "host")),
+                _ => format!("SSDs of {} that are up, not of {replicas},", Count(places.len(), "host")),
             };
             return Err(Refusal::new(
                 RefusalKind::NoRoom,
@@ -115,33 +115,18 @@ impl State {
         let instance_type = self.type_named(wanted.instance_type)?;
         let nics = &instance_type.complete(wanted.nics)[..];
         self.check_instance(wanted, self.instance_named(name).is_some(), nics)?;
-        // Whether everything fits shows only when it was tried.
-        let before = self.clone();
-        let effects_before = effects.len();
-        let mut found = self.find_all();
-        let id = self.begin_instance(wanted, nics.len(), effects);
-        let tried = self
-            .add_nics(id, wanted, nics, &mut found)
-            .and_then(|()| self.add_disks(id, wanted, &mut found))
-            .and_then(|()| self.raise_iops(volumes, instance_type.volume_iops))
-            .and_then(|()| {
-                self.settle(effects);
-                self.check_made(id)
-            });
-        if tried.is_err() {
-            *self = before;
-            effects.truncate(effects_before);
-        }
-        tried
+        self.attempt(effects, |state, effects| {
+            let id = state.begin_instance(wanted, nics.len(), effects);
+            state.add_nics(id, wanted, nics)?;
+            state.add_disks(id, wanted)?;
+            state.raise_iops(volumes, instance_type.volume_iops)?;
+            state.settle(effects);
+            state.check_made(id)
+        })
     }
 
     /// An instance that has nothing yet.
-    pub(super) fn begin_instance(
-        &mut self,
-        wanted: &Wanted<'_>,
-        nics: usize,
-        effects: &mut Vec<Effect>,
-    ) -> InstanceId {
+    fn begin_instance(&mut self, wanted: &Wanted<'_>, nics: usize, effects: &mut Vec<Effect>) -> InstanceId {
         self.last.instance += 1;
         let id = InstanceId::new(self.last.instance);
         let instance = Instance {
@@ -163,8 +148,8 @@ impl State {
             format!(
                 "on {}, with {} and {}{}",
                 self.host_name(wanted.host),
-                count(nics, "NIC"),
-                count(wanted.volumes.len(), "volume"),
+                Count(nics, "NIC"),
+                Count(wanted.volumes.len(), "volume"),
                 wanted.ram_bytes.map_or_else(String::new, |bytes| {
                     format!(", its RAM of {} in the pool", ByteSize::new(bytes))
                 })
@@ -173,12 +158,7 @@ impl State {
         id
     }
 
-    pub(super) fn check_instance(
-        &self,
-        wanted: &Wanted<'_>,
-        is_known: bool,
-        nics: &[NicWish],
-    ) -> Result<(), Refusal> {
+    fn check_instance(&self, wanted: &Wanted<'_>, is_known: bool, nics: &[NicWish]) -> Result<(), Refusal> {
         let Wanted { name, .. } = *wanted;
         check_name("an instance", name)?;
         if is_known {
@@ -253,15 +233,18 @@ impl State {
         instance: InstanceId,
         wanted: &Wanted<'_>,
         wishes: &[NicWish],
-        found: &mut Found,
     ) -> Result<(), Refusal> {
         for wish in wishes {
-            let NicPlace { active, standby } = self.place_nic(&found.loads, wanted.host, wish)?;
+            // Those before it count.
+            if !self.leases.is_followed() {
+                self.follow();
+            }
+            let NicPlace { active, standby } = self.place_nic(&self.loads_now(), wanted.host, wish)?;
             let limits = self.rails_of(&active).into_iter().map(|rail| self.nic_limits(&rail));
             let common = |(mtu, features): (u16, u64), it: (u16, u64)| (mtu.min(it.0), features & it.1);
             let (nic_mtu, features) = limits.reduce(common).unwrap_or_default();
             let standby_mtu = standby.as_ref().map_or(u16::MAX, |standby| self.nic_limits(standby).0);
-            let mac = self.choose_mac(wish.mac, found)?;
+            let mac = self.choose_mac(wish.mac)?;
             let kind = LeaseKind::Nic {
                 mac,
                 mtu: wish.mtu.unwrap_or_else(|| nic_mtu.min(standby_mtu)),
@@ -280,7 +263,7 @@ impl State {
                 Some(name) => name.clone(),
                 None => self.free_nic_name(instance),
             };
-            let lease = self.add_lease(instance, wanted, name, kind, found)?;
+            let lease = self.add_lease(instance, wanted, name, kind)?;
             if let Some(instance) = self.instances.get_mut(&instance) {
                 instance.nics.push(lease);
             }
@@ -304,12 +287,7 @@ impl State {
         }
     }
 
-    pub(super) fn add_disks(
-        &mut self,
-        instance: InstanceId,
-        wanted: &Wanted<'_>,
-        found: &mut Found,
-    ) -> Result<(), Refusal> {
+    pub(super) fn add_disks(&mut self, instance: InstanceId, wanted: &Wanted<'_>) -> Result<(), Refusal> {
         for volume_name in wanted.volumes {
             let volume =
                 self.volume_named(volume_name).ok_or_else(|| Refusal::not_found("volume", volume_name))?;
@@ -332,7 +310,7 @@ impl State {
             let queues = self.options.disk_queues;
             let kind =
                 LeaseKind::Disk { volume: id, serial, queues, read_only: false, clean_for: BTreeMap::new() };
-            let lease = self.add_lease(instance, wanted, volume_name.clone(), kind, found)?;
+            let lease = self.add_lease(instance, wanted, volume_name.clone(), kind)?;
             if let Some(instance) = self.instances.get_mut(&instance) {
                 instance.disks.push(lease);
             }
@@ -366,10 +344,9 @@ impl State {
         wanted: &Wanted<'_>,
         device: String,
         kind: LeaseKind,
-        found: &mut Found,
     ) -> Result<LeaseId, Refusal> {
         let socket = format!("{}-{device}.sock", wanted.name);
-        if found.sockets.contains(&(wanted.host, socket.clone())) {
+        if self.has_socket(wanted.host, &socket) {
             return Err(Refusal::new(
                 RefusalKind::Exists,
                 format!("another device on that host has the socket {socket} already: choose another name"),
@@ -381,7 +358,7 @@ impl State {
                 format!(
                     "the socket {socket} would have a longer path than the kernel allows: take names that are {} \
                      shorter, or a shorter run directory",
-                    count(socket.len() - self.options.socket_name_bytes_max, "character")
+                    Count(socket.len() - self.options.socket_name_bytes_max, "character")
                 ),
             ));
         }
@@ -404,7 +381,6 @@ impl State {
             incoming: None,
             kind,
         };
-        found.note(wanted.host, &lease);
         self.leases.insert(id, lease);
         Ok(id)
     }
@@ -420,13 +396,9 @@ impl State {
         Err(Refusal::new(RefusalKind::NoRoom, "all leases are in use: delete instances first"))
     }
 
-    fn choose_mac(&mut self, wish: Option<MacAddress>, found: &Found) -> Result<MacAddress, Refusal> {
-        let owner = |state: &Self, wanted: MacAddress| {
-            let instance = found.macs.get(&wanted);
-            instance.map(|id| state.instances.get(id).map_or_else(String::new, |it| it.name.clone()))
-        };
+    fn choose_mac(&mut self, wish: Option<MacAddress>) -> Result<MacAddress, Refusal> {
         if let Some(mac) = wish {
-            return match owner(self, mac) {
+            return match self.owner_of_mac(mac) {
                 None => Ok(mac),
                 Some(name) => Err(Refusal::new(
                     RefusalKind::Exists,
@@ -440,11 +412,36 @@ impl State {
             self.last.mac = (self.last.mac + 1) & 0x00ff_ffff;
             let [_, a, b, c] = self.last.mac.to_be_bytes();
             let mac = MacAddress::new([0x02, first, second, a, b, c]);
-            if owner(self, mac).is_none() {
+            if self.owner_of_mac(mac).is_none() {
                 return Ok(mac);
             }
         }
         Err(Refusal::new(RefusalKind::NoRoom, "all MAC addresses are in use: delete instances first"))
+    }
+
+    /// The name of the instance with this address.
+    fn owner_of_mac(&self, wanted: MacAddress) -> Option<String> {
+        let has = |lease: &&Lease| matches!(lease.kind, LeaseKind::Nic { mac, .. } if mac == wanted);
+        let lease = match self.found().filter(|_| self.leases.is_followed()) {
+            Some(found) => found.lease_with_mac(wanted).and_then(|id| self.leases.get(&id)),
+            None => self.leases.values().find(has),
+        };
+        lease.map(|it| self.instances.get(&it.instance).map_or_else(String::new, |it| it.name.clone()))
+    }
+
+    /// Whether a device on this host, or on its way there, has a socket of this name.
+    fn has_socket(&self, host: HostId, socket: &str) -> bool {
+        let is_here = |lease: &Lease| {
+            let Some(instance) = self.instances.get(&lease.instance) else { return false };
+            let incoming = lease.incoming.as_ref().filter(|_| instance.incoming == Some(host));
+            instance.host == host && lease.socket == socket || incoming.is_some_and(|it| it.socket == socket)
+        };
+        match self.found().filter(|_| self.leases.is_followed()) {
+            Some(found) => {
+                found.leases_with_socket(socket).filter_map(|id| self.leases.get(&id)).any(is_here)
+            }
+            None => self.leases.values().any(is_here),
+        }
     }
 
     /// Whether the pool had room for everything. What waits for a daemon that is away may come later.
@@ -461,10 +458,8 @@ impl State {
         let made = leases.all(|lease| {
             let channels = self.frontend_of(lease).is_some_and(|frontend| {
                 self.backends_of(lease).all(|backend| {
-                    self.life_of(backend).is_none()
-                        || self
-                            .channel_between(frontend, backend)
-                            .is_some_and(|channel| channel.rings.is_some())
+                    self.channel_between(frontend, backend).is_some_and(|channel| channel.rings.is_some())
+                        || self.life_of(backend).is_none()
                         || !self.scrubs(backend).is_empty()
                 })
             });
@@ -485,6 +480,12 @@ impl State {
     }
 }
 
-fn count(number: usize, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+/// So many of them, in words.
+struct Count(usize, &'static str);
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(number, what) = self;
+        write!(f, "{number} {what}{}", if *number == 1 { "" } else { "s" })
+    }
 }

@@ -41,10 +41,10 @@ impl State {
         force: bool,
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
-        let id = self.instance_named(name).ok_or_else(|| Refusal::not_found("instance", name))?.id;
-        let used = self.leases.values().find(|lease| {
-            let incoming = lease.incoming.as_ref().is_some_and(|incoming| incoming.connected);
-            lease.instance == id && (lease.connected || incoming)
+        let instance = self.instance_named(name).ok_or_else(|| Refusal::not_found("instance", name))?;
+        let id = instance.id;
+        let used = self.leases_of(instance).find(|lease| {
+            lease.connected || lease.incoming.as_ref().is_some_and(|incoming| incoming.connected)
         });
         if let Some(lease) = used.filter(|_| !force) {
             return Err(Refusal::new(
@@ -57,16 +57,13 @@ impl State {
                 ),
             ));
         }
-        let regions = &mut self.regions;
-        self.leases.retain(|_, lease| {
-            if lease.instance == id {
-                let incoming = lease.incoming.as_ref().and_then(|incoming| incoming.area);
-                for area in lease.area.into_iter().chain(incoming) {
-                    regions.retire(area.region);
-                }
+        for lease in self.lease_ids_of(id) {
+            let Some(lease) = self.leases.remove(&lease) else { continue };
+            let incoming = lease.incoming.and_then(|incoming| incoming.area);
+            for area in lease.area.into_iter().chain(incoming) {
+                self.regions.retire(area.region);
             }
-            lease.instance != id
-        });
+        }
         let ram = self.instances.remove(&id).and_then(|instance| instance.ram);
         ram.iter().flat_map(GuestRam::regions).for_each(|region| self.regions.retire(region));
         effects.push(Effect::event(EventKind::InstanceDeleted, name, "its leases ended"));

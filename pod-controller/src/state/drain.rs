@@ -1,10 +1,12 @@
 //! Devices and hosts that are to be empty, so that they can be taken away: nothing new is placed on them, and what is there
 //! leaves in order, as far as there is somewhere to go.
 
-use cxl_pool::HostId;
-use pod_protocol::ids::LeaseId;
+use std::collections::BTreeSet;
 
-use super::{DeviceId, Effect, LeaseKind, Refusal, State};
+use cxl_pool::HostId;
+use pod_protocol::ids::{LeaseId, VolumeId};
+
+use super::{DeviceId, Effect, Lease, LeaseKind, Refusal, State};
 use crate::api::EventKind;
 
 /// How many volumes leave an SSD at a time: each is copied, and the guests of the pod go on meanwhile.
@@ -13,7 +15,11 @@ const VOLUMES_AT_ONCE: usize = 2;
 impl State {
     /// Whether a device is to be empty, by itself or with its host.
     pub fn is_drained(&self, id: &DeviceId) -> bool {
-        self.drained_hosts.contains(&id.host) || self.devices.get(id).is_some_and(|device| device.drained)
+        let by_itself = match self.found().filter(|_| self.devices.is_followed()) {
+            Some(found) => found.drained.contains(id),
+            None => self.devices.get(id).is_some_and(|device| device.drained),
+        };
+        by_itself || self.drained_hosts.contains(&id.host)
     }
 
     /// Whether a host is to be empty.
@@ -42,6 +48,10 @@ impl State {
             None if on => (host_name, !self.drained_hosts.insert(host)),
             None => (host_name, self.drained_hosts.remove(&host)),
         };
+        let devices: Vec<DeviceId> = self.devices_at(host).map(|(id, _)| id.clone()).collect();
+        for id in &devices {
+            self.devices.touch(id);
+        }
         if before != on {
             let (kind, message) = if on {
                 (
@@ -58,36 +68,45 @@ impl State {
 
     /// Moves the leases on drained NICs. What has nowhere to go stays, and leaves as soon as it can.
     pub(super) fn nics_leave(&mut self, effects: &mut Vec<Effect>) {
-        let leaves = |lease: &super::Lease| {
-            let LeaseKind::Nic { active, draining: None, .. } = &lease.kind else { return None };
-            (self.is_drained(active) && self.is_up(active) && !self.has_rails(lease)).then_some(lease.id)
-        };
-        let leaving: Vec<LeaseId> = self.leases.values().filter_map(leaves).collect();
+        let mut leaving: BTreeSet<LeaseId> =
+            self.touched().filter(|lease| self.is_to_leave(lease)).map(|lease| lease.id).collect();
+        // Who found nothing before may find something where there is more room than there was.
+        let waiting = self.found().filter(|it| it.work.has_other_nics || it.work.has_less_load);
+        let waiting = waiting.into_iter().flat_map(|it| &it.leaving).filter_map(|id| self.leases.get(id));
+        leaving.extend(waiting.filter(|lease| self.is_to_leave(lease)).map(|lease| lease.id));
         for id in leaving {
             // Looked for one by one, since each that has moved is a load where it is now.
-            let loads = self.loads();
-            let to = self.leases.get(&id).and_then(|lease| self.place_move(&loads, lease, true));
+            let to = self.leases.get(&id).and_then(|lease| self.place_move(&self.loads_now(), lease, true));
             if let Some(to) = to {
                 self.move_lease(id, &to, EventKind::Drained, effects);
+                self.follow();
             }
         }
     }
 
+    /// Whether a lease is on a NIC that is to be empty, and works so far.
+    pub(super) fn is_to_leave(&self, lease: &Lease) -> bool {
+        let LeaseKind::Nic { active, draining: None, .. } = &lease.kind else { return false };
+        self.is_drained(active) && self.is_up(active) && !self.has_rails(lease)
+    }
+
     /// Moves the volumes on drained SSDs, as far as they are in use: it is their frontend that copies them.
     pub(super) fn volumes_leave(&mut self, effects: &mut Vec<Effect>) {
-        let ssds: Vec<DeviceId> = {
-            let all = self.devices.iter().filter(|(_, device)| !device.is_nic());
-            all.map(|(id, _)| id).filter(|id| self.is_drained(id)).cloned().collect()
-        };
+        let alone = self.found().into_iter().flat_map(|found| &found.drained);
+        let with_hosts = self.drained_hosts.iter().flat_map(|host| self.devices_at(*host)).map(|it| it.0);
+        let is_ssd = |id: &&DeviceId| self.devices.get(id).is_some_and(|device| !device.is_nic());
+        let ssds: BTreeSet<DeviceId> = alone.chain(with_hosts).filter(is_ssd).cloned().collect();
         for ssd in ssds {
+            self.follow();
             let here = |volume: &&super::Volume| !volume.deleted && volume.replica_on(&ssd).is_some();
+            let there = self.found().and_then(|found| found.on_ssd.get(&ssd)).into_iter().flatten();
+            let there: Vec<VolumeId> = there.copied().collect();
+            let there = || there.iter().filter_map(|id| self.volumes.get(id));
             let moves = |volume: &super::Volume| {
                 volume.replicas.iter().any(|replica| replica.leaving || replica.replaces.is_some())
             };
-            let under_way = self.volumes.values().filter(here).filter(|volume| moves(volume)).count();
-            let waiting: Vec<String> = self
-                .volumes
-                .values()
+            let under_way = there().filter(here).filter(|volume| moves(volume)).count();
+            let waiting: Vec<String> = there()
                 .filter(here)
                 .filter(|volume| !moves(volume) && self.lease_of_volume(volume.id).is_some())
                 .map(|volume| volume.name.clone())

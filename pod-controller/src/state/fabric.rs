@@ -8,7 +8,7 @@ use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, Object,
 use serde::{Deserialize, Serialize};
 
 use super::refusal::shown;
-use super::{Effect, Hold, Lease, Purpose, Refusal, RefusalKind, State, check_name, pairs};
+use super::{Effect, Hold, Lease, Purpose, Refusal, RefusalKind, State, Table, check_name, table};
 use crate::api::EventKind;
 
 /// Whose an instance is, unless it is said.
@@ -37,10 +37,10 @@ pub struct Fabric {
     /// Owners of instances, by name.
     pub tenants: BTreeMap<String, Tenant>,
     /// Instances that have a share.
-    pub mchannels: BTreeMap<InstanceId, Mchannel>,
+    pub mchannels: Table<InstanceId, Mchannel>,
     /// Where frontends publish what they use.
-    #[serde(with = "pairs")]
-    boards: BTreeMap<EndpointId, Hold>,
+    #[serde(with = "table::pairs")]
+    pub(super) boards: Table<EndpointId, Hold>,
     /// The number that was given last.
     last: u32,
 }
@@ -52,8 +52,8 @@ impl Default for Fabric {
             sample_us: 10_000,
             elements: BTreeMap::new(),
             tenants: BTreeMap::new(),
-            mchannels: BTreeMap::new(),
-            boards: BTreeMap::new(),
+            mchannels: Table::default(),
+            boards: Table::default(),
             last: 0,
         }
     }
@@ -189,6 +189,7 @@ impl State {
         if self.fabric == before {
             return Ok(());
         }
+        self.touch_everything();
         let message = match wish.elements.len() {
             0 => "its bandwidth is not shared out".to_owned(),
             count => format!("{count} elements are shared among {} tenants", self.fabric.tenants.len()),
@@ -252,12 +253,15 @@ impl State {
     /// Gives each life of a frontend a board of its own while the fabric is shared, and forgets shares of instances that are
     /// gone. True if there was no room.
     pub(super) fn make_boards(&mut self) -> bool {
-        let instances = &self.instances;
-        self.fabric.mchannels.retain(|instance, _| instances.contains_key(instance));
+        let touched: Vec<InstanceId> = self.work().flat_map(|work| &work.instances).copied().collect();
+        for gone in touched.iter().filter(|id| !self.instances.contains_key(id)) {
+            self.fabric.mchannels.remove(gone);
+        }
         let is_shared = !self.fabric.elements.is_empty();
         let mut short = false;
-        let frontends = self.endpoints.keys().filter(|id| is_frontend(id.role));
-        let ids: BTreeSet<EndpointId> = frontends.chain(self.fabric.boards.keys()).copied().collect();
+        let has_board = |id: &&EndpointId| is_frontend(id.role) || self.fabric.boards.contains_key(id);
+        let touched = self.work().flat_map(|work| work.endpoints.union(&work.boards));
+        let ids: Vec<EndpointId> = touched.filter(has_board).copied().collect();
         for id in ids {
             let life = self.life_of(id).filter(|_| is_shared);
             let fenced = self.endpoints.get(&id).is_some_and(|it| !it.presence.is_over());
@@ -276,6 +280,7 @@ impl State {
             if let Some(incarnation) = life {
                 let lines = LineCount::new(2 * BOARD_LINES);
                 let region = self.regions.allocate(lines, Purpose::Board(id), id);
+                let region = region.map(|region| region.id);
                 short |= region.is_none();
                 if let Some(region) = region {
                     self.fabric.boards.insert(id, Hold { region, incarnation });
@@ -287,9 +292,18 @@ impl State {
 
     /// Regions of boards, and who reads or writes there.
     pub(super) fn held_boards(&self) -> Vec<(RegionId, EndpointId)> {
-        let readers = || self.endpoints.keys().filter(|id| is_frontend(id.role)).copied();
-        let boards = self.fabric.boards.values();
-        boards.flat_map(|hold| readers().map(move |reader| (hold.region, reader))).collect()
+        let all = || self.endpoints.keys().filter(|id| is_frontend(id.role));
+        let mut held = Vec::new();
+        for work in self.work() {
+            // Everybody has the new ones, and who is new has them all.
+            for hold in work.boards.iter().filter_map(|id| self.fabric.boards.get(id)) {
+                held.extend(all().map(|reader| (hold.region, *reader)));
+            }
+            for reader in work.endpoints.iter().filter(|id| is_frontend(id.role)) {
+                held.extend(self.fabric.boards.values().map(|hold| (hold.region, *reader)));
+            }
+        }
+        held
     }
 
     /// All regions of boards.

@@ -1,9 +1,9 @@
 //! Parts of the pool that failed: nobody is given them again, and whoever uses them is made to let go.
 
 use cxl_pool::{Area, EndpointId};
-use pod_protocol::ids::RegionId;
+use pod_protocol::ids::{ChannelId, LeaseId, RegionId};
 
-use super::{Effect, Kind, Presence, Purpose, RegionUse, State};
+use super::{DeviceId, Effect, Hold, Kind, Presence, Purpose, RegionUse, Rings, State};
 use crate::api::EventKind;
 
 impl State {
@@ -38,22 +38,29 @@ impl State {
     fn give_up(&mut self, region: RegionId) {
         self.give_up_board(region);
         self.give_up_ram(region);
-        for lease in self.leases.values_mut().filter(|it| it.area.is_some_and(|area| area.region == region)) {
-            lease.area = None;
-            lease.generation = lease.generation.next();
-        }
-        for device in self.devices.values_mut() {
-            if let Kind::Nic { rx, .. } = &mut device.kind {
-                rx.take_if(|hold| hold.region == region);
+        let is_it = |hold: Option<Hold>| hold.is_some_and(|hold| hold.region == region);
+        let leases = self.leases.values().filter(|it| is_it(it.area)).map(|it| it.id);
+        for id in leases.collect::<Vec<LeaseId>>() {
+            if let Some(lease) = self.leases.get_mut(&id) {
+                lease.area = None;
+                lease.generation = lease.generation.next();
             }
         }
-        for channel in self.channels.values_mut() {
-            let Some(rings) = channel.rings.take_if(|it| [it.to_backend, it.to_frontend].contains(&region))
-            else {
-                continue;
-            };
-            self.regions.retire(rings.to_backend);
-            self.regions.retire(rings.to_frontend);
+        let receives = |kind: &Kind| matches!(kind, Kind::Nic { rx, .. } if is_it(*rx));
+        let devices = self.devices.iter().filter(|(_, device)| receives(&device.kind)).map(|it| it.0.clone());
+        for id in devices.collect::<Vec<DeviceId>>() {
+            if let Some(Kind::Nic { rx, .. }) = self.devices.get_mut(&id).map(|device| &mut device.kind) {
+                *rx = None;
+            }
+        }
+        let uses = |rings: &Rings| [rings.to_backend, rings.to_frontend].contains(&region);
+        let channels =
+            self.channels.values().filter(|it| it.rings.as_ref().is_some_and(uses)).map(|it| it.id);
+        for id in channels.collect::<Vec<ChannelId>>() {
+            let rings = self.channels.get_mut(&id).and_then(|channel| channel.rings.take());
+            for region in rings.iter().flat_map(|rings| [rings.to_backend, rings.to_frontend]) {
+                self.regions.retire(region);
+            }
         }
     }
 

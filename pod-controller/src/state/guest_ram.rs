@@ -72,8 +72,8 @@ impl State {
     /// Takes what instances want for their guests, here and where they move to. True if there was no room for one of them.
     pub(super) fn make_guest_rams(&mut self) -> bool {
         let mut short = false;
-        let ids: Vec<InstanceId> =
-            self.instances.values().filter(|it| it.ram.is_some()).map(|it| it.id).collect();
+        let touched = self.work().flat_map(|work| &work.instances).filter_map(|id| self.instances.get(id));
+        let ids: Vec<InstanceId> = touched.filter(|it| it.ram.is_some()).map(|it| it.id).collect();
         for id in ids {
             let Some(instance) = self.instances.get(&id) else { continue };
             let Some(ram) = &instance.ram else { continue };
@@ -85,7 +85,7 @@ impl State {
             let mut take = |frontend: EndpointId| {
                 let region = self.regions.allocate(lines, Purpose::Ram(id), frontend);
                 short |= region.is_none();
-                region
+                region.map(|region| region.id)
             };
             let (region, incoming) = (here.and_then(&mut take), there.and_then(&mut take));
             let Some(ram) = self.instances.get_mut(&id).and_then(|it| it.ram.as_mut()) else { continue };
@@ -111,7 +111,8 @@ impl State {
 
     /// The storage backends of an instance that are there: fresh RAM is in none of their caches.
     pub(super) fn lives_of_backends(&self, id: InstanceId) -> BTreeMap<HostId, u64> {
-        let disks = self.leases.values().filter(|lease| lease.instance == id && lease.volume().is_some());
+        let leases = self.instances.get(&id).into_iter().flat_map(|instance| self.leases_of(instance));
+        let disks = leases.filter(|lease| lease.volume().is_some());
         let backends = disks.flat_map(|lease| self.backends_of(lease));
         backends.filter_map(|backend| Some((backend.host, self.life_of(backend)?))).collect()
     }
@@ -159,16 +160,21 @@ impl State {
 
     /// Nothing refers to the region any more. Its guest is not served any longer: it gets other RAM when it is started again.
     pub(super) fn give_up_ram(&mut self, region: RegionId) {
-        let mut without = Vec::new();
-        for instance in self.instances.values_mut() {
-            let Some(ram) = &mut instance.ram else { continue };
+        let lies_there =
+            |it: &Instance| it.ram.as_ref().is_some_and(|ram| ram.regions().any(|it| it == region));
+        let users: Vec<InstanceId> =
+            self.instances.values().filter(|it| lies_there(it)).map(|it| it.id).collect();
+        for id in users {
+            let Some(ram) = self.instances.get_mut(&id).and_then(|it| it.ram.as_mut()) else { continue };
             ram.incoming.take_if(|it| *it == region);
-            if ram.region.take_if(|it| *it == region).is_some() {
-                without.push(instance.id);
+            if ram.region.take_if(|it| *it == region).is_none() {
+                continue;
             }
-        }
-        for lease in self.leases.values_mut().filter(|lease| without.contains(&lease.instance)) {
-            lease.generation = lease.generation.next();
+            for lease in self.lease_ids_of(id) {
+                if let Some(lease) = self.leases.get_mut(&lease) {
+                    lease.generation = lease.generation.next();
+                }
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-use cxl_pool::HostId;
+use cxl_pool::{EndpointId, HostId, Role};
 
 use super::{DeviceId, Effect, LeaseKind, Presence, Refusal, RefusalKind, State};
 use crate::api::EventKind;
@@ -8,11 +8,13 @@ impl State {
     pub(super) fn reset_host(&mut self, name: &str, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
         let host = self.host_named(name).ok_or_else(|| Refusal::not_found("host", name))?;
         self.check_not_alive(host)?;
-        for (id, endpoint) in self.endpoints.iter_mut().filter(|(id, _)| id.host == host) {
+        for id in Role::ALL.map(|role| EndpointId::new(host, role)) {
             // Should it be merely frozen after all, it must not go on.
-            if !endpoint.presence.is_over() {
+            if self.endpoints.get(&id).is_some_and(|endpoint| !endpoint.presence.is_over())
+                && let Some(endpoint) = self.endpoints.get_mut(&id)
+            {
                 endpoint.presence = Presence::Fenced;
-                effects.push(Effect::Fence(*id));
+                effects.push(Effect::Fence(id));
             }
         }
         let freed = self.regions.forget(host);
@@ -64,14 +66,15 @@ impl State {
             self.forget_device(&device);
         }
         // Deleted ones, which nobody will wipe.
-        self.volumes.retain(|_, volume| {
+        for volume in self.volumes.values_mut() {
             volume.replicas.retain(|replica| replica.device.host != host);
             volume.former.retain(|replica| replica.device.host != host);
-            !volume.replicas.is_empty() || !volume.former.is_empty()
-        });
+        }
+        self.volumes.retain(|_, volume| !volume.replicas.is_empty() || !volume.former.is_empty());
         self.endpoints.retain(|id, _| id.host != host);
         self.hosts.remove(&host);
         self.drained_hosts.remove(&host);
+        self.look_again();
         effects.push(Effect::event(EventKind::HostDeleted, name, "it is not part of the pod any more"));
         Ok(())
     }

@@ -49,29 +49,20 @@ impl State {
             ram_bytes: None,
         };
         self.check_devices(&wanted, &nics, Some(id))?;
-        // Whether everything fits shows only when it was tried.
-        let before = self.clone();
-        let effects_before = effects.len();
-        let mut found = self.find_all();
-        let tried = self
-            .add_nics(id, &wanted, &nics, &mut found)
-            .and_then(|()| self.add_disks(id, &wanted, &mut found))
-            .and_then(|()| self.raise_iops(&volumes, instance_type.volume_iops))
-            .and_then(|()| {
-                let new: Vec<LeaseId> =
-                    self.leases.keys().filter(|lease| !before.leases.contains_key(*lease)).copied().collect();
-                for lease in new.iter().filter_map(|lease| self.leases.get(lease)) {
-                    let message = format!("{} is leased to it, for its VMM to plug in", lease.device);
-                    effects.push(Effect::event(EventKind::DeviceAttached, name, message));
-                }
-                self.settle(effects);
-                self.check_leases_made(new.iter().filter_map(|lease| self.leases.get(lease)))
-            });
-        if tried.is_err() {
-            *self = before;
-            effects.truncate(effects_before);
-        }
-        tried
+        let before: BTreeSet<LeaseId> = self.lease_ids_of(id).into_iter().collect();
+        self.attempt(effects, |state, effects| {
+            state.add_nics(id, &wanted, &nics)?;
+            state.add_disks(id, &wanted)?;
+            state.raise_iops(&volumes, instance_type.volume_iops)?;
+            let mut new = state.lease_ids_of(id);
+            new.retain(|lease| !before.contains(lease));
+            for lease in new.iter().filter_map(|lease| state.leases.get(lease)) {
+                let message = format!("{} is leased to it, for its VMM to plug in", lease.device);
+                effects.push(Effect::event(EventKind::DeviceAttached, name, message));
+            }
+            state.settle(effects);
+            state.check_leases_made(new.iter().filter_map(|lease| state.leases.get(lease)))
+        })
     }
 
     /// Has a device leave its instance: at once if no VMM uses it or by force, else when the VMM has let go of it.
@@ -173,9 +164,9 @@ impl State {
     }
 
     fn lease_named(&self, instance: &str, device: &str) -> Result<LeaseId, Refusal> {
-        let id = self.instance_named(instance).ok_or_else(|| Refusal::not_found("instance", instance))?.id;
-        let is_it = |lease: &&Lease| lease.instance == id && lease.device == device;
-        let lease = self.leases.values().find(is_it).ok_or_else(|| {
+        let known = self.instance_named(instance).ok_or_else(|| Refusal::not_found("instance", instance))?;
+        let mut own = self.leases_of(known).filter(|lease| lease.device == device);
+        let lease = own.next().ok_or_else(|| {
             let detail = format!("the instance {} has no device {}", shown(instance), shown(device));
             Refusal::new(RefusalKind::NotFound, detail)
         })?;

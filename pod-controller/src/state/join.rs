@@ -118,15 +118,10 @@ impl State {
 
     /// A frontend that was restarted holds its leases anew: what its predecessor may still send is refused.
     fn revoke_from_predecessor(&mut self, id: EndpointId) {
-        let held: Vec<LeaseId> = self
-            .leases
-            .values()
-            .filter(|lease| self.frontend_of(lease) == Some(id))
-            .map(|lease| lease.id)
-            .collect();
-        let incoming: Vec<LeaseId> = self
-            .leases
-            .values()
+        let concerned = || self.leases_of_frontend(id);
+        let held: Vec<LeaseId> =
+            concerned().filter(|lease| self.frontend_of(lease) == Some(id)).map(|lease| lease.id).collect();
+        let incoming: Vec<LeaseId> = concerned()
             .filter(|lease| self.incoming_frontend(lease) == Some(id))
             .map(|lease| lease.id)
             .collect();

@@ -55,13 +55,12 @@ impl State {
         check_labels(labels)?;
         let (what, known) = match of {
             Labelled::Instance => {
-                let mut instances = self.instances.values_mut();
-                ("instance", instances.find(|it| it.name == name).map(|it| &mut it.labels))
+                let id = self.instance_named(name).map(|it| it.id);
+                ("instance", id.and_then(|id| self.instances.get_mut(&id)).map(|it| &mut it.labels))
             }
             Labelled::Volume => {
-                let mut volumes = self.volumes.values_mut();
-                let found = volumes.find(|it| it.name == name && !it.deleted);
-                ("volume", found.map(|it| &mut it.labels))
+                let id = self.volume_named(name).map(|it| it.id);
+                ("volume", id.and_then(|id| self.volumes.get_mut(&id)).map(|it| &mut it.labels))
             }
         };
         let known = known.ok_or_else(|| Refusal::not_found(what, name))?;

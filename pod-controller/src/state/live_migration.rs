@@ -49,26 +49,34 @@ impl State {
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         let id = self.check_migration(name, to)?;
-        let before = self.clone();
-        let effects_before = effects.len();
         let host_name = self.host_name(to);
-        let Some(instance) = self.instances.get_mut(&id) else { return Ok(()) };
-        instance.incoming = Some(to);
-        for lease in self.leases.values_mut().filter(|lease| lease.instance == id) {
-            // Another name than here: hosts of one machine keep their sockets in one place.
-            let socket = format!("{name}-{}-{host_name}.sock", lease.device);
-            lease.incoming = Some(Incoming { socket, connected: false, running: false, area: None });
-        }
-        let message = format!("{host_name} gets ready for it");
-        effects.push(Effect::event(EventKind::MigrationPrepared, name, message));
-        self.settle(effects);
-        let made = self.check_sockets(id).and_then(|()| self.check_incoming_made(id));
-        let made = made.and_then(|()| self.check_ram_made(id, true));
-        if made.is_err() {
-            *self = before;
-            effects.truncate(effects_before);
-        }
-        made
+        self.attempt(effects, |state, effects| {
+            if let Some(instance) = state.instances.get_mut(&id) {
+                instance.incoming = Some(to);
+            }
+            for lease in state.lease_ids_of(id) {
+                let Some(lease) = state.leases.get_mut(&lease) else { continue };
+                // Another name than here: hosts of one machine keep their sockets in one place.
+                let socket = format!("{name}-{}-{host_name}.sock", lease.device);
+                lease.incoming = Some(Incoming { socket, connected: false, running: false, area: None });
+            }
+            let message = format!("{host_name} gets ready for it");
+            effects.push(Effect::event(EventKind::MigrationPrepared, name, message));
+            state.settle(effects);
+            state.check_sockets(id)?;
+            state.check_incoming_made(id)?;
+            state.check_ram_made(id, true)
+        })
+    }
+
+    /// The leases of an instance, NICs first.
+    pub(super) fn lease_ids_of(&self, id: InstanceId) -> Vec<LeaseId> {
+        let instance = self.instances.get(&id);
+        instance.into_iter().flat_map(|it| it.nics.iter().chain(&it.disks)).copied().collect()
+    }
+
+    fn own_leases(&self, id: InstanceId) -> impl Iterator<Item = &Lease> {
+        self.instances.get(&id).into_iter().flat_map(|instance| self.leases_of(instance))
     }
 
     fn check_migration(&self, name: &str, to: HostId) -> Result<InstanceId, Refusal> {
@@ -84,7 +92,7 @@ impl State {
             let detail = format!("{name} is on {} already", self.host_name(to));
             return Err(Refusal::new(RefusalKind::InvalidValue, detail));
         }
-        if let Some(lease) = self.leases.values().find(|it| it.instance == instance.id && it.leaving) {
+        if let Some(lease) = self.leases_of(instance).find(|it| it.leaving) {
             let detail = format!("{} is leaving {name}: wait until its VMM has unplugged it", lease.device);
             return Err(Refusal::new(RefusalKind::Busy, detail));
         }
@@ -114,13 +122,13 @@ impl State {
     }
 
     fn check_sockets(&self, id: InstanceId) -> Result<(), Refusal> {
-        let own = self.leases.values().filter(|lease| lease.instance == id);
-        for socket in own.filter_map(|lease| Some(&lease.incoming.as_ref()?.socket)) {
+        for socket in self.own_leases(id).filter_map(|lease| Some(&lease.incoming.as_ref()?.socket)) {
             let uses = |lease: &Lease| {
                 let incoming = lease.incoming.iter().filter(|incoming| incoming.socket == *socket).count();
                 incoming + usize::from(lease.socket == *socket)
             };
-            if self.leases.values().map(uses).sum::<usize>() > 1 {
+            let having = self.found().into_iter().flat_map(|found| found.leases_with_socket(socket));
+            if having.filter_map(|id| self.leases.get(&id)).map(uses).sum::<usize>() > 1 {
                 let detail = format!("another device has the socket {socket} already");
                 return Err(Refusal::new(RefusalKind::Exists, detail));
             }
@@ -134,8 +142,7 @@ impl State {
 
     /// Whether the pool had room for a second side of everything.
     fn check_incoming_made(&self, id: InstanceId) -> Result<(), Refusal> {
-        let mut leases = self.leases.values().filter(|lease| lease.instance == id);
-        let made = leases.all(|lease| {
+        let made = self.own_leases(id).all(|lease| {
             let channels = self.incoming_frontend(lease).is_some_and(|frontend| {
                 self.backends_of(lease).all(|backend| {
                     let channel = self.channel_between(frontend, backend);
@@ -158,10 +165,10 @@ impl State {
         let Some(to) = self.instances.get_mut(&id).and_then(|instance| instance.incoming.take()) else {
             return Ok(());
         };
-        let regions = &mut self.regions;
-        for lease in self.leases.values_mut().filter(|lease| lease.instance == id) {
-            if let Some(area) = lease.incoming.take().and_then(|incoming| incoming.area) {
-                regions.retire(area.region);
+        for lease in self.lease_ids_of(id) {
+            let incoming = self.leases.get_mut(&lease).and_then(|lease| lease.incoming.take());
+            if let Some(area) = incoming.and_then(|incoming| incoming.area) {
+                self.regions.retire(area.region);
             }
         }
         if let Some(ram) = self.instances.get_mut(&id).and_then(|instance| instance.ram.as_mut())
@@ -183,8 +190,7 @@ impl State {
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         let id = self.migrating(name)?;
-        let own = |lease: &&Lease| lease.instance == id;
-        if let Some(lease) = self.leases.values().filter(own).find(|lease| lease.running && !force) {
+        if let Some(lease) = self.own_leases(id).find(|lease| lease.running && !force) {
             let detail = format!(
                 "the guest still uses {} on the host that it is to leave; if that host is dead, activate by force",
                 lease.device
@@ -192,7 +198,7 @@ impl State {
             return Err(Refusal::new(RefusalKind::Connected, detail));
         }
         let short = |lease: &&Lease| lease.incoming.as_ref().is_none_or(|incoming| incoming.area.is_none());
-        if let Some(lease) = self.leases.values().filter(own).find(short) {
+        if let Some(lease) = self.own_leases(id).find(short) {
             let detail =
                 format!("the other host is not ready for {}: is its frontend running?", lease.device);
             return Err(Refusal::new(RefusalKind::HostNotReady, detail));
@@ -213,13 +219,14 @@ impl State {
 
     /// Hands over what was released on one side and is wanted on the other.
     pub(super) fn finish_migrations(&mut self, effects: &mut Vec<Effect>) {
-        let moving = self.instances.values().filter(|instance| instance.incoming.is_some());
+        let touched = self.work().flat_map(|work| &work.instances).filter_map(|id| self.instances.get(id));
+        let moving = touched.filter(|instance| instance.incoming.is_some());
         let ready = moving.filter(|instance| {
-            let mut own = self.leases.values().filter(|lease| lease.instance == instance.id);
+            let mut own = self.leases_of(instance);
             let wanted = |lease: &Lease| {
                 lease.incoming.as_ref().is_some_and(|incoming| incoming.running && incoming.area.is_some())
             };
-            own.clone().any(wanted) && own.all(|lease| !lease.running)
+            self.leases_of(instance).any(wanted) && own.all(|lease| !lease.running)
         });
         let ready: Vec<InstanceId> = ready.map(|instance| instance.id).collect();
         for id in ready {
@@ -233,9 +240,7 @@ impl State {
         let from = std::mem::replace(&mut instance.host, to);
         let name = instance.name.clone();
         self.hand_over_ram(id);
-        let ids: Vec<LeaseId> =
-            self.leases.values().filter(|lease| lease.instance == id).map(|lease| lease.id).collect();
-        for lease_id in ids {
+        for lease_id in self.lease_ids_of(id) {
             let Some(lease) = self.leases.get(&lease_id) else { continue };
             // Nobody has used the new area yet, so nothing of it is in a cache of the backends that are there now.
             let backends = self.backends_of(lease);

@@ -1,11 +1,12 @@
 //! What leases ask of the pod's NICs, and the NICs in the order in which they are chosen.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::HostId;
 
 use super::nic_policy::promises;
-use super::{DeviceId, Kind, Lease, LeaseKind, State};
+use super::{Device, DeviceId, Kind, Lease, LeaseKind, State};
 
 /// What a lease without a reservation counts for where loads are compared, in Mbit/s. It is promised nothing.
 const BEST_EFFORT_MBPS: u64 = 100;
@@ -18,10 +19,55 @@ const SCALE: u64 = 1 << 32;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Loads {
     nics: BTreeMap<DeviceId, NicLoad>,
-    /// Those that can be given to somebody now and are not kept for failover, the least loaded one first.
-    ordinary: BTreeSet<(u64, DeviceId)>,
+    order: Order,
+}
+
+/// The NICs that can be given to somebody now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Order {
+    /// Those that are not kept for failover, the least loaded one first.
+    ordinary: BTreeSet<(Rank, DeviceId)>,
     /// Those that are kept for failover, the one that least leans on first.
-    backups: BTreeSet<(u64, u32, DeviceId)>,
+    backups: BTreeSet<(Rank, DeviceId)>,
+}
+
+/// How much is on a NIC, to compare with others of its sort.
+type Rank = (u64, u32);
+
+/// Where a NIC stands, if it can be given to somebody now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Ordinary(Rank),
+    Backup(Rank),
+}
+
+impl Order {
+    fn insert(&mut self, id: DeviceId, standing: Option<Standing>) {
+        match standing {
+            None => false,
+            Some(Standing::Ordinary(rank)) => self.ordinary.insert((rank, id)),
+            Some(Standing::Backup(rank)) => self.backups.insert((rank, id)),
+        };
+    }
+
+    /// Returns the id that was to be removed.
+    fn remove(&mut self, id: DeviceId, standing: Option<Standing>) -> DeviceId {
+        let (all, key) = match standing {
+            None => return id,
+            Some(Standing::Ordinary(rank)) => (&mut self.ordinary, (rank, id)),
+            Some(Standing::Backup(rank)) => (&mut self.backups, (rank, id)),
+        };
+        all.remove(&key);
+        key.1
+    }
+
+    /// A NIC stands elsewhere than it did.
+    fn change(&mut self, id: &DeviceId, before: Option<Standing>, now: Option<Standing>) {
+        if before != now {
+            let id = self.remove(id.clone(), before);
+            self.insert(id, now);
+        }
+    }
 }
 
 /// A NIC, and what leans on it.
@@ -104,6 +150,16 @@ impl NicLoad {
         scaled(asked, self.speed_mbps)
     }
 
+    fn rank(&self) -> Option<Standing> {
+        self.usable.then(|| {
+            if self.backup {
+                Standing::Backup((self.backup_load(), self.standby_leases))
+            } else {
+                Standing::Ordinary((self.load(), 0))
+            }
+        })
+    }
+
     fn backup_load(&self) -> u64 {
         scaled(self.reserved_mbps.saturating_add(self.worst_incoming_mbps()), self.speed_mbps)
     }
@@ -117,36 +173,83 @@ impl State {
     /// What leases ask of NICs now.
     pub(crate) fn loads(&self) -> Loads {
         let mut loads = Loads::default();
-        let percent = self.options.placement.nic_overcommit_percent;
         for (id, device) in &self.devices {
-            let Kind::Nic { speed_mbps, mtu, features, backup, ref lag, .. } = device.kind else { continue };
-            let nic = NicLoad {
-                speed_mbps,
-                capacity_mbps: speed_mbps.saturating_mul(percent.into()) / 100,
-                mtu,
-                features,
-                backup,
-                lag: lag.clone(),
-                usable: self.is_usable(id),
-                ..NicLoad::default()
-            };
-            loads.nics.insert(id.clone(), nic);
+            loads.nics.extend(self.nic_load(id, device).map(|nic| (id.clone(), nic)));
         }
         for lease in self.leases.values() {
-            for (nic, change) in loads.changes(lease) {
-                if let Some(load) = loads.nics.get_mut(&nic) {
+            let group = loads.others_of_group(lease);
+            for (nic, change) in changes(lease, &group) {
+                if let Some(load) = loads.nics.get_mut(nic) {
                     change.apply(load, true);
                 }
             }
         }
         for (id, load) in &loads.nics {
-            index(&mut loads.ordinary, &mut loads.backups, id, load, true);
+            loads.order.insert(id.clone(), load.rank());
         }
         loads
     }
+
+    /// What leases ask of NICs, without looking at all of them if that is kept.
+    pub(super) fn loads_now(&self) -> Cow<'_, Loads> {
+        let is_followed =
+            self.endpoints.is_followed() && self.devices.is_followed() && self.leases.is_followed();
+        match self.found().filter(|_| is_followed) {
+            Some(found) => Cow::Borrowed(&found.loads),
+            None => Cow::Owned(self.loads()),
+        }
+    }
+
+    /// A NIC on which nothing leans.
+    pub(super) fn nic_load(&self, id: &DeviceId, device: &Device) -> Option<NicLoad> {
+        let Kind::Nic { speed_mbps, mtu, features, backup, ref lag, .. } = device.kind else { return None };
+        let percent = self.options.placement.nic_overcommit_percent;
+        Some(NicLoad {
+            speed_mbps,
+            capacity_mbps: speed_mbps.saturating_mul(percent.into()) / 100,
+            mtu,
+            features,
+            backup,
+            lag: lag.clone(),
+            usable: self.is_usable(id),
+            ..NicLoad::default()
+        })
+    }
+}
+
+/// Whether a lease leans on the same NICs, as much as before.
+pub(super) fn leans_alike(old: Option<&Lease>, new: Option<&Lease>) -> bool {
+    let leans = |lease: &'_ Lease| match &lease.kind {
+        LeaseKind::Nic { reserved_mbps, policy, .. } => Some((*reserved_mbps, promises(policy))),
+        LeaseKind::Disk { .. } => None,
+    };
+    old.and_then(leans) == new.and_then(leans)
+        && old.and_then(Lease::active_nic) == new.and_then(Lease::active_nic)
+        && old.and_then(Lease::standby_nic) == new.and_then(Lease::standby_nic)
 }
 
 impl Loads {
+    /// A NIC is this now, with what leans on it as before; or there is none. Returns whether it was another one.
+    pub(super) fn refresh(&mut self, id: &DeviceId, now: Option<NicLoad>) -> bool {
+        let before = self.nics.remove(id);
+        let stood = before.as_ref().and_then(NicLoad::rank);
+        let Some(mut now) = now else {
+            self.order.change(id, stood, None);
+            return before.is_some();
+        };
+        if let Some(before) = &before {
+            now.leases = before.leases;
+            now.reserved_mbps = before.reserved_mbps;
+            now.promised = before.promised;
+            now.standby_leases = before.standby_leases;
+            now.incoming_mbps.clone_from(&before.incoming_mbps);
+        }
+        let changed = before.as_ref() != Some(&now);
+        self.order.change(id, stood, now.rank());
+        self.nics.insert(id.clone(), now);
+        changed
+    }
+
     /// What leans on a NIC.
     pub(crate) fn get(&self, id: &DeviceId) -> Option<&NicLoad> {
         self.nics.get(id)
@@ -162,12 +265,12 @@ impl Loads {
 
     /// The NICs that are not kept for failover, the least loaded one first.
     pub(crate) fn ordinary(&self) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
-        self.ordinary.iter().filter_map(|(_, id)| Some((id, self.nics.get(id)?)))
+        self.order.ordinary.iter().filter_map(|(_, id)| Some((id, self.nics.get(id)?)))
     }
 
     /// The NICs that are kept for failover, the one that least leans on first.
     pub(crate) fn backups(&self) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
-        self.backups.iter().filter_map(|(_, _, id)| Some((id, self.nics.get(id)?)))
+        self.order.backups.iter().filter_map(|(_, id)| Some((id, self.nics.get(id)?)))
     }
 
     /// A lease came.
@@ -181,31 +284,22 @@ impl Loads {
     }
 
     fn change(&mut self, lease: &Lease, comes: bool) {
-        for (nic, change) in self.changes(lease) {
-            if let Some(load) = self.nics.get_mut(&nic) {
-                index(&mut self.ordinary, &mut self.backups, &nic, load, false);
+        let group = self.others_of_group(lease);
+        for (nic, change) in changes(lease, &group) {
+            if let Some(load) = self.nics.get_mut(nic) {
+                let stood = load.rank();
                 change.apply(load, comes);
-                index(&mut self.ordinary, &mut self.backups, &nic, load, true);
+                self.order.change(nic, stood, load.rank());
             }
         }
     }
 
-    /// What a lease is to its NICs. Each of a group may have to carry all of it, when the others fail.
-    fn changes(&self, lease: &Lease) -> Vec<(DeviceId, Change)> {
-        let LeaseKind::Nic { active, standby, reserved_mbps, policy, .. } = &lease.kind else {
-            return Vec::new();
-        };
-        let promised = promises(policy);
-        let active_change = |nic: &DeviceId| (nic.clone(), Change::Active(*reserved_mbps, promised));
-        let mut changes = vec![active_change(active)];
-        if let Some(lag) = self.get(active).and_then(|nic| nic.lag.as_ref()) {
-            let others = self.nics.iter().filter(|(id, nic)| *id != active && nic.lag.as_ref() == Some(lag));
-            changes.extend(others.map(|(id, _)| active_change(id)));
-        }
-        if let Some(standby) = standby {
-            changes.push((standby.clone(), Change::Standby(active.host, *reserved_mbps)));
-        }
-        changes
+    /// The other NICs of the group of a lease's active one.
+    fn others_of_group(&self, lease: &Lease) -> Vec<DeviceId> {
+        let Some(active) = lease.active_nic() else { return Vec::new() };
+        let Some(lag) = self.get(active).and_then(|nic| nic.lag.as_ref()) else { return Vec::new() };
+        let others = self.nics.iter().filter(|(id, nic)| *id != active && nic.lag.as_ref() == Some(lag));
+        others.map(|(id, _)| id.clone()).collect()
     }
 
     /// Whether two NICs are in one link aggregation group.
@@ -216,6 +310,7 @@ impl Loads {
 }
 
 /// What a lease is to one of its NICs.
+#[derive(Clone, Copy)]
 enum Change {
     Active(u64, [u64; 2]),
     Standby(HostId, u64),
@@ -247,26 +342,20 @@ impl Change {
     }
 }
 
-fn index(
-    ordinary: &mut BTreeSet<(u64, DeviceId)>,
-    backups: &mut BTreeSet<(u64, u32, DeviceId)>,
-    id: &DeviceId,
-    load: &NicLoad,
-    there: bool,
-) {
-    match (load.usable, load.backup, there) {
-        (false, ..) => {}
-        (true, false, true) => {
-            ordinary.insert((load.load(), id.clone()));
+/// What a lease is to its NICs. Each of a group may have to carry all of it, when the others fail.
+fn changes<'a>(
+    lease: &'a Lease,
+    others_of_group: &'a [DeviceId],
+) -> impl Iterator<Item = (&'a DeviceId, Change)> {
+    let nic = match &lease.kind {
+        LeaseKind::Nic { active, standby, reserved_mbps, policy, .. } => {
+            let leans = Change::Active(*reserved_mbps, promises(policy));
+            let would = Change::Standby(active.host, *reserved_mbps);
+            let standby = standby.as_ref().map(|standby| (standby, would));
+            let actives = [active].into_iter().chain(others_of_group).map(move |nic| (nic, leans));
+            Some(actives.chain(standby))
         }
-        (true, false, false) => {
-            ordinary.remove(&(load.load(), id.clone()));
-        }
-        (true, true, true) => {
-            backups.insert((load.backup_load(), load.standby_leases, id.clone()));
-        }
-        (true, true, false) => {
-            backups.remove(&(load.backup_load(), load.standby_leases, id.clone()));
-        }
-    }
+        LeaseKind::Disk { .. } => None,
+    };
+    nic.into_iter().flatten()
 }

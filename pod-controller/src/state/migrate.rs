@@ -1,10 +1,12 @@
 //! Leases that move between NICs that work, and NICs that are not trusted for a while.
 
+use std::collections::BTreeSet;
+
 use pod_protocol::ids::{LeaseGeneration, LeaseId};
 use pod_protocol::reports::DeviceReport;
 use serde::{Deserialize, Serialize};
 
-use super::{Device, DeviceId, Effect, Health, Kind, LeaseKind, Refusal, RefusalKind, State};
+use super::{Device, DeviceId, Effect, Health, Kind, Lease, LeaseKind, Refusal, RefusalKind, State};
 use crate::api::EventKind;
 
 /// A NIC that a lease has left, and from which it still receives.
@@ -48,7 +50,7 @@ impl State {
         }
         let to = match to {
             Some(to) => to.clone(),
-            None => self.place_move(&self.loads(), lease, true).ok_or_else(|| {
+            None => self.place_move(&self.loads_now(), lease, true).ok_or_else(|| {
                 let detail = format!(
                     "there is no other NIC with a link, and with room for what {device} reserves, that it could move to"
                 );
@@ -71,7 +73,7 @@ impl State {
             let detail = format!("{name} does not work now: choose another NIC, or none");
             return Err(Refusal::new(RefusalKind::NoDevice, detail));
         }
-        if !self.loads().has_room_for(lease, &to) {
+        if !self.loads_now().has_room_for(lease, &to) {
             let detail = format!(
                 "{name} has no room for the {reserved_mbps} Mbit/s that {device} of {instance} reserves: choose another NIC, \
                  or none"
@@ -103,20 +105,26 @@ impl State {
 
     /// Leases whose first NIC this is, that are on another one which works, and that are not being moved.
     fn away_from(&self, home: &DeviceId) -> impl Iterator<Item = LeaseId> {
-        let away = self.leases.values().filter(move |lease| match &lease.kind {
-            // One that uses several NICs is nowhere else: if its home is among them, it is there.
-            LeaseKind::Nic { active, home: own, draining: None, .. } => {
-                own.as_ref() == Some(home) && active != home && !self.has_rails(lease)
-            }
-            _ => false,
-        });
+        let away = self.leases.values().filter(move |lease| self.missed_home(lease) == Some(home));
         away.map(|lease| lease.id)
+    }
+
+    /// The NIC that a lease could go back to, were it not for what that NIC is now.
+    fn missed_home<'a>(&self, lease: &'a Lease) -> Option<&'a DeviceId> {
+        // One that uses several NICs is nowhere else: if its home is among them, it is there.
+        match &lease.kind {
+            LeaseKind::Nic { active, home, draining: None, .. } if !self.has_rails(lease) => {
+                home.as_ref().filter(|home| *home != active)
+            }
+            _ => None,
+        }
     }
 
     /// NICs that leases could go back to.
     pub fn missed_homes(&self) -> impl Iterator<Item = &DeviceId> {
-        let nics = self.devices.iter().filter(|(_, device)| device.is_nic()).map(|(id, _)| id);
-        nics.filter(|id| self.is_usable(id) && self.away_from(id).next().is_some())
+        let missed: BTreeSet<&DeviceId> =
+            self.leases.values().filter_map(|lease| self.missed_home(lease)).collect();
+        missed.into_iter().filter(|id| self.devices.get(id).is_some_and(Device::is_nic) && self.is_usable(id))
     }
 
     /// Leases that are being moved, with the generation that they had before.
@@ -165,8 +173,7 @@ impl State {
     /// A NIC that does not work any more cannot drain: what it has not sent goes through the other one now.
     pub(super) fn end_lost_drains(&mut self) {
         let lost: Vec<LeaseId> = self
-            .leases
-            .values()
+            .touched()
             .filter(|lease| lease.draining_nic().is_some_and(|nic| self.is_lost(nic)))
             .map(|lease| lease.id)
             .collect();

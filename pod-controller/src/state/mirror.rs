@@ -15,7 +15,7 @@ use pod_protocol::ids::{LeaseId, VolumeId};
 use pod_protocol::volume_table::{MirrorEntry, MirrorMember};
 
 use super::rates::Rates;
-use super::{DeviceId, Effect, Presence, Refusal, RefusalKind, Replica, State, Volume};
+use super::{DeviceId, Effect, Refusal, RefusalKind, Replica, State, Volume};
 use crate::api::EventKind;
 
 /// The most replicas of a volume.
@@ -132,7 +132,7 @@ impl State {
     /// Drops replicas in use that are lost while another one works. One that is merely silent may still be at work.
     pub(super) fn drop_lost_replicas(&mut self, effects: &mut Vec<Effect>) {
         let mut lost: Vec<(VolumeId, u32)> = Vec::new();
-        let leased = self.leases.values().filter_map(|lease| self.volumes.get(&lease.volume()?));
+        let leased = self.touched().filter_map(|lease| self.volumes.get(&lease.volume()?));
         for volume in leased.filter(|volume| volume.is_mirrored()) {
             let good = || volume.replicas.iter().filter(|replica| !replica.stale);
             if good().any(|replica| self.is_up(&replica.device)) {
@@ -147,17 +147,13 @@ impl State {
 
     /// Silent backends that keep guests waiting although another replica works.
     pub(super) fn silent_replicas(&self) -> impl Iterator<Item = EndpointId> {
-        let silent = |backend: &EndpointId| {
-            self.endpoints.get(backend).is_some_and(|it| it.presence == Presence::Silent)
-        };
-        self.leases
-            .values()
+        self.touched()
             .filter_map(|lease| self.volumes.get(&lease.volume()?))
             .filter(|volume| {
                 volume.is_mirrored() && volume.replicas.iter().any(|it| !it.stale && self.is_up(&it.device))
             })
             .flat_map(|volume| volume.replicas.iter().map(|replica| replica.device.blk_backend()))
-            .filter(silent)
+            .filter(|backend| self.is_silent(*backend))
     }
 
     /// What the SSD of a replica keeps about the mirror.

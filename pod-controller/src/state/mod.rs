@@ -23,9 +23,11 @@ mod effect;
 mod endpoint;
 mod fabric;
 mod failed_memory;
+mod follow;
 mod guest_ram;
 mod host;
 mod hotplug;
+mod index;
 mod instance;
 mod instance_type;
 mod join;
@@ -41,7 +43,6 @@ mod options;
 mod pairs;
 mod place_nic;
 mod placement;
-mod quick;
 mod rails;
 mod rates;
 mod refusal;
@@ -50,8 +51,10 @@ mod replicas;
 mod request;
 mod settle;
 mod stripe;
+mod table;
 mod version;
 mod volume;
+mod work;
 
 #[cfg(test)]
 pub(crate) mod model;
@@ -86,6 +89,7 @@ pub use options::{Options, PlacementPolicy, REGIONS_MAX};
 pub use refusal::{Refusal, RefusalKind};
 pub use region::{Purpose, Region, RegionUse, Regions};
 pub use request::{IdempotencyKey, KEYS_MAX};
+pub use table::Table;
 pub use version::{Expected, Resource};
 pub use volume::{Replica, Volume};
 
@@ -99,24 +103,24 @@ pub struct State {
     /// Names of the hosts that have ever joined.
     pub hosts: BTreeMap<HostId, String>,
     /// Daemons that have ever joined.
-    #[serde(with = "pairs")]
-    pub endpoints: BTreeMap<EndpointId, Endpoint>,
+    #[serde(with = "table::pairs")]
+    pub endpoints: Table<EndpointId, Endpoint>,
     /// NICs and SSDs that have ever been reported.
-    #[serde(with = "pairs")]
-    pub devices: BTreeMap<DeviceId, Device>,
+    #[serde(with = "table::pairs")]
+    pub devices: Table<DeviceId, Device>,
     /// Volumes.
-    pub volumes: BTreeMap<VolumeId, Volume>,
+    pub volumes: Table<VolumeId, Volume>,
     /// Instances.
-    pub instances: BTreeMap<InstanceId, Instance>,
+    pub instances: Table<InstanceId, Instance>,
     /// Kinds of instances to choose from, by name.
     #[serde(default)]
     pub types: BTreeMap<String, InstanceType>,
     /// Leases of all instances.
-    pub leases: BTreeMap<LeaseId, Lease>,
+    pub leases: Table<LeaseId, Lease>,
     /// Who uses which part of the pool.
     pub regions: Regions,
     /// Channels between engines' frontends and backends.
-    pub channels: BTreeMap<ChannelId, Channel>,
+    pub channels: Table<ChannelId, Channel>,
     /// How the bandwidth of the fabric is shared.
     #[serde(default)]
     pub fabric: Fabric,
@@ -132,9 +136,9 @@ pub struct State {
     last: Last,
     /// Whether something that is needed did not fit the pool.
     short: bool,
-    /// What is looked up when instances are made.
+    /// What is looked up, and what has yet to be settled.
     #[serde(skip)]
-    found: quick::Index,
+    known: index::Index,
 }
 
 /// The ids that were handed out last.
@@ -155,20 +159,20 @@ impl State {
             regions: Regions::new(options.data, options.regions_max),
             options,
             hosts: BTreeMap::new(),
-            endpoints: BTreeMap::new(),
-            devices: BTreeMap::new(),
-            volumes: BTreeMap::new(),
-            instances: BTreeMap::new(),
+            endpoints: Table::default(),
+            devices: Table::default(),
+            volumes: Table::default(),
+            instances: Table::default(),
             types: BTreeMap::new(),
-            leases: BTreeMap::new(),
-            channels: BTreeMap::new(),
+            leases: Table::default(),
+            channels: Table::default(),
             fabric: Fabric::default(),
             drained_hosts: BTreeSet::new(),
             failovers: 0,
             keys: request::Keys::default(),
             last: Last::default(),
             short: false,
-            found: quick::Index::default(),
+            known: index::Index::default(),
         }
     }
 
@@ -201,16 +205,31 @@ impl State {
 
     /// The volume with this name.
     pub fn volume_named(&self, name: &str) -> Option<&Volume> {
-        self.volumes.values().find(|volume| volume.name == name && !volume.deleted)
+        match self.found().filter(|_| self.volumes.is_followed()) {
+            Some(found) => {
+                let mut volumes = found.volumes_named(name).filter_map(|id| self.volumes.get(&id));
+                volumes.find(|volume| volume.name == name)
+            }
+            None => self.volumes.values().find(|volume| volume.name == name && !volume.deleted),
+        }
     }
 
     /// The instance with this name.
     pub fn instance_named(&self, name: &str) -> Option<&Instance> {
-        self.instances.values().find(|instance| instance.name == name)
+        match self.found().filter(|_| self.instances.is_followed()) {
+            Some(found) => {
+                let mut instances = found.instances_named(name).filter_map(|id| self.instances.get(&id));
+                instances.find(|instance| instance.name == name)
+            }
+            None => self.instances.values().find(|instance| instance.name == name),
+        }
     }
 
     /// The lease on a volume.
     pub fn lease_of_volume(&self, volume: VolumeId) -> Option<&Lease> {
-        self.leases.values().find(|lease| lease.volume() == Some(volume))
+        match self.found().filter(|_| self.leases.is_followed()) {
+            Some(found) => found.lease_of_volume(volume).and_then(|id| self.leases.get(&id)),
+            None => self.leases.values().find(|lease| lease.volume() == Some(volume)),
+        }
     }
 }

@@ -56,7 +56,9 @@ impl State {
             if !nic.usable || wish.mtu.is_some_and(|mtu| mtu > nic.mtu) {
                 continue;
             }
-            let rails = self.rails_of(id);
+            // Most stand alone: then they are compared as they are.
+            let rails = if nic.lag.is_some() { self.rails_of(id) } else { Vec::new() };
+            let rails = if rails.is_empty() { std::slice::from_ref(id) } else { &rails[..] };
             let works = |id: &&DeviceId| loads.get(id).is_some_and(|nic| nic.usable);
             if wanted >= 2 && rails.iter().filter(works).count() < wanted {
                 passed.few_rails = true;

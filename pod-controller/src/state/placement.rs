@@ -16,6 +16,18 @@ struct Used {
     rates: Rates,
 }
 
+impl Device {
+    /// Whether it works, if its owner is there like this.
+    pub(super) fn is_up(&self, owner: Presence) -> bool {
+        self.health == Health::Up && owner == Presence::Joined
+    }
+
+    /// Whether it is certain not to be used any more, if its owner is there like this.
+    pub(super) fn is_lost(&self, owner: Presence) -> bool {
+        self.health != Health::Up || owner.is_over()
+    }
+}
+
 impl State {
     /// Whether a device can be given to somebody now.
     pub(crate) fn is_usable(&self, id: &DeviceId) -> bool {
@@ -26,22 +38,21 @@ impl State {
 
     /// Whether a device works, were it not for its past.
     pub fn is_up(&self, id: &DeviceId) -> bool {
-        self.devices.get(id).is_some_and(|device| {
-            device.health == Health::Up && self.presence_of_owner(id, device) == Some(Presence::Joined)
-        })
+        let is_up = |device: &Device| self.presence_of_owner(id, device).is_some_and(|it| device.is_up(it));
+        self.devices.get(id).is_some_and(is_up)
     }
 
     /// Whether it is certain that a device is not used any more by whom it was given to: it has no link, it failed, or
     /// its owner is over. An owner that is merely silent may still be at work.
     pub(crate) fn is_lost(&self, id: &DeviceId) -> bool {
-        self.devices.get(id).is_none_or(|device| {
-            device.health != Health::Up || self.presence_of_owner(id, device).is_none_or(Presence::is_over)
-        })
+        let is_lost =
+            |device: &Device| self.presence_of_owner(id, device).is_none_or(|it| device.is_lost(it));
+        self.devices.get(id).is_none_or(is_lost)
     }
 
-    fn presence_of_owner(&self, id: &DeviceId, device: &Device) -> Option<Presence> {
+    pub(super) fn presence_of_owner(&self, id: &DeviceId, device: &Device) -> Option<Presence> {
         let owner = cxl_pool::EndpointId::new(id.host, device.role());
-        self.endpoints.get(&owner).map(|endpoint| endpoint.presence)
+        self.look_at(owner).map(|life| life.presence)
     }
 
     /// How many leases use a device now.

@@ -35,6 +35,11 @@ impl State {
     }
 
     fn lag_of(&self, nic: &DeviceId) -> Option<&str> {
+        // Most pods have none.
+        let has_none = self.found().is_some_and(|found| found.groups.is_empty());
+        if has_none && self.devices.is_followed() {
+            return None;
+        }
         match &self.devices.get(nic)?.kind {
             Kind::Nic { lag, .. } => lag.as_deref(),
             Kind::Ssd { .. } => None,
@@ -59,13 +64,6 @@ impl State {
     /// Whether a lease uses several NICs at the same time.
     pub(crate) fn has_rails(&self, lease: &Lease) -> bool {
         lease.active_nic().is_some_and(|active| !self.other_rails(active).is_empty())
-    }
-
-    /// All NICs that know of a lease; one may be among them twice.
-    pub(super) fn nics_of(&self, lease: &Lease) -> impl Iterator<Item = DeviceId> {
-        let others = lease.active_nic().map_or_else(Vec::new, |active| self.other_rails(active));
-        let own: Vec<DeviceId> = lease.nics().cloned().collect();
-        own.into_iter().chain(others)
     }
 
     /// What the frontend of a lease is told of the NICs that it uses at the same time; nothing if there is only one.
@@ -99,15 +97,17 @@ impl State {
     /// packets go over the others already.
     pub(super) fn change_rails(&mut self) {
         let changes: Vec<_> = self
-            .leases
-            .values()
+            .touched()
             .filter_map(|lease| {
                 let active = lease.active_nic()?;
+                let others = self.other_rails(active);
+                if others.is_empty() {
+                    return None;
+                }
                 let lost = self.is_lost(active);
                 if !lost && !self.is_drained(active) {
                     return None;
                 }
-                let others = self.other_rails(active);
                 let good = others.iter().find(|id| self.is_usable(id));
                 let found = good.or_else(|| others.iter().find(|id| lost && self.is_up(id)))?;
                 Some((lease.id, found.clone()))

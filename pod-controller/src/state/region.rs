@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, RegionId};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::{DeviceId, REGIONS_MAX};
 
@@ -62,17 +62,55 @@ pub enum RegionUse {
 
 /// Who uses which part of the pool's data area.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Kept")]
 pub struct Regions {
     data: Area,
     last: u32,
     by_id: BTreeMap<RegionId, Region>,
     /// Starts of all regions, to find gaps.
-    by_start: BTreeMap<LineOffset, RegionId>,
+    #[serde(serialize_with = "starts")]
+    by_start: BTreeMap<LineOffset, Placed>,
     /// How many there may be.
-    #[serde(default = "most")]
     max: usize,
     #[serde(skip)]
     hints: Hints,
+    #[serde(skip)]
+    undo: Undo,
+}
+
+/// Which region begins at a line, and where it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Placed {
+    id: RegionId,
+    end: u64,
+}
+
+/// What is kept of it.
+#[derive(Deserialize)]
+struct Kept {
+    data: Area,
+    last: u32,
+    by_id: BTreeMap<RegionId, Region>,
+    #[serde(default = "most")]
+    max: usize,
+}
+
+impl From<Kept> for Regions {
+    fn from(Kept { data, last, by_id, max }: Kept) -> Self {
+        let by_start = by_id.values().map(|region| (region.area.start, region.placed())).collect();
+        Self { data, last, by_id, by_start, max, hints: Hints::default(), undo: Undo::default() }
+    }
+}
+
+/// For programs that do not make it from the regions, as this one does.
+fn starts<S: Serializer>(by_start: &BTreeMap<LineOffset, Placed>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(by_start.iter().map(|(start, placed)| (start, placed.id)))
+}
+
+impl Region {
+    fn placed(&self) -> Placed {
+        Placed { id: self.id, end: self.area.start.get() + self.area.lines.get() }
+    }
 }
 
 const fn most() -> usize {
@@ -92,10 +130,38 @@ impl PartialEq for Hints {
 
 impl Eq for Hints {}
 
+/// What the command has changed, so that it can be taken back; no part of the state either.
+#[derive(Debug, Default)]
+struct Undo {
+    last: u32,
+    steps: Vec<Step>,
+}
+
+#[derive(Debug)]
+enum Step {
+    Came(RegionId),
+    Held(RegionId, EndpointId),
+    Was(Box<Region>),
+}
+
+impl Clone for Undo {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl PartialEq for Undo {
+    fn eq(&self, _other: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Undo {}
+
 impl Regions {
     pub(super) fn new(data: Area, max: usize) -> Self {
         let (by_id, by_start) = (BTreeMap::new(), BTreeMap::new());
-        Self { data, last: 0, by_id, by_start, max, hints: Hints::default() }
+        Self { data, last: 0, by_id, by_start, max, hints: Hints::default(), undo: Undo::default() }
     }
 
     /// How many there may be from now on.
@@ -103,14 +169,31 @@ impl Regions {
         self.max = max;
     }
 
-    /// The number that was given last.
-    pub(super) fn last(&self) -> u32 {
-        self.last
+    /// What was changed is not taken back any more.
+    pub(super) fn commit(&mut self) {
+        self.undo.steps.clear();
+        self.undo.last = self.last;
     }
 
-    /// Gives numbers again that nobody was told of.
-    pub(super) fn set_last(&mut self, last: u32) {
-        self.last = last;
+    /// Makes all regions what they were before the command.
+    pub(super) fn take_back(&mut self) {
+        for step in std::mem::take(&mut self.undo.steps).into_iter().rev() {
+            match step {
+                Step::Came(id) => self.cancel(id),
+                Step::Held(id, holder) => {
+                    if let Some(region) = self.by_id.get_mut(&id) {
+                        region.holders.remove(&holder);
+                    }
+                }
+                Step::Was(region) => {
+                    self.by_start.insert(region.area.start, region.placed());
+                    self.by_id.insert(region.id, *region);
+                }
+            }
+        }
+        // Numbers are given again that nobody was told of.
+        self.last = self.undo.last;
+        self.undo.steps.clear();
     }
 
     /// None in another pool; numbers go on.
@@ -130,7 +213,7 @@ impl Regions {
 
     /// All regions, by place.
     pub fn by_place(&self) -> impl Iterator<Item = &Region> {
-        self.by_start.values().filter_map(|id| self.by_id.get(id))
+        self.by_start.values().filter_map(|placed| self.by_id.get(&placed.id))
     }
 
     /// Where regions may lie.
@@ -162,7 +245,7 @@ impl Regions {
         lines: LineCount,
         purpose: Purpose,
         writer: EndpointId,
-    ) -> Option<RegionId> {
+    ) -> Option<&mut Region> {
         if self.by_start.len() >= self.max {
             return None;
         }
@@ -174,54 +257,52 @@ impl Regions {
         let start = LineOffset::new(place?);
         self.last = self.last.checked_add(1)?;
         let id = RegionId::new(self.last);
-        let region = Region {
-            id,
-            area: Area { start, lines },
-            purpose,
-            writer,
-            holders: BTreeSet::from([writer]),
-            usage: RegionUse::InUse,
-        };
-        self.by_start.insert(start, id);
-        self.by_id.insert(id, region);
-        Some(id)
+        let area = Area { start, lines };
+        let mut holders = BTreeSet::new();
+        holders.insert(writer);
+        let region = Region { id, area, purpose, writer, holders, usage: RegionUse::InUse };
+        self.by_start.insert(start, region.placed());
+        self.undo.steps.push(Step::Came(id));
+        Some(self.by_id.entry(id).or_insert(region))
     }
 
     /// The first place for a region of this length.
     fn first_place(&self, lines: u64, align: u64) -> Option<u64> {
         let data_start = self.data.start.get();
-        let from = self.hints.0.get(&(lines, align)).copied().unwrap_or(0).max(data_start);
-        let mut start = self.end_of_last_before(from).map_or(from, |end| end.max(from));
+        // No region lies across it: where it was put a region ended, and when that one goes it is put where the one before ends.
+        let mut start = self.hints.0.get(&(lines, align)).copied().unwrap_or(0).max(data_start);
         let begin = LineOffset::new(start);
         let fits = |start: u64, end: u64| {
             let start = start.checked_next_multiple_of(align)?;
             (start.checked_add(lines)? <= end).then_some(start)
         };
-        for region in self.by_start.range(begin..).filter_map(|(_, id)| self.by_id.get(id)) {
-            if let Some(place) = fits(start, region.area.start.get()) {
+        for (next, placed) in self.by_start.range(begin..) {
+            if let Some(place) = fits(start, next.get()) {
                 return Some(place);
             }
-            start = region.area.start.get() + region.area.lines.get();
+            start = placed.end;
         }
         fits(start, data_start + self.data.lines.get())
     }
 
     /// Where the last region ends that begins at this line or before.
     fn end_of_last_before(&self, line: u64) -> Option<u64> {
-        let (_, id) = self.by_start.range(..=LineOffset::new(line)).next_back()?;
-        self.by_id.get(id).map(|region| region.area.start.get() + region.area.lines.get())
+        self.by_start.range(..=LineOffset::new(line)).next_back().map(|(_, placed)| placed.end)
     }
 
-    /// Notes that an endpoint is given a region.
-    pub(super) fn hold(&mut self, id: RegionId, holder: EndpointId) {
-        if let Some(region) = self.by_id.get_mut(&id).filter(|region| region.usage == RegionUse::InUse) {
-            region.holders.insert(holder);
+    /// Notes that endpoints are given a region.
+    pub(super) fn hold(&mut self, id: RegionId, holders: impl Iterator<Item = EndpointId>) {
+        let known = self.by_id.get_mut(&id).filter(|region| region.usage == RegionUse::InUse);
+        let Some(region) = known else { return };
+        for holder in holders.filter(|holder| region.holders.insert(*holder)) {
+            self.undo.steps.push(Step::Held(id, holder));
         }
     }
 
     /// Gives a region up. It is free once every holder has confirmed.
     pub(super) fn retire(&mut self, id: RegionId) {
         if let Some(region) = self.by_id.get_mut(&id).filter(|region| region.usage != RegionUse::Failed) {
+            self.undo.steps.push(Step::Was(Box::new(region.clone())));
             region.usage = RegionUse::Quarantined;
             if region.holders.is_empty() {
                 self.cancel(id);
@@ -262,7 +343,7 @@ impl Regions {
                     holders: BTreeSet::new(),
                     usage: RegionUse::Failed,
                 };
-                self.by_start.insert(region.area.start, region.id);
+                self.by_start.insert(region.area.start, region.placed());
                 self.by_id.insert(region.id, region.clone());
                 failed.push(region);
             }
@@ -286,6 +367,7 @@ impl Regions {
     /// Takes back a region that nobody was told of.
     pub(super) fn cancel(&mut self, id: RegionId) {
         let Some(region) = self.by_id.remove(&id) else { return };
+        self.undo.steps.push(Step::Was(Box::new(region.clone())));
         self.by_start.remove(&region.area.start);
         // The gap that there is now may begin earlier.
         let gap = self.end_of_last_before(region.area.start.get()).unwrap_or(0);
@@ -345,8 +427,8 @@ mod tests {
     #[test]
     fn large_regions_are_aligned_to_huge_pages() {
         let mut regions = regions(LARGE_ALIGN_LINES * 4);
-        let small = regions.allocate(LineCount::new(3), purpose(), OWNER).expect("room");
-        let large = regions.allocate(LineCount::new(LARGE_ALIGN_LINES), purpose(), OWNER).expect("room");
+        let small = regions.allocate(LineCount::new(3), purpose(), OWNER).expect("room").id;
+        let large = regions.allocate(LineCount::new(LARGE_ALIGN_LINES), purpose(), OWNER).expect("room").id;
         assert_eq!(regions.get(small).expect("there").area.start.get(), LARGE_ALIGN_LINES);
         assert_eq!(regions.get(large).expect("there").area.start.get(), LARGE_ALIGN_LINES * 2);
     }
@@ -354,8 +436,8 @@ mod tests {
     #[test]
     fn region_is_free_only_after_every_holder_confirmed() {
         let mut regions = regions(SMALL_ALIGN_LINES);
-        let region = regions.allocate(LineCount::new(1), purpose(), OWNER).expect("room");
-        regions.hold(region, OTHER);
+        let region = regions.allocate(LineCount::new(1), purpose(), OWNER).expect("room").id;
+        regions.hold(region, [OTHER].into_iter());
         regions.confirm(region, OTHER);
         assert_eq!(
             regions.get(region).expect("in use").holders.len(),
@@ -367,7 +449,7 @@ mod tests {
         assert_eq!(regions.allocate(LineCount::new(1), purpose(), OWNER), None);
         assert_eq!(regions.pending(OTHER).count(), 1);
         regions.confirm(region, OTHER);
-        let next = regions.allocate(LineCount::new(1), purpose(), OWNER).expect("room again");
+        let next = regions.allocate(LineCount::new(1), purpose(), OWNER).expect("room again").id;
         assert_ne!(next, region, "numbers are not used again");
     }
 

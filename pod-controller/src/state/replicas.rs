@@ -203,7 +203,8 @@ impl State {
     /// Replicas that are to go and that nobody has to let go of: their volume is not in use, or their backend is over.
     pub(super) fn end_leaving_replicas(&mut self, effects: &mut Vec<Effect>) {
         let mut over: Vec<(VolumeId, u32)> = Vec::new();
-        for volume in self.volumes.values().filter(|it| it.replicas.iter().any(|replica| replica.leaving)) {
+        let touched = self.work().flat_map(|work| &work.volumes).filter_map(|id| self.volumes.get(id));
+        for volume in touched.filter(|it| it.replicas.iter().any(|replica| replica.leaving)) {
             let leased = self.lease_of_volume(volume.id).is_some();
             let others = |number: u32| {
                 volume.replicas.iter().any(|it| it.number != number && !it.stale && !it.leaving)

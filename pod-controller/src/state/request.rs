@@ -77,6 +77,8 @@ impl State {
         };
         if let Some((of, name)) = of.filter(|_| !labels.is_empty()) {
             self.set_labels(of, name, labels)?;
+            // Nothing follows from labels.
+            self.conclude(&mut Vec::new());
         }
         if let Some(key) = key {
             self.keys.remember(key.clone());

@@ -1,45 +1,84 @@
 use std::collections::BTreeSet;
 
-use cxl_channel::RingPlacement;
-use cxl_pool::{EndpointId, Generation, LineCount};
+use cxl_pool::{EndpointId, LineCount};
 use pod_protocol::ids::{ChannelId, LeaseId};
 
+use super::index::Life;
 use super::{
-    Channel, DeviceId, Effect, Health, Hold, Kind, Lease, LeaseKind, Options, Presence, Purpose, Rings,
-    State, Volume,
+    DeviceId, Effect, Endpoint, Health, Hold, Kind, Lease, LeaseKind, Options, Presence, Purpose, State,
+    Volume,
 };
 use crate::api::EventKind;
 
 impl State {
-    /// Makes everything follow from the facts. Doing it twice changes nothing more.
+    /// Makes everything follow from the facts that were changed. All the rest does so already, so that to look at all of the pod
+    /// would give the same; what finds no room waits for any change, so then all of it is looked at. Doing it twice changes nothing
+    /// more.
     pub(super) fn settle(&mut self, effects: &mut Vec<Effect>) {
+        self.follow();
+        if self.short {
+            self.touch_everything();
+        }
+        if self.is_settled() {
+            return;
+        }
+        // Each step may be what the next one has to look at.
         self.end_lost_drains();
+        self.follow();
         self.change_rails();
+        self.follow();
         self.nics_leave(effects);
         // Twice: a lease without a backup may need one to move to, and one that moved may need another.
         self.choose_standbys();
         self.fail_over(effects);
-        self.choose_standbys();
+        if !self.leases.is_followed() {
+            self.follow();
+            self.choose_standbys();
+        }
         self.drop_lost_replicas(effects);
+        self.follow();
         self.end_leaving_replicas(effects);
+        self.follow();
         self.finish_migrations(effects);
+        self.follow();
         self.volumes_leave(effects);
+        self.follow();
         let mut short = self.make_receive_areas();
         short |= self.make_guest_rams();
+        self.follow();
         short |= self.make_lease_areas();
         short |= self.make_boards();
-        let pairs = self.pairs();
-        self.drop_channels(&pairs);
-        self.add_channels(pairs);
-        short |= self.make_rings(effects);
-        self.note_holders();
-        self.fence_silent(effects);
+        self.drop_channels();
+        self.add_channels();
+        self.follow();
+        let (no_room, made) = self.make_rings(effects);
+        short |= no_room;
+        self.follow();
+        self.note_holders(&made);
+        let fenced = self.fence_silent(effects);
+        self.follow();
+        if short && fenced {
+            // Who is fenced needs nothing: it may be that all others have what they need.
+            self.touch_everything();
+            return self.settle(effects);
+        }
+        if let Some(found) = self.known.0.as_mut() {
+            found.work.done();
+        }
         if short && !self.short {
             let message = "something that is needed does not fit: delete instances, or restart daemons that have yet \
                            to let go of quarantined regions";
             effects.push(Effect::event(EventKind::PoolFull, "pool", message));
         }
         self.short = short;
+    }
+
+    /// Whether nothing was touched since this was done last, and nothing is tried again and again.
+    fn is_settled(&self) -> bool {
+        let found = self.found();
+        !self.short
+            && self.drained_hosts.is_empty()
+            && found.is_some_and(|found| found.drained.is_empty() && found.work.is_done())
     }
 
     /// The frontend that serves a lease.
@@ -67,10 +106,19 @@ impl State {
     /// The life of an endpoint that new things can be made for.
     pub(super) fn life_of(&self, id: EndpointId) -> Option<u64> {
         let there = |presence| matches!(presence, Presence::Joined | Presence::Silent);
-        self.endpoints
-            .get(&id)
-            .filter(|endpoint| there(endpoint.presence))
-            .map(|endpoint| endpoint.incarnation)
+        self.look_at(id).filter(|life| there(life.presence)).map(|life| life.incarnation)
+    }
+
+    /// Whether an endpoint is there, in which life.
+    pub(super) fn look_at(&self, id: EndpointId) -> Option<Life> {
+        match self.found().filter(|_| self.endpoints.is_followed()) {
+            Some(found) => found.lives.get(id),
+            None => self.endpoints.get(&id).map(Endpoint::life),
+        }
+    }
+
+    pub(super) fn is_silent(&self, id: EndpointId) -> bool {
+        self.look_at(id).is_some_and(|life| life.presence == Presence::Silent)
     }
 
     fn can_move(&self, lease: &Lease) -> bool {
@@ -80,8 +128,7 @@ impl State {
 
     fn fail_over(&mut self, effects: &mut Vec<Effect>) {
         let moving: Vec<LeaseId> = self
-            .leases
-            .values()
+            .touched()
             .filter(|lease| lease.active_nic().is_some_and(|nic| self.is_lost(nic)) && self.can_move(lease))
             .map(|lease| lease.id)
             .collect();
@@ -112,37 +159,38 @@ impl State {
     /// Looks for a backup where there is none that works. One that fails and has no better stays: it may come back. A lease
     /// whose own NIC does not work either takes what there is, an ordinary NIC too.
     fn choose_standbys(&mut self) {
-        let in_need: Vec<LeaseId> =
-            self.leases.values().filter(|lease| self.needs_standby(lease)).map(|lease| lease.id).collect();
-        if in_need.is_empty() {
-            return;
-        }
-        let mut loads = self.loads();
+        let mut in_need: BTreeSet<LeaseId> =
+            self.touched().filter(|lease| self.needs_standby(lease)).map(|lease| lease.id).collect();
+        // Who found none before finds one only among other NICs: any is good enough, however much leans on it.
+        let waiting = self.found().filter(|found| found.work.has_other_nics);
+        let waiting = waiting.into_iter().flat_map(|it| &it.bare).filter_map(|id| self.leases.get(id));
+        in_need.extend(waiting.filter(|lease| self.needs_standby(lease)).map(|lease| lease.id));
         for id in in_need {
             let Some(lease) = self.leases.get(&id) else { continue };
             let LeaseKind::Nic { active, mtu, features, reserved_mbps, .. } = &lease.kind else { continue };
+            let loads = self.loads_now();
             let found = loads.place_standby(active, *mtu, *features, *reserved_mbps).map(|it| it.0);
             let any = || if self.is_up(active) { None } else { self.place_move(&loads, lease, false) };
             let Some(found) = found.or_else(any) else { continue };
-            loads.forget(lease);
-            if let Some(lease) = self.leases.get_mut(&id) {
-                if let LeaseKind::Nic { standby, .. } = &mut lease.kind {
-                    *standby = Some(found);
-                }
-                loads.note(lease);
+            if let Some(LeaseKind::Nic { standby, .. }) = self.leases.get_mut(&id).map(|it| &mut it.kind) {
+                *standby = Some(found);
             }
+            // It leans on that one now.
+            self.follow();
         }
     }
 
-    fn needs_standby(&self, lease: &Lease) -> bool {
+    /// Whether a lease has no backup that would work.
+    pub(super) fn needs_standby(&self, lease: &Lease) -> bool {
         let LeaseKind::Nic { active, standby, .. } = &lease.kind else { return false };
         let works = |id: &DeviceId| {
-            let trusted =
-                !self.is_drained(id) && self.devices.get(id).is_some_and(|device| device.held.is_none());
+            let device = self.devices.get(id).filter(|device| device.held.is_none());
+            let presence = device.and_then(|device| self.presence_of_owner(id, device));
+            let Some((device, presence)) = device.zip(presence) else { return false };
+            let (is_up, is_lost) = (device.is_up(presence), device.is_lost(presence));
             // A NIC of its own group does not take over from the others: it fails with them, or works with them.
-            trusted
-                && !self.are_rails(active, id)
-                && if self.is_up(active) { !self.is_lost(id) } else { self.is_up(id) }
+            let takes_over = is_up || !is_lost && self.is_up(active);
+            takes_over && !self.is_drained(id) && !self.are_rails(active, id)
         };
         !standby.as_ref().is_some_and(works)
     }
@@ -150,25 +198,27 @@ impl State {
     /// Gives each life of a network backend its own areas: its predecessor's device may still write to the old ones.
     fn make_receive_areas(&mut self) -> bool {
         let mut short = false;
-        let nics: Vec<DeviceId> =
-            self.devices.iter().filter(|(_, device)| device.is_nic()).map(|(id, _)| id.clone()).collect();
-        for id in nics {
+        let touched: Vec<DeviceId> = self.work().flat_map(|work| &work.devices).cloned().collect();
+        for id in touched {
             let life = self.life_of(id.net_backend());
-            let Some(device) = self.devices.get_mut(&id) else { continue };
+            let Some(device) = self.devices.get(&id) else { continue };
             let absent = device.health == Health::Absent;
-            let Kind::Nic { rx, .. } = &mut device.kind else { continue };
+            let Kind::Nic { rx, .. } = &device.kind else { continue };
             let wanted = if absent { None } else { life };
             let kept = rx.is_some_and(|hold| wanted == Some(hold.incarnation) || (life.is_none() && !absent));
-            if kept {
+            if kept || rx.is_none() && wanted.is_none() {
                 continue;
             }
+            let Some(Kind::Nic { rx, .. }) = self.devices.get_mut(&id).map(|device| &mut device.kind) else {
+                continue;
+            };
             if let Some(old) = rx.take() {
                 self.regions.retire(old.region);
             }
             if let Some(incarnation) = wanted {
                 let purpose = Purpose::Receive(id.clone());
                 let region = self.regions.allocate(self.options.rx_area, purpose, id.net_backend());
-                *rx = region.map(|region| Hold { region, incarnation });
+                *rx = region.map(|region| Hold { region: region.id, incarnation });
                 short |= rx.is_none();
             }
         }
@@ -178,7 +228,7 @@ impl State {
     /// Gives each life of a frontend its own areas.
     fn make_lease_areas(&mut self) -> bool {
         let mut short = false;
-        let ids: Vec<LeaseId> = self.leases.keys().copied().collect();
+        let ids: Vec<LeaseId> = self.touched().map(|lease| lease.id).collect();
         for id in ids {
             short |= self.make_incoming_area(id);
             let Some(lease) = self.leases.get(&id) else { continue };
@@ -189,14 +239,14 @@ impl State {
             }
             let incarnations =
                 self.backends_of(lease).filter_map(|it| Some((it.host, self.life_of(it)?))).collect();
-            let Some(lease) = self.leases.get_mut(&id) else { continue };
+            let Some(lease) = self.leases.get_mut_aside(&id) else { continue };
             if let Some(old) = lease.area.take() {
                 self.regions.retire(old.region);
             }
             let (lines, purpose) = area_of(&self.options, lease);
             let region = self.regions.allocate(lines, purpose, frontend);
-            lease.area = region.map(|region| Hold { region, incarnation });
-            short |= region.is_none();
+            lease.area = region.map(|region| Hold { region: region.id, incarnation });
+            short |= lease.area.is_none();
             if let LeaseKind::Disk { clean_for, .. } = &mut lease.kind {
                 *clean_for = incarnations;
             }
@@ -210,188 +260,96 @@ impl State {
         let Some((frontend, incarnation)) = frontend.and_then(|it| Some((it, self.life_of(it)?))) else {
             return false;
         };
+        let is_made = |lease: &Lease| {
+            let area = lease.incoming.as_ref().and_then(|incoming| incoming.area);
+            area.is_some_and(|hold| hold.incarnation == incarnation)
+        };
+        if self.leases.get(&id).is_some_and(is_made) {
+            return false;
+        }
         let Some(lease) = self.leases.get_mut(&id) else { return false };
         let (lines, purpose) = area_of(&self.options, lease);
         let Some(incoming) = &mut lease.incoming else { return false };
-        if incoming.area.is_some_and(|hold| hold.incarnation == incarnation) {
-            return false;
-        }
         if let Some(old) = incoming.area.take() {
             self.regions.retire(old.region);
         }
         let region = self.regions.allocate(lines, purpose, frontend);
-        incoming.area = region.map(|region| Hold { region, incarnation });
-        region.is_none()
-    }
-
-    /// The pairs of endpoints that leases join.
-    fn pairs(&self) -> BTreeSet<(EndpointId, EndpointId)> {
-        let pairs = self
-            .leases
-            .values()
-            .flat_map(|lease| self.frontends_of(lease).map(move |frontend| (frontend, lease)));
-        pairs
-            .flat_map(|(frontend, lease)| self.backends_of(lease).map(move |backend| (frontend, backend)))
-            .collect()
-    }
-
-    /// The channel between two endpoints.
-    pub(super) fn channel_between(&self, frontend: EndpointId, backend: EndpointId) -> Option<&Channel> {
-        self.channels.values().find(|channel| channel.frontend == frontend && channel.backend == backend)
-    }
-
-    fn drop_channels(&mut self, pairs: &BTreeSet<(EndpointId, EndpointId)>) {
-        let regions = &mut self.regions;
-        self.channels.retain(|_, channel| {
-            let kept = pairs.contains(&(channel.frontend, channel.backend));
-            if let Some(rings) = channel.rings.filter(|_| !kept) {
-                regions.retire(rings.to_backend);
-                regions.retire(rings.to_frontend);
-            }
-            kept
-        });
-    }
-
-    fn add_channels(&mut self, pairs: BTreeSet<(EndpointId, EndpointId)>) {
-        let known: BTreeSet<(EndpointId, EndpointId)> =
-            self.channels.values().map(|channel| (channel.frontend, channel.backend)).collect();
-        for (frontend, backend) in pairs {
-            if !known.contains(&(frontend, backend)) {
-                self.last.channel += 1;
-                let id = ChannelId::new(self.last.channel);
-                let generation = Generation::default();
-                self.channels.insert(id, Channel { id, frontend, backend, generation, rings: None });
-            }
-        }
-    }
-
-    /// Makes rings for each pair of lives. Until then the side that lives on keeps the old ones: it loses nothing by
-    /// waiting, and resubmits when the new ones come.
-    fn make_rings(&mut self, effects: &mut Vec<Effect>) -> bool {
-        let mut short = false;
-        let ids: Vec<ChannelId> = self.channels.keys().copied().collect();
-        let unclean = self.unclean_pairs();
-        for id in ids {
-            let Some(channel) = self.channels.get(&id) else { continue };
-            let (Some(frontend_incarnation), Some(backend_incarnation)) =
-                (self.life_of(channel.frontend), self.life_of(channel.backend))
-            else {
-                continue;
-            };
-            let current = channel.rings.is_some_and(|rings| {
-                rings.frontend_incarnation == frontend_incarnation
-                    && rings.backend_incarnation == backend_incarnation
-            });
-            if current || unclean.contains(&(channel.frontend, channel.backend)) {
-                continue;
-            }
-            let (frontend, backend, engine) = (channel.frontend, channel.backend, channel.engine());
-            let lines = self.options.ring_lines(engine);
-            let Some(to_backend) = self.regions.allocate(lines, Purpose::Ring(id), frontend) else {
-                short = true;
-                continue;
-            };
-            let Some(to_frontend) = self.regions.allocate(lines, Purpose::Ring(id), backend) else {
-                self.regions.cancel(to_backend);
-                short = true;
-                continue;
-            };
-            let slots = self.options.slots(engine);
-            for region in [to_backend, to_frontend].into_iter().filter_map(|id| self.regions.get(id)) {
-                effects.push(Effect::Clear(RingPlacement { start: region.area.start, slots }));
-            }
-            let rings = Rings { to_backend, to_frontend, slots, frontend_incarnation, backend_incarnation };
-            let Some(channel) = self.channels.get_mut(&id) else { continue };
-            channel.generation = channel.generation.next();
-            if let Some(old) = channel.rings.replace(rings) {
-                self.regions.retire(old.to_backend);
-                self.regions.retire(old.to_frontend);
-            }
-        }
-        short
-    }
-
-    /// Frontends and storage backends that have yet to flush what they would share over their channel.
-    fn unclean_pairs(&self) -> BTreeSet<(EndpointId, EndpointId)> {
-        let mut unclean = BTreeSet::new();
-        for lease in self.leases.values().filter(|lease| lease.area.is_some()) {
-            let LeaseKind::Disk { clean_for, .. } = &lease.kind else { continue };
-            let Some(frontend) = self.frontend_of(lease) else { continue };
-            for backend in self.backends_of(lease) {
-                let life = self.life_of(backend);
-                if life.is_none_or(|life| clean_for.get(&backend.host) != Some(&life))
-                    || self.unclean_ram(lease, backend).is_some()
-                {
-                    unclean.insert((frontend, backend));
-                }
-            }
-        }
-        unclean
+        incoming.area = region.map(|region| Hold { region: region.id, incarnation });
+        incoming.area.is_none()
     }
 
     /// Notes who is given what, since each of them has to let go before it can be given to others. Whoever is not there
-    /// is given nothing; when it comes, this is done again.
-    fn note_holders(&mut self) {
+    /// is given nothing; when it comes, this is done again. Of the rings that were just made that is known.
+    fn note_holders(&mut self, ringed: &[ChannelId]) {
+        let is_there = |endpoint: &EndpointId| self.life_of(*endpoint).is_some();
         let mut held = Vec::new();
-        for lease in self.leases.values() {
-            let endpoints: Vec<EndpointId> =
-                self.frontend_of(lease).into_iter().chain(self.backends_of(lease)).collect();
-            held.extend(
-                lease.area.into_iter().flat_map(|area| endpoints.iter().map(move |it| (area.region, *it))),
-            );
-            if let Some(ram) = self.instances.get(&lease.instance).and_then(|it| it.ram.as_ref()) {
-                held.extend(ram.region.into_iter().flat_map(|it| endpoints.iter().map(move |id| (it, *id))));
-                held.extend(ram.incoming.zip(self.incoming_frontend(lease)));
+        for lease in self.touched() {
+            let frontend = self.frontend_of(lease).filter(is_there);
+            let ram = self.instances.get(&lease.instance).and_then(|it| it.ram.as_ref());
+            let shared = lease.area.map(|area| area.region).into_iter().chain(ram.and_then(|ram| ram.region));
+            let backends = self.backends_of(lease).filter(is_there);
+            let endpoints: Vec<EndpointId> = frontend.into_iter().chain(backends).collect();
+            held.extend(shared.flat_map(|region| endpoints.iter().map(move |it| (region, *it))));
+            let incoming = self.incoming_frontend(lease).filter(is_there);
+            if let Some(incoming) = incoming {
+                let area = lease.incoming.as_ref().and_then(|it| it.area).map(|area| area.region);
+                let regions = area.into_iter().chain(ram.and_then(|ram| ram.incoming));
+                held.extend(regions.map(|region| (region, incoming)));
             }
-            let incoming = lease.incoming.as_ref().and_then(|incoming| incoming.area);
-            held.extend(incoming.and_then(|area| Some((area.region, self.incoming_frontend(lease)?))));
-            for nic in self.nics_of(lease) {
-                if let Some(Kind::Nic { rx: Some(rx), .. }) =
-                    self.devices.get(&nic).map(|device| &device.kind)
+            let others = lease.active_nic().map_or_else(Vec::new, |active| self.other_rails(active));
+            for nic in lease.nics().chain(&others) {
+                if let Some(Kind::Nic { rx: Some(rx), .. }) = self.devices.get(nic).map(|device| &device.kind)
                 {
-                    held.extend(self.frontends_of(lease).map(|frontend| (rx.region, frontend)));
+                    let frontends = frontend.into_iter().chain(incoming);
+                    held.extend(frontends.map(|frontend| (rx.region, frontend)));
                 }
             }
         }
-        for channel in self.channels.values() {
+        let touched = self.work().flat_map(|work| &work.channels);
+        let touched = touched.filter(|id| ringed.binary_search(id).is_err());
+        for channel in touched.filter_map(|id| self.channels.get(id)) {
+            let sides = [channel.frontend, channel.backend].map(|side| Some(side).filter(is_there));
             for ring in channel.rings.iter().flat_map(|rings| [rings.to_backend, rings.to_frontend]) {
-                held.extend([(ring, channel.frontend), (ring, channel.backend)]);
+                held.extend(sides.into_iter().flatten().map(|side| (ring, side)));
             }
         }
-        held.extend(self.held_boards());
-        for (region, endpoint) in held {
-            if self.life_of(endpoint).is_some() {
-                self.regions.hold(region, endpoint);
+        held.extend(self.held_boards().into_iter().filter(|(_, reader)| is_there(reader)));
+        for one in held.chunk_by(|(region, _), (next, _)| region == next) {
+            if let Some((region, _)) = one.first() {
+                self.regions.hold(*region, one.iter().map(|(_, endpoint)| *endpoint));
             }
         }
     }
 
     /// Fences silent backends whose leases have somewhere to go. Others are left alone: fencing them would only add
-    /// to the harm.
-    fn fence_silent(&mut self, effects: &mut Vec<Effect>) {
+    /// to the harm. True if there were any.
+    fn fence_silent(&mut self, effects: &mut Vec<Effect>) -> bool {
+        if self.endpoints.is_followed() && self.found().is_some_and(|found| !found.lives.any_silent()) {
+            return false;
+        }
         let fenced: BTreeSet<EndpointId> = self
-            .leases
-            .values()
+            .touched()
             .flat_map(|lease| {
                 let nics = lease.active_nic().map_or_else(Vec::new, |active| self.rails_of(active));
-                nics.into_iter().filter(|nic| self.goes_on_without(lease, nic)).map(|nic| nic.net_backend())
+                let silent = nics.into_iter().filter(|nic| self.is_silent(nic.net_backend()));
+                silent.filter(|nic| self.goes_on_without(lease, nic)).map(|nic| nic.net_backend())
             })
-            .filter(|backend| self.endpoints.get(backend).is_some_and(|it| it.presence == Presence::Silent))
             .chain(self.silent_replicas())
             .collect();
-        for id in fenced {
-            if let Some(endpoint) = self.endpoints.get_mut(&id) {
+        for id in &fenced {
+            if let Some(endpoint) = self.endpoints.get_mut(id) {
                 endpoint.presence = Presence::Fencing;
-                effects.push(Effect::Fence(id));
+                effects.push(Effect::Fence(*id));
                 let message = "it is silent, and what it serves can be served without it";
-                effects.push(Effect::event(EventKind::EndpointFenced, self.endpoint_name(id), message));
+                effects.push(Effect::event(EventKind::EndpointFenced, self.endpoint_name(*id), message));
             }
         }
+        !fenced.is_empty()
     }
 }
 
 /// How large the area of a lease is, and what it is for.
-pub(super) fn area_of(options: &Options, lease: &Lease) -> (LineCount, Purpose) {
+fn area_of(options: &Options, lease: &Lease) -> (LineCount, Purpose) {
     match lease.kind {
         LeaseKind::Nic { .. } => (options.tx_area, Purpose::Transmit(lease.id)),
         LeaseKind::Disk { .. } => (options.data_area, Purpose::Data(lease.id)),

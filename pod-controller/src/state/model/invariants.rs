@@ -21,6 +21,16 @@ pub(crate) fn check(state: &State) {
     a_mirror_can_always_be_relied_on(state);
     a_guest_has_its_ram_on_both_sides(state);
     no_slot_is_taken_twice(state);
+    nothing_is_left_to_settle(state);
+}
+
+/// To look at all of the pod finds nothing that was not done after looking at what a command touched.
+fn nothing_is_left_to_settle(state: &State) {
+    assert!(state.finds_all(), "what is looked up is not what is there");
+    let (mut settled, mut effects) = (state.clone(), Vec::new());
+    settled.settle_all(&mut effects);
+    assert_eq!(settled, *state, "something was left undone");
+    assert_eq!(effects, []);
 }
 
 /// Frontend and backends agree on where a guest's RAM is, and nothing of a former life of a storage backend can land there.

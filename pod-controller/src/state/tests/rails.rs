@@ -183,3 +183,26 @@ fn a_rail_that_is_to_be_empty_is_not_used_and_nothing_is_moved_off_a_group() {
     link(&mut state, device(3, "nic1"), false);
     assert_eq!(states(&state), [Up, Down]);
 }
+
+#[test]
+fn a_pool_is_not_too_small_for_what_a_fenced_backend_would_have_needed() {
+    let mut state = State::new(options(24));
+    let here = EndpointId::new(HostId::new(3), Role::NetFrontend);
+    for id in [BACKUP_BACKEND, here, NET_BACKEND] {
+        let join = join(id.host.get(), grouped(id));
+        must(&mut state, &Command::Join { endpoint: id, incarnation: 1, join });
+    }
+    let mut create = instance("vm", 1, &[]);
+    if let Command::CreateInstance { host, .. } = &mut create {
+        *host = HostId::new(3);
+    }
+    must(&mut state, &create);
+    let (instance, nic) = ("vm".to_owned(), Some(Box::default()));
+    must(&mut state, &Command::AttachDevice { instance, nic, volume: None });
+    let join = join(3, devices_of(BACKUP_BACKEND, false));
+    must(&mut state, &Command::Join { endpoint: BACKUP_BACKEND, incarnation: 2, join });
+    assert!(state.short, "the NICs of the new life have no room");
+    let effects = must(&mut state, &Command::Silent { endpoint: BACKUP_BACKEND });
+    assert!(effects.contains(&Effect::Fence(BACKUP_BACKEND)), "the lease goes on without it");
+    assert!(!state.short, "who is left has all that is needed");
+}

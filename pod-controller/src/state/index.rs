@@ -1,0 +1,314 @@
+//! What is found without looking at all of the pod.
+//!
+//! It follows from the state alone, and follows its changes ([`State::follow`](super::State::follow)). A copy of the state has none
+//! until its first command.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use cxl_pool::{EndpointId, HostId, Role};
+use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, MacAddress, VolumeId};
+
+use super::loads::Loads;
+use super::work::Work;
+use super::{Channel, Device, DeviceId, Endpoint, Instance, Lease, LeaseKind, Presence, Volume};
+
+/// The least that a lease can have.
+const LEAST: LeaseId = match LeaseId::new(0) {
+    Some(id) => id,
+    None => LeaseId::MAX,
+};
+
+/// What a name is found by. Others may have the same: whoever looks one up reads in the row whose name it is.
+type Digest = u64;
+
+/// What is found quickly, once somebody needed it.
+#[derive(Debug, Default)]
+pub(super) struct Index(pub(super) Option<Box<Found>>);
+
+/// See the [module](self).
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    instances: BTreeSet<(Digest, InstanceId)>,
+    /// Those that are not deleted.
+    volumes: BTreeSet<(Digest, VolumeId)>,
+    /// Of both sides of a migration.
+    sockets: BTreeSet<(Digest, LeaseId)>,
+    macs: BTreeSet<(u64, LeaseId)>,
+    pub(super) lives: Lives,
+    /// What leases ask of NICs.
+    pub(super) loads: Loads,
+    /// By frontend, and then by backend.
+    pub(super) channels: BTreeMap<EndpointId, BTreeMap<EndpointId, ChannelId>>,
+    /// By backend.
+    pub(super) served: BTreeMap<EndpointId, BTreeSet<ChannelId>>,
+    /// Instances on a host, or on their way there.
+    pub(super) at_host: BTreeMap<HostId, BTreeSet<InstanceId>>,
+    /// Leases whose NIC it is, or may become, or was.
+    pub(super) on_nic: BTreeMap<DeviceId, BTreeSet<LeaseId>>,
+    on_volume: BTreeSet<(VolumeId, LeaseId)>,
+    /// Volumes with a place on an SSD, or that had one.
+    pub(super) on_ssd: BTreeMap<DeviceId, BTreeSet<VolumeId>>,
+    /// The NICs of a link aggregation group.
+    pub(super) groups: BTreeMap<String, BTreeSet<DeviceId>>,
+    /// Devices that are to be empty by themselves.
+    pub(super) drained: BTreeSet<DeviceId>,
+    /// Leases without a backup that works.
+    pub(super) bare: BTreeSet<LeaseId>,
+    /// Leases on NICs that are to be empty.
+    pub(super) leaving: BTreeSet<LeaseId>,
+    /// Leases on a NIC that does not work.
+    pub(super) degraded: BTreeSet<LeaseId>,
+    /// Leases on disks that answer errors.
+    pub(super) failed: BTreeSet<LeaseId>,
+    /// What has yet to be settled.
+    pub(super) work: Work,
+}
+
+/// A copy has none until it needs one.
+impl Clone for Index {
+    fn clone(&self) -> Self {
+        Self(None)
+    }
+}
+
+/// States that are alike are, whatever was looked up in them.
+impl PartialEq for Index {
+    fn eq(&self, _other: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Index {}
+
+/// Which endpoints are there, and since when. Everything asks for that again and again.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Lives {
+    /// By host and role.
+    all: Vec<Option<Life>>,
+    silent: usize,
+}
+
+/// The life of an endpoint, and whether it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Life {
+    pub(super) incarnation: u64,
+    pub(super) presence: Presence,
+}
+
+impl Lives {
+    fn place(id: EndpointId) -> usize {
+        usize::from(id.host.get()) * Role::ALL.len() + usize::from(id.role.slot())
+    }
+
+    pub(super) fn follow(&mut self, id: EndpointId, new: Option<&Endpoint>) {
+        let place = Self::place(id);
+        if self.all.len() <= place {
+            self.all.resize(place + 1, None);
+        }
+        if let Some(known) = self.all.get_mut(place) {
+            let new = new.map(Endpoint::life);
+            let is_silent = |life: Option<Life>| life.is_some_and(|it| it.presence == Presence::Silent);
+            self.silent = self.silent + usize::from(is_silent(new)) - usize::from(is_silent(*known));
+            *known = new;
+        }
+        // However many there have been, those that there are take as much room.
+        let used = self.all.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        self.all.truncate(used);
+    }
+
+    pub(super) fn get(&self, id: EndpointId) -> Option<Life> {
+        self.all.get(Self::place(id)).copied().flatten()
+    }
+
+    /// Whether somebody is silent.
+    pub(super) const fn any_silent(&self) -> bool {
+        self.silent > 0
+    }
+}
+
+impl Endpoint {
+    pub(super) const fn life(&self) -> Life {
+        Life { incarnation: self.incarnation, presence: self.presence }
+    }
+}
+
+impl Found {
+    pub(super) fn follow_instance(&mut self, id: InstanceId, old: Option<&Instance>, new: Option<&Instance>) {
+        let alike = |old: &Instance, new: &Instance| {
+            old.name == new.name && (old.host, old.incoming) == (new.host, new.incoming)
+        };
+        if old.zip(new).is_some_and(|(old, new)| alike(old, new)) {
+            return;
+        }
+        for (instance, there) in sides(old, new) {
+            set(&mut self.instances, (digest(&instance.name), id), there);
+            for host in [Some(instance.host), instance.incoming].into_iter().flatten() {
+                set_of(&mut self.at_host, &host, id, there);
+            }
+        }
+    }
+
+    pub(super) fn follow_volume(&mut self, id: VolumeId, old: Option<&Volume>, new: Option<&Volume>) {
+        for (volume, there) in sides(old, new) {
+            if !volume.deleted {
+                set(&mut self.volumes, (digest(&volume.name), id), there);
+            }
+            for place in volume.replicas.iter().chain(&volume.former) {
+                set_of(&mut self.on_ssd, &place.device, id, there);
+            }
+        }
+    }
+
+    pub(super) fn follow_device(&mut self, id: &DeviceId, old: Option<&Device>, new: Option<&Device>) {
+        for (device, there) in sides(old, new) {
+            if let Some(lag) = device.lag() {
+                set_of(&mut self.groups, lag, id.clone(), there);
+            }
+            if device.drained {
+                set(&mut self.drained, id.clone(), there);
+            }
+        }
+    }
+
+    pub(super) fn follow_channel(&mut self, id: ChannelId, old: Option<&Channel>, new: Option<&Channel>) {
+        let pair = |it: &Channel| (it.frontend, it.backend);
+        if old.map(pair) == new.map(pair) {
+            return;
+        }
+        for (channel, there) in sides(old, new) {
+            set_of(&mut self.served, &channel.backend, id, there);
+            if there {
+                self.channels.entry(channel.frontend).or_default().insert(channel.backend, id);
+            } else if let Some(channels) = self.channels.get_mut(&channel.frontend) {
+                channels.remove(&channel.backend);
+                if channels.is_empty() {
+                    self.channels.remove(&channel.frontend);
+                }
+            }
+        }
+    }
+
+    pub(super) fn follow_lease(&mut self, id: LeaseId, old: Option<&Lease>, new: Option<&Lease>) {
+        if !old.zip(new).is_some_and(|(old, new)| sockets(old).eq(sockets(new))) {
+            for (lease, there) in sides(old, new) {
+                sockets(lease).for_each(|it| set(&mut self.sockets, (digest(it), id), there));
+            }
+        }
+        if !same_devices(old, new) {
+            for (lease, there) in sides(old, new) {
+                match lease.kind {
+                    LeaseKind::Nic { mac, .. } => set(&mut self.macs, (number(mac), id), there),
+                    LeaseKind::Disk { volume, .. } => set(&mut self.on_volume, (volume, id), there),
+                }
+                lease.nics().for_each(|nic| set_of(&mut self.on_nic, nic, id, there));
+            }
+        }
+        if new.is_none() {
+            for known in [&mut self.bare, &mut self.leaving, &mut self.degraded, &mut self.failed] {
+                known.remove(&id);
+            }
+        }
+    }
+
+    /// Instances that may have this name.
+    pub(super) fn instances_named(&self, name: &str) -> impl Iterator<Item = InstanceId> {
+        starting_with(&self.instances, digest(name), InstanceId::new(0))
+    }
+
+    /// Volumes that are not deleted and may have this name.
+    pub(super) fn volumes_named(&self, name: &str) -> impl Iterator<Item = VolumeId> {
+        starting_with(&self.volumes, digest(name), VolumeId::new(0))
+    }
+
+    /// The lease on a volume.
+    pub(super) fn lease_of_volume(&self, volume: VolumeId) -> Option<LeaseId> {
+        starting_with(&self.on_volume, volume, LEAST).next()
+    }
+
+    /// Leases that may have a socket of this name, on whatever host.
+    pub(super) fn leases_with_socket(&self, socket: &str) -> impl Iterator<Item = LeaseId> {
+        starting_with(&self.sockets, digest(socket), LEAST)
+    }
+
+    /// The lease with this address.
+    pub(super) fn lease_with_mac(&self, mac: MacAddress) -> Option<LeaseId> {
+        starting_with(&self.macs, number(mac), LEAST).next()
+    }
+
+    /// The channels of an endpoint.
+    pub(super) fn channels_of(&self, endpoint: EndpointId) -> impl Iterator<Item = ChannelId> {
+        let to_backends = self.channels.get(&endpoint).into_iter().flat_map(BTreeMap::values);
+        to_backends.chain(self.served.get(&endpoint).into_iter().flatten()).copied()
+    }
+}
+
+/// Whether a lease is on the same devices as before.
+pub(super) fn same_devices(old: Option<&Lease>, new: Option<&Lease>) -> bool {
+    match (old.map(|it| &it.kind), new.map(|it| &it.kind)) {
+        (Some(LeaseKind::Disk { volume, .. }), Some(LeaseKind::Disk { volume: now, .. })) => volume == now,
+        (Some(LeaseKind::Nic { mac, .. }), Some(LeaseKind::Nic { mac: now, .. })) => {
+            mac == now && old.into_iter().flat_map(Lease::nics).eq(new.into_iter().flat_map(Lease::nics))
+        }
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+/// What goes, and then what comes.
+fn sides<'a, T>(old: Option<&'a T>, new: Option<&'a T>) -> impl Iterator<Item = (&'a T, bool)> {
+    old.map(|it| (it, false)).into_iter().chain(new.map(|it| (it, true)))
+}
+
+fn set<T: Ord>(all: &mut BTreeSet<T>, one: T, there: bool) {
+    if there {
+        all.insert(one);
+    } else {
+        all.remove(&one);
+    }
+}
+
+/// As [`set`], of what belongs to somebody.
+fn set_of<K, T: Ord>(all: &mut BTreeMap<K, BTreeSet<T>>, whose: &K, one: T, there: bool)
+where
+    K: Ord + Clone,
+{
+    if there {
+        if let Some(known) = all.get_mut(whose) {
+            known.insert(one);
+        } else {
+            all.insert(whose.clone(), BTreeSet::from([one]));
+        }
+    } else if let Some(known) = all.get_mut(whose) {
+        known.remove(&one);
+        if known.is_empty() {
+            all.remove(whose);
+        }
+    }
+}
+
+/// What is kept under a key; `least` is the least that can be.
+fn starting_with<K: Ord + Copy, T: Ord + Copy>(
+    all: &BTreeSet<(K, T)>,
+    key: K,
+    least: T,
+) -> impl Iterator<Item = T> {
+    all.range((key, least)..).take_while(move |it| it.0 == key).map(|it| it.1)
+}
+
+/// The sockets of a lease, on both sides of a migration.
+fn sockets(lease: &Lease) -> impl Iterator<Item = &str> {
+    let incoming = lease.incoming.as_ref().map(|incoming| incoming.socket.as_str());
+    [Some(lease.socket.as_str()), incoming].into_iter().flatten()
+}
+
+/// An address as a number, which is compared faster.
+fn number(mac: MacAddress) -> u64 {
+    mac.bytes().into_iter().fold(0, |number, byte| number << 8 | u64::from(byte))
+}
+
+fn digest(name: &str) -> Digest {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
+}
