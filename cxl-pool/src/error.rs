@@ -90,6 +90,19 @@ pub enum PoolError {
         /// The major version that this program knows.
         known: u16,
     },
+    /// Of a release that is not the next one.
+    #[error(
+        "{path} has layout version {found}, this program knows {known} and works with the next minor version: upgrade this \
+         host to a release that knows the one before {found} first", path = path.display()
+    )]
+    MinorVersion {
+        /// Where.
+        path: PathBuf,
+        /// The pool's version, as `major.minor`.
+        found: String,
+        /// The version that this program knows, as `major.minor`.
+        known: String,
+    },
     /// The superblock's checksum does not match.
     #[error(
         "the superblock of {path} has a bad checksum: it was overwritten; find out by whom, then create the pool \

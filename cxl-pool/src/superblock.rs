@@ -13,7 +13,8 @@ use crate::{LINE_BYTES, PoolError};
 /// The layout version that this program reads and writes. Version 1: everything as drawn in `docs/layout.md`.
 ///
 /// A pool of another major version is refused. A higher minor version only adds meaning to bytes that are
-/// zero in the lower one, so that daemons of adjacent minor versions work side by side.
+/// zero in the lower one, so that daemons of adjacent minor versions work side by side: a pool of any earlier minor version
+/// is used as it is, and one of the next.
 pub const MAJOR_VERSION: u16 = 1;
 /// See [`MAJOR_VERSION`].
 pub const MINOR_VERSION: u16 = 0;
@@ -125,6 +126,14 @@ impl Superblock {
         if wire.crc.get() != wire.checksum() {
             return Err(PoolError::Checksum { path });
         }
+        if wire.minor.get() > MINOR_VERSION + 1 {
+            let found = format!("{}.{}", wire.major, wire.minor);
+            return Err(PoolError::MinorVersion {
+                path,
+                found,
+                known: format!("{MAJOR_VERSION}.{MINOR_VERSION}"),
+            });
+        }
         let expected_bytes = wire.size_bytes.get();
         if actual_bytes < expected_bytes {
             return Err(PoolError::Truncated { path, actual_bytes, expected_bytes });
@@ -157,5 +166,33 @@ impl Wire {
     fn checksum(&self) -> u32 {
         let bytes = self.as_bytes();
         crc32fast::hash(&bytes[..bytes.len() - size_of::<U32>()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_of_the_next_minor_version_is_used_and_one_of_a_later_one_is_not() {
+        let size_bytes = 1 << 30;
+        let of_minor = |minor| Superblock {
+            major: MAJOR_VERSION,
+            minor,
+            uuid: Uuid::from_u128(7),
+            size_bytes,
+            mode: CoherenceMode::Software,
+            host_slots: 16,
+            replica_slots: 3,
+        };
+        let read = |minor| Superblock::decode(of_minor(minor).encode(), size_bytes, Path::new("pool"));
+        for minor in 0..=MINOR_VERSION + 1 {
+            assert_eq!(read(minor).map(|it| it.minor).map_err(|error| error.to_string()), Ok(minor));
+        }
+        for minor in [MINOR_VERSION + 2, u16::MAX] {
+            let error = read(minor).expect_err("too far away");
+            assert!(matches!(error, PoolError::MinorVersion { .. }));
+            assert!(error.to_string().contains("upgrade this host"), "{error}");
+        }
     }
 }

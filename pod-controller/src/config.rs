@@ -444,6 +444,8 @@ impl Config {
                 prove_failover: self.controller.prove_failover,
                 guest_ram: self.controller.guest_ram,
             },
+            // Whoever leads works it out.
+            protocol_minor: 0,
         }
     }
 }

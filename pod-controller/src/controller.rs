@@ -80,9 +80,10 @@ impl<M: Memory> Tenure<M> {
         (mut keeper, recovered): (Keeper, Recovered),
         (replica, desk): (ReplicaId, &Desk),
     ) -> Result<Self, ControllerError> {
-        let options = config.options(pool);
+        let mut options = config.options(pool);
         // Whoever else has the pool is noticed before anything is kept.
-        let office = (replica, recovered.term);
+        let protocol = config.run.protocol;
+        let office = (replica, recovered.term, protocol);
         let (layout, run) = (pool.layout(), config.run_directory());
         let mut port = ControllerPort::open_replica(layout, memory.clone(), run, office, desk.waker.clone())?;
         let detect = config.detect();
@@ -96,6 +97,8 @@ impl<M: Memory> Tenure<M> {
             keeper.begin(&state)?;
             state
         };
+        // No more than this controller knows; what daemons know it has yet to see.
+        options.protocol_minor = state.options.protocol_minor.min(protocol.minor);
         let mut begun = Vec::new();
         if state.options != options {
             let mut changed = state.clone();

@@ -16,6 +16,7 @@ use pod_controller::rest::{self, Access, Listeners};
 use pod_controller::store::Store;
 use pod_controller::store::etcd::EtcdAddress;
 use pod_protocol::daemon::{self, Exit, StopSignal};
+use pod_protocol::protocol::Protocol;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use uuid::Uuid;
 
@@ -49,6 +50,9 @@ struct Arguments {
     /// or --store; other replicas are started without this and join. Afterwards it changes nothing any more.
     #[arg(long)]
     bootstrap: bool,
+    /// Speak this minor of the protocol, to try a version before all of a pod has it: this release's, or the one before
+    #[arg(long, value_name = "MINOR", value_parser = Protocol::parse_minor)]
+    protocol_minor: Option<Protocol>,
 }
 
 /// A single controller, with its state in a file or in an etcd, or one of several.
@@ -92,6 +96,7 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
     daemon::set_log_level(loaded.controller.log.as_deref())?;
     let mut config = loaded.clone();
     config.controller.adopt_pool = arguments.adopt_pool.or(config.controller.adopt_pool);
+    config.run.protocol = arguments.protocol_minor.unwrap_or_default();
     config.controller.store = arguments.store.clone().or(config.controller.store);
     let pool = Arc::new(Pool::open(&config.pool.path)?);
     cxl_pool::poison::watch(&pool, &config.pool.path, None)?;

@@ -86,6 +86,7 @@ fn count(family: &Totals, labels: &Labels, value: u64) {
 pub fn text(handle: &Handle) -> String {
     let mut page = Page { registry: Registry::with_prefix("wadi") };
     add_hosts(&mut page, handle);
+    add_protocol(&mut page, handle);
     add_devices(&mut page, handle);
     add_leases(&mut page, handle);
     add_channels(&mut page, handle);
@@ -102,7 +103,7 @@ pub fn text(handle: &Handle) -> String {
 fn add_hosts(page: &mut Page, handle: &Handle) {
     let joined = page.gauges("endpoint_joined", "Whether an endpoint beats");
     let age = page.gauges("endpoint_telemetry_age_milliseconds", "Age of an endpoint's last telemetry");
-    for host in handle.view().hosts(&handle.telemetry(), Instant::now()) {
+    for host in handle.view().hosts((&handle.telemetry(), handle.spoken()), Instant::now()) {
         for endpoint in host.endpoints {
             let labels = vec![("host", host.name.clone()), ("role", endpoint.role)];
             joined.get_or_create(&labels).set(u64::from(endpoint.health == EndpointHealth::Joined));
@@ -111,6 +112,13 @@ fn add_hosts(page: &mut Page, handle: &Handle) {
             }
         }
     }
+}
+
+fn add_protocol(page: &mut Page, handle: &Handle) {
+    let minor = page.gauges("protocol_minor", "Minor of the version that the whole pod speaks");
+    minor.get_or_create(&Vec::new()).set(handle.view().state.protocol().minor.into());
+    let unknown = page.totals("messages_not_understood", "Messages of daemons that said nothing known here");
+    count(&unknown, &Vec::new(), handle.not_understood());
 }
 
 fn add_devices(page: &mut Page, handle: &Handle) {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use cxl_pool::EndpointId;
 use pod_protocol::commands::{Command, Version};
+use pod_protocol::controller::CommandFailure;
 use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::objects::{Object, ObjectId};
 
@@ -20,7 +21,11 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 enum Step<Ticket> {
     Sent(Ticket),
     Done,
-    Failed { reason: String, retry_at: Instant },
+    /// Without a time it is not told again before it connects anew.
+    Failed {
+        reason: String,
+        retry_at: Option<Instant>,
+    },
 }
 
 /// A region to flush, and whether that is to let go of it. A storage backend flushes the same one before it serves it.
@@ -145,13 +150,16 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
         &mut self,
         endpoint: EndpointId,
         ticket: Ticket,
-        result: Result<(), String>,
+        result: Result<(), CommandFailure>,
         now: Instant,
     ) -> Answer {
         let Some(remote) = self.remotes.get_mut(&endpoint) else { return Answer::Fine };
         let step = match &result {
             Ok(()) => Step::Done,
-            Err(reason) => Step::Failed { reason: reason.clone(), retry_at: now + RETRY_AFTER },
+            Err(failure) => {
+                let may_learn = !matches!(failure, CommandFailure::NotUnderstood(_));
+                Step::Failed { reason: failure.to_string(), retry_at: may_learn.then_some(now + RETRY_AFTER) }
+            }
         };
         let sent = Step::Sent(ticket);
         let (what, scrubbed) =
@@ -176,7 +184,8 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
         match (result, scrubbed) {
             (Ok(()), Some(region)) => Answer::Scrubbed(region),
             (Ok(()), None) => Answer::Fine,
-            (Err(reason), _) => {
+            (Err(failure), _) => {
+                let reason = failure.to_string();
                 if remote.complaints.insert((what.clone(), reason.clone())) {
                     Answer::Refused { what, reason }
                 } else {
@@ -334,15 +343,13 @@ impl<Ticket: Copy + Eq> Remote<Ticket> {
     fn next_retry(&self) -> Option<Instant> {
         let steps = self.objects.values().map(|known| &known.step);
         let steps = steps.chain(self.leaving.values()).chain(self.scrubs.values());
-        steps
-            .filter_map(|step| if let Step::Failed { retry_at, .. } = step { Some(*retry_at) } else { None })
-            .min()
+        steps.filter_map(|step| if let Step::Failed { retry_at, .. } = step { *retry_at } else { None }).min()
     }
 }
 
 impl<Ticket> Step<Ticket> {
     fn is_due(&self, now: Instant) -> bool {
-        matches!(self, Self::Failed { retry_at, .. } if *retry_at <= now)
+        matches!(self, Self::Failed { retry_at: Some(retry_at), .. } if *retry_at <= now)
     }
 }
 

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::RegionId;
 use crate::objects::{Object, ObjectId};
+use crate::protocol::Protocol;
 
 /// Of the committed decision behind a command: later ones are larger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -52,6 +53,16 @@ pub enum Command {
 }
 
 impl Command {
+    /// The first minor version of the protocol that knows it: whoever speaks an older one is not to be told.
+    pub fn since_minor(&self) -> u16 {
+        match self {
+            Self::Apply { object: Object::Protocol(_), .. } | Self::Remove { id: ObjectId::Protocol, .. } => {
+                Protocol::TELLS_POD_VERSION
+            }
+            Self::Apply { .. } | Self::Remove { .. } | Self::Synced { .. } | Self::Scrub { .. } => 0,
+        }
+    }
+
     /// Of the decision behind it.
     pub fn version(&self) -> Version {
         match self {

@@ -9,6 +9,7 @@ use cxl_pool::HostId;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::protocol::Protocol;
 use crate::run_directory::RunDirectory;
 
 /// What `host.toml` says. Unknown keys are refused: a misspelt one would otherwise be a setting that never takes
@@ -67,11 +68,21 @@ pub struct RunSection {
     pub busy_poll_us: u64,
     /// How long a holder may act without having looked at its fence. The same in the whole pod.
     pub fence_ms: u64,
+    /// Which version of the protocol is spoken. It is no key of the file: the option `--protocol-minor` says it, to each
+    /// daemon for itself.
+    #[serde(skip)]
+    pub protocol: Protocol,
 }
 
 impl Default for RunSection {
     fn default() -> Self {
-        Self { directory: "/run/wadi".into(), wakeup: Wakeup::default(), busy_poll_us: 50, fence_ms: 250 }
+        Self {
+            directory: "/run/wadi".into(),
+            wakeup: Wakeup::default(),
+            busy_poll_us: 50,
+            fence_ms: 250,
+            protocol: Protocol::CURRENT,
+        }
     }
 }
 

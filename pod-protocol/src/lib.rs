@@ -4,6 +4,7 @@
 //! what the controller gives it. The controller has a [`ControllerPort`](controller::ControllerPort) to all of them.
 //!
 //! * What is said: [`commands`], [`objects`], [`reports`], [`telemetry`], as JSON over a pair of rings per endpoint.
+//! * In which version it is said: [`protocol`].
 //! * What guards the data path: [`fence`].
 //! * What the data path runs on: [`worker`], [`data_channel`].
 //! * How hosts tell each other what they use of the fabric: [`mchannel`].
@@ -11,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod answer;
 pub mod commands;
 pub mod config;
 pub mod controller;
@@ -24,6 +26,7 @@ mod liveness;
 pub mod mchannel;
 pub mod memory_failures;
 pub mod objects;
+pub mod protocol;
 pub mod replicas;
 pub mod reports;
 pub mod run_directory;

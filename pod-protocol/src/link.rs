@@ -8,13 +8,8 @@ use cxl_pool::{Area, CONTROL_RING_SLOTS, Generation, Memory};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What [`Command`](crate::commands::Command)s and joins are answered with.
-pub(crate) type Answer = Result<(), String>;
-
-/// The version of what is said over a link: (major, minor). Ends of another major version do not speak to each other.
-///
-/// 1.0: the first.
-pub(crate) const PROTOCOL: (u16, u16) = (1, 0);
+use crate::answer::Answer;
+use crate::protocol::Protocol;
 
 /// Words of a control message.
 const WORDS: usize = 8;
@@ -22,21 +17,28 @@ const WORDS: usize = 8;
 pub(crate) struct Link<M: Memory> {
     exchange: Exchange<M>,
     doorbell: Doorbell,
+    protocol: Protocol,
 }
 
 impl<M: Memory> Link<M> {
-    /// Begins a generation of our ring, and opens the peer's.
+    /// Begins a generation of our ring, and opens the peer's, with whom this version is spoken.
     pub(crate) fn open(
         memory: &M,
         outgoing: Area,
         incoming: Area,
         generation: Generation,
         doorbell: Doorbell,
+        protocol: Protocol,
     ) -> Self {
         let ring = |area: Area| RingPlacement { start: area.start, slots: CONTROL_RING_SLOTS };
         let sender = Sender::<M, WORDS>::begin(memory.clone(), ring(outgoing), generation);
         let receiver = Receiver::<M, WORDS>::open(memory.clone(), ring(incoming), generation);
-        Self { exchange: Exchange::new(sender, receiver), doorbell }
+        Self { exchange: Exchange::new(sender, receiver), doorbell, protocol }
+    }
+
+    /// The version that both ends know.
+    pub(crate) fn protocol(&self) -> Protocol {
+        self.protocol
     }
 
     /// Whether both directions work.
@@ -57,9 +59,10 @@ impl<M: Memory> Link<M> {
         self.exchange.notify(bytes)
     }
 
-    pub(crate) fn respond(&mut self, id: RequestId, answer: &Answer) {
+    pub(crate) fn respond(&mut self, id: RequestId, answer: Answer) {
+        let answer = answer.map_err(|refusal| refusal.spoken(self.protocol));
         // The peer gives up at its deadline and asks again; it learns nothing from an error of ours.
-        let outcome = encode(answer)
+        let outcome = encode(&answer)
             .and_then(|payload| self.exchange.respond(id, &payload).map_err(|error| error.to_string()));
         if let Err(error) = outcome {
             tracing::warn!(%error, "a request stays unanswered");

@@ -2,6 +2,7 @@
 //! applying it twice is the same as applying it once, and one equal to what is there disturbs nothing.
 
 mod fabric;
+mod protocol;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,11 +15,14 @@ use crate::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress, Vo
 use crate::volume_table::VolumeTable;
 
 pub use self::fabric::{ElementObject, FabricObject, MchannelObject, PeerObject, TenantObject};
+pub use self::protocol::ProtocolObject;
 
 /// Anything the controller gives an endpoint to hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Object {
+    /// Every endpoint: the version that the whole pod speaks.
+    Protocol(ProtocolObject),
     /// A pair of rings to another endpoint.
     Channel(ChannelObject),
     /// Net backend: a NIC to start.
@@ -43,6 +47,7 @@ impl Object {
     /// The name under which a later [`Object`] replaces this one.
     pub fn id(&self) -> ObjectId {
         match self {
+            Self::Protocol(_) => ObjectId::Protocol,
             Self::Channel(channel) => ObjectId::Channel(channel.id),
             Self::Nic(nic) => ObjectId::Nic(nic.nic.clone()),
             Self::Port(port) => ObjectId::Port(port.lease),
@@ -61,6 +66,8 @@ impl Object {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ObjectId {
+    /// Of the [`ProtocolObject`], of which there is one.
+    Protocol,
     /// Of a [`ChannelObject`].
     Channel(ChannelId),
     /// Of a [`NicObject`]: the name of the NIC.
@@ -89,6 +96,7 @@ pub enum ObjectId {
 impl fmt::Display for ObjectId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Protocol => f.write_str("the version of the pod"),
             Self::Channel(id) => write!(f, "{id}"),
             Self::Nic(nic) => write!(f, "nic {nic}"),
             Self::Port(lease) => write!(f, "port of {lease}"),

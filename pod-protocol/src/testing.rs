@@ -20,6 +20,7 @@ use crate::endpoint::{Endpoint, Handler, JoinError, Reporter, RunError};
 use crate::fence::Fence;
 use crate::ids::RegionId;
 use crate::objects::{NicObject, Object, ObjectId};
+use crate::protocol::Protocol;
 use crate::reports::{DeviceReport, Join};
 use crate::run_directory::RunDirectory;
 use crate::telemetry::Telemetry;
@@ -103,8 +104,14 @@ impl<M: Memory> TestPod<M> {
     }
 
     pub(crate) fn controller(&self, term: u64) -> TestController<M> {
+        self.controller_speaking(term, Protocol::CURRENT)
+    }
+
+    pub(crate) fn controller_speaking(&self, term: u64, protocol: Protocol) -> TestController<M> {
         let memory = self.memory(CONTROLLER_HOST);
-        let port = ControllerPort::open_layout(&self.layout, memory, self.run_directory(), term);
+        let waker = PortWaker::new().expect("a descriptor");
+        let office = (REPLICA, term, protocol);
+        let port = ControllerPort::open_replica(&self.layout, memory, self.run_directory(), office, waker);
         TestController { port: port.expect("a free slot") }
     }
 
@@ -112,7 +119,7 @@ impl<M: Memory> TestPod<M> {
     pub(crate) fn other_controller(&self, term: u64) -> TestController<M> {
         let memory = self.memory(OTHER_CONTROLLER_HOST);
         let waker = PortWaker::new().expect("a descriptor");
-        let office = (OTHER_REPLICA, term);
+        let office = (OTHER_REPLICA, term, Protocol::CURRENT);
         let port = ControllerPort::open_replica(&self.layout, memory, self.run_directory(), office, waker);
         TestController { port: port.expect("a free slot") }
     }
@@ -140,8 +147,13 @@ impl<M: Memory> TestPod<M> {
     }
 
     pub(crate) fn start(&self, endpoint: EndpointId, wakeup: &str) -> Running {
+        self.start_speaking(endpoint, wakeup, Protocol::CURRENT)
+    }
+
+    pub(crate) fn start_speaking(&self, endpoint: EndpointId, wakeup: &str, protocol: Protocol) -> Running {
         let calls = Calls::default();
-        let config = self.config(endpoint.host, wakeup);
+        let mut config = self.config(endpoint.host, wakeup);
+        config.run.protocol = protocol;
         let (joined, reporter, fence) = self.try_join(&config, endpoint.role, &calls).expect("a free slot");
         let incarnation = joined.incarnation();
         let stop = StopSignal::manual().expect("a pair");
@@ -198,6 +210,10 @@ impl Running {
     pub(crate) fn stop(self) -> Result<Exit, RunError> {
         self.stop.stop();
         self.ended()
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.thread.is_finished()
     }
 
     pub(crate) fn ended(self) -> Result<Exit, RunError> {

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod announcements;
+pub mod conversation;
 pub mod files;
 pub mod fio;
 pub mod iperf;
@@ -11,5 +12,6 @@ pub mod newer_qemu;
 pub mod pod;
 pub mod probe;
 pub mod process;
+pub mod replicas;
 pub mod runner;
 pub mod stage;

@@ -27,8 +27,13 @@ pub struct Stage {
 impl Stage {
     /// Sets it up with three hosts, the VM on `h1`, NIC and SSD on `h2`, the backup NIC on `h3`.
     pub fn set_up() -> Result<Self> {
+        Self::set_up_in(PodBuilder::three_hosts())
+    }
+
+    /// As [`Stage::set_up`], in a pod with hosts of these names and devices.
+    pub fn set_up_in(pod: PodBuilder) -> Result<Self> {
         let guest = Guest::ensure(&mut Silent)?;
-        let pod = PodBuilder::three_hosts().start()?;
+        let pod = pod.start()?;
         let instance = pod.create_instance("vm1", "h1", &[("vol0", VOLUME_BYTES, Some("h2/ssd0"))])?;
         let vm = pod.boot(&instance, &guest, VmShape::default())?;
         let server = iperf::Server::start(&pod)?;

@@ -14,6 +14,7 @@ use pod_protocol::daemon::{self, Exit, StopSignal};
 use pod_protocol::endpoint::{Endpoint, Handler, Reporter};
 use pod_protocol::fence::Fence;
 use pod_protocol::memory_failures;
+use pod_protocol::protocol::Protocol;
 use pod_protocol::reports::{DeviceReport, Join};
 use pod_protocol::worker::WorkerConfig;
 use vhost_blk_cxl::backend::{Backend, OpenedSsd, device_reports};
@@ -49,6 +50,9 @@ struct Options {
     /// The host's configuration file.
     #[arg(long, env = "WADI_HOST_CONFIG", value_name = "FILE")]
     config: PathBuf,
+    /// Speak this minor of the protocol, to try a version before all of a pod has it: this release's, or the one before.
+    #[arg(long, value_name = "MINOR", value_parser = Protocol::parse_minor)]
+    protocol_minor: Option<Protocol>,
 }
 
 fn main() -> ExitCode {
@@ -65,7 +69,8 @@ fn run(cli: &Cli, stop: &StopSignal) -> anyhow::Result<Exit> {
         Side::Backend(options) => (Role::BlkBackend, options),
         Side::Volumes { .. } => return Ok(Exit::Stopped),
     };
-    let config = HostConfig::load(&options.config)?;
+    let mut config = HostConfig::load(&options.config)?;
+    config.run.protocol = options.protocol_minor.unwrap_or_default();
     let pool = Pool::open(&config.pool.path)?;
     memory_failures::watch(&pool, &config, role)?;
     match pool.superblock().mode {

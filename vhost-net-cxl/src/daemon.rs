@@ -14,6 +14,7 @@ use pod_protocol::endpoint::{Endpoint, Handler, Reporter};
 use pod_protocol::fence::Fence;
 use pod_protocol::memory_failures;
 use pod_protocol::objects::ChannelObject;
+use pod_protocol::protocol::Protocol;
 use pod_protocol::reports::{DeviceReport, Join, Report};
 use pod_protocol::worker::{Worker, WorkerConfig, WorkerHandle};
 
@@ -29,26 +30,27 @@ use crate::nic::{self, Nic, NicConfig, NicError};
 /// The backend's worker, once there is one.
 type BackendWorker = Arc<OnceLock<WorkerHandle<Order>>>;
 
-/// Runs the frontend of this host until it is told to stop.
-pub fn run_frontend(config: &Path, stop: &StopSignal) -> anyhow::Result<Exit> {
-    let (config, pool) = prepare(config, Role::NetFrontend)?;
+/// Runs the frontend of this host, speaking this version, until it is told to stop.
+pub fn run_frontend(config: &Path, protocol: Protocol, stop: &StopSignal) -> anyhow::Result<Exit> {
+    let (config, pool) = prepare(config, protocol, Role::NetFrontend)?;
     match pool.superblock().mode {
         CoherenceMode::Software => frontend(&config, &pool, &pool.software(), stop),
         CoherenceMode::Hardware => frontend(&config, &pool, &pool.hardware(), stop),
     }
 }
 
-/// Runs the backend of this host until it is told to stop.
-pub fn run_backend(config: &Path, stop: &StopSignal) -> anyhow::Result<Exit> {
-    let (config, pool) = prepare(config, Role::NetBackend)?;
+/// Runs the backend of this host, speaking this version, until it is told to stop.
+pub fn run_backend(config: &Path, protocol: Protocol, stop: &StopSignal) -> anyhow::Result<Exit> {
+    let (config, pool) = prepare(config, protocol, Role::NetBackend)?;
     match pool.superblock().mode {
         CoherenceMode::Software => backend(&config, &pool, &pool.software(), stop),
         CoherenceMode::Hardware => backend(&config, &pool, &pool.hardware(), stop),
     }
 }
 
-fn prepare(path: &Path, role: Role) -> anyhow::Result<(HostConfig, Pool)> {
-    let config = HostConfig::load(path)?;
+fn prepare(path: &Path, protocol: Protocol, role: Role) -> anyhow::Result<(HostConfig, Pool)> {
+    let mut config = HostConfig::load(path)?;
+    config.run.protocol = protocol;
     let pool = Pool::open(&config.pool.path)?;
     memory_failures::watch(&pool, &config, role)?;
     Ok((config, pool))

@@ -5,7 +5,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
+use pod_protocol::protocol::Protocol;
 use vhost_net_cxl::daemon::{run_backend, run_frontend};
 
 /// The network engine of Wadi.
@@ -19,23 +20,29 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Side {
     /// Offer virtio-net devices to the VMs of this host.
-    Frontend {
-        /// The host's configuration.
-        #[arg(long)]
-        config: PathBuf,
-    },
+    Frontend(Options),
     /// Serve the NICs of this host to the pod.
-    Backend {
-        /// The host's configuration.
-        #[arg(long)]
-        config: PathBuf,
-    },
+    Backend(Options),
+}
+
+#[derive(Args)]
+struct Options {
+    /// The host's configuration.
+    #[arg(long)]
+    config: PathBuf,
+    /// Speak this minor of the protocol, to try a version before all of a pod has it: this release's, or the one before.
+    #[arg(long, value_name = "MINOR", value_parser = Protocol::parse_minor)]
+    protocol_minor: Option<Protocol>,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     pod_protocol::daemon::run(|stop| match &arguments.side {
-        Side::Frontend { config } => run_frontend(config, stop),
-        Side::Backend { config } => run_backend(config, stop),
+        Side::Frontend(options) => {
+            run_frontend(&options.config, options.protocol_minor.unwrap_or_default(), stop)
+        }
+        Side::Backend(options) => {
+            run_backend(&options.config, options.protocol_minor.unwrap_or_default(), stop)
+        }
     })
 }

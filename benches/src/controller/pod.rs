@@ -140,5 +140,6 @@ fn options() -> Options {
         socket_name_bytes_max: 80,
         regions_max: 1 << 24,
         placement: PlacementPolicy::default(),
+        protocol_minor: 0,
     }
 }

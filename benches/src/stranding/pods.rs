@@ -273,6 +273,7 @@ fn options() -> Options {
         socket_name_bytes_max: 80,
         regions_max: 1 << 24,
         placement: PlacementPolicy { prove_failover: false, ..PlacementPolicy::default() },
+        protocol_minor: 0,
     }
 }
 

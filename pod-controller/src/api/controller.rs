@@ -20,4 +20,7 @@ pub struct Controller {
     /// How many changes it has yet to get; only the one that leads knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub behind_changes: Option<u64>,
+    /// The version of the protocol that it speaks, or spoke when it was there last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<String>,
 }

@@ -56,6 +56,9 @@ pub struct Endpoint {
     /// Its telemetry's age; absent when there is none since the controller started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub telemetry_age_ms: Option<u64>,
+    /// The version of the protocol that it speaks, or spoke when it died; absent once it has left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<String>,
 }
 
 /// Whether an endpoint is heard of.

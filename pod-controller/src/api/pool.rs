@@ -11,6 +11,9 @@ pub struct Pool {
     /// Grows with every change of anything in the pod but what is measured.
     #[serde(default, rename = "resourceVersion")]
     pub resource_version: String,
+    /// The version of the protocol that the whole pod speaks: the lowest of all its members.
+    #[serde(default)]
+    pub protocol: String,
     /// `software` or `hardware`.
     pub coherence: String,
     /// The whole of it.

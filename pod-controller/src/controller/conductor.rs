@@ -18,6 +18,8 @@ use crate::link_policy::{LinkHistory, LinkPolicy};
 use crate::reconcile::{Answer, Reconciler};
 use crate::state::{Command, DeviceId, Effect, Presence, Refusal, State};
 
+/// How often it is looked what the members of the pod speak.
+const PROTOCOL_EVERY: Duration = Duration::from_millis(100);
 /// How many events of the port are heard in one turn, so that the API is not kept waiting.
 const EVENTS_PER_TURN_MAX: usize = 4096;
 
@@ -57,6 +59,8 @@ pub(crate) struct Conductor<W: World> {
     pub(super) drains: BTreeMap<LeaseId, (LeaseGeneration, Instant)>,
     pub(super) delays: Delays,
     retry_at: Option<Instant>,
+    /// When it is looked again what the members of the pod speak.
+    protocol_due: Option<Instant>,
     /// Whether something changed that endpoints or viewers have yet to see.
     stale: bool,
 }
@@ -97,6 +101,7 @@ impl<W: World> Conductor<W> {
             drains: BTreeMap::new(),
             delays,
             retry_at: None,
+            protocol_due: None,
             stale: true,
         }
     }
@@ -167,6 +172,7 @@ impl<W: World> Conductor<W> {
             inbox.add(command);
         }
         self.due_load(now, &mut inbox);
+        self.due_protocol(now, &mut inbox);
         self.stale |= self.retry_at.is_some_and(|at| at <= now);
         inbox
     }
@@ -178,6 +184,21 @@ impl<W: World> Conductor<W> {
         self.graces.retain(|id, (life, _)| awaited.get(id) == Some(life));
         for (id, life) in awaited {
             self.graces.entry(id).or_insert((life, now + self.delays.blk_grace));
+        }
+    }
+
+    /// Has the pod speak what all of its members know. Where that is less than before, whoever knows no more takes part after
+    /// that is certain.
+    fn due_protocol(&mut self, now: Instant, inbox: &mut Inbox<W>) {
+        let joins = inbox.commands.iter().any(|(command, _)| matches!(command, Command::Join { .. }));
+        if !joins && self.protocol_due.is_some_and(|due| now < due) {
+            return;
+        }
+        self.protocol_due = Some(now + PROTOCOL_EVERY);
+        let before = self.state.protocol();
+        if let Some(lowest) = self.world.lowest_protocol(&self.state).filter(|lowest| *lowest != before) {
+            tracing::info!("the pod speaks version {lowest} of the protocol, and not {before} any more");
+            inbox.commands.insert(0, (self.state.speaking(lowest.minor), Waiting::Nobody));
         }
     }
 
@@ -200,6 +221,10 @@ impl<W: World> Conductor<W> {
                     }
                     Err(error) => tracing::error!(%endpoint, "not granted: {error}"),
                 }
+            }
+            PortEvent::Incompatible { endpoint, why } => {
+                let name = self.state.endpoint_name(endpoint);
+                inbox.tell(EventKind::JoinRefused, name, why.to_string());
             }
             PortEvent::Joined { endpoint, request, join } => self.hear_join(endpoint, request, join, inbox),
             PortEvent::Report { endpoint, report } => self.hear_report(endpoint, report, now, inbox),
@@ -311,8 +336,7 @@ impl<W: World> Conductor<W> {
         inbox: &mut Inbox<W>,
     ) {
         self.stale = true;
-        let refused = matches!(result, Err(CommandFailure::Refused(_)));
-        let result = result.map_err(|failure| failure.to_string());
+        let refused = matches!(result, Err(CommandFailure::Refused(_) | CommandFailure::NotUnderstood(_)));
         match self.reconciler.answered(endpoint, command, result, now) {
             Answer::Fine => {}
             Answer::Scrubbed(region) => {

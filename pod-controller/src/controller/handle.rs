@@ -1,12 +1,13 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::Instant;
 
 use cxl_pool::{EndpointId, Pool, ReplicaId};
 use pod_protocol::controller::{PortError, PortWaker};
+use pod_protocol::protocol::{Protocol, Spoken};
 use pod_protocol::telemetry::Telemetry;
 use tokio::sync::{oneshot, watch};
 
@@ -51,7 +52,8 @@ impl Desk {
         let sockets = config.run_directory().sockets();
         let load = LoadHistory::new(config.balance_policy()).picture(Instant::now());
         let view = View::new(state, facts, sockets);
-        let shared = Arc::new(Shared::new(Journal::new(events), view, load));
+        let spoken = (config.run.protocol, Spoken::new(pool));
+        let shared = Arc::new(Shared::new(Journal::new(events), view, load, spoken));
         let (sender, requests) = mpsc::channel();
         let waker = PortWaker::new()?;
         let handle = Handle { requests: sender, waker: waker.clone(), shared: Arc::clone(&shared) };
@@ -99,10 +101,14 @@ pub(super) struct Shared {
     peers: OnceLock<Arc<dyn Peers>>,
     telemetry: Mutex<BTreeMap<EndpointId, Sample>>,
     load: Mutex<LoadPicture>,
+    /// What this controller speaks, and where it is seen what others speak.
+    spoken: (Protocol, Spoken),
+    /// Messages of daemons that said nothing that is known here.
+    pub(super) not_understood: AtomicU64,
 }
 
 impl Shared {
-    pub(super) fn new(journal: Journal, view: View, load: LoadPicture) -> Self {
+    pub(super) fn new(journal: Journal, view: View, load: LoadPicture, spoken: (Protocol, Spoken)) -> Self {
         Self {
             journal,
             view: watch::Sender::new(Arc::new(view)),
@@ -110,6 +116,8 @@ impl Shared {
             peers: OnceLock::new(),
             telemetry: Mutex::default(),
             load: Mutex::new(load),
+            spoken,
+            not_understood: AtomicU64::new(0),
         }
     }
 
@@ -237,8 +245,21 @@ impl Handle {
 
     /// The controllers of the pod.
     pub fn controllers(&self) -> Vec<api::Controller> {
-        let alone = || vec![api::Controller { replica: 0, leads: true, answers: true, behind_changes: None }];
+        let alone = || {
+            let protocol = Some(self.shared.spoken.0.to_string());
+            vec![api::Controller { replica: 0, leads: true, answers: true, behind_changes: None, protocol }]
+        };
         self.shared.peers.get().map_or_else(alone, |peers| peers.list())
+    }
+
+    /// What the members of the pod say that they speak.
+    pub fn spoken(&self) -> &Spoken {
+        &self.shared.spoken.1
+    }
+
+    /// How many messages of daemons said nothing that is known here.
+    pub fn not_understood(&self) -> u64 {
+        self.shared.not_understood.load(Ordering::Relaxed)
     }
 
     /// Has a controller not be a member any more.

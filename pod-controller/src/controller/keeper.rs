@@ -1,5 +1,7 @@
 //! Where the controller's commits go.
 
+use cxl_pool::ReplicaId;
+
 use super::ControllerError;
 use crate::api::Event;
 use crate::replication::Proposer;
@@ -32,6 +34,14 @@ impl Keeper {
             Self::Etcd(store) => store.commit(commands, events, state)?,
         }
         Ok(())
+    }
+
+    /// The replicas that have to understand what is kept.
+    pub(super) fn voters(&self) -> Vec<ReplicaId> {
+        match self {
+            Self::Replicas(proposer) => proposer.voters(),
+            Self::File(_) | Self::Etcd(_) => Vec::new(),
+        }
     }
 
     /// Keeps the state that a pod begins with.

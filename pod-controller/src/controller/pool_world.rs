@@ -1,12 +1,14 @@
 //! The world as it is: a pool, a state file, and clients of the API.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use cxl_pool::regions::{self, Purpose, RegionEntry, RegionState, TableVersion};
-use cxl_pool::{EndpointId, Layout, Memory, ReplicaId};
+use cxl_pool::{EndpointId, Layout, Memory, Record, ReplicaHello, ReplicaId};
 use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{CommandId, ControllerPort, JoinRequest, PortError, PortEvent};
+use pod_protocol::protocol::Protocol;
 
 use super::ControllerError;
 use super::handle::{Reply, Sample, Shared, SubmitError};
@@ -39,6 +41,23 @@ impl<M: Memory> World for PoolWorld<M> {
 
     fn poll(&mut self, now: Instant) -> Option<PortEvent> {
         self.port.poll(now)
+    }
+
+    /// A daemon that died counts until it is fenced, since it may come back as it was; so does a replica that votes.
+    fn lowest_protocol(&self, state: &State) -> Option<Protocol> {
+        let takes_part = |endpoint: EndpointId| {
+            state.endpoints.get(&endpoint).is_some_and(|known| !known.presence.is_over())
+        };
+        let daemons = self.port.spoken().filter(|(endpoint, _, alive)| *alive || takes_part(*endpoint));
+        let daemons = daemons.map(|(_, protocol, _)| protocol);
+        let replicas = self.keeper.voters().into_iter().map(|replica| {
+            let hello = ReplicaHello::look(&self.memory, self.layout.replica_hello(replica));
+            // One that has not been there since the pool was made: it may know as little as any.
+            hello.map_or(Protocol::of_minor(0), |hello| hello.protocol.into())
+        });
+        // Of another major nobody takes part.
+        let ours = self.port.protocol();
+        daemons.chain(replicas).chain([ours]).filter(|it| it.major == ours.major).min()
     }
 
     fn grant(&mut self, endpoint: EndpointId) -> Result<(), PortError> {
@@ -125,6 +144,7 @@ impl<M: Memory> World for PoolWorld<M> {
     }
 
     fn sample(&mut self, endpoint: EndpointId, sample: Option<Sample>) {
+        self.shared.not_understood.store(self.port.not_understood(), Ordering::Relaxed);
         let mut samples = self.shared.telemetry();
         match sample {
             Some(sample) => samples.insert(endpoint, sample),

@@ -5,6 +5,7 @@ use std::time::Instant;
 use cxl_pool::EndpointId;
 use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{PortError, PortEvent};
+use pod_protocol::protocol::Protocol;
 
 use super::handle::Sample;
 use crate::balance::LoadPicture;
@@ -24,6 +25,11 @@ pub(crate) trait World {
 
     /// What happened at an endpoint next.
     fn poll(&mut self, now: Instant) -> Option<PortEvent<Self::Ticket, Self::Request>>;
+    /// The lowest version that any member of the pod speaks: this controller, those that vote with it, the daemons. None where
+    /// that cannot be told now.
+    fn lowest_protocol(&self, _state: &State) -> Option<Protocol> {
+        None
+    }
     /// Lets an endpoint join.
     fn grant(&mut self, endpoint: EndpointId) -> Result<(), PortError>;
     /// Tells an endpoint to do something.

@@ -96,6 +96,7 @@ fn options() -> Options {
         socket_name_bytes_max: 80,
         regions_max: crate::state::REGIONS_MAX,
         placement: crate::state::PlacementPolicy::default(),
+        protocol_minor: 0,
     }
 }
 
@@ -242,7 +243,7 @@ fn refusal_is_told_once_and_tried_again_later() {
     bench.pump(&state, now);
     let ticket = bench.sent.len() - 2;
     assert!(matches!(bench.sent[ticket].1, Command::Apply { object: Object::Port(_), .. }));
-    let refuse = || Err("the socket exists".to_owned());
+    let refuse = || Err(CommandFailure::Refused("the socket exists".to_owned()));
     let answer = bench.reconciler.answered(FRONTEND, ticket, refuse(), now);
     assert!(matches!(answer, Answer::Refused { .. }));
     let sent = bench.sent.len();
@@ -256,4 +257,44 @@ fn refusal_is_told_once_and_tried_again_later() {
         Answer::Fine,
         "nobody knows that ticket"
     );
+}
+
+#[test]
+fn what_an_endpoint_does_not_know_it_is_told_once_for_each_connection() {
+    let (state, now) = (state_with_vm(), Instant::now());
+    let mut bench = Bench::default();
+    bench.reconciler.connected(FRONTEND);
+    bench.pump(&state, now);
+    let ticket = bench.sent.len() - 2;
+    let unknown = Err(CommandFailure::NotUnderstood("not understood: a port".to_owned()));
+    let answer = bench.reconciler.answered(FRONTEND, ticket, unknown, now);
+    assert!(matches!(answer, Answer::Refused { .. }));
+    let sent = bench.sent.len();
+    assert_eq!(bench.pump(&state, now), None, "no other try is due");
+    bench.pump(&state, now + 10 * RETRY_AFTER);
+    assert_eq!(bench.sent.len(), sent);
+    bench.reconciler.connected(FRONTEND);
+    bench.pump(&state, now);
+    assert!(bench.sent.len() > sent, "it may be another release by now");
+}
+
+#[test]
+fn every_daemon_is_told_what_the_pod_speaks_once_that_is_more_than_the_first_version() {
+    let (mut state, now) = (state_with_vm(), Instant::now());
+    let mut bench = Bench::default();
+    bench.reconciler.connected(FRONTEND);
+    bench.reconciler.connected(BACKEND);
+    bench.pump(&state, now);
+    bench.answer_all(&state, now);
+    let sent = bench.sent.len();
+    state.apply(&state.speaking(1)).expect("it is possible");
+    bench.pump(&state, now);
+    bench.answer_all(&state, now);
+    let told = |to| (to, "apply the version of the pod".to_owned());
+    assert_eq!(bench.since(sent), [told(BACKEND), told(FRONTEND)]);
+    let sent = bench.sent.len();
+    state.apply(&state.speaking(0)).expect("it is possible");
+    bench.pump(&state, now);
+    let taken = |from| (from, "remove the version of the pod".to_owned());
+    assert_eq!(bench.since(sent), [taken(BACKEND), taken(FRONTEND)]);
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cxl_pool::ReplicaId;
+use pod_protocol::protocol::Spoken;
 
 use super::admission::{Dismissal, Register};
 use super::post::{Answer, PostError, Question};
@@ -19,6 +20,7 @@ const REMOVAL_MAX: Duration = Duration::from_secs(30);
 pub(super) struct Colleagues {
     pub(super) standing: Arc<Standing>,
     pub(super) register: Arc<Register>,
+    pub(super) spoken: Spoken,
 }
 
 impl std::fmt::Debug for Colleagues {
@@ -37,6 +39,7 @@ impl Peers for Colleagues {
             let matched = metrics.replication.as_ref()?.get(&owner)?;
             Some(last.saturating_sub(matched.map_or(0, |id| id.index + 1)))
         };
+        let protocol = |replica| Some(self.spoken.by_replica(replica)?.to_string());
         let mut controllers: Vec<api::Controller> = members
             .voter_ids()
             .filter_map(|owner| {
@@ -45,6 +48,7 @@ impl Peers for Colleagues {
                     leads: metrics.current_leader == Some(owner),
                     answers: owner == self.standing.owner,
                     behind_changes: behind(owner),
+                    protocol: protocol(members.get_node(&owner)?.replica),
                 })
             })
             .collect();

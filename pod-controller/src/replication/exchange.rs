@@ -63,13 +63,20 @@ impl<M: Memory> AnyExchange<M> {
         waker: &PortWaker,
     ) -> Result<Self, ReplicationError> {
         let (layout, me) = (pool.layout(), ReplicaId::new(section.replica));
+        let place = (me, config.run.protocol);
         let (run, waker) = (config.run_directory(), waker.clone());
         let Some(tcp) = &section.tcp else {
             let doorbells = config.run.wakeup == Wakeup::Socket;
-            return Ok(Self::Pool(ReplicaPort::open(layout, memory.clone(), run, me, (doorbells, waker))?));
+            return Ok(Self::Pool(ReplicaPort::open(
+                layout,
+                memory.clone(),
+                run,
+                place,
+                (doorbells, waker),
+            )?));
         };
         let trust = Arc::new(Trust::open(tcp).map_err(TcpError::from)?);
-        let slot = ReplicaSlot::open(layout, memory.clone(), &run, me)?;
+        let slot = ReplicaSlot::open(layout, memory.clone(), &run, place)?;
         let (slots, uuid) = (layout.replicas().count(), pool.superblock().uuid);
         Ok(Self::Tcp(Tcp::open(slot, waker, (me, slots, uuid), (tcp, trust))?))
     }

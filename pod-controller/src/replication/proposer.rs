@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use cxl_pool::ReplicaId;
 use openraft::error::{ClientWriteError, RaftError};
 
 use super::change::{Change, Outcome, Raft};
@@ -32,6 +33,14 @@ impl Proposer {
         state: &State,
     ) -> Result<(), ReplicationError> {
         self.propose(Change::turn(commands, events, state))
+    }
+
+    /// Who votes.
+    pub(crate) fn voters(&self) -> Vec<ReplicaId> {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow();
+        let members = metrics.membership_config.membership();
+        members.voter_ids().filter_map(|owner| Some(members.get_node(&owner)?.replica)).collect()
     }
 
     pub(super) fn propose(&self, change: Change) -> Result<(), ReplicationError> {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use cxl_pool::{CoherenceMode, ControllerHello, Memory, Pool, Record, ReplicaId};
 use openraft::{ServerState, SnapshotPolicy};
 use pod_protocol::controller::PortWaker;
+use pod_protocol::protocol::Spoken;
 use pod_protocol::replicas::ReplicaPortError;
 
 use super::admission::{Register, stay_member};
@@ -200,7 +201,9 @@ impl Replica {
     ) -> Result<(), ControllerError> {
         let (standing, runtime) = (&self.standing, self.runtime.handle().clone());
         let register = Arc::new(Register::new(standing.raft.clone()));
-        let colleagues = Colleagues { standing: Arc::clone(standing), register: Arc::clone(&register) };
+        let spoken = Spoken::new(&self.pool);
+        let colleagues =
+            Colleagues { standing: Arc::clone(standing), register: Arc::clone(&register), spoken };
         self.handle.set_peers(Arc::new(colleagues));
         let clerk = clerk(Arc::clone(standing), self.handle.clone(), register);
         let post = standing.post.clone();

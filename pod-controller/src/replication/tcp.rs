@@ -97,6 +97,7 @@ impl<M: Memory> Tcp<M> {
             .enable_all()
             .build()
             .map_err(TcpError::Resources)?;
+        let protocol = slot.protocol();
         let (sender, arrivals) = mpsc::channel(ARRIVALS_MAX);
         let listener = runtime.block_on(TcpListener::bind(section.listen));
         let listener = listener.map_err(|source| TcpError::Listen { address: section.listen, source })?;
@@ -104,8 +105,14 @@ impl<M: Memory> Tcp<M> {
         let lines: BTreeMap<ReplicaId, Arc<Line>> = others
             .map(|(replica, address)| (replica, Arc::new(Line::new(replica, address.clone()))))
             .collect();
-        let site =
-            Arc::new(Site { me, pool, trust: Arc::clone(&trust), waker: waker.clone(), arrivals: sender });
+        let site = Arc::new(Site {
+            me,
+            protocol,
+            pool,
+            trust: Arc::clone(&trust),
+            waker: waker.clone(),
+            arrivals: sender,
+        });
         for (_, line) in lines.range(..me) {
             runtime.spawn(link::keep_connected(Arc::clone(&site), Arc::clone(line)));
         }

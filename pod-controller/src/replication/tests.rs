@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use cxl_pool::simulated::{Faults, Random, SimulatedPool, check_seeds};
 use cxl_pool::{HostId, Layout, ReplicaId};
 use pod_protocol::controller::PortWaker;
+use pod_protocol::protocol::Protocol;
 use pod_protocol::replicas::ReplicaPort;
 use pod_protocol::run_directory::RunDirectory;
 use tempfile::TempDir;
@@ -110,7 +111,7 @@ impl Group {
             layout,
             self.pool.host(HostId::new(replica + 1)),
             RunDirectory::new(self.directory.path().join("run")),
-            ReplicaId::new(replica),
+            (ReplicaId::new(replica), Protocol::CURRENT),
             (true, waker),
         )
         .expect("a slot");

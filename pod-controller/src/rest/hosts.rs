@@ -38,7 +38,7 @@ pub(super) async fn list(
     Asked(query): Asked<ListQuery>,
 ) -> Result<Json<HostList>, Failure> {
     let view = handle.view();
-    let mut hosts = view.hosts(&handle.telemetry(), Instant::now());
+    let mut hosts = view.hosts((&handle.telemetry(), handle.spoken()), Instant::now());
     hosts.retain(|it| query.drained.is_none_or(|drained| it.drained == drained));
     let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
     let (hosts, next) = page.of(hosts, |it| format!("{:05}", it.id))?;
@@ -55,7 +55,7 @@ pub(super) async fn get(
     State(handle): State<Handle>,
     Names(name): Names<String>,
 ) -> Result<Shown<Host>, Failure> {
-    let host = handle.view().host(&name, &handle.telemetry(), Instant::now());
+    let host = handle.view().host(&name, (&handle.telemetry(), handle.spoken()), Instant::now());
     host.map(Shown).ok_or_else(|| Failure::not_found("host", &name))
 }
 

@@ -164,6 +164,7 @@ pub(super) fn lease_of(id: &ObjectId) -> Option<LeaseId> {
         | ObjectId::Nic(_)
         | ObjectId::Table(_)
         | ObjectId::Fabric
+        | ObjectId::Protocol
         | ObjectId::Mchannel(_) => None,
     }
 }
@@ -182,6 +183,6 @@ pub(super) fn areas_of(object: &Object) -> Vec<Area> {
             [it.outgoing, it.incoming].map(|ring| Area::new(ring.start, line)).to_vec()
         }
         Object::Fabric(fabric) => vec![fabric.sums, fabric.vms],
-        Object::Table(_) | Object::Mchannel(_) => Vec::new(),
+        Object::Table(_) | Object::Mchannel(_) | Object::Protocol(_) => Vec::new(),
     }
 }

@@ -66,6 +66,7 @@ impl State {
             }
             Role::Agent => {}
         }
+        self.add_protocol(&mut objects);
         if let Some(fabric) = self.fabric_object(id) {
             objects.insert(ObjectId::Fabric, Object::Fabric(fabric));
             let leases = self.leases.values().filter(|lease| self.frontends_of(lease).any(|it| it == id));

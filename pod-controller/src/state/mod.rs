@@ -43,6 +43,7 @@ mod options;
 mod pairs;
 mod place_nic;
 mod placement;
+mod protocol;
 mod rails;
 mod rates;
 mod refusal;

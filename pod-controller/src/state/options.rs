@@ -38,6 +38,14 @@ pub struct Options {
     /// How much of devices may be promised.
     #[serde(default)]
     pub placement: PlacementPolicy,
+    /// The minor of the version that the whole pod speaks. Controllers of 1.0 neither write nor read it.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub protocol_minor: u16,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
+const fn is_first(minor: &u16) -> bool {
+    *minor == 0
 }
 
 /// What the region table in a pool has room for.

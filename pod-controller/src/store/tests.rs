@@ -29,6 +29,7 @@ pub(super) fn state() -> State {
         socket_name_bytes_max: 80,
         regions_max: crate::state::REGIONS_MAX,
         placement: crate::state::PlacementPolicy::default(),
+        protocol_minor: 0,
     })
 }
 

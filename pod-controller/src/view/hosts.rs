@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use cxl_pool::{EndpointId, HostId};
+use pod_protocol::protocol::Spoken;
 
 use super::{View, conditions};
 use crate::api;
@@ -10,28 +11,29 @@ use crate::state::Presence;
 
 impl View {
     /// All hosts.
-    pub fn hosts(&self, telemetry: &BTreeMap<EndpointId, Sample>, now: Instant) -> Vec<api::Host> {
-        self.state.hosts.iter().map(|(id, name)| self.show_host(*id, name, telemetry, now)).collect()
+    pub fn hosts(&self, members: (&BTreeMap<EndpointId, Sample>, &Spoken), now: Instant) -> Vec<api::Host> {
+        self.state.hosts.iter().map(|(id, name)| self.show_host(*id, name, members, now)).collect()
     }
 
     /// The host with this name.
     pub fn host(
         &self,
         name: &str,
-        telemetry: &BTreeMap<EndpointId, Sample>,
+        members: (&BTreeMap<EndpointId, Sample>, &Spoken),
         now: Instant,
     ) -> Option<api::Host> {
         let id = self.state.host_named(name)?;
-        Some(self.show_host(id, name, telemetry, now))
+        Some(self.show_host(id, name, members, now))
     }
 
     fn show_host(
         &self,
         id: HostId,
         name: &str,
-        telemetry: &BTreeMap<EndpointId, Sample>,
+        members: (&BTreeMap<EndpointId, Sample>, &Spoken),
         now: Instant,
     ) -> api::Host {
+        let (telemetry, spoken) = members;
         let endpoints = self.state.endpoints.iter().filter(|(endpoint, _)| endpoint.host == id);
         let endpoints = endpoints.map(|(endpoint, known)| api::Endpoint {
             role: endpoint.role.to_string(),
@@ -47,6 +49,7 @@ impl View {
             telemetry_age_ms: telemetry.get(endpoint).map(|sample| {
                 u64::try_from(now.saturating_duration_since(sample.at).as_millis()).unwrap_or(u64::MAX)
             }),
+            protocol: spoken.by_endpoint(*endpoint).map(|protocol| protocol.to_string()),
         });
         let devices = self.state.devices.keys().filter(|device| device.host == id);
         let instances = self.state.instances.values().filter(|instance| instance.host == id);

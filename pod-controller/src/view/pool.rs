@@ -15,6 +15,7 @@ impl View {
             path: self.facts.path.clone(),
             uuid: self.facts.uuid.clone(),
             resource_version: self.version(),
+            protocol: self.state.protocol().to_string(),
             coherence: self.facts.coherence.clone(),
             size_bytes: self.facts.size_bytes,
             data_start_bytes: regions.data().start.bytes().get(),

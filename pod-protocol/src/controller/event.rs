@@ -6,7 +6,9 @@ use cxl_channel::RequestId;
 use cxl_channel::doorbell::DoorbellError;
 use cxl_pool::{EndpointId, Generation};
 
+use crate::answer::Refusal;
 use crate::daemon::LockError;
+use crate::protocol::Incompatible;
 use crate::reports::{Join, Report};
 use crate::run_directory::RunDirectoryError;
 
@@ -28,6 +30,9 @@ pub enum CommandFailure {
     /// The endpoint says why.
     #[error("{0}")]
     Refused(String),
+    /// The endpoint does not know such a command, and will not know it next time.
+    #[error("{0}")]
+    NotUnderstood(String),
     /// It may have been obeyed or not: nobody answered in time.
     #[error("no answer in time")]
     Unanswered,
@@ -37,6 +42,15 @@ pub enum CommandFailure {
     /// It was not sent.
     #[error("not sent: {0}")]
     NotSent(String),
+}
+
+impl From<Refusal> for CommandFailure {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Refused(reason) => Self::Refused(reason),
+            Refusal::NotUnderstood { not_understood } => Self::NotUnderstood(not_understood),
+        }
+    }
 }
 
 /// What happened at an endpoint.
@@ -57,6 +71,13 @@ pub enum PortEvent<Ticket = CommandId, Request = JoinRequest> {
         incarnation: u64,
         /// Its process, as seen on its host.
         pid: u32,
+    },
+    /// It lives, and gets no grant: there is no version that it and this controller speak.
+    Incompatible {
+        /// Who.
+        endpoint: EndpointId,
+        /// Which side is to be upgraded first.
+        why: Incompatible,
     },
     /// It was granted and says what it has. [`Answer`](super::ControllerPort::answer) it, then send its objects and
     /// [`Synced`](crate::commands::Command::Synced).
@@ -109,6 +130,7 @@ impl<Ticket, Request> PortEvent<Ticket, Request> {
     pub fn endpoint(&self) -> EndpointId {
         match self {
             Self::Appeared { endpoint, .. }
+            | Self::Incompatible { endpoint, .. }
             | Self::Joined { endpoint, .. }
             | Self::Report { endpoint, .. }
             | Self::Answered { endpoint, .. }
@@ -152,6 +174,14 @@ pub enum PortError {
     /// Nobody is there to be granted anything.
     #[error("{0} is not there")]
     Absent(EndpointId),
+    /// There is no version that both speak.
+    #[error("{endpoint} gets no grant: {why}")]
+    Incompatible {
+        /// Who.
+        endpoint: EndpointId,
+        /// Which side is to be upgraded first.
+        why: Incompatible,
+    },
     /// It was fenced and must start anew before it is granted anything.
     #[error("this life of {0} was fenced: it gets no further grant")]
     Fenced(EndpointId),

@@ -8,9 +8,11 @@ use cxl_channel::{Incoming, RequestId};
 use cxl_pool::{EndpointId, FenceLine, Generation, Grant, Hello, Layout, Memory, Record, ReplicaId};
 
 use super::event::{CommandFailure, CommandId, JoinRequest, PortError, PortEvent};
+use crate::answer::{Answer, Refusal};
 use crate::commands::Command;
-use crate::link::{Answer, Link, PROTOCOL, decode};
+use crate::link::{Link, decode};
 use crate::liveness::{look_own, read_beat};
+use crate::protocol::Protocol;
 use crate::reports::Report;
 
 /// How long a command may stay unanswered.
@@ -22,6 +24,7 @@ pub(super) struct Office {
     pub(super) replica: ReplicaId,
     pub(super) incarnation: u64,
     pub(super) term: u64,
+    pub(super) protocol: Protocol,
 }
 
 /// What the slot's hello and heartbeat showed.
@@ -49,11 +52,19 @@ pub(super) struct Peer<M: Memory> {
     conversation: Option<Conversation<M>>,
     /// The incarnation that was fenced last: it gets no further grant.
     fenced_incarnation: Option<u64>,
+    /// Messages of it.
+    not_understood: u64,
 }
 
 impl<M: Memory> Peer<M> {
     pub(super) fn new(endpoint: EndpointId) -> Self {
-        Self { endpoint, life: Life::Unknown, conversation: None, fenced_incarnation: None }
+        Self {
+            endpoint,
+            life: Life::Unknown,
+            conversation: None,
+            fenced_incarnation: None,
+            not_understood: 0,
+        }
     }
 
     /// Looks at the slot, after having watched for so long in all.
@@ -61,8 +72,8 @@ impl<M: Memory> Peer<M> {
         &mut self,
         memory: &M,
         layout: &Layout,
-        silent_after: Duration,
-        watched: Duration,
+        ours: Protocol,
+        (silent_after, watched): (Duration, Duration),
         events: &mut impl Extend<PortEvent>,
     ) {
         let endpoint = self.endpoint;
@@ -97,7 +108,7 @@ impl<M: Memory> Peer<M> {
                     return;
                 }
                 self.life = Life::Alive { hello, beat, moved: watched, silent: false };
-                self.appeared(hello, events);
+                self.appeared(hello, ours, events);
             }
             life => {
                 let replaced = matches!(life, Life::Alive { .. });
@@ -118,14 +129,30 @@ impl<M: Memory> Peer<M> {
         }
     }
 
-    fn appeared(&self, hello: Hello, events: &mut impl Extend<PortEvent>) {
+    fn appeared(&self, hello: Hello, ours: Protocol, events: &mut impl Extend<PortEvent>) {
         let endpoint = self.endpoint;
-        if hello.protocol.0 == PROTOCOL.0 {
-            events.extend([PortEvent::Appeared { endpoint, incarnation: hello.incarnation, pid: hello.pid }]);
-        } else {
-            let (theirs, ours) = (hello.protocol.0, PROTOCOL.0);
-            tracing::error!(%endpoint, theirs, ours, "ignored: it speaks another version of the control protocol");
+        events.extend([match ours.with(hello.protocol.into()) {
+            Ok(_) => PortEvent::Appeared { endpoint, incarnation: hello.incarnation, pid: hello.pid },
+            Err(why) => PortEvent::Incompatible { endpoint, why },
+        }]);
+    }
+
+    /// What the daemon speaks that has the slot, dead or alive.
+    pub(super) fn spoken(&self) -> Option<Protocol> {
+        match &self.life {
+            Life::Seen { hello, .. } | Life::Alive { hello, .. } => Some(hello.protocol.into()),
+            Life::Unknown | Life::Absent => None,
         }
+    }
+
+    /// Whether a daemon has the slot whose heartbeat moved when it was looked at last.
+    pub(super) fn is_alive(&self) -> bool {
+        matches!(self.life, Life::Alive { silent: false, .. })
+    }
+
+    /// How many messages of daemons in this slot said nothing that is known here.
+    pub(super) fn not_understood(&self) -> u64 {
+        self.not_understood
     }
 
     /// Begins a conversation with whoever lives there now.
@@ -141,6 +168,10 @@ impl<M: Memory> Peer<M> {
         let Life::Alive { hello, .. } = self.life else {
             return Err(PortError::Absent(endpoint));
         };
+        let protocol = office
+            .protocol
+            .with(hello.protocol.into())
+            .map_err(|why| PortError::Incompatible { endpoint, why })?;
         let replica = office.replica;
         let at = layout.grant(replica, endpoint);
         let before = look_own::<Grant, M>(memory, at);
@@ -170,6 +201,7 @@ impl<M: Memory> Peer<M> {
             layout.ring_from_endpoint(replica, endpoint),
             generation,
             doorbell,
+            protocol,
         );
         Grant {
             endpoint_incarnation: hello.incarnation,
@@ -219,6 +251,13 @@ impl<M: Memory> Peer<M> {
     ) {
         let sent = match &mut self.conversation {
             None => Err(CommandFailure::Disconnected),
+            Some(conversation) if command.since_minor() > conversation.link.protocol().minor => {
+                let spoken = conversation.link.protocol();
+                Err(CommandFailure::NotSent(format!(
+                    "{} speaks version {spoken}, which lacks it",
+                    self.endpoint
+                )))
+            }
             Some(conversation) => conversation
                 .link
                 .request(command, now + COMMAND_DEADLINE)
@@ -236,7 +275,7 @@ impl<M: Memory> Peer<M> {
         }
     }
 
-    pub(super) fn answer(&mut self, request: JoinRequest, answer: &Answer) {
+    pub(super) fn answer(&mut self, request: JoinRequest, answer: Answer) {
         // An answer to a join of an older conversation is for nobody.
         if let Some(conversation) =
             self.conversation.as_mut().filter(|conversation| conversation.generation == request.generation)
@@ -258,25 +297,28 @@ impl<M: Memory> Peer<M> {
                         PortEvent::Joined { endpoint, request, join }
                     }
                     Ok(_) => {
-                        conversation.link.respond(id, &Err("only a join is a request".into()));
+                        let reason = "only a join is a request".to_owned();
+                        conversation.link.respond(id, Err(reason.into()));
                         continue;
                     }
-                    Err(reason) => {
-                        conversation.link.respond(id, &Err(reason));
+                    Err(not_understood) => {
+                        self.not_understood += 1;
+                        conversation.link.respond(id, Err(Refusal::NotUnderstood { not_understood }));
                         continue;
                     }
                 },
                 Incoming::Notification { payload } => match decode::<Report>(&payload) {
                     Ok(report) => PortEvent::Report { endpoint, report },
                     Err(reason) => {
+                        self.not_understood += 1;
                         tracing::debug!(%endpoint, %reason, "a report is dropped");
                         continue;
                     }
                 },
                 Incoming::Response { id, payload } => {
                     let Some(command) = conversation.unanswered.remove(&id) else { continue };
-                    let result =
-                        decode::<Answer>(&payload).and_then(|answer| answer).map_err(CommandFailure::Refused);
+                    let answer = decode::<Answer>(&payload).unwrap_or_else(|error| Err(error.into()));
+                    let result = answer.map_err(CommandFailure::from);
                     PortEvent::Answered { endpoint, command, result }
                 }
                 Incoming::Expired { id } => {

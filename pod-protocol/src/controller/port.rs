@@ -12,10 +12,11 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::event::{CommandId, JoinRequest, PortError, PortEvent};
 use super::peer::{Office, Peer};
+use crate::answer::Refusal;
 use crate::commands::Command;
 use crate::daemon::{LockError, LockFile};
-use crate::link::PROTOCOL;
 use crate::liveness::{look_own, new_incarnation, read_own_beat, write_beat};
+use crate::protocol::Protocol;
 use crate::run_directory::RunDirectory;
 
 /// How often the slots of the pool are looked at, and how often the controller itself beats.
@@ -106,16 +107,17 @@ impl<M: Memory> ControllerPort<M> {
 
     /// As [`ControllerPort::open`], over memory without a pool file.
     pub fn open_layout(layout: &Layout, memory: M, run: RunDirectory, term: u64) -> Result<Self, PortError> {
-        Self::open_replica(layout, memory, run, (ReplicaId::default(), term), PortWaker::new()?)
+        let office = (ReplicaId::default(), term, Protocol::CURRENT);
+        Self::open_replica(layout, memory, run, office, PortWaker::new()?)
     }
 
     /// As [`ControllerPort::open_layout`], for one of several controllers: it has been elected for this term, which
-    /// must be higher than all before of any replica.
+    /// must be higher than all before of any replica, and speaks this version of the protocol.
     pub fn open_replica(
         layout: &Layout,
         memory: M,
         run: RunDirectory,
-        (replica, term): (ReplicaId, u64),
+        (replica, term, protocol): (ReplicaId, u64, Protocol),
         waker: PortWaker,
     ) -> Result<Self, PortError> {
         run.prepare()?;
@@ -125,12 +127,12 @@ impl<M: Memory> ControllerPort<M> {
         })?;
         refuse_if_alive(&memory, layout, replica)?;
         let listener = DoorbellListener::bind(&run.controller_doorbell(replica))?;
-        let office = Office { replica, incarnation: new_incarnation(), term };
+        let office = Office { replica, incarnation: new_incarnation(), term, protocol };
         ControllerHello {
             incarnation: office.incarnation,
             term,
             pid: std::process::id(),
-            protocol: PROTOCOL,
+            protocol: protocol.into(),
         }
         .publish(&memory, layout.controller(replica));
         let now = Instant::now();
@@ -173,6 +175,23 @@ impl<M: Memory> ControllerPort<M> {
         self.office.incarnation
     }
 
+    /// What this controller speaks.
+    pub fn protocol(&self) -> Protocol {
+        self.office.protocol
+    }
+
+    /// The daemons that have a slot of the pool, dead or alive: which version each speaks, and whether it beats.
+    pub fn spoken(&self) -> impl Iterator<Item = (EndpointId, Protocol, bool)> {
+        let of =
+            |(endpoint, peer): (&EndpointId, &Peer<M>)| Some((*endpoint, peer.spoken()?, peer.is_alive()));
+        self.peers.iter().filter_map(of)
+    }
+
+    /// How many messages of daemons said nothing that this version knows. They are dropped.
+    pub fn not_understood(&self) -> u64 {
+        self.peers.values().map(Peer::not_understood).sum()
+    }
+
     /// For other threads that want this one's attention.
     pub fn waker(&self) -> PortWaker {
         self.waker.clone()
@@ -192,7 +211,8 @@ impl<M: Memory> ControllerPort<M> {
             self.beat = self.beat.wrapping_add(1);
             write_beat(&self.memory, self.layout.controller_heartbeat(self.office.replica), self.beat);
             for peer in self.peers.values_mut() {
-                peer.sweep(&self.memory, &self.layout, self.silent_after, self.watched, &mut self.events);
+                let silence = (self.silent_after, self.watched);
+                peer.sweep(&self.memory, &self.layout, self.office.protocol, silence, &mut self.events);
             }
             // Whoever has been still for long enough before the next look is due is looked at then.
             let silences =
@@ -234,13 +254,9 @@ impl<M: Memory> ControllerPort<M> {
     }
 
     /// Answers a join. A refused endpoint that holds nothing exits with the reason.
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "an answer is given once; callers mostly make it in place"
-    )]
     pub fn answer(&mut self, request: JoinRequest, answer: Result<(), String>) {
         if let Some(peer) = self.peers.get_mut(&request.endpoint) {
-            peer.answer(request, &answer);
+            peer.answer(request, answer.map_err(Refusal::from));
         }
     }
 

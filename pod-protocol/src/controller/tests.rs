@@ -7,9 +7,11 @@ use cxl_pool::{ByteOffset, ControllerHello, EndpointId, Grant, Hello, HostId, Me
 use proptest::prelude::*;
 
 use super::*;
+use crate::answer::{Answer, Refusal};
 use crate::commands::{Command, Version};
-use crate::link::{Answer, Link, PROTOCOL, decode};
+use crate::link::{Link, decode};
 use crate::liveness::write_beat;
+use crate::protocol::{Incompatible, Protocol};
 use crate::reports::Report;
 use crate::telemetry::Telemetry;
 use crate::testing::{BACKEND, CONTROLLER_HOST, PATIENCE, REPLICA, TestPod, nic};
@@ -52,7 +54,11 @@ struct Clock {
 
 impl Clock {
     fn new(pod: &TestPod<SimulatedMemory>) -> Self {
-        let port = pod.controller(1).port;
+        Self::speaking(pod, Protocol::CURRENT)
+    }
+
+    fn speaking(pod: &TestPod<SimulatedMemory>, protocol: Protocol) -> Self {
+        let port = pod.controller_speaking(1, protocol).port;
         Self { port, now: Instant::now() + Duration::from_secs(1) }
     }
 
@@ -78,7 +84,7 @@ const GONE: PortEvent = PortEvent::Gone { endpoint: BACKEND };
 fn every_slot_is_accounted_for_after_opening() {
     let pod = TestPod::simulated(1);
     let mut puppet = Puppet::new(&pod);
-    puppet.hello(7, PROTOCOL);
+    puppet.hello(7, Protocol::CURRENT.into());
     puppet.beat();
     let mut port = pod.controller(1).port;
     let mut now = Instant::now();
@@ -108,7 +114,7 @@ fn endpoint_appears_falls_silent_comes_back_is_replaced_and_leaves() {
     let mut puppet = Puppet::new(&pod);
     let mut clock = Clock::new(&pod);
     assert_eq!(clock.after(0), [GONE]);
-    puppet.hello(7, PROTOCOL);
+    puppet.hello(7, Protocol::CURRENT.into());
     assert_eq!(clock.after(20), []);
     puppet.beat();
     assert_eq!(clock.after(20), [appeared(7)]);
@@ -119,7 +125,7 @@ fn endpoint_appears_falls_silent_comes_back_is_replaced_and_leaves() {
     assert_eq!(clock.after(1000), [], "silence is told once");
     puppet.beat();
     assert_eq!(clock.after(20), [PortEvent::Back { endpoint: BACKEND }]);
-    puppet.hello(8, PROTOCOL);
+    puppet.hello(8, Protocol::CURRENT.into());
     assert_eq!(clock.after(20), [GONE]);
     puppet.beat();
     assert_eq!(clock.after(20), [appeared(8)]);
@@ -134,7 +140,7 @@ fn a_controller_that_was_held_up_blames_nobody_for_it() {
     let mut puppet = Puppet::new(&pod);
     let mut clock = Clock::new(&pod);
     clock.after(0);
-    puppet.hello(7, PROTOCOL);
+    puppet.hello(7, Protocol::CURRENT.into());
     clock.after(20);
     puppet.beat();
     assert_eq!(clock.after(20), [appeared(7)]);
@@ -155,7 +161,7 @@ fn silence_is_noticed_when_it_has_lasted_long_enough_and_not_at_the_next_look() 
     let mut puppet = Puppet::new(&pod);
     let mut clock = Clock::new(&pod);
     clock.after(0);
-    puppet.hello(7, PROTOCOL);
+    puppet.hello(7, Protocol::CURRENT.into());
     clock.after(20);
     puppet.beat();
     assert_eq!(clock.after(20), [appeared(7)]);
@@ -167,15 +173,37 @@ fn silence_is_noticed_when_it_has_lasted_long_enough_and_not_at_the_next_look() 
 }
 
 #[test]
-fn endpoint_of_another_protocol_is_ignored() {
+fn endpoint_of_another_protocol_gets_no_grant_and_is_told_of() {
     let pod = TestPod::simulated(2);
     let mut puppet = Puppet::new(&pod);
     let mut clock = Clock::new(&pod);
     clock.after(0);
-    puppet.hello(7, (PROTOCOL.0 + 1, 0));
+    puppet.hello(7, (Protocol::CURRENT.major + 1, 0));
     clock.after(20);
     puppet.beat();
-    assert_eq!(clock.after(20), []);
+    let told = clock.after(20);
+    let [PortEvent::Incompatible { endpoint: BACKEND, why: Incompatible::Major { .. } }] = told[..] else {
+        panic!("{told:?}")
+    };
+    assert!(matches!(clock.port.grant(BACKEND), Err(PortError::Incompatible { .. })));
+    assert_eq!(clock.after(100), [], "it is told of once");
+}
+
+#[test]
+fn endpoint_two_minors_away_gets_no_grant() {
+    for (away, named) in [(Protocol::CURRENT.minor + 2, "upgrade this side"), (0, "upgrade the other side")] {
+        let pod = TestPod::simulated(2);
+        let mut puppet = Puppet::new(&pod);
+        let mut clock =
+            Clock::speaking(&pod, Protocol::of_minor(if away == 0 { 2 } else { Protocol::CURRENT.minor }));
+        clock.after(0);
+        puppet.hello(7, Protocol::of_minor(away).into());
+        clock.after(20);
+        puppet.beat();
+        let told = clock.after(20);
+        let [PortEvent::Incompatible { why, .. }] = told[..] else { panic!("{told:?}") };
+        assert!(why.to_string().contains(named), "{why}");
+    }
 }
 
 #[test]
@@ -184,7 +212,7 @@ fn endpoint_of_a_neighbouring_minor_version_is_taken_in() {
     let mut puppet = Puppet::new(&pod);
     let mut clock = Clock::new(&pod);
     clock.after(0);
-    puppet.hello(7, (PROTOCOL.0, PROTOCOL.1 + 1));
+    puppet.hello(7, Protocol::of_minor(Protocol::CURRENT.minor + 1).into());
     clock.after(20);
     puppet.beat();
     assert_eq!(clock.after(20), [appeared(7)]);
@@ -207,7 +235,7 @@ fn fenced_life_gets_no_further_grant_not_even_from_a_restarted_controller() {
     let mut puppet = Puppet::new(&pod);
     let mut clock = Clock::new(&pod);
     clock.after(0);
-    puppet.hello(7, PROTOCOL);
+    puppet.hello(7, Protocol::CURRENT.into());
     clock.after(20);
     puppet.beat();
     assert_eq!(clock.after(20), [appeared(7)]);
@@ -221,7 +249,7 @@ fn fenced_life_gets_no_further_grant_not_even_from_a_restarted_controller() {
     puppet.beat();
     assert_eq!(clock.after(20), [appeared(7)]);
     assert!(matches!(clock.port.grant(BACKEND), Err(PortError::Fenced(_))));
-    puppet.hello(8, PROTOCOL);
+    puppet.hello(8, Protocol::CURRENT.into());
     clock.after(20);
     puppet.beat();
     assert_eq!(clock.after(20), [appeared(8)]);
@@ -236,7 +264,7 @@ fn each_grant_has_a_newer_control_generation_whoever_gives_it() {
     for _ in 0..3 {
         let mut clock = Clock::new(&pod);
         clock.after(0);
-        puppet.hello(7, PROTOCOL);
+        puppet.hello(7, Protocol::CURRENT.into());
         clock.after(20);
         puppet.beat();
         clock.after(20);
@@ -256,13 +284,13 @@ fn commands_that_wait_when_an_endpoint_is_replaced_are_answered() {
     let mut puppet = Puppet::new(&pod);
     let mut clock = Clock::new(&pod);
     clock.after(0);
-    puppet.hello(7, PROTOCOL);
+    puppet.hello(7, Protocol::CURRENT.into());
     clock.after(20);
     puppet.beat();
     clock.after(20);
     clock.port.grant(BACKEND).expect("it lives");
     let sent = clock.port.send(BACKEND, &Command::Synced { version: Version::default() });
-    puppet.hello(8, PROTOCOL);
+    puppet.hello(8, Protocol::CURRENT.into());
     let answered =
         PortEvent::Answered { endpoint: BACKEND, command: sent, result: Err(CommandFailure::Disconnected) };
     assert_eq!(clock.after(20), [answered, GONE]);
@@ -276,7 +304,7 @@ fn second_controller_is_refused_and_a_dead_ones_slot_is_taken() {
     let refused = ControllerPort::open_layout(&pod.layout, memory.clone(), pod.run_directory(), 2).err();
     assert!(matches!(refused, Some(PortError::AlreadyRuns { .. })), "{refused:?}");
     drop(first);
-    ControllerHello { incarnation: 1, term: 1, pid: 1, protocol: PROTOCOL }
+    ControllerHello { incarnation: 1, term: 1, pid: 1, protocol: Protocol::CURRENT.into() }
         .publish(&memory, pod.layout.controller(REPLICA));
     pod.controller(2);
 }
@@ -287,7 +315,7 @@ fn requests_that_make_no_sense_are_refused_and_the_next_one_is_heard() {
     let mut puppet = Puppet::new(&pod);
     let mut clock = Clock::new(&pod);
     clock.after(0);
-    puppet.hello(7, PROTOCOL);
+    puppet.hello(7, Protocol::CURRENT.into());
     clock.after(20);
     puppet.beat();
     clock.after(20);
@@ -300,6 +328,7 @@ fn requests_that_make_no_sense_are_refused_and_the_next_one_is_heard() {
         pod.layout.ring_to_endpoint(REPLICA, BACKEND),
         generation,
         Doorbell::connect(&pod.run_directory().controller_doorbell(REPLICA)),
+        Protocol::CURRENT,
     );
     let deadline = clock.now + PATIENCE;
     let not_a_join = serde_json::to_vec(&Report::Telemetry(Telemetry::default())).expect("JSON");
@@ -314,8 +343,11 @@ fn requests_that_make_no_sense_are_refused_and_the_next_one_is_heard() {
         }
         let Some(Incoming::Response { id: answered, payload }) = answer else { panic!("{answer:?}") };
         assert_eq!(answered, id);
-        assert!(matches!(decode::<Answer>(&payload), Ok(Err(_))));
+        let expected_unknown = bytes != not_a_join;
+        let Ok(Err(refusal)) = decode::<Answer>(&payload) else { panic!("{payload:?}") };
+        assert_eq!(matches!(refusal, Refusal::NotUnderstood { .. }), expected_unknown, "{refusal}");
     }
+    assert_eq!(clock.port.not_understood(), 3);
     link.request(&Report::Join(crate::testing::join()), deadline).expect("room");
     link.flush();
     let mut heard = Vec::new();

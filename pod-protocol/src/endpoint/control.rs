@@ -14,14 +14,17 @@ use super::presence::Rounds;
 use super::reporter::{Reporter, Standing};
 use super::scrubbing::{Pieces, Scrubbing, is_long};
 use super::session::Session;
+use super::version::Strangers;
 use super::{Handler, RunError};
+use crate::answer::{Answer, Refusal};
 use crate::commands::Command;
 use crate::daemon::{Exit, StopSignal};
 use crate::fence::Fence;
 use crate::ids::RegionId;
-use crate::link::{Answer, decode};
+use crate::link::decode;
 use crate::liveness::read_beat;
 use crate::objects::{Object, ObjectId, TableObject};
+use crate::protocol::{self, Protocol};
 use crate::reports::{DeviceReport, Join, Report};
 use crate::run_directory::RunDirectory;
 
@@ -39,6 +42,11 @@ const CONTROLLER_SILENT_AFTER: Duration = Duration::from_secs(1);
 /// A controller that is there grants well before this.
 const SAY_WAITING_AFTER: Duration = Duration::from_secs(2);
 
+/// Of telemetry: messages of the controller that were not understood.
+const NOT_UNDERSTOOD: &str = "messages-not-understood";
+/// Of telemetry: the minor of the version that the pod speaks, as far as this endpoint was told.
+const POD_MINOR: &str = "pod-protocol-minor";
+
 /// What a control thread is made of.
 pub(super) struct Parts<M: Memory> {
     pub(super) memory: M,
@@ -52,6 +60,7 @@ pub(super) struct Parts<M: Memory> {
     pub(super) reporter: Reporter,
     pub(super) fence: Fence,
     pub(super) rounds: Rounds,
+    pub(super) protocol: Protocol,
 }
 
 pub(super) struct ControlThread<M: Memory> {
@@ -66,6 +75,11 @@ pub(super) struct ControlThread<M: Memory> {
     /// Where VMs' memory is locked, if the pool is a file.
     pool: Option<Pool>,
     controller: ControllerPulse,
+    strangers: Strangers,
+    /// What the whole pod speaks.
+    pod: Protocol,
+    /// Messages of controllers.
+    not_understood: u64,
     telemetry_due: Instant,
     telemetry_sequence: u64,
 }
@@ -101,6 +115,9 @@ impl<M: Memory> ControlThread<M> {
                 silent: false,
                 waiting_since: Some(now),
             },
+            strangers: Strangers::new(now),
+            pod: Protocol::of_minor(0),
+            not_understood: 0,
             telemetry_due: now,
             telemetry_sequence: 0,
         }
@@ -130,6 +147,7 @@ impl<M: Memory> ControlThread<M> {
             }
             self.watch_controller(now);
             self.take_grant(now);
+            self.refuse_strangers(now)?;
             self.converse(now)?;
             self.scrub_on();
             self.collect_reports();
@@ -155,10 +173,14 @@ impl<M: Memory> ControlThread<M> {
         {
             return;
         }
+        // Its hello was there before the grant, and is not any more once it has left.
+        let Some(theirs) = protocol::of_grantor(memory, layout, replica, &grant) else { return };
+        // It does not grant anything to whom it cannot speak to.
+        let Ok(protocol) = self.parts.protocol.with(theirs) else { return };
         self.parts.fence.granted(grant.fence_generation);
         self.ledger.begin();
         let Parts { memory, layout, endpoint, run, .. } = &self.parts;
-        self.session = Some(Session::new(memory, layout, *endpoint, (replica, grant), run, now));
+        self.session = Some(Session::new(memory, layout, *endpoint, (replica, grant, protocol), run, now));
         self.session_began = now;
         // It is asked for again.
         self.scrubbing.clear();
@@ -168,7 +190,20 @@ impl<M: Memory> ControlThread<M> {
             self.controller = ControllerPulse { replica, beat, moved: now, silent: false, waiting_since };
         }
         self.controller.waiting_since = None;
-        tracing::debug!(%endpoint, %replica, generation = %grant.control_generation, term = grant.term, "granted");
+        let generation = grant.control_generation;
+        tracing::debug!(%endpoint, %replica, %generation, term = grant.term, %protocol, "granted");
+    }
+
+    /// Ends in place of waiting for ever for a controller that cannot be spoken to.
+    fn refuse_strangers(&mut self, now: Instant) -> Result<(), RunError> {
+        if self.session.is_some() {
+            return Ok(());
+        }
+        let Parts { memory, layout, endpoint, protocol, .. } = &self.parts;
+        match self.strangers.look(memory, layout, *protocol, now) {
+            Some(why) => Err(RunError::Incompatible { endpoint: *endpoint, why }),
+            None => Ok(()),
+        }
     }
 
     /// Everything the controller said, and our join.
@@ -179,27 +214,33 @@ impl<M: Memory> ControlThread<M> {
             let Some(incoming) = session.link.poll(now) else { break };
             match incoming {
                 Incoming::Request { id, payload } => {
-                    let command = decode(&payload);
+                    let command = decode(&payload).and_then(|command| self.known(command));
                     if let Ok(Command::Scrub { region, area, .. }) = command
                         && is_long(area)
                     {
                         self.scrubbing.push_back(Scrubbing { id, region, left: Pieces(area) });
                         continue;
                     }
-                    let answer = command.and_then(|command| self.obey(command));
-                    self.answer(id, &answer);
+                    let answer = match command {
+                        Ok(command) => self.obey(command).map_err(Refusal::Refused),
+                        Err(not_understood) => {
+                            self.not_understood += 1;
+                            Err(Refusal::NotUnderstood { not_understood })
+                        }
+                    };
+                    self.answer(id, answer);
                 }
                 Incoming::Response { id, payload } => {
-                    let answer = decode::<Answer>(&payload).and_then(|answer| answer);
+                    let answer = decode::<Answer>(&payload).unwrap_or_else(|error| Err(error.into()));
                     match session.answered(id, answer, now) {
                         Some(Ok(())) => self.joined(),
-                        Some(Err(reason)) => self.refused(reason)?,
+                        Some(Err(refusal)) => self.refused(refusal.to_string())?,
                         None => {}
                     }
                 }
                 Incoming::Expired { id } => session.expired(id, now),
                 // Controllers send none in this version of the protocol.
-                Incoming::Notification { .. } => {}
+                Incoming::Notification { .. } => self.not_understood += 1,
             }
         }
         if let Some(session) = &mut self.session {
@@ -228,7 +269,19 @@ impl<M: Memory> ControlThread<M> {
         Ok(())
     }
 
-    fn obey(&mut self, command: Command) -> Answer {
+    /// Takes for unknown what the version that is spoken does not have.
+    fn known(&self, command: Command) -> Result<Command, String> {
+        let spoken = self.session.as_ref().map_or(0, |session| session.link.protocol().minor);
+        if command.since_minor() > spoken {
+            return Err(format!(
+                "not understood: it is of 1.{}, and 1.{spoken} is spoken",
+                command.since_minor()
+            ));
+        }
+        Ok(command)
+    }
+
+    fn obey(&mut self, command: Command) -> Result<(), String> {
         match command {
             Command::Apply { object, .. } => {
                 if !self.ledger.wants(&object) {
@@ -236,7 +289,12 @@ impl<M: Memory> ControlThread<M> {
                 }
                 let id = object.id();
                 tracing::debug!(endpoint = %self.parts.endpoint, %id, "apply");
-                let answer = self.parts.handler.apply(object.clone());
+                let answer = if let Object::Protocol(spoken) = &object {
+                    self.pod_speaks(Protocol::of_minor(spoken.minor));
+                    Ok(())
+                } else {
+                    self.parts.handler.apply(object.clone())
+                };
                 if let Object::Table(kept) = &object
                     && answer.is_ok()
                 {
@@ -258,8 +316,14 @@ impl<M: Memory> ControlThread<M> {
         }
     }
 
-    fn answer(&mut self, id: RequestId, answer: &Answer) {
-        if let Err(reason) = answer {
+    /// Whatever is said to others than the controller is to be said in this version from now on.
+    fn pod_speaks(&mut self, pod: Protocol) {
+        self.pod = pod;
+        tracing::info!(endpoint = %self.parts.endpoint, "the pod speaks version {pod} of the protocol");
+    }
+
+    fn answer(&mut self, id: RequestId, answer: Answer) {
+        if let Err(reason) = &answer {
             tracing::warn!(endpoint = %self.parts.endpoint, %reason, "cannot do what the controller wants");
         }
         if let Some(session) = &mut self.session {
@@ -267,7 +331,7 @@ impl<M: Memory> ControlThread<M> {
         }
     }
 
-    fn scrub(&mut self, region: RegionId, area: Area) -> Answer {
+    fn scrub(&mut self, region: RegionId, area: Area) -> Result<(), String> {
         // VMs run where frontends do. A backend is asked to flush what a VM uses, too.
         let beside_guests = matches!(self.parts.endpoint.role, Role::NetFrontend | Role::BlkFrontend);
         if let Some(pool) = self.pool.as_ref().filter(|_| beside_guests) {
@@ -290,8 +354,8 @@ impl<M: Memory> ControlThread<M> {
         let (id, region) = (scrubbing.id, scrubbing.region);
         match scrubbing.left.next().map(|piece| self.scrub(region, piece)) {
             Some(Ok(())) => self.scrubbing.push_front(scrubbing),
-            Some(Err(reason)) => self.answer(id, &Err(reason)),
-            None => self.answer(id, &Ok(())),
+            Some(Err(reason)) => self.answer(id, Err(reason.into())),
+            None => self.answer(id, Ok(())),
         }
         if let Some(session) = &mut self.session {
             session.link.flush();
@@ -310,9 +374,13 @@ impl<M: Memory> ControlThread<M> {
         }
     }
 
-    fn remove(&mut self, id: &ObjectId) -> Answer {
+    fn remove(&mut self, id: &ObjectId) -> Result<(), String> {
         tracing::debug!(endpoint = %self.parts.endpoint, %id, "remove");
-        self.parts.handler.remove(id.clone())?;
+        if *id == ObjectId::Protocol {
+            self.pod_speaks(Protocol::of_minor(0));
+        } else {
+            self.parts.handler.remove(id.clone())?;
+        }
         self.ledger.removed(id);
         if let ObjectId::Port(lease) | ObjectId::Disk(lease) = id {
             self.standing.forget_lease(*lease);
@@ -363,6 +431,8 @@ impl<M: Memory> ControlThread<M> {
             self.telemetry_sequence += 1;
             let mut telemetry = self.parts.handler.telemetry();
             telemetry.sequence = self.telemetry_sequence;
+            telemetry.counters.insert(NOT_UNDERSTOOD.to_owned(), self.not_understood);
+            telemetry.gauges.insert(POD_MINOR.to_owned(), self.pod.minor.into());
             if let Err(error) = session.link.notify(&Report::Telemetry(telemetry)) {
                 tracing::debug!(%error, "a sample of telemetry is lost");
             }

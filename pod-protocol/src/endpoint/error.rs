@@ -6,6 +6,7 @@ use cxl_channel::doorbell::DoorbellError;
 use cxl_pool::{EndpointId, HostId};
 
 use crate::daemon::LockError;
+use crate::protocol::Incompatible;
 use crate::run_directory::RunDirectoryError;
 
 /// A daemon did not get its slot.
@@ -64,5 +65,13 @@ pub enum RunError {
         endpoint: EndpointId,
         /// In the controller's words.
         reason: String,
+    },
+    /// The controller is of a release that this one does not work with.
+    #[error("{endpoint} cannot work with the pod's controller: {why}")]
+    Incompatible {
+        /// Who cannot.
+        endpoint: EndpointId,
+        /// Whose version is too old.
+        why: Incompatible,
     },
 }

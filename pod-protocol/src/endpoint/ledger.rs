@@ -42,9 +42,9 @@ impl Ledger {
         self.held.keys().rev().filter(|id| !self.confirmed.contains(id)).cloned().collect()
     }
 
-    /// Whether nothing is held.
+    /// Whether nothing is held that anybody uses.
     pub(super) fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.held.keys().all(|id| *id == ObjectId::Protocol)
     }
 }
 

@@ -8,6 +8,7 @@ mod presence;
 mod reporter;
 mod scrubbing;
 mod session;
+mod version;
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -102,7 +103,7 @@ impl<M: Memory> Endpoint<M> {
             lock,
             fence.clone(),
             reporter.clone(),
-            rounds.clone(),
+            (rounds.clone(), config.run.protocol),
         )
         .map_err(JoinError::Resources)?;
         let incarnation = presence.incarnation;
@@ -119,6 +120,7 @@ impl<M: Memory> Endpoint<M> {
             reporter,
             fence,
             rounds,
+            protocol: config.run.protocol,
         });
         Ok(Self { control, presence })
     }

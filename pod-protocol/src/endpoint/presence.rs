@@ -11,8 +11,8 @@ use super::JoinError;
 use super::reporter::Reporter;
 use crate::daemon::LockFile;
 use crate::fence::Fence;
-use crate::link::PROTOCOL;
 use crate::liveness::{look_own, new_incarnation, read_own_beat, write_beat};
+use crate::protocol::Protocol;
 
 /// How often an endpoint beats and looks at its fence: at least every 10 ms, late wake-ups included.
 const BEAT_EVERY: Duration = Duration::from_millis(8);
@@ -93,7 +93,7 @@ impl<M: Memory> Presence<M> {
         lock: LockFile,
         fence: Fence,
         reporter: Reporter,
-        rounds: Rounds,
+        (rounds, protocol): (Rounds, Protocol),
     ) -> std::io::Result<Self> {
         let incarnation = new_incarnation();
         let hello = layout.hello(endpoint);
@@ -103,7 +103,7 @@ impl<M: Memory> Presence<M> {
         Hello {
             incarnation,
             pid: std::process::id(),
-            protocol: PROTOCOL,
+            protocol: protocol.into(),
             started_unix_ms: u64::try_from(started.as_millis()).unwrap_or(u64::MAX),
         }
         .publish(&memory, hello);

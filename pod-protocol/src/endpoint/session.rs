@@ -6,7 +6,9 @@ use cxl_channel::RequestId;
 use cxl_channel::doorbell::Doorbell;
 use cxl_pool::{EndpointId, Grant, Layout, Memory, ReplicaId};
 
+use crate::answer::Answer;
 use crate::link::Link;
+use crate::protocol::Protocol;
 use crate::reports::Report;
 use crate::run_directory::RunDirectory;
 
@@ -35,7 +37,7 @@ impl<M: Memory> Session<M> {
         memory: &M,
         layout: &Layout,
         endpoint: EndpointId,
-        (replica, grant): (ReplicaId, Grant),
+        (replica, grant, protocol): (ReplicaId, Grant, Protocol),
         run: &RunDirectory,
         now: Instant,
     ) -> Self {
@@ -45,6 +47,7 @@ impl<M: Memory> Session<M> {
             layout.ring_to_endpoint(replica, endpoint),
             grant.control_generation,
             Doorbell::connect(&run.controller_doorbell(replica)),
+            protocol,
         );
         // It has to accept the generation that we began.
         link.ring();
@@ -76,12 +79,7 @@ impl<M: Memory> Session<M> {
     }
 
     /// An answer came. Returns what the controller says if it is the one to our join.
-    pub(super) fn answered(
-        &mut self,
-        id: RequestId,
-        answer: Result<(), String>,
-        now: Instant,
-    ) -> Option<Result<(), String>> {
+    pub(super) fn answered(&mut self, id: RequestId, answer: Answer, now: Instant) -> Option<Answer> {
         if self.joining != Joining::Asked(id) {
             return None;
         }

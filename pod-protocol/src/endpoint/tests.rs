@@ -4,15 +4,18 @@ use std::time::{Duration, Instant};
 use cxl_channel::Incoming;
 use cxl_channel::doorbell::Doorbell;
 use cxl_pool::{
-    Area, FenceLine, Generation, Grant, Hello, HostId, LineCount, LineOffset, Memory, Record, Role,
+    Area, ControllerHello, FenceLine, Generation, Grant, Hello, HostId, LineCount, LineOffset, Memory,
+    Record, Role,
 };
 
 use super::*;
+use crate::answer::{Answer, Refusal};
 use crate::commands::{Command, Version};
 use crate::controller::CommandFailure;
 use crate::ids::{LeaseId, RegionId};
-use crate::link::{Answer, Link, PROTOCOL, decode};
+use crate::link::{Link, decode};
 use crate::liveness::write_beat;
+use crate::protocol::Protocol;
 use crate::reports::{DeviceReport, Report};
 use crate::testing::{BACKEND, Call, Calls, PATIENCE, REPLICA, TestPod, config, nic};
 
@@ -275,6 +278,8 @@ fn commands_that_make_no_sense_are_refused_and_the_next_one_is_obeyed() {
     let memory = pod.memory(crate::testing::CONTROLLER_HOST);
     let daemon = pod.start(BACKEND, "socket");
     let generation = Generation::new(1);
+    ControllerHello { incarnation: 1, term: 1, pid: 1, protocol: Protocol::CURRENT.into() }
+        .publish(&memory, pod.layout.controller(REPLICA));
     FenceLine::default().publish(&memory, pod.layout.fence(REPLICA, BACKEND));
     let mut link = Link::open(
         &memory,
@@ -282,6 +287,7 @@ fn commands_that_make_no_sense_are_refused_and_the_next_one_is_obeyed() {
         pod.layout.ring_from_endpoint(REPLICA, BACKEND),
         generation,
         Doorbell::connect(&pod.run_directory().control_doorbell(BACKEND)),
+        Protocol::CURRENT,
     );
     Grant {
         endpoint_incarnation: daemon.incarnation,
@@ -308,7 +314,7 @@ fn commands_that_make_no_sense_are_refused_and_the_next_one_is_obeyed() {
         }
     };
     for senseless in [b"".as_slice(), b"\xff\x00{", b"{\"command\":\"dance\"}"] {
-        assert!(ask(senseless).is_err());
+        assert!(matches!(ask(senseless), Err(Refusal::NotUnderstood { .. })));
     }
     assert_eq!(ask(&serde_json::to_vec(&apply(nic("nic0", 1))).expect("JSON")), Ok(()));
     assert_eq!(daemon.calls.take(), [Call::Apply(nic("nic0", 1))]);
@@ -344,7 +350,7 @@ fn host_id_used_on_another_kernel_is_refused() {
 fn slot_of_a_dead_daemon_is_taken_over() {
     let pod = TestPod::simulated(3);
     let memory = pod.memory(BACKEND.host);
-    let dead = Hello { incarnation: 1, pid: 2, protocol: PROTOCOL, started_unix_ms: 0 };
+    let dead = Hello { incarnation: 1, pid: 2, protocol: Protocol::CURRENT.into(), started_unix_ms: 0 };
     dead.publish(&memory, pod.layout.hello(BACKEND));
     write_beat(&memory, pod.layout.heartbeat(BACKEND), 5);
     let config = pod.config(BACKEND.host, "socket");

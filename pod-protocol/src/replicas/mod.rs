@@ -8,7 +8,7 @@ mod peer;
 mod port;
 mod slot;
 
-pub use self::peer::{MESSAGE_BYTES_LIMIT, PROTOCOL, WAITING_BYTES_LIMIT};
+pub use self::peer::{MESSAGE_BYTES_LIMIT, WAITING_BYTES_LIMIT};
 pub use self::port::{ReplicaPort, ReplicaPortError};
 pub use self::slot::ReplicaSlot;
 

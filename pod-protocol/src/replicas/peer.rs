@@ -9,11 +9,7 @@ use cxl_pool::{Generation, Layout, Memory, Record, ReplicaHello, ReplicaId};
 
 use super::port::ReplicaPortError;
 use crate::link::Link;
-
-/// The version of what replicas say to each other: (major, minor). Replicas of another major version do not listen.
-///
-/// 1.0: the first.
-pub const PROTOCOL: (u16, u16) = (1, 0);
+use crate::protocol::Protocol;
 
 /// What one message of the exchange carries of a longer one. A byte before it says whether it is the last.
 const PART_BYTES: usize = 64 << 10;
@@ -50,7 +46,7 @@ impl<M: Memory> Peer<M> {
         &mut self,
         memory: &M,
         layout: &Layout,
-        (me, life): (ReplicaId, u32),
+        ((me, life), ours): ((ReplicaId, u32), Protocol),
         doorbell: impl FnOnce() -> Doorbell,
         now: Instant,
     ) {
@@ -60,15 +56,17 @@ impl<M: Memory> Peer<M> {
         }
         self.hello = Some(hello);
         self.disconnect();
-        if hello.protocol.0 != PROTOCOL.0 {
-            let (theirs, ours) = (hello.protocol.0, PROTOCOL.0);
-            tracing::error!(replica = %self.replica, theirs, ours, "ignored: it speaks another version");
-            return;
-        }
+        let protocol = match ours.with(hello.protocol.into()) {
+            Ok(protocol) => protocol,
+            Err(why) => {
+                tracing::error!(replica = %self.replica, "ignored: {why}");
+                return;
+            }
+        };
         let generation = Generation::new(life.wrapping_add(hello.life).max(1));
         let (outgoing, incoming) =
             (layout.ring_between(me, self.replica), layout.ring_between(self.replica, me));
-        let mut link = Link::open(memory, outgoing, incoming, generation, doorbell());
+        let mut link = Link::open(memory, outgoing, incoming, generation, doorbell(), protocol);
         // It has to accept the generation that we began.
         link.ring();
         let (arriving, overlong) = (Vec::new(), false);

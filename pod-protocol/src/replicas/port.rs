@@ -12,6 +12,7 @@ use super::peer::{MESSAGE_BYTES_LIMIT, Peer};
 use super::slot::ReplicaSlot;
 use crate::controller::PortWaker;
 use crate::daemon::LockError;
+use crate::protocol::Protocol;
 use crate::run_directory::{RunDirectory, RunDirectoryError};
 
 /// How long to sleep at most while a connection is made, during which nobody rings.
@@ -93,17 +94,17 @@ pub struct ReplicaPort<M: Memory> {
 }
 
 impl<M: Memory> ReplicaPort<M> {
-    /// Takes the replica's slot of the pool. Refused while another process has it. With `doorbells` the hosts of all
+    /// Takes the replica's slot of the pool, for a process that speaks this version. Refused while another process has it. With `doorbells` the hosts of all
     /// replicas share this kernel; without, the port looks at its rings in short steps. Other threads get its attention
     /// with the waker.
     pub fn open(
         layout: &Layout,
         memory: M,
         run: RunDirectory,
-        me: ReplicaId,
+        (me, protocol): (ReplicaId, Protocol),
         (doorbells, waker): (bool, PortWaker),
     ) -> Result<Self, ReplicaPortError> {
-        let slot = ReplicaSlot::open(layout, memory, &run, me)?;
+        let slot = ReplicaSlot::open(layout, memory, &run, (me, protocol))?;
         let listener = DoorbellListener::bind(&run.replica_doorbell(me))?;
         let others = layout.replicas().filter(|replica| *replica != me);
         let peers = others.map(|replica| (replica, Peer::new(replica))).collect();
@@ -117,7 +118,8 @@ impl<M: Memory> ReplicaPort<M> {
             let (memory, layout) = (self.slot.memory(), self.slot.layout());
             for (replica, peer) in &mut self.peers {
                 let doorbell = || Doorbell::connect(&self.run.replica_doorbell(*replica));
-                peer.sweep(memory, layout, self.slot.identity(), doorbell, now);
+                let own = (self.slot.identity(), self.slot.protocol());
+                peer.sweep(memory, layout, own, doorbell, now);
             }
         }
         // Each is asked, whoever had something before: none waits for another.

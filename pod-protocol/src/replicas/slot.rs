@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use cxl_pool::{Layout, Memory, Record, ReplicaHello, ReplicaId};
 
-use super::peer::PROTOCOL;
 use super::port::ReplicaPortError;
 use crate::daemon::{LockError, LockFile};
 use crate::liveness::{look_own, new_incarnation, read_own_beat, write_beat};
+use crate::protocol::Protocol;
 use crate::run_directory::RunDirectory;
 
 /// How often the replica beats.
@@ -22,18 +22,19 @@ pub struct ReplicaSlot<M: Memory> {
     layout: Layout,
     me: ReplicaId,
     life: u32,
+    protocol: Protocol,
     beat: u64,
     due: Instant,
     _lock: LockFile,
 }
 
 impl<M: Memory> ReplicaSlot<M> {
-    /// Takes it. Refused while another process has it.
+    /// Takes it, for a process that speaks this version. Refused while another process has it.
     pub fn open(
         layout: &Layout,
         memory: M,
         run: &RunDirectory,
-        me: ReplicaId,
+        (me, protocol): (ReplicaId, Protocol),
     ) -> Result<Self, ReplicaPortError> {
         if !layout.replicas().any(|replica| replica == me) {
             return Err(ReplicaPortError::NoSlot { replica: me, slots: layout.replicas().count() });
@@ -49,11 +50,12 @@ impl<M: Memory> ReplicaSlot<M> {
         }
         let life = before.map_or(0, |hello| hello.life).wrapping_add(1);
         let incarnation = new_incarnation();
-        ReplicaHello { incarnation, life, pid: std::process::id(), protocol: PROTOCOL }
+        ReplicaHello { incarnation, life, pid: std::process::id(), protocol: protocol.into() }
             .publish(&memory, layout.replica_hello(me));
         memory.full_fence();
         let beat = read_own_beat(&memory, layout.replica_heartbeat(me));
-        Ok(Self { memory, layout: layout.clone(), me, life, beat, due: Instant::now(), _lock: lock })
+        let (layout, due) = (layout.clone(), Instant::now());
+        Ok(Self { memory, layout, me, life, protocol, beat, due, _lock: lock })
     }
 
     /// Beats if it is time to, and says so.
@@ -78,6 +80,11 @@ impl<M: Memory> ReplicaSlot<M> {
 
     pub(super) const fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// What it speaks.
+    pub const fn protocol(&self) -> Protocol {
+        self.protocol
     }
 
     /// Which replica it is, and which life of it this is.

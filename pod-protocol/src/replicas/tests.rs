@@ -6,6 +6,7 @@ use cxl_pool::{HostId, Memory, Record, ReplicaHello, ReplicaId};
 use super::*;
 use crate::controller::PortWaker;
 use crate::liveness::write_beat;
+use crate::protocol::Protocol;
 use crate::testing::{PATIENCE, TestPod};
 
 const A: ReplicaId = ReplicaId::new(0);
@@ -14,7 +15,7 @@ const B: ReplicaId = ReplicaId::new(1);
 fn open<M: Memory>(pod: &TestPod<M>, replica: ReplicaId) -> Result<ReplicaPort<M>, ReplicaPortError> {
     let memory = pod.memory(HostId::new(replica.get() + 1));
     let waker = PortWaker::new().expect("a descriptor");
-    ReplicaPort::open(&pod.layout, memory, pod.run_directory(), replica, (true, waker))
+    ReplicaPort::open(&pod.layout, memory, pod.run_directory(), (replica, Protocol::CURRENT), (true, waker))
 }
 
 /// Turns both until `b` has received something.
@@ -110,7 +111,7 @@ fn slot_in_use_is_refused() {
 fn slot_that_another_host_uses_is_refused() {
     let pod: TestPod<SimulatedMemory> = TestPod::simulated(3);
     let other = pod.memory(HostId::new(4));
-    ReplicaHello { incarnation: 1, life: 1, pid: 42, protocol: peer::PROTOCOL }
+    ReplicaHello { incarnation: 1, life: 1, pid: 42, protocol: Protocol::CURRENT.into() }
         .publish(&other, pod.layout.replica_hello(A));
     // It has been there for a while: everybody sees it.
     other.full_fence();

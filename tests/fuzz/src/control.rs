@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 
 use cxl_pool::{Area, EndpointId, LineCount, LineOffset};
+use pod_protocol::answer::Answer;
 use pod_protocol::commands::Command;
 use pod_protocol::objects::Object;
 use pod_protocol::reports::Report;
@@ -23,7 +24,7 @@ pub fn control(data: &[u8]) {
         }
     }
     survives::<Report>(data);
-    survives::<Result<(), String>>(data);
+    survives::<Answer>(data);
     if let Some(name) = std::str::from_utf8(data).ok().and_then(|text| text.parse::<EndpointId>().ok()) {
         assert_eq!(name.to_string().parse().ok(), Some(name));
     }

@@ -3,6 +3,7 @@
 
 mod aggregation;
 mod plan;
+mod release;
 mod role;
 mod topology;
 mod vm;
@@ -26,6 +27,7 @@ use crate::process::Daemon;
 use crate::runner;
 
 pub use plan::{HostPlan, NicDriver, PodBuilder};
+pub use release::Release;
 pub use role::Role;
 use topology::Topology;
 pub use vm::{PodVm, VmShape, WaitingVm};
@@ -172,6 +174,32 @@ impl Pod {
         self.binaries.join(name)
     }
 
+    /// The release of which daemons are that are started from now on.
+    pub fn release(&self) -> Release {
+        self.plan.release
+    }
+
+    /// Has daemons that are started from now on be of this release.
+    pub fn set_release(&mut self, release: Release) {
+        self.plan.release = release;
+    }
+
+    /// A daemon's program, of the release that is started now.
+    pub fn release_binary(&self, name: &str) -> PathBuf {
+        self.plan.release.binaries().unwrap_or_else(|| self.binaries.clone()).join(name)
+    }
+
+    /// Others have taken the controller's place: this one of them is asked.
+    pub fn ask(&mut self, controller: Client) {
+        self.controller = None;
+        self.client = controller;
+    }
+
+    /// The process ids of all daemons but controllers.
+    pub fn engines(&self) -> Vec<Option<u32>> {
+        self.daemons.iter().map(|(_, _, daemon)| daemon.pid()).collect()
+    }
+
     /// The namespace of a host.
     pub fn host(&self, name: &str) -> Result<&Namespace> {
         self.topology.host(name)
@@ -215,6 +243,7 @@ impl Pod {
     pub fn start_controller(&mut self) -> Result<()> {
         let mut command = self.command_in(self.topology.control(), "pod-controller");
         command.arg("--config").arg(self.controller_config_path());
+        self.plan.release.tell(&mut command);
         let log = self.log("controller");
         match &mut self.controller {
             Some(daemon) => daemon.start_again(command)?,
@@ -240,6 +269,7 @@ impl Pod {
     pub fn daemon_command(&self, host: &str, role: Role) -> Result<Command> {
         let mut command = self.command_in(self.topology.host(host)?, role.binary());
         command.arg(role.side()).arg("--config").arg(self.config_path(host));
+        self.plan.release.tell(&mut command);
         Ok(command)
     }
 
@@ -382,7 +412,7 @@ impl Pod {
     }
 
     fn command_in(&self, namespace: &Namespace, binary: &str) -> Command {
-        let path = self.binary(binary);
+        let path = self.release_binary(binary);
         let mut command =
             if self.plan.keep { namespace.untethered_command(&path) } else { namespace.command(&path) };
         command.env("RUST_LOG", std::env::var("WADI_LOG").unwrap_or_else(|_| "info".to_owned()));

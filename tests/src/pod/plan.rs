@@ -3,6 +3,8 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use super::Release;
+
 /// A pod that is still to be built.
 #[derive(Debug, Clone)]
 pub struct PodBuilder {
@@ -12,6 +14,7 @@ pub struct PodBuilder {
     pub(super) nic_driver: NicDriver,
     pub(super) keep: bool,
     pub(super) guests_announce: bool,
+    pub(super) release: Release,
 }
 
 /// Which driver runs the NICs of a pod, all of which are ends of cables to the switch.
@@ -174,6 +177,7 @@ impl PodBuilder {
             nic_driver: NicDriver::Tap,
             keep: false,
             guests_announce: true,
+            release: Release::This,
         }
     }
 
@@ -211,6 +215,13 @@ impl PodBuilder {
     #[must_use]
     pub fn silent_guests(mut self) -> Self {
         self.guests_announce = false;
+        self
+    }
+
+    /// Its daemons are of this release.
+    #[must_use]
+    pub fn release(mut self, release: Release) -> Self {
+        self.release = release;
         self
     }
 

@@ -4,7 +4,6 @@
 //! Stages and victims form a table, through which a run goes in an order that its seed decides; the moment within a stage
 //! is the seed's, too. One round takes one case of each stage. After all single deaths come pairs.
 
-mod conversation;
 mod neighbour;
 mod scene;
 

@@ -8,9 +8,9 @@ use guest_images::{Guest, Silent};
 use pod_controller::api::{CreateInstance, DeviceHealth, Instance, NicRequest};
 use pod_controller::client::Client;
 use vmm::{MigrationSpeed, VmmError};
+use wadi_tests::conversation::Conversation;
 use wadi_tests::pod::{GUEST_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, Role, VmShape, WaitingVm};
 
-use super::conversation::Conversation;
 use super::neighbour::Neighbour;
 
 const SHAPE: VmShape = VmShape { memory_mib: 192, cpus: 1 };
@@ -152,14 +152,14 @@ impl Scene {
         }
         let when = format!("after {victims:?} died at {stage:?}");
         if let Some(conversation) = &self.conversation {
-            conversation.check(&when);
+            conversation.check(&when).unwrap();
         }
         if self.vm.is_none() {
             self.boot(&[], Duration::ZERO);
         }
         self.go_home();
         self.neighbour.check(&when);
-        self.conversation.as_ref().unwrap().check("back at home");
+        self.conversation.as_ref().unwrap().check("back at home").unwrap();
     }
 
     /// Nothing of the neighbour was dropped but what was sent to it while its frontend was dead.
@@ -307,7 +307,7 @@ impl Scene {
     }
 
     fn meet(&mut self, vm: PodVm) {
-        self.conversation = Some(Conversation::begin(&self.pod, &vm));
+        self.conversation = Some(Conversation::begin(&self.pod, &vm).unwrap());
         self.vm = Some(vm);
     }
 
@@ -331,7 +331,7 @@ impl Scene {
             if nic == active { Err(nic) } else { Ok(()) }
         });
         if let Some(conversation) = &self.conversation {
-            conversation.check("with the cable pulled");
+            conversation.check("with the cable pulled").unwrap();
         }
         self.pod.plug_cable(host, nic).unwrap();
         eventually("all daemons joined", || {

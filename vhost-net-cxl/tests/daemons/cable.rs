@@ -5,6 +5,7 @@ use std::process::Command;
 
 use cxl_pool::Role;
 use pod_protocol::objects::{NicObject, Object, RegistrationState};
+use pod_protocol::protocol::Protocol;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use vhost_frontend::mock::{MockGuest, Piece};
 use vhost_net_cxl::daemon::{run_backend, run_frontend};
@@ -114,11 +115,11 @@ fn run(directory: &Path) {
              reopen-ms = 20\n"
         );
         let config = write_config(directory, host, &nic);
-        Daemon::start(move |stop| run_backend(&config, stop))
+        Daemon::start(move |stop| run_backend(&config, Protocol::CURRENT, stop))
     };
     let _backends = [backend(2), backend(3)];
     let config = write_config(directory, 1, "");
-    let _frontend = Daemon::start(move |stop| run_frontend(&config, stop));
+    let _frontend = Daemon::start(move |stop| run_frontend(&config, Protocol::CURRENT, stop));
     controller.serve_until("three daemons joining", |it| it.joined.len() == 3);
 
     for host in [2, 3] {

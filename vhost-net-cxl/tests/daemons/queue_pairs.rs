@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use cxl_pool::Role;
 use pod_protocol::objects::{NicObject, Object, PortObject, RegistrationState};
+use pod_protocol::protocol::Protocol;
 use vhost_frontend::mock::{MockGuest, Piece};
 use vhost_net_cxl::daemon::{run_backend, run_frontend};
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF};
@@ -180,9 +181,9 @@ fn traffic_spreads_over_the_pairs_that_the_guest_uses_and_over_no_other() {
     let mut controller = controller(directory);
     let nic = "[[nic]]\nname = \"nic0\"\ndriver = \"null\"\nmode = \"echo\"\n";
     let config = write_config(directory, 2, nic);
-    let _backend = Daemon::start(move |stop| run_backend(&config, stop));
+    let _backend = Daemon::start(move |stop| run_backend(&config, Protocol::CURRENT, stop));
     let config = write_config(directory, 1, "");
-    let _frontend = Daemon::start(move |stop| run_frontend(&config, stop));
+    let _frontend = Daemon::start(move |stop| run_frontend(&config, Protocol::CURRENT, stop));
     controller.serve_until("two daemons joining", |it| it.joined.len() == 2);
     let (frontend, backend) = (endpoint(1, Role::NetFrontend), endpoint(2, Role::NetBackend));
     for (to, object) in channel_pair(2) {

@@ -27,10 +27,11 @@ pub(crate) fn use_of(pool: &Pool) -> String {
     // Writing to a string does not fail.
     let _ = writeln!(
         shown,
-        "pool {} ({}, coherence in {}), {}\ndata area {}: {} free (largest piece {}), {} quarantined, {} failed\n",
+        "pool {} ({}, coherence in {}, protocol {}), {}\ndata area {}: {} free (largest piece {}), {} quarantined, {} failed\n",
         pool.path,
         pool.uuid,
         pool.coherence,
+        pool.protocol,
         ByteSize::new(pool.size_bytes),
         ByteSize::new(pool.data_bytes),
         ByteSize::new(pool.free_bytes),

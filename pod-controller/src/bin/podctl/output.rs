@@ -31,9 +31,12 @@ pub(crate) fn host(host: &Host) -> String {
     let rows = host.endpoints.iter().map(|endpoint| {
         let age = endpoint.telemetry_age_ms.map_or_else(|| "-".to_owned(), |age| format!("{age} ms ago"));
         let health = endpoint_health(endpoint.health).to_owned();
-        vec![endpoint.role.clone(), health, endpoint.software.clone(), endpoint.pid.to_string(), age]
+        let protocol = endpoint.protocol.clone().unwrap_or_else(|| "-".to_owned());
+        let pid = endpoint.pid.to_string();
+        vec![endpoint.role.clone(), health, endpoint.software.clone(), protocol, pid, age]
     });
-    let table = plain(&["daemon", "health", "software", "pid", "telemetry"], &[3], rows.collect());
+    let table =
+        plain(&["daemon", "health", "software", "protocol", "pid", "telemetry"], &[4], rows.collect());
     let _ = write!(shown, "\n\n{table}");
     shown
 }

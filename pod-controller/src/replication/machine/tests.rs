@@ -29,6 +29,7 @@ fn options() -> Options {
             prove_failover: false,
             guest_ram: true,
         },
+        protocol_minor: 0,
     }
 }
 

@@ -1,7 +1,7 @@
 //! What two replicas say to each other before anything else.
 
 use cxl_pool::ReplicaId;
-use pod_protocol::replicas::PROTOCOL;
+use pod_protocol::protocol::Protocol;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -35,17 +35,14 @@ pub(super) enum Reply {
 }
 
 impl Hello {
-    pub(super) fn new(pool: Uuid, from: ReplicaId, to: ReplicaId) -> Self {
-        Self { protocol: PROTOCOL, pool, from: from.get(), to: to.get() }
+    pub(super) fn new(protocol: Protocol, pool: Uuid, from: ReplicaId, to: ReplicaId) -> Self {
+        Self { protocol: protocol.into(), pool, from: from.get(), to: to.get() }
     }
 
     /// Whether the replica with this number, of this pool, is meant, by one that it understands.
-    pub(super) fn check(&self, pool: Uuid, me: ReplicaId) -> Result<ReplicaId, String> {
+    pub(super) fn check(&self, ours: Protocol, pool: Uuid, me: ReplicaId) -> Result<ReplicaId, String> {
         let from = ReplicaId::new(self.from);
-        let (theirs, ours) = (self.protocol.0, PROTOCOL.0);
-        if theirs != ours {
-            return Err(format!("it speaks version {theirs} of the replicas' protocol, and this one {ours}"));
-        }
+        ours.with(self.protocol.into()).map_err(|why| why.to_string())?;
         if self.to != me.get() {
             return Err(format!(
                 "it looks for replica {} here, and this is replica {me}: are replication.tcp.addresses the same everywhere?",
@@ -71,16 +68,18 @@ mod tests {
     #[test]
     fn whoever_means_another_one_is_told() {
         let (pool, me) = (Uuid::from_u128(7), ReplicaId::new(1));
-        let hello = Hello { protocol: (PROTOCOL.0, PROTOCOL.1 + 1), pool, from: 2, to: 1 };
-        assert_eq!(hello.check(pool, me), Ok(ReplicaId::new(2)), "a later minor version");
+        let ours = Protocol { major: 1, minor: 1 };
+        let hello = Hello { protocol: (1, 2), pool, from: 2, to: 1 };
+        assert_eq!(hello.check(ours, pool, me), Ok(ReplicaId::new(2)), "the next minor version");
         for (wrong, word) in [
-            (Hello { protocol: (PROTOCOL.0 + 1, 0), ..hello }, "version"),
+            (Hello { protocol: (2, 0), ..hello }, "version"),
+            (Hello { protocol: (1, 3), ..hello }, "upgrade this side"),
             (Hello { to: 0, ..hello }, "addresses"),
             (Hello { pool: Uuid::from_u128(8), ..hello }, "pool"),
             (Hello { from: 1, ..hello }, "number of its own"),
             (Hello { from: 0, ..hello }, "number of its own"),
         ] {
-            let reason = wrong.check(pool, me).expect_err(word);
+            let reason = wrong.check(ours, pool, me).expect_err(word);
             assert!(reason.contains(word), "{word}: {reason}");
         }
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use cxl_pool::ReplicaId;
 use pod_protocol::controller::PortWaker;
+use pod_protocol::protocol::Protocol;
 use pod_protocol::replicas::MESSAGE_BYTES_LIMIT;
 use rustls::{AlertDescription, CertificateError};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
@@ -41,6 +42,7 @@ const WRITE_BYTES: usize = 64 << 10;
 /// What all connections of a replica share.
 pub(super) struct Site {
     pub(super) me: ReplicaId,
+    pub(super) protocol: Protocol,
     pub(super) pool: Uuid,
     pub(super) trust: Arc<Trust>,
     pub(super) waker: PortWaker,
@@ -100,7 +102,7 @@ async fn dial(site: &Site, line: &Line) -> Result<TlsStream<TcpStream>, Trouble>
         let connector = TlsConnector::from(site.trust.sides().client);
         let name = name(address).map_err(io::Error::other)?;
         let mut stream = TlsStream::from(connector.connect(name, stream).await?);
-        let hello = Hello::new(site.pool, site.me, line.replica);
+        let hello = Hello::new(site.protocol, site.pool, site.me, line.replica);
         // A number and text always become JSON.
         let hello = serde_json::to_vec(&hello).map_err(io::Error::other)?;
         frame::write(&mut stream, &hello).await?;
@@ -191,7 +193,7 @@ async fn greet(
     let known = serde_json::from_slice(&hello).map_err(|error| format!("it says no hello: {error}"));
     let known = known.and_then(|hello| know(site, lines, &hello, &stream));
     let reply = match &known {
-        Ok(_) => Reply::Welcome { protocol: pod_protocol::replicas::PROTOCOL },
+        Ok(_) => Reply::Welcome { protocol: site.protocol.into() },
         Err(reason) => Reply::Refused { reason: reason.clone() },
     };
     // Numbers and text always become JSON.
@@ -214,7 +216,7 @@ fn know(
     hello: &Hello,
     stream: &TlsStream<TcpStream>,
 ) -> Result<Arc<Line>, String> {
-    let from = hello.check(site.pool, site.me)?;
+    let from = hello.check(site.protocol, site.pool, site.me)?;
     let line = lines.get(&from).ok_or_else(|| {
         format!("it says that it is replica {from}, which replication.tcp.addresses does not have")
     })?;

@@ -262,7 +262,7 @@ fn objects_are_consistent(state: &State) {
                     assert!(!mchannel.path.is_empty() && mchannel.path.iter().all(known));
                     assert!(fabric.tenants.iter().any(|it| it.tenant == mchannel.tenant));
                 }
-                Object::Nic(_) | Object::Table(_) => {}
+                Object::Nic(_) | Object::Table(_) | Object::Protocol(_) => {}
             }
             for region in areas_of(object) {
                 let region = state.regions.by_place().find(|known| known.area == region).expect("a region");
@@ -289,6 +289,6 @@ fn areas_of(object: &Object) -> Vec<Area> {
             let lines = fabric.sums.lines.get() + fabric.vms.lines.get();
             vec![Area::new(fabric.sums.start, LineCount::new(lines))]
         }
-        Object::Channel(_) | Object::Table(_) | Object::Mchannel(_) => Vec::new(),
+        Object::Channel(_) | Object::Table(_) | Object::Mchannel(_) | Object::Protocol(_) => Vec::new(),
     }
 }

@@ -3,25 +3,35 @@
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use wadi_tests::pod::{GUEST_ADDRESS, Pod, PodVm};
+use anyhow::{Result, bail};
+
+use crate::pod::{GUEST_ADDRESS, Pod, PodVm};
 
 const PORT: u16 = 7000;
 const MESSAGE_BYTES: usize = 4096;
 /// Longer than anything takes, retransmission timers included; only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct State {
     exchanged: AtomicU64,
     failure: Mutex<Option<String>>,
 }
 
+impl State {
+    fn failure(&self) -> MutexGuard<'_, Option<String>> {
+        // It is put in whole, whoever panicked.
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Dropping it ends it.
-pub(crate) struct Conversation {
+#[derive(Debug)]
+pub struct Conversation {
     stream: TcpStream,
     state: Arc<State>,
     thread: Option<JoinHandle<()>>,
@@ -29,11 +39,10 @@ pub(crate) struct Conversation {
 
 impl Conversation {
     /// With a guest that has just been booted.
-    pub(crate) fn begin(pod: &Pod, vm: &PodVm) -> Self {
-        vm.exec(&format!("(while :; do nc -l -p {PORT} -e cat; done) > /dev/null 2>&1 < /dev/null &"))
-            .unwrap();
+    pub fn begin(pod: &Pod, vm: &PodVm) -> Result<Self> {
+        vm.exec(&format!("(while :; do nc -l -p {PORT} -e cat; done) > /dev/null 2>&1 < /dev/null &"))?;
         let began = Instant::now();
-        let address: SocketAddr = format!("{GUEST_ADDRESS}:{PORT}").parse().unwrap();
+        let address: SocketAddr = format!("{GUEST_ADDRESS}:{PORT}").parse()?;
         let stream = loop {
             match pod
                 .client_namespace()
@@ -41,31 +50,35 @@ impl Conversation {
             {
                 Ok(stream) => break stream,
                 // The guest's shell takes a moment to listen.
-                Err(error) => assert!(began.elapsed() < PATIENCE, "no connection to the guest: {error:#}"),
+                Err(error) if began.elapsed() > PATIENCE => bail!("no connection to the guest: {error:#}"),
+                Err(_) => {}
             }
             thread::sleep(Duration::from_millis(20));
         };
-        stream.set_nodelay(true).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
         let state = Arc::new(State::default());
-        let (shared, own) = (Arc::clone(&state), stream.try_clone().unwrap());
+        let (shared, own) = (Arc::clone(&state), stream.try_clone()?);
         let thread = thread::spawn(move || converse(own, &shared));
-        Self { stream, state, thread: Some(thread) }
+        Ok(Self { stream, state, thread: Some(thread) })
     }
 
     /// It goes on: what the guest sends back is what it was sent.
-    pub(crate) fn check(&self, when: &str) {
+    pub fn check(&self, when: &str) -> Result<()> {
         let before = self.state.exchanged.load(Ordering::Relaxed);
         let began = Instant::now();
         // The second one was sent after this began.
         while self.state.exchanged.load(Ordering::Relaxed) < before + 2 {
-            if let Some(failure) = &*self.state.failure.lock().unwrap() {
-                panic!("{when}, the instance's connection broke: {failure}");
+            if let Some(failure) = &*self.state.failure() {
+                bail!("{when}, the instance's connection broke: {failure}");
             }
-            assert!(began.elapsed() < PATIENCE, "{when}, the instance's connection does not go on");
+            if began.elapsed() > PATIENCE {
+                bail!("{when}, the instance's connection does not go on");
+            }
             thread::sleep(Duration::from_millis(2));
         }
+        Ok(())
     }
 }
 
@@ -89,7 +102,7 @@ fn converse(mut stream: TcpStream, state: &State) {
             Err(error) => Some(error.to_string()),
         };
         if failure.is_some() {
-            *state.failure.lock().unwrap() = failure;
+            *state.failure() = failure;
             return;
         }
         state.exchanged.fetch_add(1, Ordering::Relaxed);

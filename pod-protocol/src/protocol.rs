@@ -1,0 +1,218 @@
+//! The version of what the members of a pod say to each other, and how neighbouring versions get on.
+//!
+//! Each member says in a line of its own in the pool which version it speaks. Two of them speak the lower of both minor
+//! versions with each other. What reaches others than the peer (the controllers' log, what is kept on SSDs, messages of
+//! the data path) is said in the version of the pod: the lowest minor of all members, which the controller that leads
+//! works out and tells.
+//!
+//! | version | what it adds |
+//! |---|---|
+//! | 1.0 | the first |
+//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood |
+
+use std::fmt;
+
+use cxl_pool::{
+    ControllerHello, EndpointId, Grant, Hello, Layout, Memory, Pool, Record, ReplicaHello, ReplicaId,
+    SoftwareMemory,
+};
+
+/// A version: (major, minor). Of another major nothing is understood; each minor adds to the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Protocol {
+    /// Ends of different majors do not speak to each other.
+    pub major: u16,
+    /// Ends whose minors differ by one speak the lower one.
+    pub minor: u16,
+}
+
+/// Two ends have no version in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Incompatible {
+    /// Nothing is understood.
+    #[error(
+        "it speaks version {theirs} of the protocol, and this side {ours}: major versions do not mix, so stop the pod and \
+         start all of it with releases of one of them"
+    )]
+    Major {
+        /// This end's version.
+        ours: Protocol,
+        /// The other end's.
+        theirs: Protocol,
+    },
+    /// The other end is too old.
+    #[error(
+        "it speaks version {theirs} of the protocol, and this side {ours}, which works with {major}.{next} and later: upgrade \
+         the other side to a release that speaks {major}.{next} first",
+        major = ours.major, next = ours.minor.saturating_sub(1)
+    )]
+    TheirsIsOld {
+        /// This end's version.
+        ours: Protocol,
+        /// The other end's.
+        theirs: Protocol,
+    },
+    /// This end is too old.
+    #[error(
+        "it speaks version {theirs} of the protocol, which works with {major}.{next} and later, and this side {ours}: upgrade \
+         this side to a release that speaks {major}.{next} first",
+        major = theirs.major, next = theirs.minor.saturating_sub(1)
+    )]
+    OursIsOld {
+        /// This end's version.
+        ours: Protocol,
+        /// The other end's.
+        theirs: Protocol,
+    },
+}
+
+impl Protocol {
+    /// What this release speaks.
+    pub const CURRENT: Self = Self { major: 1, minor: 1 };
+
+    /// The first minor in which a controller tells the version of the pod.
+    pub const TELLS_POD_VERSION: u16 = 1;
+    /// The first minor in which an answer says whether a message was not understood.
+    pub const TELLS_NOT_UNDERSTOOD: u16 = 1;
+
+    /// The version of this release's major with another minor.
+    #[must_use]
+    pub const fn of_minor(minor: u16) -> Self {
+        Self { major: Self::CURRENT.major, minor }
+    }
+
+    /// Reads what `--protocol-minor` says: the minor of this release, or the one before.
+    pub fn parse_minor(text: &str) -> Result<Self, String> {
+        let (oldest, newest) = (Self::CURRENT.minor.saturating_sub(1), Self::CURRENT.minor);
+        match text.parse() {
+            Ok(minor) if (oldest..=newest).contains(&minor) => Ok(Self::of_minor(minor)),
+            _ => Err(format!("this release speaks minor {newest}, and {oldest} while a pod is upgraded")),
+        }
+    }
+
+    /// What two ends speak with each other.
+    pub fn with(self, theirs: Self) -> Result<Self, Incompatible> {
+        let ours = self;
+        if theirs.major != ours.major {
+            Err(Incompatible::Major { ours, theirs })
+        } else if theirs.minor.saturating_add(1) < ours.minor {
+            Err(Incompatible::TheirsIsOld { ours, theirs })
+        } else if ours.minor.saturating_add(1) < theirs.minor {
+            Err(Incompatible::OursIsOld { ours, theirs })
+        } else {
+            Ok(ours.min(theirs))
+        }
+    }
+}
+
+impl Default for Protocol {
+    fn default() -> Self {
+        Self::CURRENT
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+impl From<(u16, u16)> for Protocol {
+    fn from((major, minor): (u16, u16)) -> Self {
+        Self { major, minor }
+    }
+}
+
+impl From<Protocol> for (u16, u16) {
+    fn from(protocol: Protocol) -> Self {
+        (protocol.major, protocol.minor)
+    }
+}
+
+/// What the controller speaks that gave this grant, as long as it is there.
+pub(crate) fn of_grantor<M: Memory>(
+    memory: &M,
+    layout: &Layout,
+    replica: ReplicaId,
+    grant: &Grant,
+) -> Option<Protocol> {
+    let hello = ControllerHello::look(memory, layout.controller(replica))?;
+    (hello.incarnation == grant.controller_incarnation).then(|| hello.protocol.into())
+}
+
+/// What the members of a pod say of themselves in the pool, for whoever shows it. Looking is cheap, and disturbs nobody.
+#[derive(Clone)]
+pub struct Spoken {
+    memory: SoftwareMemory,
+    layout: Layout,
+}
+
+impl Spoken {
+    /// In this pool, of either mode: the careful way to read is right for both.
+    pub fn new(pool: &Pool) -> Self {
+        Self { memory: pool.software(), layout: pool.layout().clone() }
+    }
+
+    /// What the daemon speaks that has, or had when it died, this slot.
+    pub fn by_endpoint(&self, endpoint: EndpointId) -> Option<Protocol> {
+        if !self.layout.has(endpoint) {
+            return None;
+        }
+        Hello::look(&self.memory, self.layout.hello(endpoint)).map(|hello| hello.protocol.into())
+    }
+
+    /// What a controller replica speaks, or spoke when it was there last.
+    pub fn by_replica(&self, replica: ReplicaId) -> Option<Protocol> {
+        let known = self.layout.replicas().any(|slot| slot == replica);
+        let hello = known.then(|| ReplicaHello::look(&self.memory, self.layout.replica_hello(replica)))?;
+        hello.map(|hello| hello.protocol.into())
+    }
+}
+
+impl fmt::Debug for Spoken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Spoken").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn protocol(major: u16, minor: u16) -> Protocol {
+        Protocol { major, minor }
+    }
+
+    #[test]
+    fn neighbours_speak_the_lower_minor() {
+        let common = |a: Protocol, b: Protocol| a.with(b).map_err(|error| error.to_string());
+        for (a, b, lower) in [(3, 3, 3), (3, 4, 3), (4, 3, 3), (0, 1, 0), (u16::MAX, u16::MAX, u16::MAX)] {
+            assert_eq!(common(protocol(1, a), protocol(1, b)), Ok(protocol(1, lower)));
+        }
+    }
+
+    #[test]
+    fn others_are_told_which_side_to_upgrade_first() {
+        let (ours, old, new) = (protocol(1, 3), protocol(1, 1), protocol(1, 5));
+        let said = |theirs| ours.with(theirs).expect_err("too far apart").to_string();
+        assert!(
+            said(old).contains("upgrade the other side to a release that speaks 1.2 first"),
+            "{}",
+            said(old)
+        );
+        assert!(said(new).contains("upgrade this side to a release that speaks 1.4 first"), "{}", said(new));
+        assert!(said(protocol(2, 3)).contains("stop the pod"), "{}", said(protocol(2, 3)));
+        assert!(matches!(ours.with(protocol(1, u16::MAX)), Err(Incompatible::OursIsOld { .. })));
+    }
+
+    #[test]
+    fn a_daemon_speaks_its_minor_or_the_one_before() {
+        let newest = Protocol::CURRENT.minor;
+        assert_eq!(Protocol::parse_minor(&newest.to_string()), Ok(Protocol::CURRENT));
+        assert_eq!(Protocol::parse_minor(&(newest - 1).to_string()), Ok(Protocol::of_minor(newest - 1)));
+        for wrong in [(newest + 1).to_string(), "1.0".into(), String::new(), "-1".into()] {
+            let complaint = Protocol::parse_minor(&wrong).expect_err(&wrong);
+            assert!(complaint.contains(&format!("minor {newest}")), "{complaint}");
+        }
+    }
+}

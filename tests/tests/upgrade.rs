@@ -1,0 +1,175 @@
+//! A pod that runs is upgraded process by process while a guest works through it: controllers first, followers before the one
+//! that leads, then host by host. It speaks the version before until the last of them is new, goes back to it when one does,
+//! and takes in nobody who is two versions away.
+//!
+//! `WADI_PREVIOUS_BINARIES` names the programs to upgrade from; without it, those of this release speak the version before.
+
+use std::time::Duration;
+
+use cxl_pool::{HostId, Pool, Role as Slot};
+use pod_controller::api::EventKind;
+use pod_protocol::config::HostConfig;
+use pod_protocol::daemon::StopSignal;
+use pod_protocol::endpoint::{Endpoint, Handler, RunError};
+use pod_protocol::ids::RegionId;
+use pod_protocol::objects::{Object, ObjectId};
+use pod_protocol::protocol::Protocol;
+use pod_protocol::reports::Join;
+use pod_protocol::telemetry::Telemetry;
+use wadi_tests::conversation::Conversation;
+use wadi_tests::fio::{Job, Pattern, Report};
+use wadi_tests::pod::{Pod, PodBuilder, Release, Role};
+use wadi_tests::replicas::{Replicas, until};
+use wadi_tests::stage::Stage;
+
+/// Hosts in the order in which they are upgraded, with what runs there: those with devices before the one with guests.
+const HOSTS: [(&str, [Role; 2]); 3] = [
+    ("h3", [Role::BlkBackend, Role::NetBackend]),
+    ("h2", [Role::BlkBackend, Role::NetBackend]),
+    ("h1", [Role::BlkFrontend, Role::NetFrontend]),
+];
+
+/// A part of the guest's disk, and a load for it that is verified.
+fn load(part: u32) -> String {
+    let (offset_mib, pattern) = (64 * part, Pattern::Random4K);
+    Job { disk: "vda".into(), offset_mib, size_mib: 24, pattern, flush_every: 64 }.command()
+}
+
+/// What the pod speaks. Controllers of 1.0 do not say.
+fn spoken(pod: &Pod) -> String {
+    let said = pod.api().pool().unwrap().protocol;
+    if said.is_empty() { "1.0".to_owned() } else { said }
+}
+
+fn wait_for(pod: &Pod, protocol: Protocol) {
+    until(&format!("the pod to speak {protocol}"), || (spoken(pod) == protocol.to_string()).then_some(()));
+}
+
+/// How many daemons say that the pod speaks this minor, as they were told.
+fn told(replicas: &mut Replicas, minor: u16) -> usize {
+    let leader = replicas.leader(3);
+    let metrics = replicas.client(leader).unwrap().metrics().unwrap();
+    let gauges = metrics.lines().filter(|line| line.contains("name=\"pod-protocol-minor\""));
+    gauges.filter(|line| line.ends_with(&format!(" {minor}"))).count()
+}
+
+fn replace(pod: &mut Pod, host: &str, role: Role) {
+    pod.daemon(host, role).unwrap().stop().unwrap();
+    pod.start_daemon(host, role).unwrap();
+    pod.wait_until_joined().unwrap();
+}
+
+#[test]
+fn pod_is_upgraded_host_by_host_under_load_and_goes_back() {
+    let (old, new) = (Release::Previous.protocol(), Release::This.protocol());
+    let mut stage = Stage::set_up_in(PodBuilder::three_hosts().release(Release::Previous)).unwrap();
+    let mut replicas = Replicas::instead_of_the_controller(&mut stage.pod).unwrap();
+    let (vm, pod) = (&stage.vm, &mut stage.pod);
+    let conversation = Conversation::begin(pod, vm).unwrap();
+    assert_eq!(spoken(pod), old.to_string());
+
+    let disk = vm.start(&load(0)).unwrap();
+    pod.set_release(Release::This);
+    let leader = replicas.leader(3);
+    for replica in [(leader + 1) % 3, (leader + 2) % 3, leader] {
+        replicas.replace(replica, pod).unwrap();
+        replicas.leader(3);
+        assert_eq!(spoken(pod), old.to_string(), "with replica {replica} new");
+        conversation.check(&format!("with replica {replica} new")).unwrap();
+    }
+    let known = pod.api().controllers().unwrap();
+    assert!(known.iter().all(|it| it.protocol == Some(new.to_string())), "{known:?}");
+    Report::parse(&disk.finish(Duration::from_mins(2)).unwrap()).unwrap();
+
+    for (part, (host, roles)) in (1..).zip(HOSTS) {
+        let disk = vm.start(&load(part)).unwrap();
+        assert!(disk.outcome().is_none(), "the storage daemon, which is first, is replaced under load");
+        for role in roles {
+            assert_eq!(spoken(pod), old.to_string(), "before {host}/{role}");
+            assert_eq!(told(&mut replicas, new.minor), 0, "before {host}/{role}");
+            replace(pod, host, role);
+            conversation.check(&format!("with {host}/{role} new")).unwrap();
+        }
+        Report::parse(&disk.finish(Duration::from_mins(2)).unwrap()).unwrap();
+    }
+    wait_for(pod, new);
+    until("all daemons to hear of it", || (told(&mut replicas, new.minor) == 6).then_some(()));
+
+    stranger_is_refused(pod);
+
+    // One step back, of a follower and a daemon, and forth again.
+    pod.set_release(Release::Previous);
+    let follower = (replicas.leader(3) + 1) % 3;
+    replicas.replace(follower, pod).unwrap();
+    replicas.leader(3);
+    replace(pod, "h1", Role::NetFrontend);
+    let asked = (follower + 1) % 3;
+    pod.ask(replicas.client(asked).unwrap());
+    wait_for(pod, old);
+    conversation.check("with a daemon and a replica of the version before").unwrap();
+    let disk = vm.start(&load(4)).unwrap();
+    pod.set_release(Release::This);
+    replicas.replace(follower, pod).unwrap();
+    replicas.leader(3);
+    assert_eq!(spoken(pod), old.to_string(), "a daemon is old still");
+    replace(pod, "h1", Role::NetFrontend);
+    wait_for(pod, new);
+    until("all daemons to hear of it", || (told(&mut replicas, new.minor) == 6).then_some(()));
+    conversation.check("with all of it new again").unwrap();
+    Report::parse(&disk.finish(Duration::from_mins(2)).unwrap()).unwrap();
+
+    let log = vm.exec("dmesg").unwrap();
+    assert!(!log.contains("I/O error"), "{log}");
+    let counters = pod.api().metrics().unwrap();
+    let lost = counters.lines().filter(|it| it.starts_with("wadi_lease_errors_total") && !it.ends_with(" 0"));
+    assert_eq!(lost.collect::<Vec<_>>(), [""; 0]);
+}
+
+/// Nothing of it is ever called.
+struct Idle;
+
+impl Handler for Idle {
+    fn apply(&mut self, object: Object) -> Result<(), String> {
+        Err(format!("{} was not to be told", object.id()))
+    }
+
+    fn remove(&mut self, _id: ObjectId) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn scrub(&mut self, _region: RegionId, _area: cxl_pool::Area) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn telemetry(&mut self) -> Telemetry {
+        Telemetry::default()
+    }
+
+    fn fenced(&mut self) {}
+}
+
+/// A daemon of the version after the next one does not take part, and both sides say why.
+fn stranger_is_refused(pod: &Pod) {
+    let pool = Pool::open(&pod.pool_path()).unwrap();
+    let mut config = HostConfig::load(&pod.config_path("h1")).unwrap();
+    (config.host.id, config.host.name) = (HostId::new(9), "h9".to_owned());
+    config.run.protocol = Protocol::of_minor(Protocol::CURRENT.minor + 2);
+    let join = Join {
+        host_name: config.host.name.clone(),
+        software: "stranger 9".to_owned(),
+        pid: std::process::id(),
+        devices: Vec::new(),
+        memory_failures: Vec::new(),
+    };
+    let stranger =
+        Endpoint::join(&pool, pool.software(), &config, Slot::NetFrontend, join, |_, _| Box::new(Idle));
+    let ended = stranger.unwrap().run_until(&StopSignal::manual().unwrap()).unwrap_err();
+    assert!(matches!(ended, RunError::Incompatible { .. }), "{ended}");
+    let why = "upgrade the other side to a release that speaks";
+    assert!(ended.to_string().contains(why), "{ended}");
+    until("an event that says so", || {
+        let events = pod.api().events(0).ok()?.events;
+        let refused = |message: &str| message.contains("upgrade this side to a release that speaks");
+        events.iter().find(|it| it.kind == EventKind::JoinRefused && refused(&it.message)).map(|_| ())
+    });
+}
