@@ -66,7 +66,7 @@ pub(crate) fn slice(asked: &Slice) -> Result<()> {
             tokio::select! {
                 _ = interrupt.recv() => return Ok(()),
                 _ = terminate.recv() => return Ok(()),
-                () = tokio::time::sleep(HOLDS_FOR / 5) => {}
+                () = tokio::time::sleep(HOLDS_FOR / 10) => {}
             }
             if limit.is_some_and(|limit| began.elapsed() >= limit) || !machine.process.runs() {
                 return Ok(());

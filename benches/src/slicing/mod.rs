@@ -35,7 +35,7 @@ pub(crate) struct Options {
 impl Options {
     /// Within all benchmarks.
     pub(crate) fn short() -> Self {
-        Self { seconds: 2.0, shortest: false }
+        Self { seconds: 10.0, shortest: false }
     }
 }
 
@@ -108,7 +108,7 @@ fn measure(machine: &BusyMachine, setting: Setting, requested: f64, length: Dura
     let before = choice.actuator.usage()?;
     let mut renewed = Instant::now();
     let percent = machine.share(length, || {
-        if renewed.elapsed() > HOLDS_FOR / 5 {
+        if renewed.elapsed() > HOLDS_FOR / 10 {
             renewed = Instant::now();
             choice.actuator.set(duty)?;
         }

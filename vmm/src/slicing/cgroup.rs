@@ -1,13 +1,15 @@
 //! The second choice: the kernel's processor quota (cgroup v1 and v2), each vCPU thread in a group of its own.
 //!
-//! The kernel takes no quota below 1 ms, so windows get longer where the share is small, and hands it out in slices, so a window is
-//! exact only on average. A quota stays when the agent dies, so a process of its own frees the threads then.
+//! The kernel takes no quota below 1 ms, so windows get longer where the share is small. It hands run time out in slices and looks at its
+//! ticks, so no window is exact; what a thread got too much or too little is carried into its next quotas, ten times a second. A quota stays
+//! when the agent dies, so a process of its own frees the threads then.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::carry::{Carry, Times};
 use super::guard::Guard;
 use super::{Actuator, Duty, VcpuUse, failed};
 use crate::{RunningVm, VmmError};
@@ -16,6 +18,9 @@ use crate::{RunningVm, VmmError};
 const LEAST_US: u64 = 1000;
 /// The longest period of the kernel, in µs.
 const MOST_US: u64 = 1_000_000;
+/// Quotas are corrected no sooner than after so long, and after so many periods: else chance would be corrected.
+const CORRECT_AFTER: Duration = Duration::from_millis(80);
+const CORRECT_AFTER_PERIODS: u32 = 4;
 
 /// Which of the two interfaces the processor controller is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +45,19 @@ pub struct CgroupActuator {
 struct Group {
     thread: u32,
     path: PathBuf,
-    began: Option<(Instant, Duration)>,
+    held: Option<Held>,
+}
+
+/// A thread that is held.
+#[derive(Debug)]
+struct Held {
+    began: Instant,
+    /// What it had run by then.
+    before: Duration,
+    duty: Duty,
+    carry: Carry,
+    /// What the kernel was told.
+    limit: Option<(u64, u64)>,
 }
 
 impl CgroupActuator {
@@ -82,7 +99,7 @@ impl CgroupActuator {
                 _ => {}
             }
             // From here on it is removed again.
-            actuator.groups.push(Group { thread, path: path.clone(), began: None });
+            actuator.groups.push(Group { thread, path: path.clone(), held: None });
             if hierarchy == Hierarchy::V2 {
                 write(&path.join("cgroup.type"), "threaded")?;
             }
@@ -112,9 +129,18 @@ impl CgroupActuator {
         })
     }
 
-    fn limit(&self, group: &Path, quota_and_period: Option<(u64, u64)>) -> Result<(), VmmError> {
+    /// Tells the kernel, which was told `before`.
+    fn limit(
+        &self,
+        group: &Path,
+        before: Option<(u64, u64)>,
+        quota_and_period: Option<(u64, u64)>,
+    ) -> Result<(), VmmError> {
         match (self.hierarchy, quota_and_period) {
             (Hierarchy::V1, None) => write(&group.join("cpu.cfs_quota_us"), "-1"),
+            (Hierarchy::V1, Some((quota, period))) if before.is_some_and(|(_, before)| before == period) => {
+                write(&group.join("cpu.cfs_quota_us"), &quota.to_string())
+            }
             (Hierarchy::V1, Some((quota, period))) => {
                 // Together they must never be more than all, whatever the older ones were.
                 write(&group.join("cpu.cfs_quota_us"), "-1")?;
@@ -129,17 +155,33 @@ impl CgroupActuator {
     }
 }
 
-/// Quota and period in µs, or nothing at full duty.
-fn quota(duty: Duty) -> Option<(u64, u64)> {
-    if duty.run_ns >= duty.window_ns {
+/// Quota and period in µs, or nothing at full duty. The period is that of `duty`, unless `asked`, which is asked of the kernel in place of
+/// its part, is too small for that.
+fn quota(duty: Duty, asked: f64) -> Option<(u64, u64)> {
+    if duty.run_ns >= duty.window_ns || asked >= 1.0 {
         return None;
     }
-    let (run, window) = (duty.run_ns.max(1), duty.window_ns);
-    let shortest =
-        u64::try_from(u128::from(LEAST_US) * u128::from(window) / u128::from(run)).unwrap_or(MOST_US);
-    let period = (window / 1000).max(shortest).clamp(LEAST_US, MOST_US);
-    let quota = u64::try_from(u128::from(period) * u128::from(run) / u128::from(window)).unwrap_or(period);
-    Some((quota.max(LEAST_US), period))
+    let shortest = |run_ns: u64| {
+        u64::try_from(u128::from(LEAST_US) * u128::from(duty.window_ns) / u128::from(run_ns.max(1)))
+            .unwrap_or(MOST_US)
+    };
+    let run_ns = super::duty(asked, Duration::from_nanos(duty.window_ns)).run_ns;
+    let period =
+        (duty.window_ns / 1000).max(shortest(duty.run_ns)).max(shortest(run_ns)).clamp(LEAST_US, MOST_US);
+    let quota = u64::try_from(u128::from(period) * u128::from(run_ns) / u128::from(duty.window_ns));
+    Some((quota.unwrap_or(period).max(LEAST_US), period))
+}
+
+/// T_R/T_W.
+#[expect(clippy::cast_precision_loss, reason = "parts of a second")]
+fn part(duty: Duty) -> f64 {
+    duty.run_ns as f64 / duty.window_ns.max(1) as f64
+}
+
+/// How long a quota is left as it is.
+fn correct_after(duty: Duty) -> Duration {
+    let period = quota(duty, part(duty)).map_or(Duration::ZERO, |(_, period)| Duration::from_micros(period));
+    CORRECT_AFTER.max(period * CORRECT_AFTER_PERIODS)
 }
 
 impl Actuator for CgroupActuator {
@@ -151,31 +193,56 @@ impl Actuator for CgroupActuator {
     }
 
     fn set(&mut self, duty: Duty) -> Result<Duration, VmmError> {
-        let limit = quota(duty);
         for index in 0..self.groups.len() {
-            let Group { path, thread, .. } = &self.groups[index];
-            if read_processor_time(*thread).is_none() {
+            let Group { path, thread, held } = &self.groups[index];
+            let Some(time) = processor_time(*thread) else {
                 // A vCPU that was unplugged.
                 continue;
+            };
+            let began =
+                held.as_ref().map_or_else(|| (Instant::now(), time), |held| (held.began, held.before));
+            let now = Times {
+                elapsed: began.0.elapsed(),
+                ran: time.saturating_sub(began.1),
+                held: throttled(path)?,
+            };
+            let (mut carry, before) = match held {
+                Some(held) => (held.carry, held.limit),
+                None => (Carry::begin(now), None),
+            };
+            if let Some(held) = held {
+                carry.pass(now, part(held.duty));
+                if carry.waits() >= correct_after(held.duty) {
+                    carry.correct();
+                }
             }
-            self.limit(path, limit)?;
-            write(&self.members(path), &thread.to_string())?;
-            let time = read_processor_time(*thread).unwrap_or_default();
-            self.groups[index].began.get_or_insert((Instant::now(), time));
+            if part(duty) >= 1.0 {
+                // Who is not held neither owes nor is owed.
+                carry = Carry::begin(now);
+            }
+            let limit = quota(duty, carry.asked(part(duty)));
+            if held.is_none() || limit != before {
+                self.limit(path, before, limit)?;
+            }
+            if held.is_none() {
+                write(&self.members(path), &thread.to_string())?;
+            }
+            self.groups[index].held = Some(Held { began: began.0, before: began.1, duty, carry, limit });
         }
-        Ok(limit.map_or(Duration::from_nanos(duty.window_ns), |(_, period)| Duration::from_micros(period)))
+        let period = quota(duty, part(duty)).map(|(_, period)| Duration::from_micros(period));
+        Ok(period.unwrap_or(Duration::from_nanos(duty.window_ns)))
     }
 
     fn usage(&self) -> Result<Vec<VcpuUse>, VmmError> {
         let mut found = Vec::new();
         for group in &self.groups {
-            let (Some((began, before)), Some(time)) = (group.began, read_processor_time(group.thread)) else {
+            let (Some(held), Some(time)) = (&group.held, processor_time(group.thread)) else {
                 continue;
             };
             found.push(VcpuUse {
                 thread: group.thread,
-                elapsed: began.elapsed(),
-                ran: time.saturating_sub(before),
+                elapsed: held.began.elapsed(),
+                ran: time.saturating_sub(held.before),
                 slept: throttled(&group.path)?,
                 ..VcpuUse::default()
             });
@@ -195,7 +262,7 @@ impl Drop for CgroupActuator {
 }
 
 /// The processor time of a thread, until it ends.
-fn read_processor_time(thread: u32) -> Option<Duration> {
+fn processor_time(thread: u32) -> Option<Duration> {
     let text = fs::read_to_string(format!("/proc/{thread}/schedstat")).ok()?;
     Some(Duration::from_nanos(text.split_whitespace().next()?.parse().ok()?))
 }
@@ -269,10 +336,16 @@ mod tests {
 
     #[test]
     fn quotas_the_kernel_takes() {
-        assert_eq!(quota(Duty { run_ns: 5 * MS, window_ns: 10 * MS }), Some((5000, 10_000)));
-        assert_eq!(quota(Duty { run_ns: MS / 20, window_ns: MS }), Some((1000, 20_000)), "5 % of 1 ms");
-        assert_eq!(quota(Duty { run_ns: MS, window_ns: MS }), None);
-        assert_eq!(quota(Duty { run_ns: 0, window_ns: MS }), Some((1000, 1_000_000)), "the least there is");
+        let exact = |duty: Duty| quota(duty, part(duty));
+        assert_eq!(exact(Duty { run_ns: 5 * MS, window_ns: 10 * MS }), Some((5000, 10_000)));
+        assert_eq!(exact(Duty { run_ns: MS / 20, window_ns: MS }), Some((1000, 20_000)), "5 % of 1 ms");
+        assert_eq!(exact(Duty { run_ns: MS, window_ns: MS }), None);
+        assert_eq!(exact(Duty { run_ns: 0, window_ns: MS }), Some((1000, 1_000_000)), "the least there is");
+        // Corrected, the period stays if it can.
+        let duty = Duty { run_ns: MS / 20, window_ns: MS };
+        assert_eq!(quota(duty, 0.06), Some((1200, 20_000)));
+        assert_eq!(quota(duty, 0.04), Some((1000, 25_000)));
+        assert_eq!(quota(duty, 1.0), None, "for once it may run");
     }
 
     const V1: &str = "\
@@ -309,6 +382,7 @@ mod tests {
         let text = |path: &Path| fs::read_to_string(path).unwrap();
         let group = home.path().join(format!("wadi-vm1-{own}-{own}"));
         let mut actuator = CgroupActuator::in_group(Hierarchy::V2, home.path(), "vm1", &[own, own]).unwrap();
+        fs::write(group.join("cpu.stat"), "usage_usec 0\nthrottled_usec 0\n").unwrap();
         assert_eq!(text(&group.join("cgroup.type")), "threaded");
         assert_eq!(text(&home.path().join("cgroup.subtree_control")), "+cpu");
         let window = actuator.set(Duty { run_ns: 3 * MS, window_ns: 10 * MS }).unwrap();

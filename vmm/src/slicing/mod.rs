@@ -3,6 +3,7 @@
 //! An [`Actuator`] does it; [`choose`] takes the best that a machine allows, and says why. Sliced is what a guest loads and stores
 //! by itself. What its queues move is not: that is limited where the queues are served.
 
+mod carry;
 mod cgroup;
 mod choice;
 mod control;
