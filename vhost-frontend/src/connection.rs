@@ -184,7 +184,10 @@ impl Connection {
         // The guest's memory, not the VMM, knows how far the used ring is after a predecessor died.
         let used = queue.used_idx(&*memory, Ordering::Acquire).map_err(invalid)?;
         queue.set_next_used(used.0);
-        queue.set_next_avail(base);
+        // Of a device that completes in order this is also how far it has come: what a predecessor took and did not complete is taken
+        // again, and nothing twice, whenever the VMM looked for the base that it gives. Where requests in flight are recorded, the
+        // record says it.
+        queue.set_next_avail(if self.spec.inflight { base } else { used.0 });
         Ok(queue)
     }
 

@@ -319,6 +319,11 @@ impl MockGuest {
         self.frontend.as_mut().unwrap()
     }
 
+    /// The same connection once more, for what the frontend cannot say.
+    pub fn stream(&self) -> UnixStream {
+        self.stream.as_ref().unwrap().try_clone().unwrap()
+    }
+
     /// The features agreed on.
     pub fn features(&self) -> u64 {
         self.features

@@ -1,9 +1,11 @@
 //! One guest device's socket, served on a thread of its own.
 
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -94,18 +96,20 @@ pub trait DeviceSink: Send + 'static {
     fn disconnected(&mut self) {}
 }
 
-/// A device's socket and thread. Dropping it disconnects the VMM, stops the rings and removes the socket if it is ours.
+/// A device's socket and thread. Dropping it stops the rings, disconnects the VMM and removes the socket if it is ours.
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    /// Closed when the thread ends.
+    ended: Receiver<Infallible>,
 }
 
 #[derive(Debug)]
 struct Shared {
     stop: rustix::fd::OwnedFd,
     expected: ExpectedRings,
-    /// The VMM's connection, to cut it while a request is being read.
+    /// The VMM's connection while requests are served, to cut it where one is stuck.
     connection: Mutex<Option<UnixStream>>,
 }
 
@@ -129,13 +133,14 @@ impl Server {
         let expected = ExpectedRings::new().map_err(error("make a timer for"))?;
         let shared = Arc::new(Shared { stop, expected, connection: Mutex::new(None) });
         let name = spec.name.clone();
-        let service =
-            Service { door, shared: Arc::clone(&shared), connection: Connection::new(spec, Box::new(sink)) };
+        let (ends, ended) = mpsc::channel();
+        let connection = Connection::new(spec, Box::new(sink));
+        let service = Service { door, shared: Arc::clone(&shared), connection, _ends: ends };
         let thread = std::thread::Builder::new()
             .name(name)
             .spawn(move || service.run())
             .map_err(error("start a thread for"))?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, thread: Some(thread), ended })
     }
 
     /// Disconnects a VMM that is connected now and runs no ring when this time has passed, so that it connects again. To be
@@ -150,6 +155,9 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
+        // The thread stops the rings before the VMM may see the connection end: QEMU notes at that moment how far a used ring is,
+        // and tells our successor to go on there. Only a VMM that does not read its answers is cut off at once.
+        let _ = self.ended.recv_timeout(STOP_PATIENCE);
         if let Some(connection) =
             self.shared.connection.lock().unwrap_or_else(PoisonError::into_inner).as_ref()
         {
@@ -186,6 +194,8 @@ struct Service {
     door: Door,
     shared: Arc<Shared>,
     connection: Connection,
+    /// Dropped when the thread ends.
+    _ends: Sender<Infallible>,
 }
 
 enum Event {
@@ -211,6 +221,8 @@ enum Awaited<'a> {
     Rest(BorrowedFd<'a>),
 }
 
+/// How long a request that is being served may take when the device is to stop.
+const STOP_PATIENCE: Duration = Duration::from_secs(1);
 /// How long the rest of a request may take. VMMs send requests whole.
 const REST_PATIENCE: Duration = Duration::from_secs(1);
 /// Between two looks for it.
@@ -218,7 +230,7 @@ const REST_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
 impl Service {
     fn run(self) {
-        let Self { mut door, shared, connection } = self;
+        let Self { mut door, shared, connection, _ends } = self;
         let name = connection.name().to_owned();
         let connection = Arc::new(Mutex::new(connection));
         loop {

@@ -2,6 +2,7 @@
 
 mod additional;
 mod connecting;
+mod ending;
 mod forgotten;
 mod hostile;
 mod logging;
@@ -46,6 +47,10 @@ struct State {
     connected: u32,
     disconnected: u32,
     announced: Vec<[u8; 6]>,
+    /// The VMM's end of the connection, to be looked at while rings stop.
+    vmm: Option<UnixStream>,
+    /// Rings that stopped when the VMM could know already that the connection had ended.
+    stopped_late: u32,
 }
 
 #[derive(Clone, Default)]
@@ -103,7 +108,9 @@ impl DeviceSink for Sink {
     }
 
     fn ring_stopped(&mut self, index: u16, _reason: StopReason) -> u16 {
-        let ring = self.0.lock().rings[usize::from(index)].take();
+        let mut state = self.0.lock();
+        state.stopped_late += u32::from(state.vmm.as_ref().is_some_and(ending::has_ended));
+        let ring = state.rings[usize::from(index)].take();
         ring.expect("a ring that runs is stopped").next_available()
     }
 
