@@ -14,6 +14,7 @@ mod killed;
 mod live_migration;
 mod logging;
 mod omissions;
+mod pacing;
 mod pod;
 mod policy;
 mod promises;

@@ -55,6 +55,11 @@ fn frame(from: MacAddress, to: MacAddress, bytes: usize) -> Vec<u8> {
 }
 
 impl Neighbours {
+    /// The pool as a host has it.
+    pub(crate) fn memory_of(&self, host: HostId) -> SimulatedMemory {
+        self.pool.host(host)
+    }
+
     pub(crate) fn settle(&mut self) {
         settle(&mut [&mut self.frontend, &mut self.backend]);
         assert_eq!(self.pool.faults(), Faults::default());

@@ -1,0 +1,130 @@
+//! Guests that are held to a share of the fabric, by a real meter whose next K is an hour away: what it decided stands.
+
+use cxl_pool::{Area, HostId, LineCount};
+use pod_protocol::ids::InstanceId;
+use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, TenantObject};
+use pod_protocol::telemetry::MchannelTelemetry;
+use vhost_frontend::pacing::Meter;
+
+use crate::echo::frame;
+use crate::pod::{all_features, area, lease, mac};
+use crate::switching::{Neighbours, neighbours};
+
+const BUFFER_BYTES: u32 = 2048;
+const FRAME_BYTES: usize = 100;
+/// A frame and its header.
+const PACKET_BYTES: u64 = 112;
+/// At a byte a second there is room for ten packets in it, and for the eleventh after two minutes.
+const WINDOW_US: u32 = 1_120_000_000;
+const K_US: u32 = 3_600_000_000;
+
+/// A meter of a path that carries ten packets in each T_W.
+fn meter(pod: &Neighbours) -> Meter {
+    let board = |mib| Area::new(area(mib, 1).start, LineCount::new(16));
+    let mut meter = Meter::new(pod.memory_of(HostId::new(1)));
+    let fabric = FabricObject {
+        window_us: WINDOW_US,
+        sample_us: K_US,
+        sums: board(28),
+        vms: board(29),
+        peers: Vec::new(),
+        sibling: None,
+        elements: vec![ElementObject { element: 1, bytes_per_second: 1 }],
+        tenants: vec![TenantObject { tenant: 0, weight: 1 }],
+    };
+    meter.share(fabric).expect("a fabric");
+    meter
+}
+
+/// Holds instance `number` to what the path carries.
+fn pace(pod: &mut Neighbours, meter: &mut Meter, number: u32) {
+    let instance = InstanceId::new(number);
+    let object = MchannelObject { lease: lease(number), instance, weight: 1, tenant: 0, path: vec![1] };
+    let pacing = meter.measure(object);
+    pod.frontend.task.pace(lease(number), Some(pacing));
+}
+
+fn said(meter: &Meter, number: u32) -> MchannelTelemetry {
+    meter.telemetry().into_iter().find(|it| it.lease == Some(lease(number))).expect("it is measured")
+}
+
+/// Frame `number` from one guest to another.
+fn between(from: u8, to: u8, number: u32) -> Vec<u8> {
+    let mut frame = frame(number, FRAME_BYTES);
+    frame[..6].copy_from_slice(&mac(to).bytes());
+    frame[6..12].copy_from_slice(&mac(from).bytes());
+    frame
+}
+
+fn send(pod: &mut Neighbours, from: u8, to: u8, numbers: std::ops::Range<u32>) {
+    for number in numbers {
+        assert!(pod.guests[usize::from(from) - 1].send(&[0; 12], &between(from, to, number)));
+    }
+    pod.settle();
+}
+
+fn received(pod: &mut Neighbours, guest: usize) -> Vec<u32> {
+    let frames = pod.guests[guest - 1].received(BUFFER_BYTES).into_iter();
+    frames.map(|(_, frame)| u32::from_le_bytes(frame[14..18].try_into().expect("four bytes"))).collect()
+}
+
+#[test]
+fn what_is_beyond_a_share_waits_in_the_queue_and_is_not_lost() {
+    let mut pod = neighbours("", &[all_features(); 3]);
+    let mut meter = meter(&pod);
+    pace(&mut pod, &mut meter, 1);
+    send(&mut pod, 1, 2, 0..30);
+    let mut arrived = received(&mut pod, 2);
+    assert_eq!(arrived, (0..10).collect::<Vec<_>>());
+    assert_eq!(pod.guests[0].transmit.reclaim_pairs().len(), 10, "the rest waits in the queue");
+    assert_eq!((said(&meter, 1).bytes, said(&meter, 1).messages), (10 * PACKET_BYTES, 10));
+    // Its neighbour is none the worse for it.
+    send(&mut pod, 3, 2, 100..130);
+    assert_eq!(received(&mut pod, 2), (100..130).collect::<Vec<_>>());
+    // The wait is over and nothing has come in: tried again, it waits again.
+    pod.frontend.task.retry();
+    pod.settle();
+    assert_eq!(received(&mut pod, 2), [0; 0]);
+    assert!(said(&meter, 1).held_us > 0);
+    // The path is shared no more.
+    meter.share_nothing();
+    pod.settle();
+    arrived.extend(received(&mut pod, 2));
+    assert_eq!(arrived, (0..30).collect::<Vec<_>>());
+    assert_eq!(pod.guests[0].transmit.reclaim_pairs().len(), 20);
+    assert_eq!(pod.frontend.lease(1).drops, [].into());
+}
+
+#[test]
+fn what_a_guest_receives_is_part_of_its_share() {
+    let mut pod = neighbours("", &[all_features(); 2]);
+    let mut meter = meter(&pod);
+    pace(&mut pod, &mut meter, 1);
+    // Nobody can hold these back: they come, and are counted.
+    send(&mut pod, 2, 1, 0..30);
+    assert_eq!(received(&mut pod, 1), (0..30).collect::<Vec<_>>());
+    let told = said(&meter, 1);
+    assert_eq!((told.bytes, told.messages, told.held_us), (30 * (PACKET_BYTES - 12), 30, 0));
+    send(&mut pod, 1, 2, 30..31);
+    assert_eq!(received(&mut pod, 2), [0; 0], "its share was used up by what it received");
+    // A device that is measured no more moves what it likes.
+    pod.frontend.task.pace(lease(1), None);
+    pod.settle();
+    assert_eq!(received(&mut pod, 2), [30]);
+}
+
+#[test]
+fn a_device_that_goes_leaves_its_share_and_its_successor_begins_with_a_window() {
+    let mut pod = neighbours("", &[all_features(); 2]);
+    let mut meter = meter(&pod);
+    pace(&mut pod, &mut meter, 1);
+    send(&mut pod, 1, 2, 0..12);
+    assert_eq!(received(&mut pod, 2).len(), 10);
+    meter.forget(lease(1));
+    assert!(meter.telemetry().is_empty());
+    pod.settle();
+    assert_eq!(received(&mut pod, 2), [10, 11]);
+    pace(&mut pod, &mut meter, 1);
+    send(&mut pod, 1, 2, 20..40);
+    assert_eq!(received(&mut pod, 2), (20..30).collect::<Vec<_>>());
+}
