@@ -98,6 +98,12 @@ impl<T: Copy> Ring<T> {
         self.word(self.offsets.producer).store(self.own, Ordering::Release);
     }
 
+    /// As a producer: how many entries the kernel has been told of and has not taken yet.
+    pub(super) fn outstanding(&mut self) -> u32 {
+        self.other = self.word(self.offsets.consumer).load(Ordering::Acquire);
+        self.word(self.offsets.producer).load(Ordering::Relaxed).wrapping_sub(self.other)
+    }
+
     /// As a consumer: takes the next entry.
     pub(super) fn take(&mut self) -> Option<T> {
         if self.own == self.other {
