@@ -5,9 +5,9 @@ use std::sync::Arc;
 use cxl_channel::RingPlacement;
 use cxl_channel::doorbell::DoorbellListener;
 use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
-use cxl_pool::{Area, Generation, HostId, LineCount, LineOffset, Role};
-use pod_protocol::endpoint::{Handler, Reporter};
-use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, RegionId, VolumeId};
+use cxl_pool::{Area, Generation, HostId, LineOffset, Role};
+use pod_protocol::endpoint::Handler;
+use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, RegionId, VolumeId};
 use pod_protocol::objects::{
     ChannelObject, DiskObject, Engine, Object, ObjectId, Qos, ReplicaObject, Route, VolumeObject,
 };
@@ -20,63 +20,18 @@ use vhost_blk_cxl::ssd::{FileSsd, VolatileCacheOptions};
 
 use super::drives::Drives;
 use super::ram::{Control, RamSsd};
+use super::side::Side;
 use super::{Driver, PATIENCE, Pod, SLOTS, VOLUME_START, endpoint, eventually};
 
 /// Eight regions.
 pub const MIRROR_BYTES: u64 = 2 << 20;
-const DATA_BYTES: u64 = 8 << 20;
 /// Behind what a real pool begins with.
 pub(super) const RINGS: u64 = 32768;
-const RING_LINES: u64 = 200_000;
+pub(super) const RING_LINES: u64 = 200_000;
 
 /// Who has not answered in time is told again, as the controller has it.
 pub(super) fn obeyed(mut tell: impl FnMut() -> Result<(), String>) {
     eventually(|| tell().is_ok());
-}
-
-/// A host whose frontend serves the volume's guest, or will.
-pub(super) struct Side {
-    pub(super) host: u16,
-    pub(super) reporter: Reporter,
-    pub(super) data_area: Area,
-    pub(super) socket: String,
-    generations: Vec<u32>,
-    rings: Vec<[RingPlacement; 2]>,
-}
-
-impl Side {
-    /// There is room for the areas of two.
-    pub(super) fn new(host: u16, place: u64, backends: usize) -> Self {
-        let lines = LineCount::covering(DATA_BYTES);
-        Self {
-            host,
-            reporter: Reporter::new().unwrap(),
-            data_area: Area::new(LineOffset::new(RINGS + RING_LINES + place * lines.get()), lines),
-            socket: format!("vm0-vol0-{host}.sock"),
-            generations: vec![0; backends],
-            rings: Vec::new(),
-        }
-    }
-
-    pub(super) fn channel(&self, index: usize) -> ChannelId {
-        ChannelId::new(u32::from(self.host) * 8 + index as u32)
-    }
-
-    pub(super) fn start(&self, pool: &SimulatedPool, drives: &Drives, run: &RunDirectory) -> Frontend {
-        let bell =
-            DoorbellListener::bind(&run.data_doorbell(endpoint(self.host, Role::BlkFrontend))).unwrap();
-        let worker = Pod::<SimulatedMemory>::worker();
-        let (bell, reporter) = (Some(bell), Some(self.reporter.clone()));
-        match drives {
-            Drives::Ram => {
-                let memory = pool.host(HostId::new(self.host));
-                Frontend::start(memory, run.clone(), worker, bell, reporter, None).unwrap()
-            }
-            Drives::Files { pool, .. } => {
-                Frontend::start(pool.hardware(), run.clone(), worker, bell, reporter, None).unwrap()
-            }
-        }
-    }
 }
 
 /// A pod with one mirrored volume.

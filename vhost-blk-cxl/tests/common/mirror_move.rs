@@ -6,7 +6,8 @@ use pod_protocol::endpoint::Handler;
 use pod_protocol::ids::RegionId;
 use pod_protocol::objects::{Object, ObjectId};
 
-use super::mirror::{MirrorPod, Side, obeyed};
+use super::mirror::{MirrorPod, obeyed};
+use super::side::Side;
 
 impl MirrorPod {
     /// The other host's frontend has the disk as incoming.

@@ -10,6 +10,7 @@ pub mod history;
 pub mod mirror;
 pub mod mirror_move;
 pub mod ram;
+pub mod side;
 pub mod witness;
 
 use std::path::{Path, PathBuf};

@@ -50,9 +50,9 @@ fn a_device_that_completes_in_order_goes_on_where_it_was_whatever_the_vmm_says()
     });
     let mut guest = connected(&device.socket());
     works(&mut guest);
-    let base = guest.stop_ring(0);
+    let base = u16::try_from(guest.stop_ring(0)).unwrap();
     for wrong in [base - 1, base + 1, 0] {
-        guest.frontend().set_vring_base(0, wrong as u16).unwrap();
+        guest.frontend().set_vring_base(0, wrong).unwrap();
         guest.frontend().set_vring_kick(0, &EventFd::new(EFD_NONBLOCK).unwrap()).unwrap();
         for _ in 0..3 {
             // Each of them is given back once, and nothing else.
