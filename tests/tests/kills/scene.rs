@@ -16,7 +16,7 @@ use super::neighbour::Neighbour;
 const SHAPE: VmShape = VmShape { memory_mib: 192, cpus: 1 };
 /// Longer than anything takes; only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// How long who was killed stays away.
+/// How long who has ended stays away.
 const AWAY: Duration = Duration::from_millis(200);
 /// How much of the guest's memory QEMU copies per second: slowly enough for somebody to be killed meanwhile.
 const COPIED_PER_SECOND: u64 = 128 << 20;
@@ -26,7 +26,7 @@ const HOME: &str = "h2/nic0";
 const BACKUP: &str = "h3/nic1";
 const NEIGHBOURS: &str = "h4/nic2";
 
-/// What goes on when somebody is killed.
+/// What goes on when somebody ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// The instance is created.
@@ -43,7 +43,7 @@ pub(crate) enum Stage {
     Migration,
 }
 
-/// Who is killed.
+/// Who ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Victim {
     /// The instance's VMM.
@@ -57,6 +57,15 @@ pub(crate) enum Victim {
     /// The backend of the backup NIC.
     Backup,
     Controller,
+}
+
+/// How somebody ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// By `kill -9`.
+    Killed,
+    /// Told to stop, as when it is upgraded. A VMM is killed all the same.
+    InOrder,
 }
 
 impl Stage {
@@ -92,6 +101,8 @@ pub(crate) struct Scene {
     guest: Guest,
     instance: Instance,
     pod: Pod,
+    /// How who has its turn now ends.
+    end: End,
 }
 
 impl Scene {
@@ -111,14 +122,16 @@ impl Scene {
         }
         let neighbour = Neighbour::start(&pod, &other);
         let instance = create(pod.api());
-        let mut scene = Self { conversation: None, vm: None, neighbour, guest, instance, pod };
+        let mut scene =
+            Self { conversation: None, vm: None, neighbour, guest, instance, pod, end: End::Killed };
         scene.boot(&[], Duration::ZERO);
         scene.go_home();
         scene
     }
 
-    /// Plays one stage, in which these are killed, and checks what became of everybody.
-    pub(crate) fn play(&mut self, stage: Stage, victims: &[Victim], moment: Duration) {
+    /// Plays one stage, in which these end, and checks what became of everybody.
+    pub(crate) fn play(&mut self, stage: Stage, victims: &[Victim], end: End, moment: Duration) {
+        self.end = end;
         // Who loses its frontend cannot receive meanwhile.
         let rests = victims.iter().any(|it| matches!(it, Victim::Frontend | Victim::FrontendThere));
         if rests {
@@ -150,7 +163,7 @@ impl Scene {
         if rests {
             self.neighbour.go_on();
         }
-        let when = format!("after {victims:?} died at {stage:?}");
+        let when = format!("after {victims:?} were {end:?} at {stage:?}");
         if let Some(conversation) = &self.conversation {
             conversation.check(&when).unwrap();
         }
@@ -204,10 +217,16 @@ impl Scene {
 
     fn kill(&mut self, victims: &[Victim], active: &str) {
         for &victim in victims {
-            if let Some((host, role)) = self.daemon(victim, active) {
-                self.pod.daemon(&host, role).unwrap().kill().unwrap();
-            } else if victim == Victim::Controller {
-                self.pod.controller().unwrap().kill().unwrap();
+            let process = match self.daemon(victim, active) {
+                Some((host, role)) => Some(self.pod.daemon(&host, role).unwrap()),
+                None if victim == Victim::Controller => Some(self.pod.controller().unwrap()),
+                None => None,
+            };
+            if let Some(process) = process {
+                match self.end {
+                    End::Killed => process.kill().unwrap(),
+                    End::InOrder => assert!(process.stop().unwrap().success()),
+                }
             } else {
                 self.conversation = None;
                 // As kill -9 does it.
