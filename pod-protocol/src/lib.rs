@@ -8,6 +8,7 @@
 //! * What guards the data path: [`fence`].
 //! * What the data path runs on: [`worker`], [`data_channel`].
 //! * How hosts tell each other what they use of the fabric: [`mchannel`].
+//! * How the vCPUs of a VM are held to its share of it: [`vcpus`].
 //! * What every binary needs once: [`config`], [`daemon`], [`run_directory`].
 
 #![forbid(unsafe_code)]
@@ -33,5 +34,6 @@ pub mod run_directory;
 pub mod telemetry;
 #[cfg(test)]
 mod testing;
+pub mod vcpus;
 pub mod volume_table;
 pub mod worker;

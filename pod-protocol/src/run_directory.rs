@@ -67,7 +67,9 @@ impl RunDirectory {
         if excess > 0 {
             return Err(RunDirectoryError::TooLong { path: self.root.clone(), excess });
         }
-        for path in [self.sockets(), self.doorbells(), self.locks(), self.root.join("memory-failures")] {
+        let directories =
+            [self.sockets(), self.doorbells(), self.locks(), self.vcpus(), self.root.join("memory-failures")];
+        for path in directories {
             fs::create_dir_all(&path).map_err(|source| RunDirectoryError::Create { path, source })?;
         }
         Ok(())
@@ -91,6 +93,23 @@ impl RunDirectory {
     /// Where lock files lie.
     pub fn locks(&self) -> PathBuf {
         self.root.join("locks")
+    }
+
+    /// Where the sockets for agents that hold vCPUs lie.
+    pub fn vcpus(&self) -> PathBuf {
+        self.root.join("vcpus")
+    }
+
+    /// Where a frontend hears of the vCPUs of its VMs.
+    pub fn vcpu_socket(&self, endpoint: EndpointId) -> PathBuf {
+        self.vcpus().join(format!("{}-{}.sock", endpoint.host, endpoint.role))
+    }
+
+    /// The lock that keeps an agent that holds the vCPUs of an instance unique on this kernel.
+    pub fn vcpu_lock(&self, instance: &str) -> PathBuf {
+        // A machine that was found may be called anything.
+        let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+        self.locks().join(format!("vcpus-{}.lock", instance.chars().map(plain).collect::<String>()))
     }
 
     /// The doorbell of an endpoint's control thread.

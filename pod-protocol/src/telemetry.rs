@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cxl_pool::EndpointId;
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{ChannelId, LeaseId, VolumeId};
+use crate::ids::{ChannelId, InstanceId, LeaseId, VolumeId};
 
 /// One sample of an endpoint's counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +29,32 @@ pub struct Telemetry {
     /// Per leased device whose VM has a share of the fabric.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mchannels: Vec<MchannelTelemetry>,
+    /// Per VM whose vCPUs are held to its share of the fabric.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub vcpus: Vec<VcpuTelemetry>,
+}
+
+/// What the vCPUs of a VM load and store, and how long they may run. Counted since their agent came.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VcpuTelemetry {
+    /// Whose they are.
+    pub instance: Option<InstanceId>,
+    /// Bytes loaded and stored.
+    pub bytes: u64,
+    /// For how long they were put to sleep, in µs, summed over vCPUs.
+    pub slept_us: u64,
+    /// r, in bytes/s.
+    pub rate: u64,
+    /// D, in bytes/s.
+    pub demand: u64,
+    /// w·α of the VM, in bytes/s; nothing while nobody on its path has to be held back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share: Option<u64>,
+    /// T_R in ns: how much of a window they may run.
+    pub run_ns: u64,
+    /// T_W in ns, as the agent makes it.
+    pub window_ns: u64,
 }
 
 /// What a leased device moves to and from the pool, and may move.

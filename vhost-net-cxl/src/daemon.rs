@@ -73,15 +73,13 @@ fn frontend<M: Memory>(
     let joined = |reporter: Reporter, fence: Fence| -> anyhow::Result<Box<dyn Handler>> {
         let worker_config = WorkerConfig::new(&config.run, config.net.frontend_cpu, fence);
         let worker = Worker::spawn("net-frontend", worker_config, doorbell(config, role)?, task)?;
-        Ok(Box::new(FrontendHandler::new(
-            memory.clone(),
-            worker,
-            reporter,
-            book,
-            channels,
-            sockets,
-            Some(pool_file),
-        )))
+        let mut handler =
+            FrontendHandler::new(memory.clone(), worker, reporter, book, channels, sockets, Some(pool_file));
+        let agents = config.run_directory().vcpu_socket(EndpointId::new(config.host.id, role));
+        handler
+            .listen_to_agents(&agents)
+            .with_context(|| format!("cannot listen on {}", agents.display()))?;
+        Ok(Box::new(handler))
     };
     run(config, pool, memory, role, Vec::new(), stop, joined)
 }

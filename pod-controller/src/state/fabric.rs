@@ -363,6 +363,7 @@ impl State {
         Some(Object::Mchannel(MchannelObject {
             lease: lease.id,
             instance: lease.instance,
+            name: self.instances.get(&lease.instance).map_or_else(String::new, |it| it.name.clone()),
             weight: mchannel.weight,
             tenant: self.fabric.tenants.get(&mchannel.tenant)?.number,
             path: path.collect::<Option<_>>()?,

@@ -61,6 +61,9 @@ pub struct MchannelObject {
     pub lease: LeaseId,
     /// Whose it is. All devices of an instance share its weight.
     pub instance: InstanceId,
+    /// The instance's name, by which agents know its vCPUs; empty where the controller does not say.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
     /// Its part among the VMs of its tenant.
     pub weight: u32,
     /// Its tenant.

@@ -22,6 +22,8 @@ mod task;
 mod unflushed;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -129,6 +131,11 @@ impl Frontend {
             pace: Pace::default(),
             meter,
         })
+    }
+
+    /// Listens there to the agents of vCPUs.
+    pub fn listen_to_agents(&mut self, path: &Path) -> io::Result<()> {
+        self.meter.listen(path)
     }
 
     /// Goes on without replicas that keep a request for longer than this. Without a limit guests wait for them.
@@ -318,10 +325,11 @@ impl Handler for Frontend {
         ];
         let dirty_bytes = self.disks.values().map(OfferedDisk::dirty_bytes).sum();
         let gauges = [("mirror-dirty-bytes".to_owned(), dirty_bytes)];
-        let mchannels = self.meter.telemetry();
+        let (mchannels, vcpus) = (self.meter.telemetry(), self.meter.vcpus());
         Telemetry {
             leases,
             mchannels,
+            vcpus,
             counters: counters.into(),
             gauges: gauges.into(),
             ..Telemetry::default()

@@ -1,18 +1,23 @@
 use std::collections::BTreeMap;
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use cxl_pool::{Area, Memory};
-use pod_protocol::ids::LeaseId;
+use pod_protocol::ids::{InstanceId, LeaseId};
 use pod_protocol::objects::{FabricObject, MchannelObject};
-use pod_protocol::telemetry::MchannelTelemetry;
+use pod_protocol::telemetry::{MchannelTelemetry, VcpuTelemetry};
+use pod_protocol::vcpus::{Hello, Link, Report, ToAgent, VERSION};
 
-use super::plan::{Metered, Plan, Said, free};
+use super::agents::{Agents, Host};
+use super::metered::{Metered, Moves, Part};
+use super::plan::Plan;
 use super::round::{Exchange, Exchanges, rounded};
-use super::{Pacing, Waker};
+use super::vcpus::Vcpus;
+use super::{Pacing, Waker, as_f64, whole};
 
 /// After so many K in which nothing moved and nothing waited, the meter sleeps until something does.
 const SILENT_AFTER_KS: f64 = 50.0;
@@ -21,9 +26,10 @@ const SILENT_AFTER_KS: f64 = 50.0;
 pub struct Meter {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    agents: Option<Agents>,
 }
 
-struct Shared {
+pub(super) struct Shared {
     waker: Arc<Waker>,
     stopping: AtomicBool,
     work: Mutex<Work>,
@@ -37,7 +43,7 @@ struct Work {
     open: Box<OpenExchange>,
     plan: Option<Plan>,
     exchange: Option<Box<dyn Exchanges>>,
-    all: BTreeMap<LeaseId, Metered>,
+    all: BTreeMap<Part, Metered>,
     /// When the last K ended.
     last_us: f64,
     /// When something moved or waited last.
@@ -57,7 +63,13 @@ impl Meter {
             active_us: 0.0,
         };
         let shared = Shared { waker: Waker::new(), stopping: AtomicBool::new(false), work: Mutex::new(work) };
-        Self { shared: Arc::new(shared), thread: None }
+        Self { shared: Arc::new(shared), thread: None, agents: None }
+    }
+
+    /// Listens there to the agents of vCPUs, until it stops.
+    pub fn listen(&mut self, path: &Path) -> io::Result<()> {
+        self.agents = Some(Agents::listen(path, Arc::clone(&self.shared))?);
+        Ok(())
     }
 
     /// Shares this fabric from now on.
@@ -104,37 +116,23 @@ impl Meter {
             plan.close_all(all);
         }
         (*plan, *exchange) = (None, None);
+        work.dismiss_where("the bandwidth of the fabric is not shared out any more", |_, _| true);
     }
 
     /// Measures a device and holds it to its share, once there is a fabric to share.
     pub fn measure(&mut self, object: MchannelObject) -> Arc<Pacing> {
         let mut work = self.shared.lock();
         let Work { plan, all, .. } = &mut *work;
-        let metered = all.entry(object.lease).or_insert_with(|| Metered {
-            object: object.clone(),
-            pacing: Pacing::new(Arc::clone(&self.shared.waker), 1000.0),
-            id: None,
-            most: f64::INFINITY,
-            bytes: 0,
-            held_us: 0.0,
-            elsewhere: Vec::new(),
-            said: Said::default(),
-        });
-        let known = metered.id.is_some() && metered.object == object;
-        if let Some(plan) = plan.as_mut().filter(|_| !known) {
-            let weight_only = MchannelObject { weight: object.weight, ..metered.object.clone() } == object;
-            metered.object = object;
-            if let Some(id) = metered.id.filter(|_| weight_only) {
-                // It is open, and its estimates stay good.
-                let _ = plan.host.set_weight(id, f64::from(metered.object.weight));
-            } else {
-                plan.close(metered);
-                plan.open(metered);
-            }
-        } else if !known {
-            metered.object = object;
+        let new = || Pacing::new(Arc::clone(&self.shared.waker), 1000.0);
+        let metered =
+            all.entry(Part::Device(object.lease)).or_insert_with(|| Metered::device(object.clone(), new()));
+        // A device has queues.
+        let pacing = metered.pacing().map_or_else(new, Arc::clone);
+        take_over(plan, metered, object.clone());
+        if let Some(vcpus) = all.get_mut(&Part::Vcpus(object.instance)) {
+            let lease = vcpus.object.lease;
+            take_over(plan, vcpus, MchannelObject { lease, ..object });
         }
-        let pacing = Arc::clone(&metered.pacing);
         drop(work);
         self.shared.waker.wake();
         pacing
@@ -143,17 +141,22 @@ impl Meter {
     /// Measures a device no longer. It may move what it likes.
     pub fn forget(&mut self, lease: LeaseId) {
         let mut work = self.shared.lock();
-        let Work { plan, all, .. } = &mut *work;
-        let Some(mut metered) = all.remove(&lease) else { return };
-        match plan {
-            Some(plan) => plan.close(&mut metered),
-            None => free(&mut metered),
+        let Some(metered) = work.remove(Part::Device(lease)) else { return };
+        let instance = metered.object.instance;
+        let has_another =
+            |(part, it): (&Part, &Metered)| matches!(part, Part::Device(_)) && it.object.instance == instance;
+        if !work.all.iter().any(has_another) {
+            let reason = format!(
+                "{} has no share of the fabric here any more: see podctl mchannel set",
+                metered.object.name
+            );
+            work.dismiss_where(&reason, |it, _| it.object.instance == instance);
         }
     }
 
     /// What holds a device to its share, if it is measured.
     pub fn pacing(&self, lease: LeaseId) -> Option<Arc<Pacing>> {
-        self.shared.lock().all.get(&lease).map(|metered| Arc::clone(&metered.pacing))
+        self.shared.lock().all.get(&Part::Device(lease))?.pacing().map(Arc::clone)
     }
 
     /// Whether it writes there.
@@ -165,24 +168,47 @@ impl Meter {
     pub fn telemetry(&self) -> Vec<MchannelTelemetry> {
         let now_us = self.shared.waker.now_us();
         let work = self.shared.lock();
-        let of = |(lease, metered): (&LeaseId, &Metered)| {
-            let (bytes, messages) = metered.pacing.moved();
-            MchannelTelemetry {
+        let of = |(part, metered): (&Part, &Metered)| {
+            let (Part::Device(lease), Moves::Queues(queues)) = (part, &metered.moves) else { return None };
+            let (bytes, messages) = queues.pacing.moved();
+            Some(MchannelTelemetry {
                 lease: Some(*lease),
                 bytes,
                 messages,
-                held_us: super::whole(metered.pacing.held_us(now_us)),
+                held_us: whole(queues.pacing.held_us(now_us)),
                 rate: rounded(metered.said.rate),
                 demand: rounded(metered.said.demand),
                 share: metered.said.share.map(rounded),
                 limit: metered.said.limit.map(rounded),
-            }
+            })
         };
-        work.all.iter().map(of).collect()
+        work.all.iter().filter_map(of).collect()
+    }
+
+    /// What was measured and decided of vCPUs.
+    pub fn vcpus(&self) -> Vec<VcpuTelemetry> {
+        let work = self.shared.lock();
+        let of = |(part, metered): (&Part, &Metered)| {
+            let (Part::Vcpus(instance), Moves::Vcpus(vcpus)) = (part, &metered.moves) else { return None };
+            // One that has not reported yet makes no window.
+            let window_ns = vcpus.window_us.saturating_mul(1000);
+            Some(VcpuTelemetry {
+                instance: Some(*instance),
+                bytes: vcpus.bytes,
+                slept_us: vcpus.slept_us,
+                rate: rounded(metered.said.rate),
+                demand: rounded(metered.said.demand),
+                share: metered.said.share.map(rounded),
+                run_ns: rounded(as_f64(window_ns) * vcpus.part()),
+                window_ns,
+            })
+        };
+        work.all.iter().filter_map(of).collect()
     }
 
     /// Writes nothing any more, and lets all move what they like.
     pub fn stop(&mut self) {
+        self.agents = None;
         self.shared.stopping.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
@@ -190,6 +216,12 @@ impl Meter {
             let _ = thread.join();
         }
         self.share_nothing();
+    }
+
+    /// What its threads have.
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
     }
 
     fn check(&self, area: Area) -> Result<(), String> {
@@ -235,10 +267,120 @@ impl Shared {
     }
 }
 
+impl Host for Arc<Shared> {
+    fn enter(&self, hello: &Hello, number: u64, link: &Arc<Link>) -> Result<InstanceId, String> {
+        let entered = self.lock().enter(hello, number, link);
+        self.waker.wake();
+        entered
+    }
+
+    fn report(&self, vm: InstanceId, number: u64, report: &Report) -> Result<(), String> {
+        let mut work = self.lock();
+        let metered = work.all.get_mut(&Part::Vcpus(vm));
+        let reported = match metered.map(|metered| &mut metered.moves) {
+            Some(Moves::Vcpus(vcpus)) if vcpus.is_of(number) => vcpus.report(report),
+            _ => return Err("nothing is known of these vCPUs any more".to_owned()),
+        };
+        if reported.is_err() {
+            work.remove(Part::Vcpus(vm));
+        }
+        reported
+    }
+
+    fn leave(&self, vm: InstanceId, number: u64) {
+        let is_its = |it: &Metered| matches!(&it.moves, Moves::Vcpus(vcpus) if vcpus.is_of(number));
+        let mut work = self.lock();
+        if work.all.get(&Part::Vcpus(vm)).is_some_and(is_its) {
+            work.remove(Part::Vcpus(vm));
+        }
+    }
+}
+
+/// Has `plan` take over what is said of it now.
+fn take_over(plan: &mut Option<Plan>, metered: &mut Metered, object: MchannelObject) {
+    match plan {
+        Some(plan) => plan.change(metered, object),
+        None => metered.object = object,
+    }
+}
+
 impl Work {
+    /// An agent has come for the vCPUs of an instance that has devices here.
+    fn enter(&mut self, hello: &Hello, number: u64, link: &Arc<Link>) -> Result<InstanceId, String> {
+        let name = &hello.instance;
+        if hello.version != VERSION {
+            return Err(format!(
+                "it speaks version {}, and this frontend {VERSION}: install the same release of both",
+                hello.version
+            ));
+        }
+        let Some(plan) = &self.plan else {
+            return Err(
+                "the bandwidth of the fabric is not shared out: see podctl mchannel fabric".to_owned()
+            );
+        };
+        let sample_us = f64::from(plan.fabric.sample_us);
+        let its = |it: &&Metered| it.pacing().is_some() && it.id.is_some() && &it.object.name == name;
+        let Some(object) = self.all.values().find(its).map(|it| it.object.clone()) else {
+            return Err(format!(
+                "{name} has no device here with a share of the fabric: see podctl mchannel set {name}"
+            ));
+        };
+        let instance = object.instance;
+        let part = Part::Vcpus(instance);
+        if let Some(Metered { moves: Moves::Vcpus(other), .. }) = self.all.get(&part) {
+            if !other.is_silent(sample_us) {
+                return Err(format!(
+                    "process {} holds the vCPUs of {name} already: end that first",
+                    other.process()
+                ));
+            }
+            self.dismiss_where("another agent has come in the meantime", |it, _| {
+                it.object.instance == instance
+            });
+        }
+        // Before an order can be given.
+        link.send(&ToAgent::Welcome).map_err(|error| error.to_string())?;
+        let vcpus = Vcpus::new(Box::new(Arc::clone(link)), number, hello.process);
+        let mut metered = Metered::vcpus(object, vcpus);
+        if let Some(plan) = &mut self.plan {
+            plan.open(&mut metered);
+        }
+        self.all.insert(part, metered);
+        Ok(instance)
+    }
+
+    /// Measures something no longer. It may move what it likes.
+    fn remove(&mut self, part: Part) -> Option<Metered> {
+        let mut metered = self.all.remove(&part)?;
+        match &mut self.plan {
+            Some(plan) => plan.close(&mut metered),
+            None => metered.free(),
+        }
+        Some(metered)
+    }
+
+    /// Sends agents away.
+    fn dismiss_where(&mut self, reason: &str, leaves: impl Fn(&Metered, &Vcpus) -> bool) {
+        let of = |(part, metered): (&Part, &Metered)| match &metered.moves {
+            Moves::Vcpus(vcpus) if leaves(metered, vcpus) => Some(*part),
+            _ => None,
+        };
+        let parts: Vec<Part> = self.all.iter().filter_map(of).collect();
+        for part in parts {
+            if let Some(Metered { moves: Moves::Vcpus(vcpus), .. }) = self.remove(part) {
+                vcpus.dismiss(reason);
+            }
+        }
+    }
+
     /// Does what is due. Returns when to come again; nothing: when woken.
     fn turn(&mut self, waker: &Waker) -> Option<Duration> {
         let now_us = waker.now_us();
+        if let Some(plan) = &self.plan {
+            let sample_us = f64::from(plan.fabric.sample_us);
+            self.dismiss_where("nothing was heard of it for too long", |_, it| it.is_silent(sample_us));
+        }
         let (Some(plan), Some(exchange)) = (&mut self.plan, &mut self.exchange) else {
             waker.fall_silent();
             return None;
@@ -266,8 +408,6 @@ impl Work {
 }
 
 /// Whether anything moved or waited since the last round.
-fn moved_since(all: &BTreeMap<LeaseId, Metered>, now_us: f64) -> bool {
-    all.values().any(|metered| {
-        metered.pacing.moved().0 != metered.bytes || metered.pacing.held_us(now_us) > metered.held_us
-    })
+fn moved_since(all: &BTreeMap<Part, Metered>, now_us: f64) -> bool {
+    all.values().any(|metered| metered.moved_since(now_us))
 }

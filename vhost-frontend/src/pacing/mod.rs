@@ -4,15 +4,23 @@
 //! over lines of the pool, and computes shares with the code of [`mem_channel`]. A [`Pacer`] holds one device to its share: the
 //! engine's worker asks it before it takes a request or packet from a virtqueue. A [`Pacing`] is what both have of a device.
 //!
+//! What the vCPUs of a VM load and store by themselves no frontend sees: an agent on the host (`vmm slice --share fair`) tells the
+//! meter, and is told for how long they may run ([`pod_protocol::vcpus`]). They count as one more device of the VM.
+//!
 //! A device without a [`Pacer`] costs its worker one branch.
 
+mod agents;
 mod meter;
+mod metered;
 mod pacer;
 mod plan;
 mod round;
 #[cfg(test)]
 mod tests;
 mod timer;
+#[cfg(test)]
+mod vcpu_tests;
+mod vcpus;
 
 pub use meter::Meter;
 pub use pacer::Pacer;

@@ -1,41 +1,12 @@
 //! What the controller wants measured, turned into a [`Host`] of the transport.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use mem_channel::{
-    ElementId, Host, MchannelId, MchannelOptions, MemChannelError, Parameters, TenantId, TenantOptions,
-};
-use pod_protocol::ids::LeaseId;
+use mem_channel::{ElementId, Host, MchannelOptions, MemChannelError, Parameters, TenantId, TenantOptions};
 use pod_protocol::objects::{FabricObject, MchannelObject};
 
-use super::{Pacing, as_f64};
-
-/// A device that is measured.
-pub(super) struct Metered {
-    pub(super) object: MchannelObject,
-    pub(super) pacing: Arc<Pacing>,
-    /// Its place in the transport; nothing while its path or tenant is unknown here.
-    pub(super) id: Option<MchannelId>,
-    /// What its path carries at most, in bytes/s.
-    pub(super) most: f64,
-    /// What it had moved at the end of the last K.
-    pub(super) bytes: u64,
-    /// For how long it had been held back by then.
-    pub(super) held_us: f64,
-    /// What the other devices of its VM want, in bytes/s.
-    pub(super) elsewhere: Vec<f64>,
-    pub(super) said: Said,
-}
-
-/// What was decided last, for telemetry.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Said {
-    pub(super) rate: f64,
-    pub(super) demand: f64,
-    pub(super) share: Option<f64>,
-    pub(super) limit: Option<f64>,
-}
+use super::as_f64;
+use super::metered::{Metered, Part};
 
 /// The transport, as far as this endpoint has a part in it.
 pub(super) struct Plan {
@@ -83,7 +54,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Opens the mchannel of a device, if everything that it names is known.
+    /// Opens an mchannel, if everything that it names is known.
     pub(super) fn open(&mut self, metered: &mut Metered) {
         let object = &metered.object;
         let options = MchannelOptions {
@@ -94,39 +65,44 @@ impl Plan {
         // What is unknown was taken away, and this device is about to hear of it too.
         metered.id = self.host.open(&options).ok();
         self.note_most(metered);
-        // Until its share is known: no more than the path carries.
-        metered.pacing.limit(metered.most);
-        metered.pacing.set_window(f64::from(self.fabric.window_us));
-        metered.said = Said::default();
+        metered.begin(&self.fabric);
     }
 
-    /// Notes what the path of a device carries at most.
+    /// Takes over what is said of something that may be open already.
+    pub(super) fn change(&mut self, metered: &mut Metered, object: MchannelObject) {
+        if metered.id.is_some() && metered.object == object {
+            return;
+        }
+        let weight_only = MchannelObject { weight: object.weight, ..metered.object.clone() } == object;
+        metered.object = object;
+        if let Some(id) = metered.id.filter(|_| weight_only) {
+            // It is open, and its estimates stay good.
+            let _ = self.host.set_weight(id, f64::from(metered.object.weight));
+        } else {
+            self.close(metered);
+            self.open(metered);
+        }
+    }
+
+    /// Notes what its path carries at most.
     pub(super) fn note_most(&self, metered: &mut Metered) {
         let elements = self.fabric.elements.iter().filter(|it| metered.object.path.contains(&it.element));
         let rates = elements.map(|it| as_f64(it.bytes_per_second));
         metered.most = rates.fold(f64::INFINITY, f64::min);
     }
 
-    /// Closes the mchannel of a device that may move what it likes from now on.
+    /// Closes an mchannel that may move what it likes from now on.
     pub(super) fn close(&mut self, metered: &mut Metered) {
         if let Some(id) = metered.id.take() {
             // It was open.
             let _ = self.host.close(id);
         }
-        free(metered);
+        metered.free();
     }
 
-    pub(super) fn close_all(&mut self, all: &mut BTreeMap<LeaseId, Metered>) {
+    pub(super) fn close_all(&mut self, all: &mut BTreeMap<Part, Metered>) {
         for metered in all.values_mut() {
             self.close(metered);
         }
     }
-}
-
-/// Nothing limits it.
-pub(super) fn free(metered: &mut Metered) {
-    metered.id = None;
-    metered.most = f64::INFINITY;
-    metered.pacing.limit(f64::INFINITY);
-    metered.said = Said::default();
 }

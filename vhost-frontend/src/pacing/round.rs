@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use cxl_pool::{Area, LINE_BYTES, Memory};
-use mem_channel::{ElementId, Measured, Node, Peers, Record, Sums, TenantId, part_among};
-use pod_protocol::ids::LeaseId;
+use mem_channel::{ElementId, Measured, Node, Peers, Record, Sums, TenantId};
 use pod_protocol::mchannel::{Board, PeerBoard};
 use pod_protocol::objects::PeerObject;
 
-use super::plan::{Metered, Plan, Said};
+use super::metered::{Metered, Part};
+use super::plan::Plan;
 use super::{as_f64, whole};
 
 /// What others published counts for so many K.
@@ -30,7 +30,7 @@ pub(super) trait Exchanges: Send {
     fn follow(&mut self, plan: &Plan);
 
     /// What was measured in a K that is over becomes what may be moved in the next one.
-    fn round(&mut self, plan: &mut Plan, all: &mut BTreeMap<LeaseId, Metered>, elapsed_us: f64, now_us: f64);
+    fn round(&mut self, plan: &mut Plan, all: &mut BTreeMap<Part, Metered>, elapsed_us: f64, now_us: f64);
 }
 
 /// What this endpoint publishes, and what it reads of others.
@@ -76,9 +76,9 @@ impl<M: Memory> Exchange<M> {
         }
     }
 
-    /// Notes for each device what the other devices of its VM want, here and at the other frontend of this host.
-    fn note_elsewhere(&self, all: &mut BTreeMap<LeaseId, Metered>, now_us: f64) {
-        let mut wanted: BTreeMap<u32, Vec<(Option<LeaseId>, f64)>> = BTreeMap::new();
+    /// Notes for each device what the other devices of its VM want, here and at the other frontend of this host. Its vCPUs are one more.
+    fn note_elsewhere(&self, all: &mut BTreeMap<Part, Metered>, now_us: f64) {
+        let mut wanted: BTreeMap<u32, Vec<(Option<Part>, f64)>> = BTreeMap::new();
         for record in self.siblings.records(now_us) {
             if let (NO_ELEMENT, Node::Tenant { tenant, .. }) = (record.element, record.node) {
                 // So many devices want so much together.
@@ -87,19 +87,19 @@ impl<M: Memory> Exchange<M> {
                 wanted.entry(tenant.0).or_default().extend((0..count).map(|_| (None, each)));
             }
         }
-        for (lease, metered) in all.iter().filter(|(_, metered)| metered.id.is_some()) {
+        for (part, metered) in all.iter().filter(|(_, metered)| metered.id.is_some()) {
             let of_vm = wanted.entry(metered.object.instance.get()).or_default();
-            of_vm.push((Some(*lease), metered.said.demand));
+            of_vm.push((Some(*part), metered.said.demand));
         }
-        for (lease, metered) in all.iter_mut() {
+        for (part, metered) in all.iter_mut() {
             metered.elsewhere.clear();
             let of_vm = wanted.get(&metered.object.instance.get()).into_iter().flatten();
-            let others = of_vm.filter(|(other, _)| *other != Some(*lease)).map(|(_, demand)| *demand);
+            let others = of_vm.filter(|(other, _)| *other != Some(*part)).map(|(_, demand)| *demand);
             metered.elsewhere.extend(others);
         }
     }
 
-    fn publish(&mut self, plan: &mut Plan, all: &BTreeMap<LeaseId, Metered>, elapsed_us: f64) {
+    fn publish(&mut self, plan: &mut Plan, all: &BTreeMap<Part, Metered>, elapsed_us: f64) {
         let mut full = self.sums.publish(plan.host.sample(elapsed_us)).err();
         // One for each VM, of all its devices here.
         let mut vms: BTreeMap<u32, Sums> = BTreeMap::new();
@@ -157,20 +157,10 @@ impl<M: Memory> Exchanges for Exchange<M> {
         }
     }
 
-    fn round(&mut self, plan: &mut Plan, all: &mut BTreeMap<LeaseId, Metered>, elapsed_us: f64, now_us: f64) {
+    fn round(&mut self, plan: &mut Plan, all: &mut BTreeMap<Part, Metered>, elapsed_us: f64, now_us: f64) {
         self.look_at_sibling(now_us);
         for metered in all.values_mut() {
-            let ((bytes, _), held_us) = (metered.pacing.moved(), metered.pacing.held_us(now_us));
-            let held = (held_us - metered.held_us).clamp(0.0, elapsed_us);
-            let measured = Measured {
-                elapsed_us,
-                run_us: elapsed_us,
-                queue_bytes: bytes.wrapping_sub(metered.bytes),
-                queue_open_us: elapsed_us - held,
-                demand_elsewhere: metered.elsewhere.iter().sum(),
-                ..Measured::default()
-            };
-            (metered.bytes, metered.held_us) = (bytes, held_us);
+            let measured = metered.measure(elapsed_us, now_us);
             let Some(id) = metered.id else { continue };
             if let Ok(decision) = plan.host.schedule(id, &measured) {
                 metered.said.rate = decision.rate;
@@ -189,10 +179,7 @@ impl<M: Memory> Exchanges for Exchange<M> {
             let nothing =
                 Measured { demand_elsewhere: metered.elsewhere.iter().sum(), ..Measured::default() };
             let Ok(decision) = plan.host.schedule(id, &nothing) else { continue };
-            let limit = part_among(decision.queue_rate, &metered.elsewhere).min(metered.most);
-            metered.pacing.limit(limit);
-            let finite = |rate: f64| rate.is_finite().then_some(rate);
-            metered.said = Said { share: finite(decision.share), limit: finite(limit), ..metered.said };
+            metered.decide(&decision, &plan.fabric);
         }
     }
 }

@@ -8,7 +8,8 @@ use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
 use pod_protocol::ids::{InstanceId, LeaseId};
 use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, PeerObject, TenantObject};
 
-use super::plan::{Metered, Plan, Said};
+use super::metered::{Metered, Moves, Part};
+use super::plan::Plan;
 use super::round::{Exchange, Exchanges};
 use super::{Pacing, Waker, as_f64, whole};
 
@@ -37,7 +38,7 @@ impl Vm {
 struct Frontend {
     plan: Plan,
     exchange: Exchange<SimulatedMemory>,
-    all: BTreeMap<LeaseId, Metered>,
+    all: BTreeMap<Part, Metered>,
 }
 
 struct Pod {
@@ -87,26 +88,19 @@ impl Pod {
             let lease = LeaseId::new(number).unwrap();
             let Vm { instance, weight, tenant, .. } = *vm;
             let instance = InstanceId::new(instance);
-            let mut metered = Metered {
-                object: MchannelObject { lease, instance, weight, tenant, path: vec![7] },
-                pacing: Pacing::new(Arc::clone(&waker), 1000.0),
-                id: None,
-                most: f64::INFINITY,
-                bytes: 0,
-                held_us: 0.0,
-                elsewhere: Vec::new(),
-                said: Said::default(),
-            };
+            let object =
+                MchannelObject { lease, instance, name: String::new(), weight, tenant, path: vec![7] };
+            let mut metered = Metered::device(object, Pacing::new(Arc::clone(&waker), 1000.0));
             let frontend = &mut frontends[vm.frontend];
             frontend.plan.open(&mut metered);
-            frontend.all.insert(lease, metered);
+            frontend.all.insert(Part::Device(lease), metered);
         }
         Self { pool, frontends, vms, round: 0 }
     }
 
     fn metered(&self, vm: usize) -> &Metered {
         let lease = LeaseId::new(u32::try_from(vm + 1).unwrap()).unwrap();
-        &self.frontends[self.vms[vm].frontend].all[&lease]
+        &self.frontends[self.vms[vm].frontend].all[&Part::Device(lease)]
     }
 
     fn run(&mut self, rounds: u32) {
@@ -116,7 +110,7 @@ impl Pod {
             for vm in 0..self.vms.len() {
                 let Vm { on_off: (on, off), demand, .. } = self.vms[vm];
                 let wants = if self.round % (on + off) < on { demand } else { 0.0 };
-                let pacing = Arc::clone(&self.metered(vm).pacing);
+                let pacing = Arc::clone(self.metered(vm).pacing().unwrap());
                 let limit = f64::from_bits(pacing.rate.load(std::sync::atomic::Ordering::Relaxed));
                 let moves = wants.min(limit) * k_us / 1e6;
                 pacing.count(whole(moves), 1);
@@ -161,7 +155,8 @@ fn weights_hold_across_hosts_that_are_not_coherent() {
         let mut pod = Pod::new(seed, 4, vms);
         pod.run(100);
         near(&pod.rates(50), &[0.9 / 4.0, 0.9 * 3.0 / 4.0, 0.1]);
-        assert!(pod.metered(2).held_us < 1.0, "who wants less than his share is never held back");
+        let Moves::Queues(queues) = &pod.metered(2).moves else { panic!("a device has queues") };
+        assert!(queues.held_us < 1.0, "who wants less than his share is never held back");
         assert_eq!(pod.pool.faults().lost_updates, 0);
         Ok(())
     });

@@ -1,7 +1,8 @@
 //! What the controller asks of the frontend, on the control thread.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,6 +63,11 @@ impl<M: Memory> FrontendHandler<M> {
     ) -> Self {
         let meter = Meter::new(memory.clone());
         Self { memory, worker, reporter, book, channels, sockets, pool_file, devices: HashMap::new(), meter }
+    }
+
+    /// Listens there to the agents of vCPUs.
+    pub fn listen_to_agents(&mut self, path: &Path) -> io::Result<()> {
+        self.meter.listen(path)
     }
 
     fn pace(&self, lease: LeaseId, pacing: Option<Arc<Pacing>>) -> Result<(), String> {
@@ -159,7 +165,8 @@ impl<M: Memory> Handler for FrontendHandler<M> {
         let (leases, channels) = (self.book.telemetry(), self.channels.telemetry());
         let mchannels = self.meter.telemetry();
         let counters = [("zero-copy-packets".to_owned(), self.book.zero_copy())].into();
-        Telemetry { leases, channels, mchannels, counters, ..Telemetry::default() }
+        let vcpus = self.meter.vcpus();
+        Telemetry { leases, channels, mchannels, vcpus, counters, ..Telemetry::default() }
     }
 
     fn fenced(&mut self) {

@@ -1,0 +1,155 @@
+//! What is measured: a device's queues, or the vCPUs of a VM, which count as one more device of it.
+
+use std::sync::Arc;
+
+use mem_channel::{Decision, MchannelId, Measured, part_among};
+use pod_protocol::ids::{InstanceId, LeaseId};
+use pod_protocol::objects::{FabricObject, MchannelObject};
+
+use super::Pacing;
+use super::vcpus::Vcpus;
+
+/// What of a VM has a place of its own in the transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Part {
+    /// The queues of a device.
+    Device(LeaseId),
+    /// All vCPUs.
+    Vcpus(InstanceId),
+}
+
+/// Something that is measured.
+pub(super) struct Metered {
+    /// Of vCPUs: what is said of a device of the same VM.
+    pub(super) object: MchannelObject,
+    pub(super) moves: Moves,
+    /// Its place in the transport; nothing while its path or tenant is unknown here.
+    pub(super) id: Option<MchannelId>,
+    /// What its path carries at most, in bytes/s.
+    pub(super) most: f64,
+    /// What the other parts of its VM want, in bytes/s.
+    pub(super) elsewhere: Vec<f64>,
+    pub(super) said: Said,
+}
+
+/// By what it moves bytes.
+pub(super) enum Moves {
+    /// By queues, which ask before they move any.
+    Queues(Queues),
+    /// By loads and stores, of which others tell.
+    Vcpus(Vcpus),
+}
+
+/// The queues of a device.
+pub(super) struct Queues {
+    pub(super) pacing: Arc<Pacing>,
+    /// What they had moved at the end of the last K.
+    pub(super) bytes: u64,
+    /// For how long they had been held back by then, in µs.
+    pub(super) held_us: f64,
+}
+
+/// What was decided last, for telemetry.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Said {
+    pub(super) rate: f64,
+    pub(super) demand: f64,
+    pub(super) share: Option<f64>,
+    pub(super) limit: Option<f64>,
+}
+
+impl Metered {
+    fn new(object: MchannelObject, moves: Moves) -> Self {
+        Self { object, moves, id: None, most: f64::INFINITY, elsewhere: Vec::new(), said: Said::default() }
+    }
+
+    /// A device of which nothing is known yet.
+    pub(super) fn device(object: MchannelObject, pacing: Arc<Pacing>) -> Self {
+        Self::new(object, Moves::Queues(Queues { pacing, bytes: 0, held_us: 0.0 }))
+    }
+
+    /// The vCPUs of a VM with such a device.
+    pub(super) fn vcpus(object: MchannelObject, vcpus: Vcpus) -> Self {
+        Self::new(object, Moves::Vcpus(vcpus))
+    }
+
+    /// What holds it to its share, if it is a device.
+    pub(super) fn pacing(&self) -> Option<&Arc<Pacing>> {
+        match &self.moves {
+            Moves::Queues(queues) => Some(&queues.pacing),
+            Moves::Vcpus(_) => None,
+        }
+    }
+
+    /// Whether anything moved or waited since the last round. Where there is an agent, it waits for an order.
+    pub(super) fn moved_since(&self, now_us: f64) -> bool {
+        match &self.moves {
+            Moves::Queues(queues) => {
+                queues.pacing.moved().0 != queues.bytes || queues.pacing.held_us(now_us) > queues.held_us
+            }
+            Moves::Vcpus(_) => true,
+        }
+    }
+
+    /// What it did in a K that is over.
+    pub(super) fn measure(&mut self, elapsed_us: f64, now_us: f64) -> Measured {
+        let demand_elsewhere = self.elsewhere.iter().sum();
+        let idle = Measured { elapsed_us, demand_elsewhere, ..Measured::default() };
+        match &mut self.moves {
+            Moves::Queues(queues) => {
+                let ((bytes, _), held_us) = (queues.pacing.moved(), queues.pacing.held_us(now_us));
+                let held = (held_us - queues.held_us).clamp(0.0, elapsed_us);
+                let queue_bytes = bytes.wrapping_sub(queues.bytes);
+                (queues.bytes, queues.held_us) = (bytes, held_us);
+                Measured { run_us: elapsed_us, queue_bytes, queue_open_us: elapsed_us - held, ..idle }
+            }
+            Moves::Vcpus(vcpus) => {
+                let (line_bytes, run_us) = vcpus.measure(self.said.demand, elapsed_us);
+                // There are no queues to hold back.
+                Measured { run_us, line_bytes, queue_open_us: elapsed_us, ..idle }
+            }
+        }
+    }
+
+    /// Its path is known: what holds until its share is.
+    pub(super) fn begin(&mut self, fabric: &FabricObject) {
+        match &mut self.moves {
+            Moves::Queues(queues) => {
+                // No more than the path carries.
+                queues.pacing.limit(self.most);
+                queues.pacing.set_window(f64::from(fabric.window_us));
+            }
+            Moves::Vcpus(vcpus) => vcpus.begin(),
+        }
+        self.said = Said::default();
+    }
+
+    /// Holds it to what was decided.
+    pub(super) fn decide(&mut self, decision: &Decision, fabric: &FabricObject) {
+        let limit = match &mut self.moves {
+            Moves::Queues(queues) => {
+                let limit = part_among(decision.queue_rate, &self.elsewhere).min(self.most);
+                queues.pacing.limit(limit);
+                limit
+            }
+            Moves::Vcpus(vcpus) => {
+                let limit = part_among(decision.share, &self.elsewhere);
+                vcpus.order(limit, decision, fabric);
+                limit
+            }
+        };
+        let finite = |rate: f64| rate.is_finite().then_some(rate);
+        self.said = Said { share: finite(decision.share), limit: finite(limit), ..self.said };
+    }
+
+    /// Nothing limits it, and it has no place in the transport.
+    pub(super) fn free(&mut self) {
+        self.id = None;
+        self.most = f64::INFINITY;
+        self.said = Said::default();
+        match &mut self.moves {
+            Moves::Queues(queues) => queues.pacing.limit(f64::INFINITY),
+            Moves::Vcpus(vcpus) => vcpus.begin(),
+        }
+    }
+}
