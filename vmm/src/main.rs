@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod fair;
 mod following;
 mod libvirt_hook;
 mod running;
@@ -65,7 +66,7 @@ enum Command {
     Follow(following::Follow),
     /// Finds a machine that somebody else has started, by its QEMU or its libvirt domain, and notes it for `list` and `stop`.
     Attach(running::Attach),
-    /// Holds the vCPUs of a machine that runs on this host to a part of their time, until Ctrl-C.
+    /// Holds the vCPUs of a machine that runs on this host to a part of their time, or to its share of the fabric, until Ctrl-C.
     Slice(slice::Slice),
     /// Leases the devices of a libvirt domain when it starts, and gives them back when it has ended. libvirt runs this, with the
     /// domain's XML at the standard input: /etc/libvirt/hooks/qemu.d/wadi.

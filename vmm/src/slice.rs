@@ -1,4 +1,4 @@
-//! `vmm slice`: holds the vCPUs of a machine to a part of their time.
+//! `vmm slice`: holds the vCPUs of a machine to a part of their time, or to their VM's share of the fabric.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -7,51 +7,62 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
-use vmm::Registry;
-use vmm::slicing::{self, HOLDS_FOR, Kind, VcpuUse, WakeUp};
+use vmm::slicing::{self, Choice, HOLDS_FOR, Kind, RESCTRL, Share, VcpuUse, WakeUp};
+use vmm::{Registry, RunningVm};
 
-use crate::print;
+use crate::{fair, print};
 
 #[derive(Args)]
 pub(crate) struct Slice {
     /// The machine, as `vmm list` names it.
     name: String,
-    /// How much of its time a vCPU may run, in percent; 100 frees it.
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
-    share: f64,
-    /// The window in µs; without it, the smallest that costs at most 1.7 % on this host.
+    /// How much of its time a vCPU may run, in percent; 100 frees it. `fair`: so much that what it loads and stores is its VM's share of
+    /// the fabric, as `podctl mchannel` gives it.
+    #[arg(long, value_name = "PERCENT|fair")]
+    share: Share,
+    /// The window in µs; without it, the smallest that costs at most 1.7 % on this host, and for `--share fair` no shorter than the
+    /// fabric's.
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(50..=1_000_000))]
-    window: Option<u64>,
+    pub(crate) window: Option<u64>,
     /// How it is done; without it, the best that the machine allows.
     #[arg(long, value_enum)]
-    actuator: Option<Kind>,
+    pub(crate) actuator: Option<Kind>,
+    /// Where the resctrl file system is by which `--share fair` counts; a control group in it, if the vCPUs are in one.
+    #[arg(long, value_name = "DIRECTORY", default_value = RESCTRL)]
+    pub(crate) resctrl: PathBuf,
+    /// This host's configuration, by which `--share fair` finds the frontends.
+    #[arg(long, value_name = "FILE", default_value = "/etc/wadi/host.toml")]
+    pub(crate) config: PathBuf,
     /// End after so many seconds.
     #[arg(long, value_name = "SECONDS")]
-    seconds: Option<u64>,
+    pub(crate) seconds: Option<u64>,
     /// Where machines are noted.
     #[arg(long, default_value = "/run/wadi/vm")]
     directory: PathBuf,
 }
 
-fn percent(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(percent),
-        _ => Err("a number from 0 to 100".to_owned()),
+pub(crate) fn slice(asked: &Slice) -> Result<()> {
+    let machine = Registry::new(&asked.directory).find(&asked.name)?;
+    match asked.share {
+        Share::Percent(percent) => hold(asked, &machine, percent),
+        Share::Fair => fair::hold(asked, &machine),
     }
 }
 
-pub(crate) fn slice(asked: &Slice) -> Result<()> {
-    let machine = Registry::new(&asked.directory).find(&asked.name)?;
+/// The machine, what holds it, and why that.
+pub(crate) fn chosen(machine: &RunningVm, choice: &Choice) -> String {
+    format!("{}: {} ({})", machine.name, choice.actuator.name(), choice.reason)
+}
+
+fn hold(asked: &Slice, machine: &RunningVm, percent: f64) -> Result<()> {
     let cost = WakeUp::measure();
     let window = asked.window.map_or_else(|| cost.window(), Duration::from_micros);
-    let mut choice = slicing::choose(&machine, asked.actuator)?;
-    let duty = slicing::duty(asked.share / 100.0, window);
+    let mut choice = slicing::choose(machine, asked.actuator)?;
+    let duty = slicing::duty(percent / 100.0, window);
     let used = choice.actuator.set(duty).context("the vCPUs run freely")?;
     print(&format!(
-        "{}: {} ({}); windows of {} us; a wake-up costs {:.1} us here, so {:.1} % of the time\n",
-        asked.name,
-        choice.actuator.name(),
-        choice.reason,
+        "{}; windows of {} us; a wake-up costs {:.1} us here, so {:.1} % of the time\n",
+        chosen(machine, &choice),
         used.as_micros(),
         cost.cost.as_secs_f64() * 1e6,
         cost.overhead(used) * 100.0
@@ -81,7 +92,7 @@ pub(crate) fn slice(asked: &Slice) -> Result<()> {
     ended
 }
 
-fn table(usage: &[VcpuUse]) -> String {
+pub(crate) fn table(usage: &[VcpuUse]) -> String {
     let mut text = "THREAD   RAN %  SLEPT %    SLEEPS  RETRIES  MISSED  SPREAD OF A WINDOW\n".to_owned();
     for vcpu in usage {
         let part = |time: Duration| 100.0 * time.as_secs_f64() / vcpu.elapsed.as_secs_f64().max(1e-9);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::carry::{Carry, Times};
 use super::guard::Guard;
-use super::{Actuator, Duty, VcpuUse, failed};
+use super::{Actuator, Duty, VcpuUse, failed, schedstat};
 use crate::{RunningVm, VmmError};
 
 /// The least quota and period of the kernel, in µs.
@@ -195,7 +195,7 @@ impl Actuator for CgroupActuator {
     fn set(&mut self, duty: Duty) -> Result<Duration, VmmError> {
         for index in 0..self.groups.len() {
             let Group { path, thread, held } = &self.groups[index];
-            let Some(time) = processor_time(*thread) else {
+            let Some(time) = schedstat::times(*thread).map(|times| times.ran) else {
                 // A vCPU that was unplugged.
                 continue;
             };
@@ -236,7 +236,9 @@ impl Actuator for CgroupActuator {
     fn usage(&self) -> Result<Vec<VcpuUse>, VmmError> {
         let mut found = Vec::new();
         for group in &self.groups {
-            let (Some(held), Some(time)) = (&group.held, processor_time(group.thread)) else {
+            let (Some(held), Some(time)) =
+                (&group.held, schedstat::times(group.thread).map(|times| times.ran))
+            else {
                 continue;
             };
             found.push(VcpuUse {
@@ -259,12 +261,6 @@ impl Drop for CgroupActuator {
             let _ = fs::remove_dir(&group.path);
         }
     }
-}
-
-/// The processor time of a thread, until it ends.
-fn processor_time(thread: u32) -> Option<Duration> {
-    let text = fs::read_to_string(format!("/proc/{thread}/schedstat")).ok()?;
-    Some(Duration::from_nanos(text.split_whitespace().next()?.parse().ok()?))
 }
 
 /// For how long the kernel has held a group back.

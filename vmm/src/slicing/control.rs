@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::mem::offset_of;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,6 +13,9 @@ use vcpu_slicing::{Control, Duty, Failure, MAGIC, Order, SLOTS, Slot};
 
 use super::{VcpuUse, failed};
 use crate::VmmError;
+
+/// Where a slot has its thread.
+const THREAD: Range<usize> = offset_of!(Slot, thread)..offset_of!(Slot, thread) + size_of::<u32>();
 
 /// The file, opened.
 #[derive(Debug)]
@@ -93,12 +97,13 @@ impl ControlFile {
     /// What the vCPUs did.
     pub fn usage(&self) -> Result<Vec<VcpuUse>, VmmError> {
         let mut found = Vec::new();
-        for index in 0..SLOTS {
+        // Most are free, which one look at all of them shows.
+        let mut slots = vec![0; SLOTS * size_of::<Slot>()];
+        self.read(&mut slots, offset_of!(Control, slots))?;
+        let used = slots.chunks_exact(size_of::<Slot>()).enumerate();
+        for index in used.filter(|(_, slot)| slot[THREAD] != [0; 4]).map(|(index, _)| index) {
             let slot = offset_of!(Control, slots) + index * size_of::<Slot>();
             let thread = self.word(slot + offset_of!(Slot, thread))?;
-            if thread == 0 {
-                continue;
-            }
             let number = |offset: usize| self.long(slot + offset);
             let time = |offset: usize| number(offset).map(Duration::from_nanos);
             // In this order: see `Slot`.

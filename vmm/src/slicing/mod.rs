@@ -2,12 +2,19 @@
 //!
 //! An [`Actuator`] does it; [`choose`] takes the best that a machine allows, and says why. Sliced is what a guest loads and stores
 //! by itself. What its queues move is not: that is limited where the queues are served.
+//!
+//! A [`Counter`] counts what the vCPUs load and store, and [`RunTimes`] for how long they could: what the pod needs to know to say how
+//! large a part that should be.
 
 mod carry;
 mod cgroup;
 mod choice;
 mod control;
+mod counter;
 mod guard;
+mod run_time;
+mod schedstat;
+mod share;
 mod shim;
 mod wake_up;
 
@@ -16,6 +23,9 @@ use std::time::Duration;
 pub use cgroup::{CgroupActuator, Hierarchy};
 pub use choice::{Choice, Kind, choose};
 pub use control::ControlFile;
+pub use counter::{Counter, RESCTRL, Resctrl};
+pub use run_time::{Ran, RunTimes};
+pub use share::Share;
 pub use shim::{ShimActuator, find_shim};
 pub use vcpu_slicing::Duty;
 pub use wake_up::{WINDOWS, WakeUp};

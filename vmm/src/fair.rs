@@ -1,0 +1,349 @@
+//! `vmm slice --share fair`: the loop from what vCPUs load and store to how long they may run.
+//!
+//! Once in each sampling period K of the pod, a frontend of this host says for how long they may run. 0.9 K later, so that it is
+//! there when the next K ends, it is told what they loaded and stored under that order.
+
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use cxl_pool::{EndpointId, Role};
+use pod_protocol::config::HostConfig;
+use pod_protocol::daemon::{LockFile, StopSignal};
+use pod_protocol::vcpus::{FromAgent, Hello, Link, LinkError, Order, Report, ToAgent, VERSION};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vmm::RunningVm;
+use vmm::slicing::{self, Actuator, Choice, Counter, Duty, HOLDS_FOR, Kind, RunTimes, WakeUp};
+
+use crate::print;
+use crate::slice::{Slice, chosen, table};
+
+/// When in a K a report goes out.
+const REPORT_AT: f64 = 0.9;
+/// How long a frontend may take to say whether it knows the VM.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// How often a frontend that is gone, or does not know the VM any more, is tried again.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+/// How often the monitor is asked which threads are vCPUs.
+const LOOK_FOR_THREADS: Duration = Duration::from_secs(5);
+/// For so long the processor may have no answer before it is told of.
+const UNCOUNTED: Duration = Duration::from_secs(3);
+/// Orders that differ by less are not worth saying to an actuator.
+const SAME: f64 = 0.002;
+
+/// Holds the vCPUs until it is told to stop, or the machine ends.
+pub(crate) fn hold(asked: &Slice, machine: &RunningVm) -> Result<()> {
+    let resctrl = slicing::Resctrl::open(&asked.resctrl)?;
+    let config = HostConfig::load(&asked.config)?;
+    let run = config.run_directory();
+    let roles = [Role::BlkFrontend, Role::NetFrontend];
+    let sockets = roles.map(|role| run.vcpu_socket(EndpointId::new(config.host.id, role))).to_vec();
+    // Each frontend would take another agent.
+    let _alone = LockFile::acquire(&run.vcpu_lock(&machine.name))
+        .with_context(|| format!("nobody else may hold the vCPUs of {}: end that first", machine.name))?;
+    let choice = slicing::choose(machine, asked.actuator)?;
+    let threads = vcpu_threads(machine)?;
+    let stop = StopSignal::on_signals()?;
+    let cost = WakeUp::measure();
+    let link = connect(&sockets, &machine.name)?;
+    let counter = resctrl.count(&machine.name, &threads)?;
+    let times = RunTimes::begin(&threads, &choice.actuator.usage()?);
+    print(&format!(
+        "{}; its share of the fabric, as {} counts; a wake-up costs {:.1} us here\n",
+        chosen(machine, &choice),
+        asked.resctrl.display(),
+        cost.cost.as_secs_f64() * 1e6
+    ))?;
+    let now = Instant::now();
+    let mut agent = Agent {
+        asked: asked.actuator,
+        machine,
+        sockets,
+        choice: Some(choice),
+        counter,
+        times,
+        window: asked.window.map(Duration::from_micros),
+        shortest: cost.window(),
+        wanted: Duration::ZERO,
+        used: Duration::ZERO,
+        part: 1.0,
+        set_at: now,
+        held: false,
+        link: Some(link),
+        sample: Duration::from_millis(10),
+        report_at: now,
+        holds_until: now,
+        try_at: now,
+        counted_at: now,
+        told: false,
+        threads,
+    };
+    let changes = watch_threads(machine, &agent.threads, &stop)?;
+    let limit = asked.seconds.map(Duration::from_secs);
+    let ended = agent.run(&stop, &changes, limit);
+    let usage = agent.actuator().and_then(|actuator| Ok(actuator.usage()?));
+    // Whatever happened, they run freely again, and nothing is counted.
+    drop(agent);
+    print(&table(&usage?))?;
+    ended
+}
+
+fn vcpu_threads(machine: &RunningVm) -> Result<Vec<u32>> {
+    let mut threads: Vec<u32> = machine.monitor.vcpus()?.iter().map(|vcpu| vcpu.thread_id).collect();
+    threads.sort_unstable();
+    // Several vCPUs may have one.
+    threads.dedup();
+    if threads.is_empty() {
+        bail!("{} has no vCPU threads", machine.name);
+    }
+    Ok(threads)
+}
+
+/// Tells of vCPUs that come and go. A monitor that somebody else talks to keeps this waiting, and nobody else.
+fn watch_threads(machine: &RunningVm, known: &[u32], stop: &StopSignal) -> Result<Receiver<Vec<u32>>> {
+    let (tell, changes) = sync_channel(1);
+    let (machine, mut known, stop) = (machine.clone(), known.to_vec(), stop.clone());
+    let watch = move || {
+        while !stop.wait_for(LOOK_FOR_THREADS) {
+            // A monitor that does not answer has nothing new to tell.
+            if let Ok(threads) = vcpu_threads(&machine)
+                && threads != known
+            {
+                known.clone_from(&threads);
+                if tell.send(threads).is_err() {
+                    return;
+                }
+            }
+        }
+    };
+    thread::Builder::new().name("vcpu-threads".to_owned()).spawn(watch)?;
+    Ok(changes)
+}
+
+/// Finds the frontend of this host that measures the VM with this name.
+fn connect(sockets: &[PathBuf], instance: &str) -> Result<Link> {
+    let mut reasons = Vec::new();
+    for socket in sockets {
+        let name = socket.file_stem().unwrap_or_default().to_string_lossy();
+        match introduce(socket, instance) {
+            Ok(link) => return Ok(link),
+            Err(reason) => reasons.push(format!("{name}: {reason:#}")),
+        }
+    }
+    bail!("no frontend of this host holds {instance} to a share of the fabric. {}", reasons.join(". "))
+}
+
+fn introduce(socket: &PathBuf, instance: &str) -> Result<Link> {
+    let link = Link::connect(socket).with_context(|| format!("nobody listens at {}", socket.display()))?;
+    let hello = Hello { version: VERSION, instance: instance.to_owned(), process: std::process::id() };
+    link.send(&FromAgent::Hello(hello))?;
+    let began = Instant::now();
+    loop {
+        match link.receive::<ToAgent>()? {
+            Some(ToAgent::Refused { reason }) => bail!("{reason}"),
+            Some(ToAgent::Welcome | ToAgent::Order(_)) => return Ok(link),
+            None => {
+                let left = ANSWER_WITHIN.saturating_sub(began.elapsed());
+                if left.is_zero() {
+                    bail!("it does not answer");
+                }
+                let timeout = Timespec::try_from(left).ok();
+                // An interruption leads to another look.
+                let _ = poll(&mut [PollFd::new(&link, PollFlags::IN)], timeout.as_ref());
+            }
+        }
+    }
+}
+
+struct Agent<'a> {
+    asked: Option<Kind>,
+    machine: &'a RunningVm,
+    sockets: Vec<PathBuf>,
+    /// There always is one, but for the moment in which another one takes its place.
+    choice: Option<Choice>,
+    counter: Counter,
+    times: RunTimes,
+    threads: Vec<u32>,
+    /// The window that was asked for, and the shortest that is worth it on this host.
+    window: Option<Duration>,
+    shortest: Duration,
+    /// The window that is used, as it was ordered and as the actuator makes it.
+    wanted: Duration,
+    used: Duration,
+    /// T_R/T_W, and when the actuator was told.
+    part: f64,
+    set_at: Instant,
+    /// Whether they were held all the time since the last report.
+    held: bool,
+    link: Option<Link>,
+    /// K.
+    sample: Duration,
+    report_at: Instant,
+    /// Until when the last order is good.
+    holds_until: Instant,
+    /// When to look for a frontend again.
+    try_at: Instant,
+    /// When the processor had an answer last, and whether it was told of that it has none.
+    counted_at: Instant,
+    told: bool,
+}
+
+impl Agent<'_> {
+    fn run(
+        &mut self,
+        stop: &StopSignal,
+        changes: &Receiver<Vec<u32>>,
+        limit: Option<Duration>,
+    ) -> Result<()> {
+        let began = Instant::now();
+        while !stop.is_set() && limit.is_none_or(|limit| began.elapsed() < limit) {
+            self.wait(stop);
+            self.listen()?;
+            let now = Instant::now();
+            if now >= self.holds_until && self.part < 1.0 {
+                self.set(1.0)?;
+            }
+            if now >= self.report_at {
+                self.report()?;
+            }
+            if now.saturating_duration_since(self.set_at) >= HOLDS_FOR / 10 {
+                self.set(self.part)?;
+                if !self.machine.process.runs() {
+                    return Ok(());
+                }
+                if let Ok(threads) = changes.try_recv() {
+                    self.follow(threads)?;
+                }
+            }
+            if self.link.is_none() && now >= self.try_at {
+                self.try_at = now + TRY_AGAIN;
+                self.link = connect(&self.sockets, &self.machine.name).ok();
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until somebody says something, or something is due.
+    fn wait(&self, stop: &StopSignal) {
+        let due = self.report_at.min(self.set_at + HOLDS_FOR / 10);
+        let timeout = Timespec::try_from(due.saturating_duration_since(Instant::now())).ok();
+        let mut watched = vec![PollFd::new(stop, PollFlags::IN)];
+        watched.extend(self.link.iter().map(|link| PollFd::new(link, PollFlags::IN)));
+        // An interruption leads to another look; nothing else can go wrong with descriptors of our own.
+        let _ = poll(&mut watched, timeout.as_ref());
+    }
+
+    /// Does what the frontend says. Only its last word counts.
+    fn listen(&mut self) -> Result<()> {
+        let mut last = None;
+        let lost = loop {
+            let Some(link) = &self.link else { break None };
+            match link.receive::<ToAgent>() {
+                Ok(Some(ToAgent::Order(order))) => last = Some(order),
+                Ok(Some(ToAgent::Welcome)) => {}
+                Ok(None) => break None,
+                Ok(Some(ToAgent::Refused { reason })) => break Some((reason, Duration::ZERO)),
+                // It may have been replaced, and what it said last is good for a while.
+                Err(LinkError::Closed) => break Some(("the frontend is gone".to_owned(), HOLDS_FOR)),
+                Err(error) => break Some((format!("{:#}", anyhow::Error::from(error)), HOLDS_FOR)),
+            }
+        };
+        if let Some(order) = last {
+            self.obey(&order)?;
+        }
+        if let Some((reason, good_for)) = lost {
+            let now = Instant::now();
+            eprintln!(
+                "{}: {reason}; its vCPUs run freely until a frontend says otherwise",
+                self.machine.name
+            );
+            self.link = None;
+            self.try_at = now + TRY_AGAIN / 10;
+            self.holds_until = self.holds_until.min(now + good_for);
+        }
+        Ok(())
+    }
+
+    fn obey(&mut self, order: &Order) -> Result<()> {
+        let now = Instant::now();
+        self.sample = Duration::from_micros(order.sample_us);
+        self.report_at = now + self.sample.mul_f64(REPORT_AT);
+        self.holds_until = now + HOLDS_FOR.max(self.sample * 3);
+        let window = Duration::from_nanos(order.window_ns);
+        self.wanted = self.window.unwrap_or_else(|| window.max(self.shortest));
+        let part = order.part();
+        let is_same = (part >= 1.0) == (self.part >= 1.0) && (part - self.part).abs() <= SAME * self.part;
+        if is_same { Ok(()) } else { self.set(part) }
+    }
+
+    fn actuator(&mut self) -> Result<&mut dyn Actuator> {
+        match &mut self.choice {
+            Some(choice) => Ok(choice.actuator.as_mut()),
+            None => Err(anyhow!("nothing holds the vCPUs")),
+        }
+    }
+
+    /// Has the vCPUs run for this part of their time.
+    fn set(&mut self, part: f64) -> Result<()> {
+        let duty = if part >= 1.0 {
+            Duty { run_ns: 1, window_ns: 1 }
+        } else {
+            let duty = slicing::duty(part, self.wanted);
+            // However small, it is a part: one that never runs shows no demand.
+            Duty { run_ns: duty.run_ns.max(1), ..duty }
+        };
+        let used = self.actuator()?.set(duty)?;
+        // Who is free has no window.
+        self.used = if part < 1.0 { used } else { self.wanted };
+        self.held &= part < 1.0;
+        (self.part, self.set_at) = (part, Instant::now());
+        Ok(())
+    }
+
+    /// Tells what they did since the last time.
+    fn report(&mut self) -> Result<()> {
+        // If no order comes, because the frontend was late, too: that is no reason to be silent.
+        self.report_at = Instant::now() + self.sample;
+        let Some(bytes) = self.counter.take()? else {
+            if self.counted_at.elapsed() >= UNCOUNTED && !std::mem::replace(&mut self.told, true) {
+                eprintln!(
+                    "{}: the processor does not say what its vCPUs load and store (`Unavailable` or `Unassigned` in mon_data): they run freely",
+                    self.machine.name
+                );
+            }
+            return Ok(());
+        };
+        (self.counted_at, self.told) = (Instant::now(), false);
+        let usage = self.actuator()?.usage()?;
+        let ran = self.times.take(&self.threads, &usage, self.held);
+        self.held = self.part < 1.0;
+        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let report = Report {
+            elapsed_us: us(ran.elapsed),
+            bytes,
+            run_us: us(ran.run),
+            slept_us: us(ran.slept),
+            window_us: us(self.used),
+        };
+        if let Some(link) = &self.link {
+            // What is wrong with it, the next look at what it says will show.
+            let _ = link.send(&FromAgent::Report(report));
+        }
+        Ok(())
+    }
+
+    /// vCPUs have come or gone.
+    fn follow(&mut self, threads: Vec<u32>) -> Result<()> {
+        self.counter.follow(&threads)?;
+        // An actuator has groups, or slots, for those that were there when it was made. It takes them along when it goes, so it goes first.
+        self.choice = None;
+        self.choice = Some(slicing::choose(self.machine, self.asked)?);
+        self.set(self.part)?;
+        self.times = RunTimes::begin(&threads, &self.actuator()?.usage()?);
+        self.threads = threads;
+        self.held = false;
+        Ok(())
+    }
+}
