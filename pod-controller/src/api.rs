@@ -30,7 +30,7 @@ pub use instance::{
 };
 pub use instance_type::{InstanceType, InstanceTypeList, InstanceTypeSpec};
 pub use labels::Labels;
-pub use mchannel::{Fabric, Mchannel, MchannelList, MchannelSpec};
+pub use mchannel::{Fabric, Mchannel, MchannelList, MchannelSpec, MchannelVcpus};
 pub use pool::{Pool, Region, RegionState};
 pub use problem::{PROBLEM_JSON, Problem};
 pub use size::{ByteSize, ParseByteSizeError};

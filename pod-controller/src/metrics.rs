@@ -276,7 +276,10 @@ fn add_endpoint_counters(page: &mut Page, handle: &Handle) {
 }
 
 fn add_mchannels(page: &mut Page, handle: &Handle) {
-    let bytes = page.totals("mchannel_bytes", "Bytes that an instance's device moved to and from the pool");
+    let bytes = page.totals(
+        "mchannel_bytes",
+        "Bytes that an instance's device, or its vCPUs, moved to and from the pool",
+    );
     let messages = page.totals("mchannel_messages", "Requests and packets of an instance's device");
     let held = page.totals(
         "mchannel_held_microseconds",
@@ -289,6 +292,17 @@ fn add_mchannels(page: &mut Page, handle: &Handle) {
         "What it may, by its weight; absent while that is no limit",
     );
     let run = page.gauges("mchannel_run_percent", "How much of the time it may go on: T_R of T_W");
+    let slept = page.totals(
+        "mchannel_vcpu_slept_microseconds",
+        "For how long an instance's vCPUs were put to sleep, summed over them",
+    );
+    let vcpu_rate =
+        page.gauges("mchannel_vcpu_rate_bytes_per_second", "What an instance's vCPUs load and store");
+    let vcpu_demand =
+        page.gauges("mchannel_vcpu_demand_bytes_per_second", "What they would, if they were never stopped");
+    let vcpu_run = page
+        .gauges("mchannel_vcpu_run_microseconds", "How much of a window an instance's vCPUs may run: T_R");
+    let vcpu_window = page.gauges("mchannel_vcpu_window_microseconds", "The window: T_W");
     let capacity =
         page.gauges("fabric_capacity_bytes_per_second", "What an element of the fabric carries at most");
     let (view, telemetry) = (handle.view(), handle.telemetry());
@@ -303,6 +317,12 @@ fn add_mchannels(page: &mut Page, handle: &Handle) {
         if let Some(bytes) = it.share {
             share.get_or_create(&labels).set(bytes);
         }
+        if let Some(vcpus) = it.vcpus {
+            vcpu_rate.get_or_create(&labels).set(vcpus.rate);
+            vcpu_demand.get_or_create(&labels).set(vcpus.demand);
+            vcpu_run.get_or_create(&labels).set(vcpus.run_us);
+            vcpu_window.get_or_create(&labels).set(vcpus.window_us);
+        }
     }
     for (endpoint, sample) in telemetry {
         for counted in &sample.telemetry.mchannels {
@@ -316,6 +336,18 @@ fn add_mchannels(page: &mut Page, handle: &Handle) {
             count(&bytes, &labels, counted.bytes);
             count(&messages, &labels, counted.messages);
             count(&held, &labels, counted.held_us);
+        }
+        for counted in &sample.telemetry.vcpus {
+            let instance = counted.instance.and_then(|id| view.state.instances.get(&id));
+            let Some(instance) = instance else { continue };
+            let labels = vec![
+                ("instance", instance.name.clone()),
+                // Devices have a host's name in front.
+                ("device", "vcpus".to_owned()),
+                ("endpoint", view.state.endpoint_name(endpoint)),
+            ];
+            count(&bytes, &labels, counted.bytes);
+            count(&slept, &labels, counted.slept_us);
         }
     }
 }

@@ -85,6 +85,28 @@ pub struct Mchannel {
     pub messages: u64,
     /// For how long its devices had something to move and might not since then, in ms.
     pub held_ms: u64,
+    /// Its vCPUs, which are among what it moves while `vmm slice --share fair` counts and holds them; absent while nobody does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vcpus: Option<MchannelVcpus>,
+}
+
+/// What the vCPUs of an instance load and store by themselves, and for how long they may run. Rates are in bytes/s.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MchannelVcpus {
+    /// How fast they load and store.
+    pub rate: u64,
+    /// How fast they would, if they were never stopped.
+    pub demand: u64,
+    /// T_R: how much of a window they may run, in µs.
+    pub run_us: u64,
+    /// T_W: the window, in µs; 0 until it is known.
+    pub window_us: u64,
+    /// T_R/T_W in percent.
+    pub run_percent: u32,
+    /// Bytes loaded and stored since they are counted.
+    pub bytes: u64,
+    /// For how long they were put to sleep since then, in ms, summed over vCPUs.
+    pub slept_ms: u64,
 }
 
 /// Instances that have a share of the fabric.

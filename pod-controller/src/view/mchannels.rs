@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use cxl_pool::EndpointId;
 use pod_protocol::ids::InstanceId;
+use pod_protocol::telemetry::VcpuTelemetry;
 
 use super::View;
 use crate::api;
@@ -61,11 +62,12 @@ impl View {
             bytes: 0,
             messages: 0,
             held_ms: 0,
+            vcpus: None,
         };
         // While it moves, the other host's frontends have nothing to say of it yet.
         let here = telemetry.iter().filter(|(endpoint, _)| endpoint.host == instance.host);
         let mut held_us = 0_u64;
-        for counted in here.flat_map(|(_, sample)| &sample.telemetry.mchannels) {
+        for counted in here.clone().flat_map(|(_, sample)| &sample.telemetry.mchannels) {
             let lease = counted.lease.and_then(|lease| self.state.leases.get(&lease));
             if lease.is_none_or(|lease| lease.instance != id) {
                 continue;
@@ -75,15 +77,44 @@ impl View {
             shown.bytes = shown.bytes.saturating_add(counted.bytes);
             shown.messages = shown.messages.saturating_add(counted.messages);
             held_us = held_us.saturating_add(counted.held_us);
-            // What its frontends say of it differs by a K at most.
-            shown.share = match (shown.share, counted.share) {
-                (Some(known), Some(share)) => Some(known.min(share)),
-                (known, share) => known.or(share),
-            };
+            shown.share = less(shown.share, counted.share);
+        }
+        for counted in here.flat_map(|(_, sample)| &sample.telemetry.vcpus) {
+            if counted.instance != Some(id) {
+                continue;
+            }
+            shown.rate = shown.rate.saturating_add(counted.rate);
+            shown.demand = shown.demand.saturating_add(counted.demand);
+            shown.bytes = shown.bytes.saturating_add(counted.bytes);
+            shown.share = less(shown.share, counted.share);
+            shown.vcpus = Some(vcpus(counted));
         }
         shown.held_ms = held_us / 1000;
         shown.run_percent = run_percent(shown.share, shown.demand);
         Some(shown)
+    }
+}
+
+/// What its frontends say of a share differs by a K at most.
+fn less(known: Option<u64>, share: Option<u64>) -> Option<u64> {
+    match (known, share) {
+        (Some(known), Some(share)) => Some(known.min(share)),
+        (known, share) => known.or(share),
+    }
+}
+
+fn vcpus(counted: &VcpuTelemetry) -> api::MchannelVcpus {
+    let part = u128::from(counted.run_ns) * 100 / u128::from(counted.window_ns.max(1));
+    // Before the first report there is no window, and nobody is held.
+    let percent = if counted.window_ns == 0 { 100 } else { part.min(100) };
+    api::MchannelVcpus {
+        rate: counted.rate,
+        demand: counted.demand,
+        run_us: counted.run_ns / 1000,
+        window_us: counted.window_ns / 1000,
+        run_percent: u32::try_from(percent).unwrap_or(100),
+        bytes: counted.bytes,
+        slept_ms: counted.slept_us / 1000,
     }
 }
 
@@ -97,6 +128,16 @@ fn run_percent(share: Option<u64>, demand: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn vcpus_show_their_window() {
+        let counted = VcpuTelemetry { run_ns: 1_250_000, window_ns: 10_000_000, ..VcpuTelemetry::default() };
+        let shown = vcpus(&counted);
+        assert_eq!((shown.run_us, shown.window_us, shown.run_percent), (1250, 10_000, 12));
+        assert_eq!(vcpus(&VcpuTelemetry::default()).run_percent, 100);
+        let odd = VcpuTelemetry { run_ns: u64::MAX, window_ns: 1, ..VcpuTelemetry::default() };
+        assert_eq!(vcpus(&odd).run_percent, 100);
+    }
 
     #[test]
     fn a_part_of_the_time_is_a_share_of_a_demand() {

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use pod_controller::api::{Fabric, Mchannel, MchannelSpec};
+use pod_controller::api::{Fabric, Mchannel, MchannelSpec, MchannelVcpus};
 use pod_controller::client::Client;
 
 use crate::Failure;
@@ -68,6 +68,16 @@ fn share(share: Option<u64>) -> String {
     share.map_or_else(|| "free".to_owned(), per_second)
 }
 
+/// T_R of T_W.
+fn window(vcpus: &MchannelVcpus) -> String {
+    format!("{} of {} µs", vcpus.run_us, vcpus.window_us)
+}
+
+/// Of an instance whose vCPUs nobody holds.
+fn none() -> String {
+    "-".to_owned()
+}
+
 fn table(all: &[Mchannel]) -> String {
     if all.is_empty() {
         return "no instance has a share of the fabric: see podctl mchannel set".to_owned();
@@ -84,11 +94,25 @@ fn table(all: &[Mchannel]) -> String {
             share(it.share),
             format!("{} %", it.run_percent),
             format!("{} ms", it.held_ms),
+            it.vcpus.as_ref().map_or_else(none, window),
+            it.vcpus.as_ref().map_or_else(none, |vcpus| format!("{} ms", vcpus.slept_ms)),
         ]
     });
-    let header =
-        ["instance", "host", "tenant", "weight", "path", "moves", "demand", "share", "runs", "held back"];
-    plain(&header, &[3, 5, 6, 7, 8, 9], rows.collect())
+    let header = [
+        "instance",
+        "host",
+        "tenant",
+        "weight",
+        "path",
+        "moves",
+        "demand",
+        "share",
+        "runs",
+        "held back",
+        "vcpus run",
+        "slept",
+    ];
+    plain(&header, &[3, 5, 6, 7, 8, 9, 10, 11], rows.collect())
 }
 
 fn fabric(fabric: &Fabric) -> String {
@@ -126,12 +150,19 @@ mod tests {
             bytes: 1,
             messages: 1,
             held_ms: 12,
+            vcpus: Some(MchannelVcpus {
+                run_us: 1250,
+                window_us: 10_000,
+                slept_ms: 34,
+                ..MchannelVcpus::default()
+            }),
         };
-        let free = Mchannel { instance: "vm2".to_owned(), share: None, run_percent: 100, ..it.clone() };
+        let free =
+            Mchannel { instance: "vm2".to_owned(), share: None, run_percent: 100, vcpus: None, ..it.clone() };
         let shown = table(&[it, free]);
         let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[1][..9].join(" "), "vm1 h1 red 3 port1,pool 75.0 MB/s 100.0 MB/s");
-        assert_eq!(lines[1][9..].join(" "), "75.0 MB/s 75 % 12 ms");
-        assert!(lines[2].contains(&"free"), "{shown}");
+        assert_eq!(lines[1][9..].join(" "), "75.0 MB/s 75 % 12 ms 1250 of 10000 µs 34 ms");
+        assert!(lines[2].contains(&"free") && lines[2].ends_with(&["-", "-"]), "{shown}");
     }
 }

@@ -62,6 +62,11 @@ struct MchannelLine {
     run_percent: u32,
     /// Of the time, summed over its devices.
     held_percent: f64,
+    /// T_R/T_W of its vCPUs; absent while nobody holds them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vcpus_run_percent: Option<u32>,
+    /// Of the time, summed over its vCPUs.
+    slept_percent: f64,
 }
 
 /// All that is shown of a moment.
@@ -181,6 +186,8 @@ fn mchannel_line(it: Mchannel, rates: &Rates) -> MchannelLine {
         moves: of("wadi_mchannel_bytes_total"),
         // So many µs in a second.
         held_percent: of("wadi_mchannel_held_microseconds_total") / 1e4,
+        slept_percent: of("wadi_mchannel_vcpu_slept_microseconds_total") / 1e4,
+        vcpus_run_percent: it.vcpus.map(|vcpus| vcpus.run_percent),
         instance: it.instance,
         demand: it.demand,
         share: it.share,
@@ -241,10 +248,21 @@ fn text(picture: &Picture, lines: usize) -> String {
                 it.share.map_or_else(|| "free".to_owned(), |share| amount(exact(share))),
                 format!("{} %", it.run_percent),
                 format!("{:.1} %", it.held_percent),
+                it.vcpus_run_percent.map_or_else(|| "-".to_owned(), |run| format!("{run} %")),
+                it.vcpus_run_percent.map_or_else(|| "-".to_owned(), |_| format!("{:.1} %", it.slept_percent)),
             ]
         });
-        let header = ["shares of the fabric", "moves/s", "demand/s", "share/s", "runs", "held back"];
-        let _ = write!(shown, "\n\n{}", plain(&header, &[1, 2, 3, 4, 5], rows.collect()));
+        let header = [
+            "shares of the fabric",
+            "moves/s",
+            "demand/s",
+            "share/s",
+            "runs",
+            "held back",
+            "vcpus run",
+            "slept",
+        ];
+        let _ = write!(shown, "\n\n{}", plain(&header, &[1, 2, 3, 4, 5, 6, 7], rows.collect()));
         rest(&mut shown, picture.mchannels.len(), lines);
     }
     shown
@@ -297,6 +315,8 @@ mod tests {
                 share: Some(75_000_000),
                 run_percent: 75,
                 held_percent: 24.96,
+                vcpus_run_percent: Some(12),
+                slept_percent: 87.54,
             }],
         };
         let shown = text(&picture, 10);
@@ -306,7 +326,7 @@ mod tests {
         assert_eq!(lines[4], "h2/ssd0  up           1   999 B    0 B   1500        -");
         assert_eq!(
             lines[lines.len() - 1],
-            "vm1                   75.0 MB  100.0 MB  75.0 MB  75 %     25.0 %"
+            "vm1                   75.0 MB  100.0 MB  75.0 MB  75 %     25.0 %       12 %  87.5 %"
         );
         assert!(text(&picture, 1).contains("… and 1 more"), "{}", text(&picture, 1));
     }
