@@ -39,9 +39,10 @@ fn meter(pod: &Neighbours) -> Meter {
 /// Holds instance `number` to what the path carries.
 fn pace(pod: &mut Neighbours, meter: &mut Meter, number: u32) {
     let instance = InstanceId::new(number);
-    let object = MchannelObject { lease: lease(number), instance, weight: 1, tenant: 0, path: vec![1] };
+    let (lease, name) = (lease(number), String::new());
+    let object = MchannelObject { lease, instance, name, weight: 1, tenant: 0, path: vec![1] };
     let pacing = meter.measure(object);
-    pod.frontend.task.pace(lease(number), Some(pacing));
+    pod.frontend.task.pace(lease, Some(pacing));
 }
 
 fn said(meter: &Meter, number: u32) -> MchannelTelemetry {
