@@ -154,6 +154,7 @@ impl Pod {
                 namespace.command(program.as_ref())
             };
             inside.args(command.get_args()).stdin(input);
+            inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
             inside.stdout(output.try_clone()?).stderr(output);
             runner::spawn(inside)
         })?;
