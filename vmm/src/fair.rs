@@ -3,7 +3,7 @@
 //! Once in each sampling period K of the pod, a frontend of this host says for how long they may run. 0.9 K later, so that it is
 //! there when the next K ends, it is told what they loaded and stored under that order.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -135,7 +135,7 @@ fn connect(sockets: &[PathBuf], instance: &str) -> Result<Link> {
     bail!("no frontend of this host holds {instance} to a share of the fabric. {}", reasons.join(". "))
 }
 
-fn introduce(socket: &PathBuf, instance: &str) -> Result<Link> {
+fn introduce(socket: &Path, instance: &str) -> Result<Link> {
     let link = Link::connect(socket).with_context(|| format!("nobody listens at {}", socket.display()))?;
     let hello = Hello { version: VERSION, instance: instance.to_owned(), process: std::process::id() };
     link.send(&FromAgent::Hello(hello))?;
@@ -238,7 +238,7 @@ impl Agent<'_> {
     /// Does what the frontend says. Only its last word counts.
     fn listen(&mut self) -> Result<()> {
         let mut last = None;
-        let lost = loop {
+        let ended = loop {
             let Some(link) = &self.link else { break None };
             match link.receive::<ToAgent>() {
                 Ok(Some(ToAgent::Order(order))) => last = Some(order),
@@ -253,7 +253,7 @@ impl Agent<'_> {
         if let Some(order) = last {
             self.obey(&order)?;
         }
-        if let Some((reason, good_for)) = lost {
+        if let Some((reason, good_for)) = ended {
             let now = Instant::now();
             eprintln!(
                 "{}: {reason}; its vCPUs run freely until a frontend says otherwise",
