@@ -411,9 +411,8 @@ fn one_that_is_killed_makes_room_at_once_and_one_that_is_stopped_soon() {
     shared.enter(&hello(), 2, &far).unwrap();
     // It says nothing at all.
     let refused = loop {
-        match said(&near) {
-            ToAgent::Refused { reason } => break reason,
-            _ => {}
+        if let ToAgent::Refused { reason } = said(&near) {
+            break reason;
         }
     };
     assert!(refused.contains("too long"), "{refused}");
