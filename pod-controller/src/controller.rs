@@ -1,7 +1,7 @@
 //! The thread around the state machine: it hears the endpoints and the API, commits, and then acts.
 //!
-//! Each turn gathers what came, applies it to a copy of the state, commits, and only then lets anything out: effects,
-//! answers, objects. A controller that dies in between has said nothing that it does not know after its restart.
+//! Each turn gathers what came, applies it, commits, and only then lets anything out: effects, answers, objects. A controller that
+//! dies in between has said nothing that it does not know after its restart.
 
 pub(crate) mod conductor;
 mod etcd;
@@ -23,13 +23,14 @@ use crate::config::Config;
 use crate::replication::ReplicationError;
 use crate::state::{Command, Refusal, State};
 use crate::store::{Recovered, Store, StoreError};
-use conductor::{Conductor, Delays};
 
+pub use conductor::{Conductor, Delays};
 pub use etcd::EtcdController;
 pub(crate) use handle::{Desk, Peers, Removal, Reply, Request};
 pub use handle::{Handle, Sample, SubmitError};
 pub(crate) use keeper::Keeper;
 use pool_world::PoolWorld;
+pub use world::World;
 
 /// How long the thread sleeps at most; it is woken before when there is something to do.
 const SLEEP_MAX: Duration = Duration::from_secs(1);

@@ -1,6 +1,8 @@
 //! Makes every endpoint have what it should have: compares what the state wants with what was sent and confirmed, and
 //! says the difference. It keeps nothing for good: an endpoint that connects, or a controller that starts, begins with
 //! everything.
+//!
+//! Only endpoints that may have to be told something else are looked at, and those that have yet to be told or to answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -11,7 +13,8 @@ use pod_protocol::controller::CommandFailure;
 use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::objects::{Object, ObjectId};
 
-use crate::state::{Lease, Objects, Presence, State};
+use crate::state::{Lease, Objects, Presence, Stale, State};
+use crate::view::Waiting;
 
 /// How long to wait before an endpoint is told again what it refused.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -39,6 +42,8 @@ struct Known<Ticket> {
 
 #[derive(Debug)]
 struct Remote<Ticket> {
+    /// What it should have, once that was looked up.
+    wanted: Option<Objects>,
     objects: BTreeMap<ObjectId, Known<Ticket>>,
     leaving: BTreeMap<ObjectId, Step<Ticket>>,
     scrubs: BTreeMap<Scrub, Step<Ticket>>,
@@ -67,11 +72,22 @@ pub enum Answer {
 #[derive(Debug)]
 pub struct Reconciler<Ticket> {
     remotes: BTreeMap<EndpointId, Remote<Ticket>>,
+    /// Those that have yet to be told something, or to answer.
+    unsettled: BTreeSet<EndpointId>,
+    /// By frontend: what keeps VMMs from its leases.
+    waiting: BTreeMap<EndpointId, Waiting>,
+    /// Frontends of which that may have changed.
+    parted: BTreeSet<EndpointId>,
 }
 
 impl<Ticket> Default for Reconciler<Ticket> {
     fn default() -> Self {
-        Self { remotes: BTreeMap::new() }
+        Self {
+            remotes: BTreeMap::new(),
+            unsettled: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            parted: BTreeSet::new(),
+        }
     }
 }
 
@@ -79,6 +95,7 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
     /// An endpoint has joined, or has joined again: it is told everything.
     pub fn connected(&mut self, endpoint: EndpointId) {
         let remote = Remote {
+            wanted: None,
             objects: BTreeMap::new(),
             leaving: BTreeMap::new(),
             scrubs: BTreeMap::new(),
@@ -86,11 +103,14 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
             complaints: BTreeSet::new(),
         };
         self.remotes.insert(endpoint, remote);
+        self.unsettled.insert(endpoint);
     }
 
     /// An endpoint cannot be told anything any more.
     pub fn disconnected(&mut self, endpoint: EndpointId) {
         self.remotes.remove(&endpoint);
+        self.unsettled.remove(&endpoint);
+        self.parted.insert(endpoint);
     }
 
     /// Whether an endpoint can be told anything.
@@ -98,38 +118,33 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
         self.remotes.contains_key(&endpoint)
     }
 
-    /// Says to every endpoint what it has yet to be told. Returns when to come again at the latest.
+    /// Says to every endpoint what it has yet to be told, where others than these have nothing else to be told than before. Returns
+    /// when to come again at the latest.
     pub fn pump(
         &mut self,
         state: &State,
+        stale: &Stale,
         version: Version,
         now: Instant,
         send: &mut impl FnMut(EndpointId, &Command) -> Ticket,
     ) -> Option<Instant> {
-        let wanted: BTreeMap<EndpointId, Objects> =
-            self.remotes.keys().map(|endpoint| (*endpoint, state.desired(*endpoint))).collect();
+        self.look_up(state, stale);
         // Backends first: what a frontend is told may have to wait for them.
-        let mut order: Vec<EndpointId> = wanted.keys().copied().collect();
+        let mut order: Vec<EndpointId> = self.unsettled.iter().copied().collect();
         order.sort_by_key(|endpoint| !is_backend(*endpoint));
         let mut changing = None;
-        for endpoint in order {
+        for endpoint in &order {
+            let endpoint = *endpoint;
             let changing: &BTreeSet<LeaseId> = if is_backend(endpoint) {
                 &BTreeSet::new()
             } else {
-                changing.get_or_insert_with(|| self.changing(state, &wanted))
+                changing.get_or_insert_with(|| self.changing(state))
             };
-            let is_first = |object: &Object| self.is_first_to_serve(endpoint, object);
-            let (ready, held): (Vec<&Object>, Vec<&Object>) =
-                wanted[&endpoint].values().partition(|object| {
-                    let waits_for_others = lease_served(object)
-                        .is_some_and(|lease| changing.contains(&lease))
-                        && is_first(object);
-                    !waits_for_others && !self.must_wait(state, &wanted, object)
-                });
+            let held = self.held(state, endpoint, changing);
             let Some(remote) = self.remotes.get_mut(&endpoint) else { continue };
             let mut send = |command: &Command| send(endpoint, command);
-            remote.apply(&ready, version, now, &mut send);
-            remote.remove(&wanted[&endpoint], version, now, &mut send);
+            remote.apply(&held, version, now, &mut send);
+            remote.remove(version, now, &mut send);
             if !remote.synced && held.is_empty() {
                 // Whether it is obeyed shows in nothing that anybody waits for, so its answer is not awaited.
                 send(&Command::Synced { version });
@@ -141,8 +156,40 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
                     wanted.map(|(region, area)| ((region, state.is_retired(region)), area)).collect();
                 remote.scrub(&wanted, version, now, &mut send);
             }
+            if held.is_empty() && remote.is_settled() {
+                self.unsettled.remove(&endpoint);
+            }
         }
-        self.remotes.values().filter_map(Remote::next_retry).min()
+        self.note_waiting(state, stale, &order);
+        #[cfg(test)]
+        self.check(state);
+        self.unsettled.iter().filter_map(|it| self.remotes.get(it)?.next_retry()).min()
+    }
+
+    /// Looks up what endpoints should have that may be something else than before.
+    fn look_up(&mut self, state: &State, stale: &Stale) {
+        let new = self.unsettled.iter().filter(|it| self.remotes.get(it).is_some_and(|it| it.wanted.is_none()));
+        let again: BTreeSet<EndpointId> = match stale {
+            Stale::Everyone => self.remotes.keys().copied().collect(),
+            Stale::These(these) => new.chain(these).copied().collect(),
+        };
+        for endpoint in again {
+            if let Some(remote) = self.remotes.get_mut(&endpoint) {
+                remote.wanted = Some(state.desired(endpoint));
+                self.unsettled.insert(endpoint);
+            }
+        }
+    }
+
+    /// What an endpoint should have and must not be told yet.
+    fn held(&self, state: &State, endpoint: EndpointId, changing: &BTreeSet<LeaseId>) -> BTreeSet<ObjectId> {
+        let wanted = self.remotes.get(&endpoint).into_iter().flat_map(Remote::wanted);
+        let held = wanted.filter(|(_, object)| {
+            let waits_for_others = lease_served(object).is_some_and(|lease| changing.contains(&lease))
+                && self.is_first_to_serve(endpoint, object);
+            waits_for_others || self.must_wait(state, object)
+        });
+        held.map(|(id, _)| id.clone()).collect()
     }
 
     /// Notes what became of a command.
@@ -195,6 +242,52 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
         }
     }
 
+    /// What keeps leases from being used by VMMs, as of when endpoints were told last.
+    pub fn waiting(&self) -> Waiting {
+        let mut all = Waiting::default();
+        for Waiting { here, incoming } in self.waiting.values() {
+            all.here.extend(here.iter().map(|(id, why)| (*id, why.clone())));
+            all.incoming.extend(incoming.iter().map(|(id, why)| (*id, why.clone())));
+        }
+        all
+    }
+
+    /// Notes what leases wait for where that may have changed: at frontends that are stale, that have been told something, or that
+    /// are gone.
+    fn note_waiting(&mut self, state: &State, stale: &Stale, told: &[EndpointId]) {
+        let mut concerned = std::mem::take(&mut self.parted);
+        concerned.extend(told);
+        match stale {
+            Stale::Everyone => {
+                concerned.extend(self.waiting.keys());
+                concerned.extend(state.leases.values().flat_map(|lease| state.frontends_of(lease)));
+            }
+            Stale::These(these) => concerned.extend(these),
+        }
+        for frontend in concerned.into_iter().filter(|id| !is_backend(*id)) {
+            let waiting = self.waiting_at(state, frontend);
+            if waiting == Waiting::default() {
+                self.waiting.remove(&frontend);
+            } else {
+                self.waiting.insert(frontend, waiting);
+            }
+        }
+    }
+
+    fn waiting_at(&self, state: &State, frontend: EndpointId) -> Waiting {
+        let mut waiting = Waiting::default();
+        for lease in state.leases_served_by(frontend) {
+            let Some(why) = self.waiting_for(state, lease, frontend) else { continue };
+            if state.incoming_frontend(lease) == Some(frontend) {
+                waiting.incoming.insert(lease.id, why.clone());
+            }
+            if state.frontend_of(lease) == Some(frontend) {
+                waiting.here.insert(lease.id, why);
+            }
+        }
+        waiting
+    }
+
     /// What keeps a lease from being used by a VMM at this frontend; nothing if it can be.
     pub fn waiting_for(&self, state: &State, lease: &Lease, frontend: EndpointId) -> Option<String> {
         let name = state.endpoint_name(frontend);
@@ -202,13 +295,14 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
             return Some(format!("{name} to join"));
         };
         let offer = state.offer(lease);
-        let object = state.desired(frontend).remove(&offer).filter(|_| state.is_reachable(lease));
+        let wanted = remote.wanted.as_ref().and_then(|wanted| wanted.get(&offer));
+        let object = wanted.filter(|_| state.is_reachable(lease));
         let Some(object) = object else {
             let backend = state.backends_of(lease).next().map(|backend| state.endpoint_name(backend));
             return Some(format!("a channel from {name} to {}", backend.unwrap_or_default()));
         };
         match remote.objects.get(&offer) {
-            Some(Known { object: known, step }) if *known == object => match step {
+            Some(Known { object: known, step }) if known == object => match step {
                 Step::Done => None,
                 Step::Sent(_) => Some(format!("{name} to answer")),
                 Step::Failed { reason, .. } => Some(format!("{name}, which says: {reason}")),
@@ -222,17 +316,19 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
 
     /// Whether a frontend must not be told yet: the backend that serves the lease is there and is being told, and
     /// until it has heard it would refuse what the frontend sends.
-    fn must_wait(&self, state: &State, wanted: &BTreeMap<EndpointId, Objects>, object: &Object) -> bool {
+    fn must_wait(&self, state: &State, object: &Object) -> bool {
         let Some(lease) = lease_served(object) else { return false };
-        state.services(lease).iter().any(|(backend, id)| self.is_being_told(state, wanted, *backend, id))
+        state.services(lease).iter().any(|(backend, id)| self.is_being_told(state, *backend, id))
     }
 
     /// Leases of which some backend that hears may still accept what it should not. Somebody else may send it that.
-    fn changing(&self, state: &State, wanted: &BTreeMap<EndpointId, Objects>) -> BTreeSet<LeaseId> {
+    fn changing(&self, state: &State) -> BTreeSet<LeaseId> {
         let silent = |id| state.endpoints.get(id).is_some_and(|known| known.presence == Presence::Silent);
         let mut changing = BTreeSet::new();
-        for (id, remote) in self.remotes.iter().filter(|(id, _)| is_backend(**id) && !silent(id)) {
-            let Some(wanted) = wanted.get(id) else { continue };
+        // The others have answered, and have what they should.
+        for id in self.unsettled.iter().filter(|id| is_backend(**id) && !silent(id)) {
+            let Some(remote) = self.remotes.get(id) else { continue };
+            let Some(wanted) = &remote.wanted else { continue };
             for (object, known) in &remote.objects {
                 if matches!(known.step, Step::Sent(_)) || wanted.get(object) != Some(&known.object) {
                     changing.extend(lease_accepted(object));
@@ -255,56 +351,75 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
         }
     }
 
-    fn is_being_told(
-        &self,
-        state: &State,
-        wanted: &BTreeMap<EndpointId, Objects>,
-        backend: EndpointId,
-        id: &ObjectId,
-    ) -> bool {
+    fn is_being_told(&self, state: &State, backend: EndpointId, id: &ObjectId) -> bool {
         if state.endpoints.get(&backend).is_some_and(|known| known.presence == Presence::Silent) {
             // It hears nothing, and a VMM that reconnects does not wait for ever.
             return false;
         }
         let Some(remote) = self.remotes.get(&backend) else { return false };
-        let Some(object) = wanted.get(&backend).and_then(|objects| objects.get(id)) else { return false };
+        let Some(object) = remote.wanted.as_ref().and_then(|wanted| wanted.get(id)) else { return false };
         match remote.objects.get(id) {
             Some(known) => known.object != *object || matches!(known.step, Step::Sent(_)),
             None => true,
         }
     }
+
+    /// What was kept is what is there: whoever was not looked at had nothing else to be told.
+    #[cfg(test)]
+    fn check(&self, state: &State) {
+        // A copy looks nothing up: it searches all of the pod.
+        let copy = state.clone();
+        for (endpoint, remote) in &self.remotes {
+            assert_eq!(remote.wanted.as_ref(), Some(&copy.desired(*endpoint)), "{endpoint} was not looked at");
+            if !self.unsettled.contains(endpoint) {
+                let scrubs = copy.scrubs(*endpoint).into_keys();
+                let missing = scrubs.filter(|id| !remote.scrubs.keys().any(|(region, _)| region == id));
+                assert_eq!(missing.count(), 0, "{endpoint} was not asked to flush");
+            }
+        }
+        for lease in copy.leases.values() {
+            for frontend in copy.frontends_of(lease) {
+                let known = self.waiting.get(&frontend).and_then(|waiting| {
+                    let here = copy.frontend_of(lease) == Some(frontend);
+                    if here { waiting.here.get(&lease.id) } else { waiting.incoming.get(&lease.id) }
+                });
+                assert_eq!(known, self.waiting_for(&copy, lease, frontend).as_ref(), "{frontend}");
+            }
+        }
+        let known = self.waiting.values().flat_map(|it| it.here.keys().chain(it.incoming.keys()));
+        assert!(known.into_iter().all(|lease| copy.leases.contains_key(lease)), "a lease that is gone waits");
+    }
 }
 
 impl<Ticket: Copy + Eq> Remote<Ticket> {
+    fn wanted(&self) -> impl Iterator<Item = (&ObjectId, &Object)> {
+        self.wanted.iter().flatten()
+    }
+
+    /// Tells it what it should have, but for what is held back.
     fn apply(
         &mut self,
-        wanted: &[&Object],
+        held: &BTreeSet<ObjectId>,
         version: Version,
         now: Instant,
         send: &mut impl FnMut(&Command) -> Ticket,
     ) {
-        for object in wanted {
-            let id = object.id();
+        for (id, object) in self.wanted.iter().flatten().filter(|(id, _)| !held.contains(*id)) {
             let told = self
                 .objects
-                .get(&id)
-                .is_some_and(|known| known.object == **object && !known.step.is_due(now));
+                .get(id)
+                .is_some_and(|known| known.object == *object && !known.step.is_due(now));
             if !told {
-                let object = (*object).clone();
+                let object = object.clone();
                 let ticket = send(&Command::Apply { version, object: object.clone() });
-                self.objects.insert(id, Known { object, step: Step::Sent(ticket) });
+                self.objects.insert(id.clone(), Known { object, step: Step::Sent(ticket) });
             }
         }
     }
 
     /// Users before what they stand on: the reverse of the order in which things are applied.
-    fn remove(
-        &mut self,
-        wanted: &Objects,
-        version: Version,
-        now: Instant,
-        send: &mut impl FnMut(&Command) -> Ticket,
-    ) {
+    fn remove(&mut self, version: Version, now: Instant, send: &mut impl FnMut(&Command) -> Ticket) {
+        let Some(wanted) = &self.wanted else { return };
         let unwanted: Vec<ObjectId> =
             self.objects.keys().filter(|id| !wanted.contains_key(id)).cloned().collect();
         for id in unwanted.into_iter().rev() {
@@ -340,10 +455,19 @@ impl<Ticket: Copy + Eq> Remote<Ticket> {
         self.objects.values().any(|known| sent(&known.step)) || self.leaving.values().any(sent)
     }
 
+    /// Whether it has answered everything, and has nothing to be told again after a while.
+    fn is_settled(&self) -> bool {
+        let over = |step: &Step<Ticket>| matches!(step, Step::Done | Step::Failed { retry_at: None, .. });
+        self.synced && self.steps().all(over)
+    }
+
+    fn steps(&self) -> impl Iterator<Item = &Step<Ticket>> {
+        let objects = self.objects.values().map(|known| &known.step);
+        objects.chain(self.leaving.values()).chain(self.scrubs.values())
+    }
+
     fn next_retry(&self) -> Option<Instant> {
-        let steps = self.objects.values().map(|known| &known.step);
-        let steps = steps.chain(self.leaving.values()).chain(self.scrubs.values());
-        steps.filter_map(|step| if let Step::Failed { retry_at, .. } = step { *retry_at } else { None }).min()
+        self.steps().filter_map(|step| if let Step::Failed { retry_at, .. } = step { *retry_at } else { None }).min()
     }
 }
 

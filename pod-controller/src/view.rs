@@ -99,10 +99,12 @@ impl View {
         self.updated(state, waiting)
     }
 
-    /// The same pool later.
+    /// The same pool later: after more commands, or as many.
     #[must_use]
     pub fn updated(&self, state: &State, waiting: Waiting) -> Self {
-        let state = if *self.state == *state { Arc::clone(&self.state) } else { Arc::new(state.clone()) };
+        let same = self.state.index == state.index;
+        debug_assert!(!same || *self.state == *state, "what changes the state counts as a command");
+        let state = if same { Arc::clone(&self.state) } else { Arc::new(state.clone()) };
         Self { state, waiting, facts: self.facts.clone(), sockets: self.sockets.clone() }
     }
 }

@@ -4,6 +4,7 @@
 //! messages and disk, of pods of up to 1 000 hosts, 10 000 devices and 100 000 instances. A pool of today's layout has no table for
 //! as many regions; the state machine is told that it has.
 
+mod conduct;
 mod pod;
 
 use std::path::Path;
@@ -37,6 +38,10 @@ struct Measured {
 
 /// Runs it.
 pub(crate) fn run(_options: &Options, output: &Path) -> Result<()> {
+    for hosts in [16, 32, 64] {
+        let c = conduct::measure(hosts, output)?;
+        println!("{} {} {} {} {} {}", c.hosts, c.leases, c.failure_us, c.told, c.kept_us, c.create_us);
+    }
     println!(
         "{:>6} {:>8} {:>10} {:>13} {:>26} {:>15} {:>9}",
         "hosts",

@@ -7,7 +7,7 @@ use pod_protocol::reports::{DeviceReport, Join};
 use uuid::Uuid;
 
 /// NICs, and SSDs, of each host that has devices: every second one.
-const DEVICES: u32 = 10;
+pub(super) const DEVICES: u32 = 10;
 /// What an instance reserves.
 const RESERVED_MBPS: u64 = 500;
 /// One host in so many of those with devices has backup NICs only.
@@ -79,22 +79,27 @@ impl Pod {
     }
 
     fn join(&mut self, number: u16, role: Role) -> Result<()> {
-        let owns = number.is_multiple_of(2);
-        let backup = (number / 2).is_multiple_of(BACKUPS);
-        let devices = match role {
-            Role::NetBackend if owns => (0..DEVICES).map(|nic| nic_report(nic, backup)).collect(),
-            Role::BlkBackend if owns => (0..DEVICES).map(ssd_report).collect(),
-            _ => Vec::new(),
-        };
-        let join = Join {
-            host_name: format!("h{number}"),
-            software: "bench 1".to_owned(),
-            pid: 1,
-            devices,
-            memory_failures: Vec::new(),
-        };
+        let join = join(number, role);
         let endpoint = EndpointId::new(HostId::new(number), role);
         self.apply(&Command::Join { endpoint, incarnation: 1, join })
+    }
+}
+
+/// What a daemon of a host says when it joins.
+pub(super) fn join(number: u16, role: Role) -> Join {
+    let owns = number.is_multiple_of(2);
+    let backup = (number / 2).is_multiple_of(BACKUPS);
+    let devices = match role {
+        Role::NetBackend if owns => (0..DEVICES).map(|nic| nic_report(nic, backup)).collect(),
+        Role::BlkBackend if owns => (0..DEVICES).map(ssd_report).collect(),
+        _ => Vec::new(),
+    };
+    Join {
+        host_name: format!("h{number}"),
+        software: "bench 1".to_owned(),
+        pid: 1,
+        devices,
+        memory_failures: Vec::new(),
     }
 }
 
@@ -126,7 +131,7 @@ fn ssd_report(number: u32) -> DeviceReport {
 }
 
 /// The default sizes, in a pool of 8 TiB.
-fn options() -> Options {
+pub(super) fn options() -> Options {
     Options {
         pool: Uuid::from_u128(1),
         data: Area { start: LineOffset::new(0), lines: LineCount::covering(8 << 40) },

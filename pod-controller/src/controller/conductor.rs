@@ -32,17 +32,17 @@ enum Waiting<W: World> {
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Delays {
+pub struct Delays {
     /// Until whoever was fenced must have stopped.
-    pub(crate) fence: Duration,
+    pub fence: Duration,
     /// For how long guests wait for a storage backend that is away.
-    pub(crate) blk_grace: Duration,
+    pub blk_grace: Duration,
     /// For how long a lease that was moved receives from the NIC that it left.
-    pub(crate) drain: Duration,
+    pub drain: Duration,
 }
 
 /// The controller's conduct: state, and what it waits for.
-pub(crate) struct Conductor<W: World> {
+pub struct Conductor<W: World> {
     pub(crate) world: W,
     pub(crate) state: State,
     term: u64,
@@ -82,7 +82,8 @@ impl<W: World> Inbox<W> {
 }
 
 impl<W: World> Conductor<W> {
-    pub(crate) fn new(
+    /// With what was kept.
+    pub fn new(
         world: W,
         state: State,
         term: u64,
@@ -104,6 +105,16 @@ impl<W: World> Conductor<W> {
             protocol_due: None,
             stale: true,
         }
+    }
+
+    /// Everything that is known.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// What is around it.
+    pub fn world_mut(&mut self) -> &mut W {
+        &mut self.world
     }
 
     /// Finishes what the last life began: whoever it was fencing is fenced again.
@@ -128,7 +139,7 @@ impl<W: World> Conductor<W> {
     }
 
     /// Hears what came, decides, commits, and lets it out. Returns when something is due next.
-    pub(crate) fn turn(
+    pub fn turn(
         &mut self,
         wishes: Vec<(Command, W::Reply)>,
         now: Instant,
@@ -354,51 +365,38 @@ impl<W: World> Conductor<W> {
         }
     }
 
-    /// Applies what came, commits it, and lets it out.
+    /// Carries out what came, commits it, and lets it out. Where it cannot be committed, this life of the controller is over: it
+    /// knows more than is kept.
     fn carry_out(&mut self, inbox: Inbox<W>, now: Instant) -> Result<(), W::Error> {
-        if inbox.commands.is_empty() && inbox.events.is_empty() {
-            return Ok(());
-        }
-        let mut next = self.state.clone();
         let mut effects = inbox.events;
         let mut logged = Vec::new();
         let mut answers = Vec::new();
+        let mut regions_changed = false;
         for (command, waiting) in inbox.commands {
-            let before = next.clone();
-            let result = next.apply(&command);
-            let answer = match result {
-                Ok(more) => {
+            let answer = match self.state.carry_out(&command) {
+                Ok(outcome) => {
+                    effects.extend(outcome.effects);
+                    regions_changed |= outcome.regions_changed;
                     // What changes nothing is not worth a commit.
-                    let index = next.index;
-                    next.index = before.index;
-                    if next == before && more.is_empty() {
-                        next = before;
-                    } else {
-                        next.index = index;
-                        logged.push((index, command));
-                        effects.extend(more);
+                    if outcome.changed {
+                        logged.push((self.state.index, command));
                     }
                     Ok(())
                 }
-                Err(refusal) => Err(refusal),
+                Err(refusal) => {
+                    if let Waiting::Join { endpoint, .. } = &waiting {
+                        let (kind, subject) = (EventKind::JoinRefused, endpoint.to_string());
+                        effects.push(Effect::Event { kind, subject, message: refusal.to_string() });
+                    }
+                    Err(refusal)
+                }
             };
             answers.push((waiting, answer));
-        }
-        if let Some(refused) = answers.iter().find_map(|(waiting, answer)| match (waiting, answer) {
-            (Waiting::Join { endpoint, .. }, Err(refusal)) => Some((*endpoint, refusal.to_string())),
-            _ => None,
-        }) {
-            let (endpoint, message) = refused;
-            effects.push(Effect::Event {
-                kind: EventKind::JoinRefused,
-                subject: endpoint.to_string(),
-                message,
-            });
         }
         if !logged.is_empty() || !effects.is_empty() {
             let commands: Vec<(u64, &Command)> =
                 logged.iter().map(|(index, command)| (*index, command)).collect();
-            if let Err(error) = self.world.commit(&commands, &effects, &next) {
+            if let Err(error) = self.world.commit(&commands, &effects, &self.state) {
                 for (waiting, _) in answers {
                     if let Waiting::Api(reply) = waiting {
                         self.world.reply_lost(reply, &error);
@@ -406,8 +404,6 @@ impl<W: World> Conductor<W> {
                 }
                 return Err(error);
             }
-            let regions_changed = self.state.regions != next.regions;
-            self.state = next;
             self.stale = true;
             if regions_changed {
                 self.world.publish_regions(self.version(), &self.state.regions);
@@ -464,10 +460,10 @@ impl<W: World> Conductor<W> {
         if !std::mem::take(&mut self.stale) {
             return;
         }
-        let version = self.version();
+        let (version, stale) = (self.version(), self.state.take_stale());
         let world = &mut self.world;
         let mut send = |endpoint, command: &pod_protocol::commands::Command| world.send(endpoint, command);
-        self.retry_at = self.reconciler.pump(&self.state, version, now, &mut send);
+        self.retry_at = self.reconciler.pump(&self.state, &stale, version, now, &mut send);
         self.world.show(&self.state, &self.reconciler);
     }
 }

@@ -17,10 +17,9 @@ use super::world::World;
 use crate::api::Event;
 use crate::balance::LoadPicture;
 use crate::reconcile::Reconciler;
-use crate::state::{self, Command, Effect, Lease, Refusal, RegionUse, Regions, State};
+use crate::state::{self, Command, Effect, Refusal, RegionUse, Regions, State};
 use crate::store::StoreError;
 use crate::store::etcd::EtcdError;
-use crate::view::Waiting;
 
 pub(super) struct PoolWorld<M: Memory> {
     pub(super) port: ControllerPort<M>,
@@ -116,13 +115,7 @@ impl<M: Memory> World for PoolWorld<M> {
     }
 
     fn show(&mut self, state: &State, reconciler: &Reconciler<CommandId>) {
-        let waits = |lease: &Lease, frontend: Option<EndpointId>| {
-            Some((lease.id, reconciler.waiting_for(state, lease, frontend?)?))
-        };
-        let leases = state.leases.values();
-        let here = leases.clone().filter_map(|lease| waits(lease, state.frontend_of(lease)));
-        let incoming = leases.filter_map(|lease| waits(lease, state.incoming_frontend(lease)));
-        let waiting = Waiting { here: here.collect(), incoming: incoming.collect() };
+        let waiting = reconciler.waiting();
         self.shared.view.send_modify(|view| *view = Arc::new(view.updated(state, waiting)));
         self.shared.journal.add(std::mem::take(&mut self.unseen));
     }

@@ -13,7 +13,7 @@ use crate::reconcile::Reconciler;
 use crate::state::{Command, Effect, Refusal, Regions, State};
 
 /// Everything around the [conductor](super::conductor::Conductor).
-pub(crate) trait World {
+pub trait World {
     /// Names an order to an endpoint until it is answered.
     type Ticket: Copy + Eq;
     /// Names a join until it is answered.

@@ -18,7 +18,7 @@ struct Bench {
 impl Bench {
     fn pump(&mut self, state: &State, now: Instant) -> Option<Instant> {
         let sent = &mut self.sent;
-        self.reconciler.pump(state, Version::default(), now, &mut |endpoint, command| {
+        self.reconciler.pump(state, &Stale::Everyone, Version::default(), now, &mut |endpoint, command| {
             sent.push((endpoint, command.clone()));
             sent.len() - 1
         })

@@ -8,7 +8,7 @@ impl State {
     /// What an SSD should keep about its volumes.
     pub(super) fn volume_table(&self, device: &DeviceId) -> VolumeTable {
         let former = |volume: &'_ Volume| volume.former.iter().find(|it| it.device == *device).cloned();
-        let on = self.volumes.values().filter_map(|volume| {
+        let on = self.volumes_near(device).into_iter().filter_map(|volume| {
             let former = former(volume);
             let is_former = former.is_some();
             Some((volume, former.or_else(|| volume.replica_on(device).cloned())?, is_former))

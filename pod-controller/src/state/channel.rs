@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use cxl_channel::RingPlacement;
 use cxl_pool::{EndpointId, Generation, LineCount, LineOffset, Role};
-use pod_protocol::ids::{ChannelId, LeaseId, RegionId};
+use pod_protocol::ids::{ChannelId, RegionId};
 use pod_protocol::objects::Engine;
 use serde::{Deserialize, Serialize};
 
@@ -65,18 +65,12 @@ impl State {
             .flat_map(move |frontend| backends.clone().into_iter().map(move |it| (frontend, it)))
     }
 
-    /// The leases that a frontend serves, or will.
-    pub(super) fn leases_of_frontend(&self, frontend: EndpointId) -> impl Iterator<Item = &Lease> {
-        let ids = self.found().map_or_else(Vec::new, |found| self.leases_at(found, frontend));
-        ids.into_iter().filter_map(|id: LeaseId| self.leases.get(&id))
-    }
-
     /// Ends the channels that no lease needs any more.
     pub(super) fn drop_channels(&mut self) {
         let frontends: Vec<EndpointId> = self.work().flat_map(|work| &work.frontends).copied().collect();
         for frontend in frontends {
             let backends: BTreeSet<EndpointId> =
-                self.leases_of_frontend(frontend).flat_map(|lease| self.backends_of(lease)).collect();
+                self.leases_served_by(frontend).into_iter().flat_map(|lease| self.backends_of(lease)).collect();
             let known = self.found().and_then(|found| found.channels.get(&frontend)).into_iter().flatten();
             let unneeded = known.filter(|(backend, _)| !backends.contains(backend)).map(|(_, id)| *id);
             for id in unneeded.collect::<Vec<ChannelId>>() {
@@ -181,7 +175,7 @@ impl State {
         if frontend.role != Role::BlkFrontend {
             return false;
         }
-        let shared = self.leases_of_frontend(frontend).filter(|lease| {
+        let shared = self.leases_served_by(frontend).into_iter().filter(|lease| {
             let is_there = lease.area.is_some() && self.frontend_of(lease) == Some(frontend);
             is_there && self.backends_of(lease).any(|it| it == backend)
         });

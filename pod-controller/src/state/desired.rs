@@ -23,23 +23,23 @@ impl State {
         let mut add = |object: Object| {
             objects.insert(object.id(), object);
         };
-        for channel in self.channels.values() {
+        for channel in self.channels_at(id) {
             self.channel_at(channel, id).map(Object::Channel).map(&mut add);
         }
         match id.role {
             Role::NetFrontend => {
-                let leases = self.leases.values().filter(|lease| self.frontends_of(lease).any(|it| it == id));
+                let leases = self.leases_served_by(id).into_iter();
                 leases.filter_map(|lease| self.port(lease, id)).map(Object::Port).for_each(add);
             }
             Role::NetBackend => {
-                for (device, known) in self.devices.iter().filter(|(device, _)| device.host == id.host) {
+                for (device, known) in self.devices_at(id.host) {
                     let Kind::Nic { rx: Some(rx), .. } = known.kind else { continue };
                     if known.health == Health::Absent || !self.is_life(id, rx.incarnation) {
                         continue;
                     }
                     let Some(rx_area) = self.area(rx.region) else { continue };
                     add(Object::Nic(NicObject { nic: device.name.clone(), rx_area }));
-                    let leases = self.leases.values();
+                    let leases = self.leases_near_nic(device).into_iter();
                     leases
                         .filter_map(|lease| self.registration(lease, device))
                         .map(Object::Registration)
@@ -47,11 +47,11 @@ impl State {
                 }
             }
             Role::BlkFrontend => {
-                let leases = self.leases.values().filter(|lease| self.frontends_of(lease).any(|it| it == id));
+                let leases = self.leases_served_by(id).into_iter();
                 leases.filter_map(|lease| self.disk(lease, id)).map(Object::Disk).for_each(add);
             }
             Role::BlkBackend => {
-                for (device, known) in self.devices.iter().filter(|(device, _)| device.host == id.host) {
+                for (device, known) in self.devices_at(id.host) {
                     // What nobody adopted is not overwritten.
                     if let Kind::Ssd { keeps_table: true, strangers, .. } = &known.kind
                         && strangers.is_empty()
@@ -61,7 +61,8 @@ impl State {
                         add(Object::Table(TableObject { ssd: device.name.clone(), table }));
                     }
                 }
-                let leases = self.leases.values().filter_map(|lease| self.served_volume(lease, id));
+                let leases = self.leases_on_ssds_of(id).into_iter();
+                let leases = leases.filter_map(|lease| self.served_volume(lease, id));
                 leases.map(Object::Volume).for_each(add);
             }
             Role::Agent => {}
@@ -69,8 +70,7 @@ impl State {
         self.add_protocol(&mut objects);
         if let Some(fabric) = self.fabric_object(id) {
             objects.insert(ObjectId::Fabric, Object::Fabric(fabric));
-            let leases = self.leases.values().filter(|lease| self.frontends_of(lease).any(|it| it == id));
-            for object in leases.filter_map(|lease| self.mchannel_object(lease)) {
+            for object in self.leases_served_by(id).into_iter().filter_map(|lease| self.mchannel_object(lease)) {
                 objects.insert(object.id(), object);
             }
         }
@@ -82,7 +82,7 @@ impl State {
         let mut scrubs: BTreeMap<RegionId, Area> =
             self.regions.pending(id).map(|region| (region.id, region.area)).collect();
         if let Some(incarnation) = self.life_of(id).filter(|_| id.role == Role::BlkBackend) {
-            for lease in self.leases.values().filter(|lease| self.backends_of(lease).any(|it| it == id)) {
+            for lease in self.leases_on_ssds_of(id) {
                 if let LeaseKind::Disk { clean_for, .. } = &lease.kind
                     && clean_for.get(&id.host) != Some(&incarnation)
                     && let Some(hold) = lease.area

@@ -15,6 +15,7 @@ impl State {
     pub(super) fn memory_failed(&mut self, id: EndpointId, areas: &[Area], effects: &mut Vec<Effect>) {
         for area in areas {
             let Some(failed) = self.regions.fail(*area, id) else { continue };
+            self.everyone_is_stale();
             let found = format!(
                 "{} bytes from byte {} on cannot be read, as {} found",
                 area.bytes(),

@@ -55,7 +55,7 @@ impl State {
         // A command that was refused may have been handed rows to change, and left them: these are looked at by the next one.
         self.found().is_none_or(|found| {
             let mut all = self.find_all();
-            all.work = found.work.clone();
+            (all.work, all.stale) = (found.work.clone(), found.stale.clone());
             *found == all
         })
     }
@@ -64,6 +64,7 @@ impl State {
     pub(super) fn begin(&mut self) {
         if self.known.0.is_none() {
             self.known = Index(Some(Box::new(self.find_all())));
+            self.everyone_is_stale();
             // All of it was seen.
             self.endpoints.begin_to_follow();
             self.devices.begin_to_follow();
@@ -90,7 +91,19 @@ impl State {
         self.regions.commit();
     }
 
-    fn is_followed(&self) -> bool {
+    /// Whether the command has changed any row.
+    pub(super) fn rows_changed(&self) -> bool {
+        self.endpoints.has_changed()
+            || self.devices.has_changed()
+            || self.volumes.has_changed()
+            || self.instances.has_changed()
+            || self.leases.has_changed()
+            || self.channels.has_changed()
+            || self.fabric.boards.has_changed()
+            || self.fabric.mchannels.has_changed()
+    }
+
+    pub(super) fn is_followed(&self) -> bool {
         self.endpoints.is_followed()
             && self.devices.is_followed()
             && self.volumes.is_followed()
@@ -133,6 +146,11 @@ impl State {
         }
         self.follow_loads(&mut found, &endpoints, &devices, &leases);
         let mut work = std::mem::take(&mut found.work);
+        let now = mchannels.keys().filter_map(|id| self.instances.get(id));
+        now.chain(instances.values().filter_map(Was::row)).for_each(|it| found.stale.instance(it));
+        leases.values().filter_map(Was::row).for_each(|it| found.stale.lease_before(it));
+        volumes.values().filter_map(Was::row).for_each(|it| found.stale.volume(it));
+        channels.values().filter_map(Was::row).for_each(|it| found.stale.channel_before(it));
         for (id, old) in &instances {
             work.instance(self, *id);
             let now = self.instances.get(id);
@@ -259,6 +277,7 @@ impl State {
         if let Some(found) = self.known.0.as_mut() {
             found.loads = loads;
         }
+        self.everyone_is_stale();
         self.touch_everything();
     }
 
@@ -266,6 +285,8 @@ impl State {
     pub(super) fn conclude(&mut self, effects: &mut Vec<Effect>) {
         self.follow();
         let Some(mut found) = self.known.0.take() else { return };
+        self.note_stale(&mut found);
+        found.stale.extend(self.regions.touched());
         found.work.done();
         let seen = std::mem::take(&mut found.work.seen);
         let (mut degraded, mut failed, mut served) = (Vec::new(), Vec::new(), Vec::new());

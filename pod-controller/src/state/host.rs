@@ -18,6 +18,7 @@ impl State {
             }
         }
         let freed = self.regions.forget(host);
+        self.everyone_is_stale();
         let message = format!("it is known to hold nothing any more; {freed} regions waited for it alone");
         effects.push(Effect::event(EventKind::HostReset, name, message));
         Ok(())

@@ -10,6 +10,7 @@ use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, MacAddress, VolumeId};
 
 use super::loads::Loads;
+use super::stale::Stale;
 use super::work::Work;
 use super::{Channel, Device, DeviceId, Endpoint, Instance, Lease, LeaseKind, Presence, Volume};
 
@@ -63,6 +64,8 @@ pub(super) struct Found {
     pub(super) failed: BTreeSet<LeaseId>,
     /// What has yet to be settled.
     pub(super) work: Work,
+    /// Who may have to be told something else since somebody asked.
+    pub(super) stale: Stale,
 }
 
 /// A copy has none until it needs one.

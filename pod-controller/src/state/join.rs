@@ -32,7 +32,10 @@ impl State {
             ));
         }
         let restarted = self.endpoints.get(&id).is_none_or(|known| known.incarnation != incarnation);
-        self.hosts.insert(id.host, join.host_name.clone());
+        if self.hosts.insert(id.host, join.host_name.clone()).is_none_or(|name| name != join.host_name) {
+            // Others are told of its devices by that name.
+            self.everyone_is_stale();
+        }
         self.endpoints.insert(
             id,
             Endpoint {
@@ -118,7 +121,7 @@ impl State {
 
     /// A frontend that was restarted holds its leases anew: what its predecessor may still send is refused.
     fn revoke_from_predecessor(&mut self, id: EndpointId) {
-        let concerned = || self.leases_of_frontend(id);
+        let concerned = || self.leases_served_by(id).into_iter();
         let held: Vec<LeaseId> =
             concerned().filter(|lease| self.frontend_of(lease) == Some(id)).map(|lease| lease.id).collect();
         let incoming: Vec<LeaseId> = concerned()

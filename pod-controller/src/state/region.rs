@@ -72,6 +72,9 @@ pub struct Regions {
     by_start: BTreeMap<LineOffset, Placed>,
     /// How many there may be.
     max: usize,
+    /// Those that may not be used until everybody has let go of them.
+    #[serde(skip)]
+    quarantined: BTreeSet<RegionId>,
     #[serde(skip)]
     hints: Hints,
     #[serde(skip)]
@@ -98,7 +101,8 @@ struct Kept {
 impl From<Kept> for Regions {
     fn from(Kept { data, last, by_id, max }: Kept) -> Self {
         let by_start = by_id.values().map(|region| (region.area.start, region.placed())).collect();
-        Self { data, last, by_id, by_start, max, hints: Hints::default(), undo: Undo::default() }
+        let quarantined = by_id.values().filter(|it| it.usage == RegionUse::Quarantined).map(|it| it.id).collect();
+        Self { data, last, by_id, by_start, max, quarantined, hints: Hints::default(), undo: Undo::default() }
     }
 }
 
@@ -135,6 +139,8 @@ impl Eq for Hints {}
 struct Undo {
     last: u32,
     steps: Vec<Step>,
+    /// Something changed, whether or not it can be taken back.
+    changed: bool,
 }
 
 #[derive(Debug)]
@@ -160,12 +166,14 @@ impl Eq for Undo {}
 
 impl Regions {
     pub(super) fn new(data: Area, max: usize) -> Self {
-        let (by_id, by_start) = (BTreeMap::new(), BTreeMap::new());
-        Self { data, last: 0, by_id, by_start, max, hints: Hints::default(), undo: Undo::default() }
+        let (by_id, by_start, quarantined) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let undo = Undo { changed: true, ..Undo::default() };
+        Self { data, last: 0, by_id, by_start, max, quarantined, hints: Hints::default(), undo }
     }
 
     /// How many there may be from now on.
     pub(super) fn limit(&mut self, max: usize) {
+        self.undo.changed |= self.max != max;
         self.max = max;
     }
 
@@ -173,6 +181,25 @@ impl Regions {
     pub(super) fn commit(&mut self) {
         self.undo.steps.clear();
         self.undo.last = self.last;
+        self.undo.changed = false;
+    }
+
+    /// Whether the command has changed anything.
+    pub(super) const fn has_changed(&self) -> bool {
+        self.undo.changed
+    }
+
+    /// Who may have to let go of other regions than before the command, or has others.
+    pub(super) fn touched(&self) -> impl Iterator<Item = EndpointId> {
+        let before = self.undo.steps.iter().filter_map(|step| match step {
+            Step::Was(region) => Some(&**region),
+            Step::Came(_) | Step::Held(..) => None,
+        });
+        let now = self.undo.steps.iter().filter_map(|step| match step {
+            Step::Came(id) | Step::Held(id, _) => self.by_id.get(id),
+            Step::Was(_) => None,
+        });
+        before.chain(now).flat_map(|region| region.holders.iter().copied().chain([region.writer]))
     }
 
     /// Makes all regions what they were before the command.
@@ -186,6 +213,11 @@ impl Regions {
                     }
                 }
                 Step::Was(region) => {
+                    if region.usage == RegionUse::Quarantined {
+                        self.quarantined.insert(region.id);
+                    } else {
+                        self.quarantined.remove(&region.id);
+                    }
                     self.by_start.insert(region.area.start, region.placed());
                     self.by_id.insert(region.id, *region);
                 }
@@ -194,6 +226,7 @@ impl Regions {
         // Numbers are given again that nobody was told of.
         self.last = self.undo.last;
         self.undo.steps.clear();
+        self.undo.changed = false;
     }
 
     /// None in another pool; numbers go on.
@@ -263,6 +296,7 @@ impl Regions {
         let region = Region { id, area, purpose, writer, holders, usage: RegionUse::InUse };
         self.by_start.insert(start, region.placed());
         self.undo.steps.push(Step::Came(id));
+        self.undo.changed = true;
         Some(self.by_id.entry(id).or_insert(region))
     }
 
@@ -296,6 +330,7 @@ impl Regions {
         let Some(region) = known else { return };
         for holder in holders.filter(|holder| region.holders.insert(*holder)) {
             self.undo.steps.push(Step::Held(id, holder));
+            self.undo.changed = true;
         }
     }
 
@@ -303,7 +338,9 @@ impl Regions {
     pub(super) fn retire(&mut self, id: RegionId) {
         if let Some(region) = self.by_id.get_mut(&id).filter(|region| region.usage != RegionUse::Failed) {
             self.undo.steps.push(Step::Was(Box::new(region.clone())));
+            self.undo.changed = true;
             region.usage = RegionUse::Quarantined;
+            self.quarantined.insert(id);
             if region.holders.is_empty() {
                 self.cancel(id);
             }
@@ -324,6 +361,8 @@ impl Regions {
         let hit = self.iter().filter(|region| region.area.overlaps(&area));
         let before: Vec<Region> = hit.filter(|region| region.usage != RegionUse::Failed).cloned().collect();
         for region in &before {
+            self.quarantined.remove(&region.id);
+            self.undo.changed = true;
             if let Some(region) = self.by_id.get_mut(&region.id) {
                 region.usage = RegionUse::Failed;
                 region.holders.clear();
@@ -335,6 +374,7 @@ impl Regions {
             let to = (gap.start.get() + gap.lines.get()).min(end);
             if from < to && self.by_start.len() < self.max {
                 self.last = self.last.checked_add(1)?;
+                self.undo.changed = true;
                 let region = Region {
                     id: RegionId::new(self.last),
                     area: Area::new(LineOffset::new(from), LineCount::new(to - from)),
@@ -353,11 +393,12 @@ impl Regions {
 
     /// Notes that a whole host has let go of everything. Returns how many quarantined regions are free by that.
     pub(super) fn forget(&mut self, host: HostId) -> usize {
+        self.undo.changed = true;
         for region in self.by_id.values_mut() {
             region.holders.retain(|holder| holder.host != host);
         }
-        let free = |region: &&Region| region.usage == RegionUse::Quarantined && region.holders.is_empty();
-        let freed: Vec<RegionId> = self.iter().filter(free).map(|region| region.id).collect();
+        let freed = self.quarantined().filter(|region| region.holders.is_empty());
+        let freed: Vec<RegionId> = freed.map(|region| region.id).collect();
         for id in &freed {
             self.cancel(*id);
         }
@@ -367,6 +408,8 @@ impl Regions {
     /// Takes back a region that nobody was told of.
     pub(super) fn cancel(&mut self, id: RegionId) {
         let Some(region) = self.by_id.remove(&id) else { return };
+        self.quarantined.remove(&id);
+        self.undo.changed = true;
         self.undo.steps.push(Step::Was(Box::new(region.clone())));
         self.by_start.remove(&region.area.start);
         // The gap that there is now may begin earlier.
@@ -382,7 +425,7 @@ impl Regions {
         else {
             return;
         };
-        region.holders.remove(&holder);
+        self.undo.changed |= region.holders.remove(&holder);
         if region.holders.is_empty() {
             self.cancel(id);
         }
@@ -390,8 +433,11 @@ impl Regions {
 
     /// The quarantined regions that an endpoint has yet to confirm.
     pub(super) fn pending(&self, holder: EndpointId) -> impl Iterator<Item = &Region> {
-        self.iter()
-            .filter(move |region| region.usage == RegionUse::Quarantined && region.holders.contains(&holder))
+        self.quarantined().filter(move |region| region.holders.contains(&holder))
+    }
+
+    fn quarantined(&self) -> impl Iterator<Item = &Region> {
+        self.quarantined.iter().filter_map(|id| self.by_id.get(id))
     }
 
     /// Whether an area given anew by a changed configuration still covers every region.
@@ -400,6 +446,7 @@ impl Regions {
         let fits = self.iter().all(|region| region.area.start >= data.start && end(region.area) <= end(data));
         if fits {
             self.hints = Hints::default();
+            self.undo.changed |= self.data != data;
             self.data = data;
         }
         fits

@@ -41,6 +41,11 @@ impl Keys {
         }
     }
 
+    /// The one that was remembered last. Whatever is remembered next is another one.
+    pub(super) fn latest(&self) -> Option<&str> {
+        self.0.back().map(|it| it.key.as_str())
+    }
+
     fn remember(&mut self, request: IdempotencyKey) {
         if self.0.len() >= KEYS_MAX {
             self.0.pop_front();

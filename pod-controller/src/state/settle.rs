@@ -62,8 +62,10 @@ impl State {
             self.touch_everything();
             return self.settle(effects);
         }
-        if let Some(found) = self.known.0.as_mut() {
+        if let Some(mut found) = self.known.0.take() {
+            self.note_stale(&mut found);
             found.work.done();
+            self.known.0 = Some(found);
         }
         if short && !self.short {
             let message = "something that is needed does not fit: delete instances, or restart daemons that have yet \

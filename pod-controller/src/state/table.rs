@@ -125,6 +125,18 @@ impl<K: Ord + Clone, V: Clone> Table<K, V> {
         }
     }
 
+    /// Whether any row is another one than before the command. All changes must have been followed.
+    pub(super) fn has_changed(&self) -> bool
+    where
+        V: PartialEq,
+    {
+        self.before.iter().any(|(key, was)| match was {
+            Was::Absent => self.rows.contains_key(key),
+            Was::Row(old) => self.rows.get(key) != Some(&**old),
+            Was::Alike => false,
+        })
+    }
+
     /// What was changed is not taken back any more.
     pub(super) fn commit(&mut self) {
         self.before.clear();

@@ -1,0 +1,313 @@
+//! A controller's thread in a pod of which only it is real: endpoints obey at once, and the disk is a real one.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use cxl_pool::{CoherenceMode, EndpointId, HostId, Role, Superblock};
+use pod_controller::balance::BalancePolicy;
+use pod_controller::controller::{Conductor, Delays, Sample, World};
+use pod_controller::link_policy::{FailBack, LinkPolicy};
+use pod_controller::reconcile::Reconciler;
+use pod_controller::state::{Command, Effect, NicWish, Refusal, Regions, State};
+use pod_controller::store::{Store, StoreError};
+use pod_controller::view::{PoolFacts, View};
+use pod_protocol::commands::{Command as Order, Version};
+use pod_protocol::controller::{PortError, PortEvent};
+use pod_protocol::reports::Report;
+use uuid::Uuid;
+
+use super::pod::{join, options};
+
+/// Instances on each host, each with a NIC and a disk.
+const INSTANCES: u32 = 20;
+const VOLUME_BYTES: u64 = 16 << 20;
+const ROLES: [Role; 4] = [Role::NetFrontend, Role::NetBackend, Role::BlkFrontend, Role::BlkBackend];
+/// How many commands the controller takes in one turn.
+const WISHES: usize = 256;
+/// How often each thing is measured.
+const SAMPLES: usize = 15;
+
+/// What it took, each the median.
+pub(super) struct Conduct {
+    pub(super) hosts: u16,
+    pub(super) leases: usize,
+    /// From a report of a failed NIC until the last endpoint concerned was told, in µs, without the disk.
+    pub(super) failure_us: f64,
+    /// How many commands that were.
+    pub(super) told: usize,
+    /// What the disk took of that, in µs.
+    pub(super) kept_us: f64,
+    /// From an instance's creation until it is answered, in µs, without the disk.
+    pub(super) create_us: f64,
+}
+
+/// Measures a pod of so many hosts.
+pub(super) fn measure(hosts: u16, directory: &Path) -> Result<Conduct> {
+    let mut pod = Pod::new(hosts, directory)?;
+    pod.fill()?;
+    let (mut failures, mut told, mut kept, mut creations) = (Vec::new(), 0, Vec::new(), Vec::new());
+    for number in 0..SAMPLES {
+        let took = pod.create(number)?;
+        creations.push(took);
+        let host = HostId::new(u16::try_from(2 + 2 * (number % usize::from(hosts / 2)))?);
+        let failure = pod.fail_nic(host)?;
+        failures.push(failure.told_after);
+        kept.push(failure.kept);
+        told = told.max(failure.told);
+    }
+    Ok(Conduct {
+        hosts,
+        leases: pod.conductor.state().leases.len(),
+        failure_us: median_us(failures),
+        told,
+        kept_us: median_us(kept),
+        create_us: median_us(creations),
+    })
+}
+
+fn median_us(mut all: Vec<Duration>) -> f64 {
+    all.sort_unstable();
+    all.get(all.len() / 2).map_or(0.0, |it| it.as_secs_f64() * 1e6)
+}
+
+struct Pod {
+    conductor: Conductor<Obedient>,
+    hosts: u16,
+}
+
+/// What became of a NIC's failure.
+struct Failure {
+    told_after: Duration,
+    told: usize,
+    kept: Duration,
+}
+
+impl Pod {
+    fn new(hosts: u16, directory: &Path) -> Result<Self> {
+        let state = State::new(options());
+        let superblock = Superblock {
+            major: 1,
+            minor: 0,
+            uuid: Uuid::from_u128(1),
+            size_bytes: 8 << 40,
+            mode: CoherenceMode::Hardware,
+            host_slots: hosts,
+            replica_slots: 1,
+        };
+        let facts = PoolFacts::new(Path::new("pool"), &superblock);
+        let file = directory.join(format!("controller-{hosts}.redb"));
+        let (mut store, _) = Store::open(&file)?;
+        store.keep_snapshot(&state)?;
+        let world = Obedient {
+            events: VecDeque::new(),
+            tickets: 0,
+            told: 0,
+            told_at: None,
+            kept: Duration::ZERO,
+            answers: Vec::new(),
+            view: Arc::new(View::new(&state, facts, PathBuf::from("sockets"))),
+            store,
+            file,
+        };
+        let delays = Delays {
+            fence: Duration::from_millis(250),
+            blk_grace: Duration::from_secs(30),
+            drain: Duration::from_millis(300),
+        };
+        let links = LinkPolicy {
+            flaps: 0,
+            flap_window: Duration::from_secs(60),
+            hold: Duration::from_secs(60),
+            fail_back: FailBack::Stay,
+            stable: Duration::from_secs(60),
+        };
+        let conductor = Conductor::new(world, state, 1, (delays, links, BalancePolicy::default()));
+        Ok(Self { conductor, hosts })
+    }
+
+    /// Everybody joins, and there are instances on each host.
+    fn fill(&mut self) -> Result<()> {
+        for number in 1..=self.hosts {
+            for role in ROLES {
+                let endpoint = EndpointId::new(HostId::new(number), role);
+                let events = &mut self.conductor.world_mut().events;
+                events.push_back(PortEvent::Appeared { endpoint, incarnation: 1, pid: 1 });
+                let join = join(number, role);
+                events.push_back(PortEvent::Joined { endpoint, request: endpoint, join });
+            }
+        }
+        self.quiet(Vec::new())?;
+        let numbers: Vec<u32> = (0..u32::from(self.hosts) * INSTANCES).collect();
+        for some in numbers.chunks(WISHES) {
+            self.quiet(some.iter().map(|number| create_volume(*number)).collect())?;
+            let hosts = u32::from(self.hosts);
+            self.quiet(some.iter().map(|number| create_instance(*number, hosts)).collect())?;
+        }
+        ensure!(self.conductor.state().leases.len() == 2 * numbers.len(), "not all instances were made");
+        Ok(())
+    }
+
+    /// Turns until there is nothing left to hear. All answers must be good.
+    fn quiet(&mut self, commands: Vec<Command>) -> Result<()> {
+        let mut wishes: Vec<(Command, ())> = commands.into_iter().map(|command| (command, ())).collect();
+        let asked = wishes.len();
+        loop {
+            self.conductor.turn(std::mem::take(&mut wishes), Instant::now())?;
+            if self.conductor.world_mut().events.is_empty() {
+                break;
+            }
+        }
+        let answers = std::mem::take(&mut self.conductor.world_mut().answers);
+        ensure!(answers.len() == asked, "{} of {asked} commands were answered", answers.len());
+        answers.into_iter().collect::<Result<(), String>>().map_err(|reason| anyhow!(reason))
+    }
+
+    /// How long it takes until somebody who asks for an instance has an answer.
+    fn create(&mut self, number: usize) -> Result<Duration> {
+        let hosts = u32::from(self.hosts);
+        let number = hosts * INSTANCES + u32::try_from(number)?;
+        self.quiet(vec![create_volume(number)])?;
+        self.conductor.world_mut().kept = Duration::ZERO;
+        let start = Instant::now();
+        self.conductor.turn(vec![(create_instance(number, hosts), ())], start)?;
+        let took = start.elapsed();
+        let kept = self.conductor.world_mut().kept;
+        self.quiet(Vec::new()).or_else(|error| {
+            // The answer came in the turn before.
+            if self.conductor.state().instance_named(&format!("vm{number}")).is_some() { Ok(()) } else { Err(error) }
+        })?;
+        Ok(took.saturating_sub(kept))
+    }
+
+    /// A NIC of a host fails. How long it takes until everybody has been told.
+    fn fail_nic(&mut self, host: HostId) -> Result<Failure> {
+        let before = self.conductor.state().failovers;
+        let endpoint = EndpointId::new(host, Role::NetBackend);
+        let busiest = (0..super::pod::DEVICES).map(|nic| format!("nic{nic}")).max_by_key(|name| {
+            let nics = self.conductor.state().leases.values().filter_map(|lease| lease.active_nic());
+            nics.filter(|nic| nic.host == host && nic.name == *name).count()
+        });
+        let device = busiest.context("a host has NICs")?;
+        let report = Report::DeviceFailed { device, reason: "pulled".to_owned() };
+        let world = self.conductor.world_mut();
+        (world.told, world.told_at, world.kept) = (0, None, Duration::ZERO);
+        world.events.push_back(PortEvent::Report { endpoint, report });
+        let start = Instant::now();
+        self.conductor.turn(Vec::new(), start)?;
+        let world = self.conductor.world_mut();
+        let (told, kept) = (world.told, world.kept);
+        let told_at = world.told_at.context("nobody was told of a NIC that failed")?;
+        self.quiet(Vec::new())?;
+        ensure!(self.conductor.state().failovers > before, "nothing was on a NIC that failed");
+        Ok(Failure { told_after: told_at.duration_since(start).saturating_sub(kept), told, kept })
+    }
+}
+
+impl Drop for Obedient {
+    fn drop(&mut self) {
+        // A benchmark leaves figures behind, and no pods.
+        let _ = std::fs::remove_file(&self.file);
+    }
+}
+
+fn volume_name(number: u32) -> String {
+    format!("vol{number}")
+}
+
+fn create_volume(number: u32) -> Command {
+    Command::CreateVolume {
+        name: volume_name(number),
+        size_bytes: VOLUME_BYTES,
+        device: None,
+        replicas: 1,
+        minimum_iops: None,
+        minimum_bytes_per_second: None,
+    }
+}
+
+fn create_instance(number: u32, hosts: u32) -> Command {
+    let host = u16::try_from(number % hosts + 1).map_or(HostId::new(1), HostId::new);
+    Command::CreateInstance {
+        name: format!("vm{number}"),
+        host,
+        nics: vec![NicWish { reserved_mbps: 500, ..NicWish::default() }],
+        volumes: vec![volume_name(number)],
+        instance_type: None,
+        vmm_listens: false,
+        ram_bytes: None,
+    }
+}
+
+/// Endpoints that obey at once, and a disk.
+struct Obedient {
+    events: VecDeque<PortEvent<u64, EndpointId>>,
+    tickets: u64,
+    told: usize,
+    told_at: Option<Instant>,
+    kept: Duration,
+    answers: Vec<Result<(), String>>,
+    view: Arc<View>,
+    store: Store,
+    file: PathBuf,
+}
+
+impl World for Obedient {
+    type Ticket = u64;
+    type Request = EndpointId;
+    type Reply = ();
+    type Error = StoreError;
+
+    fn poll(&mut self, _now: Instant) -> Option<PortEvent<u64, EndpointId>> {
+        self.events.pop_front()
+    }
+
+    fn grant(&mut self, _endpoint: EndpointId) -> Result<(), PortError> {
+        Ok(())
+    }
+
+    fn send(&mut self, to: EndpointId, _order: &Order) -> u64 {
+        self.tickets += 1;
+        self.told += 1;
+        self.told_at = Some(Instant::now());
+        let command = self.tickets;
+        self.events.push_back(PortEvent::Answered { endpoint: to, command, result: Ok(()) });
+        command
+    }
+
+    fn answer(&mut self, request: EndpointId, answer: Result<(), String>) {
+        if let Err(reason) = answer {
+            self.answers.push(Err(format!("{request} may not join: {reason}")));
+        }
+    }
+
+    fn fence(&mut self, _endpoint: EndpointId) -> Result<Instant, PortError> {
+        Ok(Instant::now())
+    }
+
+    fn commit(
+        &mut self,
+        commands: &[(u64, &Command)],
+        _effects: &[Effect],
+        state: &State,
+    ) -> Result<(), StoreError> {
+        let start = Instant::now();
+        self.store.commit(commands, &[], 1, state)?;
+        self.kept += start.elapsed();
+        Ok(())
+    }
+
+    fn publish_regions(&mut self, _version: Version, _regions: &Regions) {}
+
+    fn show(&mut self, state: &State, reconciler: &Reconciler<u64>) {
+        self.view = Arc::new(self.view.updated(state, reconciler.waiting()));
+    }
+
+    fn reply(&mut self, (): (), answer: Result<(), Refusal>) {
+        self.answers.push(answer.map_err(|refusal| refusal.to_string()));
+    }
+
+    fn sample(&mut self, _endpoint: EndpointId, _sample: Option<Sample>) {}
+}
