@@ -123,12 +123,12 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
     pub fn pump(
         &mut self,
         state: &State,
-        stale: &Stale,
+        touched: &Stale,
         version: Version,
         now: Instant,
         send: &mut impl FnMut(EndpointId, &Command) -> Ticket,
     ) -> Option<Instant> {
-        self.look_up(state, stale);
+        self.look_up(state, touched);
         // Backends first: what a frontend is told may have to wait for them.
         let mut order: Vec<EndpointId> = self.unsettled.iter().copied().collect();
         order.sort_by_key(|endpoint| !is_backend(*endpoint));
@@ -160,16 +160,17 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
                 self.unsettled.remove(&endpoint);
             }
         }
-        self.note_waiting(state, stale, &order);
+        self.note_waiting(state, touched, &order);
         #[cfg(test)]
         self.check(state);
         self.unsettled.iter().filter_map(|it| self.remotes.get(it)?.next_retry()).min()
     }
 
     /// Looks up what endpoints should have that may be something else than before.
-    fn look_up(&mut self, state: &State, stale: &Stale) {
-        let new = self.unsettled.iter().filter(|it| self.remotes.get(it).is_some_and(|it| it.wanted.is_none()));
-        let again: BTreeSet<EndpointId> = match stale {
+    fn look_up(&mut self, state: &State, touched: &Stale) {
+        let new =
+            self.unsettled.iter().filter(|it| self.remotes.get(it).is_some_and(|it| it.wanted.is_none()));
+        let again: BTreeSet<EndpointId> = match touched {
             Stale::Everyone => self.remotes.keys().copied().collect(),
             Stale::These(these) => new.chain(these).copied().collect(),
         };
@@ -254,10 +255,10 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
 
     /// Notes what leases wait for where that may have changed: at frontends that are stale, that have been told something, or that
     /// are gone.
-    fn note_waiting(&mut self, state: &State, stale: &Stale, told: &[EndpointId]) {
+    fn note_waiting(&mut self, state: &State, touched: &Stale, told: &[EndpointId]) {
         let mut concerned = std::mem::take(&mut self.parted);
         concerned.extend(told);
-        match stale {
+        match touched {
             Stale::Everyone => {
                 concerned.extend(self.waiting.keys());
                 concerned.extend(state.leases.values().flat_map(|lease| state.frontends_of(lease)));
@@ -370,7 +371,11 @@ impl<Ticket: Copy + Eq> Reconciler<Ticket> {
         // A copy looks nothing up: it searches all of the pod.
         let copy = state.clone();
         for (endpoint, remote) in &self.remotes {
-            assert_eq!(remote.wanted.as_ref(), Some(&copy.desired(*endpoint)), "{endpoint} was not looked at");
+            assert_eq!(
+                remote.wanted.as_ref(),
+                Some(&copy.desired(*endpoint)),
+                "{endpoint} was not looked at"
+            );
             if !self.unsettled.contains(endpoint) {
                 let scrubs = copy.scrubs(*endpoint).into_keys();
                 let missing = scrubs.filter(|id| !remote.scrubs.keys().any(|(region, _)| region == id));
@@ -405,10 +410,8 @@ impl<Ticket: Copy + Eq> Remote<Ticket> {
         send: &mut impl FnMut(&Command) -> Ticket,
     ) {
         for (id, object) in self.wanted.iter().flatten().filter(|(id, _)| !held.contains(*id)) {
-            let told = self
-                .objects
-                .get(id)
-                .is_some_and(|known| known.object == *object && !known.step.is_due(now));
+            let told =
+                self.objects.get(id).is_some_and(|known| known.object == *object && !known.step.is_due(now));
             if !told {
                 let object = object.clone();
                 let ticket = send(&Command::Apply { version, object: object.clone() });
@@ -467,7 +470,9 @@ impl<Ticket: Copy + Eq> Remote<Ticket> {
     }
 
     fn next_retry(&self) -> Option<Instant> {
-        self.steps().filter_map(|step| if let Step::Failed { retry_at, .. } = step { *retry_at } else { None }).min()
+        self.steps()
+            .filter_map(|step| if let Step::Failed { retry_at, .. } = step { *retry_at } else { None })
+            .min()
     }
 }
 

@@ -32,7 +32,6 @@ const SAMPLES: usize = 15;
 
 /// What it took, each the median.
 pub(super) struct Conduct {
-    pub(super) hosts: u16,
     pub(super) leases: usize,
     /// From a report of a failed NIC until the last endpoint concerned was told, in µs, without the disk.
     pub(super) failure_us: f64,
@@ -59,7 +58,6 @@ pub(super) fn measure(hosts: u16, directory: &Path) -> Result<Conduct> {
         told = told.max(failure.told);
     }
     Ok(Conduct {
-        hosts,
         leases: pod.conductor.state().leases.len(),
         failure_us: median_us(failures),
         told,
@@ -119,10 +117,10 @@ impl Pod {
         };
         let links = LinkPolicy {
             flaps: 0,
-            flap_window: Duration::from_secs(60),
-            hold: Duration::from_secs(60),
+            flap_window: Duration::from_mins(1),
+            hold: Duration::from_mins(1),
             fail_back: FailBack::Stay,
-            stable: Duration::from_secs(60),
+            stable: Duration::from_mins(1),
         };
         let conductor = Conductor::new(world, state, 1, (delays, links, BalancePolicy::default()));
         Ok(Self { conductor, hosts })
@@ -177,7 +175,11 @@ impl Pod {
         let kept = self.conductor.world_mut().kept;
         self.quiet(Vec::new()).or_else(|error| {
             // The answer came in the turn before.
-            if self.conductor.state().instance_named(&format!("vm{number}")).is_some() { Ok(()) } else { Err(error) }
+            if self.conductor.state().instance_named(&format!("vm{number}")).is_some() {
+                Ok(())
+            } else {
+                Err(error)
+            }
         })?;
         Ok(took.saturating_sub(kept))
     }

@@ -460,10 +460,10 @@ impl<W: World> Conductor<W> {
         if !std::mem::take(&mut self.stale) {
             return;
         }
-        let (version, stale) = (self.version(), self.state.take_stale());
+        let (version, touched) = (self.version(), self.state.take_stale());
         let world = &mut self.world;
         let mut send = |endpoint, command: &pod_protocol::commands::Command| world.send(endpoint, command);
-        self.retry_at = self.reconciler.pump(&self.state, &stale, version, now, &mut send);
+        self.retry_at = self.reconciler.pump(&self.state, &touched, version, now, &mut send);
         self.world.show(&self.state, &self.reconciler);
     }
 }

@@ -69,8 +69,11 @@ impl State {
     pub(super) fn drop_channels(&mut self) {
         let frontends: Vec<EndpointId> = self.work().flat_map(|work| &work.frontends).copied().collect();
         for frontend in frontends {
-            let backends: BTreeSet<EndpointId> =
-                self.leases_served_by(frontend).into_iter().flat_map(|lease| self.backends_of(lease)).collect();
+            let backends: BTreeSet<EndpointId> = self
+                .leases_served_by(frontend)
+                .into_iter()
+                .flat_map(|lease| self.backends_of(lease))
+                .collect();
             let known = self.found().and_then(|found| found.channels.get(&frontend)).into_iter().flatten();
             let unneeded = known.filter(|(backend, _)| !backends.contains(backend)).map(|(_, id)| *id);
             for id in unneeded.collect::<Vec<ChannelId>>() {

@@ -70,7 +70,9 @@ impl State {
         self.add_protocol(&mut objects);
         if let Some(fabric) = self.fabric_object(id) {
             objects.insert(ObjectId::Fabric, Object::Fabric(fabric));
-            for object in self.leases_served_by(id).into_iter().filter_map(|lease| self.mchannel_object(lease)) {
+            for object in
+                self.leases_served_by(id).into_iter().filter_map(|lease| self.mchannel_object(lease))
+            {
                 objects.insert(object.id(), object);
             }
         }

@@ -41,10 +41,8 @@ impl State {
         let (index, before) = (self.index, self.rest(command));
         let effects = self.apply(command)?;
         let regions_changed = self.regions.has_changed();
-        let changed = !effects.is_empty()
-            || regions_changed
-            || self.rows_changed()
-            || self.rest(command) != before;
+        let changed =
+            !effects.is_empty() || regions_changed || self.rows_changed() || self.rest(command) != before;
         if !changed {
             self.index = index;
         }

@@ -101,7 +101,8 @@ struct Kept {
 impl From<Kept> for Regions {
     fn from(Kept { data, last, by_id, max }: Kept) -> Self {
         let by_start = by_id.values().map(|region| (region.area.start, region.placed())).collect();
-        let quarantined = by_id.values().filter(|it| it.usage == RegionUse::Quarantined).map(|it| it.id).collect();
+        let quarantined =
+            by_id.values().filter(|it| it.usage == RegionUse::Quarantined).map(|it| it.id).collect();
         Self { data, last, by_id, by_start, max, quarantined, hints: Hints::default(), undo: Undo::default() }
     }
 }

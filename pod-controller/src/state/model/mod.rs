@@ -6,6 +6,8 @@ mod pod;
 mod reservations;
 mod step;
 
+use std::collections::BTreeMap;
+
 use cxl_pool::EndpointId;
 use proptest::prelude::*;
 
@@ -16,7 +18,7 @@ pub(crate) use reservations::check_reservations;
 
 use self::commands::commands;
 use self::step::step;
-use super::{Command, Purpose, State};
+use super::{Command, Objects, Purpose, Stale, State};
 
 /// What a run left behind goes away: endpoints return, instances and volumes are deleted, everything is let go of.
 fn wind_down(state: &mut State) {
@@ -45,6 +47,26 @@ fn wind_down(state: &mut State) {
     }
 }
 
+/// Whoever is not stale has to be told nothing else than before.
+fn told_all(state: &mut State, objects: &mut BTreeMap<EndpointId, Objects>) {
+    let touched = state.take_stale();
+    // A copy looks nothing up: it searches all of the pod.
+    let copy = state.clone();
+    for id in copy.endpoints.keys() {
+        let now = copy.desired(*id);
+        let is_stale = match &touched {
+            Stale::Everyone => true,
+            Stale::These(these) => these.contains(id),
+        };
+        assert!(
+            is_stale || objects.get(id) == Some(&now),
+            "{id} should have other objects, and is not stale"
+        );
+        objects.insert(*id, now);
+    }
+    objects.retain(|id, _| copy.endpoints.contains_key(id));
+}
+
 fn rounds() -> u32 {
     std::env::var("WADI_ROUNDS").ok().and_then(|rounds| rounds.parse::<u32>().ok()).unwrap_or(1).max(1)
 }
@@ -59,13 +81,24 @@ proptest! {
     ) {
         let mut state = State::new(options(pool_mib));
         let mut log: Vec<Command> = Vec::new();
+        let mut objects = BTreeMap::new();
         for step in &steps {
             for command in commands(&state, step) {
                 let (before, told) = (state.clone(), format!("{command:?}"));
                 // What a command touched is enough to look at.
                 let mut whole = state.clone();
                 let expected = whole.apply_to_all(&command);
-                let applied = state.apply(&command);
+                let index = state.index;
+                let outcome = state.carry_out(&command);
+                prop_assert!(
+                    outcome.as_ref().is_ok_and(|it| it.changed) || State { index, ..state.clone() } == before,
+                    "{} counts for nothing and changed something", told
+                );
+                if outcome.as_ref().is_ok_and(|it| !it.changed) {
+                    // It would have been counted.
+                    state.index += 1;
+                }
+                let applied = outcome.map(|it| it.effects);
                 prop_assert_eq!(&applied, &expected, "{} does something else where all is looked at", told);
                 prop_assert_eq!(&state, &whole, "{} ends otherwise where all is looked at", told);
                 if applied.is_ok() {
@@ -77,6 +110,7 @@ proptest! {
                     prop_assert_eq!(&state, &before, "a refused command changed something");
                 }
                 check(&state);
+                told_all(&mut state, &mut objects);
             }
         }
 
