@@ -172,15 +172,10 @@ impl Pod {
         let start = Instant::now();
         self.conductor.turn(vec![(create_instance(number, hosts), ())], start)?;
         let took = start.elapsed();
-        let kept = self.conductor.world_mut().kept;
-        self.quiet(Vec::new()).or_else(|error| {
-            // The answer came in the turn before.
-            if self.conductor.state().instance_named(&format!("vm{number}")).is_some() {
-                Ok(())
-            } else {
-                Err(error)
-            }
-        })?;
+        let world = self.conductor.world_mut();
+        let (kept, answers) = (world.kept, std::mem::take(&mut world.answers));
+        ensure!(answers == [Ok(())], "the instance was not made in one turn: {answers:?}");
+        self.quiet(Vec::new())?;
         Ok(took.saturating_sub(kept))
     }
 
