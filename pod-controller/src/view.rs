@@ -83,7 +83,7 @@ impl View {
         for lease in state.leases.keys().filter(|lease| !self.state.leases.contains_key(lease)) {
             waiting.here.insert(*lease, "being created in earnest".to_owned());
         }
-        Ok(self.updated(&state, waiting))
+        Ok(self.updated(Arc::new(state), waiting))
     }
 
     /// The same pool later, as a follower sees it: what leases wait for that are new or have changed, it has yet to hear.
@@ -96,15 +96,13 @@ impl View {
             waiting.here.entry(*id).or_insert_with(reason);
             waiting.incoming.entry(*id).or_insert_with(reason);
         }
-        self.updated(state, waiting)
+        let same = self.state.index == state.index;
+        self.updated(if same { Arc::clone(&self.state) } else { Arc::new(state.clone()) }, waiting)
     }
 
     /// The same pool later: after more commands, or as many.
     #[must_use]
-    pub fn updated(&self, state: &State, waiting: Waiting) -> Self {
-        let same = self.state.index == state.index;
-        debug_assert!(!same || *self.state == *state, "what changes the state counts as a command");
-        let state = if same { Arc::clone(&self.state) } else { Arc::new(state.clone()) };
+    pub fn updated(&self, state: Arc<State>, waiting: Waiting) -> Self {
         Self { state, waiting, facts: self.facts.clone(), sockets: self.sockets.clone() }
     }
 }

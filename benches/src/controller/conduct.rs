@@ -298,7 +298,7 @@ impl World for Obedient {
 
     fn publish_regions(&mut self, _version: Version, _regions: &Regions) {}
 
-    fn show(&mut self, state: &State, reconciler: &Reconciler<u64>) {
+    fn show(&mut self, state: Arc<State>, reconciler: &Reconciler<u64>) {
         self.view = Arc::new(self.view.updated(state, reconciler.waiting()));
     }
 

@@ -16,7 +16,7 @@ use crate::api::EventKind;
 use crate::balance::{BalancePolicy, LoadHistory};
 use crate::link_policy::{LinkHistory, LinkPolicy};
 use crate::reconcile::{Answer, Reconciler};
-use crate::state::{Command, DeviceId, Effect, Presence, Refusal, State};
+use crate::state::{Command, DeviceId, Effect, Presence, Refusal, Shadow, State};
 
 /// How often it is looked what the members of the pod speak.
 const PROTOCOL_EVERY: Duration = Duration::from_millis(100);
@@ -47,6 +47,8 @@ pub struct Conductor<W: World> {
     pub(crate) state: State,
     term: u64,
     reconciler: Reconciler<W::Ticket>,
+    /// What others see.
+    shadow: Shadow,
     /// The lives that were granted, which a join is about.
     granted: BTreeMap<EndpointId, u64>,
     /// When those who are being fenced must have stopped.
@@ -94,6 +96,7 @@ impl<W: World> Conductor<W> {
             state,
             term,
             reconciler: Reconciler::default(),
+            shadow: Shadow::default(),
             granted: BTreeMap::new(),
             fences: BTreeMap::new(),
             graces: BTreeMap::new(),
@@ -464,6 +467,7 @@ impl<W: World> Conductor<W> {
         let world = &mut self.world;
         let mut send = |endpoint, command: &pod_protocol::commands::Command| world.send(endpoint, command);
         self.retry_at = self.reconciler.pump(&self.state, &touched, version, now, &mut send);
-        self.world.show(&self.state, &self.reconciler);
+        let shown = self.shadow.of(&mut self.state);
+        self.world.show(shown, &self.reconciler);
     }
 }

@@ -215,7 +215,7 @@ impl Handle {
         self.shared.view.send_if_modified(|view| {
             let show = still() && *index >= view.state.index && view.waiting != *waiting;
             if show {
-                *view = Arc::new(view.updated(&view.state, waiting.clone()));
+                *view = Arc::new(view.updated(Arc::clone(&view.state), waiting.clone()));
             }
             show
         });

@@ -114,7 +114,7 @@ impl<M: Memory> World for PoolWorld<M> {
         }
     }
 
-    fn show(&mut self, state: &State, reconciler: &Reconciler<CommandId>) {
+    fn show(&mut self, state: Arc<State>, reconciler: &Reconciler<CommandId>) {
         let waiting = reconciler.waiting();
         self.shared.view.send_modify(|view| *view = Arc::new(view.updated(state, waiting)));
         self.shared.journal.add(std::mem::take(&mut self.unseen));

@@ -1,5 +1,6 @@
 //! What a controller sees and touches of its pod, its store and its clients.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use cxl_pool::EndpointId;
@@ -15,7 +16,7 @@ use crate::state::{Command, Effect, Refusal, Regions, State};
 /// Everything around the [conductor](super::conductor::Conductor).
 pub trait World {
     /// Names an order to an endpoint until it is answered.
-    type Ticket: Copy + Eq;
+    type Ticket: Copy + Ord;
     /// Names a join until it is answered.
     type Request;
     /// Where to answer a wish.
@@ -48,7 +49,7 @@ pub trait World {
     /// Shows the regions to whoever looks at the pool without a controller.
     fn publish_regions(&mut self, version: Version, regions: &Regions);
     /// Shows the state to whoever asks.
-    fn show(&mut self, state: &State, reconciler: &Reconciler<Self::Ticket>);
+    fn show(&mut self, state: Arc<State>, reconciler: &Reconciler<Self::Ticket>);
     /// Answers a wish.
     fn reply(&mut self, to: Self::Reply, answer: Result<(), Refusal>);
     /// Answers a wish that could not be kept.

@@ -1,6 +1,7 @@
 //! The world of a simulated controller: daemons that live, die, freeze and answer late, and a store that survives.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cxl_pool::{Area, EndpointId, HostId};
@@ -376,7 +377,7 @@ impl World for Simulated {
         self.published = in_use.map(|it| (it.area.start.get(), (it.id, it.area))).collect();
     }
 
-    fn show(&mut self, _state: &State, _reconciler: &Reconciler<u64>) {}
+    fn show(&mut self, _state: Arc<State>, _reconciler: &Reconciler<u64>) {}
 
     fn reply(&mut self, to: u64, answer: Result<(), Refusal>) {
         self.replies.push((to, answer));

@@ -141,7 +141,7 @@ impl State {
                 continue;
             };
             let Some((to_frontend, second)) = self.make_ring(id, lines, backend, frontend) else {
-                self.regions.cancel(to_backend);
+                self.regions.withdraw(to_backend);
                 short = true;
                 continue;
             };

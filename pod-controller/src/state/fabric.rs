@@ -42,7 +42,7 @@ pub struct Fabric {
     #[serde(with = "table::pairs")]
     pub(super) boards: Table<EndpointId, Hold>,
     /// The number that was given last.
-    last: u32,
+    pub(super) last: u32,
 }
 
 impl Default for Fabric {
@@ -323,7 +323,7 @@ impl State {
     }
 
     /// The two halves of an endpoint's board: sums, and what VMs want.
-    fn board(&self, id: EndpointId) -> Option<(Area, Area)> {
+    pub(super) fn board(&self, id: EndpointId) -> Option<(Area, Area)> {
         let hold = self.fabric.boards.get(&id).filter(|hold| self.life_of(id) == Some(hold.incarnation))?;
         let area = self.area(hold.region)?;
         let half = LineCount::new(BOARD_LINES);

@@ -1,9 +1,12 @@
+mod changes;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, RegionId};
 use serde::{Deserialize, Serialize, Serializer};
 
+use self::changes::{Changes, Step};
 use super::{DeviceId, REGIONS_MAX};
 
 /// Areas for payload begin at multiples of this, so that they can be mapped by huge pages.
@@ -78,7 +81,7 @@ pub struct Regions {
     #[serde(skip)]
     hints: Hints,
     #[serde(skip)]
-    undo: Undo,
+    changes: Changes,
 }
 
 /// Which region begins at a line, and where it ends.
@@ -103,7 +106,16 @@ impl From<Kept> for Regions {
         let by_start = by_id.values().map(|region| (region.area.start, region.placed())).collect();
         let quarantined =
             by_id.values().filter(|it| it.usage == RegionUse::Quarantined).map(|it| it.id).collect();
-        Self { data, last, by_id, by_start, max, quarantined, hints: Hints::default(), undo: Undo::default() }
+        Self {
+            data,
+            last,
+            by_id,
+            by_start,
+            max,
+            quarantined,
+            hints: Hints::default(),
+            changes: Changes::default(),
+        }
     }
 }
 
@@ -135,99 +147,17 @@ impl PartialEq for Hints {
 
 impl Eq for Hints {}
 
-/// What the command has changed, so that it can be taken back; no part of the state either.
-#[derive(Debug, Default)]
-struct Undo {
-    last: u32,
-    steps: Vec<Step>,
-    /// Something changed, whether or not it can be taken back.
-    changed: bool,
-}
-
-#[derive(Debug)]
-enum Step {
-    Came(RegionId),
-    Held(RegionId, EndpointId),
-    Was(Box<Region>),
-}
-
-impl Clone for Undo {
-    fn clone(&self) -> Self {
-        Self::default()
-    }
-}
-
-impl PartialEq for Undo {
-    fn eq(&self, _other: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Undo {}
-
 impl Regions {
     pub(super) fn new(data: Area, max: usize) -> Self {
         let (by_id, by_start, quarantined) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        let undo = Undo { changed: true, ..Undo::default() };
-        Self { data, last: 0, by_id, by_start, max, quarantined, hints: Hints::default(), undo }
+        let changes = Changes::all();
+        Self { data, last: 0, by_id, by_start, max, quarantined, hints: Hints::default(), changes }
     }
 
     /// How many there may be from now on.
     pub(super) fn limit(&mut self, max: usize) {
-        self.undo.changed |= self.max != max;
+        self.changes.changed |= self.max != max;
         self.max = max;
-    }
-
-    /// What was changed is not taken back any more.
-    pub(super) fn commit(&mut self) {
-        self.undo.steps.clear();
-        self.undo.last = self.last;
-        self.undo.changed = false;
-    }
-
-    /// Whether the command has changed anything.
-    pub(super) const fn has_changed(&self) -> bool {
-        self.undo.changed
-    }
-
-    /// Who may have to let go of other regions than before the command, or has others.
-    pub(super) fn touched(&self) -> impl Iterator<Item = EndpointId> {
-        let before = self.undo.steps.iter().filter_map(|step| match step {
-            Step::Was(region) => Some(&**region),
-            Step::Came(_) | Step::Held(..) => None,
-        });
-        let now = self.undo.steps.iter().filter_map(|step| match step {
-            Step::Came(id) | Step::Held(id, _) => self.by_id.get(id),
-            Step::Was(_) => None,
-        });
-        before.chain(now).flat_map(|region| region.holders.iter().copied().chain([region.writer]))
-    }
-
-    /// Makes all regions what they were before the command.
-    pub(super) fn take_back(&mut self) {
-        for step in std::mem::take(&mut self.undo.steps).into_iter().rev() {
-            match step {
-                Step::Came(id) => self.cancel(id),
-                Step::Held(id, holder) => {
-                    if let Some(region) = self.by_id.get_mut(&id) {
-                        region.holders.remove(&holder);
-                    }
-                }
-                Step::Was(region) => {
-                    if region.usage == RegionUse::Quarantined {
-                        self.quarantined.insert(region.id);
-                    } else {
-                        self.quarantined.remove(&region.id);
-                    }
-                    self.by_start.insert(region.area.start, region.placed());
-                    self.by_id.insert(region.id, *region);
-                }
-            }
-        }
-        // Numbers are given again that nobody was told of.
-        self.last = self.undo.last;
-        self.undo.steps.clear();
-        self.undo.changed = false;
     }
 
     /// None in another pool; numbers go on.
@@ -296,8 +226,7 @@ impl Regions {
         holders.insert(writer);
         let region = Region { id, area, purpose, writer, holders, usage: RegionUse::InUse };
         self.by_start.insert(start, region.placed());
-        self.undo.steps.push(Step::Came(id));
-        self.undo.changed = true;
+        self.changes.note(Step::Came(id));
         Some(self.by_id.entry(id).or_insert(region))
     }
 
@@ -330,16 +259,14 @@ impl Regions {
         let known = self.by_id.get_mut(&id).filter(|region| region.usage == RegionUse::InUse);
         let Some(region) = known else { return };
         for holder in holders.filter(|holder| region.holders.insert(*holder)) {
-            self.undo.steps.push(Step::Held(id, holder));
-            self.undo.changed = true;
+            self.changes.note(Step::Held(id, holder));
         }
     }
 
     /// Gives a region up. It is free once every holder has confirmed.
     pub(super) fn retire(&mut self, id: RegionId) {
         if let Some(region) = self.by_id.get_mut(&id).filter(|region| region.usage != RegionUse::Failed) {
-            self.undo.steps.push(Step::Was(Box::new(region.clone())));
-            self.undo.changed = true;
+            self.changes.note(Step::Was(Box::new(region.clone())));
             region.usage = RegionUse::Quarantined;
             self.quarantined.insert(id);
             if region.holders.is_empty() {
@@ -363,7 +290,7 @@ impl Regions {
         let before: Vec<Region> = hit.filter(|region| region.usage != RegionUse::Failed).cloned().collect();
         for region in &before {
             self.quarantined.remove(&region.id);
-            self.undo.changed = true;
+            self.changes.note_for_good(region.id);
             if let Some(region) = self.by_id.get_mut(&region.id) {
                 region.usage = RegionUse::Failed;
                 region.holders.clear();
@@ -375,7 +302,7 @@ impl Regions {
             let to = (gap.start.get() + gap.lines.get()).min(end);
             if from < to && self.by_start.len() < self.max {
                 self.last = self.last.checked_add(1)?;
-                self.undo.changed = true;
+                self.changes.note_for_good(RegionId::new(self.last));
                 let region = Region {
                     id: RegionId::new(self.last),
                     area: Area::new(LineOffset::new(from), LineCount::new(to - from)),
@@ -394,9 +321,13 @@ impl Regions {
 
     /// Notes that a whole host has let go of everything. Returns how many quarantined regions are free by that.
     pub(super) fn forget(&mut self, host: HostId) -> usize {
-        self.undo.changed = true;
-        for region in self.by_id.values_mut() {
+        self.changes.changed = true;
+        for (id, region) in &mut self.by_id {
+            let before = region.holders.len();
             region.holders.retain(|holder| holder.host != host);
+            if region.holders.len() != before {
+                self.changes.note_for_good(*id);
+            }
         }
         let freed = self.quarantined().filter(|region| region.holders.is_empty());
         let freed: Vec<RegionId> = freed.map(|region| region.id).collect();
@@ -406,12 +337,19 @@ impl Regions {
         freed.len()
     }
 
-    /// Takes back a region that nobody was told of.
-    pub(super) fn cancel(&mut self, id: RegionId) {
+    /// Takes back the region that came last, which nobody was told of: to try in vain changes nothing.
+    pub(super) fn withdraw(&mut self, id: RegionId) {
+        self.cancel(id);
+        if id == RegionId::new(self.last) {
+            self.last -= 1;
+        }
+    }
+
+    /// Frees a region.
+    fn cancel(&mut self, id: RegionId) {
         let Some(region) = self.by_id.remove(&id) else { return };
         self.quarantined.remove(&id);
-        self.undo.changed = true;
-        self.undo.steps.push(Step::Was(Box::new(region.clone())));
+        self.changes.note(Step::Was(Box::new(region.clone())));
         self.by_start.remove(&region.area.start);
         // The gap that there is now may begin earlier.
         let gap = self.end_of_last_before(region.area.start.get()).unwrap_or(0);
@@ -426,7 +364,9 @@ impl Regions {
         else {
             return;
         };
-        self.undo.changed |= region.holders.remove(&holder);
+        if region.holders.remove(&holder) {
+            self.changes.note_for_good(id);
+        }
         if region.holders.is_empty() {
             self.cancel(id);
         }
@@ -447,7 +387,7 @@ impl Regions {
         let fits = self.iter().all(|region| region.area.start >= data.start && end(region.area) <= end(data));
         if fits {
             self.hints = Hints::default();
-            self.undo.changed |= self.data != data;
+            self.changes.changed |= self.data != data;
             self.data = data;
         }
         fits

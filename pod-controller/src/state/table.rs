@@ -3,7 +3,7 @@
 //! What is derived from a table follows its changes, instead of being made anew from all of it; and a command that turns out to be
 //! impossible takes its changes back. Neither is part of the state: tables with the same rows are the same.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Deref;
 
@@ -44,6 +44,8 @@ pub struct Table<K, V> {
     fresh: Past<K, V>,
     /// What changed since the command began and was followed, as it was before the command.
     before: Past<K, V>,
+    /// What was followed since somebody took a copy, if somebody does.
+    uncopied: Option<BTreeSet<K>>,
 }
 
 impl<K: Ord + Clone, V: Clone> Table<K, V> {
@@ -116,12 +118,30 @@ impl<K: Ord + Clone, V: Clone> Table<K, V> {
 
     /// Everybody has followed these changes.
     pub(super) fn followed(&mut self, fresh: Past<K, V>) {
+        if let Some(uncopied) = &mut self.uncopied {
+            uncopied.extend(fresh.keys().cloned());
+        }
         if self.before.is_empty() {
             self.before = fresh;
             return;
         }
         for (key, old) in fresh {
             self.before.entry(key).or_insert(old);
+        }
+    }
+
+    /// The rows that may be other ones than when this was asked before; nothing if all may be. All changes must have been followed.
+    pub(super) fn take_uncopied(&mut self) -> Option<BTreeSet<K>> {
+        self.uncopied.replace(BTreeSet::new())
+    }
+
+    /// Makes these rows what they are in another table.
+    pub(super) fn copy_rows(&mut self, other: &Self, keys: &BTreeSet<K>) {
+        for key in keys {
+            match other.rows.get(key) {
+                Some(row) => self.rows.insert(key.clone(), row.clone()),
+                None => self.rows.remove(key),
+            };
         }
     }
 
@@ -188,7 +208,7 @@ impl<'a, K, V> IntoIterator for &'a Table<K, V> {
 
 impl<K, V> From<BTreeMap<K, V>> for Table<K, V> {
     fn from(rows: BTreeMap<K, V>) -> Self {
-        Self { rows, fresh: BTreeMap::new(), before: BTreeMap::new() }
+        Self { rows, fresh: BTreeMap::new(), before: BTreeMap::new(), uncopied: None }
     }
 }
 
