@@ -1,6 +1,7 @@
 use cxl_pool::{Area, HostId, LineCount, LineOffset, Role};
 use pod_protocol::reports::{DeviceReport, Join};
 
+use super::remote::RETRY_AFTER;
 use super::*;
 use crate::state::{self, NicWish, Options};
 

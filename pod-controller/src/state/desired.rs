@@ -4,8 +4,8 @@ use cxl_channel::RingPlacement;
 use cxl_pool::{Area, EndpointId, Role};
 use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::objects::{
-    ChannelObject, DiskObject, NicObject, Object, ObjectId, PortObject, RegistrationObject,
-    RegistrationState, ReplicaObject, Route, TableObject, VolumeObject,
+    ChannelObject, DiskObject, NicObject, ObjectId, PortObject, RegistrationObject, RegistrationState,
+    ReplicaObject, Route, TableObject, VolumeObject,
 };
 
 use super::{
@@ -13,70 +13,31 @@ use super::{
     Volume,
 };
 
-/// What an endpoint should have, in the order in which it can be made.
-pub type Objects = BTreeMap<ObjectId, Object>;
-
 impl State {
-    /// Everything that an endpoint should have now.
-    pub fn desired(&self, id: EndpointId) -> Objects {
-        let mut objects = Objects::new();
-        let mut add = |object: Object| {
-            objects.insert(object.id(), object);
-        };
-        for channel in self.channels_at(id) {
-            self.channel_at(channel, id).map(Object::Channel).map(&mut add);
+    /// The NIC of a backend that is there, and may receive.
+    pub(super) fn nic_object(&self, nic: &DeviceId) -> Option<NicObject> {
+        Some(NicObject { nic: nic.name.clone(), rx_area: self.rx_area(nic)? })
+    }
+
+    fn rx_area(&self, nic: &DeviceId) -> Option<Area> {
+        let known = self.devices.get(nic).filter(|known| known.health != Health::Absent)?;
+        match known.kind {
+            Kind::Nic { rx: Some(rx), .. } if self.is_life(nic.net_backend(), rx.incarnation) => {
+                self.area(rx.region)
+            }
+            _ => None,
         }
-        match id.role {
-            Role::NetFrontend => {
-                let leases = self.leases_served_by(id).into_iter();
-                leases.filter_map(|lease| self.port(lease, id)).map(Object::Port).for_each(add);
+    }
+
+    /// The table of volumes of an SSD that keeps one. What nobody adopted is not overwritten.
+    pub(super) fn table_object(&self, ssd: &DeviceId) -> Option<TableObject> {
+        let known = self.devices.get(ssd).filter(|known| known.health != Health::Absent)?;
+        match &known.kind {
+            Kind::Ssd { keeps_table: true, strangers, .. } if strangers.is_empty() => {
+                Some(TableObject { ssd: ssd.name.clone(), table: self.volume_table(ssd) })
             }
-            Role::NetBackend => {
-                for (device, known) in self.devices_at(id.host) {
-                    let Kind::Nic { rx: Some(rx), .. } = known.kind else { continue };
-                    if known.health == Health::Absent || !self.is_life(id, rx.incarnation) {
-                        continue;
-                    }
-                    let Some(rx_area) = self.area(rx.region) else { continue };
-                    add(Object::Nic(NicObject { nic: device.name.clone(), rx_area }));
-                    let leases = self.leases_near_nic(device).into_iter();
-                    leases
-                        .filter_map(|lease| self.registration(lease, device))
-                        .map(Object::Registration)
-                        .for_each(&mut add);
-                }
-            }
-            Role::BlkFrontend => {
-                let leases = self.leases_served_by(id).into_iter();
-                leases.filter_map(|lease| self.disk(lease, id)).map(Object::Disk).for_each(add);
-            }
-            Role::BlkBackend => {
-                for (device, known) in self.devices_at(id.host) {
-                    // What nobody adopted is not overwritten.
-                    if let Kind::Ssd { keeps_table: true, strangers, .. } = &known.kind
-                        && strangers.is_empty()
-                        && known.health != Health::Absent
-                    {
-                        let table = self.volume_table(device);
-                        add(Object::Table(TableObject { ssd: device.name.clone(), table }));
-                    }
-                }
-                let leases = self.leases_on_ssds_of(id).into_iter();
-                let leases = leases.filter_map(|lease| self.served_volume(lease, id));
-                leases.map(Object::Volume).for_each(add);
-            }
-            Role::Agent => {}
+            _ => None,
         }
-        self.add_protocol(&mut objects);
-        if let Some(fabric) = self.fabric_object(id) {
-            objects.insert(ObjectId::Fabric, Object::Fabric(fabric));
-            for object in
-                self.leases_served_by(id).into_iter().filter_map(|lease| self.mchannel_object(lease))
-            {
-                objects.insert(object.id(), object);
-            }
-        }
-        objects
     }
 
     /// The areas that an endpoint must let go of, or flush before it serves them.
@@ -157,7 +118,7 @@ impl State {
         self.is_life(id, incarnation).then_some(rings)
     }
 
-    fn channel_at(&self, channel: &Channel, id: EndpointId) -> Option<ChannelObject> {
+    pub(super) fn channel_at(&self, channel: &Channel, id: EndpointId) -> Option<ChannelObject> {
         let rings = self.rings_at(channel, id)?;
         let placement =
             |region| self.area(region).map(|area| RingPlacement { start: area.start, slots: rings.slots });
@@ -219,7 +180,7 @@ impl State {
         self.incoming_at(lease, frontend).map_or(&lease.socket, |incoming| &incoming.socket).clone()
     }
 
-    fn port(&self, lease: &Lease, frontend: EndpointId) -> Option<PortObject> {
+    pub(super) fn port(&self, lease: &Lease, frontend: EndpointId) -> Option<PortObject> {
         let LeaseKind::Nic { mac, mtu, queue_pairs, features, active, standby, draining, policy, .. } =
             &lease.kind
         else {
@@ -250,7 +211,7 @@ impl State {
         })
     }
 
-    fn disk(&self, lease: &Lease, frontend: EndpointId) -> Option<DiskObject> {
+    pub(super) fn disk(&self, lease: &Lease, frontend: EndpointId) -> Option<DiskObject> {
         let LeaseKind::Disk { volume, serial, queues, read_only, .. } = &lease.kind else { return None };
         let volume = self.volumes.get(volume)?;
         let replica = |replica: &Replica| {
@@ -310,11 +271,10 @@ impl State {
         self.rings_at(channel, backend).map(|_| channel)
     }
 
-    fn registration(&self, lease: &Lease, device: &DeviceId) -> Option<RegistrationObject> {
+    pub(super) fn registration(&self, lease: &Lease, device: &DeviceId) -> Option<RegistrationObject> {
         let LeaseKind::Nic { mac, mtu, features, active, standby, draining, policy, .. } = &lease.kind else {
             return None;
         };
-        let has_other_rails = !self.other_rails(active).is_empty();
         let (state, generation) = match (device, draining) {
             _ if self.are_rails(active, device) => (RegistrationState::Active, lease.generation),
             // With the generation that it had: what is on its way is still good.
@@ -322,6 +282,8 @@ impl State {
             _ if Some(device) == standby.as_ref() => (RegistrationState::Standby, lease.generation),
             _ => return None,
         };
+        self.rx_area(device)?;
+        let has_other_rails = !self.other_rails(active).is_empty();
         Some(RegistrationObject {
             lease: lease.id,
             nic: device.name.clone(),
@@ -340,7 +302,7 @@ impl State {
         })
     }
 
-    fn served_volume(&self, lease: &Lease, backend: EndpointId) -> Option<VolumeObject> {
+    pub(super) fn served_volume(&self, lease: &Lease, backend: EndpointId) -> Option<VolumeObject> {
         let LeaseKind::Disk { volume, read_only, clean_for, .. } = &lease.kind else { return None };
         let volume = self.volumes.get(volume)?;
         let replica = volume.replicas.iter().find(|it| it.device.blk_backend() == backend)?;

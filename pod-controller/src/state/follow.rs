@@ -5,6 +5,7 @@ use pod_protocol::ids::LeaseId;
 
 use super::index::{Found, Index, same_devices};
 use super::loads::leans_alike;
+use super::stale::Stale;
 use super::table::{Past, Was};
 use super::work::Work;
 use super::{Device, DeviceId, Effect, Kind, Lease, Refusal, State};
@@ -148,8 +149,12 @@ impl State {
         let mut work = std::mem::take(&mut found.work);
         let now = mchannels.keys().filter_map(|id| self.instances.get(id));
         now.chain(instances.values().filter_map(Was::row)).for_each(|it| found.stale.instance(it));
-        leases.values().filter_map(Was::row).for_each(|it| found.stale.lease_before(it));
-        volumes.values().filter_map(Was::row).for_each(|it| found.stale.volume(it));
+        let mut stale = std::mem::take(&mut found.stale);
+        leases.values().filter_map(Was::row).for_each(|it| stale.lease_before(self, &found, it));
+        for volume in volumes.values().filter_map(Was::row) {
+            stale.volume(volume, found.lease_of_volume(volume.id));
+        }
+        found.stale = stale;
         channels.values().filter_map(Was::row).for_each(|it| found.stale.channel_before(it));
         for (id, old) in &instances {
             work.instance(self, *id);
@@ -221,6 +226,7 @@ impl State {
         if is_regrouped {
             // What a lease is to its NICs is another thing now.
             found.loads = self.loads();
+            found.stale = Stale::Everyone;
             (found.work.has_other_nics, found.work.has_less_load) = (true, true);
             return;
         }
@@ -286,7 +292,7 @@ impl State {
         self.follow();
         let Some(mut found) = self.known.0.take() else { return };
         self.note_stale(&mut found);
-        found.stale.extend(self.regions.touched());
+        found.stale.scrubs(self.regions.touched());
         found.work.done();
         let seen = std::mem::take(&mut found.work.seen);
         let (mut degraded, mut failed, mut served) = (Vec::new(), Vec::new(), Vec::new());

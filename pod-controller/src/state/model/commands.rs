@@ -125,6 +125,7 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
             device: DeviceId { host: HostId::new(host), name: "ssd0".to_owned() },
         }],
         Step::DeleteVolume { name } => vec![Command::DeleteVolume { name: format!("vol{name}") }],
+        Step::WipeAll => wipe_all(state),
         Step::CreateInstance { name, host, nics, ref volumes, mac, ask } => {
             let mac = mac.map(|last| pod_protocol::ids::MacAddress::new([2, 0, 0, 0, 0, last]));
             let reserved_mbps = if ask.by_type { 0 } else { ask.reserved_mbps };
@@ -246,6 +247,16 @@ fn attach_command(
 }
 
 /// Every endpoint that is there lets go of what it has to.
+/// What SSDs say that overwrite what nobody may read any more.
+pub(crate) fn wipe_all(state: &State) -> Vec<Command> {
+    let wiped = state.volumes.values().flat_map(|volume| {
+        let deleted = volume.replicas.iter().filter(|_| volume.deleted);
+        let places = deleted.chain(&volume.former).map(|place| place.device.clone());
+        places.map(|device| Command::VolumeWiped { device, volume: volume.id })
+    });
+    wiped.collect()
+}
+
 pub(crate) fn scrub_all(state: &State) -> Vec<Command> {
     let there = state.endpoints.iter().filter(|(_, known)| known.presence == Presence::Joined);
     there

@@ -11,14 +11,14 @@ use std::collections::BTreeMap;
 use cxl_pool::EndpointId;
 use proptest::prelude::*;
 
-pub(crate) use commands::{fabric, relieve, scrub_all};
+pub(crate) use commands::{fabric, relieve, scrub_all, wipe_all};
 pub(crate) use invariants::check;
 pub(crate) use pod::{MIB, devices_of, endpoint, join, nic, options, ssd};
 pub(crate) use reservations::check_reservations;
 
 use self::commands::commands;
 use self::step::step;
-use super::{Command, Objects, Purpose, Stale, State};
+use super::{Command, Objects, Parts, Purpose, Stale, State};
 
 /// What a run left behind goes away: endpoints return, instances and volumes are deleted, everything is let go of.
 fn wind_down(state: &mut State) {
@@ -34,9 +34,14 @@ fn wind_down(state: &mut State) {
         state.apply(&Command::DeleteInstance { name, force: true }).expect("it exists");
         check(state);
     }
-    let names: Vec<String> = state.volumes.values().map(|volume| volume.name.clone()).collect();
+    let there = state.volumes.values().filter(|volume| !volume.deleted);
+    let names: Vec<String> = there.map(|volume| volume.name.clone()).collect();
     for name in names {
         state.apply(&Command::DeleteVolume { name }).expect("it exists and is free");
+        check(state);
+    }
+    for command in wipe_all(state) {
+        state.apply(&command).expect("never refused");
         check(state);
     }
     state.apply(&Command::SetFabric { fabric: fabric(0, false, 0) }).expect("nobody uses it");
@@ -47,22 +52,24 @@ fn wind_down(state: &mut State) {
     }
 }
 
-/// Whoever is not stale has to be told nothing else than before.
+/// Whoever is not stale has to be told nothing else than before, and whoever is, nothing else than of what is.
 fn told_all(state: &mut State, objects: &mut BTreeMap<EndpointId, Objects>) {
     let touched = state.take_stale();
     // A copy looks nothing up: it searches all of the pod.
     let copy = state.clone();
     for id in copy.endpoints.keys() {
-        let now = copy.desired(*id);
-        let is_stale = match &touched {
-            Stale::Everyone => true,
-            Stale::These(these) => these.contains(id),
+        let known = objects.entry(*id).or_default();
+        let parts = match &touched {
+            Stale::Everyone => Parts::All,
+            Stale::These(these) => these.get(id).cloned().unwrap_or_default(),
         };
-        assert!(
-            is_stale || objects.get(id) == Some(&now),
-            "{id} should have other objects, and is not stale"
-        );
-        objects.insert(*id, now);
+        match parts {
+            Parts::All => *known = state.desired(*id),
+            Parts::These(parts) => parts.iter().for_each(|part| {
+                state.renew(*id, part, known);
+            }),
+        }
+        assert_eq!(*known, copy.desired(*id), "{id} should have other objects, and of that is not stale");
     }
     objects.retain(|id, _| copy.endpoints.contains_key(id));
 }

@@ -2,6 +2,7 @@
 
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
 use pod_protocol::reports::{DeviceReport, Join};
+use pod_protocol::volume_table::VolumeTable;
 use uuid::Uuid;
 
 use crate::state::Options;
@@ -69,13 +70,21 @@ pub(crate) fn ssd(name: &str, mib: u64) -> DeviceReport {
     }
 }
 
-/// What endpoints of a host report: host 1 has none, host 2 a NIC and an SSD, host 3 a backup NIC, another NIC, an SSD.
+/// An SSD that keeps its table of volumes, and has none: what the controller knows is more.
+fn with_table(mut report: DeviceReport) -> DeviceReport {
+    if let DeviceReport::Ssd { table, .. } = &mut report {
+        *table = Some(VolumeTable::default());
+    }
+    report
+}
+
+/// What endpoints of a host report: host 1 has none, host 2 a NIC and an SSD, host 3 a backup NIC, another NIC, an SSD with a table.
 pub(crate) fn devices_of(endpoint: EndpointId, up: bool) -> Vec<DeviceReport> {
     match (endpoint.host.get(), endpoint.role) {
         (2, Role::NetBackend) => vec![nic("nic0", up, false)],
         (3, Role::NetBackend) => vec![nic("nic0", true, true), nic("nic1", up, false)],
         (2, Role::BlkBackend) => vec![ssd("ssd0", 64)],
-        (3, Role::BlkBackend) => vec![ssd("ssd0", 32)],
+        (3, Role::BlkBackend) => vec![with_table(ssd("ssd0", 32))],
         _ => Vec::new(),
     }
 }

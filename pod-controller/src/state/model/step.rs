@@ -32,6 +32,7 @@ pub(super) enum Step {
     AddReplica { name: u8, device: Option<u16>, replaces: Option<u16> },
     RemoveReplica { name: u8, host: u16 },
     DeleteVolume { name: u8 },
+    WipeAll,
     CreateInstance { name: u8, host: u16, nics: usize, volumes: Vec<u8>, mac: Option<u8>, ask: Ask },
     DeleteInstance { name: u8 },
     DeviceComes { name: u8, volume: Option<u8> },
@@ -114,6 +115,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(name, device, replaces)| Step::AddReplica { name, device, replaces }),
         1 => (0_u8..5, 2_u16..4).prop_map(|(name, host)| Step::RemoveReplica { name, host }),
         1 => (0_u8..5).prop_map(|name| Step::DeleteVolume { name }),
+        1 => Just(Step::WipeAll),
         5 => (0_u8..5, host, 0_usize..3, prop::collection::vec(0_u8..5, 0..3), prop::option::of(0_u8..4), ask()).prop_map(
             |(name, host, nics, volumes, mac, ask)| Step::CreateInstance { name, host, nics, volumes, mac, ask }
         ),
