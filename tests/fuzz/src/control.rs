@@ -1,4 +1,4 @@
-//! What controller and endpoints tell each other.
+//! What controller and endpoints tell each other, and frontends and agents of vCPUs.
 
 use std::fmt::Debug;
 
@@ -7,6 +7,7 @@ use pod_protocol::answer::Answer;
 use pod_protocol::commands::Command;
 use pod_protocol::objects::Object;
 use pod_protocol::reports::Report;
+use pod_protocol::vcpus::{FromAgent, MESSAGE_BYTES_MAX, ToAgent};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -27,6 +28,18 @@ pub fn control(data: &[u8]) {
     survives::<Answer>(data);
     if let Some(name) = std::str::from_utf8(data).ok().and_then(|text| text.parse::<EndpointId>().ok()) {
         assert_eq!(name.to_string().parse().ok(), Some(name));
+    }
+}
+
+/// JSON of what an agent of vCPUs says to a frontend, or hears from it.
+pub fn vcpus(data: &[u8]) {
+    // Nothing longer gets as far as this.
+    let data = data.get(..MESSAGE_BYTES_MAX).unwrap_or(data);
+    survives::<FromAgent>(data);
+    if let Some(ToAgent::Order(order)) = survives(data) {
+        let part = order.part();
+        assert!((0.0..=1.0).contains(&part), "{part} of a window");
+        assert!(part > 0.0 || order.run_ns == 0);
     }
 }
 

@@ -15,7 +15,7 @@ mod pool;
 pub use blk::{blk_chain, blk_message};
 pub use channel::exchange;
 pub use configuration::{configuration, rest};
-pub use control::control;
+pub use control::{control, vcpus};
 pub use guest::chain;
 pub use net::{finish, net_message, source_guard, switch};
 pub use pool::{regions, superblock};
@@ -24,7 +24,7 @@ pub use pool::{regions, superblock};
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its corpus.
-pub const TARGETS: [(&str, Target); 13] = [
+pub const TARGETS: [(&str, Target); 14] = [
     ("blk_chain", blk_chain),
     ("blk_message", blk_message),
     ("chain", chain),
@@ -38,4 +38,5 @@ pub const TARGETS: [(&str, Target); 13] = [
     ("source_guard", source_guard),
     ("superblock", superblock),
     ("switch", switch),
+    ("vcpus", vcpus),
 ];
