@@ -16,7 +16,7 @@ mod problem;
 mod size;
 mod volume;
 
-pub use balance::{Balance, BalanceMode, NicLoad, PlannedMove};
+pub use balance::{Balance, BalanceMode, NicLoad, PlannedMove, PlannedVolumeMove, SsdLoad, VolumeBalance};
 pub use condition::{Condition, ConditionKind};
 pub use controller::{Controller, ControllerList};
 pub use event::{Event, EventKind, EventList};

@@ -1,18 +1,27 @@
-//! When NICs are relieved: what passes through them is measured, and one that carries too much for a while loses some of its
-//! leases to others.
+//! When devices are relieved: what passes through NICs and what SSDs do is measured, and one that carries too much for a while
+//! loses some of its leases, or volumes, to others.
 //!
 //! Decides only; time comes in as an argument. What has begun when the controller stops begins anew when it starts.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod load;
+mod picture;
+mod samples;
+mod watch;
+
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use cxl_pool::{EndpointId, Role};
-use pod_protocol::ids::LeaseId;
+use pod_protocol::ids::{LeaseId, VolumeId};
 use pod_protocol::telemetry::Telemetry;
 
-use crate::state::{DeviceId, Measured, Move, Relief, State, share};
+use self::load::Load;
+pub use self::picture::LoadPicture;
+use self::samples::{Pair, Samples};
+use self::watch::Watch;
+use crate::state::{DeviceId, DiskRates, Measured, Rates, Relief, State, VolumeMove, VolumeRelief};
 
-/// What is done about NICs that carry too much.
+/// What is done about devices that carry too much.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BalanceMode {
@@ -21,22 +30,33 @@ pub enum BalanceMode {
     /// It is told, with what would be done.
     #[default]
     Advise,
-    /// Leases move.
+    /// Leases, or volumes, move.
     Move,
 }
 
 /// What is configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BalancePolicy {
-    /// What is done.
-    pub mode: BalanceMode,
-    /// How far NICs are relieved; its moves are for each period.
-    pub relief: Relief,
     /// Over which time rates are taken.
     pub window: Duration,
-    /// For how many windows in a row a NIC must carry too much.
+    /// What is done about NICs; leases leave them.
+    pub nics: ReliefPolicy,
+    /// What is done about SSDs; volumes leave them.
+    pub ssds: ReliefPolicy,
+    /// Volumes that are larger stay.
+    pub volume_bytes_max: u64,
+}
+
+/// What is done about devices of one kind that carry too much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReliefPolicy {
+    /// What is done.
+    pub mode: BalanceMode,
+    /// How far they are relieved; its moves are for each period.
+    pub relief: Relief,
+    /// For how many windows in a row one must carry too much.
     pub windows: u32,
-    /// For how long a lease that was moved stays.
+    /// For how long what was moved stays.
     pub rest: Duration,
     /// The time for which moves are counted.
     pub period: Duration,
@@ -45,7 +65,7 @@ pub struct BalancePolicy {
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Tell that a NIC carries too much, and what could be done.
+    /// Tell that a device carries too much, and what could be done.
     Tell(DeviceId, String),
     /// Move leases off these NICs.
     Relieve {
@@ -58,74 +78,41 @@ pub enum Verdict {
         /// How far.
         relief: Relief,
     },
-}
-
-/// Counters of a NIC or a lease at one endpoint: bytes in and out.
-type Bytes = [u64; 2];
-
-/// An endpoint's counters when its rates were taken last.
-#[derive(Debug)]
-struct Sample {
-    at: Instant,
-    nics: BTreeMap<String, Bytes>,
-    leases: BTreeMap<LeaseId, Bytes>,
-}
-
-/// Rates of an endpoint.
-#[derive(Debug, Default)]
-struct Rates {
-    nics: BTreeMap<String, u64>,
-    leases: BTreeMap<LeaseId, u64>,
+    /// Move a volume off an SSD.
+    MoveVolume(VolumeMove),
 }
 
 /// What is known of the load.
 #[derive(Debug)]
 pub struct LoadHistory {
     policy: BalancePolicy,
-    samples: BTreeMap<EndpointId, Sample>,
-    rates: BTreeMap<EndpointId, (Instant, Rates)>,
-    /// NICs that carry too much: for how many windows, and whether that was told.
-    hot: BTreeMap<DeviceId, (u32, bool)>,
-    /// When leases were moved, the oldest first.
-    moved: VecDeque<(Instant, LeaseId)>,
+    samples: Samples,
+    nics: Watch<LeaseId>,
+    ssds: Watch<VolumeId>,
     looked: Option<Instant>,
     look_at: Option<Instant>,
 }
 
-/// What is known of the load, for others to see.
-#[derive(Clone, Debug)]
-pub struct LoadPicture {
-    /// What is done about it.
-    pub policy: BalancePolicy,
-    /// What passes through NICs.
-    pub measured: Measured,
-    /// NICs that have carried too much for a while.
-    pub overloaded: BTreeSet<DeviceId>,
-}
-
-impl LoadPicture {
-    /// Which leases would move off NICs that carry too much now, were nothing waited for.
-    pub fn plan(&self, state: &State) -> Vec<Move> {
-        let high = self.policy.relief.high_percent;
-        let carries_too_much = |(nic, mbps): &(&DeviceId, &u64)| {
-            state.speed_mbps(nic).is_some_and(|speed| **mbps >= share(speed, high).max(1))
-        };
-        let now = self.measured.nics.iter().filter(carries_too_much).map(|(nic, _)| nic);
-        let nics = now.chain(&self.overloaded).cloned().collect();
-        state.plan_relief(&nics, &self.measured, &BTreeSet::new(), self.policy.relief)
+impl BalancePolicy {
+    /// How far SSDs are relieved in a period.
+    pub const fn volume_relief(&self) -> VolumeRelief {
+        VolumeRelief { relief: self.ssds.relief, bytes_max: self.volume_bytes_max }
     }
 }
 
 impl Default for BalancePolicy {
     fn default() -> Self {
-        Self {
+        let nics = ReliefPolicy {
             mode: BalanceMode::default(),
             relief: Relief { high_percent: 80, low_percent: 60, moves_max: 4 },
-            window: Duration::from_secs(1),
             windows: 5,
             rest: Duration::from_mins(1),
             period: Duration::from_mins(1),
-        }
+        };
+        // To copy a volume takes minutes, and loads both SSDs meanwhile: that is for what lasts.
+        let hour = Duration::from_hours(1);
+        let ssds = ReliefPolicy { windows: 60, rest: hour, period: hour, ..nics };
+        Self { window: Duration::from_secs(1), nics, ssds, volume_bytes_max: 256 << 30 }
     }
 }
 
@@ -134,10 +121,9 @@ impl LoadHistory {
     pub fn new(policy: BalancePolicy) -> Self {
         Self {
             policy,
-            samples: BTreeMap::new(),
-            rates: BTreeMap::new(),
-            hot: BTreeMap::new(),
-            moved: VecDeque::new(),
+            samples: Samples::new(policy.window),
+            nics: Watch::new(policy.nics),
+            ssds: Watch::new(policy.ssds),
             looked: None,
             look_at: None,
         }
@@ -145,73 +131,59 @@ impl LoadHistory {
 
     /// An endpoint says what it has counted.
     pub fn note(&mut self, endpoint: EndpointId, now: Instant, telemetry: &Telemetry) {
-        if !matches!(endpoint.role, Role::NetBackend | Role::NetFrontend) {
-            return;
-        }
-        let before = self.samples.get(&endpoint);
-        let elapsed = before.map(|before| now.saturating_duration_since(before.at));
-        if elapsed.is_some_and(|elapsed| elapsed < self.policy.window) {
-            return;
-        }
-        let nics = telemetry.devices.iter().filter(|_| endpoint.role == Role::NetBackend);
-        let leases = telemetry.leases.iter().filter(|_| endpoint.role == Role::NetFrontend);
-        let sample = Sample {
-            at: now,
-            nics: nics.map(|it| (it.name.clone(), [it.rx_bytes, it.tx_bytes])).collect(),
-            leases: leases.map(|it| (it.lease, [it.rx_bytes, it.tx_bytes])).collect(),
-        };
-        if let (Some(before), Some(elapsed)) = (before, elapsed) {
-            let rates = Rates {
-                nics: rates(&before.nics, &sample.nics, elapsed),
-                leases: rates(&before.leases, &sample.leases, elapsed),
-            };
-            self.rates.insert(endpoint, (now, rates));
+        if self.samples.note(endpoint, now, telemetry) {
             // No more often than once in a window, however many endpoints there are.
             let at = self.looked.map_or(now, |looked| now.max(looked + self.policy.window));
             self.look_at.get_or_insert(at);
         }
-        self.samples.insert(endpoint, sample);
     }
 
     /// An endpoint is gone, and counts from zero when it is back.
     pub fn forget(&mut self, endpoint: EndpointId) {
-        self.samples.remove(&endpoint);
-        self.rates.remove(&endpoint);
+        self.samples.forget(endpoint);
     }
 
-    /// What was measured not long ago.
+    /// What passed through NICs not long ago.
     pub fn measured(&self, now: Instant) -> Measured {
-        let fresh = self.rates.iter().filter(|(_, (at, _))| {
-            now.saturating_duration_since(*at) <= 3 * self.policy.window + Duration::from_secs(1)
-        });
         let mut measured = Measured::default();
-        for (endpoint, (_, rates)) in fresh {
-            let host = endpoint.host;
-            measured
-                .nics
-                .extend(rates.nics.iter().map(|(name, mbps)| (DeviceId { host, name: name.clone() }, *mbps)));
-            for (lease, mbps) in &rates.leases {
+        let is_net = |role| matches!(role, Role::NetBackend | Role::NetFrontend);
+        for (EndpointId { host, .. }, rates) in self.samples.fresh(now).filter(|(it, _)| is_net(it.role)) {
+            let nics = rates.devices.iter();
+            measured.nics.extend(nics.map(|(name, it)| (DeviceId { host, name: name.clone() }, mbps(*it))));
+            for (lease, it) in &rates.leases {
                 // While an instance moves, two frontends know its leases.
-                *measured.leases.entry(*lease).or_default() += mbps;
+                *measured.leases.entry(*lease).or_default() += mbps(*it);
             }
         }
         measured
     }
 
-    /// NICs that have carried too much for long enough.
-    fn overloaded(&self) -> BTreeSet<DeviceId> {
-        let hot = self.hot.iter().filter(|(_, (windows, _))| *windows >= self.policy.windows);
-        hot.map(|(nic, _)| nic.clone()).collect()
+    /// What SSDs did not long ago.
+    pub fn disk_rates(&self, now: Instant) -> DiskRates {
+        let mut disks = DiskRates::default();
+        let of_disks = self.samples.fresh(now).filter(|(it, _)| it.role == Role::BlkBackend);
+        for (EndpointId { host, .. }, found) in of_disks {
+            let ssds = found.devices.iter();
+            disks.ssds.extend(ssds.map(|(name, it)| (DeviceId { host, name: name.clone() }, rates(*it))));
+            disks.leases.extend(found.leases.iter().map(|(lease, it)| ((host, *lease), rates(*it))));
+        }
+        disks
     }
 
     /// What is known now.
     pub fn picture(&self, now: Instant) -> LoadPicture {
-        LoadPicture { policy: self.policy, measured: self.measured(now), overloaded: self.overloaded() }
+        LoadPicture {
+            policy: self.policy,
+            measured: self.measured(now),
+            disks: self.disk_rates(now),
+            overloaded: self.nics.overloaded(),
+            overloaded_ssds: self.ssds.overloaded(),
+        }
     }
 
     /// When to look next.
     pub fn next(&self) -> Option<Instant> {
-        self.look_at.filter(|_| self.policy.mode != BalanceMode::Off)
+        self.look_at.filter(|_| !self.nics.is_off() || !self.ssds.is_off())
     }
 
     /// What is due.
@@ -221,92 +193,93 @@ impl LoadHistory {
         }
         // Looked again when something was measured again, not by the clock: a pod without telemetry is left alone.
         (self.looked, self.look_at) = (Some(now), None);
+        let mut verdicts = Vec::new();
+        self.due_nics(state, now, &mut verdicts);
+        self.due_ssds(state, now, &mut verdicts);
+        verdicts
+    }
+
+    fn due_nics(&mut self, state: &State, now: Instant, verdicts: &mut Vec<Verdict>) {
+        if self.nics.is_off() {
+            return;
+        }
         let measured = self.measured(now);
-        self.heat(state, &measured);
-        let nics = self.overloaded();
+        let relief = self.policy.nics.relief;
+        let loads = measured.nics.iter();
+        let loads = loads.filter_map(|(nic, mbps)| Some((nic, Load::of_nic(state, nic, *mbps, relief)?)));
+        let loads = loads.collect();
+        self.nics.heat(&loads);
+        let nics = self.nics.overloaded();
         if nics.is_empty() {
-            return Vec::new();
+            return;
         }
-        let (period, rest) = (self.policy.period, self.policy.rest);
-        while self.moved.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) >= period.max(rest))
-        {
-            self.moved.pop_front();
-        }
-        let recent = |within: Duration| {
-            self.moved.iter().filter(move |(at, _)| now.saturating_duration_since(*at) < within)
-        };
-        let resting: BTreeSet<LeaseId> = recent(rest).map(|(_, lease)| *lease).collect();
-        let used = u32::try_from(recent(period).count()).unwrap_or(u32::MAX);
-        let relief =
-            Relief { moves_max: self.policy.relief.moves_max.saturating_sub(used), ..self.policy.relief };
+        let (resting, relief) = self.nics.leeway(now);
         let plan = state.plan_relief(&nics, &measured, &resting, relief);
-        let mut verdicts = self.tell(state, &measured, &plan, relief);
-        if self.policy.mode == BalanceMode::Move && !plan.is_empty() {
-            // What has moved shows in what is measured from now on.
+        for nic in self.nics.untold() {
+            let carries = measured.nics.get(&nic).copied().unwrap_or(0);
+            let moves: Vec<String> =
+                plan.iter().filter(|it| it.from == nic).map(|it| state.show_move(it)).collect();
+            let why_none = "no lease on it fits another NIC that carries little enough";
+            let remedy = self.nics.remedy(&moves, &relief, why_none);
+            verdicts.push(Verdict::Tell(nic, format!("it carries {carries} Mbit/s: {remedy}")));
+        }
+        if self.nics.policy.mode == BalanceMode::Move && !plan.is_empty() {
             for it in &plan {
-                self.moved.push_back((now, it.lease));
-                self.hot.remove(&it.from);
+                self.nics.note_move(now, it.lease, &it.from);
             }
             verdicts.push(Verdict::Relieve { nics, measured, resting, relief });
         }
-        verdicts
     }
 
-    /// Counts for how long NICs have carried too much. One that did stays among them until it carries little enough.
-    fn heat(&mut self, state: &State, measured: &Measured) {
-        let relief = self.policy.relief;
-        self.hot.retain(|nic, _| measured.nics.contains_key(nic));
-        for (nic, mbps) in &measured.nics {
-            let Some(speed_mbps) = state.speed_mbps(nic) else { continue };
-            if *mbps >= share(speed_mbps, relief.high_percent).max(1) {
-                let (windows, _) = self.hot.entry(nic.clone()).or_default();
-                *windows = windows.saturating_add(1);
-            } else if let Some((windows, _)) = self.hot.get(nic)
-                && (*mbps <= share(speed_mbps, relief.low_percent) || *windows < self.policy.windows)
-            {
-                self.hot.remove(nic);
-            }
+    fn due_ssds(&mut self, state: &State, now: Instant, verdicts: &mut Vec<Verdict>) {
+        if self.ssds.is_off() {
+            return;
         }
-    }
-
-    /// Tells of each NIC once, until it has carried less for a while.
-    fn tell(&mut self, state: &State, measured: &Measured, plan: &[Move], relief: Relief) -> Vec<Verdict> {
-        let mut verdicts = Vec::new();
-        for (nic, (windows, told)) in &mut self.hot {
-            if *windows < self.policy.windows || std::mem::replace(told, true) {
-                continue;
-            }
-            let carries = measured.nics.get(nic).copied().unwrap_or(0);
+        let measured = self.disk_rates(now);
+        let relief = self.policy.ssds.relief;
+        let load = |ssd: &DeviceId, does: Rates| {
+            Load::of_ssd(state, ssd, does, relief).map(|load| match load {
+                // What is copied or wiped there is over some time.
+                Load::High if state.is_copying(ssd) => Load::Between,
+                load => load,
+            })
+        };
+        let loads = measured.ssds.iter().filter_map(|(ssd, does)| Some((ssd, load(ssd, *does)?))).collect();
+        self.ssds.heat(&loads);
+        let ssds = self.ssds.overloaded();
+        if ssds.is_empty() {
+            return;
+        }
+        let (resting, relief) = self.ssds.leeway(now);
+        let limits = VolumeRelief { relief, ..self.policy.volume_relief() };
+        let plan = state.plan_volume_moves(&ssds, &measured, &resting, limits);
+        for ssd in self.ssds.untold() {
+            let does = measured.ssds.get(&ssd).copied().unwrap_or_default();
             let moves: Vec<String> =
-                plan.iter().filter(|it| it.from == *nic).map(|it| state.show_move(it)).collect();
-            let remedy = match (moves.is_empty(), relief.moves_max, self.policy.mode) {
-                (true, 0, _) => "enough leases have moved for now".to_owned(),
-                (true, ..) => "no lease on it fits another NIC that carries little enough".to_owned(),
-                (false, _, BalanceMode::Move) => format!("moving {}", moves.join(", ")),
-                (false, ..) => format!("it would help to move {}", moves.join(", ")),
-            };
-            verdicts.push(Verdict::Tell(nic.clone(), format!("it carries {carries} Mbit/s: {remedy}")));
+                plan.iter().filter(|it| it.from == ssd).map(|it| state.show_volume_move(it)).collect();
+            let why_none = "no volume on it can go to another SSD now that does little enough";
+            let remedy = self.ssds.remedy(&moves, &relief, why_none);
+            verdicts.push(Verdict::Tell(ssd, format!("it does {does}: {remedy}")));
         }
-        verdicts
+        if self.ssds.policy.mode == BalanceMode::Move {
+            for it in plan {
+                self.ssds.note_move(now, it.volume, &it.from);
+                verdicts.push(Verdict::MoveVolume(it));
+            }
+        }
     }
 }
 
-/// What grew, in Mbit/s of the direction that grew more; nothing of what began anew.
-fn rates<K: Ord + Clone>(
-    before: &BTreeMap<K, Bytes>,
-    now: &BTreeMap<K, Bytes>,
-    elapsed: Duration,
-) -> BTreeMap<K, u64> {
-    let us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).max(1);
-    let rate = |(key, bytes): (&K, &Bytes)| {
-        let before = before.get(key)?;
-        let grown = bytes.iter().zip(before).map(|(now, before)| now.checked_sub(*before));
-        let most = grown.collect::<Option<Vec<u64>>>()?.into_iter().max()?;
-        // A bit per microsecond is a Mbit per second.
-        Some((key.clone(), most.saturating_mul(8) / us))
-    };
-    now.iter().filter_map(rate).collect()
+/// In the direction in which it is more.
+fn mbps([one, other]: Pair) -> u64 {
+    one.max(other).saturating_mul(8) / 1_000_000
+}
+
+const fn rates([iops, bytes_per_second]: Pair) -> Rates {
+    Rates { iops, bytes_per_second }
 }
 
 #[cfg(test)]
-mod tests;
+mod nic_tests;
+#[cfg(test)]
+mod ssd_tests;

@@ -24,7 +24,7 @@ use crate::rest::TlsPolicy;
 use crate::state::{Options, PlacementPolicy, REGIONS_MAX};
 use crate::store::etcd::EtcdAddress;
 
-pub use balance::BalanceSection;
+pub use balance::{BalanceSection, VolumesSection};
 pub use etcd::EtcdSection;
 pub use replication::{ParseReplicaAddressError, ReplicaAddress, ReplicationSection, TcpSection};
 pub use tls::TlsSection;
@@ -44,7 +44,7 @@ pub struct Config {
     pub pool: PoolSection,
     /// Where sockets and doorbells are, and how endpoints wait; the same as in the hosts' files.
     pub run: RunSection,
-    /// What is done about NICs that carry too much.
+    /// What is done about NICs and SSDs that carry too much.
     #[serde(default)]
     pub balance: BalanceSection,
     /// Where this is one of several controllers.
@@ -339,7 +339,7 @@ impl Config {
         }
     }
 
-    /// What is done about NICs that carry too much.
+    /// What is done about NICs and SSDs that carry too much.
     pub fn balance_policy(&self) -> BalancePolicy {
         self.balance.policy()
     }
@@ -425,7 +425,15 @@ mod tests {
             ("rest-ms = 1", "rest-ms"),
             ("moves-max = 0", "moves-max"),
         ] {
-            let error = parse(&format!("{SMALLEST}[balance]\n{line}\n")).expect_err(line);
+            for section in ["balance", "balance.volumes"] {
+                let error = parse(&format!("{SMALLEST}[{section}]\n{line}\n")).expect_err(line);
+                assert!(error.contains(word), "{section}: {line}: {error}");
+            }
+        }
+        for (line, word) in
+            [("bytes-max = '1K'", "balance.volumes.bytes-max"), ("window-ms = 500", "window-ms")]
+        {
+            let error = parse(&format!("{SMALLEST}[balance.volumes]\n{line}\n")).expect_err(line);
             assert!(error.contains(word), "{line}: {error}");
         }
     }

@@ -71,9 +71,9 @@ pub enum EventKind {
     Failover,
     /// A lease moved between NICs that work, on demand.
     Migrated,
-    /// A NIC has carried too much for a while.
+    /// A NIC has carried, or an SSD has done, too much for a while.
     Overloaded,
-    /// A lease left a NIC that carried too much.
+    /// A lease left a NIC that carried too much, or its volume an SSD that did too much.
     Balanced,
     /// A device or a host is to be empty.
     DrainBegun,

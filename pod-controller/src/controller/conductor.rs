@@ -26,9 +26,21 @@ const EVENTS_PER_TURN_MAX: usize = 4096;
 /// Who waits for what becomes of a command.
 enum Waiting<W: World> {
     Nobody,
+    /// Whoever reads events: what was done, or what was not, to which the reason is added.
+    Events {
+        done: Effect,
+        refused: Notice,
+    },
     Api(W::Reply),
-    Join { endpoint: EndpointId, incarnation: u64, request: W::Request },
+    Join {
+        endpoint: EndpointId,
+        incarnation: u64,
+        request: W::Request,
+    },
 }
+
+/// What there is to be told: of which kind, of what, and in words.
+pub(super) type Notice = (EventKind, String, String);
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
@@ -73,9 +85,30 @@ pub(super) struct Inbox<W: World> {
     events: Vec<Effect>,
 }
 
+impl<W: World> Waiting<W> {
+    /// What is told where the command was refused.
+    fn refused(&self, refusal: &Refusal) -> Option<Effect> {
+        let (kind, subject, message) = match self {
+            Self::Nobody | Self::Api(_) => return None,
+            Self::Join { endpoint, .. } => {
+                (EventKind::JoinRefused, endpoint.to_string(), refusal.to_string())
+            }
+            Self::Events { refused: (kind, subject, message), .. } => {
+                (*kind, subject.clone(), format!("{message}: {refusal}"))
+            }
+        };
+        Some(Effect::Event { kind, subject, message })
+    }
+}
+
 impl<W: World> Inbox<W> {
     pub(super) fn add(&mut self, command: Command) {
         self.commands.push((command, Waiting::Nobody));
+    }
+
+    /// The same, with what is told once it is carried out, and if it is refused.
+    pub(super) fn add_told(&mut self, command: Command, done: Effect, refused: Notice) {
+        self.commands.push((command, Waiting::Events { done, refused }));
     }
 
     pub(super) fn tell(&mut self, kind: EventKind, subject: String, message: String) {
@@ -379,6 +412,9 @@ impl<W: World> Conductor<W> {
             let answer = match self.state.carry_out(&command) {
                 Ok(outcome) => {
                     effects.extend(outcome.effects);
+                    if let Waiting::Events { done, .. } = &waiting {
+                        effects.push(done.clone());
+                    }
                     regions_changed |= outcome.regions_changed;
                     // What changes nothing is not worth a commit.
                     if outcome.changed {
@@ -387,10 +423,7 @@ impl<W: World> Conductor<W> {
                     Ok(())
                 }
                 Err(refusal) => {
-                    if let Waiting::Join { endpoint, .. } = &waiting {
-                        let (kind, subject) = (EventKind::JoinRefused, endpoint.to_string());
-                        effects.push(Effect::Event { kind, subject, message: refusal.to_string() });
-                    }
+                    effects.extend(waiting.refused(&refusal));
                     Err(refusal)
                 }
             };
@@ -438,7 +471,7 @@ impl<W: World> Conductor<W> {
 
     fn answer(&mut self, waiting: Waiting<W>, answer: Result<(), Refusal>, now: Instant) {
         match waiting {
-            Waiting::Nobody => {}
+            Waiting::Nobody | Waiting::Events { .. } => {}
             Waiting::Api(reply) => {
                 // Whoever asks for the view after the answer finds the command's outcome in it.
                 if answer.is_ok() {

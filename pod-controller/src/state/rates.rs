@@ -7,16 +7,16 @@ use pod_protocol::objects::Qos;
 use super::{Device, DeviceId, Kind, State, Volume};
 use crate::api::ByteSize;
 
-/// What is reserved of an SSD. Zero is nothing.
+/// What is done by an SSD, or reserved of it. Zero is nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Rates {
+pub struct Rates {
     /// Requests per second.
     pub iops: u64,
     /// Bytes per second.
     pub bytes_per_second: u64,
 }
 
-/// What may be reserved of an SSD, as far as it is known what it can do.
+/// What an SSD can do, or what may be reserved of it, as far as that is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RateCapacity {
     /// Requests per second.
@@ -39,14 +39,14 @@ impl Rates {
         }
     }
 
-    pub(super) fn plus(self, other: Self) -> Self {
+    pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             iops: self.iops.saturating_add(other.iops),
             bytes_per_second: self.bytes_per_second.saturating_add(other.bytes_per_second),
         }
     }
 
-    fn minus(self, other: Self) -> Self {
+    pub(super) fn minus(self, other: Self) -> Self {
         Self {
             iops: self.iops.saturating_sub(other.iops),
             bytes_per_second: self.bytes_per_second.saturating_sub(other.bytes_per_second),
@@ -71,6 +71,32 @@ impl fmt::Display for Rates {
 }
 
 impl RateCapacity {
+    /// So much of it.
+    pub(crate) fn part(self, percent: u32) -> Self {
+        let part = |all: u64| u64::try_from(u128::from(all) * u128::from(percent) / 100).unwrap_or(u64::MAX);
+        Self { iops: self.iops.map(part), bytes_per_second: self.bytes_per_second.map(part) }
+    }
+
+    /// Whether something is known of it.
+    pub(crate) const fn is_known(self) -> bool {
+        self.iops.is_some() || self.bytes_per_second.is_some()
+    }
+
+    /// Whether so much is all of it, in requests or in bytes.
+    pub(crate) fn is_used_up(self, now: Rates) -> bool {
+        self.iops.is_some_and(|all| now.iops >= all.max(1))
+            || self.bytes_per_second.is_some_and(|all| now.bytes_per_second >= all.max(1))
+    }
+
+    /// How much of it this is, in thousandths: of requests or of bytes, whichever is more.
+    pub(crate) fn used_permille(self, now: Rates) -> Option<u64> {
+        let pairs = [(now.iops, self.iops), (now.bytes_per_second, self.bytes_per_second)];
+        let used = |(part, all): (u64, Option<u64>)| {
+            u64::try_from(u128::from(part) * 1000 / u128::from(all?.max(1))).ok()
+        };
+        pairs.into_iter().filter_map(used).max()
+    }
+
     /// What is left when so much is reserved.
     pub(crate) fn left(self, reserved: Rates) -> Self {
         Self {
@@ -111,16 +137,20 @@ impl Volume {
     }
 }
 
+impl Device {
+    /// What it can do, if it is an SSD and says so.
+    pub(crate) const fn can_do(&self) -> RateCapacity {
+        match self.kind {
+            Kind::Ssd { iops, bytes_per_second, .. } => RateCapacity { iops, bytes_per_second },
+            Kind::Nic { .. } => RateCapacity { iops: None, bytes_per_second: None },
+        }
+    }
+}
+
 impl State {
     /// What may be reserved of an SSD.
     pub(crate) fn rate_capacity(&self, device: &Device) -> RateCapacity {
-        let Kind::Ssd { iops, bytes_per_second, .. } = device.kind else { return RateCapacity::default() };
-        let percent = self.options.placement.ssd_overcommit_percent;
-        let promised = |rate: u64| u64::try_from(u128::from(rate) * u128::from(percent) / 100);
-        RateCapacity {
-            iops: iops.map(|rate| promised(rate).unwrap_or(u64::MAX)),
-            bytes_per_second: bytes_per_second.map(|rate| promised(rate).unwrap_or(u64::MAX)),
-        }
+        device.can_do().part(self.options.placement.ssd_overcommit_percent)
     }
 
     /// What is reserved of an SSD.

@@ -144,7 +144,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         part: Option<PoolPart>,
     },
-    /// What passes through NICs, and what would move off those that carry too much
+    /// What passes through NICs and what SSDs do, and what would move off those that carry too much
     Balance,
     /// The controllers of the pod: which of them leads, and members that are gone
     #[command(subcommand, visible_alias = "controller")]

@@ -14,7 +14,7 @@ use crate::arguments::{
     Volumes,
 };
 use crate::show::{done, show};
-use crate::{doctor, hotplug, map, mchannels, output, table, token, top, watch};
+use crate::{balance, doctor, hotplug, map, mchannels, output, table, token, top, watch};
 
 type Out<'a> = &'a mut dyn Write;
 
@@ -56,7 +56,9 @@ fn carry_out(client: &Client, arguments: &Arguments, out: Out<'_>) -> Result<(),
         Command::Explain(Explain::Instance { name }) => {
             show(out, format, &client.explain_instance(name)?, output::explanation)
         }
-        Command::Balance => show(out, format, &client.balance()?, output::balance),
+        Command::Balance => {
+            show(out, format, &client.balance()?, |it| balance::balance(it, format == Output::Wide))
+        }
         Command::Controllers(Controllers::List) => {
             show(out, format, &client.controllers()?, |controllers| table::controllers(controllers))
         }

@@ -1,6 +1,7 @@
 //! `podctl`: the pod at the command line. A client of the controller's API and nothing else.
 
 mod arguments;
+mod balance;
 mod commands;
 mod doctor;
 mod hotplug;

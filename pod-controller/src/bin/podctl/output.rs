@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use pod_controller::api::{
-    Balance, BalanceMode, ByteSize, CandidatePart, Condition, Device, DeviceKind, Event, Explanation,
-    GuestRam, Host, Instance, NicRail, Volume, VolumeQos,
+    ByteSize, CandidatePart, Condition, Device, DeviceKind, Event, Explanation, GuestRam, Host, Instance,
+    NicRail, Volume, VolumeQos,
 };
 
 use crate::Failure;
@@ -62,33 +62,6 @@ pub(crate) fn explanation(explanation: &Explanation) -> String {
         let separator = if shown.is_empty() { "" } else { "\n\n" };
         let _ = write!(shown, "{separator}{lines}\n\n{table}");
     }
-    shown
-}
-
-pub(crate) fn balance(balance: &Balance) -> String {
-    let rows = balance.nics.iter().map(|nic| {
-        let percent = nic.carries_mbps.saturating_mul(100) / nic.speed_mbps.max(1);
-        let carries = format!("{} Mbit/s", nic.carries_mbps);
-        vec![nic.name.clone(), carries, speed(nic.speed_mbps), format!("{percent} %"), yes(nic.overloaded)]
-    });
-    let table = plain(&["nic", "carries", "speed", "used", "overloaded"], &[1, 2, 3], rows.collect());
-    let mode = match balance.mode {
-        BalanceMode::Off => "nothing is done about NICs that carry too much",
-        BalanceMode::Advise => "events tell what would help; nothing moves by itself",
-        BalanceMode::Move => "leases move by themselves",
-    };
-    let (high, low) = (balance.high_percent, balance.low_percent);
-    let mut shown = format!("{mode}: from {high} % of a NIC's speed down to {low} %\n\n{table}");
-    let moves: Vec<String> = balance
-        .moves
-        .iter()
-        .map(|it| {
-            let (instance, device, from, to, mbps) = (&it.instance, &it.device, &it.from, &it.to, it.mbps);
-            format!("{device} of {instance} would move from {from} to {to} with {mbps} Mbit/s")
-        })
-        .collect();
-    let moves = if moves.is_empty() { "nothing would move".to_owned() } else { moves.join("\n") };
-    let _ = write!(shown, "\n\n{moves}");
     shown
 }
 

@@ -1,6 +1,7 @@
 //! Random commands, and what must hold after each of them whatever they are.
 
 mod commands;
+mod disks;
 mod invariants;
 mod pod;
 mod reservations;
@@ -12,6 +13,7 @@ use cxl_pool::EndpointId;
 use proptest::prelude::*;
 
 pub(crate) use commands::{fabric, relieve, scrub_all, wipe_all};
+pub(crate) use disks::{guest, guest_with_volume, pod_with_ssds, ssd_of};
 pub(crate) use invariants::check;
 pub(crate) use pod::{MIB, devices_of, endpoint, join, nic, options, ssd};
 pub(crate) use reservations::check_reservations;

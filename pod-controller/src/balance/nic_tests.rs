@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::HostId;
 use pod_protocol::telemetry::{DeviceTelemetry, LeaseTelemetry};
@@ -25,6 +25,12 @@ fn on(host: u16) -> DeviceId {
     DeviceId { host: HostId::new(host), name: "nic0".to_owned() }
 }
 
+fn policy(mode: BalanceMode) -> BalancePolicy {
+    let default = BalancePolicy::default();
+    let ssds = ReliefPolicy { mode: BalanceMode::Off, ..default.ssds };
+    BalancePolicy { nics: ReliefPolicy { mode, ..default.nics }, ssds, ..default }
+}
+
 impl World {
     /// h1 with guests, and hosts from h2 with a NIC of 10 Gbit/s each.
     fn new(nics: u16, mode: BalanceMode) -> Self {
@@ -36,7 +42,7 @@ impl World {
             let devices = vec![nic("nic0", true, false)];
             state.apply(&command(endpoint(host, Role::NetBackend), devices)).expect("a free slot");
         }
-        let history = LoadHistory::new(BalancePolicy { mode, ..BalancePolicy::default() });
+        let history = LoadHistory::new(policy(mode));
         let (passing, nics) = (BTreeMap::new(), BTreeMap::new());
         let now = Instant::now();
         Self { state, history, now, passing, nics, told: Vec::new(), moves: Vec::new(), seconds: 0 }
@@ -123,6 +129,7 @@ impl World {
                     .filter(|it| matches!(it, Effect::Event { kind: crate::api::EventKind::Balanced, .. }));
                 self.moves.extend(moved.map(|_| self.seconds));
             }
+            Verdict::MoveVolume(it) => panic!("there are no volumes: {it:?}"),
         }
     }
 }
@@ -221,7 +228,7 @@ fn random_load_settles_within_the_budget() {
     let seeds = only.map_or(0..20 * rounds, |seed| seed..seed + 1);
     for seed in seeds {
         let again = format!(
-            "run it again: WADI_BALANCE_SEED={seed} cargo test -p pod-controller --lib balance::tests::random"
+            "run it again: WADI_BALANCE_SEED={seed} cargo test -p pod-controller --lib balance::nic_tests::random"
         );
         let mut number = seed;
         let mut below = |end: u64| {
@@ -255,7 +262,12 @@ fn random_load_settles_within_the_budget() {
     let unused: BTreeSet<DeviceId> = BTreeSet::new();
     assert!(
         State::new(options(64))
-            .plan_relief(&unused, &Measured::default(), &BTreeSet::new(), BalancePolicy::default().relief)
+            .plan_relief(
+                &unused,
+                &Measured::default(),
+                &BTreeSet::new(),
+                BalancePolicy::default().nics.relief
+            )
             .is_empty()
     );
 }

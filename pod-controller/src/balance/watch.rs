@@ -1,0 +1,90 @@
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::load::Load;
+use super::{BalanceMode, ReliefPolicy};
+use crate::state::{DeviceId, Relief};
+
+/// Devices of one kind that carry too much, and what was moved off them lately.
+#[derive(Debug)]
+pub(super) struct Watch<K> {
+    pub(super) policy: ReliefPolicy,
+    /// Devices that carry too much: for how many windows, and whether that was told.
+    hot: BTreeMap<DeviceId, (u32, bool)>,
+    /// What was moved, and when, the oldest first.
+    moved: VecDeque<(Instant, K)>,
+}
+
+impl<K: Ord + Copy> Watch<K> {
+    pub(super) const fn new(policy: ReliefPolicy) -> Self {
+        Self { policy, hot: BTreeMap::new(), moved: VecDeque::new() }
+    }
+
+    pub(super) fn is_off(&self) -> bool {
+        self.policy.mode == BalanceMode::Off
+    }
+
+    /// Counts for how long devices have carried too much. One that did stays among them until it carries little enough.
+    pub(super) fn heat(&mut self, loads: &BTreeMap<&DeviceId, Load>) {
+        self.hot.retain(|id, _| loads.contains_key(id));
+        for (&id, load) in loads {
+            match (load, self.hot.get_mut(id)) {
+                (Load::High, Some((windows, _))) => *windows = windows.saturating_add(1),
+                (Load::High, None) => {
+                    self.hot.insert(id.clone(), (1, false));
+                }
+                (Load::Between, Some((windows, _))) if *windows >= self.policy.windows => {}
+                (Load::Between | Load::Low, _) => {
+                    self.hot.remove(id);
+                }
+            }
+        }
+    }
+
+    /// Devices that have carried too much for long enough.
+    pub(super) fn overloaded(&self) -> BTreeSet<DeviceId> {
+        let hot = self.hot.iter().filter(|(_, (windows, _))| *windows >= self.policy.windows);
+        hot.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// What stays where it is now, and how far devices may be relieved with the moves that are left.
+    pub(super) fn leeway(&mut self, now: Instant) -> (BTreeSet<K>, Relief) {
+        let ReliefPolicy { relief, rest, period, .. } = self.policy;
+        let age = |at: &Instant| now.saturating_duration_since(*at);
+        while self.moved.front().is_some_and(|(at, _)| age(at) >= period.max(rest)) {
+            self.moved.pop_front();
+        }
+        let within = |time: Duration| self.moved.iter().filter(move |(at, _)| age(at) < time);
+        let resting = within(rest).map(|(_, what)| *what).collect();
+        let used = u32::try_from(within(period).count()).unwrap_or(u32::MAX);
+        (resting, Relief { moves_max: relief.moves_max.saturating_sub(used), ..relief })
+    }
+
+    /// Something moves off a device. What that changes shows in what is measured from now on.
+    pub(super) fn note_move(&mut self, now: Instant, what: K, from: &DeviceId) {
+        self.moved.push_back((now, what));
+        self.hot.remove(from);
+    }
+
+    /// Devices of which it has not been told that they carry too much. Each is told of once, until it has carried less for a while.
+    pub(super) fn untold(&mut self) -> Vec<DeviceId> {
+        let windows = self.policy.windows;
+        let mut untold = Vec::new();
+        for (id, (hot_for, told)) in &mut self.hot {
+            if *hot_for >= windows && !std::mem::replace(told, true) {
+                untold.push(id.clone());
+            }
+        }
+        untold
+    }
+
+    /// What is told to be done, or to help, where these moves are planned.
+    pub(super) fn remedy(&self, moves: &[String], left: &Relief, why_none: &str) -> String {
+        match (moves, left.moves_max, self.policy.mode) {
+            ([], 0, _) => "enough has moved for now".to_owned(),
+            ([], ..) => why_none.to_owned(),
+            (_, _, BalanceMode::Move) => format!("moving {}", moves.join(", ")),
+            _ => format!("it would help to move {}", moves.join(", ")),
+        }
+    }
+}

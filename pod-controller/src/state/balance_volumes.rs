@@ -1,0 +1,181 @@
+//! SSDs that do more than they should: volumes move to SSDs that do less.
+//!
+//! A move costs more than that of a NIC's lease, since all of the volume is copied. So it is the smallest volume that is enough, an
+//! SSD has one move at a time, and none while something else is copied or wiped there.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use cxl_pool::HostId;
+use pod_protocol::ids::{LeaseId, VolumeId};
+
+use super::{DeviceId, Lease, Rates, Relief, Replica, State, Volume};
+
+/// What SSDs do, and for whom, in a second. Reads and writes are one sum.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiskRates {
+    /// By SSD; those of which nothing is known are not among them.
+    pub ssds: BTreeMap<DeviceId, Rates>,
+    /// What SSDs of a host do for a lease.
+    pub leases: BTreeMap<(HostId, LeaseId), Rates>,
+}
+
+/// How far SSDs are relieved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VolumeRelief {
+    /// From where to where, and by how many moves.
+    pub relief: Relief,
+    /// Volumes that are larger stay.
+    pub bytes_max: u64,
+}
+
+/// A volume that is to move.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeMove {
+    /// Which.
+    pub volume: VolumeId,
+    /// The SSD that it leaves.
+    pub from: DeviceId,
+    /// Where to.
+    pub to: DeviceId,
+    /// What it has an SSD do.
+    pub rates: Rates,
+}
+
+impl State {
+    /// Which volumes would leave these SSDs, one of each at most, those first that do most for what they can.
+    pub fn plan_volume_moves(
+        &self,
+        overloaded: &BTreeSet<DeviceId>,
+        measured: &DiskRates,
+        resting: &BTreeSet<VolumeId>,
+        limits: VolumeRelief,
+    ) -> Vec<VolumeMove> {
+        let used = |ssd| self.devices.get(ssd)?.can_do().used_permille(*measured.ssds.get(ssd)?);
+        let hottest = overloaded.iter().filter_map(|ssd| Some((used(ssd)?, ssd)));
+        let mut hottest: Vec<(u64, &DeviceId)> = hottest.collect();
+        hottest.sort_by_key(|(used, ssd)| (Reverse(*used), *ssd));
+        let mut moves: Vec<VolumeMove> = Vec::new();
+        for (_, from) in hottest {
+            if moves.len() >= limits.relief.moves_max as usize {
+                break;
+            }
+            let ends: BTreeSet<&DeviceId> = moves.iter().flat_map(|it| [&it.from, &it.to]).collect();
+            if !ends.contains(from) && !self.is_copying(from) {
+                moves.extend(self.volume_off(from, measured, resting, limits, &ends));
+            }
+        }
+        moves
+    }
+
+    /// The volume whose move off an SSD is best: the smallest one that relieves it enough, or else the one that relieves it most.
+    fn volume_off(
+        &self,
+        from: &DeviceId,
+        measured: &DiskRates,
+        resting: &BTreeSet<VolumeId>,
+        limits: VolumeRelief,
+        ends: &BTreeSet<&DeviceId>,
+    ) -> Option<VolumeMove> {
+        let can_do = self.devices.get(from)?.can_do();
+        let low = can_do.part(limits.relief.low_percent);
+        let now = *measured.ssds.get(from)?;
+        if low.has(now) {
+            return None;
+        }
+        let before = can_do.used_permille(now)?;
+        let candidate = |volume: &Volume| {
+            let lease = self.lease_that_lets_move(volume, from)?;
+            let rates = *measured.leases.get(&(from.host, lease.id))?;
+            let left = now.minus(rates);
+            let after = can_do.used_permille(left)?;
+            let goes =
+                after < before && volume.size_bytes <= limits.bytes_max && !resting.contains(&volume.id);
+            // What is left counts only where it is too much anyway.
+            let too_much = if low.has(left) { 0 } else { after + 1 };
+            goes.then_some((too_much, volume.size_bytes, volume.id, rates))
+        };
+        let near = self.volumes_near(from);
+        let mut candidates: Vec<_> = near.into_iter().filter_map(candidate).collect();
+        candidates.sort_unstable_by_key(|(too_much, bytes, id, _)| (*too_much, *bytes, *id));
+        candidates.into_iter().find_map(|(_, _, volume, rates)| {
+            let to = self.ssd_for(self.volumes.get(&volume)?, rates, measured, limits.relief, ends)?;
+            Some(VolumeMove { volume, from: from.clone(), to: to.clone(), rates })
+        })
+    }
+
+    /// The lease on a volume that has all of its data there and nowhere else, and whose frontend can copy it now.
+    fn lease_that_lets_move(&self, volume: &Volume, from: &DeviceId) -> Option<&Lease> {
+        let is_alone = matches!(
+            volume.replicas.as_slice(),
+            [Replica { device, stale: false, leaving: false, replaces: None, .. }] if device == from
+        );
+        if volume.deleted || volume.stripe_bytes.is_some() || !is_alone {
+            return None;
+        }
+        let lease = self.lease_of_volume(volume.id)?;
+        (!lease.leaving && lease.incoming.is_none()).then_some(lease)
+    }
+
+    /// The SSD that would do the least of what it can with this volume, and not too much.
+    fn ssd_for<'a>(
+        &'a self,
+        volume: &Volume,
+        rates: Rates,
+        measured: &'a DiskRates,
+        relief: Relief,
+        ends: &BTreeSet<&DeviceId>,
+    ) -> Option<&'a DeviceId> {
+        let block_bytes = self.block_bytes_of(volume);
+        let fits = measured.ssds.iter().filter_map(|(id, there)| {
+            let can_do = self.devices.get(id)?.can_do();
+            let with = there.plus(rates);
+            let good = can_do.is_known()
+                && can_do.part(relief.low_percent).has(with)
+                && !volume.touches(id.host)
+                && self.block_bytes(id) == block_bytes
+                && self.is_usable(id)
+                && !ends.contains(id);
+            good.then_some((can_do.used_permille(with)?, id))
+        });
+        let mut fits: Vec<(u64, &DeviceId)> = fits.collect();
+        fits.sort_unstable();
+        // What takes longer to find out is asked of the best ones only.
+        let size = (volume.size_bytes, volume.rates_of_place());
+        let has_room = |id| self.place_volume(size, Some(id), &BTreeSet::new()).is_some();
+        fits.into_iter().map(|(_, id)| id).find(|id| !self.is_copying(id) && has_room(id))
+    }
+
+    /// Whether volumes are being copied to or from an SSD, or wiped there.
+    pub(crate) fn is_copying(&self, ssd: &DeviceId) -> bool {
+        let at_work = |volume: &&Volume| {
+            let was_there = volume.former.iter().any(|it| it.device == *ssd);
+            let is_there = volume.replica_on(ssd).is_some();
+            let moves =
+                |it: &Replica| it.leaving || it.replaces.is_some() || it.stale && self.is_up(&it.device);
+            was_there || is_there && (volume.deleted || volume.replicas.iter().any(moves))
+        };
+        self.volumes_near(ssd).iter().any(at_work)
+    }
+
+    /// What is planned, in words.
+    pub fn show_volume_move(&self, it: &VolumeMove) -> String {
+        let volume = self.volumes.get(&it.volume);
+        format!(
+            "{} of {} with {} to {}",
+            volume.map_or("a volume", |volume| &volume.name),
+            self.instance_of_volume(it.volume).unwrap_or("an instance"),
+            it.rates,
+            self.device_name(&it.to)
+        )
+    }
+
+    /// The name of the instance that has a volume.
+    pub(crate) fn instance_of_volume(&self, volume: VolumeId) -> Option<&str> {
+        let lease = self.lease_of_volume(volume)?;
+        self.instances.get(&lease.instance).map(|instance| instance.name.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests;
