@@ -121,7 +121,8 @@ impl PodBuilder {
             let text = host.config(index + 1, &pool, &directory, self.nic_driver);
             fs::write(directory.join(format!("{}.toml", host.name)), text)?;
         }
-        fs::write(directory.join("controller.toml"), controller_config(&pool, &directory))?;
+        let controller = controller_config(&pool, &directory) + self.controller_sections;
+        fs::write(directory.join("controller.toml"), controller)?;
         let client = Client::unix(&directory.join("run/controller.sock"))?;
         Ok(Pod {
             daemons: Vec::new(),

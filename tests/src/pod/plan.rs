@@ -15,6 +15,7 @@ pub struct PodBuilder {
     pub(super) keep: bool,
     pub(super) guests_announce: bool,
     pub(super) release: Release,
+    pub(super) controller_sections: &'static str,
 }
 
 /// Which driver runs the NICs of a pod, all of which are ends of cables to the switch.
@@ -68,6 +69,8 @@ impl NicPlan {
 pub(super) struct SsdPlan {
     pub(super) name: String,
     pub(super) size: String,
+    /// How many requests per second it says that it can do.
+    iops: Option<u64>,
     /// Has a write cache that is lost with its backend, driven by this seed.
     volatile_cache: Option<u64>,
 }
@@ -116,14 +119,31 @@ impl HostPlan {
     /// It owns an SSD of this size, such as `2G`.
     #[must_use]
     pub fn ssd(mut self, name: &str, size: &str) -> Self {
-        self.ssds.push(SsdPlan { name: name.to_owned(), size: size.to_owned(), volatile_cache: None });
+        self.ssds.push(SsdPlan {
+            name: name.to_owned(),
+            size: size.to_owned(),
+            iops: None,
+            volatile_cache: None,
+        });
+        self
+    }
+
+    /// Its SSDs say that they can do so many requests per second each.
+    #[must_use]
+    pub fn iops(mut self, iops: u64) -> Self {
+        self.ssds.iter_mut().for_each(|ssd| ssd.iops = Some(iops));
         self
     }
 
     /// It owns an SSD whose write cache is lost with its backend; what of it is lost, this seed says.
     #[must_use]
     pub fn volatile_ssd(mut self, name: &str, size: &str, seed: u64) -> Self {
-        self.ssds.push(SsdPlan { name: name.to_owned(), size: size.to_owned(), volatile_cache: Some(seed) });
+        self.ssds.push(SsdPlan {
+            name: name.to_owned(),
+            size: size.to_owned(),
+            iops: None,
+            volatile_cache: Some(seed),
+        });
         self
     }
 
@@ -159,6 +179,9 @@ impl HostPlan {
                 path.display(),
                 ssd.size,
             );
+            if let Some(iops) = ssd.iops {
+                let _ = writeln!(text, "iops = {iops}");
+            }
             if let Some(seed) = ssd.volatile_cache {
                 let _ = writeln!(text, "volatile-cache = {seed}");
             }
@@ -178,6 +201,7 @@ impl PodBuilder {
             keep: false,
             guests_announce: true,
             release: Release::This,
+            controller_sections: "",
         }
     }
 
@@ -225,6 +249,13 @@ impl PodBuilder {
         self
     }
 
+    /// The controller's configuration has these sections, too.
+    #[must_use]
+    pub fn controller_sections(mut self, sections: &'static str) -> Self {
+        self.controller_sections = sections;
+        self
+    }
+
     /// The pod stays when this process ends.
     #[must_use]
     pub fn keep(mut self, keep: bool) -> Self {
@@ -246,7 +277,8 @@ mod tests {
 
     #[test]
     fn daemons_can_read_what_is_written() {
-        let pod = PodBuilder::three_hosts().host(HostPlan::new("h4").nic("nic2").in_group("rack1"));
+        let pod = PodBuilder::three_hosts()
+            .host(HostPlan::new("h4").nic("nic2").in_group("rack1").ssd("ssd2", "1G").iops(500));
         let drivers = [NicDriver::Tap, NicDriver::AfXdp];
         let hosts = pod.hosts.iter().enumerate();
         for ((index, host), driver) in hosts.flat_map(|host| drivers.map(|driver| (host, driver))) {
