@@ -5,21 +5,23 @@
 
 mod load;
 mod picture;
+mod recent;
 mod samples;
 mod watch;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use cxl_pool::{EndpointId, Role};
+use cxl_pool::EndpointId;
 use pod_protocol::ids::{LeaseId, VolumeId};
 use pod_protocol::telemetry::Telemetry;
 
 use self::load::Load;
 pub use self::picture::LoadPicture;
-use self::samples::{Pair, Samples};
+use self::recent::Recent;
+use self::samples::Samples;
 use self::watch::Watch;
-use crate::state::{DeviceId, DiskRates, Measured, Rates, Relief, State, VolumeMove, VolumeRelief};
+use crate::state::{DeviceId, Measured, Rates, Relief, State, VolumeMove, VolumeRelief};
 
 /// What is done about devices that carry too much.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
@@ -143,41 +145,13 @@ impl LoadHistory {
         self.samples.forget(endpoint);
     }
 
-    /// What passed through NICs not long ago.
-    pub fn measured(&self, now: Instant) -> Measured {
-        let mut measured = Measured::default();
-        let is_net = |role| matches!(role, Role::NetBackend | Role::NetFrontend);
-        for (EndpointId { host, .. }, rates) in self.samples.fresh(now).filter(|(it, _)| is_net(it.role)) {
-            let nics = rates.devices.iter();
-            measured.nics.extend(nics.map(|(name, it)| (DeviceId { host, name: name.clone() }, mbps(*it))));
-            for (lease, it) in &rates.leases {
-                // While an instance moves, two frontends know its leases.
-                *measured.leases.entry(*lease).or_default() += mbps(*it);
-            }
-        }
-        measured
-    }
-
-    /// What SSDs did not long ago.
-    pub fn disk_rates(&self, now: Instant) -> DiskRates {
-        let mut disks = DiskRates::default();
-        let of_disks = self.samples.fresh(now).filter(|(it, _)| it.role == Role::BlkBackend);
-        for (EndpointId { host, .. }, found) in of_disks {
-            let ssds = found.devices.iter();
-            disks.ssds.extend(ssds.map(|(name, it)| (DeviceId { host, name: name.clone() }, rates(*it))));
-            disks.leases.extend(found.leases.iter().map(|(lease, it)| ((host, *lease), rates(*it))));
-        }
-        disks
-    }
-
     /// What is known now.
     pub fn picture(&self, now: Instant) -> LoadPicture {
         LoadPicture {
             policy: self.policy,
-            measured: self.measured(now),
-            disks: self.disk_rates(now),
             overloaded: self.nics.overloaded(),
             overloaded_ssds: self.ssds.overloaded(),
+            recent: self.samples.recent(now),
         }
     }
 
@@ -194,18 +168,20 @@ impl LoadHistory {
         // Looked again when something was measured again, not by the clock: a pod without telemetry is left alone.
         (self.looked, self.look_at) = (Some(now), None);
         let mut verdicts = Vec::new();
-        self.due_nics(state, now, &mut verdicts);
-        self.due_ssds(state, now, &mut verdicts);
+        let recent = self.samples.recent(now);
+        if !self.nics.is_off() {
+            self.due_nics(state, now, &recent, &mut verdicts);
+        }
+        if !self.ssds.is_off() {
+            self.due_ssds(state, now, &recent, &mut verdicts);
+        }
         verdicts
     }
 
-    fn due_nics(&mut self, state: &State, now: Instant, verdicts: &mut Vec<Verdict>) {
-        if self.nics.is_off() {
-            return;
-        }
-        let measured = self.measured(now);
+    fn due_nics(&mut self, state: &State, now: Instant, recent: &Recent, verdicts: &mut Vec<Verdict>) {
+        let nics = recent.nics();
         let relief = self.policy.nics.relief;
-        let loads = measured.nics.iter();
+        let loads = nics.iter();
         let loads = loads.filter_map(|(nic, mbps)| Some((nic, Load::of_nic(state, nic, *mbps, relief)?)));
         let loads = loads.collect();
         self.nics.heat(&loads);
@@ -213,6 +189,7 @@ impl LoadHistory {
         if nics.is_empty() {
             return;
         }
+        let measured = recent.measured();
         let (resting, relief) = self.nics.leeway(now);
         let plan = state.plan_relief(&nics, &measured, &resting, relief);
         for nic in self.nics.untold() {
@@ -231,11 +208,8 @@ impl LoadHistory {
         }
     }
 
-    fn due_ssds(&mut self, state: &State, now: Instant, verdicts: &mut Vec<Verdict>) {
-        if self.ssds.is_off() {
-            return;
-        }
-        let measured = self.disk_rates(now);
+    fn due_ssds(&mut self, state: &State, now: Instant, recent: &Recent, verdicts: &mut Vec<Verdict>) {
+        let done = recent.ssds();
         let relief = self.policy.ssds.relief;
         let load = |ssd: &DeviceId, does: Rates| {
             Load::of_ssd(state, ssd, does, relief).map(|load| match load {
@@ -244,12 +218,13 @@ impl LoadHistory {
                 load => load,
             })
         };
-        let loads = measured.ssds.iter().filter_map(|(ssd, does)| Some((ssd, load(ssd, *does)?))).collect();
+        let loads = done.iter().filter_map(|(ssd, does)| Some((ssd, load(ssd, *does)?))).collect();
         self.ssds.heat(&loads);
         let ssds = self.ssds.overloaded();
         if ssds.is_empty() {
             return;
         }
+        let measured = recent.disks();
         let (resting, relief) = self.ssds.leeway(now);
         let limits = VolumeRelief { relief, ..self.policy.volume_relief() };
         let plan = state.plan_volume_moves(&ssds, &measured, &resting, limits);
@@ -268,15 +243,6 @@ impl LoadHistory {
             }
         }
     }
-}
-
-/// In the direction in which it is more.
-fn mbps([one, other]: Pair) -> u64 {
-    one.max(other).saturating_mul(8) / 1_000_000
-}
-
-const fn rates([iops, bytes_per_second]: Pair) -> Rates {
-    Rates { iops, bytes_per_second }
 }
 
 #[cfg(test)]

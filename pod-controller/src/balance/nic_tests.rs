@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use cxl_pool::HostId;
+use cxl_pool::{HostId, Role};
 use pod_protocol::telemetry::{DeviceTelemetry, LeaseTelemetry};
 
 use super::*;
@@ -117,6 +117,11 @@ impl World {
         self.end_drains();
     }
 
+    fn plan(&self) -> Vec<crate::state::Move> {
+        let picture = self.history.picture(self.now);
+        picture.plan(&self.state, &picture.measured())
+    }
+
     fn obey(&mut self, verdict: Verdict) {
         match verdict {
             Verdict::Tell(nic, message) => self.told.push((nic, message)),
@@ -183,7 +188,7 @@ fn advice_moves_nothing_and_is_given_once() {
         "{:?}",
         world.told
     );
-    let plan = world.history.picture(world.now).plan(&world.state);
+    let plan = world.plan();
     assert_eq!(plan.iter().map(|it| it.lease).collect::<Vec<_>>(), [small]);
     // Between the thresholds it is still the same trouble; below the lower one it is over, and the next one is told again.
     for (mbps, told) in [(7000, 1), (9000, 1), (4000, 1), (9000, 2)] {
@@ -208,15 +213,15 @@ fn what_was_measured_before_a_restart_or_long_ago_does_not_count() {
     for _ in 0..3 {
         world.step();
     }
-    assert_eq!(world.history.measured(world.now).nics[&on(2)], 9000);
+    assert_eq!(world.history.picture(world.now).measured().nics[&on(2)], 9000);
     // Its backend counts from zero again: for a window there is no rate, rather than a wrong one.
     world.nics.clear();
     world.history.forget(endpoint(2, Role::NetBackend));
     world.step();
-    assert!(!world.history.measured(world.now).nics.contains_key(&on(2)));
+    assert!(!world.history.picture(world.now).measured().nics.contains_key(&on(2)));
     world.step();
-    assert_eq!(world.history.measured(world.now).nics[&on(2)], 9000);
-    assert_eq!(world.history.measured(world.now + Duration::from_mins(1)), Measured::default());
+    assert_eq!(world.history.picture(world.now).measured().nics[&on(2)], 9000);
+    assert_eq!(world.history.picture(world.now + Duration::from_mins(1)).measured(), Measured::default());
 }
 
 /// Whatever guests do: no NIC is filled beyond the lower threshold by what comes to it, no lease moves twice while it rests,

@@ -1,9 +1,12 @@
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cxl_pool::{EndpointId, Role};
 use pod_protocol::ids::LeaseId;
-use pod_protocol::telemetry::Telemetry;
+use pod_protocol::telemetry::{DeviceTelemetry, LeaseTelemetry, Telemetry};
+
+use super::recent::Recent;
 
 /// What grows: bytes in and out of NICs and their leases, requests and bytes of SSDs and theirs.
 pub(super) type Pair = [u64; 2];
@@ -20,7 +23,7 @@ pub(super) struct Counters {
 pub(super) struct Samples {
     window: Duration,
     counted: BTreeMap<EndpointId, (Instant, Counters)>,
-    rates: BTreeMap<EndpointId, (Instant, Counters)>,
+    rates: BTreeMap<EndpointId, (Instant, Arc<Counters>)>,
 }
 
 impl Counters {
@@ -39,10 +42,10 @@ impl Counters {
             },
             Role::BlkBackend => {
                 let bytes = |read: u64, written: u64| read.saturating_add(written);
-                let device = |it: &pod_protocol::telemetry::DeviceTelemetry| {
+                let device = |it: &DeviceTelemetry| {
                     (it.name.clone(), [it.operations, bytes(it.read_bytes, it.write_bytes)])
                 };
-                let lease = |it: &pod_protocol::telemetry::LeaseTelemetry| {
+                let lease = |it: &LeaseTelemetry| {
                     let requests = it.reads.saturating_add(it.writes).saturating_add(it.flushes);
                     (it.lease, [requests, bytes(it.read_bytes, it.write_bytes)])
                 };
@@ -76,7 +79,7 @@ impl Samples {
         });
         self.counted.insert(endpoint, (now, counted));
         let has_rates = rates.is_some();
-        self.rates.extend(rates.map(|rates| (endpoint, (now, rates))));
+        self.rates.extend(rates.map(|rates| (endpoint, (now, Arc::new(rates)))));
         has_rates
     }
 
@@ -87,11 +90,10 @@ impl Samples {
     }
 
     /// What grew, in a second, as measured not long ago.
-    pub(super) fn fresh(&self, now: Instant) -> impl Iterator<Item = (EndpointId, &Counters)> {
+    pub(super) fn recent(&self, now: Instant) -> Recent {
         let longest = 3 * self.window + Duration::from_secs(1);
-        let fresh =
-            self.rates.iter().filter(move |(_, (at, _))| now.saturating_duration_since(*at) <= longest);
-        fresh.map(|(endpoint, (_, rates))| (*endpoint, rates))
+        let recent = self.rates.iter().filter(|(_, (at, _))| now.saturating_duration_since(*at) <= longest);
+        recent.map(|(endpoint, (_, rates))| (*endpoint, Arc::clone(rates))).collect()
     }
 }
 

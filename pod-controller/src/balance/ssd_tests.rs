@@ -1,11 +1,11 @@
 use std::collections::BTreeMap;
 
-use cxl_pool::HostId;
+use cxl_pool::{HostId, Role};
 use pod_protocol::telemetry::{DeviceTelemetry, LeaseTelemetry};
 
 use super::*;
-use crate::state::Command;
 use crate::state::model::{check, endpoint, guest_with_volume, pod_with_ssds, ssd_of};
+use crate::state::{Command, DiskRates};
 
 /// A pod of which it is known what SSDs do, and time passes.
 struct World {
@@ -102,6 +102,11 @@ impl World {
         }
     }
 
+    fn plan(&self) -> Vec<VolumeMove> {
+        let picture = self.history.picture(self.now);
+        picture.plan_volumes(&self.state, &picture.disks())
+    }
+
     fn obey(&mut self, verdict: Verdict) {
         match verdict {
             Verdict::Tell(ssd, message) => self.told.push((ssd, message)),
@@ -170,7 +175,7 @@ fn advice_moves_nothing_and_is_given_once() {
     assert!(world.moves.is_empty());
     assert_eq!(world.told.len(), 1, "{:?}", world.told);
     assert!(world.told[0].1.contains("it would help to move vol1"), "{:?}", world.told);
-    let plan = world.history.picture(world.now).plan_volumes(&world.state);
+    let plan = world.plan();
     assert_eq!(plan.iter().map(|it| it.volume).collect::<Vec<_>>(), [small]);
     // Between the thresholds it is still the same trouble; below the lower one it is over, and the next one is told again.
     for (iops, told) in [(400, 1), (550, 1), (200, 1), (550, 2)] {
@@ -229,18 +234,18 @@ fn counters_that_go_back_are_no_rate() {
     let mut world = World::new(2, BalanceMode::Move);
     world.volume(4, 2, 900);
     world.pass(3);
-    assert_eq!(world.history.disk_rates(world.now).ssds[&ssd_of(2)].iops, 900);
+    assert_eq!(world.history.picture(world.now).disks().ssds[&ssd_of(2)].iops, 900);
     // Its backend counts from zero again, and nobody has said that it was away.
     world.done.clear();
     world.done_for.clear();
     world.pass(1);
-    let measured = world.history.disk_rates(world.now);
+    let measured = world.history.picture(world.now).disks();
     assert!(!measured.ssds.contains_key(&ssd_of(2)) && measured.leases.is_empty(), "{measured:?}");
     world.pass(1);
-    assert_eq!(world.history.disk_rates(world.now).ssds[&ssd_of(2)].iops, 900);
+    assert_eq!(world.history.picture(world.now).disks().ssds[&ssd_of(2)].iops, 900);
     world.history.forget(endpoint(2, Role::BlkBackend));
-    assert!(!world.history.disk_rates(world.now).ssds.contains_key(&ssd_of(2)));
-    assert_eq!(world.history.disk_rates(world.now + Duration::from_mins(1)), DiskRates::default());
+    assert!(!world.history.picture(world.now).disks().ssds.contains_key(&ssd_of(2)));
+    assert_eq!(world.history.picture(world.now + Duration::from_mins(1)).disks(), DiskRates::default());
 }
 
 /// Whatever guests do: no SSD is filled beyond the lower threshold by what comes to it, the budget holds in every period, and when

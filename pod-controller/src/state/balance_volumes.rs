@@ -148,14 +148,22 @@ impl State {
 
     /// Whether volumes are being copied to or from an SSD, or wiped there.
     pub(crate) fn is_copying(&self, ssd: &DeviceId) -> bool {
-        let at_work = |volume: &&Volume| {
-            let was_there = volume.former.iter().any(|it| it.device == *ssd);
-            let is_there = volume.replica_on(ssd).is_some();
-            let moves =
-                |it: &Replica| it.leaving || it.replaces.is_some() || it.stale && self.is_up(&it.device);
-            was_there || is_there && (volume.deleted || volume.replicas.iter().any(moves))
-        };
-        self.volumes_near(ssd).iter().any(at_work)
+        self.volumes_near(ssd).into_iter().any(|volume| self.at_work(volume).any(|it| it == ssd))
+    }
+
+    /// All SSDs of which that is so.
+    pub(crate) fn copying_ssds(&self) -> BTreeSet<&DeviceId> {
+        self.volumes.values().flat_map(|volume| self.at_work(volume)).collect()
+    }
+
+    /// Where a volume is being copied or wiped.
+    fn at_work<'a>(&'a self, volume: &'a Volume) -> impl Iterator<Item = &'a DeviceId> {
+        let moves = |it: &Replica| it.leaving || it.replaces.is_some() || it.stale && self.is_up(&it.device);
+        // It is the frontend of whoever has it that copies.
+        let is_copied =
+            volume.deleted || volume.replicas.iter().any(moves) && self.lease_of_volume(volume.id).is_some();
+        let places = volume.replicas.iter().filter(move |_| is_copied);
+        places.chain(&volume.former).map(|it| &it.device)
     }
 
     /// What is planned, in words.

@@ -6,7 +6,8 @@ use crate::state::{Move, Rates, VolumeMove};
 impl View {
     /// What passes through NICs and what SSDs do, and what would be done about it.
     pub fn balance(&self, picture: &LoadPicture) -> api::Balance {
-        let nics = picture.measured.nics.iter().filter_map(|(id, mbps)| {
+        let measured = picture.measured();
+        let nics = measured.nics.iter().filter_map(|(id, mbps)| {
             Some(api::NicLoad {
                 name: self.state.device_name(id),
                 carries_mbps: *mbps,
@@ -14,7 +15,7 @@ impl View {
                 overloaded: picture.overloaded.contains(id),
             })
         });
-        let moves = picture.plan(&self.state);
+        let moves = picture.plan(&self.state, &measured);
         let policy = &picture.policy.nics;
         api::Balance {
             mode: shown(policy.mode),
@@ -27,7 +28,9 @@ impl View {
     }
 
     fn volume_balance(&self, picture: &LoadPicture) -> api::VolumeBalance {
-        let ssds = picture.disks.ssds.iter().filter_map(|(id, does)| {
+        let disks = picture.disks();
+        let copying = self.state.copying_ssds();
+        let ssds = disks.ssds.iter().filter_map(|(id, does)| {
             let used_permille = self.state.devices.get(id)?.can_do().used_permille(*does);
             Some(api::SsdLoad {
                 name: self.state.device_name(id),
@@ -35,10 +38,10 @@ impl View {
                 bytes_per_second: does.bytes_per_second,
                 used_percent: used_permille.map(|used| used / 10),
                 overloaded: picture.overloaded_ssds.contains(id),
-                copying: self.state.is_copying(id),
+                copying: copying.contains(id),
             })
         });
-        let moves = picture.plan_volumes(&self.state);
+        let moves = picture.plan_volumes(&self.state, &disks);
         let policy = &picture.policy.ssds;
         api::VolumeBalance {
             mode: shown(policy.mode),
