@@ -220,7 +220,7 @@ impl LoadHistory {
         };
         let loads = done.iter().filter_map(|(ssd, does)| Some((ssd, load(ssd, *does)?))).collect();
         self.ssds.heat(&loads);
-        let ssds = self.ssds.overloaded();
+        let ssds = self.ssds.pressing();
         if ssds.is_empty() {
             return;
         }

@@ -9,7 +9,7 @@ use crate::state::{DeviceId, Relief};
 #[derive(Debug)]
 pub(super) struct Watch<K> {
     pub(super) policy: ReliefPolicy,
-    /// Devices that carry too much: for how many windows, and whether that was told.
+    /// Devices that carry too much: for how many windows, until they carry little enough, and whether that was told.
     hot: BTreeMap<DeviceId, (u32, bool)>,
     /// What was moved, and when, the oldest first.
     moved: VecDeque<(Instant, K)>,
@@ -29,11 +29,13 @@ impl<K: Ord + Copy> Watch<K> {
         self.hot.retain(|id, _| loads.contains_key(id));
         for (&id, load) in loads {
             match (load, self.hot.get_mut(id)) {
-                (Load::High, Some((windows, _))) => *windows = windows.saturating_add(1),
                 (Load::High, None) => {
                     self.hot.insert(id.clone(), (1, false));
                 }
-                (Load::Between, Some((windows, _))) if *windows >= self.policy.windows => {}
+                (Load::High, Some((windows, _))) => *windows = windows.saturating_add(1),
+                (Load::Between, Some((windows, _))) if *windows >= self.policy.windows => {
+                    *windows = windows.saturating_add(1);
+                }
                 (Load::Between | Load::Low, _) => {
                     self.hot.remove(id);
                 }
@@ -44,6 +46,14 @@ impl<K: Ord + Copy> Watch<K> {
     /// Devices that have carried too much for long enough.
     pub(super) fn overloaded(&self) -> BTreeSet<DeviceId> {
         let hot = self.hot.iter().filter(|(_, (windows, _))| *windows >= self.policy.windows);
+        hot.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Those among them for which it is time to look what could be done: it takes a while, so that is once in so many windows.
+    pub(super) fn pressing(&self) -> BTreeSet<DeviceId> {
+        let is_time =
+            |windows: u32| windows >= self.policy.windows && windows.is_multiple_of(self.policy.windows);
+        let hot = self.hot.iter().filter(|(_, (windows, _))| is_time(*windows));
         hot.map(|(id, _)| id.clone()).collect()
     }
 

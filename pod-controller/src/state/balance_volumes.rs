@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cxl_pool::HostId;
 use pod_protocol::ids::{LeaseId, VolumeId};
 
+use super::placement::Used;
 use super::{DeviceId, Lease, Rates, Relief, Replica, State, Volume};
 
 /// What SSDs do, and for whom, in a second. Reads and writes are one sum.
@@ -27,6 +28,17 @@ pub struct VolumeRelief {
     pub relief: Relief,
     /// Volumes that are larger stay.
     pub bytes_max: u64,
+}
+
+/// What plans are made of.
+struct Scene<'a> {
+    measured: &'a DiskRates,
+    resting: &'a BTreeSet<VolumeId>,
+    limits: VolumeRelief,
+    /// SSDs where something is copied or wiped, and those of moves that are planned.
+    busy: BTreeSet<&'a DeviceId>,
+    /// What volumes use of SSDs.
+    used: BTreeMap<&'a DeviceId, Used>,
 }
 
 /// A volume that is to move.
@@ -56,27 +68,33 @@ impl State {
         let mut hottest: Vec<(u64, &DeviceId)> = hottest.collect();
         hottest.sort_by_key(|(used, ssd)| (Reverse(*used), *ssd));
         let mut moves: Vec<VolumeMove> = Vec::new();
+        if hottest.is_empty() {
+            return moves;
+        }
+        let (busy, used) = (self.copying_ssds(), self.extents_by_device());
+        let mut scene = Scene { measured, resting, limits, busy, used };
         for (_, from) in hottest {
             if moves.len() >= limits.relief.moves_max as usize {
                 break;
             }
-            let ends: BTreeSet<&DeviceId> = moves.iter().flat_map(|it| [&it.from, &it.to]).collect();
-            if !ends.contains(from) && !self.is_copying(from) {
-                moves.extend(self.volume_off(from, measured, resting, limits, &ends));
+            if let Some((volume, to, rates)) = self.volume_off(from, &scene) {
+                scene.busy.extend([from, to]);
+                moves.push(VolumeMove { volume, from: from.clone(), to: to.clone(), rates });
             }
         }
         moves
     }
 
     /// The volume whose move off an SSD is best: the smallest one that relieves it enough, or else the one that relieves it most.
-    fn volume_off(
-        &self,
+    fn volume_off<'a>(
+        &'a self,
         from: &DeviceId,
-        measured: &DiskRates,
-        resting: &BTreeSet<VolumeId>,
-        limits: VolumeRelief,
-        ends: &BTreeSet<&DeviceId>,
-    ) -> Option<VolumeMove> {
+        scene: &Scene<'a>,
+    ) -> Option<(VolumeId, &'a DeviceId, Rates)> {
+        let Scene { measured, resting, limits, .. } = scene;
+        if scene.busy.contains(from) {
+            return None;
+        }
         let can_do = self.devices.get(from)?.can_do();
         let low = can_do.part(limits.relief.low_percent);
         let now = *measured.ssds.get(from)?;
@@ -99,8 +117,7 @@ impl State {
         let mut candidates: Vec<_> = near.into_iter().filter_map(candidate).collect();
         candidates.sort_unstable_by_key(|(too_much, bytes, id, _)| (*too_much, *bytes, *id));
         candidates.into_iter().find_map(|(_, _, volume, rates)| {
-            let to = self.ssd_for(self.volumes.get(&volume)?, rates, measured, limits.relief, ends)?;
-            Some(VolumeMove { volume, from: from.clone(), to: to.clone(), rates })
+            Some((volume, self.ssd_for(self.volumes.get(&volume)?, rates, scene)?, rates))
         })
     }
 
@@ -118,32 +135,25 @@ impl State {
     }
 
     /// The SSD that would do the least of what it can with this volume, and not too much.
-    fn ssd_for<'a>(
-        &'a self,
-        volume: &Volume,
-        rates: Rates,
-        measured: &'a DiskRates,
-        relief: Relief,
-        ends: &BTreeSet<&DeviceId>,
-    ) -> Option<&'a DeviceId> {
+    fn ssd_for<'a>(&'a self, volume: &Volume, rates: Rates, scene: &Scene<'a>) -> Option<&'a DeviceId> {
         let block_bytes = self.block_bytes_of(volume);
-        let fits = measured.ssds.iter().filter_map(|(id, there)| {
-            let can_do = self.devices.get(id)?.can_do();
-            let with = there.plus(rates);
+        let low_percent = scene.limits.relief.low_percent;
+        let size = (volume.size_bytes, volume.rates_of_place());
+        let unused = Used::default();
+        let fits = scene.measured.ssds.iter().filter_map(|(id, there)| {
+            let known = self.devices.get(id)?;
+            let (can_do, with) = (known.can_do(), there.plus(rates));
+            let has_room = || self.start_on(known, scene.used.get(id).unwrap_or(&unused), size).is_some();
             let good = can_do.is_known()
-                && can_do.part(relief.low_percent).has(with)
+                && can_do.part(low_percent).has(with)
                 && !volume.touches(id.host)
                 && self.block_bytes(id) == block_bytes
                 && self.is_usable(id)
-                && !ends.contains(id);
+                && !scene.busy.contains(id)
+                && has_room();
             good.then_some((can_do.used_permille(with)?, id))
         });
-        let mut fits: Vec<(u64, &DeviceId)> = fits.collect();
-        fits.sort_unstable();
-        // What takes longer to find out is asked of the best ones only.
-        let size = (volume.size_bytes, volume.rates_of_place());
-        let has_room = |id| self.place_volume(size, Some(id), &BTreeSet::new()).is_some();
-        fits.into_iter().map(|(_, id)| id).find(|id| !self.is_copying(id) && has_room(id))
+        fits.min().map(|(_, id)| id)
     }
 
     /// Whether volumes are being copied to or from an SSD, or wiped there.

@@ -9,7 +9,7 @@ use super::{Device, DeviceId, Health, Kind, LeaseKind, Presence, State};
 
 /// What volumes use of an SSD.
 #[derive(Default)]
-struct Used {
+pub(super) struct Used {
     /// Their places: `(start, size)`.
     places: Vec<(u64, u64)>,
     /// What they are sure of.
@@ -84,30 +84,37 @@ impl State {
         self.devices
             .iter()
             .filter(|(id, _)| device.is_none_or(|wanted| wanted == *id) && !without.contains(&id.host))
-            .filter_map(|(id, known)| match known.kind {
-                Kind::Ssd { size_bytes: device_bytes, reserved_bytes, ref strangers, .. }
-                    if strangers.is_empty() =>
-                {
-                    let Used { places, rates: reserved } = taken.remove(id).unwrap_or_default();
-                    let used: u64 = places.iter().map(|(_, size)| size).sum();
-                    let start = first_fit(reserved_bytes, device_bytes, size_bytes, places)?;
-                    let capacity = self.rate_capacity(known);
-                    if !capacity.left(reserved).has(wanted) {
-                        return None;
-                    }
-                    let free_share = share(device_bytes.saturating_sub(used), device_bytes)
-                        .min(capacity.free_share(reserved));
-                    Some((self.is_usable(id), free_share, id, start))
-                }
-                Kind::Ssd { .. } | Kind::Nic { .. } => None,
+            .filter_map(|(id, known)| {
+                let Kind::Ssd { size_bytes: device_bytes, .. } = known.kind else { return None };
+                let used = taken.remove(id).unwrap_or_default();
+                let start = self.start_on(known, &used, (size_bytes, wanted))?;
+                let occupied: u64 = used.places.iter().map(|(_, size)| size).sum();
+                let free_share = share(device_bytes.saturating_sub(occupied), device_bytes)
+                    .min(self.rate_capacity(known).free_share(used.rates));
+                Some((self.is_usable(id), free_share, id, start))
             })
             .filter(|(usable, ..)| *usable || device.is_some())
             .min_by_key(|(_, free_share, id, _)| (Reverse(*free_share), *id))
             .map(|(_, _, id, start)| (id.clone(), start))
     }
 
+    /// Where on an SSD that is used like this there is room for so much that is sure of so much.
+    pub(super) fn start_on(
+        &self,
+        ssd: &Device,
+        used: &Used,
+        (size_bytes, wanted): (u64, Rates),
+    ) -> Option<u64> {
+        let Kind::Ssd { size_bytes: device_bytes, reserved_bytes, ref strangers, .. } = ssd.kind else {
+            return None;
+        };
+        let is_free = strangers.is_empty() && self.rate_capacity(ssd).left(used.rates).has(wanted);
+        let start = first_fit(reserved_bytes, device_bytes, size_bytes, used.places.clone());
+        start.filter(|_| is_free)
+    }
+
     /// Of each SSD, the places of volumes on it and what these are sure of.
-    fn extents_by_device(&self) -> BTreeMap<&DeviceId, Used> {
+    pub(super) fn extents_by_device(&self) -> BTreeMap<&DeviceId, Used> {
         let mut by_device: BTreeMap<&DeviceId, Used> = BTreeMap::new();
         for volume in self.volumes.values() {
             let size_bytes = volume.place_bytes();
