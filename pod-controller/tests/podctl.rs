@@ -68,9 +68,17 @@ fn load_is_shown_and_what_only_looks_is_watched() {
     assert_eq!(json["instances"][0]["instance"], "vm1");
     let balance = until("a rate of every NIC", || {
         let shown = said(&pod, "balance");
-        (shown.contains("h2/nic0") && shown.contains("h3/nic0")).then_some(shown)
+        let all = ["h2/nic0", "h3/nic0", "h2/ssd0"];
+        all.iter().all(|it| shown.contains(it)).then_some(shown)
     });
-    assert!(balance.contains("nothing would move"), "{balance}");
+    assert!(balance.contains("nothing would move") && balance.contains("no volume would move"), "{balance}");
+    let wide = said(&pod, "balance -o wide");
+    let columns = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let header = wide.lines().find(|line| line.starts_with("SSD")).expect("a table of SSDs");
+    assert_eq!(columns(header), ["SSD", "REQUESTS/S", "BYTES/S", "USED", "OVERLOADED", "COPYING"]);
+    // Nobody has said what it can do.
+    assert!(wide.contains("h2/ssd0           0    0 B/s     -  no          no\n"), "{wide}");
+    assert!(said(&pod, "balance -o yaml").contains("bytes_max: 274877906944"));
     let explained = said(&pod, "explain instance vm1");
     assert!(explained.contains("carries 0 Mbit/s now, 0 %"), "{explained}");
 
