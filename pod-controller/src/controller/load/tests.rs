@@ -1,4 +1,5 @@
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cxl_pool::{EndpointId, HostId, Role};
@@ -56,7 +57,7 @@ impl World for Listener {
 
     fn publish_regions(&mut self, _: Version, _: &Regions) {}
 
-    fn show(&mut self, _: &State, _: &Reconciler<u64>) {}
+    fn show(&mut self, _: Arc<State>, _: &Reconciler<u64>) {}
 
     fn reply(&mut self, (): (), answer: Result<(), Refusal>) {
         answer.expect("a wish that can be granted");
