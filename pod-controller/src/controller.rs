@@ -6,6 +6,7 @@
 pub(crate) mod conductor;
 mod etcd;
 mod handle;
+mod inbox;
 mod keeper;
 mod links;
 mod load;

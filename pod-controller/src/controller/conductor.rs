@@ -11,6 +11,7 @@ use pod_protocol::ids::{LeaseGeneration, LeaseId};
 use pod_protocol::reports::{Join, Report};
 
 use super::handle::Sample;
+use super::inbox::{Inbox, Waiting};
 use super::world::World;
 use crate::api::EventKind;
 use crate::balance::{BalancePolicy, LoadHistory};
@@ -22,25 +23,6 @@ use crate::state::{Command, DeviceId, Effect, Presence, Refusal, Shadow, State};
 const PROTOCOL_EVERY: Duration = Duration::from_millis(100);
 /// How many events of the port are heard in one turn, so that the API is not kept waiting.
 const EVENTS_PER_TURN_MAX: usize = 4096;
-
-/// Who waits for what becomes of a command.
-enum Waiting<W: World> {
-    Nobody,
-    /// Whoever reads events: what was done, or what was not, to which the reason is added.
-    Events {
-        done: Effect,
-        refused: Notice,
-    },
-    Api(W::Reply),
-    Join {
-        endpoint: EndpointId,
-        incarnation: u64,
-        request: W::Request,
-    },
-}
-
-/// What there is to be told: of which kind, of what, and in words.
-pub(super) type Notice = (EventKind, String, String);
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
@@ -77,43 +59,6 @@ pub struct Conductor<W: World> {
     protocol_due: Option<Instant>,
     /// Whether something changed that endpoints or viewers have yet to see.
     stale: bool,
-}
-
-/// Commands that came in one turn, in their order.
-pub(super) struct Inbox<W: World> {
-    commands: Vec<(Command, Waiting<W>)>,
-    events: Vec<Effect>,
-}
-
-impl<W: World> Waiting<W> {
-    /// What is told where the command was refused.
-    fn refused(&self, refusal: &Refusal) -> Option<Effect> {
-        let (kind, subject, message) = match self {
-            Self::Nobody | Self::Api(_) => return None,
-            Self::Join { endpoint, .. } => {
-                (EventKind::JoinRefused, endpoint.to_string(), refusal.to_string())
-            }
-            Self::Events { refused: (kind, subject, message), .. } => {
-                (*kind, subject.clone(), format!("{message}: {refusal}"))
-            }
-        };
-        Some(Effect::Event { kind, subject, message })
-    }
-}
-
-impl<W: World> Inbox<W> {
-    pub(super) fn add(&mut self, command: Command) {
-        self.commands.push((command, Waiting::Nobody));
-    }
-
-    /// The same, with what is told once it is carried out, and if it is refused.
-    pub(super) fn add_told(&mut self, command: Command, done: Effect, refused: Notice) {
-        self.commands.push((command, Waiting::Events { done, refused }));
-    }
-
-    pub(super) fn tell(&mut self, kind: EventKind, subject: String, message: String) {
-        self.events.push(Effect::Event { kind, subject, message });
-    }
 }
 
 impl<W: World> Conductor<W> {

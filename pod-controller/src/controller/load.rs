@@ -1,6 +1,7 @@
 use std::time::Instant;
 
-use super::conductor::{Conductor, Inbox};
+use super::conductor::Conductor;
+use super::inbox::Inbox;
 use super::world::World;
 use crate::api::EventKind;
 use crate::balance::Verdict;
