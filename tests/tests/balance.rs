@@ -2,7 +2,6 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen here")]
 
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -154,15 +153,6 @@ fn content(block: u64, version: u64) -> Vec<u8> {
     words.flatten().collect()
 }
 
-fn podctl(pod: &Pod, arguments: &[&str]) -> String {
-    let server = format!("unix:{}", pod.directory().join("run/controller.sock").display());
-    let output =
-        Command::new(pod.binary("podctl")).arg("--server").arg(server).args(arguments).output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {error}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
 fn balance(pod: &Pod) -> VolumeBalance {
     pod.api().balance().unwrap().volumes.expect("this controller balances SSDs")
 }
@@ -225,11 +215,11 @@ fn a_busy_volume_leaves_an_ssd_that_does_too_much() {
         matches!(&overloaded[..], [(ssd, why)] if ssd == "h2/ssd0" && why.contains("moving busy of vm1 with")),
         "{overloaded:?}"
     );
-    let table = podctl(&pod, &["balance", "-o", "wide"]);
+    let table = pod.podctl(&["balance", "-o", "wide"]).unwrap();
     for shown in ["volumes move by themselves: from 80 %", "REQUESTS/S", "h3/ssd1", "no volume would move"] {
         assert!(table.contains(shown), "{shown} is not in\n{table}");
     }
-    let explained = podctl(&pod, &["explain", "instance", "vm1"]);
+    let explained = pod.podctl(&["explain", "instance", "vm1"]).unwrap();
     eprintln!("{table}\n{explained}");
     assert!(explained.contains("does ") && explained.contains("requests/s"), "{explained}");
     loads.into_iter().for_each(Load::finish);

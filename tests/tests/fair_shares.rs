@@ -1,6 +1,5 @@
 //! Instances of several hosts share a path of the fabric by their weights, judged by the bytes that they are let move.
 
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -152,15 +151,6 @@ fn share(pod: &Pod, instance: &str, weight: u32) {
     pod.api().set_mchannel(instance, &spec).unwrap();
 }
 
-fn podctl(pod: &Pod, arguments: &[&str]) -> String {
-    let server = format!("unix:{}", pod.directory().join("run/controller.sock").display());
-    let output =
-        Command::new(pod.binary("podctl")).arg("--server").arg(server).args(arguments).output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {error}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
 fn held_ms(pod: &Pod, instance: &str) -> u64 {
     pod.api().mchannel(instance).unwrap().held_ms
 }
@@ -220,8 +210,8 @@ fn instances_share_a_path_by_weight_and_a_cheat_gains_nothing() {
 
     // What is said of weights and capacity holds at once, for guests that go on.
     loads[2].go_on(HUNGRY);
-    podctl(&pod, &["mchannel", "set", "vm1", "--weight", "3", "--path", "pool"]);
-    podctl(&pod, &["mchannel", "fabric", "--element", "pool=16M"]);
+    pod.podctl(&["mchannel", "set", "vm1", "--weight", "3", "--path", "pool"]).unwrap();
+    pod.podctl(&["mchannel", "fabric", "--element", "pool=16M"]).unwrap();
     let capacity = f64::from(16 << 20);
     until("3:3:1 of less", &loads, |rates| {
         let expected = [3.0, 3.0, 1.0].map(|weight| capacity * weight / 7.0);
@@ -232,9 +222,9 @@ fn instances_share_a_path_by_weight_and_a_cheat_gains_nothing() {
     let shown: Mchannel = pod.api().mchannel("vm3").unwrap();
     assert!(shown.share.is_some_and(|share| share < shown.demand) && shown.run_percent < 100, "{shown:?}");
     assert!(shown.bytes > 0 && shown.messages > 0 && shown.held_ms > 0, "{shown:?}");
-    let list = podctl(&pod, &["mchannel", "list"]);
+    let list = pod.podctl(&["mchannel", "list"]).unwrap();
     assert!(vms.iter().all(|(name, ..)| list.contains(name)), "{list}");
-    let top = podctl(&pod, &["top", "--once"]);
+    let top = pod.podctl(&["top", "--once"]).unwrap();
     assert!(top.contains("HELD BACK") && top.contains("vm3"), "{top}");
     let metrics = pod.api().metrics().unwrap();
     for name in
@@ -245,7 +235,7 @@ fn instances_share_a_path_by_weight_and_a_cheat_gains_nothing() {
 
     // Without shares nobody is held back any more.
     for (name, ..) in vms {
-        podctl(&pod, &["mchannel", "clear", name]);
+        pod.podctl(&["mchannel", "clear", name]).unwrap();
     }
     until("nobody is held back", &loads, |rates| rates.iter().sum::<f64>() > 1.5 * capacity);
     loads.into_iter().for_each(Load::stop);

@@ -186,14 +186,6 @@ fn slept_ms(pod: &Pod, place: usize) -> u64 {
     vm(pod, place).vcpus.unwrap().slept_ms
 }
 
-fn podctl(pod: &Pod, arguments: &[&str]) -> String {
-    let server = format!("unix:{}", pod.directory().join("run/controller.sock").display());
-    let output =
-        Command::new(pod.binary("podctl")).arg("--server").arg(server).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
 fn boot(pod: &Pod) -> [PodVm; 2] {
     let guest = Guest::ensure(&mut Silent).unwrap();
     let waiting = VMS.map(|(name, host, _)| {
@@ -252,17 +244,17 @@ fn vcpus_sleep_for_their_vms_share_of_the_fabric() {
     let shown = vm(&pod, 0).vcpus.unwrap();
     assert!(shown.run_percent < 50 && shown.slept_ms > 0 && shown.window_us >= 10_000, "{shown:?}");
     assert!(vm(&pod, 0).share.is_some());
-    let list = podctl(&pod, &["mchannel", "list"]);
+    let list = pod.podctl(&["mchannel", "list"]).unwrap();
     assert!(list.to_lowercase().contains("slept") && list.contains(" of 10000 µs"), "{list}");
-    let top = podctl(&pod, &["top", "--once"]);
+    let top = pod.podctl(&["top", "--once"]).unwrap();
     assert!(top.to_lowercase().contains("vcpus run"), "{top}");
     let metrics = pod.api().metrics().unwrap();
     assert!(metrics.contains("wadi_mchannel_vcpu_slept_microseconds_total{"), "{metrics}");
 
     // Weights change under VMs that run.
-    podctl(&pod, &["mchannel", "set", "vm1", "--weight", "3", "--path", "pool"]);
+    pod.podctl(&["mchannel", "set", "vm1", "--weight", "3", "--path", "pool"]).unwrap();
     machine.until("10:10", WINDOW, |rates| shares_are(rates, [3.0, 3.0]));
-    podctl(&pod, &["mchannel", "set", "vm1", "--weight", "1", "--path", "pool"]);
+    pod.podctl(&["mchannel", "set", "vm1", "--weight", "1", "--path", "pool"]).unwrap();
 
     // An agent dies: its VM runs freely, and the next one holds it again.
     agents[0].kill().unwrap();

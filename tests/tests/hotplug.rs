@@ -21,13 +21,8 @@ const LONG: Duration = Duration::from_mins(1);
 /// The address of the NIC that comes.
 const SECOND_ADDRESS: &str = "10.77.0.3";
 
-fn podctl(pod: &Pod, words: &[&str]) -> Result<String, String> {
-    let socket = pod.directory().join("run/controller.sock");
-    let mut command = Command::new(pod.binary("podctl"));
-    command.arg("--server").arg(format!("unix:{}", socket.display())).arg("instances").args(words);
-    let output = command.output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+fn instances(pod: &Pod, words: &[&str]) -> Result<String, String> {
+    pod.podctl(&[&["instances"], words].concat())
 }
 
 /// Follows vm1 for the machine that is noted in this directory.
@@ -145,7 +140,7 @@ fn wait_until_it_has(pod: &Pod, devices: &[&str]) {
 }
 
 fn attach_volume(pod: &Pod, volume: &str) {
-    podctl(pod, &["attach", "vm1", "--volume", volume]).unwrap();
+    instances(pod, &["attach", "vm1", "--volume", volume]).unwrap();
 }
 
 #[test]
@@ -158,7 +153,7 @@ fn devices_come_and_go_while_a_vm_runs() {
     let mut vm = pod.begin_machine(&instance, spec).unwrap().arrived().unwrap();
 
     // Nobody is there to plug it in.
-    let error = podctl(&pod, &["attach", "vm1", "--volume", "vol1", "--wait", "1"]).unwrap_err();
+    let error = instances(&pod, &["attach", "vm1", "--volume", "vol1", "--wait", "1"]).unwrap_err();
     assert!(error.contains("its lease is given back") && error.contains("vmm follow vm1"), "{error}");
     has(&pod, &["net0", "vol0"]);
 
@@ -166,21 +161,21 @@ fn devices_come_and_go_while_a_vm_runs() {
     let mut sum = None;
     for round in 0..=rounds() {
         eprintln!("round {round}");
-        let said = podctl(&pod, &["attach", "vm1", "--volume", "vol1"]).unwrap();
+        let said = instances(&pod, &["attach", "vm1", "--volume", "vol1"]).unwrap();
         assert!(said.contains("vol1"), "{said}");
         wait_for_disk(&vm, "vol1");
         // What was written before is there again.
         if let Some(sum) = &sum {
             assert_eq!(&read(&vm, "vol1"), sum);
         }
-        podctl(&pod, &["attach", "vm1", "--nic"]).unwrap();
+        instances(&pod, &["attach", "vm1", "--nic"]).unwrap();
         has(&pod, &["net0", "net1", "vol0", "vol1"]);
         use_second_nic(&pod, &vm);
 
         // Once is enough, and there is room for two.
-        let error = podctl(&pod, &["attach", "vm1", "--volume", "vol1"]).unwrap_err();
+        let error = instances(&pod, &["attach", "vm1", "--volume", "vol1"]).unwrap_err();
         assert!(error.contains("leased to vm1"), "{error}");
-        let error = podctl(&pod, &["attach", "vm1", "--volume", "vol2"]).unwrap_err();
+        let error = instances(&pod, &["attach", "vm1", "--volume", "vol2"]).unwrap_err();
         assert!(error.contains("no PCIe port is free") && error.contains("--ports 5"), "{error}");
         wait_until_it_has(&pod, &["net0", "net1", "vol0", "vol1"]);
         assert_eq!(pod.api().volume("vol2").unwrap().instance, None);
@@ -198,15 +193,15 @@ fn devices_come_and_go_while_a_vm_runs() {
         }
         sum = Some(written);
 
-        podctl(&pod, &["detach", "vm1", "net1"]).unwrap();
-        podctl(&pod, &["detach", "vm1", "vol1"]).unwrap();
+        instances(&pod, &["detach", "vm1", "net1"]).unwrap();
+        instances(&pod, &["detach", "vm1", "vol1"]).unwrap();
         has(&pod, &["net0", "vol0"]);
         assert!(!has_disk(&vm, "vol1") && !has_second_nic(&vm));
         assert_eq!(pod.api().volume("vol1").unwrap().instance, None);
     }
 
     // What the machine started with comes and goes as well.
-    podctl(&pod, &["detach", "vm1", "vol0"]).unwrap();
+    instances(&pod, &["detach", "vm1", "vol0"]).unwrap();
     assert!(!has_disk(&vm, "vol0"));
     attach_volume(&pod, "vol0");
     wait_for_disk(&vm, "vol0");
@@ -214,20 +209,20 @@ fn devices_come_and_go_while_a_vm_runs() {
     // By force it is gone for the pod at once; the guest loses it when it can, and may have it again.
     attach_volume(&pod, "vol1");
     wait_for_disk(&vm, "vol1");
-    podctl(&pod, &["detach", "vm1", "vol1", "--force"]).unwrap();
+    instances(&pod, &["detach", "vm1", "vol1", "--force"]).unwrap();
     has(&pod, &["net0", "vol0"]);
     wait_for("the guest to lose its disk", || !has_disk(&vm, "vol1"));
     attach_volume(&pod, "vol1");
     wait_for_disk(&vm, "vol1");
     assert_eq!(Some(read(&vm, "vol1")), sum);
-    podctl(&pod, &["detach", "vm1", "vol1"]).unwrap();
+    instances(&pod, &["detach", "vm1", "vol1"]).unwrap();
 
     // Nobody plugs anything into a machine that has ended; the next one starts with it.
     vm.stop().unwrap();
     wait_for("the frontends to see it", || {
         pod.api().instance("vm1").unwrap().nics.iter().all(|nic| !nic.connected && !nic.plugged)
     });
-    podctl(&pod, &["detach", "vm1", "vol0"]).unwrap();
+    instances(&pod, &["detach", "vm1", "vol0"]).unwrap();
     attach_volume(&pod, "vol3");
     has(&pod, &["net0", "vol3"]);
     let instance = pod.api().instance("vm1").unwrap();
@@ -291,12 +286,12 @@ fn who_follows_may_be_killed_and_a_guest_may_take_its_time() {
     tell_qemu(&monitor, r#"{"execute": "stop"}"#);
     pod.api().detach_device("vm1", "vol1", false).unwrap();
     wait_for("the guest to be told of", || pod.api().instance("vm1").unwrap().disks[1].refused.is_some());
-    let shown = podctl(&pod, &["get", "vm1"]).unwrap();
+    let shown = instances(&pod, &["get", "vm1"]).unwrap();
     assert!(shown.contains("vol1 leaves once the guest has let go of it: the guest was asked"), "{shown}");
-    let error = podctl(&pod, &["detach", "vm1", "vol1", "--wait", "0"]).unwrap_err();
+    let error = instances(&pod, &["detach", "vm1", "vol1", "--wait", "0"]).unwrap_err();
     assert!(error.contains("vol1 is still in vm1") && error.contains("--force"), "{error}");
     has(&pod, &["net0", "vol0", "vol1"]);
-    let error = podctl(&pod, &["attach", "vm1", "--volume", "vol1"]).unwrap_err();
+    let error = instances(&pod, &["attach", "vm1", "--volume", "vol1"]).unwrap_err();
     assert!(error.contains("once the guest has let go of it"), "{error}");
     tell_qemu(&monitor, r#"{"execute": "cont"}"#);
     wait_until_it_has(&pod, &["net0", "vol0"]);
@@ -357,15 +352,15 @@ fn vmm_run_follows_its_own_machine_and_another_does_when_it_is_killed() {
     let disks = || agent.run("ls /sys/block | grep -c vd", LONG).unwrap().text().trim().to_owned();
     attach_volume(&pod, "vol1");
     wait_for("the guest to see the disk", || disks() == "2");
-    podctl(&pod, &["detach", "vm1", "vol1"]).unwrap();
+    instances(&pod, &["detach", "vm1", "vol1"]).unwrap();
     assert_eq!(disks(), "1");
     run.kill().unwrap();
-    let error = podctl(&pod, &["attach", "vm1", "--volume", "vol1", "--wait", "1"]).unwrap_err();
+    let error = instances(&pod, &["attach", "vm1", "--volume", "vol1", "--wait", "1"]).unwrap_err();
     assert!(error.contains("vmm follow vm1"), "{error}");
     let follower = follow(&pod, "vm");
     attach_volume(&pod, "vol1");
     wait_for("the guest to see the disk", || disks() == "2");
-    podctl(&pod, &["detach", "vm1", "vol1"]).unwrap();
+    instances(&pod, &["detach", "vm1", "vol1"]).unwrap();
     assert_eq!(disks(), "1");
     drop(follower);
 }
@@ -396,11 +391,11 @@ fn a_machine_that_listens_gets_devices_too() {
         }
         sum = Some(write(&vm, "vol1"));
         if round < rounds() {
-            podctl(&pod, &["attach", "vm1", "--nic"]).unwrap();
+            instances(&pod, &["attach", "vm1", "--nic"]).unwrap();
             use_second_nic(&pod, &vm);
-            podctl(&pod, &["detach", "vm1", "net1"]).unwrap();
+            instances(&pod, &["detach", "vm1", "net1"]).unwrap();
         }
-        podctl(&pod, &["detach", "vm1", "vol1"]).unwrap();
+        instances(&pod, &["detach", "vm1", "vol1"]).unwrap();
         has(&pod, &["net0", "vol0"]);
     }
     drop((vm, follower));
@@ -423,8 +418,8 @@ fn what_was_plugged_in_moves_to_another_host_with_its_guest() {
     attach_volume(&pod, "vol1");
     wait_for_disk(&vm, "vol1");
     // What is there now is not where a machine that starts anew would have it.
-    podctl(&pod, &["detach", "vm1", "vol0"]).unwrap();
-    podctl(&pod, &["attach", "vm1", "--nic"]).unwrap();
+    instances(&pod, &["detach", "vm1", "vol0"]).unwrap();
+    instances(&pod, &["attach", "vm1", "--nic"]).unwrap();
     use_second_nic(&pod, &vm);
     let sum = write(&vm, "vol1");
 
@@ -443,8 +438,8 @@ fn what_was_plugged_in_moves_to_another_host_with_its_guest() {
     let follower = follow(&pod, "vm-h3");
     attach_volume(&pod, "vol2");
     wait_for_disk(&vm, "vol2");
-    podctl(&pod, &["detach", "vm1", "vol1"]).unwrap();
-    podctl(&pod, &["detach", "vm1", "net1"]).unwrap();
+    instances(&pod, &["detach", "vm1", "vol1"]).unwrap();
+    instances(&pod, &["detach", "vm1", "net1"]).unwrap();
     has(&pod, &["net0", "vol2"]);
     assert!(!has_disk(&vm, "vol1") && !has_second_nic(&vm));
     drop((vm, follower));

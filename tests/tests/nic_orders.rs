@@ -1,6 +1,5 @@
 //! What an operator says about NICs, by `podctl`, while a guest uses them.
 
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,15 +8,6 @@ use pod_controller::api::Nic;
 use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, Pod, PodBuilder, VmShape};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// What `podctl` says, or how it complains.
-fn podctl(pod: &Pod, arguments: &[&str]) -> Result<String, String> {
-    let server = format!("unix:{}/run/controller.sock", pod.directory().display());
-    let output =
-        Command::new(pod.binary("podctl")).args(["--server", &server]).args(arguments).output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
-}
 
 fn nic(pod: &Pod) -> Nic {
     pod.api().instance("vm1").unwrap().nics[0].clone()
@@ -45,7 +35,7 @@ fn a_nic_is_moved_held_to_its_addresses_and_brought_home_under_a_running_guest()
     assert_eq!(nic(&pod).nic, "h2/nic0");
 
     // Another address than the guest's, so nothing of it passes; its own, and everything does.
-    podctl(&pod, &["instances", "nic-policy", "vm1", "--address", "192.0.2.1"]).unwrap();
+    pod.podctl(&["instances", "nic-policy", "vm1", "--address", "192.0.2.1"]).unwrap();
     assert_eq!(nic(&pod).policy.addresses, ["192.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
     // The order was taken when podctl ends; the backend hears of it a moment later.
     eventually("nothing passes", || !reaches(1));
@@ -66,7 +56,7 @@ fn a_nic_is_moved_held_to_its_addresses_and_brought_home_under_a_running_guest()
         "--receive-minimum",
         "5M",
     ];
-    podctl(&pod, &own).unwrap();
+    pod.podctl(&own).unwrap();
     let policy = nic(&pod).policy;
     assert_eq!(policy.transmit.packets_per_second, Some(50_000));
     assert_eq!((policy.transmit.bytes_per_second, policy.receive.bytes_per_second), (Some(100 << 20), None));
@@ -75,7 +65,7 @@ fn a_nic_is_moved_held_to_its_addresses_and_brought_home_under_a_running_guest()
     eventually("everything passes", || reaches(1));
     assert!(reaches(5));
     let more_than_there_is = ["instances", "nic-policy", "vm1", "--receive-minimum", "1000G"];
-    assert!(podctl(&pod, &more_than_there_is).unwrap_err().contains("h2/nic0 carries"));
+    assert!(pod.podctl(&more_than_there_is).unwrap_err().contains("h2/nic0 carries"));
     // Both ends of the channel count what went over it.
     let counted = |end: &str, peer: &str, direction: &str| {
         let of = format!("endpoint=\"{end}\",peer=\"{peer}\",direction=\"{direction}\"}} ");
@@ -88,41 +78,39 @@ fn a_nic_is_moved_held_to_its_addresses_and_brought_home_under_a_running_guest()
         let sent = counted(frontend, backend, "sent");
         sent >= 10 && sent == counted(backend, frontend, "received")
     });
-    assert!(podctl(&pod, &["instances", "nic-policy", "vm2"]).unwrap_err().contains("vm2"));
-    assert!(podctl(&pod, &["instances", "nic-policy", "vm1", "--send-packets", "0"]).is_err());
+    assert!(pod.podctl(&["instances", "nic-policy", "vm2"]).unwrap_err().contains("vm2"));
+    assert!(pod.podctl(&["instances", "nic-policy", "vm1", "--send-packets", "0"]).is_err());
     assert_eq!(nic(&pod).policy, policy, "what was refused changed something");
 
     // By order, with not a packet lost.
     let pings = vm.start(&format!("ping -c 60 -i 0.05 -W 5 -q {CLIENT_ADDRESS}")).unwrap();
-    podctl(&pod, &["instances", "migrate-nic", "vm1", "--to", "h3/nic1"]).unwrap();
+    pod.podctl(&["instances", "migrate-nic", "vm1", "--to", "h3/nic1"]).unwrap();
     pod.wait_for_nic("vm1", "h3/nic1").unwrap();
     let said = pings.finish(PATIENCE).unwrap();
     assert!(said.contains("60 packets received, 0% packet loss"), "{said}");
     assert!(
-        podctl(&pod, &["instances", "migrate-nic", "vm1", "--to", "h3/nic1"]).is_err(),
+        pod.podctl(&["instances", "migrate-nic", "vm1", "--to", "h3/nic1"]).is_err(),
         "it is there already"
     );
     assert!(
-        podctl(&pod, &["instances", "migrate-nic", "vm1", "--to", "h9/nic1"])
-            .unwrap_err()
-            .contains("h9/nic1")
+        pod.podctl(&["instances", "migrate-nic", "vm1", "--to", "h9/nic1"]).unwrap_err().contains("h9/nic1")
     );
     assert_eq!(nic(&pod).policy, policy);
 
     // Back again, once the move before has ended.
     eventually("the way back is free", || {
-        podctl(&pod, &["instances", "migrate-nic", "vm1", "--to", "h2/nic0"]).is_ok()
+        pod.podctl(&["instances", "migrate-nic", "vm1", "--to", "h2/nic0"]).is_ok()
     });
     pod.wait_for_nic("vm1", "h2/nic0").unwrap();
 
     // What fled from a NIC comes home when it works and is told to.
     pod.pull_cable("h2", "nic0").unwrap();
     pod.wait_for_nic("vm1", "h3/nic1").unwrap();
-    assert!(podctl(&pod, &["devices", "fail-back", "h2/nic0"]).is_err(), "its cable is out");
+    assert!(pod.podctl(&["devices", "fail-back", "h2/nic0"]).is_err(), "its cable is out");
     pod.plug_cable("h2", "nic0").unwrap();
     eventually("it goes home", || {
-        let _ = podctl(&pod, &["devices", "release", "h2/nic0"]);
-        podctl(&pod, &["devices", "fail-back", "h2/nic0"]).is_ok() && nic(&pod).nic == "h2/nic0"
+        let _ = pod.podctl(&["devices", "release", "h2/nic0"]);
+        pod.podctl(&["devices", "fail-back", "h2/nic0"]).is_ok() && nic(&pod).nic == "h2/nic0"
     });
     assert!(reaches(5));
 }

@@ -175,6 +175,15 @@ impl Pod {
         self.binaries.join(name)
     }
 
+    /// What `podctl` says to these words, or how it complains.
+    pub fn podctl(&self, words: &[&str]) -> Result<String, String> {
+        let server = format!("unix:{}", self.directory().join("run/controller.sock").display());
+        let output = Command::new(self.binary("podctl")).arg("--server").arg(server).args(words).output();
+        let output = output.map_err(|error| error.to_string())?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    }
+
     /// The release of which daemons are that are started from now on.
     pub fn release(&self) -> Release {
         self.plan.release
