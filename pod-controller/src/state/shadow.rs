@@ -157,3 +157,57 @@ impl Fabric {
         held.copy_rows(&now.boards, boards);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::Command;
+    use crate::state::model::{guest, guest_with_volume, pod_with_ssds};
+
+    /// A pod that changes with each step: instances come and go, and with them leases, channels and regions.
+    fn step(state: &mut State, number: u16) {
+        if number % 3 == 2 {
+            let name = format!("vm-v{}", number - 1);
+            state.carry_out(&Command::DeleteInstance { name, force: true }).expect("it is there");
+        } else {
+            guest_with_volume(state, &format!("v{number}"), 1, 2, 1).expect("room");
+        }
+    }
+
+    #[test]
+    fn a_copy_that_was_given_back_is_the_next_one_and_one_that_is_read_stays() {
+        let (mut state, mut shadow) = (pod_with_ssds(&[(None, None)]), Shadow::default());
+        let mut places = BTreeSet::new();
+        for number in 0..9 {
+            step(&mut state, number);
+            let shown = shadow.of(&mut state);
+            assert_eq!(*shown, state);
+            places.insert(Arc::as_ptr(&shown));
+        }
+        assert_eq!(places.len(), 2, "there are two, by turns");
+
+        let read = shadow.of(&mut state);
+        let as_it_was = State::clone(&read);
+        for number in 9..18 {
+            step(&mut state, number);
+            assert_eq!(*shadow.of(&mut state), state);
+            assert_eq!(*read, as_it_was, "somebody reads it");
+        }
+        drop(read);
+        step(&mut state, 18);
+        assert_eq!(*shadow.of(&mut state), state);
+    }
+
+    #[test]
+    fn what_changes_nothing_leaves_the_copy_and_what_is_refused_is_not_in_the_next_one() {
+        let (mut state, mut shadow) = (pod_with_ssds(&[(None, None)]), Shadow::default());
+        step(&mut state, 0);
+        let shown = shadow.of(&mut state);
+        // A part of it was done before it turned out to be impossible.
+        assert!(state.carry_out(&guest("vm2", &["v0"])).is_err(), "somebody has the volume");
+        assert!(Arc::ptr_eq(&shown, &shadow.of(&mut state)));
+        drop(shown);
+        step(&mut state, 1);
+        assert_eq!(*shadow.of(&mut state), state);
+    }
+}
