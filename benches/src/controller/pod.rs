@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 /// NICs, and SSDs, of each host that has devices: every second one.
 pub(super) const DEVICES: u32 = 10;
+const VOLUME_BYTES: u64 = 10 << 30;
 /// What an instance reserves.
 const RESERVED_MBPS: u64 = 500;
 /// One host in so many of those with devices has backup NICs only.
@@ -36,11 +37,23 @@ impl Pod {
         Ok(pod)
     }
 
-    /// Places an instance with a NIC, on one host after the other.
+    /// Places a volume.
+    pub(super) fn place_volume(&mut self, number: u32) -> Result<()> {
+        self.apply(&Command::CreateVolume {
+            name: format!("disk{number}"),
+            size_bytes: VOLUME_BYTES,
+            device: None,
+            replicas: 1,
+            minimum_iops: None,
+            minimum_bytes_per_second: None,
+        })
+    }
+
+    /// Places an instance with a NIC and its volume, on one host after the other.
     pub(super) fn place(&mut self, number: u32) -> Result<()> {
         let host = HostId::new(u16::try_from(number % u32::from(self.hosts))? + 1);
         let nics = vec![NicWish { reserved_mbps: RESERVED_MBPS, ..NicWish::default() }];
-        let (name, volumes) = (format!("vm{number}"), Vec::new());
+        let (name, volumes) = (format!("vm{number}"), vec![format!("disk{number}")]);
         self.apply(&Command::CreateInstance {
             name,
             host,

@@ -1,6 +1,7 @@
 use pod_protocol::ids::VolumeId;
 use pod_protocol::volume_table::{VolumeEntry, VolumeTable};
 
+use super::ssd_loads::SsdLoad;
 use super::{DeviceId, Effect, Kind, Refusal, RefusalKind, Replica, State, Volume};
 use crate::api::EventKind;
 
@@ -55,6 +56,7 @@ impl State {
             return Err(Refusal::not_found("SSD", &name));
         };
         let (strangers, device_bytes) = (strangers.clone(), *size_bytes);
+        let taken = self.ssd_loads_now();
         for entry in &strangers {
             let conflict = |what: &str| {
                 Err(Refusal::new(RefusalKind::Exists, format!("the volume {} on {name} {what}", entry.name)))
@@ -87,8 +89,10 @@ impl State {
             if entry.end_bytes() > device_bytes {
                 return conflict("ends beyond the device");
             }
-            if self
-                .extents(device)
+            if taken
+                .get(device)
+                .into_iter()
+                .flat_map(SsdLoad::extents)
                 .any(|(start, size)| start < entry.end_bytes() && entry.start_bytes < start + size)
             {
                 return conflict("overlaps another one");

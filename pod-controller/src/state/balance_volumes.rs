@@ -3,13 +3,14 @@
 //! A move costs more than that of a NIC's lease, since all of the volume is copied. So it is the smallest volume that is enough, an
 //! SSD has one move at a time, and none while something else is copied or wiped there.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::HostId;
 use pod_protocol::ids::{LeaseId, VolumeId};
 
-use super::placement::Used;
+use super::ssd_loads::SsdLoads;
 use super::{DeviceId, Lease, Rates, Relief, Replica, State, Volume};
 
 /// What SSDs do, and for whom, in a second. Reads and writes are one sum.
@@ -38,7 +39,7 @@ struct Scene<'a> {
     /// SSDs where something is copied or wiped, and those of moves that are planned.
     busy: BTreeSet<&'a DeviceId>,
     /// What volumes use of SSDs.
-    used: BTreeMap<&'a DeviceId, Used>,
+    used: Cow<'a, SsdLoads>,
 }
 
 /// A volume that is to move.
@@ -71,7 +72,7 @@ impl State {
         if hottest.is_empty() {
             return moves;
         }
-        let (busy, used) = (self.copying_ssds(), self.extents_by_device());
+        let (busy, used) = (self.copying_ssds(), self.ssd_loads_now());
         let mut scene = Scene { measured, resting, limits, busy, used };
         for (_, from) in hottest {
             if moves.len() >= limits.relief.moves_max as usize {
@@ -138,12 +139,11 @@ impl State {
     fn ssd_for<'a>(&'a self, volume: &Volume, rates: Rates, scene: &Scene<'a>) -> Option<&'a DeviceId> {
         let block_bytes = self.block_bytes_of(volume);
         let low_percent = scene.limits.relief.low_percent;
-        let size = (volume.size_bytes, volume.rates_of_place());
-        let unused = Used::default();
+        let (size, wanted) = (volume.size_bytes, volume.rates_of_place());
         let fits = scene.measured.ssds.iter().filter_map(|(id, there)| {
             let known = self.devices.get(id)?;
             let (can_do, with) = (known.can_do(), there.plus(rates));
-            let has_room = || self.start_on(known, scene.used.get(id).unwrap_or(&unused), size).is_some();
+            let has_room = || scene.used.get(id).is_some_and(|ssd| ssd.start_for(size, wanted).is_some());
             let good = can_do.is_known()
                 && can_do.part(low_percent).has(with)
                 && !volume.touches(id.host)

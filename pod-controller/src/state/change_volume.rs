@@ -2,6 +2,7 @@ use pod_protocol::ids::VolumeId;
 use pod_protocol::objects::Qos;
 
 use super::rates::Rates;
+use super::ssd_loads::SsdLoad;
 use super::volume::{check_size, place_bytes};
 use super::{Effect, Kind, Refusal, RefusalKind, State, Volume};
 use crate::api::{ByteSize, EventKind};
@@ -72,9 +73,11 @@ impl State {
             ));
         }
         let needed = place_bytes(size_bytes, volume.columns(), volume.stripe_bytes);
+        let taken = self.ssd_loads_now();
         for replica in &volume.replicas {
+            let others = taken.get(&replica.device).into_iter().flat_map(SsdLoad::extents);
             let behind = |start: &u64| *start > replica.start_bytes;
-            let next = self.extents(&replica.device).map(|(start, _)| start).filter(behind).min();
+            let next = others.map(|(start, _)| start).find(behind);
             let device_end = match self.devices.get(&replica.device).map(|device| &device.kind) {
                 Some(Kind::Ssd { size_bytes, .. }) => *size_bytes,
                 _ => 0,

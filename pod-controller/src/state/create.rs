@@ -289,6 +289,10 @@ impl State {
 
     pub(super) fn add_disks(&mut self, instance: InstanceId, wanted: &Wanted<'_>) -> Result<(), Refusal> {
         for volume_name in wanted.volumes {
+            // As for NICs: those before it count, and are looked up rather than sought among all of the pod's.
+            if !self.leases.is_followed() {
+                self.follow();
+            }
             let volume =
                 self.volume_named(volume_name).ok_or_else(|| Refusal::not_found("volume", volume_name))?;
             let id = volume.id;

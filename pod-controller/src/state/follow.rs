@@ -1,14 +1,15 @@
 //! How what is looked up, and what has yet to be settled, follow the changes of the state.
 
 use cxl_pool::{EndpointId, HostId, Role};
-use pod_protocol::ids::LeaseId;
+use pod_protocol::ids::{LeaseId, VolumeId};
 
 use super::index::{Found, Index, same_devices};
 use super::loads::leans_alike;
+use super::ssd_loads::{SsdLoads, takes_alike};
 use super::stale::Stale;
 use super::table::{Past, Was};
 use super::work::Work;
-use super::{Device, DeviceId, Effect, Kind, Lease, Refusal, State};
+use super::{Device, DeviceId, Effect, Kind, Lease, Refusal, State, Volume};
 
 impl State {
     /// What is found quickly; nothing in a copy of a state.
@@ -35,7 +36,7 @@ impl State {
         self.instances.iter().for_each(|(id, it)| found.follow_instance(*id, None, Some(it)));
         self.leases.iter().for_each(|(id, it)| found.follow_lease(*id, None, Some(it)));
         self.channels.iter().for_each(|(id, it)| found.follow_channel(*id, None, Some(it)));
-        found.loads = self.loads();
+        (found.loads, found.ssds) = (self.loads(), self.ssd_loads());
         for (id, lease) in &self.leases {
             let ways = [
                 (self.needs_standby(lease), &mut found.bare),
@@ -146,6 +147,7 @@ impl State {
             found.follow_lease(*id, old.row(), self.leases.get(id));
         }
         self.follow_loads(&mut found, &endpoints, &devices, &leases);
+        self.follow_ssds(&mut found.ssds, &endpoints, &devices, &volumes);
         let mut work = std::mem::take(&mut found.work);
         let now = mchannels.keys().filter_map(|id| self.instances.get(id));
         now.chain(instances.values().filter_map(Was::row)).for_each(|it| found.stale.instance(it));
@@ -171,7 +173,7 @@ impl State {
             if let Some(either) = old.row().or(now) {
                 work.instances.insert(either.instance);
                 if let Some(volume) = either.volume() {
-                    work.volume(self, &found, volume);
+                    work.leased(self, &found, volume);
                 }
             }
             let moves = |lease: &Lease| lease.incoming.is_some();
@@ -251,6 +253,31 @@ impl State {
         }
     }
 
+    fn follow_ssds(
+        &self,
+        ssds: &mut SsdLoads,
+        endpoints: &Past<EndpointId, super::Endpoint>,
+        devices: &Past<DeviceId, Device>,
+        volumes: &Past<VolumeId, Volume>,
+    ) {
+        let owned = endpoints.keys().filter(|id| id.role == Role::BlkBackend);
+        let owned = owned.flat_map(|id| self.devices_at(id.host)).map(|(id, _)| id);
+        for id in devices.keys().chain(owned) {
+            ssds.refresh(id, self.devices.get(id).and_then(|device| self.bare_ssd(id, device)));
+        }
+        for (id, old) in changed(volumes) {
+            let (old, new) = (old.row(), self.volumes.get(id));
+            if !takes_alike(old, new) {
+                if let Some(old) = old {
+                    ssds.forget(old);
+                }
+                if let Some(new) = new {
+                    ssds.note(new);
+                }
+            }
+        }
+    }
+
     /// All of the pod is settled anew.
     pub(super) fn touch_everything(&mut self) {
         self.follow();
@@ -279,9 +306,9 @@ impl State {
     /// What all leases depend on is another one: everything is looked up and settled anew.
     pub(super) fn look_again(&mut self) {
         self.follow();
-        let loads = self.loads();
+        let (loads, ssds) = (self.loads(), self.ssd_loads());
         if let Some(found) = self.known.0.as_mut() {
-            found.loads = loads;
+            (found.loads, found.ssds) = (loads, ssds);
         }
         self.everyone_is_stale();
         self.touch_everything();

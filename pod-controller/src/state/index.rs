@@ -10,6 +10,7 @@ use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, MacAddress, VolumeId};
 
 use super::loads::Loads;
+use super::ssd_loads::SsdLoads;
 use super::stale::Stale;
 use super::work::Work;
 use super::{Channel, Device, DeviceId, Endpoint, Instance, Lease, LeaseKind, Presence, Volume};
@@ -39,6 +40,8 @@ pub(super) struct Found {
     pub(super) lives: Lives,
     /// What leases ask of NICs.
     pub(super) loads: Loads,
+    /// What volumes take of SSDs.
+    pub(super) ssds: SsdLoads,
     /// By frontend, and then by backend.
     pub(super) channels: BTreeMap<EndpointId, BTreeMap<EndpointId, ChannelId>>,
     /// By backend.

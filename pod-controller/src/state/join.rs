@@ -251,12 +251,9 @@ impl State {
 
     fn note_absent_devices(&mut self, id: EndpointId, join: &Join, effects: &mut Vec<Effect>) {
         let reported: BTreeSet<&str> = join.devices.iter().map(DeviceReport::name).collect();
-        let absent: Vec<DeviceId> = self
-            .devices
-            .iter()
-            .filter(|(device, known)| {
-                device.host == id.host && known.role() == id.role && !reported.contains(device.name.as_str())
-            })
+        let owned = self.devices_at(id.host).filter(|(_, known)| known.role() == id.role);
+        let absent: Vec<DeviceId> = owned
+            .filter(|(device, _)| !reported.contains(device.name.as_str()))
             .map(|(device, _)| device.clone())
             .collect();
         for device in absent {

@@ -273,6 +273,35 @@ impl Loads {
         self.order.backups.iter().filter_map(|(_, id)| Some((id, self.nics.get(id)?)))
     }
 
+    /// Of the ordinary NICs than which none is less loaded, those of these hosts.
+    pub(super) fn least_loaded_of(&self, hosts: &[HostId]) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
+        let alike = self.order.ordinary.first().map(|(rank, _)| Standing::Ordinary(*rank));
+        alike.into_iter().flat_map(|alike| self.standing(alike, hosts))
+    }
+
+    /// The backups of these hosts on which as much leans as on this one.
+    pub(super) fn backups_like(
+        &self,
+        nic: &NicLoad,
+        hosts: &[HostId],
+    ) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
+        let alike = nic.rank().filter(|standing| matches!(standing, Standing::Backup(_)));
+        alike.into_iter().flat_map(|alike| self.standing(alike, hosts))
+    }
+
+    /// The NICs of these hosts that stand there.
+    fn standing(&self, alike: Standing, hosts: &[HostId]) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
+        let (all, rank) = match alike {
+            Standing::Ordinary(rank) => (&self.order.ordinary, rank),
+            Standing::Backup(rank) => (&self.order.backups, rank),
+        };
+        let of_host = move |host: &HostId| {
+            let (host, first) = (*host, (rank, DeviceId { host: *host, name: String::new() }));
+            all.range(first..).take_while(move |(it, id)| *it == rank && id.host == host)
+        };
+        hosts.iter().flat_map(of_host).filter_map(|(_, id)| Some((id, self.nics.get(id)?)))
+    }
+
     /// A lease came.
     pub(crate) fn note(&mut self, lease: &Lease) {
         self.change(lease, true);

@@ -47,7 +47,8 @@ impl State {
         for number in 0..u32::from(count) {
             let hosts: BTreeSet<HostId> = places.iter().map(|replica| replica.device.host).collect();
             let wanted = device.filter(|_| number == 0);
-            let Some((device, start_bytes)) = self.place_volume(size, wanted, &hosts) else { break };
+            let elsewhere = |id: &DeviceId| !hosts.contains(&id.host);
+            let Some((device, start_bytes)) = self.place_volume(size, wanted, elsewhere) else { break };
             places.push(Replica::new(number, device, start_bytes));
         }
         places

@@ -4,11 +4,11 @@
 //! it together with everything else that the failure of the first host would bring. Leases that reserve nothing are promised
 //! nothing, and always find a place.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use cxl_pool::HostId;
+use cxl_pool::{EndpointId, HostId, Role};
 
-use super::loads::Loads;
+use super::loads::{Loads, NicLoad};
 use super::nic_policy::promises;
 use super::{DeviceId, Lease, LeaseKind, NicWish, Refusal, RefusalKind, State};
 
@@ -36,14 +36,18 @@ struct Passed {
 
 impl State {
     /// The NIC for a new lease, and its backup: not one that is kept for failover if there is another; one that is near what
-    /// it wants to be near; one of the instance's own host; the least loaded one.
+    /// it wants to be near; one of the instance's own host; the least loaded one; among equals one whose backend the host has a
+    /// channel to, for each channel takes memory, and is looked at by both sides again and again.
     pub(super) fn place_nic(&self, loads: &Loads, host: HostId, wish: &NicWish) -> Result<NicPlace, Refusal> {
         let apart = self.hosts_apart(wish.apart.as_deref());
         let group = wish.together.as_deref();
         let near = group
             .map_or_else(BTreeSet::new, |group| self.hosts_serving(|_, together| together == Some(group)));
         let own = || near.iter().copied().chain([host]).flat_map(|host| loads.of_host(host));
-        let ordinary = || own().filter(|(_, nic)| !nic.backup).chain(loads.ordinary());
+        let known = self.backends_known_to(host);
+        let known = &known[..];
+        let others = || loads.least_loaded_of(known).chain(loads.ordinary());
+        let ordinary = || own().filter(|(_, nic)| !nic.backup).chain(others());
         let all = || ordinary().chain(own().filter(|(_, nic)| nic.backup)).chain(loads.backups());
         // Who does not ask for several NICs gets one that stands alone, if there is one.
         let wanted = wish.rails.map_or(1, usize::from);
@@ -83,10 +87,11 @@ impl State {
                 continue;
             }
             let mtu = wish.mtu.unwrap_or(MTU_MIN);
-            let (standby, proven) = match loads.place_standby(id, mtu, nic.features, wish.reserved_mbps) {
-                Some((standby, proven)) => (Some(standby), proven),
-                None => (None, false),
-            };
+            let (standby, proven) =
+                match loads.place_standby((id, known), mtu, nic.features, wish.reserved_mbps) {
+                    Some((standby, proven)) => (Some(standby), proven),
+                    None => (None, false),
+                };
             if wish.reserved_mbps > 0 && self.options.placement.prove_failover && !proven {
                 // A backup serves others on its host, but not itself.
                 if !nic.backup {
@@ -98,6 +103,18 @@ impl State {
             return Ok(NicPlace { active: id.clone(), standby });
         }
         Err(self.no_place(wish, &passed))
+    }
+
+    /// The hosts to whose network backends one's frontend has channels.
+    pub(super) fn backends_known_to(&self, host: HostId) -> Vec<HostId> {
+        let frontend = EndpointId::new(host, Role::NetFrontend);
+        if let Some(found) = self.found().filter(|_| self.channels.is_followed()) {
+            let backends = found.channels.get(&frontend).into_iter().flat_map(BTreeMap::keys);
+            return backends.map(|backend| backend.host).collect();
+        }
+        let its = self.channels.values().filter(|channel| channel.frontend == frontend);
+        let hosts: BTreeSet<HostId> = its.map(|channel| channel.backend.host).collect();
+        hosts.into_iter().collect()
     }
 
     fn no_place(&self, wish: &NicWish, passed: &Passed) -> Refusal {
@@ -216,27 +233,30 @@ impl Loads {
 
     /// The backup NIC for a lease: another one than the active, marked as backup; on another host if there is one, since
     /// hosts fail too; one that could carry what the lease reserves; one that can do what the guest was offered, since another
-    /// one's backend has to do that in software; the one that least leans on. And whether that is certain to carry the lease
-    /// when the host of the active one fails.
+    /// one's backend has to do that in software; the one that least leans on; among equals one of the known hosts. And whether that
+    /// is certain to carry the lease when the host of the active one fails.
     pub(super) fn place_standby(
         &self,
-        active: &DeviceId,
+        (active, known): (&DeviceId, &[HostId]),
         mtu: u16,
         features: u64,
         reserved_mbps: u64,
     ) -> Option<(DeviceId, bool)> {
+        let faults = |id: &DeviceId, nic: &NicLoad| {
+            let spare = nic.has_spare(reserved_mbps, active.host);
+            let faults = (id.host == active.host, !spare, nic.features & features != features);
+            (!self.are_rails(id, active) && nic.mtu >= mtu).then_some(faults)
+        };
         let mut best: Option<((bool, bool, bool), &DeviceId)> = None;
         for (id, nic) in self.backups() {
-            if self.are_rails(id, active) || nic.mtu < mtu {
-                continue;
+            let Some(rank) = faults(id, nic) else { continue };
+            if rank == (false, false, false) {
+                let mut alike = self.backups_like(nic, known).filter(|(id, it)| faults(id, it) == Some(rank));
+                best = Some((rank, alike.next().map_or(id, |(id, _)| id)));
+                break;
             }
-            let spare = nic.has_spare(reserved_mbps, active.host);
-            let rank = (id.host == active.host, !spare, nic.features & features != features);
             if best.as_ref().is_none_or(|(known, _)| rank < *known) {
                 best = Some((rank, id));
-            }
-            if rank == (false, false, false) {
-                break;
             }
         }
         best.map(|((own_host, no_spare, _), id)| (id.clone(), !own_host && !no_spare))

@@ -1,20 +1,6 @@
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
-
-use cxl_pool::HostId;
-
 use super::rates::Rates;
-use super::volume::first_fit;
-use super::{Device, DeviceId, Health, Kind, LeaseKind, Presence, State};
-
-/// What volumes use of an SSD.
-#[derive(Default)]
-pub(super) struct Used {
-    /// Their places: `(start, size)`.
-    places: Vec<(u64, u64)>,
-    /// What they are sure of.
-    rates: Rates,
-}
+use super::ssd_loads::SsdLoad;
+use super::{Device, DeviceId, Health, LeaseKind, Presence, State};
 
 impl Device {
     /// Whether it works, if its owner is there like this.
@@ -72,78 +58,22 @@ impl State {
         u32::try_from(on.count()).unwrap_or(u32::MAX)
     }
 
-    /// The SSD for a new volume, and where on it: the one with the largest share free, of its room and of what it can do, on
-    /// none of these hosts.
+    /// The SSD for a new volume, and where on it: the one with the largest share free, of its room and of what it can do, of those
+    /// that will do; or the one that is wanted.
     pub(super) fn place_volume(
         &self,
-        (size_bytes, wanted): (u64, Rates),
-        device: Option<&DeviceId>,
-        without: &BTreeSet<HostId>,
+        (size_bytes, rates): (u64, Rates),
+        wanted: Option<&DeviceId>,
+        will_do: impl Fn(&DeviceId) -> bool,
     ) -> Option<(DeviceId, u64)> {
-        let mut taken = self.extents_by_device();
-        self.devices
-            .iter()
-            .filter(|(id, _)| device.is_none_or(|wanted| wanted == *id) && !without.contains(&id.host))
-            .filter_map(|(id, known)| {
-                let Kind::Ssd { size_bytes: device_bytes, .. } = known.kind else { return None };
-                let used = taken.remove(id).unwrap_or_default();
-                let start = self.start_on(known, &used, (size_bytes, wanted))?;
-                let occupied: u64 = used.places.iter().map(|(_, size)| size).sum();
-                let free_share = share(device_bytes.saturating_sub(occupied), device_bytes)
-                    .min(self.rate_capacity(known).free_share(used.rates));
-                Some((self.is_usable(id), free_share, id, start))
-            })
-            .filter(|(usable, ..)| *usable || device.is_some())
-            .min_by_key(|(_, free_share, id, _)| (Reverse(*free_share), *id))
-            .map(|(_, _, id, start)| (id.clone(), start))
-    }
-
-    /// Where on an SSD that is used like this there is room for so much that is sure of so much.
-    pub(super) fn start_on(
-        &self,
-        ssd: &Device,
-        used: &Used,
-        (size_bytes, wanted): (u64, Rates),
-    ) -> Option<u64> {
-        let Kind::Ssd { size_bytes: device_bytes, reserved_bytes, ref strangers, .. } = ssd.kind else {
-            return None;
+        let loads = self.ssd_loads_now();
+        let place = |(id, ssd): (&DeviceId, &SsdLoad)| {
+            let start = if will_do(id) { ssd.start_for(size_bytes, rates) } else { None };
+            Some((id.clone(), start?))
         };
-        let is_free = strangers.is_empty() && self.rate_capacity(ssd).left(used.rates).has(wanted);
-        let start = first_fit(reserved_bytes, device_bytes, size_bytes, used.places.clone());
-        start.filter(|_| is_free)
-    }
-
-    /// Of each SSD, the places of volumes on it and what these are sure of.
-    pub(super) fn extents_by_device(&self) -> BTreeMap<&DeviceId, Used> {
-        let mut by_device: BTreeMap<&DeviceId, Used> = BTreeMap::new();
-        for volume in self.volumes.values() {
-            let size_bytes = volume.place_bytes();
-            for place in volume.replicas.iter().chain(&volume.former) {
-                by_device.entry(&place.device).or_default().places.push((place.start_bytes, size_bytes));
-            }
-            for ssd in volume.devices().filter(|_| !volume.deleted) {
-                let used = by_device.entry(ssd).or_default();
-                used.rates = used.rates.plus(volume.rates_of_place());
-            }
+        match wanted {
+            Some(id) => place((id, loads.get(id)?)),
+            None => loads.in_order().find_map(place),
         }
-        by_device
     }
-
-    /// The places of volumes on an SSD: `(start, size)`.
-    pub(super) fn extents<'a>(&'a self, id: &'a DeviceId) -> impl Iterator<Item = (u64, u64)> + 'a {
-        self.volumes.values().flat_map(move |volume| {
-            let places = volume.replicas.iter().chain(&volume.former);
-            places.filter(move |it| it.device == *id).map(|it| (it.start_bytes, volume.place_bytes()))
-        })
-    }
-
-    /// How much of an SSD volumes occupy.
-    pub fn used_bytes(&self, id: &DeviceId) -> u64 {
-        self.extents(id).map(|(_, size)| size).sum()
-    }
-}
-
-/// What part this is of all, in millionths.
-pub(super) fn share(part: u64, all: u64) -> u128 {
-    u128::from(part) * 1_000_000 / u128::from(all.max(1))
 }

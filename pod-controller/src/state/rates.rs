@@ -4,6 +4,7 @@ use std::fmt;
 
 use pod_protocol::objects::Qos;
 
+use super::ssd_loads::SsdLoad;
 use super::{Device, DeviceId, Kind, State, Volume};
 use crate::api::ByteSize;
 
@@ -115,7 +116,7 @@ impl RateCapacity {
     pub(super) fn free_share(self, reserved: Rates) -> u128 {
         let left = self.left(reserved);
         let shares = [(left.iops, self.iops), (left.bytes_per_second, self.bytes_per_second)];
-        let known = shares.into_iter().filter_map(|(part, all)| Some(super::placement::share(part?, all?)));
+        let known = shares.into_iter().filter_map(|(part, all)| Some(super::ssd_loads::share(part?, all?)));
         known.min().unwrap_or(u128::MAX)
     }
 
@@ -153,23 +154,17 @@ impl State {
         device.can_do().part(self.options.placement.ssd_overcommit_percent)
     }
 
-    /// What is reserved of an SSD.
-    pub(crate) fn reserved_rates(&self, id: &DeviceId) -> Rates {
-        let on = self.volumes.values().filter(|volume| !volume.deleted && volume.replica_on(id).is_some());
-        on.map(Volume::rates_of_place).fold(Rates::default(), Rates::plus)
-    }
-
     /// The first SSD of a volume that does not have what the volume is to be sure of, beside what others are, and what it has.
     pub(super) fn short_of<'a>(
         &self,
         volume: &'a Volume,
         qos: &Qos,
     ) -> Option<(&'a DeviceId, Rates, RateCapacity)> {
-        let now = volume.rates_of_place();
+        let (now, loads) = (volume.rates_of_place(), self.ssd_loads_now());
         let wanted = Volume { qos: *qos, ..volume.clone() }.rates_of_place();
         volume.devices().find_map(|ssd| {
             let capacity = self.rate_capacity(self.devices.get(ssd)?);
-            let left = capacity.left(self.reserved_rates(ssd).minus(now));
+            let left = capacity.left(loads.get(ssd).map_or_else(Rates::default, SsdLoad::rates).minus(now));
             // What an SSD lacks already, for it does less than it did, is no reason to refuse less than there was.
             let more = Rates {
                 iops: if wanted.iops > now.iops { wanted.iops } else { 0 },

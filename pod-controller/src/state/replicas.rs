@@ -10,9 +10,7 @@
 //! Were the first two steps one, a pod that loses the controller's state right then would find a table on the old SSD which
 //! claims to be the only good one.
 
-use std::collections::BTreeSet;
-
-use cxl_pool::{EndpointId, HostId};
+use cxl_pool::EndpointId;
 use pod_protocol::ids::{LeaseId, VolumeId};
 
 use super::mirror::PLACES_MAX;
@@ -103,13 +101,9 @@ impl State {
                 return Err(Refusal::new(RefusalKind::InvalidValue, detail));
             }
         }
-        let mut without: BTreeSet<HostId> = self.devices.keys().map(|id| id.host).collect();
-        let fits = |id: &&DeviceId| self.block_bytes(id) == block_bytes && !volume.touches(id.host);
-        for id in self.devices.keys().filter(fits) {
-            without.remove(&id.host);
-        }
+        let fits = |id: &DeviceId| self.block_bytes(id) == block_bytes && !volume.touches(id.host);
         let rates = volume.rates_of_place();
-        self.place_volume((volume.size_bytes, rates), device, &without).ok_or_else(|| {
+        self.place_volume((volume.size_bytes, rates), device, fits).ok_or_else(|| {
             let place = device.map_or_else(
                 || "no SSD of another host".to_owned(),
                 |id| format!("not {}", self.device_name(id)),

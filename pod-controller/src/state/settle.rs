@@ -171,7 +171,9 @@ impl State {
             let Some(lease) = self.leases.get(&id) else { continue };
             let LeaseKind::Nic { active, mtu, features, reserved_mbps, .. } = &lease.kind else { continue };
             let loads = self.loads_now();
-            let found = loads.place_standby(active, *mtu, *features, *reserved_mbps).map(|it| it.0);
+            let host = self.instances.get(&lease.instance).map(|instance| instance.host);
+            let known = host.map_or_else(Vec::new, |host| self.backends_known_to(host));
+            let found = loads.place_standby((active, &known), *mtu, *features, *reserved_mbps).map(|it| it.0);
             let any = || if self.is_up(active) { None } else { self.place_move(&loads, lease, false) };
             let Some(found) = found.or_else(any) else { continue };
             if let Some(LeaseKind::Nic { standby, .. }) = self.leases.get_mut(&id).map(|it| &mut it.kind) {

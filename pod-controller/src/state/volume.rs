@@ -192,14 +192,13 @@ pub(super) fn check_size(size_bytes: u64) -> Result<(), Refusal> {
     ))
 }
 
-/// The first place on an SSD where a volume fits between those that are there: `(start, size)`, in any order.
+/// The first place on an SSD where a volume fits between those that are there: `(start, size)`, in order.
 pub(super) fn first_fit(
     from_bytes: u64,
     device_bytes: u64,
     wanted_bytes: u64,
-    mut taken: Vec<(u64, u64)>,
+    taken: impl IntoIterator<Item = (u64, u64)>,
 ) -> Option<u64> {
-    taken.sort_unstable();
     let mut start = from_bytes;
     for (taken_start, taken_bytes) in taken {
         if start.checked_add(wanted_bytes)? <= taken_start {
@@ -219,16 +218,16 @@ mod tests {
 
     #[test]
     fn first_gap_that_fits_is_taken() {
-        let taken = vec![(8 * MIB, MIB), (0, 2 * MIB), (4 * MIB, 2 * MIB)];
-        assert_eq!(first_fit(0, 16 * MIB, 2 * MIB, taken.clone()), Some(2 * MIB));
-        assert_eq!(first_fit(0, 16 * MIB, 3 * MIB, taken.clone()), Some(9 * MIB));
-        assert_eq!(first_fit(0, 16 * MIB, 7 * MIB, taken.clone()), Some(9 * MIB));
+        let taken = [(0, 2 * MIB), (4 * MIB, 2 * MIB), (8 * MIB, MIB)];
+        assert_eq!(first_fit(0, 16 * MIB, 2 * MIB, taken), Some(2 * MIB));
+        assert_eq!(first_fit(0, 16 * MIB, 3 * MIB, taken), Some(9 * MIB));
+        assert_eq!(first_fit(0, 16 * MIB, 7 * MIB, taken), Some(9 * MIB));
         assert_eq!(first_fit(0, 16 * MIB, 7 * MIB + 4096, taken), None);
     }
 
     #[test]
     fn starts_are_aligned_after_an_odd_size() {
-        assert_eq!(first_fit(0, 16 * MIB, MIB, vec![(0, 4096)]), Some(MIB));
+        assert_eq!(first_fit(0, 16 * MIB, MIB, [(0, 4096)]), Some(MIB));
     }
 
     #[test]
@@ -243,7 +242,7 @@ mod tests {
 
     #[test]
     fn sizes_that_overflow_do_not_fit() {
-        assert_eq!(first_fit(0, u64::MAX, u64::MAX, vec![(0, 4096)]), None);
-        assert_eq!(first_fit(0, 16 * MIB, u64::MAX - 4095, Vec::new()), None);
+        assert_eq!(first_fit(0, u64::MAX, u64::MAX, [(0, 4096)]), None);
+        assert_eq!(first_fit(0, 16 * MIB, u64::MAX - 4095, []), None);
     }
 }

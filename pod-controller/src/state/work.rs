@@ -85,12 +85,17 @@ impl Work {
 
     /// A volume lies elsewhere, or other places of it are good.
     pub(super) fn volume(&mut self, state: &State, found: &Found, id: VolumeId) {
-        if !self.volumes.insert(id) {
-            return;
-        }
-        if let Some(lease) = found.lease_of_volume(id) {
+        self.leased(state, found, id);
+        let lease = found.lease_of_volume(id).and_then(|lease| state.leases.get(&lease));
+        self.frontends.extend(lease.into_iter().flat_map(|it| state.frontends_of(it)));
+    }
+
+    /// The lease on a volume came, is another one, or went. It lies where it did.
+    pub(super) fn leased(&mut self, state: &State, found: &Found, id: VolumeId) {
+        if self.volumes.insert(id)
+            && let Some(lease) = found.lease_of_volume(id)
+        {
             self.lease(state, lease);
-            self.frontends.extend(state.leases.get(&lease).into_iter().flat_map(|it| state.frontends_of(it)));
         }
     }
 

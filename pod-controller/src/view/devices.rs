@@ -6,21 +6,22 @@ use pod_protocol::telemetry::DeviceTelemetry;
 use super::{View, conditions};
 use crate::api;
 use crate::controller::Sample;
-use crate::state::{Device, DeviceId, Health, Kind, Loads, NicLoad, Presence};
+use crate::state::{Device, DeviceId, Health, Kind, Loads, NicLoad, Presence, Rates, SsdLoad, SsdLoads};
 
 impl View {
     /// All devices.
     pub fn devices(&self, telemetry: &BTreeMap<EndpointId, Sample>) -> Vec<api::Device> {
-        let loads = self.state.loads();
+        let loads = (&self.state.loads(), &self.state.ssd_loads());
         let devices = self.state.devices.iter();
-        devices.map(|(id, device)| self.show_device(id, device, telemetry, &loads)).collect()
+        devices.map(|(id, device)| self.show_device(id, device, telemetry, loads)).collect()
     }
 
     /// The device with this name.
     pub fn device(&self, name: &str, telemetry: &BTreeMap<EndpointId, Sample>) -> Option<api::Device> {
         let id = self.state.device_named(name)?;
         let device = self.state.devices.get(&id)?;
-        Some(self.show_device(&id, device, telemetry, &self.state.loads()))
+        let loads = (&self.state.loads(), &self.state.ssd_loads());
+        Some(self.show_device(&id, device, telemetry, loads))
     }
 
     fn show_device(
@@ -28,9 +29,9 @@ impl View {
         id: &DeviceId,
         device: &Device,
         telemetry: &BTreeMap<EndpointId, Sample>,
-        loads: &Loads,
+        (nics, ssds): (&Loads, &SsdLoads),
     ) -> api::Device {
-        let load = loads.get(id);
+        let load = nics.get(id);
         let owner = EndpointId::new(id.host, device.role());
         let (health, reason) = match (&device.health, self.state.endpoints.get(&owner).map(|it| it.presence))
         {
@@ -59,16 +60,21 @@ impl View {
                 reserved_mbps: load.map_or(0, |load| load.reserved_mbps),
                 spare_mbps: load.map_or(0, NicLoad::worst_incoming_mbps),
             },
-            Kind::Ssd { size_bytes, block_bytes, strangers, .. } => api::DeviceKind::Ssd {
-                size_bytes: *size_bytes,
-                used_bytes: self.state.used_bytes(id),
-                iops: self.state.rate_capacity(device).iops,
-                reserved_iops: self.state.reserved_rates(id).iops,
-                bytes_per_second: self.state.rate_capacity(device).bytes_per_second,
-                reserved_bytes_per_second: self.state.reserved_rates(id).bytes_per_second,
-                block_bytes: *block_bytes,
-                strangers: strangers.iter().map(|entry| entry.name.clone()).collect(),
-            },
+            Kind::Ssd { size_bytes, block_bytes, strangers, .. } => {
+                let load = ssds.get(id);
+                let (capacity, reserved) =
+                    (self.state.rate_capacity(device), load.map_or_else(Rates::default, SsdLoad::rates));
+                api::DeviceKind::Ssd {
+                    size_bytes: *size_bytes,
+                    used_bytes: load.map_or(0, SsdLoad::occupied_bytes),
+                    iops: capacity.iops,
+                    reserved_iops: reserved.iops,
+                    bytes_per_second: capacity.bytes_per_second,
+                    reserved_bytes_per_second: reserved.bytes_per_second,
+                    block_bytes: *block_bytes,
+                    strangers: strangers.iter().map(|entry| entry.name.clone()).collect(),
+                }
+            }
         };
         let sample = telemetry.get(&owner);
         let counters =

@@ -2,7 +2,9 @@ use cxl_pool::HostId;
 
 use super::View;
 use crate::api::{self, ByteSize, CandidatePart};
-use crate::state::{Device, DeviceId, Health, Instance, Kind, Lease, LeaseKind, Loads, Volume};
+use crate::state::{
+    Device, DeviceId, Health, Instance, Kind, Lease, LeaseKind, Loads, Rates, SsdLoad, Volume,
+};
 
 const NIC_RULE: &str = "one with room for what is reserved, and a backup on another host that could carry it too; an ordinary NIC \
                         before one that is kept for failover; one that serves others of its group; one of the instance's own \
@@ -30,7 +32,9 @@ impl View {
             LeaseKind::Disk { volume, .. } => {
                 let volume = self.state.volumes.get(volume)?;
                 let ssds = self.state.devices.iter().filter(|(_, device)| !device.is_nic());
-                let candidates = ssds.map(|(id, ssd)| self.ssd(instance.host, volume, id, ssd));
+                let loads = self.state.ssd_loads();
+                let candidates =
+                    ssds.map(|(id, ssd)| self.ssd(instance.host, volume, loads.get(id), (id, ssd)));
                 (SSD_RULE, self.without_ssd(volume), candidates.collect())
             }
         };
@@ -132,14 +136,21 @@ impl View {
         api::Candidate { name: self.state.device_name(id), part, notes }
     }
 
-    fn ssd(&self, host: HostId, volume: &Volume, id: &DeviceId, ssd: &Device) -> api::Candidate {
+    fn ssd(
+        &self,
+        host: HostId,
+        volume: &Volume,
+        load: Option<&SsdLoad>,
+        (id, ssd): (&DeviceId, &Device),
+    ) -> api::Candidate {
         let mut notes = self.common_notes(host, id, ssd);
         let mut usable = self.state.is_usable(id);
         if let Kind::Ssd { size_bytes, strangers, .. } = &ssd.kind {
-            let free = size_bytes.saturating_sub(self.state.used_bytes(id));
+            let free = size_bytes.saturating_sub(load.map_or(0, SsdLoad::occupied_bytes));
             notes.push(format!("{} of {} free", ByteSize::new(free), ByteSize::new(*size_bytes)));
             let needed = volume.rates_of_place();
-            let (capacity, reserved) = (self.state.rate_capacity(ssd), self.state.reserved_rates(id));
+            let capacity = self.state.rate_capacity(ssd);
+            let reserved = load.map_or_else(Rates::default, SsdLoad::rates);
             notes.extend(capacity.told(reserved));
             if volume.replica_on(id).is_none() && !capacity.left(reserved).has(needed) {
                 notes.push(format!("no room for {needed}"));

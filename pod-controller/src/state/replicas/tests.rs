@@ -1,6 +1,6 @@
 //! How a volume moves, one promise each.
 
-use cxl_pool::Role;
+use cxl_pool::{HostId, Role};
 use pod_protocol::objects::{DiskObject, Object};
 use pod_protocol::reports::DeviceReport;
 use pod_protocol::volume_table::VolumeTable;
