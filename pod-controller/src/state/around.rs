@@ -47,6 +47,22 @@ impl State {
         ids.into_iter().filter_map(|id| self.leases.get(&id)).collect()
     }
 
+    /// The leases that want to be near others of a group or away from them, and some others.
+    pub(super) fn leases_of_group(&self, group: &str) -> Vec<&Lease> {
+        match self.found().filter(|_| self.leases.is_followed()) {
+            Some(found) => found.leases_of_group(group).filter_map(|id| self.leases.get(&id)).collect(),
+            None => self.leases.values().collect(),
+        }
+    }
+
+    /// Some of the leases, as they are kept; all of them if none are.
+    pub(super) fn leases_among(&self, kept: impl Fn(&Found) -> &BTreeSet<LeaseId>) -> Vec<&Lease> {
+        match self.found().filter(|_| self.leases.is_followed()) {
+            Some(found) => kept(found).iter().filter_map(|id| self.leases.get(id)).collect(),
+            None => self.leases.values().collect(),
+        }
+    }
+
     /// The volumes with a place on an SSD, or that had one.
     pub(super) fn volumes_near(&self, ssd: &DeviceId) -> Vec<&Volume> {
         match self.kept() {

@@ -57,6 +57,12 @@ pub(super) struct Found {
     pub(super) groups: BTreeMap<String, BTreeSet<DeviceId>>,
     /// Devices that are to be empty by themselves.
     pub(super) drained: BTreeSet<DeviceId>,
+    /// Leases that want to be near others of a group, or away from them.
+    grouped: BTreeSet<(Digest, LeaseId)>,
+    /// Leases that are being moved.
+    pub(super) draining: BTreeSet<LeaseId>,
+    /// Leases that are not on their first NIC.
+    pub(super) away: BTreeSet<LeaseId>,
     /// Leases without a backup that works.
     pub(super) bare: BTreeSet<LeaseId>,
     /// Leases on NICs that are to be empty.
@@ -210,6 +216,13 @@ impl Found {
                 lease.nics().for_each(|nic| set_of(&mut self.on_nic, nic, id, there));
             }
         }
+        if !old.zip(new).is_some_and(|(old, new)| groups(old).eq(groups(new))) {
+            for (lease, there) in sides(old, new) {
+                groups(lease).for_each(|it| set(&mut self.grouped, (digest(it), id), there));
+            }
+        }
+        set(&mut self.draining, id, new.is_some_and(|lease| lease.draining().is_some()));
+        set(&mut self.away, id, new.is_some_and(Lease::is_away));
         if new.is_none() {
             for known in [&mut self.bare, &mut self.leaving, &mut self.degraded, &mut self.failed] {
                 known.remove(&id);
@@ -235,6 +248,11 @@ impl Found {
     /// Leases that may have a socket of this name, on whatever host.
     pub(super) fn leases_with_socket(&self, socket: &str) -> impl Iterator<Item = LeaseId> {
         starting_with(&self.sockets, digest(socket), LEAST)
+    }
+
+    /// Leases that may be of a group.
+    pub(super) fn leases_of_group(&self, group: &str) -> impl Iterator<Item = LeaseId> {
+        starting_with(&self.grouped, digest(group), LEAST)
     }
 
     /// The lease with this address.
@@ -306,6 +324,15 @@ fn starting_with<K: Ord + Copy, T: Ord + Copy>(
 fn sockets(lease: &Lease) -> impl Iterator<Item = &str> {
     let incoming = lease.incoming.as_ref().map(|incoming| incoming.socket.as_str());
     [Some(lease.socket.as_str()), incoming].into_iter().flatten()
+}
+
+/// The groups that a lease wants to be near, or away from. They are no others of the same name.
+fn groups(lease: &Lease) -> impl Iterator<Item = &str> {
+    let both = match &lease.kind {
+        LeaseKind::Nic { apart, together, .. } => [apart.as_deref(), together.as_deref()],
+        LeaseKind::Disk { .. } => [None, None],
+    };
+    both.into_iter().flatten()
 }
 
 /// An address as a number, which is compared faster.

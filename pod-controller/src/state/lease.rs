@@ -146,11 +146,24 @@ impl Lease {
         }
     }
 
+    /// How it is being moved from one NIC to another in order, if it is.
+    pub(super) const fn draining(&self) -> Option<&Draining> {
+        match &self.kind {
+            LeaseKind::Nic { draining, .. } => draining.as_ref(),
+            LeaseKind::Disk { .. } => None,
+        }
+    }
+
     /// The NIC that it has left in order.
     pub fn draining_nic(&self) -> Option<&DeviceId> {
+        self.draining().map(|draining| &draining.nic)
+    }
+
+    /// Whether it is on another NIC than it was on at first.
+    pub(super) fn is_away(&self) -> bool {
         match &self.kind {
-            LeaseKind::Nic { draining, .. } => draining.as_ref().map(|draining| &draining.nic),
-            LeaseKind::Disk { .. } => None,
+            LeaseKind::Nic { active, home, .. } => home.as_ref().is_some_and(|home| home != active),
+            LeaseKind::Disk { .. } => false,
         }
     }
 

@@ -105,8 +105,8 @@ impl State {
 
     /// Leases whose first NIC this is, that are on another one which works, and that are not being moved.
     fn away_from(&self, home: &DeviceId) -> impl Iterator<Item = LeaseId> {
-        let away = self.leases.values().filter(move |lease| self.missed_home(lease) == Some(home));
-        away.map(|lease| lease.id)
+        let away = self.leases_among(|found| &found.away).into_iter();
+        away.filter(move |lease| self.missed_home(lease) == Some(home)).map(|lease| lease.id)
     }
 
     /// The NIC that a lease could go back to, were it not for what that NIC is now.
@@ -122,17 +122,15 @@ impl State {
 
     /// NICs that leases could go back to.
     pub fn missed_homes(&self) -> impl Iterator<Item = &DeviceId> {
-        let missed: BTreeSet<&DeviceId> =
-            self.leases.values().filter_map(|lease| self.missed_home(lease)).collect();
+        let away = self.leases_among(|found| &found.away).into_iter();
+        let missed: BTreeSet<&DeviceId> = away.filter_map(|lease| self.missed_home(lease)).collect();
         missed.into_iter().filter(|id| self.devices.get(id).is_some_and(Device::is_nic) && self.is_usable(id))
     }
 
     /// Leases that are being moved, with the generation that they had before.
     pub fn drains(&self) -> impl Iterator<Item = (LeaseId, LeaseGeneration)> {
-        self.leases.values().filter_map(|lease| match &lease.kind {
-            LeaseKind::Nic { draining: Some(draining), .. } => Some((lease.id, draining.generation)),
-            _ => None,
-        })
+        let moving = self.leases_among(|found| &found.draining).into_iter();
+        moving.filter_map(|lease| Some((lease.id, lease.draining()?.generation)))
     }
 
     pub(super) fn move_lease(

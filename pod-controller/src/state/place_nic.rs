@@ -41,8 +41,9 @@ impl State {
     pub(super) fn place_nic(&self, loads: &Loads, host: HostId, wish: &NicWish) -> Result<NicPlace, Refusal> {
         let apart = self.hosts_apart(wish.apart.as_deref());
         let group = wish.together.as_deref();
-        let near = group
-            .map_or_else(BTreeSet::new, |group| self.hosts_serving(|_, together| together == Some(group)));
+        let near = group.map_or_else(BTreeSet::new, |group| {
+            self.hosts_serving(group, |_, together| together == Some(group))
+        });
         let own = || near.iter().copied().chain([host]).flat_map(|host| loads.of_host(host));
         let known = self.backends_known_to(host);
         let known = &known[..];
@@ -171,7 +172,7 @@ impl State {
 
     /// The hosts whose NICs serve leases that are to be apart from others of this group.
     fn hosts_apart(&self, group: Option<&str>) -> BTreeSet<HostId> {
-        group.map_or_else(BTreeSet::new, |group| self.hosts_serving(|apart, _| apart == Some(group)))
+        group.map_or_else(BTreeSet::new, |group| self.hosts_serving(group, |apart, _| apart == Some(group)))
     }
 
     /// Whether NICs of a host serve leases of a group that is to be apart.
@@ -179,8 +180,12 @@ impl State {
         self.hosts_apart(group).contains(&host)
     }
 
-    fn hosts_serving(&self, belongs: impl Fn(Option<&str>, Option<&str>) -> bool) -> BTreeSet<HostId> {
-        let serving = self.leases.values().filter_map(|lease| match &lease.kind {
+    fn hosts_serving(
+        &self,
+        group: &str,
+        belongs: impl Fn(Option<&str>, Option<&str>) -> bool,
+    ) -> BTreeSet<HostId> {
+        let serving = self.leases_of_group(group).into_iter().filter_map(|lease| match &lease.kind {
             LeaseKind::Nic { active, apart, together, .. } => {
                 belongs(apart.as_deref(), together.as_deref()).then(|| self.rails_of(active))
             }

@@ -117,6 +117,35 @@ fn kept(state: &State, host: u16) -> VolumeTable {
 }
 
 #[test]
+fn another_ssd_of_a_host_with_a_fitting_one_is_no_place() {
+    let mut state = pod(true);
+    let id = endpoint(4, Role::BlkBackend);
+    let mut other = super::super::model::ssd("large", 4096);
+    if let DeviceReport::Ssd { block_bytes, .. } = &mut other {
+        *block_bytes = 4096;
+    }
+    // One that fits, and so has its host looked at. What is on it makes it less free than the other.
+    let devices = vec![super::super::model::ssd("fits", 64), other];
+    must(&mut state, &Command::Join { endpoint: id, incarnation: 1, join: join(4, devices) });
+    let fits = DeviceId { host: HostId::new(4), name: "fits".to_owned() };
+    must(
+        &mut state,
+        &Command::CreateVolume {
+            name: "other".to_owned(),
+            size_bytes: MIB,
+            device: Some(fits),
+            replicas: 1,
+            minimum_iops: None,
+            minimum_bytes_per_second: None,
+        },
+    );
+    must(&mut state, &Command::Drain { host: HostId::new(3), device: None, on: true });
+    must(&mut state, &add(None, None));
+    let names: Vec<&str> = volume(&state).devices().map(|ssd| ssd.name.as_str()).collect();
+    assert_eq!(names, ["ssd0", "fits"]);
+}
+
+#[test]
 fn a_volume_in_use_moves_in_steps_and_its_old_place_is_wiped() {
     let mut state = pod(true);
     assert!(seen(&state).is_empty());

@@ -46,6 +46,32 @@ fn own_host_comes_first_and_then_the_least_loaded() {
 }
 
 #[test]
+fn among_equals_the_backend_that_is_known_already() {
+    let mut state = State::new(options(256));
+    let backend = |host, nics: Vec<DeviceReport>| Command::Join {
+        endpoint: endpoint(host, Role::NetBackend),
+        incarnation: 1,
+        join: join(host, nics),
+    };
+    join_as(&mut state, NET_FRONTEND, 1);
+    must(&mut state, &backend(3, vec![nic("nic0", true, false)]));
+    must(&mut state, &backend(4, vec![nic("nic0", true, true)]));
+    must(&mut state, &instance("vm1", 1, &[]));
+    must(&mut state, &backend(2, vec![nic("nic0", true, false), nic("nic1", true, true)]));
+    must(&mut state, &backend(3, vec![nic("nic0", true, false), nic("nic1", true, false)]));
+    must(&mut state, &backend(4, vec![nic("nic0", true, true), nic("nic1", true, true)]));
+    let nics = |state: &State| {
+        let lease = state.leases.values().last().expect("a lease");
+        [lease.active_nic(), lease.standby_nic()].map(|nic| state.device_name(nic.expect("a NIC")))
+    };
+    must(&mut state, &instance("vm2", 1, &[]));
+    assert_eq!(nics(&state), ["h3/nic1", "h4/nic1"], "h2's are as free, but h1 has no channel to it");
+    assert_eq!(state.channels.len(), 2);
+    must(&mut state, &instance("vm3", 1, &[]));
+    assert_eq!(nics(&state)[0], "h2/nic0", "one that is loaded less comes first, known or not");
+}
+
+#[test]
 fn leased_volume_is_not_deleted() {
     let mut state = pod_with_vm();
     let refusal = refused(&mut state, &Command::DeleteVolume { name: "vol0".to_owned() });
