@@ -9,6 +9,7 @@ use cxl_pool::HostId;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::daemon::check_log_level;
 use crate::protocol::Protocol;
 use crate::run_directory::RunDirectory;
 
@@ -46,6 +47,9 @@ pub struct HostSection {
     pub id: HostId,
     /// Its name in the controller's API. Unique in the pod.
     pub name: String,
+    /// What its daemons log: `error`, `warn`, `info`, `debug` or `trace`, or one for each part; as the environment says without it.
+    #[serde(default)]
+    pub log: Option<String>,
 }
 
 /// `[pool]`
@@ -221,6 +225,9 @@ impl HostConfig {
             return Err("host.id = 0: host ids begin at 1".into());
         }
         check_name("host.name", &self.host.name)?;
+        if let Some(log) = &self.host.log {
+            check_log_level(log).map_err(|error| format!("host.log: {error}"))?;
+        }
         if !(20..=60_000).contains(&self.run.fence_ms) {
             return Err(format!("run.fence-ms = {}: use 20 to 60000", self.run.fence_ms));
         }

@@ -69,7 +69,7 @@ fn run(cli: &Cli, stop: &StopSignal) -> anyhow::Result<Exit> {
         Side::Backend(options) => (Role::BlkBackend, options),
         Side::Volumes { .. } => return Ok(Exit::Stopped),
     };
-    let mut config = HostConfig::load(&options.config)?;
+    let mut config = HostConfig::load_and_follow(&options.config)?;
     config.run.protocol = options.protocol_minor.unwrap_or_default();
     let pool = Pool::open(&config.pool.path)?;
     memory_failures::watch(&pool, &config, role)?;

@@ -49,7 +49,7 @@ pub fn run_backend(config: &Path, protocol: Protocol, stop: &StopSignal) -> anyh
 }
 
 fn prepare(path: &Path, protocol: Protocol, role: Role) -> anyhow::Result<(HostConfig, Pool)> {
-    let mut config = HostConfig::load(path)?;
+    let mut config = HostConfig::load_and_follow(path)?;
     config.run.protocol = protocol;
     let pool = Pool::open(&config.pool.path)?;
     memory_failures::watch(&pool, &config, role)?;

@@ -14,6 +14,7 @@
 //! ```
 
 mod exit;
+mod hangup;
 mod lock;
 mod logging;
 mod notify;
