@@ -11,6 +11,7 @@ use std::time::Duration;
 use browser::Browser;
 use cxl_pool::Role;
 use pod_controller::api::{ByteSize, CreateVolume};
+use pod_protocol::protocol::Protocol;
 use support::{Pod, RunningController, nic, vm};
 
 /// A pod with an instance, and where its page is.
@@ -61,6 +62,12 @@ fn the_pod_is_shown_changed_and_followed() {
     let backup = nic.backup.expect("a backup");
     assert_eq!(uses(&mut browser, "backup"), format!("vm1 {backup}"));
 
+    // Which versions are spoken, and how devices are loaded.
+    assert_eq!(
+        browser.text("document.querySelector('#controllers').textContent"),
+        format!("controller 0 leads, speaks {}", Protocol::CURRENT)
+    );
+
     // Click through to the instance, and let its NIC fail over: asked first, and not done when the answer is no.
     let click = |browser: &mut Browser, what: &str| {
         browser.run(&format!(
@@ -90,6 +97,10 @@ fn the_pod_is_shown_changed_and_followed() {
 
     click(&mut browser, "document.querySelector('[data-key=\"device h2/nic0\"]')");
     browser.wait(&format!("{} !== undefined", labelled("drain")), "the device's details");
+    browser.wait(
+        "document.querySelector('#details').textContent.includes('not overloaded; moves are advised only')",
+        "its load",
+    );
     click(&mut browser, &labelled("drain"));
     browser.wait("!document.querySelector('#yes').disabled", "that it could be done");
     click(&mut browser, "document.querySelector('#yes')");

@@ -63,7 +63,9 @@ function host(pod, name) {
     element("h2", `host ${name}`),
     list("against", against(it.conditions)),
     actions(drain(`v1/hosts/${escape(name)}`, `all devices of ${name}`, it.drained)),
-    table(it.endpoints.map((endpoint) => [endpoint.role, `${endpoint.health}, ${endpoint.software}`])),
+    table(it.endpoints.map((endpoint) => [
+      endpoint.role, [endpoint.health, endpoint.software, endpoint.protocol && `speaks ${endpoint.protocol}`].filter(Boolean).join(", "),
+    ])),
     table([["instances", it.instances.join(", ")], ["devices", it.devices.join(", ")], ["version", it.resourceVersion]]),
   ];
 }
@@ -94,12 +96,26 @@ function device(pod, name) {
     actions(...buttons),
     table([
       ["health", it.health], ["reason", it.reason], ["driver", it.driver], ["now", rate(it)],
+      ...balance(pod.balance, name, nic),
       ["speed", nic ? `${it.speed_mbps} Mbit/s, ${it.reserved_mbps} reserved` : undefined],
       ["size", nic ? undefined : `${bytes(it.size_bytes)}, ${bytes(it.used_bytes)} used`],
       ["leases", it.leases], ["standby", nic ? it.standby_leases : undefined],
       ["used by", users.map((instance) => instance.name).join(", ")],
       ["errors", counters?.errors], ["version", it.resourceVersion],
     ]),
+  ];
+}
+
+// Whether a device carries too much, and what would relieve it, or does.
+function balance(all, name, nic) {
+  const of = nic ? all : all?.volumes;
+  const load = (nic ? of?.nics : of?.ssds)?.find((load) => load.name === name);
+  if (!load) return [];
+  const moves = of.moves.filter((move) => move.from === name);
+  const does = { off: "nothing moves by itself", advise: "moves are advised only", move: "it is relieved by itself" }[of.mode];
+  return [
+    ["balance", `${load.overloaded ? "carries too much" : "not overloaded"}${load.copying ? ", volumes are copied" : ""}; ${does}`],
+    ["would leave", moves.map((move) => `${move.volume ?? move.device} of ${move.instance} for ${move.to}`).join(", ")],
   ];
 }
 

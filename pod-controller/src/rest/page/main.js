@@ -11,7 +11,7 @@ const LOOK_EVERY_MS = 2000;
 const SOON_MS = 100;
 const [picture, details, timeline, filter, problem] =
   ["picture", "details", "timeline", "filter", "problem"].map((id) => document.getElementById(id));
-let pod = { hosts: [], devices: [], instances: [] };
+let pod = { hosts: [], devices: [], instances: [], controllers: [], balance: {} };
 let chosen = null;
 let looking = null;
 let again = false;
@@ -35,15 +35,26 @@ function render() {
   const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
   document.getElementById("summary").textContent =
     [count(pod.hosts.length, "host"), count(pod.devices.length, "device"), count(pod.instances.length, "instance")].join(", ");
+  document.getElementById("controllers").textContent = controllers(pod.controllers);
   document.getElementById("forget").hidden = !hasToken();
+}
+
+// Which of them leads, what each speaks, and who is behind.
+function controllers(all) {
+  const told = all.map((it) => [
+    `${it.replica}${it.leads ? " leads" : ""}`, it.protocol && `speaks ${it.protocol}`, it.behind_changes > 0 && `${it.behind_changes} changes behind`,
+  ].filter(Boolean).join(", "));
+  return told.length === 0 ? "" : `${told.length === 1 ? "controller" : "controllers"} ${told.join("; ")}`;
 }
 
 async function look() {
   const abort = AbortSignal.timeout(10000);
-  const [hosts, devices, instances] =
-    await Promise.all(["hosts", "devices", "instances"].map((what) => get(`v1/${what}`, abort)));
+  const [hosts, devices, instances, controllers, balance] =
+    await Promise.all(["hosts", "devices", "instances", "controllers", "balance"].map((what) => get(`v1/${what}`, abort)));
   measure(devices.devices, performance.now());
-  pod = { hosts: hosts.hosts, devices: devices.devices, instances: instances.instances };
+  pod = {
+    hosts: hosts.hosts, devices: devices.devices, instances: instances.instances, controllers: controllers.controllers, balance,
+  };
   render();
 }
 
