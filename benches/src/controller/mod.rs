@@ -38,8 +38,12 @@ pub(crate) struct Options {
 struct Measured {
     hosts: u16,
     instances: u32,
-    volumes_per_second: f64,
+    /// Of instances with a NIC.
     placements_per_second: f64,
+    volumes_per_second: f64,
+    /// Of instances with a NIC and a disk, which is one of the volumes.
+    with_disks_per_second: f64,
+    channels: usize,
     moved: u64,
     move_ms: f64,
     state_bytes: f64,
@@ -51,17 +55,27 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     if let Some(hosts) = options.hosts {
         let one = measure(hosts)?;
         println!(
-            "{hosts} hosts, {} instances: {:.0} volumes/s, {:.0} placements/s, {} leases moved in {:.1} ms",
-            one.instances, one.volumes_per_second, one.placements_per_second, one.moved, one.move_ms
+            "{hosts} hosts, {} instances: {:.0} placements/s, {} channels; {} leases moved in {:.1} ms; {:.0} volumes/s, {:.0} \
+             placements/s with a disk",
+            one.instances,
+            one.placements_per_second,
+            one.channels,
+            one.moved,
+            one.move_ms,
+            one.volumes_per_second,
+            one.with_disks_per_second
         );
         return Ok(());
     }
     println!(
-        "{:>6} {:>8} {:>10} {:>13} {:>26} {:>15} {:>9}",
+        "{:>6} {:>8} {:>10} {:>13} {:>9} {:>11} {:>9} {:>26} {:>15} {:>9}",
         "hosts",
         "devices",
         "instances",
         "placements/s",
+        "channels",
+        "with disk/s",
+        "volumes/s",
         "a failed host's leases",
         "state/instance",
         "resident"
@@ -70,10 +84,13 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     for hosts in HOSTS {
         let one = measure(hosts)?;
         println!(
-            "{hosts:>6} {:>8} {:>10} {:>13.0} {:>13} in {:>7.1} ms {:>13.0} B {:>5.0} MiB",
+            "{hosts:>6} {:>8} {:>10} {:>13.0} {:>9} {:>11.0} {:>9.0} {:>13} in {:>7.1} ms {:>13.0} B {:>5.0} MiB",
             pod::devices(hosts),
             one.instances,
             one.placements_per_second,
+            one.channels,
+            one.with_disks_per_second,
+            one.volumes_per_second,
             one.moved,
             one.move_ms,
             one.state_bytes / f64::from(one.instances),
@@ -113,28 +130,35 @@ fn measure(hosts: u16) -> Result<Measured> {
     let resident_before = resident_bytes()?;
     let mut pod = Pod::new(hosts)?;
     let instances = u32::from(hosts) * INSTANCES;
-    let mut rate_of = |place: fn(&mut Pod, u32) -> Result<()>| -> Result<f64> {
-        let start = Instant::now();
-        (0..instances).try_for_each(|number| place(&mut pod, number))?;
-        Ok(f64::from(instances) / start.elapsed().as_secs_f64())
-    };
-    let volumes_per_second = rate_of(Pod::place_volume)?;
-    let placements_per_second = rate_of(Pod::place)?;
+    let placements_per_second = rate_of(instances, |number| pod.place(number))?;
     let resident_bytes = resident_bytes()? - resident_before;
+    let channels = pod.channels();
     let start = Instant::now();
     let moved = pod.fail_host()?;
     let move_ms = start.elapsed().as_secs_f64() * 1e3;
     let state_bytes = pod.bytes()?;
+    drop(pod);
+    let mut pod = Pod::new(hosts)?;
+    let volumes_per_second = rate_of(instances, |number| pod.place_volume(number))?;
+    let with_disks_per_second = rate_of(instances, |number| pod.place_with_disk(number))?;
     Ok(Measured {
         hosts,
         instances,
-        volumes_per_second,
         placements_per_second,
+        volumes_per_second,
+        with_disks_per_second,
+        channels,
         moved,
         move_ms,
         state_bytes,
         resident_bytes,
     })
+}
+
+fn rate_of(count: u32, place: impl FnMut(u32) -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    (0..count).try_for_each(place)?;
+    Ok(f64::from(count) / start.elapsed().as_secs_f64())
 }
 
 fn figures(found: &[Measured]) -> Result<Vec<Figure>> {
@@ -145,16 +169,22 @@ fn figures(found: &[Measured]) -> Result<Vec<Figure>> {
     let logarithms = logarithm(last) / logarithm(first);
     let linear = f64::from(last.instances) / f64::from(first.instances);
     let round = |value: f64| (value * 100.0).round() / 100.0;
-    let growth = first.placements_per_second / last.placements_per_second;
+    let growth = |what: &str, rate: fn(&Measured) -> f64| {
+        Figure::new(format!("controller/growth-of-{what}"), rate(first) / rate(last), "x")
+            .with_goal(Goal::AtMost(round(logarithms)))
+    };
     let mut figures = vec![
-        Figure::new("controller/growth-of-a-placement".to_owned(), growth, "x")
-            .with_goal(Goal::AtMost(round(logarithms))),
+        growth("a-placement", |one| one.placements_per_second),
+        growth("a-placement-with-disk", |one| one.with_disks_per_second),
+        growth("a-volume", |one| one.volumes_per_second),
         Figure::new("controller/growth-of-a-host-failure".to_owned(), last.move_ms / first.move_ms, "x")
             .with_goal(Goal::AtMost(round(logarithms * linear))),
     ];
     for one in found {
         let name = |what: &str| format!("controller/{}-hosts/{what}", one.hosts);
         figures.push(Figure::new(name("placements"), one.placements_per_second, "1/s"));
+        figures.push(Figure::new(name("placements-with-disk"), one.with_disks_per_second, "1/s"));
+        figures.push(Figure::new(name("volumes"), one.volumes_per_second, "1/s"));
         figures.push(Figure::new(name("host-failure"), one.move_ms, "ms"));
         figures.push(Figure::new(name("state"), one.state_bytes / f64::from(one.instances), "B/instance"));
         figures.push(Figure::new(name("resident"), one.resident_bytes / f64::from(1 << 20), "MiB"));
@@ -172,7 +202,10 @@ fn panels(found: &[Measured]) -> [Panel; 2] {
             title: "Placements per second".to_owned(),
             x_label: "instances",
             y_label: "placements/s",
-            series: vec![series("state machine", |one| one.placements_per_second)],
+            series: vec![
+                series("with a NIC", |one| one.placements_per_second),
+                series("with a NIC and a disk", |one| one.with_disks_per_second),
+            ],
         },
         Panel {
             title: "Everything of a failed host placed again".to_owned(),

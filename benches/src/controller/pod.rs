@@ -49,11 +49,25 @@ impl Pod {
         })
     }
 
-    /// Places an instance with a NIC and its volume, on one host after the other.
+    /// Places an instance with a NIC, on one host after the other.
     pub(super) fn place(&mut self, number: u32) -> Result<()> {
+        self.place_with(number, Vec::new())
+    }
+
+    /// Places an instance with a NIC and a disk, which is its volume.
+    pub(super) fn place_with_disk(&mut self, number: u32) -> Result<()> {
+        self.place_with(number, vec![format!("disk{number}")])
+    }
+
+    /// How many channels there are.
+    pub(super) fn channels(&self) -> usize {
+        self.state.channels.len()
+    }
+
+    fn place_with(&mut self, number: u32, volumes: Vec<String>) -> Result<()> {
         let host = HostId::new(u16::try_from(number % u32::from(self.hosts))? + 1);
         let nics = vec![NicWish { reserved_mbps: RESERVED_MBPS, ..NicWish::default() }];
-        let (name, volumes) = (format!("vm{number}"), vec![format!("disk{number}")]);
+        let name = format!("vm{number}");
         self.apply(&Command::CreateInstance {
             name,
             host,
