@@ -131,6 +131,21 @@ impl LoadHistory {
         }
     }
 
+    /// From now on that is configured. What was moved stays where it is for as long as the new policy says, and counts; who carries
+    /// too much is found out anew. Returns whether it is another one.
+    pub fn obey(&mut self, policy: BalancePolicy) -> bool {
+        if policy == self.policy {
+            return false;
+        }
+        if policy.window != self.policy.window {
+            self.samples = Samples::new(policy.window);
+        }
+        self.nics.obey(policy.nics);
+        self.ssds.obey(policy.ssds);
+        self.policy = policy;
+        true
+    }
+
     /// An endpoint says what it has counted.
     pub fn note(&mut self, endpoint: EndpointId, now: Instant, telemetry: &Telemetry) {
         if self.samples.note(endpoint, now, telemetry) {

@@ -107,7 +107,7 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
     let access = Access::open(&config.access_policy())?;
     let (core, handle) = open(&pool, &config, arguments.bootstrap)?;
     let listeners = runtime.block_on(Listeners::bind(&config.listen(), config.listen_tcp()))?;
-    let reload = Reload::new(&arguments.config, &loaded, &access, &listeners, core.replica());
+    let reload = Reload::new(&arguments.config, &loaded, (&access, &handle), &listeners, core.replica());
     runtime.spawn(reload_on(hangup, reload));
     let router = access.guard(rest::router(handle.clone()));
     let serving = runtime.spawn(listeners.serve(router));
@@ -148,9 +148,9 @@ async fn reload_on(mut hangup: Signal, mut reload: Reload) {
 }
 
 fn open(pool: &Arc<Pool>, config: &Config, bootstrap: bool) -> anyhow::Result<(Core, Handle)> {
-    if let Some((address, tls)) = config.etcd().map_err(anyhow::Error::msg)? {
+    if let Some((address, credentials)) = config.etcd().map_err(anyhow::Error::msg)? {
         let (controller, handle) =
-            with_silent_panics(|| EtcdController::open(pool, config, (address, &tls), bootstrap))?;
+            with_silent_panics(|| EtcdController::open(pool, config, (address, &credentials), bootstrap))?;
         return Ok((Core::Etcd(Box::new(controller)), handle));
     }
     if let Some(section) = &config.replication {

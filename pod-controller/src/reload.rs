@@ -1,11 +1,12 @@
-//! What is read anew while the controller runs, when it is told to (`SIGHUP`): tokens, certificates, who is who by certificate, and
-//! what is logged. What makes no sense leaves what was known.
+//! What is read anew while the controller runs, when it is told to (`SIGHUP`): tokens, certificates, who is who by certificate, what
+//! is done about loads, and what is logged. What makes no sense leaves what was known.
 
 use std::path::{Path, PathBuf};
 
 use pod_protocol::daemon::set_log_level;
 
-use crate::config::Config;
+use crate::config::{BalanceSection, Config};
+use crate::controller::Handle;
 use crate::replication::Replica;
 use crate::rest::{Access, KnownClient, Listeners};
 
@@ -16,6 +17,7 @@ pub struct Reload {
     path: PathBuf,
     known: Config,
     access: Access,
+    handle: Handle,
     certificates: Option<ReloadCertificates>,
     replicas: Option<Box<dyn Fn() + Send + Sync>>,
 }
@@ -31,7 +33,7 @@ impl Reload {
     pub fn new(
         path: &Path,
         known: &Config,
-        access: &Access,
+        (access, handle): (&Access, &Handle),
         listeners: &Listeners,
         replica: Option<&Replica>,
     ) -> Self {
@@ -41,6 +43,7 @@ impl Reload {
             path: path.to_owned(),
             known: known.clone(),
             access: access.clone(),
+            handle: handle.clone(),
             certificates: certificates.map(|reload| Box::new(reload) as ReloadCertificates),
             replicas: replicas.map(|reload| Box::new(reload) as Box<dyn Fn() + Send + Sync>),
         }
@@ -52,11 +55,13 @@ impl Reload {
         match Config::load(&self.path) {
             Ok(config) => {
                 if shape(&config) != shape(&self.known) {
-                    tracing::warn!(%path, "what has changed there but for log and tls.client takes effect with a restart");
+                    tracing::warn!(%path, "what has changed there but for log, tls.client and [balance] takes effect with a restart");
                 }
                 if let Err(error) = set_log_level(config.controller.log.as_deref()) {
                     tracing::error!("what was logged stays: {error}");
                 }
+                self.handle.set_balance(config.balance_policy());
+                self.known.balance = config.balance;
                 // What takes effect with a restart is told of each time.
                 self.known.controller.log = config.controller.log;
                 if let (Some(known), Some(tls)) = (&mut self.known.controller.tls, config.controller.tls) {
@@ -80,6 +85,7 @@ impl Reload {
 fn shape(config: &Config) -> String {
     let mut config = config.clone();
     config.controller.log = None;
+    config.balance = BalanceSection::default();
     if let Some(tls) = &mut config.controller.tls {
         tls.clients.clear();
     }

@@ -1,6 +1,7 @@
 //! Certificates and keys in files: read when they are needed first, and again when they change, so that they are renewed without a
 //! restart.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -38,7 +39,7 @@ pub enum TlsError {
 
 /// What tells that files changed: when they did, their lengths and numbers; nothing of one that is not there.
 type Stamp = Vec<Option<(i64, i64, u64, u64)>>;
-type Read<T> = dyn Fn() -> Result<T, TlsError> + Send + Sync;
+type Read<T> = dyn Fn() -> Result<T, String> + Send + Sync;
 
 /// What is made of files, and made anew when they change.
 pub(crate) struct Watched<T> {
@@ -49,13 +50,14 @@ pub(crate) struct Watched<T> {
 
 impl<T: Clone> Watched<T> {
     /// Reads the files.
-    pub(crate) fn open(
+    pub(crate) fn open<E: fmt::Display>(
         files: Vec<PathBuf>,
-        read: impl Fn() -> Result<T, TlsError> + Send + Sync + 'static,
-    ) -> Result<Self, TlsError> {
+        read: impl Fn() -> Result<T, E> + Send + Sync + 'static,
+    ) -> Result<Self, E> {
         let stamp = stamp(&files);
         let known = Mutex::new((stamp, read()?));
-        Ok(Self { files, read: Box::new(read), known })
+        let read = Box::new(move || read().map_err(|error| error.to_string()));
+        Ok(Self { files, read, known })
     }
 
     /// As the files are now. Files that make no sense leave what was known.

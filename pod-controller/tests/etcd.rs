@@ -5,11 +5,14 @@ mod server;
 mod support;
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use cxl_pool::Role;
+use pod_controller::api::InstanceTypeSpec;
 use pod_controller::client::Client;
 use pod_protocol::objects::Object;
 use pod_protocol::reports::Report;
@@ -33,6 +36,17 @@ impl Process {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pod-controller"));
         command.arg("--config").arg(pod.path("controller.toml")).args(arguments);
         let child = command.stdin(Stdio::null()).stderr(file).spawn().expect("the controller starts");
+        Self { child, log }
+    }
+
+    /// Begins a pod, with this in its configuration.
+    fn bootstrap(pod: &Pod, sections: &str) -> Self {
+        pod.config_with(sections);
+        let log = pod.path("controller.log");
+        let to = File::create(&log).expect("a file");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pod-controller"));
+        command.arg("--config").arg(pod.path("controller.toml")).arg("--bootstrap");
+        let child = command.stdin(Stdio::null()).stderr(to).spawn().expect("the controller starts");
         Self { child, log }
     }
 
@@ -64,6 +78,15 @@ impl Drop for Process {
 
 fn create(client: &Client, name: &str) -> Result<(), pod_controller::client::ClientError> {
     client.create_volume(&volume(name)).map(drop)
+}
+
+/// A change in a pod without devices.
+fn set_type(client: &Client, name: &str) -> Result<(), pod_controller::client::ClientError> {
+    client.set_instance_type(name, &InstanceTypeSpec::default())
+}
+
+fn types(client: &Client) -> Option<usize> {
+    Some(client.instance_types().ok()?.len())
 }
 
 fn names(client: &Client) -> Option<Vec<String>> {
@@ -150,19 +173,7 @@ fn pod_goes_on_with_etcd_whatever_dies() {
 fn etcd_over_tls_asks_who_somebody_is() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = |name: &str| directory.path().join(name).display().to_string();
-    let mut params = CertificateParams::new(Vec::new()).expect("parameters");
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let key = KeyPair::generate().expect("a key");
-    let ca = params.self_signed(&key).expect("a certificate").pem();
-    std::fs::write(file("ca.pem"), ca).expect("written");
-    let issuer = Issuer::new(params, key);
-    for name in ["member", "controller"] {
-        let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("parameters");
-        let key = KeyPair::generate().expect("a key");
-        let certificate = params.signed_by(&key, &issuer).expect("a certificate");
-        std::fs::write(file(&format!("{name}.pem")), certificate.pem()).expect("written");
-        std::fs::write(file(&format!("{name}.key")), key.serialize_pem()).expect("written");
-    }
+    issue(directory.path());
     let arguments = [
         "--cert-file".to_owned(),
         file("member.pem"),
@@ -172,26 +183,106 @@ fn etcd_over_tls_asks_who_somebody_is() {
         "--trusted-ca-file".to_owned(),
         file("ca.pem"),
     ];
-    let etcd = Etcd::start_with("https", &arguments);
+    let mut etcd = Etcd::start_with("https", &arguments);
     let mut pod = Pod::new();
     pod.stop_controller();
     let store = format!("store = 'etcds://127.0.0.1:{}/wadi'", etcd.port());
     let section = |pair: &str| format!("{store}\n[etcd]\nca-file = '{}'\n{pair}", file("ca.pem"));
-    let start = |pair: &str| {
-        let path = pod.path("controller.toml");
-        pod.config_with(&section(pair));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pod-controller"));
-        let log = pod.path("controller.log");
-        let to = File::create(&log).expect("a file");
-        command.arg("--config").arg(path).arg("--bootstrap").stdin(Stdio::null()).stderr(to);
-        Process { child: command.spawn().expect("the controller starts"), log }
-    };
-    let mut nobody = start("");
+    let mut nobody = Process::bootstrap(&pod, &section(""));
     assert!(!nobody.ended().success());
     assert!(nobody.said().contains("cannot be used"), "{}", nobody.said());
     let pair = format!("cert-file = '{}'\nkey-file = '{}'\n", file("controller.pem"), file("controller.key"));
-    let process = start(&pair);
+    let process = Process::bootstrap(&pod, &section(&pair));
     until("a controller", || pod.client().ready().ok());
     assert_eq!(names(&pod.client()), Some(Vec::new()));
+
+    // All certificates are of another authority now, and the controller runs on.
+    etcd.kill();
+    issue(directory.path());
+    assert!(etcd.go_on());
+    until("a change", || set_type(&pod.client(), "after").ok());
+    process.kill();
+}
+
+/// Lays an authority's certificate there, and those of a member and of a controller with their keys.
+fn issue(directory: &Path) {
+    let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().expect("a key");
+    let ca = params.self_signed(&key).expect("a certificate").pem();
+    std::fs::write(directory.join("ca.pem"), ca).expect("written");
+    let issuer = Issuer::new(params, key);
+    for name in ["member", "controller"] {
+        let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("parameters");
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params.signed_by(&key, &issuer).expect("a certificate");
+        std::fs::write(directory.join(format!("{name}.pem")), certificate.pem()).expect("written");
+        std::fs::write(directory.join(format!("{name}.key")), key.serialize_pem()).expect("written");
+    }
+}
+
+/// Asks etcd for something that no controller asks for, as whoever this token is of. Returns the answer.
+fn post(etcd: &Etcd, path: &str, body: &str, token: Option<&str>) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", etcd.port())).expect("etcd listens");
+    let who = token.map_or_else(String::new, |token| format!("Authorization: {token}\r\n"));
+    let length = body.len();
+    let request = format!("POST /v3/{path} HTTP/1.0\r\n{who}Content-Length: {length}\r\n\r\n{body}");
+    stream.write_all(request.as_bytes()).expect("etcd hears");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("etcd answers");
+    assert!(answer.starts_with("HTTP/1.0 200"), "{path}: {answer}");
+    answer.split_once("\r\n\r\n").expect("an answer").1.to_owned()
+}
+
+#[test]
+fn etcd_with_users_asks_for_a_password() {
+    let mut etcd = Etcd::start();
+    let mut pod = Pod::new();
+    pod.stop_controller();
+    post(&etcd, "auth/user/add", r#"{"name":"root","password":"r"}"#, None);
+    post(&etcd, "auth/role/add", r#"{"name":"root"}"#, None);
+    post(&etcd, "auth/user/grant", r#"{"user":"root","role":"root"}"#, None);
+    post(&etcd, "auth/user/add", r#"{"name":"wadi","password":"first"}"#, None);
+    post(&etcd, "auth/role/add", r#"{"name":"pods"}"#, None);
+    // Of /wadi/ and what begins with it.
+    let allowed =
+        r#"{"name":"pods","perm":{"permType":"READWRITE","key":"L3dhZGkv","range_end":"L3dhZGkw"}}"#;
+    post(&etcd, "auth/role/grant", allowed, None);
+    post(&etcd, "auth/user/grant", r#"{"user":"wadi","role":"pods"}"#, None);
+    post(&etcd, "auth/enable", "{}", None);
+    let password = pod.path("password");
+    let section = |prefix: &str, user: &str| format!("store = '{}'\n[etcd]\n{user}", etcd.address(prefix));
+    let user = format!("user = 'wadi'\npassword-file = '{}'\n", password.display());
+    std::fs::write(&password, "wrong\n").expect("written");
+    for (prefix, user, word) in [
+        ("wadi/pod1", "", "etcd.password-file"),
+        ("wadi/pod1", user.as_str(), "with the password in etcd.password-file"),
+        ("other/pod1", user.as_str(), "etcdctl role grant-permission"),
+    ] {
+        let mut refused = Process::bootstrap(&pod, &section(prefix, user));
+        assert!(!refused.ended().success());
+        assert!(refused.said().contains(word), "{}", refused.said());
+        if word.starts_with("with") {
+            std::fs::write(&password, "first\n").expect("written");
+        }
+    }
+    let process = Process::bootstrap(&pod, &section("wadi/pod1", &user));
+    let client = pod.client();
+    until("a controller", || client.ready().ok());
+    set_type(&client, "known").expect("a change");
+
+    // It forgets whom it knows when it restarts.
+    etcd.kill();
+    assert!(etcd.go_on());
+    until("a change", || set_type(&client, "known-again").ok());
+
+    // And when somebody has another password.
+    std::fs::write(&password, "second\n").expect("written");
+    let root = post(&etcd, "auth/authenticate", r#"{"name":"root","password":"r"}"#, None);
+    let root: serde_json::Value = serde_json::from_str(&root).expect("JSON");
+    post(&etcd, "auth/user/changepw", r#"{"name":"wadi","password":"second"}"#, root["token"].as_str());
+    until("a change", || set_type(&client, "with-another-password").ok());
+    assert_eq!(types(&client), Some(3));
+    assert!(!process.said().contains("second") && !process.said().contains("first"), "{}", process.said());
     process.kill();
 }

@@ -150,7 +150,7 @@ fn what_is_read_anew_and_what_stays_where_it_makes_no_sense() {
     let client = "[[controller.tls.client]]\nmatch = 'cn:carol'\nrole = 'viewer'\n";
     fs::write(
         pod.path("controller.toml"),
-        rest.replace("[replication]\n", &format!("{client}[replication]\n")),
+        rest.replace("[replication]\n", &format!("{client}[balance]\nhigh-percent = 71\n[replication]\n")),
     )
     .expect("written");
     running.reload(&["the configuration was read anew", "2 tokens are known now", &api_path, &replica_path]);
@@ -159,6 +159,7 @@ fn what_is_read_anew_and_what_stays_where_it_makes_no_sense() {
         assert!(fine, "{said}");
     }
     assert!(!running.said().contains("with a restart"), "nothing else has changed");
+    assert_eq!(pod.client().balance().expect("an answer").high_percent, 71);
 
     // What is logged, and what cannot be changed by this.
     assert!(!running.said().contains("DEBUG"), "it is not told");

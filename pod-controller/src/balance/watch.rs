@@ -20,6 +20,11 @@ impl<K: Ord + Copy> Watch<K> {
         Self { policy, hot: BTreeMap::new(), moved: VecDeque::new() }
     }
 
+    pub(super) fn obey(&mut self, policy: ReliefPolicy) {
+        self.policy = policy;
+        self.hot.clear();
+    }
+
     pub(super) fn is_off(&self) -> bool {
         self.policy.mode == BalanceMode::Off
     }

@@ -6,9 +6,9 @@ use serde::Deserialize;
 
 use super::Config;
 use crate::client::ClientTls;
-use crate::store::etcd::EtcdAddress;
+use crate::store::etcd::{EtcdAddress, EtcdCredentials, EtcdUser};
 
-/// How an etcd is spoken to over TLS.
+/// How an etcd is spoken to. The files are read anew when they change.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct EtcdSection {
@@ -18,11 +18,15 @@ pub struct EtcdSection {
     pub cert_file: Option<PathBuf>,
     /// Its key, as PEM.
     pub key_file: Option<PathBuf>,
+    /// Who the controller is, where etcd has users.
+    pub user: Option<String>,
+    /// A file whose first line is the user's password.
+    pub password_file: Option<PathBuf>,
 }
 
 impl Config {
     /// The etcd that keeps the state, if there is one, and how it is spoken to.
-    pub fn etcd(&self) -> Result<Option<(&EtcdAddress, ClientTls)>, String> {
+    pub fn etcd(&self) -> Result<Option<(&EtcdAddress, EtcdCredentials)>, String> {
         let Some(address) = &self.controller.store else {
             return if self.etcd.is_some() {
                 Err("etcd says how an etcd is spoken to: set controller.store to its address too".to_owned())
@@ -34,7 +38,8 @@ impl Config {
             return Err("controller.store and [replication] are two ways to keep the state: use one of them"
                 .to_owned());
         }
-        let EtcdSection { ca_file, cert_file, key_file } = self.etcd.clone().unwrap_or_default();
+        let EtcdSection { ca_file, cert_file, key_file, user, password_file } =
+            self.etcd.clone().unwrap_or_default();
         if address.tls() != ca_file.is_some() {
             return Err(format!(
                 "controller.store = {address}: etcds:// needs etcd.ca-file with the authority of its members, and etcd:// \
@@ -44,7 +49,12 @@ impl Config {
         if cert_file.is_some() != key_file.is_some() || cert_file.is_some() && !address.tls() {
             return Err("etcd.cert-file and etcd.key-file belong together, and to etcds://".to_owned());
         }
-        Ok(Some((address, ClientTls { ca_file, cert_file, key_file })))
+        let user = match (user, password_file) {
+            (Some(name), Some(password_file)) => Some(EtcdUser { name, password_file }),
+            (None, None) => None,
+            _ => return Err("etcd.user and etcd.password-file belong together".to_owned()),
+        };
+        Ok(Some((address, EtcdCredentials { tls: ClientTls { ca_file, cert_file, key_file }, user })))
     }
 }
 
@@ -72,13 +82,16 @@ mod tests {
             (plain, ca, "etcd.ca-file"),
             (tls, &format!("{ca}cert-file = '/c'\n"), "belong together"),
             (plain, "[etcd]\ncert-file = '/c'\nkey-file = '/k'\n", "belong together"),
+            (plain, "[etcd]\nuser = 'wadi'\n", "etcd.password-file belong together"),
+            (plain, "[etcd]\npassword-file = '/p'\n", "etcd.password-file belong together"),
             ("", ca, "controller.store"),
         ] {
             let error = parse(store, sections).expect_err(store);
             assert!(error.contains(word), "{store} {sections}: {error}");
         }
         let both = format!("{ca}cert-file = '/c'\nkey-file = '/k'\n");
-        for (store, sections) in [(plain, ""), (tls, ca), (tls, both.as_str()), ("", "")] {
+        let user = "[etcd]\nuser = 'wadi'\npassword-file = '/p'\n";
+        for (store, sections) in [(plain, ""), (plain, user), (tls, ca), (tls, both.as_str()), ("", "")] {
             parse(store, sections).unwrap_or_else(|error| panic!("{store} {sections}: {error}"));
         }
     }

@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 use cxl_pool::{Pool, ReplicaId};
 
 use super::{AnyTenure, ControllerError, Desk, End, Handle, Keeper, Request, SubmitError};
-use crate::client::ClientTls;
 use crate::config::Config;
 use crate::replication::Known;
 use crate::state::State;
-use crate::store::etcd::{EtcdAddress, EtcdError, EtcdLink, EtcdStore, Loss};
+use crate::store::etcd::{EtcdAddress, EtcdCredentials, EtcdError, EtcdLink, EtcdStore, Loss};
 use crate::store::{Recovered, Store, StoreError};
 
 /// How often is tried whether etcd is there again.
@@ -39,10 +38,10 @@ impl EtcdController {
     pub fn open(
         pool: &Arc<Pool>,
         config: &Config,
-        (address, tls): (&EtcdAddress, &ClientTls),
+        (address, credentials): (&EtcdAddress, &EtcdCredentials),
         bootstrap: bool,
     ) -> Result<(Self, Handle), ControllerError> {
-        let link = Arc::new(EtcdLink::new(address, tls).map_err(StoreError::from)?);
+        let link = Arc::new(EtcdLink::new(address, credentials).map_err(StoreError::from)?);
         let path = &config.controller.state;
         let left = if path.exists() { Store::open(path).map(Some) } else { Ok(None) };
         let (left, handed_over) = match left {

@@ -12,7 +12,7 @@ use pod_protocol::telemetry::Telemetry;
 use tokio::sync::{oneshot, watch};
 
 use crate::api::{self, Event};
-use crate::balance::{LoadHistory, LoadPicture};
+use crate::balance::{BalancePolicy, LoadHistory, LoadPicture};
 use crate::config::Config;
 use crate::journal::Journal;
 use crate::replication::Known;
@@ -101,6 +101,8 @@ pub(super) struct Shared {
     peers: OnceLock<Arc<dyn Peers>>,
     telemetry: Mutex<BTreeMap<EndpointId, Sample>>,
     load: Mutex<LoadPicture>,
+    /// What is done about loads, by whoever leads.
+    balance: Mutex<BalancePolicy>,
     /// What this controller speaks, and where it is seen what others speak.
     spoken: (Protocol, Spoken),
     /// Messages of daemons that said nothing that is known here.
@@ -115,6 +117,7 @@ impl Shared {
             stopped: AtomicBool::new(false),
             peers: OnceLock::new(),
             telemetry: Mutex::default(),
+            balance: Mutex::new(load.policy),
             load: Mutex::new(load),
             spoken,
             not_understood: AtomicU64::new(0),
@@ -124,6 +127,11 @@ impl Shared {
     pub(super) fn telemetry(&self) -> MutexGuard<'_, BTreeMap<EndpointId, Sample>> {
         // Each sample is put in whole, whoever panicked.
         self.telemetry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn balance(&self) -> MutexGuard<'_, BalancePolicy> {
+        // A policy is put in whole, whoever panicked.
+        self.balance.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn load(&self) -> MutexGuard<'_, LoadPicture> {
@@ -285,6 +293,13 @@ impl Handle {
     /// What passes through NICs, and what is done about it.
     pub fn load(&self) -> LoadPicture {
         self.shared.load().clone()
+    }
+
+    /// From now on this is done about loads, once this controller leads.
+    pub fn set_balance(&self, policy: BalancePolicy) {
+        *self.shared.balance() = policy;
+        self.shared.load().policy = policy;
+        self.look();
     }
 
     /// The last telemetry of every endpoint.

@@ -10,6 +10,9 @@ use crate::state::{Command, Effect, VolumeMove};
 impl<W: World> Conductor<W> {
     /// What is due of NICs and SSDs that carry too much.
     pub(super) fn due_load(&mut self, now: Instant, inbox: &mut Inbox<W>) {
+        if self.world.balance_policy().is_some_and(|policy| self.load.obey(policy)) {
+            self.world.load(self.load.picture(now));
+        }
         if self.load.next().is_none_or(|at| at > now) {
             return;
         }

@@ -15,7 +15,7 @@ use super::handle::{Reply, Sample, Shared, SubmitError};
 use super::keeper::Keeper;
 use super::world::World;
 use crate::api::Event;
-use crate::balance::LoadPicture;
+use crate::balance::{BalancePolicy, LoadPicture};
 use crate::reconcile::Reconciler;
 use crate::state::{self, Command, Effect, Refusal, RegionUse, Regions, State};
 use crate::store::StoreError;
@@ -130,6 +130,10 @@ impl<M: Memory> World for PoolWorld<M> {
             // A client that went away needs no answer.
             let _ = to.send(Err(SubmitError::StoreAway(error.to_string())));
         }
+    }
+
+    fn balance_policy(&self) -> Option<BalancePolicy> {
+        Some(*self.shared.balance())
     }
 
     fn load(&mut self, picture: LoadPicture) {

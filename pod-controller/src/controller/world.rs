@@ -9,7 +9,7 @@ use pod_protocol::controller::{PortError, PortEvent};
 use pod_protocol::protocol::Protocol;
 
 use super::handle::Sample;
-use crate::balance::LoadPicture;
+use crate::balance::{BalancePolicy, LoadPicture};
 use crate::reconcile::Reconciler;
 use crate::state::{Command, Effect, Refusal, Regions, State};
 
@@ -54,6 +54,10 @@ pub trait World {
     fn reply(&mut self, to: Self::Reply, answer: Result<(), Refusal>);
     /// Answers a wish that could not be kept.
     fn reply_lost(&mut self, _to: Self::Reply, _error: &Self::Error) {}
+    /// What is to be done about loads from now on, if somebody has said so.
+    fn balance_policy(&self) -> Option<BalancePolicy> {
+        None
+    }
     /// What passes through NICs.
     fn load(&mut self, _picture: LoadPicture) {}
     /// An endpoint's last telemetry, or that it has none any more.

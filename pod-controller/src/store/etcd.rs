@@ -16,6 +16,7 @@ mod address;
 mod error;
 mod gateway;
 mod link;
+mod login;
 mod office;
 
 use std::collections::VecDeque;
@@ -34,7 +35,9 @@ use office::Office;
 
 pub use address::{EtcdAddress, ParseEtcdAddressError};
 pub use error::EtcdError;
+pub use link::EtcdCredentials;
 pub(crate) use link::EtcdLink;
+pub use login::EtcdUser;
 pub(crate) use office::Loss;
 
 /// The format of the values below; another one is refused.

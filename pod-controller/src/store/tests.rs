@@ -4,10 +4,9 @@ use cxl_pool::{Area, LineCount, LineOffset};
 use tempfile::TempDir;
 use uuid::Uuid;
 
-use super::etcd::{EtcdError, EtcdLink, EtcdStore};
+use super::etcd::{EtcdCredentials, EtcdError, EtcdLink, EtcdStore};
 use super::*;
 use crate::api::EventKind;
-use crate::client::ClientTls;
 use crate::state::Options;
 
 #[path = "../../tests/support/etcd.rs"]
@@ -91,7 +90,7 @@ impl Place {
 
 pub(super) fn link(etcd: &Etcd) -> Arc<EtcdLink> {
     let address = etcd.address("wadi/pod1").parse().expect("an address");
-    Arc::new(EtcdLink::new(&address, &ClientTls::default()).expect("a connection"))
+    Arc::new(EtcdLink::new(&address, &EtcdCredentials::default()).expect("a connection"))
 }
 
 impl Kept {

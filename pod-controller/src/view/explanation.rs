@@ -8,7 +8,7 @@ use crate::state::{
 
 const NIC_RULE: &str = "one with room for what is reserved, and a backup on another host that could carry it too; an ordinary NIC \
                         before one that is kept for failover; one that serves others of its group; one of the instance's own \
-                        host; then the least loaded one for its speed";
+                        host; then the least loaded one for its speed, among equals one to whose host there is a channel already";
 const SSD_RULE: &str =
     "replicas on different hosts, each on the SSD with the largest share free, of bytes and of requests/s";
 

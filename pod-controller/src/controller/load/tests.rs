@@ -10,7 +10,7 @@ use pod_protocol::telemetry::{DeviceTelemetry, LeaseTelemetry, Telemetry};
 use super::super::conductor::Delays;
 use super::super::handle::Sample;
 use super::*;
-use crate::balance::{BalanceMode, BalancePolicy, ReliefPolicy};
+use crate::balance::{BalanceMode, BalancePolicy, LoadPicture, ReliefPolicy};
 use crate::link_policy::LinkPolicy;
 use crate::reconcile::Reconciler;
 use crate::state::model::{endpoint, guest_with_volume, pod_with_ssds, ssd_of};
@@ -20,6 +20,10 @@ use crate::state::{Refusal, Regions, State};
 #[derive(Default)]
 struct Listener {
     told: Vec<(EventKind, String, String)>,
+    /// What somebody has said that is to be done.
+    policy: Option<BalancePolicy>,
+    /// What is said that is done.
+    shown: Option<BalancePolicy>,
 }
 
 impl World for Listener {
@@ -61,6 +65,14 @@ impl World for Listener {
 
     fn reply(&mut self, (): (), answer: Result<(), Refusal>) {
         answer.expect("a wish that can be granted");
+    }
+
+    fn balance_policy(&self) -> Option<BalancePolicy> {
+        self.policy
+    }
+
+    fn load(&mut self, picture: LoadPicture) {
+        self.shown = Some(picture.policy);
     }
 
     fn sample(&mut self, _: EndpointId, _: Option<Sample>) {}
@@ -130,6 +142,27 @@ fn a_volume_that_moves_is_told_of_with_its_instance() {
     );
     let volume = scene.conductor.state.volume_named("one").expect("it is there");
     assert!(volume.replica_on(&ssd_of(3)).is_some());
+}
+
+#[test]
+fn another_policy_holds_at_once_and_counts_anew() {
+    let mut scene = Scene::new();
+    scene.pass(None);
+    let moves = scene.conductor.load.picture(scene.now).policy;
+    let off = BalancePolicy { ssds: ReliefPolicy { mode: BalanceMode::Off, ..moves.ssds }, ..moves };
+    scene.conductor.world.policy = Some(off);
+    for _ in 0..10 {
+        scene.pass(None);
+    }
+    assert_eq!(scene.told(EventKind::Balanced), []);
+    assert_eq!(scene.conductor.world.shown, Some(off));
+    scene.conductor.world.policy = Some(moves);
+    scene.pass(None);
+    assert_eq!(scene.told(EventKind::Balanced), [], "it takes two windows");
+    scene.pass(None);
+    scene.pass(None);
+    assert_eq!(scene.told(EventKind::Balanced).len(), 1);
+    assert_eq!(scene.conductor.world.shown, Some(moves));
 }
 
 #[test]

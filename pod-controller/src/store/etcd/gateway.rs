@@ -7,11 +7,14 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use reqwest::Url;
+use reqwest::header::AUTHORIZATION;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tokio::time::Instant;
 
+use super::login::{self, Authenticated, EtcdUser, Login};
 use crate::client::innermost;
+use crate::tls::Watched;
 
 /// How long a member may take before another one is asked.
 const ATTEMPT_MAX: Duration = Duration::from_secs(2);
@@ -19,11 +22,11 @@ const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// The members, one of which is asked until it fails.
-#[derive(Debug)]
 pub(super) struct Gateway {
-    http: reqwest::Client,
+    http: Watched<reqwest::Client>,
     members: Vec<Url>,
     current: AtomicUsize,
+    login: Option<Login>,
 }
 
 /// Why there is no answer.
@@ -35,8 +38,49 @@ pub(super) struct Silence {
     pub(super) open: bool,
     /// Whether another member, or the same one soon, might answer.
     again: bool,
-    /// etcd's word for it, if it said one: a code of gRPC.
-    pub(super) code: Option<u32>,
+    /// What etcd says to that, if it is something that it says.
+    pub(super) complaint: Option<Complaint>,
+}
+
+/// What etcd says, as far as it makes a difference for what has to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Complaint {
+    /// It does not know who is asking, or not any more.
+    WhoIsIt,
+    /// Name and password do not belong together.
+    WrongPassword,
+    /// Whoever is asking may not do that.
+    NotAllowed,
+    /// It has no room.
+    NoRoom,
+    /// The request makes no sense to it; it may be too large.
+    Invalid,
+    /// Something else.
+    Other,
+}
+
+impl Complaint {
+    /// Of a code of gRPC, and the words that come with it: some of what concerns users has the code of invalid arguments.
+    fn of(code: u32, message: &str) -> Self {
+        match code {
+            16 => Self::WhoIsIt,
+            3 if message.contains("user name is empty") || message.contains("auth store is old") => {
+                Self::WhoIsIt
+            }
+            3 if message.contains("authentication failed") => Self::WrongPassword,
+            3 => Self::Invalid,
+            7 => Self::NotAllowed,
+            8 => Self::NoRoom,
+            _ => Self::Other,
+        }
+    }
+}
+
+impl Silence {
+    /// Nothing was asked, and asking again would be no use.
+    pub(super) fn for_good(reason: String) -> Self {
+        Self { reason, open: false, again: false, complaint: None }
+    }
 }
 
 /// How etcd says no.
@@ -47,8 +91,8 @@ struct Problem {
 }
 
 impl Gateway {
-    pub(super) fn new(http: reqwest::Client, members: &[Url]) -> Self {
-        Self { http, members: members.to_vec(), current: AtomicUsize::new(0) }
+    pub(super) fn new(http: Watched<reqwest::Client>, members: &[Url], user: Option<EtcdUser>) -> Self {
+        Self { http, members: members.to_vec(), current: AtomicUsize::new(0), login: user.map(Login::new) }
     }
 
     /// Asks until somebody answers, or until patience ends. What is asked may be carried out more than once: it has to be such
@@ -60,12 +104,7 @@ impl Gateway {
         patience: Duration,
     ) -> Result<Answer, Silence> {
         let deadline = Instant::now() + patience;
-        let body = serde_json::to_vec(question).map_err(|error| Silence {
-            reason: format!("the request cannot be written: {error}"),
-            open: false,
-            again: false,
-            code: None,
-        })?;
+        let body = written(question)?;
         let mut open = false;
         loop {
             let mut failure = None;
@@ -92,6 +131,7 @@ impl Gateway {
         }
     }
 
+    /// Asks one of them, and says who is asking if it wants to know.
     async fn ask_member<Answer: DeserializeOwned>(
         &self,
         member: &Url,
@@ -99,14 +139,45 @@ impl Gateway {
         body: Vec<u8>,
         patience: Duration,
     ) -> Result<Answer, Silence> {
+        let token = self.login.as_ref().and_then(Login::token);
+        let refused = match self.post(member, path, body.clone(), token.as_deref(), patience).await {
+            Err(silence) if silence.complaint == Some(Complaint::WhoIsIt) => silence,
+            answer => return answer,
+        };
+        let Some(login) = &self.login else { return Err(refused) };
+        let question = written(&login.question()?)?;
+        let answer = self.post(member, login::PATH, question, None, patience).await;
+        // What was wanted was refused, whatever became of this.
+        let Authenticated { token } = answer.map_err(|silence| Silence { open: false, ..silence })?;
+        login.learn(&token);
+        self.post(member, path, body, Some(&token), patience).await
+    }
+
+    async fn post<Answer: DeserializeOwned>(
+        &self,
+        member: &Url,
+        path: &str,
+        body: Vec<u8>,
+        token: Option<&str>,
+        patience: Duration,
+    ) -> Result<Answer, Silence> {
         let host = || format!("{}:{}", member.host_str().unwrap_or("?"), member.port().unwrap_or(0));
         let lost = |error: reqwest::Error| {
             let open = !error.is_connect() && !error.is_builder();
-            Silence { reason: format!("{}: {}", host(), innermost(&error)), open, again: true, code: None }
+            Silence {
+                reason: format!("{}: {}", host(), innermost(&error)),
+                open,
+                again: true,
+                complaint: None,
+            }
         };
         let mut url = member.clone();
         url.set_path(path);
-        let response = self.http.post(url).timeout(patience).body(body).send().await.map_err(lost)?;
+        let mut request = self.http.current().post(url).timeout(patience).body(body);
+        if let Some(token) = token {
+            request = request.header(AUTHORIZATION, token);
+        }
+        let response = request.send().await.map_err(lost)?;
         let status = response.status();
         let text = response.bytes().await.map_err(lost)?;
         if status.is_success() {
@@ -114,31 +185,42 @@ impl Gateway {
                 reason: format!("{} answers what etcd does not: {error}", host()),
                 open: true,
                 again: false,
-                code: None,
+                complaint: None,
             });
         }
         match serde_json::from_slice::<Problem>(&text) {
             // Unavailable, DeadlineExceeded, Canceled, Aborted, Unknown, Internal: as etcd says while it has no leader, and what was
             // proposed before may be carried out.
-            Ok(Problem { message, code }) if matches!(code, 1 | 2 | 4 | 10 | 13 | 14) => Err(Silence {
+            Ok(Problem { message, code: 1 | 2 | 4 | 10 | 13 | 14 }) => Err(Silence {
                 reason: format!("{}: {message}", host()),
                 open: true,
                 again: true,
-                code: Some(code),
+                complaint: Some(Complaint::Other),
             }),
             Ok(Problem { message, code }) => Err(Silence {
                 reason: format!("{}: {message}", host()),
                 open: false,
                 again: false,
-                code: Some(code),
+                complaint: Some(Complaint::of(code, &message)),
             }),
             Err(_) => Err(Silence {
                 reason: format!("{} answers {status}: it is no etcd, or older than 3.4", host()),
                 open: false,
                 again: true,
-                code: None,
+                complaint: None,
             }),
         }
+    }
+}
+
+fn written(question: &impl Serialize) -> Result<Vec<u8>, Silence> {
+    serde_json::to_vec(question)
+        .map_err(|error| Silence::for_good(format!("the request cannot be written: {error}")))
+}
+
+impl fmt::Debug for Gateway {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gateway").field("members", &self.members).finish_non_exhaustive()
     }
 }
 

@@ -8,9 +8,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::gateway::{Bytes, Gateway, KeyValue, Number, Range, Ranged, Silence, Transacted, Transaction};
-use super::{EtcdAddress, EtcdError, PARTS_PER_ANSWER};
+use super::gateway::{
+    Bytes, Complaint, Gateway, KeyValue, Number, Range, Ranged, Silence, Transacted, Transaction,
+};
+use super::{EtcdAddress, EtcdError, EtcdUser, PARTS_PER_ANSWER};
 use crate::client::ClientTls;
+use crate::tls::Watched;
 
 /// How long etcd may take. An etcd that elects a leader of its own takes some of it.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -87,6 +90,15 @@ impl fmt::Display for Claim {
     }
 }
 
+/// What the controller shows to an etcd.
+#[derive(Clone, Debug, Default)]
+pub struct EtcdCredentials {
+    /// Whom it trusts, and who it is by certificate.
+    pub tls: ClientTls,
+    /// Who it is by name and password.
+    pub user: Option<EtcdUser>,
+}
+
 /// The connection, and who uses it.
 #[derive(Debug)]
 pub(crate) struct EtcdLink {
@@ -98,24 +110,20 @@ pub(crate) struct EtcdLink {
 
 impl EtcdLink {
     /// Prepares it; connects with the first question.
-    pub(crate) fn new(address: &EtcdAddress, tls: &ClientTls) -> Result<Self, EtcdError> {
+    pub(crate) fn new(address: &EtcdAddress, credentials: &EtcdCredentials) -> Result<Self, EtcdError> {
         let place = Arc::new(Place::new(address.clone()));
         let failed = |reason: String| EtcdError::SetUp { place: place.to_string(), reason };
-        let trusted = if address.tls() { tls.config() } else { ClientTls::trusting_nobody() };
-        let trusted = trusted.map_err(|error| failed(error.to_string()))?;
-        let http = reqwest::Client::builder()
-            .no_proxy()
-            .connect_timeout(CONNECT_MAX)
-            .tls_backend_preconfigured(trusted)
-            .build()
-            .map_err(|error| failed(error.to_string()))?;
+        let EtcdCredentials { tls, user } = credentials.clone();
+        let files = [&tls.ca_file, &tls.cert_file, &tls.key_file].into_iter().flatten().cloned().collect();
+        let is_tls = address.tls();
+        let http = Watched::open(files, move || client(is_tls.then_some(&tls))).map_err(failed)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("etcd")
             .enable_all()
             .build()
             .map_err(|error: io::Error| failed(error.to_string()))?;
-        let gateway = Arc::new(Gateway::new(http, address.members()));
+        let gateway = Arc::new(Gateway::new(http, address.members(), user));
         Ok(Self { place, gateway, claim: Claim::new(), runtime })
     }
 
@@ -165,14 +173,33 @@ impl EtcdLink {
     }
 }
 
+/// What speaks HTTP, with the certificates that there are now.
+fn client(tls: Option<&ClientTls>) -> Result<reqwest::Client, String> {
+    let trusted = tls.map_or_else(ClientTls::trusting_nobody, ClientTls::config);
+    reqwest::Client::builder()
+        .no_proxy()
+        .connect_timeout(CONNECT_MAX)
+        .tls_backend_preconfigured(trusted.map_err(|error| error.to_string())?)
+        .build()
+        .map_err(|error| error.to_string())
+}
+
 /// What to do about it.
 pub(super) fn away(place: &Place, silence: Silence) -> EtcdError {
-    let advice = match silence.code {
-        Some(7 | 16) => "let requests without a user name write below that prefix",
-        Some(8) => {
+    let advice = match silence.complaint {
+        Some(Complaint::WhoIsIt) => {
+            "this etcd has users: say which one this is, with etcd.user and etcd.password-file"
+        }
+        Some(Complaint::WrongPassword) => {
+            "see that etcd has the user of etcd.user, with the password in etcd.password-file"
+        }
+        Some(Complaint::NotAllowed) => {
+            "let the user read and write below that prefix (etcdctl role grant-permission ROLE readwrite --prefix PREFIX/)"
+        }
+        Some(Complaint::NoRoom) => {
             "make room in etcd: compact it, defragment its members, and disarm the alarm (etcdctl alarm disarm)"
         }
-        Some(3) => "see that its members take requests of 1.5 MB (--max-request-bytes)",
+        Some(Complaint::Invalid) => "see that its members take requests of 1.5 MB (--max-request-bytes)",
         _ => "see that a majority of its members runs and can be reached from here",
     };
     EtcdError::Away { place: place.to_string(), reason: silence.reason, advice, open: silence.open }

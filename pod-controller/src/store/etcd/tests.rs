@@ -6,7 +6,6 @@ use super::super::tests::server::Etcd;
 use super::super::tests::{command, event, link, state};
 use super::gateway::Range;
 use super::*;
-use crate::client::ClientTls;
 
 impl EtcdStore {
     pub(in crate::store) fn put_raw(&self, name: &str, value: &[u8]) {
@@ -294,7 +293,7 @@ fn change_whose_answer_is_lost_is_made_once() {
     // The first member is not there: others are asked.
     let address = format!("etcd://127.0.0.1:1,127.0.0.1:{}/wadi/pod1", lossy.port);
     let lossy_link = Arc::new(
-        EtcdLink::new(&address.parse().expect("an address"), &ClientTls::default()).expect("a link"),
+        EtcdLink::new(&address.parse().expect("an address"), &EtcdCredentials::default()).expect("a link"),
     );
     let (mut store, _) = EtcdStore::open(&lossy_link, 0).expect("a new place");
     let mut state = state();
@@ -326,7 +325,7 @@ fn what_is_no_etcd_is_told_apart() {
         }
     });
     let address = format!("etcd://127.0.0.1:{port}/wadi/pod1").parse().expect("an address");
-    let link = Arc::new(EtcdLink::new(&address, &ClientTls::default()).expect("a link"));
+    let link = Arc::new(EtcdLink::new(&address, &EtcdCredentials::default()).expect("a link"));
     let error = EtcdStore::open(&link, 0).expect_err("it is no etcd").to_string();
     assert!(error.contains("it is no etcd, or older than 3.4"), "{error}");
 }
