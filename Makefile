@@ -61,7 +61,7 @@ install: ## put programs, systemd units, libvirt's hook and documentation below 
 	  sed 's,/usr/bin/,$(PREFIX)/bin/,' deploy/libvirt/wadi >$(HOOK_DIRECTORY)/wadi && chmod 755 $(HOOK_DIRECTORY)/wadi; }
 	install -m 644 CHANGELOG.md docs/*.md docs/*.svg $(DOC_DIRECTORY)/
 	install -m 644 LICENSE $(DOC_DIRECTORY)/copyright
-	install -m 644 deploy/examples/*.toml $(DOC_DIRECTORY)/examples/
+	install -m 644 deploy/examples/*.toml deploy/prometheus/*.yml deploy/grafana/wadi.json $(DOC_DIRECTORY)/examples/
 
 .PHONY: deb
 deb: build ## a Debian package in target/debian

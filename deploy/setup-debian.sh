@@ -28,6 +28,7 @@ needed=(
   "systemd:/usr/bin/systemd-analyze:checks the units that the package brings"
   "chromium-headless-shell:/usr/bin/chromium-headless-shell:looks at the controller's page in tests (100 MB)"
   "etcd-server:/usr/bin/etcd:keeps a controller's state in tests (30 MB)"
+  "prometheus:/usr/bin/promtool:checks metrics, and alert rules against what they are for, in tests (95 MB)"
   "libvirt-daemon-system:/etc/default/libvirtd:libvirt's QEMU driver and its user: runs, in a test, the domain that vmm prints"
 )
 

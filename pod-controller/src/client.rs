@@ -434,7 +434,7 @@ impl Client {
         self.get(&["v1", "pool"])
     }
 
-    /// Metrics in the text format of OpenMetrics.
+    /// Metrics in the text format of Prometheus.
     pub fn metrics(&self) -> Result<String, ClientError> {
         self.runtime.block_on(async {
             let response = self.send::<()>(Method::GET, &["metrics"], &[], None).await?;

@@ -1,8 +1,13 @@
 //! Metrics for Prometheus, made from what is known at the moment they are asked for.
+//!
+//! Names and units are as Prometheus wants them: seconds, bytes and ratios, `_total` at the end of what only grows.
 
+use std::fmt::Write;
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::{MetricType, TypedMetric};
@@ -18,16 +23,31 @@ type Labels = Vec<(&'static str, String)>;
 #[derive(Clone, Debug, Default)]
 struct Total(Number);
 
+/// Time that somebody else counts, in seconds.
+#[derive(Clone, Debug, Default)]
+struct Seconds(Fraction);
+
+impl TypedMetric for Seconds {
+    const TYPE: MetricType = MetricType::Counter;
+}
+
+impl EncodeMetric for Seconds {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        encoder.encode_counter::<NoLabelSet, f64, u64>(&self.0.get(), None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Counter
+    }
+}
+
 impl TypedMetric for Total {
     const TYPE: MetricType = MetricType::Counter;
 }
 
-impl prometheus_client::encoding::EncodeMetric for Total {
-    fn encode(
-        &self,
-        mut encoder: prometheus_client::encoding::MetricEncoder<'_>,
-    ) -> Result<(), std::fmt::Error> {
-        encoder.encode_counter::<prometheus_client::encoding::NoLabelSet, u64, u64>(&self.0.get(), None)
+impl EncodeMetric for Total {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        encoder.encode_counter::<NoLabelSet, u64, u64>(&self.0.get(), None)
     }
 
     fn metric_type(&self) -> MetricType {
@@ -36,8 +56,11 @@ impl prometheus_client::encoding::EncodeMetric for Total {
 }
 
 type Totals = Family<Labels, Total>;
-type Number = Gauge<u64, std::sync::atomic::AtomicU64>;
+type SecondTotals = Family<Labels, Seconds>;
+type Number = Gauge<u64, AtomicU64>;
 type Gauges = Family<Labels, Number>;
+type Fraction = Gauge<f64, AtomicU64>;
+type Fractions = Family<Labels, Fraction>;
 
 /// A registry whose families are declared when they are first filled.
 struct Page {
@@ -53,6 +76,20 @@ impl Page {
 
     fn gauges(&mut self, name: &str, help: &str) -> Gauges {
         let family = Gauges::default();
+        self.registry.register(name, help, family.clone());
+        family
+    }
+
+    /// Counters of time; the name ends in `seconds`.
+    fn second_totals(&mut self, name: &str, help: &str) -> SecondTotals {
+        let family = SecondTotals::default();
+        self.registry.register(name, help, family.clone());
+        family
+    }
+
+    /// Gauges of what is no whole number.
+    fn fractions(&mut self, name: &str, help: &str) -> Fractions {
+        let family = Fractions::default();
         self.registry.register(name, help, family.clone());
         family
     }
@@ -82,6 +119,44 @@ fn count(family: &Totals, labels: &Labels, value: u64) {
     family.get_or_create(labels).0.set(value);
 }
 
+fn count_us(family: &SecondTotals, labels: &Labels, us: u64) {
+    family.get_or_create(labels).0.set(seconds(us));
+}
+
+/// Microseconds as seconds.
+fn seconds(us: u64) -> f64 {
+    std::time::Duration::from_micros(us).as_secs_f64()
+}
+
+/// All metrics in Prometheus' own text format, which knows no units and no end, and calls a counter as its samples are called.
+pub fn plain_text(handle: &Handle) -> String {
+    plain(&text(handle))
+}
+
+fn plain(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len() + text.len() / 8);
+    let mut described = None;
+    for line in text.lines() {
+        // Writing to a string does not fail.
+        let _ = match line.strip_prefix("# ").and_then(|rest| rest.split_once(' ')) {
+            Some(("HELP", _)) => {
+                described = line.splitn(4, ' ').nth(3);
+                Ok(())
+            }
+            Some(("TYPE", kind)) => {
+                let (name, kind) = kind.split_once(' ').unwrap_or((kind, "untyped"));
+                let suffix = if kind == "counter" { "_total" } else { "" };
+                let help = described.take().unwrap_or_default();
+                writeln!(plain, "# HELP {name}{suffix} {help}\n# TYPE {name}{suffix} {kind}")
+            }
+            Some(_) => Ok(()),
+            None if line == "# EOF" => Ok(()),
+            None => writeln!(plain, "{line}"),
+        };
+    }
+    plain
+}
+
 /// All metrics in the text format of OpenMetrics.
 pub fn text(handle: &Handle) -> String {
     let mut page = Page { registry: Registry::with_prefix("wadi") };
@@ -102,13 +177,13 @@ pub fn text(handle: &Handle) -> String {
 
 fn add_hosts(page: &mut Page, handle: &Handle) {
     let joined = page.gauges("endpoint_joined", "Whether an endpoint beats");
-    let age = page.gauges("endpoint_telemetry_age_milliseconds", "Age of an endpoint's last telemetry");
+    let age = page.fractions("endpoint_telemetry_age_seconds", "Age of an endpoint's last telemetry");
     for host in handle.view().hosts((&handle.telemetry(), handle.spoken()), Instant::now()) {
         for endpoint in host.endpoints {
             let labels = vec![("host", host.name.clone()), ("role", endpoint.role)];
             joined.get_or_create(&labels).set(u64::from(endpoint.health == EndpointHealth::Joined));
             if let Some(age_ms) = endpoint.telemetry_age_ms {
-                age.get_or_create(&labels).set(age_ms);
+                age.get_or_create(&labels).set(seconds(age_ms.saturating_mul(1000)));
             }
         }
     }
@@ -260,8 +335,8 @@ fn add_channels(page: &mut Page, handle: &Handle) {
 }
 
 fn add_endpoint_counters(page: &mut Page, handle: &Handle) {
-    let counters = page.totals("endpoint_counter", "Other counters of an endpoint, by name");
-    let gauges = page.gauges("endpoint_gauge", "What an endpoint has of something now, by name");
+    let counters = page.totals("endpoint_events", "What else an endpoint counts, by name");
+    let gauges = page.gauges("endpoint_value", "What an endpoint has of something now, by name");
     let state = &handle.view().state;
     for (endpoint, sample) in handle.telemetry() {
         for (name, value) in &sample.telemetry.counters {
@@ -281,8 +356,8 @@ fn add_mchannels(page: &mut Page, handle: &Handle) {
         "Bytes that an instance's device, or its vCPUs, moved to and from the pool",
     );
     let messages = page.totals("mchannel_messages", "Requests and packets of an instance's device");
-    let held = page.totals(
-        "mchannel_held_microseconds",
+    let held = page.second_totals(
+        "mchannel_held_seconds",
         "For how long an instance's device had something to move and might not",
     );
     let rate = page.gauges("mchannel_rate_bytes_per_second", "What an instance moves to and from the pool");
@@ -291,18 +366,18 @@ fn add_mchannels(page: &mut Page, handle: &Handle) {
         "mchannel_share_bytes_per_second",
         "What it may, by its weight; absent while that is no limit",
     );
-    let run = page.gauges("mchannel_run_percent", "How much of the time it may go on: T_R of T_W");
-    let slept = page.totals(
-        "mchannel_vcpu_slept_microseconds",
+    let run = page.fractions("mchannel_run_ratio", "How much of the time it may go on: T_R of T_W");
+    let slept = page.second_totals(
+        "mchannel_vcpu_slept_seconds",
         "For how long an instance's vCPUs were put to sleep, summed over them",
     );
     let vcpu_rate =
         page.gauges("mchannel_vcpu_rate_bytes_per_second", "What an instance's vCPUs load and store");
     let vcpu_demand =
         page.gauges("mchannel_vcpu_demand_bytes_per_second", "What they would, if they were never stopped");
-    let vcpu_run = page
-        .gauges("mchannel_vcpu_run_microseconds", "How much of a window an instance's vCPUs may run: T_R");
-    let vcpu_window = page.gauges("mchannel_vcpu_window_microseconds", "The window: T_W");
+    let vcpu_run =
+        page.fractions("mchannel_vcpu_run_seconds", "How much of a window an instance's vCPUs may run: T_R");
+    let vcpu_window = page.fractions("mchannel_vcpu_window_seconds", "The window: T_W");
     let capacity =
         page.gauges("fabric_capacity_bytes_per_second", "What an element of the fabric carries at most");
     let (view, telemetry) = (handle.view(), handle.telemetry());
@@ -313,15 +388,15 @@ fn add_mchannels(page: &mut Page, handle: &Handle) {
         let labels = vec![("instance", it.instance), ("tenant", it.tenant)];
         rate.get_or_create(&labels).set(it.rate);
         demand.get_or_create(&labels).set(it.demand);
-        run.get_or_create(&labels).set(it.run_percent.into());
+        run.get_or_create(&labels).set(f64::from(it.run_percent) / 100.0);
         if let Some(bytes) = it.share {
             share.get_or_create(&labels).set(bytes);
         }
         if let Some(vcpus) = it.vcpus {
             vcpu_rate.get_or_create(&labels).set(vcpus.rate);
             vcpu_demand.get_or_create(&labels).set(vcpus.demand);
-            vcpu_run.get_or_create(&labels).set(vcpus.run_us);
-            vcpu_window.get_or_create(&labels).set(vcpus.window_us);
+            vcpu_run.get_or_create(&labels).set(seconds(vcpus.run_us));
+            vcpu_window.get_or_create(&labels).set(seconds(vcpus.window_us));
         }
     }
     for (endpoint, sample) in telemetry {
@@ -335,7 +410,7 @@ fn add_mchannels(page: &mut Page, handle: &Handle) {
             ];
             count(&bytes, &labels, counted.bytes);
             count(&messages, &labels, counted.messages);
-            count(&held, &labels, counted.held_us);
+            count_us(&held, &labels, counted.held_us);
         }
         for counted in &sample.telemetry.vcpus {
             let instance = counted.instance.and_then(|id| view.state.instances.get(&id));
@@ -347,7 +422,7 @@ fn add_mchannels(page: &mut Page, handle: &Handle) {
                 ("endpoint", view.state.endpoint_name(endpoint)),
             ];
             count(&bytes, &labels, counted.bytes);
-            count(&slept, &labels, counted.slept_us);
+            count_us(&slept, &labels, counted.slept_us);
         }
     }
 }
@@ -388,4 +463,20 @@ fn add_pool(page: &mut Page, handle: &Handle) {
     page.number("instances", "Instances", view.state.instances.len() as u64);
     page.total("failovers", "Leases that moved to their backup, since the pod began", view.state.failovers);
     page.total("commands", "Commands that were committed, since the pod began", view.state.index);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_text_calls_counters_as_their_samples() {
+        let text = "# HELP wadi_a Things.\n# TYPE wadi_a counter\nwadi_a_total{x=\"1\"} 2\n# HELP wadi_b_bytes Size of a thing.\n\
+                    # TYPE wadi_b_bytes gauge\n# UNIT wadi_b_bytes bytes\nwadi_b_bytes 3\n# EOF\n";
+        assert_eq!(
+            plain(text),
+            "# HELP wadi_a_total Things.\n# TYPE wadi_a_total counter\nwadi_a_total{x=\"1\"} 2\n# HELP wadi_b_bytes Size of a \
+             thing.\n# TYPE wadi_b_bytes gauge\nwadi_b_bytes 3\n"
+        );
+    }
 }

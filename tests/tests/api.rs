@@ -192,5 +192,5 @@ fn description_names_every_resource() {
     for path in ["/v1/hosts", "/v1/devices", "/v1/volumes", "/v1/instances", "/v1/events", "/v1/pool"] {
         assert!(answer.contains(&format!("\"{path}\"")), "{path} is not in the description");
     }
-    assert!(pod.api().metrics().unwrap().contains("# EOF"));
+    assert!(pod.api().metrics().unwrap().contains("# TYPE wadi_failovers_total counter"));
 }

@@ -227,9 +227,7 @@ fn instances_share_a_path_by_weight_and_a_cheat_gains_nothing() {
     let top = pod.podctl(&["top", "--once"]).unwrap();
     assert!(top.contains("HELD BACK") && top.contains("vm3"), "{top}");
     let metrics = pod.api().metrics().unwrap();
-    for name in
-        ["mchannel_held_microseconds_total", "mchannel_share_bytes_per_second", "mchannel_run_percent"]
-    {
+    for name in ["mchannel_held_seconds_total", "mchannel_share_bytes_per_second", "mchannel_run_ratio"] {
         assert!(metrics.contains(&format!("wadi_{name}{{")), "{name}");
     }
 

@@ -249,7 +249,7 @@ fn vcpus_sleep_for_their_vms_share_of_the_fabric() {
     let top = pod.podctl(&["top", "--once"]).unwrap();
     assert!(top.to_lowercase().contains("vcpus run"), "{top}");
     let metrics = pod.api().metrics().unwrap();
-    assert!(metrics.contains("wadi_mchannel_vcpu_slept_microseconds_total{"), "{metrics}");
+    assert!(metrics.contains("wadi_mchannel_vcpu_slept_seconds_total{"), "{metrics}");
 
     // Weights change under VMs that run.
     pod.podctl(&["mchannel", "set", "vm1", "--weight", "3", "--path", "pool"]).unwrap();

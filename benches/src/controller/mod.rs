@@ -140,7 +140,7 @@ fn measure(hosts: u16) -> Result<Measured> {
     drop(pod);
     let mut pod = Pod::new(hosts)?;
     let volumes_per_second = rate_of(instances, |number| pod.place_volume(number))?;
-    let with_disks_per_second = rate_of(instances, |number| pod.place_with_disk(number))?;
+    let with_disks_per_second = rate_of(instances, |number| pod.place_with_disk(number, instances))?;
     Ok(Measured {
         hosts,
         instances,

@@ -8,6 +8,8 @@ use uuid::Uuid;
 
 /// NICs, and SSDs, of each host that has devices: every second one.
 pub(super) const DEVICES: u32 = 10;
+/// A prime, and no divisor of a number of instances.
+const STRIDE: u64 = 7_368_787;
 const VOLUME_BYTES: u64 = 10 << 30;
 /// What an instance reserves.
 const RESERVED_MBPS: u64 = 500;
@@ -54,9 +56,11 @@ impl Pod {
         self.place_with(number, Vec::new())
     }
 
-    /// Places an instance with a NIC and a disk, which is its volume.
-    pub(super) fn place_with_disk(&mut self, number: u32) -> Result<()> {
-        self.place_with(number, vec![format!("disk{number}")])
+    /// Places an instance with a NIC and a disk, which is one of so many volumes: each is some instance's. In the order in which they
+    /// were made, each host would get those of a few SSDs, or of many, as the numbers of both happen to fit.
+    pub(super) fn place_with_disk(&mut self, number: u32, volumes: u32) -> Result<()> {
+        let volume = u64::from(number) * STRIDE % u64::from(volumes);
+        self.place_with(number, vec![format!("disk{volume}")])
     }
 
     /// How many channels there are.

@@ -1,5 +1,5 @@
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 
 use super::Failure;
@@ -29,9 +29,18 @@ pub(super) async fn readyz(State(handle): State<Handle>) -> Result<&'static str,
     }
 }
 
-/// Metrics for Prometheus.
-#[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "health", responses((status = 200, body = String, content_type = "application/openmetrics-text")))]
-pub(super) async fn metrics(State(handle): State<Handle>) -> impl IntoResponse {
-    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, content_type)], metrics::text(&handle))
+/// Metrics for Prometheus: as OpenMetrics for who accepts that, as Prometheus itself does; in Prometheus' older format otherwise.
+#[utoipa::path(
+    get, path = "/metrics", operation_id = "metrics", tag = "health",
+    responses((status = 200, content((String = "text/plain"), (String = "application/openmetrics-text"))))
+)]
+pub(super) async fn metrics(State(handle): State<Handle>, headers: HeaderMap) -> impl IntoResponse {
+    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|accepted| accepted.to_str().ok());
+    let open = accepted.into_iter().any(|accepted| accepted.contains("application/openmetrics-text"));
+    let (content_type, text) = if open {
+        ("application/openmetrics-text; version=1.0.0; charset=utf-8", metrics::text(&handle))
+    } else {
+        ("text/plain; version=0.0.4; charset=utf-8", metrics::plain_text(&handle))
+    };
+    ([(header::CONTENT_TYPE, content_type), (header::VARY, "accept")], text)
 }

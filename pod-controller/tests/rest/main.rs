@@ -228,10 +228,16 @@ fn metrics_show_hosts_devices_leases_and_regions() {
         "wadi_device_leases{device=\"h2/nic0\"} 1",
         "wadi_regions_bytes{purpose=\"transmit\",state=\"in-use\"} 4194304",
         "wadi_instances 1",
+        "# TYPE wadi_failovers_total counter",
         "wadi_failovers_total 0",
-        "# EOF",
     ] {
         assert!(text.contains(line), "{line} is not in\n{text}");
+    }
+    // Who knows OpenMetrics gets that.
+    let accept = "accept: application/openmetrics-text;version=1.0.0\r\n";
+    let open = pod.raw(&request("GET", "/metrics", accept, ""));
+    for line in ["# TYPE wadi_failovers counter", "wadi_failovers_total 0", "# EOF"] {
+        assert!(open.contains(line), "{line} is not in\n{open}");
     }
 }
 

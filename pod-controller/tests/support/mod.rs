@@ -25,10 +25,12 @@ use pod_controller::store::Store;
 use pod_protocol::config::HostConfig;
 use pod_protocol::daemon::{Exit, StopSignal};
 use pod_protocol::endpoint::{Endpoint, Handler, Reporter};
-use pod_protocol::ids::RegionId;
+use pod_protocol::ids::{InstanceId, LeaseId, RegionId};
 use pod_protocol::objects::{Object, ObjectId};
 use pod_protocol::reports::{DeviceReport, Join};
-use pod_protocol::telemetry::{ChannelTelemetry, DeviceTelemetry, LeaseTelemetry, Telemetry};
+use pod_protocol::telemetry::{
+    ChannelTelemetry, DeviceTelemetry, LeaseTelemetry, MchannelTelemetry, Telemetry, VcpuTelemetry,
+};
 use tempfile::TempDir;
 
 /// Far longer than anything takes; only a test that fails waits for it.
@@ -297,9 +299,24 @@ impl Handler for FakeHandler {
             ..DeviceTelemetry::default()
         });
         let held = self.held.lock().expect("no panic");
-        let leases = held.objects.keys().filter_map(|id| match id {
-            ObjectId::Port(lease) | ObjectId::Disk(lease) => Some(LeaseTelemetry::new(*lease)),
-            _ => None,
+        let leases: Vec<LeaseId> = held
+            .objects
+            .keys()
+            .filter_map(|id| match id {
+                ObjectId::Port(lease) | ObjectId::Disk(lease) => Some(*lease),
+                _ => None,
+            })
+            .collect();
+        let mchannels = leases.iter().map(|lease| MchannelTelemetry {
+            lease: Some(*lease),
+            demand: 10,
+            share: Some(5),
+            ..MchannelTelemetry::default()
+        });
+        let vcpus = VcpuTelemetry { instance: Some(InstanceId::new(1)), ..VcpuTelemetry::default() };
+        let of_leases = leases.iter().map(|lease| LeaseTelemetry {
+            drops: [("no-buffer".to_owned(), 2)].into(),
+            ..LeaseTelemetry::new(*lease)
         });
         let channels = held.objects.values().filter_map(|object| match object {
             Object::Channel(channel) => Some(ChannelTelemetry {
@@ -316,8 +333,16 @@ impl Handler for FakeHandler {
             }),
             _ => None,
         });
-        let (devices, leases, channels) = (devices.collect(), leases.collect(), channels.collect());
-        Telemetry { devices, leases, channels, ..Telemetry::default() }
+        Telemetry {
+            devices: devices.collect(),
+            leases: of_leases.collect(),
+            channels: channels.collect(),
+            mchannels: mchannels.collect(),
+            vcpus: vec![vcpus],
+            gauges: [("mirror-dirty-bytes".to_owned(), 0)].into(),
+            counters: [("fences".to_owned(), 0)].into(),
+            ..Telemetry::default()
+        }
     }
 
     fn fenced(&mut self) {}

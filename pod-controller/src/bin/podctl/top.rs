@@ -184,9 +184,9 @@ fn mchannel_line(it: Mchannel, rates: &Rates) -> MchannelLine {
     let of = |metric: &str| rates.per_second(metric, &[("instance", &it.instance)]);
     MchannelLine {
         moves: of("wadi_mchannel_bytes_total"),
-        // So many µs in a second.
-        held_percent: of("wadi_mchannel_held_microseconds_total") / 1e4,
-        slept_percent: of("wadi_mchannel_vcpu_slept_microseconds_total") / 1e4,
+        // Seconds in a second.
+        held_percent: of("wadi_mchannel_held_seconds_total") * 100.0,
+        slept_percent: of("wadi_mchannel_vcpu_slept_seconds_total") * 100.0,
         vcpus_run_percent: it.vcpus.map(|vcpus| vcpus.run_percent),
         instance: it.instance,
         demand: it.demand,

@@ -6,11 +6,11 @@ use std::time::Instant;
 /// The counters of a page of metrics, by their names with labels.
 pub(super) struct Sample {
     at: Instant,
-    counters: BTreeMap<String, u64>,
+    counters: BTreeMap<String, f64>,
 }
 
 impl Sample {
-    /// Reads the text format of OpenMetrics; what is no counter of whole numbers is passed over.
+    /// Reads the text format of Prometheus, or of OpenMetrics; what is no counter is passed over.
     pub(super) fn read(at: Instant, text: &str) -> Self {
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         let counter = |line: &str| {
@@ -31,11 +31,9 @@ impl Rates {
         let seconds = now.at.saturating_duration_since(before.at).as_secs_f64().max(1e-3);
         let rates = now.counters.iter().filter_map(|(name, value)| {
             // What is new has no rate yet, and a daemon that began anew counts from zero again.
-            let grown = value.checked_sub(*before.counters.get(name)?)?;
+            let grown = value - before.counters.get(name)?;
             let (metric, labels) = labels(name);
-            #[expect(clippy::cast_precision_loss, reason = "a rate need not be exact to the byte")]
-            let rate = grown as f64 / seconds;
-            Some((metric.to_owned(), labels, rate))
+            (grown >= 0.0).then(|| (metric.to_owned(), labels, grown / seconds))
         });
         Self(rates.collect())
     }
