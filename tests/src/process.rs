@@ -98,6 +98,16 @@ impl Daemon {
         self.wait(STOP_DEADLINE).map(drop)
     }
 
+    /// Has it stand still, as a machine that is paused does; it notices nothing.
+    pub fn freeze(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
     /// Asks it to end in good order and waits until it has.
     pub fn stop(&mut self) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
