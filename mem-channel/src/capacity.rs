@@ -69,7 +69,9 @@ impl Capacity {
         } else {
             self.value += lambda_per_s * self.highest * (delta - load) * k_us / 1e6;
         }
-        self.carried = rate.max(self.carried * (1.0 - FORGOTTEN));
+        // Hosts sum up over a K of their own each. Where one gains what another one loses it can be in F twice, and F above all that
+        // the element can carry.
+        self.carried = rate.min(self.highest).max(self.carried * (1.0 - FORGOTTEN));
         let least = (self.highest * least_capacity).max(CARRIES * self.carried).min(self.highest);
         self.value = self.value.clamp(least, self.highest);
     }
@@ -131,6 +133,17 @@ mod tests {
             capacity.adjust(10.0, 1.0, &PARAMETERS);
         }
         assert!((capacity.get() - 10.0).abs() < 1e-9, "the element did become slower: {}", capacity.get());
+    }
+
+    #[test]
+    fn more_than_the_element_can_carry_was_not_carried() {
+        // F of two hosts that summed up at different moments. Taken as it is, the estimate could not fall for a hundred K.
+        let mut capacity = Capacity::new(100.0).unwrap();
+        capacity.adjust(130.0, 1.0, &PARAMETERS);
+        for _ in 0..10 {
+            capacity.adjust(90.0, 1.0, &PARAMETERS);
+        }
+        assert!(capacity.get() < 86.0, "{}", capacity.get());
     }
 
     #[test]

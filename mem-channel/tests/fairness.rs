@@ -4,6 +4,8 @@ mod fluid_pod;
 
 use fluid_pod::{Kind, Pod, Topology, Vm, cases, progressive_filling};
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
 const GB: f64 = 1e9;
 
@@ -157,23 +159,55 @@ fn flat_topology() -> impl Strategy<Value = Topology> {
     })
 }
 
-proptest! {
-    #![proptest_config(cases(24))]
+/// The parts of a distribution that the given parts of all values do not exceed.
+fn quantiles<const N: usize>(values: &mut [f64], parts: [f64; N]) -> [f64; N] {
+    values.sort_by(f64::total_cmp);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "an index among some thousand values"
+    )]
+    parts.map(|part| values[((values.len() as f64 * part) as usize).min(values.len() - 1)])
+}
 
-    /// Rates are near those of progressive filling, and what anybody wants and a link can carry is nearly all carried. Most are
-    /// within a few percent; but with several bottlenecks and up to forty times the demand that fits, run times are so short
-    /// that windows differ, which looks like overload, and one in some hundred topologies keeps swinging by a third.
-    #[test]
-    fn rates_are_near_max_min_and_links_full(topology in flat_topology()) {
+/// Rates are near those of progressive filling, and what anybody wants and a link can carry is nearly all carried. Not always:
+/// with several bottlenecks and up to forty times the demand that fits, hosts whose K begin at different moments can go round
+/// in circles, and one topology in some thousand has a VM at a multiple of a small share. So it is the distribution that is
+/// asserted, over the same topologies each time (`WADI_ROUNDS` for more of them).
+#[test]
+fn rates_are_near_max_min_and_links_full() {
+    let seed = TestRng::from_seed(RngAlgorithm::ChaCha, &[1; 32]);
+    let mut runner = TestRunner::new_with_rng(cases(1000), seed);
+    let (mut off, mut off_of_link, mut unused) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..runner.config().cases {
+        let topology = flat_topology().new_tree(&mut runner).unwrap().current();
         let (_, rates) = settled(&topology);
         let expected = progressive_filling(&topology);
-        for (vm, (rate, expected)) in rates.iter().zip(&expected).enumerate() {
-            let off = (rate - expected).abs();
-            prop_assert!(off <= 0.4 * expected + 0.02 * 5.0 * GB, "VM {vm}: {rate:.3e}, not {expected:.3e}; {rates:?} / {expected:?}");
+        let (mut worst, mut worst_of_link) = (0.0_f64, 0.0_f64);
+        for ((vm, rate), expected) in topology.vms.iter().zip(&rates).zip(&expected) {
+            let capacities = vm.path.iter().map(|element| topology.capacities[*element]);
+            let difference = (rate - expected).abs();
+            // A hundredth of a link is nothing, however small the share.
+            worst = worst.max((difference - 0.02 * 5.0 * GB).max(0.0) / expected);
+            worst_of_link = worst_of_link.max(difference / capacities.fold(f64::INFINITY, f64::min));
         }
-        let (used, possible): (f64, f64) = (rates.iter().sum(), expected.iter().sum());
-        prop_assert!(used >= 0.85 * possible, "{used:.3e} of {possible:.3e}");
+        off.push(worst);
+        off_of_link.push(worst_of_link);
+        unused.push(1.0 - rates.iter().sum::<f64>() / expected.iter().sum::<f64>());
     }
+    for (what, values, most) in [
+        ("of a share", &mut off, [0.005, 0.05, 0.4]),
+        ("of the narrowest link", &mut off_of_link, [0.005, 0.03, 0.1]),
+        ("unused", &mut unused, [0.005, 0.03, 0.08]),
+    ] {
+        let found = quantiles(values, [0.5, 0.9, 0.99]);
+        assert!(found.iter().zip(most).all(|(found, most)| *found <= most), "off by {found:?} {what}");
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(24))]
 
     /// However the others behave, who always wants more than his fair share gets nearly all of it.
     #[test]

@@ -155,14 +155,7 @@ impl Pod {
     fn step(&mut self) {
         let (t_w_us, now_us, window) = (self.parameters.t_w_us, self.now_us(), self.window);
         let wanted: Vec<f64> = self.vms.iter_mut().map(|vm| vm.offer(window, now_us, t_w_us)).collect();
-        let mut load = vec![0.0; self.capacities.len()];
-        for (vm, wanted) in self.vms.iter().zip(&wanted) {
-            for element in &vm.vm.path {
-                load[*element] += wanted;
-            }
-        }
-        let room: Vec<f64> =
-            self.capacities.iter().zip(&load).map(|(c, load)| (c * t_w_us / 1e6 / load).min(1.0)).collect();
+        let room = self.room(&wanted);
         for (overload, room) in self.overload.iter_mut().zip(&room) {
             // The more is asked for than fits, the more of the time something waits.
             *overload += ((1.0 / room - 1.0) * 2.0).min(1.0) / f64::from(WINDOWS_IN_K);
@@ -200,6 +193,23 @@ impl Pod {
         if self.window.is_multiple_of(WINDOWS_IN_K) {
             self.overload.fill(0.0);
         }
+    }
+
+    /// What part of what reaches each element it carries. What waits at one element of its path loads no other: where the path's
+    /// narrowest element is, is found by turns.
+    fn room(&self, wanted: &[f64]) -> Vec<f64> {
+        let mut room = vec![1.0; self.capacities.len()];
+        for _ in 0..20 {
+            for element in 0..room.len() {
+                let through = self.vms.iter().zip(wanted).filter(|(vm, _)| vm.vm.path.contains(&element));
+                let load = through.fold(0.0, |load, (vm, wanted)| {
+                    let others = vm.vm.path.iter().filter(|other| **other != element);
+                    load + wanted * others.fold(1.0_f64, |least, other| least.min(room[*other]))
+                });
+                room[element] = (self.capacities[element] * self.parameters.t_w_us / 1e6 / load).min(1.0);
+            }
+        }
+        room
     }
 
     fn exchange(&mut self, index: usize) {
