@@ -6,6 +6,7 @@ use pod_protocol::ids::{ChannelId, RegionId};
 use pod_protocol::objects::Engine;
 use serde::{Deserialize, Serialize};
 
+use super::wanting::Wanting;
 use super::{Effect, Lease, LeaseKind, Purpose, State};
 
 /// A pair of rings between a frontend and a backend, shared by all leases that join the two.
@@ -115,9 +116,9 @@ impl State {
     /// Makes rings for each pair of lives. Until then the side that lives on keeps the old ones: it loses nothing by
     /// waiting, and resubmits when the new ones come.
     ///
-    /// Returns whether there was no room for some, and the channels that have new ones.
-    pub(super) fn make_rings(&mut self, effects: &mut Vec<Effect>) -> (bool, Vec<ChannelId>) {
-        let (mut short, mut made) = (false, Vec::new());
+    /// Returns the channels that have new ones.
+    pub(super) fn make_rings(&mut self, wanting: &mut Wanting, effects: &mut Vec<Effect>) -> Vec<ChannelId> {
+        let mut made = Vec::new();
         let touched = self.work().flat_map(|work| &work.channels).copied();
         let ids: BTreeSet<ChannelId> = touched.chain(self.channels_of_touched()).collect();
         for id in ids {
@@ -137,12 +138,12 @@ impl State {
             let (frontend, backend, engine) = (channel.frontend, channel.backend, channel.engine());
             let lines = self.options.ring_lines(engine);
             let Some((to_backend, first)) = self.make_ring(id, lines, frontend, backend) else {
-                short = true;
+                wanting.channels.insert(id);
                 continue;
             };
             let Some((to_frontend, second)) = self.make_ring(id, lines, backend, frontend) else {
                 self.regions.withdraw(to_backend);
-                short = true;
+                wanting.channels.insert(id);
                 continue;
             };
             let slots = self.options.slots(engine);
@@ -156,7 +157,7 @@ impl State {
             }
             made.push(id);
         }
-        (short, made)
+        made
     }
 
     /// Takes the place of a ring, given to both sides. Returns where it begins.

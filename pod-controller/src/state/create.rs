@@ -472,15 +472,21 @@ impl State {
         if made {
             return Ok(());
         }
-        let largest = self.regions.gaps().into_iter().map(|gap| gap.lines.bytes()).max().unwrap_or(0);
-        Err(Refusal::new(
-            RefusalKind::NoRoom,
-            format!(
-                "the pool has no room for what the instance needs (its largest free range is {}): delete instances, \
-                 or look at `podctl pool` for quarantined regions",
-                ByteSize::new(largest)
-            ),
-        ))
+        Err(self.no_room("what the instance needs"))
+    }
+
+    /// The pool has no room for something, since it is too large or since there are too many regions already.
+    pub(super) fn no_room(&self, what: &str) -> Refusal {
+        let why = if self.regions.is_full() {
+            format!("its table has room for {} regions, and is full", self.options.regions_max)
+        } else {
+            let largest = self.regions.gaps().into_iter().map(|gap| gap.lines.bytes()).max().unwrap_or(0);
+            format!("its largest free range is {}", ByteSize::new(largest))
+        };
+        let detail = format!(
+            "the pool has no room for {what} ({why}): delete instances, or look at `podctl pool` for quarantined regions"
+        );
+        Refusal::new(RefusalKind::NoRoom, detail)
     }
 }
 

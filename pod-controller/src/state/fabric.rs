@@ -8,6 +8,7 @@ use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, Object,
 use serde::{Deserialize, Serialize};
 
 use super::refusal::shown;
+use super::wanting::Wanting;
 use super::{Effect, Hold, Lease, Purpose, Refusal, RefusalKind, State, Table, check_name, table};
 use crate::api::EventKind;
 
@@ -251,14 +252,13 @@ impl State {
     }
 
     /// Gives each life of a frontend a board of its own while the fabric is shared, and forgets shares of instances that are
-    /// gone. True if there was no room.
-    pub(super) fn make_boards(&mut self) -> bool {
+    /// gone.
+    pub(super) fn make_boards(&mut self, wanting: &mut Wanting) {
         let touched: Vec<InstanceId> = self.work().flat_map(|work| &work.instances).copied().collect();
         for gone in touched.iter().filter(|id| !self.instances.contains_key(id)) {
             self.fabric.mchannels.remove(gone);
         }
         let is_shared = !self.fabric.elements.is_empty();
-        let mut short = false;
         let has_board = |id: &&EndpointId| is_frontend(id.role) || self.fabric.boards.contains_key(id);
         let touched = self.work().flat_map(|work| work.endpoints.union(&work.boards));
         let ids: Vec<EndpointId> = touched.filter(has_board).copied().collect();
@@ -280,14 +280,13 @@ impl State {
             if let Some(incarnation) = life {
                 let lines = LineCount::new(2 * BOARD_LINES);
                 let region = self.regions.allocate(lines, Purpose::Board(id), id);
-                let region = region.map(|region| region.id);
-                short |= region.is_none();
-                if let Some(region) = region {
+                if let Some(region) = region.map(|region| region.id) {
                     self.fabric.boards.insert(id, Hold { region, incarnation });
+                } else {
+                    wanting.boards.insert(id);
                 }
             }
         }
-        short
     }
 
     /// Regions of boards, and who reads or writes there.

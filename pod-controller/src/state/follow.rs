@@ -55,11 +55,13 @@ impl State {
     #[cfg(test)]
     pub(crate) fn finds_all(&self) -> bool {
         // A command that was refused may have been handed rows to change, and left them: these are looked at by the next one.
-        self.found().is_none_or(|found| {
+        let keeps = |found: &Found| {
             let mut all = self.find_all();
             (all.work, all.stale) = (found.work.clone(), found.stale.clone());
+            all.wanting.clone_from(&found.wanting);
             *found == all
-        })
+        };
+        self.regions.finds_all() && self.found().is_none_or(keeps)
     }
 
     /// A command begins. What was changed before is not taken back any more.

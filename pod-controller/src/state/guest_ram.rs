@@ -11,6 +11,7 @@ use pod_protocol::ids::{InstanceId, RegionId};
 use serde::{Deserialize, Serialize};
 
 use super::create::Wanted;
+use super::wanting::Wanting;
 use super::{Instance, Lease, Purpose, Refusal, RefusalKind, State};
 use crate::api::ByteSize;
 
@@ -69,9 +70,8 @@ impl State {
         Ok(())
     }
 
-    /// Takes what instances want for their guests, here and where they move to. True if there was no room for one of them.
-    pub(super) fn make_guest_rams(&mut self) -> bool {
-        let mut short = false;
+    /// Takes what instances want for their guests, here and where they move to.
+    pub(super) fn make_guest_rams(&mut self, wanting: &mut Wanting) {
         let touched = self.work().flat_map(|work| &work.instances).filter_map(|id| self.instances.get(id));
         let ids: Vec<InstanceId> = touched.filter(|it| it.ram.is_some()).map(|it| it.id).collect();
         for id in ids {
@@ -84,7 +84,9 @@ impl State {
             let clean_for = if here.is_some() { self.lives_of_backends(id) } else { BTreeMap::new() };
             let mut take = |frontend: EndpointId| {
                 let region = self.regions.allocate(lines, Purpose::Ram(id), frontend);
-                short |= region.is_none();
+                if region.is_none() {
+                    wanting.instances.insert(id);
+                }
                 region.map(|region| region.id)
             };
             let (region, incoming) = (here.and_then(&mut take), there.and_then(&mut take));
@@ -94,7 +96,6 @@ impl State {
             }
             ram.incoming = ram.incoming.or(incoming);
         }
-        short
     }
 
     /// One of the frontends that serve an instance on a host, if it is there.
@@ -184,15 +185,8 @@ impl State {
         let Some(ram) = ram.filter(|it| if incoming { it.incoming } else { it.region }.is_none()) else {
             return Ok(());
         };
-        let largest = self.regions.gaps().into_iter().map(|gap| gap.lines.bytes()).max().unwrap_or(0);
-        let detail = format!(
-            "the pool has no room for {}{} of RAM in one piece (its largest free range is {}): ask for less, delete \
-             instances, or look at `podctl pool` for quarantined regions",
-            if incoming { "another " } else { "" },
-            ByteSize::new(ram.lines.bytes()),
-            ByteSize::new(largest)
-        );
-        Err(Refusal::new(RefusalKind::NoRoom, detail))
+        let another = if incoming { "another " } else { "" };
+        Err(self.no_room(&format!("{another}{} of RAM in one piece", ByteSize::new(ram.lines.bytes()))))
     }
 
     /// The pool that it lay in is gone.

@@ -12,6 +12,7 @@ use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, MacAddress, VolumeId};
 use super::loads::Loads;
 use super::ssd_loads::SsdLoads;
 use super::stale::Stale;
+use super::wanting::Wanting;
 use super::work::Work;
 use super::{Channel, Device, DeviceId, Endpoint, Instance, Lease, LeaseKind, Presence, Volume};
 
@@ -71,6 +72,8 @@ pub(super) struct Found {
     pub(super) degraded: BTreeSet<LeaseId>,
     /// Leases on disks that answer errors.
     pub(super) failed: BTreeSet<LeaseId>,
+    /// What found no room; nothing if that is not known.
+    pub(super) wanting: Option<Wanting>,
     /// What has yet to be settled.
     pub(super) work: Work,
     /// Who may have to be told something else since somebody asked.

@@ -62,6 +62,7 @@ mod stripe;
 mod table;
 mod version;
 mod volume;
+mod wanting;
 mod work;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
 mod changes;
+mod pending;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,6 +8,7 @@ use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, RegionId};
 use serde::{Deserialize, Serialize, Serializer};
 
 use self::changes::{Changes, Step};
+use self::pending::Pending;
 use super::{DeviceId, REGIONS_MAX};
 
 /// Areas for payload begin at multiples of this, so that they can be mapped by huge pages.
@@ -75,9 +77,8 @@ pub struct Regions {
     by_start: BTreeMap<LineOffset, Placed>,
     /// How many there may be.
     max: usize,
-    /// Those that may not be used until everybody has let go of them.
     #[serde(skip)]
-    quarantined: BTreeSet<RegionId>,
+    pending: Pending,
     #[serde(skip)]
     hints: Hints,
     #[serde(skip)]
@@ -104,18 +105,9 @@ struct Kept {
 impl From<Kept> for Regions {
     fn from(Kept { data, last, by_id, max }: Kept) -> Self {
         let by_start = by_id.values().map(|region| (region.area.start, region.placed())).collect();
-        let quarantined =
-            by_id.values().filter(|it| it.usage == RegionUse::Quarantined).map(|it| it.id).collect();
-        Self {
-            data,
-            last,
-            by_id,
-            by_start,
-            max,
-            quarantined,
-            hints: Hints::default(),
-            changes: Changes::default(),
-        }
+        let pending = Pending::of(by_id.values());
+        let (hints, changes) = (Hints::default(), Changes::default());
+        Self { data, last, by_id, by_start, max, pending, hints, changes }
     }
 }
 
@@ -149,9 +141,9 @@ impl Eq for Hints {}
 
 impl Regions {
     pub(super) fn new(data: Area, max: usize) -> Self {
-        let (by_id, by_start, quarantined) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let (by_id, by_start, pending) = (BTreeMap::new(), BTreeMap::new(), Pending::default());
         let changes = Changes::all();
-        Self { data, last: 0, by_id, by_start, max, quarantined, hints: Hints::default(), changes }
+        Self { data, last: 0, by_id, by_start, max, pending, hints: Hints::default(), changes }
     }
 
     /// How many there may be from now on.
@@ -201,6 +193,11 @@ impl Regions {
         }
         push(start, end);
         gaps
+    }
+
+    /// Whether there are so many that what needs more than one finds no room, however large the gaps.
+    pub(super) fn is_full(&self) -> bool {
+        self.by_start.len() + 1 >= self.max
     }
 
     /// Takes the first place that is free and long enough.
@@ -268,7 +265,7 @@ impl Regions {
         if let Some(region) = self.by_id.get_mut(&id).filter(|region| region.usage != RegionUse::Failed) {
             self.changes.note(Step::Was(Box::new(region.clone())));
             region.usage = RegionUse::Quarantined;
-            self.quarantined.insert(id);
+            self.pending.add(region);
             if region.holders.is_empty() {
                 self.cancel(id);
             }
@@ -289,7 +286,7 @@ impl Regions {
         let hit = self.iter().filter(|region| region.area.overlaps(&area));
         let before: Vec<Region> = hit.filter(|region| region.usage != RegionUse::Failed).cloned().collect();
         for region in &before {
-            self.quarantined.remove(&region.id);
+            self.pending.remove(region);
             self.changes.note_for_good(region.id);
             if let Some(region) = self.by_id.get_mut(&region.id) {
                 region.usage = RegionUse::Failed;
@@ -322,15 +319,18 @@ impl Regions {
     /// Notes that a whole host has let go of everything. Returns how many quarantined regions are free by that.
     pub(super) fn forget(&mut self, host: HostId) -> usize {
         self.changes.changed = true;
+        self.pending.forget(host);
+        let mut freed = Vec::new();
         for (id, region) in &mut self.by_id {
             let before = region.holders.len();
             region.holders.retain(|holder| holder.host != host);
             if region.holders.len() != before {
                 self.changes.note_for_good(*id);
             }
+            if region.usage == RegionUse::Quarantined && region.holders.is_empty() {
+                freed.push(*id);
+            }
         }
-        let freed = self.quarantined().filter(|region| region.holders.is_empty());
-        let freed: Vec<RegionId> = freed.map(|region| region.id).collect();
         for id in &freed {
             self.cancel(*id);
         }
@@ -348,7 +348,7 @@ impl Regions {
     /// Frees a region.
     fn cancel(&mut self, id: RegionId) {
         let Some(region) = self.by_id.remove(&id) else { return };
-        self.quarantined.remove(&id);
+        self.pending.remove(&region);
         self.changes.note(Step::Was(Box::new(region.clone())));
         self.by_start.remove(&region.area.start);
         // The gap that there is now may begin earlier.
@@ -365,6 +365,7 @@ impl Regions {
             return;
         };
         if region.holders.remove(&holder) {
+            self.pending.let_go(holder, id);
             self.changes.note_for_good(id);
         }
         if region.holders.is_empty() {
@@ -374,11 +375,13 @@ impl Regions {
 
     /// The quarantined regions that an endpoint has yet to confirm.
     pub(super) fn pending(&self, holder: EndpointId) -> impl Iterator<Item = &Region> {
-        self.quarantined().filter(move |region| region.holders.contains(&holder))
+        self.pending.of_holder(holder).filter_map(|id| self.by_id.get(&id))
     }
 
-    fn quarantined(&self) -> impl Iterator<Item = &Region> {
-        self.quarantined.iter().filter_map(|id| self.by_id.get(id))
+    /// Whether what is kept of the regions is what they are.
+    #[cfg(test)]
+    pub(super) fn finds_all(&self) -> bool {
+        self.pending == Pending::of(self.by_id.values())
     }
 
     /// Whether an area given anew by a changed configuration still covers every region.

@@ -4,6 +4,7 @@ use cxl_pool::{EndpointId, LineCount};
 use pod_protocol::ids::{ChannelId, LeaseId};
 
 use super::index::Life;
+use super::wanting::Wanting;
 use super::{
     DeviceId, Effect, Endpoint, Health, Hold, Kind, Lease, LeaseKind, Options, Presence, Purpose, State,
     Volume,
@@ -12,12 +13,11 @@ use crate::api::EventKind;
 
 impl State {
     /// Makes everything follow from the facts that were changed. All the rest does so already, so that to look at all of the pod
-    /// would give the same; what finds no room waits for any change, so then all of it is looked at. Doing it twice changes nothing
-    /// more.
+    /// would give the same; what finds no room waits for any change, and is tried again each time. Doing it twice changes nothing more.
     pub(super) fn settle(&mut self, effects: &mut Vec<Effect>) {
         self.follow();
         if self.short {
-            self.touch_everything();
+            self.touch_wanting();
         }
         if self.is_settled() {
             return;
@@ -43,20 +43,21 @@ impl State {
         self.follow();
         self.volumes_leave(effects);
         self.follow();
-        let mut short = self.make_receive_areas();
-        short |= self.make_guest_rams();
+        let mut wanting = Wanting::default();
+        self.make_receive_areas(&mut wanting);
+        self.make_guest_rams(&mut wanting);
         self.follow();
-        short |= self.make_lease_areas();
-        short |= self.make_boards();
+        self.make_lease_areas(&mut wanting);
+        self.make_boards(&mut wanting);
         self.drop_channels();
         self.add_channels();
         self.follow();
-        let (no_room, made) = self.make_rings(effects);
-        short |= no_room;
+        let made = self.make_rings(&mut wanting, effects);
         self.follow();
         self.note_holders(&made);
         let fenced = self.fence_silent(effects);
         self.follow();
+        let short = !wanting.is_empty();
         if short && fenced {
             // Who is fenced needs nothing: it may be that all others have what they need.
             self.touch_everything();
@@ -65,6 +66,7 @@ impl State {
         if let Some(mut found) = self.known.0.take() {
             self.note_stale(&mut found);
             found.work.done();
+            found.wanting = Some(wanting);
             self.known.0 = Some(found);
         }
         if short && !self.short {
@@ -200,8 +202,7 @@ impl State {
     }
 
     /// Gives each life of a network backend its own areas: its predecessor's device may still write to the old ones.
-    fn make_receive_areas(&mut self) -> bool {
-        let mut short = false;
+    fn make_receive_areas(&mut self, wanting: &mut Wanting) {
         let touched: Vec<DeviceId> = self.work().flat_map(|work| &work.devices).cloned().collect();
         for id in touched {
             let life = self.life_of(id.net_backend());
@@ -223,18 +224,20 @@ impl State {
                 let purpose = Purpose::Receive(id.clone());
                 let region = self.regions.allocate(self.options.rx_area, purpose, id.net_backend());
                 *rx = region.map(|region| Hold { region: region.id, incarnation });
-                short |= rx.is_none();
+                if rx.is_none() {
+                    wanting.devices.insert(id);
+                }
             }
         }
-        short
     }
 
     /// Gives each life of a frontend its own areas.
-    fn make_lease_areas(&mut self) -> bool {
-        let mut short = false;
+    fn make_lease_areas(&mut self, wanting: &mut Wanting) {
         let ids: Vec<LeaseId> = self.touched().map(|lease| lease.id).collect();
         for id in ids {
-            short |= self.make_incoming_area(id);
+            if !self.make_incoming_area(id) {
+                wanting.leases.insert(id);
+            }
             let Some(lease) = self.leases.get(&id) else { continue };
             let Some(frontend) = self.frontend_of(lease) else { continue };
             let Some(incarnation) = self.life_of(frontend) else { continue };
@@ -250,36 +253,37 @@ impl State {
             let (lines, purpose) = area_of(&self.options, lease);
             let region = self.regions.allocate(lines, purpose, frontend);
             lease.area = region.map(|region| Hold { region: region.id, incarnation });
-            short |= lease.area.is_none();
+            if lease.area.is_none() {
+                wanting.leases.insert(id);
+            }
             if let LeaseKind::Disk { clean_for, .. } = &mut lease.kind {
                 *clean_for = incarnations;
             }
         }
-        short
     }
 
-    /// Gives the frontend to which a lease moves an area of its own. True if there was no room.
+    /// Gives the frontend to which a lease moves an area of its own. False if there was no room.
     fn make_incoming_area(&mut self, id: LeaseId) -> bool {
         let frontend = self.leases.get(&id).and_then(|lease| self.incoming_frontend(lease));
         let Some((frontend, incarnation)) = frontend.and_then(|it| Some((it, self.life_of(it)?))) else {
-            return false;
+            return true;
         };
         let is_made = |lease: &Lease| {
             let area = lease.incoming.as_ref().and_then(|incoming| incoming.area);
             area.is_some_and(|hold| hold.incarnation == incarnation)
         };
         if self.leases.get(&id).is_some_and(is_made) {
-            return false;
+            return true;
         }
-        let Some(lease) = self.leases.get_mut(&id) else { return false };
+        let Some(lease) = self.leases.get_mut(&id) else { return true };
         let (lines, purpose) = area_of(&self.options, lease);
-        let Some(incoming) = &mut lease.incoming else { return false };
+        let Some(incoming) = &mut lease.incoming else { return true };
         if let Some(old) = incoming.area.take() {
             self.regions.retire(old.region);
         }
         let region = self.regions.allocate(lines, purpose, frontend);
         incoming.area = region.map(|region| Hold { region: region.id, incarnation });
-        incoming.area.is_none()
+        incoming.area.is_some()
     }
 
     /// Notes who is given what, since each of them has to let go before it can be given to others. Whoever is not there

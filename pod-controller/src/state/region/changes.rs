@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use cxl_pool::EndpointId;
 use pod_protocol::ids::RegionId;
 
-use super::{Region, RegionUse, Regions};
+use super::{Region, Regions};
 
 /// See the [module](self). No part of the state: regions are alike whatever was changed to make them so.
 #[derive(Debug, Default)]
@@ -125,7 +125,7 @@ impl Regions {
         for id in ids {
             if let Some(old) = self.by_id.remove(id) {
                 self.by_start.remove(&old.area.start);
-                self.quarantined.remove(id);
+                self.pending.remove(&old);
             }
         }
         for region in ids.iter().filter_map(|id| others.by_id.get(id)) {
@@ -134,11 +134,10 @@ impl Regions {
     }
 
     fn put(&mut self, region: Region) {
-        if region.usage == RegionUse::Quarantined {
-            self.quarantined.insert(region.id);
-        } else {
-            self.quarantined.remove(&region.id);
+        if let Some(old) = self.by_id.remove(&region.id) {
+            self.pending.remove(&old);
         }
+        self.pending.add(&region);
         self.by_start.insert(region.area.start, region.placed());
         self.by_id.insert(region.id, region);
     }

@@ -128,22 +128,28 @@ fn sockets_of_two_instances_never_collide() {
 
 #[test]
 fn pool_without_room_refuses_and_keeps_nothing() {
-    let mut state = State::new(options(24));
-    for id in [NET_FRONTEND, NET_BACKEND, BACKUP_BACKEND] {
-        join_as(&mut state, id, 1);
-    }
-    let mut created = 0;
-    let refusal = loop {
-        let command = instance(&format!("vm{created}"), 1, &[]);
-        match state.apply(&command) {
-            Ok(_) => created += 1,
-            Err(refusal) => break refusal,
+    let few_regions = Options { regions_max: 16, ..options(1000) };
+    for (options, why) in
+        [(options(24), "largest free range"), (few_regions, "room for 16 regions, and is full")]
+    {
+        let mut state = State::new(options);
+        for id in [NET_FRONTEND, NET_BACKEND, BACKUP_BACKEND] {
+            join_as(&mut state, id, 1);
         }
-        check(&state);
-    };
-    assert!(created > 0);
-    assert_eq!(refusal.kind, RefusalKind::NoRoom);
-    assert_eq!(state.instances.len(), created);
+        let mut created = 0;
+        let refusal = loop {
+            let command = instance(&format!("vm{created}"), 1, &[]);
+            match state.apply(&command) {
+                Ok(_) => created += 1,
+                Err(refusal) => break refusal,
+            }
+            check(&state);
+        };
+        assert!(created > 0);
+        assert_eq!(refusal.kind, RefusalKind::NoRoom);
+        assert!(refusal.detail.contains(why), "{refusal}");
+        assert_eq!(state.instances.len(), created);
+    }
 }
 
 #[test]
