@@ -1,7 +1,7 @@
 //! What keeps leases from being used by VMMs.
 
 #[cfg(test)]
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::EndpointId;
 
@@ -83,7 +83,7 @@ impl<Ticket: Copy + Ord> Reconciler<Ticket> {
         };
         let offer = state.offer(lease);
         let wanted = remote.wanted.as_ref().and_then(|wanted| wanted.get(&offer));
-        let object = wanted.filter(|_| state.is_reachable(lease));
+        let object = wanted.filter(|_| state.is_reachable(lease, frontend));
         let Some(object) = object else {
             let backend = state.backends_of(lease).next().map(|backend| state.endpoint_name(backend));
             return Some(format!("a channel from {name} to {}", backend.unwrap_or_default()));
@@ -111,6 +111,13 @@ impl<Ticket: Copy + Ord> Reconciler<Ticket> {
             }
         }
         all.retain(|_, waiting| *waiting != Waiting::default());
-        assert_eq!(self.waiting, all, "it was not looked at what a lease waits for");
+        let ids: BTreeSet<EndpointId> = self.waiting.keys().chain(all.keys()).copied().collect();
+        for id in ids {
+            assert_eq!(
+                self.waiting.get(&id),
+                all.get(&id),
+                "it was not looked at what leases at {id} wait for"
+            );
+        }
     }
 }

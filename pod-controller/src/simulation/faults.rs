@@ -12,7 +12,7 @@ use crate::state::model::{MIB, relieve};
 use crate::state::{Command, DeviceId, NicWish};
 
 impl Pod {
-    fn random_daemon(&mut self) -> EndpointId {
+    pub(super) fn random_daemon(&mut self) -> EndpointId {
         let host =
             HostId::new(u16::try_from(self.dice.between(1, u64::from(self.size.hosts) + 1)).unwrap_or(1));
         let role = *self.dice.pick(&ROLES).unwrap_or(&Role::NetFrontend);
@@ -147,23 +147,8 @@ impl Pod {
         let host = self.random_daemon().host;
         let (vm, vol) = (format!("vm{number}"), format!("vol{number}"));
         match self.dice.below(22) {
-            0..=3 => Command::CreateVolume {
-                name: vol,
-                size_bytes: self.dice.between(1, 6) * MIB,
-                device: None,
-                replicas: if self.dice.once_in(3) { 2 } else { 1 },
-                minimum_iops: None,
-                minimum_bytes_per_second: None,
-            },
-            4..=8 => Command::CreateInstance {
-                name: vm,
-                host,
-                nics: (0..self.dice.between(1, 3)).map(|_| self.nic_wish()).collect(),
-                volumes: if self.dice.once_in(3) { Vec::new() } else { vec![vol] },
-                instance_type: None,
-                vmm_listens: false,
-                ram_bytes: if self.dice.once_in(3) { Some(self.dice.between(1, 3) * 2 * MIB) } else { None },
-            },
+            0..=3 => self.create_volume(number),
+            4..=8 => self.create_instance(number, host),
             9 => Command::DeleteInstance { name: vm, force: true },
             10 => Command::DeleteVolume { name: vol },
             11 | 12 => Command::MigrateNic { instance: vm, device: "net0".to_owned(), to: None },
@@ -190,6 +175,29 @@ impl Pod {
                 },
                 None => Command::AbortMigration { name: vm },
             },
+        }
+    }
+
+    pub(super) fn create_volume(&mut self, number: u64) -> Command {
+        Command::CreateVolume {
+            name: format!("vol{number}"),
+            size_bytes: self.dice.between(1, 6) * MIB,
+            device: None,
+            replicas: if self.dice.once_in(3) { 2 } else { 1 },
+            minimum_iops: None,
+            minimum_bytes_per_second: None,
+        }
+    }
+
+    pub(super) fn create_instance(&mut self, number: u64, host: HostId) -> Command {
+        Command::CreateInstance {
+            name: format!("vm{number}"),
+            host,
+            nics: (0..self.dice.between(1, 3)).map(|_| self.nic_wish()).collect(),
+            volumes: if self.dice.once_in(3) { Vec::new() } else { vec![format!("vol{number}")] },
+            instance_type: None,
+            vmm_listens: false,
+            ram_bytes: if self.dice.once_in(3) { Some(self.dice.between(1, 3) * 2 * MIB) } else { None },
         }
     }
 

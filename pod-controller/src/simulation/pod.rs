@@ -16,9 +16,11 @@ use crate::balance::BalancePolicy;
 use crate::controller::conductor::{Conductor, Delays};
 use crate::link_policy::{FailBack, LinkPolicy};
 use crate::state::model::{check, nic, options, ssd};
-use crate::state::{Command, DeviceId, Presence, Purpose, State};
+use crate::state::{Command, DeviceId, Options, Presence, Purpose, State};
 
 const SLICE_US: u64 = 500;
+/// After that every daemon has been started once.
+const STARTED_US: u64 = 50_000;
 const SWEEP_EVERY: u64 = 40;
 pub(super) const ROLES: [Role; 4] =
     [Role::NetFrontend, Role::NetBackend, Role::BlkFrontend, Role::BlkBackend];
@@ -30,11 +32,17 @@ const CALM_US: u64 = 30_000_000;
 pub(super) struct Size {
     pub(super) hosts: u16,
     pub(super) names: u64,
+    /// How small the pool may be, in MiB for each name.
+    pub(super) least_mib: u64,
     pub(super) seconds: u64,
     /// A fault about every so many slices.
     pub(super) fault_every: u64,
-    /// A wish about every so many slices.
+    /// So many volumes and instances are asked for before anything goes wrong.
+    pub(super) filled: u64,
+    /// Wishes about every so many slices.
     pub(super) wish_every: u64,
+    /// How many come at once.
+    pub(super) wishes: u64,
     /// Everything is checked after every so many turns.
     pub(super) check_every: u64,
 }
@@ -54,6 +62,8 @@ pub(super) struct Pod {
     asked: BTreeMap<u64, Command>,
     wishes: u64,
     turns: u64,
+    /// How many instances there were at most.
+    pub(super) instances_max: usize,
     pub(super) dice: Random,
 }
 
@@ -78,12 +88,13 @@ impl Pod {
             for role in ROLES {
                 let id = EndpointId::new(host, role);
                 physical.daemons.insert(id, super::daemon::Daemon::new(id));
-                physical.schedule(dice.below(50_000), Happening::Starts(id));
+                physical.schedule(dice.below(STARTED_US), Happening::Starts(id));
             }
         }
         // Sometimes the pool is too small for everybody.
-        let per_host = if dice.once_in(3) { 24 } else { 200 };
-        let state = State::new(options(per_host * u64::from(size.hosts)));
+        let each = if dice.once_in(3) { size.least_mib } else { 100 };
+        // There may be more regions than a pool's table has room for: not that is tried here.
+        let state = State::new(Options { regions_max: 1 << 20, ..options(each * size.names) });
         let world = Simulated::new(physical, Instant::now(), broken, &state);
         let mut pod = Self {
             conductor: None,
@@ -97,6 +108,7 @@ impl Pod {
             asked: BTreeMap::new(),
             wishes: 0,
             turns: 0,
+            instances_max: 0,
             dice,
         };
         pod.start_controller();
@@ -105,18 +117,39 @@ impl Pod {
 
     /// Runs it through faults, calm and its end. What goes wrong is the error.
     pub(super) fn run(&mut self) -> Result<(), String> {
-        let end = self.size.seconds * 1_000_000;
+        self.fill()?;
+        let end = self.now_us() + self.size.seconds * 1_000_000;
         while self.now_us() < end {
             if self.dice.once_in(self.size.fault_every) {
                 self.fault();
             }
-            let wishes = if self.dice.once_in(self.size.wish_every) { vec![self.wish()] } else { Vec::new() };
+            let count = if self.dice.once_in(self.size.wish_every) { self.size.wishes } else { 0 };
+            let wishes = (0..count).map(|_| self.wish()).collect();
             self.slice(wishes)?;
+            if let Some(conductor) = &self.conductor {
+                self.instances_max = self.instances_max.max(conductor.state.instances.len());
+            }
         }
         self.calm_down();
         self.settle_down("after all faults were mended")?;
         self.alternatives_are_used()?;
         self.wind_down()
+    }
+
+    /// Has the pod get many instances in little time.
+    fn fill(&mut self) -> Result<(), String> {
+        if self.size.filled == 0 {
+            return Ok(());
+        }
+        for _ in 0..STARTED_US / SLICE_US {
+            self.slice(Vec::new())?;
+        }
+        for number in 0..self.size.filled {
+            let host = self.random_daemon().host;
+            let wishes = vec![self.create_volume(number), self.create_instance(number, host)];
+            self.slice(wishes)?;
+        }
+        Ok(())
     }
 
     fn now_us(&mut self) -> u64 {

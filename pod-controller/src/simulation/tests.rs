@@ -3,25 +3,45 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::Broken;
 use super::pod::{Pod, Size};
 
-const SMALL: Size = Size { hosts: 6, names: 12, seconds: 8, fault_every: 60, wish_every: 20, check_every: 4 };
+const SMALL: Size = Size {
+    hosts: 6,
+    names: 12,
+    least_mib: 12,
+    seconds: 8,
+    fault_every: 60,
+    filled: 0,
+    wish_every: 20,
+    wishes: 1,
+    check_every: 4,
+};
+/// Where something goes wrong all the time, and more than one thing is asked for at once.
+const LARGE: Size = Size {
+    hosts: 200,
+    names: 1400,
+    least_mib: 60,
+    seconds: 1,
+    fault_every: 20,
+    filled: 1400,
+    wish_every: 10,
+    wishes: 8,
+    check_every: 500,
+};
 
 /// Seeds that once found something, for as long as the world follows from them in the same way: a join that was answered
 /// when another life of the daemon had appeared.
 const FOUND: [u64; 2] = [55, 64];
 
-/// What went wrong in the world of this seed.
-fn failure(seed: u64, size: Size, broken: Option<Broken>) -> Option<String> {
-    let run = || Pod::new(seed, size, broken).run();
-    match catch_unwind(AssertUnwindSafe(run)) {
-        Ok(result) => result.err(),
-        Err(panic) => Some(
-            panic
-                .downcast_ref::<String>()
-                .cloned()
-                .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
-                .unwrap_or_default(),
-        ),
-    }
+/// How many instances there were at most in the world of this seed, or what went wrong there.
+fn outcome(seed: u64, size: Size, broken: Option<Broken>) -> Result<usize, String> {
+    let run = || {
+        let mut pod = Pod::new(seed, size, broken);
+        pod.run().map(|()| pod.instances_max)
+    };
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(text.unwrap_or_default().to_owned())
+    })
 }
 
 fn number(variable: &str) -> Option<u64> {
@@ -35,11 +55,30 @@ fn small_pods_survive_whatever_happens() {
         None => 0..6 * number("WADI_ROUNDS").unwrap_or(1).max(1),
     };
     for seed in seeds.chain(FOUND) {
-        if let Some(what) = failure(seed, SMALL, None) {
+        if let Err(what) = outcome(seed, SMALL, None) {
             panic!(
                 "seed {seed}: {what}\nrun it again: WADI_SIMULATION_SEED={seed} cargo test -p pod-controller --lib \
                  simulation::tests::small -- --nocapture"
             );
+        }
+    }
+}
+
+#[test]
+fn large_pods_survive_whatever_happens() {
+    let seeds = match number("WADI_SIMULATION_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("WADI_ROUNDS").unwrap_or(1).max(1).div_ceil(20),
+    };
+    for seed in seeds {
+        match outcome(seed, LARGE, None) {
+            Ok(instances) => {
+                assert!(instances > 1000, "seed {seed}: there were {instances} instances at most");
+            }
+            Err(what) => panic!(
+                "seed {seed}: {what}\nrun it again: WADI_SIMULATION_SEED={seed} cargo test -p pod-controller --lib \
+                 simulation::tests::large -- --nocapture"
+            ),
         }
     }
 }
@@ -57,7 +96,7 @@ fn what_is_broken_on_purpose_is_noticed() {
         // A daemon that is left alone is heard: what it says and nobody minds shows only then.
         let calm = Size { fault_every: 250, ..SMALL };
         let size = if broken == Broken::DeafToLinks { calm } else { SMALL };
-        let noticed = (0..40).filter_map(|seed| failure(seed, size, Some(broken)));
+        let noticed = (0..40).filter_map(|seed| outcome(seed, size, Some(broken)).err());
         let noticed = noticed.into_iter().find(|what| what.contains(symptom));
         assert!(noticed.is_some(), "{broken:?} is not noticed");
         println!("{broken:?}: {}", noticed.unwrap_or_default());

@@ -365,7 +365,7 @@ impl World for Simulated {
             return Err(Crash);
         }
         self.log.extend(commands.iter().map(|(_, command)| (*command).clone()));
-        if self.log.len() > LOG_MAX {
+        if self.log.len() > LOG_MAX.max(state.leases.len() / 4) {
             self.snapshot = serde_json::to_vec(state).expect("a state is JSON");
             self.log.clear();
         }

@@ -146,9 +146,8 @@ impl State {
         Some(Route { channel: channel.id, generation: lease.generation })
     }
 
-    /// Whether the frontend of a lease has a channel to what serves it.
-    pub fn is_reachable(&self, lease: &Lease) -> bool {
-        let Some(frontend) = self.frontend_of(lease) else { return false };
+    /// Whether one of the frontends of a lease has a channel to what serves it.
+    pub fn is_reachable(&self, lease: &Lease, frontend: EndpointId) -> bool {
         let services = self.services(lease.id);
         services.iter().any(|(backend, _)| self.route(lease, frontend, *backend).is_some())
     }

@@ -213,6 +213,7 @@ fn what_is_used_is_referred_to_once(state: &State) {
 fn objects_are_consistent(state: &State) {
     let desired: BTreeMap<EndpointId, Objects> =
         state.endpoints.keys().map(|id| (*id, state.desired(*id))).collect();
+    let regions: BTreeMap<_, _> = state.regions.iter().map(|region| (region.area.start, region)).collect();
     for (id, objects) in &desired {
         for (name, object) in objects {
             assert_eq!(*name, object.id());
@@ -265,7 +266,7 @@ fn objects_are_consistent(state: &State) {
                 Object::Nic(_) | Object::Table(_) | Object::Protocol(_) => {}
             }
             for region in areas_of(object) {
-                let region = state.regions.by_place().find(|known| known.area == region).expect("a region");
+                let region = regions.get(&region.start).filter(|it| it.area == region).expect("a region");
                 assert_eq!(region.usage, RegionUse::InUse, "{id} is given {region:?}");
                 assert!(
                     region.holders.contains(id) || state.endpoints[id].presence != Presence::Joined,
