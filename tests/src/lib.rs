@@ -7,6 +7,7 @@ pub mod conversation;
 pub mod files;
 pub mod fio;
 pub mod iperf;
+pub mod loads;
 pub mod namespace;
 pub mod newer_qemu;
 pub mod pod;

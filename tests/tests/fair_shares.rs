@@ -1,150 +1,11 @@
 //! Instances of several hosts share a path of the fabric by their weights, judged by the bytes that they are let move.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
-
 use pod_controller::api::{CreateInstance, Fabric, Mchannel, MchannelSpec};
-use vhost_frontend::mock::{MockGuest, Piece};
-use vm_memory::{Bytes, GuestAddress};
+use wadi_tests::loads::{Appetite, Load, near, until};
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder};
 
 /// What the path carries, in bytes/s: little, so that a busy machine is no other bottleneck.
 const CAPACITY: u64 = 24_000_000;
-const REQUEST_BYTES: u32 = 16 << 10;
-/// Requests that a guest has in flight.
-const DEPTH: u64 = 8;
-/// Of each a part of the guest's memory: data, header, status.
-const PLACE_BYTES: u64 = 32 << 10;
-/// How long shares may take until they are as they should be, on a machine that does much else.
-const PATIENCE: Duration = Duration::from_mins(1);
-const WINDOW: Duration = Duration::from_millis(1500);
-
-/// What a guest does.
-const STOP: u8 = 0;
-const HUNGRY: u8 = 1;
-const MODEST: u8 = 2;
-const BURSTS: u8 = 3;
-
-/// A guest that reads its disk.
-struct Load {
-    how: Arc<AtomicU8>,
-    bytes: Arc<AtomicU64>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Load {
-    fn start(socket: &str) -> Self {
-        let (how, bytes) = (Arc::new(AtomicU8::new(HUNGRY)), Arc::new(AtomicU64::new(0)));
-        let (socket, it, count) = (socket.to_owned(), Arc::clone(&how), Arc::clone(&bytes));
-        let thread = thread::spawn(move || {
-            let mut guest = MockGuest::new(1 << 20, 1, 64);
-            guest.connect(socket.as_ref(), 0);
-            read_disk(&mut guest, &it, &count);
-        });
-        Self { how, bytes, thread: Some(thread) }
-    }
-
-    fn go_on(&self, how: u8) {
-        self.how.store(how, Ordering::Relaxed);
-    }
-
-    fn check(&self) {
-        assert!(!self.thread.as_ref().unwrap().is_finished(), "a guest has given up");
-    }
-
-    fn stop(mut self) {
-        self.go_on(STOP);
-        self.thread.take().unwrap().join().expect("a guest that ends in order");
-    }
-}
-
-fn read_disk(guest: &mut MockGuest, how: &AtomicU8, count: &AtomicU64) {
-    let began = Instant::now();
-    let mut places: Vec<u64> = (0..DEPTH).collect();
-    let mut in_flight: Vec<(u16, u64)> = Vec::new();
-    let mut sector = 0;
-    loop {
-        let wanted = match how.load(Ordering::Relaxed) {
-            HUNGRY => DEPTH,
-            MODEST => 1,
-            // Just as long as a window of bytes, and then as long nothing.
-            BURSTS if (began.elapsed().as_millis() / 10).is_multiple_of(2) => DEPTH,
-            BURSTS => 0,
-            _ if in_flight.is_empty() => return,
-            _ => 0,
-        };
-        while (in_flight.len() as u64) < wanted {
-            let place = places.pop().expect("as many as requests");
-            in_flight.push((offer(guest, place, sector), place));
-            sector = (sector + u64::from(REQUEST_BYTES) / 512) % (16 << 11);
-        }
-        let patience = if in_flight.is_empty() { Duration::ZERO } else { Duration::from_secs(20) };
-        let patience = if wanted == 0 { patience.min(Duration::from_millis(5)) } else { patience };
-        let used = if patience.is_zero() { guest.used(0) } else { guest.wait_used(0, patience) };
-        let Some(used) = used else {
-            assert!(patience < Duration::from_secs(20), "a request is not answered");
-            thread::sleep(Duration::from_millis(1));
-            continue;
-        };
-        let found = in_flight.iter().position(|(head, _)| *head == used.head).expect("each is answered once");
-        let (_, place) = in_flight.swap_remove(found);
-        let mut status = [9];
-        guest.memory().read_slice(&mut status, GuestAddress(start(guest, place) + 17 * 1024)).unwrap();
-        assert_eq!(status, [0], "an I/O error");
-        places.push(place);
-        count.fetch_add(REQUEST_BYTES.into(), Ordering::Relaxed);
-        if wanted == 1 {
-            thread::sleep(Duration::from_millis(8));
-        }
-    }
-}
-
-fn start(guest: &MockGuest, place: u64) -> u64 {
-    guest.data_start() + place * PLACE_BYTES
-}
-
-/// A read as virtio-blk has it.
-fn offer(guest: &mut MockGuest, place: u64, sector: u64) -> u16 {
-    let data = start(guest, place);
-    let (header, status) = (data + 16 * 1024, data + 17 * 1024);
-    let mut words = [0; 16];
-    words[8..].copy_from_slice(&sector.to_le_bytes());
-    guest.memory().write_slice(&words, GuestAddress(header)).unwrap();
-    let piece = |address, bytes, writable| Piece { address, bytes, writable };
-    let pieces = [piece(header, 16, false), piece(data, REQUEST_BYTES, true), piece(status, 1, true)];
-    guest.offer(0, &pieces, None)
-}
-
-/// What each guest moved in a while, in bytes/s.
-fn rates(loads: &[Load]) -> Vec<f64> {
-    let counts = || loads.iter().map(|load| load.bytes.load(Ordering::Relaxed)).collect::<Vec<_>>();
-    let (before, began) = (counts(), Instant::now());
-    thread::sleep(WINDOW);
-    let (after, seconds) = (counts(), began.elapsed().as_secs_f64());
-    loads.iter().for_each(Load::check);
-    #[allow(clippy::cast_precision_loss)]
-    let rate = |(before, after): (&u64, &u64)| (after - before) as f64 / seconds;
-    before.iter().zip(&after).map(rate).collect()
-}
-
-/// Waits until what guests move is as it should be. It soon is, unless the machine keeps them from moving what they may.
-fn until(what: &str, loads: &[Load], is_so: impl Fn(&[f64]) -> bool) {
-    let began = Instant::now();
-    loop {
-        let rates = rates(loads);
-        eprintln!("{what}: {:.2?} MB/s", rates.iter().map(|rate| rate / 1e6).collect::<Vec<_>>());
-        if is_so(&rates) {
-            return;
-        }
-        assert!(began.elapsed() < PATIENCE, "never: {what}; last {rates:?}");
-    }
-}
-
-fn near(rate: f64, expected: f64) -> bool {
-    (rate - expected).abs() <= 0.05 * expected
-}
 
 fn share(pod: &Pod, instance: &str, weight: u32) {
     let spec = MchannelSpec { weight, tenant: "default".to_owned(), path: vec!["pool".to_owned()] };
@@ -185,13 +46,13 @@ fn instances_share_a_path_by_weight_and_a_cheat_gains_nothing() {
         };
         let instance = pod.create_instance_as(&request).unwrap();
         share(&pod, name, weight);
-        Load::start(&instance.disks[0].socket)
+        Load::disk(&instance.disks[0].socket)
     });
     #[allow(clippy::cast_precision_loss)]
     let capacity = CAPACITY as f64;
 
     // One wants less than its share: it gets that and never waits. The others divide the rest by weight, over two hosts.
-    loads[2].go_on(MODEST);
+    loads[2].go_on(Appetite::Modest);
     until("the rest is divided 1:3", &loads, |rates| {
         let rest = capacity - rates[2];
         rates[2] > 0.0 && near(rates[0], rest / 4.0) && near(rates[1], rest * 3.0 / 4.0)
@@ -202,14 +63,14 @@ fn instances_share_a_path_by_weight_and_a_cheat_gains_nothing() {
     assert!(held_ms(&pod, "vm1") > 0 && held_ms(&pod, "vm2") > 0);
 
     // It moves in bursts as long as a window. One of the same weight that is always hungry has no less.
-    loads[2].go_on(BURSTS);
+    loads[2].go_on(Appetite::Bursts);
     until("bursts gain nothing", &loads, |rates| {
         let sum: f64 = rates.iter().sum();
         rates[2] > 0.0 && rates[2] <= 1.05 * rates[0] && near(rates[1], 3.0 * rates[0]) && near(sum, capacity)
     });
 
     // What is said of weights and capacity holds at once, for guests that go on.
-    loads[2].go_on(HUNGRY);
+    loads[2].go_on(Appetite::Hungry);
     pod.podctl(&["mchannel", "set", "vm1", "--weight", "3", "--path", "pool"]).unwrap();
     pod.podctl(&["mchannel", "fabric", "--element", "pool=16M"]).unwrap();
     let capacity = f64::from(16 << 20);

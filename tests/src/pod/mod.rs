@@ -155,6 +155,11 @@ impl Pod {
         &self.directory
     }
 
+    /// Where the program that has a foreign SSD of a host is to serve it.
+    pub fn ssd_socket(&self, host: &str, ssd: &str) -> PathBuf {
+        plan::foreign_socket(&self.directory, host, ssd)
+    }
+
     /// The start of every name that belongs to this pod.
     pub fn tag(&self) -> &str {
         &self.tag
@@ -398,6 +403,7 @@ impl Pod {
             instance_type: None,
             vmm_listens: false,
             ram_bytes: None,
+            priority: None,
             labels: std::collections::BTreeMap::new(),
         };
         self.create_instance_as(&request)

@@ -1,7 +1,7 @@
 //! The shape of a pod.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::Release;
 
@@ -56,6 +56,8 @@ pub(super) struct NicPlan {
     pub(super) group: Option<String>,
     /// Another driver than the pod's other NICs have.
     driver: Option<NicDriver>,
+    /// More lines of its table.
+    settings: &'static str,
 }
 
 impl NicPlan {
@@ -73,6 +75,10 @@ pub(super) struct SsdPlan {
     iops: Option<u64>,
     /// Has a write cache that is lost with its backend, driven by this seed.
     volatile_cache: Option<u64>,
+    /// More lines of its table.
+    settings: &'static str,
+    /// Another program has it.
+    is_foreign: bool,
 }
 
 impl HostPlan {
@@ -91,14 +97,26 @@ impl HostPlan {
     /// It owns a NIC.
     #[must_use]
     pub fn nic(mut self, name: &str) -> Self {
-        self.nics.push(NicPlan { name: name.to_owned(), backup: false, group: None, driver: None });
+        self.nics.push(NicPlan {
+            name: name.to_owned(),
+            backup: false,
+            group: None,
+            driver: None,
+            settings: "",
+        });
         self
     }
 
     /// It owns a NIC that is kept free for failover.
     #[must_use]
     pub fn backup_nic(mut self, name: &str) -> Self {
-        self.nics.push(NicPlan { name: name.to_owned(), backup: true, group: None, driver: None });
+        self.nics.push(NicPlan {
+            name: name.to_owned(),
+            backup: true,
+            group: None,
+            driver: None,
+            settings: "",
+        });
         self
     }
 
@@ -124,7 +142,31 @@ impl HostPlan {
             size: size.to_owned(),
             iops: None,
             volatile_cache: None,
+            settings: "",
+            is_foreign: false,
         });
+        self
+    }
+
+    /// It owns an SSD that another program has, and serves on the socket [`Pod::ssd_socket`](super::Pod::ssd_socket) as vhost-user-blk.
+    #[must_use]
+    pub fn foreign_ssd(mut self, name: &str) -> Self {
+        self = self.ssd(name, "");
+        self.ssds.iter_mut().filter(|ssd| ssd.name == name).for_each(|ssd| ssd.is_foreign = true);
+        self
+    }
+
+    /// The tables of its NICs have these lines, too.
+    #[must_use]
+    pub fn nic_settings(mut self, lines: &'static str) -> Self {
+        self.nics.iter_mut().for_each(|nic| nic.settings = lines);
+        self
+    }
+
+    /// The tables of its SSDs have these lines, too.
+    #[must_use]
+    pub fn ssd_settings(mut self, lines: &'static str) -> Self {
+        self.ssds.iter_mut().for_each(|ssd| ssd.settings = lines);
         self
     }
 
@@ -143,6 +185,8 @@ impl HostPlan {
             size: size.to_owned(),
             iops: None,
             volatile_cache: Some(seed),
+            settings: "",
+            is_foreign: false,
         });
         self
     }
@@ -161,24 +205,26 @@ impl HostPlan {
         for (index, nic) in self.nics.iter().enumerate() {
             let _ = write!(
                 text,
-                "\n[[nic]]\nname = \"{}\"\n{}\nbackup = {}\n",
+                "\n[[nic]]\nname = \"{}\"\n{}\nbackup = {}\n{}\n",
                 nic.name,
                 nic.driver(driver).config(index),
                 nic.backup,
+                nic.settings,
             );
             if let Some(group) = &nic.group {
                 let _ = writeln!(text, "lag = \"{group}\"");
             }
         }
         for ssd in &self.ssds {
-            let path = directory.join(format!("{}-{}.img", self.name, ssd.name));
-            let _ = write!(
-                text,
-                "\n[[ssd]]\nname = \"{}\"\ndriver = \"file\"\npath = \"{}\"\nsize = \"{}\"\n",
-                ssd.name,
-                path.display(),
-                ssd.size,
-            );
+            let _ = write!(text, "\n[[ssd]]\nname = \"{}\"\n{}\n", ssd.name, ssd.settings);
+            let _ = if ssd.is_foreign {
+                let socket = foreign_socket(directory, &self.name, &ssd.name);
+                writeln!(text, "driver = \"vhost-user\"\npath = \"{}\"", socket.display())
+            } else {
+                let path = directory.join(format!("{}-{}.img", self.name, ssd.name));
+                let path = path.display();
+                writeln!(text, "driver = \"file\"\npath = \"{path}\"\nsize = \"{}\"", ssd.size)
+            };
             if let Some(iops) = ssd.iops {
                 let _ = writeln!(text, "iops = {iops}");
             }
@@ -188,6 +234,11 @@ impl HostPlan {
         }
         text
     }
+}
+
+/// Where another program serves an SSD of a host.
+pub(super) fn foreign_socket(directory: &Path, host: &str, ssd: &str) -> PathBuf {
+    directory.join(format!("{host}-{ssd}.sock"))
 }
 
 impl PodBuilder {
@@ -278,7 +329,8 @@ mod tests {
     #[test]
     fn daemons_can_read_what_is_written() {
         let pod = PodBuilder::three_hosts()
-            .host(HostPlan::new("h4").nic("nic2").in_group("rack1").ssd("ssd2", "1G").iops(500));
+            .host(HostPlan::new("h4").nic("nic2").in_group("rack1").ssd("ssd2", "1G").iops(500))
+            .host(HostPlan::new("h5").foreign_ssd("ssd3").ssd_settings("queue-depth = 4"));
         let drivers = [NicDriver::Tap, NicDriver::AfXdp];
         let hosts = pod.hosts.iter().enumerate();
         for ((index, host), driver) in hosts.flat_map(|host| drivers.map(|driver| (host, driver))) {
