@@ -25,8 +25,8 @@ pub use host::{
     Device, DeviceCounters, DeviceHealth, DeviceKind, DeviceList, Endpoint, EndpointHealth, Host, HostList,
 };
 pub use instance::{
-    AttachDevice, CreateInstance, DeviceAnswer, Disk, GuestRam, Instance, InstanceList, MigrateInstance,
-    MigrateNic, MigratingDevice, Migration, Nic, NicLimit, NicPolicy, NicRail, NicRequest,
+    AttachDevice, CreateInstance, DeviceAnswer, Disk, GuestRam, Instance, InstanceList, InstancePriority,
+    MigrateInstance, MigrateNic, MigratingDevice, Migration, Nic, NicLimit, NicPolicy, NicRail, NicRequest,
 };
 pub use instance_type::{InstanceType, InstanceTypeList, InstanceTypeSpec};
 pub use labels::Labels;

@@ -9,8 +9,9 @@ use reqwest::{Method, Url};
 
 use crate::api::{
     AddReplica, Balance, ChangeVolume, Controller, ControllerList, CreateInstance, CreateVolume, Device,
-    DeviceList, Explanation, Host, HostList, Instance, InstanceList, InstanceType, InstanceTypeList,
-    InstanceTypeSpec, Labels, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
+    DeviceList, Explanation, Host, HostList, Instance, InstanceList, InstancePriority, InstanceType,
+    InstanceTypeList, InstanceTypeSpec, Labels, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem,
+    Volume, VolumeList,
 };
 
 mod credentials;
@@ -315,6 +316,12 @@ impl Client {
     /// Labels an instance anew, as a whole.
     pub fn label_instance(&self, name: &str, labels: &Labels) -> Result<Instance, ClientError> {
         self.call(Method::PUT, &["v1", "instances", name, "labels"], &[], Some(labels))
+    }
+
+    /// Gives an instance another priority.
+    pub fn prioritize_instance(&self, name: &str, priority: u16) -> Result<Instance, ClientError> {
+        let request = InstancePriority { priority };
+        self.call(Method::PUT, &["v1", "instances", name, "priority"], &[], Some(&request))
     }
 
     /// Labels a volume anew, as a whole.

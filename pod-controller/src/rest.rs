@@ -23,6 +23,7 @@ mod migrations;
 mod nics;
 mod page;
 mod pool;
+mod priorities;
 mod problem;
 mod replicas;
 mod tls;
@@ -86,6 +87,7 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(instance_devices::detach))
         .routes(routes!(instance_devices::answer))
         .routes(routes!(labels::instance))
+        .routes(routes!(priorities::set))
         .routes(routes!(labels::volume))
         .routes(routes!(instance_types::list))
         .routes(routes!(instance_types::get, instance_types::set, instance_types::delete))

@@ -6,7 +6,7 @@
 //! * What is said: [`commands`], [`objects`], [`reports`], [`telemetry`], as JSON over a pair of rings per endpoint.
 //! * In which version it is said: [`protocol`].
 //! * What guards the data path: [`fence`].
-//! * What the data path runs on: [`worker`], [`data_channel`].
+//! * What the data path runs on: [`worker`], [`data_channel`]; who comes first at a device: [`turns`].
 //! * How hosts tell each other what they use of the fabric: [`mchannel`].
 //! * How the vCPUs of a VM are held to its share of it: [`vcpus`].
 //! * What every binary needs once: [`config`], [`daemon`], [`run_directory`].
@@ -34,6 +34,7 @@ pub mod run_directory;
 pub mod telemetry;
 #[cfg(test)]
 mod testing;
+pub mod turns;
 pub mod vcpus;
 pub mod volume_table;
 pub mod worker;

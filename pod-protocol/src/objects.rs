@@ -2,6 +2,7 @@
 //! applying it twice is the same as applying it once, and one equal to what is there disturbs nothing.
 
 mod fabric;
+mod priority;
 mod protocol;
 
 use std::fmt;
@@ -15,6 +16,7 @@ use crate::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress, Vo
 use crate::volume_table::VolumeTable;
 
 pub use self::fabric::{ElementObject, FabricObject, MchannelObject, PeerObject, TenantObject};
+pub use self::priority::{NoPriority, Priority};
 pub use self::protocol::ProtocolObject;
 
 /// Anything the controller gives an endpoint to hold.
@@ -322,6 +324,9 @@ pub struct RegistrationObject {
     /// Other NICs are in use at the same time: what this one cannot send now is given back at once, for another one.
     #[serde(default)]
     pub has_other_rails: bool,
+    /// How much it may send next to others where the NIC is the bottleneck, beyond what is promised.
+    #[serde(default, skip_serializing_if = "Priority::is_default")]
+    pub priority: Priority,
 }
 
 /// Block backend: what to keep on an SSD about its volumes. Deleted ones are wiped, which is reported.
@@ -395,6 +400,9 @@ pub struct VolumeObject {
     /// How much of the SSD it may use.
     #[serde(default)]
     pub qos: Qos,
+    /// How much of the SSD it gets next to others where that is the bottleneck, beyond what it is sure of.
+    #[serde(default, skip_serializing_if = "Priority::is_default")]
+    pub priority: Priority,
 }
 
 impl VolumeObject {

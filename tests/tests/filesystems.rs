@@ -79,6 +79,7 @@ fn file_systems_are_whole_after_every_daemon_was_killed() {
         vmm_listens: false,
         ram_bytes: None,
         labels: std::collections::BTreeMap::new(),
+        priority: None,
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let mut vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();

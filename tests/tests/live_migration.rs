@@ -275,6 +275,7 @@ fn a_guest_moves_to_another_host_and_notices_nothing() {
         vmm_listens: false,
         ram_bytes: None,
         labels: std::collections::BTreeMap::new(),
+        priority: None,
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let mut vm = pod.boot(&instance, &guest, SHAPE).unwrap();
@@ -343,6 +344,7 @@ fn a_guest_with_a_mirrored_volume_moves_while_a_replica_dies_and_returns() {
             vmm_listens: false,
             ram_bytes: None,
             labels: std::collections::BTreeMap::new(),
+            priority: None,
         })
         .unwrap();
     let mut vm = pod.boot(&instance, &guest, SHAPE).unwrap();

@@ -77,6 +77,7 @@ fn replicas_die_one_after_the_other_and_every_byte_is_there() {
         vmm_listens: false,
         ram_bytes: None,
         labels: std::collections::BTreeMap::new(),
+        priority: None,
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();

@@ -62,6 +62,7 @@ fn a_volume_moves_under_a_guest_that_writes() {
         vmm_listens: false,
         ram_bytes: None,
         labels: std::collections::BTreeMap::new(),
+        priority: None,
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();

@@ -26,6 +26,7 @@ fn two_pairs_of_queues_carry_streams_through_a_failover() {
         instance_type: None,
         vmm_listens: false,
         ram_bytes: None,
+        priority: None,
         labels: std::collections::BTreeMap::new(),
     };
     let instance = pod.create_instance_as(&request).unwrap();

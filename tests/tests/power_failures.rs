@@ -66,6 +66,7 @@ impl Site {
             vmm_listens: false,
             ram_bytes: None,
             labels: std::collections::BTreeMap::new(),
+            priority: None,
         })?;
         let disk =
             |(system, letter): (&FileSystem, char)| (Files::on(*system), *system, format!("vd{letter}"));

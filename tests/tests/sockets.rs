@@ -34,6 +34,7 @@ fn taken_socket_paths_are_refused_and_left_alone() {
             vmm_listens: false,
             ram_bytes: None,
             labels: std::collections::BTreeMap::new(),
+            priority: None,
         };
         pod.api().create_instance(&request, Duration::from_secs(2)).unwrap()
     };

@@ -66,6 +66,7 @@ fn the_backend_of_a_column_dies_under_load_and_every_byte_is_there() {
             vmm_listens: false,
             ram_bytes: None,
             labels: std::collections::BTreeMap::new(),
+            priority: None,
         })
         .unwrap();
     // Half of it on each SSD, and each of them says so.

@@ -116,6 +116,7 @@ fn open_ssds(config: &HostConfig, pool: &Pool) -> anyhow::Result<Ssds> {
         // The driver first: it makes a file that is not there, and keeps others from it.
         let mut ssd = OpenedSsd::new(&config.name, ssd::open(&config, pool)?);
         ssd.request_timeout = config.request_timeout;
+        ssd.queue_depth = config.queue_depth;
         opened.rates.push((config.name.clone(), config.iops, config.bytes_per_second));
         opened.devices.push(ssd);
         if let DriverKind::File { path, .. } = &config.driver {

@@ -15,7 +15,7 @@ use cxl_pool::simulated::{
 };
 use cxl_pool::{Area, ByteOffset, EndpointId, Generation, HostId, LineCount, LineOffset, Memory, Role};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
-use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Qos, Route, VolumeObject};
+use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Priority, Qos, Route, VolumeObject};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::worker::{Progress, Task, Turned};
 use vhost_frontend::PoolRam;
@@ -23,7 +23,7 @@ use vhost_frontend::mock::{MockGuest, Piece};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::backend::{BackendTask, Device, Message as ToBackend, Watch};
+use crate::backend::{BackendTask, Device, Message as ToBackend, QUEUE_DEPTH, Sharing, Watch};
 use crate::frontend::{FrontendTask, Message as ToFrontend};
 use crate::message::Operation;
 use crate::segments::Segment;
@@ -201,6 +201,7 @@ pub(crate) fn objects(data_area: Area, ram: Area) -> (DiskObject, VolumeObject) 
         ram_area: Some(ram),
         instance: InstanceId::new(1),
         qos: Qos::default(),
+        priority: Priority::DEFAULT,
     };
     (disk, volume)
 }
@@ -249,6 +250,7 @@ impl Scene {
             counters: Arc::default(),
             failed: Arc::default(),
             watch: Watch::new(None),
+            sharing: Sharing::new(QUEUE_DEPTH),
         };
         let task =
             BackendTask::new(memory[1].clone(), run.clone(), false, vec![device], None, Arc::default());

@@ -11,7 +11,8 @@ use common::*;
 use cxl_pool::{Area, CreateOptions, HardwareMemory, LineOffset, Pool};
 use pod_protocol::endpoint::Handler;
 use pod_protocol::ids::{LeaseId, VolumeId};
-use pod_protocol::objects::{DiskObject, Object, Qos, VolumeObject};
+use pod_protocol::objects::{DiskObject, Object, Priority, Qos, VolumeObject};
+use vhost_blk_cxl::backend::QUEUE_DEPTH;
 use vhost_blk_cxl::ssd::Ssd;
 
 /// A pod with a second disk beside its own.
@@ -26,6 +27,11 @@ struct Two {
 impl Two {
     /// The second disk's volume lies on a device of its own, or before the first one's on the same.
     fn new(same_device: bool) -> Self {
+        Self::with_depth(same_device, QUEUE_DEPTH)
+    }
+
+    /// The devices have so many requests while several volumes want them.
+    fn with_depth(same_device: bool, queue_depth: u32) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let options = CreateOptions { size_bytes: Some(32 << 20), ..CreateOptions::default() };
         let pool = Pool::create(&directory.path().join("pool"), &options).unwrap();
@@ -35,8 +41,8 @@ impl Two {
             Box::new(RamSsd { memory: pool.hardware(), control: Arc::clone(control) })
         };
         pod.start_backend_with(vec![
-            OpenedSsd::new("ssd0", ram(&control)),
-            OpenedSsd::new("ssd1", ram(&other)),
+            OpenedSsd { queue_depth, ..OpenedSsd::new("ssd0", ram(&control)) },
+            OpenedSsd { queue_depth, ..OpenedSsd::new("ssd1", ram(&other)) },
         ]);
         pod.start_frontend();
         let lease = LeaseId::new(8).unwrap();
@@ -186,4 +192,49 @@ fn comes_first(qos: Qos) {
     let log = two.control.log();
     let last = log.iter().rposition(|command| command.offset_bytes < VOLUME_START).unwrap();
     assert!(last < 12, "its last request was number {last} of {}", log.len());
+}
+
+#[test]
+fn a_device_that_cannot_do_it_all_is_shared_by_priorities() {
+    let mut two = Two::new(true);
+    two.volume.priority = Priority::new(200).unwrap();
+    two.apply_volume();
+    let mut first = Driver::connected(&two.pod);
+    let mut second = two.driver();
+    two.control.hold(true);
+    two.control.set_depth(1);
+    offer(&mut first, 30, T_OUT);
+    eventually(|| two.control.waiting() == 1);
+    offer(&mut second, 30, T_OUT);
+    std::thread::sleep(QUIET);
+    // It holds for what waits already.
+    two.pod.volume.priority = Priority::new(600).unwrap();
+    two.pod.apply_volume();
+    two.control.hold(false);
+    collect(&mut first, 30);
+    collect(&mut second, 30);
+    let log = two.control.log();
+    // While both had something to do: the first one was at it before.
+    let both = &log[1..37];
+    let of_first = both.iter().filter(|command| command.offset_bytes >= VOLUME_START).count();
+    assert!((25..=29).contains(&of_first), "{of_first} of {}", both.len());
+}
+
+#[test]
+fn a_device_has_a_short_queue_as_soon_as_several_volumes_want_it() {
+    let two = Two::with_depth(true, 4);
+    let mut first = Driver::connected(&two.pod);
+    let mut second = two.driver();
+    two.control.hold(true);
+    // One alone has all of the device.
+    offer(&mut first, 30, T_OUT);
+    eventually(|| two.control.waiting() == 30);
+    offer(&mut second, 30, T_OUT);
+    std::thread::sleep(QUIET);
+    assert_eq!(two.control.waiting(), 30, "the other one's wait where its turns count");
+    two.control.let_pass(27);
+    eventually(|| two.control.log().len() == 31 && two.control.waiting() == 4);
+    two.control.hold(false);
+    collect(&mut first, 30);
+    collect(&mut second, 30);
 }

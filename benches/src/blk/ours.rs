@@ -13,11 +13,11 @@ use cxl_pool::{
 use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::Handler;
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
-use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, Qos, Route, VolumeObject};
+use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, Priority, Qos, Route, VolumeObject};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::worker::WorkerConfig;
 use tempfile::TempDir;
-use vhost_blk_cxl::backend::{Backend, OpenedSsd};
+use vhost_blk_cxl::backend::{Backend, OpenedSsd, QUEUE_DEPTH};
 use vhost_blk_cxl::frontend::Frontend;
 use vhost_blk_cxl::ssd::{self, DriverKind, SsdConfig};
 use vm_memory::FileOffset;
@@ -76,6 +76,7 @@ impl Ours {
             request_timeout: None,
             iops: None,
             bytes_per_second: None,
+            queue_depth: QUEUE_DEPTH,
         };
         let disk_bytes = device_bytes / u64::from(disks);
         let disks: Vec<_> =
@@ -240,6 +241,7 @@ pub(super) fn objects(
         ram_area,
         instance,
         qos: Qos::default(),
+        priority: Priority::DEFAULT,
     };
     Ok((disk, volume))
 }

@@ -235,6 +235,7 @@ fn create_instance(number: u32, hosts: u32) -> Command {
         instance_type: None,
         vmm_listens: false,
         ram_bytes: None,
+        priority: None,
     }
 }
 

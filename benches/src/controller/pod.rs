@@ -80,6 +80,7 @@ impl Pod {
             instance_type: None,
             vmm_listens: false,
             ram_bytes: None,
+            priority: None,
         })
     }
 

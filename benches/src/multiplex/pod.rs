@@ -10,8 +10,8 @@ use cxl_pool::{Area, EndpointId, Generation, HostId, LineCount, LineOffset, Memo
 use pod_protocol::config::Wakeup;
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress};
 use pod_protocol::objects::{
-    ChannelObject, Engine, NicObject, NicPolicy, Object, PortObject, RegistrationObject, RegistrationState,
-    Route,
+    ChannelObject, Engine, NicObject, NicPolicy, Object, PortObject, Priority, RegistrationObject,
+    RegistrationState, Route,
 };
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::worker::Task;
@@ -153,6 +153,7 @@ fn attachment(
         policy: policy.clone(),
         ram_area: None,
         has_other_rails: false,
+        priority: Priority::DEFAULT,
     };
     let port = PortObject {
         lease,

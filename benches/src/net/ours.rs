@@ -16,8 +16,8 @@ use cxl_pool::{
 use pod_protocol::config::Wakeup;
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress};
 use pod_protocol::objects::{
-    ChannelObject, Engine as EngineKind, NicObject, NicPolicy, Object, PortObject, RegistrationObject,
-    RegistrationState, Route,
+    ChannelObject, Engine as EngineKind, NicObject, NicPolicy, Object, PortObject, Priority,
+    RegistrationObject, RegistrationState, Route,
 };
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::worker::{Worker, WorkerConfig, WorkerHandle};
@@ -334,6 +334,7 @@ fn objects(
         policy: NicPolicy::default(),
         ram_area,
         has_other_rails: false,
+        priority: Priority::DEFAULT,
     };
     Ok((port, registration))
 }

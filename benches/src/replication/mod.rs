@@ -85,6 +85,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         vmm_listens: false,
         ram_bytes: None,
         labels: std::collections::BTreeMap::new(),
+        priority: None,
     };
     pod.client(0)?.create_instance(&request, Duration::from_secs(10))?;
     let mut took: [Vec<f64>; 4] = Default::default();

@@ -89,6 +89,8 @@ pub enum EventKind {
     InstanceMigrated,
     /// An instance may do something else with its NIC.
     NicChanged,
+    /// An instance gets another share of devices that are short.
+    PriorityChanged,
     /// A lease went back to the NIC where it belongs.
     FailedBack,
     /// A lease has a NIC that does not work, and no backup that does.
@@ -171,6 +173,7 @@ impl EventKind {
             Self::MigrationAborted => "migration-aborted",
             Self::InstanceMigrated => "instance-migrated",
             Self::NicChanged => "nic-changed",
+            Self::PriorityChanged => "priority-changed",
             Self::FailedBack => "failed-back",
             Self::Degraded => "degraded",
             Self::VolumeCreated => "volume-created",

@@ -38,6 +38,10 @@ pub struct Instance {
     /// Whether its VMM listens on the sockets of its devices, instead of connecting to them.
     #[serde(default)]
     pub vmm_listens: bool,
+    /// How much of devices it gets next to other instances, where they are short: 1 to 1000, in proportion; 100 unless something else was said.
+    #[serde(default = "usual_priority")]
+    #[schema(minimum = 1, maximum = 1000)]
+    pub priority: u16,
     /// The RAM of its guest, if that lies in the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram: Option<GuestRam>,
@@ -59,6 +63,19 @@ pub struct Instance {
     /// What is true of it now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
+}
+
+const fn usual_priority() -> u16 {
+    objects::Priority::DEFAULT.get()
+}
+
+/// The priority that an instance is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct InstancePriority {
+    /// How much of devices it gets next to other instances, where they are short: in proportion to this.
+    #[schema(minimum = 1, maximum = 1000)]
+    pub priority: u16,
 }
 
 /// The part of the pool that is the RAM of an instance's guest.
@@ -247,6 +264,11 @@ pub struct CreateInstance {
     /// the guest's RAM is its VMM's affair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram_bytes: Option<u64>,
+    /// How much of devices it gets next to other instances, where they are short: 1 to 1000, in proportion. Without it what its type
+    /// says, or else 100.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1000)]
+    pub priority: Option<u16>,
     /// Words to find it by, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,

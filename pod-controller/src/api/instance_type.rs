@@ -41,4 +41,8 @@ pub struct InstanceTypeSpec {
     /// How many requests per second each volume is sure of, at least; it stays with the volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_iops: Option<u64>,
+    /// How much of devices they get next to other instances, where they are short: 1 to 1000, in proportion; 100 unless given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1000)]
+    pub priority: Option<u16>,
 }

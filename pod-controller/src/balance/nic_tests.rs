@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::{HostId, Role};
+use pod_protocol::objects::Priority;
 use pod_protocol::telemetry::{DeviceTelemetry, LeaseTelemetry};
 
 use super::*;
@@ -59,6 +60,7 @@ impl World {
             instance_type: None,
             vmm_listens: false,
             ram_bytes: None,
+            priority: None,
         };
         self.state.apply(&create).expect("there is room");
         let lease = self.state.instance_named(&name).expect("it was made").nics[0];
@@ -170,6 +172,19 @@ fn what_lasts_is_relieved_and_what_passes_is_not() {
         "{:?}",
         world.told
     );
+}
+
+#[test]
+fn those_of_the_lowest_priority_move_first() {
+    let mut world = World::new(2, BalanceMode::Move);
+    let guests = [4000, 3000, 2000].map(|mbps| world.guest(mbps, 2));
+    let name = "vm0".to_owned();
+    let set = Command::SetPriority { name, priority: Priority::new(101).expect("in range") };
+    world.state.apply(&set).expect("it is there");
+    for _ in 0..20 {
+        world.step();
+    }
+    assert_eq!(guests.map(|lease| world.place(lease)), [on(2), on(3), on(2)], "{:?}", world.told);
 }
 
 #[test]

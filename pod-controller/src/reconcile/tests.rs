@@ -116,6 +116,7 @@ fn state_with_vm() -> State {
             instance_type: None,
             vmm_listens: false,
             ram_bytes: None,
+            priority: None,
         })
         .expect("there is a NIC");
     state
@@ -213,6 +214,7 @@ fn what_was_flushed_before_it_was_served_is_flushed_again_when_it_is_given_up() 
             instance_type: None,
             vmm_listens: false,
             ram_bytes: None,
+            priority: None,
         },
     );
     joined(&mut state, backend, 2);

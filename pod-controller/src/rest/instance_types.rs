@@ -10,6 +10,7 @@ use super::Failure;
 use super::body::{Asked, Names};
 use super::change::Change;
 use super::list::Page;
+use super::priorities::priority_of;
 use super::version::{Shown, Versioned};
 use crate::api::{InstanceType, InstanceTypeList, InstanceTypeSpec, Problem};
 use crate::controller::Handle;
@@ -70,8 +71,9 @@ pub(super) async fn set(
     Names(name): Names<String>,
     Versioned(spec, version): Versioned<InstanceTypeSpec>,
 ) -> Result<StatusCode, Failure> {
-    let InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops } = spec;
-    let instance_type = state::InstanceType { nics, reserved_mbps, queue_pairs, volume_iops };
+    let InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops, priority } = spec;
+    let priority = priority.map(priority_of).transpose()?;
+    let instance_type = state::InstanceType { nics, reserved_mbps, queue_pairs, volume_iops, priority };
     change.submit_at(version, Command::SetInstanceType { name, instance_type }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

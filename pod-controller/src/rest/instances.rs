@@ -11,6 +11,7 @@ use super::Failure;
 use super::body::{Asked, Body, Names, host_named};
 use super::change::Change;
 use super::list::{Page, Selector, is};
+use super::priorities::priority_of;
 use super::version::Shown;
 use crate::api::{CreateInstance, Explanation, Instance, InstanceList, NicRequest, Problem};
 use crate::controller::Handle;
@@ -148,6 +149,7 @@ pub(super) async fn create(
         instance_type: request.instance_type,
         vmm_listens: request.vmm_listens,
         ram_bytes: request.ram_bytes,
+        priority: request.priority.map(priority_of).transpose()?,
     };
     let tried = change.submit_labelled(command, request.labels).await?;
     let gone = || Failure::not_found("instance", &request.name);

@@ -1,7 +1,7 @@
 //! What goes wrong in a pod, and what is asked of it meanwhile.
 
 use cxl_pool::{EndpointId, HostId, Role};
-use pod_protocol::objects::Object;
+use pod_protocol::objects::{Object, Priority};
 use pod_protocol::reports::Report;
 
 use super::Broken;
@@ -198,6 +198,7 @@ impl Pod {
             instance_type: None,
             vmm_listens: false,
             ram_bytes: if self.dice.once_in(3) { Some(self.dice.between(1, 3) * 2 * MIB) } else { None },
+            priority: u16::try_from(number % 1000).ok().and_then(Priority::new),
         }
     }
 

@@ -104,6 +104,7 @@ impl State {
             Command::Relieve { nics, measured, resting, relief } => {
                 self.relieve(nics, measured, resting, *relief, effects);
             }
+            Command::SetPriority { name, priority } => self.set_priority(name, *priority, effects)?,
             Command::SetLabels { of, name, labels } => self.set_labels(*of, name, labels)?,
             Command::SetInstanceType { name, instance_type } => {
                 self.set_type(name, instance_type, effects)?;

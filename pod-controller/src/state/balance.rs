@@ -2,6 +2,7 @@
 //!
 //! What was measured comes in with the command, so that the same commands give the same moves.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use pod_protocol::ids::LeaseId;
@@ -46,8 +47,8 @@ pub struct Move {
 }
 
 impl State {
-    /// Which leases would leave these NICs. The largest ones that fit elsewhere move, so that few do; none that is being moved,
-    /// that rests, or that has to be with others.
+    /// Which leases would leave these NICs. Those of the lowest priority first, and of these the largest ones that fit elsewhere, so
+    /// that few move; none that is being moved, that rests, or that has to be with others.
     pub fn plan_relief(
         &self,
         overloaded: &BTreeSet<DeviceId>,
@@ -72,7 +73,7 @@ impl State {
             let rate = |lease: &Lease| measured.leases.get(&lease.id).copied().unwrap_or(0);
             let mut leases: Vec<&Lease> = self.leases.values().filter(can_move).collect();
             leases.retain(|lease| rate(lease) > 0);
-            leases.sort_by_key(|lease| (std::cmp::Reverse(rate(lease)), lease.id));
+            leases.sort_by_key(|lease| (self.priority_of(lease), Reverse(rate(lease)), lease.id));
             for lease in leases {
                 let there = carried.get(from).copied().unwrap_or(0);
                 if there <= most || moves.len() >= relief.moves_max as usize {

@@ -86,7 +86,8 @@ impl State {
         moves
     }
 
-    /// The volume whose move off an SSD is best: the smallest one that relieves it enough, or else the one that relieves it most.
+    /// The volume whose move off an SSD is best: of those that relieve it enough one of the lowest priority, and of these the
+    /// smallest; or else the one that relieves it most.
     fn volume_off<'a>(
         &'a self,
         from: &DeviceId,
@@ -112,12 +113,12 @@ impl State {
                 after < before && volume.size_bytes <= limits.bytes_max && !resting.contains(&volume.id);
             // What is left counts only where it is too much anyway.
             let too_much = if low.has(left) { 0 } else { after + 1 };
-            goes.then_some((too_much, volume.size_bytes, volume.id, rates))
+            goes.then_some(((too_much, self.priority_of(lease), volume.size_bytes, volume.id), rates))
         };
         let near = self.volumes_near(from);
         let mut candidates: Vec<_> = near.into_iter().filter_map(candidate).collect();
-        candidates.sort_unstable_by_key(|(too_much, bytes, id, _)| (*too_much, *bytes, *id));
-        candidates.into_iter().find_map(|(_, _, volume, rates)| {
+        candidates.sort_unstable_by_key(|(order, _)| *order);
+        candidates.into_iter().find_map(|((_, _, _, volume), rates)| {
             Some((volume, self.ssd_for(self.volumes.get(&volume)?, rates, scene)?, rates))
         })
     }

@@ -181,6 +181,7 @@ mod tests {
                 instance_type: None,
                 vmm_listens: false,
                 ram_bytes: None,
+                priority: None,
             })
             .unwrap();
         check(&state);

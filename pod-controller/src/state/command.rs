@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use cxl_pool::{EndpointId, HostId};
 use pod_protocol::ids::{LeaseGeneration, LeaseId, MacAddress, RegionId, VolumeId};
-use pod_protocol::objects::{NicPolicy, Qos};
+use pod_protocol::objects::{NicPolicy, Priority, Qos};
 use pod_protocol::reports::{DeviceReport, Join};
 use serde::{Deserialize, Serialize};
 
@@ -279,6 +279,16 @@ pub enum Command {
         /// So much of the pool is the RAM of its guest, a multiple of 2 MiB; without it, none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ram_bytes: Option<u64>,
+        /// What it gets of devices next to others where they are short; what its kind says otherwise.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        priority: Option<Priority>,
+    },
+    /// Somebody gives an instance another priority.
+    SetPriority {
+        /// Its name.
+        name: String,
+        /// What it gets of devices next to others where they are short.
+        priority: Priority,
     },
     /// A client asks for something.
     Request {

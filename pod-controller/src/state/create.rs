@@ -3,7 +3,7 @@ use std::fmt;
 
 use cxl_pool::{EndpointId, HostId, LineCount, Role};
 use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
-use pod_protocol::objects::{Qos, RAILS_MAX};
+use pod_protocol::objects::{Priority, Qos, RAILS_MAX};
 
 use super::change_volume::check_qos;
 use super::nic_policy::check_policy;
@@ -38,19 +38,28 @@ pub(super) struct Wanted<'a> {
     pub(super) instance_type: Option<&'a str>,
     pub(super) vmm_listens: bool,
     pub(super) ram_bytes: Option<u64>,
+    pub(super) priority: Option<Priority>,
 }
 
 impl<'a> Wanted<'a> {
     /// What a command asks for, if it asks for an instance.
     pub(super) fn of(command: &'a Command) -> Option<Self> {
-        let Command::CreateInstance { name, host, nics, volumes, instance_type, vmm_listens, ram_bytes } =
-            command
+        let Command::CreateInstance {
+            name,
+            host,
+            nics,
+            volumes,
+            instance_type,
+            vmm_listens,
+            ram_bytes,
+            priority,
+        } = command
         else {
             return None;
         };
         let instance_type = instance_type.as_deref();
-        let (host, vmm_listens, ram_bytes) = (*host, *vmm_listens, *ram_bytes);
-        Some(Self { name, host, nics, volumes, instance_type, vmm_listens, ram_bytes })
+        let (host, vmm_listens, ram_bytes, priority) = (*host, *vmm_listens, *ram_bytes, *priority);
+        Some(Self { name, host, nics, volumes, instance_type, vmm_listens, ram_bytes, priority })
     }
 }
 
@@ -116,7 +125,8 @@ impl State {
         let nics = &instance_type.complete(wanted.nics)[..];
         self.check_instance(wanted, self.instance_named(name).is_some(), nics)?;
         self.attempt(effects, |state, effects| {
-            let id = state.begin_instance(wanted, nics.len(), effects);
+            let priority = wanted.priority.or(instance_type.priority).unwrap_or_default();
+            let id = state.begin_instance(wanted, (nics.len(), priority), effects);
             state.add_nics(id, wanted, nics)?;
             state.add_disks(id, wanted)?;
             state.raise_iops(volumes, instance_type.volume_iops)?;
@@ -126,7 +136,12 @@ impl State {
     }
 
     /// An instance that has nothing yet.
-    fn begin_instance(&mut self, wanted: &Wanted<'_>, nics: usize, effects: &mut Vec<Effect>) -> InstanceId {
+    fn begin_instance(
+        &mut self,
+        wanted: &Wanted<'_>,
+        (nics, priority): (usize, Priority),
+        effects: &mut Vec<Effect>,
+    ) -> InstanceId {
         self.last.instance += 1;
         let id = InstanceId::new(self.last.instance);
         let instance = Instance {
@@ -137,6 +152,7 @@ impl State {
             instance_type: wanted.instance_type.map(str::to_owned),
             vmm_listens: wanted.vmm_listens,
             labels: Labels::new(),
+            priority,
             ram: wanted.ram_bytes.map(|bytes| GuestRam::new(LineCount::covering(bytes))),
             nics: Vec::new(),
             disks: Vec::new(),

@@ -298,6 +298,7 @@ impl State {
             policy: policy.clone(),
             ram_area: self.ram_of(lease),
             has_other_rails: has_other_rails && state == RegistrationState::Active,
+            priority: self.priority_of(lease),
         })
     }
 
@@ -325,6 +326,7 @@ impl State {
             ram_area: self.ram_of(lease),
             instance: lease.instance,
             qos: volume.share_of_place(),
+            priority: self.priority_of(lease),
         })
     }
 }

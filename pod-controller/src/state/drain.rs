@@ -1,6 +1,7 @@
 //! Devices and hosts that are to be empty, so that they can be taken away: nothing new is placed on them, and what is there
 //! leaves in order, as far as there is somewhere to go.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use cxl_pool::HostId;
@@ -74,7 +75,7 @@ impl State {
         let waiting = self.found().filter(|it| it.work.has_other_nics || it.work.has_less_load);
         let waiting = waiting.into_iter().flat_map(|it| &it.leaving).filter_map(|id| self.leases.get(id));
         leaving.extend(waiting.filter(|lease| self.is_to_leave(lease)).map(|lease| lease.id));
-        for id in leaving {
+        for id in self.highest_first(leaving) {
             // Looked for one by one, since each that has moved is a load where it is now.
             let to = self.leases.get(&id).and_then(|lease| self.place_move(&self.loads_now(), lease, true));
             if let Some(to) = to {
@@ -106,13 +107,15 @@ impl State {
                 volume.replicas.iter().any(|replica| replica.leaving || replica.replaces.is_some())
             };
             let under_way = there().filter(here).filter(|volume| moves(volume)).count();
-            let waiting: Vec<String> = there()
-                .filter(here)
-                .filter(|volume| !moves(volume) && self.lease_of_volume(volume.id).is_some())
-                .map(|volume| volume.name.clone())
-                .collect();
+            let leased = |volume: &super::Volume| {
+                let lease = self.lease_of_volume(volume.id).filter(|_| !moves(volume))?;
+                Some((Reverse(self.priority_of(lease)), volume.name.clone()))
+            };
+            let mut waiting: Vec<_> = there().filter(here).filter_map(leased).collect();
+            // The others as they came.
+            waiting.sort_by_key(|(priority, _)| *priority);
             let mut room = VOLUMES_AT_ONCE.saturating_sub(under_way);
-            for name in waiting {
+            for (_, name) in waiting {
                 // One that has nowhere to go is tried again with whatever happens next.
                 if room > 0 && self.add_replica(&name, None, Some(&ssd), effects).is_ok() {
                     room -= 1;

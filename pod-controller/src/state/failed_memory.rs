@@ -128,6 +128,7 @@ mod tests {
             instance_type: None,
             vmm_listens: false,
             ram_bytes: None,
+            priority: None,
         };
         must(&mut state, &create);
         state

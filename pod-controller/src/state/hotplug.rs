@@ -47,6 +47,7 @@ impl State {
             instance_type: None,
             vmm_listens,
             ram_bytes: None,
+            priority: None,
         };
         self.check_devices(&wanted, &nics, Some(id))?;
         let before: BTreeSet<LeaseId> = self.lease_ids_of(id).into_iter().collect();

@@ -1,5 +1,6 @@
 use cxl_pool::HostId;
 use pod_protocol::ids::{InstanceId, LeaseId};
+use pod_protocol::objects::Priority;
 use serde::{Deserialize, Serialize};
 
 /// A VM and what it has leased.
@@ -23,6 +24,9 @@ pub struct Instance {
     /// Words to find it by.
     #[serde(default, skip_serializing_if = "super::Labels::is_empty")]
     pub labels: super::Labels,
+    /// What it gets of devices next to others where they are short.
+    #[serde(default, skip_serializing_if = "Priority::is_default")]
+    pub priority: Priority,
     /// The RAM of its guest, if that lies in the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram: Option<super::GuestRam>,

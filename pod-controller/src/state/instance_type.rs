@@ -1,5 +1,6 @@
 //! Kinds of instances, so that not everybody has to know what a VM needs.
 
+use pod_protocol::objects::Priority;
 use serde::{Deserialize, Serialize};
 
 use super::create::{NICS_MAX, QUEUE_PAIRS_MAX};
@@ -25,6 +26,9 @@ pub struct InstanceType {
     /// How many requests per second each volume is sure of, at least.
     #[serde(default)]
     pub volume_iops: Option<u64>,
+    /// What they get of devices next to others where they are short.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<Priority>,
 }
 
 impl InstanceType {
@@ -67,10 +71,11 @@ impl State {
         }
         if self.types.insert(name.to_owned(), wanted.clone()).as_ref() != Some(wanted) {
             let message = format!(
-                "{} NICs of {} Mbit/s each, {} requests/s for each volume",
+                "{} NICs of {} Mbit/s each, {} requests/s for each volume, priority {}",
                 wanted.nics,
                 wanted.reserved_mbps,
-                wanted.volume_iops.unwrap_or(0)
+                wanted.volume_iops.unwrap_or(0),
+                wanted.priority.unwrap_or_default()
             );
             effects.push(Effect::event(EventKind::InstanceTypeSet, name, message));
         }

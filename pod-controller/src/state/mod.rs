@@ -47,6 +47,7 @@ mod pairs;
 mod parts;
 mod place_nic;
 mod placement;
+mod priority;
 mod protocol;
 mod rails;
 mod rates;

@@ -152,6 +152,7 @@ mod tests {
                 instance_type: None,
                 vmm_listens: false,
                 ram_bytes: None,
+                priority: None,
             })
             .unwrap();
         for command in scrub_all(&state) {

@@ -49,6 +49,7 @@ impl Command {
             Self::MigrateNic { instance: name, .. }
             | Self::ChangeNic { instance: name, .. }
             | Self::SetLabels { of: Labelled::Instance, name, .. }
+            | Self::SetPriority { name, .. }
             | Self::PrepareMigration { name, .. }
             | Self::AbortMigration { name }
             | Self::ActivateMigration { name, .. }

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use cxl_pool::{EndpointId, Role};
 use pod_protocol::ids::LeaseId;
+use pod_protocol::objects::Priority;
 
 use super::{View, conditions};
 use crate::api;
@@ -103,6 +104,7 @@ impl View {
             host: self.state.host_name(instance.host),
             instance_type: instance.instance_type.clone(),
             vmm_listens: instance.vmm_listens,
+            priority: instance.priority.get(),
             ram: self.show_ram(instance, false),
             nics: nics.into_iter().filter_map(|lease| self.show_nic(lease, loads)).collect(),
             disks: disks.into_iter().filter_map(|lease| self.show_disk(lease)).collect(),
@@ -243,7 +245,8 @@ fn ram_waits(instance: &Instance, incoming: bool) -> Option<String> {
 }
 
 fn show_type(name: &str, it: &InstanceType) -> api::InstanceType {
-    let InstanceType { nics, reserved_mbps, queue_pairs, volume_iops } = *it;
-    let spec = api::InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops };
+    let InstanceType { nics, reserved_mbps, queue_pairs, volume_iops, priority } = *it;
+    let priority = priority.map(Priority::get);
+    let spec = api::InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops, priority };
     api::InstanceType { name: name.to_owned(), resource_version: State::type_version(name, it), spec }
 }

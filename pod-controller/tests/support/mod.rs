@@ -384,6 +384,7 @@ pub(crate) fn vm(name: &str, volumes: &[&str]) -> CreateInstance {
         instance_type: None,
         vmm_listens: false,
         ram_bytes: None,
+        priority: None,
         labels: std::collections::BTreeMap::new(),
     }
 }

@@ -2,7 +2,7 @@
 
 use cxl_pool::{Area, LineCount, LineOffset};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
-use pod_protocol::objects::{Qos, VolumeObject};
+use pod_protocol::objects::{Priority, Qos, VolumeObject};
 use vhost_blk_cxl::backend::check::check;
 use vhost_blk_cxl::frontend::parse::{Parsed, Shape, parse};
 use vhost_blk_cxl::intent_log;
@@ -76,6 +76,7 @@ pub fn blk_message(data: &[u8]) {
         ram_area: None,
         instance: InstanceId::new(1),
         qos: Qos::default(),
+        priority: Priority::DEFAULT,
     };
     assert!(LeaseId::new(request.holder.lease.get()).is_some());
     // What else it says, if it has a list: words of that.

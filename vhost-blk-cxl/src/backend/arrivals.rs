@@ -130,7 +130,7 @@ impl<M: Memory> BackendTask<M> {
             let lease = held.request.holder.lease;
             let Some(volume) = self.volumes.get_mut(&lease) else { continue };
             if !std::mem::replace(&mut volume.is_active, true) {
-                self.active.push(lease);
+                self.devices[volume.device].sharing.turns.enter(lease, volume.object.priority);
             }
             volume.held.push_back(held);
         }

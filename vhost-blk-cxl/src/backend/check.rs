@@ -82,7 +82,7 @@ mod tests {
     use crate::message::{Holder, Tag};
     use cxl_pool::{Area, LineOffset};
     use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
-    use pod_protocol::objects::Qos;
+    use pod_protocol::objects::{Priority, Qos};
     use proptest::prelude::*;
 
     const DEVICE: Geometry = Geometry { size_bytes: 1 << 30, block_bytes: 512 };
@@ -101,6 +101,7 @@ mod tests {
             ram_area: None,
             instance: InstanceId::new(1),
             qos: Qos::default(),
+            priority: Priority::DEFAULT,
         }
     }
 

@@ -1,5 +1,6 @@
 //! From the volumes to the devices: each volume has a queue of its own, so that a device that hangs, or a volume that
-//! has had its share, keeps nobody else waiting.
+//! has had its share, keeps nobody else waiting. Those who are sure of a minimum come first; of what is left each has as much as its
+//! priority says.
 
 use cxl_pool::Memory;
 use pod_protocol::ids::LeaseId;
@@ -9,117 +10,122 @@ use tracing::info;
 use super::arrivals::Held;
 use super::check::{Rejected, check};
 use super::in_flight::InFlight;
+use super::sharing::{Room, Sharing, cost};
 use super::task::BackendTask;
-use super::volume::LogTrust;
+use super::volume::{LogTrust, Volume};
 use crate::intent_log;
 use crate::message::{Operation, Request, Status};
 use crate::ssd::Command;
 
-/// Requests of a volume that begin before it is another volume's turn.
-const VOLUME_BUDGET: usize = 64;
+/// Requests of a device that begin before what it has finished is looked at.
+const BUDGET: usize = 256;
 
 /// What became of a volume's first request.
 enum Attempt {
-    /// It began, or was answered.
-    Done,
-    /// It has to wait.
+    /// It began, or was answered; that costs so much.
+    Done(u64),
+    /// It has to wait, whatever the device could do.
     Waits,
+    /// It has to wait, and all others of this device as well.
+    NoRoom,
+    /// There is none.
+    Nothing,
 }
 
 impl<M: Memory> BackendTask<M> {
     /// Passes requests of all volumes to the devices.
     pub(super) fn dispatch(&mut self) -> bool {
         self.due_ns = None;
-        if self.active.is_empty() {
-            return false;
-        }
-        let mut active = std::mem::take(&mut self.active);
-        let mut served = std::mem::take(&mut self.served);
         let mut moved = false;
-        let timed = active
-            .iter()
-            .any(|lease| self.volumes.get(lease).is_some_and(|volume| volume.throttle.needs_clock()));
-        let now_ns = if timed { self.now_ns() } else { 0 };
-        if timed {
-            // Who has had less than it is sure to get comes first.
-            for &lease in &active {
-                let below = |task: &Self| {
-                    task.volumes.get(&lease).is_some_and(|volume| volume.throttle.is_below_minimum(now_ns))
-                };
-                while below(self) && self.attempt(lease, now_ns) == Some(true) {
-                    moved = true;
-                }
+        for device in 0..self.devices.len() {
+            if !self.devices[device].sharing.turns.is_empty() {
+                let mut sharing = std::mem::take(&mut self.devices[device].sharing);
+                moved |= self.dispatch_to(&mut sharing);
+                self.devices[device].sharing = sharing;
             }
         }
-        active.retain(|&lease| {
-            let mut begun = 0;
-            while begun < VOLUME_BUDGET {
-                match self.attempt(lease, now_ns) {
-                    Some(true) => begun += 1,
-                    Some(false) => break,
-                    // It has no more.
-                    None => {
-                        moved |= begun > 0;
-                        return false;
-                    }
-                }
-            }
-            moved |= begun > 0;
-            if begun > 0 {
-                served.push(lease);
-            }
-            begun == 0
-        });
-        // Who got nothing comes first next time.
-        active.append(&mut served);
-        self.active = active;
-        self.served = served;
         moved
     }
 
-    /// Tries to begin a volume's first request. None if it has none.
-    fn attempt(&mut self, lease: LeaseId, now_ns: u64) -> Option<bool> {
-        let volume = self.volumes.get_mut(&lease)?;
-        let Some(request) = volume.held.front().map(|held| held.request) else {
-            volume.is_active = false;
-            return None;
-        };
+    fn dispatch_to(&mut self, Sharing { turns, room }: &mut Sharing) -> bool {
+        let is_timed =
+            |lease| self.volumes.get(&lease).is_some_and(|volume: &Volume| volume.throttle.needs_clock());
+        let timed = turns.iter().any(is_timed);
+        let now_ns = if timed { self.now_ns() } else { 0 };
+        let mut begun = 0;
+        if timed {
+            // Who has had less than it is sure to get comes first.
+            for lease in turns.iter() {
+                let below = |task: &Self| {
+                    task.volumes.get(&lease).is_some_and(|volume| volume.throttle.is_below_minimum(now_ns))
+                };
+                while below(self) && matches!(self.attempt(lease, room, now_ns), Attempt::Done(_)) {
+                    begun += 1;
+                }
+            }
+        }
+        while begun < BUDGET
+            && let Some(lease) = turns.current()
+        {
+            match self.attempt(lease, room, now_ns) {
+                Attempt::Done(cost) => {
+                    turns.pay(cost);
+                    begun += 1;
+                }
+                Attempt::Waits => turns.set_aside(),
+                Attempt::NoRoom => break,
+                Attempt::Nothing => {
+                    if let Some(volume) = self.volumes.get_mut(&lease) {
+                        volume.is_active = false;
+                    }
+                    turns.leave_first();
+                }
+            }
+        }
+        turns.take_back();
+        begun > 0
+    }
+
+    /// Tries to begin a volume's first request.
+    fn attempt(&mut self, lease: LeaseId, room: &mut Room, now_ns: u64) -> Attempt {
+        let Some(volume) = self.volumes.get_mut(&lease) else { return Attempt::Nothing };
+        let Some(request) = volume.held.front().map(|held| held.request) else { return Attempt::Nothing };
         if volume.draining > 0 {
-            return Some(false);
+            return Attempt::Waits;
         }
         // The guest pays for its own requests only, not for what is noted on its behalf.
         let is_charged = volume.throttle.needs_clock() && !request.intent_log;
         if is_charged && let Some(until) = volume.waits_until(now_ns) {
             self.due_ns = Some(self.due_ns.map_or(until, |due| due.min(until)));
-            return Some(false);
+            return Attempt::Waits;
         }
-        match self.begin(lease) {
-            Attempt::Waits => Some(false),
-            Attempt::Done => {
-                let volume = self.volumes.get_mut(&lease)?;
-                if let Some(held) = volume.held.pop_front() {
-                    self.arrivals.recycle(held.list);
-                }
-                volume.throttled = false;
-                if is_charged {
-                    let bytes = if request.operation.has_data() { request.length_bytes } else { 0 };
-                    volume.throttle.take(bytes, now_ns);
-                }
-                if let Some(channel) = self.channels.get_mut(&volume.object.channel) {
-                    channel.waiting = channel.waiting.saturating_sub(1);
-                }
-                Some(true)
+        let attempt = self.begin(lease, room);
+        if matches!(attempt, Attempt::Done(_))
+            && let Some(volume) = self.volumes.get_mut(&lease)
+        {
+            if let Some(held) = volume.held.pop_front() {
+                self.arrivals.recycle(held.list);
+            }
+            volume.throttled = false;
+            if is_charged {
+                let bytes = if request.operation.has_data() { request.length_bytes } else { 0 };
+                volume.throttle.take(bytes, now_ns);
+            }
+            if let Some(channel) = self.channels.get_mut(&volume.object.channel) {
+                channel.waiting = channel.waiting.saturating_sub(1);
             }
         }
+        attempt
     }
 
     /// Begins a volume's first request, which is of its current generation, or answers it.
-    fn begin(&mut self, lease: LeaseId) -> Attempt {
-        let Some(volume) = self.volumes.get_mut(&lease) else { return Attempt::Done };
-        let Some(Held { request, list }) = volume.held.front() else { return Attempt::Done };
+    fn begin(&mut self, lease: LeaseId, room: &mut Room) -> Attempt {
+        let Some(volume) = self.volumes.get_mut(&lease) else { return Attempt::Nothing };
+        let Some(Held { request, list }) = volume.held.front() else { return Attempt::Nothing };
         let request = *request;
+        let done = Attempt::Done(cost(&request));
         let id = volume.object.channel;
-        let Some(channel) = self.channels.get_mut(&id) else { return Attempt::Done };
+        let Some(channel) = self.channels.get_mut(&id) else { return done };
         let device = &mut self.devices[volume.device];
         let offset_bytes =
             match check(&request, list, &volume.object, volume.intent_log, device.ssd.geometry()) {
@@ -127,7 +133,7 @@ impl<M: Memory> BackendTask<M> {
                 Err(Rejected(status)) => {
                     volume.counters.refused();
                     channel.outbox.push_back(request.not_done(status).encode());
-                    return Attempt::Done;
+                    return done;
                 }
             };
         if volume.log_trust == LogTrust::BeingCleared {
@@ -137,14 +143,17 @@ impl<M: Memory> BackendTask<M> {
             volume.log_trust = LogTrust::Kept;
             volume.counters.ended(request.operation, Status::IoError, 0);
             channel.outbox.push_back(request.not_done(Status::IoError).encode());
-            return Attempt::Done;
+            return done;
+        }
+        if !room.is_there(self.commands.of_device(volume.device), volume.in_flight) {
+            return Attempt::NoRoom;
         }
         let log_to_clear = volume.log_to_clear(&request);
         let (request, offset_bytes) = match log_to_clear {
             Some(log_start) => (clearing_log(&request), log_start),
             None => (request, offset_bytes),
         };
-        let Some(command) = self.commands.next_id(volume.device) else { return Attempt::Waits };
+        let Some(command) = self.commands.next_id(volume.device) else { return Attempt::NoRoom };
         let command = Command {
             id: command,
             operation: request.operation,
@@ -159,8 +168,10 @@ impl<M: Memory> BackendTask<M> {
             _ => device.ssd.submit_list(command, list),
         };
         if submitted.is_err() {
-            return Attempt::Waits;
+            return Attempt::NoRoom;
         }
+        volume.in_flight += 1;
+        room.taken();
         let list = match volume.held.front_mut() {
             Some(held) if request.segments > 0 => std::mem::take(&mut held.list),
             _ => Vec::new(),
@@ -181,7 +192,7 @@ impl<M: Memory> BackendTask<M> {
         if request.intent_log && request.operation.writes() {
             volume.log_trust = LogTrust::Kept;
         }
-        Attempt::Done
+        done
     }
 }
 

@@ -6,6 +6,7 @@ pub mod check;
 mod dispatch;
 mod hanging;
 mod in_flight;
+mod sharing;
 mod tables;
 mod task;
 mod throttle;
@@ -28,10 +29,14 @@ use pod_protocol::telemetry::{DeviceTelemetry, Telemetry};
 use pod_protocol::worker::{Reply, SpawnError, Worker, WorkerConfig, WorkerHandle};
 
 pub(crate) use self::hanging::Watch;
+pub(crate) use self::sharing::Sharing;
 use self::tables::Tables;
 pub(crate) use self::task::{BackendTask, Device, Message};
 use crate::counters::{Counter, Counters};
 use crate::ssd::{Geometry, Label, Ssd};
+
+/// How many requests a device is given at a time while several volumes want it: enough for most to be busy.
+pub const QUEUE_DEPTH: u32 = 64;
 
 /// How long the controller waits for requests to end before it has to ask again.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(1);
@@ -47,12 +52,14 @@ pub struct OpenedSsd {
     pub ssd: Box<dyn Ssd>,
     /// How long it may keep a request before it is taken for failed. Without a limit guests wait for it.
     pub request_timeout: Option<Duration>,
+    /// How many requests it is given at a time while several volumes want it, from 1 on. One alone has as many as the driver takes.
+    pub queue_depth: u32,
 }
 
 impl OpenedSsd {
     /// A device that may take its time.
     pub fn new(name: impl Into<String>, ssd: Box<dyn Ssd>) -> Self {
-        Self { name: name.into(), ssd, request_timeout: None }
+        Self { name: name.into(), ssd, request_timeout: None, queue_depth: QUEUE_DEPTH }
     }
 }
 
@@ -120,12 +127,13 @@ impl Backend {
         let mut known = Vec::with_capacity(ssds.len());
         let mut devices = Vec::with_capacity(ssds.len());
         let mut watches = false;
-        for OpenedSsd { name, ssd, request_timeout } in ssds {
+        for OpenedSsd { name, ssd, request_timeout, queue_depth } in ssds {
             let device = Device {
                 name,
                 counters: Arc::default(),
                 failed: Arc::default(),
                 watch: Watch::new(request_timeout),
+                sharing: Sharing::new(queue_depth),
                 ssd,
             };
             watches |= request_timeout.is_some();

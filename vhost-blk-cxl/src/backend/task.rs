@@ -24,6 +24,7 @@ use super::arrivals::Arrivals;
 use super::dispatch::is_same_use;
 use super::hanging::Watch;
 use super::in_flight::Commands;
+use super::sharing::Sharing;
 use super::volume::Volume;
 use crate::counters::{Counter, Counters};
 use crate::message::{Operation, Request, Status, WORDS, Words};
@@ -66,6 +67,7 @@ pub(crate) struct Device {
     /// What the controller is told of it.
     pub(crate) failed: Arc<AtomicBool>,
     pub(crate) watch: Watch,
+    pub(crate) sharing: Sharing,
 }
 
 /// A channel to a frontend.
@@ -103,10 +105,6 @@ pub(crate) struct BackendTask<M: Memory> {
     /// Messages that make no sense or are about no lease of ours.
     pub(super) malformed: Arc<Counter>,
     finished: Vec<Finished>,
-    /// Volumes with requests that wait, in the order of their turns.
-    pub(super) active: Vec<LeaseId>,
-    /// Empty between turns; kept for its memory.
-    pub(super) served: Vec<LeaseId>,
     started: Instant,
     /// When the first of those may go on that wait for their share.
     pub(super) due_ns: Option<u64>,
@@ -136,8 +134,6 @@ impl<M: Memory> BackendTask<M> {
             reporter,
             malformed,
             finished: Vec::new(),
-            active: Vec::new(),
-            served: Vec::new(),
             devices,
             started: Instant::now(),
             due_ns: None,
@@ -205,9 +201,12 @@ impl<M: Memory> BackendTask<M> {
         counters: Arc<Counters>,
     ) {
         let lease = object.lease;
-        let mut volume = match self.volumes.remove(&lease) {
+        let volume = match self.volumes.remove(&lease) {
             Some(mut same) if is_same_use(&same.object, &object) && same.device == device => {
                 same.throttle.set(object.qos);
+                if same.is_active {
+                    self.devices[device].sharing.turns.set_priority(lease, object.priority);
+                }
                 same.object = object;
                 same.intent_log = intent_log;
                 same.counters = counters;
@@ -220,9 +219,6 @@ impl<M: Memory> BackendTask<M> {
                 Volume::new(object, device, intent_log, counters, self.commands.of_lease(lease))
             }
         };
-        if !volume.held.is_empty() && !std::mem::replace(&mut volume.is_active, true) {
-            self.active.push(lease);
-        }
         self.volumes.insert(lease, volume);
         self.admit_early(lease);
     }
@@ -250,7 +246,7 @@ impl<M: Memory> BackendTask<M> {
     }
 
     fn refuse_held(&mut self, volume: Volume) {
-        self.active.retain(|&lease| lease != volume.object.lease);
+        self.devices[volume.device].sharing.turns.leave(volume.object.lease);
         let Some(channel) = self.channels.get_mut(&volume.object.channel) else { return };
         for held in volume.held {
             channel.waiting = channel.waiting.saturating_sub(1);
@@ -329,8 +325,12 @@ impl<M: Memory> BackendTask<M> {
     fn end(&mut self, finished: Finished) {
         let Some(command) = self.commands.take(finished.id) else { return };
         let request = command.request;
+        let mut volume = self.volumes.get_mut(&request.holder.lease);
+        if let Some(volume) = &mut volume {
+            volume.in_flight = volume.in_flight.saturating_sub(1);
+        }
         if command.clears_log() {
-            if let Some(volume) = self.volumes.get_mut(&request.holder.lease) {
+            if let Some(volume) = volume {
                 volume.log_cleared(&request, finished.outcome);
             }
             return;
@@ -351,7 +351,7 @@ impl<M: Memory> BackendTask<M> {
             Outcome::Unsupported => Status::Unsupported,
         };
         self.devices[command.device].counters.ended(request.operation, status, request.length_bytes);
-        if let Some(volume) = self.volumes.get_mut(&request.holder.lease) {
+        if let Some(volume) = volume {
             volume.counters.ended(request.operation, status, request.length_bytes);
             // While it drains nothing begins, so what ends is of before.
             volume.draining = volume.draining.saturating_sub(1);

@@ -32,12 +32,14 @@ pub(super) struct Volume {
     pub(super) intent_log: Option<u64>,
     pub(super) log_trust: LogTrust,
     pub(super) counters: Arc<Counters>,
-    /// Requests of its earlier generation that the device still works on.
+    /// Requests that the device works on.
+    pub(super) in_flight: u32,
+    /// Those among them of its earlier generation.
     pub(super) draining: usize,
     /// Not begun: its device has no room, it is being drained, or it has had its share. Others do not wait for it.
     pub(super) held: VecDeque<Held>,
     pub(super) throttle: Throttle,
-    /// It is in the list of volumes with requests that wait.
+    /// It is among those that have turns at its device.
     pub(super) is_active: bool,
     /// The first one waits for its share, and was counted.
     pub(super) throttled: bool,
@@ -58,6 +60,7 @@ impl Volume {
             intent_log,
             log_trust: LogTrust::Kept,
             counters,
+            in_flight: u32::try_from(draining).unwrap_or(u32::MAX),
             draining,
             held: VecDeque::new(),
             throttle,

@@ -1,9 +1,12 @@
 //! The `[[ssd]]` tables of a host's configuration.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
+
+use crate::backend::QUEUE_DEPTH;
 
 /// One device, as configured.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +21,8 @@ pub struct SsdConfig {
     pub iops: Option<u64>,
     /// The same in bytes per second.
     pub bytes_per_second: Option<u64>,
+    /// How many requests it is given at a time while several volumes want it, from 1 on; one alone has as many as the driver takes.
+    pub queue_depth: u32,
 }
 
 /// A driver and what it needs to know.
@@ -92,6 +97,7 @@ struct Table {
     request_timeout_ms: u64,
     iops: Option<u64>,
     bandwidth: Option<Size>,
+    queue_depth: Option<NonZeroU32>,
 }
 
 #[derive(Deserialize)]
@@ -156,7 +162,8 @@ impl SsdConfig {
         // Zero, as without it: no limit.
         let timeout_ms = table.request_timeout_ms;
         let request_timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms));
-        Ok(Self { name, driver, request_timeout, iops: table.iops, bytes_per_second })
+        let queue_depth = table.queue_depth.map_or(QUEUE_DEPTH, NonZeroU32::get);
+        Ok(Self { name, driver, request_timeout, iops: table.iops, bytes_per_second, queue_depth })
     }
 }
 
@@ -200,7 +207,7 @@ mod tests {
     #[test]
     fn both_drivers_are_read() {
         let ssds = parse(
-            "[[ssd]]\nname = \"a\"\ndriver = \"file\"\npath = \"/x\"\nsize = \"1G\"\n[[ssd]]\nname = \"b\"\ndriver = \"null\"\nsize = 4096\nrequest-timeout-ms = 2000\niops = 90000\nbandwidth = \"2G\"\n",
+            "[[ssd]]\nname = \"a\"\ndriver = \"file\"\npath = \"/x\"\nsize = \"1G\"\n[[ssd]]\nname = \"b\"\ndriver = \"null\"\nsize = 4096\nrequest-timeout-ms = 2000\nqueue-depth = 32\niops = 90000\nbandwidth = \"2G\"\n",
         );
         let ssds = ssds.unwrap();
         assert_eq!(
@@ -210,6 +217,7 @@ mod tests {
         assert_eq!(ssds[1].driver, DriverKind::Null { size_bytes: 4096 });
         let limits: Vec<Option<Duration>> = ssds.iter().map(|ssd| ssd.request_timeout).collect();
         assert_eq!(limits, [None, Some(Duration::from_secs(2))]);
+        assert_eq!((ssds[0].queue_depth, ssds[1].queue_depth), (QUEUE_DEPTH, 32));
         assert_eq!((ssds[0].iops, ssds[1].iops), (None, Some(90_000)));
         assert_eq!((ssds[0].bytes_per_second, ssds[1].bytes_per_second), (None, Some(2 << 30)));
     }
@@ -223,6 +231,7 @@ mod tests {
             ("name = \"a\"\ndriver = \"null\"", "needs `size`"),
             ("name = \"a\"\ndriver = \"null\"\nsize = \"big\"", "big"),
             ("name = \"a\"\ndriver = \"null\"\nsize = 1\nbandwidth = \"fast\"", "bandwidth \"fast\""),
+            ("name = \"a\"\ndriver = \"null\"\nsize = 1\nqueue-depth = 0", "nonzero"),
             ("name = \"a\"\ndriver = \"null\"\nsize = 1\ncolour = 1", "colour"),
         ] {
             let error = parse(&format!("[[ssd]]\n{table}\n")).unwrap_err().to_string();

@@ -9,7 +9,7 @@ use cxl_pool::{Area, Generation, HostId, LineOffset, Role};
 use pod_protocol::endpoint::Handler;
 use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, RegionId, VolumeId};
 use pod_protocol::objects::{
-    ChannelObject, DiskObject, Engine, Object, ObjectId, Qos, ReplicaObject, Route, VolumeObject,
+    ChannelObject, DiskObject, Engine, Object, ObjectId, Priority, Qos, ReplicaObject, Route, VolumeObject,
 };
 use pod_protocol::reports::Report;
 use pod_protocol::run_directory::RunDirectory;
@@ -308,6 +308,7 @@ impl MirrorPod {
             ram_area: None,
             instance: InstanceId::new(1),
             qos: Qos::default(),
+            priority: Priority::DEFAULT,
         }
     }
 

@@ -22,7 +22,9 @@ use cxl_pool::{Area, EndpointId, Generation, HostId, LineCount, LineOffset, Memo
 use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
-use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, ObjectId, Qos, Route, VolumeObject};
+use pod_protocol::objects::{
+    ChannelObject, DiskObject, Engine, Object, ObjectId, Priority, Qos, Route, VolumeObject,
+};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::telemetry::{LeaseTelemetry, Telemetry};
 use pod_protocol::worker::WorkerConfig;
@@ -127,6 +129,7 @@ impl<M: Memory> Pod<M> {
             ram_area: None,
             instance: InstanceId::new(1),
             qos: Qos::default(),
+            priority: Priority::DEFAULT,
         };
         Self {
             frontend_memory,

@@ -1,13 +1,14 @@
 //! Packets that wait for a NIC which is slower than its instances, and who comes next.
 //!
 //! Each instance has a queue of its own: in it, packets keep their order. Those who have had less than the minimum that they are
-//! promised go first; what is left is shared evenly by bytes (deficit round robin, Shreedhar and Varghese, 1995). A few packets
-//! are chosen ahead, as many as a NIC takes at once: their order is settled.
+//! promised go first; of what is left each has bytes in proportion to its priority ([`Turns`]). A few packets are chosen ahead, as
+//! many as a NIC takes at once: their order is settled.
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use pod_protocol::objects::RateLimit;
+use pod_protocol::objects::{Priority, RateLimit};
+use pod_protocol::turns::Turns;
 
 use super::receive_buffers::REGISTRATIONS_MAX;
 use super::registration::RegistrationIndex;
@@ -23,8 +24,8 @@ const QUEUE_PACKETS_USUAL: usize = 1024;
 const CHOSEN_PACKETS: usize = BATCH_FRAMES;
 /// Their bytes, but for the last one: large frames are not chosen far ahead, for what is promised would wait for them.
 const CHOSEN_BYTES: u64 = 256 << 10;
-/// What an instance is credited with per round: two frames of the usual length, or many small ones.
-const QUANTUM_BYTES: i64 = 3 << 10;
+/// What an instance of the usual priority may send per round: two frames of the usual length, or many small ones.
+const QUANTUM_BYTES: u32 = 3 << 10;
 
 /// What waits of one instance.
 #[derive(Debug, Default)]
@@ -34,19 +35,18 @@ struct Queue {
     minimum: Option<RateLimiter>,
     /// What that was made from.
     promise: RateLimit,
-    /// Bytes that it may still send in this round.
-    credit: i64,
-    /// It has a turn in the current round, or waits for one.
+    priority: Priority,
+    /// It has its turn, or waits for it.
     queued: bool,
 }
 
-/// What waits for one NIC. The default is one without storage, to stand in for it while it is in use.
-#[derive(Debug, Default)]
+/// What waits for one NIC.
+#[derive(Debug)]
 pub(super) struct Backlog {
     /// By registration.
     queues: Vec<Queue>,
-    /// Whose queues hold packets, in the order of their turns.
-    turns: VecDeque<RegistrationIndex>,
+    /// Those whose queues hold packets, or did when they had their last turn.
+    turns: Turns<RegistrationIndex>,
     chosen: VecDeque<Outgoing>,
     chosen_bytes: u64,
     packets: usize,
@@ -54,19 +54,42 @@ pub(super) struct Backlog {
     promises: usize,
 }
 
+/// One without storage, to stand in for another while that is in use.
+impl Default for Backlog {
+    fn default() -> Self {
+        Self {
+            queues: Vec::new(),
+            turns: Turns::new(QUANTUM_BYTES),
+            chosen: VecDeque::new(),
+            chosen_bytes: 0,
+            packets: 0,
+            promises: 0,
+        }
+    }
+}
+
 impl Backlog {
     pub(super) fn new() -> Self {
         Self {
             queues: (0..REGISTRATIONS_MAX).map(|_| Queue::default()).collect(),
-            turns: VecDeque::with_capacity(REGISTRATIONS_MAX),
+            turns: Turns::with_capacity(QUANTUM_BYTES, REGISTRATIONS_MAX),
             chosen: VecDeque::with_capacity(CHOSEN_PACKETS),
             ..Self::default()
         }
     }
 
-    /// Makes room for a registration, and promises it what its policy says.
-    pub(super) fn admit(&mut self, index: RegistrationIndex, promise: &RateLimit, now: Instant) {
+    /// Makes room for a registration, and promises it what its policy says; the rest is shared by priorities.
+    pub(super) fn admit(
+        &mut self,
+        index: RegistrationIndex,
+        (promise, priority): (&RateLimit, Priority),
+        now: Instant,
+    ) {
         let queue = &mut self.queues[index.get()];
+        if queue.priority != priority {
+            queue.priority = priority;
+            self.turns.set_priority(index, priority);
+        }
         if queue.packets.capacity() < QUEUE_PACKETS_USUAL {
             queue.packets.reserve_exact(QUEUE_PACKETS_USUAL);
         }
@@ -80,9 +103,8 @@ impl Backlog {
     /// Forgets a registration and what waits of it.
     pub(super) fn dismiss(&mut self, index: RegistrationIndex) {
         self.retain(|packet| packet.registration != index);
-        let queue = &mut self.queues[index.get()];
-        queue.packets = VecDeque::new();
-        (queue.minimum, queue.promise) = (None, RateLimit::default());
+        self.turns.leave(index);
+        self.queues[index.get()] = Queue::default();
         self.promises = self.queues.iter().filter(|queue| queue.minimum.is_some()).count();
     }
 
@@ -111,8 +133,7 @@ impl Backlog {
         self.packets += 1;
         if !queue.queued {
             queue.queued = true;
-            queue.credit = 0;
-            self.turns.push_back(packet.registration);
+            self.turns.enter(packet.registration, queue.priority);
         }
     }
 
@@ -130,7 +151,7 @@ impl Backlog {
             });
             self.choose_promised();
         }
-        self.choose_evenly();
+        self.choose_by_turns();
     }
 
     fn is_chosen_full(&self) -> bool {
@@ -156,27 +177,19 @@ impl Backlog {
         }
     }
 
-    fn choose_evenly(&mut self) {
+    fn choose_by_turns(&mut self) {
         while !self.is_chosen_full()
-            && let Some(index) = self.turns.front().copied()
+            && let Some(index) = self.turns.current()
         {
             let queue = &mut self.queues[index.get()];
-            let Some(next) = queue.packets.front() else {
+            let Some(packet) = queue.packets.pop_front() else {
                 // What it did not use is not saved up.
                 queue.queued = false;
-                self.turns.pop_front();
+                self.turns.leave_first();
                 continue;
             };
-            if queue.credit <= 0 {
-                // Its turn is over, or begins.
-                queue.credit += QUANTUM_BYTES;
-                self.turns.rotate_left(1);
-                continue;
-            }
-            queue.credit -= i64::try_from(next.frame_bytes()).unwrap_or(i64::MAX);
-            if let Some(packet) = queue.packets.pop_front() {
-                self.take(packet);
-            }
+            self.turns.pay(packet.frame_bytes());
+            self.take(packet);
         }
     }
 
@@ -212,7 +225,7 @@ impl Backlog {
         self.chosen.retain(&mut keep);
         self.chosen_bytes = self.chosen.iter().map(Outgoing::frame_bytes).sum();
         self.packets = self.chosen.len();
-        for turn in &self.turns {
+        for turn in self.turns.iter() {
             let queue = &mut self.queues[turn.get()];
             queue.packets.retain(&mut keep);
             self.packets += queue.packets.len();

@@ -36,6 +36,10 @@ fn promise(bytes_per_second: u64) -> RateLimit {
     RateLimit { minimum_bytes_per_second: Some(bytes_per_second), ..RateLimit::default() }
 }
 
+fn priority(priority: u16) -> Priority {
+    Priority::new(priority).expect("in range")
+}
+
 /// Instances that always have packets of these lengths waiting, and a wire that takes `bytes_per_ms`.
 struct Contest {
     backlog: Backlog,
@@ -53,7 +57,7 @@ impl Contest {
         let mut backlog = Backlog::new();
         let now = Instant::now();
         for (of, (_, promise)) in (0..).zip(instances) {
-            backlog.admit(index(of), promise, now);
+            backlog.admit(index(of), (promise, Priority::DEFAULT), now);
         }
         let count = instances.len();
         Self {
@@ -144,14 +148,67 @@ fn a_promise_holds_from_when_it_is_made_and_ends_with_it() {
     let mut contest = Contest::new(&[(1514, RateLimit::default()), (1514, RateLimit::default())]);
     contest.run(100, 100_000);
     let before = contest.sent_bytes[1];
-    contest.backlog.admit(index(1), &promise(80_000_000), contest.now);
+    contest.backlog.admit(index(1), (&promise(80_000_000), Priority::DEFAULT), contest.now);
     contest.run(100, 100_000);
     let with = contest.sent_bytes[1] - before;
     assert!(with >= 8_500_000, "{with} of 10 MB with 8 promised");
-    contest.backlog.admit(index(1), &RateLimit::default(), contest.now);
+    contest.backlog.admit(index(1), (&RateLimit::default(), Priority::DEFAULT), contest.now);
     contest.run(100, 100_000);
     let after = contest.sent_bytes[1] - before - with;
     assert!((4_500_000..=5_500_000).contains(&after), "{after}");
+}
+
+#[test]
+fn what_is_not_promised_is_shared_by_priorities_however_long_packets_are() {
+    // 400 B/us: 100 are promised to the second one, of the rest each has by its priority.
+    let mut contest = Contest::new(&[
+        (60, RateLimit::default()),
+        (1514, promise(100_000_000)),
+        (65_000, RateLimit::default()),
+        (9000, RateLimit::default()),
+    ]);
+    let priorities = [1000, 100, 300, 100];
+    for (of, promise) in (0..).zip([0, 100_000_000, 0, 0]) {
+        let promise = RateLimit {
+            minimum_bytes_per_second: Some(promise).filter(|it| *it > 0),
+            ..RateLimit::default()
+        };
+        contest.backlog.admit(index(of), (&promise, priority(priorities[usize::from(of)])), contest.now);
+    }
+    contest.run(400, 400_000);
+    let rates = contest.rates();
+    for (rate, wanted) in rates.iter().zip([200_000, 120_000, 60_000, 20_000]) {
+        assert!((wanted * 95 / 100..=wanted * 105 / 100).contains(rate), "{rates:?}");
+    }
+    // Another one holds for what waits already.
+    let before = contest.sent_bytes[3];
+    contest.backlog.admit(index(3), (&RateLimit::default(), Priority::MAX), contest.now);
+    contest.run(400, 400_000);
+    let rate = (contest.sent_bytes[3] - before) / 400;
+    assert!((120_000..=130_000).contains(&rate), "{rate}: 10 of 24 parts of 300");
+}
+
+#[test]
+fn one_large_packet_at_a_time_is_not_worth_more_than_many_small_ones() {
+    let now = Instant::now();
+    let mut backlog = Backlog::new();
+    let mut sent_bytes = [0, 0];
+    for sequence in 0..4000 {
+        // The first one never has two packets waiting.
+        let large = backlog.queues[0].packets.is_empty()
+            && !backlog.chosen.iter().any(|it| it.registration == index(0));
+        if large {
+            backlog.push(packet(0, sequence, 64_000));
+        }
+        while backlog.queues[1].packets.len() < 100 {
+            backlog.push(packet(1, sequence, 1500));
+        }
+        backlog.choose(|| now);
+        let next = backlog.pop_front().expect("there is always something");
+        sent_bytes[next.registration.get()] += next.frame_bytes();
+    }
+    let [large, small] = sent_bytes;
+    assert!(large * 10 <= small * 12, "{large} and {small} B");
 }
 
 #[test]
@@ -171,11 +228,13 @@ proptest! {
     fn nothing_is_lost_doubled_or_overtakes_its_own(
         steps in prop::collection::vec((0..6_u16, 1..200_u16, 60..70_000_u32, 0..100_usize, any::<bool>()), 1..60),
         promised in prop::collection::vec(prop::option::of(1..1_000_000_000_u64), 6),
+        priorities in prop::collection::vec(1..=1000_u16, 6),
     ) {
         let now = Instant::now();
         let mut backlog = Backlog::new();
         for (of, promised) in (0..).zip(promised) {
-            backlog.admit(index(of), &RateLimit { minimum_bytes_per_second: promised, ..RateLimit::default() }, now);
+            let promise = RateLimit { minimum_bytes_per_second: promised, ..RateLimit::default() };
+            backlog.admit(index(of), (&promise, priority(priorities[usize::from(of)])), now);
         }
         let mut next: HashMap<u16, (u16, u16)> = HashMap::new();
         let mut waiting = 0;
@@ -201,7 +260,7 @@ proptest! {
                 // All of one instance, as if it had gone; the others stay as they are.
                 let before = backlog.len();
                 backlog.dismiss(index(of));
-                backlog.admit(index(of), &RateLimit::default(), now);
+                backlog.admit(index(of), (&RateLimit::default(), Priority::DEFAULT), now);
                 waiting -= before - backlog.len();
                 let (offered, sent) = next.entry(of).or_default();
                 *sent = *offered;

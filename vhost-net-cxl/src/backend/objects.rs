@@ -133,7 +133,7 @@ impl<M: Memory> Backend<M> {
         };
         port.switch.set(index, object.mac, object.policy.vlan, object.state);
         let tag = port.next_tag(index);
-        port.backlog.admit(index, &object.policy.transmit, Instant::now());
+        port.backlog.admit(index, (&object.policy.transmit, object.priority), Instant::now());
         let state = object.state;
         tracing::info!(%lease, nic = object.nic, ?state, generation = object.generation.get(), "registered");
         match &mut port.registrations[index.get()] {

@@ -1,5 +1,7 @@
 //! The `[[nic]]` tables of `host.toml`.
 
+use std::num::NonZeroU32;
+
 use pod_protocol::ids::MacAddress;
 use serde::Deserialize;
 
@@ -59,6 +61,10 @@ pub struct NicConfig {
     /// `tap`: whether the TAP device is created if it is missing.
     #[serde(default = "create_default")]
     pub create: bool,
+    /// `tap`: so many bytes of packets may be under way in the kernel, with what it needs for each; what is more waits at the backend.
+    /// Without it, any number: what the uplink cannot carry is dropped in the kernel.
+    #[serde(default)]
+    pub send_buffer_bytes: Option<NonZeroU32>,
     /// Whether it is kept free for failover.
     #[serde(default)]
     pub backup: bool,
@@ -122,6 +128,12 @@ impl NicConfig {
         })?;
         let problem = match config.driver {
             Driver::Tap | Driver::AfXdp if config.interface.is_none() => "set interface in [[nic]]",
+            Driver::AfXdp | Driver::Null if config.send_buffer_bytes.is_some() => {
+                "send-buffer-bytes in [[nic]] is for the driver tap: others say by themselves when they are full"
+            }
+            _ if config.send_buffer_bytes.is_some_and(|bytes| i32::try_from(bytes.get()).is_err()) => {
+                "send-buffer-bytes in [[nic]] lies between 1 and 2147483647"
+            }
             Driver::Null if config.mode == NullMode::Source && config.destination.is_none() => {
                 "a null source needs a destination in [[nic]]"
             }
@@ -169,6 +181,9 @@ mod tests {
             ("name='nic0'\ndriver='null'\nmode='source'", "destination"),
             ("name='nic0'\ndriver='null'\nframe-bytes=9", "frame-bytes"),
             ("name='nic0'\ndriver='null'\ncolour='red'", "colour"),
+            ("name='nic0'\ndriver='null'\nsend-buffer-bytes=65536", "for the driver tap"),
+            ("name='nic0'\ndriver='tap'\ninterface='t'\nsend-buffer-bytes=0", "nonzero"),
+            ("name='nic0'\ndriver='tap'\ninterface='t'\nsend-buffer-bytes=4294967295", "2147483647"),
             ("name='nic0'\ndriver='null'\nlag=''", "lag"),
             ("name='nic0'\ndriver='null'\nlag='l'\nbackup=true", "backup"),
         ] {

@@ -6,6 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
@@ -50,6 +51,9 @@ impl TapNic {
             find(&mut netlink, nic, interface)?;
         }
         let file = attach(nic, interface)?;
+        if let Some(bytes) = config.send_buffer_bytes {
+            limit_sending(nic, &file, bytes)?;
+        }
         let device = find(&mut netlink, nic, interface)?;
         netlink.set_up(device.index).map_err(|source| {
             system(nic, "set its interface up", "; run as root or with CAP_NET_ADMIN", source)
@@ -273,6 +277,19 @@ pub fn attach(nic: &str, interface: &str) -> Result<File, NicError> {
         return Err(system(nic, "set the header length of its TAP device", "", io::Error::last_os_error()));
     }
     Ok(file)
+}
+
+/// Has the kernel take no more packets than these bytes of its memory hold, until some have left the host. It is less than it
+/// says, since each packet counts with what the kernel needs for it.
+fn limit_sending(nic: &str, file: &File, bytes: NonZeroU32) -> Result<(), NicError> {
+    // More than an int holds was refused with the configuration.
+    let bytes = libc::c_int::try_from(bytes.get()).unwrap_or(libc::c_int::MAX);
+    // SAFETY: TUNSETSNDBUF reads an int, which lives until the call returns.
+    if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETSNDBUF, &raw const bytes) } != 0 {
+        let error = io::Error::last_os_error();
+        return Err(system(nic, "set the send buffer of its TAP device", "", error));
+    }
+    Ok(())
 }
 
 fn system(nic: &str, doing: &'static str, hint: &'static str, source: io::Error) -> NicError {

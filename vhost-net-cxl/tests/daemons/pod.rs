@@ -16,7 +16,8 @@ use pod_protocol::controller::{ControllerPort, PortEvent};
 use pod_protocol::daemon::{Exit, StopSignal};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress};
 use pod_protocol::objects::{
-    ChannelObject, Engine, NicPolicy, Object, PortObject, RegistrationObject, RegistrationState, Route,
+    ChannelObject, Engine, NicPolicy, Object, PortObject, Priority, RegistrationObject, RegistrationState,
+    Route,
 };
 use pod_protocol::reports::{DeviceReport, Join, Report};
 use pod_protocol::run_directory::RunDirectory;
@@ -180,6 +181,7 @@ pub(crate) fn registration(host: u16, generation: u16, state: RegistrationState)
         policy: NicPolicy::default(),
         ram_area: None,
         has_other_rails: false,
+        priority: Priority::DEFAULT,
     })
 }
 

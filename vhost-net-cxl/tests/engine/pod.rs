@@ -7,8 +7,8 @@ use cxl_channel::RingPlacement;
 use cxl_pool::{Area, EndpointId, Generation, HostId, LineCount, LineOffset, Memory, Role};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress};
 use pod_protocol::objects::{
-    ChannelObject, Engine, NicObject, NicPolicy, Object, PortObject, RegistrationObject, RegistrationState,
-    Route,
+    ChannelObject, Engine, NicObject, NicPolicy, Object, PortObject, Priority, RegistrationObject,
+    RegistrationState, Route,
 };
 use pod_protocol::reports::Report;
 use pod_protocol::run_directory::RunDirectory;
@@ -152,6 +152,7 @@ pub(crate) fn registration(
         policy: NicPolicy::default(),
         ram_area: None,
         has_other_rails: false,
+        priority: Priority::DEFAULT,
     }
 }
 

@@ -228,6 +228,9 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
             };
             show(out, format, &instance, output::instance)
         }
+        Instances::Priority { name, priority } => {
+            show(out, format, &client.prioritize_instance(name, *priority)?, output::instance)
+        }
         Instances::Get { name } => show(out, format, &client.instance(name)?, output::instance),
         Instances::Create(create) => {
             let request = CreateInstance {
@@ -238,6 +241,7 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
                 instance_type: create.instance_type.clone(),
                 vmm_listens: create.vmm_listens,
                 ram_bytes: create.ram.map(ByteSize::get),
+                priority: create.priority,
                 labels: labelled(&create.labels).labels,
             };
             show(out, format, &client.create_instance(&request, create.wait)?, output::instance)
@@ -316,9 +320,10 @@ fn types(client: &Client, command: &Types, format: Output, out: Out<'_>) -> Resu
         Types::Get { name } => show(out, format, &client.instance_type(name)?, |it| {
             table::instance_types(std::slice::from_ref(it))
         }),
-        Types::Set { name, nics, reserve, queue_pairs, volume_iops } => {
-            let (nics, queue_pairs, volume_iops) = (*nics, *queue_pairs, *volume_iops);
-            let spec = InstanceTypeSpec { nics, reserved_mbps: *reserve, queue_pairs, volume_iops };
+        Types::Set { name, nics, reserve, queue_pairs, volume_iops, priority } => {
+            let (queue_pairs, volume_iops, priority) = (*queue_pairs, *volume_iops, *priority);
+            let spec =
+                InstanceTypeSpec { nics: *nics, reserved_mbps: *reserve, queue_pairs, volume_iops, priority };
             client.set_instance_type(name, &spec)?;
             done(out, format, "instance type", name, "set")
         }

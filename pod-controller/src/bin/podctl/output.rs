@@ -7,6 +7,7 @@ use pod_controller::api::{
     ByteSize, CandidatePart, Condition, Device, DeviceKind, Event, Explanation, GuestRam, Host, Instance,
     NicRail, Volume, VolumeQos,
 };
+use pod_protocol::objects::Priority;
 
 use crate::Failure;
 use crate::arguments::Output;
@@ -217,6 +218,8 @@ pub(crate) fn instance(instance: &Instance) -> String {
     };
     let mut lines =
         vec![("instance", instance.name.clone()), ("host", instance.host.clone()), ("ready", ready)];
+    let unusual = instance.priority != Priority::DEFAULT.get();
+    lines.extend(unusual.then(|| ("priority", instance.priority.to_string())));
     lines.extend(instance.ram.as_ref().map(|ram| ("ram", guest_ram(ram))));
     lines.extend(traits(&instance.labels, &instance.conditions));
     let mut shown = pairs(&lines);
@@ -350,6 +353,7 @@ mod tests {
             host: "h1".to_owned(),
             instance_type: None,
             vmm_listens: false,
+            priority: 300,
             ram: Some(GuestRam {
                 pool: "/dev/dax0.0".to_owned(),
                 pool_uuid: String::new(),
@@ -409,6 +413,7 @@ mod tests {
             "instance: vm1\n\
              host:     h1\n\
              ready:    no, waiting for net0: h1/net-frontend to answer\n\
+             priority: 300\n\
              ram:      2.0 GiB of the pool from 0x4000000 on\n\
              \n\
              NIC   DEVICE   BACKUP   MAC                 MTU  CONNECTED  SOCKET\n\

@@ -161,15 +161,16 @@ fn places(volume: &Volume) -> String {
 pub(crate) fn instance_types(types: &[InstanceType]) -> String {
     let count = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
     let rows = types.iter().map(|it| {
-        let InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops } = it.spec;
+        let InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops, priority } = it.spec;
         let reserved = if reserved_mbps == 0 { "-".to_owned() } else { speed(reserved_mbps) };
         let pairs = count(queue_pairs.map(u64::from));
-        vec![it.name.clone(), nics.to_string(), reserved, pairs, count(volume_iops)]
+        let priority = count(priority.map(u64::from));
+        vec![it.name.clone(), nics.to_string(), reserved, pairs, count(volume_iops), priority]
     });
-    let header = ["type", "nics", "reserved", "queue pairs", "volume iops"];
+    let header = ["type", "nics", "reserved", "queue pairs", "volume iops", "priority"];
     or_none(
         "no instance types; describe one: podctl types set small --reserve 2G",
-        plain(&header, &[1, 2, 3, 4], rows.collect()),
+        plain(&header, &[1, 2, 3, 4, 5], rows.collect()),
         types,
     )
 }
@@ -193,9 +194,11 @@ pub(crate) fn instances(instances: &[Instance], wide: bool) -> String {
     if wide {
         let macs: fn(&Instance) -> String =
             |it| list(&it.nics.iter().map(|nic| nic.mac.clone()).collect::<Vec<_>>());
+        let priority: fn(&Instance) -> String = |it| it.priority.to_string();
         let labels: fn(&Instance) -> String = |it| shown_labels(&it.labels);
         let not: fn(&Instance) -> String = |it| failing(&it.conditions);
-        widen(&mut header, &mut rows, instances, &[("mac", macs), ("labels", labels), ("not", not)]);
+        let more = [("mac", macs), ("priority", priority), ("labels", labels), ("not", not)];
+        widen(&mut header, &mut rows, instances, &more);
     }
     or_none(
         "no instances; create one: podctl instances create vm1 --host h1 --nic --volume vol0",

@@ -1,4 +1,4 @@
-use pod_protocol::objects::Qos;
+use pod_protocol::objects::{Priority, Qos};
 use proptest::prelude::*;
 
 use super::*;
@@ -61,6 +61,24 @@ fn the_smallest_volume_that_is_enough_moves_to_the_least_loaded_ssd() {
     // Without its largest one, the SSD would do little enough: then there is nothing to plan.
     it.1.ssds.insert(ssd_of(2), of(600));
     assert!(plan(&it, &[2]).is_empty());
+}
+
+#[test]
+fn of_volumes_that_are_enough_one_of_the_lowest_priority_moves() {
+    let mut it = pod(3);
+    volume(&mut it, "small", 1, 2, of(400));
+    volume(&mut it, "large", 16, 2, of(450));
+    // Alone it is not enough.
+    volume(&mut it, "little", 1, 2, of(10));
+    assert_eq!(plan(&it, &[2]), [("small".to_owned(), 2, 3)]);
+    let prioritize = |state: &mut State, volume: &str, priority| {
+        let name = state.instance_of_volume(state.volume_named(volume).unwrap().id).unwrap().to_owned();
+        must(state, &Command::SetPriority { name, priority: Priority::new(priority).unwrap() });
+    };
+    prioritize(&mut it.0, "small", 101);
+    assert_eq!(plan(&it, &[2]), [("large".to_owned(), 2, 3)]);
+    prioritize(&mut it.0, "little", 1);
+    assert_eq!(plan(&it, &[2]), [("large".to_owned(), 2, 3)], "it would not help");
 }
 
 #[test]

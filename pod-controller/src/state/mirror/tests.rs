@@ -51,6 +51,7 @@ fn pod() -> State {
             instance_type: None,
             vmm_listens: false,
             ram_bytes: None,
+            priority: None,
         },
     );
     state

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use cxl_pool::{HostId, Role};
+use pod_protocol::objects::Priority;
 use pod_protocol::reports::DeviceReport;
 
 use super::pod::{MIB, devices_of, endpoint, join, nic};
@@ -146,10 +147,13 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
                 instance_type: ask.by_type.then(|| "type".to_owned()),
                 vmm_listens: ask.apart,
                 ram_bytes: ask.ram_mib.map(|mib| mib * MIB),
+                priority: mac.and_then(|_| Priority::new(7)),
             };
             let volume_iops = ask.apart.then_some(ask.reserved_mbps.max(1));
             let reserved_mbps = ask.reserved_mbps;
-            let instance_type = InstanceType { nics: 1, reserved_mbps, queue_pairs: None, volume_iops };
+            let priority = ask.together.then_some(Priority::MAX);
+            let instance_type =
+                InstanceType { nics: 1, reserved_mbps, queue_pairs: None, volume_iops, priority };
             let set = Command::SetInstanceType { name: "type".to_owned(), instance_type };
             vec![set, create]
         }
@@ -180,7 +184,10 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
         Step::Mchannel { name, weight, element, tenant } => {
             let tenant = if tenant { "red" } else { DEFAULT_TENANT }.to_owned();
             let mchannel = Mchannel { weight, tenant, path: vec![format!("link{element}")] };
-            vec![Command::SetMchannel { instance: format!("vm{name}"), mchannel }]
+            // Who has more of the fabric may have more of devices as well.
+            let priority = u16::try_from(weight).ok().and_then(Priority::new).unwrap_or_default();
+            let set_priority = Command::SetPriority { name: format!("vm{name}"), priority };
+            vec![Command::SetMchannel { instance: format!("vm{name}"), mchannel }, set_priority]
         }
         Step::ClearMchannel { name } => vec![Command::ClearMchannel { instance: format!("vm{name}") }],
     }

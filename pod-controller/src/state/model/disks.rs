@@ -61,5 +61,6 @@ pub(crate) fn guest(name: &str, volumes: &[&str]) -> Command {
         instance_type: None,
         vmm_listens: false,
         ram_bytes: None,
+        priority: None,
     }
 }

@@ -68,6 +68,7 @@ fn pod(in_use: bool) -> State {
                 instance_type: None,
                 vmm_listens: false,
                 ram_bytes: None,
+                priority: None,
             },
         );
     }

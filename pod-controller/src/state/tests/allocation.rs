@@ -39,6 +39,7 @@ fn own_host_comes_first_and_then_the_least_loaded() {
         instance_type: None,
         vmm_listens: false,
         ram_bytes: None,
+        priority: None,
     };
     must(&mut state, &local);
     let lease = state.leases.values().last().expect("a lease");
@@ -93,6 +94,7 @@ fn what_makes_no_sense_is_refused() {
         instance_type: None,
         vmm_listens: false,
         ram_bytes: None,
+        priority: None,
     };
     let wish = NicWish::default;
     for (command, kind) in [
@@ -283,6 +285,7 @@ fn no_nic_is_promised_twice() {
         instance_type: None,
         vmm_listens: false,
         ram_bytes: None,
+        priority: None,
     };
     must(&mut state, &create("vm2", wish(1000)));
     let on = |state: &State, name: &str| {

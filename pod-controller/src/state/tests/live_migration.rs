@@ -245,6 +245,7 @@ fn who_listens_is_the_instances_on_both_sides_of_a_move() {
             instance_type,
             vmm_listens: listens,
             ram_bytes: None,
+            priority: None,
         };
         must(&mut state, &create);
         must(&mut state, &prepare());

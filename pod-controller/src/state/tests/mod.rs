@@ -2,7 +2,9 @@
 
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::LeaseId;
-use pod_protocol::objects::{NicPolicy, Object, ObjectId, PortObject, Qos, RateLimit, RegistrationState};
+use pod_protocol::objects::{
+    NicPolicy, Object, ObjectId, PortObject, Priority, Qos, RateLimit, RegistrationState,
+};
 use pod_protocol::reports::DeviceReport;
 
 use super::model::{MIB, check, devices_of, endpoint, join, nic, options, scrub_all, ssd};
@@ -17,6 +19,7 @@ mod guest_ram;
 mod hotplug;
 mod live_migration;
 mod moving;
+mod priorities;
 mod rails;
 mod requests;
 mod reservations;
@@ -82,6 +85,7 @@ fn instance(name: &str, nics: usize, volumes: &[&str]) -> Command {
         instance_type: None,
         vmm_listens: false,
         ram_bytes: None,
+        priority: None,
     }
 }
 

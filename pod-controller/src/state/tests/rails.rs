@@ -38,7 +38,16 @@ fn with_rails(name: &str, rails: u8) -> Command {
         unreachable!()
     };
     let nics = vec![NicWish { rails: Some(rails), ..NicWish::default() }];
-    Command::CreateInstance { name, host, nics, volumes, instance_type, vmm_listens, ram_bytes: None }
+    Command::CreateInstance {
+        name,
+        host,
+        nics,
+        volumes,
+        instance_type,
+        vmm_listens,
+        ram_bytes: None,
+        priority: None,
+    }
 }
 
 fn states(state: &State) -> Vec<RailState> {

@@ -26,6 +26,7 @@ fn create(name: &str, host: u16, wish: NicWish) -> Command {
         instance_type: None,
         vmm_listens: false,
         ram_bytes: None,
+        priority: None,
     }
 }
 
@@ -210,7 +211,13 @@ fn bandwidth_of_an_ssd_runs_out() {
 #[test]
 fn an_instance_gets_what_its_type_says() {
     let mut state = pod_of_six(PlacementPolicy::default());
-    let small = InstanceType { nics: 2, reserved_mbps: 2000, queue_pairs: Some(2), volume_iops: None };
+    let small = InstanceType {
+        nics: 2,
+        reserved_mbps: 2000,
+        queue_pairs: Some(2),
+        volume_iops: None,
+        priority: Priority::new(300),
+    };
     let set = |instance_type: &InstanceType| Command::SetInstanceType {
         name: "small".to_owned(),
         instance_type: instance_type.clone(),
@@ -223,11 +230,13 @@ fn an_instance_gets_what_its_type_says() {
         instance_type: Some("small".to_owned()),
         vmm_listens: false,
         ram_bytes: None,
+        priority: None,
     };
     assert_eq!(refused(&mut state, &of_type("a", Vec::new())).kind, RefusalKind::NotFound);
     must(&mut state, &set(&small));
     must(&mut state, &of_type("a", Vec::new()));
     must(&mut state, &of_type("b", vec![reserve(500)]));
+    assert_eq!(state.instance_named("a").unwrap().priority.get(), 300);
     must(&mut state, &set(&InstanceType { reserved_mbps: 1, ..small.clone() }));
     let asked = |state: &State, name: &str| -> Vec<(u64, u16)> {
         let nics = &state.instance_named(name).expect("an instance").nics;

@@ -136,6 +136,20 @@ pub(crate) enum Instances {
         #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = parse_seconds)]
         wait: Duration,
     },
+    /// Give an instance another share of devices that are short, at once
+    ///
+    /// Where a NIC or an SSD cannot do all that its instances want, each gets its part by priority: one with 300 three times what
+    /// one with 100 gets. Whoever is alone has all of it. What is promised (nic-policy, volumes qos) comes first. Instances of a
+    /// higher priority also leave a drained device before others do, and are moved last to balance the load.
+    ///
+    /// Example: podctl instances priority vm1 300
+    #[command(verbatim_doc_comment)]
+    Priority {
+        /// The instance's name
+        name: String,
+        /// 1 to 1000; 100 is usual
+        priority: u16,
+    },
     /// Label an instance anew, as a whole; without labels, it has none any more
     Label(Label),
     /// Delete an instance: its leases end, its volumes stay
@@ -178,6 +192,9 @@ pub(crate) enum Types {
         /// How many requests per second each volume is sure of, at least
         #[arg(long, value_name = "COUNT")]
         volume_iops: Option<u64>,
+        /// What they get of devices that are short, next to others: 1 to 1000; 100 is usual
+        #[arg(long, value_name = "NUMBER")]
+        priority: Option<u16>,
     },
     /// Delete one; instances that were made of it stay as they are
     #[command(visible_alias = "rm")]
@@ -215,6 +232,9 @@ pub(crate) struct CreateInstance {
     /// `vmm run` uses it, with a QEMU that knows memory-backend-file's `offset` (8.1 and later). A multiple of 2 MiB.
     #[arg(long, value_name = "SIZE")]
     pub(crate) ram: Option<ByteSize>,
+    /// What it gets of devices that are short, next to others: 1 to 1000, in proportion [default: what its type says, or 100]
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) priority: Option<u16>,
     /// How many seconds to wait until a VM can be started, 30 at most
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     pub(crate) wait: Duration,
