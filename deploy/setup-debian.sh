@@ -29,6 +29,7 @@ needed=(
   "chromium-headless-shell:/usr/bin/chromium-headless-shell:looks at the controller's page in tests (100 MB)"
   "etcd-server:/usr/bin/etcd:keeps a controller's state in tests (30 MB)"
   "prometheus:/usr/bin/promtool:checks metrics, and alert rules against what they are for, in tests (95 MB)"
+  "libfaketime:/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1:sets the clocks of daemons in tests"
   "libvirt-daemon-system:/etc/default/libvirtd:libvirt's QEMU driver and its user: runs, in a test, the domain that vmm prints"
 )
 

@@ -67,6 +67,9 @@ impl Drop for Turn {
     }
 }
 
+/// Lies to a process about the time of day.
+const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
+
 /// A pod that runs. Dropping it removes everything that belongs to it.
 #[derive(Debug)]
 pub struct Pod {
@@ -258,6 +261,7 @@ impl Pod {
     pub fn start_controller(&mut self) -> Result<()> {
         let mut command = self.command_in(self.topology.control(), "pod-controller");
         command.arg("--config").arg(self.controller_config_path());
+        self.give_clock("controller", &mut command)?;
         self.plan.release.tell(&mut command);
         let log = self.log("controller");
         match &mut self.controller {
@@ -290,8 +294,9 @@ impl Pod {
 
     /// Starts a daemon, or starts it again.
     pub fn start_daemon(&mut self, host: &str, role: Role) -> Result<()> {
-        let command = self.daemon_command(host, role)?;
+        let mut command = self.daemon_command(host, role)?;
         let name = format!("{host}-{role}");
+        self.give_clock(&name, &mut command)?;
         let log = self.log(&name);
         if let Ok(daemon) = self.daemon(host, role) {
             return daemon.start_again(command);
@@ -433,6 +438,34 @@ impl Pod {
             if self.plan.keep { namespace.untethered_command(&path) } else { namespace.command(&path) };
         command.env("RUST_LOG", std::env::var("WADI_LOG").unwrap_or_else(|_| "info".to_owned()));
         command
+    }
+
+    /// Sets the clock of a process, `controller` or such as `h1-net-frontend`, so far before the machine's or behind it: `+1d`, `-40y`.
+    pub fn set_clock(&self, name: &str, offset: &str) -> Result<()> {
+        let (file, next) = (self.clock(name), self.clock(&format!("{name}.next")));
+        fs::write(&next, offset)?;
+        Ok(fs::rename(next, file)?)
+    }
+
+    fn clock(&self, name: &str) -> PathBuf {
+        self.directory.join(format!("clock-{name}"))
+    }
+
+    /// Has a process that is about to start ask libfaketime for the time of day, if it is to have a clock of its own.
+    fn give_clock(&self, name: &str, command: &mut Command) -> Result<()> {
+        if !self.plan.own_clocks {
+            return Ok(());
+        }
+        if !Path::new(FAKETIME).exists() {
+            bail!("{FAKETIME} is not here: apt-get install libfaketime");
+        }
+        if !self.clock(name).exists() {
+            self.set_clock(name, "+0")?;
+        }
+        command.env("LD_PRELOAD", FAKETIME).env("FAKETIME_TIMESTAMP_FILE", self.clock(name));
+        // It looks at the file each time it is asked, and leaves the clock alone that only ever goes on.
+        command.env("FAKETIME_NO_CACHE", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        Ok(())
     }
 
     fn log(&self, name: &str) -> PathBuf {

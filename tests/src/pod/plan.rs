@@ -16,6 +16,7 @@ pub struct PodBuilder {
     pub(super) guests_announce: bool,
     pub(super) release: Release,
     pub(super) controller_sections: &'static str,
+    pub(super) own_clocks: bool,
 }
 
 /// Which driver runs the NICs of a pod, all of which are ends of cables to the switch.
@@ -253,6 +254,7 @@ impl PodBuilder {
             guests_announce: true,
             release: Release::This,
             controller_sections: "",
+            own_clocks: false,
         }
     }
 
@@ -263,6 +265,13 @@ impl PodBuilder {
             .host(HostPlan::new("h1").vms())
             .host(HostPlan::new("h2").nic("nic0").ssd("ssd0", "2G"))
             .host(HostPlan::new("h3").backup_nic("nic1").ssd("ssd1", "2G"))
+    }
+
+    /// Each process has a clock of its own for the time of day, which [`Pod::set_clock`](super::Pod::set_clock) changes.
+    #[must_use]
+    pub fn own_clocks(mut self) -> Self {
+        self.own_clocks = true;
+        self
     }
 
     /// With one more host.
