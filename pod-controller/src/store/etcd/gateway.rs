@@ -38,6 +38,8 @@ pub(super) struct Silence {
     pub(super) open: bool,
     /// Whether another member, or the same one soon, might answer.
     again: bool,
+    /// Whether nothing came at all in the time that there was.
+    timed_out: bool,
     /// What etcd says to that, if it is something that it says.
     pub(super) complaint: Option<Complaint>,
 }
@@ -79,7 +81,7 @@ impl Complaint {
 impl Silence {
     /// Nothing was asked, and asking again would be no use.
     pub(super) fn for_good(reason: String) -> Self {
-        Self { reason, open: false, again: false, complaint: None }
+        Self { reason, open: false, again: false, timed_out: false, complaint: None }
     }
 }
 
@@ -106,13 +108,13 @@ impl Gateway {
         let deadline = Instant::now() + patience;
         let body = written(question)?;
         let mut open = false;
+        let mut failure: Option<Silence> = None;
         loop {
-            let mut failure = None;
             for _ in &self.members {
                 let left = deadline.saturating_duration_since(Instant::now());
                 let current = self.current.load(Ordering::Relaxed) % self.members.len();
-                match self.ask_member(&self.members[current], path, body.clone(), left.min(ATTEMPT_MAX)).await
-                {
+                let attempt = left.min(ATTEMPT_MAX);
+                match self.ask_member(&self.members[current], path, body.clone(), attempt).await {
                     Ok(answer) => return Ok(answer),
                     Err(silence) => {
                         open |= silence.open;
@@ -120,11 +122,20 @@ impl Gateway {
                             return Err(Silence { open, ..silence });
                         }
                         self.current.store(current + 1, Ordering::Relaxed);
-                        failure = Some(Silence { open, ..silence });
+                        // Whoever had less time than an answer may take says nothing by its silence: the reason is what was
+                        // seen before.
+                        failure = match failure.take() {
+                            Some(before) if silence.timed_out && attempt < ATTEMPT_MAX => {
+                                Some(Silence { open, ..before })
+                            }
+                            _ => Some(Silence { open, ..silence }),
+                        };
                     }
                 }
             }
-            if let Some(silence) = failure.filter(|_| Instant::now() + AGAIN_AFTER >= deadline) {
+            if Instant::now() + AGAIN_AFTER >= deadline
+                && let Some(silence) = failure.take()
+            {
                 return Err(silence);
             }
             tokio::time::sleep(AGAIN_AFTER).await;
@@ -168,6 +179,7 @@ impl Gateway {
                 reason: format!("{}: {}", host(), innermost(&error)),
                 open,
                 again: true,
+                timed_out: error.is_timeout(),
                 complaint: None,
             }
         };
@@ -185,6 +197,7 @@ impl Gateway {
                 reason: format!("{} answers what etcd does not: {error}", host()),
                 open: true,
                 again: false,
+                timed_out: false,
                 complaint: None,
             });
         }
@@ -195,18 +208,21 @@ impl Gateway {
                 reason: format!("{}: {message}", host()),
                 open: true,
                 again: true,
+                timed_out: false,
                 complaint: Some(Complaint::Other),
             }),
             Ok(Problem { message, code }) => Err(Silence {
                 reason: format!("{}: {message}", host()),
                 open: false,
                 again: false,
+                timed_out: false,
                 complaint: Some(Complaint::of(code, &message)),
             }),
             Err(_) => Err(Silence {
                 reason: format!("{} answers {status}: it is no etcd, or older than 3.4", host()),
                 open: false,
                 again: true,
+                timed_out: false,
                 complaint: None,
             }),
         }

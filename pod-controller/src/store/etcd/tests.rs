@@ -309,13 +309,18 @@ fn change_whose_answer_is_lost_is_made_once() {
     assert_eq!(recovered.state, Some(state));
 }
 
-#[test]
-fn what_is_no_etcd_is_told_apart() {
+/// Answers the first so many requests with what no etcd says, and the others not at all.
+fn no_etcd(answers: usize) -> Arc<EtcdLink> {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("its address").port();
     std::thread::spawn(move || {
-        for client in listener.incoming() {
+        let mut silent = Vec::new();
+        for (number, client) in listener.incoming().enumerate() {
             let mut client = client.expect("a client");
+            if number >= answers {
+                silent.push(client);
+                continue;
+            }
             let answer = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
             let _ = client.read(&mut [0; 4096]);
             let _ = client.write_all(answer);
@@ -325,7 +330,18 @@ fn what_is_no_etcd_is_told_apart() {
         }
     });
     let address = format!("etcd://127.0.0.1:{port}/wadi/pod1").parse().expect("an address");
-    let link = Arc::new(EtcdLink::new(&address, &EtcdCredentials::default()).expect("a link"));
-    let error = EtcdStore::open(&link, 0).expect_err("it is no etcd").to_string();
+    Arc::new(EtcdLink::new(&address, &EtcdCredentials::default()).expect("a link"))
+}
+
+#[test]
+fn what_is_no_etcd_is_told_apart() {
+    let error = EtcdStore::open(&no_etcd(usize::MAX), 0).expect_err("it is no etcd").to_string();
+    assert!(error.contains("it is no etcd, or older than 3.4"), "{error}");
+}
+
+/// The last attempt has what time is left, which may be none: that it gets no answer in it is not what is wrong.
+#[test]
+fn attempt_without_time_hides_no_reason() {
+    let error = no_etcd(1).reach().expect_err("it is no etcd").to_string();
     assert!(error.contains("it is no etcd, or older than 3.4"), "{error}");
 }
