@@ -21,8 +21,13 @@ struct Place {
 impl Place {
     fn new(mode: CoherenceMode) -> Self {
         let place = Self { directory: tempfile::tempdir_in("/dev/shm").unwrap() };
-        let options =
-            CreateOptions { size_bytes: Some(16 << 20), host_slots: 2, replica_slots: 1, mode, force: false };
+        let options = CreateOptions {
+            size_bytes: Some(16 << 20),
+            host_slots: 2,
+            replica_slots: 1,
+            mode,
+            ..CreateOptions::default()
+        };
         Pool::create(&place.pool(), &options).unwrap();
         place
     }

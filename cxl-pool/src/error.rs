@@ -138,15 +138,17 @@ pub enum PoolError {
         /// The least that works.
         least_bytes: u64,
     },
-    /// The number of hosts or replicas asked for is out of range.
-    #[error("{what} must be from 1 to {limit}, not {value}")]
+    /// The number of hosts, replicas or regions asked for is out of range.
+    #[error("{what} must be from {least} to {most}, not {value}")]
     Slots {
         /// Of what.
         what: &'static str,
         /// What was asked for.
-        value: u16,
+        value: u32,
+        /// The least that works.
+        least: u32,
         /// The most that works.
-        limit: u16,
+        most: u32,
     },
     /// The file system has less room than the pool needs.
     #[error(

@@ -26,10 +26,6 @@ const REPLICA_ROLE_SLOTS: std::ops::Range<u64> = 5..ROLE_SLOTS;
 const REPLICA_LINES: u64 = 4;
 /// Of a replica for one endpoint: grant, fence, the ring to the endpoint, the ring from it, two spare.
 const LINK_LINES: u64 = 4 + 2 * CONTROL_RING_LINES;
-/// One copy of the region table: a header line and one line for each region.
-const REGION_TABLE_LINES: u64 = 1 + REGION_SLOTS;
-/// How many regions a table can hold.
-pub(crate) const REGION_SLOTS: u64 = 4095;
 
 // A replica has a ring to each other one, and a role slot has room for two.
 const _: () =
@@ -39,31 +35,52 @@ const _: () = assert!(REPLICA_ROLE_SLOTS.start >= crate::Role::ALL.len() as u64)
 const HOST_SLOTS_LIMIT: u16 = 256;
 const REPLICA_SLOTS_LIMIT: u16 = 7;
 
+/// How many regions there is room for at least, and in every pool of layout 1.0.
+pub const REGION_SLOTS_LEAST: u32 = 4095;
+/// How many regions there may be room for at most: the tables of three replicas take 384 MiB then.
+pub const REGION_SLOTS_MOST: u32 = (1 << 20) - 1;
+/// Where nobody says otherwise there is room for a region for each so many bytes of the pool. Few are that small.
+const BYTES_PER_REGION: u64 = 256 << 10;
+
+/// How many regions there is room for in a new pool of this size where nobody says otherwise.
+pub fn usual_region_slots(size_bytes: u64) -> u32 {
+    let slots = (size_bytes / BYTES_PER_REGION).saturating_sub(1);
+    u32::try_from(slots).unwrap_or(u32::MAX).clamp(REGION_SLOTS_LEAST, REGION_SLOTS_MOST)
+}
+
 /// Where everything lies in a pool. Nobody stores an address of a control structure: each is computed here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     host_slots: u16,
     replica_slots: u16,
+    region_slots: u32,
     size_bytes: u64,
 }
 
 impl Layout {
     /// The layout of a pool with this superblock.
     pub fn of(superblock: &Superblock) -> Result<Self, PoolError> {
-        Self::new(superblock.size_bytes, superblock.host_slots, superblock.replica_slots)
+        let Superblock { size_bytes, host_slots, replica_slots, region_slots, .. } = *superblock;
+        Self::new(size_bytes, host_slots, replica_slots, region_slots)
     }
 
     /// The layout of a pool of this size, which must be a multiple of 2 MiB and leave a data area.
-    pub fn new(size_bytes: u64, host_slots: u16, replica_slots: u16) -> Result<Self, PoolError> {
-        for (what, value, limit) in [
-            ("the number of hosts", host_slots, HOST_SLOTS_LIMIT),
-            ("the number of controller replicas", replica_slots, REPLICA_SLOTS_LIMIT),
+    pub fn new(
+        size_bytes: u64,
+        host_slots: u16,
+        replica_slots: u16,
+        region_slots: u32,
+    ) -> Result<Self, PoolError> {
+        for (what, value, least, most) in [
+            ("the number of hosts", u32::from(host_slots), 1, u32::from(HOST_SLOTS_LIMIT)),
+            ("the number of controller replicas", u32::from(replica_slots), 1, REPLICA_SLOTS_LIMIT.into()),
+            ("the number of regions", region_slots, REGION_SLOTS_LEAST, REGION_SLOTS_MOST),
         ] {
-            if value == 0 || value > limit {
-                return Err(PoolError::Slots { what, value, limit });
+            if value < least || value > most {
+                return Err(PoolError::Slots { what, value, least, most });
             }
         }
-        let layout = Self { host_slots, replica_slots, size_bytes };
+        let layout = Self { host_slots, replica_slots, region_slots, size_bytes };
         let least_bytes = layout.data_start_bytes() + DATA_ALIGN_BYTES;
         if size_bytes < least_bytes || !size_bytes.is_multiple_of(DATA_ALIGN_BYTES) {
             return Err(PoolError::Size { size_bytes, host_slots, least_bytes });
@@ -86,6 +103,11 @@ impl Layout {
     /// Every controller replica that the pool has a slot for.
     pub fn replicas(&self) -> impl Iterator<Item = ReplicaId> + use<> {
         (0..self.replica_slots).map(ReplicaId::new)
+    }
+
+    /// How many regions each region table has room for.
+    pub const fn region_slots(&self) -> u32 {
+        self.region_slots
     }
 
     /// The superblock's page.
@@ -140,7 +162,8 @@ impl Layout {
     /// The two copies, A and B, of the replica's region table. Writer: the replica.
     pub fn region_tables(&self, replica: ReplicaId) -> [Area; 2] {
         let start = self.replica_start(replica) + REPLICA_LINES;
-        [area(start, REGION_TABLE_LINES), area(start + REGION_TABLE_LINES, REGION_TABLE_LINES)]
+        let lines = self.region_table_lines();
+        [area(start, lines), area(start + lines, lines)]
     }
 
     /// What the replica grants the endpoint. Writer: the replica.
@@ -169,6 +192,11 @@ impl Layout {
         Area::new(ByteOffset::new(start_bytes).line(), LineCount::covering(self.size_bytes - start_bytes))
     }
 
+    /// One copy of the region table: a header line and one line for each region.
+    fn region_table_lines(&self) -> u64 {
+        1 + u64::from(self.region_slots)
+    }
+
     fn endpoint_slots(&self) -> u64 {
         u64::from(self.host_slots) * ROLE_SLOTS
     }
@@ -183,7 +211,7 @@ impl Layout {
     }
 
     fn replica_lines(&self) -> u64 {
-        REPLICA_LINES + 2 * REGION_TABLE_LINES + self.endpoint_slots() * LINK_LINES
+        REPLICA_LINES + 2 * self.region_table_lines() + self.endpoint_slots() * LINK_LINES
     }
 
     fn replica_start(&self, replica: ReplicaId) -> u64 {
@@ -202,7 +230,7 @@ impl Layout {
     }
 
     fn link_at(&self, replica: ReplicaId, slot: u64) -> u64 {
-        self.replica_start(replica) + REPLICA_LINES + 2 * REGION_TABLE_LINES + slot * LINK_LINES
+        self.replica_start(replica) + REPLICA_LINES + 2 * self.region_table_lines() + slot * LINK_LINES
     }
 
     fn data_start_bytes(&self) -> u64 {
@@ -248,9 +276,10 @@ mod tests {
 
     #[test]
     fn nothing_overlaps_and_everything_is_inside() {
-        for (hosts, replicas) in [(1, 1), (3, 2), (16, 3), (256, 7)] {
+        let least = REGION_SLOTS_LEAST;
+        for (hosts, replicas, regions) in [(1, 1, least), (3, 2, 5000), (16, 3, least), (256, 7, 100_000)] {
             let size_bytes = 1 << 30;
-            let layout = Layout::new(size_bytes, hosts, replicas).unwrap();
+            let layout = Layout::new(size_bytes, hosts, replicas, regions).unwrap();
             let mut areas = everything(&layout);
             areas.sort_by_key(|area| area.start);
             for pair in areas.windows(2) {
@@ -263,12 +292,33 @@ mod tests {
 
     #[test]
     fn sizes_that_leave_no_data_area_are_refused() {
-        let layout = Layout::new(1 << 30, 16, 3).unwrap();
+        let layout = Layout::new(1 << 30, 16, 3, REGION_SLOTS_LEAST).unwrap();
         let least = layout.data_start_bytes() + DATA_ALIGN_BYTES;
-        assert!(Layout::new(least, 16, 3).is_ok());
-        assert!(matches!(Layout::new(least - DATA_ALIGN_BYTES, 16, 3), Err(PoolError::Size { .. })));
-        assert!(matches!(Layout::new(least + 4096, 16, 3), Err(PoolError::Size { .. })));
-        assert!(matches!(Layout::new(1 << 30, 0, 3), Err(PoolError::Slots { .. })));
-        assert!(matches!(Layout::new(1 << 30, 257, 3), Err(PoolError::Slots { .. })));
+        assert!(Layout::new(least, 16, 3, REGION_SLOTS_LEAST).is_ok());
+        assert!(matches!(
+            Layout::new(least - DATA_ALIGN_BYTES, 16, 3, REGION_SLOTS_LEAST),
+            Err(PoolError::Size { .. })
+        ));
+        assert!(matches!(Layout::new(least + 4096, 16, 3, REGION_SLOTS_LEAST), Err(PoolError::Size { .. })));
+        assert!(matches!(Layout::new(1 << 30, 0, 3, REGION_SLOTS_LEAST), Err(PoolError::Slots { .. })));
+        assert!(matches!(Layout::new(1 << 30, 257, 3, REGION_SLOTS_LEAST), Err(PoolError::Slots { .. })));
+        for regions in [0, REGION_SLOTS_LEAST - 1, REGION_SLOTS_MOST + 1] {
+            assert!(matches!(Layout::new(1 << 30, 16, 3, regions), Err(PoolError::Slots { .. })));
+        }
+        // The tables of this many alone would be larger.
+        assert!(matches!(Layout::new(64 << 20, 16, 3, REGION_SLOTS_MOST), Err(PoolError::Size { .. })));
+    }
+
+    #[test]
+    fn larger_pools_have_room_for_more_regions() {
+        for (size_bytes, regions) in [
+            (16 << 20, REGION_SLOTS_LEAST),
+            (1 << 30, REGION_SLOTS_LEAST),
+            (8 << 30, 32_767),
+            (4 << 40, REGION_SLOTS_MOST),
+            (u64::MAX, REGION_SLOTS_MOST),
+        ] {
+            assert_eq!(usual_region_slots(size_bytes), regions, "{size_bytes}");
+        }
     }
 }

@@ -46,7 +46,9 @@ pub use address::{Area, ByteOffset, LINE_BYTES, LineCount, LineOffset};
 pub use endpoint::{EndpointId, Generation, HostId, ParseEndpointError, ReplicaId, Role};
 pub use error::PoolError;
 pub use guest_lock::GuestLock;
-pub use layout::{CONTROL_RING_SLOTS, DATA_ALIGN_BYTES, Layout};
+pub use layout::{
+    CONTROL_RING_SLOTS, DATA_ALIGN_BYTES, Layout, REGION_SLOTS_LEAST, REGION_SLOTS_MOST, usual_region_slots,
+};
 pub use mapped::{HardwareMemory, MappedMemory, SoftwareMemory, prefetch_front, prefetch_front_to_write};
 pub use memory::{LINE_WORDS, LineMark, Memory};
 pub use pool::{CreateOptions, Pool};

@@ -212,6 +212,36 @@ fn store_pair(into: *mut u8, words: [u64; 2]) {
     unsafe { asm!("movdqa [{}], {}", in(reg) into, in(xmm_reg) pair, options(nostack, preserves_flags)) }
 }
 
+impl<C: Control> MappedMemory<C> {
+    /// Copies into the pool, past the cache unless all hosts are coherent.
+    ///
+    /// # Safety
+    ///
+    /// `from` is valid for so many bytes. It may itself lie in the pool.
+    unsafe fn stream_bytes(&self, at: ByteOffset, from: *const u8, bytes: usize) {
+        let into = self.pointer(at, bytes as u64);
+        if C::COHERENT {
+            // Then lines do not have to leave the cache, and a store fence needs no instruction.
+            // SAFETY: both sides are valid for the length.
+            return unsafe { ptr::copy(from, into, bytes) };
+        }
+        // Non-temporal stores write whole lines well and parts of lines badly: those go through the cache.
+        let head = at.get().next_multiple_of(LINE_BYTES as u64) - at.get();
+        let head = usize::try_from(head).map_or(bytes, |head| head.min(bytes));
+        let tail = (bytes - head) % LINE_BYTES;
+        let body = bytes - head - tail;
+        for (start, part) in [(0, head), (head + body, tail)] {
+            // SAFETY: a part of what is valid on both sides.
+            unsafe { ptr::copy(from.add(start), into.add(start), part) }
+            self.write_back(at.saturating_add(start as u64), part as u64);
+        }
+        if body > 0 {
+            // SAFETY: as above; after the head it goes on with a line, and is whole lines long.
+            unsafe { stream(into.add(head), from.add(head), body) }
+        }
+    }
+}
+
 impl<C: Control> Memory for MappedMemory<C> {
     const COHERENT: bool = C::COHERENT;
 
@@ -324,36 +354,14 @@ impl<C: Control> Memory for MappedMemory<C> {
     }
 
     fn stream_from<B: BitmapSlice>(&self, at: ByteOffset, from: &VolatileSlice<'_, B>) {
-        let whole = at.get().is_multiple_of(LINE_BYTES as u64) && from.len().is_multiple_of(LINE_BYTES);
-        if C::COHERENT || !whole {
-            self.copy_from(at, from);
-            return self.write_back(at, from.len() as u64);
-        }
-        let into = self.pointer(at, from.len() as u64);
         let guard = from.ptr_guard();
-        // SAFETY: both sides are valid for the length, as in `copy_to`, and whole lines long.
-        unsafe { stream(into, guard.as_ptr(), guard.len()) }
+        // SAFETY: the slice vouches for its memory while the guard lives.
+        unsafe { self.stream_bytes(at, guard.as_ptr(), guard.len()) }
     }
 
     fn write_streaming(&self, at: ByteOffset, from: &[u8]) {
-        if C::COHERENT {
-            // Then lines do not have to leave the cache, and a store fence needs no instruction.
-            return self.write(at, from);
-        }
-        // Non-temporal stores write whole lines well and parts of lines badly: those go through the cache.
-        let head =
-            (at.line().bytes().saturating_add(LINE_BYTES as u64).get() - at.get()) as usize % LINE_BYTES;
-        let (head, rest) = from.split_at(head.min(from.len()));
-        let (body, tail) = rest.split_at(rest.len() - rest.len() % LINE_BYTES);
-        self.write(at, head);
-        self.write_back(at, head.len() as u64);
-        let body_at = at.saturating_add(head.len() as u64);
-        let into = self.pointer(body_at, body.len() as u64);
-        // SAFETY: both sides are valid for the length, and it is that of whole lines.
-        unsafe { stream(into, body.as_ptr(), body.len()) }
-        let tail_at = body_at.saturating_add(body.len() as u64);
-        self.write(tail_at, tail);
-        self.write_back(tail_at, tail.len() as u64);
+        // SAFETY: the slice is valid for its length.
+        unsafe { self.stream_bytes(at, from.as_ptr(), from.len()) }
     }
 
     #[inline]

@@ -13,8 +13,8 @@ use uuid::Uuid;
 
 use crate::mapping::{self, Backing, Mapping};
 use crate::{
-    Area, ByteOffset, CoherenceMode, HardwareMemory, LINE_BYTES, Layout, MAJOR_VERSION, MINOR_VERSION,
-    Memory, PoolError, SoftwareMemory, Superblock,
+    Area, ByteOffset, CoherenceMode, HardwareMemory, LINE_BYTES, Layout, MAJOR_VERSION, Memory, PoolError,
+    SoftwareMemory, Superblock, usual_region_slots,
 };
 
 /// What a new pool is to be like.
@@ -28,6 +28,8 @@ pub struct CreateOptions {
     pub host_slots: u16,
     /// For how many controller replicas.
     pub replica_slots: u16,
+    /// For how many regions. Nothing: as many as a pool of its size has usually, one for each 256 KiB.
+    pub region_slots: Option<u32>,
     /// Replace what is there. Daemons that have the old file open keep it; nobody else will find it.
     pub force: bool,
 }
@@ -39,6 +41,7 @@ impl Default for CreateOptions {
             mode: CoherenceMode::Software,
             host_slots: 16,
             replica_slots: 3,
+            region_slots: None,
             force: false,
         }
     }
@@ -127,7 +130,8 @@ impl Pool {
     fn create_file(path: &Path, options: &CreateOptions) -> Result<Self, PoolError> {
         let failed = |operation, source| PoolError::Io { operation, path: path.to_owned(), source };
         let size_bytes = options.size_bytes.unwrap_or(0);
-        let layout = Layout::new(size_bytes, options.host_slots, options.replica_slots)?;
+        let superblock = new_superblock(size_bytes, options);
+        let layout = Layout::of(&superblock)?;
         let unfinished = Unfinished::new(path)?;
         let available_bytes = available_bytes(&unfinished.file).map_err(|e| failed("look at", e))?;
         if available_bytes.is_some_and(|available| available < size_bytes) {
@@ -137,7 +141,6 @@ impl Pool {
         unfinished.file.set_len(size_bytes).map_err(|source| failed("size", source))?;
         let file = unfinished.file.try_clone().map_err(|source| failed("open", source))?;
         let mapping = Arc::new(Mapping::new(file, path, size_bytes)?);
-        let superblock = new_superblock(size_bytes, options);
         write_superblock(&mapping, &superblock);
         unfinished.finish(path, options.force)?;
         let pool = Self::from_parts(mapping, superblock, path)?;
@@ -149,7 +152,8 @@ impl Pool {
         let (file, backing) = open_backing(path)?;
         let whole_bytes = backing.size_bytes(&file, path)?;
         let size_bytes = options.size_bytes.unwrap_or(whole_bytes);
-        let layout = Layout::new(size_bytes, options.host_slots, options.replica_slots)?;
+        let superblock = new_superblock(size_bytes, options);
+        let layout = Layout::of(&superblock)?;
         if size_bytes != whole_bytes {
             let path = path.to_owned();
             return Err(PoolError::SizeMismatch {
@@ -168,7 +172,6 @@ impl Pool {
         memory.zero(control.start_byte(), control.bytes());
         memory.flush(control.start_byte(), control.bytes());
         memory.full_fence();
-        let superblock = new_superblock(size_bytes, options);
         write_superblock(&mapping, &superblock);
         Self::from_parts(mapping, superblock, path)
     }
@@ -185,14 +188,16 @@ impl Pool {
 }
 
 fn new_superblock(size_bytes: u64, options: &CreateOptions) -> Superblock {
+    let region_slots = options.region_slots.unwrap_or_else(|| usual_region_slots(size_bytes));
     Superblock {
         major: MAJOR_VERSION,
-        minor: MINOR_VERSION,
+        minor: Superblock::minor_for(region_slots),
         uuid: Uuid::new_v4(),
         size_bytes,
         mode: options.mode,
         host_slots: options.host_slots,
         replica_slots: options.replica_slots,
+        region_slots,
     }
 }
 

@@ -4,12 +4,17 @@
 //! one is always whole. A copy carries the version (term, index) of the state that it shows and a
 //! checksum; readers take the highest version that is whole.
 
+mod writer;
+
+use std::cmp::Reverse;
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::layout::REGION_SLOTS;
+pub use self::writer::TableWriter;
+use self::writer::entry_at;
 use crate::{Area, HostId, LINE_BYTES, Layout, LineCount, LineOffset, Memory, ReplicaId};
 
 /// What a region is for.
@@ -67,18 +72,18 @@ pub struct RegionTable {
     pub replica: ReplicaId,
     /// What state it shows.
     pub version: TableVersion,
-    /// The regions, in the order in which they were published.
+    /// The regions, in no order.
     pub entries: Vec<RegionEntry>,
 }
 
 /// More regions than a table has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
-    "{entries} regions do not fit the pool's region table of {REGION_SLOTS}: delete instances or volumes first"
+    "the pool's region table has room for {slots} regions, and is full: delete instances or volumes first"
 )]
 pub struct TableFull {
-    /// How many there were.
-    pub entries: usize,
+    /// For how many there is room.
+    pub slots: usize,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -93,7 +98,7 @@ struct HeaderWire {
     crc: U32,
 }
 
-#[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct EntryWire {
     start_line: U64,
@@ -162,49 +167,6 @@ impl EntryWire {
     }
 }
 
-/// Publishes the regions in that copy of the replica's table which does not show the newest state. Only the
-/// replica may.
-pub fn publish<M: Memory>(
-    memory: &M,
-    layout: &Layout,
-    replica: ReplicaId,
-    version: TableVersion,
-    entries: &[RegionEntry],
-) -> Result<(), TableFull> {
-    let too_many = || TableFull { entries: entries.len() };
-    let count = u32::try_from(entries.len()).map_err(|_| too_many())?;
-    if u64::from(count) > REGION_SLOTS {
-        return Err(too_many());
-    }
-    let copies = layout.region_tables(replica);
-    let [a, b] = copies.map(|copy| header(memory, copy).map(|header| header.version()));
-    // A copy without a whole header is the lower one: nothing is lost with it.
-    let target = if a <= b { copies[0] } else { copies[1] };
-
-    let mut body = Vec::with_capacity(entries.len() * LINE_BYTES);
-    for entry in entries {
-        body.extend_from_slice(EntryWire::from(entry).as_bytes());
-    }
-    let mut header = HeaderWire {
-        term: version.term.into(),
-        index: version.index.into(),
-        entries: count.into(),
-        reserved: [0; 36],
-        entries_crc: crc32fast::hash(&body).into(),
-        crc: 0.into(),
-    };
-    header.crc = header.checksum().into();
-
-    let body_at = target.start_byte().saturating_add(LINE_BYTES as u64);
-    memory.write(body_at, &body);
-    memory.write_back(body_at, body.len() as u64);
-    memory.store_fence();
-    memory.write(target.start_byte(), header.as_bytes());
-    memory.write_back(target.start_byte(), LINE_BYTES as u64);
-    memory.store_fence();
-    Ok(())
-}
-
 /// Empties this host's cache of an area that it used, or a dead process on it: nothing of that comes over what the next user
 /// writes. Nothing may be in flight there any more.
 pub fn scrub<M: Memory>(memory: &M, area: Area) {
@@ -214,21 +176,16 @@ pub fn scrub<M: Memory>(memory: &M, area: Area) {
 
 /// The newest whole table of any replica; nothing if there is none (yet).
 pub fn read<M: Memory>(memory: &M, layout: &Layout) -> Option<RegionTable> {
-    layout
-        .replicas()
-        .flat_map(|replica| layout.region_tables(replica).map(|copy| (replica, copy)))
-        .filter_map(|(replica, copy)| read_copy(memory, replica, copy))
-        .max_by_key(|table| table.version)
+    let mut copies: Vec<_> = copies(memory, layout).collect();
+    copies.sort_by_key(|(_, _, header)| Reverse(header.version()));
+    copies.into_iter().find_map(|(replica, copy, header)| read_entries(memory, replica, copy, &header))
 }
 
 /// The region that a line belongs to and who holds it, by the newest table; without allocating, and believing its entries.
 pub(crate) fn holding<M: Memory>(memory: &M, layout: &Layout, line: LineOffset) -> Option<(u32, HostId)> {
-    let copies = layout.replicas().flat_map(|replica| layout.region_tables(replica));
-    let (header, copy) = copies
-        .filter_map(|copy| Some((header(memory, copy)?, copy)))
-        .max_by_key(|(header, _)| header.version())?;
-    (1..=u64::from(header.entries.get())).find_map(|place| {
-        let at = copy.start_byte().saturating_add(place * LINE_BYTES as u64);
+    let (_, copy, header) = copies(memory, layout).max_by_key(|(_, _, header)| header.version())?;
+    (0..header.entries.get() as usize).find_map(|place| {
+        let at = entry_at(copy, place);
         let mut entry = EntryWire::new_zeroed();
         memory.invalidate(at, LINE_BYTES as u64);
         memory.full_fence();
@@ -239,23 +196,33 @@ pub(crate) fn holding<M: Memory>(memory: &M, layout: &Layout, line: LineOffset) 
     })
 }
 
-fn header<M: Memory>(memory: &M, copy: Area) -> Option<HeaderWire> {
+/// All copies of all replicas whose header is whole.
+fn copies<M: Memory>(memory: &M, layout: &Layout) -> impl Iterator<Item = (ReplicaId, Area, HeaderWire)> {
+    let slots = layout.region_slots() as usize;
+    let copies = layout.replicas().flat_map(|it| layout.region_tables(it).map(|copy| (it, copy)));
+    copies.filter_map(move |(replica, copy)| Some((replica, copy, header(memory, copy, slots)?)))
+}
+
+/// The header of a copy with room for so many entries, if it is whole.
+fn header<M: Memory>(memory: &M, copy: Area, slots: usize) -> Option<HeaderWire> {
     let mut header = HeaderWire::new_zeroed();
     memory.invalidate(copy.start_byte(), LINE_BYTES as u64);
     memory.full_fence();
     memory.read(copy.start_byte(), header.as_mut_bytes());
-    (header.crc.get() == header.checksum() && u64::from(header.entries.get()) <= REGION_SLOTS)
-        .then_some(header)
+    (header.crc.get() == header.checksum() && header.entries.get() as usize <= slots).then_some(header)
 }
 
-fn read_copy<M: Memory>(memory: &M, replica: ReplicaId, copy: Area) -> Option<RegionTable> {
-    let header = header(memory, copy)?;
-    let bytes = u64::from(header.entries.get()) * LINE_BYTES as u64;
+fn read_entries<M: Memory>(
+    memory: &M,
+    replica: ReplicaId,
+    copy: Area,
+    header: &HeaderWire,
+) -> Option<RegionTable> {
     let mut entries = vec![EntryWire::new_zeroed(); header.entries.get() as usize];
-    let body_at = copy.start_byte().saturating_add(LINE_BYTES as u64);
-    memory.invalidate(body_at, bytes);
+    let at = entry_at(copy, 0);
+    memory.invalidate(at, entries.as_bytes().len() as u64);
     memory.full_fence();
-    memory.read(body_at, entries.as_mut_bytes());
+    memory.read(at, entries.as_mut_bytes());
     if crc32fast::hash(entries.as_bytes()) != header.entries_crc.get() {
         return None;
     }

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::layout::REGION_SLOTS_LEAST;
 use crate::{LINE_BYTES, PoolError};
 
 /// The layout version that this program reads and writes. Version 1: everything as drawn in `docs/layout.md`.
@@ -17,7 +18,13 @@ use crate::{LINE_BYTES, PoolError};
 /// is used as it is, and one of the next.
 pub const MAJOR_VERSION: u16 = 1;
 /// See [`MAJOR_VERSION`].
-pub const MINOR_VERSION: u16 = 0;
+///
+/// - 1.0: room for 4095 regions.
+/// - 1.2: room for as many as the superblock says. Programs that know 1.0 only would take other lines for the control structures,
+///   and so there was no 1.1, which they would work with. A pool with room for 4095 is still one of 1.0.
+pub const MINOR_VERSION: u16 = 2;
+/// The minor version from which on a pool says how many regions it has room for.
+const REGION_SLOTS_SINCE: u16 = 2;
 
 const MAGIC: [u8; 8] = *b"WADIPOOL";
 
@@ -66,6 +73,8 @@ pub struct Superblock {
     pub host_slots: u16,
     /// How many controller replicas there is room for.
     pub replica_slots: u16,
+    /// How many regions there is room for.
+    pub region_slots: u32,
 }
 
 /// The superblock as it lies in the pool.
@@ -81,7 +90,8 @@ struct Wire {
     size_bytes: U64,
     host_slots: U16,
     replica_slots: U16,
-    reserved_2: [u8; 16],
+    region_slots: U32,
+    reserved_2: [u8; 12],
     /// Over all that precedes it.
     crc: U32,
 }
@@ -91,6 +101,11 @@ const _: () = assert!(size_of::<Wire>() == LINE_BYTES);
 impl Superblock {
     /// Its length in the pool.
     pub const WIRE_BYTES: usize = size_of::<Wire>();
+
+    /// The lowest minor version of a pool with room for so many regions: a pool is used by as many programs as can.
+    pub const fn minor_for(region_slots: u32) -> u16 {
+        if region_slots == REGION_SLOTS_LEAST { 0 } else { REGION_SLOTS_SINCE }
+    }
 
     pub(crate) fn encode(&self) -> [u8; Self::WIRE_BYTES] {
         let mut wire = Wire {
@@ -103,7 +118,8 @@ impl Superblock {
             size_bytes: self.size_bytes.into(),
             host_slots: self.host_slots.into(),
             replica_slots: self.replica_slots.into(),
-            reserved_2: [0; 16],
+            region_slots: if self.minor < REGION_SLOTS_SINCE { 0 } else { self.region_slots }.into(),
+            reserved_2: [0; 12],
             crc: 0.into(),
         };
         wire.crc = wire.checksum().into();
@@ -153,6 +169,11 @@ impl Superblock {
             mode,
             host_slots: wire.host_slots.get(),
             replica_slots: wire.replica_slots.get(),
+            region_slots: if wire.minor.get() < REGION_SLOTS_SINCE {
+                REGION_SLOTS_LEAST
+            } else {
+                wire.region_slots.get()
+            },
         })
     }
 
@@ -184,10 +205,13 @@ mod tests {
             mode: CoherenceMode::Software,
             host_slots: 16,
             replica_slots: 3,
+            region_slots: 5000,
         };
         let read = |minor| Superblock::decode(of_minor(minor).encode(), size_bytes, Path::new("pool"));
         for minor in 0..=MINOR_VERSION + 1 {
-            assert_eq!(read(minor).map(|it| it.minor).map_err(|error| error.to_string()), Ok(minor));
+            let slots = if minor < REGION_SLOTS_SINCE { REGION_SLOTS_LEAST } else { 5000 };
+            let found = read(minor).map(|it| (it.minor, it.region_slots));
+            assert_eq!(found.map_err(|error| error.to_string()), Ok((minor, slots)));
         }
         for minor in [MINOR_VERSION + 2, u16::MAX] {
             let error = read(minor).expect_err("too far away");

@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use cxl_pool::regions::{self, Purpose, RegionEntry, RegionState, TableVersion};
+use cxl_pool::regions::{Purpose, RegionEntry, RegionState, TableVersion, TableWriter};
 use cxl_pool::{Area, CreateOptions, HostId, LineCount, LineOffset, Memory, Pool, ReplicaId, poison};
 
 const POOL: &str = "POISON_TEST_POOL";
@@ -50,7 +50,9 @@ fn lose(watches: bool, before: i64) -> Lost {
         state: RegionState::Leased,
     };
     let version = TableVersion { term: 1, index: 1 };
-    regions::publish(&pool.software(), pool.layout(), ReplicaId::new(0), version, &[entry]).unwrap();
+    let mut table = TableWriter::new(pool.layout(), ReplicaId::new(0));
+    table.set(&entry).unwrap();
+    table.publish(&pool.software(), version);
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", "a_process_that_loses_its_pool", "--nocapture"]).env(POOL, &path);
     command.env(BEFORE, before.to_string());

@@ -88,7 +88,7 @@ fn what_one_mapping_writes_another_reads() {
         check(&mut read);
 
         let mut guest = bytes.clone();
-        for part in [bytes.len() - bytes.len() % 64, bytes.len()] {
+        for part in [bytes.len() - bytes.len() % 64, bytes.len(), 0, 1, 63, 65, 130] {
             writer.stream_from(at, &VolatileSlice::from(&mut guest[..part]));
             writer.store_fence();
             reader.invalidate(at, part as u64);
@@ -192,8 +192,9 @@ fn the_tool_creates_and_inspects() {
         state: cxl_pool::regions::RegionState::Leased,
     };
     let version = cxl_pool::regions::TableVersion { term: 1, index: 9 };
-    cxl_pool::regions::publish(&pool.hardware(), pool.layout(), ReplicaId::new(0), version, &[entry])
-        .unwrap();
+    let mut table = cxl_pool::regions::TableWriter::new(pool.layout(), ReplicaId::new(0));
+    table.set(&entry).unwrap();
+    table.publish(&pool.hardware(), version);
 
     let text = String::from_utf8(wadi_pool(&["inspect", path]).stdout).unwrap();
     for expected in ["hardware", "64 MiB", "h4/agent", "pid 4242", "TxArea", "2 MiB"] {
@@ -202,7 +203,22 @@ fn the_tool_creates_and_inspects() {
     let json: serde_json::Value =
         serde_json::from_slice(&wadi_pool(&["inspect", path, "--json"]).stdout).unwrap();
     assert_eq!(json["superblock"]["host_slots"], 4);
+    assert_eq!(json["superblock"]["region_slots"], 4095);
+    assert_eq!(json["superblock"]["minor"], 0, "daemons that know 1.0 only can use it");
     assert_eq!(json["regions"]["entries"][0]["id"], 17);
+}
+
+#[test]
+fn a_pool_may_have_room_for_more_regions() {
+    let place = Place::new();
+    let path = place.path();
+    let size_and_regions = ["--size", "64M", "--regions", "50000"];
+    let created = wadi_pool(&[&["create", path.to_str().unwrap()], &size_and_regions[..]].concat());
+    assert!(String::from_utf8_lossy(&created.stdout).contains("at most 50000 regions"), "{created:?}");
+    let pool = Pool::open(&path).unwrap();
+    assert_eq!(pool.layout().region_slots(), 50_000);
+    // Who knows 1.0 only would look for everything elsewhere.
+    assert_eq!((pool.superblock().major, pool.superblock().minor), (1, 2));
 }
 
 #[test]
@@ -213,6 +229,7 @@ fn the_tool_fails_with_one_line_that_says_what_to_do() {
     for (arguments, advice) in [
         (&["inspect", "/dev/shm/none"][..], "wadi-pool create"),
         (&["create", path, "--size", "64M"], "--force"),
+        (&["create", path, "--size", "64M", "--force", "--regions", "7"], "from 4095 to"),
         (&["create", "/dev/shm/none", "--size", "3M"], "multiple of 2 MiB"),
         (&["create", "/dev/shm/no/ne", "--size", "64M"], "mkdir -p"),
     ] {

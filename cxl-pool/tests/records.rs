@@ -1,12 +1,11 @@
-//! Records and the region table on memory that misbehaves.
+//! Records on memory that misbehaves.
 
-use cxl_pool::regions::{self, Purpose, RegionEntry, RegionState, TableVersion};
 use std::cell::Cell;
 
-use cxl_pool::simulated::{Random, SimulatedPool, check_seeds, seeds};
+use cxl_pool::simulated::{SimulatedPool, check_seeds, seeds};
 use cxl_pool::{
-    Area, ControllerHello, EndpointId, FenceLine, Generation, Grant, Hello, HostId, Layout, LineCount,
-    LineOffset, Memory, Record, ReplicaId, Role,
+    ControllerHello, EndpointId, FenceLine, Generation, Grant, Hello, HostId, Layout, LineOffset, Memory,
+    Record, Role,
 };
 
 const A: HostId = HostId::new(1);
@@ -15,7 +14,7 @@ const SIZE_BYTES: u64 = 8 << 20;
 const TARGET: &str = "-p cxl-pool --test records";
 
 fn layout() -> Layout {
-    Layout::new(SIZE_BYTES, 2, 2).unwrap()
+    Layout::new(SIZE_BYTES, 2, 2, cxl_pool::REGION_SLOTS_LEAST).unwrap()
 }
 
 #[test]
@@ -76,82 +75,4 @@ fn every_record_reads_back() {
     let hello = ControllerHello { incarnation: 8, term: 9, pid: 10, protocol: (11, 12) };
     hello.publish(&memory, at);
     assert_eq!(ControllerHello::look(&memory, at), Some(hello));
-}
-
-fn entries(random: &mut Random, version: u64) -> Vec<RegionEntry> {
-    let count = random.below(40);
-    let entry = |id: u64| RegionEntry {
-        id: u32::try_from(id).unwrap(),
-        area: Area::new(LineOffset::new(version), LineCount::new(version)),
-        holder: A,
-        purpose: Purpose::DataArea,
-        state: RegionState::Quarantined,
-    };
-    (0..count).map(entry).collect()
-}
-
-#[test]
-fn a_reader_of_the_region_table_always_finds_a_whole_recent_one() {
-    let layout = layout();
-    check_seeds(TARGET, 60, |seed| {
-        let pool = SimulatedPool::new(seed, SIZE_BYTES);
-        let (writer, reader) = (pool.host(A), pool.host(B));
-        let mut random = Random::new(seed);
-        assert_eq!(regions::read(&reader, &layout), None);
-        let mut newest = 0;
-        for index in 1..40 {
-            let version = TableVersion { term: 1, index };
-            regions::publish(&writer, &layout, ReplicaId::new(0), version, &entries(&mut random, index))
-                .unwrap();
-            writer.full_fence();
-            if random.one_in(3) {
-                // A controller that dies in the middle of the next one leaves this one to be read.
-                let next = TableVersion { term: 1, index: index + 1 };
-                let pieces = entries(&mut random, 99);
-                regions::publish(&writer, &layout, ReplicaId::new(0), next, &pieces).unwrap();
-                let copies = layout.region_tables(ReplicaId::new(0));
-                let torn = copies[usize::try_from(index % 2).unwrap()];
-                writer.store(torn.start_byte(), 0xdead);
-                writer.flush(torn.start_byte(), 8);
-                writer.full_fence();
-                let found = regions::read(&reader, &layout).expect("one copy is always whole");
-                assert_eq!(found.version.index, index, "seed {seed}");
-                break;
-            }
-            let table = regions::read(&reader, &layout).expect("one copy is always whole");
-            assert_eq!(table.version.index, index, "seed {seed}");
-            assert!(table.version.index > newest, "seed {seed}");
-            assert!(table.entries.iter().all(|entry| entry.area.lines.get() == table.version.index));
-            newest = table.version.index;
-        }
-        Ok(())
-    });
-}
-
-#[test]
-fn the_highest_version_of_all_replicas_counts() {
-    let layout = layout();
-    let memory = SimulatedPool::new(3, SIZE_BYTES).host(A);
-    for (replica, term, index) in [(0, 1, 50), (1, 2, 10)] {
-        let version = TableVersion { term, index };
-        regions::publish(&memory, &layout, ReplicaId::new(replica), version, &[]).unwrap();
-    }
-    let table = regions::read(&memory, &layout).unwrap();
-    assert_eq!((table.replica, table.version.term), (ReplicaId::new(1), 2));
-}
-
-#[test]
-fn more_regions_than_fit_are_refused() {
-    let layout = layout();
-    let memory = SimulatedPool::new(3, SIZE_BYTES).host(A);
-    let mut random = Random::new(1);
-    let entry = loop {
-        if let Some(entry) = entries(&mut random, 1).first() {
-            break *entry;
-        }
-    };
-    let too_many = vec![entry; 4096];
-    let version = TableVersion { term: 1, index: 1 };
-    assert!(regions::publish(&memory, &layout, ReplicaId::new(0), version, &too_many).is_err());
-    assert_eq!(regions::read(&memory, &layout), None);
 }

@@ -21,7 +21,7 @@ use crate::balance::BalancePolicy;
 use crate::link_policy::{FailBack, LinkPolicy};
 use crate::rest::AccessPolicy;
 use crate::rest::TlsPolicy;
-use crate::state::{Options, PlacementPolicy, REGIONS_MAX};
+use crate::state::{Options, PlacementPolicy};
 use crate::store::etcd::EtcdAddress;
 
 pub use balance::{BalanceSection, VolumesSection};
@@ -368,7 +368,8 @@ impl Config {
             rx_quota_buffers: self.controller.rx_quota_buffers,
             disk_queues: self.controller.disk_queues,
             socket_name_bytes_max: SOCKET_PATH_BYTES_MAX.saturating_sub(sockets.as_os_str().len() + 1),
-            regions_max: REGIONS_MAX,
+            regions_max: pool.layout().region_slots() as usize,
+            nic_leases_max: crate::state::NIC_LEASES_MAX,
             placement: PlacementPolicy {
                 nic_overcommit_percent: self.controller.nic_overcommit_percent,
                 ssd_overcommit_percent: self.controller.ssd_overcommit_percent,

@@ -11,6 +11,7 @@ mod keeper;
 mod links;
 mod load;
 mod pool_world;
+mod region_table;
 pub(crate) mod world;
 
 use std::sync::mpsc::TryRecvError;
@@ -31,6 +32,7 @@ pub(crate) use handle::{Desk, Peers, Removal, Reply, Request};
 pub use handle::{Handle, Sample, SubmitError};
 pub(crate) use keeper::Keeper;
 use pool_world::PoolWorld;
+pub use region_table::RegionTable;
 pub use world::World;
 
 /// How long the thread sleeps at most; it is woken before when there is something to do.
@@ -115,7 +117,8 @@ impl<M: Memory> Tenure<M> {
 
         let shared = Arc::clone(&desk.shared);
         let layout = pool.layout().clone();
-        let world = PoolWorld { port, memory, layout, keeper, replica, shared, unseen: Vec::new() };
+        let table = RegionTable::new(&layout, replica);
+        let world = PoolWorld { port, memory, layout, keeper, table, shared, unseen: Vec::new() };
         let delays =
             Delays { fence: config.fence_wait(), blk_grace: config.blk_grace(), drain: config.drain() };
         let policies = (delays, config.link_policy(), config.balance_policy());

@@ -170,6 +170,9 @@ pub enum RailState {
     Gone,
 }
 
+/// The most registrations of one NIC: instances that use it, or may have to.
+pub const REGISTRATIONS_MAX: usize = 4096;
+
 /// The most NICs that a lease uses at the same time.
 pub const RAILS_MAX: usize = 4;
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool};
 use cxl_pool::{
-    Area, CreateOptions, EndpointId, HostId, Layout, LineCount, LineOffset, Memory, Pool, ReplicaId, Role,
-    SoftwareMemory,
+    Area, CreateOptions, EndpointId, HostId, Layout, LineCount, LineOffset, Memory, Pool, REGION_SLOTS_LEAST,
+    ReplicaId, Role, SoftwareMemory,
 };
 use tempfile::TempDir;
 
@@ -63,7 +63,7 @@ impl TestPod<SimulatedMemory> {
         let pool = SimulatedPool::new(seed, size_bytes);
         let watched = pool.clone();
         Self {
-            layout: Layout::new(size_bytes, HOSTS, 2).expect("large enough"),
+            layout: Layout::new(size_bytes, HOSTS, 2, REGION_SLOTS_LEAST).expect("large enough"),
             run: tempfile::tempdir().expect("a directory"),
             memory: Box::new(move |host| pool.host(host)),
             faults: Box::new(move || watched.faults()),

@@ -34,10 +34,9 @@ impl<K: Copy + Eq> Turns<K> {
         Self { order: VecDeque::new(), aside: Vec::new(), quantum: quantum as i64 }
     }
 
-    /// The same, with room for so many before anything is allocated.
-    pub fn with_capacity(quantum: u32, capacity: usize) -> Self {
-        let (order, aside) = (VecDeque::with_capacity(capacity), Vec::with_capacity(capacity));
-        Self { order, aside, ..Self::new(quantum) }
+    /// Makes room for so many: with fewer of them nothing is allocated.
+    pub fn reserve(&mut self, members: usize) {
+        self.order.reserve(members.saturating_sub(self.order.len()));
     }
 
     fn share(&self, priority: Priority) -> i64 {
@@ -136,7 +135,8 @@ mod tests {
 
     /// What each has paid after so many steps, all of them with something to do all the time.
     fn contest(members: &[(u16, u32)], steps: usize) -> Vec<u32> {
-        let mut turns = Turns::with_capacity(QUANTUM, members.len());
+        let mut turns = Turns::new(QUANTUM);
+        turns.reserve(members.len());
         (0..).zip(members).for_each(|(key, (weight, _))| turns.enter(key, priority(*weight)));
         let mut paid = vec![0; members.len()];
         for _ in 0..steps {

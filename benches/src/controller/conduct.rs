@@ -1,14 +1,16 @@
 //! A controller's thread in a pod of which only it is real: endpoints obey at once, and the disk is a real one.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use cxl_pool::{CoherenceMode, EndpointId, HostId, Role, Superblock};
+use cxl_pool::regions::TableVersion;
+use cxl_pool::{CoherenceMode, CreateOptions, EndpointId, HardwareMemory, HostId, Pool, ReplicaId, Role};
 use pod_controller::balance::BalancePolicy;
-use pod_controller::controller::{Conductor, Delays, Sample, World};
+use pod_controller::controller::{Conductor, Delays, RegionTable, Sample, World};
 use pod_controller::link_policy::{FailBack, LinkPolicy};
 use pod_controller::reconcile::Reconciler;
 use pod_controller::state::{Command, Effect, NicWish, Refusal, Regions, State};
@@ -16,13 +18,16 @@ use pod_controller::store::{Store, StoreError};
 use pod_controller::view::{PoolFacts, View};
 use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{PortError, PortEvent};
+use pod_protocol::ids::RegionId;
 use pod_protocol::reports::Report;
-use uuid::Uuid;
+use tempfile::TempDir;
 
 use super::pod::{join, options};
 
 /// Instances on each host, each with a NIC and a disk.
 const INSTANCES: u32 = 20;
+/// What the pool's table has room for.
+const REGIONS: u32 = 65_535;
 const VOLUME_BYTES: u64 = 16 << 20;
 const ROLES: [Role; 4] = [Role::NetFrontend, Role::NetBackend, Role::BlkFrontend, Role::BlkBackend];
 /// How many commands the controller takes in one turn.
@@ -45,6 +50,7 @@ pub(super) struct Conduct {
 
 /// Measures a pod of so many hosts.
 pub(super) fn measure(hosts: u16, directory: &Path) -> Result<Conduct> {
+    fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let mut pod = Pod::new(hosts, directory)?;
     pod.fill()?;
     let (mut failures, mut told, mut kept, mut creations) = (Vec::new(), 0, Vec::new(), Vec::new());
@@ -86,16 +92,20 @@ struct Failure {
 impl Pod {
     fn new(hosts: u16, directory: &Path) -> Result<Self> {
         let state = State::new(options());
-        let superblock = Superblock {
-            major: 1,
-            minor: 0,
-            uuid: Uuid::from_u128(1),
-            size_bytes: 8 << 40,
-            mode: CoherenceMode::Hardware,
-            host_slots: hosts,
-            replica_slots: 1,
-        };
-        let facts = PoolFacts::new(Path::new("pool"), &superblock);
+        let shm = tempfile::tempdir_in("/dev/shm")?;
+        // What is leased lies nowhere: only the table is real.
+        let pool = Pool::create(
+            &shm.path().join("pool"),
+            &CreateOptions {
+                size_bytes: Some(256 << 20),
+                mode: CoherenceMode::Hardware,
+                host_slots: hosts,
+                replica_slots: 1,
+                region_slots: Some(REGIONS),
+                force: false,
+            },
+        )?;
+        let facts = PoolFacts::new(Path::new("pool"), pool.superblock());
         let file = directory.join(format!("controller-{hosts}.redb"));
         let (mut store, _) = Store::open(&file)?;
         store.keep_snapshot(&state)?;
@@ -109,6 +119,9 @@ impl Pod {
             view: Arc::new(View::new(&state, facts, PathBuf::from("sockets"))),
             store,
             file,
+            memory: pool.hardware(),
+            table: RegionTable::new(pool.layout(), ReplicaId::new(0)),
+            _shm: shm,
         };
         let delays = Delays {
             fence: Duration::from_millis(250),
@@ -206,7 +219,7 @@ impl Pod {
 impl Drop for Obedient {
     fn drop(&mut self) {
         // A benchmark leaves figures behind, and no pods.
-        let _ = std::fs::remove_file(&self.file);
+        let _ = fs::remove_file(&self.file);
     }
 }
 
@@ -250,6 +263,9 @@ struct Obedient {
     view: Arc<View>,
     store: Store,
     file: PathBuf,
+    memory: HardwareMemory,
+    table: RegionTable,
+    _shm: TempDir,
 }
 
 impl World for Obedient {
@@ -297,7 +313,10 @@ impl World for Obedient {
         Ok(())
     }
 
-    fn publish_regions(&mut self, _version: Version, _regions: &Regions) {}
+    fn publish_regions(&mut self, version: Version, regions: &Regions, changed: Option<BTreeSet<RegionId>>) {
+        let version = TableVersion { term: version.term, index: version.index };
+        self.table.publish(&self.memory, version, regions, changed);
+    }
 
     fn show(&mut self, state: Arc<State>, reconciler: &Reconciler<u64>) {
         self.view = Arc::new(self.view.updated(state, reconciler.waiting()));

@@ -1,8 +1,8 @@
 //! `controller`: how many placements the controller's state machine decides, and how that grows with the pod.
 //!
 //! It has no rival: nothing else places onto NICs and SSDs of a CXL pod. What is measured first is the state machine alone, without
-//! messages and disk, of pods of up to 1 000 hosts, 10 000 devices and 100 000 instances. A pool of today's layout has no table for
-//! as many regions; the state machine is told that it has.
+//! messages and disk, of pods of up to 1 000 hosts, 10 000 devices and 100 000 instances, with
+//! as many regions as a pool can have room for.
 //!
 //! Then the controller's thread around it, with its disk, in pods whose endpoints obey at once: how long after a report of a NIC's
 //! failure the last one concerned was told, and how long after a request for an instance there is an answer.

@@ -1,8 +1,8 @@
 //! A pod of which there is nothing but the controller's state.
 
 use anyhow::{Result, anyhow, ensure};
-use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
-use pod_controller::state::{Command, NicWish, Options, PlacementPolicy, State};
+use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, REGION_SLOTS_MOST, Role};
+use pod_controller::state::{Command, NIC_LEASES_MAX, NicWish, Options, PlacementPolicy, State};
 use pod_protocol::reports::{DeviceReport, Join};
 use uuid::Uuid;
 
@@ -175,7 +175,8 @@ pub(super) fn options() -> Options {
         rx_quota_buffers: 4096,
         disk_queues: 1,
         socket_name_bytes_max: 80,
-        regions_max: 1 << 24,
+        regions_max: REGION_SLOTS_MOST as usize,
+        nic_leases_max: NIC_LEASES_MAX,
         placement: PlacementPolicy::default(),
         protocol_minor: 0,
     }

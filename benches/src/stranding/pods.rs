@@ -2,8 +2,8 @@
 //! controller's state machine, which refuses what does not fit.
 
 use anyhow::{Result, anyhow, bail};
-use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
-use pod_controller::state::{Command, NicWish, Options, PlacementPolicy, RefusalKind, State};
+use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, REGION_SLOTS_MOST, Role};
+use pod_controller::state::{Command, NIC_LEASES_MAX, NicWish, Options, PlacementPolicy, RefusalKind, State};
 use pod_protocol::reports::{DeviceReport, Join};
 use uuid::Uuid;
 
@@ -272,7 +272,8 @@ fn options() -> Options {
         rx_quota_buffers: 4096,
         disk_queues: 1,
         socket_name_bytes_max: 80,
-        regions_max: 1 << 24,
+        regions_max: REGION_SLOTS_MOST as usize,
+        nic_leases_max: NIC_LEASES_MAX,
         placement: PlacementPolicy { prove_failover: false, ..PlacementPolicy::default() },
         protocol_minor: 0,
     }

@@ -115,7 +115,7 @@ impl<W: World> Conductor<W> {
             Effect::Event { kind: EventKind::ControllerStarted, subject: "controller".to_owned(), message };
         effects.insert(0, event);
         self.world.commit(&[], &effects, &self.state)?;
-        self.world.publish_regions(self.version(), &self.state.regions);
+        self.publish_regions();
         Ok(())
     }
 
@@ -346,6 +346,11 @@ impl<W: World> Conductor<W> {
         }
     }
 
+    fn publish_regions(&mut self) {
+        let changed = self.state.regions.take_unpublished();
+        self.world.publish_regions(self.version(), &self.state.regions, changed);
+    }
+
     /// Carries out what came, commits it, and lets it out. Where it cannot be committed, this life of the controller is over: it
     /// knows more than is kept.
     fn carry_out(&mut self, inbox: Inbox<W>, now: Instant) -> Result<(), W::Error> {
@@ -387,7 +392,7 @@ impl<W: World> Conductor<W> {
             }
             self.stale = true;
             if regions_changed {
-                self.world.publish_regions(self.version(), &self.state.regions);
+                self.publish_regions();
             }
             for effect in &effects {
                 self.act(effect);

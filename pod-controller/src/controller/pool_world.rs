@@ -1,23 +1,26 @@
 //! The world as it is: a pool, a state file, and clients of the API.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use cxl_pool::regions::{self, Purpose, RegionEntry, RegionState, TableVersion};
-use cxl_pool::{EndpointId, Layout, Memory, Record, ReplicaHello, ReplicaId};
+use cxl_pool::regions::TableVersion;
+use cxl_pool::{EndpointId, Layout, Memory, Record, ReplicaHello};
 use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{CommandId, ControllerPort, JoinRequest, PortError, PortEvent};
+use pod_protocol::ids::RegionId;
 use pod_protocol::protocol::Protocol;
 
 use super::ControllerError;
 use super::handle::{Reply, Sample, Shared, SubmitError};
 use super::keeper::Keeper;
+use super::region_table::RegionTable;
 use super::world::World;
 use crate::api::Event;
 use crate::balance::{BalancePolicy, LoadPicture};
 use crate::reconcile::Reconciler;
-use crate::state::{self, Command, Effect, Refusal, RegionUse, Regions, State};
+use crate::state::{Command, Effect, Refusal, Regions, State};
 use crate::store::StoreError;
 use crate::store::etcd::EtcdError;
 
@@ -26,7 +29,7 @@ pub(super) struct PoolWorld<M: Memory> {
     pub(super) memory: M,
     pub(super) layout: Layout,
     pub(super) keeper: Keeper,
-    pub(super) replica: ReplicaId,
+    pub(super) table: RegionTable,
     pub(super) shared: Arc<Shared>,
     /// Committed events whose outcome is not in the view yet: whoever hears of one finds it there.
     pub(super) unseen: Vec<Event>,
@@ -106,12 +109,9 @@ impl<M: Memory> World for PoolWorld<M> {
         Ok(())
     }
 
-    fn publish_regions(&mut self, version: Version, regions: &Regions) {
-        let entries: Vec<RegionEntry> = regions.by_place().map(entry).collect();
+    fn publish_regions(&mut self, version: Version, regions: &Regions, changed: Option<BTreeSet<RegionId>>) {
         let version = TableVersion { term: version.term, index: version.index };
-        if let Err(error) = regions::publish(&self.memory, &self.layout, self.replica, version, &entries) {
-            tracing::error!("the region table in the pool is out of date: {error}");
-        }
+        self.table.publish(&self.memory, version, regions, changed);
     }
 
     fn show(&mut self, state: Arc<State>, reconciler: &Reconciler<CommandId>) {
@@ -147,27 +147,5 @@ impl<M: Memory> World for PoolWorld<M> {
             Some(sample) => samples.insert(endpoint, sample),
             None => samples.remove(&endpoint),
         };
-    }
-}
-
-fn entry(region: &state::Region) -> RegionEntry {
-    RegionEntry {
-        id: region.id.get(),
-        area: region.area,
-        holder: region.writer.host,
-        purpose: match region.purpose {
-            state::Purpose::Ring(_) => Purpose::Ring,
-            state::Purpose::Transmit(_) => Purpose::TxArea,
-            state::Purpose::Receive(_) => Purpose::RxArea,
-            // The table in the pool has no word of its own for the others.
-            state::Purpose::Data(_)
-            | state::Purpose::Ram(_)
-            | state::Purpose::Board(_)
-            | state::Purpose::Nothing => Purpose::DataArea,
-        },
-        state: match region.usage {
-            RegionUse::InUse => RegionState::Leased,
-            RegionUse::Quarantined | RegionUse::Failed => RegionState::Quarantined,
-        },
     }
 }

@@ -1,11 +1,13 @@
 //! What a controller sees and touches of its pod, its store and its clients.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use cxl_pool::EndpointId;
 use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{PortError, PortEvent};
+use pod_protocol::ids::RegionId;
 use pod_protocol::protocol::Protocol;
 
 use super::handle::Sample;
@@ -47,7 +49,8 @@ pub trait World {
         state: &State,
     ) -> Result<(), Self::Error>;
     /// Shows the regions to whoever looks at the pool without a controller.
-    fn publish_regions(&mut self, version: Version, regions: &Regions);
+    /// These may have changed since it was asked to before; without that, all.
+    fn publish_regions(&mut self, version: Version, regions: &Regions, changed: Option<BTreeSet<RegionId>>);
     /// Shows the state to whoever asks.
     fn show(&mut self, state: Arc<State>, reconciler: &Reconciler<Self::Ticket>);
     /// Answers a wish.

@@ -96,6 +96,7 @@ fn options() -> Options {
         disk_queues: 1,
         socket_name_bytes_max: 80,
         regions_max: crate::state::REGIONS_MAX,
+        nic_leases_max: crate::state::NIC_LEASES_MAX,
         placement: crate::state::PlacementPolicy::default(),
         protocol_minor: 0,
     }

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cxl_pool::simulated::{Faults, Random, SimulatedPool, check_seeds};
-use cxl_pool::{HostId, Layout, ReplicaId};
+use cxl_pool::{HostId, Layout, REGION_SLOTS_LEAST, ReplicaId};
 use pod_protocol::controller::PortWaker;
 use pod_protocol::protocol::Protocol;
 use pod_protocol::replicas::ReplicaPort;
@@ -78,7 +78,7 @@ impl Group {
     fn new(seed: u64) -> Self {
         let size_bytes = 32 << 20;
         let pool = SimulatedPool::new(seed, size_bytes);
-        let layout = Layout::new(size_bytes, 4, REPLICAS).expect("large enough");
+        let layout = Layout::new(size_bytes, 4, REPLICAS, REGION_SLOTS_LEAST).expect("large enough");
         let directory = tempfile::tempdir().expect("a directory");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.expect("a runtime");

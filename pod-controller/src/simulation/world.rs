@@ -1,6 +1,6 @@
 //! The world of a simulated controller: daemons that live, die, freeze and answer late, and a store that survives.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use super::physical::Physical;
 use crate::controller::Sample;
 use crate::controller::world::World;
 use crate::reconcile::Reconciler;
-use crate::state::{Command, Effect, Refusal, RegionUse, Regions, State};
+use crate::state::{Command, Effect, Refusal, Region, RegionUse, Regions, State};
 
 /// How long a controller waits for an answer.
 const ANSWER_WITHIN_US: u64 = 1_000_000;
@@ -77,6 +77,8 @@ pub(super) struct Simulated {
     pub(super) crash_at_commit: Option<bool>,
     pub(super) replies: Vec<(u64, Result<(), Refusal>)>,
     published: BTreeMap<u64, (RegionId, Area)>,
+    /// All that was ever said to be published of them.
+    table: BTreeMap<RegionId, Region>,
     // Of all lives.
     next_ticket: u64,
     next_connection: u64,
@@ -97,6 +99,7 @@ impl Simulated {
             crash_at_commit: None,
             replies: Vec::new(),
             published: BTreeMap::new(),
+            table: BTreeMap::new(),
             next_ticket: 0,
             next_connection: 0,
             snapshot: serde_json::to_vec(state).expect("a state is JSON"),
@@ -372,7 +375,19 @@ impl World for Simulated {
         if self.crash_at_commit == Some(true) { Err(Crash) } else { Ok(()) }
     }
 
-    fn publish_regions(&mut self, _version: Version, regions: &Regions) {
+    fn publish_regions(&mut self, _version: Version, regions: &Regions, changed: Option<BTreeSet<RegionId>>) {
+        match changed {
+            Some(changed) => {
+                for id in changed {
+                    match regions.get(id) {
+                        Some(region) => self.table.insert(id, region.clone()),
+                        None => self.table.remove(&id),
+                    };
+                }
+            }
+            None => self.table = regions.iter().map(|region| (region.id, region.clone())).collect(),
+        }
+        assert!(self.table.values().eq(regions.iter()), "a region changed, and nobody was told");
         let in_use = regions.iter().filter(|region| region.usage == RegionUse::InUse);
         self.published = in_use.map(|it| (it.area.start.get(), (it.id, it.area))).collect();
     }

@@ -246,7 +246,7 @@ impl State {
                 continue;
             }
             if let Some(old) = old {
-                found.loads.forget(old);
+                found.work.has_other_nics |= found.loads.forget(old);
                 found.work.has_less_load = true;
             }
             if let Some(new) = new {

@@ -22,7 +22,7 @@ pub(crate) struct Loads {
     order: Order,
 }
 
-/// The NICs that can be given to somebody now.
+/// The NICs that can be given to one more lease now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Order {
     /// Those that are not kept for failover, the least loaded one first.
@@ -34,7 +34,7 @@ struct Order {
 /// How much is on a NIC, to compare with others of its sort.
 type Rank = (u64, u32);
 
-/// Where a NIC stands, if it can be given to somebody now.
+/// Where a NIC stands, if it can be given to one more lease now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     Ordinary(Rank),
@@ -89,6 +89,8 @@ pub(crate) struct NicLoad {
     pub(crate) usable: bool,
     /// How many leases use it.
     pub(crate) leases: u32,
+    /// How many may use it or have it as their backup.
+    leases_max: u32,
     /// What they reserve.
     pub(crate) reserved_mbps: u64,
     /// What they are promised to send and to receive, in bytes per second.
@@ -143,6 +145,16 @@ impl NicLoad {
         self.reserved_mbps.saturating_add(incoming) <= self.capacity_mbps
     }
 
+    /// Whether as many leases as may lean on it already.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.leases.saturating_add(self.standby_leases) >= self.leases_max
+    }
+
+    /// Whether it can be given to one more lease now.
+    pub(crate) fn takes_more(&self) -> bool {
+        self.usable && !self.is_crowded()
+    }
+
     /// What one more lease would have to share.
     fn load(&self) -> u64 {
         // Each lease counts for what it reserves, or for a little.
@@ -151,7 +163,7 @@ impl NicLoad {
     }
 
     fn rank(&self) -> Option<Standing> {
-        self.usable.then(|| {
+        self.takes_more().then(|| {
             if self.backup {
                 Standing::Backup((self.backup_load(), self.standby_leases))
             } else {
@@ -212,6 +224,7 @@ impl State {
             backup,
             lag: lag.clone(),
             usable: self.is_usable(id),
+            leases_max: self.options.nic_leases_max,
             ..NicLoad::default()
         })
     }
@@ -253,6 +266,11 @@ impl Loads {
     /// What leans on a NIC.
     pub(crate) fn get(&self, id: &DeviceId) -> Option<&NicLoad> {
         self.nics.get(id)
+    }
+
+    /// All NICs with what leans on them.
+    pub(crate) fn nics(&self) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
+        self.nics.iter()
     }
 
     /// The NICs of a host, the least loaded one first.
@@ -307,20 +325,23 @@ impl Loads {
         self.change(lease, true);
     }
 
-    /// A lease goes, or is about to change.
-    pub(crate) fn forget(&mut self, lease: &Lease) {
-        self.change(lease, false);
+    /// A lease goes, or is about to change. Returns whether there is a NIC for one more lease that was for none before.
+    pub(crate) fn forget(&mut self, lease: &Lease) -> bool {
+        self.change(lease, false)
     }
 
-    fn change(&mut self, lease: &Lease, comes: bool) {
+    fn change(&mut self, lease: &Lease, comes: bool) -> bool {
+        let mut opens = false;
         let group = self.others_of_group(lease);
         for (nic, change) in changes(lease, &group) {
             if let Some(load) = self.nics.get_mut(nic) {
-                let stood = load.rank();
+                let (stood, took) = (load.rank(), load.takes_more());
                 change.apply(load, comes);
+                opens |= !took && load.takes_more();
                 self.order.change(nic, stood, load.rank());
             }
         }
+        opens
     }
 
     /// The other NICs of the group of a lease's active one.

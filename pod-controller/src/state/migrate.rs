@@ -74,10 +74,12 @@ impl State {
             return Err(Refusal::new(RefusalKind::NoDevice, detail));
         }
         if !self.loads_now().has_room_for(lease, &to) {
-            let detail = format!(
-                "{name} has no room for the {reserved_mbps} Mbit/s that {device} of {instance} reserves: choose another NIC, \
-                 or none"
-            );
+            let why = if self.loads_now().may_lean(lease, &to) {
+                format!("has no room for the {reserved_mbps} Mbit/s that {device} of {instance} reserves")
+            } else {
+                "is used by as many instances as it can be, or is their backup".to_owned()
+            };
+            let detail = format!("{name} {why}: choose another NIC, or none");
             return Err(Refusal::new(RefusalKind::NoRoom, detail));
         }
         self.move_lease(id, &to, EventKind::Migrated, effects);
@@ -98,7 +100,11 @@ impl State {
         }
         let away: Vec<LeaseId> = self.away_from(home).collect();
         for id in away {
-            self.move_lease(id, home, EventKind::FailedBack, effects);
+            self.follow();
+            let may = self.leases.get(&id).is_some_and(|lease| self.loads_now().may_lean(lease, home));
+            if may {
+                self.move_lease(id, home, EventKind::FailedBack, effects);
+            }
         }
         Ok(())
     }

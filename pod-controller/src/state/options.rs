@@ -1,6 +1,6 @@
 use cxl_channel::RingPlacement;
-use cxl_pool::{Area, LineCount};
-use pod_protocol::objects::Engine;
+use cxl_pool::{Area, LineCount, REGION_SLOTS_LEAST};
+use pod_protocol::objects::{Engine, REGISTRATIONS_MAX};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -35,6 +35,9 @@ pub struct Options {
     /// How many regions there may be: what the table in the pool has room for.
     #[serde(default = "regions_max")]
     pub regions_max: usize,
+    /// How many leases may lean on a NIC: use it, or have it as their backup.
+    #[serde(default = "nic_leases_max")]
+    pub nic_leases_max: u32,
     /// How much of devices may be promised.
     #[serde(default)]
     pub placement: PlacementPolicy,
@@ -48,8 +51,17 @@ const fn is_first(minor: &u16) -> bool {
     *minor == 0
 }
 
-/// What the region table in a pool has room for.
-pub const REGIONS_MAX: usize = 4095;
+/// A NIC's backend has room for so many, but for those that are about to leave it.
+pub const NIC_LEASES_MAX: u32 = 4000;
+
+const _: () = assert!(NIC_LEASES_MAX as usize + 90 <= REGISTRATIONS_MAX);
+
+const fn nic_leases_max() -> u32 {
+    NIC_LEASES_MAX
+}
+
+/// What the region table of each pool has room for at least.
+pub const REGIONS_MAX: usize = REGION_SLOTS_LEAST as usize;
 
 const fn regions_max() -> usize {
     REGIONS_MAX

@@ -58,7 +58,7 @@ impl State {
         // What a backup is asked for depends on the host only: it is not looked for again.
         let mut alone: BTreeSet<HostId> = BTreeSet::new();
         for (id, nic) in candidates {
-            if !nic.usable || wish.mtu.is_some_and(|mtu| mtu > nic.mtu) {
+            if !nic.takes_more() || wish.mtu.is_some_and(|mtu| mtu > nic.mtu) {
                 continue;
             }
             // Most stand alone: then they are compared as they are.
@@ -75,7 +75,8 @@ impl State {
             }
             let has_room = |rail: &DeviceId| {
                 loads.get(rail).is_some_and(|nic| {
-                    nic.has_room(wish.reserved_mbps)
+                    !nic.is_crowded()
+                        && nic.has_room(wish.reserved_mbps)
                         && nic.can_promise(promises(&wish.policy))
                         && wish.mtu.is_none_or(|mtu| mtu <= nic.mtu)
                 })
@@ -103,7 +104,7 @@ impl State {
             }
             return Ok(NicPlace { active: id.clone(), standby });
         }
-        Err(self.no_place(wish, &passed))
+        Err(self.no_place(loads, wish, &passed))
     }
 
     /// The hosts to whose network backends one's frontend has channels.
@@ -118,7 +119,7 @@ impl State {
         hosts.into_iter().collect()
     }
 
-    fn no_place(&self, wish: &NicWish, passed: &Passed) -> Refusal {
+    fn no_place(&self, loads: &Loads, wish: &NicWish, passed: &Passed) -> Refusal {
         let mbps = wish.reserved_mbps;
         if let Some(nic) = &passed.no_spare {
             return Refusal::new(
@@ -163,6 +164,15 @@ impl State {
                 ),
             );
         }
+        if let Some(nic) = loads.crowded() {
+            let detail = format!(
+                "{} instances use {} or have it as their backup, which is as many as can, and there is no other NIC that would \
+                 do: add a NIC",
+                self.options.nic_leases_max,
+                self.device_name(nic)
+            );
+            return Refusal::new(RefusalKind::NoRoom, detail);
+        }
         let mtu = wish.mtu.map_or_else(String::new, |mtu| format!(" that can carry an MTU of {mtu}"));
         Refusal::new(
             RefusalKind::NoDevice,
@@ -201,7 +211,10 @@ impl State {
         let LeaseKind::Nic { active, standby, mtu, apart, policy, .. } = &lease.kind else { return None };
         let apart = self.hosts_apart(apart.as_deref());
         let mut best: Option<((bool, bool, bool), &DeviceId)> = None;
-        for (id, nic) in loads.ordinary().chain(loads.backups()) {
+        // However many lean on its own backup: it is one of them.
+        let backup = standby.as_ref().and_then(|id| Some((id, loads.get(id)?)));
+        let backup = backup.filter(|(_, nic)| nic.usable && nic.is_crowded());
+        for (id, nic) in loads.ordinary().chain(loads.backups()).chain(backup) {
             let has_room = loads.has_room_for(lease, id);
             // Nothing is moved in order to a group or from one; and no NIC of its own group takes over from the others.
             if loads.are_rails(id, active) || in_order && nic.lag.is_some() {
@@ -233,7 +246,20 @@ impl Loads {
         let LeaseKind::Nic { active, standby, reserved_mbps, .. } = &lease.kind else { return false };
         // What it would bring as its own backup it brings now.
         let coming = (standby.as_ref() == Some(id)).then_some((active.host, *reserved_mbps));
-        self.get(id).is_some_and(|nic| *reserved_mbps <= nic.free_mbps(coming) || *reserved_mbps == 0)
+        let holds = |nic: &NicLoad| *reserved_mbps <= nic.free_mbps(coming) || *reserved_mbps == 0;
+        self.get(id).is_some_and(holds) && self.may_lean(lease, id)
+    }
+
+    /// Whether a lease leans on a NIC, or may begin to.
+    pub(super) fn may_lean(&self, lease: &Lease, id: &DeviceId) -> bool {
+        let leans = lease.active_nic() == Some(id) || lease.standby_nic() == Some(id);
+        leans || self.get(id).is_none_or(|nic| !nic.is_crowded())
+    }
+
+    /// Any NIC that works and on which too many lean for one more.
+    fn crowded(&self) -> Option<&DeviceId> {
+        let mut nics = self.nics();
+        nics.find(|(_, nic)| nic.usable && nic.is_crowded()).map(|(id, _)| id)
     }
 
     /// The backup NIC for a lease: another one than the active, marked as backup; on another host if there is one, since

@@ -114,10 +114,12 @@ impl State {
             })
             .collect();
         for (id, found) in changes {
-            if let Some(LeaseKind::Nic { active, .. }) = self.leases.get_mut(&id).map(|lease| &mut lease.kind)
-            {
-                *active = found;
-            }
+            let lease = self.leases.get_mut(&id).map(|lease| &mut lease.kind);
+            let Some(LeaseKind::Nic { active, standby, draining, .. }) = lease else { continue };
+            // Its backup and the NIC that it leaves may have come into the group since.
+            standby.take_if(|standby| *standby == found);
+            draining.take_if(|draining| draining.nic == found);
+            *active = found;
         }
     }
 

@@ -165,7 +165,7 @@ impl State {
     fn choose_standbys(&mut self) {
         let mut in_need: BTreeSet<LeaseId> =
             self.touched().filter(|lease| self.needs_standby(lease)).map(|lease| lease.id).collect();
-        // Who found none before finds one only among other NICs: any is good enough, however much leans on it.
+        // Who found none before finds one only among other NICs, or one on which too many leaned.
         let waiting = self.found().filter(|found| found.work.has_other_nics);
         let waiting = waiting.into_iter().flat_map(|it| &it.bare).filter_map(|id| self.leases.get(id));
         in_need.extend(waiting.filter(|lease| self.needs_standby(lease)).map(|lease| lease.id));

@@ -2,6 +2,7 @@
 //! the top-of-rack switch, and behind it is a client.
 
 mod aggregation;
+mod clocks;
 mod plan;
 mod release;
 mod role;
@@ -66,9 +67,6 @@ impl Drop for Turn {
         changed.notify_one();
     }
 }
-
-/// Lies to a process about the time of day.
-const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
 
 /// A pod that runs. Dropping it removes everything that belongs to it.
 #[derive(Debug)]
@@ -440,34 +438,6 @@ impl Pod {
         command
     }
 
-    /// Sets the clock of a process, `controller` or such as `h1-net-frontend`, so far before the machine's or behind it: `+1d`, `-40y`.
-    pub fn set_clock(&self, name: &str, offset: &str) -> Result<()> {
-        let (file, next) = (self.clock(name), self.clock(&format!("{name}.next")));
-        fs::write(&next, offset)?;
-        Ok(fs::rename(next, file)?)
-    }
-
-    fn clock(&self, name: &str) -> PathBuf {
-        self.directory.join(format!("clock-{name}"))
-    }
-
-    /// Has a process that is about to start ask libfaketime for the time of day, if it is to have a clock of its own.
-    fn give_clock(&self, name: &str, command: &mut Command) -> Result<()> {
-        if !self.plan.own_clocks {
-            return Ok(());
-        }
-        if !Path::new(FAKETIME).exists() {
-            bail!("{FAKETIME} is not here: apt-get install libfaketime");
-        }
-        if !self.clock(name).exists() {
-            self.set_clock(name, "+0")?;
-        }
-        command.env("LD_PRELOAD", FAKETIME).env("FAKETIME_TIMESTAMP_FILE", self.clock(name));
-        // It looks at the file each time it is asked, and leaves the clock alone that only ever goes on.
-        command.env("FAKETIME_NO_CACHE", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-        Ok(())
-    }
-
     fn log(&self, name: &str) -> PathBuf {
         self.directory.join("log").join(format!("{name}.log"))
     }
@@ -483,6 +453,7 @@ impl Drop for Pod {
         self.controller = None;
         let _ = fs::remove_dir_all(&self.directory);
         let _ = fs::remove_dir_all(&self.memory);
+        self.remove_clocks();
     }
 }
 

@@ -10,7 +10,6 @@ use std::time::Instant;
 use pod_protocol::objects::{Priority, RateLimit};
 use pod_protocol::turns::Turns;
 
-use super::receive_buffers::REGISTRATIONS_MAX;
 use super::registration::RegistrationIndex;
 use super::wire::Outgoing;
 use crate::nic::BATCH_FRAMES;
@@ -43,7 +42,7 @@ struct Queue {
 /// What waits for one NIC.
 #[derive(Debug)]
 pub(super) struct Backlog {
-    /// By registration.
+    /// By registration, as far as they were admitted.
     queues: Vec<Queue>,
     /// Those whose queues hold packets, or did when they had their last turn.
     turns: Turns<RegistrationIndex>,
@@ -70,12 +69,7 @@ impl Default for Backlog {
 
 impl Backlog {
     pub(super) fn new() -> Self {
-        Self {
-            queues: (0..REGISTRATIONS_MAX).map(|_| Queue::default()).collect(),
-            turns: Turns::with_capacity(QUANTUM_BYTES, REGISTRATIONS_MAX),
-            chosen: VecDeque::with_capacity(CHOSEN_PACKETS),
-            ..Self::default()
-        }
+        Self { chosen: VecDeque::with_capacity(CHOSEN_PACKETS), ..Self::default() }
     }
 
     /// Makes room for a registration, and promises it what its policy says; the rest is shared by priorities.
@@ -85,6 +79,10 @@ impl Backlog {
         (promise, priority): (&RateLimit, Priority),
         now: Instant,
     ) {
+        if self.queues.len() <= index.get() {
+            self.queues.resize_with(index.get() + 1, Queue::default);
+            self.turns.reserve(self.queues.len());
+        }
         let queue = &mut self.queues[index.get()];
         if queue.priority != priority {
             queue.priority = priority;

@@ -40,6 +40,12 @@ fn priority(priority: u16) -> Priority {
     Priority::new(priority).expect("in range")
 }
 
+fn admit(backlog: &mut Backlog, count: u16) {
+    for of in 0..count {
+        backlog.admit(index(of), (&RateLimit::default(), Priority::DEFAULT), Instant::now());
+    }
+}
+
 /// Instances that always have packets of these lengths waiting, and a wire that takes `bytes_per_ms`.
 struct Contest {
     backlog: Backlog,
@@ -192,6 +198,7 @@ fn what_is_not_promised_is_shared_by_priorities_however_long_packets_are() {
 fn one_large_packet_at_a_time_is_not_worth_more_than_many_small_ones() {
     let now = Instant::now();
     let mut backlog = Backlog::new();
+    admit(&mut backlog, 2);
     let mut sent_bytes = [0, 0];
     for sequence in 0..4000 {
         // The first one never has two packets waiting.
@@ -214,6 +221,7 @@ fn one_large_packet_at_a_time_is_not_worth_more_than_many_small_ones() {
 #[test]
 fn a_queue_has_an_end_and_others_have_theirs() {
     let mut backlog = Backlog::new();
+    admit(&mut backlog, 5);
     let mut count = 0;
     while backlog.has_room(index(3)) {
         backlog.push(packet(3, count, 100));

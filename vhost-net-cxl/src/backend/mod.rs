@@ -29,7 +29,7 @@ use std::time::Instant;
 use cxl_pool::{Area, Memory};
 use pod_protocol::endpoint::Reporter;
 use pod_protocol::ids::LeaseId;
-use pod_protocol::objects::{ChannelObject, Object, ObjectId, RegistrationState};
+use pod_protocol::objects::{ChannelObject, Object, ObjectId, REGISTRATIONS_MAX, RegistrationState};
 use pod_protocol::reports::Report;
 use pod_protocol::worker::{Progress, Reply, Sources, Task, Token};
 
@@ -37,7 +37,6 @@ use self::direct::Direct;
 use self::finishing::Workbench;
 pub use self::handler::{BackendHandler, WatchedNic};
 use self::port::Port;
-use self::receive_buffers::REGISTRATIONS_MAX;
 use self::registration::Registration;
 pub use self::registration::RegistrationIndex;
 use crate::channel_end::{ChannelEnd, MESSAGES_PER_LOOK};
@@ -150,6 +149,7 @@ impl<M: Memory> Backend<M> {
                     // The switches may have forgotten, or learnt otherwise.
                     let active = |it: &&mut Registration| it.object.state == RegistrationState::Active;
                     port.registrations.iter_mut().flatten().filter(active).for_each(|it| it.announce = true);
+                    port.announcing = true;
                 }
             }
             if up && port.area.is_some() {

@@ -6,12 +6,14 @@ use std::time::Instant;
 
 use cxl_pool::{Area, Memory};
 use pod_protocol::ids::{ChannelId, LeaseId};
-use pod_protocol::objects::{ChannelObject, NicObject, Object, ObjectId, RegistrationObject};
+use pod_protocol::objects::{
+    ChannelObject, NicObject, Object, ObjectId, REGISTRATIONS_MAX, RegistrationObject,
+};
 use pod_protocol::worker::{Sources, Token};
 
 use super::Backend;
 use super::port::Port;
-use super::receive_buffers::{REGISTRATIONS_MAX, ReceiveBuffers};
+use super::receive_buffers::ReceiveBuffers;
 use super::registration::{Numbers, Registration, RegistrationIndex};
 use crate::channel_end::whole_pool;
 use crate::nic::Nic;
@@ -125,9 +127,13 @@ impl<M: Memory> Backend<M> {
             *index
         } else {
             let free = port.registrations.iter().position(Option::is_none);
-            let index = free.and_then(|free| RegistrationIndex::new(u16::try_from(free).ok()?));
+            let free = free.unwrap_or(port.registrations.len());
+            let index = u16::try_from(free).ok().and_then(RegistrationIndex::new);
             let index = index
                 .ok_or_else(|| format!("nic {} has {REGISTRATIONS_MAX} registrations already", object.nic))?;
+            if free == port.registrations.len() {
+                port.registrations.push(None);
+            }
             self.leases.entry(lease).or_default().push((place, index));
             index
         };
@@ -147,7 +153,9 @@ impl<M: Memory> Backend<M> {
             }
             slot @ None => *slot = Some(Registration::new(object, self.book.open(lease), numbers, tag)),
         }
-        self.ports[place].tell_flows();
+        let port = &mut self.ports[place];
+        port.announcing = true;
+        port.tell_flows();
         self.look_at_promises();
         self.agree_on_offloads();
         Ok(())

@@ -9,7 +9,7 @@ use pod_protocol::objects::RegistrationState;
 
 use super::Tell;
 use super::backlog::Backlog;
-use super::receive_buffers::{BUFFER_BYTES, REGISTRATIONS_MAX, ReceiveBuffers};
+use super::receive_buffers::{BUFFER_BYTES, ReceiveBuffers};
 use super::registration::{Registration, RegistrationIndex};
 use super::switch::Switch;
 use super::tagging::tagged_announcement;
@@ -22,6 +22,7 @@ use crate::offloads::Offloads;
 use crate::vnet_header::VnetHeader;
 
 /// A NIC and everything that belongs to it.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Port {
     pub(super) nic: Box<dyn Nic>,
     /// Where the fronts of frames are put together that are given a tag, for as long as the NIC takes them over.
@@ -29,7 +30,10 @@ pub(super) struct Port {
     /// Where it receives, once it was started.
     pub(super) buffers: Option<ReceiveBuffers>,
     pub(super) area: Option<Area>,
+    /// By their numbers, as many as there have been at a time.
     pub(super) registrations: Vec<Option<Registration>>,
+    /// One of them may have to be announced.
+    pub(super) announcing: bool,
     pub(super) switch: Switch,
     /// Packets that wait for the wire.
     pub(super) backlog: Backlog,
@@ -53,7 +57,8 @@ impl Port {
             buffers: None,
             tagging: None,
             area: None,
-            registrations: (0..REGISTRATIONS_MAX).map(|_| None).collect(),
+            registrations: Vec::new(),
+            announcing: false,
             switch: Switch::new(),
             backlog: Backlog::new(),
             counters,
@@ -117,6 +122,9 @@ impl Port {
     /// Borrows the addresses of registrations that have become active: one broadcast each makes the switches send
     /// their frames here from now on.
     pub(super) fn announce(&mut self, tell: &Tell) {
+        if !self.announcing {
+            return;
+        }
         for registration in self.registrations.iter_mut().flatten().filter(|it| it.announce) {
             let frame = announcement(registration.object.mac);
             let sent = match registration.object.policy.vlan {
@@ -132,10 +140,11 @@ impl Port {
                 }
             }
         }
+        self.announcing = false;
     }
 
     pub(super) fn announces(&self) -> bool {
-        self.was_up && self.area.is_some() && self.registrations.iter().flatten().any(|it| it.announce)
+        self.was_up && self.area.is_some() && self.announcing
     }
 
     /// Whether payload of this packet, or of others of its sender, lies in the sender's memory.

@@ -5,6 +5,7 @@
 //! back what it does not hold, or gives it back twice, must not free a buffer that others still read.
 
 use cxl_pool::{Area, ByteOffset, LINE_BYTES};
+use pod_protocol::objects::REGISTRATIONS_MAX;
 
 use super::registration::RegistrationIndex;
 use crate::message::MAX_PACKET_BYTES;
@@ -13,10 +14,10 @@ use crate::message::MAX_PACKET_BYTES;
 pub const BUFFER_BYTES: u32 = 4096;
 /// Buffers that the longest packet takes.
 pub const PIECES_MAX: usize = 17;
-/// Registrations of one NIC.
-pub const REGISTRATIONS_MAX: usize = 256;
 const WORDS: usize = REGISTRATIONS_MAX / 64;
 
+// The number of a registration is a holder, and none of these.
+const _: () = assert!(REGISTRATIONS_MAX <= Holder::SEVERAL.0 as usize);
 const _: () = assert!((BUFFER_BYTES as usize).is_multiple_of(LINE_BYTES));
 const _: () = assert!(PIECES_MAX as u64 == MAX_PACKET_BYTES.div_ceil(BUFFER_BYTES as u64));
 
@@ -24,12 +25,29 @@ const _: () = assert!(PIECES_MAX as u64 == MAX_PACKET_BYTES.div_ceil(BUFFER_BYTE
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferIndex(u32);
 
+/// Who holds a buffer. Mostly that is one registration at a time: two bytes tell, and sets are only for flooded frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Holder(u16);
+
+impl Holder {
+    const NOBODY: Self = Self(u16::MAX);
+    /// Several, or one of them that is left: a set says who.
+    const SEVERAL: Self = Self(u16::MAX - 1);
+
+    #[inline]
+    fn one(index: RegistrationIndex) -> Self {
+        Self(index.number())
+    }
+}
+
 /// All buffers of one NIC. Allocates nothing after [`ReceiveBuffers::new`].
 #[derive(Debug)]
 pub struct ReceiveBuffers {
     start: u64,
     free: Vec<BufferIndex>,
-    holders: Vec<[u64; WORDS]>,
+    holders: Vec<Holder>,
+    /// By buffer: those who hold it if they are several, and otherwise nobody. What was never written takes up no memory.
+    several: Vec<[u64; WORDS]>,
     held: usize,
 }
 
@@ -44,8 +62,8 @@ impl ReceiveBuffers {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         // The lowest is handed out first.
         let free: Vec<_> = (0..count).rev().map(BufferIndex).collect();
-        let holders = vec![[0; WORDS]; free.len()];
-        Self { start, free, holders, held: 0 }
+        let (holders, several) = (vec![Holder::NOBODY; free.len()], vec![[0; WORDS]; free.len()]);
+        Self { start, free, holders, several, held: 0 }
     }
 
     /// Where the first one begins.
@@ -82,6 +100,7 @@ impl ReceiveBuffers {
             return None;
         }
         self.holders.pop();
+        self.several.pop();
         let last = self.free.remove(0);
         Some(self.offset(last))
     }
@@ -116,26 +135,46 @@ impl ReceiveBuffers {
     /// Notes that a registration's frontend is told of a frame in this buffer.
     #[inline]
     pub fn hold(&mut self, buffer: BufferIndex, by: RegistrationIndex) {
-        let (word, bit) = by.word_and_bit();
-        let holders = &mut self.holders[buffer.0 as usize];
-        self.held += usize::from(*holders == [0; WORDS]);
-        holders[word] |= bit;
+        let place = buffer.0 as usize;
+        match self.holders[place] {
+            Holder::NOBODY => {
+                self.holders[place] = Holder::one(by);
+                self.held += 1;
+            }
+            one if one == Holder::one(by) => {}
+            before => {
+                if before != Holder::SEVERAL {
+                    self.holders[place] = Holder::SEVERAL;
+                    let (word, bit) = word_and_bit(before.0);
+                    self.several[place][word] |= bit;
+                }
+                let (word, bit) = word_and_bit(by.number());
+                self.several[place][word] |= bit;
+            }
+        }
     }
 
     /// Notes that a registration is done with this buffer, and frees it after the last one. False if the
     /// registration does not hold it.
     #[inline]
     pub fn release(&mut self, buffer: BufferIndex, by: RegistrationIndex) -> bool {
-        let (word, bit) = by.word_and_bit();
-        let holders = &mut self.holders[buffer.0 as usize];
-        if holders[word] & bit == 0 {
+        let place = buffer.0 as usize;
+        if self.holders[place] == Holder::SEVERAL {
+            let (word, bit) = word_and_bit(by.number());
+            let all = &mut self.several[place];
+            if all[word] & bit == 0 {
+                return false;
+            }
+            all[word] &= !bit;
+            if *all != [0; WORDS] {
+                return true;
+            }
+        } else if self.holders[place] != Holder::one(by) {
             return false;
         }
-        holders[word] &= !bit;
-        if *holders == [0; WORDS] {
-            self.held -= 1;
-            self.free.push(buffer);
-        }
+        self.holders[place] = Holder::NOBODY;
+        self.held -= 1;
+        self.free.push(buffer);
         true
     }
 
@@ -153,7 +192,7 @@ impl ReceiveBuffers {
     pub fn reclaim(&mut self) {
         self.free.clear();
         for index in (0..self.holders.len()).rev() {
-            if self.holders[index] == [0; WORDS] {
+            if self.holders[index] == Holder::NOBODY {
                 self.free.push(BufferIndex(u32::try_from(index).expect("as many as fit u32")));
             }
         }
@@ -161,8 +200,13 @@ impl ReceiveBuffers {
 
     /// Whether any registration holds it.
     pub fn is_held(&self, buffer: BufferIndex) -> bool {
-        self.holders[buffer.0 as usize] != [0; WORDS]
+        self.holders[buffer.0 as usize] != Holder::NOBODY
     }
+}
+
+/// A registration's place in a set.
+fn word_and_bit(number: u16) -> (usize, u64) {
+    (usize::from(number / 64), 1 << (number % 64))
 }
 
 #[cfg(test)]
@@ -185,12 +229,13 @@ mod tests {
         let mut buffers = buffers(4);
         let buffer = buffers.take().expect("free");
         buffers.hold(buffer, registration(0));
-        buffers.hold(buffer, registration(200));
+        buffers.hold(buffer, registration(4095));
+        buffers.hold(buffer, registration(4095));
         assert!(buffers.release(buffer, registration(0)));
         assert_eq!(buffers.free_count(), 3);
         assert!(!buffers.release(buffer, registration(0)), "given back twice");
         assert!(!buffers.release(buffer, registration(1)), "never held");
-        assert!(buffers.release(buffer, registration(200)));
+        assert!(buffers.release(buffer, registration(4095)));
         assert_eq!(buffers.free_count(), 4);
     }
 
@@ -226,7 +271,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_buffer_is_lost_or_doubled(steps in prop::collection::vec((0..3u8, any::<prop::sample::Index>(), 0..256u16), 0..400)) {
+        fn no_buffer_is_lost_or_doubled(steps in prop::collection::vec((0..3u8, any::<prop::sample::Index>(), prop_oneof![0..3_u16, 0..4096_u16]), 0..400)) {
             let mut buffers = buffers(16);
             let mut held: Vec<(BufferIndex, RegistrationIndex)> = Vec::new();
             for (step, pick, who) in steps {

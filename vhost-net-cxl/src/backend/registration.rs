@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Instant;
 
-use pod_protocol::objects::{RegistrationObject, RegistrationState};
+use pod_protocol::objects::{REGISTRATIONS_MAX, RegistrationObject, RegistrationState};
 
-use super::receive_buffers::{BufferIndex, REGISTRATIONS_MAX};
+use super::receive_buffers::BufferIndex;
 use crate::counters::LeaseCounters;
 use crate::nic::FlowTag;
 use crate::offloads::Offloads;
@@ -16,9 +16,7 @@ use crate::source_guard::SourceGuard;
 
 /// Names a registration within its NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RegistrationIndex(u8);
-
-const _: () = assert!(REGISTRATIONS_MAX == u8::MAX as usize + 1);
+pub struct RegistrationIndex(u16);
 
 impl RegistrationIndex {
     /// That of number 0.
@@ -26,7 +24,7 @@ impl RegistrationIndex {
 
     /// The registration of this number, if it is below the limit.
     pub fn new(index: u16) -> Option<Self> {
-        u8::try_from(index).ok().map(Self)
+        (usize::from(index) < REGISTRATIONS_MAX).then_some(Self(index))
     }
 
     /// Its number.
@@ -35,9 +33,10 @@ impl RegistrationIndex {
         usize::from(self.0)
     }
 
-    /// Its place in a set of bits.
-    pub(super) fn word_and_bit(self) -> (usize, u64) {
-        (self.get() / 64, 1 << (self.0 % 64))
+    /// The same, as it was given.
+    #[inline]
+    pub(super) const fn number(self) -> u16 {
+        self.0
     }
 }
 

@@ -1,6 +1,7 @@
 //! Frames that the NIC has told apart: whose they are, and that their headers ask for nothing, is known without a look at them.
 
 use cxl_pool::Memory;
+use pod_protocol::objects::REGISTRATIONS_MAX;
 
 use super::Backend;
 use super::port::Port;
@@ -11,15 +12,15 @@ use crate::nic::{BATCH_FRAMES, Batch, Flow, FlowTag, Piece};
 use crate::vnet_header::{HEADER_BYTES_U32, VnetHeader};
 
 /// The lower bits of a tag name the registration, the upper ones tell it from earlier ones of that number.
-const INDEX_BITS: u32 = 8;
+const INDEX_BITS: u32 = 12;
+
+const _: () = assert!(REGISTRATIONS_MAX == 1 << INDEX_BITS);
 
 impl Port {
     /// A tag for a registration that no other one has, nor had lately.
     pub(super) fn next_tag(&mut self, index: RegistrationIndex) -> FlowTag {
         self.tags = self.tags.wrapping_add(1);
-        // The number of a registration has as many bits.
-        let index = u32::try_from(index.get()).unwrap_or_default();
-        FlowTag(self.tags << INDEX_BITS | index)
+        FlowTag(self.tags << INDEX_BITS | u32::from(index.number()))
     }
 
     /// Tells the NIC which flows there are.
@@ -39,7 +40,7 @@ impl Port {
     #[inline]
     fn receiver_of(&self, tag: FlowTag) -> Option<RegistrationIndex> {
         let index = RegistrationIndex::new(u16::try_from(index_in(tag)).ok()?)?;
-        let registration = self.registrations[index.get()].as_ref()?;
+        let registration = self.registrations.get(index.get())?.as_ref()?;
         (registration.tag == tag && registration.sends()).then_some(index)
     }
 }

@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 
 use pod_protocol::ids::MacAddress;
-use pod_protocol::objects::RegistrationState;
+use pod_protocol::objects::{REGISTRATIONS_MAX, RegistrationState};
 
-use super::receive_buffers::REGISTRATIONS_MAX;
 use super::registration::RegistrationIndex;
 use crate::ethernet::Addresses;
 use crate::id_hash::IdHash;

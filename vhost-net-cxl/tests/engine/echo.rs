@@ -73,7 +73,7 @@ fn length(number: u32, longest: usize) -> usize {
 }
 
 /// Sends `count` frames through the pair and checks all of it.
-fn echo<M: Memory>(pair: &mut Pair<M>, count: u32, longest: usize) {
+pub(crate) fn echo<M: Memory>(pair: &mut Pair<M>, count: u32, longest: usize) {
     let Pair { frontend, backend, guest } = pair;
     let (mut sent, mut arrived, mut freed) = (0, 0, 0);
     for _ in 0..200_000 {
@@ -98,7 +98,7 @@ fn echo<M: Memory>(pair: &mut Pair<M>, count: u32, longest: usize) {
     assert_eq!(backend.lease(1).drops, [].into());
 }
 
-fn mapped_pool(directory: &tempfile::TempDir, mode: CoherenceMode) -> Pool {
+pub(crate) fn mapped_pool(directory: &tempfile::TempDir, mode: CoherenceMode) -> Pool {
     let options = CreateOptions { size_bytes: Some(POOL_BYTES), mode, ..CreateOptions::default() };
     Pool::create(&directory.path().join("pool"), &options).expect("a pool")
 }
@@ -157,8 +157,18 @@ fn large_frames_spread_over_merged_buffers() {
     let pool = SimulatedPool::new(7, POOL_BYTES);
     let (here, there) = (pool.host(HostId::new(1)), pool.host(HostId::new(2)));
     for guest in [Guest::new(QUEUE_SIZE), Guest::in_simulated_pool(&here, QUEUE_SIZE)] {
-        let mut pair = pair_of(guest, &here, &there, 512, all_features(), 8);
-        let frame = frame(3, 60_000);
+        echo_large(&mut pair_of(guest, &here, &there, 512, all_features(), 8));
+        assert_eq!(pool.faults(), cxl_pool::simulated::Faults::default());
+    }
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let memory = mapped_pool(&directory, CoherenceMode::Software).software();
+    echo_large(&mut pair(&memory, &memory, 512, all_features(), 8));
+}
+
+/// A frame that is still to be segmented, in one piece of the guest's memory and in two.
+fn echo_large<M: Memory>(pair: &mut Pair<M>) {
+    for number in [3, 4] {
+        let frame = frame(number, 60_000);
         // NEEDS_CSUM, TCPV4, headers of 54 bytes, segments of 1448, checksum at 34 + 16.
         let header = [1, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0];
         assert!(pair.guest.send(&header, &frame));
@@ -168,8 +178,26 @@ fn large_frames_spread_over_merged_buffers() {
         assert_eq!(got[0].0[..10], header[..10]);
         assert_eq!(got[0].0[10], 30, "as many buffers as 60012 bytes fill");
         assert_eq!(got[0].1, returned(&frame));
-        assert_eq!(pool.faults(), cxl_pool::simulated::Faults::default());
     }
+}
+
+#[test]
+fn long_frames_are_taken_a_few_at_a_time_and_all_leave() {
+    let pool = SimulatedPool::new(8, POOL_BYTES);
+    let (here, there) = (pool.host(HostId::new(1)), pool.host(HostId::new(2)));
+    let mut pair = pair(&here, &there, 512, all_features(), 8);
+    let header = [1, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0];
+    for number in 0..12 {
+        assert!(pair.guest.send(&header, &frame(number, 60_000)));
+    }
+    let before = pair.frontend.lease(1).tx_packets;
+    crate::pod::Turn::turn_once(&mut pair.frontend);
+    let taken = pair.frontend.lease(1).tx_packets - before;
+    assert!((1..12).contains(&taken), "{taken} in a turn");
+    settle(&mut [&mut pair.frontend, &mut pair.backend]);
+    assert_eq!(pair.frontend.lease(1).tx_packets - before, 12);
+    assert_eq!(pair.backend.lease(1).tx_packets, 12);
+    assert_eq!(pair.guest.transmit.reclaim_pairs().len(), 12);
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod hostile;
 mod killed;
 mod live_migration;
 mod logging;
+mod many;
 mod omissions;
 mod pacing;
 mod pod;

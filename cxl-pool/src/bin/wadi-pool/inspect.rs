@@ -89,8 +89,13 @@ fn look<'a, M: Memory>(pool: &'a Pool, memory: &M) -> Report<'a> {
         map: map(layout),
         controllers: controllers.collect(),
         endpoints: endpoints.collect(),
-        regions: regions::read(memory, layout),
+        regions: regions::read(memory, layout).map(by_place),
     }
+}
+
+fn by_place(mut table: regions::RegionTable) -> regions::RegionTable {
+    table.entries.sort_by_key(|entry| entry.area.start);
+    table
 }
 
 fn map(layout: &Layout) -> Vec<Part> {
@@ -118,8 +123,8 @@ fn print(out: &mut impl Write, report: &Report<'_>) -> io::Result<()> {
     writeln!(out, "coherence  {}", superblock.mode)?;
     writeln!(
         out,
-        "slots      {} hosts, {} controller replicas",
-        superblock.host_slots, superblock.replica_slots
+        "slots      {} hosts, {} controller replicas, {} regions",
+        superblock.host_slots, superblock.replica_slots, superblock.region_slots
     )?;
     writeln!(out, "\nmap")?;
     for part in &report.map {

@@ -49,6 +49,10 @@ struct Create {
     /// For how many controller replicas there is to be room.
     #[arg(long, default_value_t = CreateOptions::default().replica_slots)]
     replicas: u16,
+    /// For how many regions there is to be room: an instance takes four to six, a NIC one. Without it one for each 256 KiB of the
+    /// pool, and at least 4095.
+    #[arg(long)]
+    regions: Option<u32>,
     /// Replace a pool or file that is there. Stop the pod's daemons before.
     #[arg(long)]
     force: bool,
@@ -94,16 +98,18 @@ fn run(command: Command) -> Result<()> {
                     },
                     host_slots: create.hosts,
                     replica_slots: create.replicas,
+                    region_slots: create.regions,
                     force: create.force,
                 },
             )?;
             let superblock = pool.superblock();
             println!(
-                "created {}: pod {}, {}, {} for regions, {} coherence, {} hosts",
+                "created {}: pod {}, {}, {} for at most {} regions, {} coherence, {} hosts",
                 create.path.display(),
                 superblock.uuid,
                 size::display(superblock.size_bytes),
                 size::display(pool.layout().data().bytes()),
+                superblock.region_slots,
                 superblock.mode,
                 superblock.host_slots,
             );

@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -5,6 +6,7 @@ use std::time::Duration;
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{PortError, PortEvent};
+use pod_protocol::ids::RegionId;
 use pod_protocol::telemetry::{DeviceTelemetry, LeaseTelemetry, Telemetry};
 
 use super::super::conductor::Delays;
@@ -59,7 +61,7 @@ impl World for Listener {
         Ok(())
     }
 
-    fn publish_regions(&mut self, _: Version, _: &Regions) {}
+    fn publish_regions(&mut self, _: Version, _: &Regions, _: Option<BTreeSet<RegionId>>) {}
 
     fn show(&mut self, _: Arc<State>, _: &Reconciler<u64>) {}
 

@@ -10,7 +10,7 @@ use crate::api::EventKind;
 use crate::state::{Command, Options, PlacementPolicy};
 
 fn options() -> Options {
-    let layout = cxl_pool::Layout::new(64 << 20, 4, 3).expect("large enough");
+    let layout = cxl_pool::Layout::new(64 << 20, 4, 3, cxl_pool::REGION_SLOTS_LEAST).expect("large enough");
     Options {
         pool: uuid::Uuid::from_u128(1),
         data: layout.data(),
@@ -23,6 +23,7 @@ fn options() -> Options {
         disk_queues: 1,
         socket_name_bytes_max: 64,
         regions_max: 4095,
+        nic_leases_max: crate::state::NIC_LEASES_MAX,
         placement: PlacementPolicy {
             nic_overcommit_percent: 100,
             ssd_overcommit_percent: 100,

@@ -15,6 +15,7 @@ pub(crate) fn check(state: &State) {
     no_two_regions_overlap(state);
     no_two_extents_overlap(state);
     no_lease_is_active_twice(state);
+    no_backup_is_crowded(state);
     nothing_is_shared_by_accident(state);
     what_is_used_is_referred_to_once(state);
     objects_are_consistent(state);
@@ -124,6 +125,16 @@ fn no_two_extents_overlap(state: &State) {
         {
             assert!(extents.last().is_none_or(|(start, size)| start + size <= *size_bytes));
         }
+    }
+}
+
+/// Nobody is given a backup on which as many lean as can. Other NICs may come into a group, and then have what any of that has.
+fn no_backup_is_crowded(state: &State) {
+    let is_backup = |device: &Device| matches!(device.kind, Kind::Nic { backup: true, .. });
+    for id in state.devices.iter().filter(|(_, it)| is_backup(it)).map(|(id, _)| id) {
+        let leans = |lease: &&Lease| lease.active_nic() == Some(id) || lease.standby_nic() == Some(id);
+        let count = state.leases.values().filter(leans).count();
+        assert!(count <= state.options.nic_leases_max as usize, "{count} leases lean on {id:?}");
     }
 }
 

@@ -79,6 +79,24 @@ pub(super) enum Says {
 pub(super) const ROLES: [Role; 4] =
     [Role::NetFrontend, Role::NetBackend, Role::BlkFrontend, Role::BlkBackend];
 
+/// All daemons of all hosts join, and there are a few volumes and instances.
+pub(super) fn everybody() -> Vec<Step> {
+    let join = |(host, role)| Step::Join { host, role, restart: false, up: true };
+    let volume =
+        |name: u8| Step::CreateVolume { name, mib: 2, device: None, replicas: 1 + name % 2, iops: None };
+    let joins = (1..4).flat_map(|host| (0..ROLES.len()).map(move |role| join((host, role))));
+    let ask = Ask { reserved_mbps: 0, apart: false, together: false, by_type: false, ram_mib: None };
+    let instance = |name: u8| Step::CreateInstance {
+        name,
+        host: u16::from(name) + 1,
+        nics: 1,
+        volumes: vec![name],
+        mac: None,
+        ask,
+    };
+    joins.chain((0..5).map(volume)).chain((0..3).map(instance)).collect()
+}
+
 pub(super) fn step() -> impl Strategy<Value = Step> {
     let (host, role) = (1_u16..4, 0_usize..4);
     prop_oneof![

@@ -18,6 +18,8 @@ pub(super) struct Changes {
     pub(super) changed: bool,
     /// What was changed since somebody took a copy, if somebody does.
     uncopied: Option<BTreeSet<RegionId>>,
+    /// What was changed since the regions were published, if somebody does.
+    unpublished: Option<BTreeSet<RegionId>>,
 }
 
 #[derive(Debug)]
@@ -46,8 +48,8 @@ impl Changes {
     /// What is not taken back.
     pub(super) fn note_for_good(&mut self, id: RegionId) {
         self.changed = true;
-        if let Some(uncopied) = &mut self.uncopied {
-            uncopied.insert(id);
+        for waiting in [&mut self.uncopied, &mut self.unpublished].into_iter().flatten() {
+            waiting.insert(id);
         }
     }
 }
@@ -116,6 +118,11 @@ impl Regions {
     /// The regions that may be other ones than when this was asked before; nothing if all may be.
     pub(in crate::state) fn take_uncopied(&mut self) -> Option<BTreeSet<RegionId>> {
         self.changes.uncopied.replace(BTreeSet::new())
+    }
+
+    /// The regions that may be other ones, or gone, since this was asked before; nothing if all may be.
+    pub(crate) fn take_unpublished(&mut self) -> Option<BTreeSet<RegionId>> {
+        self.changes.unpublished.replace(BTreeSet::new())
     }
 
     /// Makes these regions what they are among others, and all else but what only saves time.

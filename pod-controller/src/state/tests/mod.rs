@@ -12,6 +12,7 @@ use super::*;
 use crate::api::EventKind;
 
 mod allocation;
+mod crowded;
 mod drain;
 mod fabric;
 mod failover;

@@ -194,6 +194,28 @@ fn a_rail_that_is_to_be_empty_is_not_used_and_nothing_is_moved_off_a_group() {
 }
 
 #[test]
+fn a_backup_that_came_into_the_group_is_a_rail_and_no_backup() {
+    let mut state = pod();
+    must(&mut state, &instance("vm1", 1, &[]));
+    let (own, backup) = (device(2, "nic0"), device(3, "nic0"));
+    assert_eq!(nic_lease(&state).standby_nic(), Some(&backup));
+    // The operator makes a group of both, and there is no other NIC.
+    link(&mut state, device(3, "nic1"), false);
+    for (id, device) in [(NET_BACKEND, &own), (BACKUP_BACKEND, &backup)] {
+        let mut reports = devices_of(id, true).into_iter();
+        let report = reports.find(|it| matches!(it, DeviceReport::Nic { name, .. } if *name == device.name));
+        let mut report = report.expect("it has that NIC");
+        if let DeviceReport::Nic { lag, .. } = &mut report {
+            *lag = Some("group".to_owned());
+        }
+        must(&mut state, &Command::DeviceBack { device: device.clone(), report });
+    }
+    link(&mut state, own, false);
+    let lease = nic_lease(&state);
+    assert_eq!((lease.active_nic(), lease.standby_nic()), (Some(&backup), None));
+}
+
+#[test]
 fn a_pool_is_not_too_small_for_what_a_fenced_backend_would_have_needed() {
     let mut state = State::new(options(24));
     let here = EndpointId::new(HostId::new(3), Role::NetFrontend);
