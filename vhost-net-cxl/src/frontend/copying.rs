@@ -4,22 +4,18 @@ use cxl_pool::{LINE_BYTES, Memory};
 use vhost_frontend::{Buffer, Chain, ChainReader, GuestMemory, GuestView};
 use vm_memory::VolatileSlice;
 
+use super::flow::FLOW_BYTES;
 use crate::counters::DropReason;
 use crate::message::MAX_PACKET_BYTES;
 use crate::offloads::Offloads;
 use crate::vnet_header::{ETHERNET_BYTES, HEADER_BYTES, VnetHeader};
 
-/// Packets up to this length are copied past the cache, where the pool's hosts are not coherent.
+/// Packets up to this length are put together before they are written, where the pool's hosts are not coherent.
 pub(super) const BOUNCE_BYTES: usize = 2048;
+/// As much of the front of a packet is looked at again once it is in the pool, its header included.
+const LOOKED_AT_BYTES: usize = HEADER_BYTES + FLOW_BYTES;
 
-/// How a packet was put into the pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Written {
-    /// Its lines are still to be written back.
-    Cached,
-    /// A fence is all that it needs.
-    PastTheCache,
-}
+const _: () = assert!(LOOKED_AT_BYTES <= BOUNCE_BYTES);
 
 /// What a packet of a guest has to be like.
 #[derive(Clone, Copy)]
@@ -42,7 +38,10 @@ impl Rules {
     }
 
     /// Copies a packet into its buffer and checks its header. From there on only our copy of it counts: the guest may
-    /// rewrite its own at any time.
+    /// rewrite its own at any time. A store fence is all that it needs to be announced.
+    ///
+    /// Where the pool's hosts are not coherent, it goes past the cache: the backend has thrown the buffer's lines out of it, so
+    /// that storing to them would fetch them first. `bounce` has its front then.
     #[inline]
     pub(super) fn copy<M: Memory>(
         self,
@@ -52,33 +51,51 @@ impl Rules {
         frame_bytes: u32,
         buffer: Buffer,
         bounce: &mut [u8],
-    ) -> Result<Written, DropReason> {
+    ) -> Result<(), DropReason> {
         let mut raw = [0; HEADER_BYTES];
         if self.header_bytes == HEADER_BYTES
             && let [segment] = chain.readable()
             && let Some(packet) = view.slice(segment.address, segment.bytes as usize)
         {
-            if !M::COHERENT && packet.len() <= BOUNCE_BYTES {
+            if M::COHERENT {
+                memory.copy_from(buffer.start(), &packet);
+                memory.read(buffer.start(), &mut raw);
+                let clean = self.clean(raw, frame_bytes)?.to_bytes();
+                if clean != raw {
+                    memory.write(buffer.start(), &clean);
+                }
+                return Ok(());
+            }
+            if packet.len() <= BOUNCE_BYTES {
                 return self.stream(memory, &packet, frame_bytes, buffer, bounce);
             }
-            memory.copy_from(buffer.start(), &packet);
-            memory.read(buffer.start(), &mut raw);
-            let clean = self.clean(raw, frame_bytes)?.to_bytes();
-            if clean != raw {
-                memory.write(buffer.start(), &clean);
-            }
-            return Ok(Written::Cached);
         }
         let mut reader = ChainReader::new(guest, chain.readable());
         reader.read(&mut raw[..self.header_bytes]).map_err(|_| DropReason::BadChain)?;
-        memory.write(buffer.start(), &self.clean(raw, frame_bytes)?.to_bytes());
+        let clean = self.clean(raw, frame_bytes)?.to_bytes();
         let payload = buffer.start().saturating_add(HEADER_BYTES as u64);
-        reader.copy_to_pool(memory, payload, u64::from(frame_bytes)).map_err(|_| DropReason::BadChain)?;
-        Ok(Written::Cached)
+        if M::COHERENT {
+            memory.write(buffer.start(), &clean);
+            reader.copy_to_pool(memory, payload, frame_bytes.into()).map_err(|_| DropReason::BadChain)?;
+            return Ok(());
+        }
+        let bytes = HEADER_BYTES + frame_bytes as usize;
+        if bytes <= BOUNCE_BYTES {
+            bounce[..HEADER_BYTES].copy_from_slice(&clean);
+            reader.read(&mut bounce[HEADER_BYTES..bytes]).map_err(|_| DropReason::BadChain)?;
+            write_lines(memory, buffer, bytes, bounce);
+        } else {
+            // What is looked at again, to tell flows apart.
+            let front = &mut bounce[HEADER_BYTES..LOOKED_AT_BYTES];
+            reader.clone().read(front).map_err(|_| DropReason::BadChain)?;
+            // Written back with the front of the frame, which lies in the same line.
+            memory.write(buffer.start(), &clean);
+            reader.stream_to_pool(memory, payload, frame_bytes.into()).map_err(|_| DropReason::BadChain)?;
+        }
+        Ok(())
     }
 
-    /// As [`Rules::copy`], past the cache: the backend has thrown the buffer's lines out of it, so that storing to them would
-    /// fetch them first.
+    /// As [`Rules::copy`], past the cache, for a short packet in one piece.
     #[inline]
     fn stream<M: Memory>(
         self,
@@ -87,17 +104,12 @@ impl Rules {
         frame_bytes: u32,
         buffer: Buffer,
         bounce: &mut [u8],
-    ) -> Result<Written, DropReason> {
-        // Whole lines: parts of lines would have to be fetched. A buffer has nothing but its packet.
-        let lines = packet.len().next_multiple_of(LINE_BYTES);
-        debug_assert!(lines <= buffer.bytes() as usize);
-        let (content, rest) = bounce[..lines].split_at_mut(packet.len());
-        packet.copy_to(content);
-        rest.fill(0);
-        let (header, _) = content.split_first_chunk_mut().ok_or(DropReason::BadChain)?;
+    ) -> Result<(), DropReason> {
+        packet.copy_to(&mut bounce[..packet.len()]);
+        let (header, _) = bounce.split_first_chunk_mut().ok_or(DropReason::BadChain)?;
         *header = self.clean(*header, frame_bytes)?.to_bytes();
-        memory.write_streaming(buffer.start(), &bounce[..lines]);
-        Ok(Written::PastTheCache)
+        write_lines(memory, buffer, packet.len(), bounce);
+        Ok(())
     }
 
     #[inline]
@@ -105,4 +117,14 @@ impl Rules {
         let header = VnetHeader::parse(raw);
         header.check(frame_bytes, self.mtu, self.may_leave).map_err(|_| DropReason::BadHeader)
     }
+}
+
+/// Writes a packet of `bytes` bytes that lies in `bounce` into its buffer, past the cache and as whole lines: parts of lines would
+/// have to be fetched. A buffer has nothing but its packet.
+#[inline]
+fn write_lines<M: Memory>(memory: &M, buffer: Buffer, bytes: usize, bounce: &mut [u8]) {
+    let lines = bytes.next_multiple_of(LINE_BYTES);
+    debug_assert!(lines <= buffer.bytes() as usize);
+    bounce[bytes..lines].fill(0);
+    memory.write_streaming(buffer.start(), &bounce[..lines]);
 }

@@ -6,6 +6,9 @@ const TYPE_VLAN: [u8; 2] = [0x81, 0x00];
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
+/// What is looked at to tell flows apart: Ethernet, VLAN, IPv6 and port fields.
+pub(super) const FLOW_BYTES: usize = 68;
+
 /// A number that is equal for all frames of a flow: of its addresses and, where it has them, its ports. `frame` is the
 /// front of a frame, as much as is at hand.
 pub(super) fn flow_hash(frame: &[u8]) -> u32 {

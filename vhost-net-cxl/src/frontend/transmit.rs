@@ -13,8 +13,8 @@ use vhost_frontend::{Buffer, Chain, GuestView};
 
 use super::PACKETS_PER_TURN;
 use super::announcing::Announcement;
-use super::copying::{BOUNCE_BYTES, Rules, Written};
-use super::flow::flow_hash;
+use super::copying::{BOUNCE_BYTES, Rules};
+use super::flow::{FLOW_BYTES, flow_hash};
 use super::lending::Ranges;
 use super::port::Port;
 use super::rails::Steering;
@@ -27,8 +27,9 @@ use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32};
 /// Descriptors that a chain is expected to have; storage for more is made when a guest first sends such a chain.
 const USUAL_SEGMENTS: usize = 20;
 
-/// What is looked at to tell flows apart: Ethernet, VLAN, IPv6 and port fields.
-const FLOW_BYTES: usize = 68;
+/// So many bytes are copied from a queue in a turn, and at most one packet more: about what stays in a core's own cache until the
+/// backend, or the kernel for it, reads it. Long packets would push each other out of it.
+const COPIED_BYTES_PER_TURN: u64 = 256 << 10;
 
 /// Storage that all ports use in turn.
 pub(super) struct Scratch {
@@ -252,9 +253,12 @@ impl Port {
             Rules { header_bytes: self.header_bytes, mtu: self.object.mtu, may_leave: self.may_leave };
         let guest = ring.memory();
         let view = GuestView::new(guest);
-        let (mut taken, mut packets, mut bytes, mut zero_copy) = (0, 0, 0, 0);
+        let (mut taken, mut packets, mut bytes, mut copied, mut zero_copy) = (0, 0, 0, 0, 0);
         let mut ranges = Ranges::new();
         for chain in &chains[..offered] {
+            if copied >= COPIED_BYTES_PER_TURN {
+                break;
+            }
             let descriptor = Some((ring_index(index), chain.head()));
             let mut packet = Packet {
                 descriptor,
@@ -280,23 +284,25 @@ impl Port {
                         break;
                     }
                     let written = match ranges {
-                        Some(ranges) => rules
-                            .scatter(memory, (guest, &view), chain, (frame_bytes, ranges), buffer, bounce)
-                            .map(|()| Written::PastTheCache),
+                        Some(ranges) => rules.scatter(
+                            memory,
+                            (guest, &view),
+                            chain,
+                            (frame_bytes, ranges),
+                            buffer,
+                            bounce,
+                        ),
                         None => rules.copy(memory, (guest, &view), chain, frame_bytes, buffer, bounce),
                     };
                     match written {
-                        Ok(written) => {
-                            if written == Written::Cached {
-                                memory.write_back(buffer.start(), u64::from(whole));
-                            }
+                        Ok(()) => {
                             packets += 1;
                             bytes += u64::from(frame_bytes);
                             if !self.rails.is_single() {
                                 packet.flow = if self.rails.is_by_queue() {
                                     u32::from(ring_index(index) / 2)
                                 } else {
-                                    flow_of(memory, buffer, written, bounce, frame_bytes)
+                                    flow_of(memory, buffer, bounce, frame_bytes)
                                 };
                                 packet.rail = self.rails.rail_of(packet.flow);
                             }
@@ -304,6 +310,7 @@ impl Port {
                             packet.bytes = whole;
                             packet.lent = ranges.is_some();
                             zero_copy += u64::from(packet.lent);
+                            copied += if packet.lent { 0 } else { u64::from(whole) };
                             packet.state = State::Waiting;
                         }
                         Err(reason) => {
@@ -392,17 +399,16 @@ fn find<M: Memory>(id: ChannelId, channels: &mut [Channel<M>]) -> Option<&mut Ch
     channels.iter_mut().find(|channel| channel.end.object().id == id)
 }
 
-/// Tells the flow of a packet that was put into the pool by its addresses.
-fn flow_of<M: Memory>(memory: &M, buffer: Buffer, written: Written, bounce: &[u8], frame_bytes: u32) -> u32 {
+/// The flow of a packet that was just written into its buffer.
+fn flow_of<M: Memory>(memory: &M, buffer: Buffer, bounce: &[u8], frame_bytes: u32) -> u32 {
     let bytes = (frame_bytes as usize).min(FLOW_BYTES);
-    match written {
+    if M::COHERENT {
+        let mut front = [0; FLOW_BYTES];
+        memory.read(buffer.start().saturating_add(HEADER_BYTES as u64), &mut front[..bytes]);
+        flow_hash(&front[..bytes])
+    } else {
         // Reading it there would fetch it into the cache.
-        Written::PastTheCache => flow_hash(&bounce[HEADER_BYTES..HEADER_BYTES + bytes]),
-        Written::Cached => {
-            let mut front = [0; FLOW_BYTES];
-            memory.read(buffer.start().saturating_add(HEADER_BYTES as u64), &mut front[..bytes]);
-            flow_hash(&front[..bytes])
-        }
+        flow_hash(&bounce[HEADER_BYTES..HEADER_BYTES + bytes])
     }
 }
 

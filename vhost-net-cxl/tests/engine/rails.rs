@@ -1,18 +1,19 @@
 //! An instance that uses two NICs at the same time: flows are spread over them, and move when one dies or comes back.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use cxl_pool::HostId;
 use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool, check_seeds};
+use cxl_pool::{CoherenceMode, HostId, Memory};
 use pod_protocol::objects::{
     Object, PortObject, RailObject, RailState, RegistrationObject, RegistrationState,
 };
 use vhost_net_cxl::offloads::Offloads;
 
-use crate::echo::{BUFFER_BYTES, frame};
-use crate::guest::Guest;
+use crate::echo::{BUFFER_BYTES, frame, mapped_pool};
+use crate::guest::{Guest, ram_area};
 use crate::pod::{
     POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, lease, mac, port, registration,
     route, settle,
@@ -151,6 +152,58 @@ fn flows_are_spread_and_each_stays_on_its_rail() {
     let rails: Vec<Vec<usize>> = (0..8).map(|flow| pod.rails_of(flow, 0)).collect();
     assert!(rails.iter().all(|rails| rails.len() == 1), "{rails:?}");
     assert!(rails.contains(&vec![0]) && rails.contains(&vec![1]), "{rails:?}");
+}
+
+/// Over which rails flows go whose packets stay in the guest's memory.
+fn rails_of_lent_flows<M: Memory>(hosts: &[M; 3], mut guest: Guest) -> Vec<Vec<usize>> {
+    let lent = Some(ram_area());
+    let mut frontend = TestFrontend::new(&hosts[0]).with_pool_file(guest.pool_file);
+    let (mut wires, mut backends) = (Vec::new(), Vec::new());
+    for (number, memory) in (1..).zip(&hosts[1..]) {
+        let (nic, wire) = RecordingNic::new(memory, Offloads::ALL, usize::MAX);
+        wires.push(wire);
+        let receive_area = area(if number == 1 { 32 } else { 40 }, 8);
+        let mut backend = TestBackend::with_nic(memory, Box::new(nic), receive_area);
+        backend.apply(Object::Channel(channel(number, 1, SLOTS, false)));
+        backend.apply(Object::Registration(RegistrationObject { ram_area: lent, ..on_a_rail(number, 1) }));
+        frontend.apply(Object::Channel(channel(number, 1, SLOTS, true)));
+        backends.push(backend);
+    }
+    frontend.apply(Object::Port(PortObject { ram_area: lent, ..spread([Up, Up]) }));
+    frontend.start(1, &guest, all_features());
+    // An odd number of flows: packets are in one piece and in two by turns.
+    for number in 0..4 {
+        for flow in 0..7 {
+            let mut packet = frame(number, 1000);
+            packet[5] = FIRST_FLOW + flow;
+            assert!(guest.send(&[0; 12], &packet));
+        }
+    }
+    let (first, second) = backends.split_at_mut(1);
+    settle(&mut [&mut frontend, &mut first[0], &mut second[0]]);
+    assert_eq!(frontend.book.zero_copy(), 28);
+    let went = |rail: usize, flow: u8| {
+        let wire = wires[rail].lock().expect("unpoisoned");
+        wire.frames.iter().any(|frame| frame[12..14] == [0x88, 0xb5] && frame[5] == FIRST_FLOW + flow)
+    };
+    (0..7).map(|flow| (0..2).filter(|rail| went(*rail, flow)).collect()).collect()
+}
+
+#[test]
+fn flows_of_a_guest_in_the_pool_are_spread_too() {
+    let simulated = SimulatedPool::new(4, POOL_BYTES);
+    let hosts = [1, 2, 3].map(|host| simulated.host(HostId::new(host)));
+    let guest = Guest::in_simulated_pool(&hosts[0], 256);
+    let of_others = rails_of_lent_flows(&hosts, guest);
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let pool = mapped_pool(&directory, CoherenceMode::Hardware);
+    let path = directory.path().join("pool");
+    let file = File::options().read(true).write(true).open(path).expect("the pool's file");
+    let hosts = [1, 2, 3].map(|_| pool.hardware());
+    for rails in [of_others, rails_of_lent_flows(&hosts, Guest::in_pool_file(&file, 256))] {
+        assert!(rails.iter().all(|rails| rails.len() == 1), "{rails:?}");
+        assert!(rails.contains(&vec![0]) && rails.contains(&vec![1]), "{rails:?}");
+    }
 }
 
 #[test]
