@@ -311,9 +311,7 @@ impl Element {
     fn sample(&mut self, records: &mut Vec<Record>) {
         let mut local = Sums::default();
         for member in &mut self.members {
-            // Where nobody was held back, whatever was wanted was in force.
-            member.local.alpha =
-                if member.share.congested { member.share.alpha } else { member.local.max_demand };
+            member.local.alpha = member.share.in_force(member.local.max_demand);
             local.rate += member.local.rate;
             local.demand += member.local.demand;
             local.max_demand = local.max_demand.max(member.local.demand / member.weight);
@@ -321,7 +319,7 @@ impl Element {
                 local.weight += member.weight;
             }
         }
-        local.alpha = if self.share.congested { self.share.alpha } else { local.max_demand };
+        local.alpha = self.share.in_force(local.max_demand);
         self.local = local;
         let node = Node::Root { capacity: narrow(self.capacity.get()), load: narrow(self.capacity.load()) };
         records.push(Record { element: self.id, node, sums: local });

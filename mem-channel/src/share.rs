@@ -117,6 +117,13 @@ impl Share {
     /// Nobody is held back.
     pub const FREE: Self = Self { alpha: 0.0, congested: false };
 
+    /// α under which the last K passed, in bytes/s, where max(D/w) on this host is `max_demand`. If nobody was held back, it is what the
+    /// hungriest of all hosts wanted (Eq. 4), and not of this one: α_old is a mean over the hosts, and those whose mchannels
+    /// want little would drag it far below what was in force. Everybody would be held back too much at first, and let go again.
+    pub(crate) fn in_force(&self, max_demand: f64) -> f64 {
+        if self.congested { self.alpha } else { self.alpha.max(max_demand) }
+    }
+
     /// w·α, or no limit, in bytes/s.
     pub fn of(&self, weight: f64) -> f64 {
         if self.congested { weight * self.alpha } else { f64::INFINITY }
