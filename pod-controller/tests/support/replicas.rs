@@ -128,7 +128,7 @@ impl Replicas {
         self.client(replica).controllers().ok()
     }
 
-    /// Waits until all that run say the same of who there is and who leads.
+    /// Waits until all that run are members, and say the same of who there is and who leads.
     pub(crate) fn leader(&self, members: &[u16]) -> u16 {
         until("a leader that all know", || {
             let mut leaders = Vec::new();
@@ -137,6 +137,8 @@ impl Replicas {
                 if known.iter().map(|one| one.replica).ne(members.iter().copied()) {
                     return None;
                 }
+                // The one in its place is another, if its log was lost: its own is no voter yet.
+                known.iter().find(|one| one.replica == *replica && one.answers)?;
                 leaders.push(known.iter().find(|one| one.leads)?.replica);
             }
             leaders.dedup();
