@@ -103,6 +103,12 @@ pub fn describe_monitor(path: &Path) -> Result<usize, VmmError> {
     Ok(session(path)?.execute(&qmp::query_qmp_schema {}).map_err(failed)?.len())
 }
 
+/// What QEMU's monitor for people prints, such as for `info registers -a`: to find out where a guest hangs.
+pub fn ask_human_monitor(path: &Path, command_line: &str) -> Result<String, VmmError> {
+    let command = qmp::human_monitor_command { cpu_index: None, command_line: command_line.to_owned() };
+    session(path)?.execute(&command).map_err(failed)
+}
+
 /// A session with a QEMU that has been up for a while.
 fn session(path: &Path) -> Result<crate::monitor::Monitor, VmmError> {
     connect(path, || true)

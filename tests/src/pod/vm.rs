@@ -1,5 +1,6 @@
 //! A virtual machine of a pod.
 
+use std::fs;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::thread;
@@ -145,7 +146,7 @@ impl Pod {
         let keep = self.plan.keep;
         let suffix = if spec.incoming.is_some() { format!("-{host}") } else { String::new() };
         let log = self.log(&format!("{}-qemu{suffix}", instance.name));
-        let output = std::fs::File::create(&log)?;
+        let output = fs::File::create(&log)?;
         let vm = Vm::start_with(spec, |command, input| {
             let program = command.get_program().to_owned();
             let mut inside = if keep {
@@ -181,9 +182,35 @@ impl WaitingVm {
                 let ended =
                     self.vm.exited().map_or_else(String::new, |status| format!("; QEMU ended ({status})"));
                 let error = anyhow::Error::from(error);
-                bail!("{error:#}{ended}\n{}\n{}", last_lines(&self.log), last_lines(&console));
+                let (log, console) = (last_lines(&self.log), last_lines(&console));
+                bail!("{error:#}{ended}\n{log}\n{console}\n{}", self.whereabouts());
             }
         }
+    }
+
+    /// Where a guest is that does not boot: QEMU's threads and the guest's vCPUs, twice, and what the daemons logged last.
+    fn whereabouts(&self) -> String {
+        let mut lines = Vec::new();
+        for _ in 0..2 {
+            for command in ["info status", "info registers -a"] {
+                let answer = vmm::ask_human_monitor(&self.vm.spec().monitor_socket(), command);
+                let answer = answer.unwrap_or_else(|error| format!("{command}: {error}"));
+                let telling = |line: &&str| {
+                    ["VM status", "CPU#", "RIP", "EIP", "info"].iter().any(|word| line.contains(word))
+                };
+                lines.extend(answer.lines().filter(telling).map(str::to_owned));
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        for thread in fs::read_dir(format!("/proc/{}/task", self.vm.pid())).into_iter().flatten().flatten() {
+            let read = |file: &str| fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+            lines.push(format!("{}: {} in {}", read("comm").trim(), read("syscall").trim(), read("wchan")));
+        }
+        for log in self.log.parent().and_then(|logs| fs::read_dir(logs).ok()).into_iter().flatten().flatten()
+        {
+            lines.push(format!("--- {}\n{}", log.path().display(), last_lines(&log.path())));
+        }
+        lines.join("\n")
     }
 }
 
