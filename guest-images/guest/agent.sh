@@ -10,12 +10,18 @@
 # Commands run side by side; outputs are written whole, one at a time.
 # shellcheck shell=dash
 
+# The host tells the names of ports a moment after the ports themselves.
 port=
-for name in /sys/class/virtio-ports/*/name; do
-  [ -e "$name" ] || continue
-  if [ "$(cat "$name")" = wadi.exec ]; then
-    port=/dev/$(basename "$(dirname "$name")")
-  fi
+looks=0
+while [ -z "$port" ] && [ "$looks" -lt 50 ]; do
+  [ "$looks" -eq 0 ] || sleep 0.1
+  looks=$((looks + 1))
+  for name in /sys/class/virtio-ports/*/name; do
+    [ -e "$name" ] || continue
+    if [ "$(cat "$name")" = wadi.exec ]; then
+      port=/dev/$(basename "$(dirname "$name")")
+    fi
+  done
 done
 if [ -z "$port" ]; then
   echo "agent: there is no port wadi.exec"
