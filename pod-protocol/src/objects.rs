@@ -4,6 +4,7 @@
 mod fabric;
 mod priority;
 mod protocol;
+mod replica;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -18,6 +19,7 @@ use crate::volume_table::VolumeTable;
 pub use self::fabric::{ElementObject, FabricObject, MchannelObject, PeerObject, TenantObject};
 pub use self::priority::{NoPriority, Priority};
 pub use self::protocol::ProtocolObject;
+pub use self::replica::ReplicaObject;
 
 /// Anything the controller gives an endpoint to hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -463,6 +465,11 @@ pub struct DiskObject {
     /// holds a share of the volume, and none a copy of another. In multiples of 4096.
     #[serde(default)]
     pub stripe_bytes: Option<u64>,
+    /// Of a striped volume: a place beside the one of the `replicas` that has the same number. While that column moves there, it
+    /// gets all that is written and what was there before, and its frontend says when it has everything; then both change
+    /// places. One that is leaving gets nothing more, and its frontend says when it has let go of it. Since 1.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside: Option<ReplicaObject>,
     /// Of a mirrored volume: grows whenever the set of its replicas in sync changes.
     #[serde(default)]
     pub epoch: u64,
@@ -477,22 +484,4 @@ pub struct DiskObject {
     /// the queues alone until this is no longer so.
     #[serde(default)]
     pub incoming: bool,
-}
-
-/// A replica of a mirrored volume, as its frontend needs to know it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReplicaObject {
-    /// Its number within the volume.
-    pub number: u32,
-    /// The SSD that it lies on, as `h2/ssd0`, for logs.
-    pub ssd: String,
-    /// How the owner of the SSD is reached.
-    pub route: Route,
-    /// It has everything that was acknowledged. Others are brought in line, and are never read.
-    pub in_sync: bool,
-    /// It is known that nothing can be asked of it now.
-    pub away: bool,
-    /// It is to go: it is not brought in line, and its frontend says when it has let go of it.
-    #[serde(default)]
-    pub leaving: bool,
 }

@@ -8,7 +8,7 @@
 //! | version | what it adds |
 //! |---|---|
 //! | 1.0 | the first |
-//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood |
+//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)) |
 
 use std::fmt;
 
@@ -74,6 +74,8 @@ impl Protocol {
     pub const TELLS_POD_VERSION: u16 = 1;
     /// The first minor in which an answer says whether a message was not understood.
     pub const TELLS_NOT_UNDERSTOOD: u16 = 1;
+    /// The first minor in which columns of striped volumes move.
+    pub const MOVES_COLUMNS: u16 = 1;
 
     /// The version of this release's major with another minor.
     #[must_use]

@@ -45,7 +45,8 @@ pub enum Report {
         volume: VolumeId,
     },
     /// A replica of a mirrored volume missed something that others have. Its frontend acknowledges nothing until the
-    /// controller does not count on that replica any more; it says this until then.
+    /// controller does not count on that replica any more; it says this until then. Of a striped volume: a column cannot move
+    /// to the place beside it.
     ReplicaFailed {
         /// The lease on the volume.
         lease: LeaseId,
@@ -56,7 +57,7 @@ pub enum Report {
         /// What happened.
         reason: String,
     },
-    /// A stale replica has everything again. Its frontend acknowledges nothing without it any more.
+    /// A stale replica has everything again, or the place beside a column. Its frontend acknowledges nothing without it any more.
     ReplicaSynced {
         /// The lease on the volume.
         lease: LeaseId,
@@ -66,7 +67,7 @@ pub enum Report {
         epoch: u64,
     },
     /// A replica is to go. While it is in sync: the frontend knows that, and so does the table on the replica's own SSD. Once it is
-    /// not: the frontend has let go of it, and nothing of it is in flight there.
+    /// not: the frontend has let go of it, and nothing of it is in flight there. The same of a place beside a column.
     ReplicaLeft {
         /// The lease on the volume.
         lease: LeaseId,

@@ -38,9 +38,10 @@ pub struct VolumeEntry {
 pub struct StripeEntry {
     /// How many bytes lie in one column before the next has its turn.
     pub unit_bytes: u64,
-    /// Which column this is, from zero.
+    /// Which column this is, from zero. Where the SSD is not the one that `ssds` has there, this is a place that the column
+    /// moves to or has left, and not to be used.
     pub number: u32,
-    /// The SSDs that the columns lie on, in order, as `h2/ssd0`.
+    /// The SSDs that the columns lie on, in order, as `h2/ssd0`. The tables of the other columns' SSDs know of a move first.
     pub ssds: Vec<String>,
     /// The size of the whole volume.
     pub volume_bytes: u64,

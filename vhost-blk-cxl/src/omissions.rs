@@ -183,6 +183,7 @@ pub(crate) fn objects(data_area: Area, ram: Area) -> (DiskObject, VolumeObject) 
         route,
         replicas: Vec::new(),
         stripe_bytes: None,
+        beside: None,
         epoch: 0,
         failed: false,
         write_through: false,

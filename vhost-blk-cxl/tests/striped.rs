@@ -15,16 +15,6 @@ use vhost_blk_cxl::message::Operation;
 
 const UNIT: u64 = 64 << 10;
 
-/// What the devices hold, put together.
-fn whole(pod: &MirrorPod) -> Vec<u8> {
-    let columns = pod.controls.len() as u64;
-    let unit = |unit: u64| {
-        let at = VOLUME_START + unit / columns * UNIT;
-        pod.controls[(unit % columns) as usize].bytes(at, UNIT as usize)
-    };
-    (0..MIRROR_BYTES / UNIT).flat_map(unit).collect()
-}
-
 #[test]
 fn every_byte_is_where_it_belongs() {
     for (seed, hosts) in [(31, 2), (32, 4)] {
@@ -57,7 +47,7 @@ fn every_byte_is_where_it_belongs() {
                 }
             }
         }
-        assert!(whole(&pod) == model);
+        assert!(pod.striped_bytes() == model);
         assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK);
         for control in &pod.controls {
             assert_eq!(control.log().last().unwrap().operation, Operation::Flush, "it goes to all of them");

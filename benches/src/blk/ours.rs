@@ -223,6 +223,7 @@ pub(super) fn objects(
         route,
         replicas: Vec::new(),
         stripe_bytes: None,
+        beside: None,
         epoch: 0,
         failed: false,
         write_through: false,

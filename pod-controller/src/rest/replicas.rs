@@ -12,8 +12,8 @@ fn shown(change: &Change, view: &View, name: &str) -> Result<Shown<Volume>, Fail
     view.volume(name, &change.handle.telemetry()).map(Shown).ok_or_else(|| Failure::not_found("volume", name))
 }
 
-/// Has a volume lie on one more SSD, or move there. A guest that uses it goes on, and what is there is copied meanwhile; of a
-/// volume that nobody uses, when an instance uses it.
+/// Has a volume lie on one more SSD, or move there; of a striped volume, a column. A guest that uses it goes on, and what is
+/// there is copied meanwhile; of a volume that nobody uses, when an instance uses it.
 #[utoipa::path(
     post, path = "/v1/volumes/{name}/replicas", operation_id = "add_replica", tag = "volumes", request_body = AddReplica,
     params(("name" = String, Path, description = "the volume's name")),

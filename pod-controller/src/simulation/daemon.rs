@@ -125,7 +125,7 @@ impl Daemon {
                 vec![(port.active.channel, port.active.generation)]
             }
             (_, Some(Object::Disk(disk))) if !disk.incoming => {
-                let replicas = disk.replicas.iter().map(|replica| replica.route);
+                let replicas = disk.replicas.iter().chain(&disk.beside).map(|replica| replica.route);
                 replicas.chain([disk.route]).map(|route| (route.channel, route.generation)).collect()
             }
             _ => Vec::new(),

@@ -121,7 +121,7 @@ impl Pod {
         });
         let reports: Vec<Report> = disks
             .flat_map(|disk| {
-                disk.replicas.iter().filter(|it| it.in_sync == failed).map(|replica| {
+                disk.replicas.iter().chain(&disk.beside).filter(|it| it.in_sync == failed).map(|replica| {
                     let (lease, epoch, replica) = (disk.lease, disk.epoch, replica.number);
                     if failed {
                         Report::ReplicaFailed { lease, replica, epoch, reason: "a write".to_owned() }

@@ -35,9 +35,7 @@ impl State {
             self.volumes.get(&entry.id).is_some_and(|volume| {
                 volume.name == entry.name
                     && volume
-                        .replicas
-                        .iter()
-                        .chain(&volume.former)
+                        .all_places()
                         .any(|it| it.device == *device && it.start_bytes == entry.start_bytes)
             })
         };

@@ -172,8 +172,8 @@ impl State {
         let moves = |it: &Replica| it.leaving || it.replaces.is_some() || it.stale && self.is_up(&it.device);
         // It is the frontend of whoever has it that copies.
         let is_copied =
-            volume.deleted || volume.replicas.iter().any(moves) && self.lease_of_volume(volume.id).is_some();
-        let places = volume.replicas.iter().filter(move |_| is_copied);
+            volume.deleted || volume.places().any(moves) && self.lease_of_volume(volume.id).is_some();
+        let places = volume.places().filter(move |_| is_copied);
         places.chain(&volume.former).map(|it| &it.device)
     }
 

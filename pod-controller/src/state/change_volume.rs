@@ -72,6 +72,10 @@ impl State {
                 ),
             ));
         }
+        if volume.beside.is_some() {
+            let detail = format!("a column of {} is moving: wait until it has arrived", volume.name);
+            return Err(Refusal::new(RefusalKind::Busy, detail));
+        }
         let needed = place_bytes(size_bytes, volume.columns(), volume.stripe_bytes);
         let taken = self.ssd_loads_now();
         for replica in &volume.replicas {

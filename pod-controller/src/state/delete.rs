@@ -1,5 +1,5 @@
 use super::refusal::shown;
-use super::{Effect, GuestRam, Kind, Refusal, RefusalKind, State};
+use super::{Effect, GuestRam, Kind, Refusal, RefusalKind, Replica, State};
 use crate::api::EventKind;
 
 impl State {
@@ -17,10 +17,12 @@ impl State {
         }
         let Some(volume) = self.volumes.get_mut(&id) else { return Ok(()) };
         let devices = &self.devices;
-        volume.replicas.retain(|replica| {
+        let is_wiped = |replica: &Replica| {
             let device = devices.get(&replica.device).map(|device| &device.kind);
             matches!(device, Some(Kind::Ssd { keeps_table: true, .. }))
-        });
+        };
+        volume.replicas.retain(is_wiped);
+        volume.former.extend(volume.beside.take().filter(is_wiped));
         if volume.replicas.is_empty() && volume.former.is_empty() {
             self.volumes.remove(&id);
             effects.push(Effect::event(EventKind::VolumeDeleted, name, "its range is free, and not wiped"));

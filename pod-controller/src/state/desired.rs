@@ -66,7 +66,7 @@ impl State {
 
     /// What serves a lease now: the backends, and the objects there that let them. Until a backend has that, the
     /// frontend's messages would be refused. The replicas of a mirror that may be relied on know which may not before the
-    /// frontend does, since it acknowledges then what the others lack.
+    /// frontend does, since it acknowledges then what the others lack; so do the columns of a striped volume when one has moved.
     pub fn services(&self, lease: LeaseId) -> Vec<(EndpointId, ObjectId)> {
         let Some(lease) = self.leases.get(&lease) else { return Vec::new() };
         match &lease.kind {
@@ -82,7 +82,7 @@ impl State {
                 let mut services = Vec::new();
                 for ssd in volume.replicas.iter().filter(|it| !it.stale).map(|it| &it.device) {
                     services.push((ssd.blk_backend(), ObjectId::Volume(lease.id)));
-                    if volume.is_mirrored() {
+                    if volume.is_mirrored() || volume.beside.is_some() {
                         services.push((ssd.blk_backend(), ObjectId::Table(ssd.name.clone())));
                     }
                 }
@@ -244,6 +244,7 @@ impl State {
             route: self.disk_route(lease, frontend, &first.device)?,
             replicas: replicas?.into_iter().filter(|_| volume.replicas.len() > 1).collect(),
             stripe_bytes: volume.stripe_bytes,
+            beside: volume.beside.as_ref().filter(|_| self.moves_columns()).and_then(replica),
             epoch: volume.epoch,
             failed: self.is_failed_disk(lease),
             write_through: lease.write_through,
@@ -305,7 +306,7 @@ impl State {
     pub(super) fn served_volume(&self, lease: &Lease, backend: EndpointId) -> Option<VolumeObject> {
         let LeaseKind::Disk { volume, read_only, clean_for, .. } = &lease.kind else { return None };
         let volume = self.volumes.get(volume)?;
-        let replica = volume.replicas.iter().find(|it| it.device.blk_backend() == backend)?;
+        let replica = volume.places().find(|it| it.device.blk_backend() == backend)?;
         if !self.is_life(backend, *clean_for.get(&backend.host)?)
             || self.unclean_ram(lease, backend).is_some()
         {

@@ -103,12 +103,9 @@ impl State {
             let there = self.found().and_then(|found| found.on_ssd.get(&ssd)).into_iter().flatten();
             let there: Vec<VolumeId> = there.copied().collect();
             let there = || there.iter().filter_map(|id| self.volumes.get(id));
-            let moves = |volume: &super::Volume| {
-                volume.replicas.iter().any(|replica| replica.leaving || replica.replaces.is_some())
-            };
-            let under_way = there().filter(here).filter(|volume| moves(volume)).count();
+            let under_way = there().filter(here).filter(|volume| volume.is_moving()).count();
             let leased = |volume: &super::Volume| {
-                let lease = self.lease_of_volume(volume.id).filter(|_| !moves(volume))?;
+                let lease = self.lease_of_volume(volume.id).filter(|_| !volume.is_moving())?;
                 Some((Reverse(self.priority_of(lease)), volume.name.clone()))
             };
             let mut waiting: Vec<_> = there().filter(here).filter_map(leased).collect();

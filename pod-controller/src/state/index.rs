@@ -169,7 +169,7 @@ impl Found {
             if !volume.deleted {
                 set(&mut self.volumes, (digest(&volume.name), id), there);
             }
-            for place in volume.replicas.iter().chain(&volume.former) {
+            for place in volume.all_places() {
                 set_of(&mut self.on_ssd, &place.device, id, there);
             }
         }

@@ -119,7 +119,8 @@ impl State {
         Ok(())
     }
 
-    /// A frontend that was restarted holds its leases anew: what its predecessor may still send is refused.
+    /// A frontend that was restarted holds its leases anew: what its predecessor may still send is refused, and what it said of
+    /// a column that moves does not count.
     fn revoke_from_predecessor(&mut self, id: EndpointId) {
         let concerned = || self.leases_served_by(id).into_iter();
         let held: Vec<LeaseId> =
@@ -134,6 +135,7 @@ impl State {
             }
         }
         for lease in held {
+            self.begin_column_move_anew(lease);
             if let Some(lease) = self.leases.get_mut(&lease) {
                 lease.generation = lease.generation.next();
                 (lease.connected, lease.running) = (false, false);
@@ -238,7 +240,7 @@ impl State {
         let beyond = self.volumes.values().find(|volume| {
             volume
                 .replica_on(device)
-                .is_some_and(|it| it.start_bytes.saturating_add(volume.size_bytes) > size_bytes)
+                .is_some_and(|it| it.start_bytes.saturating_add(volume.place_bytes()) > size_bytes)
         });
         match beyond {
             Some(volume) => Health::Failed(format!(

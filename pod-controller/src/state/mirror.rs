@@ -64,6 +64,9 @@ impl State {
         reason: &str,
         effects: &mut Vec<Effect>,
     ) {
+        if let Some(id) = self.striped_at(endpoint, lease) {
+            return self.column_not_copied(id, (number, epoch), reason, effects);
+        }
         let Some(id) = self.volume_at(endpoint, lease) else { return };
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         let Some(replica) = volume.replicas.iter().find(|replica| replica.number == number) else { return };
@@ -84,6 +87,9 @@ impl State {
         epoch: u64,
         effects: &mut Vec<Effect>,
     ) {
+        if let Some(id) = self.striped_at(endpoint, lease) {
+            return self.column_copied(id, (number, epoch), effects);
+        }
         let Some(id) = self.volume_at(endpoint, lease) else { return };
         let Some(volume) = self.volumes.get_mut(&id).filter(|volume| volume.epoch == epoch) else { return };
         let stale = |replica: &&mut Replica| replica.number == number && replica.stale;
@@ -146,14 +152,18 @@ impl State {
         }
     }
 
-    /// Silent backends that keep guests waiting although another replica works.
+    /// Silent backends that keep guests waiting although another replica works, or although all columns do.
     pub(super) fn silent_replicas(&self) -> impl Iterator<Item = EndpointId> {
         self.touched()
             .filter_map(|lease| self.volumes.get(&lease.volume()?))
             .filter(|volume| {
-                volume.is_mirrored() && volume.replicas.iter().any(|it| !it.stale && self.is_up(&it.device))
+                let mut replicas = volume.replicas.iter();
+                match volume.beside {
+                    Some(_) => replicas.all(|column| self.is_up(&column.device)),
+                    None => volume.is_mirrored() && replicas.any(|it| !it.stale && self.is_up(&it.device)),
+                }
             })
-            .flat_map(|volume| volume.replicas.iter().map(|replica| replica.device.blk_backend()))
+            .flat_map(|volume| volume.places().map(|replica| replica.device.blk_backend()))
             .filter(|backend| self.is_silent(*backend))
     }
 

@@ -15,6 +15,7 @@ mod balance;
 mod balance_volumes;
 mod change_volume;
 mod channel;
+mod column_moves;
 mod command;
 mod create;
 mod delete;

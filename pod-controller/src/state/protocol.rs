@@ -16,6 +16,11 @@ impl State {
         Command::Configure { options: Options { protocol_minor: minor, ..self.options.clone() } }
     }
 
+    /// Whether columns of striped volumes may move: controllers of 1.0 refuse what has them move, and frontends of 1.0 do not copy.
+    pub(super) fn moves_columns(&self) -> bool {
+        self.options.protocol_minor >= Protocol::MOVES_COLUMNS
+    }
+
     /// What endpoints are told of it. In a pod of 1.0 some do not know that there is anything to tell.
     pub(super) fn add_protocol(&self, objects: &mut Objects) {
         let minor = self.options.protocol_minor;

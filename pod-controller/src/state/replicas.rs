@@ -27,6 +27,9 @@ impl State {
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         let volume = self.volume_named(name).ok_or_else(|| Refusal::not_found("volume", name))?;
+        if volume.stripe_bytes.is_some() {
+            return self.move_column(volume.id, device, old, effects);
+        }
         let replaced = match old {
             None => None,
             Some(old) => {
@@ -35,7 +38,6 @@ impl State {
                 Some(place.number)
             }
         };
-        Self::check_not_striped(volume)?;
         if let Some(going) = volume.replicas.iter().find(|it| it.leaving || it.replaces.is_some()) {
             let detail = format!(
                 "{name} is moving already: wait until {} has everything or is gone, or take the new place away again \
@@ -49,11 +51,7 @@ impl State {
             let detail = format!("{name} has {} replicas already, which is the most", volume.replicas.len());
             return Err(Refusal::new(RefusalKind::InvalidValue, detail));
         }
-        let moving = self.lease_of_volume(volume.id).filter(|lease| lease.incoming.is_some());
-        if let Some(instance) = moving.and_then(|lease| self.instances.get(&lease.instance)) {
-            let detail = format!("the instance {} is moving to another host: wait for that", instance.name);
-            return Err(Refusal::new(RefusalKind::Busy, detail));
-        }
+        self.check_instance_stays(volume)?;
         let (device, start_bytes) = self.place_another(volume, device)?;
         let id = volume.id;
         let message = match old {
@@ -71,7 +69,22 @@ impl State {
         Ok(())
     }
 
-    fn place_another(&self, volume: &Volume, device: Option<&DeviceId>) -> Result<(DeviceId, u64), Refusal> {
+    /// A volume does not move while its instance does.
+    pub(super) fn check_instance_stays(&self, volume: &Volume) -> Result<(), Refusal> {
+        let moving = self.lease_of_volume(volume.id).filter(|lease| lease.incoming.is_some());
+        if let Some(instance) = moving.and_then(|lease| self.instances.get(&lease.instance)) {
+            let detail = format!("the instance {} is moving to another host: wait for that", instance.name);
+            return Err(Refusal::new(RefusalKind::Busy, detail));
+        }
+        Ok(())
+    }
+
+    /// A place more of the size that each of a volume's places has.
+    pub(super) fn place_another(
+        &self,
+        volume: &Volume,
+        device: Option<&DeviceId>,
+    ) -> Result<(DeviceId, u64), Refusal> {
         let block_bytes = self.block_bytes_of(volume);
         if let Some(wanted) = device {
             let wanted_name = self.device_name(wanted);
@@ -103,12 +116,12 @@ impl State {
         }
         let fits = |id: &DeviceId| self.block_bytes(id) == block_bytes && !volume.touches(id.host);
         let rates = volume.rates_of_place();
-        self.place_volume((volume.size_bytes, rates), device, fits).ok_or_else(|| {
+        self.place_volume((volume.place_bytes(), rates), device, fits).ok_or_else(|| {
             let place = device.map_or_else(
                 || "no SSD of another host".to_owned(),
                 |id| format!("not {}", self.device_name(id)),
             );
-            let size = ByteSize::new(volume.size_bytes);
+            let size = ByteSize::new(volume.place_bytes());
             let rates = rates.as_well();
             let detail = format!(
                 "there is no room for {size}{rates} in one piece: {place} that is up has that much free"
@@ -117,7 +130,7 @@ impl State {
         })
     }
 
-    fn place_of<'a>(&self, volume: &'a Volume, device: &DeviceId) -> Result<&'a Replica, Refusal> {
+    pub(super) fn place_of<'a>(&self, volume: &'a Volume, device: &DeviceId) -> Result<&'a Replica, Refusal> {
         volume.replica_on(device).ok_or_else(|| {
             let detail = format!("{} does not lie on {}", volume.name, self.device_name(device));
             Refusal::new(RefusalKind::NotFound, detail)
@@ -147,7 +160,9 @@ impl State {
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         let volume = self.volume_named(name).ok_or_else(|| Refusal::not_found("volume", name))?;
-        Self::check_not_striped(volume)?;
+        if volume.stripe_bytes.is_some() {
+            return self.call_column_move_off(volume.id, device, effects);
+        }
         let place = self.place_of(volume, device)?;
         let ssd = self.device_name(device);
         if place.leaving {
@@ -185,6 +200,9 @@ impl State {
         epoch: u64,
         effects: &mut Vec<Effect>,
     ) {
+        if let Some(id) = self.striped_at(endpoint, lease) {
+            return self.column_left(id, (number, epoch), effects);
+        }
         let Some(id) = self.volume_at(endpoint, lease) else { return };
         let Some(volume) = self.volumes.get(&id).filter(|volume| volume.epoch == epoch) else { return };
         match volume.replicas.iter().find(|it| it.number == number && it.leaving) {
@@ -217,6 +235,12 @@ impl State {
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         let Some(at) = volume.replicas.iter().position(|it| it.number == number) else { return };
         let gone = volume.replicas.remove(at);
+        self.left(id, gone, effects);
+    }
+
+    /// A volume does not have a place any more, which is wiped where that can be done.
+    pub(super) fn left(&mut self, id: VolumeId, gone: Replica, effects: &mut Vec<Effect>) {
+        let Some(volume) = self.volumes.get_mut(&id) else { return };
         volume.epoch += 1;
         let (name, device) = (volume.name.clone(), gone.device.clone());
         let keeps_table = matches!(

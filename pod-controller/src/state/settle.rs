@@ -39,6 +39,8 @@ impl State {
         self.follow();
         self.end_leaving_replicas(effects);
         self.follow();
+        self.end_column_moves(effects);
+        self.follow();
         self.finish_migrations(effects);
         self.follow();
         self.volumes_leave(effects);

@@ -158,8 +158,7 @@ impl SsdLoads {
 /// The places that a volume has, and those that it has left.
 fn places(volume: &Volume) -> impl Iterator<Item = (&DeviceId, Place, u64)> {
     let bytes = volume.place_bytes();
-    let all = volume.replicas.iter().chain(&volume.former);
-    all.map(move |it| (&it.device, (it.start_bytes, volume.id, it.number), bytes))
+    volume.all_places().map(move |it| (&it.device, (it.start_bytes, volume.id, it.number), bytes))
 }
 
 /// What a volume is sure of on its SSDs.

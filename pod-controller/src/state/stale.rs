@@ -81,7 +81,7 @@ impl Stale {
 
     /// A volume is, or was, like this.
     pub(super) fn volume(&mut self, volume: &Volume, lease: Option<LeaseId>) {
-        for ssd in volume.replicas.iter().chain(&volume.former).map(|place| &place.device) {
+        for ssd in volume.all_places().map(|place| &place.device) {
             self.part(ssd.blk_backend(), Part::Device(ssd.name.clone()));
             if let Some(lease) = lease {
                 self.lease_at([ssd.blk_backend()], lease);

@@ -58,22 +58,9 @@ impl State {
         Ok(())
     }
 
-    /// Refuses to have a striped volume lie elsewhere.
-    pub(super) fn check_not_striped(volume: &Volume) -> Result<(), Refusal> {
-        if volume.stripe_bytes.is_none() {
-            return Ok(());
-        }
-        let detail = format!(
-            "{0} is striped: its columns stay where they are, and none is added. To get an SSD free, drain it (podctl devices drain), \
-             create another volume, attach that to the instance as well, copy {0} to it in the guest, and delete {0}",
-            volume.name
-        );
-        Err(Refusal::new(RefusalKind::InvalidValue, detail))
-    }
-
     /// What the SSD of a column keeps about the volume.
     pub(super) fn stripe_entry(&self, volume: &Volume, number: u32) -> Option<StripeEntry> {
-        let ssds = volume.devices().map(|ssd| self.device_name(ssd)).collect();
+        let ssds = volume.replicas.iter().map(|column| self.device_name(&column.device)).collect();
         let volume_bytes = volume.size_bytes;
         volume.stripe_bytes.map(|unit_bytes| StripeEntry { unit_bytes, number, ssds, volume_bytes })
     }
@@ -187,15 +174,14 @@ mod tests {
     }
 
     #[test]
-    fn a_column_cannot_be_taken_away() {
+    fn a_column_cannot_be_taken_away_and_none_is_added() {
         let mut state = pod();
         state.apply(&create(2, UNIT, 9)).unwrap();
         let before = state.volume_named("wide").unwrap().clone();
         let device = before.replicas[0].device.clone();
         for command in [
-            Command::RemoveReplica { name: "wide".to_owned(), device: device.clone() },
+            Command::RemoveReplica { name: "wide".to_owned(), device },
             Command::AddReplica { name: "wide".to_owned(), device: None, replaces: None },
-            Command::AddReplica { name: "wide".to_owned(), device: None, replaces: Some(device) },
         ] {
             let refusal = state.apply(&command).unwrap_err();
             assert_eq!(refusal.kind, RefusalKind::InvalidValue, "{refusal:?}");

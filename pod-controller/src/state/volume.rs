@@ -37,6 +37,9 @@ pub struct Volume {
     /// So many bytes lie in one of its places, then as many in the next: each has a share of it. Otherwise each has all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stripe_bytes: Option<u64>,
+    /// Of a striped volume: a place beside the column of that number. The column moves there, or has left it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Replica>,
     /// Words to find it by.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
@@ -85,18 +88,34 @@ impl Volume {
             former: Vec::new(),
             next_number,
             stripe_bytes: None,
+            beside: None,
             labels: Labels::new(),
         }
     }
 
     /// Whether data of it is, or was, on a device of this host.
     pub fn touches(&self, host: HostId) -> bool {
-        self.replicas.iter().chain(&self.former).any(|replica| replica.device.host == host)
+        self.all_places().any(|replica| replica.device.host == host)
     }
 
     /// Its place on an SSD.
     pub fn replica_on(&self, device: &DeviceId) -> Option<&Replica> {
-        self.replicas.iter().find(|replica| replica.device == *device)
+        self.places().find(|replica| replica.device == *device)
+    }
+
+    /// Where it lies, with what a column of it moves to or has left.
+    pub fn places(&self) -> impl Iterator<Item = &Replica> {
+        self.replicas.iter().chain(&self.beside)
+    }
+
+    /// The same with what has yet to be wiped.
+    pub(super) fn all_places(&self) -> impl Iterator<Item = &Replica> {
+        self.places().chain(&self.former)
+    }
+
+    /// Whether a place of it comes in place of another, or goes.
+    pub(super) fn is_moving(&self) -> bool {
+        self.places().any(|place| place.leaving || place.replaces.is_some()) || self.beside.is_some()
     }
 
     /// Whether it has several places, with all of it in each.
@@ -110,14 +129,14 @@ impl Volume {
     }
 
     /// Over how many places its data is spread, if it is striped. That does not change: places are numbered once and for all,
-    /// and a striped volume gets none later. While it is wiped, it has fewer and fewer.
+    /// and one that a column moves to has the column's number. While it is wiped, it has fewer and fewer.
     pub(super) fn columns(&self) -> u32 {
         self.next_number
     }
 
     /// The SSDs that it lies on.
     pub fn devices(&self) -> impl Iterator<Item = &DeviceId> {
-        self.replicas.iter().map(|replica| &replica.device)
+        self.places().map(|replica| &replica.device)
     }
 }
 
@@ -142,6 +161,7 @@ struct Record {
     #[serde(default)]
     next_number: u32,
     stripe_bytes: Option<u64>,
+    beside: Option<Replica>,
     #[serde(default)]
     labels: Labels,
 }
@@ -158,6 +178,7 @@ impl From<Record> for Volume {
             deleted,
             former,
             stripe_bytes,
+            beside,
             labels,
             ..
         } = record;
@@ -166,7 +187,7 @@ impl From<Record> for Volume {
         }
         let mut volume = Self::new(id, name, replicas, size_bytes);
         volume.next_number = volume.next_number.max(record.next_number);
-        Self { epoch, qos, deleted, former, stripe_bytes, labels, ..volume }
+        Self { epoch, qos, deleted, former, stripe_bytes, beside, labels, ..volume }
     }
 }
 

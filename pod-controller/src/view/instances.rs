@@ -39,7 +39,7 @@ impl View {
         let lease = self.state.lease_of_volume(volume.id);
         let instance = lease.and_then(|lease| self.state.instances.get(&lease.instance));
         let first = volume.replicas.first();
-        let replicas = volume.replicas.iter().filter(|_| volume.replicas.len() > 1);
+        let replicas = volume.places().filter(|_| volume.replicas.len() > 1);
         let replicas = replicas.map(|replica| api::VolumeReplica {
             device: self.state.device_name(&replica.device),
             start_bytes: replica.start_bytes,
@@ -51,7 +51,7 @@ impl View {
                 (true, false) => api::ReplicaState::StaleAway,
             },
         });
-        let unreachable = volume.devices().filter(|ssd| !self.state.is_up(ssd));
+        let unreachable = volume.replicas.iter().map(|it| &it.device).filter(|ssd| !self.state.is_up(ssd));
         let away: Vec<String> = unreachable.map(|ssd| self.state.device_name(ssd)).collect();
         let mut shown = api::Volume {
             name: volume.name.clone(),

@@ -9,9 +9,11 @@ mod disk;
 mod exchange;
 mod flushed;
 mod guest_side;
+mod last_look;
 mod mirrored;
 pub mod parse;
 mod place;
+mod regions;
 mod serve;
 mod sink;
 mod slots;
@@ -33,7 +35,7 @@ use cxl_pool::{Area, Memory};
 use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::ids::{LeaseId, RegionId};
-use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, ObjectId};
+use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, ObjectId, ReplicaObject};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::telemetry::Telemetry;
 use pod_protocol::worker::{SpawnError, Worker, WorkerConfig, WorkerHandle};
@@ -47,7 +49,7 @@ use self::sink::DiskSink;
 pub(crate) use self::task::{FrontendTask, Message};
 use crate::counters::{Counter, Counters};
 
-/// Of so many times that telemetry is asked for, every 100 ms, mirrored disks say once what the controller may have missed.
+/// Of so many times that telemetry is asked for, every 100 ms, disks with copies say once what the controller may have missed.
 const TICK_EVERY: u32 = 5;
 
 /// A disk as the control thread holds it.
@@ -63,8 +65,9 @@ struct OfferedDisk {
 }
 
 impl OfferedDisk {
-    fn is_mirrored(&self) -> bool {
-        !self.object.replicas.is_empty() && self.object.stripe_bytes.is_none()
+    /// Whether something of it may have to be brought in line.
+    fn has_copies(&self) -> bool {
+        !self.object.replicas.is_empty() && self.object.stripe_bytes.is_none() || self.object.beside.is_some()
     }
 
     fn dirty_bytes(&self) -> u64 {
@@ -88,7 +91,7 @@ pub struct Frontend {
     meter: Meter,
 }
 
-/// What mirrored disks do by the clock.
+/// What disks with copies do by the clock.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
     /// How long a replica may keep a request.
@@ -311,7 +314,7 @@ impl Handler for Frontend {
 
     fn telemetry(&mut self) -> Telemetry {
         self.ticks = self.ticks.wrapping_add(1);
-        if self.ticks.is_multiple_of(TICK_EVERY) && self.disks.values().any(OfferedDisk::is_mirrored) {
+        if self.ticks.is_multiple_of(TICK_EVERY) && self.disks.values().any(OfferedDisk::has_copies) {
             // A worker that is gone was fenced, and the process is about to end.
             let _ = self.send(Message::Tick(self.pace));
         }
@@ -351,17 +354,17 @@ fn may_become(old: &DiskObject, new: &DiskObject) -> bool {
         numbers.sort_unstable();
         numbers
     };
-    // The columns of a striped disk stay.
+    // The columns of a striped disk stay, wherever they lie.
     if *incoming && !old.incoming || old.stripe_bytes.is_some() && numbers(old) != numbers(new) {
         return false;
     }
-    let replicas = new.replicas.clone();
+    let (replicas, beside) = (new.replicas.clone(), new.beside.clone());
     // A guest can be told of a larger disk, not that the end of it is gone.
     let size_bytes = *size_bytes.max(&old.size_bytes);
     let (route, failed, epoch) = (*route, *failed, *epoch);
     let (write_through, incoming) = (*write_through, *incoming);
-    let wanted =
-        DiskObject { route, failed, size_bytes, replicas, epoch, write_through, incoming, ..old.clone() };
+    let places = DiskObject { route, replicas, beside, epoch, ..old.clone() };
+    let wanted = DiskObject { failed, size_bytes, write_through, incoming, ..places };
     wanted == *new
 }
 
@@ -393,8 +396,11 @@ fn check(disk: &DiskObject) -> Result<(), String> {
             disk.replicas.len()
         ));
     }
+    let has_column = |number: u32| disk.replicas.iter().any(|column| column.number == number);
+    let stray = |beside: &ReplicaObject| disk.stripe_bytes.is_none() || !has_column(beside.number);
     if disk.stripe_bytes.is_some_and(|unit| unit == 0 || !unit.is_multiple_of(4096))
         || disk.replicas.len() == 1
+        || disk.beside.as_ref().is_some_and(stray)
     {
         return Err(format!("the disk of {lease} is striped, or mirrored, in a way that makes no sense"));
     }

@@ -4,7 +4,7 @@ use cxl_pool::{ByteOffset, Memory};
 use tracing::debug;
 use vhost_frontend::{Buffer, BufferArea, Chain, CopyError, PoolMap};
 
-use super::device::SECTOR_BYTES;
+use super::device::{REQUEST_BYTES_MAX, SECTOR_BYTES};
 use super::disk::Disk;
 use super::parse::HEADER_BYTES;
 use super::serve::copy_in;
@@ -115,6 +115,29 @@ impl Finder {
 }
 
 impl<M: Memory> Disk<M> {
+    /// A buffer that is kept for a bad day: for reads whose buffers a backend may still fill of which nothing is known.
+    pub(super) fn spare(&mut self) -> Option<Buffer> {
+        let bytes = REQUEST_BYTES_MAX.min(self.buffers.total_bytes() / 4);
+        self.buffers.alloc(u32::try_from(bytes).ok()?)
+    }
+
+    /// Whether a backend has filled a buffer with zeros.
+    pub(super) fn is_filled_with_zeros(&self, buffer: Buffer, length_bytes: u64) -> bool {
+        self.memory.invalidate(buffer.start(), length_bytes);
+        self.memory.full_fence();
+        let mut bytes = [0; 4096];
+        let mut at = 0;
+        while at < length_bytes {
+            let step = bytes.len().min(usize::try_from(length_bytes - at).unwrap_or(usize::MAX));
+            self.memory.read(buffer.start().saturating_add(at), &mut bytes[..step]);
+            if bytes[..step].iter().any(|&byte| byte != 0) {
+                return false;
+            }
+            at += step as u64;
+        }
+        true
+    }
+
     /// A backend of an earlier version knows no lists: it refused the request without a look at its data.
     pub(super) fn copy_instead(&mut self, index: u16) {
         if std::mem::replace(&mut self.finder.lists, false) {

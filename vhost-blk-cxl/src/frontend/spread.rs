@@ -34,7 +34,7 @@ macro_rules! either {
 impl<M: Memory> SpreadDisk<M> {
     pub(super) fn new(disk: Disk<M>, reporter: Option<Reporter>) -> Self {
         match disk.object().stripe_bytes {
-            Some(unit_bytes) => Self::Striped(Box::new(StripedDisk::new(disk, unit_bytes))),
+            Some(unit_bytes) => Self::Striped(Box::new(StripedDisk::new(disk, unit_bytes, reporter))),
             None => Self::Mirrored(Box::new(MirroredDisk::new(disk, reporter))),
         }
     }
@@ -77,9 +77,7 @@ impl<M: Memory> SpreadDisk<M> {
     }
 
     pub(super) fn tick(&mut self, now: Instant, pace: Pace) {
-        if let Self::Mirrored(disk) = self {
-            disk.tick(now, pace);
-        }
+        either!(self, it => it.tick(now, pace));
     }
 
     pub(super) fn update(&mut self, object: DiskObject) {

@@ -51,6 +51,11 @@ impl Unflushed {
         self.lost_before = self.lost_before.max(std::mem::take(&mut other.lost_before));
     }
 
+    /// What was lost before is nobody's loss.
+    pub(crate) fn forget_losses(&mut self) {
+        (self.untold, self.lost_before) = (false, 0);
+    }
+
     /// Notes that a write ended in the device's cache.
     pub(crate) fn written(&mut self) {
         self.ended += 1;

@@ -18,6 +18,7 @@ use vhost_blk_cxl::frontend::Frontend;
 use vhost_blk_cxl::intent_log;
 use vhost_blk_cxl::ssd::{FileSsd, VolatileCacheOptions};
 
+use super::column_move::Columns;
 use super::drives::Drives;
 use super::ram::{Control, RamSsd};
 use super::side::Side;
@@ -56,6 +57,8 @@ pub struct MirrorPod {
     pub present: Vec<bool>,
     /// The place that goes when another one has everything.
     pub replaced: Option<usize>,
+    /// Of a striped volume: where its columns lie.
+    pub columns: Option<Columns>,
     /// SSDs carry tables of volumes, and with them logs of intents.
     pub labelled: bool,
     pub drives: Drives,
@@ -97,6 +100,7 @@ impl MirrorPod {
             route: members[0].route,
             replicas: members,
             stripe_bytes: None,
+            beside: None,
             epoch: 1,
             failed: false,
             write_through: false,
@@ -118,6 +122,7 @@ impl MirrorPod {
             synced: 0,
             present: vec![true; count],
             replaced: None,
+            columns: None,
             labelled: false,
             drives: Drives::Ram,
             directory,
@@ -151,8 +156,14 @@ impl MirrorPod {
 
     /// A volume that lies on all of these hosts' devices, unit by unit.
     pub fn striped(seed: u64, hosts: u16, unit_bytes: u64) -> Self {
+        Self::striped_over(seed, (hosts, hosts), unit_bytes)
+    }
+
+    /// A volume that lies on so many of these hosts' devices, and whose columns may move to the others.
+    pub fn striped_over(seed: u64, (columns, hosts): (u16, u16), unit_bytes: u64) -> Self {
         let mut pod = Self::new(seed, hosts);
         pod.disk.stripe_bytes = Some(unit_bytes);
+        pod.columns = Some(Columns::new(columns));
         pod.start_all();
         pod
     }
@@ -298,7 +309,9 @@ impl MirrorPod {
             ssd: "ssd0".to_owned(),
             start_bytes: VOLUME_START,
             size_bytes: match self.disk.stripe_bytes {
-                Some(unit) => self.disk.size_bytes.div_ceil(unit * self.controls.len() as u64) * unit,
+                Some(unit) => {
+                    self.disk.size_bytes.div_ceil(unit * self.columns.as_ref().unwrap().count()) * unit
+                }
                 None => self.disk.size_bytes,
             },
             read_only: false,
@@ -326,6 +339,10 @@ impl MirrorPod {
         (disk.socket, disk.data_area) = (side.socket.clone(), side.data_area);
         for (index, replica) in disk.replicas.iter_mut().enumerate() {
             replica.route.channel = side.channel(index);
+        }
+        if let Some(columns) = &self.columns {
+            columns.put(&mut disk);
+            return disk;
         }
         let mut present = self.present.iter();
         disk.replicas.retain(|_| *present.next().unwrap());
@@ -401,6 +418,10 @@ impl MirrorPod {
         let reports = self.side.reporter.take();
         let epoch = self.disk.epoch;
         for report in reports {
+            if self.columns.is_some() {
+                self.control_columns(&report);
+                continue;
+            }
             match report {
                 Report::ReplicaFailed { replica, epoch, .. } => {
                     let Some(index) = self.numbered(replica) else { continue };

@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, reason = "a test has no public interface")]
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by tests")]
 
+pub mod column_move;
 pub mod drives;
 pub mod file_bench;
 pub mod history;
@@ -111,6 +112,7 @@ impl<M: Memory> Pod<M> {
             route,
             replicas: Vec::new(),
             stripe_bytes: None,
+            beside: None,
             epoch: 0,
             failed: false,
             write_through: false,

@@ -182,9 +182,15 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
             show(out, format, &client.change_volume(name, &request)?, output::volume)
         }
         Volumes::Move { name, to, from } => {
-            let replaces = match from {
-                Some(from) => from.clone(),
-                None => client.volume(name)?.device,
+            let replaces = if let Some(from) = from {
+                from.clone()
+            } else {
+                let volume = client.volume(name)?;
+                if volume.stripe_bytes.is_some() {
+                    let detail = format!("{name} is striped: say with --from which of its columns moves");
+                    return Err(Failure::Usage(detail));
+                }
+                volume.device
             };
             let request = AddReplica { device: to.clone(), replaces: Some(replaces) };
             show(out, format, &client.add_replica(name, &request)?, output::volume)

@@ -6,11 +6,11 @@ use cxl_pool::{HostId, Role};
 use pod_protocol::objects::Priority;
 use pod_protocol::reports::DeviceReport;
 
-use super::pod::{MIB, devices_of, endpoint, join, nic};
+use super::pod::{MIB, devices_of, endpoint, join, nic, ssd, with_table};
 use super::step::{ROLES, Says, Step};
 use crate::state::{
     Command, DEFAULT_TENANT, DeviceId, FabricWish, InstanceType, Mchannel, Measured, NicWish, Presence,
-    Relief, State,
+    Relief, State, Volume,
 };
 
 /// The commands that a step stands for, given what there is.
@@ -26,6 +26,10 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
                 None => 1,
             };
             let mut devices = devices_of(endpoint, up);
+            if endpoint.role == Role::BlkBackend && host == 1 {
+                // Where a column can move to.
+                devices.push(with_table(ssd("ssd0", 32)));
+            }
             for device in &mut devices {
                 // Now and then a host's NIC is in a group with the other's.
                 if let DeviceReport::Nic { lag, backup: false, .. } = device
@@ -61,6 +65,7 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
             let to = to.map(|(host, nic)| DeviceId { host: HostId::new(host), name: format!("nic{nic}") });
             vec![Command::MigrateNic { instance: format!("vm{name}"), device: "net0".to_owned(), to }]
         }
+        Step::Speaks { minor } => vec![state.speaking(minor)],
         Step::Drained { lease } => {
             let drain = state.drains().nth(lease % 2);
             drain.map(|(lease, generation)| Command::DrainExpired { lease, generation }).into_iter().collect()
@@ -225,8 +230,9 @@ fn scrub_command(state: &State, endpoint: usize, region: usize) -> Option<Comman
 
 /// A frontend says something of a replica, in this epoch or so many before.
 fn replica_command(state: &State, volume: usize, replica: u32, behind: u64, says: Says) -> Option<Command> {
+    let told_of = |volume: &&Volume| volume.is_mirrored() || volume.beside.is_some();
     let mut mirrored = state.leases.values().filter_map(|lease| {
-        let volume = state.volumes.get(&lease.volume()?).filter(|volume| volume.is_mirrored())?;
+        let volume = state.volumes.get(&lease.volume()?).filter(told_of)?;
         Some((lease, volume))
     });
     let (lease, volume) = mirrored.nth(volume % 2)?;

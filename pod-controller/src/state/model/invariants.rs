@@ -79,10 +79,23 @@ fn a_mirror_can_always_be_relied_on(state: &State) {
     for volume in state.volumes.values().filter(|volume| !volume.deleted) {
         assert!(volume.replicas.iter().any(|replica| !replica.stale), "nothing of {} is good", volume.name);
         let hosts: BTreeSet<HostId> = volume.devices().map(|ssd| ssd.host).collect();
-        assert_eq!(hosts.len(), volume.replicas.len(), "{} has two replicas on a host", volume.name);
+        assert_eq!(hosts.len(), volume.places().count(), "{} has two places on a host", volume.name);
         let numbers: BTreeSet<u32> = volume.replicas.iter().map(|replica| replica.number).collect();
         assert_eq!(numbers.len(), volume.replicas.len(), "{} has a number twice", volume.name);
         assert!(numbers.last() < Some(&volume.next_number));
+        if volume.stripe_bytes.is_some() {
+            assert_eq!(numbers.len(), volume.next_number as usize, "{} lacks a column", volume.name);
+            assert!(volume.replicas.iter().all(|it| !it.stale && !it.leaving && it.replaces.is_none()));
+        }
+        if let Some(beside) = &volume.beside {
+            assert!(volume.stripe_bytes.is_some() && beside.stale && numbers.contains(&beside.number));
+            assert!(
+                beside.leaving || state.options.protocol_minor > 0,
+                "{} moves as nobody knew before",
+                volume.name
+            );
+            assert!(!state.is_lost(&beside.device), "{} waits for a place that does not work", volume.name);
+        }
         for replica in &volume.replicas {
             assert!(!replica.leaving || volume.is_mirrored(), "{} leaves the only place it has", volume.name);
             let entry = state.mirror_entry(volume, replica.number);
@@ -111,7 +124,7 @@ fn no_two_regions_overlap(state: &State) {
 fn no_two_extents_overlap(state: &State) {
     let mut extents: BTreeMap<&DeviceId, Vec<(u64, u64)>> = BTreeMap::new();
     for volume in state.volumes.values() {
-        for replica in volume.replicas.iter().chain(&volume.former) {
+        for replica in volume.all_places() {
             extents.entry(&replica.device).or_default().push((replica.start_bytes, volume.place_bytes()));
         }
     }
@@ -255,7 +268,8 @@ fn objects_are_consistent(state: &State) {
                 Object::Volume(volume) => assert!(has(volume.channel)),
                 // Its channel may have to wait for the backend.
                 Object::Disk(disk) => {
-                    let routes = disk.replicas.iter().map(|replica| replica.route).chain([disk.route]);
+                    let places = disk.replicas.iter().chain(&disk.beside);
+                    let routes = places.map(|replica| replica.route).chain([disk.route]);
                     routes.for_each(|route| assert!(state.channels.contains_key(&route.channel)));
                     assert!(disk.replicas.len() != 1);
                 }

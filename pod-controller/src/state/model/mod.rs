@@ -88,7 +88,8 @@ proptest! {
         pool_mib in prop_oneof![Just(24_u64), Just(64), Just(512)],
         steps in prop::collection::vec(step(), 1..120),
     ) {
-        let options = Options { nic_leases_max: if pool_mib == 64 { 2 } else { NIC_LEASES_MAX }, ..options(pool_mib) };
+        let protocol_minor = u16::from(steps.len() % 4 > 0);
+        let options = Options { protocol_minor, nic_leases_max: if pool_mib == 64 { 2 } else { NIC_LEASES_MAX }, ..options(pool_mib) };
         let mut state = State::new(options.clone());
         let mut log: Vec<Command> = Vec::new();
         let mut objects = BTreeMap::new();

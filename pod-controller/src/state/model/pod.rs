@@ -72,7 +72,7 @@ pub(crate) fn ssd(name: &str, mib: u64) -> DeviceReport {
 }
 
 /// An SSD that keeps its table of volumes, and has none: what the controller knows is more.
-fn with_table(mut report: DeviceReport) -> DeviceReport {
+pub(super) fn with_table(mut report: DeviceReport) -> DeviceReport {
     if let DeviceReport::Ssd { table, .. } = &mut report {
         *table = Some(VolumeTable::default());
     }

@@ -16,6 +16,7 @@ pub(super) enum Step {
     DeviceBack { host: u16, nic: u8, up: bool },
     Migrate { name: u8, to: Option<(u16, u8)> },
     Drained { lease: usize },
+    Speaks { minor: u16 },
     Relieve { host: u16, mbps: u64 },
     FailBack { host: u16, nic: u8 },
     Drain { host: u16, device: Option<bool>, on: bool },
@@ -111,6 +112,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         1 => (host.clone(), 0_u8..2, any::<bool>()).prop_map(|(host, nic, up)| Step::DeviceBack { host, nic, up }),
         3 => (0_u8..5, prop::option::of((host.clone(), 0_u8..2))).prop_map(|(name, to)| Step::Migrate { name, to }),
         2 => (0_usize..8).prop_map(|lease| Step::Drained { lease }),
+        1 => prop::bool::weighted(0.8).prop_map(|new| Step::Speaks { minor: new.into() }),
         2 => (host.clone(), 0_u64..12_000).prop_map(|(host, mbps)| Step::Relieve { host, mbps }),
         1 => (host.clone(), 0_u8..2).prop_map(|(host, nic)| Step::FailBack { host, nic }),
         2 => (host.clone(), any::<Option<bool>>(), any::<bool>())
@@ -126,12 +128,12 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::ScrubAll),
         3 => (0_u8..5, 1_u64..20, prop::option::of(2_u16..4), 1_u8..3, prop::option::of(1_u64..8000))
             .prop_map(|(name, mib, device, replicas, iops)| Step::CreateVolume { name, mib, device, replicas, iops }),
-        1 => (0_u8..5, 1_u64..20).prop_map(|(name, mib)| Step::CreateStriped { name, mib }),
+        2 => (0_u8..5, 1_u64..20).prop_map(|(name, mib)| Step::CreateStriped { name, mib }),
         5 => (0_usize..4, 0_u32..4, 0_u64..2, prop::sample::select(vec![Says::Failed, Says::Synced, Says::Left]))
             .prop_map(|(volume, number, epoch, says)| Step::Replica { volume, number, epoch, says }),
-        3 => (0_u8..5, prop::option::of(2_u16..4), prop::option::of(2_u16..4))
+        3 => (0_u8..5, prop::option::of(1_u16..4), prop::option::of(1_u16..4))
             .prop_map(|(name, device, replaces)| Step::AddReplica { name, device, replaces }),
-        1 => (0_u8..5, 2_u16..4).prop_map(|(name, host)| Step::RemoveReplica { name, host }),
+        1 => (0_u8..5, 1_u16..4).prop_map(|(name, host)| Step::RemoveReplica { name, host }),
         1 => (0_u8..5).prop_map(|name| Step::DeleteVolume { name }),
         1 => Just(Step::WipeAll),
         5 => (0_u8..5, host, 0_usize..3, prop::collection::vec(0_u8..5, 0..3), prop::option::of(0_u8..4), ask()).prop_map(

@@ -4,8 +4,8 @@ use cxl_pool::Memory;
 use pod_protocol::ids::ChannelId;
 use tracing::warn;
 
+use super::super::regions::regions_of;
 use super::MirroredDisk;
-use super::regions::regions_of;
 use super::replica::Resync;
 use super::work::{Leg, Purpose, Work};
 use crate::message::{Completion, Operation, Request, Status};

@@ -3,8 +3,8 @@
 use cxl_pool::{ByteOffset, LineOffset, Memory};
 
 use super::super::place::Place;
+use super::super::regions::{overlap, regions_of};
 use super::MirroredDisk;
-use super::regions::{overlap, regions_of};
 use super::replica::Replica;
 use super::work::{Leg, Purpose, Work};
 use crate::message::{Operation, Request, Status};

@@ -8,25 +8,6 @@ use tracing::warn;
 use super::MirroredDisk;
 use super::replica::{Oldest, Resync};
 
-/// What the time between two looks counts for at most. Where more has passed, we were the ones who hung.
-const STEP_MAX: Duration = Duration::from_secs(1);
-
-/// When replicas were looked at.
-#[derive(Debug, Default)]
-pub(super) struct LastLook {
-    at: Option<Instant>,
-    /// Answers were taken since.
-    pub(super) heard: bool,
-}
-
-impl LastLook {
-    /// How long replicas have had to answer since the look before, if their answers were taken meanwhile.
-    fn passed(&mut self, now: Instant) -> Duration {
-        let before = self.at.replace(now).filter(|_| std::mem::take(&mut self.heard));
-        before.map_or(Duration::ZERO, |before| now.duration_since(before).min(STEP_MAX))
-    }
-}
-
 impl<M: Memory> MirroredDisk<M> {
     /// Goes on without replicas that have kept a request for too long. The last one in sync is waited for: nobody else has what
     /// it has.

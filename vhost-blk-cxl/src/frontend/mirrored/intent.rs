@@ -15,8 +15,8 @@ use pod_protocol::objects::DiskObject;
 use tracing::{info, warn};
 use vhost_frontend::{Buffer, BufferArea};
 
+use super::super::regions::{REGION_BYTES, Regions};
 use super::MirroredDisk;
-use super::regions::{REGION_BYTES, Regions};
 use super::replica::{Replica, Resync};
 use super::work::{Leg, Purpose, Work};
 use crate::intent_log::{self, IntentLog, Units};

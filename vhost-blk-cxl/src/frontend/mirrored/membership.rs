@@ -6,10 +6,10 @@ use pod_protocol::objects::{DiskObject, ReplicaObject};
 use pod_protocol::reports::Report;
 use tracing::info;
 
-use super::regions::regions_of;
+use super::super::regions::regions_of;
 use super::replica::{Orphan, Replica, Resync};
 use super::work::{Leg, Purpose, Stage, Work};
-use super::{MirroredDisk, REPLICAS_MAX, spare};
+use super::{MirroredDisk, REPLICAS_MAX};
 use crate::message::{Operation, Status};
 
 impl<M: Memory> MirroredDisk<M> {
@@ -55,7 +55,7 @@ impl<M: Memory> MirroredDisk<M> {
             replica.dirty.insert_all();
             self.replicas.push(replica);
             if self.spares.len() + 1 < self.replicas.len() {
-                self.spares.extend(spare(&mut self.disk));
+                self.spares.extend(self.disk.spare());
             }
             self.recheck = true;
         }
@@ -290,7 +290,7 @@ impl<M: Memory> MirroredDisk<M> {
             }
         }
         if self.spares.len() + 1 < self.replicas.len() {
-            self.spares.extend(spare(&mut self.disk));
+            self.spares.extend(self.disk.spare());
         }
         self.intent.replenish(&mut self.disk.buffers);
         self.ask_for_log_again(index);

@@ -19,7 +19,6 @@ mod begin;
 mod hanging;
 mod intent;
 mod membership;
-mod regions;
 mod replica;
 mod resync;
 mod work;
@@ -34,15 +33,15 @@ use pod_protocol::objects::DiskObject;
 use pod_protocol::reports::Report;
 use vhost_frontend::Buffer;
 
-use self::hanging::LastLook;
 use self::intent::Intent;
 use self::replica::{Replica, Resync};
 pub(super) use self::work::REPLICAS_MAX;
 use self::work::{Leg, Works};
 use super::Pace;
-use super::device::REQUEST_BYTES_MAX;
 use super::disk::{Disk, REQUESTS_MAX};
 use super::guest_side::GuestSide;
+use super::last_look::LastLook;
+use super::regions::REGION_BYTES;
 use crate::message::{Holder, Request, Words};
 
 /// Regions that are copied at a time.
@@ -97,7 +96,7 @@ impl<M: Memory> MirroredDisk<M> {
         let mut spares = Vec::new();
         let intent = Intent::new(&disk.object, &mut disk.buffers);
         for _ in 1..replicas.len() {
-            spares.extend(spare(&mut disk));
+            spares.extend(disk.spare());
         }
         let mut mirrored = Self {
             disk,
@@ -225,7 +224,7 @@ impl<M: Memory> MirroredDisk<M> {
     /// Shows how much has yet to be brought in line, of all replicas.
     fn count_dirty(&self) {
         let regions: u64 = self.replicas.iter().map(|replica| replica.dirty.len()).sum();
-        self.disk.counters.dirty_bytes.set(regions.saturating_mul(regions::REGION_BYTES));
+        self.disk.counters.dirty_bytes.set(regions.saturating_mul(REGION_BYTES));
     }
 
     /// The controller changed what may change while a disk is in use.
@@ -240,10 +239,4 @@ impl<M: Memory> MirroredDisk<M> {
         self.advance_all();
         self.recheck = true;
     }
-}
-
-/// A buffer that is kept for a bad day.
-fn spare<M: Memory>(disk: &mut Disk<M>) -> Option<Buffer> {
-    let bytes = REQUEST_BYTES_MAX.min(disk.buffers.total_bytes() / 4);
-    disk.buffers.alloc(u32::try_from(bytes).ok()?)
 }

@@ -7,8 +7,8 @@ use pod_protocol::ids::LeaseGeneration;
 use pod_protocol::objects::{ReplicaObject, Route};
 use vhost_frontend::Buffer;
 
+use super::super::regions::Regions;
 use super::super::unflushed::Unflushed;
-use super::regions::Regions;
 use crate::message::Tag;
 
 /// How far a stale replica has come on its way back.

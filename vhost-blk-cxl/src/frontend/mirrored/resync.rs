@@ -16,8 +16,8 @@ use cxl_pool::Memory;
 use tracing::{info, warn};
 use vhost_frontend::Buffer;
 
+use super::super::regions::REGION_BYTES;
 use super::begin::line_of;
-use super::regions::REGION_BYTES;
 use super::replica::Resync;
 use super::work::{Leg, Purpose, Stage, Work};
 use super::{COPIES_MAX, MirroredDisk};
@@ -242,19 +242,8 @@ impl<M: Memory> MirroredDisk<M> {
         if !self.replicas[target].gets_writes() {
             return self.end_copy(index, true);
         }
-        let memory = &self.disk.memory;
-        memory.invalidate(buffer.start(), work.request.length_bytes);
-        memory.full_fence();
         // What takes no room on the source shall take none on the other.
-        let mut zeros = true;
-        let mut bytes = [0; 4096];
-        let mut at = 0;
-        while zeros && at < work.request.length_bytes {
-            let step = bytes.len().min(usize::try_from(work.request.length_bytes - at).unwrap_or(usize::MAX));
-            memory.read(buffer.start().saturating_add(at), &mut bytes[..step]);
-            zeros = bytes[..step].iter().all(|&byte| byte == 0);
-            at += step as u64;
-        }
+        let zeros = self.disk.is_filled_with_zeros(buffer, work.request.length_bytes);
         if let Some(work) = self.works.get_mut(index) {
             work.request.operation = if zeros { Operation::WriteZeroes } else { Operation::Write };
             work.request.may_unmap = zeros;

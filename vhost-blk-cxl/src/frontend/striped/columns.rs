@@ -5,8 +5,8 @@ use pod_protocol::ids::ChannelId;
 use pod_protocol::objects::{DiskObject, ReplicaObject, Route};
 
 use super::StripedDisk;
-use super::parts::Leg;
-use crate::message::Status;
+use super::parts::{Leg, Owner, Part};
+use crate::message::{Operation, Status};
 
 /// How the columns of a disk are reached, in their order on it.
 pub(super) fn routes(object: &DiskObject) -> Vec<Route> {
@@ -22,11 +22,11 @@ impl<M: Memory> StripedDisk<M> {
 
     /// How many parts a channel's backend has.
     pub(crate) fn with_backend(&self, channel: ChannelId) -> u32 {
-        self.column_on(channel).map_or(0, |at| self.columns[at].sent)
+        self.column_on(channel).map_or(0, |at| self.columns[at].sent) + self.stranded.on(channel)
     }
 
     pub(super) fn change_columns(&mut self, object: &DiskObject) {
-        for (at, route) in routes(object).into_iter().enumerate().take(self.columns.len()) {
+        for (at, route) in routes(object).into_iter().enumerate().take(self.layout.columns()) {
             let column = &mut self.columns[at];
             let other_channel = column.route.channel != route.channel;
             if column.route.generation != route.generation {
@@ -49,9 +49,18 @@ impl<M: Memory> StripedDisk<M> {
         let sent = self.parts.in_order(|part| part.column == at && matches!(part.leg, Leg::Sent(_)));
         let mut again = 0;
         for index in sent.into_iter().rev() {
-            let Some(job) = self.parts.get(index).map(|part| part.job) else { continue };
-            // What nobody waits for is not done again: its guest may have something newer there.
-            let lost = self.is_abandoned(job);
+            let Some(part) = self.parts.get(index).copied() else { continue };
+            // What nobody waits for is not done again: its guest may have something newer there. Nor is a read by what is no
+            // column any more.
+            let lost = match part.owner {
+                Owner::Guest(job) => {
+                    let reads = part.request.operation == Operation::Read;
+                    self.is_abandoned(job) || reads && self.is_beside(at)
+                }
+                Owner::Copy(slot) => self.copies.is_given_up(slot),
+                Owner::Settling => false,
+                Owner::Nobody => true,
+            };
             if let Some(part) = self.parts.get_mut(index) {
                 part.leg = if lost { Leg::Lost } else { Leg::Queued };
             }
@@ -67,11 +76,12 @@ impl<M: Memory> StripedDisk<M> {
 
     /// A channel can be used: nothing of its earlier generation is being carried out any more.
     pub(crate) fn channel_ready(&mut self, channel: ChannelId) {
+        self.orphans_over(channel);
         let Some(at) = self.column_on(channel).filter(|&at| !self.columns[at].ready) else { return };
         self.columns[at].ready = true;
         self.end_lost(at);
         self.disk.unblock();
-        self.stirred = true;
+        (self.recheck, self.stirred) = (true, true);
     }
 
     /// There is no channel any more: nobody at its other end carries out anything.
@@ -88,16 +98,26 @@ impl<M: Memory> StripedDisk<M> {
     fn end_lost(&mut self, at: usize) {
         for index in self.parts.in_order(|part| part.column == at && part.leg == Leg::Lost) {
             self.columns[at].sent -= 1;
-            self.end(index, Status::IoError);
+            let reads = |part: &Part| match part.owner {
+                Owner::Guest(job) => {
+                    part.request.operation == Operation::Read && !self.is_abandoned(job) && self.is_beside(at)
+                }
+                Owner::Copy(_) | Owner::Settling | Owner::Nobody => false,
+            };
+            if self.parts.get(index).is_some_and(reads) {
+                self.move_to_column(index);
+            } else {
+                self.end(index, Status::IoError);
+            }
         }
     }
 
     /// Whether a column is reached over this channel.
     pub(crate) fn uses(&self, channel: ChannelId) -> bool {
-        self.column_on(channel).is_some()
+        self.column_on(channel).is_some() || self.stranded.on(channel) > 0
     }
 
-    /// The channels of its columns.
+    /// The channels of its columns, and of the place beside one.
     pub(crate) fn channels(&self) -> impl Iterator<Item = ChannelId> {
         self.columns.iter().map(|column| column.route.channel)
     }

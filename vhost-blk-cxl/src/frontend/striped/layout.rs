@@ -24,6 +24,17 @@ impl Layout {
         Self { columns: (columns as u64).max(1), unit_bytes: unit_bytes.max(1) }
     }
 
+    /// Over how many columns.
+    pub(super) fn columns(self) -> usize {
+        // A few.
+        usize::try_from(self.columns).unwrap_or(usize::MAX)
+    }
+
+    /// How long each column of a volume of this size is.
+    pub(super) fn column_bytes(self, size_bytes: u64) -> u64 {
+        size_bytes.div_ceil(self.unit_bytes * self.columns) * self.unit_bytes
+    }
+
     /// How many pieces [`Layout::pieces`] has.
     pub(super) fn count(self, offset_bytes: u64, length_bytes: u64) -> usize {
         let end = offset_bytes.saturating_add(length_bytes);

@@ -8,6 +8,19 @@ use crate::message::{Request, Status, Tag};
 /// Parts that are under way at a time. The longest request has fewer.
 pub(super) const PARTS_MAX: u16 = 4096;
 
+/// For whom a part is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// A request of the guest, at the place of its slot.
+    Guest(u16),
+    /// A region that is copied to the place beside a column: which one of those under way.
+    Copy(usize),
+    /// The flush after which the place beside a column is complete.
+    Settling,
+    /// Nobody any more, but a backend may still be carrying it out.
+    Nobody,
+}
+
 /// Where a part is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leg {
@@ -15,6 +28,9 @@ pub(super) enum Leg {
     Queued,
     /// With the backend, sent in this generation of the lease.
     Sent(LeaseGeneration),
+    /// The place beside a column did not do it. What that means for its request depends on which of both is the column in the
+    /// end.
+    Failed(Status),
     /// Nobody waits for it any more, but a backend may still be carrying it out.
     Lost,
 }
@@ -24,8 +40,7 @@ pub(super) enum Leg {
 pub(super) struct Part {
     /// As its column gets it.
     pub(super) request: Request,
-    /// Of which request it is a part.
-    pub(super) job: u16,
+    pub(super) owner: Owner,
     pub(super) column: usize,
     pub(super) leg: Leg,
     /// Counts parts in the order in which they were cut.
@@ -44,12 +59,13 @@ pub(super) struct Job {
     pub(super) status: Status,
     /// Counts requests in the order in which they came.
     pub(super) sequence: u64,
+    /// It has to begin anew, in another buffer: a backend that nobody waits for may still fill the one it has.
+    pub(super) stranded: bool,
 }
 
 impl Job {
-    /// A part ended.
+    /// A part ended like this.
     pub(super) fn note(&mut self, status: Status) {
-        self.open -= 1;
         if status != Status::Ok && self.status != Status::IoError {
             self.status = status;
         }
@@ -105,6 +121,27 @@ impl Parts {
         let part = self.all.get_mut(usize::from(index))?.take()?;
         self.free.push(index);
         Some(part)
+    }
+
+    /// Whether something holds of any.
+    pub(super) fn any(&self, holds: impl Fn(&Part) -> bool) -> bool {
+        self.all.iter().flatten().any(holds)
+    }
+
+    /// The number of the oldest one of which something holds.
+    pub(super) fn oldest_where(&self, holds: impl Fn(&Part) -> bool) -> Option<u64> {
+        self.all.iter().flatten().filter(|part| holds(part)).map(|part| part.serial).min()
+    }
+
+    /// Two columns have changed places.
+    pub(super) fn swap_columns(&mut self, one: usize, other: usize) {
+        for part in self.all.iter_mut().flatten() {
+            part.column = match part.column {
+                column if column == one => other,
+                column if column == other => one,
+                column => column,
+            };
+        }
     }
 
     /// Those of which something holds, in the order in which they were cut.

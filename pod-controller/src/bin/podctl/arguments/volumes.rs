@@ -59,7 +59,9 @@ pub(crate) enum Volumes {
     },
     /// Move a volume to another SSD while its guest goes on
     ///
-    /// Example: podctl volumes move vol0 --to h3/ssd0
+    /// Examples:
+    ///     podctl volumes move vol0 --to h3/ssd0
+    ///     podctl volumes move wide --from h2/ssd0 --to h4/ssd0
     #[command(verbatim_doc_comment)]
     Move {
         /// Its name
@@ -67,7 +69,7 @@ pub(crate) enum Volumes {
         /// To which SSD [default: the one of another host with the largest share free]
         #[arg(long, value_name = "HOST/NAME")]
         to: Option<String>,
-        /// Of a mirrored volume: which replica moves
+        /// Of a mirrored volume: which replica moves; of a striped one, which column
         #[arg(long, value_name = "HOST/NAME")]
         from: Option<String>,
     },

@@ -1,0 +1,23 @@
+//! The places where the volume of a disk lies.
+
+use serde::{Deserialize, Serialize};
+
+use super::Route;
+
+/// A replica of a mirrored volume, as its frontend needs to know it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplicaObject {
+    /// Its number within the volume.
+    pub number: u32,
+    /// The SSD that it lies on, as `h2/ssd0`, for logs.
+    pub ssd: String,
+    /// How the owner of the SSD is reached.
+    pub route: Route,
+    /// It has everything that was acknowledged. Others are brought in line, and are never read.
+    pub in_sync: bool,
+    /// It is known that nothing can be asked of it now.
+    pub away: bool,
+    /// It is to go: it is not brought in line, and its frontend says when it has let go of it.
+    #[serde(default)]
+    pub leaving: bool,
+}

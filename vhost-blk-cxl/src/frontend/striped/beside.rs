@@ -1,0 +1,327 @@
+//! A place beside a column: where the column moves to, or what it has left.
+//!
+//! While it comes, it is brought in line with the column and reads go to the column. When it is complete, nothing is acknowledged
+//! without it, and the controller is told. The controller has both change places, or the place leave: a request that only one of
+//! them carried out waits for that, and ends as it did at the one that is the column then. One that leaves gets nothing new; the
+//! controller hears when nothing is in flight there any more.
+
+use std::time::{Duration, Instant};
+
+use cxl_pool::Memory;
+use pod_protocol::objects::{DiskObject, ReplicaObject};
+use pod_protocol::reports::Report;
+use tracing::{info, warn};
+
+use super::super::Pace;
+use super::super::regions::Regions;
+use super::parts::{Leg, Owner, PARTS_MAX, Part};
+use super::{Column, StripedDisk, columns};
+use crate::message::Operation;
+
+/// How far it has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It gets every write, and region by region what was there before.
+    Copying,
+    /// It has everything, and is bringing it to its medium.
+    Flushing,
+    /// It has everything, and the controller was told so in this epoch. No write ends without it from here on.
+    Told(u64),
+    /// It cannot come, for a reason that the controller is told. It may count already, if the controller was told before that it
+    /// has everything.
+    Broken { counts: bool, reason: String },
+    /// It is to go.
+    Leaving,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Beside {
+    /// The column that it is beside, by its place in the layout.
+    pub(super) column: usize,
+    number: u32,
+    ssd: String,
+    /// The controller says that it cannot be reached.
+    pub(super) away: bool,
+    pub(super) stage: Stage,
+    /// Where it differs, or may differ, from the column.
+    pub(super) dirty: Regions,
+    /// Parts of requests that change either place and have begun.
+    pub(super) writes: Vec<u16>,
+    /// The flush before it is complete is under way.
+    pub(super) settling: bool,
+    /// As the controller said last.
+    epoch: u64,
+    /// The part that it has had for the longest time, and for how long.
+    oldest: Option<(u64, Duration)>,
+}
+
+impl Beside {
+    /// Whether it gets what changes the column.
+    pub(super) fn gets_writes(&self) -> bool {
+        !matches!(self.stage, Stage::Broken { counts: false, .. } | Stage::Leaving)
+    }
+}
+
+impl<M: Memory> StripedDisk<M> {
+    /// Whether this is no column of the layout.
+    pub(super) fn is_beside(&self, at: usize) -> bool {
+        at >= self.layout.columns()
+    }
+
+    /// Whether what is beside a column gets nothing new.
+    pub(super) fn is_leaving(&self, at: usize) -> bool {
+        self.is_beside(at) && self.beside.as_ref().is_some_and(|beside| !beside.gets_writes())
+    }
+
+    /// Whether no write may be acknowledged without the place beside a column, unless the controller says so.
+    pub(super) fn counts_beside(&self) -> bool {
+        let stage = self.beside.as_ref().map(|beside| &beside.stage);
+        matches!(stage, Some(Stage::Told(_) | Stage::Broken { counts: true, .. }))
+    }
+
+    /// The controller may say that a column is where it moved to.
+    pub(super) fn change_places(&mut self, object: &DiskObject) {
+        let at = self.layout.columns();
+        let Some(column) = self.beside.as_ref().map(|beside| beside.column) else { return };
+        let now = columns::routes(object).get(column).map(|route| route.channel);
+        if now.is_none() || self.columns.get(at).map(|place| place.route.channel) != now {
+            return;
+        }
+        info!(lease = %self.disk.object().lease, column, "the column has moved");
+        self.give_copies_up();
+        self.columns.swap(column, at);
+        self.parts.swap_columns(column, at);
+        self.leave(false);
+        for index in self.parts.in_order(|part| part.column == column) {
+            if let Some(Part { leg: Leg::Failed(status), .. }) = self.parts.get(index).copied() {
+                self.end(index, status);
+            }
+        }
+    }
+
+    /// The controller says what is beside a column.
+    pub(super) fn change_beside(&mut self, object: &DiskObject) {
+        let at = self.layout.columns();
+        if let Some(beside) = &self.beside {
+            let stays = |said: &ReplicaObject| {
+                let same = self.columns[at].route.channel == said.route.channel;
+                same && (said.leaving || beside.stage != Stage::Leaving)
+            };
+            if !object.beside.as_ref().is_some_and(stays) {
+                self.vanish();
+            }
+        }
+        let Some(said) = &object.beside else { return };
+        if self.beside.is_none() {
+            self.appear(said, object);
+        }
+        let place = &mut self.columns[at];
+        place.refused &= place.route.generation == said.route.generation;
+        place.route = said.route;
+        let has_grown = object.size_bytes > self.disk.object().size_bytes;
+        let Some(beside) = &mut self.beside else { return };
+        if has_grown {
+            beside.dirty.grow(self.layout.column_bytes(object.size_bytes));
+            self.differ(at);
+        }
+        let Some(beside) = &mut self.beside else { return };
+        beside.away = said.away;
+        let is_news = object.epoch > beside.epoch;
+        beside.epoch = object.epoch;
+        match beside.stage {
+            Stage::Leaving => {}
+            _ if said.leaving => {
+                info!(lease = %self.disk.object().lease, ssd = said.ssd, "the column stays where it is");
+                self.give_copies_up();
+                self.leave(true);
+            }
+            // The controller did not hear it, and will not any more: what it was told is of an older epoch.
+            Stage::Told(_) if is_news => beside.stage = Stage::Copying,
+            Stage::Broken { .. } if is_news => {
+                beside.stage = Stage::Copying;
+                beside.dirty.insert_all();
+                self.detach(true);
+                self.note_all_begun();
+            }
+            Stage::Copying | Stage::Flushing | Stage::Told(_) | Stage::Broken { .. } => {}
+        }
+        self.report();
+    }
+
+    fn appear(&mut self, said: &ReplicaObject, object: &DiskObject) {
+        info!(lease = %object.lease, ssd = said.ssd, column = said.number, leaving = said.leaving,
+            "there is a place beside the column");
+        let mut dirty = Regions::none_of(self.layout.column_bytes(object.size_bytes));
+        // Nobody knows what was there before, nor how far a predecessor of this frontend came.
+        dirty.insert_all();
+        self.beside = Some(Beside {
+            column: object.replicas.iter().filter(|column| column.number < said.number).count(),
+            number: said.number,
+            ssd: said.ssd.clone(),
+            away: said.away,
+            stage: if said.leaving { Stage::Leaving } else { Stage::Copying },
+            dirty,
+            writes: Vec::with_capacity(PARTS_MAX.into()),
+            settling: false,
+            epoch: object.epoch,
+            oldest: None,
+        });
+        self.columns.push(Column::new(said.route));
+        self.note_all_begun();
+        self.keep_spare();
+        self.recheck = true;
+        self.count_dirty();
+    }
+
+    /// It gets nothing new from here on. What it has is waited for, or not.
+    fn leave(&mut self, at_once: bool) {
+        if let Some(beside) = &mut self.beside {
+            beside.stage = Stage::Leaving;
+            beside.writes.clear();
+            (beside.settling, beside.oldest) = (false, None);
+        }
+        self.detach(at_once);
+        self.count_dirty();
+    }
+
+    /// It is none of the volume's places any more.
+    fn vanish(&mut self) {
+        self.give_copies_up();
+        self.leave(false);
+        self.strand_reads();
+        self.detach(true);
+        self.orphan_all();
+        let at = self.layout.columns();
+        self.columns.truncate(at);
+        if let Some(beside) = self.beside.take() {
+            info!(lease = %self.disk.object().lease, ssd = beside.ssd, "there is nothing beside the column");
+        }
+        self.recheck = true;
+    }
+
+    /// Takes from the place what it was to do. What it has already, it may still be doing: the reads that it got as a column are
+    /// waited for, and unless there are none, so are writes, whose buffers would be others' by the time at which it writes what
+    /// it then reads.
+    fn detach(&mut self, at_once: bool) {
+        let at = self.layout.columns();
+        let ready = self.columns[at].ready;
+        for index in self.parts.in_order(|part| part.column == at) {
+            let Some(part) = self.parts.get(index).copied() else { continue };
+            let is_there = matches!(part.leg, Leg::Sent(_) | Leg::Lost);
+            match part.owner {
+                Owner::Nobody => continue,
+                Owner::Guest(_) if part.request.operation == Operation::Read => {
+                    if ready && !is_there {
+                        self.move_to_column(index);
+                    } else if let Some(part) = self.parts.get_mut(index).filter(|_| !is_there) {
+                        // It may have been sent before its channel began anew.
+                        part.leg = Leg::Lost;
+                        self.columns[at].sent += 1;
+                    }
+                    continue;
+                }
+                Owner::Guest(_) if is_there && !at_once => continue,
+                Owner::Guest(_) | Owner::Copy(_) | Owner::Settling => {}
+            }
+            if !is_there {
+                self.parts.remove(index);
+            } else if let Some(part) = self.parts.get_mut(index) {
+                part.owner = Owner::Nobody;
+            }
+            if let Owner::Guest(job) = part.owner {
+                self.release(job);
+            }
+        }
+        self.columns[at].queue.clear();
+        if let Some(beside) = &mut self.beside {
+            beside.settling = false;
+        }
+        self.recheck = true;
+    }
+
+    /// Has the column carry out what the place beside it has not.
+    pub(super) fn move_to_column(&mut self, index: u16) {
+        let Some(column) = self.beside.as_ref().map(|beside| beside.column) else { return };
+        if let Some(part) = self.parts.get_mut(index) {
+            (part.column, part.leg) = (column, Leg::Queued);
+            self.columns[column].queue.push_back(index);
+            self.stirred = true;
+        }
+    }
+
+    /// The column cannot move there.
+    pub(super) fn break_off(&mut self, reason: &str) {
+        let counts = self.counts_beside();
+        let Some(beside) = &mut self.beside else { return };
+        if matches!(beside.stage, Stage::Broken { .. } | Stage::Leaving) {
+            return;
+        }
+        warn!(lease = %self.disk.object().lease, ssd = beside.ssd, reason, "the column cannot move there");
+        beside.stage = Stage::Broken { counts, reason: reason.to_owned() };
+        if !counts {
+            beside.writes.clear();
+            self.give_copies_up();
+            self.detach(true);
+        }
+        self.report();
+    }
+
+    /// Says again what the controller may have missed, and looks whether the place beside a column hangs.
+    pub(crate) fn tick(&mut self, now: Instant, pace: Pace) {
+        let passed = self.last_look.passed(now);
+        if self.beside.is_none() {
+            return;
+        }
+        // It may have been asked before its backend knew the lease's generation.
+        let at = self.layout.columns();
+        self.columns[at].refused = false;
+        if let Some(timeout) = pace.replica_timeout {
+            self.give_up_hanging(passed, timeout);
+        }
+        self.report();
+        (self.recheck, self.stirred) = (true, true);
+    }
+
+    fn give_up_hanging(&mut self, passed: Duration, timeout: Duration) {
+        let at = self.layout.columns();
+        let is_open = |part: &Part| {
+            part.column == at
+                && part.owner != Owner::Nobody
+                && matches!(part.leg, Leg::Queued | Leg::Sent(_) | Leg::Lost)
+        };
+        let serial = self.parts.oldest_where(is_open);
+        let Some(beside) = &mut self.beside else { return };
+        let known = beside.oldest.filter(|known| Some(known.0) == serial);
+        beside.oldest = serial.map(|serial| (serial, known.map_or(Duration::ZERO, |it| it.1 + passed)));
+        if beside.oldest.is_none_or(|(_, waited)| waited < timeout) {
+            return;
+        }
+        if beside.stage == Stage::Leaving {
+            self.strand_reads();
+            self.detach(true);
+        } else {
+            self.break_off("it kept a request for longer than replica-timeout-ms");
+        }
+    }
+
+    /// Tells the controller what it has to know.
+    pub(super) fn report(&self) {
+        let (Some(reporter), Some(beside)) = (&self.reporter, &self.beside) else { return };
+        let (lease, replica, epoch) = (self.disk.object().lease, beside.number, beside.epoch);
+        let at = self.layout.columns();
+        match &beside.stage {
+            Stage::Told(epoch) => {
+                reporter.report(Report::ReplicaSynced { lease, replica, epoch: *epoch });
+            }
+            Stage::Broken { reason, .. } => {
+                let reason = reason.clone();
+                reporter.report(Report::ReplicaFailed { lease, replica, epoch, reason });
+            }
+            Stage::Leaving if !self.parts.any(|part| part.column == at) => {
+                reporter.report(Report::ReplicaLeft { lease, replica, epoch });
+            }
+            Stage::Copying | Stage::Flushing | Stage::Leaving => {}
+        }
+    }
+}

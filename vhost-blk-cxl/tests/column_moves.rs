@@ -1,0 +1,310 @@
+//! Columns of a striped volume that move from one device to another under a guest that notices nothing.
+
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
+
+mod common;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::history::History;
+use common::mirror::{MIRROR_BYTES, MirrorPod};
+use common::*;
+use cxl_pool::simulated::{check_seeds, seeds};
+use vhost_blk_cxl::message::Operation;
+
+const TARGET: &str = "-p vhost-blk-cxl --test column_moves";
+const UNIT: u64 = 64 << 10;
+
+/// A volume over two of three devices, full of what it should hold.
+fn full(seed: u64) -> (MirrorPod, Driver, Vec<u8>) {
+    let pod = MirrorPod::striped_over(seed, (2, 3), UNIT);
+    let mut driver = pod.driver();
+    let model = pattern(seed, MIRROR_BYTES as usize);
+    for (sector, part) in (0..).step_by(1024).zip(model.chunks(512 << 10)) {
+        assert_eq!(driver.write_sectors(sector, part), OK);
+    }
+    (pod, driver, model)
+}
+
+fn settled(pod: &MirrorPod) -> bool {
+    pod.columns().beside.is_none()
+}
+
+#[test]
+fn a_column_moves_and_nothing_of_it_is_used_where_it_was() {
+    let (mut pod, mut driver, mut model) = full(41);
+    for (round, (column, to, left)) in [(0, 2, 0), (1, 0, 1), (0, 1, 2)].into_iter().enumerate() {
+        pod.move_column(column, to);
+        let mut number = 0;
+        let began = Instant::now();
+        while !settled(&pod) {
+            assert!(began.elapsed() < PATIENCE, "it never arrived");
+            pod.control();
+            number += 1;
+            let sector = number * 37 % (MIRROR_BYTES / SECTOR - 300);
+            let (from, to) = ((sector * SECTOR) as usize, ((sector + 300) * SECTOR) as usize);
+            match number % 5 {
+                0 => {
+                    assert_eq!(driver.range_request(T_WRITE_ZEROES, sector, 300, 0), OK);
+                    model[from..to].fill(0);
+                }
+                1 => assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK),
+                2 => assert!(driver.read_sectors(sector, 300 * SECTOR as u32) == model[from..to]),
+                _ => {
+                    let data = pattern(number << 8 | round as u64, to - from);
+                    assert_eq!(driver.write_sectors(sector, &data), OK);
+                    model[from..to].copy_from_slice(&data);
+                }
+            }
+        }
+        assert_eq!((pod.columns().at[column], pod.columns().arrived), (to, round as u64 + 1));
+        assert!(pod.striped_bytes() == model);
+        eventually(|| pod.dirty_bytes() == 0);
+        let before = pod.controls[left].log().len();
+        for sector in (0..MIRROR_BYTES / SECTOR).step_by(1024) {
+            let at = (sector * SECTOR) as usize;
+            assert!(driver.read_sectors(sector, 512 << 10) == model[at..at + (512 << 10)]);
+        }
+        assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK);
+        assert_eq!(pod.controls[left].log().len(), before);
+    }
+}
+
+#[test]
+fn what_is_acknowledged_is_in_both_places_before_the_column_changes_its_own() {
+    let (mut pod, mut driver, _) = full(42);
+    pod.move_column(0, 2);
+    eventually(|| pod.dirty_bytes() == 0);
+    // The frontend says that it has everything, and nobody hears it yet.
+    eventually(|| pod.controls[2].log().iter().any(|it| it.operation == Operation::Flush));
+    thread::sleep(QUIET);
+    pod.controls[2].hold(true);
+    driver.write(driver.place(0).data, &pattern(1, 4096));
+    let write = driver.offer(0, 0, T_OUT, 0, 4096);
+    eventually(|| pod.controls[2].waiting() == 1);
+    assert!(driver.guest.wait_used(0, QUIET).is_none(), "half of it is done");
+    // A read that meets it waits: what it would see might be gone again.
+    let read = driver.offer(1, 1, T_IN, 0, 4096);
+    assert!(driver.guest.wait_used(1, QUIET).is_none());
+    pod.controls[2].hold(false);
+    assert_eq!(driver.answer(0, 0, write), (OK, 1));
+    assert_eq!(driver.answer(1, 1, read), (OK, 4097));
+    assert_eq!(driver.read(driver.place(1).data, 4096), pattern(1, 4096));
+    pod.until(|pod| settled(pod));
+    assert_eq!(pod.columns().arrived, 1);
+    assert_eq!(driver.read_sectors(0, 4096), pattern(1, 4096));
+}
+
+#[test]
+fn what_the_old_place_still_writes_is_what_the_guest_wrote() {
+    let (mut pod, mut driver, model) = full(47);
+    pod.move_column(0, 2);
+    eventually(|| pod.dirty_bytes() == 0);
+    eventually(|| pod.controls[2].log().iter().any(|it| it.operation == Operation::Flush));
+    thread::sleep(QUIET);
+    pod.controls[0].hold(true);
+    let read = driver.offer(0, 0, T_IN, 0, 4096);
+    eventually(|| pod.controls[0].waiting() == 1);
+    driver.write(driver.place(1).data, &pattern(1, 4096));
+    let write = driver.offer(1, 1, T_OUT, 0, 4096);
+    eventually(|| pod.controls[0].waiting() == 2);
+    pod.until(|pod| pod.columns().arrived == 1);
+    // Were it answered, its buffer would be another's before the device reads it, and what is read there anything.
+    assert!(driver.guest.wait_used(1, QUIET).is_none());
+    pod.controls[0].finish_backwards();
+    pod.controls[0].hold(false);
+    assert_eq!(driver.answer(1, 1, write), (OK, 1));
+    assert_eq!(driver.answer(0, 0, read), (OK, 4097));
+    let seen = driver.read(driver.place(0).data, 4096);
+    assert!(seen == model[..4096] || seen == pattern(1, 4096));
+    pod.until(|pod| settled(pod));
+    assert_eq!(driver.read_sectors(0, 4096), pattern(1, 4096));
+}
+
+#[test]
+fn a_place_that_fails_costs_the_guest_nothing() {
+    let (mut pod, mut driver, model) = full(43);
+    pod.controls[2].fail(true);
+    pod.move_column(1, 2);
+    pod.until(|pod| settled(pod));
+    assert_eq!((pod.columns().arrived, pod.columns().failed), (0, 1));
+    pod.controls[2].fail(false);
+    // It dies while the guest writes to both.
+    pod.controls[2].hold(true);
+    pod.move_column(1, 2);
+    driver.write(driver.place(0).data, &pattern(1, 4096));
+    let write = driver.offer(0, 0, T_OUT, UNIT / SECTOR, 4096);
+    eventually(|| pod.controls[2].waiting() > 0);
+    assert!(driver.guest.wait_used(0, QUIET).is_none(), "it may answer yet");
+    pod.kill(2, || true);
+    pod.end_place();
+    pod.apply_disk();
+    assert_eq!(driver.answer(0, 0, write), (OK, 1));
+    pod.controls[2].hold(false);
+    pod.start_backend(2);
+    assert_eq!(driver.read_sectors(UNIT / SECTOR, 4096), pattern(1, 4096));
+    assert_eq!(driver.read_sectors(UNIT / SECTOR + 8, 4096), model[UNIT as usize + 4096..][..4096]);
+    // Once it has everything, its failures wait for the controller's word.
+    pod.move_column(1, 2);
+    eventually(|| pod.dirty_bytes() == 0);
+    eventually(|| pod.controls[2].log().iter().any(|it| it.operation == Operation::Flush));
+    thread::sleep(QUIET);
+    pod.controls[2].fail(true);
+    driver.write(driver.place(0).data, &pattern(2, 4096));
+    let write = driver.offer(0, 0, T_OUT, UNIT / SECTOR, 4096);
+    assert!(driver.guest.wait_used(0, QUIET).is_none(), "the column may be there by now");
+    pod.until(|pod| settled(pod));
+    // What was said first counts: the column has moved, and it failed.
+    assert_eq!(pod.columns().arrived, 1);
+    assert_eq!(driver.answer(0, 0, write).0, IOERR);
+}
+
+#[test]
+fn a_column_that_dies_when_everything_is_copied_is_not_missed() {
+    let (mut pod, mut driver, model) = full(44);
+    pod.move_column(0, 2);
+    eventually(|| pod.dirty_bytes() == 0);
+    eventually(|| pod.controls[2].log().iter().any(|it| it.operation == Operation::Flush));
+    thread::sleep(QUIET);
+    // It keeps a read, and is gone when the controller hears that nothing is missing elsewhere.
+    pod.controls[0].hold(true);
+    let read = driver.offer(0, 0, T_IN, 0, 4096);
+    eventually(|| pod.controls[0].waiting() == 1);
+    pod.kill(0, || false);
+    assert!(driver.guest.wait_used(0, QUIET).is_none());
+    while pod.columns().arrived == 0 {
+        pod.control();
+    }
+    pod.end_place();
+    pod.apply_disk();
+    assert_eq!(driver.answer(0, 0, read), (OK, 4097));
+    assert_eq!(driver.read(driver.place(0).data, 4096), model[..4096]);
+    assert_eq!(driver.write_sectors(0, &pattern(1, 4096)), OK);
+    assert_eq!(driver.read_sectors(0, 4096), pattern(1, 4096));
+    pod.controls[0].hold(false);
+    pod.start_backend(0);
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK);
+}
+
+#[test]
+fn what_either_device_forgets_is_copied_again() {
+    let (mut pod, mut driver, _) = full(45);
+    pod.controls[2].let_pass(3);
+    pod.move_column(0, 2);
+    eventually(|| pod.controls[2].waiting() > 0);
+    pod.controls[2].lose();
+    pod.controls[2].hold(false);
+    pod.until(|pod| settled(pod));
+    assert_eq!(pod.columns().arrived, 1);
+    let mut whole = pod.striped_bytes();
+    assert!(whole == driver_bytes(&mut driver));
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK, "the column had it");
+    // The column itself: the guest is told, and both places hold the same nevertheless.
+    assert_eq!(driver.write_sectors(0, &pattern(7, 4096)), OK);
+    pod.controls[0].let_pass(1);
+    pod.move_column(0, 0);
+    eventually(|| pod.controls[0].waiting() > 0);
+    pod.controls[2].lose();
+    pod.controls[0].hold(false);
+    pod.until(|pod| settled(pod));
+    whole = pod.striped_bytes();
+    assert!(whole[..UNIT as usize].iter().all(|&byte| byte == 0), "what was lost is lost");
+    assert!(whole == driver_bytes(&mut driver));
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, IOERR);
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK, "the guest knows");
+}
+
+fn driver_bytes(driver: &mut Driver) -> Vec<u8> {
+    (0..MIRROR_BYTES / SECTOR).step_by(1024).flat_map(|at| driver.read_sectors(at, 512 << 10)).collect()
+}
+
+#[test]
+fn a_place_that_hangs_is_given_up() {
+    let (mut pod, mut driver, _) = full(46);
+    pod.frontend.as_mut().unwrap().set_replica_timeout(Some(Duration::from_millis(300)));
+    pod.controls[2].hold(true);
+    pod.move_column(0, 2);
+    driver.write(driver.place(0).data, &pattern(1, 4096));
+    let write = driver.offer(0, 0, T_OUT, 0, 4096);
+    pod.until(|pod| pod.columns().failed == 1);
+    assert_eq!(driver.answer(0, 0, write), (OK, 1));
+    assert!(!settled(&pod), "it has yet to let go of what it has");
+    pod.controls[2].hold(false);
+    pod.until(|pod| settled(pod));
+    assert_eq!(driver.read_sectors(0, 4096), pattern(1, 4096));
+}
+
+/// Moves columns about while the guest writes and reads, with devices that are slow, and hosts and frontends that die at moments
+/// that the seed chooses. Returns how often one arrived, and how often a frontend died meanwhile.
+fn run(seed: u64) -> Result<(u64, u64), String> {
+    const HOSTS: usize = 3;
+    let mut pod = MirrorPod::striped_over(seed, (2, HOSTS as u16), UNIT);
+    let mut history = History::new(pod.driver(), seed);
+    let mut replaced = 0;
+    pod.controls.iter().for_each(|control| control.finish_backwards());
+    for _ in 0..4 {
+        history.work(8);
+        let free = (0..HOSTS).find(|index| !pod.columns().at.contains(index)).unwrap();
+        pod.move_column(history.below(2) as usize, free);
+        let happens = history.below(4);
+        for turn in 0..6 {
+            let requests = 1 + history.below(8);
+            history.work(requests);
+            let (slow, held) = (history.below(HOSTS as u64) as usize, history.below(2) == 0);
+            pod.controls[slow].hold(held);
+            thread::sleep(Duration::from_micros(history.below(500)));
+            history.collect();
+            pod.control();
+            if turn == 3 && happens == 0 {
+                pod.controls.iter().for_each(|control| control.hold(false));
+                history.driver.guest.disconnect();
+                pod.disk.epoch += 1;
+                pod.restart_frontend();
+                let socket = pod.run.sockets().join(&pod.disk.socket);
+                history.driver.guest.connect(&socket, ALL_FEATURES);
+                replaced += 1;
+            } else if turn == 3 && happens == 1 {
+                let victim = history.below(HOSTS as u64) as usize;
+                let finishes = history.below(2) == 0;
+                pod.kill(victim, || finishes);
+                if pod.columns().beside.as_ref().is_some_and(|place| place.at == victim) {
+                    pod.end_place();
+                    pod.apply_disk();
+                }
+                history.work(4);
+                pod.start_backend(victim);
+            }
+        }
+        pod.controls.iter().for_each(|control| control.hold(false));
+        let began = Instant::now();
+        while !settled(&pod) {
+            assert!(began.elapsed() < PATIENCE, "it neither arrives nor stays");
+            history.collect();
+            pod.control();
+            thread::yield_now();
+        }
+    }
+    let began = Instant::now();
+    while !history.is_idle() {
+        assert!(began.elapsed() < PATIENCE, "requests are never answered");
+        history.collect();
+        pod.control();
+        thread::yield_now();
+    }
+    history.read_all();
+    history.check()?;
+    Ok((pod.columns().arrived, replaced))
+}
+
+#[test]
+fn one_order_explains_what_the_guest_sees_while_columns_move() {
+    const COUNT: u64 = 12;
+    let (mut arrived, mut replaced) = (0, 0);
+    check_seeds(TARGET, COUNT, |seed| {
+        let (more, deaths) = run(seed + 1)?;
+        (arrived, replaced) = (arrived + more, replaced + deaths);
+        Ok(())
+    });
+    assert!(arrived > 0 && replaced > 0 || seeds(COUNT).count() == 1, "nothing was tried");
+}
