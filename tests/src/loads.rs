@@ -1,7 +1,7 @@
 //! Guests without a VM that do as much as they are let, to see how devices and paths are shared.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -52,13 +52,45 @@ trait Device: Send + 'static {
     fn check(&mut self, guest: &MockGuest, start: u64);
 }
 
+/// A request that a guest has asked for and got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moved {
+    /// Before it was asked for.
+    pub asked: Instant,
+    /// After it was answered.
+    pub answered: Instant,
+    /// What it moved.
+    pub bytes: u64,
+}
+
+/// The most bytes that moved within an interval of this length, whenever it began, as far as the guest can tell: those of requests that
+/// were asked for and answered within it. No pause of the guest's makes that more than what was let move then.
+pub fn most_within(interval: Duration, moved: &[Moved]) -> u64 {
+    let mut moved = moved.to_vec();
+    moved.sort_by_key(|it| it.asked);
+    let after = |start: usize| {
+        let end = moved[start].asked + interval;
+        let asked_for = moved[start..].iter().take_while(|it| it.asked <= end);
+        asked_for.filter(|it| it.answered <= end).map(|it| it.bytes).sum()
+    };
+    (0..moved.len()).map(after).max().unwrap_or(0)
+}
+
 /// A guest at work.
 #[derive(Debug)]
 pub struct Load {
     appetite: Arc<AtomicU8>,
     stop: Arc<AtomicBool>,
-    bytes: Arc<AtomicU64>,
+    count: Arc<Count>,
     thread: JoinHandle<()>,
+}
+
+/// What a guest has moved.
+#[derive(Debug, Default)]
+struct Count {
+    bytes: AtomicU64,
+    /// Each request, if somebody wants to know.
+    each: Mutex<Option<Vec<Moved>>>,
 }
 
 impl Load {
@@ -74,15 +106,15 @@ impl Load {
 
     fn start<D: Device>(socket: &str, rings: u16, features: u64, mut device: D) -> Self {
         let appetite = Arc::new(AtomicU8::new(Appetite::Hungry as u8));
-        let (stop, bytes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stop, count) = (Arc::new(AtomicBool::new(false)), Arc::new(Count::default()));
         let socket = socket.to_owned();
-        let (wanted, stopped, count) = (Arc::clone(&appetite), Arc::clone(&stop), Arc::clone(&bytes));
+        let (wanted, stopped, counted) = (Arc::clone(&appetite), Arc::clone(&stop), Arc::clone(&count));
         let thread = thread::spawn(move || {
             let mut guest = MockGuest::new(4 << 20, rings, 128);
             guest.connect(socket.as_ref(), features);
-            work(&mut guest, &mut device, &wanted, &stopped, &count);
+            work(&mut guest, &mut device, &wanted, &stopped, &counted);
         });
-        Self { appetite, stop, bytes, thread }
+        Self { appetite, stop, count, thread }
     }
 
     /// Has it want another amount from now on.
@@ -92,7 +124,13 @@ impl Load {
 
     /// What it has moved.
     pub fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.count.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Each request that it got since this was called last; from the first call on it keeps them.
+    pub fn each(&self) -> Vec<Moved> {
+        let mut each = self.count.each.lock().unwrap_or_else(PoisonError::into_inner);
+        each.replace(Vec::new()).unwrap_or_default()
     }
 
     /// Ends it, once all that it asked for was answered.
@@ -107,12 +145,12 @@ fn work<D: Device>(
     device: &mut D,
     appetite: &AtomicU8,
     stop: &AtomicBool,
-    count: &AtomicU64,
+    count: &Count,
 ) {
     let began = Instant::now();
     let start = guest.data_start();
     let mut places: Vec<u64> = (0..D::DEPTH).map(|place| start + place * PLACE_BYTES).collect();
-    let mut in_flight: Vec<(u16, u64)> = Vec::new();
+    let mut in_flight: Vec<(u16, u64, Instant)> = Vec::new();
     loop {
         let appetite = appetite.load(Ordering::Relaxed);
         let is_modest = appetite == Appetite::Modest as u8;
@@ -126,7 +164,8 @@ fn work<D: Device>(
         };
         while (in_flight.len() as u64) < wanted {
             let place = places.pop().expect("as many as requests");
-            in_flight.push((device.offer(guest, place), place));
+            let asked = Instant::now();
+            in_flight.push((device.offer(guest, place), place, asked));
         }
         let patience = match wanted {
             0 if in_flight.is_empty() => Duration::ZERO,
@@ -139,11 +178,15 @@ fn work<D: Device>(
             thread::sleep(Duration::from_millis(1));
             continue;
         };
-        let found = in_flight.iter().position(|(head, _)| *head == used.head).expect("each is answered once");
-        let (_, place) = in_flight.swap_remove(found);
+        let found =
+            in_flight.iter().position(|(head, ..)| *head == used.head).expect("each is answered once");
+        let (_, place, asked) = in_flight.swap_remove(found);
         device.check(guest, place);
         places.push(place);
-        count.fetch_add(D::BYTES, Ordering::Relaxed);
+        count.bytes.fetch_add(D::BYTES, Ordering::Relaxed);
+        if let Some(each) = &mut *count.each.lock().unwrap_or_else(PoisonError::into_inner) {
+            each.push(Moved { asked, answered: Instant::now(), bytes: D::BYTES });
+        }
         if is_modest {
             thread::sleep(Duration::from_millis(8));
         }
@@ -236,4 +279,23 @@ pub fn until(what: &str, loads: &[Load], is_so: impl Fn(&[f64]) -> bool) {
 /// Whether a rate is within 5 % of another.
 pub fn near(rate: f64, expected: f64) -> bool {
     (rate - expected).abs() <= 0.05 * expected
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_asked_for_before_or_answered_after_an_interval_is_not_in_it() {
+        let began = Instant::now();
+        let at = |ms: u64| began + Duration::from_millis(ms);
+        let moved = |asked, answered, bytes| Moved { asked: at(asked), answered: at(answered), bytes };
+        let all = [moved(0, 4, 1), moved(12, 30, 100), moved(2, 9, 2), moved(3, 13, 4), moved(3, 14, 8)];
+        let most = |ms| most_within(Duration::from_millis(ms), &all);
+        assert_eq!(
+            [most(3), most(4), most(9), most(10), most(11), most(14), most(60)],
+            [0, 1, 3, 4, 12, 15, 115]
+        );
+        assert_eq!(most_within(Duration::from_secs(1), &[]), 0);
+    }
 }

@@ -1,7 +1,10 @@
 //! Instances of several hosts share a path of the fabric by their weights, judged by the bytes that they are let move.
 
+use std::thread;
+use std::time::Duration;
+
 use pod_controller::api::{CreateInstance, Fabric, Mchannel, MchannelSpec};
-use wadi_tests::loads::{Appetite, Load, near, until};
+use wadi_tests::loads::{Appetite, Load, most_within, near, until};
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder};
 
 /// What the path carries, in bytes/s: little, so that a busy machine is no other bottleneck.
@@ -10,6 +13,16 @@ const CAPACITY: u64 = 24_000_000;
 fn share(pod: &Pod, instance: &str, weight: u32) {
     let spec = MchannelSpec { weight, tenant: "default".to_owned(), path: vec!["pool".to_owned()] };
     pod.api().set_mchannel(instance, &spec).unwrap();
+}
+
+/// An instance with a disk, at work on it.
+fn start(pod: &Pod, name: &str, host: &str) -> Load {
+    let volume = format!("{name}-disk");
+    let request = serde_json::json!({"name": volume, "size": 16 << 20});
+    pod.api().create_volume(&serde_json::from_value(request).unwrap()).unwrap();
+    let request =
+        CreateInstance { name: name.into(), host: host.into(), volumes: vec![volume], ..Default::default() };
+    Load::disk(&pod.create_instance_as(&request).unwrap().disks[0].socket)
 }
 
 fn held_ms(pod: &Pod, instance: &str) -> u64 {
@@ -29,24 +42,9 @@ fn instances_share_a_path_by_weight_and_a_cheat_gains_nothing() {
     let fabric = Fabric { window_us: 10_000, sample_us: 50_000, elements, ..Fabric::default() };
     pod.api().set_fabric(&fabric).unwrap();
     let loads = vms.map(|(name, host, weight)| {
-        let volume = format!("{name}-disk");
-        pod.api()
-            .create_volume(
-                &serde_json::from_value(serde_json::json!({
-                    "name": volume, "size": 16 << 20
-                }))
-                .unwrap(),
-            )
-            .unwrap();
-        let request = CreateInstance {
-            name: name.into(),
-            host: host.into(),
-            volumes: vec![volume],
-            ..Default::default()
-        };
-        let instance = pod.create_instance_as(&request).unwrap();
+        let load = start(&pod, name, host);
         share(&pod, name, weight);
-        Load::disk(&instance.disks[0].socket)
+        load
     });
     #[allow(clippy::cast_precision_loss)]
     let capacity = CAPACITY as f64;
@@ -97,5 +95,62 @@ fn instances_share_a_path_by_weight_and_a_cheat_gains_nothing() {
         pod.podctl(&["mchannel", "clear", name]).unwrap();
     }
     until("nobody is held back", &loads, |rates| rates.iter().sum::<f64>() > 1.5 * capacity);
+    loads.into_iter().for_each(Load::stop);
+}
+
+/// §4.5 with K = 10 ms: in any interval of K an instance moves at most w·α·K·(1 + 2·T_W/K) bytes, whatever it does. Its w·α is never more
+/// than what its own port carries.
+#[test]
+fn no_interval_of_10_ms_has_more_bytes_than_the_bound_allows() {
+    /// T_W, and K and longer intervals, in ms.
+    const WINDOW_MS: u64 = 1;
+    const INTERVALS_MS: [u64; 3] = [10, 100, 1000];
+    let pod = PodBuilder::new()
+        .host(HostPlan::new("h1").vms())
+        .host(HostPlan::new("h2").vms())
+        .host(HostPlan::new("h3").ssd("ssd0", "256M"))
+        .start()
+        .unwrap();
+    let vms = [("vm1", "h1", 16_000_000_u64), ("vm2", "h2", 32_000_000)];
+    let mut elements: std::collections::BTreeMap<String, u64> =
+        vms.iter().map(|(name, _, port)| (format!("{name}-port"), *port)).collect();
+    elements.insert("pool".to_owned(), vms.iter().map(|(.., port)| port).sum());
+    let fabric = Fabric { window_us: 1000, sample_us: 10_000, elements, ..Fabric::default() };
+    pod.api().set_fabric(&fabric).unwrap();
+    let loads = vms.map(|(name, host, _)| {
+        let load = start(&pod, name, host);
+        let path = vec![format!("{name}-port"), "pool".to_owned()];
+        pod.api()
+            .set_mchannel(name, &MchannelSpec { weight: 1, tenant: "default".to_owned(), path })
+            .unwrap();
+        load
+    });
+    // Until both are held to that, they move what they like.
+    until("what the ports carry", &loads, |rates| {
+        #[allow(clippy::cast_precision_loss)]
+        let carries = |place: usize| vms[place].2 as f64;
+        rates.iter().enumerate().all(|(place, rate)| *rate <= 1.05 * carries(place))
+    });
+    for appetites in [[Appetite::Hungry; 2], [Appetite::Bursts, Appetite::Hungry], [Appetite::Bursts; 2]] {
+        for (load, appetite) in loads.iter().zip(appetites) {
+            load.go_on(appetite);
+        }
+        let held = vms.map(|(name, ..)| held_ms(&pod, name));
+        for load in &loads {
+            load.each();
+        }
+        thread::sleep(Duration::from_secs(3));
+        for ((load, (name, _, port)), held) in loads.iter().zip(vms).zip(held) {
+            let moved = load.each();
+            for ms in INTERVALS_MS {
+                let (most, bound) =
+                    (most_within(Duration::from_millis(ms), &moved), port * (ms + 2 * WINDOW_MS) / 1000);
+                eprintln!("{name}, {appetites:?}: {most} of {bound} bytes in {ms} ms");
+                assert!(most <= bound, "{name}: {most} bytes in {ms} ms, where {bound} may be");
+            }
+            let hungry = appetites.iter().all(|it| *it == Appetite::Hungry);
+            assert!(!hungry || held_ms(&pod, name) > held, "{name} wants more than its port carries");
+        }
+    }
     loads.into_iter().for_each(Load::stop);
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use cxl_pool::simulated::{SimulatedMemory, SimulatedPool, check_seeds};
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
+use mem_channel::ByteBudget;
 use pod_protocol::ids::{InstanceId, LeaseId};
 use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, PeerObject, TenantObject};
 
@@ -234,4 +235,59 @@ fn a_capacity_that_changes_holds_soon_and_keeps_what_is_known() {
     near(&pod.rates(50), &[0.125, 0.375]);
     let other = FabricObject { window_us: 2000, ..fabric(0, 2) };
     assert!(!pod.frontends[0].plan.may_become(&other));
+}
+
+/// §4.5: in any interval of K = 10 ms a VM is let move at most w·α·K·(1 + 2·T_W/K) bytes, where w·α is the most that it was then; also
+/// one that is quiet and bursts, and whatever the others do meanwhile.
+#[test]
+fn no_interval_of_ten_milliseconds_has_more_bytes_than_the_bound_allows() {
+    const T_W_US: f64 = 1000.0;
+    const STEP_US: f64 = 100.0;
+    const MESSAGE: u64 = 4096;
+    let k_us = f64::from(K_US);
+    // Each wants all there is for so many steps, and nothing for so many: shorter and longer than T_W and K.
+    let patterns = [(1_u32, 0_u32), (7, 13), (100, 100), (330, 170), (3, 250)];
+    let vms =
+        (1..).zip(patterns).map(|(number, _)| Vm::new(number as usize % 4, number, 1 + number % 3, ALL));
+    let mut pod = Pod::new(13, 4, vms.collect());
+    let mut budgets = patterns.map(|_| ByteBudget::new(T_W_US, 0.0));
+    let mut moved = patterns.map(|_| Vec::new());
+    let steps = k_us / STEP_US;
+    for step in 0..20_000_u32 {
+        let now_us = f64::from(step) * STEP_US;
+        for (vm, (on, off)) in patterns.into_iter().enumerate() {
+            let pacing = Arc::clone(pod.metered(vm).pacing().unwrap());
+            let limit = f64::from_bits(pacing.rate.load(std::sync::atomic::Ordering::Relaxed));
+            if (budgets[vm].rate() - limit).abs() > 0.0 {
+                budgets[vm].set_rate(limit, now_us);
+            }
+            pacing.release(now_us);
+            if step % (on + off) >= on {
+                continue;
+            }
+            while budgets[vm].admit(MESSAGE, now_us) {
+                pacing.count(MESSAGE, 1);
+                moved[vm].push((now_us, limit));
+            }
+            pacing.hold(now_us);
+        }
+        if f64::from(step + 1) % steps == 0.0 {
+            for frontend in &mut pod.frontends {
+                frontend.exchange.round(&mut frontend.plan, &mut frontend.all, k_us, now_us + STEP_US);
+            }
+        }
+    }
+    for (vm, moved) in moved.iter().enumerate() {
+        assert!(moved.len() > 1000, "{vm} moves");
+        let mut start = 0;
+        for end in 0..moved.len() {
+            while moved[start].0 < moved[end].0 - k_us {
+                start += 1;
+            }
+            let most = moved[start..=end].iter().fold(0.0, |most: f64, (_, limit)| most.max(*limit));
+            let (bytes, bound) =
+                (as_f64((end - start + 1) as u64 * MESSAGE), most * (k_us + 2.0 * T_W_US) / 1e6);
+            assert!(bytes <= bound, "VM {vm} at {} us: {bytes} bytes, where {bound} may be", moved[end].0);
+        }
+    }
 }
