@@ -8,6 +8,7 @@ pub mod files;
 pub mod fio;
 pub mod iperf;
 pub mod loads;
+pub mod monitor;
 pub mod namespace;
 pub mod newer_qemu;
 pub mod pod;

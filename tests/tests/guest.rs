@@ -40,6 +40,7 @@ fn commands_run_as_they_are_given() {
         pool_ram: None,
         memory_max_mib: None,
         cpus: 1,
+        cpus_max: None,
         accelerator: Accelerator::probe(&guest.kernel),
         firmware: Firmware::Bios,
         boot: Vec::new(),

@@ -1,9 +1,6 @@
 //! NICs and volumes come to a VM that runs, and leave it, by one command; what fails is undone, and who is killed is gone on for.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,7 +8,9 @@ use std::time::{Duration, Instant};
 use guest_images::agent::Agent;
 use guest_images::{Guest, Silent};
 use pod_controller::api::{AttachDevice, CreateInstance, CreateVolume, Instance, NicRequest};
+use serde_json::json;
 use vmm::{MigrationSpeed, VmSpec};
+use wadi_tests::monitor;
 use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
 use wadi_tests::process::Daemon;
 use wadi_tests::stage::rounds;
@@ -32,22 +31,6 @@ fn follow(pod: &Pod, directory: &str) -> Daemon {
     command.arg(format!("unix:{}", pod.directory().join("run/controller.sock").display()));
     command.arg("--directory").arg(pod.directory().join(directory));
     Daemon::start("vmm-follow", command, &pod.directory().join("log/vmm-follow.log")).unwrap()
-}
-
-/// Gives QEMU's monitor a command. Waits while somebody else has the only session.
-fn tell_qemu(monitor: &Path, command: &str) {
-    let mut monitor = BufReader::new(UnixStream::connect(monitor).unwrap());
-    let mut answer = String::new();
-    monitor.read_line(&mut answer).unwrap();
-    for command in [r#"{"execute": "qmp_capabilities"}"#, command] {
-        writeln!(monitor.get_mut(), "{command}").unwrap();
-        answer.clear();
-        while !answer.contains("\"return\"") {
-            assert!(!answer.contains("\"error\""), "{answer}");
-            answer.clear();
-            monitor.read_line(&mut answer).unwrap();
-        }
-    }
 }
 
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
@@ -247,12 +230,10 @@ fn who_follows_may_be_killed_and_a_guest_may_take_its_time() {
 
     // Half of it is done, and whoever did it is dead.
     let leased = lease(&volume);
-    let half = format!(
-        r#"{{"execute": "chardev-add", "arguments": {{"id": "wadi-vol1", "backend": {{"type": "socket", "data":
-           {{"addr": {{"type": "unix", "data": {{"path": "{}"}}}}, "server": false, "reconnect": 1}}}}}}}}"#,
-        leased.disks[1].socket
-    );
-    tell_qemu(&monitor, &half.replace('\n', " "));
+    let address = json!({"type": "unix", "data": {"path": leased.disks[1].socket}});
+    let backend = json!({"type": "socket", "data": {"addr": address, "server": false, "reconnect": 1}});
+    let half = json!({"execute": "chardev-add", "arguments": {"id": "wadi-vol1", "backend": backend}});
+    monitor::tell(&monitor, &half).unwrap();
     let mut follower = follow(&pod, "vm");
     wait_for_disk(&vm, "vol1");
     let sum = write(&vm, "vol1");
@@ -283,7 +264,7 @@ fn who_follows_may_be_killed_and_a_guest_may_take_its_time() {
 
     // A guest that stands still lets go of nothing, and of what it was asked for once it goes on.
     wait_for("the controller to hear of it", || pod.api().instance("vm1").unwrap().disks[1].plugged);
-    tell_qemu(&monitor, r#"{"execute": "stop"}"#);
+    monitor::tell(&monitor, &json!({"execute": "stop"})).unwrap();
     pod.api().detach_device("vm1", "vol1", false).unwrap();
     wait_for("the guest to be told of", || pod.api().instance("vm1").unwrap().disks[1].refused.is_some());
     let shown = instances(&pod, &["get", "vm1"]).unwrap();
@@ -293,7 +274,7 @@ fn who_follows_may_be_killed_and_a_guest_may_take_its_time() {
     has(&pod, &["net0", "vol0", "vol1"]);
     let error = instances(&pod, &["attach", "vm1", "--volume", "vol1"]).unwrap_err();
     assert!(error.contains("once the guest has let go of it"), "{error}");
-    tell_qemu(&monitor, r#"{"execute": "cont"}"#);
+    monitor::tell(&monitor, &json!({"execute": "cont"})).unwrap();
     wait_until_it_has(&pod, &["net0", "vol0"]);
     assert!(!has_disk(&vm, "vol1"));
     attach_volume(&pod, "vol1");

@@ -23,6 +23,7 @@ fn machine(guest: &Guest, directory: &Path) -> VmSpec {
         pool_ram: None,
         memory_max_mib: Some(1024),
         cpus: 2,
+        cpus_max: None,
         accelerator: Accelerator::Tcg,
         firmware: Firmware::Bios,
         boot: Vec::new(),

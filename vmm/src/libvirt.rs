@@ -30,7 +30,10 @@ pub fn domain_xml(spec: &VmSpec, metadata: &Metadata, version: QemuVersion) -> R
     xml.line(&format!("<memory unit='KiB'>{}</memory>", spec.memory_kib()));
     // The frontends read and write the guest's memory, so it is shared.
     xml.line("<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>");
-    xml.line(&format!("<vcpu>{}</vcpu>", spec.cpus));
+    xml.line(&match spec.cpus_max {
+        Some(most) => format!("<vcpu current='{}'>{most}</vcpu>", spec.cpus),
+        None => format!("<vcpu>{}</vcpu>", spec.cpus),
+    });
     xml.open("<os>");
     xml.line("<type arch='x86_64' machine='q35'>hvm</type>");
     if let Firmware::Uefi(uefi) = &spec.firmware {
@@ -259,6 +262,15 @@ mod tests {
                 .contains("libvirt cannot")
         );
         assert!(command_line(&spec, version).unwrap_err().to_string().contains("`vmm run`"));
+    }
+
+    #[test]
+    fn vcpus_that_may_be_plugged_in_have_room() {
+        let version = QemuVersion { major: 10, minor: 0 };
+        let xml =
+            |cpus_max| domain_xml(&VmSpec { cpus_max, ..spec() }, &Metadata::default(), version).unwrap();
+        assert!(xml(None).contains("<vcpu>2</vcpu>"));
+        assert!(xml(Some(4)).contains("<vcpu current='2'>4</vcpu>"));
     }
 
     #[test]

@@ -130,6 +130,9 @@ struct Machine {
     /// vCPUs.
     #[arg(long, default_value_t = 2)]
     cpus: u32,
+    /// To how many vCPUs `device_add` of its monitor may let it grow.
+    #[arg(long, value_name = "COUNT")]
+    cpus_max: Option<u32>,
     /// The firmware it starts with; UEFI is what is installed, such as Debian's ovmf.
     #[arg(long, value_enum, default_value_t = FirmwareKind::Bios)]
     firmware: FirmwareKind,
@@ -209,6 +212,7 @@ impl Machine {
             pool_ram: None,
             memory_max_mib: self.memory_max,
             cpus: self.cpus,
+            cpus_max: self.cpus_max,
             accelerator,
             firmware: self.firmware()?,
             boot: self.boot.clone(),

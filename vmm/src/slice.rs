@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use tokio::signal::unix::{SignalKind, signal};
-use vmm::slicing::{self, Choice, HOLDS_FOR, Kind, RESCTRL, Share, VcpuUse, WakeUp};
+use pod_protocol::daemon::StopSignal;
+use vmm::slicing::{self, Choice, HOLDS_FOR, Kind, RESCTRL, Share, VcpuThreads, VcpuUse, WakeUp};
 use vmm::{Registry, RunningVm};
 
 use crate::{fair, print};
@@ -58,6 +58,9 @@ fn hold(asked: &Slice, machine: &RunningVm, percent: f64) -> Result<()> {
     let cost = WakeUp::measure();
     let window = asked.window.map_or_else(|| cost.window(), Duration::from_micros);
     let mut choice = slicing::choose(machine, asked.actuator)?;
+    // The shim may slice a machine whose monitor somebody else has.
+    let threads = VcpuThreads::watch(machine, Vec::new())?;
+    let stop = StopSignal::on_signals()?;
     let duty = slicing::duty(percent / 100.0, window);
     let used = choice.actuator.set(duty).context("the vCPUs run freely")?;
     print(&format!(
@@ -67,24 +70,21 @@ fn hold(asked: &Slice, machine: &RunningVm, percent: f64) -> Result<()> {
         cost.cost.as_secs_f64() * 1e6,
         cost.overhead(used) * 100.0
     ))?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let began = Instant::now();
     let limit = asked.seconds.map(Duration::from_secs);
-    let ended = runtime.block_on(async {
-        let (mut interrupt, mut terminate) =
-            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        loop {
-            tokio::select! {
-                _ = interrupt.recv() => return Ok(()),
-                _ = terminate.recv() => return Ok(()),
-                () = tokio::time::sleep(HOLDS_FOR / 10) => {}
-            }
+    let mut renew = || -> Result<()> {
+        while !stop.wait_for(HOLDS_FOR / 10) {
             if limit.is_some_and(|limit| began.elapsed() >= limit) || !machine.process.runs() {
                 return Ok(());
             }
+            if let Some(threads) = threads.changed() {
+                choice.actuator.follow(&threads)?;
+            }
             choice.actuator.set(duty)?;
         }
-    });
+        Ok(())
+    };
+    let ended = renew();
     let usage = choice.actuator.usage();
     // Whatever happened, they run freely again.
     drop(choice);

@@ -71,6 +71,8 @@ pub struct VmSpec {
     pub memory_max_mib: Option<u32>,
     /// How many vCPUs.
     pub cpus: u32,
+    /// To how many vCPUs it may grow while it runs.
+    pub cpus_max: Option<u32>,
     /// What executes it.
     pub accelerator: Accelerator,
     /// The firmware it starts with.
@@ -162,6 +164,9 @@ impl VmSpec {
         if self.cpus == 0 || self.memory_mib < 64 {
             return refuse("it needs at least one vCPU and 64 MiB".to_owned());
         }
+        if self.cpus_max.is_some_and(|most| most <= self.cpus) {
+            return refuse(format!("its vCPUs cannot grow from {} to fewer", self.cpus));
+        }
         if self.memory_max_mib.is_some_and(|most| most <= self.memory_mib) {
             return refuse(format!("its memory cannot grow from {} MiB to less", self.memory_mib));
         }
@@ -203,7 +208,8 @@ impl VmSpec {
         words.option("-machine", "q35,memory-backend=ram");
         words.option("-accel", self.accelerator.accel());
         words.option("-cpu", self.accelerator.cpu());
-        words.option("-smp", &self.cpus.to_string());
+        let most = self.cpus_max.map_or_else(String::new, |most| format!(",maxcpus={most}"));
+        words.option("-smp", &format!("{}{most}", self.cpus));
         words.option(
             "-m",
             &match self.memory_max_mib {
@@ -298,6 +304,7 @@ pub(crate) mod tests {
             pool_ram: None,
             memory_max_mib: None,
             cpus: 2,
+            cpus_max: None,
             accelerator: Accelerator::Tcg,
             firmware: Firmware::Bios,
             boot: Vec::new(),
@@ -359,11 +366,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn memory_that_may_grow_has_room_for_it() {
-        let spec = VmSpec { memory_max_mib: Some(2048), ..spec() };
-        assert!(spec.arguments(QEMU_7_2).contains(&"524296k,slots=16,maxmem=2048M".to_owned()));
-        let spec = VmSpec { memory_max_mib: Some(512), ..spec };
-        assert!(spec.check().unwrap_err().to_string().contains("512 MiB"));
+    fn what_may_grow_has_room_for_it() {
+        let spec = VmSpec { memory_max_mib: Some(2048), cpus_max: Some(4), ..spec() };
+        let words = spec.arguments(QEMU_7_2);
+        assert!(
+            ["524296k,slots=16,maxmem=2048M", "2,maxcpus=4"]
+                .iter()
+                .all(|it| words.contains(&(*it).to_owned()))
+        );
+        let refused = |spec: VmSpec| spec.check().unwrap_err().to_string();
+        assert!(
+            refused(VmSpec { memory_max_mib: Some(512), cpus_max: None, ..spec.clone() }).contains("512 MiB")
+        );
+        assert!(refused(VmSpec { cpus_max: Some(2), ..spec }).contains("vCPUs cannot grow"));
     }
 
     #[test]

@@ -37,6 +37,7 @@ impl BusyMachine {
             pool_ram: None,
             memory_max_mib: None,
             cpus: 1,
+            cpus_max: None,
             accelerator: Accelerator::Tcg,
             firmware: Firmware::Bios,
             boot: Vec::new(),

@@ -114,6 +114,7 @@ impl Pod {
             pool_ram: None,
             memory_max_mib: None,
             cpus: shape.cpus,
+            cpus_max: None,
             accelerator: accelerator(guest),
             firmware: Firmware::Bios,
             boot: Vec::new(),

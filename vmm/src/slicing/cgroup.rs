@@ -37,6 +37,8 @@ pub struct CgroupActuator {
     hierarchy: Hierarchy,
     /// The group that the threads come from.
     home: PathBuf,
+    /// What the names of the machine's groups begin with.
+    prefix: String,
     groups: Vec<Group>,
     guard: Option<Guard>,
 }
@@ -85,37 +87,68 @@ impl CgroupActuator {
         } else {
             home
         };
-        let mut actuator = Self { hierarchy, home: home.to_owned(), groups: Vec::new(), guard: None };
-        actuator.remove_empty(&format!("wadi-{name}-"));
-        let mut threads = threads.to_vec();
-        threads.dedup();
+        let prefix = format!("wadi-{name}-");
+        let mut actuator = Self { hierarchy, home: home.to_owned(), prefix, groups: Vec::new(), guard: None };
+        // What an agent left that was killed together with its guard.
+        actuator.remove_empty("");
         for thread in threads {
-            // Of this process: the guard of another one that has just died may be about to remove that one's.
-            let path = home.join(format!("wadi-{name}-{thread}-{}", std::process::id()));
-            match fs::create_dir(&path) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(failed(format!("{}: {error}", path.display())));
-                }
-                _ => {}
-            }
-            // From here on it is removed again.
-            actuator.groups.push(Group { thread, path: path.clone(), held: None });
-            if hierarchy == Hierarchy::V2 {
-                write(&path.join("cgroup.type"), "threaded")?;
-            }
+            actuator.add(*thread)?;
         }
         if hierarchy == Hierarchy::V2 {
             write(&home.join("cgroup.subtree_control"), "+cpu")?;
         }
-        let groups = actuator.groups.iter().map(|group| (group.thread, group.path.as_path()));
-        actuator.guard = Some(Guard::start(&actuator.members(home), groups)?);
+        actuator.guard_all()?;
         Ok(actuator)
     }
 
-    /// Removes groups that an agent left that was killed together with its guard, once no thread is in them any more.
-    fn remove_empty(&self, prefix: &str) {
+    /// What the names of this process's groups end with: the guard of another one that has just died may be about to remove that one's.
+    fn suffix() -> String {
+        format!("-{}", std::process::id())
+    }
+
+    /// Makes a group for a thread, unless it has one.
+    fn add(&mut self, thread: u32) -> Result<(), VmmError> {
+        if self.groups.iter().any(|group| group.thread == thread) {
+            return Ok(());
+        }
+        let path = self.home.join(format!("{}{thread}{}", self.prefix, Self::suffix()));
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(failed(format!("{}: {error}", path.display())));
+            }
+            _ => {}
+        }
+        // From here on it is removed again.
+        self.groups.push(Group { thread, path: path.clone(), held: None });
+        match self.hierarchy {
+            Hierarchy::V1 => Ok(()),
+            Hierarchy::V2 => write(&path.join("cgroup.type"), "threaded"),
+        }
+    }
+
+    /// Has all that there are given back, however this process ends.
+    fn guard_all(&mut self) -> Result<(), VmmError> {
+        let groups = self.groups.iter().map(|group| (group.thread, group.path.as_path()));
+        // The one before leaves when this one is there.
+        self.guard = Some(Guard::start(&self.members(&self.home), groups)?);
+        Ok(())
+    }
+
+    /// Puts a thread back to where it came from. One that has ended is in no group, and its id may be another one's by now.
+    fn release(&self, group: &Group) {
+        let members = fs::read_to_string(self.members(&group.path)).unwrap_or_default();
+        if members.lines().any(|member| member.parse() == Ok(group.thread)) {
+            let _ = write(&self.members(&self.home), &group.thread.to_string());
+        }
+        let _ = fs::remove_dir(&group.path);
+    }
+
+    /// Removes groups of this machine that no thread is in any more.
+    fn remove_empty(&self, suffix: &str) {
         for entry in fs::read_dir(&self.home).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with(prefix) {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with(&self.prefix) && name.ends_with(suffix) {
                 // The kernel refuses that for one that is in use.
                 let _ = fs::remove_dir(entry.path());
             }
@@ -233,6 +266,19 @@ impl Actuator for CgroupActuator {
         Ok(period.unwrap_or(Duration::from_nanos(duty.window_ns)))
     }
 
+    fn follow(&mut self, threads: &[u32]) -> Result<(), VmmError> {
+        for thread in threads {
+            self.add(*thread)?;
+        }
+        let (kept, gone): (Vec<Group>, Vec<Group>) =
+            self.groups.drain(..).partition(|group| threads.contains(&group.thread));
+        self.groups = kept;
+        for group in &gone {
+            self.release(group);
+        }
+        self.guard_all()
+    }
+
     fn usage(&self) -> Result<Vec<VcpuUse>, VmmError> {
         let mut found = Vec::new();
         for group in &self.groups {
@@ -256,10 +302,11 @@ impl Actuator for CgroupActuator {
 impl Drop for CgroupActuator {
     fn drop(&mut self) {
         for group in &self.groups {
-            // A thread that has ended is in no group. The guard has nothing to do after that.
-            let _ = write(&self.members(&self.home), &group.thread.to_string());
-            let _ = fs::remove_dir(&group.path);
+            // The guard has nothing to do after that.
+            self.release(group);
         }
+        // Those of vCPUs that were about to end when they were unplugged.
+        self.remove_empty(&Self::suffix());
     }
 }
 
@@ -391,5 +438,59 @@ mod tests {
         assert_eq!(text(&group.join("cpu.max")), "max");
         drop(actuator);
         assert_eq!(text(&home.path().join("cgroup.threads")), own.to_string());
+    }
+
+    /// A thread that waits to be told to end, and its id.
+    fn sleeper() -> (std::sync::mpsc::Sender<()>, std::thread::JoinHandle<()>, u32) {
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()).unwrap();
+            let _ = ended.recv();
+        });
+        let id = told.recv().unwrap();
+        (end, thread, id)
+    }
+
+    #[test]
+    fn a_vcpu_that_is_plugged_in_is_held_and_one_that_is_unplugged_forgotten() {
+        let home = tempfile::tempdir().unwrap();
+        let own = std::process::id();
+        let group = |thread: u32| home.path().join(format!("wadi-vm1-{thread}-{own}"));
+        let said = |thread: u32, file: &str| fs::read_to_string(group(thread).join(file)).unwrap_or_default();
+        // The kernel makes it along with a group.
+        let counts = |thread: u32| fs::write(group(thread).join("cpu.stat"), "throttled_usec 0\n").unwrap();
+        let mut actuator = CgroupActuator::in_group(Hierarchy::V2, home.path(), "vm1", &[own]).unwrap();
+        counts(own);
+        let quarter = Duty { run_ns: 25 * MS, window_ns: 100 * MS };
+        actuator.set(quarter).unwrap();
+        let carried = actuator.groups[0].held.as_ref().unwrap().began;
+
+        let (end, thread, plugged) = sleeper();
+        actuator.follow(&[own, plugged]).unwrap();
+        counts(plugged);
+        assert_eq!(said(plugged, "cgroup.type"), "threaded");
+        actuator.set(quarter).unwrap();
+        assert_eq!(said(plugged, "cgroup.threads"), plugged.to_string());
+        assert_eq!(said(plugged, "cpu.max"), "25000 100000");
+        let held: Vec<u32> = actuator.usage().unwrap().iter().map(|it| it.thread).collect();
+        assert_eq!(held, [own, plugged]);
+        assert_eq!(
+            actuator.groups[0].held.as_ref().unwrap().began,
+            carried,
+            "the account of the other goes on"
+        );
+
+        drop(end);
+        thread.join().unwrap();
+        // The kernel takes it out of its group, and lets the group be removed.
+        fs::remove_dir_all(group(plugged)).unwrap();
+        fs::create_dir(group(plugged)).unwrap();
+        actuator.follow(&[own]).unwrap();
+        assert!(!group(plugged).exists());
+        let text = fs::read_to_string(home.path().join("cgroup.threads")).unwrap_or_default();
+        assert_eq!(text, "", "nobody is moved who may have its id by now");
+        actuator.set(quarter).unwrap();
+        assert_eq!(actuator.usage().unwrap().len(), 1);
     }
 }

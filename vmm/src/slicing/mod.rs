@@ -3,6 +3,8 @@
 //! An [`Actuator`] does it; [`choose`] takes the best that a machine allows, and says why. Sliced is what a guest loads and stores
 //! by itself. What its queues move is not: that is limited where the queues are served.
 //!
+//! [`VcpuThreads`] says which threads are vCPUs, also of those that are plugged in later.
+//!
 //! A [`Counter`] counts what the vCPUs load and store, and [`RunTimes`] for how long they could: what the pod needs to know to say how
 //! large a part that should be.
 
@@ -16,6 +18,7 @@ mod run_time;
 mod schedstat;
 mod share;
 mod shim;
+mod vcpu_threads;
 mod wake_up;
 
 use std::time::Duration;
@@ -28,6 +31,7 @@ pub use run_time::{Ran, RunTimes};
 pub use share::Share;
 pub use shim::{ShimActuator, find_shim};
 pub use vcpu_slicing::Duty;
+pub use vcpu_threads::VcpuThreads;
 pub use wake_up::{WINDOWS, WakeUp};
 
 use crate::VmmError;
@@ -99,6 +103,10 @@ pub trait Actuator {
     /// Orders it, for [`HOLDS_FOR`] at least; renewed before that it goes on without a gap. Full duty frees the vCPUs. Returns the window
     /// that is really used.
     fn set(&mut self, duty: Duty) -> Result<Duration, VmmError>;
+
+    /// vCPUs were plugged in or unplugged: holds these threads from the next order on, and no others. What is known of those that stay
+    /// goes on.
+    fn follow(&mut self, threads: &[u32]) -> Result<(), VmmError>;
 
     /// What the vCPU threads did since they were sliced first.
     fn usage(&self) -> Result<Vec<VcpuUse>, VmmError>;

@@ -58,6 +58,11 @@ impl Actuator for ShimActuator {
         Ok(Duration::from_nanos(duty.window_ns))
     }
 
+    fn follow(&mut self, threads: &[u32]) -> Result<(), VmmError> {
+        // It sees by itself when one ends, and knows most others by their names before they are plugged in.
+        self.file.ask(threads)
+    }
+
     fn usage(&self) -> Result<Vec<VcpuUse>, VmmError> {
         self.file.usage()
     }
@@ -82,4 +87,31 @@ pub fn find_shim() -> Option<PathBuf> {
         Path::new("/usr/lib/wadi").join(LIBRARY),
     ];
     places.into_iter().find(|path| path.exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use vcpu_slicing::Control;
+
+    use super::*;
+
+    #[test]
+    fn it_is_told_of_vcpus_that_come_and_go() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("vm1-vcpus");
+        ControlFile::create(&path).unwrap();
+        let mut shim = ShimActuator { file: ControlFile::open(&path).unwrap() };
+        let told = || -> Vec<u32> {
+            let bytes = std::fs::read(&path).unwrap();
+            let list = bytes[offset_of!(Control, asked)..offset_of!(Control, slots)].chunks_exact(4);
+            let list = list.map(|word| u32::from_ne_bytes(word.try_into().unwrap()));
+            list.take_while(|thread| *thread != 0).collect()
+        };
+        for threads in [&[7][..], &[7, 8, 9], &[7, 9]] {
+            shim.follow(threads).unwrap();
+            assert_eq!(told(), threads);
+        }
+    }
 }

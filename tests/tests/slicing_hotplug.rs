@@ -1,0 +1,139 @@
+//! vCPUs that are plugged into a virtual machine, and out of it, while its vCPUs are held to a part of their time.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest_images::agent::Agent;
+use guest_images::{Guest, Silent};
+use vmm::slicing::{CgroupActuator, ControlFile, Kind, find_shim};
+use vmm::{Accelerator, DirectKernel, Firmware, RunningVm, Vm, VmSpec};
+use wadi_tests::monitor::{plug_vcpu, unplug_vcpu};
+
+const LONG: Duration = Duration::from_mins(1);
+
+fn machine(guest: &Guest, directory: &Path) -> VmSpec {
+    VmSpec {
+        name: "grows".to_owned(),
+        qemu: vmm::QEMU.into(),
+        memory_mib: 192,
+        pool_ram: None,
+        memory_max_mib: None,
+        cpus: 1,
+        cpus_max: Some(2),
+        accelerator: Accelerator::Tcg,
+        firmware: Firmware::Bios,
+        boot: Vec::new(),
+        kernel: Some(DirectKernel {
+            kernel: guest.kernel.clone(),
+            initrd: Some(guest.initrd.clone()),
+            command_line: guest.command_line.clone(),
+        }),
+        networks: Vec::new(),
+        disks: Vec::new(),
+        ports: None,
+        listens: false,
+        directory: directory.to_owned(),
+        incoming: None,
+        vcpu_shim: Some(find_shim().expect("cargo builds the shim with vmm")),
+    }
+}
+
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < LONG, "never: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn threads(running: &RunningVm) -> Vec<u32> {
+    running.monitor.vcpus().unwrap().iter().map(|vcpu| vcpu.thread_id).collect()
+}
+
+/// Holds the vCPUs until it is killed.
+fn slice(running: &RunningVm, actuator: Kind) -> Child {
+    let program = Path::new(env!("CARGO_BIN_EXE_wadi-demo")).with_file_name("vmm");
+    let mut command = Command::new(program);
+    command.args(["slice", &running.name, "--share", "30", "--window", "10000"]);
+    command.args(["--actuator", &actuator.to_string(), "--directory"]);
+    command.arg(running.files[0].parent().unwrap()).stdout(Stdio::null()).spawn().unwrap()
+}
+
+/// Keeps both vCPUs busy, or as many as there are.
+fn keep_busy(agent: &Agent) {
+    for _ in 0..2 {
+        // It ends with the guest.
+        drop(agent.start("while :; do :; done", &[]).unwrap());
+    }
+}
+
+fn use_second_vcpu(agent: &Agent) {
+    wait_for("the guest to use the second vCPU", || {
+        let online = agent.run("echo 1 > /sys/devices/system/cpu/cpu1/online", LONG);
+        online.is_ok_and(|outcome| outcome.success())
+    });
+}
+
+/// With each actuator: a vCPU comes and is held, and goes and is forgotten. `is_held` says of a thread whether it is held back.
+fn comes_and_goes(vm: &Vm, agent: &Agent, actuator: Kind, is_held: impl Fn(u32) -> bool) {
+    let running = vm.running().unwrap();
+    let monitor = vm.spec().monitor_socket();
+    let mut holder = slice(running, actuator);
+    let [first] = threads(running)[..] else { panic!("it has one vCPU") };
+    wait_for("the first vCPU to be held", || is_held(first));
+    plug_vcpu(&monitor, "second").unwrap();
+    use_second_vcpu(agent);
+    let [_, second] = threads(running)[..] else { panic!("it has two vCPUs") };
+    wait_for("the second vCPU to be held", || is_held(second));
+    assert!(is_held(first), "the first one still is");
+
+    wait_for("the guest to let go of the second vCPU", || {
+        // Asked again and again: it may not have noticed yet that there is one. While it lets go, QEMU refuses to ask it.
+        let _ = unplug_vcpu(&monitor, "second");
+        thread::sleep(Duration::from_millis(300));
+        threads(running).len() == 1
+    });
+    wait_for("the second vCPU to be forgotten", || !is_held(second));
+    assert!(holder.try_wait().unwrap().is_none(), "the first one is still held");
+    wait_for("the first vCPU to be held still", || is_held(first));
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+}
+
+#[test]
+fn vcpus_that_come_are_held_and_those_that_go_are_forgotten() {
+    let guest = Guest::ensure(&mut Silent).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let spec = machine(&guest, directory.path());
+    let mut vm = Vm::start(spec.clone()).unwrap();
+    let agent = Agent::connect(&spec.exec_socket(), LONG).unwrap();
+    keep_busy(&agent);
+
+    let file = ControlFile::open(&spec.vcpu_control()).unwrap();
+    let sleeps = |thread: u32| {
+        let all = file.usage().unwrap();
+        all.iter().find(|it| it.thread == thread).map(|it| it.sleeps)
+    };
+    comes_and_goes(&vm, &agent, Kind::Shim, |thread| {
+        let before = sleeps(thread);
+        thread::sleep(Duration::from_millis(200));
+        before.is_some() && sleeps(thread) > before
+    });
+
+    let running = vm.running().unwrap().clone();
+    match CgroupActuator::new(&running) {
+        Err(why) => eprintln!("the kernel's quota is not tried: {why}"),
+        Ok(quota) => {
+            drop(quota);
+            let group =
+                |thread: u32| fs::read_to_string(format!("/proc/{thread}/cgroup")).unwrap_or_default();
+            let home = group(threads(&running)[0]);
+            comes_and_goes(&vm, &agent, Kind::Cgroup, |thread| group(thread).contains("wadi-grows-"));
+            wait_for("the vCPU to be freed", || group(threads(&running)[0]) == home);
+        }
+    }
+    assert!(vm.stop().unwrap().success());
+}
