@@ -8,11 +8,12 @@
 //! agent                                       frontend
 //!   hello(version, instance, process)  ──▶
 //!                                      ◀──   welcome, or refused(reason) and the end
-//!                                      ◀──   order          at the end of each K
+//!                                      ◀──   order          at the end of each K, once there was a report
 //!   report(elapsed, bytes, run, …)     ──▶                  0.9 K after an order
 //! ```
 //! An order comes at the end of every K, also if the report came too late for it: what is counted in a K is what came about under
-//! the order of the K before.
+//! the order of the K before. An agent that comes from a frontend that is gone goes on with the last order of that one until there is
+//! another, and its first report is about all that no frontend has given an order for yet.
 
 mod link;
 
@@ -47,7 +48,7 @@ pub struct Hello {
     pub process: u32,
 }
 
-/// What vCPUs did since the last report, or since the hello.
+/// What vCPUs did since the last report, to whichever frontend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// How long that is, in µs.

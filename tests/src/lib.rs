@@ -4,6 +4,7 @@
 
 pub mod announcements;
 pub mod conversation;
+pub mod fair_vcpus;
 pub mod files;
 pub mod fio;
 pub mod iperf;

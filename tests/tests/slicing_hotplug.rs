@@ -77,7 +77,7 @@ fn use_second_vcpu(agent: &Agent) {
     });
 }
 
-/// With each actuator: a vCPU comes and is held, and goes and is forgotten. `is_held` says of a thread whether it is held back.
+/// A vCPU comes and is held, and goes and is forgotten. `is_held` says of a thread whether it is held back.
 fn comes_and_goes(vm: &Vm, agent: &Agent, actuator: Kind, is_held: impl Fn(u32) -> bool) {
     let running = vm.running().unwrap();
     let monitor = vm.spec().monitor_socket();
@@ -103,16 +103,21 @@ fn comes_and_goes(vm: &Vm, agent: &Agent, actuator: Kind, is_held: impl Fn(u32) 
     holder.wait().unwrap();
 }
 
-#[test]
-fn vcpus_that_come_are_held_and_those_that_go_are_forgotten() {
+/// Boots a machine of its own for each actuator: QEMU 7.2 does not survive that its translator's vCPUs come a second time.
+fn boot(directory: &Path) -> (Vm, Agent) {
     let guest = Guest::ensure(&mut Silent).unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    let spec = machine(&guest, directory.path());
-    let mut vm = Vm::start(spec.clone()).unwrap();
+    let spec = machine(&guest, directory);
+    let vm = Vm::start(spec.clone()).unwrap();
     let agent = Agent::connect(&spec.exec_socket(), LONG).unwrap();
     keep_busy(&agent);
+    (vm, agent)
+}
 
-    let file = ControlFile::open(&spec.vcpu_control()).unwrap();
+#[test]
+fn the_shim_holds_vcpus_that_come_and_forgets_those_that_go() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut vm, agent) = boot(directory.path());
+    let file = ControlFile::open(&vm.spec().vcpu_control()).unwrap();
     let sleeps = |thread: u32| {
         let all = file.usage().unwrap();
         all.iter().find(|it| it.thread == thread).map(|it| it.sleeps)
@@ -122,10 +127,16 @@ fn vcpus_that_come_are_held_and_those_that_go_are_forgotten() {
         thread::sleep(Duration::from_millis(200));
         before.is_some() && sleeps(thread) > before
     });
+    assert!(vm.stop().unwrap().success());
+}
 
+#[test]
+fn the_kernels_quota_holds_vcpus_that_come_and_forgets_those_that_go() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut vm, agent) = boot(directory.path());
     let running = vm.running().unwrap().clone();
     match CgroupActuator::new(&running) {
-        Err(why) => eprintln!("the kernel's quota is not tried: {why}"),
+        Err(why) => eprintln!("not tried: this machine has no processor quota for threads: {why}"),
         Ok(quota) => {
             drop(quota);
             let group =

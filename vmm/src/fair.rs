@@ -2,32 +2,40 @@
 //!
 //! Once in each sampling period K of the pod, a frontend of this host says for how long they may run. 0.9 K later, so that it is
 //! there when the next K ends, it is told what they loaded and stored under that order.
+//!
+//! A frontend that dies may be replaced: for as long as the other hosts count what it said last, they are held as it said last, and no
+//! other one is told of them, or they would be counted twice.
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, sync_channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, bail};
 use cxl_pool::{EndpointId, Role};
 use pod_protocol::config::HostConfig;
 use pod_protocol::daemon::{LockFile, StopSignal};
 use pod_protocol::vcpus::{FromAgent, Hello, Link, LinkError, Order, Report, ToAgent, VERSION};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm::RunningVm;
-use vmm::slicing::{self, Actuator, Choice, Counter, Duty, HOLDS_FOR, Kind, RunTimes, WakeUp};
+use vmm::slicing::{self, Choice, Counter, Duty, HOLDS_FOR, RunTimes, VcpuThreads, WakeUp};
 
 use crate::print;
 use crate::slice::{Slice, chosen, table};
+use crate::uncounted::Uncounted;
 
 /// When in a K a report goes out.
 const REPORT_AT: f64 = 0.9;
 /// How long a frontend may take to say whether it knows the VM.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
-/// How often a frontend that is gone, or does not know the VM any more, is tried again.
+/// How often a frontend is looked for.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
-/// How often the monitor is asked which threads are vCPUs.
-const LOOK_FOR_THREADS: Duration = Duration::from_secs(5);
+/// How often the one is that may be replaced.
+const TRY_THE_SAME: Duration = Duration::from_millis(100);
+/// For so many K other hosts count what a frontend said that is no more.
+const COUNTED_KS: u32 = 10;
+/// K, until a frontend says what it is: no frontend minds too few reports for so short a while.
+const SAMPLE: Duration = Duration::from_millis(200);
+/// When the first report goes out.
+const FIRST_REPORT: Duration = Duration::from_millis(10);
 /// For so long the processor may have no answer before it is told of.
 const UNCOUNTED: Duration = Duration::from_secs(3);
 /// Orders that differ by less are not worth saying to an actuator.
@@ -44,10 +52,10 @@ pub(crate) fn hold(asked: &Slice, machine: &RunningVm) -> Result<()> {
     let _alone = LockFile::acquire(&run.vcpu_lock(&machine.name))
         .with_context(|| format!("nobody else may hold the vCPUs of {}: end that first", machine.name))?;
     let choice = slicing::choose(machine, asked.actuator)?;
-    let threads = vcpu_threads(machine)?;
+    let threads = VcpuThreads::look(machine)?;
     let stop = StopSignal::on_signals()?;
     let cost = WakeUp::measure();
-    let link = connect(&sockets, &machine.name)?;
+    let (frontend, link) = connect(&sockets, &machine.name)?;
     let counter = resctrl.count(&machine.name, &threads)?;
     let times = RunTimes::begin(&threads, &choice.actuator.usage()?);
     print(&format!(
@@ -58,12 +66,12 @@ pub(crate) fn hold(asked: &Slice, machine: &RunningVm) -> Result<()> {
     ))?;
     let now = Instant::now();
     let mut agent = Agent {
-        asked: asked.actuator,
         machine,
         sockets,
-        choice: Some(choice),
+        choice,
         counter,
         times,
+        changes: VcpuThreads::watch(machine, threads.clone())?,
         window: asked.window.map(Duration::from_micros),
         shortest: cost.window(),
         wanted: Duration::ZERO,
@@ -71,64 +79,35 @@ pub(crate) fn hold(asked: &Slice, machine: &RunningVm) -> Result<()> {
         part: 1.0,
         set_at: now,
         held: false,
+        uncounted: Uncounted::default(),
         link: Some(link),
-        sample: Duration::from_millis(10),
-        report_at: now,
+        refused: false,
+        frontend,
+        same_until: now,
+        sample: SAMPLE,
+        report_at: now + FIRST_REPORT,
         holds_until: now,
         try_at: now,
         counted_at: now,
         told: false,
         threads,
     };
-    let changes = watch_threads(machine, &agent.threads, &stop)?;
     let limit = asked.seconds.map(Duration::from_secs);
-    let ended = agent.run(&stop, &changes, limit);
-    let usage = agent.actuator().and_then(|actuator| Ok(actuator.usage()?));
+    let ended = agent.run(&stop, limit);
+    let usage = agent.choice.actuator.usage();
     // Whatever happened, they run freely again, and nothing is counted.
     drop(agent);
     print(&table(&usage?))?;
     ended
 }
 
-fn vcpu_threads(machine: &RunningVm) -> Result<Vec<u32>> {
-    let mut threads: Vec<u32> = machine.monitor.vcpus()?.iter().map(|vcpu| vcpu.thread_id).collect();
-    threads.sort_unstable();
-    // Several vCPUs may have one.
-    threads.dedup();
-    if threads.is_empty() {
-        bail!("{} has no vCPU threads", machine.name);
-    }
-    Ok(threads)
-}
-
-/// Tells of vCPUs that come and go. A monitor that somebody else talks to keeps this waiting, and nobody else.
-fn watch_threads(machine: &RunningVm, known: &[u32], stop: &StopSignal) -> Result<Receiver<Vec<u32>>> {
-    let (tell, changes) = sync_channel(1);
-    let (machine, mut known, stop) = (machine.clone(), known.to_vec(), stop.clone());
-    let watch = move || {
-        while !stop.wait_for(LOOK_FOR_THREADS) {
-            // A monitor that does not answer has nothing new to tell.
-            if let Ok(threads) = vcpu_threads(&machine)
-                && threads != known
-            {
-                known.clone_from(&threads);
-                if tell.send(threads).is_err() {
-                    return;
-                }
-            }
-        }
-    };
-    thread::Builder::new().name("vcpu-threads".to_owned()).spawn(watch)?;
-    Ok(changes)
-}
-
 /// Finds the frontend of this host that measures the VM with this name.
-fn connect(sockets: &[PathBuf], instance: &str) -> Result<Link> {
+fn connect(sockets: &[PathBuf], instance: &str) -> Result<(usize, Link)> {
     let mut reasons = Vec::new();
-    for socket in sockets {
+    for (place, socket) in sockets.iter().enumerate() {
         let name = socket.file_stem().unwrap_or_default().to_string_lossy();
         match introduce(socket, instance) {
-            Ok(link) => return Ok(link),
+            Ok(link) => return Ok((place, link)),
             Err(reason) => reasons.push(format!("{name}: {reason:#}")),
         }
     }
@@ -158,14 +137,13 @@ fn introduce(socket: &Path, instance: &str) -> Result<Link> {
 }
 
 struct Agent<'a> {
-    asked: Option<Kind>,
     machine: &'a RunningVm,
     sockets: Vec<PathBuf>,
-    /// There always is one, but for the moment in which another one takes its place.
-    choice: Option<Choice>,
+    choice: Choice,
     counter: Counter,
     times: RunTimes,
     threads: Vec<u32>,
+    changes: VcpuThreads,
     /// The window that was asked for, and the shortest that is worth it on this host.
     window: Option<Duration>,
     shortest: Duration,
@@ -177,7 +155,13 @@ struct Agent<'a> {
     set_at: Instant,
     /// Whether they were held all the time since the last report.
     held: bool,
+    uncounted: Uncounted,
     link: Option<Link>,
+    /// The last one did not go, but sent this agent away.
+    refused: bool,
+    /// Whose socket that is, or was, and until when no other one is told.
+    frontend: usize,
+    same_until: Instant,
     /// K.
     sample: Duration,
     report_at: Instant,
@@ -191,12 +175,7 @@ struct Agent<'a> {
 }
 
 impl Agent<'_> {
-    fn run(
-        &mut self,
-        stop: &StopSignal,
-        changes: &Receiver<Vec<u32>>,
-        limit: Option<Duration>,
-    ) -> Result<()> {
+    fn run(&mut self, stop: &StopSignal, limit: Option<Duration>) -> Result<()> {
         let began = Instant::now();
         while !stop.is_set() && limit.is_none_or(|limit| began.elapsed() < limit) {
             self.wait(stop);
@@ -213,16 +192,31 @@ impl Agent<'_> {
                 if !self.machine.process.runs() {
                     return Ok(());
                 }
-                if let Ok(threads) = changes.try_recv() {
+                if let Some(threads) = self.changes.changed() {
                     self.follow(threads)?;
                 }
             }
             if self.link.is_none() && now >= self.try_at {
-                self.try_at = now + TRY_AGAIN;
-                self.link = connect(&self.sockets, &self.machine.name).ok();
+                self.look_for_a_frontend(now);
             }
         }
         Ok(())
+    }
+
+    /// The one that was there before, as long as it is counted on; then any.
+    fn look_for_a_frontend(&mut self, now: Instant) {
+        let found = if now < self.same_until {
+            self.try_at = now + TRY_THE_SAME;
+            introduce(&self.sockets[self.frontend], &self.machine.name).map(|link| (self.frontend, link))
+        } else {
+            self.try_at = now + TRY_AGAIN;
+            connect(&self.sockets, &self.machine.name)
+        };
+        if let Ok((frontend, link)) = found {
+            (self.frontend, self.link) = (frontend, Some(link));
+            // It has yet to find out what to order.
+            self.holds_until = Instant::now() + self.good_for();
+        }
     }
 
     /// Waits until somebody says something, or something is due.
@@ -245,9 +239,9 @@ impl Agent<'_> {
                 Ok(Some(ToAgent::Welcome)) => {}
                 Ok(None) => break None,
                 Ok(Some(ToAgent::Refused { reason })) => break Some((reason, Duration::ZERO)),
-                // It may have been replaced, and what it said last is good for a while.
-                Err(LinkError::Closed) => break Some(("the frontend is gone".to_owned(), HOLDS_FOR)),
-                Err(error) => break Some((format!("{:#}", anyhow::Error::from(error)), HOLDS_FOR)),
+                // It may be replaced, and what it said last is good for a while.
+                Err(LinkError::Closed) => break Some(("the frontend is gone".to_owned(), self.good_for())),
+                Err(error) => break Some((format!("{:#}", anyhow::Error::from(error)), self.good_for())),
             }
         };
         if let Some(order) = last {
@@ -255,19 +249,28 @@ impl Agent<'_> {
         }
         if let Some((reason, good_for)) = ended {
             let now = Instant::now();
-            eprintln!(
-                "{}: {reason}; its vCPUs run freely until a frontend says otherwise",
-                self.machine.name
-            );
+            self.refused = good_for.is_zero();
+            let until_then = match good_for.as_millis() {
+                0 => "run freely until a frontend says otherwise".to_owned(),
+                ms => format!("are held for {ms} ms as it said last, if no other one says otherwise"),
+            };
+            eprintln!("{}: {reason}; its vCPUs {until_then}", self.machine.name);
             self.link = None;
-            self.try_at = now + TRY_AGAIN / 10;
-            self.holds_until = self.holds_until.min(now + good_for);
+            self.uncounted.frontend_is_gone();
+            self.try_at = now + TRY_THE_SAME;
+            (self.same_until, self.holds_until) = (now + good_for, now + good_for);
         }
         Ok(())
     }
 
+    /// How long the last word of a frontend that is gone is good for.
+    fn good_for(&self) -> Duration {
+        HOLDS_FOR.max(self.sample * COUNTED_KS)
+    }
+
     fn obey(&mut self, order: &Order) -> Result<()> {
         let now = Instant::now();
+        self.uncounted.were_counted();
         self.sample = Duration::from_micros(order.sample_us);
         self.report_at = now + self.sample.mul_f64(REPORT_AT);
         self.holds_until = now + HOLDS_FOR.max(self.sample * 3);
@@ -276,13 +279,6 @@ impl Agent<'_> {
         let part = order.part();
         let is_same = (part >= 1.0) == (self.part >= 1.0) && (part - self.part).abs() <= SAME * self.part;
         if is_same { Ok(()) } else { self.set(part) }
-    }
-
-    fn actuator(&mut self) -> Result<&mut dyn Actuator> {
-        match &mut self.choice {
-            Some(choice) => Ok(choice.actuator.as_mut()),
-            None => Err(anyhow!("nothing holds the vCPUs")),
-        }
     }
 
     /// Has the vCPUs run for this part of their time.
@@ -294,7 +290,7 @@ impl Agent<'_> {
             // However small, it is a part: one that never runs shows no demand.
             Duty { run_ns: duty.run_ns.max(1), ..duty }
         };
-        let used = self.actuator()?.set(duty)?;
+        let used = self.choice.actuator.set(duty)?;
         // Who is free has no window.
         self.used = if part < 1.0 { used } else { self.wanted };
         self.held &= part < 1.0;
@@ -316,20 +312,25 @@ impl Agent<'_> {
             return Ok(());
         };
         (self.counted_at, self.told) = (Instant::now(), false);
-        let usage = self.actuator()?.usage()?;
+        let usage = self.choice.actuator.usage()?;
         let ran = self.times.take(&self.threads, &usage, self.held);
         self.held = self.part < 1.0;
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let report = Report {
-            elapsed_us: us(ran.elapsed),
-            bytes,
-            run_us: us(ran.run),
-            slept_us: us(ran.slept),
-            window_us: us(self.used),
-        };
-        if let Some(link) = &self.link {
+        // What they do while no frontend wants to know is nobody's concern.
+        if self.link.is_some() || !self.refused {
+            self.uncounted.add(&Report {
+                elapsed_us: us(ran.elapsed),
+                bytes,
+                run_us: us(ran.run),
+                slept_us: us(ran.slept),
+                window_us: us(self.used),
+            });
+        }
+        if let Some(link) = &self.link
             // What is wrong with it, the next look at what it says will show.
-            let _ = link.send(&FromAgent::Report(report));
+            && matches!(link.send(&FromAgent::Report(self.uncounted.untold())), Ok(true))
+        {
+            self.uncounted.were_told();
         }
         Ok(())
     }
@@ -337,11 +338,9 @@ impl Agent<'_> {
     /// vCPUs have come or gone.
     fn follow(&mut self, threads: Vec<u32>) -> Result<()> {
         self.counter.follow(&threads)?;
-        // An actuator has groups, or slots, for those that were there when it was made. It takes them along when it goes, so it goes first.
-        self.choice = None;
-        self.choice = Some(slicing::choose(self.machine, self.asked)?);
+        self.choice.actuator.follow(&threads)?;
+        // Who has just come is held from now on.
         self.set(self.part)?;
-        self.times = RunTimes::begin(&threads, &self.actuator()?.usage()?);
         self.threads = threads;
         self.held = false;
         Ok(())

@@ -7,6 +7,7 @@ mod following;
 mod libvirt_hook;
 mod running;
 mod slice;
+mod uncounted;
 
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};

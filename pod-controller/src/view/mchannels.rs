@@ -79,10 +79,7 @@ impl View {
             held_us = held_us.saturating_add(counted.held_us);
             shown.share = less(shown.share, counted.share);
         }
-        for counted in here.flat_map(|(_, sample)| &sample.telemetry.vcpus) {
-            if counted.instance != Some(id) {
-                continue;
-            }
+        if let Some(counted) = newest(here.map(|(_, sample)| sample), id) {
             shown.rate = shown.rate.saturating_add(counted.rate);
             shown.demand = shown.demand.saturating_add(counted.demand);
             shown.bytes = shown.bytes.saturating_add(counted.bytes);
@@ -93,6 +90,16 @@ impl View {
         shown.run_percent = run_percent(shown.share, shown.demand);
         Some(shown)
     }
+}
+
+/// What is known of an instance's vCPUs. One frontend counts them; when that dies, another one may before the last word of the dead one is
+/// forgotten.
+fn newest<'a>(samples: impl Iterator<Item = &'a Sample>, id: InstanceId) -> Option<&'a VcpuTelemetry> {
+    let of_instance = |sample: &'a Sample| {
+        let counted = sample.telemetry.vcpus.iter().find(|counted| counted.instance == Some(id))?;
+        Some((sample.at, counted))
+    };
+    samples.filter_map(of_instance).max_by_key(|(at, _)| *at).map(|(_, counted)| counted)
 }
 
 /// What its frontends say of a share differs by a K at most.
@@ -127,7 +134,31 @@ fn run_percent(share: Option<u64>, demand: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
+    use pod_protocol::telemetry::Telemetry;
+
     use super::*;
+
+    #[test]
+    fn vcpus_are_counted_by_one_frontend_also_after_another_one_has_died() {
+        let (id, other, now) = (InstanceId::new(1), InstanceId::new(2), Instant::now());
+        let sample = |age_ms: u64, vcpus: &[(InstanceId, u64)]| {
+            let of = |(id, bytes): &(InstanceId, u64)| VcpuTelemetry {
+                instance: Some(*id),
+                bytes: *bytes,
+                ..VcpuTelemetry::default()
+            };
+            let telemetry = Telemetry { vcpus: vcpus.iter().map(of).collect(), ..Telemetry::default() };
+            Sample { at: now + Duration::from_millis(9000 - age_ms), telemetry }
+        };
+        let bytes = |samples: &[Sample]| newest(samples.iter(), id).map(|counted| counted.bytes);
+        let (dead, alive) = (sample(900, &[(id, 7), (other, 8)]), sample(20, &[(other, 3), (id, 5)]));
+        assert_eq!(bytes(&[dead.clone(), alive.clone()]), Some(5));
+        assert_eq!(bytes(&[alive, dead.clone()]), Some(5));
+        assert_eq!(bytes(&[dead, sample(10, &[])]), Some(7));
+        assert_eq!(bytes(&[sample(10, &[(other, 3)])]), None);
+    }
 
     #[test]
     fn vcpus_show_their_window() {

@@ -9,6 +9,8 @@
 //!
 //! A device without a [`Pacer`] costs its worker one branch.
 
+#[cfg(test)]
+mod agent_tests;
 mod agents;
 mod meter;
 mod metered;

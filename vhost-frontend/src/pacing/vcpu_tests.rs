@@ -8,16 +8,14 @@ use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
 use mem_channel::fluid::{Flow, solve};
 use pod_protocol::ids::{InstanceId, LeaseId};
 use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, PeerObject, TenantObject};
-use pod_protocol::vcpus::{Hello, Link, LinkListener, Order, Report, ToAgent, VERSION};
+use pod_protocol::vcpus::{Order, Report};
 use proptest::prelude::*;
 
-use super::agents::Host as _;
-use super::meter::Shared;
 use super::metered::{Metered, Moves, Part};
 use super::plan::Plan;
 use super::round::{Exchange, Exchanges};
 use super::vcpus::{Agent, Vcpus};
-use super::{Meter, Pacing, Waker, as_f64, whole};
+use super::{Pacing, Waker, as_f64, whole};
 
 const K_US: f64 = 100_000.0;
 const CAPACITY: f64 = 20e6;
@@ -68,6 +66,7 @@ struct Frontend {
 
 /// Each guest has a host of its own.
 struct Pod {
+    pool: SimulatedPool,
     frontends: Vec<Frontend>,
     guests: Vec<Running>,
     random: Random,
@@ -78,11 +77,11 @@ fn area(number: usize) -> Area {
     Area::new(LineOffset::new(LINES * number as u64), LineCount::new(LINES))
 }
 
-fn endpoint(number: usize) -> EndpointId {
+pub(super) fn endpoint(number: usize) -> EndpointId {
     EndpointId::new(HostId::new(u16::try_from(number + 1).unwrap()), Role::BlkFrontend)
 }
 
-fn fabric(number: usize, count: usize, sample_us: f64) -> FabricObject {
+pub(super) fn fabric(number: usize, count: usize, sample_us: f64) -> FabricObject {
     let peer = |other| PeerObject { endpoint: endpoint(other), sums: area(2 * other) };
     FabricObject {
         window_us: 1000,
@@ -96,7 +95,7 @@ fn fabric(number: usize, count: usize, sample_us: f64) -> FabricObject {
     }
 }
 
-fn object(number: usize, weight: u32) -> MchannelObject {
+pub(super) fn object(number: usize, weight: u32) -> MchannelObject {
     let number = u32::try_from(number + 1).unwrap();
     MchannelObject {
         lease: LeaseId::new(number).unwrap(),
@@ -111,18 +110,12 @@ fn object(number: usize, weight: u32) -> MchannelObject {
 impl Pod {
     fn new(seed: u64, guests: &[Guest]) -> Self {
         let pool = SimulatedPool::new(seed, 1 << 16);
-        let mut pod =
-            Self { frontends: Vec::new(), guests: Vec::new(), random: Random::new(seed), now_us: 0.0 };
+        let (random, now_us) = (Random::new(seed), 0.0);
+        let mut pod = Self { pool, frontends: Vec::new(), guests: Vec::new(), random, now_us };
         for (number, guest) in guests.iter().enumerate() {
-            let mut plan = Plan::new(fabric(number, guests.len(), K_US)).unwrap();
-            let exchange = Exchange::new(pool.host(endpoint(number).host), &plan);
             let told = Arc::new(Mutex::new(None));
-            let vcpus = Vcpus::new(Box::new(Told(Arc::clone(&told))), 1, 1);
-            let object = object(number, guest.weight);
-            let part = Part::Vcpus(object.instance);
-            let mut metered = Metered::vcpus(object, vcpus);
-            plan.open(&mut metered);
-            pod.frontends.push(Frontend { plan, exchange, all: [(part, metered)].into() });
+            let frontend = pod.frontend(fabric(number, guests.len(), K_US), number, guest.weight, &told);
+            pod.frontends.push(frontend);
             pod.guests.push(Running {
                 guest: guest.clone(),
                 told,
@@ -135,6 +128,58 @@ impl Pod {
             });
         }
         pod
+    }
+
+    /// A frontend that the agent of its guest has just come to.
+    fn frontend(
+        &self,
+        fabric: FabricObject,
+        number: usize,
+        weight: u32,
+        told: &Arc<Mutex<Option<Order>>>,
+    ) -> Frontend {
+        let mut plan = Plan::new(fabric).unwrap();
+        let exchange = Exchange::new(self.pool.host(endpoint(number).host), &plan);
+        let vcpus = Vcpus::new(Box::new(Told(Arc::clone(told))), 1, 1);
+        let object = object(number, weight);
+        let part = Part::Vcpus(object.instance);
+        let mut metered = Metered::vcpus(object, vcpus);
+        plan.open(&mut metered);
+        Frontend { plan, exchange, all: [(part, metered)].into() }
+    }
+
+    /// A frontend is killed. Its guest's agent goes on with its last order.
+    fn kill(&mut self, number: usize) {
+        self.frontends[number].all.clear();
+        *self.guests[number].told.lock().unwrap() = None;
+    }
+
+    /// Another one takes its place, with a board of its own, of which the others are told.
+    fn replace(&mut self, number: usize) {
+        let count = self.frontends.len();
+        let board =
+            |fabric: &mut FabricObject| (fabric.sums, fabric.vms) = (area(2 * count), area(2 * count + 1));
+        let mut own = fabric(number, count, K_US);
+        board(&mut own);
+        let (weight, told) = (self.guests[number].guest.weight, Arc::clone(&self.guests[number].told));
+        self.frontends[number] = self.frontend(own, number, weight, &told);
+        for other in (0..count).filter(|other| *other != number) {
+            let mut fabric = fabric(other, count, K_US);
+            let peer = fabric.peers.iter_mut().find(|peer| peer.endpoint == endpoint(number)).unwrap();
+            peer.sums = area(2 * count);
+            let Frontend { plan, exchange, .. } = &mut self.frontends[other];
+            plan.become_(fabric).unwrap();
+            exchange.follow(plan);
+        }
+    }
+
+    /// What frontends that live were told of a guest, in bytes.
+    fn told_of(&self, number: usize) -> f64 {
+        let vcpus = self.frontends[number].all.values().filter_map(|it| match &it.moves {
+            Moves::Vcpus(vcpus) => Some(as_f64(vcpus.bytes)),
+            Moves::Queues(_) => None,
+        });
+        vcpus.sum()
     }
 
     fn random_part(&mut self) -> f64 {
@@ -151,6 +196,9 @@ impl Pod {
             }
             for number in 0..self.frontends.len() {
                 let frontend = &mut self.frontends[number];
+                if frontend.all.is_empty() {
+                    continue;
+                }
                 let now_us = self.now_us + 100.0 * as_f64(number as u64);
                 frontend.exchange.round(&mut frontend.plan, &mut frontend.all, K_US, now_us);
                 let late = self.random_part() * self.guests[number].guest.late * K_US;
@@ -181,6 +229,11 @@ impl Pod {
         if it.report_at > now_us {
             return;
         }
+        let Some(metered) = self.frontends[number].all.values_mut().next() else {
+            // It is told to the next one.
+            it.report_at += K_US;
+            return;
+        };
         let (elapsed_us, bytes, run_us) = std::mem::take(&mut it.since);
         it.report_at = f64::INFINITY;
         let report = Report {
@@ -189,7 +242,6 @@ impl Pod {
             run_us: whole(run_us),
             ..Report::default()
         };
-        let metered = self.frontends[number].all.values_mut().next().unwrap();
         let Moves::Vcpus(vcpus) = &mut metered.moves else { panic!("there is nothing else") };
         vcpus.report(&report).unwrap();
     }
@@ -275,6 +327,30 @@ fn a_path_that_is_a_little_too_small_settles() {
     }
 }
 
+/// The agent goes on as it was told last, and says everything to the new one; nobody runs freely meanwhile, and nothing is counted
+/// twice, which would have the other guest get less.
+#[test]
+fn a_frontend_that_is_replaced_changes_next_to_nothing() {
+    for gone in 0..8 {
+        let mut pod = Pod::new(11, &[guest(1, 40e6), guest(3, 40e6)]);
+        pod.run(40);
+        let before = pod.told_of(0);
+        pod.kill(0);
+        pod.run(gone);
+        pod.replace(0);
+        for round in 0..20 {
+            let rates = pod.rates(1);
+            assert!(rates[0] <= 1.6 * 5e6 && rates[1] >= 0.6 * 15e6, "{gone} + {round}: {rates:.0?}");
+        }
+        for _ in 0..10 {
+            assert_near(&pod.rates(5), &[5e6, 15e6], 0.02);
+        }
+        // All but what was reported to nobody yet.
+        let moved = pod.guests[0].moved - pod.guests[0].since.1 - before;
+        assert!((pod.told_of(0) - moved).abs() <= 100.0, "{} of {moved}", pod.told_of(0));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
@@ -336,96 +412,4 @@ fn vcpus_and_queues_of_a_vm_have_one_share() {
     }
     let seconds = 50.0 * K_US / 1e6;
     assert_near(&[moved.0 / seconds, moved.1 / seconds], &[CAPACITY / 2.0, CAPACITY / 2.0], 0.05);
-}
-
-/// A meter with a device of `vm1`, and the two ends of a connection.
-fn met(sample_us: f64) -> (Meter, Arc<Shared>, tempfile::TempDir, LinkListener) {
-    let directory = tempfile::tempdir().unwrap();
-    let listener = LinkListener::bind(&directory.path().join("s")).unwrap();
-    let pool = SimulatedPool::new(1, 1 << 16);
-    let mut meter = Meter::new(pool.host(endpoint(0).host));
-    meter.share(fabric(0, 1, sample_us)).unwrap();
-    meter.measure(object(0, 1));
-    let shared = meter.shared();
-    (meter, shared, directory, listener)
-}
-
-fn connection(directory: &tempfile::TempDir, listener: &LinkListener) -> (Link, Arc<Link>) {
-    let near = Link::connect(&directory.path().join("s")).unwrap();
-    (near, Arc::new(listener.accept().unwrap().unwrap()))
-}
-
-fn hello() -> Hello {
-    Hello { version: VERSION, instance: "vm1".to_owned(), process: 4711 }
-}
-
-/// What is said next.
-fn said(link: &Link) -> ToAgent {
-    let began = std::time::Instant::now();
-    loop {
-        if let Some(said) = link.receive().unwrap() {
-            return said;
-        }
-        assert!(began.elapsed() < std::time::Duration::from_secs(20), "nothing is said");
-        std::thread::yield_now();
-    }
-}
-
-#[test]
-fn an_agent_is_told_each_k_and_no_other_one_gets_in() {
-    let (mut meter, shared, directory, listener) = met(2000.0);
-    let (near, far) = connection(&directory, &listener);
-    let vm = shared.enter(&hello(), 1, &far).unwrap();
-    assert_eq!(said(&near), ToAgent::Welcome);
-    for _ in 0..3 {
-        let ToAgent::Order(order) = said(&near) else { panic!("an order comes in each K") };
-        assert!((order.part() - 1.0).abs() < 1e-9 && order.sample_us == 2000);
-        shared.report(vm, 1, &Report { elapsed_us: 2000, bytes: 20, ..Report::default() }).unwrap();
-    }
-    assert!(meter.vcpus()[0].bytes >= 60, "{:?}", meter.vcpus());
-
-    let (_, other) = connection(&directory, &listener);
-    let refused = shared.enter(&hello(), 2, &other).unwrap_err();
-    assert!(refused.contains("4711"), "{refused}");
-    let unknown = Hello { instance: "vm2".to_owned(), ..hello() };
-    assert!(shared.enter(&unknown, 2, &other).unwrap_err().contains("podctl mchannel set vm2"));
-    let later = Hello { version: VERSION + 1, ..hello() };
-    assert!(shared.enter(&later, 2, &other).unwrap_err().contains("release"));
-    assert!(shared.report(vm, 2, &Report::default()).is_err());
-    shared.leave(vm, 2);
-    assert_eq!(meter.vcpus().len(), 1, "it is not his to end");
-
-    // Another weight holds for it, too, and it goes with its VM's last device.
-    meter.measure(object(0, 9));
-    assert_eq!(meter.vcpus().len(), 1);
-    meter.forget(object(0, 1).lease);
-    let refused = loop {
-        match said(&near) {
-            ToAgent::Order(_) => {}
-            other => break other,
-        }
-    };
-    assert!(matches!(refused, ToAgent::Refused { reason } if reason.contains("vm1")));
-    assert!(near.receive::<ToAgent>().is_err() && meter.vcpus().is_empty());
-    assert!(shared.report(vm, 1, &Report::default()).is_err());
-}
-
-#[test]
-fn one_that_is_killed_makes_room_at_once_and_one_that_is_stopped_soon() {
-    let (meter, shared, directory, listener) = met(2000.0);
-    let (_near, far) = connection(&directory, &listener);
-    let vm = shared.enter(&hello(), 1, &far).unwrap();
-    shared.leave(vm, 1);
-    assert!(meter.vcpus().is_empty());
-    let (near, far) = connection(&directory, &listener);
-    shared.enter(&hello(), 2, &far).unwrap();
-    // It says nothing at all.
-    let refused = loop {
-        if let ToAgent::Refused { reason } = said(&near) {
-            break reason;
-        }
-    };
-    assert!(refused.contains("too long"), "{refused}");
-    let (_near, far) = connection(&directory, &listener);
-    shared.enter(&hello(), 3, &far).unwrap();
 }

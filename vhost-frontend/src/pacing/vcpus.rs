@@ -49,6 +49,7 @@ pub(super) struct Vcpus {
     process: u32,
     /// Reported since the last round.
     fresh: Fresh,
+    known: Known,
     /// T_R/T_W as the agent was told last.
     part: f64,
     /// Rounds since it reported last. The clock would not do: when all of a host stood still, reports wait to be read.
@@ -57,6 +58,18 @@ pub(super) struct Vcpus {
     pub(super) bytes: u64,
     pub(super) slept_us: u64,
     pub(super) window_us: u64,
+}
+
+/// What is known of what they want. An agent comes with vCPUs that it holds, where a frontend takes the place of another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    /// Nothing, nor what shares are in force: until the end of this K, nobody is held here, and who moves something under a share would
+    /// be taken for one that does so freely.
+    Nothing,
+    /// The shares.
+    Shares,
+    /// What they want, too: there was a report.
+    Demand,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -75,6 +88,7 @@ impl Vcpus {
             number,
             process,
             fresh: Fresh::default(),
+            known: Known::Nothing,
             part: 1.0,
             silent: 0,
             bytes: 0,
@@ -120,15 +134,24 @@ impl Vcpus {
     ///
     /// A report is about the time from one order to the next, not exactly about a K: so a rate is taken from it. If there is none, they
     /// are taken to have done as they were told. To count nothing then, or the K before once more, would have the next share make up for
-    /// what never happened, and shares would swing.
+    /// what never happened, and shares would swing. Before the first report nothing is known: no bytes in no time say nothing of what
+    /// they want.
     pub(super) fn measure(&mut self, demand: f64, elapsed_us: f64) -> (u64, f64) {
+        if self.known == Known::Nothing {
+            // What was reported is for the K that begins now.
+            self.known = Known::Shares;
+            return (0, 0.0);
+        }
         let fresh = std::mem::take(&mut self.fresh);
         self.silent = if fresh.reports > 0 { 0 } else { self.silent.saturating_add(1) };
         if fresh.elapsed_us > 0.0 {
+            self.known = Known::Demand;
             let part = elapsed_us / fresh.elapsed_us;
             (whole(fresh.bytes * part), fresh.run_us * part)
-        } else {
+        } else if self.known == Known::Demand {
             (whole(demand * self.part * elapsed_us / 1e6), self.part * elapsed_us)
+        } else {
+            (0, 0.0)
         }
     }
 
@@ -137,8 +160,12 @@ impl Vcpus {
         self.part = 1.0;
     }
 
-    /// Tells the agent for how long they may run, so that they move no more than `limit`, in bytes/s.
+    /// Tells the agent for how long they may run, so that they move no more than `limit`, in bytes/s. Until it is known what they want,
+    /// they go on as they are.
     pub(super) fn order(&mut self, limit: f64, decision: &Decision, fabric: &FabricObject) {
+        if self.known != Known::Demand {
+            return;
+        }
         self.part = run_part(limit, decision.demand);
         let window_ns = u64::from(fabric.window_us) * 1000;
         let run_ns = if self.part >= 1.0 { window_ns } else { whole(as_f64(window_ns) * self.part).max(1) };
@@ -164,6 +191,9 @@ impl Vcpus {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Sender, channel};
+
+    use cxl_pool::{Area, LineCount, LineOffset};
     use proptest::prelude::*;
 
     use super::*;
@@ -177,7 +207,9 @@ mod tests {
     }
 
     fn vcpus() -> Vcpus {
-        Vcpus::new(Box::new(Nobody), 1, 1)
+        let mut vcpus = Vcpus::new(Box::new(Nobody), 1, 1);
+        assert_eq!(vcpus.measure(1e6, 10_000.0), (0, 0.0));
+        vcpus
     }
 
     fn report(elapsed_us: u64, bytes: u64, run_us: u64) -> Report {
@@ -199,6 +231,44 @@ mod tests {
         let (bytes, run_us) = vcpus.measure(40e6, 10_000.0);
         assert_eq!(bytes, 100_000);
         assert!((run_us - 2500.0).abs() < 1e-6);
+    }
+
+    /// Passes on what it is told.
+    struct Told(Sender<Order>);
+
+    impl Agent for Told {
+        fn order(&self, order: Order) {
+            self.0.send(order).unwrap();
+        }
+
+        fn dismiss(&self, _: &str) {}
+    }
+
+    #[test]
+    fn nothing_is_ordered_before_it_is_known_what_they_want_and_no_report_is_lost() {
+        let area = Area::new(LineOffset::new(0), LineCount::new(16));
+        let fabric = FabricObject {
+            window_us: 1000,
+            sample_us: 10_000,
+            sums: area,
+            vms: area,
+            peers: Vec::new(),
+            sibling: None,
+            elements: Vec::new(),
+            tenants: Vec::new(),
+        };
+        let decision = |demand| Decision { rate: 0.0, demand, share: 5e6, t_r_us: 0.0, queue_rate: 5e6 };
+        let (told, orders) = channel();
+        let mut vcpus = Vcpus::new(Box::new(Told(told)), 1, 1);
+        // Another frontend had them held to a quarter, and the report of that comes early.
+        vcpus.report(&report(10_000, 50_000, 2500)).unwrap();
+        assert_eq!(vcpus.measure(0.0, 10_000.0), (0, 0.0));
+        vcpus.order(5e6, &decision(0.0), &fabric);
+        assert!(orders.try_recv().is_err(), "they go on as they are");
+        assert_eq!(vcpus.measure(0.0, 10_000.0), (50_000, 2500.0));
+        vcpus.order(5e6, &decision(20e6), &fabric);
+        assert!((orders.recv().unwrap().part() - 0.25).abs() < 1e-9);
+        assert_eq!(vcpus.bytes, 50_000);
     }
 
     #[test]
@@ -230,6 +300,7 @@ mod tests {
                 let said = Report { elapsed_us, bytes, run_us, slept_us, window_us: slept_us };
                 vcpus.report(&said).unwrap();
             }
+            vcpus.known = Known::Demand;
             let is_fresh = vcpus.fresh.elapsed_us > 0.0;
             let (bytes, run_us) = vcpus.measure(demand, elapsed_us);
             prop_assert!((0.0..=elapsed_us * 1.000_001).contains(&run_us), "{run_us}");

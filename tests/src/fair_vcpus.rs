@@ -1,0 +1,267 @@
+//! Two virtual machines on two hosts that share the fabric by what their vCPUs load and store. How much that is, a directory says that
+//! looks like resctrl: a fake machine adds bytes in proportion to the processor time that the vCPUs got, so that only vCPUs that really
+//! sleep move less.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use guest_images::{Guest, Silent};
+use pod_controller::api::{Fabric, Mchannel, MchannelSpec, MchannelVcpus};
+use vmm::VmSpec;
+use vmm::slicing::Kind;
+
+use crate::pod::{HostPlan, Pod, PodBuilder, PodVm, VmShape};
+use crate::process::Daemon;
+
+/// What the path carries, in bytes/s.
+pub const CAPACITY: u64 = 20_000_000;
+/// What a vCPU moves in a second of processor time.
+pub const BYTES_PER_SECOND: u64 = 40_000_000;
+/// Over how long rates are looked at.
+pub const WINDOW: Duration = Duration::from_secs(4);
+/// How long shares may take until they are as they should be, on a machine that does much else.
+pub const PATIENCE: Duration = Duration::from_mins(2);
+/// Always wants to run.
+pub const HUNGRY: &str = "while :; do :; done";
+
+/// Instance, host, weight.
+const VMS: [(&str, &str, u32); 2] = [("vm1", "h1", 1), ("vm2", "h2", 3)];
+const SMALL: VmShape = VmShape { memory_mib: 192, cpus: 1 };
+/// How exact shares are, on a machine that does much else.
+const NEAR: f64 = 0.15;
+
+/// Whether a rate is as it should be, as far as such a machine can tell.
+pub fn near(rate: f64, expected: f64) -> bool {
+    (rate - expected).abs() <= NEAR * expected
+}
+
+/// Whether the path is divided by these weights.
+#[expect(clippy::cast_precision_loss, reason = "a few MB")]
+pub fn shares_are(rates: [f64; 2], weights: [f64; 2]) -> bool {
+    let part = |weight: f64| CAPACITY as f64 * weight / (weights[0] + weights[1]);
+    near(rates[0], part(weights[0])) && near(rates[1], part(weights[1]))
+}
+
+/// The pod and its machines: vm1 on h1, with weight 1, and vm2 on h2, with weight 3.
+#[derive(Debug)]
+pub struct FairVcpus {
+    // Dropped in this order: what uses something goes before it.
+    /// The machines.
+    pub vms: [PodVm; 2],
+    counts: FakeResctrl,
+    actuator: Kind,
+    /// The pod.
+    pub pod: Pod,
+}
+
+impl FairVcpus {
+    /// Boots both. `more` changes what a machine consists of. Nothing is shared out yet.
+    pub fn boot(actuator: Kind, more: impl Fn(&mut VmSpec)) -> Result<Self> {
+        let pod = PodBuilder::new()
+            .host(HostPlan::new("h1").vms())
+            .host(HostPlan::new("h2").vms())
+            .host(HostPlan::new("h3").nic("nic0").ssd("ssd0", "256M"))
+            .start()?;
+        let counts = FakeResctrl::start(&pod)?;
+        let guest = Guest::ensure(&mut Silent)?;
+        let begin = |(name, host, _): (&str, &str, u32)| {
+            let disk = format!("{name}-disk");
+            let instance = pod.create_instance(name, host, &[(&disk, 16 << 20, None)])?;
+            let mut spec = pod.machine(&instance, &guest, SMALL);
+            more(&mut spec);
+            pod.begin_machine(&instance, spec)
+        };
+        let [first, second] = VMS.map(begin);
+        let (first, second) = (first?, second?);
+        let vms = [first.arrived()?, second.arrived()?];
+        Ok(Self { vms, counts, actuator, pod })
+    }
+
+    /// Shares the path out by weight, with this K in ms, and a T_W of 10 ms.
+    pub fn share_out(&self, sample_ms: u32) -> Result<()> {
+        let elements = [("pool".to_owned(), CAPACITY)].into();
+        let fabric = Fabric { window_us: 10_000, sample_us: sample_ms * 1000, elements, ..Fabric::default() };
+        self.pod.api().set_fabric(&fabric)?;
+        for (name, _, weight) in VMS {
+            let spec = MchannelSpec { weight, tenant: "default".to_owned(), path: vec!["pool".to_owned()] };
+            self.pod.api().set_mchannel(name, &spec)?;
+        }
+        Ok(())
+    }
+
+    /// Where the monitor of one of the machines is.
+    pub fn monitor(&self, place: usize) -> PathBuf {
+        self.pod.directory().join("vm").join(format!("{}-qmp.sock", VMS[place].0))
+    }
+
+    /// The command of an agent for it, which counts by what is in that directory.
+    pub fn agent_command(&self, place: usize, resctrl: &Path) -> Command {
+        let (name, host, _) = VMS[place];
+        let mut command = Command::new(self.pod.binary("vmm"));
+        command.args(["slice", name, "--share", "fair", "--actuator", &self.actuator.to_string()]);
+        command.arg("--resctrl").arg(resctrl).arg("--config").arg(self.pod.config_path(host));
+        command.arg("--directory").arg(self.pod.directory().join("vm"));
+        command
+    }
+
+    /// An agent for it, once a frontend knows it.
+    pub fn start_agent(&self, place: usize) -> Result<Daemon> {
+        let began = Instant::now();
+        let log = self.pod.directory().join("log").join(format!("{}-slice.log", VMS[place].0));
+        let start = || Daemon::start("vmm slice", self.agent_command(place, self.counts.path()), &log);
+        let mut agent = start()?;
+        while self.shown(place)?.vcpus.is_none() {
+            if !agent.running() {
+                // The frontend may not have heard of the share yet.
+                agent = start()?;
+            }
+            if began.elapsed() > PATIENCE {
+                bail!("nobody knows the vCPUs: {}", agent.said());
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(agent)
+    }
+
+    /// What the controller shows of it.
+    pub fn shown(&self, place: usize) -> Result<Mchannel> {
+        Ok(self.pod.api().mchannel(VMS[place].0)?)
+    }
+
+    /// What it shows of its vCPUs.
+    pub fn vcpus(&self, place: usize) -> Result<MchannelVcpus> {
+        match self.shown(place)?.vcpus {
+            Some(vcpus) => Ok(vcpus),
+            None => bail!("nobody knows the vCPUs of {}", VMS[place].0),
+        }
+    }
+
+    /// What its vCPUs have loaded and stored, in bytes.
+    pub fn bytes(&self, place: usize) -> u64 {
+        self.counts.bytes[place].load(Ordering::Acquire)
+    }
+
+    /// Those of its threads that are counted.
+    pub fn counted_threads(&self, place: usize) -> Vec<u32> {
+        threads(&self.counts.groups[place])
+    }
+
+    /// Where its loads and stores are counted.
+    pub fn resctrl(&self) -> &Path {
+        self.counts.path()
+    }
+
+    /// Mean rates of both over so long, in bytes/s.
+    #[expect(clippy::cast_precision_loss, reason = "a few MB")]
+    pub fn rates(&self, over: Duration) -> [f64; 2] {
+        let counts = || [0, 1].map(|place| self.bytes(place));
+        let (before, began) = (counts(), Instant::now());
+        thread::sleep(over);
+        let (after, seconds) = (counts(), began.elapsed().as_secs_f64());
+        std::array::from_fn(|place| (after[place] - before[place]) as f64 / seconds)
+    }
+
+    /// Waits until the rates are as they should be.
+    pub fn until(&self, what: &str, over: Duration, is_so: impl Fn([f64; 2]) -> bool) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            let rates = self.rates(over);
+            eprintln!("{what}: {:.2?} MB/s", rates.map(|rate| rate / 1e6));
+            if is_so(rates) {
+                return Ok(());
+            }
+            if began.elapsed() > PATIENCE {
+                bail!("never: {what}; last {rates:?}");
+            }
+        }
+    }
+}
+
+/// Counts what the threads in its monitoring groups load and store, as the kernel would.
+#[derive(Debug)]
+struct FakeResctrl {
+    directory: PathBuf,
+    groups: [PathBuf; 2],
+    bytes: [Arc<AtomicU64>; 2],
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl FakeResctrl {
+    fn start(pod: &Pod) -> Result<Self> {
+        // In memory, as the kernel's is: what keeps a disk busy must not keep a count waiting.
+        let directory = pod.pool_path().with_file_name("resctrl");
+        fs::create_dir_all(directory.join("info/L3_MON"))?;
+        fs::write(directory.join("info/L3_MON/mon_features"), "mbm_total_bytes\n")?;
+        let groups = VMS.map(|(name, ..)| directory.join("mon_groups").join(format!("wadi-{name}")));
+        for group in &groups {
+            // The kernel would make them along with the group. Here they are as if an agent that was killed had left them.
+            fs::create_dir_all(group.join("mon_data/mon_L3_00"))?;
+            fs::write(group.join("tasks"), "")?;
+            write_count(group, 0);
+        }
+        let (bytes, over) = ([0, 1].map(|_| Arc::new(AtomicU64::new(0))), Arc::new(AtomicBool::new(false)));
+        let (counts, watched, end) = (bytes.clone(), groups.clone(), Arc::clone(&over));
+        let thread = thread::spawn(move || {
+            let mut ran = [const { BTreeMap::new() }; 2];
+            while !end.load(Ordering::Acquire) {
+                for ((group, count), ran) in watched.iter().zip(&counts).zip(&mut ran) {
+                    let more = grown_ns(group, ran) * (BYTES_PER_SECOND / 1_000_000) / 1000;
+                    write_count(group, count.fetch_add(more, Ordering::AcqRel) + more);
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        Ok(Self { directory, groups, bytes, over, thread: Some(thread) })
+    }
+
+    fn path(&self) -> &Path {
+        &self.directory
+    }
+}
+
+impl Drop for FakeResctrl {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Release);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(thread::panicking() || matches!(ended, Some(Ok(()))), "the fake machine works");
+    }
+}
+
+/// As a whole or not at all.
+fn write_count(group: &Path, bytes: u64) {
+    let path = group.join("mon_data/mon_L3_00/mbm_total_bytes");
+    let partial = group.join("partial");
+    fs::write(&partial, format!("{bytes}\n")).expect("there is room in memory");
+    fs::rename(partial, path).expect("it is there");
+}
+
+/// The threads of a group. A second agent writes the same ones once more.
+fn threads(group: &Path) -> Vec<u32> {
+    let tasks = fs::read_to_string(group.join("tasks")).unwrap_or_default();
+    let mut threads: Vec<u32> = tasks.lines().filter_map(|thread| thread.parse().ok()).collect();
+    threads.sort_unstable();
+    threads.dedup();
+    threads
+}
+
+/// For how long the threads of a group ran since the last time. What they ran before they were in the group does not count.
+fn grown_ns(group: &Path, ran: &mut BTreeMap<u32, u64>) -> u64 {
+    let look = |thread: u32| {
+        let text = fs::read_to_string(format!("/proc/{thread}/schedstat")).ok()?;
+        Some((thread, text.split_whitespace().next()?.parse::<u64>().ok()?))
+    };
+    let now: BTreeMap<u32, u64> = threads(group).into_iter().filter_map(look).collect();
+    let grown =
+        now.iter().map(|(thread, now)| ran.get(thread).map_or(0, |before| now.saturating_sub(*before)));
+    let grown = grown.sum();
+    *ran = now;
+    grown
+}
