@@ -92,11 +92,11 @@ fn single_controller_grows_to_three_whose_leaders_may_die() {
     let leader = replicas.leader(&[0, 1, 2]);
 
     // A leader that stood still for a while is not one any more, and learns so.
-    let paused = replicas.pause(leader);
+    replicas.pause(leader);
     let elected = replicas.leader(&[0, 1, 2]);
     assert_ne!(leader, elected);
     create(&replicas.client(elected), "meanwhile");
-    replicas.go_on(leader, paused);
+    replicas.go_on(leader);
     until("what it missed", || {
         names(&replicas.client(leader))?.contains(&"meanwhile".to_owned()).then_some(())
     });

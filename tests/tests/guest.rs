@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use guest_images::agent::{Agent, AgentError};
 use guest_images::{Guest, Silent};
-use vmm::{Accelerator, DirectKernel, Firmware, Registry, Vm, VmSpec};
+use vmm::{Accelerator, Registry, Vm, VmSpec};
+use wadi_tests::bare_vm::bare_vm;
 
 const LONG: Duration = Duration::from_mins(1);
 
@@ -34,28 +35,9 @@ fn commands_run_as_they_are_given() {
     let guest = Guest::ensure(&mut Silent).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let spec = VmSpec {
-        name: "bare".to_owned(),
-        qemu: vmm::QEMU.into(),
         memory_mib: 256,
-        pool_ram: None,
-        memory_max_mib: None,
-        cpus: 1,
-        cpus_max: None,
         accelerator: Accelerator::probe(&guest.kernel),
-        firmware: Firmware::Bios,
-        boot: Vec::new(),
-        kernel: Some(DirectKernel {
-            kernel: guest.kernel.clone(),
-            initrd: Some(guest.initrd.clone()),
-            command_line: guest.command_line.clone(),
-        }),
-        networks: Vec::new(),
-        disks: Vec::new(),
-        ports: None,
-        listens: false,
-        directory: directory.path().to_owned(),
-        incoming: None,
-        vcpu_shim: None,
+        ..bare_vm("bare", &guest, directory.path())
     };
     let mut vm = Vm::start(spec.clone()).unwrap();
     let agent = Agent::connect(&spec.exec_socket(), LONG).unwrap();

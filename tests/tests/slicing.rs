@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use guest_images::agent::Agent;
 use guest_images::{Guest, Silent};
 use vmm::slicing::{Actuator as _, CgroupActuator, Duty, ShimActuator, VcpuUse, duty, find_shim};
-use vmm::{Accelerator, DirectKernel, Firmware, RunningVm, Vm, VmSpec};
+use vmm::{RunningVm, Vm, VmSpec};
+use wadi_tests::bare_vm::bare_vm;
 
 const LONG: Duration = Duration::from_mins(1);
 const WINDOW: Duration = Duration::from_millis(10);
@@ -17,28 +18,10 @@ const SHARE: f64 = 0.3;
 
 fn machine(guest: &Guest, directory: &Path) -> VmSpec {
     VmSpec {
-        name: "sliced".to_owned(),
-        qemu: vmm::QEMU.into(),
-        memory_mib: 192,
-        pool_ram: None,
         memory_max_mib: Some(1024),
         cpus: 2,
-        cpus_max: None,
-        accelerator: Accelerator::Tcg,
-        firmware: Firmware::Bios,
-        boot: Vec::new(),
-        kernel: Some(DirectKernel {
-            kernel: guest.kernel.clone(),
-            initrd: Some(guest.initrd.clone()),
-            command_line: guest.command_line.clone(),
-        }),
-        networks: Vec::new(),
-        disks: Vec::new(),
-        ports: None,
-        listens: false,
-        directory: directory.to_owned(),
-        incoming: None,
         vcpu_shim: Some(find_shim().expect("cargo builds the shim with vmm")),
+        ..bare_vm("sliced", guest, directory)
     }
 }
 

@@ -9,35 +9,17 @@ use std::time::{Duration, Instant};
 use guest_images::agent::Agent;
 use guest_images::{Guest, Silent};
 use vmm::slicing::{CgroupActuator, ControlFile, Kind, find_shim};
-use vmm::{Accelerator, DirectKernel, Firmware, RunningVm, Vm, VmSpec};
+use vmm::{RunningVm, Vm, VmSpec};
+use wadi_tests::bare_vm::bare_vm;
 use wadi_tests::monitor::{plug_vcpu, unplug_vcpu};
 
 const LONG: Duration = Duration::from_mins(1);
 
 fn machine(guest: &Guest, directory: &Path) -> VmSpec {
     VmSpec {
-        name: "grows".to_owned(),
-        qemu: vmm::QEMU.into(),
-        memory_mib: 192,
-        pool_ram: None,
-        memory_max_mib: None,
-        cpus: 1,
         cpus_max: Some(2),
-        accelerator: Accelerator::Tcg,
-        firmware: Firmware::Bios,
-        boot: Vec::new(),
-        kernel: Some(DirectKernel {
-            kernel: guest.kernel.clone(),
-            initrd: Some(guest.initrd.clone()),
-            command_line: guest.command_line.clone(),
-        }),
-        networks: Vec::new(),
-        disks: Vec::new(),
-        ports: None,
-        listens: false,
-        directory: directory.to_owned(),
-        incoming: None,
         vcpu_shim: Some(find_shim().expect("cargo builds the shim with vmm")),
+        ..bare_vm("grows", guest, directory)
     }
 }
 

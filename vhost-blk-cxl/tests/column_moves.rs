@@ -27,6 +27,14 @@ fn full(seed: u64) -> (MirrorPod, Driver, Vec<u8>) {
     (pod, driver, model)
 }
 
+/// Waits until the frontend has said that the place on this device has everything. Nobody has heard it yet.
+fn wait_until_told(pod: &mut MirrorPod, place: usize) {
+    eventually(|| pod.dirty_bytes() == 0);
+    eventually(|| pod.controls[place].log().iter().any(|it| it.operation == Operation::Flush));
+    // The device has got the flush, and is to have answered it.
+    thread::sleep(QUIET);
+}
+
 fn settled(pod: &MirrorPod) -> bool {
     pod.columns().beside.is_none()
 }
@@ -75,10 +83,7 @@ fn a_column_moves_and_nothing_of_it_is_used_where_it_was() {
 fn what_is_acknowledged_is_in_both_places_before_the_column_changes_its_own() {
     let (mut pod, mut driver, _) = full(42);
     pod.move_column(0, 2);
-    eventually(|| pod.dirty_bytes() == 0);
-    // The frontend says that it has everything, and nobody hears it yet.
-    eventually(|| pod.controls[2].log().iter().any(|it| it.operation == Operation::Flush));
-    thread::sleep(QUIET);
+    wait_until_told(&mut pod, 2);
     pod.controls[2].hold(true);
     driver.write(driver.place(0).data, &pattern(1, 4096));
     let write = driver.offer(0, 0, T_OUT, 0, 4096);
@@ -100,9 +105,7 @@ fn what_is_acknowledged_is_in_both_places_before_the_column_changes_its_own() {
 fn what_the_old_place_still_writes_is_what_the_guest_wrote() {
     let (mut pod, mut driver, model) = full(47);
     pod.move_column(0, 2);
-    eventually(|| pod.dirty_bytes() == 0);
-    eventually(|| pod.controls[2].log().iter().any(|it| it.operation == Operation::Flush));
-    thread::sleep(QUIET);
+    wait_until_told(&mut pod, 2);
     pod.controls[0].hold(true);
     let read = driver.offer(0, 0, T_IN, 0, 4096);
     eventually(|| pod.controls[0].waiting() == 1);
@@ -147,9 +150,7 @@ fn a_place_that_fails_costs_the_guest_nothing() {
     assert_eq!(driver.read_sectors(UNIT / SECTOR + 8, 4096), model[UNIT as usize + 4096..][..4096]);
     // Once it has everything, its failures wait for the controller's word.
     pod.move_column(1, 2);
-    eventually(|| pod.dirty_bytes() == 0);
-    eventually(|| pod.controls[2].log().iter().any(|it| it.operation == Operation::Flush));
-    thread::sleep(QUIET);
+    wait_until_told(&mut pod, 2);
     pod.controls[2].fail(true);
     driver.write(driver.place(0).data, &pattern(2, 4096));
     let write = driver.offer(0, 0, T_OUT, UNIT / SECTOR, 4096);
@@ -164,9 +165,7 @@ fn a_place_that_fails_costs_the_guest_nothing() {
 fn a_column_that_dies_when_everything_is_copied_is_not_missed() {
     let (mut pod, mut driver, model) = full(44);
     pod.move_column(0, 2);
-    eventually(|| pod.dirty_bytes() == 0);
-    eventually(|| pod.controls[2].log().iter().any(|it| it.operation == Operation::Flush));
-    thread::sleep(QUIET);
+    wait_until_told(&mut pod, 2);
     // It keeps a read, and is gone when the controller hears that nothing is missing elsewhere.
     pod.controls[0].hold(true);
     let read = driver.offer(0, 0, T_IN, 0, 4096);

@@ -8,7 +8,8 @@ use guest_images::agent::{Agent, Job};
 use guest_images::{Guest, Silent};
 use tempfile::TempDir;
 use vmm::slicing::{ControlFile, find_shim};
-use vmm::{Accelerator, DirectKernel, Firmware, RunningVm, Vm, VmSpec};
+use vmm::{RunningVm, Vm, VmSpec};
+use wadi_tests::bare_vm::bare_vm;
 
 const BOOT_DEADLINE: Duration = Duration::from_mins(1);
 /// Between looks at the clock.
@@ -30,30 +31,7 @@ impl BusyMachine {
         let guest = Guest::ensure(&mut Silent)?;
         let directory = tempfile::tempdir()?;
         let shim = find_shim().context("the shim is not built: build vmm with cargo")?;
-        let spec = VmSpec {
-            name: "busy".to_owned(),
-            qemu: vmm::QEMU.into(),
-            memory_mib: 192,
-            pool_ram: None,
-            memory_max_mib: None,
-            cpus: 1,
-            cpus_max: None,
-            accelerator: Accelerator::Tcg,
-            firmware: Firmware::Bios,
-            boot: Vec::new(),
-            kernel: Some(DirectKernel {
-                kernel: guest.kernel.clone(),
-                initrd: Some(guest.initrd.clone()),
-                command_line: guest.command_line.clone(),
-            }),
-            networks: Vec::new(),
-            disks: Vec::new(),
-            ports: None,
-            listens: false,
-            directory: directory.path().to_owned(),
-            incoming: None,
-            vcpu_shim: Some(shim),
-        };
+        let spec = VmSpec { vcpu_shim: Some(shim), ..bare_vm("busy", &guest, directory.path()) };
         let vm = Vm::start(spec)?;
         let agent = Agent::connect(&vm.spec().exec_socket(), BOOT_DEADLINE)?;
         let job = agent.start("while :; do :; done", &[])?;

@@ -15,6 +15,8 @@ use super::until;
 pub(crate) struct Replicas {
     root: PathBuf,
     pub(crate) running: BTreeMap<u16, Child>,
+    /// Those that stand still.
+    paused: BTreeMap<u16, Child>,
     /// Makes their disks faulty where it is told.
     faults: Option<PathBuf>,
     /// More of the configuration of each.
@@ -23,7 +25,13 @@ pub(crate) struct Replicas {
 
 impl Replicas {
     pub(crate) fn new(root: &Path) -> Self {
-        Self { root: root.to_owned(), running: BTreeMap::new(), faults: None, sections: BTreeMap::new() }
+        Self {
+            root: root.to_owned(),
+            running: BTreeMap::new(),
+            paused: BTreeMap::new(),
+            faults: None,
+            sections: BTreeMap::new(),
+        }
     }
 
     /// The same, with disks that can be made faulty.
@@ -109,13 +117,14 @@ impl Replicas {
     }
 
     /// As if its host stood still: it lives, and knows of nothing.
-    pub(crate) fn pause(&mut self, replica: u16) -> Child {
+    pub(crate) fn pause(&mut self, replica: u16) {
         let child = self.running.remove(&replica).expect("it runs");
         kill_process(Pid::from_child(&child), Signal::STOP).expect("it can be stopped");
-        child
+        self.paused.insert(replica, child);
     }
 
-    pub(crate) fn go_on(&mut self, replica: u16, child: Child) {
+    pub(crate) fn go_on(&mut self, replica: u16) {
+        let child = self.paused.remove(&replica).expect("it was paused");
         kill_process(Pid::from_child(&child), Signal::CONT).expect("it is there");
         self.running.insert(replica, child);
     }
@@ -160,7 +169,7 @@ impl Drop for Replicas {
                 }
             }
         }
-        for child in self.running.values_mut() {
+        for child in self.running.values_mut().chain(self.paused.values_mut()) {
             let _ = child.kill();
             let _ = child.wait();
         }

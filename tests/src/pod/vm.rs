@@ -10,9 +10,10 @@ use anyhow::{Context as _, Result, bail};
 use guest_images::Guest;
 use guest_images::agent::{Agent, Job, Outcome};
 use pod_controller::api::Instance;
-use vmm::{Accelerator, DirectKernel, Firmware, Vm, VmSpec};
+use vmm::{Accelerator, Vm, VmSpec};
 
 use super::{GUEST_ADDRESS, Pod};
+use crate::bare_vm::bare_vm;
 use crate::process::last_lines;
 use crate::runner;
 
@@ -108,28 +109,10 @@ impl Pod {
     /// What a machine for `instance` consists of.
     pub fn machine(&self, instance: &Instance, guest: &Guest, shape: VmShape) -> VmSpec {
         let mut spec = VmSpec {
-            name: instance.name.clone(),
-            qemu: vmm::QEMU.into(),
             memory_mib: shape.memory_mib,
-            pool_ram: None,
-            memory_max_mib: None,
             cpus: shape.cpus,
-            cpus_max: None,
             accelerator: accelerator(guest),
-            firmware: Firmware::Bios,
-            boot: Vec::new(),
-            kernel: Some(DirectKernel {
-                kernel: guest.kernel.clone(),
-                initrd: Some(guest.initrd.clone()),
-                command_line: guest.command_line.clone(),
-            }),
-            networks: Vec::new(),
-            disks: Vec::new(),
-            ports: None,
-            listens: false,
-            directory: self.directory().join("vm"),
-            incoming: None,
-            vcpu_shim: None,
+            ..bare_vm(&instance.name, guest, &self.directory().join("vm"))
         };
         self.give_devices(&mut spec, instance);
         spec
