@@ -8,6 +8,7 @@ const MAP_CREATE: libc::c_long = 0;
 const MAP_UPDATE: libc::c_long = 2;
 const PROGRAM_LOAD: libc::c_long = 5;
 const LINK_CREATE: libc::c_long = 28;
+const LINK_DETACH: libc::c_long = 34;
 const MAP_TYPE_XSK: u32 = 17;
 const PROGRAM_TYPE_XDP: u32 = 6;
 const ATTACH_XDP: u32 = 37;
@@ -31,8 +32,7 @@ pub(super) enum Mode {
 #[derive(Debug)]
 pub(super) struct Program {
     map: OwnedFd,
-    /// Never looked at again: closing the link detaches the program, which goes with it.
-    _link: OwnedFd,
+    link: OwnedFd,
 }
 
 impl Program {
@@ -54,7 +54,7 @@ impl Program {
         let program = bpf_fd(PROGRAM_LOAD, &load)?;
         // prog_fd, target_ifindex, attach_type, flags
         let link = bpf_fd(LINK_CREATE, &[raw(&program), interface, ATTACH_XDP, flags])?;
-        Ok(Self { map, _link: link })
+        Ok(Self { map, link })
     }
 
     /// From now on the frames of this queue go to this socket.
@@ -65,6 +65,15 @@ impl Program {
         set_address(&mut update[2..4], &raw const queue as u64);
         set_address(&mut update[4..6], &raw const value as u64);
         bpf(MAP_UPDATE, &update).map(drop)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Closing the link detaches the program too, but only once no copy of the descriptor is left, and a process
+        // that another thread forks has one until it begins its program: the next program would find this one attached.
+        // Before Linux 5.9, where this is not known, closing has to do.
+        let _ = bpf(LINK_DETACH, &[raw(&self.link)]);
     }
 }
 
@@ -120,4 +129,26 @@ fn bpf(command: libc::c_long, attribute: &[u32]) -> io::Result<i32> {
     // neither for these commands.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw const whole, bytes) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(i32::try_from(result).unwrap_or(-1)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+    use super::*;
+
+    #[test]
+    fn a_program_is_gone_once_dropped_though_its_link_is_open_elsewhere() {
+        const LOOPBACK: u32 = 1;
+        let thread = std::thread::spawn(|| {
+            // SAFETY: a network namespace does not affect file descriptors or memory.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect("run as root");
+            let program = Program::attach(LOOPBACK, Mode::Generic).expect("attached");
+            assert!(Program::attach(LOOPBACK, Mode::Generic).is_err(), "one at a time");
+            let _copy = program.link.try_clone().expect("copied");
+            drop(program);
+            Program::attach(LOOPBACK, Mode::Generic).expect("attached again");
+        });
+        thread.join().expect("passes");
+    }
 }
