@@ -147,6 +147,35 @@ fn no_flush_is_done_that_was_made_before_the_guest_could_know_of_a_loss() {
 }
 
 #[test]
+fn a_read_that_is_given_up_while_its_channel_begins_anew_spoils_no_later_write() {
+    let mut pod = MirrorPod::striped(36, 2, UNIT);
+    let mut driver = pod.driver();
+    pod.controls[1].hold(true);
+    let read = driver.offer(0, 0, T_IN, UNIT / SECTOR, UNIT as u32);
+    eventually(|| pod.controls[1].waiting() == 1);
+    pod.renew_channel_at_frontend(1);
+    pod.disk.failed = true;
+    pod.apply_disk();
+    assert_eq!(driver.answer(0, 0, read), (IOERR, 1));
+    pod.disk.failed = false;
+    pod.apply_disk();
+    // The other column is there. Had the write the buffer that the read had, the device would now fill it.
+    pod.controls[0].hold(true);
+    let data = pattern(3, UNIT as usize);
+    driver.write(driver.place(1).data, &data);
+    let write = driver.offer(1, 1, T_OUT, 0, UNIT as u32);
+    thread::sleep(QUIET);
+    pod.controls[1].hold(false);
+    thread::sleep(QUIET);
+    pod.controls[0].hold(false);
+    pod.renew_channel_at_backend(1);
+    assert_eq!(driver.answer(1, 1, write), (OK, 1));
+    assert_eq!(driver.read_sectors(0, UNIT as u32), data);
+    let reads = pod.controls[1].log().iter().filter(|it| it.operation == Operation::Read).count();
+    assert_eq!(reads, 1, "nobody waits for it");
+}
+
+#[test]
 fn a_disk_that_is_given_up_answers_and_comes_back() {
     let mut pod = MirrorPod::striped(34, 2, UNIT);
     let mut driver = pod.driver();

@@ -94,6 +94,7 @@ with_both_memories! {
     what_is_not_in_whole_sectors_is_copied => bounce;
     chains_of_any_shape_go_as_lists_where_they_can => shapes;
     memory_that_a_device_may_still_fill_is_not_given_back => failed;
+    nor_is_it_while_the_channel_begins_anew => failed_anew;
     a_vmm_that_comes_back_waits_for_what_the_device_still_has => reconnected;
     what_is_read_is_logged_for_a_guest_that_moves => logged;
 }
@@ -332,6 +333,26 @@ fn failed<M: Memory>(memory: &M, pool: Pool) {
     setup.pod.remove_channel();
     assert_eq!(driver.answer(0, 1, lost), (IOERR, 1));
     setup.control.hold(false);
+}
+
+fn failed_anew<M: Memory>(memory: &M, pool: Pool) {
+    let mut setup = Setup::new(pool, memory, true);
+    let mut driver = setup.connected();
+    setup.control.hold(true);
+    let read = driver.offer(0, 1, T_IN, 0, 4096);
+    let write = driver.offer(1, 2, T_OUT, 64, 4096);
+    eventually(|| setup.control.waiting() == 2);
+    // Both are to be sent again, and the device still has them.
+    setup.pod.next_channel();
+    setup.pod.apply_channel_at_frontend().unwrap();
+    setup.pod.disk.failed = true;
+    setup.pod.apply_disk();
+    assert_eq!(driver.answer(1, 2, write), (IOERR, 1));
+    assert_eq!(driver.guest.wait_used(0, QUIET), None, "the device may write there at any time");
+    setup.control.hold(false);
+    setup.pod.apply_channel().unwrap();
+    assert_eq!(driver.answer(0, 1, read), (IOERR, 1));
+    assert_eq!(setup.control.log().len(), 2, "nothing is done again that was given up");
 }
 
 fn reconnected<M: Memory>(memory: &M, pool: Pool) {

@@ -73,8 +73,7 @@ pub(crate) struct Device {
 /// A channel to a frontend.
 pub(super) struct Channel<M: Memory> {
     pub(super) object: ChannelObject,
-    /// None while requests of an earlier generation are being worked on: the frontend sends nothing before we accepted
-    /// the new one.
+    /// None until the worker has opened it.
     pub(super) data: Option<DataChannel<M, WORDS>>,
     /// Waits for that.
     opened: Option<Reply<Result<(), String>>>,

@@ -31,8 +31,7 @@ impl<M: Memory> FrontendTask<M> {
             self.becoming.insert(object.lease, std::mem::replace(&mut object, alone));
         }
         if disk.object().route.channel != object.route.channel {
-            // Another backend: what the old one has will never be answered there.
-            disk.channel_restarts();
+            disk.changes_channel();
         }
         disk.update(object);
     }

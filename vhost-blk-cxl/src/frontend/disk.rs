@@ -183,16 +183,32 @@ impl<M: Memory> Disk<M> {
         self.counters.resubmitted.add(again.len() as u64);
         for &slot in again.iter().rev() {
             self.slots.set_state(slot, State::Queued);
+            self.slots.get_mut(slot).lingers = true;
             self.queued.push_front(slot);
         }
         self.refused = false;
     }
 
-    /// The new generation is ready: what nobody waits for is over.
-    pub(crate) fn channel_ready(&mut self) {
+    /// Another backend has the volume. The one before has let go of it, or its host could not reach the pool any more, before the
+    /// controller gave it to this one.
+    pub(crate) fn changes_channel(&mut self) {
+        self.channel_restarts();
+        self.earlier_is_over();
+    }
+
+    /// Nothing is being carried out any more of what was sent over an earlier generation of the channel, or one that is gone.
+    fn earlier_is_over(&mut self) {
         for slot in self.slots.in_state(State::Abandoned) {
             self.free(slot);
         }
+        for &slot in &self.queued {
+            self.slots.get_mut(slot).lingers = false;
+        }
+    }
+
+    /// The new generation is ready: what nobody waits for is over.
+    pub(crate) fn channel_ready(&mut self) {
+        self.earlier_is_over();
         self.blocked = false;
         // The backend may be another one by now.
         self.finder.lists = true;
@@ -206,6 +222,7 @@ impl<M: Memory> Disk<M> {
     pub(crate) fn channel_removed(&mut self) {
         if self.object.failed {
             self.channel_restarts();
+            self.earlier_is_over();
             self.give_up_where(true, |_| true);
             self.release_stopped();
         }

@@ -420,8 +420,10 @@ impl<M: Memory> Disk<M> {
     pub(super) fn give_up_where(&mut self, answer: bool, concerns: impl Fn(u16) -> bool) {
         for state in [State::Queued, State::Sent] {
             for index in self.slots.in_state(state) {
-                let ring = self.slots.get(index).ring;
-                let filling = state == State::Sent && self.slots.get(index).fills_guest_memory();
+                let slot = self.slots.get(index);
+                let ring = slot.ring;
+                let under_way = slot.may_be_under_way();
+                let filling = under_way && slot.fills_guest_memory();
                 if !concerns(ring) || answer && filling {
                     continue;
                 }
@@ -431,10 +433,12 @@ impl<M: Memory> Disk<M> {
                 } else if let Some(served) = &mut self.rings[usize::from(ring)] {
                     served.in_flight -= 1;
                 }
-                if state == State::Sent {
+                if state == State::Queued {
+                    self.queued.retain(|&queued| queued != index);
+                }
+                if under_way {
                     self.slots.set_state(index, State::Abandoned);
                 } else {
-                    self.queued.retain(|&queued| queued != index);
                     self.free(index);
                 }
             }

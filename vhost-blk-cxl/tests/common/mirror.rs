@@ -290,6 +290,18 @@ impl MirrorPod {
         self.connect_incoming(index);
     }
 
+    /// The frontend is told of a new generation of a channel; the backend goes on with what came over the last one.
+    pub fn renew_channel_at_frontend(&mut self, index: usize) {
+        self.new_rings(index, false);
+        self.frontend.as_mut().unwrap().apply(Self::channel(&self.side, index, true)).unwrap();
+    }
+
+    /// So is the backend.
+    pub fn renew_channel_at_backend(&mut self, index: usize) {
+        let backend = self.backends[index].as_mut().unwrap();
+        obeyed(|| backend.apply(Self::channel(&self.side, index, false)));
+    }
+
     /// A channel between a backend and the frontend where the guest will be.
     pub(super) fn connect_incoming(&mut self, index: usize) {
         if self.incoming.is_some() {

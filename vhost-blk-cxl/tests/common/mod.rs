@@ -201,27 +201,27 @@ impl<M: Memory> Pod<M> {
         [start, start + lines].map(|start| RingPlacement { start: LineOffset::new(start), slots: SLOTS })
     }
 
+    fn channel(&self, peer: EndpointId, outgoing: RingPlacement, incoming: RingPlacement) -> Object {
+        let (id, engine) = (self.disk.route.channel, Engine::Blk);
+        let generation = Generation::new(self.generation);
+        Object::Channel(ChannelObject { id, engine, peer, generation, outgoing, incoming })
+    }
+
     /// Says (again) which channel there is.
     pub fn apply_channel(&mut self) -> Result<(), String> {
         let [to_backend, to_frontend] = self.rings();
-        let object = |peer, outgoing, incoming| {
-            let generation = Generation::new(self.generation);
-            Object::Channel(ChannelObject {
-                id: self.disk.route.channel,
-                engine: Engine::Blk,
-                peer,
-                generation,
-                outgoing,
-                incoming,
-            })
-        };
+        let object = self.channel(endpoint(1, Role::BlkFrontend), to_frontend, to_backend);
         if let Some(backend) = &mut self.backend {
-            backend.apply(object(endpoint(1, Role::BlkFrontend), to_frontend, to_backend))?;
+            backend.apply(object)?;
         }
-        if let Some(frontend) = &mut self.frontend {
-            frontend.apply(object(endpoint(2, Role::BlkBackend), to_backend, to_frontend))?;
-        }
-        Ok(())
+        self.apply_channel_at_frontend()
+    }
+
+    /// The same to the frontend only: the backend goes on with what came over the last one.
+    pub fn apply_channel_at_frontend(&mut self) -> Result<(), String> {
+        let [to_backend, to_frontend] = self.rings();
+        let object = self.channel(endpoint(2, Role::BlkBackend), to_backend, to_frontend);
+        self.frontend.as_mut().map_or(Ok(()), |frontend| frontend.apply(object))
     }
 
     /// The backend's host was written off.

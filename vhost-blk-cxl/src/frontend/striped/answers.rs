@@ -163,18 +163,22 @@ impl<M: Memory> StripedDisk<M> {
         self.disk.slots.get(job).state == State::Abandoned
     }
 
-    /// Ends what nobody waits for and no backend has.
+    /// Ends what nobody waits for and no backend has. What one may have is not sent again.
     pub(super) fn drop_abandoned(&mut self) {
         let is_abandoned = |part: &Part| match part.owner {
-            Owner::Guest(job) => part.leg == Leg::Queued && self.is_abandoned(job),
+            Owner::Guest(job) => matches!(part.leg, Leg::Queued | Leg::Lingering) && self.is_abandoned(job),
             Owner::Copy(_) | Owner::Settling | Owner::Nobody => false,
         };
         for index in self.parts.in_order(is_abandoned) {
-            if let Some(part) = self.parts.get(index) {
-                let queue = &mut self.columns[part.column].queue;
-                queue.retain(|&queued| queued != index);
+            let Some(part) = self.parts.get_mut(index) else { continue };
+            let column = &mut self.columns[part.column];
+            column.queue.retain(|&queued| queued != index);
+            if part.leg == Leg::Lingering {
+                part.leg = Leg::Lost;
+                column.sent += 1;
+            } else {
+                self.end(index, Status::IoError);
             }
-            self.end(index, Status::IoError);
         }
         for _ in 0..self.waiting.len() {
             let Some(job) = self.waiting.pop_front() else { break };

@@ -205,19 +205,19 @@ impl<M: Memory> StripedDisk<M> {
     /// it then reads.
     fn detach(&mut self, at_once: bool) {
         let at = self.layout.columns();
-        let ready = self.columns[at].ready;
         for index in self.parts.in_order(|part| part.column == at) {
-            let Some(part) = self.parts.get(index).copied() else { continue };
+            let Some(part) = self.parts.get_mut(index) else { continue };
+            if part.leg == Leg::Lingering && matches!(part.owner, Owner::Guest(_)) {
+                part.leg = Leg::Lost;
+                self.columns[at].sent += 1;
+            }
+            let part = *part;
             let is_there = matches!(part.leg, Leg::Sent(_) | Leg::Lost);
             match part.owner {
                 Owner::Nobody => continue,
                 Owner::Guest(_) if part.request.operation == Operation::Read => {
-                    if ready && !is_there {
+                    if !is_there {
                         self.move_to_column(index);
-                    } else if let Some(part) = self.parts.get_mut(index).filter(|_| !is_there) {
-                        // It may have been sent before its channel began anew.
-                        part.leg = Leg::Lost;
-                        self.columns[at].sent += 1;
                     }
                     continue;
                 }
@@ -286,9 +286,7 @@ impl<M: Memory> StripedDisk<M> {
     fn give_up_hanging(&mut self, passed: Duration, timeout: Duration) {
         let at = self.layout.columns();
         let is_open = |part: &Part| {
-            part.column == at
-                && part.owner != Owner::Nobody
-                && matches!(part.leg, Leg::Queued | Leg::Sent(_) | Leg::Lost)
+            part.column == at && part.owner != Owner::Nobody && !matches!(part.leg, Leg::Failed(_))
         };
         let serial = self.parts.oldest_where(is_open);
         let Some(beside) = &mut self.beside else { return };

@@ -62,7 +62,7 @@ impl<M: Memory> StripedDisk<M> {
                 Owner::Nobody => true,
             };
             if let Some(part) = self.parts.get_mut(index) {
-                part.leg = if lost { Leg::Lost } else { Leg::Queued };
+                part.leg = if lost { Leg::Lost } else { Leg::Lingering };
             }
             if !lost {
                 self.columns[at].sent -= 1;
@@ -79,7 +79,7 @@ impl<M: Memory> StripedDisk<M> {
         self.orphans_over(channel);
         let Some(at) = self.column_on(channel).filter(|&at| !self.columns[at].ready) else { return };
         self.columns[at].ready = true;
-        self.end_lost(at);
+        self.earlier_is_over(at);
         self.disk.unblock();
         (self.recheck, self.stirred) = (true, true);
     }
@@ -90,12 +90,18 @@ impl<M: Memory> StripedDisk<M> {
         self.columns[at].ready = false;
         if self.disk.object().failed {
             self.channel_restarts(channel);
-            self.end_lost(at);
+            self.earlier_is_over(at);
             self.drop_abandoned();
         }
     }
 
-    fn end_lost(&mut self, at: usize) {
+    /// Nothing is being carried out any more of what was sent to a column over an earlier generation of its channel.
+    fn earlier_is_over(&mut self, at: usize) {
+        for index in self.parts.in_order(|part| part.column == at && part.leg == Leg::Lingering) {
+            if let Some(part) = self.parts.get_mut(index) {
+                part.leg = Leg::Queued;
+            }
+        }
         for index in self.parts.in_order(|part| part.column == at && part.leg == Leg::Lost) {
             self.columns[at].sent -= 1;
             let reads = |part: &Part| match part.owner {

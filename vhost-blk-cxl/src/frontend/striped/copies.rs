@@ -226,9 +226,7 @@ impl<M: Memory> StripedDisk<M> {
             };
             let Some(part) = self.parts.get(index).copied() else { continue };
             let fills = part.request.operation == Operation::Read;
-            // It may have been sent before its channel began anew.
-            let may_fill = fills && !self.columns[part.column].ready;
-            if part.leg == Leg::Queued && !may_fill {
+            if part.leg == Leg::Queued || part.leg == Leg::Lingering && !fills {
                 self.columns[part.column].queue.retain(|&queued| queued != index);
                 self.parts.remove(index);
                 self.end_copy(slot);

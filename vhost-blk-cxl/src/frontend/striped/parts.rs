@@ -26,6 +26,8 @@ pub(super) enum Owner {
 pub(super) enum Leg {
     /// To be sent, or sent again.
     Queued,
+    /// To be sent again, and what it was sent to before may still be carrying it out.
+    Lingering,
     /// With the backend, sent in this generation of the lease.
     Sent(LeaseGeneration),
     /// The place beside a column did not do it. What that means for its request depends on which of both is the column in the

@@ -100,7 +100,7 @@ impl<M: Memory> StripedDisk<M> {
         };
         let sent_as = match part.leg {
             Leg::Sent(generation) => Some(generation),
-            Leg::Queued | Leg::Failed(_) | Leg::Lost => None,
+            Leg::Queued | Leg::Lingering | Leg::Failed(_) | Leg::Lost => None,
         };
         let column = &mut self.columns[part.column];
         if matches!(part.leg, Leg::Sent(_) | Leg::Lost) {
