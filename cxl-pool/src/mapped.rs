@@ -213,18 +213,13 @@ fn store_pair(into: *mut u8, words: [u64; 2]) {
 }
 
 impl<C: Control> MappedMemory<C> {
-    /// Copies into the pool, past the cache unless all hosts are coherent.
+    /// Copies into the pool, past the cache.
     ///
     /// # Safety
     ///
     /// `from` is valid for so many bytes. It may itself lie in the pool.
     unsafe fn stream_bytes(&self, at: ByteOffset, from: *const u8, bytes: usize) {
         let into = self.pointer(at, bytes as u64);
-        if C::COHERENT {
-            // Then lines do not have to leave the cache, and a store fence needs no instruction.
-            // SAFETY: both sides are valid for the length.
-            return unsafe { ptr::copy(from, into, bytes) };
-        }
         // Non-temporal stores write whole lines well and parts of lines badly: those go through the cache.
         let head = at.get().next_multiple_of(LINE_BYTES as u64) - at.get();
         let head = usize::try_from(head).map_or(bytes, |head| head.min(bytes));
@@ -238,6 +233,11 @@ impl<C: Control> MappedMemory<C> {
         if body > 0 {
             // SAFETY: as above; after the head it goes on with a line, and is whole lines long.
             unsafe { stream(into.add(head), from.add(head), body) }
+        }
+        if C::COHERENT {
+            // The caller's store fence is no instruction then, and what went past the cache is in no order by itself.
+            // SAFETY: as in `store_fence`.
+            unsafe { asm!("sfence", options(nostack, preserves_flags)) }
         }
     }
 }
@@ -360,6 +360,10 @@ impl<C: Control> Memory for MappedMemory<C> {
     }
 
     fn write_streaming(&self, at: ByteOffset, from: &[u8]) {
+        if C::COHERENT {
+            // Then lines do not have to leave the cache.
+            return self.write(at, from);
+        }
         // SAFETY: the slice is valid for its length.
         unsafe { self.stream_bytes(at, from.as_ptr(), from.len()) }
     }

@@ -124,15 +124,15 @@ pub trait Memory: Clone + Send + Sync + 'static {
     /// Copies from guest memory to the pool, as many bytes as `from` has.
     fn copy_from<B: BitmapSlice>(&self, at: ByteOffset, from: &VolatileSlice<'_, B>);
 
-    /// Copies from guest memory to the pool, past the cache where that is quicker: this host will not read it again. Needs a
-    /// `store_fence` before the message that announces it, but no `write_back`.
+    /// Copies from guest memory to the pool past the cache: this host will not read it again. Needs a `store_fence` before the
+    /// message that announces it, but no `write_back`.
     #[inline]
     fn stream_from<B: BitmapSlice>(&self, at: ByteOffset, from: &VolatileSlice<'_, B>) {
         self.copy_from(at, from);
         self.write_back(at, from.len() as u64);
     }
 
-    /// Writes bytes past the cache, for large pieces that this host will not read again. Needs a
+    /// Writes bytes past the cache unless all hosts are coherent: this host will not read them again. Needs a
     /// `store_fence` before the message that announces them, but no `write_back`.
     fn write_streaming(&self, at: ByteOffset, from: &[u8]);
 

@@ -62,6 +62,18 @@ fn a_created_pool_opens_as_it_was_created() {
     assert_eq!(place.files(), 1, "nothing else is left in the directory");
 }
 
+/// What one mapping writes past the cache, another one reads.
+fn streamed<M: Memory>(writer: &M, reader: &M, at: ByteOffset, guest: &mut [u8]) {
+    writer.stream_from(at, &VolatileSlice::from(&mut *guest));
+    writer.store_fence();
+    reader.invalidate(at, guest.len() as u64);
+    reader.full_fence();
+    let mut read = vec![0; guest.len()];
+    reader.read(at, &mut read);
+    assert!(read == guest, "{} bytes from {at} on", guest.len());
+    writer.zero(at, guest.len() as u64);
+}
+
 #[test]
 fn what_one_mapping_writes_another_reads() {
     let place = Place::with_pool();
@@ -89,13 +101,9 @@ fn what_one_mapping_writes_another_reads() {
 
         let mut guest = bytes.clone();
         for part in [bytes.len() - bytes.len() % 64, bytes.len(), 0, 1, 63, 65, 130] {
-            writer.stream_from(at, &VolatileSlice::from(&mut guest[..part]));
-            writer.store_fence();
-            reader.invalidate(at, part as u64);
-            reader.full_fence();
-            reader.read(at, &mut read[..part]);
-            assert!(read[..part] == bytes[..part], "{part} bytes shifted by {shift}");
-            writer.zero(at, part as u64);
+            let guest = &mut guest[..part];
+            streamed(&writer, &reader, at, guest);
+            streamed(&a.hardware(), &b.hardware(), at, guest);
         }
         a.hardware().copy_from(at, &VolatileSlice::from(guest.as_mut_slice()));
         guest.fill(0);

@@ -114,6 +114,10 @@ impl<'a> Cursor<'a> {
     }
 }
 
+/// What is as long as this goes past the cache on coherent hosts too: who reads it is another host, for which fetching what this
+/// one has modified takes longer than fetching what memory has.
+const PAST_THE_CACHE_BYTES: u64 = 32 << 10;
+
 /// Reads what the guest lets the device read.
 #[derive(Debug, Clone)]
 pub struct ChainReader<'a>(Cursor<'a>);
@@ -150,7 +154,8 @@ impl<'a> ChainReader<'a> {
         self.0.advance(bytes, |from, slice| pool.copy_from(ByteOffset::new(at.get() + from), slice))
     }
 
-    /// Copies `bytes` to the pool and out of this host's cache. A store fence has to follow before they are announced.
+    /// Copies `bytes` to the pool and out of this host's cache, unless all hosts are coherent and it is few of them. A store fence
+    /// has to follow before they are announced.
     #[track_caller]
     pub fn stream_to_pool<M: Memory>(
         &mut self,
@@ -158,6 +163,9 @@ impl<'a> ChainReader<'a> {
         at: ByteOffset,
         bytes: u64,
     ) -> Result<(), CopyError> {
+        if M::COHERENT && bytes < PAST_THE_CACHE_BYTES {
+            return self.copy_to_pool(pool, at, bytes);
+        }
         self.0.advance(bytes, |from, slice| pool.stream_from(ByteOffset::new(at.get() + from), slice))
     }
 }
