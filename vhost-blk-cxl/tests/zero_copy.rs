@@ -304,13 +304,19 @@ fn shapes<M: Memory>(memory: &M, pool: Pool) {
     assert!(lists.count() > 100);
 }
 
-fn failed<M: Memory>(memory: &M, pool: Pool) {
-    let mut setup = Setup::new(pool, memory, true);
+/// A device that holds back a read of the first queue's and a write of the second's.
+fn holding<M: Memory>(memory: &M, pool: Pool) -> (Setup<M>, Driver, [u16; 2]) {
+    let setup = Setup::new(pool, memory, true);
     let mut driver = setup.connected();
     setup.control.hold(true);
     let read = driver.offer(0, 1, T_IN, 0, 4096);
     let write = driver.offer(1, 2, T_OUT, 64, 4096);
     eventually(|| setup.control.waiting() == 2);
+    (setup, driver, [read, write])
+}
+
+fn failed<M: Memory>(memory: &M, pool: Pool) {
+    let (mut setup, mut driver, [read, write]) = holding(memory, pool);
     setup.pod.disk.failed = true;
     setup.pod.apply_disk();
     assert_eq!(driver.answer(1, 2, write), (IOERR, 1));
@@ -336,12 +342,7 @@ fn failed<M: Memory>(memory: &M, pool: Pool) {
 }
 
 fn failed_anew<M: Memory>(memory: &M, pool: Pool) {
-    let mut setup = Setup::new(pool, memory, true);
-    let mut driver = setup.connected();
-    setup.control.hold(true);
-    let read = driver.offer(0, 1, T_IN, 0, 4096);
-    let write = driver.offer(1, 2, T_OUT, 64, 4096);
-    eventually(|| setup.control.waiting() == 2);
+    let (mut setup, mut driver, [read, write]) = holding(memory, pool);
     // Both are to be sent again, and the device still has them.
     setup.pod.next_channel();
     setup.pod.apply_channel_at_frontend().unwrap();

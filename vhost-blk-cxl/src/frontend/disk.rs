@@ -182,8 +182,7 @@ impl<M: Memory> Disk<M> {
         let again = self.slots.in_state(State::Sent);
         self.counters.resubmitted.add(again.len() as u64);
         for &slot in again.iter().rev() {
-            self.slots.set_state(slot, State::Queued);
-            self.slots.get_mut(slot).lingers = true;
+            self.slots.set_state(slot, State::Lingering);
             self.queued.push_front(slot);
         }
         self.refused = false;
@@ -201,8 +200,8 @@ impl<M: Memory> Disk<M> {
         for slot in self.slots.in_state(State::Abandoned) {
             self.free(slot);
         }
-        for &slot in &self.queued {
-            self.slots.get_mut(slot).lingers = false;
+        for slot in self.slots.in_state(State::Lingering) {
+            self.slots.set_state(slot, State::Queued);
         }
     }
 

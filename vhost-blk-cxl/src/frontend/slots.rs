@@ -16,6 +16,8 @@ pub(crate) enum State {
     Free,
     /// To be sent, or sent again.
     Queued,
+    /// To be sent again, and what it was sent to before may still be carrying it out.
+    Lingering,
     /// With the backend.
     Sent,
     /// With the backend, but nobody waits for the answer; its buffer is not ours until it comes.
@@ -42,8 +44,6 @@ pub(crate) struct Slot {
     pub(crate) force_unit_access: bool,
     /// As whose request it was last sent.
     pub(crate) sent_as: LeaseGeneration,
-    /// It is to be sent again, and what it was sent to before may still be carrying it out.
-    pub(crate) lingers: bool,
     /// Its data.
     pub(crate) place: Place,
     /// Of [`Place::Guests`]: the places.
@@ -67,15 +67,6 @@ impl Slot {
     /// Of its data: what was done before, what is under way and what is left.
     pub(crate) fn total_bytes(&self) -> u64 {
         self.done_bytes + self.length_bytes + self.left_bytes
-    }
-
-    /// Whether a backend may be carrying it out: then its buffer is not ours.
-    pub(crate) fn may_be_under_way(&self) -> bool {
-        match self.state {
-            State::Free => false,
-            State::Queued => self.lingers,
-            State::Sent | State::Abandoned => true,
-        }
     }
 
     /// Whether the backend may write to the guest's own memory: then the guest must not have that back before it is known
@@ -109,7 +100,6 @@ impl Slots {
             may_unmap: false,
             force_unit_access: false,
             sent_as: LeaseGeneration::new(0),
-            lingers: false,
             place: Place::Nowhere,
             pieces: Vec::new(),
             sequence: 0,
@@ -150,7 +140,6 @@ impl Slots {
         let slot = self.get_mut(index);
         slot.uses = slot.uses.wrapping_add(1);
         slot.sequence = sequence;
-        slot.lingers = false;
     }
 
     /// Gives a request another name, under which it goes on.
@@ -166,7 +155,7 @@ impl Slots {
             let count = match state {
                 State::Sent => &mut self.sent,
                 State::Abandoned => &mut self.abandoned,
-                State::Free | State::Queued => continue,
+                State::Free | State::Queued | State::Lingering => continue,
             };
             *count = count.wrapping_add(change);
         }

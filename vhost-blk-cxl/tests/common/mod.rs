@@ -11,6 +11,7 @@ pub mod history;
 pub mod mirror;
 pub mod mirror_move;
 pub mod ram;
+pub mod restarts;
 pub mod side;
 pub mod witness;
 
