@@ -11,8 +11,14 @@ use serde_json::{Value, json};
 /// session.
 pub fn tell(monitor: &Path, command: &Value) -> Result<Value> {
     let mut session = BufReader::new(UnixStream::connect(monitor)?);
+    // Before it greets, QEMU gives the rest of an answer to a session that ended in the midst of it.
     let mut greeting = String::new();
-    session.read_line(&mut greeting)?;
+    while !greeting.starts_with("{\"QMP\"") {
+        greeting.clear();
+        if session.read_line(&mut greeting)? == 0 {
+            bail!("QEMU ended before it greeted who has this to say: {command}");
+        }
+    }
     say(&mut session, &json!({"execute": "qmp_capabilities"}))?;
     say(&mut session, command)
 }
