@@ -32,6 +32,7 @@
 pub mod doorbell;
 mod exchange;
 mod header;
+mod letting_go;
 #[cfg(test)]
 mod model;
 mod placement;

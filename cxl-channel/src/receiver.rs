@@ -3,6 +3,7 @@
 use cxl_pool::{ByteOffset, Generation, LINE_BYTES, LINE_WORDS, Memory};
 
 use crate::header::{self, EPOCH_BIT, Sleep};
+use crate::letting_go::LettingGo;
 use crate::policy::PREFETCH_LINES;
 use crate::{ReceivePolicy, RingPlacement};
 
@@ -29,6 +30,8 @@ pub struct Receiver<M: Memory, const WORDS: usize> {
     sure: u64,
     /// On coherent memory: how many came since a look found nothing, up to as many as it looks ahead.
     streak: u64,
+    /// On coherent memory: of lines that were read.
+    letting_go: LettingGo,
     /// How many messages the sender was told are consumed.
     acknowledged: u64,
     /// Lines before this one, counted over all laps, were prefetched since they were last invalidated.
@@ -71,6 +74,7 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
         placement.expect_valid(WORDS, &memory);
         assert!(generation.get() != 0, "generation 0 stands for none");
         let slots = u64::from(placement.slots);
+        let lines = slots / Self::SLOTS_PER_LINE;
         let policy = ReceivePolicy::default();
         Self {
             memory,
@@ -79,10 +83,11 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             policy,
             first_slot: placement.first_slot(),
             slots,
-            lines: slots / Self::SLOTS_PER_LINE,
+            lines,
             received: 0,
             sure: 0,
             streak: 0,
+            letting_go: LettingGo::new(lines),
             acknowledged: 0,
             prefetched: 0,
             ahead: 0,
@@ -229,6 +234,10 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             self.received += count as u64;
             if M::COHERENT {
                 self.streak = (self.streak + count as u64).min(self.distance());
+                let bytes = count as u64 * Self::SLOT_BYTES;
+                if self.letting_go.is_due(bytes / LINE_BYTES as u64) {
+                    self.memory.let_go(at, bytes);
+                }
             }
             self.consumed(at);
         }
@@ -239,7 +248,8 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
     /// one of the two gets hold of such a line, the other one loses it.
     ///
     /// Lines become visible in their order, so that if a line far ahead is new, the sender has left all up to it. As long as it
-    /// is not, it is the one that was read a lap ago, so that to look there costs nothing. Nothing but speed depends on it.
+    /// is not, it is the one that was read a lap ago, so that to look there costs nothing, or next to nothing where that was let go
+    /// of. Nothing but speed depends on it.
     #[inline]
     fn look_ahead(&mut self) {
         let furthest = self.distance();

@@ -407,6 +407,14 @@ impl<C: Control> Memory for MappedMemory<C> {
     }
 
     #[inline]
+    fn let_go(&self, at: ByteOffset, bytes: u64) {
+        // CLFLUSH would wait for each line.
+        if C::COHERENT && self.instructions.clflushopt {
+            self.lines(at, bytes, clflushopt);
+        }
+    }
+
+    #[inline]
     fn prefetch_to_write(&self, at: ByteOffset, bytes: u64) {
         // SAFETY: a hint that changes no data; where the CPU does not know it, it does nothing.
         self.lines(at, bytes, |line| unsafe {

@@ -157,6 +157,13 @@ pub trait Memory: Clone + Send + Sync + 'static {
         let _ = (at, bytes);
     }
 
+    /// On coherent memory: lets go of lines that were read, and will be written by another host before they are read again, so that it
+    /// need not take them away first. Nothing but speed depends on it.
+    #[inline]
+    fn let_go(&self, at: ByteOffset, bytes: u64) {
+        let _ = (at, bytes);
+    }
+
     /// Orders earlier stores and write-backs before later ones.
     fn store_fence(&self);
 
