@@ -80,7 +80,7 @@ impl LettingGo {
             let took = &mut self.took[usize::from(way)];
             *took.select_nth_unstable(TIMED / 2).1
         });
-        if other < before - before / 10 {
+        if other < before.saturating_sub(before / 10) {
             self.chosen = !self.chosen;
         }
     }

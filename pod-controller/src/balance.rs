@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use cxl_pool::EndpointId;
 use pod_protocol::ids::{LeaseId, VolumeId};
 use pod_protocol::telemetry::Telemetry;
+use pod_state::{DeviceId, Measured, Rates, Relief, State, VolumeMove, VolumeRelief};
 
 use self::load::Load;
 pub use self::picture::LoadPicture;
 use self::recent::Recent;
 use self::samples::Samples;
 use self::watch::Watch;
-use crate::state::{DeviceId, Measured, Rates, Relief, State, VolumeMove, VolumeRelief};
 
 /// What is done about devices that carry too much.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]

@@ -10,18 +10,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cxl_pool::{LineCount, Pool};
+use pod_api::ByteSize;
 use pod_protocol::config::{ConfigError, PoolSection, RunSection, parse_toml};
 use pod_protocol::daemon::check_log_level;
 use pod_protocol::run_directory::RunDirectory;
+use pod_state::{Options, PlacementPolicy};
 use serde::Deserialize;
 use uuid::Uuid;
 
-use crate::api::ByteSize;
 use crate::balance::BalancePolicy;
 use crate::link_policy::{FailBack, LinkPolicy};
 use crate::rest::AccessPolicy;
 use crate::rest::TlsPolicy;
-use crate::state::{Options, PlacementPolicy};
 use crate::store::etcd::EtcdAddress;
 
 pub use balance::{BalanceSection, VolumesSection};
@@ -369,7 +369,7 @@ impl Config {
             disk_queues: self.controller.disk_queues,
             socket_name_bytes_max: SOCKET_PATH_BYTES_MAX.saturating_sub(sockets.as_os_str().len() + 1),
             regions_max: pool.layout().region_slots() as usize,
-            nic_leases_max: crate::state::NIC_LEASES_MAX,
+            nic_leases_max: pod_state::NIC_LEASES_MAX,
             placement: PlacementPolicy {
                 nic_overcommit_percent: self.controller.nic_overcommit_percent,
                 ssd_overcommit_percent: self.controller.ssd_overcommit_percent,

@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 
 use cxl_pool::{CoherenceMode, HardwareMemory, Memory, Pool, ReplicaId, SoftwareMemory};
 use pod_protocol::controller::{ControllerPort, PortError};
+use pod_state::{Command, Refusal, State};
 
 use crate::config::Config;
 use crate::replication::ReplicationError;
-use crate::state::{Command, Refusal, State};
 use crate::store::{Recovered, Store, StoreError};
 
 pub use conductor::{Conductor, Delays};

@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use pod_api::{Event, EventList};
 use tokio::sync::watch;
-
-use crate::api::{Event, EventList};
 
 /// How many events are kept.
 pub const EVENTS_MAX: usize = 10_000;
@@ -72,8 +71,9 @@ impl Journal {
 
 #[cfg(test)]
 mod tests {
+    use pod_api::EventKind;
+
     use super::*;
-    use crate::api::EventKind;
 
     fn event(sequence: u64) -> Event {
         let (subject, message) = (String::new(), String::new());

@@ -1,11 +1,11 @@
 //! The pod-wide allocator: who uses which device, over which regions and channels of the pool, and what happens when a
 //! device or a host fails.
 //!
-//! [`api`] is what the controller says over HTTP, and [`client`] how to ask it. The rest is the controller itself:
+//! [`pod_api`] is what the controller says over HTTP, and how to ask it; [`pod_state`] the deterministic state machine that decides:
+//! commands in, state and effects out. The rest is here:
 //!
 //! | module | what |
 //! |---|---|
-//! | [`state`] | the deterministic state machine: commands in, state and effects out |
 //! | [`store`] | what survives a restart |
 //! | [`replication`] | several controllers that know the same |
 //! | [`reconcile`] | makes endpoints have what the state wants |
@@ -15,9 +15,7 @@
 
 #![forbid(unsafe_code)]
 
-pub mod api;
 pub mod balance;
-pub mod client;
 pub mod config;
 pub mod controller;
 pub mod journal;
@@ -29,7 +27,6 @@ pub mod replication;
 pub mod rest;
 #[cfg(test)]
 mod simulation;
-pub mod state;
 pub mod store;
 mod tls;
 pub mod view;

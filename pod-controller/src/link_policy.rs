@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::state::DeviceId;
+use pod_state::DeviceId;
 
 /// A hold is twice as long each time, up to this many times its first length.
 const HOLD_FACTOR_MAX: u32 = 32;

@@ -6,6 +6,8 @@ use std::fmt::Write;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
+use pod_api::{DeviceHealth, DeviceKind, EndpointHealth, RegionState};
+use pod_state::{Lease, LeaseKind};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::family::Family;
@@ -13,9 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::api::{DeviceHealth, DeviceKind, EndpointHealth, RegionState};
 use crate::controller::Handle;
-use crate::state::{Lease, LeaseKind};
 
 type Labels = Vec<(&'static str, String)>;
 

@@ -15,9 +15,9 @@ use pod_protocol::commands::{Command, Version};
 use pod_protocol::controller::CommandFailure;
 use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::objects::{Object, ObjectId};
+use pod_state::{Part, Parts, Presence, Stale, State};
 
 use self::remote::{Known, Remote, Step};
-use crate::state::{Part, Parts, Presence, Stale, State};
 use crate::view::Waiting;
 
 /// What an answer meant.

@@ -9,10 +9,9 @@ mod sealed;
 
 use std::path::{Path, PathBuf};
 
+use pod_api::Event;
+use pod_state::{Command, State};
 use redb::{ReadableTable, TableDefinition};
-
-use crate::api::Event;
-use crate::state::{Command, State};
 
 pub(crate) use database::{Database, Failure};
 pub(crate) use sealed::{Damage, seal, unseal};

@@ -15,9 +15,8 @@ use std::sync::Arc;
 
 use cxl_pool::Superblock;
 use pod_protocol::ids::LeaseId;
+use pod_state::{Command, Lease, Refusal, State};
 use serde::{Deserialize, Serialize};
-
-use crate::state::{Command, Lease, Refusal, State};
 
 /// A state at one moment.
 #[derive(Clone, Debug)]

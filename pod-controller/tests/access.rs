@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
-use pod_controller::api::Problem;
+use pod_api::Problem;
 use support::{Pod, RunningController};
 
 /// An answer to a request over TCP: its status, and all of it.

@@ -12,8 +12,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use cxl_pool::Role;
-use pod_controller::api::InstanceTypeSpec;
-use pod_controller::client::Client;
+use pod_api::InstanceTypeSpec;
+use pod_api::client::Client;
 use pod_protocol::objects::Object;
 use pod_protocol::reports::Report;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
@@ -76,12 +76,12 @@ impl Drop for Process {
     }
 }
 
-fn create(client: &Client, name: &str) -> Result<(), pod_controller::client::ClientError> {
+fn create(client: &Client, name: &str) -> Result<(), pod_api::client::ClientError> {
     client.create_volume(&volume(name)).map(drop)
 }
 
 /// A change in a pod without devices.
-fn set_type(client: &Client, name: &str) -> Result<(), pod_controller::client::ClientError> {
+fn set_type(client: &Client, name: &str) -> Result<(), pod_api::client::ClientError> {
     client.set_instance_type(name, &InstanceTypeSpec::default())
 }
 

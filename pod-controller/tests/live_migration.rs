@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use cxl_pool::Role;
-use pod_controller::api::CreateVolume;
+use pod_api::CreateVolume;
 use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::{Object, ObjectId};
 use pod_protocol::reports::Report;

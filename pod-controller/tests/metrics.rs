@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use pod_controller::api::{Fabric, MchannelSpec};
+use pod_api::{Fabric, MchannelSpec};
 use serde_json::Value;
 use support::replicas::volume;
 use support::{Pod, until, vm};

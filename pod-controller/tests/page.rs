@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use browser::Browser;
 use cxl_pool::Role;
-use pod_controller::api::{ByteSize, CreateVolume};
+use pod_api::{ByteSize, CreateVolume};
 use pod_protocol::protocol::Protocol;
 use support::{Pod, RunningController, nic, vm};
 

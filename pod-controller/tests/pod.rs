@@ -5,11 +5,11 @@ mod support;
 use std::time::Duration;
 
 use cxl_pool::Role;
-use pod_controller::api::{
+use pod_api::client::ClientError;
+use pod_api::{
     ByteSize, CreateInstance, CreateVolume, DeviceHealth, DeviceKind, EventKind, InstanceTypeSpec,
     RegionState,
 };
-use pod_controller::client::ClientError;
 use pod_controller::controller::ControllerError;
 use pod_controller::store::StoreError;
 use pod_protocol::objects::{Object, RegistrationState};
@@ -169,8 +169,7 @@ fn restarted_daemons_get_fresh_regions_and_the_old_ones_come_back() {
         pod.join(host, role, devices);
         until("the instance to be ready again", || {
             let joined = client.host(&format!("h{host}")).ok()?;
-            let joined =
-                joined.endpoints.iter().all(|it| it.health == pod_controller::api::EndpointHealth::Joined);
+            let joined = joined.endpoints.iter().all(|it| it.health == pod_api::EndpointHealth::Joined);
             let holds = pod.endpoint(host, role).held.lock().expect("no panic").synced > 0;
             (joined && holds && client.instance("vm1").ok()?.ready).then_some(())
         });
@@ -180,7 +179,7 @@ fn restarted_daemons_get_fresh_regions_and_the_old_ones_come_back() {
         pool.regions.iter().all(|region| region.state == RegionState::InUse).then_some(pool)
     });
     assert_eq!(after.free_bytes, before.free_bytes);
-    let ids = |pool: &pod_controller::api::Pool| pool.regions.iter().map(|it| it.id).collect::<Vec<_>>();
+    let ids = |pool: &pod_api::Pool| pool.regions.iter().map(|it| it.id).collect::<Vec<_>>();
     assert_ne!(ids(&after), ids(&before));
 }
 

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use pod_controller::api::Volume;
+use pod_api::Volume;
 use support::{Pod, until, vm};
 
 fn podctl(pod: &Pod, arguments: &str) -> Command {

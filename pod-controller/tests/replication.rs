@@ -5,7 +5,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use cxl_pool::Role;
-use pod_controller::api::DeviceHealth;
+use pod_api::DeviceHealth;
 use pod_protocol::objects::Object;
 use pod_protocol::reports::Report;
 use support::replicas::{Replicas, create, names, volume};

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use guest_images::{Guest, Silent};
-use pod_controller::api::{Fabric, Mchannel, MchannelSpec, MchannelVcpus};
+use pod_api::{Fabric, Mchannel, MchannelSpec, MchannelVcpus};
 use vmm::VmSpec;
 use vmm::slicing::Kind;
 

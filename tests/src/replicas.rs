@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use pod_controller::api::Controller;
-use pod_controller::client::Client;
+use pod_api::Controller;
+use pod_api::client::Client;
 
 use crate::pod::{Pod, Release};
 use crate::process::Daemon;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use guest_images::{Guest, Silent};
-use pod_controller::api::Instance;
+use pod_api::Instance;
 
 use crate::iperf;
 use crate::pod::{Pod, PodBuilder, PodVm, VmShape};

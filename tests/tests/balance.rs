@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use pod_controller::api::{CreateInstance, Disk, EventKind, SsdLoad, VolumeBalance};
+use pod_api::{CreateInstance, Disk, EventKind, SsdLoad, VolumeBalance};
 use vhost_frontend::mock::{MockGuest, Piece};
 use vm_memory::{Bytes, GuestAddress};
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder};

@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use pod_controller::api::EventKind;
+use pod_api::EventKind;
 use wadi_tests::conversation::Conversation;
 use wadi_tests::fio::{Job, Pattern};
 use wadi_tests::pod::{PodBuilder, Role};

@@ -6,9 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
-use pod_controller::api::{
-    AddReplica, ByteSize, CreateInstance, CreateVolume, ReplicaState, Stripes, Volume,
-};
+use pod_api::{AddReplica, ByteSize, CreateInstance, CreateVolume, ReplicaState, Stripes, Volume};
 use wadi_tests::fio::{Job, Pattern, Report};
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
 

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use pod_controller::api::{Instance, Region};
+use pod_api::{Instance, Region};
 use wadi_tests::fio::{Job, Pattern, Report};
 use wadi_tests::iperf::{self, Way};
 use wadi_tests::pod::{GUEST_ADDRESS, Pod};

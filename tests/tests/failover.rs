@@ -10,7 +10,7 @@ use wadi_tests::stage::{Stage, rounds};
 
 fn wait_until_up(pod: &Pod, host: &str, nic: &str) {
     let started = Instant::now();
-    while pod.api().device(host, nic).unwrap().health != pod_controller::api::DeviceHealth::Up {
+    while pod.api().device(host, nic).unwrap().health != pod_api::DeviceHealth::Up {
         assert!(started.elapsed() < Duration::from_secs(10), "{host}/{nic} does not come up");
         thread::sleep(Duration::from_millis(5));
     }

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use pod_controller::api::{CreateInstance, Fabric, Mchannel, MchannelSpec};
+use pod_api::{CreateInstance, Fabric, Mchannel, MchannelSpec};
 use wadi_tests::loads::{Appetite, Load, most_within, near, until};
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder};
 

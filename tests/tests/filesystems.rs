@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
-use pod_controller::api::{CreateInstance, CreateVolume, ReplicaState};
+use pod_api::{CreateInstance, CreateVolume, ReplicaState};
 use wadi_tests::files::{FileSystem, Files};
 use wadi_tests::pod::{Pod, PodBuilder, PodVm, Role, VmShape};
 use wadi_tests::stage::rounds;

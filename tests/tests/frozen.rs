@@ -5,7 +5,7 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use pod_controller::api::EndpointHealth;
+use pod_api::EndpointHealth;
 use wadi_tests::conversation::Conversation;
 use wadi_tests::fio::{Job, Pattern};
 use wadi_tests::pod::{Pod, Role};

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
-use pod_controller::api::{CreateInstance, NicRequest, RegionState};
+use pod_api::{CreateInstance, NicRequest, RegionState};
 use vmm::VmSpec;
 use wadi_tests::fio::{self, Job, Pattern};
 use wadi_tests::iperf::{self, Way};

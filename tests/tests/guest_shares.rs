@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
-use pod_controller::api::{Fabric, Mchannel, MchannelSpec};
+use pod_api::{Fabric, Mchannel, MchannelSpec};
 use wadi_tests::iperf;
 use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, VmShape};
 

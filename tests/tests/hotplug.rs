@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use guest_images::agent::Agent;
 use guest_images::{Guest, Silent};
-use pod_controller::api::{AttachDevice, CreateInstance, CreateVolume, Instance, NicRequest};
+use pod_api::{AttachDevice, CreateInstance, CreateVolume, Instance, NicRequest};
 use serde_json::json;
 use vmm::{MigrationSpeed, VmSpec};
 use wadi_tests::monitor;

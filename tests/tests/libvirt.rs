@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use guest_images::agent::Agent;
 use guest_images::{EXEC_PORT, Guest, Silent};
-use pod_controller::api::{CreateInstance, Instance, NicRequest};
+use pod_api::{CreateInstance, Instance, NicRequest};
 use vmm::Accelerator;
 use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, Pod, PodBuilder, Role};
 use wadi_tests::process::Daemon;

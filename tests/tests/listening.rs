@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use guest_images::{Guest, Silent};
-use pod_controller::api::{CreateInstance, CreateVolume, NicRequest};
+use pod_api::{CreateInstance, CreateVolume, NicRequest};
 use wadi_tests::fio::{Job, Pattern, Report};
 use wadi_tests::iperf::{self, Way};
 use wadi_tests::pod::{CLIENT_ADDRESS, Pod, PodBuilder, PodVm, Role, VmShape};

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
-use pod_controller::api::{
+use pod_api::{
     ByteSize, ChangeVolume, CreateInstance, CreateVolume, Instance, NicRequest, ReplicaState, Stripes,
 };
 use pod_protocol::ids::MacAddress;

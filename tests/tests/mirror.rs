@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
-use pod_controller::api::{CreateInstance, CreateVolume, EventKind, NicRequest, ReplicaState};
+use pod_api::{CreateInstance, CreateVolume, EventKind, NicRequest, ReplicaState};
 use wadi_tests::fio::{Job, Pattern, Report};
 use wadi_tests::pod::{Pod, PodBuilder, PodVm, Role, VmShape};
 

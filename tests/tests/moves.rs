@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
-use pod_controller::api::{AddReplica, CreateInstance, CreateVolume, NicRequest};
+use pod_api::{AddReplica, CreateInstance, CreateVolume, NicRequest};
 use wadi_tests::fio::{Job, Pattern, Report};
 use wadi_tests::pod::{Pod, PodBuilder, VmShape};
 

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
-use pod_controller::api::{CreateInstance, EventKind, Nic, NicRequest};
+use pod_api::{CreateInstance, EventKind, Nic, NicRequest};
 use wadi_tests::iperf;
 use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
 

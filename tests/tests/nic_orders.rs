@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
-use pod_controller::api::Nic;
+use pod_api::Nic;
 use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, Pod, PodBuilder, VmShape};
 
 const PATIENCE: Duration = Duration::from_secs(20);

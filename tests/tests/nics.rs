@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use guest_images::{Guest, Silent};
-use pod_controller::api::{CreateInstance, NicRequest};
+use pod_api::{CreateInstance, NicRequest};
 use wadi_tests::iperf::{self, Way};
 use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, NicDriver, PodBuilder, VmShape};
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use guest_images::{Guest, Silent};
-use pod_controller::api::{CreateInstance, Instance};
+use pod_api::{CreateInstance, Instance};
 use wadi_tests::files::{FileSystem, Files};
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
 use wadi_tests::stage::rounds;
@@ -46,9 +46,9 @@ impl Site {
             .start()?;
         let names: Vec<String> = (0..systems.len()).map(|index| format!("vol{index}")).collect();
         for name in &names {
-            pod.api().create_volume(&pod_controller::api::CreateVolume {
+            pod.api().create_volume(&pod_api::CreateVolume {
                 name: name.clone(),
-                size: pod_controller::api::ByteSize::new(SIZE_BYTES),
+                size: pod_api::ByteSize::new(SIZE_BYTES),
                 device: None,
                 replicas: 1,
                 stripes: None,

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use pod_controller::api::{CreateInstance, EventKind, Instance, NicRequest};
+use pod_api::{CreateInstance, EventKind, Instance, NicRequest};
 use pod_protocol::ids::MacAddress;
 use wadi_tests::loads::{Load, near, until};
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder, Role};

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use pod_controller::api::DeviceHealth;
+use pod_api::DeviceHealth;
 use wadi_tests::fio::{Job, Pattern, Report};
 use wadi_tests::iperf::{self, Way};
 use wadi_tests::replicas::{Replicas, until};

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use pod_controller::api::{ByteSize, CreateInstance, CreateVolume, NicRequest};
+use pod_api::{ByteSize, CreateInstance, CreateVolume, NicRequest};
 use wadi_tests::pod::PodBuilder;
 
 #[test]

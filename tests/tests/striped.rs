@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
-use pod_controller::api::{ByteSize, CreateInstance, CreateVolume, Stripes};
+use pod_api::{ByteSize, CreateInstance, CreateVolume, Stripes};
 use wadi_tests::fio::{Job, Pattern, Report};
 use wadi_tests::pod::{Pod, PodBuilder, PodVm, Role, VmShape};
 use wadi_tests::stage::rounds;

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use cxl_pool::{HostId, Pool, Role as Slot};
-use pod_controller::api::EventKind;
+use pod_api::EventKind;
 use pod_protocol::config::HostConfig;
 use pod_protocol::daemon::StopSignal;
 use pod_protocol::endpoint::{Endpoint, Handler, RunError};

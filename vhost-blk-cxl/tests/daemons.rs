@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use common::{ALL_FEATURES, Driver, OK, T_IN, T_OUT, pattern};
 use cxl_pool::CoherenceMode;
-use pod_controller::api::{ChangeVolume, CreateVolume, DeviceKind};
+use pod_api::{ChangeVolume, CreateVolume, DeviceKind};
 use pod_controller::config::Config;
 use processes::{Controller, Load, PATIENCE, Pod, Side, VOLUME_BYTES, client, retry};
 

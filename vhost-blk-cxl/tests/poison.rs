@@ -13,7 +13,7 @@ use std::process::Command;
 
 use cxl_pool::regions::{self, Purpose, RegionEntry};
 use cxl_pool::{CoherenceMode, Pool, poison};
-use pod_controller::api::RegionState;
+use pod_api::RegionState;
 use processes::{Daemon, Load, Pod, Side, client};
 use rustix::fs::{FallocateFlags, fallocate};
 

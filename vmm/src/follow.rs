@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pod_controller::api::{DeviceAnswer, Disk, Event, EventKind, Instance, Nic};
-use pod_controller::client::Client;
+use pod_api::client::Client;
+use pod_api::{DeviceAnswer, Disk, Event, EventKind, Instance, Nic};
 
 use crate::device::Parts;
 use crate::instance::{disk, network};

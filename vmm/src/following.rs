@@ -5,7 +5,7 @@ use std::thread;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use pod_controller::client::{Client, Credentials, Server};
+use pod_api::client::{Client, Credentials, Server};
 use vmm::{Follower, Registry, RunningVm};
 
 #[derive(Args)]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use pod_controller::api;
+use pod_api as api;
 
 use crate::{Disk, Network, PoolRam, VmSpec};
 

@@ -100,7 +100,7 @@ pub enum VmmError {
     },
     /// The controller refused something, or does not answer.
     #[error("the controller: {0}")]
-    Controller(#[from] pod_controller::client::ClientError),
+    Controller(#[from] pod_api::client::ClientError),
     /// vCPUs cannot be held to a part of their time.
     #[error("{reason}")]
     Slicing {

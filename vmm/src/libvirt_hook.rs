@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
-use pod_controller::client::{Credentials, Server};
+use pod_api::client::{Credentials, Server};
 use pod_protocol::config::HostConfig;
 use vmm::VmmError;
 use vmm::hook::{Domain, Hook};

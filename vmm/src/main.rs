@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use pod_controller::api::Instance;
-use pod_controller::client::{Credentials, Server};
+use pod_api::Instance;
+use pod_api::client::{Credentials, Server};
 use tokio::signal::unix::{SignalKind, signal};
 use vmm::hook::Metadata;
 use vmm::{

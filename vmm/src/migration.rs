@@ -10,7 +10,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pod_controller::client::Client;
+use pod_api::client::Client;
 use qapi::qmp;
 
 use crate::VmmError;

@@ -13,13 +13,13 @@ use pod_controller::balance::BalancePolicy;
 use pod_controller::controller::{Conductor, Delays, RegionTable, Sample, World};
 use pod_controller::link_policy::{FailBack, LinkPolicy};
 use pod_controller::reconcile::Reconciler;
-use pod_controller::state::{Command, Effect, NicWish, Refusal, Regions, State};
 use pod_controller::store::{Store, StoreError};
 use pod_controller::view::{PoolFacts, View};
 use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{PortError, PortEvent};
 use pod_protocol::ids::RegionId;
 use pod_protocol::reports::Report;
+use pod_state::{Command, Effect, NicWish, Refusal, Regions, State};
 use tempfile::TempDir;
 
 use super::pod::{join, options};

@@ -2,8 +2,8 @@
 
 use anyhow::{Result, anyhow, ensure};
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, REGION_SLOTS_MOST, Role};
-use pod_controller::state::{Command, NIC_LEASES_MAX, NicWish, Options, PlacementPolicy, State};
 use pod_protocol::reports::{DeviceReport, Join};
+use pod_state::{Command, NIC_LEASES_MAX, NicWish, Options, PlacementPolicy, State};
 use uuid::Uuid;
 
 /// NICs, and SSDs, of each host that has devices: every second one.

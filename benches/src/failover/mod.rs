@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::Args;
 use guest_images::{Guest, Silent};
-use pod_controller::api::{CreateInstance, DeviceHealth, Instance, NicRequest};
+use pod_api::{CreateInstance, DeviceHealth, Instance, NicRequest};
 use vhost_frontend::mock::EchoGuest;
 use wadi_tests::pod::{GUEST_ADDRESS, HostPlan, Pod, PodBuilder, VmShape};
 

@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
-use pod_controller::api::{
-    CreateInstance, DeviceHealth, EndpointHealth, EventKind, InstanceTypeSpec, NicRequest,
-};
+use pod_api::{CreateInstance, DeviceHealth, EndpointHealth, EventKind, InstanceTypeSpec, NicRequest};
 use pod_protocol::objects::Object;
 use pod_protocol::reports::Report;
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use cxl_pool::{Area, CoherenceMode, CreateOptions, Pool, Role};
-use pod_controller::client::Client;
+use pod_api::client::Client;
 use pod_protocol::config::HostConfig;
 use pod_protocol::daemon::StopSignal;
 use pod_protocol::endpoint::{Endpoint, Handler, Reporter};

@@ -3,8 +3,8 @@
 
 use anyhow::{Result, anyhow, bail};
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, REGION_SLOTS_MOST, Role};
-use pod_controller::state::{Command, NIC_LEASES_MAX, NicWish, Options, PlacementPolicy, RefusalKind, State};
 use pod_protocol::reports::{DeviceReport, Join};
+use pod_state::{Command, NIC_LEASES_MAX, NicWish, Options, PlacementPolicy, RefusalKind, State};
 use uuid::Uuid;
 
 use super::schedule::Placed;

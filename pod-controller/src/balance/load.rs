@@ -1,4 +1,4 @@
-use crate::state::{DeviceId, Rates, Relief, State, share};
+use pod_state::{DeviceId, Rates, Relief, State, share};
 
 /// How much a device carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,10 +3,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use cxl_pool::{HostId, Role};
 use pod_protocol::objects::Priority;
 use pod_protocol::telemetry::{DeviceTelemetry, LeaseTelemetry};
+use pod_state::model::{check, endpoint, join, nic, options};
+use pod_state::{Command, Effect, NicWish};
 
 use super::*;
-use crate::state::model::{check, endpoint, join, nic, options};
-use crate::state::{Command, Effect, NicWish};
 
 /// A pod of which the guests' load is known, and time passes.
 struct World {
@@ -119,7 +119,7 @@ impl World {
         self.end_drains();
     }
 
-    fn plan(&self) -> Vec<crate::state::Move> {
+    fn plan(&self) -> Vec<pod_state::Move> {
         let picture = self.history.picture(self.now);
         picture.plan(&self.state, &picture.measured())
     }
@@ -133,7 +133,7 @@ impl World {
                 check(&self.state);
                 let moved = effects
                     .iter()
-                    .filter(|it| matches!(it, Effect::Event { kind: crate::api::EventKind::Balanced, .. }));
+                    .filter(|it| matches!(it, Effect::Event { kind: pod_api::EventKind::Balanced, .. }));
                 self.moves.extend(moved.map(|_| self.seconds));
             }
             Verdict::MoveVolume(it) => panic!("there are no volumes: {it:?}"),

@@ -1,9 +1,10 @@
 use std::collections::BTreeSet;
 
+use pod_state::{DeviceId, DiskRates, Measured, Move, State, VolumeMove};
+
 use super::BalancePolicy;
 use super::load::Load;
 use super::recent::Recent;
-use crate::state::{DeviceId, DiskRates, Measured, Move, State, VolumeMove};
 
 /// What is known of the load, for others to see.
 #[derive(Clone, Debug)]

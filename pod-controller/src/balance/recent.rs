@@ -2,9 +2,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cxl_pool::{EndpointId, Role};
+use pod_state::{DeviceId, DiskRates, Measured, Rates};
 
 use super::samples::{Counters, Pair};
-use crate::state::{DeviceId, DiskRates, Measured, Rates};
 
 /// How fast what endpoints count grew not long ago. Cheap to keep: it is put together where somebody wants to know.
 #[derive(Clone, Debug)]

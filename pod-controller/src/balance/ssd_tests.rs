@@ -2,10 +2,10 @@ use std::collections::BTreeMap;
 
 use cxl_pool::{HostId, Role};
 use pod_protocol::telemetry::{DeviceTelemetry, LeaseTelemetry};
+use pod_state::model::{check, endpoint, guest_with_volume, pod_with_ssds, ssd_of};
+use pod_state::{Command, DiskRates};
 
 use super::*;
-use crate::state::model::{check, endpoint, guest_with_volume, pod_with_ssds, ssd_of};
-use crate::state::{Command, DiskRates};
 
 /// A pod of which it is known what SSDs do, and time passes.
 struct World {

@@ -1,9 +1,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
+use pod_state::{DeviceId, Relief};
+
 use super::load::Load;
 use super::{BalanceMode, ReliefPolicy};
-use crate::state::{DeviceId, Relief};
 
 /// Devices of one kind that carry too much, and what was moved off them lately.
 #[derive(Debug)]

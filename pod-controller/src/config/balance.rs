@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use pod_api::ByteSize;
+use pod_state::Relief;
 use serde::Deserialize;
 
-use crate::api::ByteSize;
 use crate::balance::{BalanceMode, BalancePolicy, ReliefPolicy};
-use crate::state::Relief;
 
 /// What is done about NICs that carry too much.
 #[derive(Clone, Debug, Deserialize)]

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
+use pod_api::client::ClientTls;
 use serde::Deserialize;
 
 use super::Config;
-use crate::client::ClientTls;
 use crate::store::etcd::{EtcdAddress, EtcdCredentials, EtcdUser};
 
 /// How an etcd is spoken to. The files are read anew when they change.

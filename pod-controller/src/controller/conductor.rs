@@ -5,19 +5,19 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use cxl_pool::EndpointId;
+use pod_api::EventKind;
 use pod_protocol::commands::Version;
 use pod_protocol::controller::{CommandFailure, PortError, PortEvent};
 use pod_protocol::ids::{LeaseGeneration, LeaseId};
 use pod_protocol::reports::{Join, Report};
+use pod_state::{Command, DeviceId, Effect, Presence, Refusal, Shadow, State};
 
 use super::handle::Sample;
 use super::inbox::{Inbox, Waiting};
 use super::world::World;
-use crate::api::EventKind;
 use crate::balance::{BalancePolicy, LoadHistory};
 use crate::link_policy::{LinkHistory, LinkPolicy};
 use crate::reconcile::{Answer, Reconciler};
-use crate::state::{Command, DeviceId, Effect, Presence, Refusal, Shadow, State};
 
 /// How often it is looked what the members of the pod speak.
 const PROTOCOL_EVERY: Duration = Duration::from_millis(100);

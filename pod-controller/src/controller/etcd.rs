@@ -5,11 +5,11 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use cxl_pool::{Pool, ReplicaId};
+use pod_state::State;
 
 use super::{AnyTenure, ControllerError, Desk, End, Handle, Keeper, Request, SubmitError};
 use crate::config::Config;
 use crate::replication::Known;
-use crate::state::State;
 use crate::store::etcd::{EtcdAddress, EtcdCredentials, EtcdError, EtcdLink, EtcdStore, Loss};
 use crate::store::{Recovered, Store, StoreError};
 

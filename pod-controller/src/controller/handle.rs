@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::Instant;
 
 use cxl_pool::{EndpointId, Pool, ReplicaId};
+use pod_api::{self as api, Event};
 use pod_protocol::controller::{PortError, PortWaker};
 use pod_protocol::protocol::{Protocol, Spoken};
 use pod_protocol::telemetry::Telemetry;
+use pod_state::{Command, Refusal, RefusalKind, State};
 use tokio::sync::{oneshot, watch};
 
-use crate::api::{self, Event};
 use crate::balance::{BalancePolicy, LoadHistory, LoadPicture};
 use crate::config::Config;
 use crate::journal::Journal;
 use crate::replication::Known;
-use crate::state::{Command, Refusal, RefusalKind, State};
 use crate::view::{PoolFacts, View, Waiting};
 
 /// Where to answer a wish.

@@ -1,10 +1,10 @@
 //! What came in one turn, and who waits for what becomes of it.
 
 use cxl_pool::EndpointId;
+use pod_api::EventKind;
+use pod_state::{Command, Effect, Refusal};
 
 use super::world::World;
-use crate::api::EventKind;
-use crate::state::{Command, Effect, Refusal};
 
 /// Commands that came in one turn, in their order.
 pub(super) struct Inbox<W: World> {

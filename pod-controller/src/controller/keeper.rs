@@ -1,11 +1,11 @@
 //! Where the controller's commits go.
 
 use cxl_pool::ReplicaId;
+use pod_api::Event;
+use pod_state::{Command, State};
 
 use super::ControllerError;
-use crate::api::Event;
 use crate::replication::Proposer;
-use crate::state::{Command, State};
 use crate::store::Store;
 use crate::store::etcd::EtcdStore;
 

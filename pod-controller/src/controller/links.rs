@@ -1,10 +1,11 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use pod_state::{Command, DeviceId};
+
 use super::conductor::Conductor;
 use super::world::World;
 use crate::link_policy::Verdict;
-use crate::state::{Command, DeviceId};
 
 impl<W: World> Conductor<W> {
     /// A NIC lost its link, or failed.

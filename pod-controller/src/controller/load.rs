@@ -1,11 +1,12 @@
 use std::time::Instant;
 
+use pod_api::EventKind;
+use pod_state::{Command, Effect, VolumeMove};
+
 use super::conductor::Conductor;
 use super::inbox::Inbox;
 use super::world::World;
-use crate::api::EventKind;
 use crate::balance::Verdict;
-use crate::state::{Command, Effect, VolumeMove};
 
 impl<W: World> Conductor<W> {
     /// What is due of NICs and SSDs that carry too much.

@@ -7,20 +7,20 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use cxl_pool::regions::TableVersion;
 use cxl_pool::{EndpointId, Layout, Memory, Record, ReplicaHello};
+use pod_api::Event;
 use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{CommandId, ControllerPort, JoinRequest, PortError, PortEvent};
 use pod_protocol::ids::RegionId;
 use pod_protocol::protocol::Protocol;
+use pod_state::{Command, Effect, Refusal, Regions, State};
 
 use super::ControllerError;
 use super::handle::{Reply, Sample, Shared, SubmitError};
 use super::keeper::Keeper;
 use super::region_table::RegionTable;
 use super::world::World;
-use crate::api::Event;
 use crate::balance::{BalancePolicy, LoadPicture};
 use crate::reconcile::Reconciler;
-use crate::state::{Command, Effect, Refusal, Regions, State};
 use crate::store::StoreError;
 use crate::store::etcd::EtcdError;
 

@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use cxl_pool::regions::{Purpose, RegionEntry, RegionState, TableFull, TableVersion, TableWriter};
 use cxl_pool::{Layout, Memory, ReplicaId};
 use pod_protocol::ids::RegionId;
-
-use crate::state::{self, Region, RegionUse, Regions};
+use pod_state::{self as state, Region, RegionUse, Regions};
 
 /// The table of one leader.
 #[derive(Debug)]

@@ -9,11 +9,11 @@ use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{PortError, PortEvent};
 use pod_protocol::ids::RegionId;
 use pod_protocol::protocol::Protocol;
+use pod_state::{Command, Effect, Refusal, Regions, State};
 
 use super::handle::Sample;
 use crate::balance::{BalancePolicy, LoadPicture};
 use crate::reconcile::Reconciler;
-use crate::state::{Command, Effect, Refusal, Regions, State};
 
 /// Everything around the [conductor](super::conductor::Conductor).
 pub trait World {

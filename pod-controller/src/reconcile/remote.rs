@@ -8,9 +8,9 @@ use pod_protocol::commands::{Command, Version};
 use pod_protocol::controller::CommandFailure;
 use pod_protocol::ids::RegionId;
 use pod_protocol::objects::{Object, ObjectId};
+use pod_state::{Objects, Parts, State};
 
 use super::Answer;
-use crate::state::{Objects, Parts, State};
 
 /// How long to wait before an endpoint is told again what it refused.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);

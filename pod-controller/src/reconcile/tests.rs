@@ -1,9 +1,9 @@
 use cxl_pool::{Area, HostId, LineCount, LineOffset, Role};
 use pod_protocol::reports::{DeviceReport, Join};
+use pod_state::{self as state, NicWish, Options};
 
 use super::remote::RETRY_AFTER;
 use super::*;
-use crate::state::{self, NicWish, Options};
 
 const FRONTEND: EndpointId = EndpointId::new(HostId::new(1), Role::NetFrontend);
 const BACKEND: EndpointId = EndpointId::new(HostId::new(2), Role::NetBackend);
@@ -95,9 +95,9 @@ fn options() -> Options {
         rx_quota_buffers: 64,
         disk_queues: 1,
         socket_name_bytes_max: 80,
-        regions_max: crate::state::REGIONS_MAX,
-        nic_leases_max: crate::state::NIC_LEASES_MAX,
-        placement: crate::state::PlacementPolicy::default(),
+        regions_max: pod_state::REGIONS_MAX,
+        nic_leases_max: pod_state::NIC_LEASES_MAX,
+        placement: pod_state::PlacementPolicy::default(),
         protocol_minor: 0,
     }
 }

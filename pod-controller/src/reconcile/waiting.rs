@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::EndpointId;
+use pod_state::{Lease, Part, Parts, Stale, State};
 
 use super::{Known, Reconciler, Step, is_backend};
-use crate::state::{Lease, Part, Parts, Stale, State};
 use crate::view::Waiting;
 
 impl<Ticket: Copy + Ord> Reconciler<Ticket> {

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use cxl_pool::{Memory, Pool, ReplicaId, regions};
+use pod_state::State;
 
 use super::change::{Change, LogOwner, Member, Raft};
 use super::replica::ReplicationError;
 use crate::config::Config;
 use crate::controller::ControllerError;
-use crate::state::State;
 use crate::store::{Recovered, Store, StoreError};
 
 /// Prepares the first change of all, where this replica is to begin.

@@ -4,10 +4,9 @@ use std::fmt;
 use std::io::Cursor;
 
 use cxl_pool::ReplicaId;
+use pod_api::Event;
+use pod_state::{Command, State};
 use serde::{Deserialize, Serialize};
-
-use crate::api::Event;
-use crate::state::{Command, State};
 
 openraft::declare_raft_types!(
     /// What Raft replicates here.

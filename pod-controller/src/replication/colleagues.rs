@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cxl_pool::ReplicaId;
+use pod_api as api;
 use pod_protocol::protocol::Spoken;
+use pod_state::{Refusal, RefusalKind};
 
 use super::admission::{Dismissal, Register};
 use super::post::{Answer, PostError, Question};
 use super::replica::{Standing, leader, leads};
-use crate::api;
 use crate::controller::{Peers, Removal, SubmitError};
-use crate::state::{Refusal, RefusalKind};
 
 /// How long a removal may take.
 const REMOVAL_MAX: Duration = Duration::from_secs(30);

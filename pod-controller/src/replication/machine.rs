@@ -9,14 +9,14 @@ use openraft::{
     AnyError, Entry, EntryPayload, LogId, OptionalSend, RaftSnapshotBuilder, StorageError, StorageIOError,
     StoredMembership,
 };
+use pod_api::Event;
+use pod_state::State;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::change::{Change, LogOwner, Member, Outcome, Replicated};
 use super::log::{LogFile, Meta, cause};
-use crate::api::Event;
 use crate::journal::EVENTS_MAX;
-use crate::state::State;
 use crate::store::StoreError;
 
 /// What a log of changes leads to: what all replicas know.

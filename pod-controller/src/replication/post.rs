@@ -15,6 +15,7 @@ use openraft::raft::{
 };
 use pod_protocol::controller::PortWaker;
 use pod_protocol::replicas::ReplicaPortError;
+use pod_state::{Command, Refusal};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use uuid::Uuid;
@@ -22,7 +23,6 @@ use uuid::Uuid;
 use super::admission::Dismissal;
 use super::change::{LogOwner, Replicated};
 use super::exchange::Exchange;
-use crate::state::{Command, Refusal};
 use crate::view::Waiting;
 
 /// How long the thread sleeps at most; it is woken before when there is something to do.

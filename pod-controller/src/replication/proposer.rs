@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use cxl_pool::ReplicaId;
 use openraft::error::{ClientWriteError, RaftError};
+use pod_api::Event;
+use pod_state::{Command, State};
 
 use super::change::{Change, Outcome, Raft};
 use super::replica::ReplicationError;
-use crate::api::Event;
-use crate::state::{Command, State};
 
 /// How long a majority may take. After that it is open whether the change will be made, and the leader begins anew from
 /// what is certain.

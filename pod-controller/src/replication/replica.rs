@@ -10,6 +10,7 @@ use openraft::{ServerState, SnapshotPolicy};
 use pod_protocol::controller::PortWaker;
 use pod_protocol::protocol::Spoken;
 use pod_protocol::replicas::ReplicaPortError;
+use pod_state::{Command, State};
 
 use super::admission::{Register, stay_member};
 use super::beginning::{begin, retire};
@@ -25,7 +26,6 @@ use super::proposer::Proposer;
 use super::tcp::{TcpError, Trust};
 use crate::config::{Config, ReplicationSection};
 use crate::controller::{AnyTenure, ControllerError, Desk, End, Handle, Keeper, Reply, Request, SubmitError};
-use crate::state::{Command, State};
 use crate::store::{Recovered, Store, StoreError};
 
 /// How many entries the log has at least between two snapshots, and how many are kept that a snapshot has too.

@@ -12,6 +12,7 @@ use pod_protocol::controller::PortWaker;
 use pod_protocol::protocol::Protocol;
 use pod_protocol::replicas::ReplicaPort;
 use pod_protocol::run_directory::RunDirectory;
+use pod_state::{Command, InstanceType};
 use tempfile::TempDir;
 
 use super::change::{Change, LogOwner, Member, Outcome, Raft};
@@ -23,7 +24,6 @@ use super::network::Network;
 use super::post::{Answer, Clerk, Post};
 use super::replica::raft_config;
 use crate::config::ReplicationSection;
-use crate::state::{Command, InstanceType};
 
 /// Far longer than anything takes; only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_mins(1);

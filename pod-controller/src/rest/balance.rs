@@ -1,7 +1,7 @@
 use axum::Json;
 use axum::extract::State;
+use pod_api::Balance;
 
-use crate::api::Balance;
 use crate::controller::Handle;
 
 /// What passes through NICs and what SSDs do, and which leases and volumes would move off those that carry too much: a dry run of the

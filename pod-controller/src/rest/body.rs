@@ -6,13 +6,13 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use cxl_pool::HostId;
+use pod_state::DeviceId;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use utoipa::IntoParams;
 
 use super::Failure;
 use crate::controller::Handle;
-use crate::state::DeviceId;
 
 /// A device in the path of a request.
 #[derive(Clone, Debug, Deserialize, IntoParams)]

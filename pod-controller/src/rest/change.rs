@@ -9,6 +9,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use pod_state::{Command, Expected, IdempotencyKey, KEYS_MAX, Labels, Refusal, RefusalKind};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use utoipa::openapi::path::{Operation, Parameter};
@@ -18,7 +19,6 @@ use super::Failure;
 use super::hex::hex;
 use super::version::Precondition;
 use crate::controller::{Handle, SubmitError};
-use crate::state::{Command, Expected, IdempotencyKey, KEYS_MAX, Labels, Refusal, RefusalKind};
 use crate::view::View;
 
 const KEY_HEADER: &str = "idempotency-key";

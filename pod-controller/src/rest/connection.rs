@@ -13,11 +13,11 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use pod_api::PROBLEM_JSON;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 use super::access::Caller;
 use super::problem::Failure;
-use crate::api::PROBLEM_JSON;
 
 /// How long a client may take for the head of a request, and stay connected between two.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);

@@ -3,10 +3,10 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use pod_api::{ControllerList, Problem};
 
 use super::Failure;
 use super::body::Names;
-use crate::api::{ControllerList, Problem};
 use crate::controller::Handle;
 
 /// The controllers of the pod, and which of them leads. There is one unless it is replicated.

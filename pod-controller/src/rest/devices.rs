@@ -2,6 +2,8 @@ use std::collections::BTreeMap;
 
 use axum::Json;
 use axum::extract::State;
+use pod_api::{Device, DeviceHealth, DeviceKind, DeviceList, Problem};
+use pod_state::Command;
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
@@ -10,9 +12,7 @@ use super::body::{Asked, DevicePath, Names};
 use super::change::Change;
 use super::list::{Page, is};
 use super::version::Shown;
-use crate::api::{Device, DeviceHealth, DeviceKind, DeviceList, Problem};
 use crate::controller::Handle;
-use crate::state::Command;
 
 /// Which devices.
 #[derive(Debug, Deserialize, IntoParams)]

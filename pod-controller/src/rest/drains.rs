@@ -2,12 +2,12 @@
 
 use axum::http::StatusCode;
 use cxl_pool::HostId;
+use pod_api::Problem;
+use pod_state::Command;
 
 use super::Failure;
 use super::body::{DevicePath, Names, host_named};
 use super::change::Change;
-use crate::api::Problem;
-use crate::state::Command;
 
 async fn drain(
     change: &Change,

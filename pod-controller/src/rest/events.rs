@@ -6,6 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::sse::{self, KeepAlive, Sse};
+use pod_api::{Event, EventKind, EventList, Problem};
 use serde::Deserialize;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::Stream;
@@ -15,7 +16,6 @@ use utoipa::IntoParams;
 use super::Failure;
 use super::body::Asked;
 use super::list::is;
-use crate::api::{Event, EventKind, EventList, Problem};
 use crate::controller::Handle;
 
 /// The most events of one answer.

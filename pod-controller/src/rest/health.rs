@@ -1,9 +1,9 @@
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
+use pod_api::Problem;
 
 use super::Failure;
-use crate::api::Problem;
 use crate::controller::Handle;
 use crate::metrics;
 

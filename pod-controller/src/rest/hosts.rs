@@ -3,6 +3,8 @@ use std::time::Instant;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use pod_api::{Host, HostList, Problem};
+use pod_state::Command;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -11,9 +13,7 @@ use super::body::{Asked, Names};
 use super::change::Change;
 use super::list::Page;
 use super::version::Shown;
-use crate::api::{Host, HostList, Problem};
 use crate::controller::Handle;
-use crate::state::Command;
 
 /// Which hosts.
 #[derive(Debug, Deserialize, IntoParams)]

@@ -6,13 +6,14 @@ use serde::Deserialize;
 use std::time::Duration;
 use utoipa::IntoParams;
 
+use pod_api::{AttachDevice, DeviceAnswer, Instance, Problem};
+use pod_state::Command;
+
 use super::Failure;
 use super::body::{Asked, Names};
 use super::change::Change;
 use super::instances::{CreateQuery, wait_until_ready, wish};
 use super::version::{Shown, Versioned};
-use crate::api::{AttachDevice, DeviceAnswer, Instance, Problem};
-use crate::state::Command;
 
 /// Leases one NIC or one volume more to an instance, whose VMM plugs it in if it runs. The answer comes when the host's frontend
 /// serves the new device's socket, or when the time to wait is over; the device's `plugged` and `refused` say what became of it

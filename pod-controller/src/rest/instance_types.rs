@@ -3,6 +3,8 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use pod_api::{InstanceType, InstanceTypeList, InstanceTypeSpec, Problem};
+use pod_state::{self as state, Command};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -12,9 +14,7 @@ use super::change::Change;
 use super::list::Page;
 use super::priorities::priority_of;
 use super::version::{Shown, Versioned};
-use crate::api::{InstanceType, InstanceTypeList, InstanceTypeSpec, Problem};
 use crate::controller::Handle;
-use crate::state::{self, Command};
 
 /// Which instance types.
 #[derive(Debug, Deserialize, IntoParams)]

@@ -4,6 +4,8 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use pod_api::{CreateInstance, Explanation, Instance, InstanceList, NicRequest, Problem};
+use pod_state::{Command, NicWish};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -13,9 +15,7 @@ use super::change::Change;
 use super::list::{Page, Selector, is};
 use super::priorities::priority_of;
 use super::version::Shown;
-use crate::api::{CreateInstance, Explanation, Instance, InstanceList, NicRequest, Problem};
 use crate::controller::Handle;
-use crate::state::{Command, NicWish};
 
 /// How long the creation of an instance waits for its daemons unless told.
 const WAIT_DEFAULT_MS: u64 = 10_000;

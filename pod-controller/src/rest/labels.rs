@@ -1,11 +1,12 @@
 //! Labels of what is there already.
 
+use pod_api::{Instance, Labels, Problem, Volume};
+use pod_state::{Command, Labelled};
+
 use super::Failure;
 use super::body::Names;
 use super::change::Change;
 use super::version::{Shown, Versioned};
-use crate::api::{Instance, Labels, Problem, Volume};
-use crate::state::{Command, Labelled};
 
 /// Labels an instance anew, as a whole.
 #[utoipa::path(

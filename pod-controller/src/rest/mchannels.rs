@@ -3,6 +3,8 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use pod_api::{Fabric, Mchannel, MchannelList, MchannelSpec, Problem};
+use pod_state::{self as state, Command, FabricWish};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -11,9 +13,7 @@ use super::body::{Asked, Names};
 use super::change::Change;
 use super::list::Page;
 use super::version::{Shown, Versioned};
-use crate::api::{Fabric, Mchannel, MchannelList, MchannelSpec, Problem};
 use crate::controller::Handle;
-use crate::state::{self, Command, FabricWish};
 
 /// Which mchannels.
 #[derive(Debug, Deserialize, IntoParams)]

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use pod_api::{Instance, MigrateInstance, Problem};
+use pod_state::Command;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -10,8 +12,6 @@ use super::Failure;
 use super::body::{Asked, Names, host_named};
 use super::change::Change;
 use super::version::{Shown, Versioned};
-use crate::api::{Instance, MigrateInstance, Problem};
-use crate::state::Command;
 
 /// How long the answer waits for the daemons of the other host.
 const WAIT: Duration = Duration::from_secs(10);

@@ -1,13 +1,13 @@
 //! Moving leases between NICs.
 
 use axum::http::StatusCode;
+use pod_api::{MigrateNic, NicPolicy, Problem};
+use pod_state::Command;
 
 use super::Failure;
 use super::body::{DevicePath, Names, device_named};
 use super::change::Change;
 use super::version::Versioned;
-use crate::api::{MigrateNic, NicPolicy, Problem};
-use crate::state::Command;
 
 /// Moves a NIC of an instance to another device while both work. Packets are neither lost nor reordered; for a few
 /// seconds the instance still receives from the device that it left.

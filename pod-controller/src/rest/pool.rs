@@ -1,7 +1,7 @@
 use axum::Json;
 use axum::extract::State;
+use pod_api::Pool;
 
-use crate::api::Pool;
 use crate::controller::Handle;
 
 /// The pool and its regions.

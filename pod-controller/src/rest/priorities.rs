@@ -1,13 +1,13 @@
 //! Priorities of instances.
 
+use pod_api::{Instance, InstancePriority, Problem};
 use pod_protocol::objects::{NoPriority, Priority};
+use pod_state::Command;
 
 use super::Failure;
 use super::body::Names;
 use super::change::Change;
 use super::version::{Shown, Versioned};
-use crate::api::{Instance, InstancePriority, Problem};
-use crate::state::Command;
 
 /// Gives an instance another priority. It holds at once for all its devices, which may be in use.
 #[utoipa::path(

@@ -1,9 +1,9 @@
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use pod_api::{PROBLEM_JSON, Problem};
+use pod_state::{Refusal, RefusalKind};
 
-use crate::api::{PROBLEM_JSON, Problem};
 use crate::controller::SubmitError;
-use crate::state::{Refusal, RefusalKind};
 
 /// An answer that is not a success.
 #[derive(Clone, Debug)]

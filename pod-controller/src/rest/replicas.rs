@@ -1,11 +1,12 @@
 //! Places that come to a volume, and go from it.
 
+use pod_api::{AddReplica, Problem, Volume};
+use pod_state::Command;
+
 use super::Failure;
 use super::body::{Names, device_named};
 use super::change::Change;
 use super::version::{Shown, Versioned};
-use crate::api::{AddReplica, Problem, Volume};
-use crate::state::Command;
 use crate::view::View;
 
 fn shown(change: &Change, view: &View, name: &str) -> Result<Shown<Volume>, Failure> {

@@ -6,6 +6,7 @@ use axum::body::{Bytes, to_bytes};
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use pod_api::{Device, Fabric, Host, Instance, InstanceType, Mchannel, Volume};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -13,7 +14,6 @@ use utoipa::openapi::OpenApi;
 
 use super::Failure;
 use super::body::Body;
-use crate::api::{Device, Fabric, Host, Instance, InstanceType, Mchannel, Volume};
 
 /// The member of a body that says to which version a change belongs.
 const MEMBER: &str = "resourceVersion";

@@ -2,6 +2,8 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use pod_api::{ChangeVolume, CreateVolume, Problem, Stripes, Volume, VolumeList};
+use pod_state::Command;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -10,9 +12,7 @@ use super::body::{Asked, Body, Names, device_named};
 use super::change::Change;
 use super::list::{Page, Selector, is};
 use super::version::{Shown, Versioned};
-use crate::api::{ChangeVolume, CreateVolume, Problem, Stripes, Volume, VolumeList};
 use crate::controller::Handle;
-use crate::state::Command;
 
 /// Which volumes.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -138,7 +138,7 @@ pub(super) async fn change(
     Names(name): Names<String>,
     Versioned(request, version): Versioned<ChangeVolume>,
 ) -> Result<Shown<Volume>, Failure> {
-    let (size_bytes, qos) = (request.size.map(crate::api::ByteSize::get), request.qos.map(Into::into));
+    let (size_bytes, qos) = (request.size.map(pod_api::ByteSize::get), request.qos.map(Into::into));
     let view =
         change.submit_at(version, Command::ChangeVolume { name: name.clone(), size_bytes, qos }).await?;
     view.volume(&name, &change.handle.telemetry())

@@ -3,13 +3,13 @@
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::objects::{Object, Priority};
 use pod_protocol::reports::Report;
+use pod_state::model::{MIB, relieve};
+use pod_state::{Command, DeviceId, NicWish};
 
 use super::Broken;
 use super::pod::{Pod, ROLES};
 use super::random::Random;
 use super::world::Happening;
-use crate::state::model::{MIB, relieve};
-use crate::state::{Command, DeviceId, NicWish};
 
 impl Pod {
     pub(super) fn random_daemon(&mut self) -> EndpointId {

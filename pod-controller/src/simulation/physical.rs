@@ -8,12 +8,12 @@ use pod_protocol::controller::{CommandFailure, PortEvent};
 use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::Object;
 use pod_protocol::reports::{DeviceReport, Report};
+use pod_state::{DeviceId, State};
 
 use super::caches::Caches;
 use super::daemon::{Daemon, Mail, lease_of};
 use super::random::Random;
 use super::world::{Event, FENCE_US, Happening};
-use crate::state::{DeviceId, State};
 
 /// What a daemon that runs says is heard by then.
 const HEARD_WITHIN_US: u64 = 1_000_000;

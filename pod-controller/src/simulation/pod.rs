@@ -7,6 +7,8 @@ use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::LeaseGeneration;
 use pod_protocol::objects::Object;
 use pod_protocol::reports::DeviceReport;
+use pod_state::model::{check, nic, options, ssd};
+use pod_state::{Command, DeviceId, Options, Presence, Purpose, State};
 
 use super::Broken;
 use super::physical::Physical;
@@ -15,8 +17,6 @@ use super::world::{FENCE_US, Happening, Simulated};
 use crate::balance::BalancePolicy;
 use crate::controller::conductor::{Conductor, Delays};
 use crate::link_policy::{FailBack, LinkPolicy};
-use crate::state::model::{check, nic, options, ssd};
-use crate::state::{Command, DeviceId, Options, Presence, Purpose, State};
 
 const SLICE_US: u64 = 500;
 /// After that every daemon has been started once.
@@ -284,7 +284,7 @@ impl Pod {
                 }
             }
             Some(Broken::DoesNotWaitForScrubs) => {
-                for command in crate::state::model::scrub_all(&conductor.state) {
+                for command in pod_state::model::scrub_all(&conductor.state) {
                     // It never refuses.
                     let _ = conductor.state.apply(&command);
                 }
@@ -324,14 +324,14 @@ impl Pod {
         let Some(conductor) = &self.conductor else { return Ok(()) };
         let state = &conductor.state;
         for lease in state.leases.values() {
-            let crate::state::LeaseKind::Nic { active, mtu: needed, .. } = &lease.kind else { continue };
+            let pod_state::LeaseKind::Nic { active, mtu: needed, .. } = &lease.kind else { continue };
             let physical = &conductor.world.physical;
             let heard = |id: &DeviceId| {
                 let device = physical.devices.get(&id.host).and_then(|devices| devices.get(&id.name));
                 matches!(device, Some(DeviceReport::Nic { up: true, .. }))
             };
             let works = |id: &DeviceId| state.is_usable(id) && heard(id);
-            let fits = |device: &crate::state::Device| matches!(&device.kind, crate::state::Kind::Nic { mtu, .. } if mtu >= needed);
+            let fits = |device: &pod_state::Device| matches!(&device.kind, pod_state::Kind::Nic { mtu, .. } if mtu >= needed);
             // Whether the controller knows is one thing; whether it is so, another. Once it has heard all, both.
             let silent = state
                 .endpoints

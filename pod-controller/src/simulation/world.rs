@@ -9,6 +9,7 @@ use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{CommandFailure, PortError, PortEvent};
 use pod_protocol::ids::RegionId;
 use pod_protocol::reports::{Join, Report};
+use pod_state::{Command, Effect, Refusal, Region, RegionUse, Regions, State};
 
 use super::Broken;
 use super::daemon::{Mail, areas_of};
@@ -16,7 +17,6 @@ use super::physical::Physical;
 use crate::controller::Sample;
 use crate::controller::world::World;
 use crate::reconcile::Reconciler;
-use crate::state::{Command, Effect, Refusal, Region, RegionUse, Regions, State};
 
 /// How long a controller waits for an answer.
 const ANSWER_WITHIN_US: u64 = 1_000_000;

@@ -22,13 +22,13 @@ mod office;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use pod_api::Event;
+use pod_state::{Command, State};
 use serde::{Deserialize, Serialize};
 
 use super::{Damage, Recovered, StoreError, seal, unseal};
-use crate::api::Event;
 use crate::journal::EVENTS_MAX;
 use crate::replication::{Change, Known, Outcome};
-use crate::state::{Command, State};
 use gateway::{Compare, KeyValue, Operation, Transacted, Transaction};
 use link::Place;
 use office::Office;

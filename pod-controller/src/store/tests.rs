@@ -1,13 +1,13 @@
 use std::sync::Arc;
 
 use cxl_pool::{Area, LineCount, LineOffset};
+use pod_api::EventKind;
+use pod_state::Options;
 use tempfile::TempDir;
 use uuid::Uuid;
 
 use super::etcd::{EtcdCredentials, EtcdError, EtcdLink, EtcdStore};
 use super::*;
-use crate::api::EventKind;
-use crate::state::Options;
 
 #[path = "../../tests/support/etcd.rs"]
 pub(super) mod server;
@@ -26,9 +26,9 @@ pub(super) fn state() -> State {
         rx_quota_buffers: 64,
         disk_queues: 1,
         socket_name_bytes_max: 80,
-        regions_max: crate::state::REGIONS_MAX,
-        nic_leases_max: crate::state::NIC_LEASES_MAX,
-        placement: crate::state::PlacementPolicy::default(),
+        regions_max: pod_state::REGIONS_MAX,
+        nic_leases_max: pod_state::NIC_LEASES_MAX,
+        placement: pod_state::PlacementPolicy::default(),
         protocol_minor: 0,
     })
 }

@@ -1,7 +1,8 @@
+use pod_api as api;
+use pod_state::{Move, Rates, VolumeMove};
+
 use super::View;
-use crate::api;
 use crate::balance::{BalanceMode, LoadPicture};
-use crate::state::{Move, Rates, VolumeMove};
 
 impl View {
     /// What passes through NICs and what SSDs do, and what would be done about it.

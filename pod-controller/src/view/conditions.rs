@@ -1,6 +1,6 @@
 //! What is true of resources now, read off what is shown of them.
 
-use crate::api::{
+use pod_api::{
     Condition, ConditionKind, Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance, Nic,
     ReplicaState, Volume,
 };

@@ -1,12 +1,12 @@
 use std::collections::BTreeMap;
 
 use cxl_pool::EndpointId;
+use pod_api as api;
 use pod_protocol::telemetry::DeviceTelemetry;
+use pod_state::{Device, DeviceId, Health, Kind, Loads, NicLoad, Presence, Rates, SsdLoad, SsdLoads};
 
 use super::{View, conditions};
-use crate::api;
 use crate::controller::Sample;
-use crate::state::{Device, DeviceId, Health, Kind, Loads, NicLoad, Presence, Rates, SsdLoad, SsdLoads};
 
 impl View {
     /// All devices.

@@ -1,10 +1,8 @@
 use cxl_pool::HostId;
+use pod_api::{self as api, ByteSize, CandidatePart};
+use pod_state::{Device, DeviceId, Health, Instance, Kind, Lease, LeaseKind, Loads, Rates, SsdLoad, Volume};
 
 use super::View;
-use crate::api::{self, ByteSize, CandidatePart};
-use crate::state::{
-    Device, DeviceId, Health, Instance, Kind, Lease, LeaseKind, Loads, Rates, SsdLoad, Volume,
-};
 
 const NIC_RULE: &str = "one with room for what is reserved, and a backup on another host that could carry it too; an ordinary NIC \
                         before one that is kept for failover; one that serves others of its group; one of the instance's own \

@@ -2,12 +2,12 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use cxl_pool::{EndpointId, HostId};
+use pod_api as api;
 use pod_protocol::protocol::Spoken;
+use pod_state::Presence;
 
 use super::{View, conditions};
-use crate::api;
 use crate::controller::Sample;
-use crate::state::Presence;
 
 impl View {
     /// All hosts.

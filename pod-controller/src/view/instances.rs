@@ -1,13 +1,13 @@
 use std::collections::BTreeMap;
 
 use cxl_pool::{EndpointId, Role};
+use pod_api as api;
 use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::Priority;
+use pod_state::{DeviceId, Instance, InstanceType, Lease, LeaseKind, Loads, State, Volume};
 
 use super::{View, conditions};
-use crate::api;
 use crate::controller::Sample;
-use crate::state::{DeviceId, Instance, InstanceType, Lease, LeaseKind, Loads, State, Volume};
 
 impl View {
     /// All volumes, by name.

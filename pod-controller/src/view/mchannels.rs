@@ -1,13 +1,13 @@
 use std::collections::BTreeMap;
 
 use cxl_pool::EndpointId;
+use pod_api as api;
 use pod_protocol::ids::InstanceId;
 use pod_protocol::telemetry::VcpuTelemetry;
+use pod_state::Mchannel;
 
 use super::View;
-use crate::api;
 use crate::controller::Sample;
-use crate::state::Mchannel;
 
 impl View {
     /// What the fabric consists of.

@@ -1,8 +1,8 @@
+use pod_api as api;
 use pod_protocol::ids::LeaseId;
+use pod_state::{Purpose, Region, RegionUse};
 
 use super::View;
-use crate::api;
-use crate::state::{Purpose, Region, RegionUse};
 
 impl View {
     /// The pool and its regions.

@@ -12,8 +12,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pod_controller::api::{CandidatePart, Condition, ConditionKind, Event, EventKind, PROBLEM_JSON, Problem};
-use pod_controller::client::Client;
+use pod_api::client::Client;
+use pod_api::{CandidatePart, Condition, ConditionKind, Event, EventKind, PROBLEM_JSON, Problem};
 use pod_controller::store::Store;
 use support::{Pod, until, vm};
 

@@ -16,8 +16,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cxl_pool::{Area, CoherenceMode, CreateOptions, HostId, Pool, Role};
-use pod_controller::api::{CreateInstance, NicRequest};
-use pod_controller::client::Client;
+use pod_api::client::Client;
+use pod_api::{CreateInstance, NicRequest};
 use pod_controller::config::Config;
 use pod_controller::controller::{Controller, ControllerError, Handle};
 use pod_controller::rest::{self, Access, Listeners};

@@ -5,8 +5,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use pod_controller::api::{ByteSize, Controller, CreateVolume};
-use pod_controller::client::Client;
+use pod_api::client::Client;
+use pod_api::{ByteSize, Controller, CreateVolume};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::until;

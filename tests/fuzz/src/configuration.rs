@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use pod_controller::api::{ByteSize, CreateInstance, CreateVolume};
+use pod_api::{ByteSize, CreateInstance, CreateVolume};
 use pod_controller::config::Config;
-use pod_controller::state::{NAME_BYTES_MAX, check_name};
 use pod_protocol::config::HostConfig;
 use pod_protocol::ids::MacAddress;
+use pod_state::{NAME_BYTES_MAX, check_name};
 use vhost_blk_cxl::ssd::{SsdConfig, parse_size};
 use vhost_net_cxl::nic::NicConfig;
 

@@ -18,10 +18,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use pod_controller::api::{
+use pod_api::client::Client;
+use pod_api::{
     ByteSize, CreateInstance, CreateVolume, Device, DeviceHealth, EndpointHealth, Instance, NicRequest,
 };
-use pod_controller::client::Client;
 
 use crate::namespace::Namespace;
 use crate::process::Daemon;

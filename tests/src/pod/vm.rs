@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use guest_images::Guest;
 use guest_images::agent::{Agent, Job, Outcome};
-use pod_controller::api::Instance;
+use pod_api::Instance;
 use vmm::{Accelerator, Vm, VmSpec};
 
 use super::{GUEST_ADDRESS, Pod};

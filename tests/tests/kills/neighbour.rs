@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use pod_controller::api::Instance;
+use pod_api::Instance;
 use vhost_frontend::mock::EchoGuest;
 use wadi_tests::pod::{CLIENT_ADDRESS, Pod};
 

@@ -5,8 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
-use pod_controller::api::{CreateInstance, DeviceHealth, Instance, NicRequest};
-use pod_controller::client::Client;
+use pod_api::client::Client;
+use pod_api::{CreateInstance, DeviceHealth, Instance, NicRequest};
 use vmm::{MigrationSpeed, VmmError};
 use wadi_tests::conversation::Conversation;
 use wadi_tests::pod::{GUEST_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, Role, VmShape, WaitingVm};

@@ -12,8 +12,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cxl_pool::{CoherenceMode, CreateOptions, Pool};
-use pod_controller::api::{CreateInstance, CreateVolume};
-use pod_controller::client::Client;
+use pod_api::client::Client;
+use pod_api::{CreateInstance, CreateVolume};
 use pod_controller::config::Config;
 use pod_controller::controller::{self, ControllerError, Handle};
 use pod_controller::rest::{self, Listeners};

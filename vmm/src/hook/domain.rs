@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use pod_controller::api::{CreateInstance, Instance, NicRequest};
+use pod_api::{CreateInstance, Instance, NicRequest};
 use roxmltree::{Document, Node};
 
 use super::LABEL;

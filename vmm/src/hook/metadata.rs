@@ -14,7 +14,7 @@
 use std::fmt::Write as _;
 use std::str::FromStr;
 
-use pod_controller::api::{Instance, NicLimit, NicPolicy, NicRequest};
+use pod_api::{Instance, NicLimit, NicPolicy, NicRequest};
 use roxmltree::Node;
 
 use crate::xml::{Xml, text};

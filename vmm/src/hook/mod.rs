@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pod_controller::api::Instance;
-use pod_controller::client::{Client, ClientError};
+use pod_api::Instance;
+use pod_api::client::{Client, ClientError};
 
 pub use domain::Domain;
 pub use metadata::{Metadata, NAMESPACE};

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
-use pod_controller::api::Instance;
+use pod_api::Instance;
 
 use super::Domain;
 

@@ -7,7 +7,7 @@ mod volumes;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use pod_controller::client::{Credentials, LabelChanges, Server};
+use pod_api::client::{Credentials, LabelChanges, Server};
 
 pub(crate) use self::instances::{AttachDevice, Instances, Types};
 pub(crate) use self::mchannels::Mchannels;
@@ -338,7 +338,7 @@ pub(crate) struct Events {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
-    use pod_controller::api::NicRequest;
+    use pod_api::NicRequest;
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! What devices carry, and what would be done about it.
 
-use pod_controller::api::{Balance, BalanceMode, ByteSize, VolumeBalance};
+use pod_api::{Balance, BalanceMode, ByteSize, VolumeBalance};
 
 use crate::output::yes;
 use crate::table::{plain, speed};

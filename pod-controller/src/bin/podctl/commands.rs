@@ -2,11 +2,11 @@ use std::io::Write;
 use std::time::Duration;
 
 use clap::CommandFactory;
-use pod_controller::api::{
+use pod_api::client::Client;
+use pod_api::{
     AddReplica, ByteSize, ChangeVolume, CreateInstance, CreateVolume, InstanceTypeSpec, Labels, NicLimit,
     NicPolicy, Stripes, VolumeQos,
 };
-use pod_controller::client::Client;
 
 use crate::Failure;
 use crate::arguments::{

@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pod_controller::api::{self, Instance};
-use pod_controller::client::Client;
+use pod_api::client::Client;
+use pod_api::{self as api, Instance};
 
 use crate::Failure;
 use crate::arguments::AttachDevice;

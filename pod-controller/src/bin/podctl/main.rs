@@ -19,7 +19,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
-use pod_controller::client::ClientError;
+use pod_api::client::ClientError;
 
 use arguments::Arguments;
 

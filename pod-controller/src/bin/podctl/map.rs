@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use pod_controller::api::{ByteSize, Pool, Region, RegionState};
+use pod_api::{ByteSize, Pool, Region, RegionState};
 
 use crate::table::{plain, region_state};
 

@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-use pod_controller::api::{Fabric, Mchannel, MchannelSpec, MchannelVcpus};
-use pod_controller::client::Client;
+use pod_api::client::Client;
+use pod_api::{Fabric, Mchannel, MchannelSpec, MchannelVcpus};
 
 use crate::Failure;
 use crate::arguments::{Mchannels, Output};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use pod_controller::api::{
+use pod_api::{
     ByteSize, CandidatePart, Condition, Device, DeviceKind, Event, Explanation, GuestRam, Host, Instance,
     NicRail, Volume, VolumeQos,
 };
@@ -339,8 +339,8 @@ pub(crate) fn event_line(event: &Event, format: Output) -> Result<String, Failur
 
 #[cfg(test)]
 mod tests {
-    use pod_controller::api::NicPolicy;
-    use pod_controller::api::{Disk, EventKind, Nic};
+    use pod_api::NicPolicy;
+    use pod_api::{Disk, EventKind, Nic};
 
     use super::*;
 

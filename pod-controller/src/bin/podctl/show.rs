@@ -50,7 +50,7 @@ pub(crate) fn done(
 
 #[cfg(test)]
 mod tests {
-    use pod_controller::api::{Labels, Volume, VolumeQos};
+    use pod_api::{Labels, Volume, VolumeQos};
 
     use super::*;
 

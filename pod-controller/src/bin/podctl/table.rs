@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pod_controller::api::{
+use pod_api::{
     ByteSize, Condition, Controller, Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance,
     InstanceType, InstanceTypeSpec, RegionState, ReplicaState, Volume, VolumeReplica,
 };
@@ -253,8 +253,9 @@ pub(crate) const fn region_state(state: RegionState) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use pod_api::VolumeQos;
+
     use super::*;
-    use pod_controller::api::VolumeQos;
 
     #[test]
     fn columns_line_up() {

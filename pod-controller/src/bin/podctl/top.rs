@@ -7,8 +7,8 @@ use std::io::Write;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use pod_controller::api::{Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance, Mchannel};
-use pod_controller::client::Client;
+use pod_api::client::Client;
+use pod_api::{Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance, Mchannel};
 use serde::Serialize;
 
 use crate::Failure;

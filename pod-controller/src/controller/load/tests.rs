@@ -8,6 +8,8 @@ use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{PortError, PortEvent};
 use pod_protocol::ids::RegionId;
 use pod_protocol::telemetry::{DeviceTelemetry, LeaseTelemetry, Telemetry};
+use pod_state::model::{endpoint, guest_with_volume, pod_with_ssds, ssd_of};
+use pod_state::{Refusal, Regions, State};
 
 use super::super::conductor::Delays;
 use super::super::handle::Sample;
@@ -15,8 +17,6 @@ use super::*;
 use crate::balance::{BalanceMode, BalancePolicy, LoadPicture, ReliefPolicy};
 use crate::link_policy::LinkPolicy;
 use crate::reconcile::Reconciler;
-use crate::state::model::{endpoint, guest_with_volume, pod_with_ssds, ssd_of};
-use crate::state::{Refusal, Regions, State};
 
 /// Keeps what is told, and is silent.
 #[derive(Default)]

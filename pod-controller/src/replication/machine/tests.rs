@@ -2,12 +2,12 @@ use std::sync::Arc;
 
 use openraft::testing::{StoreBuilder, Suite};
 use openraft::{CommittedLeaderId, RaftLogReader};
+use pod_api::EventKind;
+use pod_state::{Command, Options, PlacementPolicy};
 use tempfile::TempDir;
 
 use super::super::log::Log;
 use super::*;
-use crate::api::EventKind;
-use crate::state::{Command, Options, PlacementPolicy};
 
 fn options() -> Options {
     let layout = cxl_pool::Layout::new(64 << 20, 4, 3, cxl_pool::REGION_SLOTS_LEAST).expect("large enough");
@@ -23,7 +23,7 @@ fn options() -> Options {
         disk_queues: 1,
         socket_name_bytes_max: 64,
         regions_max: 4095,
-        nic_leases_max: crate::state::NIC_LEASES_MAX,
+        nic_leases_max: pod_state::NIC_LEASES_MAX,
         placement: PlacementPolicy {
             nic_overcommit_percent: 100,
             ssd_overcommit_percent: 100,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use pod_api::client::innermost;
 use reqwest::Url;
 use reqwest::header::AUTHORIZATION;
 use serde::de::DeserializeOwned;
@@ -13,7 +14,6 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tokio::time::Instant;
 
 use super::login::{self, Authenticated, EtcdUser, Login};
-use crate::client::innermost;
 use crate::tls::Watched;
 
 /// How long a member may take before another one is asked.

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pod_api::client::ClientTls;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -12,7 +13,6 @@ use super::gateway::{
     Bytes, Complaint, Gateway, KeyValue, Number, Range, Ranged, Silence, Transacted, Transaction,
 };
 use super::{EtcdAddress, EtcdError, EtcdUser, PARTS_PER_ANSWER};
-use crate::client::ClientTls;
 use crate::tls::Watched;
 
 /// How long etcd may take. An etcd that elects a leader of its own takes some of it.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use guest_images::Guest;
-use pod_controller::api::Instance;
+use pod_api::Instance;
 use wadi_tests::fio::{Job, Pattern};
 use wadi_tests::iperf::{self, Way};
 use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, Pod, PodBuilder, PodVm, VmShape};

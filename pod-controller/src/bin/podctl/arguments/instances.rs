@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use pod_controller::api::{ByteSize, NicRequest};
+use pod_api::{ByteSize, NicRequest};
 
 use super::{Label, Which, parse_label};
 

@@ -1,7 +1,7 @@
 //! `podctl mchannel`
 
 use clap::Subcommand;
-use pod_controller::api::ByteSize;
+use pod_api::ByteSize;
 
 #[derive(Subcommand)]
 pub(crate) enum Mchannels {

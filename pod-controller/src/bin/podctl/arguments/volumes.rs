@@ -1,7 +1,7 @@
 //! `podctl volumes`.
 
 use clap::Subcommand;
-use pod_controller::api::ByteSize;
+use pod_api::ByteSize;
 
 use super::{Label, Which, parse_label};
 

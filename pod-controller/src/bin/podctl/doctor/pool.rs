@@ -5,7 +5,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
 use cxl_pool::Pool;
-use pod_controller::api::ByteSize;
+use pod_api::ByteSize;
 use pod_protocol::config::HostConfig;
 use rustix::fs::{Access, access, statfs};
 

@@ -1,0 +1,264 @@
+use pod_api::EventKind;
+use pod_protocol::ids::VolumeId;
+use pod_protocol::volume_table::{VolumeEntry, VolumeTable};
+
+use super::ssd_loads::SsdLoad;
+use super::{DeviceId, Effect, Kind, Refusal, RefusalKind, Replica, State, Volume};
+
+impl State {
+    /// What an SSD should keep about its volumes.
+    pub(super) fn volume_table(&self, device: &DeviceId) -> VolumeTable {
+        let former = |volume: &'_ Volume| volume.former.iter().find(|it| it.device == *device).cloned();
+        let on = self.volumes_near(device).into_iter().filter_map(|volume| {
+            let former = former(volume);
+            let is_former = former.is_some();
+            Some((volume, former.or_else(|| volume.replica_on(device).cloned())?, is_former))
+        });
+        let mut volumes: Vec<VolumeEntry> = on
+            .map(|(volume, replica, is_former)| VolumeEntry {
+                id: volume.id,
+                name: volume.name.clone(),
+                start_bytes: replica.start_bytes,
+                size_bytes: volume.place_bytes(),
+                deleted: volume.deleted || is_former,
+                mirror: self.mirror_entry(volume, replica.number).filter(|_| !is_former),
+                stripe: self.stripe_entry(volume, replica.number),
+            })
+            .collect();
+        volumes.sort_by_key(|entry| entry.start_bytes);
+        VolumeTable { volumes }
+    }
+
+    /// The volumes of a table that this state knows nothing of. Deleted ones are nobody's loss.
+    pub(super) fn strangers(&self, device: &DeviceId, table: &VolumeTable) -> Vec<VolumeEntry> {
+        let known = |entry: &VolumeEntry| {
+            self.volumes.get(&entry.id).is_some_and(|volume| {
+                volume.name == entry.name
+                    && volume
+                        .all_places()
+                        .any(|it| it.device == *device && it.start_bytes == entry.start_bytes)
+            })
+        };
+        table.volumes.iter().filter(|entry| !entry.deleted && !known(entry)).cloned().collect()
+    }
+
+    /// Takes over the volumes that were found on an SSD: of a controller whose state is lost, for example.
+    pub(super) fn adopt_volumes(
+        &mut self,
+        device: &DeviceId,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Refusal> {
+        let name = self.device_name(device);
+        let Some(Kind::Ssd { strangers, size_bytes, .. }) = self.devices.get(device).map(|known| &known.kind)
+        else {
+            return Err(Refusal::not_found("SSD", &name));
+        };
+        let (strangers, device_bytes) = (strangers.clone(), *size_bytes);
+        let taken = self.ssd_loads_now();
+        for entry in &strangers {
+            let conflict = |what: &str| {
+                Err(Refusal::new(RefusalKind::Exists, format!("the volume {} on {name} {what}", entry.name)))
+            };
+            if self.volume_named(&entry.name).is_some() {
+                return conflict("has the name of another one: delete that one first");
+            }
+            if let Some(stripe) = &entry.stripe {
+                return conflict(&format!(
+                    "is a share of a striped volume, whose others are on {}: put them together by hand",
+                    stripe.ssds.join(", ")
+                ));
+            }
+            if let Some(mirror) = &entry.mirror {
+                let others: Vec<&str> = mirror
+                    .replicas
+                    .iter()
+                    .filter(|it| it.number != mirror.number && !it.stale)
+                    .map(|it| it.ssd.as_str())
+                    .collect();
+                // Alone it does not know whether it was left behind since.
+                if mirror.is_stale() || !others.is_empty() {
+                    return conflict(&format!(
+                        "is a replica of a mirror, and what {} holds may be newer: copy from there what is needed, \
+                         and clear this one",
+                        others.join(", ")
+                    ));
+                }
+            }
+            if entry.end_bytes() > device_bytes {
+                return conflict("ends beyond the device");
+            }
+            if taken
+                .get(device)
+                .into_iter()
+                .flat_map(SsdLoad::extents)
+                .any(|(start, size)| start < entry.end_bytes() && entry.start_bytes < start + size)
+            {
+                return conflict("overlaps another one");
+            }
+        }
+        for entry in strangers {
+            // Its number may be another one's by now.
+            self.last.volume += 1;
+            let id = VolumeId::new(self.last.volume);
+            let VolumeEntry { name, start_bytes, size_bytes, .. } = entry;
+            effects.push(Effect::event(
+                EventKind::VolumeCreated,
+                name.clone(),
+                "it was found on its SSD and adopted",
+            ));
+            let replicas = vec![Replica::new(0, device.clone(), start_bytes)];
+            self.volumes.insert(id, Volume::new(id, name, replicas, size_bytes));
+        }
+        if let Some(Kind::Ssd { strangers, .. }) = self.devices.get_mut(device).map(|known| &mut known.kind) {
+            strangers.clear();
+        }
+        Ok(())
+    }
+
+    /// A deleted volume was wiped: its place is free.
+    pub(super) fn volume_wiped(&mut self, device: &DeviceId, id: VolumeId) {
+        let Some(volume) = self.volumes.get_mut(&id) else { return };
+        volume.former.retain(|replica| replica.device != *device);
+        if volume.deleted {
+            volume.replicas.retain(|replica| replica.device != *device);
+            if volume.replicas.is_empty() && volume.former.is_empty() {
+                self.volumes.remove(&id);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cxl_pool::{EndpointId, HostId, Role};
+    use pod_protocol::objects::Object;
+    use pod_protocol::reports::DeviceReport;
+
+    use super::super::Command;
+    use super::super::model::{MIB, check, endpoint, join, options};
+    use super::*;
+
+    fn backend() -> EndpointId {
+        endpoint(2, Role::BlkBackend)
+    }
+
+    fn device() -> DeviceId {
+        DeviceId { host: HostId::new(2), name: "ssd0".to_owned() }
+    }
+
+    fn joined(state: &mut State, incarnation: u64, table: VolumeTable) {
+        let report = DeviceReport::Ssd {
+            name: "ssd0".to_owned(),
+            driver: "file".to_owned(),
+            size_bytes: 64 * MIB,
+            block_bytes: 512,
+            table: Some(table),
+            reserved_bytes: MIB,
+            iops: None,
+            bytes_per_second: None,
+        };
+        let join = join(2, vec![report]);
+        state.apply(&Command::Join { endpoint: backend(), incarnation, join }).unwrap();
+        check(state);
+    }
+
+    fn create(state: &mut State, name: &str) -> Result<(), Refusal> {
+        let command = Command::CreateVolume {
+            name: name.to_owned(),
+            size_bytes: 8 * MIB,
+            device: Some(device()),
+            replicas: 1,
+            minimum_iops: None,
+            minimum_bytes_per_second: None,
+        };
+        state.apply(&command).map(|_| check(state))
+    }
+
+    fn kept(state: &State) -> Option<VolumeTable> {
+        state.desired(backend()).into_values().find_map(|object| match object {
+            Object::Table(it) => Some(it.table),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn a_deleted_volume_keeps_its_place_until_it_is_wiped() {
+        let mut state = State::new(options(256));
+        joined(&mut state, 1, VolumeTable::default());
+        create(&mut state, "a").unwrap();
+        assert_eq!(
+            state.volume_named("a").unwrap().replicas[0].start_bytes,
+            MIB,
+            "the table's place stays free"
+        );
+        let id = state.volume_named("a").unwrap().id;
+        state.apply(&Command::DeleteVolume { name: "a".to_owned() }).unwrap();
+        assert!(kept(&state).unwrap().volumes[0].deleted);
+        create(&mut state, "a").unwrap();
+        assert_eq!(state.volume_named("a").unwrap().replicas[0].start_bytes, 9 * MIB);
+        let wiped = Command::VolumeWiped { device: device(), volume: id };
+        state.apply(&wiped).unwrap();
+        assert_eq!(kept(&state).unwrap().volumes.len(), 1);
+        create(&mut state, "b").unwrap();
+        assert_eq!(state.volume_named("b").unwrap().replicas[0].start_bytes, MIB);
+        // Said twice, or of a volume that lives.
+        state.apply(&wiped).unwrap();
+        let living = state.volume_named("b").unwrap().id;
+        state.apply(&Command::VolumeWiped { device: device(), volume: living }).unwrap();
+        assert_eq!(kept(&state).unwrap().volumes.len(), 2);
+    }
+
+    #[test]
+    fn a_controller_that_lost_its_state_touches_nothing_until_it_is_told_to_adopt() {
+        let mut old = State::new(options(256));
+        joined(&mut old, 1, VolumeTable::default());
+        create(&mut old, "a").unwrap();
+        create(&mut old, "b").unwrap();
+        old.apply(&Command::DeleteVolume { name: "a".to_owned() }).unwrap();
+        let table = kept(&old).unwrap();
+        // Its own backend that comes back has no strangers.
+        joined(&mut old, 2, table.clone());
+        assert_eq!(kept(&old), Some(table.clone()));
+
+        let mut new = State::new(options(256));
+        joined(&mut new, 1, table.clone());
+        assert_eq!(kept(&new), None, "the table is not overwritten");
+        assert!(create(&mut new, "c").is_err());
+        new.apply(&Command::AdoptVolumes { device: device() }).unwrap();
+        check(&new);
+        let adopted = new.volume_named("b").unwrap();
+        assert_eq!((adopted.replicas[0].start_bytes, adopted.size_bytes), (9 * MIB, 8 * MIB));
+        let used = |id: VolumeId| table.volumes.iter().any(|entry| entry.id == id);
+        assert!(!used(adopted.id), "{} is a number of the table that was found", adopted.id);
+        assert_eq!(kept(&new).unwrap().volumes.len(), 1, "what was deleted stays deleted");
+        create(&mut new, "c").unwrap();
+        let table = kept(&new).unwrap();
+        joined(&mut new, 2, table);
+        assert_eq!(kept(&new).unwrap().volumes.len(), 2);
+    }
+
+    #[test]
+    fn names_that_meet_are_not_mixed_up() {
+        let mut state = State::new(options(256));
+        let entry = |name: &str, start: u64| VolumeEntry {
+            id: VolumeId::new(77),
+            name: name.to_owned(),
+            start_bytes: start * MIB,
+            size_bytes: 8 * MIB,
+            deleted: false,
+            mirror: None,
+            stripe: None,
+        };
+        joined(&mut state, 1, VolumeTable::default());
+        create(&mut state, "a").unwrap();
+        for stranger in [entry("a", 32), entry("z", 4), entry("z", 60)] {
+            let mut volumes = state.volume_table(&device()).volumes;
+            volumes.push(stranger);
+            let mut state = state.clone();
+            joined(&mut state, 2, VolumeTable { volumes });
+            let before = state.clone();
+            assert!(state.apply(&Command::AdoptVolumes { device: device() }).is_err());
+            assert_eq!(state, before);
+        }
+    }
+}

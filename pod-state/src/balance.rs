@@ -1,0 +1,163 @@
+//! NICs that carry more than they should: some of their leases move to NICs that carry less.
+//!
+//! What was measured comes in with the command, so that the same commands give the same moves.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use pod_api::EventKind;
+use pod_protocol::ids::LeaseId;
+use serde::{Deserialize, Serialize};
+
+use super::nic_policy::promises;
+use super::{DeviceId, Effect, Kind, Lease, LeaseKind, Loads, State};
+
+/// What passes through NICs, and for leases, in Mbit/s of the direction in which it is more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Measured {
+    /// By NIC; those of which nothing is known are not among them.
+    #[serde(with = "super::pairs")]
+    pub nics: BTreeMap<DeviceId, u64>,
+    /// By lease.
+    pub leases: BTreeMap<LeaseId, u64>,
+}
+
+/// How far NICs are relieved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Relief {
+    /// A NIC that carries so much of its speed is overloaded, in percent.
+    pub high_percent: u32,
+    /// Until it carries no more than this, leases leave it; and no NIC carries more than this because of those that come.
+    pub low_percent: u32,
+    /// How many leases move at most.
+    pub moves_max: u32,
+}
+
+/// A lease that is to move.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// Whose.
+    pub lease: LeaseId,
+    /// Which NIC it leaves.
+    pub from: DeviceId,
+    /// Where to.
+    pub to: DeviceId,
+    /// What it brings there, in Mbit/s.
+    pub mbps: u64,
+}
+
+impl State {
+    /// Which leases would leave these NICs. Those of the lowest priority first, and of these the largest ones that fit elsewhere, so
+    /// that few move; none that is being moved, that rests, or that has to be with others.
+    pub fn plan_relief(
+        &self,
+        overloaded: &BTreeSet<DeviceId>,
+        measured: &Measured,
+        resting: &BTreeSet<LeaseId>,
+        relief: Relief,
+    ) -> Vec<Move> {
+        let mut loads = self.loads_now().into_owned();
+        let mut carried = measured.nics.clone();
+        let mut moves = Vec::new();
+        for from in overloaded {
+            let Some(most) = loads.get(from).map(|nic| share(nic.speed_mbps, relief.low_percent)) else {
+                continue;
+            };
+            let can_move = |lease: &&Lease| {
+                lease.active_nic() == Some(from)
+                    && !self.has_rails(lease)
+                    && lease.draining_nic().is_none()
+                    && !resting.contains(&lease.id)
+                    && matches!(&lease.kind, LeaseKind::Nic { together: None, .. })
+            };
+            let rate = |lease: &Lease| measured.leases.get(&lease.id).copied().unwrap_or(0);
+            let mut leases: Vec<&Lease> = self.leases.values().filter(can_move).collect();
+            leases.retain(|lease| rate(lease) > 0);
+            leases.sort_by_key(|lease| (self.priority_of(lease), Reverse(rate(lease)), lease.id));
+            for lease in leases {
+                let there = carried.get(from).copied().unwrap_or(0);
+                if there <= most || moves.len() >= relief.moves_max as usize {
+                    break;
+                }
+                let mbps = rate(lease);
+                let Some(to) = self.relief_for(lease, mbps, &loads, &carried, relief) else { continue };
+                carried.insert(from.clone(), there.saturating_sub(mbps));
+                *carried.entry(to.clone()).or_default() += mbps;
+                // What it reserves goes with it.
+                let mut after = lease.clone();
+                if let LeaseKind::Nic { active, .. } = &mut after.kind {
+                    active.clone_from(&to);
+                }
+                loads.forget(lease);
+                loads.note(&after);
+                moves.push(Move { lease: lease.id, from: from.clone(), to, mbps });
+            }
+        }
+        moves
+    }
+
+    /// The NIC that would carry the least of its speed with this lease, and not too much.
+    fn relief_for(
+        &self,
+        lease: &Lease,
+        mbps: u64,
+        loads: &Loads,
+        carried: &BTreeMap<DeviceId, u64>,
+        relief: Relief,
+    ) -> Option<DeviceId> {
+        let LeaseKind::Nic { active, mtu, apart, policy, .. } = &lease.kind else { return None };
+        let fits = loads.ordinary().filter_map(|(id, nic)| {
+            let with = carried.get(id)?.saturating_add(mbps);
+            let apart = apart.as_deref();
+            let good = id != active
+                && nic.lag.is_none()
+                && nic.mtu >= *mtu
+                && with <= share(nic.speed_mbps, relief.low_percent)
+                && loads.has_room_for(lease, id)
+                && nic.can_promise(promises(policy))
+                && (id.host == active.host || apart.is_none() || !self.serves_apart(id.host, apart));
+            good.then_some((with.saturating_mul(1 << 20) / nic.speed_mbps.max(1), id))
+        });
+        fits.min().map(|(_, id)| id.clone())
+    }
+
+    /// Moves leases off NICs.
+    pub(super) fn relieve(
+        &mut self,
+        overloaded: &BTreeSet<DeviceId>,
+        measured: &Measured,
+        resting: &BTreeSet<LeaseId>,
+        relief: Relief,
+        effects: &mut Vec<Effect>,
+    ) {
+        for it in self.plan_relief(overloaded, measured, resting, relief) {
+            self.move_lease(it.lease, &it.to, EventKind::Balanced, effects);
+        }
+    }
+
+    /// The speed of a NIC.
+    pub fn speed_mbps(&self, id: &DeviceId) -> Option<u64> {
+        match self.devices.get(id)?.kind {
+            Kind::Nic { speed_mbps, .. } => Some(speed_mbps),
+            Kind::Ssd { .. } => None,
+        }
+    }
+
+    /// What is planned, in words.
+    pub fn show_move(&self, it: &Move) -> String {
+        let lease = self.leases.get(&it.lease);
+        let instance = lease.and_then(|lease| self.instances.get(&lease.instance));
+        format!(
+            "{} of {} with {} Mbit/s to {}",
+            lease.map_or("a device", |lease| &lease.device),
+            instance.map_or("an instance", |instance| &instance.name),
+            it.mbps,
+            self.device_name(&it.to)
+        )
+    }
+}
+
+/// So much of a speed.
+pub fn share(mbps: u64, percent: u32) -> u64 {
+    mbps.saturating_mul(percent.into()) / 100
+}

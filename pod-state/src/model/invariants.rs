@@ -1,0 +1,320 @@
+//! What must hold in every state.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cxl_pool::{Area, EndpointId, HostId, LineCount};
+use pod_protocol::ids::LeaseId;
+use pod_protocol::objects::{DiskObject, Object, ObjectId, PortObject, RegistrationState};
+
+use crate::{
+    Device, DeviceId, GuestRam, Health, Kind, Lease, LeaseKind, Objects, Presence, RegionUse, State,
+};
+
+/// Everything that must hold in every state.
+pub fn check(state: &State) {
+    no_two_regions_overlap(state);
+    no_two_extents_overlap(state);
+    no_lease_is_active_twice(state);
+    no_backup_is_crowded(state);
+    nothing_is_shared_by_accident(state);
+    what_is_used_is_referred_to_once(state);
+    objects_are_consistent(state);
+    a_mirror_can_always_be_relied_on(state);
+    a_guest_has_its_ram_on_both_sides(state);
+    no_slot_is_taken_twice(state);
+    nothing_is_left_to_settle(state);
+}
+
+/// To look at all of the pod finds nothing that was not done after looking at what a command touched.
+fn nothing_is_left_to_settle(state: &State) {
+    assert!(state.finds_all(), "what is looked up is not what is there");
+    let (mut settled, mut effects) = (state.clone(), Vec::new());
+    settled.settle_all(&mut effects);
+    assert_eq!(settled, *state, "something was left undone");
+    assert_eq!(effects, []);
+}
+
+/// Frontend and backends agree on where a guest's RAM is, and nothing of a former life of a storage backend can land there.
+fn a_guest_has_its_ram_on_both_sides(state: &State) {
+    for id in state.endpoints.keys() {
+        for object in state.desired(*id).into_values() {
+            let (lease, ram, incoming) = match &object {
+                Object::Port(it) => (it.lease, it.ram_area, it.incoming),
+                Object::Disk(it) => (it.lease, it.ram_area, it.incoming),
+                Object::Registration(it) => (it.lease, it.ram_area, false),
+                Object::Volume(it) => (it.lease, it.ram_area, false),
+                _ => continue,
+            };
+            let lease = &state.leases[&lease];
+            let known = state.instances[&lease.instance].ram.as_ref();
+            let region = known.and_then(|ram| if incoming { ram.incoming } else { ram.region });
+            let area = region.and_then(|region| state.regions.get(region)).map(|region| region.area);
+            assert_eq!(ram, area, "{id} is told of other RAM");
+            if let Some(known) = known {
+                assert!(
+                    area.is_none_or(
+                        |area| area.lines == known.lines && area.start.get().is_multiple_of(1 << 15)
+                    )
+                );
+                if let Object::Volume(_) = object {
+                    let life = state.endpoints[id].incarnation;
+                    assert!(
+                        area.is_none() || known.clean_for.get(&id.host) == Some(&life),
+                        "{id} has not flushed"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// What comes into a VM, comes where nothing is.
+fn no_slot_is_taken_twice(state: &State) {
+    let slots: BTreeSet<_> = state.leases.values().map(|it| (it.instance, state.slot_of(it))).collect();
+    assert_eq!(slots.len(), state.leases.len(), "two devices of an instance have one slot");
+}
+
+/// One replica at least has everything, no two share a host, and who serves knows as much as who is served.
+fn a_mirror_can_always_be_relied_on(state: &State) {
+    for volume in state.volumes.values().filter(|volume| !volume.deleted) {
+        assert!(volume.replicas.iter().any(|replica| !replica.stale), "nothing of {} is good", volume.name);
+        let hosts: BTreeSet<HostId> = volume.devices().map(|ssd| ssd.host).collect();
+        assert_eq!(hosts.len(), volume.places().count(), "{} has two places on a host", volume.name);
+        let numbers: BTreeSet<u32> = volume.replicas.iter().map(|replica| replica.number).collect();
+        assert_eq!(numbers.len(), volume.replicas.len(), "{} has a number twice", volume.name);
+        assert!(numbers.last() < Some(&volume.next_number));
+        if volume.stripe_bytes.is_some() {
+            assert_eq!(numbers.len(), volume.next_number as usize, "{} lacks a column", volume.name);
+            assert!(volume.replicas.iter().all(|it| !it.stale && !it.leaving && it.replaces.is_none()));
+        }
+        if let Some(beside) = &volume.beside {
+            assert!(volume.stripe_bytes.is_some() && beside.stale && numbers.contains(&beside.number));
+            assert!(
+                beside.leaving || state.options.protocol_minor > 0,
+                "{} moves as nobody knew before",
+                volume.name
+            );
+            assert!(!state.is_lost(&beside.device), "{} waits for a place that does not work", volume.name);
+        }
+        for replica in &volume.replicas {
+            assert!(!replica.leaving || volume.is_mirrored(), "{} leaves the only place it has", volume.name);
+            let entry = state.mirror_entry(volume, replica.number);
+            assert_eq!(entry.is_some(), volume.is_mirrored());
+            assert!(entry.is_none_or(|it| it.is_stale() == replica.stale && it.epoch == volume.epoch));
+        }
+    }
+}
+
+fn no_two_regions_overlap(state: &State) {
+    let data = state.regions.data();
+    let mut end = data.start.get();
+    for region in state.regions.by_place() {
+        assert!(region.area.start.get() >= end, "{region:?} overlaps its predecessor");
+        end = region.area.start.get() + region.area.lines.get();
+        assert!(
+            (region.usage == RegionUse::Quarantined) != region.holders.is_empty()
+                || region.usage == RegionUse::InUse,
+            "{region:?} has the wrong holders"
+        );
+    }
+    assert!(end <= data.start.get() + data.lines.get(), "a region ends beyond the pool");
+    assert_eq!(state.regions.by_place().count(), state.regions.iter().count());
+}
+
+fn no_two_extents_overlap(state: &State) {
+    let mut extents: BTreeMap<&DeviceId, Vec<(u64, u64)>> = BTreeMap::new();
+    for volume in state.volumes.values() {
+        for replica in volume.all_places() {
+            extents.entry(&replica.device).or_default().push((replica.start_bytes, volume.place_bytes()));
+        }
+    }
+    for (device, mut extents) in extents {
+        extents.sort_unstable();
+        for pair in extents.windows(2) {
+            assert!(pair[0].0 + pair[0].1 <= pair[1].0, "volumes overlap on {device:?}: {pair:?}");
+        }
+        if let Some(Device { kind: Kind::Ssd { size_bytes, .. }, health: Health::Up, .. }) =
+            state.devices.get(device)
+        {
+            assert!(extents.last().is_none_or(|(start, size)| start + size <= *size_bytes));
+        }
+    }
+}
+
+/// Nobody is given a backup on which as many lean as can. Other NICs may come into a group, and then have what any of that has.
+fn no_backup_is_crowded(state: &State) {
+    let is_backup = |device: &Device| matches!(device.kind, Kind::Nic { backup: true, .. });
+    for id in state.devices.iter().filter(|(_, it)| is_backup(it)).map(|(id, _)| id) {
+        let leans = |lease: &&Lease| lease.active_nic() == Some(id) || lease.standby_nic() == Some(id);
+        let count = state.leases.values().filter(leans).count();
+        assert!(count <= state.options.nic_leases_max as usize, "{count} leases lean on {id:?}");
+    }
+}
+
+fn no_lease_is_active_twice(state: &State) {
+    let mut volumes = BTreeSet::new();
+    for lease in state.leases.values() {
+        if let Some(volume) = lease.volume() {
+            assert!(volumes.insert(volume), "{volume} is leased twice");
+            assert!(state.volumes.contains_key(&volume), "{volume} is leased and does not exist");
+        }
+        if let (Some(active), Some(standby)) = (lease.active_nic(), lease.standby_nic()) {
+            assert_ne!(active, standby, "{} has its active NIC as standby", lease.id);
+        }
+        if let Some(draining) = lease.draining_nic() {
+            assert_ne!(Some(draining), lease.active_nic(), "{} leaves the NIC that it is on", lease.id);
+            assert!(!state.is_lost(draining), "{} waits for a NIC that does not work", lease.id);
+        }
+    }
+    let mut active: BTreeMap<LeaseId, EndpointId> = BTreeMap::new();
+    let mut served: BTreeMap<LeaseId, EndpointId> = BTreeMap::new();
+    for id in state.endpoints.keys() {
+        for object in state.desired(*id).into_values() {
+            match object {
+                Object::Registration(it) if it.state == RegistrationState::Active => {
+                    let before = active.insert(it.lease, *id);
+                    assert!(before.is_none() || it.has_other_rails, "{} is active at two backends", it.lease);
+                    assert_eq!(it.has_other_rails, state.has_rails(&state.leases[&it.lease]));
+                    assert_eq!(it.generation, state.leases[&it.lease].generation);
+                }
+                Object::Port(PortObject { lease, incoming: false, .. })
+                | Object::Disk(DiskObject { lease, incoming: false, .. }) => {
+                    assert!(served.insert(lease, *id).is_none(), "{lease} is served by two frontends");
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn nothing_is_shared_by_accident(state: &State) {
+    let mut macs = BTreeSet::new();
+    let mut sockets = BTreeSet::new();
+    for lease in state.leases.values() {
+        if let LeaseKind::Nic { mac, .. } = lease.kind {
+            assert!(macs.insert(mac), "two leases have the address {mac}");
+        }
+        let host = state.instances[&lease.instance].host;
+        assert!(sockets.insert((host, &lease.socket)), "two leases have the socket {}", lease.socket);
+        let instance = &state.instances[&lease.instance];
+        assert_eq!(lease.incoming.is_some(), instance.incoming.is_some(), "half of an instance moves");
+        assert_ne!(instance.incoming, Some(instance.host), "{} moves to where it is", instance.name);
+        if let (Some(incoming), Some(to)) = (&lease.incoming, instance.incoming) {
+            assert!(sockets.insert((to, &incoming.socket)), "two leases have the socket {}", incoming.socket);
+        }
+        assert!(instance.nics.contains(&lease.id) != instance.disks.contains(&lease.id));
+    }
+    let of_instances: usize = state.instances.values().map(|it| it.nics.len() + it.disks.len()).sum();
+    assert_eq!(of_instances, state.leases.len(), "a lease belongs to no instance, or an instance has none");
+}
+
+/// No region leaks: whatever is in use has exactly one user, and each user's region is in use.
+fn what_is_used_is_referred_to_once(state: &State) {
+    let incoming = |lease: &Lease| lease.incoming.as_ref().and_then(|incoming| incoming.area);
+    let areas = state.leases.values().flat_map(|lease| lease.area.into_iter().chain(incoming(lease)));
+    let areas = areas.map(|hold| hold.region);
+    let rings = state.channels.values().filter_map(|channel| channel.rings);
+    let rings = rings.flat_map(|rings| [rings.to_backend, rings.to_frontend]);
+    let receive = state.devices.values().filter_map(|device| match device.kind {
+        Kind::Nic { rx, .. } => rx.map(|hold| hold.region),
+        Kind::Ssd { .. } => None,
+    });
+    let boards = state.board_regions();
+    let rams = state.instances.values().filter_map(|it| it.ram.as_ref()).flat_map(GuestRam::regions);
+    let referred: Vec<_> = areas.chain(rams).chain(rings).chain(receive).chain(boards).collect();
+    let unique: BTreeSet<_> = referred.iter().copied().collect();
+    assert_eq!(referred.len(), unique.len(), "a region has two users");
+    let in_use: BTreeSet<_> = state
+        .regions
+        .iter()
+        .filter(|region| region.usage == RegionUse::InUse)
+        .map(|region| region.id)
+        .collect();
+    assert_eq!(in_use, unique, "regions in use and regions referred to differ");
+}
+
+/// What endpoints are told fits together: both ends of a channel agree, and nothing refers to what is not there.
+fn objects_are_consistent(state: &State) {
+    let desired: BTreeMap<EndpointId, Objects> =
+        state.endpoints.keys().map(|id| (*id, state.desired(*id))).collect();
+    let regions: BTreeMap<_, _> = state.regions.iter().map(|region| (region.area.start, region)).collect();
+    for (id, objects) in &desired {
+        for (name, object) in objects {
+            assert_eq!(*name, object.id());
+            let has = |channel| objects.contains_key(&ObjectId::Channel(channel));
+            match object {
+                Object::Channel(channel) => {
+                    assert!(channel.generation.get() > 0);
+                    let mirrored =
+                        desired.get(&channel.peer).and_then(|it| it.get(&ObjectId::Channel(channel.id)));
+                    if let Some(Object::Channel(mirrored)) = mirrored {
+                        assert_eq!((mirrored.peer, mirrored.generation), (*id, channel.generation));
+                        assert_eq!(
+                            (mirrored.outgoing, mirrored.incoming),
+                            (channel.incoming, channel.outgoing)
+                        );
+                    }
+                }
+                Object::Port(port) => {
+                    assert!(has(port.active.channel));
+                    assert!(port.rails.iter().all(|rail| has(rail.route.channel)));
+                    assert!(port.rails.is_empty() || port.rails.iter().any(|it| it.route == port.active));
+                    assert!(port.standby.is_none_or(|standby| has(standby.channel)));
+                    assert!(port.draining.is_none_or(|left| has(left.channel) && left != port.active));
+                }
+                Object::Registration(it) => {
+                    assert!(has(it.channel) && objects.contains_key(&ObjectId::Nic(it.nic.clone())));
+                }
+                Object::Volume(volume) => assert!(has(volume.channel)),
+                // Its channel may have to wait for the backend.
+                Object::Disk(disk) => {
+                    let places = disk.replicas.iter().chain(&disk.beside);
+                    let routes = places.map(|replica| replica.route).chain([disk.route]);
+                    routes.for_each(|route| assert!(state.channels.contains_key(&route.channel)));
+                    assert!(disk.replicas.len() != 1);
+                }
+                Object::Fabric(fabric) => {
+                    for peer in &fabric.peers {
+                        let theirs = desired.get(&peer.endpoint).and_then(|it| it.get(&ObjectId::Fabric));
+                        let Some(Object::Fabric(theirs)) = theirs else { panic!("{peer:?} shares nothing") };
+                        assert_eq!((peer.sums, &fabric.elements), (theirs.sums, &theirs.elements));
+                    }
+                }
+                Object::Mchannel(mchannel) => {
+                    let Some(Object::Fabric(fabric)) = objects.get(&ObjectId::Fabric) else {
+                        panic!("{id} has an mchannel and no fabric")
+                    };
+                    let known = |number: &u32| fabric.elements.iter().any(|it| it.element == *number);
+                    assert!(!mchannel.path.is_empty() && mchannel.path.iter().all(known));
+                    assert!(fabric.tenants.iter().any(|it| it.tenant == mchannel.tenant));
+                }
+                Object::Nic(_) | Object::Table(_) | Object::Protocol(_) => {}
+            }
+            for region in areas_of(object) {
+                let region = regions.get(&region.start).filter(|it| it.area == region).expect("a region");
+                assert_eq!(region.usage, RegionUse::InUse, "{id} is given {region:?}");
+                assert!(
+                    region.holders.contains(id) || state.endpoints[id].presence != Presence::Joined,
+                    "{id} is not a holder of {region:?}"
+                );
+            }
+        }
+    }
+}
+
+fn areas_of(object: &Object) -> Vec<Area> {
+    let with = |area: Area, ram: Option<Area>| ram.into_iter().chain([area]).collect();
+    match object {
+        Object::Nic(nic) => vec![nic.rx_area],
+        Object::Port(port) => with(port.tx_area, port.ram_area),
+        Object::Registration(it) => with(it.tx_area, it.ram_area),
+        Object::Volume(volume) => with(volume.data_area, volume.ram_area),
+        Object::Disk(disk) => with(disk.data_area, disk.ram_area),
+        // Both halves of one region.
+        Object::Fabric(fabric) => {
+            let lines = fabric.sums.lines.get() + fabric.vms.lines.get();
+            vec![Area::new(fabric.sums.start, LineCount::new(lines))]
+        }
+        Object::Channel(_) | Object::Table(_) | Object::Mchannel(_) | Object::Protocol(_) => Vec::new(),
+    }
+}

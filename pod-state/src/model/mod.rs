@@ -1,0 +1,19 @@
+//! Pods to try things on, and what always holds of a state.
+
+#[cfg(test)]
+mod commands;
+mod disks;
+mod invariants;
+mod pod;
+#[cfg(test)]
+mod random;
+mod reports;
+mod reservations;
+#[cfg(test)]
+mod step;
+
+pub use disks::{guest, guest_with_volume, pod_with_ssds, ssd_of};
+pub use invariants::check;
+pub use pod::{MIB, devices_of, endpoint, fabric, join, nic, options, ssd};
+pub use reports::{relieve, scrub_all, wipe_all};
+pub use reservations::check_reservations;

@@ -1,0 +1,79 @@
+use super::rates::Rates;
+use super::ssd_loads::SsdLoad;
+use super::{Device, DeviceId, Health, LeaseKind, Presence, State};
+
+impl Device {
+    /// Whether it works, if its owner is there like this.
+    pub(super) fn is_up(&self, owner: Presence) -> bool {
+        self.health == Health::Up && owner == Presence::Joined
+    }
+
+    /// Whether it is certain not to be used any more, if its owner is there like this.
+    pub(super) fn is_lost(&self, owner: Presence) -> bool {
+        self.health != Health::Up || owner.is_over()
+    }
+}
+
+impl State {
+    /// Whether a device can be given to somebody now.
+    pub fn is_usable(&self, id: &DeviceId) -> bool {
+        self.is_up(id)
+            && !self.is_drained(id)
+            && self.devices.get(id).is_some_and(|device| device.held.is_none())
+    }
+
+    /// Whether a device works, were it not for its past.
+    pub fn is_up(&self, id: &DeviceId) -> bool {
+        let is_up = |device: &Device| self.presence_of_owner(id, device).is_some_and(|it| device.is_up(it));
+        self.devices.get(id).is_some_and(is_up)
+    }
+
+    /// Whether it is certain that a device is not used any more by whom it was given to: it has no link, it failed, or
+    /// its owner is over. An owner that is merely silent may still be at work.
+    pub fn is_lost(&self, id: &DeviceId) -> bool {
+        let is_lost =
+            |device: &Device| self.presence_of_owner(id, device).is_none_or(|it| device.is_lost(it));
+        self.devices.get(id).is_none_or(is_lost)
+    }
+
+    pub(super) fn presence_of_owner(&self, id: &DeviceId, device: &Device) -> Option<Presence> {
+        let owner = cxl_pool::EndpointId::new(id.host, device.role());
+        self.look_at(owner).map(|life| life.presence)
+    }
+
+    /// How many leases use a device now.
+    pub fn leases_on(&self, id: &DeviceId) -> u32 {
+        let on = self.leases.values().filter(|lease| match &lease.kind {
+            LeaseKind::Nic { active, .. } => self.are_rails(active, id),
+            LeaseKind::Disk { volume, .. } => {
+                self.volumes.get(volume).is_some_and(|volume| volume.replica_on(id).is_some())
+            }
+        });
+        u32::try_from(on.count()).unwrap_or(u32::MAX)
+    }
+
+    /// How many leases would move to a NIC.
+    pub fn standby_leases_on(&self, id: &DeviceId) -> u32 {
+        let on = self.leases.values().filter(|lease| lease.standby_nic() == Some(id));
+        u32::try_from(on.count()).unwrap_or(u32::MAX)
+    }
+
+    /// The SSD for a new volume, and where on it: the one with the largest share free, of its room and of what it can do, of those
+    /// that will do; or the one that is wanted.
+    pub(super) fn place_volume(
+        &self,
+        (size_bytes, rates): (u64, Rates),
+        wanted: Option<&DeviceId>,
+        will_do: impl Fn(&DeviceId) -> bool,
+    ) -> Option<(DeviceId, u64)> {
+        let loads = self.ssd_loads_now();
+        let place = |(id, ssd): (&DeviceId, &SsdLoad)| {
+            let start = if will_do(id) { ssd.start_for(size_bytes, rates) } else { None };
+            Some((id.clone(), start?))
+        };
+        match wanted {
+            Some(id) => place((id, loads.get(id)?)),
+            None => loads.in_order().find_map(place),
+        }
+    }
+}

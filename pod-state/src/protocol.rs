@@ -1,0 +1,31 @@
+//! What the whole pod speaks.
+
+use pod_protocol::objects::{Object, ObjectId, ProtocolObject};
+use pod_protocol::protocol::Protocol;
+
+use super::{Command, Objects, Options, State};
+
+impl State {
+    /// The version in which is said what others than a direct peer hear or read: every member of the pod knows it.
+    pub fn protocol(&self) -> Protocol {
+        Protocol::of_minor(self.options.protocol_minor)
+    }
+
+    /// What makes the pod speak this minor. A replica of the version before reads it, and sees nothing new in it.
+    pub fn speaking(&self, minor: u16) -> Command {
+        Command::Configure { options: Options { protocol_minor: minor, ..self.options.clone() } }
+    }
+
+    /// Whether columns of striped volumes may move: controllers of 1.0 refuse what has them move, and frontends of 1.0 do not copy.
+    pub(super) fn moves_columns(&self) -> bool {
+        self.options.protocol_minor >= Protocol::MOVES_COLUMNS
+    }
+
+    /// What endpoints are told of it. In a pod of 1.0 some do not know that there is anything to tell.
+    pub(super) fn add_protocol(&self, objects: &mut Objects) {
+        let minor = self.options.protocol_minor;
+        if minor >= Protocol::TELLS_POD_VERSION {
+            objects.insert(ObjectId::Protocol, Object::Protocol(ProtocolObject { minor }));
+        }
+    }
+}

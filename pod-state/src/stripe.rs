@@ -1,0 +1,244 @@
+//! Striped volumes: several SSDs do what one cannot.
+
+use pod_api::{ByteSize, EventKind};
+use pod_protocol::ids::VolumeId;
+use pod_protocol::objects::Qos;
+use pod_protocol::volume_table::StripeEntry;
+
+use super::rates::Rates;
+use super::volume::{check_size, place_bytes};
+use super::{Effect, Refusal, RefusalKind, State, Volume, check_name};
+
+/// The most columns of a volume.
+const COLUMNS_MAX: u8 = 4;
+/// The least and the most that may lie in one column before the next has its turn.
+const STRIPE_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=16 << 20;
+
+impl State {
+    pub(super) fn create_striped(
+        &mut self,
+        name: &str,
+        size_bytes: u64,
+        columns: u8,
+        stripe_bytes: u64,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Refusal> {
+        let invalid = |detail: String| Err(Refusal::new(RefusalKind::InvalidValue, detail));
+        check_name("a volume", name)?;
+        if self.volume_named(name).is_some() {
+            let detail = format!("there is a volume named {name:?} already");
+            return Err(Refusal::new(RefusalKind::Exists, detail));
+        }
+        check_size(size_bytes)?;
+        if !(2..=COLUMNS_MAX).contains(&columns) {
+            return invalid(format!("a striped volume can have 2 to {COLUMNS_MAX} columns, not {columns}"));
+        }
+        if !STRIPE_BYTES.contains(&stripe_bytes) || !stripe_bytes.is_power_of_two() {
+            let (least, most) = (ByteSize::new(*STRIPE_BYTES.start()), ByteSize::new(*STRIPE_BYTES.end()));
+            return invalid(format!("stripes can be {least} to {most} long, a power of two"));
+        }
+        let share = place_bytes(size_bytes, columns.into(), Some(stripe_bytes));
+        let places = self.places((share, Rates::default()), None, columns);
+        if places.len() < usize::from(columns) {
+            let detail = format!(
+                "there is no room for {} on SSDs of {columns} hosts that are up, in one piece on each: delete volumes, \
+                 or ask for less",
+                ByteSize::new(share)
+            );
+            return Err(Refusal::new(RefusalKind::NoRoom, detail));
+        }
+        self.last.volume += 1;
+        let id = VolumeId::new(self.last.volume);
+        let names: Vec<String> = places.iter().map(|place| self.device_name(&place.device)).collect();
+        let message = format!("{} striped over {}", ByteSize::new(size_bytes), names.join(", "));
+        effects.push(Effect::event(EventKind::VolumeCreated, name, message));
+        let mut volume = Volume::new(id, name.to_owned(), places, size_bytes);
+        volume.stripe_bytes = Some(stripe_bytes);
+        self.volumes.insert(id, volume);
+        Ok(())
+    }
+
+    /// What the SSD of a column keeps about the volume.
+    pub(super) fn stripe_entry(&self, volume: &Volume, number: u32) -> Option<StripeEntry> {
+        let ssds = volume.replicas.iter().map(|column| self.device_name(&column.device)).collect();
+        let volume_bytes = volume.size_bytes;
+        volume.stripe_bytes.map(|unit_bytes| StripeEntry { unit_bytes, number, ssds, volume_bytes })
+    }
+}
+
+impl Volume {
+    /// How much each of its SSDs lets it do: of a striped volume, each its share.
+    pub fn share_of_place(&self) -> Qos {
+        if self.stripe_bytes.is_none() {
+            return self.qos;
+        }
+        let columns = u64::from(self.columns()).max(1);
+        let share = |all: Option<u64>| all.map(|all| all.div_ceil(columns));
+        let Qos { iops, bytes_per_second, burst_ms, minimum_iops, minimum_bytes_per_second } = self.qos;
+        Qos {
+            iops: share(iops),
+            bytes_per_second: share(bytes_per_second),
+            burst_ms,
+            minimum_iops: share(minimum_iops),
+            minimum_bytes_per_second: share(minimum_bytes_per_second),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cxl_pool::{HostId, Role};
+    use pod_protocol::objects::{Object, Qos};
+    use pod_protocol::reports::DeviceReport;
+    use pod_protocol::volume_table::VolumeTable;
+
+    use super::super::Command;
+    use super::super::model::{MIB, check, devices_of, endpoint, join, options, scrub_all};
+    use super::*;
+
+    const UNIT: u64 = 64 << 10;
+
+    fn create(columns: u8, stripe_bytes: u64, mib: u64) -> Command {
+        Command::CreateStriped { name: "wide".to_owned(), size_bytes: mib * MIB, columns, stripe_bytes }
+    }
+
+    fn pod() -> State {
+        pod_with(None)
+    }
+
+    /// A pod whose SSDs keep such tables of what lies on them.
+    fn pod_with(kept: Option<&VolumeTable>) -> State {
+        let mut state = State::new(options(256));
+        for id in
+            [endpoint(1, Role::BlkFrontend), endpoint(2, Role::BlkBackend), endpoint(3, Role::BlkBackend)]
+        {
+            let mut devices = devices_of(id, true);
+            for device in &mut devices {
+                if let DeviceReport::Ssd { table, .. } = device {
+                    *table = kept.cloned();
+                }
+            }
+            let join = join(id.host.get(), devices);
+            state.apply(&Command::Join { endpoint: id, incarnation: 1, join }).unwrap();
+        }
+        state
+    }
+
+    #[test]
+    fn a_striped_volume_has_a_share_on_each_of_its_hosts() {
+        let mut state = pod();
+        state.apply(&create(2, UNIT, 9)).unwrap();
+        let (name, volumes) = ("vm".to_owned(), vec!["wide".to_owned()]);
+        let host = HostId::new(1);
+        state
+            .apply(&Command::CreateInstance {
+                name,
+                host,
+                nics: Vec::new(),
+                volumes,
+                instance_type: None,
+                vmm_listens: false,
+                ram_bytes: None,
+                priority: None,
+            })
+            .unwrap();
+        for command in scrub_all(&state) {
+            state.apply(&command).unwrap();
+        }
+        let qos = Some(Qos { iops: Some(101), ..Qos::default() });
+        state.apply(&Command::ChangeVolume { name: "wide".to_owned(), size_bytes: None, qos }).unwrap();
+        check(&state);
+        for host in [2, 3] {
+            let objects = state.desired(endpoint(host, Role::BlkBackend));
+            let volume = objects.into_values().find_map(|object| match object {
+                Object::Volume(volume) => Some(volume),
+                _ => None,
+            });
+            let volume = volume.unwrap();
+            assert_eq!((volume.size_bytes, volume.qos.iops), (9 * MIB / 2, Some(51)));
+        }
+        let objects = state.desired(endpoint(1, Role::BlkFrontend));
+        let disk = objects.into_values().find_map(|object| match object {
+            Object::Disk(disk) => Some(disk),
+            _ => None,
+        });
+        let disk = disk.unwrap();
+        assert_eq!((disk.size_bytes, disk.stripe_bytes, disk.replicas.len()), (9 * MIB, Some(UNIT), 2));
+        assert!(!disk.failed);
+        // Without one of them there is nothing.
+        let device = super::super::DeviceId { host: HostId::new(3), name: "ssd0".to_owned() };
+        state.apply(&Command::DeviceFailed { device, reason: "broken".to_owned() }).unwrap();
+        check(&state);
+        let lease = state.leases.values().next().unwrap();
+        assert!(state.is_failed_disk(lease));
+    }
+
+    #[test]
+    fn a_column_cannot_be_taken_away_and_none_is_added() {
+        let mut state = pod();
+        state.apply(&create(2, UNIT, 9)).unwrap();
+        let before = state.volume_named("wide").unwrap().clone();
+        let device = before.replicas[0].device.clone();
+        for command in [
+            Command::RemoveReplica { name: "wide".to_owned(), device },
+            Command::AddReplica { name: "wide".to_owned(), device: None, replaces: None },
+        ] {
+            let refusal = state.apply(&command).unwrap_err();
+            assert_eq!(refusal.kind, RefusalKind::InvalidValue, "{refusal:?}");
+        }
+        assert_eq!(*state.volume_named("wide").unwrap(), before);
+    }
+
+    #[test]
+    fn a_column_that_is_wiped_later_takes_no_more_room_meanwhile() {
+        let mut state = pod_with(Some(&VolumeTable::default()));
+        state.apply(&create(2, UNIT, 9)).unwrap();
+        let wide = state.volume_named("wide").unwrap().clone();
+        let (name, size_bytes) = ("behind".to_owned(), MIB);
+        state
+            .apply(&Command::CreateVolume {
+                name,
+                size_bytes,
+                device: None,
+                replicas: 2,
+                minimum_iops: None,
+                minimum_bytes_per_second: None,
+            })
+            .unwrap();
+        state.apply(&Command::DeleteVolume { name: "wide".to_owned() }).unwrap();
+        let device = wide.replicas[0].device.clone();
+        state.apply(&Command::VolumeWiped { device, volume: wide.id }).unwrap();
+        let left = &state.volumes[&wide.id];
+        assert_eq!((left.replicas.len(), left.place_bytes()), (1, wide.place_bytes()));
+        check(&state);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let mut state = pod();
+        for (refused, kind) in [
+            (create(1, UNIT, 8), RefusalKind::InvalidValue),
+            (create(5, UNIT, 8), RefusalKind::InvalidValue),
+            (create(2, UNIT / 2, 8), RefusalKind::InvalidValue),
+            (create(2, UNIT * 3, 8), RefusalKind::InvalidValue),
+            (create(3, UNIT, 8), RefusalKind::NoRoom),
+            (create(2, UNIT, 80), RefusalKind::NoRoom),
+        ] {
+            let before = state.clone();
+            assert_eq!(state.apply(&refused).unwrap_err().kind, kind, "{refused:?}");
+            assert_eq!(state, before);
+        }
+        state.apply(&create(2, UNIT, 60)).unwrap();
+        let grown = |mib: u64| Command::ChangeVolume {
+            name: "wide".to_owned(),
+            size_bytes: Some(mib * MIB),
+            qos: None,
+        };
+        assert_eq!(state.apply(&grown(68)).unwrap_err().kind, RefusalKind::NoRoom);
+        state.apply(&grown(64)).unwrap();
+        let name = "wide".to_owned();
+        let more = Command::AddReplica { name, device: None, replaces: None };
+        assert_eq!(state.apply(&more).unwrap_err().kind, RefusalKind::InvalidValue);
+        check(&state);
+    }
+}
