@@ -217,8 +217,8 @@ impl State {
         Ok(instance.id)
     }
 
-    /// Hands over what was released on one side and is wanted on the other.
-    pub(super) fn finish_migrations(&mut self, effects: &mut Vec<Effect>) {
+    /// Hands over what was released on one side and is wanted on the other. Returns whether there was any.
+    pub(super) fn finish_migrations(&mut self, effects: &mut Vec<Effect>) -> bool {
         let touched = self.work().flat_map(|work| &work.instances).filter_map(|id| self.instances.get(id));
         let moving = touched.filter(|instance| instance.incoming.is_some());
         let ready = moving.filter(|instance| {
@@ -229,9 +229,10 @@ impl State {
             self.leases_of(instance).any(wanted) && own.all(|lease| !lease.running)
         });
         let ready: Vec<InstanceId> = ready.map(|instance| instance.id).collect();
-        for id in ready {
-            self.hand_over(id, effects);
+        for id in &ready {
+            self.hand_over(*id, effects);
         }
+        !ready.is_empty()
     }
 
     fn hand_over(&mut self, id: InstanceId, effects: &mut Vec<Effect>) {

@@ -41,7 +41,11 @@ impl State {
         self.follow();
         self.end_column_moves(effects);
         self.follow();
-        self.finish_migrations(effects);
+        if self.finish_migrations(effects) {
+            // What was on its way from one NIC to another is not any more, and may have to leave the one where it is.
+            self.follow();
+            self.nics_leave(effects);
+        }
         self.follow();
         self.volumes_leave(effects);
         self.follow();

@@ -262,3 +262,20 @@ fn who_listens_is_the_instances_on_both_sides_of_a_move() {
         }
     }
 }
+
+#[test]
+fn a_nic_that_is_to_be_empty_is_left_once_the_move_ends_a_drain() {
+    let mut state = running_vm();
+    let nic = |host: u16| DeviceId { host: HostId::new(host), name: "nic0".to_owned() };
+    let to = Some(nic(3));
+    must(&mut state, &Command::MigrateNic { instance: "vm1".to_owned(), device: "net0".to_owned(), to });
+    assert_eq!(nic_lease(&state).draining_nic(), Some(&nic(2)));
+    must(&mut state, &prepare());
+    let drain = Command::Drain { host: HostId::new(3), device: Some("nic0".to_owned()), on: true };
+    must(&mut state, &drain);
+    assert_eq!(nic_lease(&state).active_nic(), Some(&nic(3)), "it has yet to leave the other one");
+    // What it sent through the other one is not waited for any more.
+    let effects = must(&mut state, &activate(true));
+    assert_eq!(kinds(&effects), [EventKind::InstanceMigrated, EventKind::Drained]);
+    assert_eq!(nic_lease(&state).active_nic(), Some(&nic(2)));
+}
