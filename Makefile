@@ -28,7 +28,7 @@ DOC_DIRECTORY = $(DESTDIR)$(PREFIX)/share/doc/wadi
 # libvirt looks for hooks here and nowhere else.
 HOOK_DIRECTORY = $(DESTDIR)/etc/libvirt/hooks/qemu.d
 
-SHELL_SCRIPTS := .ci/run $(wildcard deploy/*.sh deploy/debian/p* deploy/libvirt/wadi guest-images/guest/*.sh tests/packaging/*.sh)
+SHELL_SCRIPTS := .ci/run tests/run.sh $(wildcard deploy/*.sh deploy/debian/p* deploy/libvirt/wadi guest-images/guest/*.sh tests/packaging/*.sh)
 
 .PHONY: help
 help: ## show this list
@@ -75,7 +75,7 @@ demo: build ## a VM works through a NIC and an SSD of other hosts; KEEP=1 leaves
 test: setup ## every test, whole pods with real VMs included (as root)
 	@# --tests too: without it all would be built twice, since tests want other features of libraries.
 	$(CARGO) build --workspace --bins --tests
-	WADI_REQUIRE_BROWSER=1 $(CARGO) test --workspace --no-fail-fast
+	CARGO="$(CARGO)" WADI_REQUIRE_BROWSER=1 tests/run.sh
 
 .PHONY: soak
 soak: ## the same tests for longer (WADI_ROUNDS=20, or as given)
