@@ -135,7 +135,8 @@ impl Store {
         first_event: u64,
         state: &State,
     ) -> Result<(), StoreError> {
-        let snapshot = self.logged + commands.len() as u64 > LOG_MAX;
+        let lowers = commands.iter().any(|(_, command)| command.may_lower_protocol());
+        let snapshot = lowers || self.logged + commands.len() as u64 > LOG_MAX;
         let written = self.database.write(|transaction| {
             {
                 let mut log = transaction.open_table(LOG)?;

@@ -29,3 +29,11 @@ impl State {
         }
     }
 }
+
+impl Command {
+    /// Whether the pod may speak an older version after it than before. A controller of that version may read the log from there
+    /// on, and know none of the commands before.
+    pub fn may_lower_protocol(&self) -> bool {
+        matches!(self, Self::Configure { .. })
+    }
+}

@@ -45,6 +45,11 @@ pub(crate) enum Change {
 }
 
 impl Change {
+    /// See [`Command::may_lower_protocol`].
+    pub(super) fn may_lower_protocol(&self) -> bool {
+        matches!(self, Self::Turn { commands, .. } if commands.iter().any(Command::may_lower_protocol))
+    }
+
     /// What a turn decided that led to this state.
     pub(crate) fn turn(commands: &[(u64, &Command)], events: &[Event], state: &State) -> Self {
         let base = commands.first().map_or(state.index, |(index, _)| index - 1);

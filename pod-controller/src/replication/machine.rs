@@ -75,6 +75,7 @@ pub(crate) struct Machine {
     applied: Arc<Mutex<Applied>>,
     file: Arc<LogFile>,
     changes: Arc<watch::Sender<u64>>,
+    renewals: Arc<watch::Sender<u64>>,
 }
 
 impl Machine {
@@ -89,7 +90,8 @@ impl Machine {
             })?;
             applied = Applied { last: meta.last_log_id, membership: meta.last_membership, known };
         }
-        Ok(Self { applied: Arc::new(Mutex::new(applied)), file, changes: Arc::new(watch::Sender::new(0)) })
+        let (changes, renewals) = (Arc::new(watch::Sender::new(0)), Arc::new(watch::Sender::new(0)));
+        Ok(Self { applied: Arc::new(Mutex::new(applied)), file, changes, renewals })
     }
 
     /// Looks at what is known.
@@ -105,6 +107,11 @@ impl Machine {
     /// Tells when something else is known.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
+    }
+
+    /// Tells up to which entry nothing should be left of the log, since a replica of an older version may have to read it.
+    pub(crate) fn renewals(&self) -> watch::Receiver<u64> {
+        self.renewals.subscribe()
     }
 
     fn applied(&self) -> MutexGuard<'_, Applied> {
@@ -153,11 +160,14 @@ impl RaftStateMachine<Replicated> for Machine {
         I: IntoIterator<Item = Entry<Replicated>> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        let mut outcomes = Vec::new();
+        let (mut outcomes, mut renewed) = (Vec::new(), None);
         {
             let mut applied = self.applied();
             for entry in entries {
                 applied.last = Some(entry.log_id);
+                if matches!(&entry.payload, EntryPayload::Normal(change) if change.may_lower_protocol()) {
+                    renewed = Some(entry.log_id.index);
+                }
                 outcomes.push(match entry.payload {
                     EntryPayload::Blank => Outcome::Done,
                     EntryPayload::Membership(members) => {
@@ -172,6 +182,9 @@ impl RaftStateMachine<Replicated> for Machine {
             }
         }
         self.tell();
+        if let Some(index) = renewed {
+            self.renewals.send_replace(index);
+        }
         Ok(outcomes)
     }
 

@@ -29,6 +29,7 @@ mod machine;
 mod network;
 mod post;
 mod proposer;
+mod renewal;
 mod replica;
 mod tcp;
 

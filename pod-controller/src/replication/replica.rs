@@ -23,6 +23,7 @@ use super::machine::Machine;
 use super::network::Network;
 use super::post::{Answer, Outbox, Post, PostError, Question};
 use super::proposer::Proposer;
+use super::renewal::renew_log;
 use super::tcp::{TcpError, Trust};
 use crate::config::{Config, ReplicationSection};
 use crate::controller::{AnyTenure, ControllerError, Desk, End, Handle, Keeper, Reply, Request, SubmitError};
@@ -221,6 +222,7 @@ impl Replica {
         runtime.spawn(watch_election(Arc::clone(standing), self.handle.clone()));
         runtime.spawn(show_what_is_known(Arc::clone(standing), self.handle.clone()));
         runtime.spawn(show_what_leases_wait_for(Arc::clone(standing), self.handle.clone()));
+        runtime.spawn(renew_log(raft.clone(), standing.machine.renewals()));
         runtime.spawn(stay_member(raft, post, standing.owner, others));
         Ok(())
     }

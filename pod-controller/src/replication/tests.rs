@@ -22,6 +22,7 @@ use super::machine::Machine;
 use super::machine::tests::begin;
 use super::network::Network;
 use super::post::{Answer, Clerk, Post};
+use super::renewal::renew_log;
 use super::replica::raft_config;
 use crate::config::ReplicationSection;
 
@@ -247,6 +248,36 @@ fn what_was_answered_survives(seed: u64) -> Result<(), String> {
         return Err(format!("of {} changes that were answered these are lost: {lost:?}", answered.len()));
     }
     Ok(())
+}
+
+/// A turn upon what is known with this one command.
+fn turn(machine: &Machine, command: &Command) -> Change {
+    Change::Turn { base: machine.index(), commands: vec![command.clone()], events: Vec::new() }
+}
+
+/// A replica of the version before may know none of the commands before.
+#[test]
+fn the_log_begins_anew_when_the_pod_may_speak_an_older_version() -> Result<(), String> {
+    let group = Group::new(1);
+    for node in &group.nodes {
+        group.runtime.spawn(renew_log(node.raft.clone(), node.machine.renewals()));
+    }
+    until("the beginning", || group.change(|_| begin()).is_some() || group.nodes[0].machine.index() > 0)?;
+    let options =
+        group.nodes[0].machine.look(|known| known.state.as_ref().map(|state| state.options.clone()));
+    let mut options = options.ok_or("it has begun")?;
+    let some = Command::SetInstanceType { name: "some".to_owned(), instance_type: InstanceType::default() };
+    until("a command", || {
+        group.change(|machine| turn(machine, &some)).is_some() || group.types(0).contains("some")
+    })?;
+    let metrics = |node: &Node| node.raft.metrics().borrow().clone();
+    let before: Vec<u64> = group.nodes.iter().filter_map(|node| metrics(node).last_log_index).collect();
+    assert!(group.nodes.iter().all(|node| metrics(node).purged.is_none()), "nothing of it is gone");
+    options.disk_queues += 1;
+    let configure = Command::Configure { options };
+    until("a change of options", || group.change(|machine| turn(machine, &configure)).is_some())?;
+    let is_renewed = |(node, last): (&Node, &u64)| metrics(node).purged.is_some_and(|id| id.index > *last);
+    until("new logs", || group.nodes.iter().zip(&before).all(is_renewed))
 }
 
 #[test]

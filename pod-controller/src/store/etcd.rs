@@ -82,6 +82,8 @@ pub(crate) struct EtcdStore {
     head: Head,
     revision: i64,
     events: VecDeque<Event>,
+    /// Nothing that is in the log is to stay there.
+    renews: bool,
 }
 
 impl EtcdStore {
@@ -89,7 +91,8 @@ impl EtcdStore {
     pub(crate) fn open(link: &Arc<EtcdLink>, earlier: u64) -> Result<(Self, Recovered), StoreError> {
         let office = Office::take(link, earlier, |place, found| Ok(read_head(place, found)?.0.term))?;
         let (head, revision) = office.head(|found| read_head(&link.place, found))?;
-        let mut store = Self { link: Arc::clone(link), office, head, revision, events: VecDeque::new() };
+        let mut store =
+            Self { link: Arc::clone(link), office, head, revision, events: VecDeque::new(), renews: false };
         let known = store.read()?;
         store.events.clone_from(&known.events);
         let recovered =
@@ -121,12 +124,14 @@ impl EtcdStore {
         self.events.extend(events.iter().cloned());
         let excess = self.events.len().saturating_sub(EVENTS_MAX);
         self.events.drain(..excess);
+        self.renews |= commands.iter().any(|(_, command)| command.may_lower_protocol());
         let before = self.head.snapshot.as_ref().map_or(0, |snapshot| snapshot.sequence);
-        if self.head.sequence - before >= LOG_MAX
-            && let Err(error) = self.keep_snapshot(state)
-        {
-            // What was to be kept is. The next change tries again.
-            tracing::warn!("the log in etcd grows: {error}");
+        if self.renews || self.head.sequence - before >= LOG_MAX {
+            match self.keep_snapshot(state) {
+                Ok(()) => self.renews = false,
+                // What was to be kept is. The next change tries again.
+                Err(error) => tracing::warn!("the log in etcd grows: {error}"),
+            }
         }
         Ok(())
     }

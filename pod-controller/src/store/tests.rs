@@ -116,6 +116,18 @@ impl Kept {
         }
     }
 
+    /// How many changes a controller that starts has to read.
+    fn logged(&self) -> usize {
+        match self {
+            Self::File(store) => {
+                let table =
+                    |transaction: &redb::ReadTransaction| Ok(transaction.open_table(LOG)?.iter()?.count());
+                store.database.read(table).expect("readable")
+            }
+            Self::Etcd(store) => store.names_raw().iter().filter(|name| name.starts_with("log/")).count(),
+        }
+    }
+
     /// Puts something wrong in the place of change 2, or nothing at all.
     fn spoil_second(&self, wrong: Option<&[u8]>) {
         match (self, wrong) {
@@ -182,6 +194,27 @@ fn what_was_committed_is_there_again() {
             let first = if matches!(place, Place::File(_)) { commits.saturating_sub(9).max(1) } else { 1 };
             assert_eq!(sequences, (first..=commits).collect::<Vec<_>>());
         }
+    }
+}
+
+/// It may know none of the commands before.
+#[test]
+fn a_controller_of_an_older_version_finds_no_command_of_a_newer_one() {
+    for place in Place::both() {
+        let mut state = written(&place, 5);
+        let (mut store, _) = place.open().expect("it opens");
+        assert!(store.logged() >= 5);
+        let mut commit = |command: Command| {
+            state.apply(&command).expect("applied");
+            store.commit(state.index, &command, 1, &state).expect("written");
+            store.logged()
+        };
+        let options = Options { disk_queues: 2, ..self::state().options };
+        assert_eq!(commit(Command::Configure { options }), 0);
+        assert_eq!(commit(command(7)), 1);
+        drop(store);
+        let (_, recovered) = place.open().expect("it opens");
+        assert_eq!(recovered.state, Some(state));
     }
 }
 

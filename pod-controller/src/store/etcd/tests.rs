@@ -27,7 +27,7 @@ impl EtcdStore {
     }
 
     /// All keys, without the prefix.
-    fn names_raw(&self) -> Vec<String> {
+    pub(in crate::store) fn names_raw(&self) -> Vec<String> {
         let (from, to) = (self.key(""), self.key("\u{7f}"));
         let found = self.link.range(&from, &to).expect("etcd answers");
         found.iter().map(|found| String::from_utf8_lossy(&found.key.0[from.len()..]).into_owned()).collect()

@@ -1,0 +1,31 @@
+//! A log of which nothing is left: what a replica of an older version does not know is in a snapshot, which says what came of it.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::change::Raft;
+
+/// How long a snapshot may take before another one is asked for: one that was under way already may be of before.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// Whenever the log is to begin anew after an entry, sees to it, until Raft ends.
+pub(super) async fn renew_log(raft: Raft, mut renewals: watch::Receiver<u64>) {
+    while renewals.changed().await.is_ok() {
+        let entry = *renewals.borrow_and_update();
+        loop {
+            if raft.trigger().snapshot().await.is_err() {
+                return;
+            }
+            let has_it =
+                |metrics: &openraft::RaftMetrics<_, _>| metrics.snapshot.is_some_and(|id| id.index >= entry);
+            if raft.wait(Some(ASK_AGAIN)).metrics(has_it, "a snapshot").await.is_ok() {
+                break;
+            }
+        }
+        if raft.trigger().purge_log(entry).await.is_err() {
+            return;
+        }
+        tracing::info!(entry, "the log begins anew: the pod may speak an older version of the protocol");
+    }
+}
