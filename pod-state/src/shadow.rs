@@ -25,7 +25,7 @@ pub(super) struct Rows {
     pub(super) regions: BTreeSet<RegionId>,
 }
 
-/// See the [module](self).
+/// A copy of a state for others to read, and the one before, which is brought up to date by what was changed.
 #[derive(Debug, Default)]
 pub struct Shadow {
     shown: Option<Arc<State>>,

@@ -4,19 +4,20 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`change`] | what stands in the log |
-//! | [`log`] | the log in a file |
-//! | [`machine`] | what the log leads to |
-//! | [`post`] | questions and answers among replicas |
-//! | [`exchange`] | what carries them: rings in the pool, or |
-//! | [`tcp`] | connections over the network |
-//! | [`network`] | Raft's messages as such questions |
-//! | [`proposer`] | the leader's commits |
-//! | [`beginning`] | how a pod gets replicas |
-//! | [`admission`] | how replicas become members |
-//! | [`clerk`] | what a replica answers others |
-//! | [`colleagues`] | what is shown of the replicas |
-//! | [`replica`] | the life of one replica |
+//! | `change` | what stands in the log |
+//! | `log` | the log in a file |
+//! | `machine` | what the log leads to |
+//! | `post` | questions and answers among replicas |
+//! | `exchange` | what carries them: rings in the pool, or |
+//! | `tcp` | connections over the network |
+//! | `network` | Raft's messages as such questions |
+//! | `proposer` | the leader's commits |
+//! | `renewal` | a log of which nothing is left |
+//! | `beginning` | how a pod gets replicas |
+//! | `admission` | how replicas become members |
+//! | `clerk` | what a replica answers others |
+//! | `colleagues` | what is shown of the replicas |
+//! | `replica` | the life of one replica |
 
 mod admission;
 mod beginning;
