@@ -125,6 +125,38 @@ fn what_the_old_place_still_writes_is_what_the_guest_wrote() {
     assert_eq!(driver.read_sectors(0, 4096), pattern(1, 4096));
 }
 
+/// A read sees a write at the old place that the new one has yet to do: what comes after it may see nothing older.
+#[test]
+fn what_was_read_where_a_column_was_is_read_where_it_is() {
+    let (mut pod, mut driver, _) = full(48);
+    pod.move_column(0, 2);
+    wait_until_told(&mut pod, 2);
+    pod.controls[0].hold(true);
+    pod.controls[2].hold(true);
+    let read = driver.offer(0, 0, T_IN, 0, 4096);
+    eventually(|| pod.controls[0].waiting() == 1);
+    driver.write(driver.place(1).data, &pattern(1, 4096));
+    let write = driver.offer(1, 1, T_OUT, 0, 4096);
+    eventually(|| pod.controls[0].waiting() == 2 && pod.controls[2].waiting() == 1);
+    pod.controls.iter().for_each(|control| control.finish_backwards());
+    pod.controls[0].hold(false);
+    assert_eq!(driver.answer(0, 0, read), (OK, 4097));
+    assert_eq!(driver.read(driver.place(0).data, 4096), pattern(1, 4096), "the write came first");
+    pod.until(|pod| settled(pod));
+    assert_eq!(pod.columns().arrived, 1);
+    let again = driver.offer(0, 0, T_IN, 0, 4096);
+    driver.write(driver.place(2).data, &pattern(2, 4096));
+    let newer = driver.offer(1, 2, T_OUT, 0, 4096);
+    assert!(driver.guest.wait_used(1, QUIET).is_none());
+    pod.controls[2].hold(false);
+    assert_eq!(driver.answer(1, 1, write), (OK, 1));
+    assert_eq!(driver.answer(0, 0, again), (OK, 4097));
+    assert_eq!(driver.answer(1, 2, newer), (OK, 1));
+    let seen = driver.read(driver.place(0).data, 4096);
+    assert!(seen == pattern(1, 4096) || seen == pattern(2, 4096), "it is what it was before the write");
+    assert_eq!(driver.read_sectors(0, 4096), pattern(2, 4096));
+}
+
 #[test]
 fn a_place_that_fails_costs_the_guest_nothing() {
     let (mut pod, mut driver, model) = full(43);
@@ -232,6 +264,74 @@ fn a_place_that_hangs_is_given_up() {
     pod.controls[2].hold(false);
     pod.until(|pod| settled(pod));
     assert_eq!(driver.read_sectors(0, 4096), pattern(1, 4096));
+}
+
+const LAST_UNIT_SECTOR: u64 = (MIRROR_BYTES - 2 * UNIT) / SECTOR;
+
+/// A place that kept a write, was given up for that, and is used once more, since the controller says something new before it hears of
+/// it. The place still has the write, whose buffer is another's by now. The guest writes there again.
+fn used_again(seed: u64, timeout: Option<Duration>) -> (MirrorPod, Driver, Vec<u8>, u16) {
+    let (mut pod, mut driver, mut model) = full(seed);
+    pod.frontend.as_mut().unwrap().set_replica_timeout(Some(Duration::from_millis(300)));
+    pod.controls[2].hold(true);
+    pod.controls[2].finish_backwards();
+    pod.move_column(0, 2);
+    eventually(|| pod.controls[2].waiting() == 2);
+    driver.write(driver.place(0).data, &pattern(1, 4096));
+    let write = driver.offer(0, 0, T_OUT, LAST_UNIT_SECTOR, 4096);
+    eventually(|| pod.controls[2].waiting() == 3);
+    wait_for(&mut pod, &mut driver, write);
+    pod.frontend.as_mut().unwrap().set_replica_timeout(timeout);
+    pod.disk.epoch += 1;
+    pod.apply_disk();
+    driver.write(driver.place(0).data, &pattern(2, 4096));
+    let write = driver.offer(0, 0, T_OUT, LAST_UNIT_SECTOR, 4096);
+    model[(LAST_UNIT_SECTOR * SECTOR) as usize..][..4096].copy_from_slice(&pattern(2, 4096));
+    (pod, driver, model, write)
+}
+
+/// Waits for a write, while the frontend looks how long things take. The controller hears nothing.
+fn wait_for(pod: &mut MirrorPod, driver: &mut Driver, write: u16) {
+    eventually(|| {
+        pod.dirty_bytes();
+        pass_newer(pod);
+        driver.guest.used(0).is_some_and(|used| used.head == write)
+    });
+    assert_eq!(driver.status(0), OK, "the column has it");
+}
+
+/// What the place gets passes the three that it keeps.
+fn pass_newer(pod: &MirrorPod) {
+    if pod.controls[2].waiting() > 3 {
+        pod.controls[2].let_pass(1);
+    }
+}
+
+#[test]
+fn what_a_place_still_does_of_before_it_was_given_up_is_waited_for() {
+    let (mut pod, mut driver, model, write) = used_again(49, None);
+    let began = Instant::now();
+    while began.elapsed() < 4 * QUIET {
+        pass_newer(&pod);
+        assert!(driver.guest.used(0).is_none(), "it may be undone yet");
+        thread::yield_now();
+    }
+    pod.controls[2].hold(false);
+    assert_eq!(driver.answer(0, 0, write), (OK, 1));
+    pod.until(|pod| settled(pod));
+    assert_eq!(pod.columns().arrived, 1);
+    assert!(pod.striped_bytes() == model);
+}
+
+#[test]
+fn what_a_place_still_does_of_before_it_was_given_up_is_not_waited_for_for_ever() {
+    let (mut pod, mut driver, model, write) = used_again(50, Some(Duration::from_millis(300)));
+    wait_for(&mut pod, &mut driver, write);
+    pod.until(|pod| pod.columns().failed == 1);
+    pod.controls[2].hold(false);
+    pod.until(|pod| settled(pod));
+    assert_eq!(pod.columns().arrived, 0);
+    assert!(pod.striped_bytes() == model);
 }
 
 /// Moves columns about while the guest writes and reads, with devices that are slow, and hosts and frontends that die at moments

@@ -27,7 +27,7 @@ impl<M: Memory> StripedDisk<M> {
         let column = &mut self.columns[part.column];
         column.sent -= 1;
         if part.owner == Owner::Nobody {
-            self.parts.remove(index);
+            self.end(index, completion.status);
         } else if part.request.operation != completion.operation {
             // The backend is confused; it would not do better if asked again.
             self.disk.counters.malformed.add(1);
@@ -113,6 +113,9 @@ impl<M: Memory> StripedDisk<M> {
     pub(super) fn end(&mut self, index: u16, status: Status) {
         let Some(part) = self.parts.remove(index) else { return };
         self.recheck = true;
+        if !self.outlasting.is_empty() {
+            self.drop_outlasting();
+        }
         match part.owner {
             Owner::Guest(job) => {
                 self.note_end(index, &part, status);
@@ -125,7 +128,7 @@ impl<M: Memory> StripedDisk<M> {
             }
             Owner::Copy(slot) => self.advance_copy(slot, &part, status),
             Owner::Settling => self.settled(status),
-            Owner::Nobody => {}
+            Owner::Nobody => self.note_end(index, &part, status),
         }
     }
 

@@ -92,6 +92,7 @@ impl<M: Memory> StripedDisk<M> {
         self.give_copies_up();
         self.columns.swap(column, at);
         self.parts.swap_columns(column, at);
+        self.note_outlasting(column);
         self.leave(false);
         for index in self.parts.in_order(|part| part.column == column) {
             if let Some(Part { leg: Leg::Failed(status), .. }) = self.parts.get(index).copied() {
@@ -285,8 +286,11 @@ impl<M: Memory> StripedDisk<M> {
 
     fn give_up_hanging(&mut self, passed: Duration, timeout: Duration) {
         let at = self.layout.columns();
+        // What the place has of before it was given up is waited for while it is used again.
+        let all_count = self.beside.as_ref().is_some_and(Beside::gets_writes);
         let is_open = |part: &Part| {
-            part.column == at && part.owner != Owner::Nobody && !matches!(part.leg, Leg::Failed(_))
+            let counts = all_count || part.owner != Owner::Nobody;
+            part.column == at && counts && !matches!(part.leg, Leg::Failed(_))
         };
         let serial = self.parts.oldest_where(is_open);
         let Some(beside) = &mut self.beside else { return };

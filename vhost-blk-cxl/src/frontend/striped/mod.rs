@@ -77,6 +77,8 @@ pub(crate) struct StripedDisk<M: Memory> {
     columns: Vec<Column>,
     beside: Option<Beside>,
     copies: Copies,
+    /// Parts of writes that were under way when their column changed its place, by their places and numbers.
+    outlasting: Vec<(u16, u64)>,
     jobs: Vec<Option<Job>>,
     parts: Parts,
     /// Requests that have yet to be cut.
@@ -101,6 +103,7 @@ impl<M: Memory> StripedDisk<M> {
             columns: routes.into_iter().map(Column::new).collect(),
             beside: None,
             copies: Copies::default(),
+            outlasting: Vec::new(),
             disk,
             jobs: vec![None; REQUESTS_MAX.into()],
             parts: Parts::new(),
