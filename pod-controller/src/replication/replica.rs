@@ -81,12 +81,21 @@ pub(super) struct Standing {
     pub(super) owner: LogOwner,
     pub(super) me: ReplicaId,
     pub(super) raft: Raft,
-    machine: Machine,
+    pub(super) machine: Machine,
     pub(super) post: Post,
     /// The term for which this replica is elected; 0 for none.
-    elected: AtomicU64,
+    pub(super) elected: AtomicU64,
     /// The term in which it acts as a leader; 0 for none.
-    leading: AtomicU64,
+    pub(super) leading: AtomicU64,
+}
+
+impl Standing {
+    /// It does not act as a leader any more, and shows what others changed before it noticed: while it leads, what it shows
+    /// is its own work's alone, and the next change may be long in coming.
+    pub(super) fn resign(&self, handle: &Handle) {
+        self.leading.store(0, Ordering::Release);
+        self.machine.look(|known| handle.catch_up(known, || !leads(self)));
+    }
 }
 
 /// One of several controllers.
@@ -262,7 +271,7 @@ impl Replica {
                     }
                     Err(error) => return Err(error),
                 }
-                self.standing.leading.store(0, Ordering::Release);
+                self.standing.resign(&self.handle);
                 // Elected still, it begins anew, but not at once and again.
                 std::thread::sleep(FORWARD_AGAIN);
                 continue;
@@ -456,7 +465,7 @@ async fn watch_election(standing: Arc<Standing>, handle: Handle) {
 }
 
 /// A follower shows what the log leads to.
-async fn show_what_is_known(standing: Arc<Standing>, handle: Handle) {
+pub(super) async fn show_what_is_known(standing: Arc<Standing>, handle: Handle) {
     let mut changes = standing.machine.changes();
     while changes.changed().await.is_ok() {
         if !leads(&standing) {

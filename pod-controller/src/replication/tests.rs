@@ -1,13 +1,14 @@
 //! Raft over rings in memory that hosts do not see coherently, while messages are lost and late and replicas are cut off.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cxl_pool::simulated::{Faults, Random, SimulatedPool, check_seeds};
-use cxl_pool::{HostId, Layout, REGION_SLOTS_LEAST, ReplicaId};
+use cxl_pool::{CreateOptions, HostId, Layout, Pool, REGION_SLOTS_LEAST, ReplicaId};
 use pod_protocol::controller::PortWaker;
 use pod_protocol::protocol::Protocol;
 use pod_protocol::replicas::ReplicaPort;
@@ -23,8 +24,9 @@ use super::machine::tests::begin;
 use super::network::Network;
 use super::post::{Answer, Clerk, Post};
 use super::renewal::renew_log;
-use super::replica::raft_config;
-use crate::config::ReplicationSection;
+use super::replica::{Standing, raft_config, show_what_is_known};
+use crate::config::{Config, ReplicationSection};
+use crate::controller::Desk;
 
 /// Far longer than anything takes; only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -278,6 +280,55 @@ fn the_log_begins_anew_when_the_pod_may_speak_an_older_version() -> Result<(), S
     until("a change of options", || group.change(|machine| turn(machine, &configure)).is_some())?;
     let is_renewed = |(node, last): (&Node, &u64)| metrics(node).purged.is_some_and(|id| id.index > *last);
     until("new logs", || group.nodes.iter().zip(&before).all(is_renewed))
+}
+
+/// The others elect another leader, which changes something, while this one still takes itself for the leader.
+#[test]
+fn a_leader_that_learns_late_of_another_shows_what_that_one_changed() -> Result<(), String> {
+    let group = Group::new(2);
+    until("the beginning", || group.change(|_| begin()).is_some() || group.nodes[0].machine.index() > 0)?;
+    let Node { owner, raft, machine, post, .. } = &group.nodes[1];
+    until("it to be known there", || machine.look(|known| known.state.is_some()))?;
+
+    let path = group.directory.path().join("pool");
+    let options = CreateOptions { size_bytes: Some(32 << 20), ..CreateOptions::default() };
+    let pool = Pool::create(&path, &options).expect("a pool");
+    let run = group.directory.path().join("run");
+    let (path, run) = (path.display(), run.display());
+    let text = format!("[controller]\nstate = '/s'\n[pool]\npath = '{path}'\n[run]\ndirectory = '{run}'\n");
+    let config = Config::parse(&text, Path::new("controller.toml")).expect("a configuration");
+    let state = machine.look(|known| known.state.clone()).ok_or("it has begun")?;
+    let (_desk, handle) = Desk::new(&pool, &config, &state, Vec::new()).expect("a descriptor");
+    let standing = Arc::new(Standing {
+        owner: *owner,
+        me: ReplicaId::new(1),
+        raft: raft.clone(),
+        machine: machine.clone(),
+        post: post.clone(),
+        elected: AtomicU64::new(0),
+        leading: AtomicU64::new(1),
+    });
+    group.runtime.spawn(show_what_is_known(Arc::clone(&standing), handle.clone()));
+
+    let set = |name: &str| Command::SetInstanceType {
+        name: name.to_owned(),
+        instance_type: InstanceType::default(),
+    };
+    let arrives = |name: &str| {
+        until(name, || {
+            let known = group.types(1).contains(name);
+            known
+                || group.change(|machine| turn(machine, &set(name))).is_some()
+                    && group.types(1).contains(name)
+        })
+    };
+    arrives("meanwhile")?;
+    let shown = |name: &str| handle.view().state.types.contains_key(name);
+    assert!(!shown("meanwhile"), "it leads, for all it knows");
+    standing.resign(&handle);
+    assert!(shown("meanwhile"), "nobody changes anything more");
+    arrives("afterwards")?;
+    until("what came afterwards", || shown("afterwards"))
 }
 
 #[test]
