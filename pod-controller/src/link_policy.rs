@@ -160,7 +160,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn nic(host: u16) -> DeviceId {
-        DeviceId { host: HostId::new(host), name: "nic0".to_owned() }
+        DeviceId { host: HostId::new(host), name: "nic0".into() }
     }
 
     fn history(fail_back: FailBack) -> LinkHistory {

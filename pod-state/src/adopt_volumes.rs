@@ -143,7 +143,7 @@ mod tests {
     }
 
     fn device() -> DeviceId {
-        DeviceId { host: HostId::new(2), name: "ssd0".to_owned() }
+        DeviceId { host: HostId::new(2), name: "ssd0".into() }
     }
 
     fn joined(state: &mut State, incarnation: u64, table: VolumeTable) {

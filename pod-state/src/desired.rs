@@ -16,7 +16,7 @@ use super::{
 impl State {
     /// The NIC of a backend that is there, and may receive.
     pub(super) fn nic_object(&self, nic: &DeviceId) -> Option<NicObject> {
-        Some(NicObject { nic: nic.name.clone(), rx_area: self.rx_area(nic)? })
+        Some(NicObject { nic: nic.name.to_string(), rx_area: self.rx_area(nic)? })
     }
 
     fn rx_area(&self, nic: &DeviceId) -> Option<Area> {
@@ -34,7 +34,7 @@ impl State {
         let known = self.devices.get(ssd).filter(|known| known.health != Health::Absent)?;
         match &known.kind {
             Kind::Ssd { keeps_table: true, strangers, .. } if strangers.is_empty() => {
-                Some(TableObject { ssd: ssd.name.clone(), table: self.volume_table(ssd) })
+                Some(TableObject { ssd: ssd.name.to_string(), table: self.volume_table(ssd) })
             }
             _ => None,
         }
@@ -72,7 +72,7 @@ impl State {
         match &lease.kind {
             LeaseKind::Nic { active, .. } => {
                 let service = |nic: &DeviceId| {
-                    let id = ObjectId::Registration { lease: lease.id, nic: nic.name.clone() };
+                    let id = ObjectId::Registration { lease: lease.id, nic: nic.name.to_string() };
                     (nic.net_backend(), id)
                 };
                 [service(active)].into_iter().chain(self.other_rails(active).iter().map(service)).collect()
@@ -83,7 +83,7 @@ impl State {
                 for ssd in volume.replicas.iter().filter(|it| !it.stale).map(|it| &it.device) {
                     services.push((ssd.blk_backend(), ObjectId::Volume(lease.id)));
                     if volume.is_mirrored() || volume.beside.is_some() {
-                        services.push((ssd.blk_backend(), ObjectId::Table(ssd.name.clone())));
+                        services.push((ssd.blk_backend(), ObjectId::Table(ssd.name.to_string())));
                     }
                 }
                 services
@@ -286,7 +286,7 @@ impl State {
         let has_other_rails = !self.other_rails(active).is_empty();
         Some(RegistrationObject {
             lease: lease.id,
-            nic: device.name.clone(),
+            nic: device.name.to_string(),
             instance: lease.instance,
             generation,
             mac: *mac,
@@ -317,7 +317,7 @@ impl State {
         Some(VolumeObject {
             lease: lease.id,
             volume: volume.id,
-            ssd: replica.device.name.clone(),
+            ssd: replica.device.name.to_string(),
             start_bytes: replica.start_bytes,
             size_bytes: volume.place_bytes(),
             read_only: *read_only,

@@ -2,14 +2,15 @@ use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::{MacAddress, RegionId};
 use pod_protocol::volume_table::VolumeEntry;
 use serde::{Deserialize, Serialize};
+use smol_str::SmolStr;
 
 /// A device: its host, and its name there.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct DeviceId {
     /// The host that owns it.
     pub host: HostId,
-    /// Its name in the host's configuration.
-    pub name: String,
+    /// Its name in the host's configuration. Within the row where it is short, as most are: devices are compared again and again.
+    pub name: SmolStr,
 }
 
 /// A NIC or an SSD.

@@ -40,7 +40,7 @@ impl State {
         let (subject, before) = match device {
             Some(name) => {
                 let subject = format!("{host_name}/{name}");
-                let id = DeviceId { host, name: name.to_owned() };
+                let id = DeviceId { host, name: name.into() };
                 let known =
                     self.devices.get_mut(&id).ok_or_else(|| Refusal::not_found("device", &subject))?;
                 (subject, std::mem::replace(&mut known.drained, on))

@@ -2,6 +2,7 @@
 
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::{LeaseId, VolumeId};
+use smol_str::SmolStr;
 
 use super::index::{Found, Index, same_devices};
 use super::loads::leans_alike;
@@ -378,7 +379,7 @@ impl State {
 
     /// The devices of a host.
     pub(super) fn devices_at(&self, host: HostId) -> impl Iterator<Item = (&DeviceId, &Device)> {
-        let first = DeviceId { host, name: String::new() };
+        let first = DeviceId { host, name: SmolStr::default() };
         self.devices.range(first..).take_while(move |(id, _)| id.host == host)
     }
 

@@ -4,11 +4,11 @@
 //! until its first command.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, MacAddress, VolumeId};
 
+use super::by_digest::{ByDigest, digest};
 use super::loads::Loads;
 use super::ssd_loads::SsdLoads;
 use super::stale::Stale;
@@ -22,9 +22,6 @@ const LEAST: LeaseId = match LeaseId::new(0) {
     None => LeaseId::MAX,
 };
 
-/// What a name is found by. Others may have the same: whoever looks one up reads in the row whose name it is.
-type Digest = u64;
-
 /// What is found quickly, once somebody needed it.
 #[derive(Debug, Default)]
 pub(super) struct Index(pub(super) Option<Box<Found>>);
@@ -32,12 +29,13 @@ pub(super) struct Index(pub(super) Option<Box<Found>>);
 /// See the [module](self).
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
-    instances: BTreeSet<(Digest, InstanceId)>,
-    /// Those that are not deleted.
-    volumes: BTreeSet<(Digest, VolumeId)>,
+    /// By name.
+    instances: ByDigest<InstanceId>,
+    /// Those that are not deleted, by name.
+    volumes: ByDigest<VolumeId>,
     /// Of both sides of a migration.
-    sockets: BTreeSet<(Digest, LeaseId)>,
-    macs: BTreeSet<(u64, LeaseId)>,
+    sockets: ByDigest<LeaseId>,
+    macs: ByDigest<LeaseId>,
     pub(super) lives: Lives,
     /// What leases ask of NICs.
     pub(super) loads: Loads,
@@ -59,7 +57,7 @@ pub(super) struct Found {
     /// Devices that are to be empty by themselves.
     pub(super) drained: BTreeSet<DeviceId>,
     /// Leases that want to be near others of a group, or away from them.
-    grouped: BTreeSet<(Digest, LeaseId)>,
+    grouped: ByDigest<LeaseId>,
     /// Leases that are being moved.
     pub(super) draining: BTreeSet<LeaseId>,
     /// Leases that are not on their first NIC.
@@ -157,7 +155,7 @@ impl Found {
             return;
         }
         for (instance, there) in sides(old, new) {
-            set(&mut self.instances, (digest(&instance.name), id), there);
+            self.instances.set(digest(&instance.name), id, there);
             for host in [Some(instance.host), instance.incoming].into_iter().flatten() {
                 set_of(&mut self.at_host, &host, id, there);
             }
@@ -167,7 +165,7 @@ impl Found {
     pub(super) fn follow_volume(&mut self, id: VolumeId, old: Option<&Volume>, new: Option<&Volume>) {
         for (volume, there) in sides(old, new) {
             if !volume.deleted {
-                set(&mut self.volumes, (digest(&volume.name), id), there);
+                self.volumes.set(digest(&volume.name), id, there);
             }
             for place in volume.all_places() {
                 set_of(&mut self.on_ssd, &place.device, id, there);
@@ -207,13 +205,13 @@ impl Found {
     pub(super) fn follow_lease(&mut self, id: LeaseId, old: Option<&Lease>, new: Option<&Lease>) {
         if !old.zip(new).is_some_and(|(old, new)| sockets(old).eq(sockets(new))) {
             for (lease, there) in sides(old, new) {
-                sockets(lease).for_each(|it| set(&mut self.sockets, (digest(it), id), there));
+                sockets(lease).for_each(|it| self.sockets.set(digest(it), id, there));
             }
         }
         if !same_devices(old, new) {
             for (lease, there) in sides(old, new) {
                 match lease.kind {
-                    LeaseKind::Nic { mac, .. } => set(&mut self.macs, (number(mac), id), there),
+                    LeaseKind::Nic { mac, .. } => self.macs.set(number(mac), id, there),
                     LeaseKind::Disk { volume, .. } => set(&mut self.on_volume, (volume, id), there),
                 }
                 lease.nics().for_each(|nic| set_of(&mut self.on_nic, nic, id, there));
@@ -221,7 +219,7 @@ impl Found {
         }
         if !old.zip(new).is_some_and(|(old, new)| groups(old).eq(groups(new))) {
             for (lease, there) in sides(old, new) {
-                groups(lease).for_each(|it| set(&mut self.grouped, (digest(it), id), there));
+                groups(lease).for_each(|it| self.grouped.set(digest(it), id, there));
             }
         }
         set(&mut self.draining, id, new.is_some_and(|lease| lease.draining().is_some()));
@@ -235,12 +233,12 @@ impl Found {
 
     /// Instances that may have this name.
     pub(super) fn instances_named(&self, name: &str) -> impl Iterator<Item = InstanceId> {
-        starting_with(&self.instances, digest(name), InstanceId::new(0))
+        self.instances.get(digest(name))
     }
 
     /// Volumes that are not deleted and may have this name.
     pub(super) fn volumes_named(&self, name: &str) -> impl Iterator<Item = VolumeId> {
-        starting_with(&self.volumes, digest(name), VolumeId::new(0))
+        self.volumes.get(digest(name))
     }
 
     /// The lease on a volume.
@@ -250,17 +248,17 @@ impl Found {
 
     /// Leases that may have a socket of this name, on whatever host.
     pub(super) fn leases_with_socket(&self, socket: &str) -> impl Iterator<Item = LeaseId> {
-        starting_with(&self.sockets, digest(socket), LEAST)
+        self.sockets.get(digest(socket))
     }
 
     /// Leases that may be of a group.
     pub(super) fn leases_of_group(&self, group: &str) -> impl Iterator<Item = LeaseId> {
-        starting_with(&self.grouped, digest(group), LEAST)
+        self.grouped.get(digest(group))
     }
 
     /// The lease with this address.
     pub(super) fn lease_with_mac(&self, mac: MacAddress) -> Option<LeaseId> {
-        starting_with(&self.macs, number(mac), LEAST).next()
+        self.macs.get(number(mac)).next()
     }
 
     /// The channels of an endpoint.
@@ -338,13 +336,7 @@ fn groups(lease: &Lease) -> impl Iterator<Item = &str> {
     both.into_iter().flatten()
 }
 
-/// An address as a number, which is compared faster.
+/// An address as what it is found by.
 fn number(mac: MacAddress) -> u64 {
     mac.bytes().into_iter().fold(0, |number, byte| number << 8 | u64::from(byte))
-}
-
-fn digest(name: &str) -> Digest {
-    let mut hasher = DefaultHasher::new();
-    name.hash(&mut hasher);
-    hasher.finish()
 }

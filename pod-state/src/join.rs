@@ -109,7 +109,7 @@ impl State {
             if !names.insert(name) {
                 return conflict(format!("two devices are named {name}: give each its own name"));
             }
-            let device = DeviceId { host: id.host, name: name.to_owned() };
+            let device = DeviceId { host: id.host, name: name.into() };
             if self.devices.get(&device).is_some_and(|known| known.role() != id.role) {
                 return conflict(format!(
                     "this host has a NIC and an SSD named {name}: give each its own name"
@@ -154,7 +154,7 @@ impl State {
         restarted: bool,
         effects: &mut Vec<Effect>,
     ) {
-        let device_id = DeviceId { host: id.host, name: report.name().to_owned() };
+        let device_id = DeviceId { host: id.host, name: report.name().into() };
         let known = self.devices.remove(&device_id);
         let held = known.as_ref().and_then(|known| known.held.clone());
         let drained = known.as_ref().is_some_and(|known| known.drained);

@@ -15,6 +15,7 @@ mod around;
 mod attachment;
 mod balance;
 mod balance_volumes;
+mod by_digest;
 mod change_volume;
 mod channel;
 mod column_moves;
@@ -218,7 +219,7 @@ impl State {
     /// The device with this name, as `h2/nic0`.
     pub fn device_named(&self, name: &str) -> Option<DeviceId> {
         let (host, device) = name.split_once('/')?;
-        let id = DeviceId { host: self.host_named(host)?, name: device.to_owned() };
+        let id = DeviceId { host: self.host_named(host)?, name: device.into() };
         self.devices.contains_key(&id).then_some(id)
     }
 

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::HostId;
+use smol_str::SmolStr;
 
 use super::nic_policy::promises;
 use super::{Device, DeviceId, Kind, Lease, LeaseKind, State};
@@ -99,21 +100,28 @@ pub struct NicLoad {
     pub standby_leases: u32,
     /// What they would bring, by the host whose failure would have them move.
     incoming_mbps: BTreeMap<HostId, u64>,
+    /// The most of that.
+    worst_incoming_mbps: u64,
 }
 
 impl NicLoad {
     /// The most that the failure of one host would bring.
-    pub fn worst_incoming_mbps(&self) -> u64 {
-        self.incoming_mbps.values().copied().max().unwrap_or(0)
+    pub const fn worst_incoming_mbps(&self) -> u64 {
+        self.worst_incoming_mbps
     }
 
     /// What can be reserved and would still be carried if any one host failed, were it not for what this host would bring.
     pub fn free_mbps(&self, without: Option<(HostId, u64)>) -> u64 {
-        let incoming = self.incoming_mbps.iter().map(|(host, mbps)| match without {
-            Some((from, less)) if from == *host => mbps.saturating_sub(less),
-            _ => *mbps,
-        });
-        let needed = self.reserved_mbps.saturating_add(incoming.max().unwrap_or(0));
+        let incoming = match without {
+            None => self.worst_incoming_mbps,
+            Some((from, less)) => {
+                let incoming = self.incoming_mbps.iter();
+                let left =
+                    incoming.map(|(host, mbps)| mbps.saturating_sub(if from == *host { less } else { 0 }));
+                left.max().unwrap_or(0)
+            }
+        };
+        let needed = self.reserved_mbps.saturating_add(incoming);
         self.capacity_mbps.saturating_sub(needed)
     }
 
@@ -160,6 +168,22 @@ impl NicLoad {
         // Each lease counts for what it reserves, or for a little.
         let asked = self.reserved_mbps.saturating_add(BEST_EFFORT_MBPS * (u64::from(self.leases) + 1));
         scaled(asked, self.speed_mbps)
+    }
+
+    /// The failure of a host would bring another amount than before.
+    fn bring(&mut self, from: HostId, change: impl FnOnce(&mut u64)) {
+        let incoming = self.incoming_mbps.entry(from).or_default();
+        let before = *incoming;
+        change(incoming);
+        let now = *incoming;
+        if now == 0 {
+            self.incoming_mbps.remove(&from);
+        }
+        if now >= self.worst_incoming_mbps {
+            self.worst_incoming_mbps = now;
+        } else if before == self.worst_incoming_mbps {
+            self.worst_incoming_mbps = self.incoming_mbps.values().copied().max().unwrap_or(0);
+        }
     }
 
     fn rank(&self) -> Option<Standing> {
@@ -256,6 +280,7 @@ impl Loads {
             now.promised = before.promised;
             now.standby_leases = before.standby_leases;
             now.incoming_mbps.clone_from(&before.incoming_mbps);
+            now.worst_incoming_mbps = before.worst_incoming_mbps;
         }
         let changed = before.as_ref() != Some(&now);
         self.order.change(id, stood, now.rank());
@@ -275,7 +300,7 @@ impl Loads {
 
     /// The NICs of a host, the least loaded one first.
     pub fn of_host(&self, host: HostId) -> Vec<(&DeviceId, &NicLoad)> {
-        let first = DeviceId { host, name: String::new() };
+        let first = DeviceId { host, name: SmolStr::default() };
         let mut nics: Vec<_> = self.nics.range(first..).take_while(|(id, _)| id.host == host).collect();
         nics.sort_by_key(|(id, load)| (load.load(), *id));
         nics
@@ -314,7 +339,7 @@ impl Loads {
             Standing::Backup(rank) => (&self.order.backups, rank),
         };
         let of_host = move |host: &HostId| {
-            let (host, first) = (*host, (rank, DeviceId { host: *host, name: String::new() }));
+            let (host, first) = (*host, (rank, DeviceId { host: *host, name: SmolStr::default() }));
             all.range(first..).take_while(move |(it, id)| *it == rank && id.host == host)
         };
         hosts.iter().flat_map(of_host).filter_map(|(_, id)| Some((id, self.nics.get(id)?)))
@@ -381,11 +406,7 @@ impl Change {
             Self::Standby(from, mbps) => {
                 count(&mut load.standby_leases);
                 if mbps > 0 {
-                    let incoming = load.incoming_mbps.entry(from).or_default();
-                    sum(incoming, mbps);
-                    if *incoming == 0 {
-                        load.incoming_mbps.remove(&from);
-                    }
+                    load.bring(from, |incoming| sum(incoming, mbps));
                 }
             }
         }

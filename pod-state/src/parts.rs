@@ -124,7 +124,7 @@ impl State {
         parts.extend(self.channels_at(id).into_iter().map(|channel| Part::Channel(channel.id)));
         let owned = self.devices_at(id.host).filter(|(_, device)| device.role() == id.role);
         let owned: Vec<&DeviceId> = owned.map(|(device, _)| device).collect();
-        parts.extend(owned.iter().map(|device| Part::Device(device.name.clone())));
+        parts.extend(owned.iter().map(|device| Part::Device(device.name.to_string())));
         let leases = match id.role {
             Role::NetFrontend | Role::BlkFrontend => self.leases_served_by(id),
             Role::NetBackend => owned.iter().flat_map(|nic| self.leases_near_nic(nic)).collect(),
@@ -145,7 +145,7 @@ impl State {
                 object.map(Object::Channel).into_iter().collect()
             }
             Part::Device(name) => {
-                let device = DeviceId { host: id.host, name: name.clone() };
+                let device = DeviceId { host: id.host, name: name.as_str().into() };
                 match id.role {
                     Role::NetBackend => self.nic_object(&device).map(Object::Nic).into_iter().collect(),
                     Role::BlkBackend => self.table_object(&device).map(Object::Table).into_iter().collect(),

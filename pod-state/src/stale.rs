@@ -82,7 +82,7 @@ impl Stale {
     /// A volume is, or was, like this.
     pub(super) fn volume(&mut self, volume: &Volume, lease: Option<LeaseId>) {
         for ssd in volume.all_places().map(|place| &place.device) {
-            self.part(ssd.blk_backend(), Part::Device(ssd.name.clone()));
+            self.part(ssd.blk_backend(), Part::Device(ssd.name.to_string()));
             if let Some(lease) = lease {
                 self.lease_at([ssd.blk_backend()], lease);
             }
@@ -143,7 +143,7 @@ impl State {
             }
         }
         for (id, device) in devices.iter().filter_map(|id| Some((id, self.devices.get(id)?))) {
-            stale.part(EndpointId::new(id.host, device.role()), Part::Device(id.name.clone()));
+            stale.part(EndpointId::new(id.host, device.role()), Part::Device(id.name.to_string()));
         }
         for volume in volumes.iter().filter_map(|id| self.volumes.get(id)) {
             stale.volume(volume, found.lease_of_volume(volume.id));

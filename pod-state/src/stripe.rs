@@ -166,7 +166,7 @@ mod tests {
         assert_eq!((disk.size_bytes, disk.stripe_bytes, disk.replicas.len()), (9 * MIB, Some(UNIT), 2));
         assert!(!disk.failed);
         // Without one of them there is nothing.
-        let device = super::super::DeviceId { host: HostId::new(3), name: "ssd0".to_owned() };
+        let device = super::super::DeviceId { host: HostId::new(3), name: "ssd0".into() };
         state.apply(&Command::DeviceFailed { device, reason: "broken".to_owned() }).unwrap();
         check(&state);
         let lease = state.leases.values().next().unwrap();

@@ -66,7 +66,7 @@ impl Command {
                 Resource::Device(device.clone())
             }
             Self::Drain { host, device: Some(name), .. } => {
-                Resource::Device(DeviceId { host: *host, name: name.clone() })
+                Resource::Device(DeviceId { host: *host, name: name.as_str().into() })
             }
             Self::Drain { host, device: None, .. } => Resource::Host(*host),
             Self::SetInstanceType { name, .. } | Self::DeleteInstanceType { name } => {

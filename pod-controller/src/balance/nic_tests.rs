@@ -23,7 +23,7 @@ struct World {
 }
 
 fn on(host: u16) -> DeviceId {
-    DeviceId { host: HostId::new(host), name: "nic0".to_owned() }
+    DeviceId { host: HostId::new(host), name: "nic0".into() }
 }
 
 fn policy(mode: BalanceMode) -> BalancePolicy {
@@ -107,7 +107,8 @@ impl World {
         let backends: Vec<DeviceId> = self.state.devices.keys().cloned().collect();
         for nic in backends {
             let tx_bytes = self.nics.get(&nic).copied().unwrap_or(0);
-            let counters = DeviceTelemetry { name: nic.name.clone(), tx_bytes, ..DeviceTelemetry::default() };
+            let counters =
+                DeviceTelemetry { name: nic.name.to_string(), tx_bytes, ..DeviceTelemetry::default() };
             telemetry.entry(nic.net_backend()).or_default().devices.push(counters);
         }
         for (endpoint, telemetry) in telemetry {

@@ -24,7 +24,7 @@ impl Recent {
     fn devices<T>(&self, role: Role, shown: fn(Pair) -> T) -> BTreeMap<DeviceId, T> {
         let devices = self.of(role).flat_map(|(EndpointId { host, .. }, rates)| {
             let devices = rates.devices.iter();
-            devices.map(move |(name, it)| (DeviceId { host, name: name.clone() }, shown(*it)))
+            devices.map(move |(name, it)| (DeviceId { host, name: name.as_str().into() }, shown(*it)))
         });
         devices.collect()
     }

@@ -86,7 +86,8 @@ impl World {
         let ssds: Vec<DeviceId> = self.state.devices.keys().cloned().collect();
         for ssd in ssds {
             let operations = self.done.get(&ssd).copied().unwrap_or(0);
-            let device = DeviceTelemetry { name: ssd.name.clone(), operations, ..DeviceTelemetry::default() };
+            let device =
+                DeviceTelemetry { name: ssd.name.to_string(), operations, ..DeviceTelemetry::default() };
             let leases = self.done_for.iter().filter(|((host, _), _)| *host == ssd.host);
             let leases = leases.map(|((_, lease), done)| LeaseTelemetry {
                 reads: done / 2,

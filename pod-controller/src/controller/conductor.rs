@@ -265,7 +265,7 @@ impl<W: World> Conductor<W> {
         if !self.reconciler.is_connected(endpoint) {
             return;
         }
-        let owned = |name: String| DeviceId { host: endpoint.host, name };
+        let owned = |name: String| DeviceId { host: endpoint.host, name: name.into() };
         let owns = |state: &State, device: &DeviceId| {
             state.devices.get(device).is_some_and(|known| known.role() == endpoint.role)
         };

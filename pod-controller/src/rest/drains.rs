@@ -31,7 +31,7 @@ pub(super) async fn begin_device(
     Names(path): Names<DevicePath>,
 ) -> Result<StatusCode, Failure> {
     let device = path.find(&change.handle)?;
-    drain(&change, device.host, Some(device.name), true).await
+    drain(&change, device.host, Some(device.name.to_string()), true).await
 }
 
 /// A device may be used again.
@@ -45,7 +45,7 @@ pub(super) async fn end_device(
     Names(path): Names<DevicePath>,
 ) -> Result<StatusCode, Failure> {
     let device = path.find(&change.handle)?;
-    drain(&change, device.host, Some(device.name), false).await
+    drain(&change, device.host, Some(device.name.to_string()), false).await
 }
 
 /// All devices of a host are to be empty, also those that it gets later. Its instances stay: move them with their VMMs.

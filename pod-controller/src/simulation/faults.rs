@@ -166,11 +166,11 @@ impl Pod {
             }
             _ => match self.random_nic() {
                 Some((host, name)) if number.is_multiple_of(2) => {
-                    Command::FailBack { device: DeviceId { host, name } }
+                    Command::FailBack { device: DeviceId { host, name: name.into() } }
                 }
                 // As if so much passed through it; which that is does not matter to what must hold.
                 Some((host, name)) => match &self.conductor {
-                    Some(it) => relieve(&it.state, DeviceId { host, name }, 4000 + 500 * number),
+                    Some(it) => relieve(&it.state, DeviceId { host, name: name.into() }, 4000 + 500 * number),
                     None => Command::AbortMigration { name: vm },
                 },
                 None => Command::AbortMigration { name: vm },

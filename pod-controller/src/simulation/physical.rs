@@ -82,7 +82,7 @@ impl Physical {
 
     /// Whether a NIC has had no link for so long that a controller that has been there since then must know.
     pub(super) fn has_been_down(&self, id: &DeviceId, controller_since_us: u64) -> bool {
-        let Some(down) = self.down.get(&(id.host, id.name.clone())) else { return false };
+        let Some(down) = self.down.get(&(id.host, id.name.to_string())) else { return false };
         let daemon = &self.daemons[&id.net_backend()];
         let since = controller_since_us.max(*down).max(daemon.joined_us);
         daemon.is_running() && daemon.joined && self.now_us.saturating_sub(since) > HEARD_WITHIN_US

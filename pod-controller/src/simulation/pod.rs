@@ -327,7 +327,7 @@ impl Pod {
             let pod_state::LeaseKind::Nic { active, mtu: needed, .. } = &lease.kind else { continue };
             let physical = &conductor.world.physical;
             let heard = |id: &DeviceId| {
-                let device = physical.devices.get(&id.host).and_then(|devices| devices.get(&id.name));
+                let device = physical.devices.get(&id.host).and_then(|devices| devices.get(id.name.as_str()));
                 matches!(device, Some(DeviceReport::Nic { up: true, .. }))
             };
             let works = |id: &DeviceId| state.is_usable(id) && heard(id);

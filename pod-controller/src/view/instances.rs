@@ -29,7 +29,7 @@ impl View {
     fn allocated_bytes(volume: &Volume, telemetry: &BTreeMap<EndpointId, Sample>) -> Option<u64> {
         let on = |ssd: &DeviceId| {
             let backend = EndpointId { host: ssd.host, role: Role::BlkBackend };
-            let counted = telemetry.get(&backend)?.telemetry.allocated_bytes.get(&ssd.name)?;
+            let counted = telemetry.get(&backend)?.telemetry.allocated_bytes.get(ssd.name.as_str())?;
             counted.iter().find(|(id, _)| *id == volume.id).map(|&(_, bytes)| bytes)
         };
         volume.devices().map(on).try_fold(0_u64, |sum, bytes| Some(sum.saturating_add(bytes?)))

@@ -15,7 +15,7 @@ fn must(state: &mut State, command: &Command) {
 }
 
 fn on(host: u16) -> DeviceId {
-    DeviceId { host: HostId::new(host), name: "ssd0".to_owned() }
+    DeviceId { host: HostId::new(host), name: "ssd0".into() }
 }
 
 fn scrub(state: &mut State) {

@@ -46,20 +46,24 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
             vec![Command::FenceExpired { endpoint, incarnation }]
         }
         Step::Link { host, nic, up } => {
-            let device = DeviceId { host: HostId::new(host), name: format!("nic{nic}") };
+            let device = DeviceId { host: HostId::new(host), name: format!("nic{nic}").into() };
             vec![Command::Link { device, up, reason: "carrier".to_owned() }]
         }
         Step::Failed { host, nic } => {
-            let device = DeviceId { host: HostId::new(host), name: format!("nic{nic}") };
+            let device = DeviceId { host: HostId::new(host), name: format!("nic{nic}").into() };
             vec![Command::DeviceFailed { device, reason: "broken".to_owned() }]
         }
         Step::DeviceBack { host, nic: number, up } => {
             let name = format!("nic{number}");
             let report = nic(&name, up, host == 3 && number == 0);
-            vec![Command::DeviceBack { device: DeviceId { host: HostId::new(host), name }, report }]
+            vec![Command::DeviceBack {
+                device: DeviceId { host: HostId::new(host), name: name.into() },
+                report,
+            }]
         }
         Step::Migrate { name, to } => {
-            let to = to.map(|(host, nic)| DeviceId { host: HostId::new(host), name: format!("nic{nic}") });
+            let to =
+                to.map(|(host, nic)| DeviceId { host: HostId::new(host), name: format!("nic{nic}").into() });
             vec![Command::MigrateNic { instance: format!("vm{name}"), device: "net0".to_owned(), to }]
         }
         Step::Speaks { minor } => vec![state.speaking(minor)],
@@ -68,7 +72,8 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
             drain.map(|(lease, generation)| Command::DrainExpired { lease, generation }).into_iter().collect()
         }
         Step::Relieve { host, mbps } => {
-            let nic = DeviceId { host: HostId::new(host), name: format!("nic{}", u8::from(host == 3)) };
+            let nic =
+                DeviceId { host: HostId::new(host), name: format!("nic{}", u8::from(host == 3)).into() };
             vec![relieve(state, nic, mbps)]
         }
         Step::Drain { host, device, on } => {
@@ -77,11 +82,11 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
         }
         Step::FailBack { host, nic } => {
             vec![Command::FailBack {
-                device: DeviceId { host: HostId::new(host), name: format!("nic{nic}") },
+                device: DeviceId { host: HostId::new(host), name: format!("nic{nic}").into() },
             }]
         }
         Step::Trust { host, nic, held } => {
-            let device = DeviceId { host: HostId::new(host), name: format!("nic{nic}") };
+            let device = DeviceId { host: HostId::new(host), name: format!("nic{nic}").into() };
             let reason = "flaps".to_owned();
             vec![if held {
                 Command::HoldLink { device, reason }
@@ -104,7 +109,7 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
         Step::CreateVolume { name, mib, device, replicas, iops } => vec![Command::CreateVolume {
             name: format!("vol{name}"),
             size_bytes: mib * MIB,
-            device: device.map(|host| DeviceId { host: HostId::new(host), name: "ssd0".to_owned() }),
+            device: device.map(|host| DeviceId { host: HostId::new(host), name: "ssd0".into() }),
             replicas,
             minimum_iops: iops.filter(|iops| iops % 3 != 0),
             minimum_bytes_per_second: iops.filter(|iops| iops % 2 != 0).map(|iops| iops << 12),
@@ -119,13 +124,13 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
             replica_command(state, volume, number, epoch, says).into_iter().collect()
         }
         Step::AddReplica { name, device, replaces } => {
-            let ssd = |host| DeviceId { host: HostId::new(host), name: "ssd0".to_owned() };
+            let ssd = |host| DeviceId { host: HostId::new(host), name: "ssd0".into() };
             let (device, replaces) = (device.map(ssd), replaces.map(ssd));
             vec![Command::AddReplica { name: format!("vol{name}"), device, replaces }]
         }
         Step::RemoveReplica { name, host } => vec![Command::RemoveReplica {
             name: format!("vol{name}"),
-            device: DeviceId { host: HostId::new(host), name: "ssd0".to_owned() },
+            device: DeviceId { host: HostId::new(host), name: "ssd0".into() },
         }],
         Step::DeleteVolume { name } => vec![Command::DeleteVolume { name: format!("vol{name}") }],
         Step::WipeAll => wipe_all(state),

@@ -9,7 +9,7 @@ use crate::{Command, DeviceId, State};
 
 /// The SSD of a host.
 pub fn ssd_of(host: u16) -> DeviceId {
-    DeviceId { host: HostId::new(host), name: "ssd0".to_owned() }
+    DeviceId { host: HostId::new(host), name: "ssd0".into() }
 }
 
 /// h1 with guests, and hosts from h2 with an SSD of 64 MiB each that can do so many requests and bytes per second.

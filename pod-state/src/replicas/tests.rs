@@ -15,7 +15,7 @@ fn must(state: &mut State, command: &Command) {
 }
 
 fn ssd(host: u16) -> DeviceId {
-    DeviceId { host: HostId::new(host), name: "ssd0".to_owned() }
+    DeviceId { host: HostId::new(host), name: "ssd0".into() }
 }
 
 /// A backend comes, with an SSD that keeps a table.
@@ -128,7 +128,7 @@ fn another_ssd_of_a_host_with_a_fitting_one_is_no_place() {
     // One that fits, and so has its host looked at. What is on it makes it less free than the other.
     let devices = vec![super::super::model::ssd("fits", 64), other];
     must(&mut state, &Command::Join { endpoint: id, incarnation: 1, join: join(4, devices) });
-    let fits = DeviceId { host: HostId::new(4), name: "fits".to_owned() };
+    let fits = DeviceId { host: HostId::new(4), name: "fits".into() };
     must(
         &mut state,
         &Command::CreateVolume {

@@ -19,7 +19,7 @@ fn instance_gets_a_remote_nic_and_its_backup() {
 #[test]
 fn own_host_comes_first_and_then_the_least_loaded() {
     let mut state = pod();
-    let up = DeviceId { host: HostId::new(3), name: "nic1".to_owned() };
+    let up = DeviceId { host: HostId::new(3), name: "nic1".into() };
     must(&mut state, &Command::Link { device: up, up: true, reason: "cable".to_owned() });
     must(&mut state, &instance("vm1", 1, &[]));
     must(&mut state, &instance("vm2", 1, &[]));
@@ -212,10 +212,10 @@ fn a_guest_is_offered_what_its_nic_can_do_whatever_its_backup_cannot() {
     // Rather the able one of two backups; the lesser one rather than none.
     let standby = |state: &State| nic_lease(state).standby_nic().map(|nic| nic.name.clone());
     assert_eq!((port(&state).features, standby(&state).as_deref()), (0b1011, Some("nic2")));
-    let able = DeviceId { host: HostId::new(3), name: "nic2".to_owned() };
+    let able = DeviceId { host: HostId::new(3), name: "nic2".into() };
     must(&mut state, &Command::Link { device: able, up: false, reason: "no cable".to_owned() });
     assert_eq!((port(&state).features, standby(&state).as_deref()), (0b1011, Some("nic0")));
-    let active = DeviceId { host: HostId::new(2), name: "nic0".to_owned() };
+    let active = DeviceId { host: HostId::new(2), name: "nic0".into() };
     must(&mut state, &Command::Link { device: active, up: false, reason: "no cable".to_owned() });
     assert_eq!(nic_lease(&state).active_nic().map(|nic| nic.name.as_str()), Some("nic0"));
     assert_eq!(port(&state).features, 0b1011, "what was offered cannot be taken back");

@@ -31,14 +31,14 @@ fn a_crowded_nic_takes_no_more_and_its_leases_go_on() {
     assert!(refusal.kind == RefusalKind::NoRoom && refusal.detail.contains("add a NIC"), "{refusal}");
 
     // Another NIC, which has no backup until one of those that lean on it goes.
-    let nic1 = DeviceId { host: HostId::new(3), name: "nic1".to_owned() };
+    let nic1 = DeviceId { host: HostId::new(3), name: "nic1".into() };
     must(&mut state, &Command::Link { device: nic1.clone(), up: true, reason: "a cable".to_owned() });
     must(&mut state, &instance("c", 1, &[]));
     assert_eq!(nics_of(&state, "c"), named(["h3/nic1", ""]));
     let migrate = Command::MigrateNic {
         instance: "c".to_owned(),
         device: "net0".to_owned(),
-        to: Some(DeviceId { host: HostId::new(2), name: "nic0".to_owned() }),
+        to: Some(DeviceId { host: HostId::new(2), name: "nic0".into() }),
     };
     let refusal = refused(&mut state, &migrate);
     assert!(refusal.detail.contains("as many instances as it can be"), "{refusal}");
@@ -46,7 +46,7 @@ fn a_crowded_nic_takes_no_more_and_its_leases_go_on() {
     assert_eq!(nics_of(&state, "c"), named(["h3/nic1", "h3/nic0"]));
 
     // Who leans on a crowded NIC already moves to it, in need and in order.
-    let nic0 = DeviceId { host: HostId::new(2), name: "nic0".to_owned() };
+    let nic0 = DeviceId { host: HostId::new(2), name: "nic0".into() };
     must(&mut state, &Command::Link { device: nic0.clone(), up: false, reason: "its cable".to_owned() });
     assert_eq!(nics_of(&state, "b")[0].as_deref(), Some("h3/nic0"));
     let drain = Command::Drain { host: HostId::new(3), device: Some("nic1".to_owned()), on: true };

@@ -11,7 +11,7 @@ fn active(state: &State) -> DeviceId {
 }
 
 fn link(host: u16, name: &str, up: bool) -> Command {
-    let device = DeviceId { host: HostId::new(host), name: name.to_owned() };
+    let device = DeviceId { host: HostId::new(host), name: name.into() };
     Command::Link { device, up, reason: "its cable".to_owned() }
 }
 

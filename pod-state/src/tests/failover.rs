@@ -6,7 +6,7 @@ use super::*;
 fn lost_link_moves_the_lease_to_the_backup() {
     let mut state = pod_with_vm();
     let before = port(&state);
-    let device = DeviceId { host: HostId::new(2), name: "nic0".to_owned() };
+    let device = DeviceId { host: HostId::new(2), name: "nic0".into() };
     let effects =
         must(&mut state, &Command::Link { device: device.clone(), up: false, reason: "carrier".to_owned() });
     assert_eq!(kinds(&effects), [EventKind::LinkDown, EventKind::Failover]);
@@ -27,7 +27,7 @@ fn lost_link_moves_the_lease_to_the_backup() {
 fn lease_moves_once_a_backup_appears() {
     let mut state = pod_with_vm();
     must(&mut state, &Command::Gone { endpoint: BACKUP_BACKEND });
-    let device = DeviceId { host: HostId::new(2), name: "nic0".to_owned() };
+    let device = DeviceId { host: HostId::new(2), name: "nic0".into() };
     let effects = must(&mut state, &Command::Link { device, up: false, reason: "carrier".to_owned() });
     assert_eq!(kinds(&effects), [EventKind::LinkDown, EventKind::Degraded]);
     let effects = join_as(&mut state, BACKUP_BACKEND, 2);
@@ -42,7 +42,7 @@ fn lease_that_never_had_a_backup_moves_to_a_new_one() {
         join_as(&mut state, id, 1);
     }
     must(&mut state, &instance("vm1", 1, &[]));
-    let device = DeviceId { host: HostId::new(2), name: "nic0".to_owned() };
+    let device = DeviceId { host: HostId::new(2), name: "nic0".into() };
     must(&mut state, &Command::Link { device, up: false, reason: "carrier".to_owned() });
     let effects = join_as(&mut state, BACKUP_BACKEND, 1);
     assert!(kinds(&effects).contains(&EventKind::Failover));

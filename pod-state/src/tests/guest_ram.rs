@@ -78,7 +78,7 @@ fn ram_stays_where_it_is_whatever_fails_around_the_guest() {
             must(&mut state, &command);
         }
     }
-    let nic = DeviceId { host: HostId::new(2), name: "nic0".to_owned() };
+    let nic = DeviceId { host: HostId::new(2), name: "nic0".into() };
     must(&mut state, &Command::Link { device: nic, up: false, reason: "cable".to_owned() });
     assert_eq!(registration(&state, BACKUP_BACKEND), Some(RegistrationState::Active), "it failed over");
     assert_eq!(ram(&state).region, before);

@@ -266,7 +266,7 @@ fn who_listens_is_the_instances_on_both_sides_of_a_move() {
 #[test]
 fn a_nic_that_is_to_be_empty_is_left_once_the_move_ends_a_drain() {
     let mut state = running_vm();
-    let nic = |host: u16| DeviceId { host: HostId::new(host), name: "nic0".to_owned() };
+    let nic = |host: u16| DeviceId { host: HostId::new(host), name: "nic0".into() };
     let to = Some(nic(3));
     must(&mut state, &Command::MigrateNic { instance: "vm1".to_owned(), device: "net0".to_owned(), to });
     assert_eq!(nic_lease(&state).draining_nic(), Some(&nic(2)));

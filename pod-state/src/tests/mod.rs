@@ -61,7 +61,7 @@ fn pod() -> State {
         join_as(&mut state, id, 1);
     }
     // Only h2's NIC is an ordinary one here.
-    let link = DeviceId { host: HostId::new(3), name: "nic1".to_owned() };
+    let link = DeviceId { host: HostId::new(3), name: "nic1".into() };
     must(&mut state, &Command::Link { device: link, up: false, reason: "no cable".to_owned() });
     state
 }

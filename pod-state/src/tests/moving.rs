@@ -3,7 +3,7 @@
 use super::*;
 
 fn migrate(to: Option<(u16, &str)>) -> Command {
-    let to = to.map(|(host, name)| DeviceId { host: HostId::new(host), name: name.to_owned() });
+    let to = to.map(|(host, name)| DeviceId { host: HostId::new(host), name: name.into() });
     Command::MigrateNic { instance: "vm1".to_owned(), device: "net0".to_owned(), to }
 }
 
@@ -78,7 +78,7 @@ fn a_nic_that_is_lost_while_it_drains_is_given_up() {
     for lost in [2, 3] {
         let mut state = pod_with_vm();
         must(&mut state, &migrate(None));
-        let device = DeviceId { host: HostId::new(lost), name: "nic0".to_owned() };
+        let device = DeviceId { host: HostId::new(lost), name: "nic0".into() };
         must(&mut state, &Command::Link { device, up: false, reason: "no cable".to_owned() });
         assert_eq!(port(&state).draining, None);
         let on = nic_lease(&state).active_nic().map(|nic| nic.host.get());
@@ -94,7 +94,7 @@ fn a_nic_that_is_lost_while_it_drains_is_given_up() {
 #[test]
 fn leases_go_home_when_told_and_only_those_that_moved_by_themselves() {
     let mut state = pod_with_vm();
-    let home = DeviceId { host: HostId::new(2), name: "nic0".to_owned() };
+    let home = DeviceId { host: HostId::new(2), name: "nic0".into() };
     let link = |up| Command::Link { device: home.clone(), up, reason: "cable".to_owned() };
     assert_eq!(state.missed_homes().count(), 0);
     must(&mut state, &link(false));
@@ -117,7 +117,7 @@ fn leases_go_home_when_told_and_only_those_that_moved_by_themselves() {
 #[test]
 fn nothing_moves_to_a_nic_that_is_held_unless_there_is_no_other() {
     let mut state = pod_with_vm();
-    let backup = DeviceId { host: HostId::new(3), name: "nic0".to_owned() };
+    let backup = DeviceId { host: HostId::new(3), name: "nic0".into() };
     let hold = Command::HoldLink { device: backup.clone(), reason: "flaps".to_owned() };
     assert_eq!(kinds(&must(&mut state, &hold)), [EventKind::LinkHeld]);
     assert_eq!(kinds(&must(&mut state, &hold)), [], "once");
@@ -128,8 +128,7 @@ fn nothing_moves_to_a_nic_that_is_held_unless_there_is_no_other() {
     let standby = |state: &State| nic_lease(state).standby_nic().map(|nic| nic.name.clone());
     assert_eq!(standby(&state).as_deref(), Some("nic2"), "rather one that is trusted");
     for name in ["nic2", "nic0"] {
-        let device =
-            DeviceId { host: HostId::new(if name == "nic2" { 3 } else { 2 }), name: name.to_owned() };
+        let device = DeviceId { host: HostId::new(if name == "nic2" { 3 } else { 2 }), name: name.into() };
         must(&mut state, &Command::Link { device, up: false, reason: "no cable".to_owned() });
     }
     let release = Command::ReleaseLink { device: backup.clone(), reason: "calm".to_owned() };
@@ -140,7 +139,7 @@ fn nothing_moves_to_a_nic_that_is_held_unless_there_is_no_other() {
 #[test]
 fn a_failed_nic_that_is_back_is_used_again() {
     let mut state = pod_with_vm();
-    let device = DeviceId { host: HostId::new(2), name: "nic0".to_owned() };
+    let device = DeviceId { host: HostId::new(2), name: "nic0".into() };
     let failed = Command::DeviceFailed { device: device.clone(), reason: "it was deleted".to_owned() };
     must(&mut state, &failed);
     assert_eq!(nic_lease(&state).active_nic().map(|nic| nic.host.get()), Some(3));

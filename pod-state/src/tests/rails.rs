@@ -5,7 +5,7 @@ use pod_protocol::objects::RailState::{self, Down, Gone, Up};
 use super::*;
 
 fn device(host: u16, name: &str) -> DeviceId {
-    DeviceId { host: HostId::new(host), name: name.to_owned() }
+    DeviceId { host: HostId::new(host), name: name.into() }
 }
 
 /// The devices of a host whose ordinary NIC is in the group.

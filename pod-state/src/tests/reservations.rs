@@ -68,7 +68,7 @@ fn the_backup_must_be_able_to_carry_the_failure_of_any_one_host() {
     let refusal = refused(&mut state, &create("e", 6, reserve(3000)));
     assert_eq!(refusal.kind, RefusalKind::NoRoom);
 
-    let backup = DeviceId { host: HostId::new(6), name: "nic0".to_owned() };
+    let backup = DeviceId { host: HostId::new(6), name: "nic0".into() };
     must(&mut state, &Command::Link { device: backup, up: false, reason: "no cable".to_owned() });
     let refusal = refused(&mut state, &create("e", 2, reserve(1000)));
     assert!(
@@ -122,7 +122,7 @@ fn a_move_keeps_what_is_reserved() {
     let to = |host: Option<u16>| Command::MigrateNic {
         instance: "a".to_owned(),
         device: "net0".to_owned(),
-        to: host.map(|host| DeviceId { host: HostId::new(host), name: "nic0".to_owned() }),
+        to: host.map(|host| DeviceId { host: HostId::new(host), name: "nic0".into() }),
     };
     let refusal = refused(&mut state, &to(Some(3)));
     assert!(refusal.kind == RefusalKind::NoRoom && refusal.detail.contains("6000"), "{refusal}");
