@@ -73,8 +73,8 @@ demo: build ## a VM works through a NIC and an SSD of other hosts; KEEP=1 leaves
 
 .PHONY: test
 test: setup ## every test, whole pods with real VMs included (as root)
-	@# --tests too: without it all would be built twice, since tests want other features of libraries.
-	$(CARGO) build --workspace --bins --tests
+	@# With the programs that they run. At once: for each of several selections libraries would be built again, with other features.
+	$(CARGO) build --workspace --tests
 	CARGO="$(CARGO)" WADI_REQUIRE_BROWSER=1 tests/run.sh
 
 .PHONY: soak

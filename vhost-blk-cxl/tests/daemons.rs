@@ -3,7 +3,7 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
 
-mod common;
+mod pod;
 mod processes;
 
 use std::fs::{self, File};
@@ -12,8 +12,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{ALL_FEATURES, Driver, OK, T_IN, T_OUT, pattern};
 use cxl_pool::CoherenceMode;
+use pod::{ALL_FEATURES, Driver, OK, T_IN, T_OUT, pattern};
 use pod_api::{ChangeVolume, CreateVolume, DeviceKind};
 use pod_controller::config::Config;
 use processes::{Controller, Load, PATIENCE, Pod, Side, VOLUME_BYTES, client, retry};
@@ -123,10 +123,10 @@ fn a_device_tells_its_volumes_and_a_deleted_one_is_wiped() {
     // It grows while it is in use.
     let grown = ChangeVolume { size: Some("20M".parse().unwrap()), qos: None };
     client(&pod).change_volume("vol0", &grown).unwrap();
-    common::eventually(|| table_of(&pod).contains("20971520 bytes"));
+    pod::eventually(|| table_of(&pod).contains("20971520 bytes"));
     let mut driver = Driver::new(1, 16);
     driver.guest.connect(&pod.socket, ALL_FEATURES);
-    common::eventually(|| driver.guest.config(8) == (20_u64 << 11).to_le_bytes());
+    pod::eventually(|| driver.guest.config(8) == (20_u64 << 11).to_le_bytes());
     let last = (20 << 11) - 8;
     assert_eq!(driver.write_sectors(last, &pattern(1, 4096)), OK);
     assert_eq!(driver.read_sectors(last, 4096), pattern(1, 4096));
@@ -172,14 +172,14 @@ fn a_device_tells_its_volumes_and_a_deleted_one_is_wiped() {
     let used = data.chunks(4096).filter(|page| page.iter().any(|&byte| byte != 0)).count() as u64 * 4096;
     assert!(used > 0);
     let allocated = |name: &str| client(&pod).volume(name).unwrap().allocated_bytes;
-    common::eventually(|| allocated("vol0").is_some_and(|bytes| bytes >= used));
+    pod::eventually(|| allocated("vol0").is_some_and(|bytes| bytes >= used));
     let bytes = allocated("vol0").unwrap();
     assert!((used..=20 << 20).contains(&bytes), "{bytes} bytes, of which {used} are not zero");
     client(&pod).delete_volume("vol0").unwrap();
-    common::eventually(|| table_of(&pod) == "no volumes\n");
+    pod::eventually(|| table_of(&pod) == "no volumes\n");
     assert!(place(pod.directory.path()).iter().all(|&byte| byte == 0));
     assert_eq!(client(&pod).create_volume(&request).unwrap().start_bytes, start);
-    common::eventually(|| allocated("new") == Some(0));
+    pod::eventually(|| allocated("new") == Some(0));
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn a_frontend_offers_its_disk_before_the_backend_is_there() {
     let data = pattern(3, 4096);
     driver.write(driver.place(0).data, &data);
     driver.offer(0, 0, T_OUT, 8, 4096);
-    assert!(driver.guest.wait_used(0, common::QUIET * 3).is_none(), "there is nobody to answer it");
+    assert!(driver.guest.wait_used(0, pod::QUIET * 3).is_none(), "there is nobody to answer it");
     pod.start_daemon(Side::Backend);
     driver.guest.wait_used(0, PATIENCE).expect("an answer");
     assert_eq!(driver.status(0), OK);

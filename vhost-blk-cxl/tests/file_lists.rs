@@ -2,14 +2,14 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
 
-mod common;
+mod pod;
 
 use std::fs;
 
-use common::file_bench::{Bench, MIB, directories};
-use common::pattern;
 use cxl_pool::Memory;
 use cxl_pool::simulated::Random;
+use pod::file_bench::{Bench, MIB, directories};
+use pod::pattern;
 use vhost_blk_cxl::message::Operation;
 use vhost_blk_cxl::segments::Segment;
 use vhost_blk_cxl::ssd::{FileSsd, Outcome, Ssd, VolatileCacheOptions};

@@ -3,7 +3,7 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
 
-mod common;
+mod pod;
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command as Process, Stdio};
 use std::time::Duration;
 
-use common::file_bench::{Bench, MIB, PATIENCE, directories};
-use common::pattern;
 use cxl_pool::{Area, CreateOptions, LineCount, Memory, Pool};
+use pod::file_bench::{Bench, MIB, PATIENCE, directories};
+use pod::pattern;
 use vhost_blk_cxl::message::Operation;
 use vhost_blk_cxl::ssd::{FileSsd, Full, OpenError, Outcome, Ssd};
 

@@ -2,7 +2,7 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
 
-mod common;
+mod pod;
 mod processes;
 
 use std::env;

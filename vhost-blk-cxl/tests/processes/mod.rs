@@ -19,7 +19,7 @@ use pod_controller::controller::{self, ControllerError, Handle};
 use pod_controller::rest::{self, Listeners};
 use pod_controller::store::Store;
 
-use crate::common::{ALL_FEATURES, Driver, OK, SECTOR, T_FLUSH, T_IN, T_OUT, pattern};
+use crate::pod::{ALL_FEATURES, Driver, OK, SECTOR, T_FLUSH, T_IN, T_OUT, pattern};
 
 /// Longer than any recovery takes; only a test that fails waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(40);

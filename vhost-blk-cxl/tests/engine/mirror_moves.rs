@@ -1,15 +1,11 @@
 //! Guests with a mirrored disk that move from host to host: what only the frontend knew that they left does not matter.
 
-#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
-
-mod common;
-
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::history::History;
-use common::mirror::MirrorPod;
-use common::*;
+use crate::pod::history::History;
+use crate::pod::mirror::MirrorPod;
+use crate::pod::*;
 
 fn rounds() -> u64 {
     std::env::var("WADI_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1).max(1)

@@ -1,14 +1,13 @@
 //! Backends and frontends that go away and come back under a guest that notices nothing.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::ram::{Control, RamSsd};
-use common::*;
 use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
 use cxl_pool::{HostId, LineOffset};
 use pod_protocol::endpoint::Handler;
+
+use crate::pod::ram::{Control, RamSsd};
+use crate::pod::*;
 
 fn pod(seed: u64) -> (Pod<SimulatedMemory>, Arc<Control>) {
     let pool = SimulatedPool::new(seed, 32 << 20);

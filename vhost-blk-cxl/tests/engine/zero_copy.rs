@@ -1,19 +1,16 @@
 //! Guests whose memory lies in the pool: the same answers as everywhere else, and no copy where none is needed.
 
-#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
-
-mod common;
-
 use std::fs::File;
 use std::sync::Arc;
 
-use common::ram::{Control, Given, RamSsd};
-use common::*;
 use cxl_pool::simulated::Random;
 use cxl_pool::{Area, ByteOffset, CreateOptions, LineCount, Memory, Pool};
 use vhost_blk_cxl::message::Operation;
 use vhost_blk_cxl::segments::Segment;
 use vhost_frontend::mock::{MockGuest, Piece};
+
+use crate::pod::ram::{Control, Given, RamSsd};
+use crate::pod::*;
 
 const QUEUES: u16 = 2;
 const QUEUE_SIZE: u16 = 128;

@@ -1,23 +1,19 @@
 //! Drives that lose their power under load, by seed: whatever the guest was told is on the medium must be there, and no
 //! flush may vouch for what is gone.
 
-#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
-
-mod common;
-
 use std::fs::File;
 use std::path::Path;
 
-use common::ram::{Control, RamSsd};
-use common::witness::Witness;
-use common::*;
 use cxl_pool::simulated::{check_seeds, seeds};
 use cxl_pool::{CreateOptions, HardwareMemory, Pool};
 use vhost_blk_cxl::ssd::{FileSsd, Ssd, VolatileCacheOptions};
 
-const POWER_FAILURES: u64 = 4;
-const TARGET: &str = "-p vhost-blk-cxl --test crash";
+use crate::TARGET;
+use crate::pod::ram::{Control, RamSsd};
+use crate::pod::witness::Witness;
+use crate::pod::*;
 
+const POWER_FAILURES: u64 = 4;
 fn pool() -> Pool {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let options = CreateOptions { size_bytes: Some(32 << 20), ..CreateOptions::default() };

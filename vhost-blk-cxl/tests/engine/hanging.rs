@@ -1,17 +1,14 @@
 //! A device that neither answers nor fails, and has no replica.
 
-#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
-
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::ram::{Control, RamSsd};
-use common::*;
 use cxl_pool::{CreateOptions, Pool};
 use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::reports::{DeviceReport, Report};
+
+use crate::pod::ram::{Control, RamSsd};
+use crate::pod::*;
 
 /// What the backend reports next, when the controller has asked for its counters often enough.
 fn next_report(pod: &mut Pod<cxl_pool::HardwareMemory>, reporter: &Reporter) -> Report {

@@ -1,17 +1,15 @@
 //! Mirrored disks: replicas that die, come back and are brought in line under a guest that notices nothing.
 
-#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
-
-mod common;
-
 use std::panic::{self, AssertUnwindSafe};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::history::History;
-use common::mirror::{MIRROR_BYTES, MirrorPod};
-use common::*;
 use cxl_pool::simulated::{check_seeds, seeds};
+
+use crate::TARGET;
+use crate::pod::history::History;
+use crate::pod::mirror::{MIRROR_BYTES, MirrorPod};
+use crate::pod::*;
 
 /// Lets guest and controller work until nothing is in flight.
 fn settle(pod: &mut MirrorPod, history: &mut History) {
@@ -92,7 +90,7 @@ fn history_below(seed: u64, limit: u64) -> u64 {
 fn one_order_explains_what_the_guest_sees_while_replicas_die_and_return() {
     const COUNT: u64 = 12;
     let (mut dropped, mut synced) = (0, 0);
-    check_seeds("-p vhost-blk-cxl --test mirror", COUNT, |seed| {
+    check_seeds(TARGET, COUNT, |seed| {
         let (down, up) = run(seed + 1, 2 + (seed % 2) as u16)?;
         dropped += down;
         synced += up;

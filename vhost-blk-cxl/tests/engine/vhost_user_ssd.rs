@@ -1,21 +1,18 @@
 //! The `vhost-user` driver against a real target: qemu-storage-daemon, serving a file.
 
-#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
-
-mod common;
-
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Child, Command as Process, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Driver, OK, PATIENCE, Pod, T_FLUSH, VOLUME_BYTES, VOLUME_START, eventually, pattern};
 use cxl_pool::{Area, ByteOffset, CreateOptions, HardwareMemory, Memory, Pool};
 use rustix::event::{PollFd, PollFlags, poll};
 use vhost_blk_cxl::message::Operation;
 use vhost_blk_cxl::segments::Segment;
 use vhost_blk_cxl::ssd::{Command, CommandId, Finished, Full, OpenError, Outcome, Ssd, VhostUserSsd};
+
+use crate::pod::{Driver, OK, PATIENCE, Pod, T_FLUSH, VOLUME_BYTES, VOLUME_START, eventually, pattern};
 
 const MIB: u64 = 1 << 20;
 

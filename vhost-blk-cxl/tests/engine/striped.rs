@@ -1,17 +1,15 @@
 //! Striped disks: a volume that lies on several devices, unit by unit.
 
-#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
-
-mod common;
-
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::history::History;
-use common::mirror::{MIRROR_BYTES, MirrorPod};
-use common::*;
 use cxl_pool::simulated::{check_seeds, seeds};
 use vhost_blk_cxl::message::Operation;
+
+use crate::TARGET;
+use crate::pod::history::History;
+use crate::pod::mirror::{MIRROR_BYTES, MirrorPod};
+use crate::pod::*;
 
 const UNIT: u64 = 64 << 10;
 
@@ -99,7 +97,7 @@ fn run(seed: u64) -> Result<u64, String> {
 fn one_order_explains_what_the_guest_sees_while_backends_die() {
     const COUNT: u64 = 8;
     let mut killed = 0;
-    check_seeds("-p vhost-blk-cxl --test striped", COUNT, |seed| {
+    check_seeds(TARGET, COUNT, |seed| {
         killed += run(seed + 1)?;
         Ok(())
     });

@@ -1,19 +1,16 @@
 //! Columns of a striped volume that move from one device to another under a guest that notices nothing.
 
-#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
-
-mod common;
-
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::history::History;
-use common::mirror::{MIRROR_BYTES, MirrorPod};
-use common::*;
 use cxl_pool::simulated::{check_seeds, seeds};
 use vhost_blk_cxl::message::Operation;
 
-const TARGET: &str = "-p vhost-blk-cxl --test column_moves";
+use crate::TARGET;
+use crate::pod::history::History;
+use crate::pod::mirror::{MIRROR_BYTES, MirrorPod};
+use crate::pod::*;
+
 const UNIT: u64 = 64 << 10;
 
 /// A volume over two of three devices, full of what it should hold.

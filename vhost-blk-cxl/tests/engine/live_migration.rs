@@ -1,13 +1,12 @@
 //! A disk whose guest is still on another host, and arrives.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::ram::{Control, RamSsd};
-use common::*;
 use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
 use cxl_pool::{HostId, LineOffset};
+
+use crate::pod::ram::{Control, RamSsd};
+use crate::pod::*;
 
 /// Where the configuration space says whether writes are kept in a cache.
 const WRITEBACK_AT: usize = 32;

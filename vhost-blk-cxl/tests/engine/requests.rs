@@ -1,21 +1,18 @@
 //! What a guest may ask of its disk, and what it may not, over simulated memory that is as incoherent as it may be:
 //! a missing write-back, invalidation or fence shows as wrong data.
 
-#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
-
-mod common;
-
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use common::ram::{Control, RamSsd};
-use common::*;
 use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
 use cxl_pool::{CreateOptions, HostId, LineOffset, Pool};
 use proptest::prelude::*;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost_frontend::mock::Piece;
+
+use crate::pod::ram::{Control, RamSsd};
+use crate::pod::*;
 
 const POOL_BYTES: u64 = 32 << 20;
 

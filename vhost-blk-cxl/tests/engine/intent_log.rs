@@ -1,23 +1,20 @@
 //! The log of what is being written to a mirrored volume: whoever serves it next compares that, and nothing else.
 
-#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
-
-mod common;
-
 use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::history::History;
-use common::mirror::{MIRROR_BYTES, MirrorPod};
-use common::*;
 use cxl_pool::simulated::{check_seeds, seeds};
 use pod_protocol::ids::VolumeId;
 use pod_protocol::objects::Qos;
 use vhost_blk_cxl::intent_log::IntentLog;
 use vhost_blk_cxl::message::Operation;
 
-const TARGET: &str = "-p vhost-blk-cxl --test intent_log";
+use crate::TARGET;
+use crate::pod::history::History;
+use crate::pod::mirror::{MIRROR_BYTES, MirrorPod};
+use crate::pod::*;
+
 const REGION_BYTES: u64 = 256 << 10;
 const REGION_SECTORS: u64 = REGION_BYTES / SECTOR;
 /// So that marks go while a test looks.

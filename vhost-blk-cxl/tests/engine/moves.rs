@@ -1,16 +1,14 @@
 //! Volumes that move from one device to another under a guest that notices nothing.
 
-#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
-
-mod common;
-
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::history::History;
-use common::mirror::{MIRROR_BYTES, MirrorPod};
-use common::*;
 use cxl_pool::simulated::check_seeds;
+
+use crate::TARGET;
+use crate::pod::history::History;
+use crate::pod::mirror::{MIRROR_BYTES, MirrorPod};
+use crate::pod::*;
 
 /// Lets guest and controller work until something holds.
 fn until(
@@ -79,7 +77,7 @@ fn run(seed: u64) -> Result<u64, String> {
 
 #[test]
 fn one_order_explains_what_the_guest_sees_while_its_volume_moves() {
-    check_seeds("-p vhost-blk-cxl --test moves", 8, |seed| {
+    check_seeds(TARGET, 8, |seed| {
         assert_eq!(run(seed + 1)?, 4);
         Ok(())
     });

@@ -1,19 +1,16 @@
 //! Disks of one frontend that share a channel, and perhaps a device: what one does must not stop the others.
 
-#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::ram::{Control, RamSsd};
-use common::*;
 use cxl_pool::{Area, CreateOptions, HardwareMemory, LineOffset, Pool};
 use pod_protocol::endpoint::Handler;
 use pod_protocol::ids::{LeaseId, VolumeId};
 use pod_protocol::objects::{DiskObject, Object, Priority, Qos, VolumeObject};
 use vhost_blk_cxl::backend::QUEUE_DEPTH;
 use vhost_blk_cxl::ssd::Ssd;
+
+use crate::pod::ram::{Control, RamSsd};
+use crate::pod::*;
 
 /// A pod with a second disk beside its own.
 struct Two {

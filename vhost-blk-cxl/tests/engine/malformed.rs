@@ -1,19 +1,16 @@
 //! Requests whose form is wrong: they are answered where there is a place for the answer, else they break the one ring that they
 //! are in.
 
-#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::ram::{Control, RamSsd};
-use common::*;
 use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
 use cxl_pool::{HostId, LineOffset};
 use vhost_blk_cxl::message::Operation;
 use vhost_frontend::mock::{Piece, RawDescriptor};
 use vm_memory::{Bytes, GuestAddress};
+
+use crate::pod::ram::{Control, RamSsd};
+use crate::pod::*;
 
 const POOL_BYTES: u64 = 32 << 20;
 

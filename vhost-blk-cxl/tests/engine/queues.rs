@@ -1,17 +1,14 @@
 //! As many queues as there may be, and segments from one byte to megabytes.
 
-#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by the test")]
-
-mod common;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::ram::{Control, RamSsd};
-use common::*;
 use cxl_pool::simulated::SimulatedPool;
 use cxl_pool::{CreateOptions, HostId, LineOffset, Pool};
 use vhost_frontend::mock::Piece;
+
+use crate::pod::ram::{Control, RamSsd};
+use crate::pod::*;
 
 const POOL_BYTES: u64 = 32 << 20;
 const QUEUES: u16 = 16;
@@ -23,7 +20,7 @@ fn sixteen_queues_get_their_own_answers() {
     const EACH: u64 = PLACES / QUEUES as u64;
     let pool = SimulatedPool::new(31, POOL_BYTES);
     let host = |id| pool.host(HostId::new(id));
-    let mut pod = common::Pod::new(host(1), host(2), LineOffset::new(4096));
+    let mut pod = crate::pod::Pod::new(host(1), host(2), LineOffset::new(4096));
     pod.disk.queues = QUEUES;
     let control = Control::new();
     pod.start(Box::new(RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) }));
@@ -62,7 +59,7 @@ fn segments_have_any_length_from_one_byte_to_the_whole_request() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let options = CreateOptions { size_bytes: Some(POOL_BYTES), ..CreateOptions::default() };
     let pool = Pool::create(&directory.path().join("pool"), &options).unwrap();
-    let mut pod = common::Pod::new(pool.software(), pool.software(), pool.layout().data().start);
+    let mut pod = crate::pod::Pod::new(pool.software(), pool.software(), pool.layout().data().start);
     let control = Control::new();
     pod.start(Box::new(RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) }));
     let mut driver = Driver::connected(&pod);
@@ -134,7 +131,7 @@ fn long_requests_go_on_after_a_backend_died_among_their_steps() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let options = CreateOptions { size_bytes: Some(POOL_BYTES), ..CreateOptions::default() };
     let pool = Pool::create(&directory.path().join("pool"), &options).unwrap();
-    let mut pod = common::Pod::new(pool.software(), pool.software(), pool.layout().data().start);
+    let mut pod = crate::pod::Pod::new(pool.software(), pool.software(), pool.layout().data().start);
     let control = Control::new();
     let ssd = RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) };
     pod.start(Box::new(ssd));

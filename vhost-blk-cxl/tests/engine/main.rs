@@ -1,0 +1,28 @@
+//! A frontend and a backend over one pool, with a mock guest on top and a test in place of the controller: in one process, over
+//! simulated memory wherever what is tested is not the memory itself. In one program, for each one would compile the engine for
+//! that memory again.
+
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, chosen by tests")]
+
+#[path = "../pod/mod.rs"]
+mod pod;
+
+mod column_moves;
+mod crash;
+mod hanging;
+mod intent_log;
+mod live_migration;
+mod malformed;
+mod mirror;
+mod mirror_moves;
+mod moves;
+mod neighbours;
+mod queues;
+mod requests;
+mod restarts;
+mod striped;
+mod vhost_user_ssd;
+mod zero_copy;
+
+/// What follows `cargo test` to run one again.
+const TARGET: &str = "-p vhost-blk-cxl --test engine";
