@@ -9,8 +9,8 @@ const UDP: u8 = 17;
 /// What is looked at to tell flows apart: Ethernet, VLAN, IPv6 and port fields.
 pub(super) const FLOW_BYTES: usize = 68;
 
-/// A number that is equal for all frames of a flow: of its addresses and, where it has them, its ports. `frame` is the
-/// front of a frame, as much as is at hand.
+/// A number that is equal for all frames of a flow, in both directions: of its addresses and, where it has them, its ports.
+/// `frame` is the front of a frame, as much as is at hand.
 pub(super) fn flow_hash(frame: &[u8]) -> u32 {
     let mut hash = Fnv::new();
     let mut kind_at = 12;
@@ -21,26 +21,26 @@ pub(super) fn flow_hash(frame: &[u8]) -> u32 {
     match frame.get(kind_at..kind_at + 2) {
         Some(kind) if kind == TYPE_IPV4 => hash_ipv4(ip, &mut hash),
         Some(kind) if kind == TYPE_IPV6 => hash_ipv6(ip, &mut hash),
-        _ => hash.add(frame.get(..12).unwrap_or_default()),
+        _ => hash.add_either_way(frame.get(..12).unwrap_or_default()),
     }
     hash.finish()
 }
 
 fn hash_ipv4(ip: &[u8], hash: &mut Fnv) {
-    hash.add(ip.get(12..20).unwrap_or_default());
+    hash.add_either_way(ip.get(12..20).unwrap_or_default());
     let header_bytes = ip.first().map_or(0, |first| usize::from(first & 0x0f) * 4);
     // Later fragments carry no ports, so none of a fragmented packet may count.
     let fragment = ip.get(6..8).is_some_and(|field| field[0] & 0x3f != 0 || field[1] != 0);
     let has_ports = ip.get(9).is_some_and(|protocol| *protocol == TCP || *protocol == UDP);
     if has_ports && !fragment {
-        hash.add(ip.get(header_bytes..header_bytes + 4).unwrap_or_default());
+        hash.add_either_way(ip.get(header_bytes..header_bytes + 4).unwrap_or_default());
     }
 }
 
 fn hash_ipv6(ip: &[u8], hash: &mut Fnv) {
-    hash.add(ip.get(8..40).unwrap_or_default());
+    hash.add_either_way(ip.get(8..40).unwrap_or_default());
     if ip.get(6).is_some_and(|next| *next == TCP || *next == UDP) {
-        hash.add(ip.get(40..44).unwrap_or_default());
+        hash.add_either_way(ip.get(40..44).unwrap_or_default());
     }
 }
 
@@ -52,9 +52,11 @@ impl Fnv {
         Self(0x811c_9dc5)
     }
 
-    fn add(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+    /// Adds two fields of the same length, the sender's and the receiver's, whichever comes first.
+    fn add_either_way(&mut self, both: &[u8]) {
+        let (one, other) = both.split_at(both.len() / 2);
+        for (one, other) in one.iter().zip(other) {
+            self.0 = (self.0 ^ u32::from(one ^ other)).wrapping_mul(0x0100_0193);
         }
     }
 
@@ -91,6 +93,20 @@ mod tests {
     fn fragments_of_a_packet_stay_together() {
         assert_eq!(flow_hash(&udp(1, true)), flow_hash(&udp(2, true)));
         assert_ne!(flow_hash(&udp(1, false)), flow_hash(&udp(2, false)));
+    }
+
+    #[test]
+    fn both_directions_are_one_flow() {
+        let there = udp(7, false);
+        let mut back = there.clone();
+        back[26..34].rotate_left(4);
+        back[34..38].rotate_left(2);
+        assert_ne!(there, back);
+        assert_eq!(flow_hash(&there), flow_hash(&back));
+        let mut other: Vec<u8> = (0..20).collect();
+        let there = flow_hash(&other);
+        other[..12].rotate_left(6);
+        assert_eq!(flow_hash(&other), there, "what is no IP as well");
     }
 
     proptest! {

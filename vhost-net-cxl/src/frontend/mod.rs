@@ -9,6 +9,7 @@ mod buffers;
 mod copying;
 mod device;
 mod flow;
+mod flow_queues;
 mod handler;
 mod lending;
 mod limiting;

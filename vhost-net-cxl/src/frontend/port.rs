@@ -14,6 +14,7 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 
 use super::announcing::Announcement;
 use super::buffers::TransmitBuffers;
+use super::flow_queues::FlowQueues;
 use super::lending::Stopping;
 use super::rails::{RailSet, Rails};
 use super::receive::Channel;
@@ -50,6 +51,8 @@ pub(super) struct Port {
     pub(super) untold: Vec<ChannelId>,
     /// The transmit queue that is looked at first.
     pub(super) first_queue: usize,
+    /// Where what arrives of a flow goes, while several receive queues run.
+    pub(super) flow_queues: FlowQueues,
     /// How much the guest may send, if that is limited.
     pub(super) limiter: Option<RateLimiter>,
     /// What the guest is promised to send, if anything.
@@ -97,6 +100,7 @@ impl Port {
             accepts: Offloads::NONE,
             untold: Vec::new(),
             first_queue: 0,
+            flow_queues: FlowQueues::new(),
             limiter,
             minimum,
             pacer: None,

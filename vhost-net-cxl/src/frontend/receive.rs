@@ -329,7 +329,14 @@ impl Port {
         first.filter(|_| queues.next().is_none())
     }
 
-    /// The receive queue for a frame: the same for all frames of a flow, among those that run.
+    /// Whether several receive queues run.
+    #[inline]
+    pub(super) fn has_queues(&self) -> bool {
+        self.rings.iter().step_by(2).flatten().filter(|ring| !ring.is_broken()).nth(1).is_some()
+    }
+
+    /// The receive queue for a frame: beside the queue over which the guest sends its flow, or the same for all frames of a flow,
+    /// among those that run.
     #[inline]
     fn queue_for<M: Memory>(&self, memory: &M, first: &NetMessage) -> Option<usize> {
         let running = |queue: &usize| self.rings[*queue].as_ref().is_some_and(|ring| !ring.is_broken());
@@ -341,8 +348,10 @@ impl Port {
                 let mut front = [0; FRONT_BYTES];
                 let front = &mut front[..(first.bytes as usize).min(FRONT_BYTES)];
                 memory.read(first.line.bytes(), front);
-                let hash = flow_hash(&front[HEADER_BYTES..]);
-                queues.clone().nth(usize::try_from(hash).unwrap_or(0) % count)
+                let flow = flow_hash(&front[HEADER_BYTES..]);
+                let beside = self.flow_queues.pair(flow).map(|pair| 2 * pair);
+                let beside = beside.filter(|queue| *queue < self.rings.len() && running(queue));
+                beside.or_else(|| queues.clone().nth(usize::try_from(flow).unwrap_or(0) % count))
             }
         }
     }

@@ -237,6 +237,7 @@ impl Port {
         if self.is_stopping(index) {
             return 0;
         }
+        let (pair, steers) = (ring_index(index) / 2, self.has_queues());
         let Some(ring) = &mut self.rings[index] else { return 0 };
         let offered = match ring.next_chains(chains) {
             Ok(offered) => offered,
@@ -298,12 +299,17 @@ impl Port {
                         Ok(()) => {
                             packets += 1;
                             bytes += u64::from(frame_bytes);
-                            if !self.rails.is_single() {
-                                packet.flow = if self.rails.is_by_queue() {
-                                    u32::from(ring_index(index) / 2)
-                                } else {
-                                    flow_of(memory, buffer, bounce, frame_bytes)
-                                };
+                            let (spreads, by_queue) = (!self.rails.is_single(), self.rails.is_by_queue());
+                            let flow = if steers || spreads && !by_queue {
+                                flow_of(memory, buffer, bounce, frame_bytes)
+                            } else {
+                                0
+                            };
+                            if steers {
+                                self.flow_queues.note(flow, pair);
+                            }
+                            if spreads {
+                                packet.flow = if by_queue { u32::from(pair) } else { flow };
                                 packet.rail = self.rails.rail_of(packet.flow);
                             }
                             packet.buffer = Some(buffer);

@@ -22,6 +22,7 @@ mod promises;
 mod rails;
 mod recording;
 mod room;
+mod steering;
 mod switching;
 mod vlan;
 mod zero_copy;
