@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs every test, in less time than one test program after the other takes: those of whole pods wait for their VMs for half of
-# the time, and meanwhile the others compute. What is measured against the CPU time of others comes last, by itself.
+# the time, and meanwhile the others compute. A program runs its tests two at a time, so those with one test of a whole pod run in
+# pairs. What is measured against the CPU time of others comes last, by itself.
 #
 # Arguments are handed to each `cargo test`. CARGO says which cargo.
 set -uo pipefail
@@ -18,30 +19,50 @@ programs() {
   done
 }
 
-# Those on the standard input, as arguments, without those that are named.
-selected() {
-  grep -vxF "$(printf '%s\n' "$@")" | sort -u | sed 's/^/--test=/'
+# Those on the standard input without those that are named.
+without() {
+  grep -vxF "$(printf '%s\n' "$@")" | sort -u
 }
 
-pods=$(programs tests/tests)
-mapfile -t pod_tests < <(selected "${alone[@]}" <<<"$pods")
-mapfile -t other_tests < <(for directory in */tests; do programs "$directory"; done | selected "${alone[@]}" "$pods")
+# How many tests a program with this name has.
+tests_of() {
+  cat "tests/tests/$1.rs" "tests/tests/$1"/*.rs 2>/dev/null | grep -cF '#[test]'
+}
 
 cargo_test() {
   "${CARGO:-cargo}" test --workspace --no-fail-fast "$@"
 }
 
+# Runs a program, and shows in one piece what it said.
+one_of_a_pair() {
+  local said status=0
+  said=$(cargo_test "$@" 2>&1) || status=1
+  flock "$paired" printf '%s\n' "$said"
+  return "$status"
+}
+
+pods=$(programs tests/tests)
+several=() single=()
+while read -r program; do
+  if [ "$(tests_of "$program")" = 1 ]; then single+=("$program"); else several+=("--test=$program"); fi
+done < <(without "${alone[@]}" <<<"$pods")
+mapfile -t others < <(for directory in */tests; do programs "$directory"; done | without "${alone[@]}" "$pods")
+
 output=$(mktemp)
+paired=$(mktemp)
+export paired
+export -f cargo_test one_of_a_pair
 failed=0
 # A little behind the VMs, whose guests would take longer to boot than others are patient.
 # In a process group of its own, so that all of it ends if this does.
 set -m
-nice -n 10 bash -c "$(declare -f cargo_test)"'; cargo_test --lib --bins "$@"; units=$?; cargo_test --doc || exit; exit "$units"' \
-  beside "$@" "${other_tests[@]}" >"$output" 2>&1 &
+nice -n 10 bash -c 'cargo_test --lib --bins "$@"; units=$?; cargo_test --doc || exit; exit "$units"' \
+  beside "$@" "${others[@]/#/--test=}" >"$output" 2>&1 &
 beside=$!
 set +m
-trap 'kill -- -"$beside" 2>/dev/null; rm -f "$output"' EXIT
-cargo_test "$@" "${pod_tests[@]}" || failed=1
+trap 'kill -- -"$beside" 2>/dev/null; rm -f "$output" "$paired"' EXIT
+cargo_test "$@" "${several[@]}" || failed=1
+printf '%s\n' "${single[@]}" | xargs -P 2 -I '{}' bash -c 'one_of_a_pair "--test={}" "$@"' pair "$@" || failed=1
 wait "$beside" || failed=1
 cat "$output"
 cargo_test "$@" "${alone[@]/#/--test=}" || failed=1
