@@ -85,7 +85,7 @@ fn guests_go_on_whoever_stands_still() {
         // One that nobody notices, and one that is over when it ends.
         for time in [Duration::from_millis(100), Duration::from_millis(1500)] {
             let pattern = Pattern::Random4K;
-            let job = Job { disk: "vda".into(), offset_mib: 0, size_mib: 64, pattern, flush_every: 64 };
+            let job = Job { disk: "vda".into(), offset_mib: 0, size_mib: 32, pattern, flush_every: 64 };
             thread::scope(|scope| {
                 let vm = &stage.vm;
                 let verified = scope.spawn(move || job.run(vm, Duration::from_mins(2)));
