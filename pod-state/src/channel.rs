@@ -86,20 +86,23 @@ impl State {
         }
     }
 
-    /// Makes the channels that leases need.
-    pub(super) fn add_channels(&mut self) {
+    /// Makes the channels that leases need. Returns the new ones.
+    pub(super) fn add_channels(&mut self) -> BTreeSet<ChannelId> {
         let known = |(frontend, backend): &(EndpointId, EndpointId)| {
             let channels = self.found().and_then(|found| found.channels.get(frontend));
             channels.is_some_and(|channels| channels.contains_key(backend))
         };
         let needed = self.touched().flat_map(|lease| self.pairs_of(lease));
         let new: BTreeSet<(EndpointId, EndpointId)> = needed.filter(|pair| !known(pair)).collect();
+        let mut made = BTreeSet::new();
         for (frontend, backend) in new {
             self.last.channel += 1;
             let id = ChannelId::new(self.last.channel);
             let generation = Generation::default();
             self.channels.insert(id, Channel { id, frontend, backend, generation, rings: None });
+            made.insert(id);
         }
+        made
     }
 
     /// The channels of the disks that were touched: what was flushed since may let them have rings.
@@ -116,8 +119,13 @@ impl State {
     /// Makes rings for each pair of lives. Until then the side that lives on keeps the old ones: it loses nothing by
     /// waiting, and resubmits when the new ones come.
     ///
-    /// Returns the channels that have new ones.
-    pub(super) fn make_rings(&mut self, wanting: &mut Wanting, effects: &mut Vec<Effect>) -> Vec<ChannelId> {
+    /// `new` are channels that nobody needed before this was settled. Returns the channels that have new rings.
+    pub(super) fn make_rings(
+        &mut self,
+        new: &BTreeSet<ChannelId>,
+        wanting: &mut Wanting,
+        effects: &mut Vec<Effect>,
+    ) -> Vec<ChannelId> {
         let mut made = Vec::new();
         let touched = self.work().flat_map(|work| &work.channels).copied();
         let ids: BTreeSet<ChannelId> = touched.chain(self.channels_of_touched()).collect();
@@ -132,7 +140,7 @@ impl State {
                 rings.frontend_incarnation == frontend_incarnation
                     && rings.backend_incarnation == backend_incarnation
             });
-            if current || self.is_unclean(channel) {
+            if current || self.is_unclean(channel, new.contains(&id)) {
                 continue;
             }
             let (frontend, backend, engine) = (channel.frontend, channel.backend, channel.engine());
@@ -173,21 +181,33 @@ impl State {
         Some((region.id, region.area.start))
     }
 
-    /// Whether a storage backend has yet to flush what it would share with a frontend over their channel.
-    fn is_unclean(&self, channel: &Channel) -> bool {
-        let Channel { frontend, backend, .. } = *channel;
-        if frontend.role != Role::BlkFrontend {
+    /// Whether a storage backend has yet to flush what it would share with a frontend over their channel. A new channel is needed by
+    /// leases that were touched alone: had another one needed it, it would have been there.
+    fn is_unclean(&self, channel: &Channel, new: bool) -> bool {
+        if channel.frontend.role != Role::BlkFrontend {
             return false;
         }
-        let shared = self.leases_served_by(frontend).into_iter().filter(|lease| {
-            let is_there = lease.area.is_some() && self.frontend_of(lease) == Some(frontend);
-            is_there && self.backends_of(lease).any(|it| it == backend)
-        });
-        shared.into_iter().any(|lease| {
-            let LeaseKind::Disk { clean_for, .. } = &lease.kind else { return false };
-            let life = self.life_of(backend);
-            life.is_none_or(|life| clean_for.get(&backend.host) != Some(&life))
-                || self.unclean_ram(lease, backend).is_some()
-        })
+        let all = || self.leases_served_by(channel.frontend).into_iter();
+        if !new {
+            return all().any(|lease| self.is_unclean_for(lease, channel));
+        }
+        let unclean = self.touched().any(|lease| self.is_unclean_for(lease, channel));
+        debug_assert_eq!(unclean, all().any(|lease| self.is_unclean_for(lease, channel)), "{channel:?}");
+        unclean
+    }
+
+    /// Whether that is so of what one lease shares.
+    fn is_unclean_for(&self, lease: &Lease, channel: &Channel) -> bool {
+        let Channel { frontend, backend, .. } = *channel;
+        let LeaseKind::Disk { clean_for, .. } = &lease.kind else { return false };
+        if lease.area.is_none()
+            || self.frontend_of(lease) != Some(frontend)
+            || !self.backends_of(lease).any(|it| it == backend)
+        {
+            return false;
+        }
+        let life = self.life_of(backend);
+        life.is_none_or(|life| clean_for.get(&backend.host) != Some(&life))
+            || self.unclean_ram(lease, backend).is_some()
     }
 }

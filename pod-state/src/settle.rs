@@ -56,9 +56,9 @@ impl State {
         self.make_lease_areas(&mut wanting);
         self.make_boards(&mut wanting);
         self.drop_channels();
-        self.add_channels();
+        let new = self.add_channels();
         self.follow();
-        let made = self.make_rings(&mut wanting, effects);
+        let made = self.make_rings(&new, &mut wanting, effects);
         self.follow();
         self.note_holders(&made);
         let fenced = self.fence_silent(effects);

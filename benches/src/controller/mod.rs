@@ -11,10 +11,12 @@ mod conduct;
 mod pod;
 
 use std::path::Path;
-use std::time::Instant;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
+use serde::{Deserialize, Serialize};
 
 use self::pod::Pod;
 use crate::plot::{self, Panel, Series};
@@ -23,7 +25,8 @@ use crate::report::{self, Figure, Goal};
 /// Instances on each host.
 const INSTANCES: u32 = 100;
 /// Sizes of pods, each twice the one before.
-const HOSTS: [u16; 4] = [125, 250, 500, 1000];
+const HOSTS: [u16; 4] = [125, 250, 500, LARGEST];
+const LARGEST: u16 = 1000;
 /// Sizes of pods whose controller's thread is measured. Smaller ones have no backup NICs.
 const TURNS: [u16; 3] = [16, 32, 64];
 
@@ -33,8 +36,12 @@ pub(crate) struct Options {
     /// Measure only the state machine, and only a pod of so many hosts: what is looked at with a profiler.
     #[arg(long, value_name = "N")]
     hosts: Option<u16>,
+    /// The same as JSON.
+    #[arg(long, requires = "hosts")]
+    json: bool,
 }
 
+#[derive(Serialize, Deserialize)]
 struct Measured {
     hosts: u16,
     instances: u32,
@@ -54,6 +61,10 @@ struct Measured {
 pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     if let Some(hosts) = options.hosts {
         let one = measure(hosts)?;
+        if options.json {
+            println!("{}", serde_json::to_string(&one)?);
+            return Ok(());
+        }
         println!(
             "{hosts} hosts, {} instances: {:.0} placements/s, {} channels; {} leases moved in {:.1} ms; {:.0} volumes/s, {:.0} \
              placements/s with a disk",
@@ -82,7 +93,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     );
     let mut found = Vec::new();
     for hosts in HOSTS {
-        let one = measure(hosts)?;
+        let one = measure_apart(hosts)?;
         println!(
             "{hosts:>6} {:>8} {:>10} {:>13.0} {:>9} {:>11.0} {:>9.0} {:>13} in {:>7.1} ms {:>13.0} B {:>5.0} MiB",
             pod::devices(hosts),
@@ -126,27 +137,48 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     report::write_figures(&output.join("controller.json"), &figures)
 }
 
+/// Measures in a process of its own: what one leaves to the next, memory above all, would make sizes differ.
+fn measure_apart(hosts: u16) -> Result<Measured> {
+    let program = std::env::current_exe().context("cannot tell which program this is")?;
+    let mut command = Command::new(program);
+    command.args(["controller", "--json", "--hosts", &hosts.to_string()]).stderr(Stdio::inherit());
+    let output = command.output().context("cannot start this program once more")?;
+    ensure!(output.status.success(), "the run with {hosts} hosts ended with {}", output.status);
+    serde_json::from_slice(&output.stdout).context("a run said something else than was measured")
+}
+
+/// Smaller pods are filled several times, so that each size is measured for as many instances.
 fn measure(hosts: u16) -> Result<Measured> {
     let resident_before = resident_bytes()?;
-    let mut pod = Pod::new(hosts)?;
     let instances = u32::from(hosts) * INSTANCES;
-    let placements_per_second = rate_of(instances, |number| pod.place(number))?;
+    let times = (LARGEST / hosts).max(1);
+    let rate = |took: Duration| f64::from(instances) * f64::from(times) / took.as_secs_f64();
+
+    let mut pod = Pod::new(hosts)?;
+    let mut placing = time_of(instances, |number| pod.place(number))?;
     let resident_bytes = resident_bytes()? - resident_before;
     let channels = pod.channels();
     let start = Instant::now();
     let moved = pod.fail_host()?;
     let move_ms = start.elapsed().as_secs_f64() * 1e3;
     let state_bytes = pod.bytes()?;
-    drop(pod);
-    let mut pod = Pod::new(hosts)?;
-    let volumes_per_second = rate_of(instances, |number| pod.place_volume(number))?;
-    let with_disks_per_second = rate_of(instances, |number| pod.place_with_disk(number, instances))?;
+    for _ in 1..times {
+        pod = Pod::new(hosts)?;
+        placing += time_of(instances, |number| pod.place(number))?;
+    }
+    let (mut of_volumes, mut with_disks) = (Duration::ZERO, Duration::ZERO);
+    for _ in 0..times {
+        pod = Pod::new(hosts)?;
+        of_volumes += time_of(instances, |number| pod.place_volume(number))?;
+        let order = pod::in_any_order(instances);
+        with_disks += time_of(instances, |number| pod.place_with_disk(number, &order))?;
+    }
     Ok(Measured {
         hosts,
         instances,
-        placements_per_second,
-        volumes_per_second,
-        with_disks_per_second,
+        placements_per_second: rate(placing),
+        volumes_per_second: rate(of_volumes),
+        with_disks_per_second: rate(with_disks),
         channels,
         moved,
         move_ms,
@@ -155,10 +187,10 @@ fn measure(hosts: u16) -> Result<Measured> {
     })
 }
 
-fn rate_of(count: u32, place: impl FnMut(u32) -> Result<()>) -> Result<f64> {
+fn time_of(count: u32, place: impl FnMut(u32) -> Result<()>) -> Result<Duration> {
     let start = Instant::now();
     (0..count).try_for_each(place)?;
-    Ok(f64::from(count) / start.elapsed().as_secs_f64())
+    Ok(start.elapsed())
 }
 
 fn figures(found: &[Measured]) -> Result<Vec<Figure>> {

@@ -1,6 +1,7 @@
 //! A pod of which there is nothing but the controller's state.
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
+use cxl_pool::simulated::Random;
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, REGION_SLOTS_MOST, Role};
 use pod_protocol::reports::{DeviceReport, Join};
 use pod_state::{Command, NIC_LEASES_MAX, NicWish, Options, PlacementPolicy, State};
@@ -8,8 +9,6 @@ use uuid::Uuid;
 
 /// NICs, and SSDs, of each host that has devices: every second one.
 pub(super) const DEVICES: u32 = 10;
-/// A prime, and no divisor of a number of instances.
-const STRIDE: u64 = 7_368_787;
 const VOLUME_BYTES: u64 = 10 << 30;
 /// What an instance reserves.
 const RESERVED_MBPS: u64 = 500;
@@ -56,10 +55,9 @@ impl Pod {
         self.place_with(number, Vec::new())
     }
 
-    /// Places an instance with a NIC and a disk, which is one of so many volumes: each is some instance's. In the order in which they
-    /// were made, each host would get those of a few SSDs, or of many, as the numbers of both happen to fit.
-    pub(super) fn place_with_disk(&mut self, number: u32, volumes: u32) -> Result<()> {
-        let volume = u64::from(number) * STRIDE % u64::from(volumes);
+    /// Places an instance with a NIC and a disk: each its own one of the volumes, in an order of [`in_any_order`].
+    pub(super) fn place_with_disk(&mut self, number: u32, order: &[u32]) -> Result<()> {
+        let volume = order.get(usize::try_from(number)?).context("there is no such volume")?;
         self.place_with(number, vec![format!("disk{volume}")])
     }
 
@@ -115,6 +113,15 @@ impl Pod {
         let endpoint = EndpointId::new(HostId::new(number), role);
         self.apply(&Command::Join { endpoint, incarnation: 1, join })
     }
+}
+
+/// So many numbers, shuffled, and the same each time. In any order by a rule, a host would get volumes of a few SSDs, or of many, as
+/// the numbers of hosts and SSDs happen to fit: and so a few channels, or many.
+pub(super) fn in_any_order(count: u32) -> Vec<u32> {
+    let mut random = Random::new(1);
+    let mut order: Vec<(u64, u32)> = (0..count).map(|number| (random.bits(), number)).collect();
+    order.sort_unstable();
+    order.into_iter().map(|(_, number)| number).collect()
 }
 
 /// What a daemon of a host says when it joins.
