@@ -5,7 +5,7 @@
 #
 # Arguments are handed to each `cargo test`. CARGO says which cargo.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 
 alone=(fair_shares fair_slicing fair_slicing_cgroup fair_slicing_replaced guest_shares idle priorities slicing slicing_hotplug)
 
@@ -34,6 +34,7 @@ cargo_test() {
 }
 
 # Runs a program, and shows in one piece what it said.
+# shellcheck disable=SC2329 # xargs does it
 one_of_a_pair() {
   local said status=0
   said=$(cargo_test "$@" 2>&1) || status=1
@@ -56,6 +57,7 @@ failed=0
 # A little behind the VMs, whose guests would take longer to boot than others are patient.
 # In a process group of its own, so that all of it ends if this does.
 set -m
+# shellcheck disable=SC2016 # the inner shell is to expand it
 nice -n 10 bash -c 'cargo_test --lib --bins "$@"; units=$?; cargo_test --doc || exit; exit "$units"' \
   beside "$@" "${others[@]/#/--test=}" >"$output" 2>&1 &
 beside=$!
