@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs every test, in less time than one test program after the other takes: those of whole pods wait for their VMs for half of
-# the time, and meanwhile the others compute. A program runs its tests two at a time, so those with one test of a whole pod run in
-# pairs. What is measured against the CPU time of others comes last, by itself.
+# the time, and meanwhile the others compute. A program runs several of its tests at a time, so those with one test of a whole pod run
+# in pairs. What is measured against the CPU time of others comes last, by itself.
 #
 # Arguments are handed to each `cargo test`. CARGO says which cargo.
 set -uo pipefail

@@ -103,6 +103,15 @@ mod tests {
         back[34..38].rotate_left(2);
         assert_ne!(there, back);
         assert_eq!(flow_hash(&there), flow_hash(&back));
+        let mut there = vec![0; 12];
+        there.extend(TYPE_IPV6);
+        there.extend([0x60, 0, 0, 0, 0, 8, TCP, 64]);
+        there.extend(0..36);
+        let mut back = there.clone();
+        back[22..54].rotate_left(16);
+        back[54..58].rotate_left(2);
+        assert_ne!(there, back);
+        assert_eq!(flow_hash(&there), flow_hash(&back));
         let mut other: Vec<u8> = (0..20).collect();
         let there = flow_hash(&other);
         other[..12].rotate_left(6);

@@ -9,7 +9,6 @@ use vhost_frontend::{Chain, ChainWriter, GuestView, Next, Ring};
 use vm_memory::Bytes;
 
 use super::Frontend;
-use super::flow::flow_hash;
 use super::port::Port;
 use crate::channel_end::ChannelEnd;
 use crate::counters::DropReason;
@@ -25,8 +24,6 @@ const FILLED_MAX: usize = 64;
 const AHEAD_LINES: u64 = 24;
 /// Pieces of one packet; a backend uses at most one per page.
 const PIECES_MAX: usize = 32;
-/// What is looked at to tell flows apart: virtio-net, Ethernet, VLAN, IPv6 and port fields.
-const FRONT_BYTES: usize = 80;
 
 /// A channel and the packet that is just arriving over it.
 pub(super) struct Channel<M: Memory> {
@@ -317,44 +314,6 @@ fn deliver<M: Memory>(
     // Given back with nothing in them.
     used[before..].iter_mut().for_each(|(_, written)| *written = 0);
     Err(DropReason::BadChain)
-}
-
-impl Port {
-    /// The receive queue for all frames, if only one runs.
-    #[inline]
-    pub(super) fn only_queue(&self) -> Option<usize> {
-        let running = |queue: &usize| self.rings[*queue].as_ref().is_some_and(|ring| !ring.is_broken());
-        let mut queues = (0..self.rings.len()).step_by(2).filter(running);
-        let first = queues.next();
-        first.filter(|_| queues.next().is_none())
-    }
-
-    /// Whether several receive queues run.
-    #[inline]
-    pub(super) fn has_queues(&self) -> bool {
-        self.rings.iter().step_by(2).flatten().filter(|ring| !ring.is_broken()).nth(1).is_some()
-    }
-
-    /// The receive queue for a frame: beside the queue over which the guest sends its flow, or the same for all frames of a flow,
-    /// among those that run.
-    #[inline]
-    fn queue_for<M: Memory>(&self, memory: &M, first: &NetMessage) -> Option<usize> {
-        let running = |queue: &usize| self.rings[*queue].as_ref().is_some_and(|ring| !ring.is_broken());
-        let queues = (0..self.rings.len()).step_by(2).filter(running);
-        match queues.clone().count() {
-            0 => None,
-            1 => queues.clone().next(),
-            count => {
-                let mut front = [0; FRONT_BYTES];
-                let front = &mut front[..(first.bytes as usize).min(FRONT_BYTES)];
-                memory.read(first.line.bytes(), front);
-                let flow = flow_hash(&front[HEADER_BYTES..]);
-                let beside = self.flow_queues.pair(flow).map(|pair| 2 * pair);
-                let beside = beside.filter(|queue| *queue < self.rings.len() && running(queue));
-                beside.or_else(|| queues.clone().nth(usize::try_from(flow).unwrap_or(0) % count))
-            }
-        }
-    }
 }
 
 /// Checks the header of a frame that has arrived against what the guest's driver accepts.
