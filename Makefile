@@ -101,7 +101,7 @@ SCHEMATHESIS_HOME := target/schemathesis-$(SCHEMATHESIS)
 
 .PHONY: verify-api
 verify-api: $(SCHEMATHESIS_HOME)/bin/schemathesis ## schemathesis against a running controller; needs PyPI once
-	WADI_SCHEMATHESIS=$(abspath $<) $(CARGO) test -p pod-controller --test schemathesis -- --nocapture
+	WADI_SCHEMATHESIS=$(abspath $<) $(CARGO) test -p pod-controller --test service schemathesis -- --nocapture
 
 $(SCHEMATHESIS_HOME)/bin/schemathesis:
 	python3 -m venv $(SCHEMATHESIS_HOME)

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::etcd::{EtcdCredentials, EtcdError, EtcdLink, EtcdStore};
 use super::*;
 
-#[path = "../../tests/support/etcd.rs"]
+#[path = "../../tests/service/support/etcd_server.rs"]
 pub(super) mod server;
 
 use server::Etcd;

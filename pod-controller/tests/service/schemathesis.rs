@@ -1,11 +1,9 @@
 //! What somebody else's tester finds, who knows of the API only what its description says: schemathesis. `make verify-api` installs
 //! it and runs this; where nobody says where it is, there is nothing to do.
 
-mod support;
-
 use std::process::Command;
 
-use support::{Pod, RunningController};
+use crate::support::{Pod, RunningController};
 
 /// Where the program is.
 const PROGRAM: &str = "WADI_SCHEMATHESIS";

@@ -1,8 +1,6 @@
 //! The API as strangers use it: everything gets an answer, and every refusal is a problem that says why.
 
 mod events;
-#[path = "../support/mod.rs"]
-mod support;
 mod versions;
 
 use std::collections::BTreeMap;
@@ -12,10 +10,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::{Pod, until, vm};
 use pod_api::client::Client;
 use pod_api::{CandidatePart, Condition, ConditionKind, Event, EventKind, PROBLEM_JSON, Problem};
 use pod_controller::store::Store;
-use support::{Pod, until, vm};
 
 fn request(method: &str, path: &str, headers: &str, body: &str) -> String {
     let length = body.len();
@@ -301,7 +299,7 @@ fn description_is_the_one_that_is_checked_in() {
     let kept: serde_json::Value = serde_json::from_str(&kept).expect("JSON");
     assert!(
         kept == served,
-        "the API is not docs/openapi.json any more: WADI_WRITE_OPENAPI=1 cargo test -p pod-controller --test rest description"
+        "the API is not docs/openapi.json any more: WADI_WRITE_OPENAPI=1 cargo test -p pod-controller --test service description"
     );
     for (path, operations) in served["paths"].as_object().expect("paths") {
         for (method, operation) in operations.as_object().expect("operations") {

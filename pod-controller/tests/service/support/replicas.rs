@@ -39,7 +39,7 @@ impl Replicas {
         let library = root.join("faulty_disk.so");
         let mut compiler = Command::new("gcc");
         compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]).arg(&library);
-        compiler.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/faulty_disk.c"));
+        compiler.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/service/support/faulty_disk.c"));
         assert!(compiler.status().expect("gcc is installed").success(), "it is compiled");
         let mut replicas = Self::new(root);
         replicas.faults = Some(library);

@@ -1,9 +1,5 @@
 //! A controller whose state an etcd keeps: it takes over from a file, dies, goes without etcd for a while, and is alone.
 
-#[path = "support/etcd.rs"]
-mod server;
-mod support;
-
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,15 +7,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use crate::support::etcd_server::Etcd;
+use crate::support::replicas::volume;
+use crate::support::{Pod, until, vm};
 use cxl_pool::Role;
 use pod_api::InstanceTypeSpec;
 use pod_api::client::Client;
 use pod_protocol::objects::Object;
 use pod_protocol::reports::Report;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use server::Etcd;
-use support::replicas::volume;
-use support::{Pod, until, vm};
 
 /// A controller as a process, which can be killed.
 struct Process {

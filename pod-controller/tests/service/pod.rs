@@ -1,9 +1,8 @@
 //! The controller with real endpoints over a real pool.
 
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{FakeEndpoint, Pod, RunningController, nic, ssd, until, vm};
 use cxl_pool::Role;
 use pod_api::client::ClientError;
 use pod_api::{
@@ -14,7 +13,6 @@ use pod_controller::controller::ControllerError;
 use pod_controller::store::StoreError;
 use pod_protocol::objects::{Object, RegistrationState};
 use pod_protocol::reports::Report;
-use support::{FakeEndpoint, Pod, RunningController, nic, ssd, until, vm};
 
 const WAIT: Duration = Duration::from_secs(30);
 
@@ -373,7 +371,7 @@ fn with_more(value: &mut serde_json::Value) {
 fn what_a_later_minor_version_adds_to_objects_is_ignored() {
     let pod = Pod::demo();
     let client = pod.client();
-    client.create_volume(&support::replicas::volume("vol0")).expect("created");
+    client.create_volume(&crate::support::replicas::volume("vol0")).expect("created");
     client.create_instance(&vm("vm1", &["vol0"]), Duration::from_secs(30)).expect("created");
     let mut kinds = std::collections::BTreeSet::new();
     for endpoint in pod.endpoints.values() {

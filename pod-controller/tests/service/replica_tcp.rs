@@ -1,15 +1,13 @@
 //! Controller replicas over TCP with TLS: leaders die, the network is cut, and strangers are not let in.
 
-mod support;
-
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 
-use support::authority::{Authority, Pair, write};
-use support::network::{Wire, addresses};
-use support::replicas::{Replicas, create, names, volume};
-use support::{Pod, until};
+use crate::support::authority::{Authority, Pair, write};
+use crate::support::network::{Wire, addresses};
+use crate::support::replicas::{Replicas, create, names, volume};
+use crate::support::{Pod, until};
 
 const ALL: [u16; 3] = [0, 1, 2];
 

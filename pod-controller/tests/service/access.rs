@@ -1,7 +1,5 @@
 //! Who may do what over TCP, and what is written down of it.
 
-mod support;
-
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -9,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::support::{Pod, RunningController};
 use pod_api::Problem;
-use support::{Pod, RunningController};
 
 /// An answer to a request over TCP: its status, and all of it.
 fn ask(address: SocketAddr, method: &str, path: &str, token: Option<&str>, body: &str) -> (u16, String) {

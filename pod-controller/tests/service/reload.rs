@@ -1,16 +1,14 @@
 //! A running controller that is told to read its files anew (`SIGHUP`).
 
-mod support;
-
 use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use crate::support::authority::{Authority, Pair, write};
+use crate::support::network::addresses;
+use crate::support::{Pod, until};
 use rustix::process::{Pid, Signal, kill_process};
-use support::authority::{Authority, Pair, write};
-use support::network::addresses;
-use support::{Pod, until};
 
 struct Running {
     child: Child,

@@ -1,15 +1,13 @@
 //! Several controllers: a single one grows to three, leaders die, and what was answered is there.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::replicas::{Replicas, create, names, volume};
+use crate::support::{Pod, until, vm};
 use cxl_pool::Role;
 use pod_api::DeviceHealth;
 use pod_protocol::objects::Object;
 use pod_protocol::reports::Report;
-use support::replicas::{Replicas, create, names, volume};
-use support::{Pod, until, vm};
 
 #[test]
 fn single_controller_grows_to_three_whose_leaders_may_die() {

@@ -1,15 +1,13 @@
 //! An instance moves to another host: what its frontends are told, and when.
 
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{Pod, until, vm};
 use cxl_pool::Role;
 use pod_api::CreateVolume;
 use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::{Object, ObjectId};
 use pod_protocol::reports::Report;
-use support::{Pod, until, vm};
 
 const WAIT: Duration = Duration::from_secs(10);
 

@@ -1,14 +1,12 @@
 //! `podctl` as people and scripts use it.
 
-mod support;
-
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::support::{Pod, until, vm};
 use pod_api::Volume;
-use support::{Pod, until, vm};
 
 fn podctl(pod: &Pod, arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_podctl"));

@@ -1,18 +1,15 @@
 //! The page in a real browser: Chromium without a screen, driven over its debugging pipe.
 
-mod browser;
-mod support;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
-use browser::Browser;
+use crate::browser::Browser;
+use crate::support::{Pod, RunningController, nic, vm};
 use cxl_pool::Role;
 use pod_api::{ByteSize, CreateVolume};
 use pod_protocol::protocol::Protocol;
-use support::{Pod, RunningController, nic, vm};
 
 /// A pod with an instance, and where its page is.
 fn pod(lines: &str) -> (Pod, String) {

@@ -1,10 +1,8 @@
 //! Controller replicas whose disks are full, slow or damaged: the others go on, what was answered is there, and the replica says
 //! what to do.
 
-mod support;
-
-use support::replicas::{Replicas, create, names};
-use support::{Pod, until};
+use crate::support::replicas::{Replicas, create, names};
+use crate::support::{Pod, until};
 
 const ALL: [u16; 3] = [0, 1, 2];
 

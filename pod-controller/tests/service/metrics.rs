@@ -1,7 +1,5 @@
 //! What operators watch: metrics as promtool wants them, alerts that fire for what they are for, and a dashboard of metrics that there are.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
@@ -10,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use crate::support::replicas::volume;
+use crate::support::{Pod, until, vm};
 use pod_api::{Fabric, MchannelSpec};
 use serde_json::Value;
-use support::replicas::volume;
-use support::{Pod, until, vm};
 
 fn deploy(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(name)

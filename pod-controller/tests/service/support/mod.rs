@@ -1,8 +1,7 @@
 //! A pod without engines: a real controller, and endpoints that hold what they are given and do nothing with it.
 
-#![allow(dead_code, reason = "each test file uses a part of it")]
-
 pub(crate) mod authority;
+pub(crate) mod etcd_server;
 pub(crate) mod network;
 pub(crate) mod replicas;
 

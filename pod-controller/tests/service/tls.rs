@@ -1,7 +1,5 @@
 //! The API over TLS: who is who by certificate, and what somebody with the wrong one is told.
 
-mod support;
-
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -9,8 +7,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use support::authority::{Authority, Pair, write};
-use support::{Pod, RunningController};
+use crate::support::authority::{Authority, Pair, write};
+use crate::support::{Pod, RunningController};
 
 const PATIENCE: Duration = Duration::from_mins(1);
 

@@ -1,0 +1,19 @@
+//! The controller as its users and its daemons see it: over sockets, with its disks and clocks, and with programs of its own. In one
+//! program, for each one would take the whole of it in.
+
+mod access;
+mod browser;
+mod etcd;
+mod live_migration;
+mod metrics;
+mod page;
+mod pod;
+mod podctl;
+mod reload;
+mod replica_disks;
+mod replica_tcp;
+mod replication;
+mod rest;
+mod schemathesis;
+mod support;
+mod tls;
