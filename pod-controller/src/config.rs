@@ -14,7 +14,7 @@ use pod_api::ByteSize;
 use pod_protocol::config::{ConfigError, PoolSection, RunSection, parse_toml};
 use pod_protocol::daemon::check_log_level;
 use pod_protocol::run_directory::RunDirectory;
-use pod_state::{Options, PlacementPolicy};
+use pod_state::{Filling, Options, PlacementPolicy};
 use serde::Deserialize;
 use uuid::Uuid;
 
@@ -138,6 +138,12 @@ pub struct ControllerSection {
     /// Of an SSD's requests per second, how much volumes may reserve, in percent.
     #[serde(default = "default_overcommit_percent")]
     pub ssd_overcommit_percent: u32,
+    /// Which NIC an instance gets beside what is nearer: `spread` for the least loaded one, `pack` for the most loaded one with room.
+    #[serde(default)]
+    pub nic_placement: Filling,
+    /// Which SSD a volume gets: `spread` for the one with the largest share free, `pack` for that with the smallest that has room.
+    #[serde(default)]
+    pub ssd_placement: Filling,
     /// Whether bandwidth is reserved only where a backup NIC of another host could carry it too.
     #[serde(default = "default_prove_failover")]
     pub prove_failover: bool,
@@ -375,6 +381,8 @@ impl Config {
                 ssd_overcommit_percent: self.controller.ssd_overcommit_percent,
                 prove_failover: self.controller.prove_failover,
                 guest_ram: self.controller.guest_ram,
+                nics: self.controller.nic_placement,
+                ssds: self.controller.ssd_placement,
             },
             // Whoever leads works it out.
             protocol_minor: 0,
@@ -415,6 +423,7 @@ mod tests {
             ("nic-overcommit-percent = 0", "nic-overcommit-percent"),
             ("ssd-overcommit-percent = 99999", "ssd-overcommit-percent"),
             ("fail-back = 'perhaps'", "perhaps"),
+            ("nic-placement = 'heap'", "heap"),
         ] {
             let error = with(line).expect_err(line);
             assert!(error.contains(word), "{line}: {error}");

@@ -100,7 +100,7 @@ pub use live_migration::Incoming;
 pub use loads::{Loads, NicLoad};
 pub use migrate::Draining;
 pub use name::{NAME_BYTES_MAX, check_name};
-pub use options::{NIC_LEASES_MAX, Options, PlacementPolicy, REGIONS_MAX};
+pub use options::{Filling, NIC_LEASES_MAX, Options, PlacementPolicy, REGIONS_MAX};
 pub use parts::{Objects, Part, Parts};
 pub use rates::Rates;
 pub use refusal::{Refusal, RefusalKind};

@@ -7,7 +7,7 @@ use cxl_pool::HostId;
 use smol_str::SmolStr;
 
 use super::nic_policy::promises;
-use super::{Device, DeviceId, Kind, Lease, LeaseKind, State};
+use super::{Device, DeviceId, Filling, Kind, Lease, LeaseKind, State};
 
 /// What a lease without a reservation counts for where loads are compared, in Mbit/s. It is promised nothing.
 const BEST_EFFORT_MBPS: u64 = 100;
@@ -298,17 +298,29 @@ impl Loads {
         self.nics.iter()
     }
 
-    /// The NICs of a host, the least loaded one first.
-    pub fn of_host(&self, host: HostId) -> Vec<(&DeviceId, &NicLoad)> {
+    /// The NICs of a host: the least loaded one first, or where they are packed, as [`Self::most_loaded`] has them and then the others.
+    pub(super) fn of_host(&self, host: HostId, filling: Filling) -> Vec<(&DeviceId, &NicLoad)> {
         let first = DeviceId { host, name: SmolStr::default() };
         let mut nics: Vec<_> = self.nics.range(first..).take_while(|(id, _)| id.host == host).collect();
-        nics.sort_by_key(|(id, load)| (load.load(), *id));
+        nics.sort_by_key(|(id, nic)| match (nic.load(), filling) {
+            (load @ ..=SCALE, Filling::Pack) => (false, SCALE - load, *id),
+            (load, _) => (true, load, *id),
+        });
         nics
     }
 
     /// The NICs that are not kept for failover, the least loaded one first.
     pub fn ordinary(&self) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
         self.order.ordinary.iter().filter_map(|(_, id)| Some((id, self.nics.get(id)?)))
+    }
+
+    /// The NICs that are not kept for failover and have something to share yet, the most loaded one first. That what reserves nothing
+    /// counts for a little keeps them from having more and more of it.
+    pub(super) fn most_loaded(&self) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
+        let beyond = (SCALE + 1, 0);
+        let none = DeviceId { host: HostId::new(0), name: SmolStr::default() };
+        let shared = self.order.ordinary.range(..(beyond, none));
+        shared.rev().filter_map(|(_, id)| Some((id, self.nics.get(id)?)))
     }
 
     /// The NICs that are kept for failover, the one that least leans on first.

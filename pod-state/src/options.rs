@@ -79,6 +79,23 @@ pub struct PlacementPolicy {
     /// Whether guests may have their RAM in the pool. Their VMMs can reach all of it then.
     #[serde(default = "allowed")]
     pub guest_ram: bool,
+    /// Which NIC of those that would do a lease gets, beside what is nearer.
+    #[serde(default)]
+    pub nics: Filling,
+    /// Which SSD a volume gets.
+    #[serde(default)]
+    pub ssds: Filling,
+}
+
+/// In which order devices are filled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Filling {
+    /// The one with the largest share free comes first: each has little to do, and the failure of one concerns few.
+    #[default]
+    Spread,
+    /// The one with the smallest share free that has room comes first: what is large finds room later, and fewer devices do.
+    Pack,
 }
 
 const fn allowed() -> bool {
@@ -92,6 +109,8 @@ impl Default for PlacementPolicy {
             ssd_overcommit_percent: 100,
             prove_failover: true,
             guest_ram: true,
+            nics: Filling::Spread,
+            ssds: Filling::Spread,
         }
     }
 }

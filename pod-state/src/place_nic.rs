@@ -10,7 +10,7 @@ use cxl_pool::{EndpointId, HostId, Role};
 
 use super::loads::{Loads, NicLoad};
 use super::nic_policy::promises;
-use super::{DeviceId, Lease, LeaseKind, NicWish, Refusal, RefusalKind, State};
+use super::{DeviceId, Filling, Lease, LeaseKind, NicWish, Refusal, RefusalKind, State};
 
 /// The smallest MTU that IPv4 allows.
 pub(super) const MTU_MIN: u16 = 68;
@@ -36,18 +36,20 @@ struct Passed {
 
 impl State {
     /// The NIC for a new lease, and its backup: not one that is kept for failover if there is another; one that is near what
-    /// it wants to be near; one of the instance's own host; the least loaded one; among equals one whose backend the host has a
-    /// channel to, for each channel takes memory, and is looked at by both sides again and again.
+    /// it wants to be near; one of the instance's own host; where NICs are packed the most loaded one; else the least loaded one, among equals one
+    /// whose backend the host has a channel to, for each channel takes memory, and is looked at by both sides again and again.
     pub(super) fn place_nic(&self, loads: &Loads, host: HostId, wish: &NicWish) -> Result<NicPlace, Refusal> {
         let apart = self.hosts_apart(wish.apart.as_deref());
         let group = wish.together.as_deref();
         let near = group.map_or_else(BTreeSet::new, |group| {
             self.hosts_serving(group, |_, together| together == Some(group))
         });
-        let own = || near.iter().copied().chain([host]).flat_map(|host| loads.of_host(host));
+        let filling = self.nic_filling();
+        let own = || near.iter().copied().chain([host]).flat_map(|host| loads.of_host(host, filling));
         let known = self.backends_known_to(host);
         let known = &known[..];
-        let others = || loads.least_loaded_of(known).chain(loads.ordinary());
+        let packed = || (filling == Filling::Pack).then(|| loads.most_loaded()).into_iter().flatten();
+        let others = || packed().chain(loads.least_loaded_of(known)).chain(loads.ordinary());
         let ordinary = || own().filter(|(_, nic)| !nic.backup).chain(others());
         let all = || ordinary().chain(own().filter(|(_, nic)| nic.backup)).chain(loads.backups());
         // Who does not ask for several NICs gets one that stands alone, if there is one.

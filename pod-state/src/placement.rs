@@ -1,6 +1,6 @@
 use super::rates::Rates;
 use super::ssd_loads::SsdLoad;
-use super::{Device, DeviceId, Health, LeaseKind, Presence, State};
+use super::{Device, DeviceId, Filling, Health, LeaseKind, Presence, State};
 
 impl Device {
     /// Whether it works, if its owner is there like this.
@@ -58,8 +58,8 @@ impl State {
         u32::try_from(on.count()).unwrap_or(u32::MAX)
     }
 
-    /// The SSD for a new volume, and where on it: the one with the largest share free, of its room and of what it can do, of those
-    /// that will do; or the one that is wanted.
+    /// The SSD for a new volume, and where on it: of those that will do the one with the largest share free, of its room and of what it
+    /// can do, or the smallest where SSDs are packed; or the one that is wanted.
     pub(super) fn place_volume(
         &self,
         (size_bytes, rates): (u64, Rates),
@@ -71,9 +71,10 @@ impl State {
             let start = if will_do(id) { ssd.start_for(size_bytes, rates) } else { None };
             Some((id.clone(), start?))
         };
-        match wanted {
-            Some(id) => place((id, loads.get(id)?)),
-            None => loads.in_order().find_map(place),
+        match (wanted, self.ssd_filling()) {
+            (Some(id), _) => place((id, loads.get(id)?)),
+            (None, Filling::Spread) => loads.in_order().find_map(place),
+            (None, Filling::Pack) => loads.in_order().rev().find_map(place),
         }
     }
 }

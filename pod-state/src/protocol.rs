@@ -3,7 +3,7 @@
 use pod_protocol::objects::{Object, ObjectId, ProtocolObject};
 use pod_protocol::protocol::Protocol;
 
-use super::{Command, Objects, Options, State};
+use super::{Command, Filling, Objects, Options, State};
 
 impl State {
     /// The version in which is said what others than a direct peer hear or read: every member of the pod knows it.
@@ -19,6 +19,21 @@ impl State {
     /// Whether columns of striped volumes may move: controllers of 1.0 refuse what has them move, and frontends of 1.0 do not copy.
     pub(super) fn moves_columns(&self) -> bool {
         self.options.protocol_minor >= Protocol::MOVES_COLUMNS
+    }
+
+    /// In which order NICs are filled now.
+    pub fn nic_filling(&self) -> Filling {
+        self.filling(self.options.placement.nics)
+    }
+
+    /// In which order SSDs are filled now.
+    pub fn ssd_filling(&self) -> Filling {
+        self.filling(self.options.placement.ssds)
+    }
+
+    /// Replicas of 1.0 spread whatever is wanted, and all have to place alike.
+    fn filling(&self, wanted: Filling) -> Filling {
+        if self.options.protocol_minor >= Protocol::PACKS_DEVICES { wanted } else { Filling::Spread }
     }
 
     /// What endpoints are told of it. In a pod of 1.0 some do not know that there is anything to tell.

@@ -91,7 +91,7 @@ impl SsdLoads {
     }
 
     /// The SSDs that can be given to somebody, the one with the largest share free first.
-    pub(super) fn in_order(&self) -> impl Iterator<Item = (&DeviceId, &SsdLoad)> {
+    pub(super) fn in_order(&self) -> impl DoubleEndedIterator<Item = (&DeviceId, &SsdLoad)> {
         self.order.iter().filter_map(|(_, id)| Some((id, self.ssds.get(id)?)))
     }
 

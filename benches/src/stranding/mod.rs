@@ -1,8 +1,9 @@
 //! `stranding`: how much of hosts' resources nobody can use, and how much less that is when hosts share NICs and SSDs.
 //!
 //! As in Oasis §2.2: VMs of a trace are placed on hosts that have devices of their own; then hosts are put into pods at random, and
-//! the least number of devices is sought with which every VM can be placed where it was. Every pod gets as many as the pod that
-//! needs most. What decides whether VMs fit is the controller's own state machine.
+//! the least number of devices is sought with which every VM can be placed where it was, pod by pod. What decides whether VMs fit is the
+//! controller's own state machine, which packs devices; beside it stand what it needs where it spreads load, and what nothing could do
+//! with less than, the most that is used at a time.
 
 mod pods;
 mod schedule;
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use self::pods::{Device, NICS, SSDS};
+use self::pods::{Device, NICS, Needed, SSDS};
 use self::trace::{Parts, Random};
 use crate::plot::{self, Panel, Series};
 use crate::report::{self, Figure, Goal};
@@ -26,7 +27,7 @@ const PODS: [usize; 5] = [1, 2, 4, 8, 16];
 #[derive(Args)]
 pub(crate) struct Options {
     /// How many hosts; a multiple of 16.
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value_t = 64)]
     hosts: usize,
     /// How many days of the trace.
     #[arg(long, default_value_t = 6.0)]
@@ -47,22 +48,72 @@ pub(crate) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { hosts: 32, days: 6.0, seed: 1, azure_vms: None, azure_types: None, machine: None }
+        Self { hosts: 64, days: 6.0, seed: 1, azure_vms: None, azure_types: None, machine: None }
     }
 }
 
 /// What pods of a size need.
 struct Found {
     hosts: usize,
-    /// Devices of each pod.
-    nics: usize,
-    ssds: usize,
-    /// Of them, what nobody uses, in percent.
-    nic_stranded: f64,
-    ssd_stranded: f64,
+    nic: Need,
+    ssd: Need,
+}
+
+/// How many devices of a kind, of pods of a size.
+struct Need {
+    /// Those that the hosts of a pod would have of their own.
+    own: f64,
+    /// For what is used at a time, on average of all pods.
+    at_least: f64,
+    /// Where they are packed, on average.
+    packed: f64,
+    /// Where load is spread, on average.
+    spread: f64,
+    /// Where they are packed, in the pod that needs most.
+    most: usize,
+    /// What hosts alone do not use, as a part of all.
+    unused_alone: f64,
+}
+
+impl Need {
+    fn of(pods: &[Needed], own: usize, unused_alone: f64) -> Self {
+        let average = |which: fn(&Needed) -> usize| {
+            count(pods.iter().map(which).sum::<usize>()) / count(pods.len().max(1))
+        };
+        Self {
+            own: count(own),
+            at_least: average(|pod| pod.at_least),
+            packed: average(|pod| pod.packed),
+            spread: average(|pod| pod.spread),
+            most: pods.iter().map(|pod| pod.packed).max().unwrap_or(0),
+            unused_alone,
+        }
+    }
+
+    /// What nobody uses of so many, in percent.
+    fn stranded(&self, devices: f64) -> f64 {
+        100.0 * (1.0 - (1.0 - self.unused_alone) * self.own / devices)
+    }
+
     /// Compared with hosts that have theirs alone, so much less is bought, in percent.
-    nic_saved: f64,
-    ssd_saved: f64,
+    fn saved(&self) -> f64 {
+        100.0 * (1.0 - self.packed / self.own)
+    }
+
+    /// A part of a line of the table.
+    fn row(&self, hosts: usize) -> String {
+        format!(
+            "{:>5.1} of {:<3.0} {:>8.1} {:>6.1} {:>4} {:>7.1} % {:>3.0} % {:>4.0} %",
+            self.packed,
+            self.own,
+            self.at_least,
+            self.spread,
+            self.most,
+            self.stranded(self.packed),
+            estimate(100.0 * self.unused_alone, hosts),
+            self.saved()
+        )
+    }
 }
 
 /// Runs it.
@@ -98,27 +149,17 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     );
     let mut order: Vec<usize> = (0..hosts).collect();
     random.shuffle(&mut order);
-    println!(
-        "{:>4}  {:>9} {:>8} {:>5} {:>6}  {:>9} {:>8} {:>5} {:>6}",
-        "pod", "SSDs", "stranded", "√N", "saved", "NICs", "stranded", "√N", "saved"
-    );
+    let columns = |what: &str| {
+        format!(
+            "{what:>12} {:>8} {:>6} {:>4} {:>9} {:>5} {:>6}",
+            "at least", "spread", "most", "stranded", "√N", "saved"
+        )
+    };
+    println!("{:>4} {} {}", "pod", columns("SSDs"), columns("NICs"));
     let mut found = Vec::new();
     for size in PODS {
         let one = measure(&schedule, &order, size)?;
-        println!(
-            "{:>4}  {:>4} of {:<3} {:>6.1} % {:>3.0} % {:>4.0} %  {:>4} of {:<3} {:>6.1} % {:>3.0} % {:>4.0} %",
-            one.hosts,
-            one.ssds,
-            SSDS * size,
-            one.ssd_stranded,
-            estimate(percent(ssd), size),
-            one.ssd_saved,
-            one.nics,
-            NICS * size,
-            one.nic_stranded,
-            estimate(percent(nic), size),
-            one.nic_saved
-        );
+        println!("{size:>4} {} {}", one.ssd.row(size), one.nic.row(size));
         found.push(one);
     }
     let figures = figures(&found, &schedule.unused)?;
@@ -139,34 +180,26 @@ fn count(number: usize) -> f64 {
 }
 
 fn measure(schedule: &schedule::Schedule, order: &[usize], size: usize) -> Result<Found> {
-    let (mut nics, mut ssds) = (0, 0);
-    if size == 1 {
-        // Nobody shares: every host has its own, all of which the schedule has used.
-        (nics, ssds) = (NICS, SSDS);
-    } else {
-        for hosts in order.chunks(size) {
-            nics = nics.max(pods::needed(Device::Nic, &schedule.placed, hosts)?);
-            ssds = ssds.max(pods::needed(Device::Ssd, &schedule.placed, hosts)?);
-        }
-    }
-    let stranded = |unused: f64, own: usize, needed: usize| {
-        100.0 * (1.0 - (1.0 - unused) * count(own * size) / count(needed))
+    let need = |device: Device, own: usize, unused: f64| {
+        let of_pod = |hosts: &[usize]| match hosts {
+            // Nobody shares: every host has its own, all of which the schedule has used.
+            [_] => Ok(Needed { at_least: own, packed: own, spread: own }),
+            _ => pods::needed(device, &schedule.placed, hosts),
+        };
+        let pods: Vec<Needed> = order.chunks(size).map(of_pod).collect::<Result<_>>()?;
+        Ok::<_, anyhow::Error>(Need::of(&pods, own * size, unused))
     };
-    let saved = |own: usize, needed: usize| 100.0 * (1.0 - count(needed) / count(own * size));
     Ok(Found {
         hosts: size,
-        nics,
-        ssds,
-        nic_stranded: stranded(schedule.unused.nic, NICS, nics),
-        ssd_stranded: stranded(schedule.unused.ssd, SSDS, ssds),
-        nic_saved: saved(NICS, nics),
-        ssd_saved: saved(SSDS, ssds),
+        nic: need(Device::Nic, NICS, schedule.unused.nic)?,
+        ssd: need(Device::Ssd, SSDS, schedule.unused.ssd)?,
     })
 }
 
 fn figures(found: &[Found], unused: &Parts) -> Result<Vec<Figure>> {
     let eight = found.iter().find(|it| it.hosts == 8).context("pods of 8 hosts were not measured")?;
     let paper = "Oasis, Azure";
+    let stranded = |need: &Need| need.stranded(need.packed);
     let figure = |name: &str, value: f64, rival: f64| {
         Figure::new(format!("stranding/{name}"), value, "%").against(paper, Some(rival))
     };
@@ -175,18 +208,23 @@ fn figures(found: &[Found], unused: &Parts) -> Result<Vec<Figure>> {
         figure("alone/nic", unused.nic * 100.0, 27.0),
         figure("alone/cores", unused.cores * 100.0, 5.0),
         figure("alone/memory", unused.memory * 100.0, 9.0),
-        figure("pod-of-8/ssd", eight.ssd_stranded, 7.0).with_goal(Goal::AtMost(7.0)),
-        figure("pod-of-8/ssd-saved", eight.ssd_saved, 26.0).with_goal(Goal::AtLeast(26.0)),
-        figure("pod-of-8/nic-saved", eight.nic_saved, 16.0).with_goal(Goal::AtLeast(16.0)),
+        figure("pod-of-8/ssd", stranded(&eight.ssd), 7.0).with_goal(Goal::AtMost(7.0)),
+        figure("pod-of-8/ssd-saved", eight.ssd.saved(), 26.0).with_goal(Goal::AtLeast(26.0)),
+        figure("pod-of-8/nic-saved", eight.nic.saved(), 16.0).with_goal(Goal::AtLeast(16.0)),
     ];
     for one in found.iter().filter(|it| it.hosts > 1) {
-        let root = "the square root";
-        for (name, stranded, alone) in
-            [("ssd", one.ssd_stranded, unused.ssd), ("nic", one.nic_stranded, unused.nic)]
-        {
-            let name = format!("stranding/pod-of-{}/{name}-beside-estimate", one.hosts);
-            let rival = estimate(alone * 100.0, one.hosts);
-            figures.push(Figure::new(name, stranded, "%").against(root, Some(rival)));
+        for (device, need) in [("ssd", &one.ssd), ("nic", &one.nic)] {
+            let name = |what: &str| format!("stranding/pod-of-{}/{device}-{what}", one.hosts);
+            let root = estimate(need.unused_alone * 100.0, one.hosts);
+            let rivals = [
+                ("estimate", "the square root", root),
+                ("least", "the most that is used at a time", need.stranded(need.at_least)),
+                ("spread", "where load is spread", need.stranded(need.spread)),
+            ];
+            for (what, rival, value) in rivals {
+                let name = name(&format!("beside-{what}"));
+                figures.push(Figure::new(name, stranded(need), "%").against(rival, Some(value)));
+            }
         }
     }
     Ok(figures)
@@ -211,7 +249,9 @@ fn panels(found: &[Found], unused: &Parts) -> Vec<Panel> {
         panel(
             "SSD capacity",
             vec![
-                line("measured", &|it| it.ssd_stranded),
+                line("packed", &|it| it.ssd.stranded(it.ssd.packed)),
+                line("spread", &|it| it.ssd.stranded(it.ssd.spread)),
+                line("at least", &|it| it.ssd.stranded(it.ssd.at_least)),
                 line("square root of N", &|it| estimate(unused.ssd * 100.0, it.hosts)),
                 paper,
             ],
@@ -219,7 +259,9 @@ fn panels(found: &[Found], unused: &Parts) -> Vec<Panel> {
         panel(
             "NIC bandwidth",
             vec![
-                line("measured", &|it| it.nic_stranded),
+                line("packed", &|it| it.nic.stranded(it.nic.packed)),
+                line("spread", &|it| it.nic.stranded(it.nic.spread)),
+                line("at least", &|it| it.nic.stranded(it.nic.at_least)),
                 line("square root of N", &|it| estimate(unused.nic * 100.0, it.hosts)),
             ],
         ),

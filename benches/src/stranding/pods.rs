@@ -3,8 +3,9 @@
 
 use anyhow::{Result, anyhow, bail};
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, REGION_SLOTS_MOST, Role};
+use pod_protocol::protocol::Protocol;
 use pod_protocol::reports::{DeviceReport, Join};
-use pod_state::{Command, NIC_LEASES_MAX, NicWish, Options, PlacementPolicy, RefusalKind, State};
+use pod_state::{Command, Filling, NIC_LEASES_MAX, NicWish, Options, PlacementPolicy, RefusalKind, State};
 use uuid::Uuid;
 
 use super::schedule::Placed;
@@ -15,8 +16,8 @@ const NIC_MBPS: f64 = 100_000.0;
 /// SSDs that a host would have of its own, and what each can hold.
 pub(super) const SSDS: usize = 4;
 const SSD_BYTES: f64 = 960e9;
-/// The most of a device that is asked of it in one piece: load is spread, so none is ever quite empty.
-const PIECE_MAX: f64 = 0.5;
+/// The most of a device that is asked of it in one piece: the smaller, the fewer devices do, and the more of them a VM has.
+const PIECE_MAX: f64 = 0.25;
 const MIB: f64 = 1_048_576.0;
 
 /// What is counted.
@@ -34,8 +35,19 @@ struct Event {
     number: usize,
 }
 
+/// How many devices a pod needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Needed {
+    /// For all that is used at a time, if it could be cut as one likes.
+    pub(super) at_least: usize,
+    /// Where devices are filled one after the other.
+    pub(super) packed: usize,
+    /// Where load is spread.
+    pub(super) spread: usize,
+}
+
 /// The least number of devices with which everything on these hosts is placed.
-pub(super) fn needed(device: Device, placed: &[Placed], hosts: &[usize]) -> Result<usize> {
+pub(super) fn needed(device: Device, placed: &[Placed], hosts: &[usize]) -> Result<Needed> {
     let here: Vec<&Placed> = placed.iter().filter(|it| hosts.contains(&it.host)).collect();
     let mut events: Vec<Event> = Vec::new();
     for (number, it) in here.iter().enumerate() {
@@ -59,23 +71,25 @@ pub(super) fn needed(device: Device, placed: &[Placed], hosts: &[usize]) -> Resu
         reason = "a small count"
     )]
     let least = ((most * own as f64 - 1e-6).ceil() as usize).max(1);
-    for count in least..=2 * own * hosts.len() {
-        if place_all(device, count, &here, &events, hosts)? {
-            return Ok(count);
+    let with = |filling: Filling| {
+        for count in least..=2 * own * hosts.len() {
+            if place_all((device, count, filling), &here, &events, hosts)? {
+                return Ok(count);
+            }
         }
-    }
-    bail!("{hosts:?} need more than twice the devices that they have")
+        bail!("{hosts:?} need more than twice the devices that they have")
+    };
+    Ok(Needed { at_least: least, packed: with(Filling::Pack)?, spread: with(Filling::Spread)? })
 }
 
 /// Whether everything is placed with so many devices.
 fn place_all(
-    device: Device,
-    count: usize,
+    (device, count, filling): (Device, usize, Filling),
     here: &[&Placed],
     events: &[Event],
     hosts: &[usize],
 ) -> Result<bool> {
-    let mut pod = Pod::new(device, count, hosts.len())?;
+    let mut pod = Pod::new((device, count, filling), hosts.len())?;
     for event in events {
         let it = here[event.number];
         let host = hosts.iter().position(|host| *host == it.host).unwrap_or(0);
@@ -96,8 +110,8 @@ struct Pod {
 }
 
 impl Pod {
-    fn new(device: Device, count: usize, hosts: usize) -> Result<Self> {
-        let mut state = State::new(options());
+    fn new((device, count, filling): (Device, usize, Filling), hosts: usize) -> Result<Self> {
+        let mut state = State::new(options(filling));
         for host in 0..hosts {
             let own = (0..count).filter(|number| number % hosts == host);
             let (roles, devices): ([Role; 2], Vec<DeviceReport>) = match device {
@@ -207,7 +221,7 @@ fn must(state: &mut State, command: &Command) -> Result<()> {
     applied.map(drop).map_err(|refusal| anyhow!("{command:?} was refused: {refusal}"))
 }
 
-/// What is more than half of a device lies on several, in equal pieces: parts of a device each.
+/// What is more than a quarter of a device lies on several, in equal pieces: parts of a device each.
 fn pieces(devices: f64) -> Vec<f64> {
     if devices < 1e-9 {
         return Vec::new();
@@ -260,7 +274,7 @@ fn ssd(number: usize) -> DeviceReport {
 }
 
 /// A pool with room for everything: it is devices that are counted. Nothing is kept for the failure of a host, as in the paper.
-fn options() -> Options {
+fn options(filling: Filling) -> Options {
     Options {
         pool: Uuid::from_u128(1),
         data: Area { start: LineOffset::new(0), lines: LineCount::covering(1 << 40) },
@@ -274,8 +288,13 @@ fn options() -> Options {
         socket_name_bytes_max: 80,
         regions_max: REGION_SLOTS_MOST as usize,
         nic_leases_max: NIC_LEASES_MAX,
-        placement: PlacementPolicy { prove_failover: false, ..PlacementPolicy::default() },
-        protocol_minor: 0,
+        placement: PlacementPolicy {
+            prove_failover: false,
+            nics: filling,
+            ssds: filling,
+            ..PlacementPolicy::default()
+        },
+        protocol_minor: Protocol::PACKS_DEVICES,
     }
 }
 
@@ -293,18 +312,34 @@ mod tests {
         // Each host fills its devices, but not at the same time.
         let placed = [vm(0, 0.0, 1.0, 1.0, 1.0), vm(1, 1.0, 2.0, 1.0, 1.0), vm(2, 0.0, 2.0, 0.1, 0.1)];
         for (device, own) in [(Device::Nic, NICS), (Device::Ssd, SSDS)] {
-            assert_eq!(needed(device, &placed, &[0]).expect("it fits"), own);
-            assert_eq!(needed(device, &placed, &[0, 1]).expect("it fits"), own);
-            assert_eq!(needed(device, &placed, &[0, 1, 2]).expect("it fits"), own + 1);
-            assert_eq!(needed(device, &placed, &[2]).expect("it fits"), 1);
+            let needed = |hosts: &[usize]| {
+                let Needed { at_least, packed, spread } = needed(device, &placed, hosts).expect("it fits");
+                assert_eq!((at_least, packed), (spread, spread), "{hosts:?}");
+                spread
+            };
+            assert_eq!(needed(&[0]), own);
+            assert_eq!(needed(&[0, 1]), own);
+            assert_eq!(needed(&[0, 1, 2]), own + 1);
+            assert_eq!(needed(&[2]), 1);
         }
     }
 
     #[test]
+    fn what_is_packed_leaves_room_for_what_is_large() {
+        // Two small ones, on SSDs of their own where they are spread: there is no room for the seventh quarter then.
+        let of_host = |ssds: f64| ssds / 4.0;
+        let small = (0..2).map(|_| vm(0, 0.0, 2.0, of_host(0.1), 0.0));
+        let large = (0..7).map(|_| vm(0, 1.0, 2.0, of_host(0.25), 0.0));
+        let placed: Vec<Placed> = small.chain(large).collect();
+        let found = needed(Device::Ssd, &placed, &[0]).expect("it fits");
+        assert_eq!(found, Needed { at_least: 2, packed: 2, spread: 3 });
+    }
+
+    #[test]
     fn what_does_not_fit_one_device_lies_on_several() {
-        assert_eq!(pieces(0.5), [0.5]);
-        assert_eq!(pieces(0.75), [0.375, 0.375]);
-        assert_eq!(pieces(2.25), [0.45; 5]);
+        assert_eq!(pieces(0.25), [0.25]);
+        assert_eq!(pieces(0.375), [0.1875, 0.1875]);
+        assert_eq!(pieces(1.125), [0.225; 5]);
         assert!(pieces(0.0).is_empty());
     }
 }

@@ -1,16 +1,33 @@
 use cxl_pool::HostId;
 use pod_api::{self as api, ByteSize, CandidatePart};
-use pod_state::{Device, DeviceId, Health, Instance, Kind, Lease, LeaseKind, Loads, Rates, SsdLoad, Volume};
+use pod_state::{
+    Device, DeviceId, Filling, Health, Instance, Kind, Lease, LeaseKind, Loads, Rates, SsdLoad, Volume,
+};
 
 use super::View;
 
-const NIC_RULE: &str = "one with room for what is reserved, and a backup on another host that could carry it too; an ordinary NIC \
-                        before one that is kept for failover; one that serves others of its group; one of the instance's own \
-                        host; then the least loaded one for its speed, among equals one to whose host there is a channel already";
-const SSD_RULE: &str =
-    "replicas on different hosts, each on the SSD with the largest share free, of bytes and of requests/s";
-
 impl View {
+    fn nic_rule(&self) -> String {
+        let last = match self.state.nic_filling() {
+            Filling::Spread => {
+                "the least loaded one for its speed, among equals one to whose host there is a channel already"
+            }
+            Filling::Pack => "the most loaded one for its speed that is not asked for all of it",
+        };
+        format!(
+            "one with room for what is reserved, and a backup on another host that could carry it too; an ordinary NIC before one \
+             that is kept for failover; one that serves others of its group; one of the instance's own host; then {last}"
+        )
+    }
+
+    fn ssd_rule(&self) -> String {
+        let share = match self.state.ssd_filling() {
+            Filling::Spread => "largest share free",
+            Filling::Pack => "smallest share free where there is room",
+        };
+        format!("replicas on different hosts, each on the SSD with the {share}, of bytes and of requests/s")
+    }
+
     /// Why the devices of an instance are where they are.
     pub fn explanation(&self, name: &str) -> Option<api::Explanation> {
         let instance = self.state.instance_named(name)?;
@@ -25,7 +42,7 @@ impl View {
                 let loads = self.state.loads();
                 let nics = self.state.devices.iter().filter(|(_, device)| device.is_nic());
                 let candidates = nics.map(|(id, nic)| self.nic(instance.host, lease, &loads, id, nic));
-                (NIC_RULE, self.without_nic(lease, &loads), candidates.collect::<Vec<_>>())
+                (self.nic_rule(), self.without_nic(lease, &loads), candidates.collect::<Vec<_>>())
             }
             LeaseKind::Disk { volume, .. } => {
                 let volume = self.state.volumes.get(volume)?;
@@ -33,16 +50,11 @@ impl View {
                 let loads = self.state.ssd_loads();
                 let candidates =
                     ssds.map(|(id, ssd)| self.ssd(instance.host, volume, loads.get(id), (id, ssd)));
-                (SSD_RULE, self.without_ssd(volume), candidates.collect())
+                (self.ssd_rule(), self.without_ssd(volume), candidates.collect())
             }
         };
         candidates.sort_by(|a, b| (a.part, &a.name).cmp(&(b.part, &b.name)));
-        Some(api::DeviceExplanation {
-            device: lease.device.clone(),
-            rule: rule.to_owned(),
-            on_failure,
-            candidates,
-        })
+        Some(api::DeviceExplanation { device: lease.device.clone(), rule, on_failure, candidates })
     }
 
     fn without_nic(&self, lease: &Lease, loads: &Loads) -> String {

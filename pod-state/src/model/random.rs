@@ -8,7 +8,9 @@ use proptest::prelude::*;
 use super::commands::commands;
 use super::step::{everybody, step};
 use super::{check, check_reservations, devices_of, fabric, join, options, scrub_all, wipe_all};
-use crate::{Command, NIC_LEASES_MAX, Objects, Options, Parts, Purpose, Stale, State};
+use crate::{
+    Command, Filling, NIC_LEASES_MAX, Objects, Options, Parts, PlacementPolicy, Purpose, Stale, State,
+};
 
 /// What a run left behind goes away: endpoints return, instances and volumes are deleted, everything is let go of.
 fn wind_down(state: &mut State) {
@@ -77,7 +79,9 @@ proptest! {
         steps in prop::collection::vec(step(), 1..120),
     ) {
         let protocol_minor = u16::from(steps.len() % 4 > 0);
-        let options = Options { protocol_minor, nic_leases_max: if pool_mib == 64 { 2 } else { NIC_LEASES_MAX }, ..options(pool_mib) };
+        let filling = if steps.len() % 3 == 0 { Filling::Pack } else { Filling::Spread };
+        let placement = PlacementPolicy { nics: filling, ssds: filling, ..PlacementPolicy::default() };
+        let options = Options { protocol_minor, placement, nic_leases_max: if pool_mib == 64 { 2 } else { NIC_LEASES_MAX }, ..options(pool_mib) };
         let mut state = State::new(options.clone());
         let mut log: Vec<Command> = Vec::new();
         let mut objects = BTreeMap::new();

@@ -20,6 +20,7 @@ mod guest_ram;
 mod hotplug;
 mod live_migration;
 mod moving;
+mod packing;
 mod priorities;
 mod rails;
 mod requests;

@@ -24,12 +24,7 @@ fn options() -> Options {
         socket_name_bytes_max: 64,
         regions_max: 4095,
         nic_leases_max: pod_state::NIC_LEASES_MAX,
-        placement: PlacementPolicy {
-            nic_overcommit_percent: 100,
-            ssd_overcommit_percent: 100,
-            prove_failover: false,
-            guest_ram: true,
-        },
+        placement: PlacementPolicy { prove_failover: false, ..PlacementPolicy::default() },
         protocol_minor: 0,
     }
 }
