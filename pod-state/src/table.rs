@@ -3,9 +3,9 @@
 //! What is derived from a table follows its changes, instead of being made anew from all of it; and a command that turns out to be
 //! impossible takes its changes back. Neither is part of the state: tables with the same rows are the same.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Index, RangeBounds};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -31,15 +31,14 @@ impl<V> Was<V> {
             Self::Absent | Self::Alike => None,
         }
     }
-
-    fn of(row: V) -> Self {
-        Self::Row(Box::new(row))
-    }
 }
 
-/// A map that can be read as any, and notes what is changed.
+/// A map that notes what is changed.
+///
+/// Rows lie by themselves: a lease takes half a KiB, and nodes with a dozen of them would spread what is looked through for one
+/// over as many pages as there are leases.
 pub struct Table<K, V> {
-    rows: BTreeMap<K, V>,
+    rows: BTreeMap<K, Box<V>>,
     /// What changed since somebody last followed, as it was then.
     fresh: Past<K, V>,
     /// What changed since the command began and was followed, as it was before the command.
@@ -48,11 +47,66 @@ pub struct Table<K, V> {
     uncopied: Option<BTreeSet<K>>,
 }
 
+impl<K: Ord, V> Table<K, V> {
+    /// A row.
+    pub fn get(&self, key: &K) -> Option<&V> {
+        self.rows.get(key).map(Box::as_ref)
+    }
+
+    /// Whether there is such a row.
+    pub fn contains_key(&self, key: &K) -> bool {
+        self.rows.contains_key(key)
+    }
+
+    /// Rows whose keys are among these, in order.
+    pub fn range(&self, keys: impl RangeBounds<K>) -> impl DoubleEndedIterator<Item = (&K, &V)> {
+        self.rows.range(keys).map(|(key, row)| (key, &**row))
+    }
+}
+
+impl<K, V> Table<K, V> {
+    /// How many rows there are.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// All rows, in the order of their keys.
+    pub fn iter(&self) -> Iter<'_, K, V> {
+        Iter(self.rows.iter())
+    }
+
+    /// The keys of all rows, in order.
+    pub fn keys(&self) -> impl DoubleEndedIterator<Item = &K> {
+        self.rows.keys()
+    }
+
+    /// All rows, without their keys.
+    pub fn values(&self) -> impl DoubleEndedIterator<Item = &V> {
+        self.rows.values().map(Box::as_ref)
+    }
+}
+
+/// All rows of a table, in the order of their keys.
+pub struct Iter<'a, K, V>(btree_map::Iter<'a, K, Box<V>>);
+
+impl<'a, K, V> Iterator for Iter<'a, K, V> {
+    type Item = (&'a K, &'a V);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next().map(|(key, row)| (key, &**row))
+    }
+}
+
 impl<K: Ord + Clone, V: Clone> Table<K, V> {
     /// A row to be changed.
     pub(super) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
         let row = self.rows.get_mut(key)?;
-        note(&mut self.fresh, key, || Was::of(row.clone()));
+        note(&mut self.fresh, key, || Was::Row(row.clone()));
         Some(row)
     }
 
@@ -69,22 +123,26 @@ impl<K: Ord + Clone, V: Clone> Table<K, V> {
     /// All rows to be changed.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
         for (key, row) in &self.rows {
-            note(&mut self.fresh, key, || Was::of(row.clone()));
+            note(&mut self.fresh, key, || Was::Row(row.clone()));
         }
-        self.rows.values_mut()
+        self.rows.values_mut().map(Box::as_mut)
     }
 
     /// A row comes, in place of what is returned.
     pub(super) fn insert(&mut self, key: K, row: V) -> Option<V> {
-        note(&mut self.fresh, &key, || self.rows.get(&key).cloned().map_or(Was::Absent, Was::of));
+        self.put(key, Box::new(row)).map(|old| *old)
+    }
+
+    fn put(&mut self, key: K, row: Box<V>) -> Option<Box<V>> {
+        note(&mut self.fresh, &key, || self.rows.get(&key).cloned().map_or(Was::Absent, Was::Row));
         self.rows.insert(key, row)
     }
 
     /// A row goes.
     pub(super) fn remove(&mut self, key: &K) -> Option<V> {
         let old = self.rows.remove(key)?;
-        note(&mut self.fresh, key, || Was::of(old.clone()));
-        Some(old)
+        note(&mut self.fresh, key, || Was::Row(old.clone()));
+        Some(*old)
     }
 
     /// Rows that are not kept go.
@@ -139,9 +197,9 @@ impl<K: Ord + Clone, V: Clone> Table<K, V> {
     pub(super) fn copy_rows(&mut self, other: &Self, keys: &BTreeSet<K>) {
         for key in keys {
             match other.rows.get(key) {
-                Some(row) => self.rows.insert(key.clone(), row.clone()),
-                None => self.rows.remove(key),
-            };
+                Some(row) => drop(self.rows.insert(key.clone(), row.clone())),
+                None => drop(self.rows.remove(key)),
+            }
         }
     }
 
@@ -152,7 +210,7 @@ impl<K: Ord + Clone, V: Clone> Table<K, V> {
     {
         self.before.iter().any(|(key, was)| match was {
             Was::Absent => self.rows.contains_key(key),
-            Was::Row(old) => self.rows.get(key) != Some(&**old),
+            Was::Row(old) => self.rows.get(key) != Some(old),
             Was::Alike => false,
         })
     }
@@ -169,10 +227,10 @@ impl<K: Ord + Clone, V: Clone> Table<K, V> {
         self.fresh = fresh;
         for (key, old) in std::mem::take(&mut self.before) {
             match old {
-                Was::Row(old) => self.insert(key, *old),
-                Was::Absent => self.remove(&key),
-                Was::Alike => None,
-            };
+                Was::Row(old) => drop(self.put(key, old)),
+                Was::Absent => drop(self.remove(&key)),
+                Was::Alike => {}
+            }
         }
     }
 }
@@ -189,25 +247,25 @@ fn note<K: Ord + Clone, V>(fresh: &mut Past<K, V>, key: &K, was: impl FnOnce() -
     }
 }
 
-impl<K, V> Deref for Table<K, V> {
-    type Target = BTreeMap<K, V>;
+impl<K: Ord, V> Index<&K> for Table<K, V> {
+    type Output = V;
 
-    fn deref(&self) -> &BTreeMap<K, V> {
-        &self.rows
+    fn index(&self, key: &K) -> &V {
+        &self.rows[key]
     }
 }
 
 impl<'a, K, V> IntoIterator for &'a Table<K, V> {
     type Item = (&'a K, &'a V);
-    type IntoIter = std::collections::btree_map::Iter<'a, K, V>;
+    type IntoIter = Iter<'a, K, V>;
 
     fn into_iter(self) -> Self::IntoIter {
-        self.rows.iter()
+        self.iter()
     }
 }
 
-impl<K, V> From<BTreeMap<K, V>> for Table<K, V> {
-    fn from(rows: BTreeMap<K, V>) -> Self {
+impl<K, V> From<BTreeMap<K, Box<V>>> for Table<K, V> {
+    fn from(rows: BTreeMap<K, Box<V>>) -> Self {
         Self { rows, fresh: BTreeMap::new(), before: BTreeMap::new(), uncopied: None }
     }
 }
@@ -276,8 +334,16 @@ pub(super) mod pairs {
 mod tests {
     use super::*;
 
+    fn rows<const N: usize>(rows: [(u8, &'static str); N]) -> Table<u8, &'static str> {
+        BTreeMap::from(rows.map(|(key, row)| (key, Box::new(row)))).into()
+    }
+
+    fn was(row: &'static str) -> Was<&'static str> {
+        Was::Row(Box::new(row))
+    }
+
     fn table() -> Table<u8, &'static str> {
-        let mut table = Table::from(BTreeMap::from([(1, "one"), (2, "two"), (3, "three")]));
+        let mut table = rows([(1, "one"), (2, "two"), (3, "three")]);
         *table.get_mut(&1).unwrap() = "uno";
         table.remove(&2);
         table.insert(4, "four");
@@ -288,18 +354,18 @@ mod tests {
     fn changes_are_followed_once_and_as_they_were_then() {
         let mut table = table();
         let first = table.begin_to_follow();
-        assert_eq!(first, BTreeMap::from([(1, Was::of("one")), (2, Was::of("two")), (4, Was::Absent)]));
+        assert_eq!(first, BTreeMap::from([(1, was("one")), (2, was("two")), (4, Was::Absent)]));
         table.followed(first);
         assert!(table.is_followed());
         *table.get_mut(&1).unwrap() = "eins";
-        assert_eq!(table.begin_to_follow(), BTreeMap::from([(1, Was::of("uno"))]));
+        assert_eq!(table.begin_to_follow(), BTreeMap::from([(1, was("uno"))]));
     }
 
     #[test]
     fn what_is_changed_aside_is_copied_once_unless_more_of_it_changes() {
-        let mut table = Table::from(BTreeMap::from([(1, "one"), (2, "two")]));
+        let mut table = rows([(1, "one"), (2, "two")]);
         *table.get_mut_aside(&2).unwrap() = "zwei";
-        assert_eq!(table.begin_to_follow(), BTreeMap::from([(2, Was::of("two"))]), "it was not known before");
+        assert_eq!(table.begin_to_follow(), BTreeMap::from([(2, was("two"))]), "it was not known before");
         *table.get_mut(&1).unwrap() = "uno";
         let fresh = table.begin_to_follow();
         table.followed(fresh);
@@ -309,7 +375,7 @@ mod tests {
         table.followed(fresh);
         *table.get_mut_aside(&1).unwrap() = "un";
         table.remove(&1);
-        assert_eq!(table.begin_to_follow(), BTreeMap::from([(1, Was::of("un"))]));
+        assert_eq!(table.begin_to_follow(), BTreeMap::from([(1, was("un"))]));
         table.take_back();
         assert_eq!(table[&1], "one");
         assert_eq!(table.get_mut_aside(&3), None);
@@ -317,7 +383,7 @@ mod tests {
 
     #[test]
     fn what_is_taken_back_is_as_before_the_command_whoever_followed_when() {
-        let before = BTreeMap::from([(1, "one"), (2, "two"), (3, "three")]);
+        let before = [(1, "one"), (2, "two"), (3, "three")];
         for followed in [false, true] {
             let mut table = table();
             if followed {
@@ -329,9 +395,9 @@ mod tests {
                 table.remove(&3);
             }
             table.take_back();
-            assert_eq!(*table, before);
+            assert_eq!(table, rows(before));
             let mut seen: Vec<u8> = table.begin_to_follow().into_keys().collect();
-            seen.retain(|key| !before.contains_key(key));
+            seen.retain(|key| !table.contains_key(key));
             assert_eq!(seen, [4], "that it is gone again is a change");
         }
         let mut table = table();
@@ -339,6 +405,6 @@ mod tests {
         table.followed(fresh);
         table.commit();
         table.take_back();
-        assert_eq!(*table, BTreeMap::from([(1, "uno"), (3, "three"), (4, "four")]));
+        assert_eq!(table, rows([(1, "uno"), (3, "three"), (4, "four")]));
     }
 }

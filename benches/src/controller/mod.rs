@@ -45,11 +45,10 @@ pub(crate) struct Options {
 struct Measured {
     hosts: u16,
     instances: u32,
-    /// Of instances with a NIC.
-    placements_per_second: f64,
-    volumes_per_second: f64,
-    /// Of instances with a NIC and a disk, which is one of the volumes.
-    with_disks_per_second: f64,
+    /// How often that many were placed.
+    runs: u32,
+    /// How long it took for instances with a NIC, for volumes, and for instances with a NIC and a disk.
+    placing: [Duration; 3],
     channels: usize,
     moved: u64,
     move_ms: f64,
@@ -69,12 +68,12 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
             "{hosts} hosts, {} instances: {:.0} placements/s, {} channels; {} leases moved in {:.1} ms; {:.0} volumes/s, {:.0} \
              placements/s with a disk",
             one.instances,
-            one.placements_per_second,
+            one.placements_per_second(),
             one.channels,
             one.moved,
             one.move_ms,
-            one.volumes_per_second,
-            one.with_disks_per_second
+            one.volumes_per_second(),
+            one.with_disks_per_second()
         );
         return Ok(());
     }
@@ -98,10 +97,10 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
             "{hosts:>6} {:>8} {:>10} {:>13.0} {:>9} {:>11.0} {:>9.0} {:>13} in {:>7.1} ms {:>13.0} B {:>5.0} MiB",
             pod::devices(hosts),
             one.instances,
-            one.placements_per_second,
+            one.placements_per_second(),
             one.channels,
-            one.with_disks_per_second,
-            one.volumes_per_second,
+            one.with_disks_per_second(),
+            one.volumes_per_second(),
             one.moved,
             one.move_ms,
             one.state_bytes / f64::from(one.instances),
@@ -137,54 +136,79 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     report::write_figures(&output.join("controller.json"), &figures)
 }
 
-/// Measures in a process of its own: what one leaves to the next, memory above all, would make sizes differ.
+/// Measures in processes of their own: what one pod leaves to the next, memory above all, would make sizes differ. Smaller pods are
+/// measured several times, so that each size is for as many instances.
 fn measure_apart(hosts: u16) -> Result<Measured> {
     let program = std::env::current_exe().context("cannot tell which program this is")?;
-    let mut command = Command::new(program);
-    command.args(["controller", "--json", "--hosts", &hosts.to_string()]).stderr(Stdio::inherit());
-    let output = command.output().context("cannot start this program once more")?;
-    ensure!(output.status.success(), "the run with {hosts} hosts ended with {}", output.status);
-    serde_json::from_slice(&output.stdout).context("a run said something else than was measured")
+    let mut all: Option<Measured> = None;
+    for _ in 0..(LARGEST / hosts).max(1) {
+        let mut command = Command::new(&program);
+        command.args(["controller", "--json", "--hosts", &hosts.to_string()]).stderr(Stdio::inherit());
+        let output = command.output().context("cannot start this program once more")?;
+        ensure!(output.status.success(), "the run with {hosts} hosts ended with {}", output.status);
+        let one: Measured =
+            serde_json::from_slice(&output.stdout).context("a run said something else than was measured")?;
+        all = Some(match all {
+            Some(all) => all.and(&one),
+            None => one,
+        });
+    }
+    all.context("nothing was measured")
 }
 
-/// Smaller pods are filled several times, so that each size is measured for as many instances.
 fn measure(hosts: u16) -> Result<Measured> {
     let resident_before = resident_bytes()?;
     let instances = u32::from(hosts) * INSTANCES;
-    let times = (LARGEST / hosts).max(1);
-    let rate = |took: Duration| f64::from(instances) * f64::from(times) / took.as_secs_f64();
-
     let mut pod = Pod::new(hosts)?;
-    let mut placing = time_of(instances, |number| pod.place(number))?;
+    let placing = time_of(instances, |number| pod.place(number))?;
     let resident_bytes = resident_bytes()? - resident_before;
     let channels = pod.channels();
     let start = Instant::now();
     let moved = pod.fail_host()?;
     let move_ms = start.elapsed().as_secs_f64() * 1e3;
     let state_bytes = pod.bytes()?;
-    for _ in 1..times {
-        pod = Pod::new(hosts)?;
-        placing += time_of(instances, |number| pod.place(number))?;
-    }
-    let (mut of_volumes, mut with_disks) = (Duration::ZERO, Duration::ZERO);
-    for _ in 0..times {
-        pod = Pod::new(hosts)?;
-        of_volumes += time_of(instances, |number| pod.place_volume(number))?;
-        let order = pod::in_any_order(instances);
-        with_disks += time_of(instances, |number| pod.place_with_disk(number, &order))?;
-    }
+    pod = Pod::new(hosts)?;
+    let of_volumes = time_of(instances, |number| pod.place_volume(number))?;
+    let order = pod::in_any_order(instances);
+    let with_disks = time_of(instances, |number| pod.place_with_disk(number, &order))?;
     Ok(Measured {
         hosts,
         instances,
-        placements_per_second: rate(placing),
-        volumes_per_second: rate(of_volumes),
-        with_disks_per_second: rate(with_disks),
+        runs: 1,
+        placing: [placing, of_volumes, with_disks],
         channels,
         moved,
         move_ms,
         state_bytes,
         resident_bytes,
     })
+}
+
+impl Measured {
+    /// Two runs as one; what both have to say alike is said once.
+    fn and(self, other: &Self) -> Self {
+        let mut placing = self.placing;
+        placing.iter_mut().zip(other.placing).for_each(|(sum, it)| *sum += it);
+        Self { runs: self.runs + other.runs, placing, move_ms: self.move_ms.min(other.move_ms), ..self }
+    }
+
+    fn per_second(&self, took: Duration) -> f64 {
+        f64::from(self.instances) * f64::from(self.runs) / took.as_secs_f64()
+    }
+
+    /// Of instances with a NIC.
+    fn placements_per_second(&self) -> f64 {
+        self.per_second(self.placing[0])
+    }
+
+    fn volumes_per_second(&self) -> f64 {
+        self.per_second(self.placing[1])
+    }
+
+    /// Of instances with a NIC and a disk, which is one of the volumes.
+    fn with_disks_per_second(&self) -> f64 {
+        self.per_second(self.placing[2])
+    }
 }
 
 fn time_of(count: u32, place: impl FnMut(u32) -> Result<()>) -> Result<Duration> {
@@ -206,17 +230,17 @@ fn figures(found: &[Measured]) -> Result<Vec<Figure>> {
             .with_goal(Goal::AtMost(round(logarithms)))
     };
     let mut figures = vec![
-        growth("a-placement", |one| one.placements_per_second),
-        growth("a-placement-with-disk", |one| one.with_disks_per_second),
-        growth("a-volume", |one| one.volumes_per_second),
+        growth("a-placement", |one| one.placements_per_second()),
+        growth("a-placement-with-disk", |one| one.with_disks_per_second()),
+        growth("a-volume", |one| one.volumes_per_second()),
         Figure::new("controller/growth-of-a-host-failure".to_owned(), last.move_ms / first.move_ms, "x")
             .with_goal(Goal::AtMost(round(logarithms * linear))),
     ];
     for one in found {
         let name = |what: &str| format!("controller/{}-hosts/{what}", one.hosts);
-        figures.push(Figure::new(name("placements"), one.placements_per_second, "1/s"));
-        figures.push(Figure::new(name("placements-with-disk"), one.with_disks_per_second, "1/s"));
-        figures.push(Figure::new(name("volumes"), one.volumes_per_second, "1/s"));
+        figures.push(Figure::new(name("placements"), one.placements_per_second(), "1/s"));
+        figures.push(Figure::new(name("placements-with-disk"), one.with_disks_per_second(), "1/s"));
+        figures.push(Figure::new(name("volumes"), one.volumes_per_second(), "1/s"));
         figures.push(Figure::new(name("host-failure"), one.move_ms, "ms"));
         figures.push(Figure::new(name("state"), one.state_bytes / f64::from(one.instances), "B/instance"));
         figures.push(Figure::new(name("resident"), one.resident_bytes / f64::from(1 << 20), "MiB"));
@@ -235,8 +259,8 @@ fn panels(found: &[Measured]) -> [Panel; 2] {
             x_label: "instances",
             y_label: "placements/s",
             series: vec![
-                series("with a NIC", |one| one.placements_per_second),
-                series("with a NIC and a disk", |one| one.with_disks_per_second),
+                series("with a NIC", |one| one.placements_per_second()),
+                series("with a NIC and a disk", |one| one.with_disks_per_second()),
             ],
         },
         Panel {
