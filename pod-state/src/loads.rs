@@ -26,11 +26,14 @@ pub struct Loads {
 /// The NICs that can be given to one more lease now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Order {
-    /// Those that are not kept for failover, the least loaded one first.
-    ordinary: BTreeSet<(Rank, DeviceId)>,
-    /// Those that are kept for failover, the one that least leans on first.
-    backups: BTreeSet<(Rank, DeviceId)>,
+    /// Those that are not kept for failover, the least loaded ones first.
+    ordinary: Ranked,
+    /// Those that are kept for failover, the ones that least leans on first.
+    backups: Ranked,
 }
+
+/// By how much is on them. Those that are alike are together: of them those of certain hosts are sought.
+type Ranked = BTreeMap<Rank, BTreeSet<DeviceId>>;
 
 /// How much is on a NIC, to compare with others of its sort.
 type Rank = (u64, u32);
@@ -46,27 +49,30 @@ impl Order {
     fn insert(&mut self, id: DeviceId, standing: Option<Standing>) {
         match standing {
             None => false,
-            Some(Standing::Ordinary(rank)) => self.ordinary.insert((rank, id)),
-            Some(Standing::Backup(rank)) => self.backups.insert((rank, id)),
+            Some(Standing::Ordinary(rank)) => self.ordinary.entry(rank).or_default().insert(id),
+            Some(Standing::Backup(rank)) => self.backups.entry(rank).or_default().insert(id),
         };
     }
 
-    /// Returns the id that was to be removed.
-    fn remove(&mut self, id: DeviceId, standing: Option<Standing>) -> DeviceId {
-        let (all, key) = match standing {
-            None => return id,
-            Some(Standing::Ordinary(rank)) => (&mut self.ordinary, (rank, id)),
-            Some(Standing::Backup(rank)) => (&mut self.backups, (rank, id)),
+    fn remove(&mut self, id: &DeviceId, standing: Option<Standing>) {
+        let (all, rank) = match standing {
+            None => return,
+            Some(Standing::Ordinary(rank)) => (&mut self.ordinary, rank),
+            Some(Standing::Backup(rank)) => (&mut self.backups, rank),
         };
-        all.remove(&key);
-        key.1
+        if let Some(alike) = all.get_mut(&rank) {
+            alike.remove(id);
+            if alike.is_empty() {
+                all.remove(&rank);
+            }
+        }
     }
 
     /// A NIC stands elsewhere than it did.
     fn change(&mut self, id: &DeviceId, before: Option<Standing>, now: Option<Standing>) {
         if before != now {
-            let id = self.remove(id.clone(), before);
-            self.insert(id, now);
+            self.remove(id, before);
+            self.insert(id.clone(), now);
         }
     }
 }
@@ -311,27 +317,25 @@ impl Loads {
 
     /// The NICs that are not kept for failover, the least loaded one first.
     pub fn ordinary(&self) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
-        self.order.ordinary.iter().filter_map(|(_, id)| Some((id, self.nics.get(id)?)))
+        self.order.ordinary.values().flatten().filter_map(|id| Some((id, self.nics.get(id)?)))
     }
 
     /// The NICs that are not kept for failover and have something to share yet, the most loaded one first. That what reserves nothing
     /// counts for a little keeps them from having more and more of it.
     pub(super) fn most_loaded(&self) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
-        let beyond = (SCALE + 1, 0);
-        let none = DeviceId { host: HostId::new(0), name: SmolStr::default() };
-        let shared = self.order.ordinary.range(..(beyond, none));
-        shared.rev().filter_map(|(_, id)| Some((id, self.nics.get(id)?)))
+        let shared = self.order.ordinary.range(..(SCALE + 1, 0)).rev();
+        shared.flat_map(|(_, alike)| alike).filter_map(|id| Some((id, self.nics.get(id)?)))
     }
 
     /// The NICs that are kept for failover, the one that least leans on first.
     pub fn backups(&self) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
-        self.order.backups.iter().filter_map(|(_, id)| Some((id, self.nics.get(id)?)))
+        self.order.backups.values().flatten().filter_map(|id| Some((id, self.nics.get(id)?)))
     }
 
     /// Of the ordinary NICs than which none is less loaded, those of these hosts.
     pub(super) fn least_loaded_of(&self, hosts: &[HostId]) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
-        let alike = self.order.ordinary.first().map(|(rank, _)| Standing::Ordinary(*rank));
-        alike.into_iter().flat_map(|alike| self.standing(alike, hosts))
+        let alike = self.order.ordinary.values().next();
+        alike.into_iter().flat_map(|alike| self.of_hosts(alike, hosts))
     }
 
     /// The backups of these hosts on which as much leans as on this one.
@@ -340,21 +344,27 @@ impl Loads {
         nic: &NicLoad,
         hosts: &[HostId],
     ) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
-        let alike = nic.rank().filter(|standing| matches!(standing, Standing::Backup(_)));
-        alike.into_iter().flat_map(|alike| self.standing(alike, hosts))
+        let alike = match nic.rank() {
+            Some(Standing::Backup(rank)) => self.order.backups.get(&rank),
+            _ => None,
+        };
+        alike.into_iter().flat_map(|alike| self.of_hosts(alike, hosts))
     }
 
-    /// The NICs of these hosts that stand there.
-    fn standing(&self, alike: Standing, hosts: &[HostId]) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
-        let (all, rank) = match alike {
-            Standing::Ordinary(rank) => (&self.order.ordinary, rank),
-            Standing::Backup(rank) => (&self.order.backups, rank),
+    /// Those of these hosts, which are in order: whoever are fewer are looked through.
+    fn of_hosts<'a>(
+        &'a self,
+        alike: &'a BTreeSet<DeviceId>,
+        hosts: &[HostId],
+    ) -> impl Iterator<Item = (&'a DeviceId, &'a NicLoad)> {
+        debug_assert!(hosts.is_sorted());
+        let (few, many) = if alike.len() <= hosts.len() { (Some(alike), &[][..]) } else { (None, hosts) };
+        let few = few.into_iter().flatten().filter(|id| hosts.binary_search(&id.host).is_ok());
+        let of_host = |host: &HostId| {
+            let (host, first) = (*host, DeviceId { host: *host, name: SmolStr::default() });
+            alike.range(first..).take_while(move |id| id.host == host)
         };
-        let of_host = move |host: &HostId| {
-            let (host, first) = (*host, (rank, DeviceId { host: *host, name: SmolStr::default() }));
-            all.range(first..).take_while(move |(it, id)| *it == rank && id.host == host)
-        };
-        hosts.iter().flat_map(of_host).filter_map(|(_, id)| Some((id, self.nics.get(id)?)))
+        few.chain(many.iter().flat_map(of_host)).filter_map(|id| Some((id, self.nics.get(id)?)))
     }
 
     /// A lease came.

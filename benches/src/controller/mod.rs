@@ -230,9 +230,9 @@ fn figures(found: &[Measured]) -> Result<Vec<Figure>> {
             .with_goal(Goal::AtMost(round(logarithms)))
     };
     let mut figures = vec![
-        growth("a-placement", |one| one.placements_per_second()),
-        growth("a-placement-with-disk", |one| one.with_disks_per_second()),
-        growth("a-volume", |one| one.volumes_per_second()),
+        growth("a-placement", Measured::placements_per_second),
+        growth("a-placement-with-disk", Measured::with_disks_per_second),
+        growth("a-volume", Measured::volumes_per_second),
         Figure::new("controller/growth-of-a-host-failure".to_owned(), last.move_ms / first.move_ms, "x")
             .with_goal(Goal::AtMost(round(logarithms * linear))),
     ];
@@ -259,8 +259,8 @@ fn panels(found: &[Measured]) -> [Panel; 2] {
             x_label: "instances",
             y_label: "placements/s",
             series: vec![
-                series("with a NIC", |one| one.placements_per_second()),
-                series("with a NIC and a disk", |one| one.with_disks_per_second()),
+                series("with a NIC", Measured::placements_per_second),
+                series("with a NIC and a disk", Measured::with_disks_per_second),
             ],
         },
         Panel {
