@@ -10,6 +10,8 @@ impl MirrorPod {
     /// A frontend is killed, and another one begins: its lease has a new generation.
     pub fn restart_frontend(&mut self) {
         self.frontend = None;
+        // A controller hears nothing of a life that is over: a replica that was in line with it may not be with its successor.
+        drop(self.side.reporter.take());
         self.pool.crash(HostId::new(self.side.host));
         for replica in &mut self.disk.replicas {
             replica.route.generation = replica.route.generation.next();
