@@ -189,7 +189,9 @@ impl Measured {
     fn and(self, other: &Self) -> Self {
         let mut placing = self.placing;
         placing.iter_mut().zip(other.placing).for_each(|(sum, it)| *sum += it);
-        Self { runs: self.runs + other.runs, placing, move_ms: self.move_ms.min(other.move_ms), ..self }
+        let runs = self.runs + other.runs;
+        let sum_ms = self.move_ms * f64::from(self.runs) + other.move_ms * f64::from(other.runs);
+        Self { runs, placing, move_ms: sum_ms / f64::from(runs), ..self }
     }
 
     fn per_second(&self, took: Duration) -> f64 {
