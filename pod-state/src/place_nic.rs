@@ -36,8 +36,9 @@ struct Passed {
 
 impl State {
     /// The NIC for a new lease, and its backup: not one that is kept for failover if there is another; one that is near what
-    /// it wants to be near; one of the instance's own host; where NICs are packed the most loaded one; else the least loaded one, among equals one
-    /// whose backend the host has a channel to, for each channel takes memory, and is looked at by both sides again and again.
+    /// it wants to be near; one of the instance's own host; where NICs are packed the most loaded one; else the least loaded
+    /// one, among equals one whose backend the host has a channel to, for each channel takes memory, and is looked at by both
+    /// sides again and again.
     pub(super) fn place_nic(&self, loads: &Loads, host: HostId, wish: &NicWish) -> Result<NicPlace, Refusal> {
         let apart = self.hosts_apart(wish.apart.as_deref());
         let group = wish.together.as_deref();
