@@ -54,6 +54,27 @@ fn instance_is_ready_when_its_daemons_have_everything() {
 }
 
 #[test]
+fn devices_are_filled_as_the_configuration_says() {
+    let mut pod = Pod::demo();
+    create_volume(&pod, "vol0");
+    pod.client().create_instance(&vm("vm1", &["vol0"]), WAIT).expect("created");
+    let rules = |pod: &Pod| {
+        let explained = pod.client().explain_instance("vm1").ok()?;
+        Some(explained.devices.into_iter().map(|device| device.rule).collect::<Vec<_>>().join("; "))
+    };
+    let spread = rules(&pod).expect("an explanation");
+    assert!(spread.contains("the least loaded") && spread.contains("largest share free"), "{spread}");
+    pod.stop_controller();
+    let config = pod.config_with("nic-placement = 'pack'\nssd-placement = 'pack'");
+    pod.controller = Some(RunningController::start(&config).expect("a controller"));
+    // Once everybody is back, and so the pod known to speak the version that has it.
+    until("the rules of packing", || {
+        let packed = rules(&pod)?;
+        (packed.contains("the most loaded") && packed.contains("smallest share free")).then_some(())
+    });
+}
+
+#[test]
 fn what_is_reserved_is_promised_shown_and_explained() {
     let pod = Pod::demo();
     let client = pod.client();
