@@ -12,6 +12,12 @@ mount -t devpts devpts /dev/pts
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /tmp
 
+# The kernel was told to start one vCPU only, until it has rewritten its own code. Before the NICs' driver comes, which
+# counts them.
+for vcpu in /sys/devices/system/cpu/cpu[0-9]*/online; do
+  [ "$(cat "$vcpu")" = 1 ] || echo 1 >"$vcpu"
+done
+
 while read -r module; do
   insmod "/lib/modules/$module" || echo "init: cannot load $module"
 done </lib/modules/order

@@ -39,6 +39,15 @@ const RECIPE: &str = "2";
 /// The name of the virtio-serial port on which the agent listens.
 pub const EXEC_PORT: &str = "wadi.exec";
 
+/// What its kernel is told.
+///
+/// `maxcpus=1`: while it starts, a kernel rewrites its own code under its other CPUs' feet: a breakpoint first, then the new bytes. QEMU
+/// before 8.1 may translate the breakpoint and keep that after the bytes have changed, and then a translated guest is caught in it for
+/// ever, with interrupts off, or dies of it (`docs/decisions/0023-guests-start-with-one-vcpu.md`). `/init` starts the other vCPUs.
+/// `nokaslr`: so that a vCPU's address in what a test prints about a guest in trouble names a function.
+const COMMAND_LINE: &str =
+    "console=ttyS0 quiet panic=-1 tsc=reliable clocksource=tsc net.ifnames=0 maxcpus=1 nokaslr";
+
 /// Why no guest could be built.
 #[derive(Debug, Error)]
 pub enum GuestError {
@@ -154,8 +163,7 @@ impl Guest {
         Self {
             kernel: home.join("vmlinuz"),
             initrd: home.join("initrd"),
-            command_line: "console=ttyS0 quiet panic=-1 tsc=reliable clocksource=tsc net.ifnames=0"
-                .to_owned(),
+            command_line: COMMAND_LINE.to_owned(),
         }
     }
 }
