@@ -6,6 +6,7 @@
 mod database;
 pub mod etcd;
 mod sealed;
+mod slow_disk;
 
 use std::path::{Path, PathBuf};
 

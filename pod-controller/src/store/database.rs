@@ -2,9 +2,11 @@
 
 use std::panic::UnwindSafe;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use redb::ReadableDatabase;
 
+use super::slow_disk::SlowDisk;
 use super::{Damage, StoreError};
 
 /// A database that only this process has.
@@ -12,6 +14,7 @@ use super::{Damage, StoreError};
 pub(crate) struct Database {
     path: PathBuf,
     database: redb::Database,
+    slow_disk: SlowDisk,
 }
 
 impl Database {
@@ -24,7 +27,7 @@ impl Database {
         refuse_what_is_no_database(path)?;
         let opened = std::panic::catch_unwind(|| {
             let database = redb::Database::create(path).map_err(|error| opening(path, error))?;
-            read(Self { path: path.to_path_buf(), database })
+            read(Self { path: path.to_path_buf(), database, slow_disk: SlowDisk::default() })
         });
         opened.unwrap_or_else(|panic| {
             let said = panic.downcast_ref::<String>().cloned();
@@ -76,7 +79,10 @@ impl Database {
             // what was there before, which is to forget what was acknowledged. Of two phases it knows that they ended.
             transaction.set_two_phase_commit(true);
             let value = body(&transaction)?;
-            transaction.commit()?;
+            let began = Instant::now();
+            let committed = transaction.commit();
+            self.slow_disk.note(&self.path, began, Instant::now());
+            committed?;
             Ok(value)
         })();
         result.map_err(|failure| self.failed(failure))

@@ -73,6 +73,10 @@ fn a_slow_disk_holds_nobody_up() {
         // Far longer than anybody waits before an election.
         replicas.fault(victim, Some("slow 3000"));
         change(&replicas, victim, what, &mut answered);
+        until("it to say so", || {
+            let said = replicas.said(victim);
+            (said.contains("the disk is slow") && said.contains("election-ms")).then_some(())
+        });
         replicas.fault(victim, None);
         replicas.leader(&ALL);
         everywhere(&replicas, &answered);
