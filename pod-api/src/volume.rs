@@ -177,6 +177,9 @@ pub struct CreateVolume {
     /// On which SSD, as `h2/ssd0`; without it, the controller chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// The host that will use it, as `h1`: where an SSD of its own has room it lies there, else where the controller chooses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub near: Option<String>,
     /// How many hosts keep it on their SSDs: 1 to 3. The controller chooses the others.
     #[serde(default = "one")]
     #[schema(default = 1, minimum = 1, maximum = 3)]
@@ -193,6 +196,23 @@ pub struct CreateVolume {
     /// Words to find it by, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+}
+
+impl CreateVolume {
+    /// A volume on one SSD that the controller chooses, sure of nothing.
+    pub fn new(name: impl Into<String>, size: ByteSize) -> Self {
+        Self {
+            name: name.into(),
+            size,
+            device: None,
+            near: None,
+            replicas: one(),
+            minimum_iops: None,
+            minimum_bytes_per_second: None,
+            stripes: None,
+            labels: BTreeMap::new(),
+        }
+    }
 }
 
 /// How a volume is laid out over several SSDs.

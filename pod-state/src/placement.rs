@@ -1,3 +1,6 @@
+use cxl_pool::HostId;
+use pod_protocol::objects::Qos;
+
 use super::rates::Rates;
 use super::ssd_loads::SsdLoad;
 use super::{Device, DeviceId, Filling, Health, LeaseKind, Presence, State};
@@ -56,6 +59,13 @@ impl State {
     pub fn standby_leases_on(&self, id: &DeviceId) -> u32 {
         let on = self.leases.values().filter(|lease| lease.standby_nic() == Some(id));
         u32::try_from(on.count()).unwrap_or(u32::MAX)
+    }
+
+    /// The SSD of a host where a volume of this size finds room that is to be sure of so much. Whoever asks for the volume names it then: the
+    /// command is one that every version of the controller carries out alike.
+    pub fn ssd_near(&self, host: HostId, size_bytes: u64, qos: &Qos) -> Option<DeviceId> {
+        let size = (size_bytes, Rates::sure_of(qos));
+        self.place_volume(size, None, |id| id.host == host).map(|(id, _)| id)
     }
 
     /// The SSD for a new volume, and where on it: of those that will do the one with the largest share free, of its room and of what it

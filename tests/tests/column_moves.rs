@@ -77,14 +77,8 @@ fn columns_move_under_a_guest_that_writes() {
     pod.api().drain_host("h4", true).unwrap();
     pod.api()
         .create_volume(&CreateVolume {
-            name: "vol0".to_owned(),
-            size: "128M".parse().unwrap(),
-            device: None,
-            replicas: 1,
             stripes: Some(Stripes { columns: 2, size: ByteSize::new(64 << 10) }),
-            minimum_iops: None,
-            minimum_bytes_per_second: None,
-            labels: std::collections::BTreeMap::new(),
+            ..CreateVolume::new("vol0", "128M".parse().unwrap())
         })
         .unwrap();
     pod.api().drain_host("h4", false).unwrap();

@@ -57,18 +57,7 @@ fn file_systems_are_whole_after_every_daemon_was_killed() {
     // One on one SSD, one on two.
     for (name, device, replicas) in [("vol0", Some("h2/ssd0".to_owned()), 1), ("vol1", None, 2)] {
         let (name, size) = (name.to_owned(), SIZE.parse().unwrap());
-        pod.api()
-            .create_volume(&CreateVolume {
-                name,
-                size,
-                device,
-                replicas,
-                stripes: None,
-                minimum_iops: None,
-                minimum_bytes_per_second: None,
-                labels: std::collections::BTreeMap::new(),
-            })
-            .unwrap();
+        pod.api().create_volume(&CreateVolume { device, replicas, ..CreateVolume::new(name, size) }).unwrap();
     }
     let request = CreateInstance {
         name: "vm1".to_owned(),

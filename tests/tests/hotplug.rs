@@ -44,16 +44,7 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
 fn create_volumes(pod: &Pod, names: &[&str]) {
     for name in names {
         let (size, labels) = ("64M".parse().unwrap(), BTreeMap::new());
-        let request = CreateVolume {
-            name: (*name).to_owned(),
-            size,
-            device: None,
-            replicas: 1,
-            stripes: None,
-            minimum_iops: None,
-            minimum_bytes_per_second: None,
-            labels,
-        };
+        let request = CreateVolume { labels, ..CreateVolume::new(*name, size) };
         pod.api().create_volume(&request).unwrap();
     }
 }

@@ -37,18 +37,7 @@ fn frontends_connect_to_a_vmm_that_listens_whoever_dies() {
     let guest = Guest::ensure(&mut Silent).unwrap();
     let mut pod = PodBuilder::three_hosts().start().unwrap();
     let size = "64M".parse().unwrap();
-    pod.api()
-        .create_volume(&CreateVolume {
-            name: "vol0".to_owned(),
-            size,
-            device: None,
-            replicas: 1,
-            stripes: None,
-            minimum_iops: None,
-            minimum_bytes_per_second: None,
-            labels: std::collections::BTreeMap::new(),
-        })
-        .unwrap();
+    pod.api().create_volume(&CreateVolume::new("vol0", size)).unwrap();
     let instance = pod
         .create_instance_as(&CreateInstance {
             name: "vm1".to_owned(),

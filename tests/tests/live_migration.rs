@@ -255,14 +255,9 @@ fn a_guest_moves_to_another_host_and_notices_nothing() {
         [("vol0", VOLUME_BYTES, Some("h2/ssd0"), None), ("vol1", STRIPED_BYTES, None, striped)]
     {
         let volume = CreateVolume {
-            name: name.to_owned(),
-            size: ByteSize::new(size),
             device: device.map(str::to_owned),
-            replicas: 1,
             stripes,
-            minimum_iops: None,
-            minimum_bytes_per_second: None,
-            labels: std::collections::BTreeMap::new(),
+            ..CreateVolume::new(name, ByteSize::new(size))
         };
         pod.api().create_volume(&volume).unwrap();
     }
@@ -322,18 +317,7 @@ fn a_guest_with_a_mirrored_volume_moves_while_a_replica_dies_and_returns() {
     let guest = Guest::ensure(&mut Silent).unwrap();
     let mut pod = pod_of_mirrors();
     let (name, size) = ("vol0".to_owned(), "64M".parse().unwrap());
-    pod.api()
-        .create_volume(&CreateVolume {
-            name,
-            size,
-            device: None,
-            replicas: 2,
-            stripes: None,
-            minimum_iops: None,
-            minimum_bytes_per_second: None,
-            labels: std::collections::BTreeMap::new(),
-        })
-        .unwrap();
+    pod.api().create_volume(&CreateVolume { replicas: 2, ..CreateVolume::new(name, size) }).unwrap();
     let instance = pod
         .create_instance_as(&CreateInstance {
             name: "vm1".to_owned(),

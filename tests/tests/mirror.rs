@@ -53,19 +53,8 @@ fn replicas_die_one_after_the_other_and_every_byte_is_there() {
     let guest = Guest::ensure(&mut Silent).unwrap();
     let mut pod = PodBuilder::three_hosts().start().unwrap();
     let (name, size) = ("vol0".to_owned(), "192M".parse().unwrap());
-    let volume = pod
-        .api()
-        .create_volume(&CreateVolume {
-            name,
-            size,
-            device: None,
-            replicas: 2,
-            stripes: None,
-            minimum_iops: None,
-            minimum_bytes_per_second: None,
-            labels: std::collections::BTreeMap::new(),
-        })
-        .unwrap();
+    let volume =
+        pod.api().create_volume(&CreateVolume { replicas: 2, ..CreateVolume::new(name, size) }).unwrap();
     let devices: Vec<String> = volume.replicas.iter().map(|replica| replica.device.clone()).collect();
     assert_eq!(devices.len(), 2, "{volume:?}");
     let request = CreateInstance {

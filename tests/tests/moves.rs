@@ -41,18 +41,7 @@ fn a_volume_moves_under_a_guest_that_writes() {
     let pod = PodBuilder::three_hosts().start().unwrap();
     let (name, size) = ("vol0".to_owned(), "128M".parse().unwrap());
     let device = Some("h2/ssd0".to_owned());
-    pod.api()
-        .create_volume(&CreateVolume {
-            name,
-            size,
-            device,
-            replicas: 1,
-            stripes: None,
-            minimum_iops: None,
-            minimum_bytes_per_second: None,
-            labels: std::collections::BTreeMap::new(),
-        })
-        .unwrap();
+    pod.api().create_volume(&CreateVolume { device, ..CreateVolume::new(name, size) }).unwrap();
     let request = CreateInstance {
         name: "vm1".to_owned(),
         host: "h1".to_owned(),

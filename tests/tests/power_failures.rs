@@ -46,16 +46,10 @@ impl Site {
             .start()?;
         let names: Vec<String> = (0..systems.len()).map(|index| format!("vol{index}")).collect();
         for name in &names {
-            pod.api().create_volume(&pod_api::CreateVolume {
-                name: name.clone(),
-                size: pod_api::ByteSize::new(SIZE_BYTES),
-                device: None,
-                replicas: 1,
-                stripes: None,
-                minimum_iops: None,
-                minimum_bytes_per_second: None,
-                labels: std::collections::BTreeMap::new(),
-            })?;
+            pod.api().create_volume(&pod_api::CreateVolume::new(
+                name.clone(),
+                pod_api::ByteSize::new(SIZE_BYTES),
+            ))?;
         }
         let instance = pod.create_instance_as(&CreateInstance {
             name: "vm1".to_owned(),

@@ -13,18 +13,7 @@ fn taken_socket_paths_are_refused_and_left_alone() {
     let sockets = pod.directory().join("run/sockets");
     fs::create_dir_all(&sockets).unwrap();
     let create = |name: &str| {
-        pod.api()
-            .create_volume(&CreateVolume {
-                name: format!("{name}-vol"),
-                size: ByteSize::new(1 << 26),
-                device: None,
-                replicas: 1,
-                stripes: None,
-                minimum_iops: None,
-                minimum_bytes_per_second: None,
-                labels: std::collections::BTreeMap::new(),
-            })
-            .unwrap();
+        pod.api().create_volume(&CreateVolume::new(format!("{name}-vol"), ByteSize::new(1 << 26))).unwrap();
         let request = CreateInstance {
             name: name.to_owned(),
             host: "h1".to_owned(),

@@ -44,16 +44,7 @@ fn the_backend_of_a_column_dies_under_load_and_every_byte_is_there() {
     let (name, size) = ("vol0".to_owned(), "128M".parse().unwrap());
     let volume = pod
         .api()
-        .create_volume(&CreateVolume {
-            name,
-            size,
-            device: None,
-            replicas: 1,
-            stripes: Some(STRIPES),
-            minimum_iops: None,
-            minimum_bytes_per_second: None,
-            labels: std::collections::BTreeMap::new(),
-        })
+        .create_volume(&CreateVolume { stripes: Some(STRIPES), ..CreateVolume::new(name, size) })
         .unwrap();
     assert_eq!(volume.size_bytes, 128 << 20, "{volume:?}");
     let instance = pod

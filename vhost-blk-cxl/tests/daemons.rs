@@ -148,16 +148,7 @@ fn a_device_tells_its_volumes_and_a_deleted_one_is_wiped() {
         "{device:?}"
     );
     let size = "1M".parse().unwrap();
-    let request = CreateVolume {
-        name: "new".to_owned(),
-        size,
-        device: Some("h2/ssd0".to_owned()),
-        replicas: 1,
-        stripes: None,
-        minimum_iops: None,
-        minimum_bytes_per_second: None,
-        labels: std::collections::BTreeMap::new(),
-    };
+    let request = CreateVolume { device: Some("h2/ssd0".to_owned()), ..CreateVolume::new("new", size) };
     assert!(client(&pod).create_volume(&request).is_err());
     client(&pod).adopt_volumes("h2", "ssd0").unwrap();
     assert_eq!(client(&pod).volume("vol0").unwrap().size_bytes, 20 << 20);

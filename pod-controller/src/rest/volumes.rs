@@ -2,13 +2,15 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use cxl_pool::HostId;
 use pod_api::{ChangeVolume, CreateVolume, Problem, Stripes, Volume, VolumeList};
-use pod_state::Command;
+use pod_protocol::objects::Qos;
+use pod_state::{Command, DeviceId};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::Failure;
-use super::body::{Asked, Body, Names, device_named};
+use super::body::{Asked, Body, Names, device_named, host_named};
 use super::change::Change;
 use super::list::{Page, Selector, is};
 use super::version::{Shown, Versioned};
@@ -85,7 +87,14 @@ pub(super) async fn get(
     )
 )]
 pub(super) async fn create(change: Change, Body(request): Body<CreateVolume>) -> Result<Response, Failure> {
-    let device = request.device.as_deref().map(|name| device_named(&change.handle, name)).transpose()?;
+    if request.near.is_some() && (request.device.is_some() || request.stripes.is_some()) {
+        let detail = "near is for volumes whose SSD the controller chooses, and that have one for themselves: leave it out, or device and \
+                      stripes";
+        return Err(Failure::new(StatusCode::BAD_REQUEST, "invalid-value", detail));
+    }
+    let named = request.device.as_deref().map(|name| device_named(&change.handle, name)).transpose()?;
+    let near = request.near.as_deref().map(|name| host_named(&change.handle, name)).transpose()?;
+    let device = named.or_else(|| ssd_near(&change.handle, near?, &request));
     let (name, size_bytes) = (request.name.clone(), request.size.get());
     let replicas = request.replicas;
     let command = match request.stripes {
@@ -120,6 +129,13 @@ pub(super) async fn create(change: Change, Body(request): Body<CreateVolume>) ->
     }
     let location = format!("/v1/volumes/{}", volume.name);
     Ok((StatusCode::CREATED, [(header::LOCATION, location)], Shown(volume)).into_response())
+}
+
+/// An SSD of this host that has what a new volume asks for.
+fn ssd_near(handle: &Handle, host: HostId, request: &CreateVolume) -> Option<DeviceId> {
+    let (minimum_iops, minimum_bytes_per_second) = (request.minimum_iops, request.minimum_bytes_per_second);
+    let qos = Qos { minimum_iops, minimum_bytes_per_second, ..Qos::default() };
+    handle.view().state.ssd_near(host, request.size.get(), &qos)
 }
 
 /// Changes a volume: it grows, or gets another share of its SSD. The guest sees its new size while it runs.

@@ -49,18 +49,7 @@ fn running() -> Pod {
     pod.join(2, Role::BlkFrontend, Vec::new());
     let client = pod.client();
     let size = "8M".parse().expect("a size");
-    client
-        .create_volume(&CreateVolume {
-            name: "vol0".to_owned(),
-            size,
-            device: None,
-            replicas: 1,
-            stripes: None,
-            minimum_iops: None,
-            minimum_bytes_per_second: None,
-            labels: std::collections::BTreeMap::new(),
-        })
-        .expect("created");
+    client.create_volume(&CreateVolume::new("vol0", size)).expect("created");
     let instance = client.create_instance(&vm("vm1", &["vol0"]), WAIT).expect("created");
     assert!(instance.ready && instance.migration.is_none());
     until("both frontends", || {

@@ -22,16 +22,7 @@ fn pod(lines: &str) -> (Pod, String) {
     let address = controller.address.expect("it listens");
     pod.controller = Some(controller);
     let client = pod.client();
-    let volume = CreateVolume {
-        name: "vol0".to_owned(),
-        size: ByteSize::new(4 << 20),
-        device: None,
-        replicas: 1,
-        minimum_iops: None,
-        minimum_bytes_per_second: None,
-        stripes: None,
-        labels: std::collections::BTreeMap::new(),
-    };
+    let volume = CreateVolume::new("vol0", ByteSize::new(4 << 20));
     client.create_volume(&volume).expect("there is room");
     let made = client.create_instance(&vm("vm1", &["vol0"]), Duration::from_secs(30)).expect("there is room");
     assert!(made.ready, "{made:?}");

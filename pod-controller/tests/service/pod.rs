@@ -17,16 +17,7 @@ use pod_protocol::reports::Report;
 const WAIT: Duration = Duration::from_secs(30);
 
 fn create_volume(pod: &Pod, name: &str) {
-    let request = CreateVolume {
-        name: name.to_owned(),
-        size: ByteSize::new(64 << 20),
-        device: None,
-        replicas: 1,
-        stripes: None,
-        minimum_iops: None,
-        minimum_bytes_per_second: None,
-        labels: std::collections::BTreeMap::new(),
-    };
+    let request = CreateVolume::new(name, ByteSize::new(64 << 20));
     pod.client().create_volume(&request).expect("room for a volume");
 }
 
@@ -51,6 +42,35 @@ fn instance_is_ready_when_its_daemons_have_everything() {
     assert_eq!(registrations(pod.endpoint(3, Role::NetBackend)), [RegistrationState::Standby]);
     assert!(pod.endpoint(1, Role::NetFrontend).objects().values().any(|it| matches!(it, Object::Port(_))));
     assert!(pod.endpoint(1, Role::BlkFrontend).objects().values().any(|it| matches!(it, Object::Disk(_))));
+}
+
+#[test]
+fn a_volume_lies_on_its_hosts_own_ssd_where_that_has_room() {
+    let mut pod = Pod::demo();
+    pod.join(3, Role::BlkBackend, vec![ssd("ssd0")]);
+    until("the second SSD", || {
+        pod.client().device("h3", "ssd0").ok().filter(|it| it.health == DeviceHealth::Up)
+    });
+    let create = |name: &str, near: &str, mib: u64| {
+        let size = ByteSize::new(mib << 20);
+        let request = CreateVolume { near: Some(near.to_owned()), ..CreateVolume::new(name, size) };
+        pod.client().create_volume(&request).map(|volume| volume.device)
+    };
+    // Whichever the others are: each has less to do than the one that is near.
+    assert_eq!(create("a", "h3", 512).expect("room"), "h3/ssd0");
+    assert_eq!(create("b", "h3", 64).expect("room"), "h3/ssd0");
+    assert_eq!(create("c", "h2", 64).expect("room"), "h2/ssd0");
+    assert_eq!(create("d", "h3", 640).expect("room elsewhere"), "h2/ssd0");
+    // A host without SSDs is near none: where most is free.
+    assert_eq!(create("e", "h1", 64).expect("room elsewhere"), "h3/ssd0");
+    assert_eq!(create("f", "h9", 64).expect_err("no such host").status(), Some(404));
+    let wanted = Some("h2/ssd0".to_owned());
+    let both = CreateVolume {
+        near: Some("h2".to_owned()),
+        device: wanted,
+        ..CreateVolume::new("g", ByteSize::new(1 << 20))
+    };
+    assert_eq!(pod.client().create_volume(&both).expect_err("one or the other").status(), Some(400));
 }
 
 #[test]

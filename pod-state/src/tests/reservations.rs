@@ -1,7 +1,7 @@
 //! What is promised of devices, and to whom.
 
 use super::*;
-use crate::model::check_reservations;
+use crate::model::{check_reservations, pod_with_ssds, ssd_of};
 
 /// Hosts 1 to 6 with net daemons: each of 2 to 5 has an ordinary NIC, 6 has the backup.
 fn pod_of_six(policy: PlacementPolicy) -> State {
@@ -166,6 +166,27 @@ fn requests_per_second_of_an_ssd_run_out() {
     assert!(refusal.kind == RefusalKind::NoRoom && refusal.detail.contains("h2/ssd0"), "{refusal}");
     must(&mut state, &raise("a", 5000));
     must(&mut state, &raise("c", 1000));
+}
+
+#[test]
+fn a_volume_lies_near_its_host_where_there_is_room() {
+    let mut state = pod_with_ssds(&[(Some(10_000), None), (Some(10_000), None)]);
+    let sure = |iops: u64| Qos { minimum_iops: Some(iops), ..Qos::default() };
+    let host = HostId::new(2);
+    let command = Command::CreateVolume {
+        name: "a".to_owned(),
+        size_bytes: MIB,
+        device: state.ssd_near(host, MIB, &sure(6000)),
+        replicas: 1,
+        minimum_iops: Some(6000),
+        minimum_bytes_per_second: None,
+    };
+    must(&mut state, &command);
+    // Its own SSD comes first though the other one is empty.
+    assert_eq!(state.ssd_near(host, MIB, &Qos::default()), Some(ssd_of(2)));
+    assert_eq!(state.ssd_near(host, MIB, &sure(6000)), None, "nothing more can be sure of so much there");
+    assert_eq!(state.ssd_near(host, 1 << 40, &Qos::default()), None, "there is no room for so much");
+    assert_eq!(state.ssd_near(HostId::new(1), MIB, &Qos::default()), None, "this host has no SSD");
 }
 
 #[test]

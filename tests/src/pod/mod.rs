@@ -388,14 +388,8 @@ impl Pod {
     ) -> Result<Instance> {
         for (volume, size_bytes, device) in volumes {
             self.client.create_volume(&CreateVolume {
-                name: (*volume).to_owned(),
-                size: ByteSize::new(*size_bytes),
                 device: device.map(str::to_owned),
-                replicas: 1,
-                stripes: None,
-                minimum_iops: None,
-                minimum_bytes_per_second: None,
-                labels: std::collections::BTreeMap::new(),
+                ..CreateVolume::new(*volume, ByteSize::new(*size_bytes))
             })?;
         }
         let request = CreateInstance {

@@ -141,16 +141,7 @@ impl Pod {
     fn create_instance(&mut self, client: &Client) {
         let began = Instant::now();
         let size = "16M".parse().unwrap();
-        let volume = CreateVolume {
-            name: "vol0".to_owned(),
-            size,
-            device: Some("h2/ssd0".to_owned()),
-            replicas: 1,
-            stripes: None,
-            minimum_iops: None,
-            minimum_bytes_per_second: None,
-            labels: std::collections::BTreeMap::new(),
-        };
+        let volume = CreateVolume { device: Some("h2/ssd0".to_owned()), ..CreateVolume::new("vol0", size) };
         let volume = retry(began, || client.create_volume(&volume));
         self.volume_start = volume.start_bytes;
         let request = CreateInstance {

@@ -158,6 +158,7 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
             name,
             size,
             device,
+            near,
             replicas,
             minimum_iops,
             minimum_bandwidth,
@@ -166,14 +167,14 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
             labels,
         } => {
             let request = CreateVolume {
-                name: name.clone(),
-                size: *size,
                 device: device.clone(),
+                near: near.clone(),
                 replicas: *replicas,
                 minimum_iops: *minimum_iops,
                 minimum_bytes_per_second: minimum_bandwidth.map(ByteSize::get),
                 stripes: stripes.map(|columns| Stripes { columns, size: *stripe_size }),
                 labels: labelled(labels).labels,
+                ..CreateVolume::new(name, *size)
             };
             show(out, format, &client.create_volume(&request)?, output::volume)
         }

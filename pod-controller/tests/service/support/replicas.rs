@@ -177,16 +177,7 @@ impl Drop for Replicas {
 }
 
 pub(crate) fn volume(name: &str) -> CreateVolume {
-    CreateVolume {
-        name: name.to_owned(),
-        size: ByteSize::new(1 << 20),
-        device: None,
-        replicas: 1,
-        minimum_iops: None,
-        minimum_bytes_per_second: None,
-        stripes: None,
-        labels: BTreeMap::new(),
-    }
+    CreateVolume::new(name, ByteSize::new(1 << 20))
 }
 
 /// Asks until somebody leads.

@@ -28,6 +28,9 @@ pub(crate) enum Volumes {
         /// On which SSD, as h2/ssd0 [default: the one with the largest share free]
         #[arg(long, value_name = "HOST/NAME")]
         device: Option<String>,
+        /// The host that will use it, as h1: an SSD of its own if one has room, else as without this
+        #[arg(long, value_name = "HOST", conflicts_with_all = ["device", "stripes"])]
+        near: Option<String>,
         /// How many hosts keep it on their SSDs: 1 to 3
         #[arg(long, default_value_t = 1)]
         replicas: u8,
