@@ -1,5 +1,5 @@
-//! What somebody else's tester finds, who knows of the API only what its description says: schemathesis. `make verify-api` installs
-//! it and runs this; where nobody says where it is, there is nothing to do.
+//! What somebody else's tester finds, who knows of the API only what its description says: schemathesis. `make test` and `make verify-api`
+//! install it; where nobody says where it is, there is nothing to do.
 
 use std::process::Command;
 
