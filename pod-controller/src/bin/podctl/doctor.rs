@@ -2,6 +2,7 @@
 
 mod devices;
 mod guests;
+mod permissions;
 mod pool;
 mod processor;
 
@@ -98,6 +99,7 @@ fn examine(config: &Path, machine: &Machine) -> Vec<Finding> {
             findings.extend(processor::examine_cores(&host));
             findings.extend(pool::examine(&host, machine));
             findings.extend(devices::examine(&host, machine));
+            findings.extend(permissions::examine(&host, machine));
         }
         Err(error) => {
             let advice = format!("write {}, or name another file with --config", config.display());
