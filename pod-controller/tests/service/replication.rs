@@ -1,5 +1,7 @@
 //! Several controllers: a single one grows to three, leaders die, and what was answered is there.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use crate::support::replicas::{Replicas, create, names, volume};
@@ -178,4 +180,57 @@ fn five_controllers_go_on_while_three_live() {
     // A new leader gives everybody everything anew, which disturbs no engine.
     until("the instance", || replicas.client(left).instance("vm1").ok()?.ready.then_some(()));
     assert_eq!(port(&pod), given, "engines were not disturbed");
+}
+
+/// Asks a replica for a volume, under a key of the same name.
+fn ask(replicas: &Replicas, replica: u16, name: &str) -> std::io::Result<UnixStream> {
+    let mut stream = UnixStream::connect(replicas.socket(replica))?;
+    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+    let body = format!("{{\"name\": \"{name}\", \"size\": \"1M\"}}");
+    let length = body.len();
+    write!(
+        stream,
+        "POST /v1/volumes HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         idempotency-key: {name}\r\ncontent-length: {length}\r\n\r\n{body}"
+    )?;
+    Ok(stream)
+}
+
+#[test]
+fn what_is_sent_again_under_its_key_is_carried_out_once_whoever_leads() {
+    let mut pod = Pod::demo();
+    pod.stop_controller();
+    let mut replicas = Replicas::new(pod.directory.path());
+    replicas.start(0, &["--bootstrap"]);
+    replicas.leader(&[0]);
+    for replica in [1, 2] {
+        replicas.start(replica, &[]);
+        replicas.leader(&[0, 1, 2][..=usize::from(replica)]);
+    }
+    for round in 0..4 {
+        let leader = replicas.leader(&[0, 1, 2]);
+        let others = [(leader + 1) % 3, (leader + 2) % 3];
+        // Asked of the leader itself, or of one that has it asked. Nobody hears the answer.
+        let asked = if round % 2 == 0 { leader } else { others[0] };
+        let name = format!("vol{round}");
+        let unheard = ask(&replicas, asked, &name).expect("it accepts");
+        if round < 2 {
+            // It is done for certain.
+            until("it to be done", || names(&replicas.client(others[1]))?.contains(&name).then_some(()));
+        }
+        replicas.kill(leader);
+        drop(unheard);
+        let said = until("an answer", || {
+            let mut said = String::new();
+            ask(&replicas, others[1], &name).and_then(|mut it| it.read_to_string(&mut said)).ok()?;
+            // Nobody leads yet, or whoever did was lost meanwhile.
+            (!said.is_empty() && !said.starts_with("HTTP/1.1 503")).then_some(said)
+        });
+        assert!(said.starts_with("HTTP/1.1 201") && said.contains(&name), "round {round}: {said}");
+        replicas.start(leader, &[]);
+    }
+    replicas.leader(&[0, 1, 2]);
+    let mut found = names(&replicas.client(0)).expect("a list");
+    found.sort();
+    assert_eq!(found, ["vol0", "vol1", "vol2", "vol3"]);
 }
