@@ -1,0 +1,156 @@
+//! Hosts and devices join a pod and leave it while a guest writes, verifies and is reached.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use guest_images::{Guest, Silent};
+use pod_api::{AddReplica, DeviceHealth, DeviceKind};
+use wadi_tests::fio::{Job, Pattern, Report};
+use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
+
+/// Longer than anything takes; only a test that fails waits for it.
+const PATIENCE: Duration = Duration::from_mins(2);
+
+fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(began.elapsed() < PATIENCE, "{what}: not after {} s", PATIENCE.as_secs());
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The host's daemons end, as they do when it loses power.
+fn power_off(pod: &mut Pod, host: &str) {
+    for role in [Role::NetBackend, Role::BlkBackend] {
+        pod.daemon(host, role).unwrap().kill().unwrap();
+    }
+}
+
+/// Takes a host that is off out of the pod.
+fn delete(pod: &Pod, host: &str) {
+    wait_for("its daemons to be known to be gone", || pod.api().reset_host(host).ok());
+    pod.api().delete_host(host).unwrap();
+    assert!(pod.api().hosts().unwrap().iter().all(|it| it.name != host));
+    assert!(pod.api().devices().unwrap().iter().all(|it| !it.name.starts_with(host)));
+}
+
+/// Starts the backend of a host's SSDs anew, with this configuration.
+fn reconfigure(pod: &mut Pod, host: &str, text: &str) {
+    fs::write(pod.config_path(host), text).unwrap();
+    pod.daemon(host, Role::BlkBackend).unwrap().kill().unwrap();
+    pod.start_daemon(host, Role::BlkBackend).unwrap();
+}
+
+fn wait_until_up(pod: &Pod, host: &str, device: &str) {
+    wait_for(device, || pod.api().device(host, device).ok().filter(|it| it.health == DeviceHealth::Up));
+}
+
+fn move_volume(pod: &Pod, from: &str, to: &str) {
+    let request = AddReplica { device: Some(to.to_owned()), replaces: Some(from.to_owned()) };
+    pod.api().add_replica("vol0", &request).unwrap();
+    wait_for("the volume's move", || {
+        let volume = pod.api().volume("vol0").unwrap();
+        (volume.device == to && volume.replicas.is_empty()).then_some(())
+    });
+}
+
+fn answers(vm: &PodVm) {
+    vm.exec(&format!("ping -c 3 -W 5 {CLIENT_ADDRESS}")).unwrap();
+}
+
+#[test]
+fn hosts_and_devices_come_and_go_while_a_guest_works() {
+    let guest = Guest::ensure(&mut Silent).unwrap();
+    let fourth = HostPlan::new("h4").nic("nic0").ssd("ssd0", "512M");
+    let mut pod = PodBuilder::three_hosts().host(fourth).start().unwrap();
+
+    // A host leaves that nothing depends on.
+    assert!(pod.api().delete_host("h4").is_err(), "its daemons run");
+    power_off(&mut pod, "h4");
+    delete(&pod, "h4");
+
+    let instance = pod.create_instance("vm1", "h1", &[("vol0", 96 << 20, Some("h2/ssd0"))]).unwrap();
+    assert_eq!(instance.nics[0].nic, "h2/nic0");
+    let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();
+    let job =
+        Job { disk: "vda".into(), offset_mib: 0, size_mib: 32, pattern: Pattern::Random4K, flush_every: 64 };
+    let (command, is_over) = (job.command(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        // It ends when this panics, too.
+        let _stop = Stop(&is_over);
+        let jobs = scope.spawn(|| {
+            let mut jobs = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                Report::parse(&vm.exec_within(&command, PATIENCE).unwrap()).unwrap();
+                jobs += 1;
+            }
+            jobs
+        });
+        answers(&vm);
+
+        // A host joins, and the guest goes on with what it brings.
+        for role in [Role::NetBackend, Role::BlkBackend] {
+            pod.start_daemon("h4", role).unwrap();
+        }
+        wait_until_up(&pod, "h4", "nic0");
+        wait_until_up(&pod, "h4", "ssd0");
+        pod.api().migrate_nic("vm1", "net0", Some("h4/nic0")).unwrap();
+        pod.wait_for_nic("vm1", "h4/nic0").unwrap();
+        move_volume(&pod, "h2/ssd0", "h4/ssd0");
+        answers(&vm);
+
+        // The host that had all before leaves.
+        assert!(pod.api().delete_host("h2").is_err(), "its daemons run");
+        pod.api().drain_host("h2", true).unwrap();
+        power_off(&mut pod, "h2");
+        delete(&pod, "h2");
+        answers(&vm);
+
+        // An SSD is built in, and the one that is in use comes back with it.
+        let before = fs::read_to_string(pod.config_path("h4")).unwrap();
+        let mut with_more = before.clone();
+        let image = pod.directory().join("h4-ssd1.img");
+        write!(
+            with_more,
+            "\n[[ssd]]\nname = \"ssd1\"\ndriver = \"file\"\npath = \"{}\"\nsize = \"512M\"\n",
+            image.display()
+        )
+        .unwrap();
+        reconfigure(&mut pod, "h4", &with_more);
+        wait_until_up(&pod, "h4", "ssd1");
+        wait_until_up(&pod, "h4", "ssd0");
+
+        // And one is taken out.
+        move_volume(&pod, "h4/ssd0", "h3/ssd1");
+        wait_for("the place it left to be wiped", || {
+            let ssd = pod.api().device("h4", "ssd0").unwrap();
+            matches!(ssd.kind, DeviceKind::Ssd { used_bytes: 0, .. }).then_some(())
+        });
+        let ssd0 = before.find("\n[[ssd]]").unwrap();
+        let without = with_more.replacen(&before[ssd0..], "", 1);
+        assert!(without.contains("ssd1") && !without.contains("ssd0"), "{without}");
+        reconfigure(&mut pod, "h4", &without);
+        wait_for("the SSD to be gone", || pod.api().device("h4", "ssd0").is_err().then_some(()));
+        wait_until_up(&pod, "h4", "ssd1");
+        answers(&vm);
+
+        is_over.store(true, Ordering::Relaxed);
+        assert!(jobs.join().unwrap() > 0);
+    });
+    let log = vm.exec("dmesg").unwrap();
+    assert!(!log.contains("I/O error"), "{log}");
+}
+
+/// Sets it when it is dropped.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
