@@ -169,6 +169,26 @@ fn requests_per_second_of_an_ssd_run_out() {
 }
 
 #[test]
+fn overcommit_promises_more_of_ssds_than_they_can_do() {
+    let mut state = pod_with_ssds(&[(Some(10_000), None)]);
+    let sure = |name: &str, iops: u64| Command::CreateVolume {
+        name: name.to_owned(),
+        size_bytes: MIB,
+        device: None,
+        replicas: 1,
+        minimum_iops: Some(iops),
+        minimum_bytes_per_second: None,
+    };
+    must(&mut state, &sure("a", 10_000));
+    refused(&mut state, &sure("b", 5000));
+    let placement = PlacementPolicy { ssd_overcommit_percent: 150, ..PlacementPolicy::default() };
+    let options = Options { placement, ..state.options.clone() };
+    must(&mut state, &Command::Configure { options });
+    must(&mut state, &sure("b", 5000));
+    refused(&mut state, &sure("c", 1));
+}
+
+#[test]
 fn a_volume_lies_near_its_host_where_there_is_room() {
     let mut state = pod_with_ssds(&[(Some(10_000), None), (Some(10_000), None)]);
     let sure = |iops: u64| Qos { minimum_iops: Some(iops), ..Qos::default() };
