@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -165,6 +166,20 @@ pub enum SubmitError {
     StoreAway(String),
 }
 
+impl SubmitError {
+    /// A replica cannot be removed, since it is no member.
+    pub(crate) fn no_replica(replica: impl Display) -> Self {
+        let detail = format!("there is no controller replica {replica}");
+        Self::Refused(Refusal { kind: RefusalKind::NotFound, detail })
+    }
+
+    /// A replica cannot be removed, since it is the only member.
+    pub(crate) fn only_replica(replica: impl Display) -> Self {
+        let detail = format!("controller replica {replica} is the only one: it cannot be removed");
+        Self::Refused(Refusal { kind: RefusalKind::Busy, detail })
+    }
+}
+
 /// How others talk to the controller's thread.
 #[derive(Clone)]
 pub struct Handle {
@@ -272,11 +287,26 @@ impl Handle {
 
     /// Has a controller not be a member any more.
     pub async fn remove_controller(&self, replica: u16) -> Result<(), SubmitError> {
-        let peers = self.shared.peers.get().ok_or_else(|| {
+        self.peers()?.remove(ReplicaId::new(replica)).await
+    }
+
+    /// Whether [`remove_controller`](Handle::remove_controller) would, as far as is known here.
+    pub fn try_removing_controller(&self, replica: u16) -> Result<(), SubmitError> {
+        let members = self.peers()?.list();
+        if !members.iter().any(|it| it.leads) {
+            return Err(SubmitError::NoLeader);
+        }
+        if !members.iter().any(|it| it.replica == replica) {
+            return Err(SubmitError::no_replica(replica));
+        }
+        if members.len() == 1 { Err(SubmitError::only_replica(replica)) } else { Ok(()) }
+    }
+
+    fn peers(&self) -> Result<&Arc<dyn Peers>, SubmitError> {
+        self.shared.peers.get().ok_or_else(|| {
             let detail = "there is only this controller: it has no replicas".to_owned();
             SubmitError::Refused(Refusal { kind: RefusalKind::NotFound, detail })
-        })?;
-        peers.remove(ReplicaId::new(replica)).await
+        })
     }
 
     /// There are several controllers.

@@ -6,7 +6,6 @@ use std::time::Duration;
 use cxl_pool::ReplicaId;
 use pod_api as api;
 use pod_protocol::protocol::Spoken;
-use pod_state::{Refusal, RefusalKind};
 
 use super::admission::{Dismissal, Register};
 use super::post::{Answer, PostError, Question};
@@ -71,16 +70,10 @@ impl Peers for Colleagues {
                     Ok(_) | Err(PostError::Unanswered(_)) => return Err(SubmitError::Unknown),
                 }
             };
-            let refused = |kind, detail| Err(SubmitError::Refused(Refusal { kind, detail }));
             match outcome {
                 Dismissal::Done => Ok(()),
-                Dismissal::NoMember => {
-                    refused(RefusalKind::NotFound, format!("there is no controller replica {replica}"))
-                }
-                Dismissal::Last => refused(
-                    RefusalKind::Busy,
-                    format!("controller replica {replica} is the only one: it cannot be removed"),
-                ),
+                Dismissal::NoMember => Err(SubmitError::no_replica(replica)),
+                Dismissal::Last => Err(SubmitError::only_replica(replica)),
             }
         })
     }

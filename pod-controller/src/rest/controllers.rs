@@ -7,6 +7,7 @@ use pod_api::{ControllerList, Problem};
 
 use super::Failure;
 use super::body::Names;
+use super::change::Change;
 use crate::controller::Handle;
 
 /// The controllers of the pod, and which of them leads. There is one unless it is replicated.
@@ -22,10 +23,11 @@ pub(super) async fn list(State(handle): State<Handle>) -> Json<ControllerList> {
     params(("replica" = u16, Path, description = "its number")),
     responses((status = 204), (status = 404, body = Problem, content_type = "application/problem+json"))
 )]
-pub(super) async fn remove(
-    State(handle): State<Handle>,
-    Names(replica): Names<u16>,
-) -> Result<StatusCode, Failure> {
-    handle.remove_controller(replica).await?;
+pub(super) async fn remove(change: Change, Names(replica): Names<u16>) -> Result<StatusCode, Failure> {
+    if change.is_dry_run {
+        change.handle.try_removing_controller(replica)?;
+    } else {
+        change.handle.remove_controller(replica).await?;
+    }
     Ok(StatusCode::NO_CONTENT)
 }

@@ -113,6 +113,10 @@ fn single_controller_grows_to_three_whose_leaders_may_die() {
     // A member that is gone for good is let go.
     let gone = (leader + 1) % 3;
     replicas.kill(gone);
+    let trying = replicas.client((leader + 2) % 3).trying_only(true);
+    trying.remove_controller(gone).expect("it would be");
+    assert_eq!(trying.remove_controller(9).expect_err("nobody").status(), Some(404));
+    assert_eq!(trying.controllers().expect("a list").len(), 3, "it was only tried");
     replicas.client((leader + 2) % 3).remove_controller(gone).expect("removed");
     let rest: Vec<u16> = (0..3).filter(|replica| *replica != gone).collect();
     replicas.leader(&rest);
