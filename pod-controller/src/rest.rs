@@ -1,6 +1,7 @@
 //! The API over HTTP: JSON under `/v1`, problems as RFC 9457 says, an OpenAPI description, metrics.
 
 mod access;
+mod answers;
 mod balance;
 mod body;
 mod change;
@@ -109,6 +110,7 @@ pub fn router(handle: Handle) -> Router {
         .split_for_parts();
     change::describe(&mut description);
     access::describe(&mut description);
+    answers::describe(&mut description);
     version::describe(&mut description);
     // It does not change while we run; a description that cannot be written is empty rather than fatal.
     let description = description.to_json().unwrap_or_default();

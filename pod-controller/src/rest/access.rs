@@ -17,9 +17,8 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use utoipa::openapi::OpenApi;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{OpenApi, RefOr, Response as Described};
 
 use self::audit::{AuditLog, Entry};
 use self::rate::Rates;
@@ -238,7 +237,7 @@ impl IntoResponse for Refused {
     }
 }
 
-/// Says how to say who one is, and what happens to those who are not let in.
+/// Says how to say who one is.
 pub(super) fn describe(description: &mut OpenApi) {
     let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
     description.components.get_or_insert_default().add_security_scheme("token", scheme);
@@ -250,27 +249,6 @@ pub(super) fn describe(description: &mut OpenApi) {
         SecurityRequirement::new::<_, [&str; 0], &str>("certificate", []),
         SecurityRequirement::default(),
     ]);
-    for path in description.paths.paths.values_mut() {
-        for operation in [&mut path.get, &mut path.post, &mut path.put, &mut path.patch, &mut path.delete] {
-            for operation in operation.iter_mut() {
-                for (status, why) in [
-                    ("401", "over TCP: there is no token and no certificate, or nobody knows them"),
-                    ("403", "the token's role may not do this"),
-                    ("429", "over TCP: there were too many requests; `Retry-After` says when to try again"),
-                ] {
-                    let problem = json!({
-                        "description": why,
-                        "content": {
-                            "application/problem+json": { "schema": { "$ref": "#/components/schemas/Problem" } }
-                        }
-                    });
-                    if let Ok(described) = serde_json::from_value::<Described>(problem) {
-                        operation.responses.responses.entry(status.to_owned()).or_insert(RefOr::T(described));
-                    }
-                }
-            }
-        }
-    }
 }
 
 fn forbidden(role: Role, method: &Method, path: &str) -> Failure {

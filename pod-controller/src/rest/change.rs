@@ -13,7 +13,7 @@ use pod_state::{Command, Expected, IdempotencyKey, KEYS_MAX, Labels, Refusal, Re
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use utoipa::openapi::path::{Operation, Parameter};
-use utoipa::openapi::{OpenApi, RefOr, Response as Described};
+use utoipa::openapi::{OpenApi, RefOr};
 
 use super::Failure;
 use super::hex::hex;
@@ -219,18 +219,4 @@ fn describe_operation(operation: &mut Operation) {
         .into_iter()
         .filter_map(|it| serde_json::from_value::<Parameter>(it).ok().map(RefOr::T));
     operation.parameters.get_or_insert_default().extend(described);
-    for (status, why) in [
-        ("400", "the request makes no sense"),
-        ("409", "what is changed has another resourceVersion than the body says"),
-        ("412", "what is changed has another resourceVersion than If-Match says, or is not there"),
-        ("422", "the idempotency key belongs to another request"),
-    ] {
-        let problem = json!({
-            "description": why,
-            "content": { "application/problem+json": { "schema": { "$ref": "#/components/schemas/Problem" } } }
-        });
-        if let Ok(described) = serde_json::from_value::<Described>(problem) {
-            operation.responses.responses.entry(status.to_owned()).or_insert(RefOr::T(described));
-        }
-    }
 }

@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::support::description::Description;
 use crate::support::{Pod, RunningController};
 use pod_api::Problem;
 
@@ -29,6 +30,7 @@ fn ask(address: SocketAddr, method: &str, path: &str, token: Option<&str>, body:
         let problem: Problem = serde_json::from_str(body).expect("a problem");
         assert_eq!(problem.status, status);
     }
+    Description::checked_in().assert_allows(&request, &answer);
     (status, answer)
 }
 

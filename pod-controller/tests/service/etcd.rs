@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use crate::support::description::Description;
 use crate::support::etcd_server::Etcd;
 use crate::support::replicas::volume;
 use crate::support::{Pod, until, vm};
@@ -140,6 +141,7 @@ fn pod_goes_on_with_etcd_whatever_dies() {
         assert_eq!(error.status(), Some(503), "{error}");
         error.to_string().contains("see that a majority of its members runs").then_some(())
     });
+    Description::checked_in().assert_has("POST", "/v1/volumes", 503);
     assert_eq!(names(&client).map(|names| names.len()), Some(2), "it answers questions");
     pod.endpoint(2, Role::NetBackend).reporter.report(Report::Link {
         device: "nic0".into(),

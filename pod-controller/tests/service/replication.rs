@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use crate::support::description::Description;
 use crate::support::replicas::{Replicas, create, names, volume};
 use crate::support::{Pod, until, vm};
 use cxl_pool::Role;
@@ -78,6 +79,7 @@ fn single_controller_grows_to_three_whose_leaders_may_die() {
     replicas.kill(third);
     let error = replicas.client(last).create_volume(&volume("never")).expect_err("there is no majority");
     assert_eq!(error.status(), Some(503), "{error}");
+    Description::checked_in().assert_has("POST", "/v1/volumes", 503);
     assert_eq!(names(&replicas.client(last)).map(|names| names.len()), Some(wanted.len() + 1));
 
     // With its log lost, a replica becomes a member anew, in its own place.

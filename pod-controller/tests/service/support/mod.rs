@@ -1,6 +1,7 @@
 //! A pod without engines: a real controller, and endpoints that hold what they are given and do nothing with it.
 
 pub(crate) mod authority;
+pub(crate) mod description;
 pub(crate) mod etcd_server;
 pub(crate) mod network;
 pub(crate) mod replicas;
@@ -31,6 +32,8 @@ use pod_protocol::telemetry::{
     ChannelTelemetry, DeviceTelemetry, LeaseTelemetry, MchannelTelemetry, Telemetry, VcpuTelemetry,
 };
 use tempfile::TempDir;
+
+use self::description::Description;
 
 /// Far longer than anything takes; only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -142,7 +145,7 @@ impl Pod {
         String::from_utf8_lossy(&head).into_owned()
     }
 
-    /// An HTTP request as it stands, and all of the answer.
+    /// An HTTP request as it stands, and all of the answer, which has to be one of those that are described.
     pub(crate) fn raw(&self, request: &str) -> String {
         let mut stream = UnixStream::connect(self.socket()).expect("the socket accepts");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -150,7 +153,9 @@ impl Pod {
         let mut answer = Vec::new();
         // The peer may close without reading all of what we sent; what it said is there all the same.
         let _ = stream.read_to_end(&mut answer);
-        String::from_utf8_lossy(&answer).into_owned()
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        Description::checked_in().assert_allows(request, &answer);
+        answer
     }
 }
 
