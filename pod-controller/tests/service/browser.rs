@@ -87,6 +87,12 @@ impl Browser {
         self.wait("document.readyState === 'complete'", "the page to be loaded");
     }
 
+    /// What the system would say that its user likes: `light` or `dark`.
+    pub(crate) fn prefer(&mut self, scheme: &str) {
+        let feature = json!({ "name": "prefers-color-scheme", "value": scheme });
+        self.call("Emulation.setEmulatedMedia", &json!({ "features": [feature] }));
+    }
+
     /// Runs a script, and gives what it comes to as text.
     pub(crate) fn text(&mut self, script: &str) -> String {
         let asked = json!({ "expression": script, "returnByValue": true, "awaitPromise": true });

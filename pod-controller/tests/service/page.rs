@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::browser::Browser;
 use crate::support::{Pod, RunningController, nic, vm};
 use cxl_pool::Role;
-use pod_api::{ByteSize, CreateVolume};
+use pod_api::{ByteSize, CreateVolume, Device, DeviceKind};
 use pod_protocol::protocol::Protocol;
 
 /// A pod with an instance, and where its page is.
@@ -27,6 +27,12 @@ fn pod(lines: &str) -> (Pod, String) {
     let made = client.create_instance(&vm("vm1", &["vol0"]), Duration::from_secs(30)).expect("there is room");
     assert!(made.ready, "{made:?}");
     (pod, format!("http://{address}/"))
+}
+
+fn click(browser: &mut Browser, what: &str) {
+    browser.run(&format!(
+        "{{ const it = {what}; it.dispatchEvent(new MouseEvent('click', {{bubbles: true}})); }}"
+    ));
 }
 
 #[test]
@@ -57,11 +63,6 @@ fn the_pod_is_shown_changed_and_followed() {
     );
 
     // Click through to the instance, and let its NIC fail over: asked first, and not done when the answer is no.
-    let click = |browser: &mut Browser, what: &str| {
-        browser.run(&format!(
-            "{{ const it = {what}; it.dispatchEvent(new MouseEvent('click', {{bubbles: true}})); }}"
-        ));
-    };
     let labelled = |label: &str| {
         format!("[...document.querySelectorAll('#details button')].find(it => it.textContent === '{label}')")
     };
@@ -151,4 +152,158 @@ fn a_token_is_asked_for_and_roles_hold() {
     let refusal = browser.text("document.querySelector('#refusal').textContent");
     assert!(refusal.contains("viewer"), "{refusal}");
     assert_eq!(browser.text("String(document.querySelector('#yes').disabled)"), "true");
+}
+
+#[test]
+fn a_nic_moves_where_somebody_says() {
+    let Some(mut browser) = Browser::start() else { return };
+    let (pod, page) = pod("");
+    let client = pod.client();
+    let nic = client.instance("vm1").expect("it is there").nics[0].clone();
+    let devices = client.devices().expect("devices");
+    let is_other = |it: &&Device| {
+        matches!(it.kind, DeviceKind::Nic { .. })
+            && it.name != nic.nic
+            && Some(&it.name) != nic.backup.as_ref()
+    };
+    let other = devices.iter().find(is_other).expect("a third NIC").name.clone();
+    browser.open(&page);
+    browser.wait("document.querySelector('[data-key=\"instance vm1\"]') !== null", "the instance");
+    click(&mut browser, "document.querySelector('[data-key=\"instance vm1\"]')");
+    // The row of the NIC, and not the one that moves the instance.
+    let row = "[...document.querySelectorAll('#details .actions')].find(it => it.textContent.includes('fail over'))";
+    browser.wait(&format!("{row} !== undefined"), "the NIC's actions");
+    let ask = format!(
+        "{{ const row = {row}; row.querySelector('select').value = '{other}'; \
+           [...row.querySelectorAll('button')].find(it => it.textContent === 'migrate to').click(); }}"
+    );
+    for (answer, to) in [("no", &nic.nic), ("yes", &other)] {
+        browser.run(&ask);
+        browser.wait("!document.querySelector('#yes').disabled", "that it could be done");
+        let question = browser.text("document.querySelector('#question').textContent");
+        assert_eq!(question, format!("Move net0 of vm1 to {other}?"));
+        click(&mut browser, &format!("document.querySelector('#confirm [value={answer}]')"));
+        browser.wait("!document.querySelector('#confirm').open", "the question to go");
+        browser
+            .wait(&format!("document.querySelector('path.nic')?.dataset.to === '{to}'"), "the lease there");
+        let now = client.instance("vm1").expect("it is there").nics[0].clone();
+        assert_eq!((&now.nic, now.lease), (to, nic.lease), "{answer}");
+    }
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+/// What WCAG 2 calls the relative luminance of a colour as browsers compute it: `rgb(22, 32, 42)`.
+fn luminance(colour: &str) -> f64 {
+    let numbers = colour.strip_prefix("rgb(").and_then(|it| it.strip_suffix(')'));
+    let numbers = numbers.unwrap_or_else(|| panic!("{colour} is no colour that covers what is below it"));
+    let channel = |it: &str| {
+        let share = it.trim().parse::<f64>().expect("a number") / 255.0;
+        if share <= 0.04045 { share / 12.92 } else { ((share + 0.055) / 1.055).powf(2.4) }
+    };
+    numbers.split(',').zip([0.2126, 0.7152, 0.0722]).map(|(it, weight)| channel(it) * weight).sum()
+}
+
+/// WCAG 2's contrast of two colours, 1 to 21.
+fn contrast(one: &str, other: &str) -> f64 {
+    let (one, other) = (luminance(one), luminance(other));
+    (one.max(other) + 0.05) / (one.min(other) + 0.05)
+}
+
+#[test]
+fn light_and_dark_can_both_be_read() {
+    let Some(mut browser) = Browser::start() else { return };
+    let (_pod, page) = pod("");
+    browser.open(&page);
+    browser.wait("document.querySelector('[data-key=\"device h2/nic0\"]') !== null", "the devices");
+    let colour = |browser: &mut Browser, of: &str, property: &str| {
+        browser
+            .text(&format!("getComputedStyle(document.querySelector('{of}')).getPropertyValue('{property}')"))
+    };
+    // What is read, its colour, and what it is read on.
+    let read = [
+        ("body", "color", "body", "background-color"),
+        ("h1", "color", "header", "background-color"),
+        ("#summary", "color", "header", "background-color"),
+        ("h2", "color", "section", "background-color"),
+        ("#legend", "color", "section", "background-color"),
+        ("#theme", "color", "#theme", "background-color"),
+        ("#problem", "color", "#problem", "background-color"),
+        ("#refusal", "color", "#confirm", "background-color"),
+        ("svg text", "fill", "svg .box", "fill"),
+        ("svg .faint", "fill", "svg .box", "fill"),
+    ];
+    let mut seen = std::collections::BTreeMap::new();
+    // As the system says, unless somebody chose: the button goes from there to dark, light and back.
+    for (prefers, clicks, expected) in [
+        ("light", 0, "light"),
+        ("dark", 0, "dark"),
+        ("light", 1, "dark"),
+        ("dark", 1, "light"),
+        ("dark", 1, "dark"),
+    ] {
+        browser.prefer(prefers);
+        for _ in 0..clicks {
+            click(&mut browser, "document.querySelector('#theme')");
+        }
+        let mut colours = Vec::new();
+        for (text, property, below, behind) in read {
+            let (text_colour, behind_colour) =
+                (colour(&mut browser, text, property), colour(&mut browser, below, behind));
+            let contrast = contrast(&text_colour, &behind_colour);
+            assert!(contrast >= 4.5, "{expected}: {text} is {text_colour} on {behind_colour}: {contrast:.2}");
+            colours.push((text_colour, behind_colour));
+        }
+        let (front, back) = &colours[0];
+        assert_eq!(luminance(front) > luminance(back), expected == "dark", "{prefers}: {front} on {back}");
+        let known = seen.entry(expected).or_insert_with(|| colours.clone());
+        assert_eq!(*known, colours, "{expected}, where the system prefers {prefers}");
+    }
+    assert_eq!(seen.len(), 2);
+    assert_ne!(seen["light"], seen["dark"]);
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+/// The bytes per second and the percent that the page shows, such as `1.5 MiB/s · 12 %`.
+fn shown_rate(shown: &str) -> Option<(f64, f64)> {
+    let (rate, percent) = shown.split_once("/s \u{b7} ")?;
+    let (number, unit) = rate.split_once(' ')?;
+    let unit = ["B", "KiB", "MiB", "GiB", "TiB"].iter().position(|it| *it == unit)?;
+    let bytes = number.parse::<f64>().ok()? * 1024_f64.powi(i32::try_from(unit).ok()?);
+    Some((bytes, percent.strip_suffix(" %")?.parse().ok()?))
+}
+
+#[test]
+fn what_passes_through_a_device_is_shown_as_it_does() {
+    let Some(mut browser) = Browser::start() else { return };
+    let (pod, page) = pod("");
+    let receive = |bytes: u64| {
+        pod.endpoint(2, Role::NetBackend).held.lock().expect("no panic").receives = bytes;
+    };
+    browser.open(&page);
+    let device = "document.querySelector('[data-key=\"device h2/nic0\"]')";
+    browser.wait(&format!("{device} !== null"), "the device");
+    click(&mut browser, device);
+    let row = |name: &str| {
+        format!(
+            "[...document.querySelectorAll('#details tr')].find(it => it.firstChild.textContent === '{name}')?.lastChild.textContent"
+        )
+    };
+    let now = row("now");
+    browser.wait(&format!("{now} === '0 B/s · 0 %'"), "a NIC that does nothing");
+    // Of 10 Gbit/s. How many reports come in a second is the daemon's affair.
+    receive(20 << 20);
+    browser.wait(&format!("!({now} ?? '0 B/s').startsWith('0 B/s')"), "what it receives");
+    let both = browser.text(&format!(
+        "{now} + '\\n' + [...{device}.querySelectorAll('text')].map(it => it.textContent).join('\\n')"
+    ));
+    let shown = both.lines().next().expect("a line");
+    let (bytes, percent) = shown_rate(shown).unwrap_or_else(|| panic!("no rate: {shown}"));
+    let expected = bytes * 8.0 / 10e9 * 100.0;
+    assert!(bytes > 0.0 && (expected - percent).abs() <= 1.0, "{shown} of 10 Gbit/s is {expected} %");
+    assert!(both.lines().skip(1).any(|line| line == shown), "it is in the picture too: {both}");
+    let width = browser.text(&format!("{device}.querySelector('.load').getAttribute('width')"));
+    assert!(width.parse::<f64>().expect("a width") > 0.0, "a bar of {width} for {shown}");
+    receive(0);
+    browser.wait(&format!("{now} === '0 B/s · 0 %'"), "the end of it");
+    assert_eq!(browser.complaints(), Vec::<String>::new());
 }

@@ -205,6 +205,10 @@ pub(crate) struct Held {
     pub(crate) scrubbed: Vec<RegionId>,
     /// The reason with which everything but channels and NICs is refused.
     pub(crate) refuse: Option<String>,
+    /// What every NIC receives from one report to the next, in bytes.
+    pub(crate) receives: u64,
+    /// What every NIC has received so.
+    received: u64,
 }
 
 pub(crate) struct FakeEndpoint {
@@ -295,14 +299,15 @@ impl Handler for FakeHandler {
     }
 
     fn telemetry(&mut self) -> Telemetry {
+        let mut held = self.held.lock().expect("no panic");
+        held.received += held.receives;
         let devices = self.devices.iter().map(|device| DeviceTelemetry {
             name: device.name().to_owned(),
             up: true,
-            rx_bytes: 1234,
+            rx_bytes: 1234 + held.received,
             drops: [("no-receiver".to_owned(), 9)].into(),
             ..DeviceTelemetry::default()
         });
-        let held = self.held.lock().expect("no panic");
         let leases: Vec<LeaseId> = held
             .objects
             .keys()
