@@ -2,10 +2,10 @@
 
 mod balance;
 mod etcd;
+mod listen;
 mod replication;
 mod tls;
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,12 +20,12 @@ use uuid::Uuid;
 
 use crate::balance::BalancePolicy;
 use crate::link_policy::{FailBack, LinkPolicy};
-use crate::rest::AccessPolicy;
-use crate::rest::TlsPolicy;
+use crate::rest::{AccessPolicy, TcpPolicy};
 use crate::store::etcd::EtcdAddress;
 
 pub use balance::{BalanceSection, VolumesSection};
 pub use etcd::EtcdSection;
+pub use listen::ListenTcp;
 pub use replication::{ParseReplicaAddressError, ReplicaAddress, ReplicationSection, TcpSection};
 pub use tls::TlsSection;
 
@@ -73,16 +73,17 @@ pub struct ControllerSection {
     /// The UNIX socket of the API; `controller.sock` in the run directory unless given.
     #[serde(default)]
     pub listen: Option<PathBuf>,
-    /// A TCP address of the API; on the loopback interface, unless there is TLS.
+    /// A TCP address of the API, on the loopback interface unless there is TLS; or `none`. Unless given, it is port 8480 of the loopback
+    /// interface, and only for looking where there are no tokens.
     #[serde(default)]
-    pub listen_tcp: Option<SocketAddr>,
+    pub listen_tcp: ListenTcp,
     /// TLS on that address.
     #[serde(default)]
     pub tls: Option<TlsSection>,
     /// The address may be one that other hosts reach although what is said there is not encrypted.
     #[serde(default)]
     pub plain_tcp: bool,
-    /// Who may do what over TCP; without it and without certificates, whoever reaches the loopback interface may do everything.
+    /// Who may do what over TCP; without it and without certificates, whoever reaches an address that is given may do everything.
     #[serde(default)]
     pub tokens: Option<PathBuf>,
     /// Where changes are written down that somebody asks for.
@@ -307,10 +308,14 @@ impl Config {
         self.controller.listen.clone().unwrap_or_else(|| self.run.directory.join("controller.sock"))
     }
 
-    /// Where and how the API listens for other hosts.
-    pub fn listen_tcp(&self) -> Option<(SocketAddr, Option<TlsPolicy>)> {
-        let policy = self.controller.tls.as_ref().map(TlsSection::policy);
-        self.controller.listen_tcp.map(|address| (address, policy))
+    /// Where and how the API listens over TCP.
+    pub fn listen_tcp(&self) -> Option<TcpPolicy> {
+        let (address, is_required) = match self.controller.listen_tcp {
+            ListenTcp::ByDefault => (listen::BY_DEFAULT, false),
+            ListenTcp::At(address) => (address, true),
+            ListenTcp::Nowhere => return None,
+        };
+        Some(TcpPolicy { address, tls: self.controller.tls.as_ref().map(TlsSection::policy), is_required })
     }
 
     /// Who may do what.
@@ -318,6 +323,8 @@ impl Config {
         AccessPolicy {
             tokens: self.controller.tokens.as_deref(),
             certificates: self.controller.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()),
+            // Whoever wants more than that from everybody on this host has to say so.
+            looks_only: self.controller.listen_tcp == ListenTcp::ByDefault,
             audit_log: self.controller.audit_log.as_deref(),
             requests_per_second: self.controller.requests_per_second,
         }

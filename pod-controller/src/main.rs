@@ -107,6 +107,7 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
     let access = Access::open(&config.access_policy())?;
     let (core, handle) = open(&pool, &config, arguments.bootstrap)?;
     let listeners = runtime.block_on(Listeners::bind(&config.listen(), config.listen_tcp()))?;
+    let address = listeners.tcp_address();
     let reload = Reload::new(&arguments.config, &loaded, (&access, &handle), &listeners, core.replica());
     runtime.spawn(reload_on(hangup, reload));
     let router = access.guard(rest::router(handle.clone()));
@@ -123,7 +124,8 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
         })
         .context("cannot start the controller's thread")?;
 
-    tracing::info!("ready: the API listens on {}", config.listen().display());
+    let over_tcp = address.map(|address| format!(" and {address}")).unwrap_or_default();
+    tracing::info!("ready: the API listens on {}{over_tcp}", config.listen().display());
     daemon::notify_ready();
     stop.wait();
 

@@ -46,7 +46,7 @@ use utoipa_axum::routes;
 use crate::controller::Handle;
 
 pub use access::{Access, AccessPolicy, Role, TokenError};
-pub use listen::{ListenError, Listeners};
+pub use listen::{ListenError, Listeners, TcpPolicy};
 pub use problem::Failure;
 pub use tls::{CertificateName, KnownClient, ParseCertificateNameError, TlsError, TlsPolicy};
 

@@ -102,7 +102,7 @@ impl Pod {
         let (disk, memory) = (self.disk.path().display(), self.memory.path().display());
         let (heartbeat, election) = self.times;
         let text = format!(
-            "[controller]\nstate = '{disk}/state{replica}.redb'\nlisten = '{memory}/run/replica{replica}.sock'\n\
+            "[controller]\nstate = '{disk}/state{replica}.redb'\nlisten = '{memory}/run/replica{replica}.sock'\nlisten-tcp = 'none'\n\
              flaps-max = 0\ntx-area = '4M'\nrx-area = '4M'\n\
              [replication]\nreplica = {replica}\nheartbeat-ms = {heartbeat}\nelection-ms = {election}\n\
              [pool]\npath = '{memory}/pool'\n[run]\ndirectory = '{memory}/run'\n"

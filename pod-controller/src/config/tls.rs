@@ -35,7 +35,7 @@ impl TlsSection {
 /// Whether nobody gets in whom nobody knows, and nothing is said in clear that others can hear.
 pub(super) fn check(controller: &ControllerSection) -> Result<(), String> {
     let tls = controller.tls.as_ref();
-    if tls.is_some() && controller.listen_tcp.is_none() {
+    if tls.is_some() && controller.listen_tcp.given().is_none() {
         return Err("controller.tls says how TCP is encrypted: set controller.listen-tcp too".to_owned());
     }
     if let Some(tls) = tls
@@ -47,7 +47,7 @@ pub(super) fn check(controller: &ControllerSection) -> Result<(), String> {
                 .to_owned(),
         );
     }
-    match controller.listen_tcp.filter(|address| !address.ip().is_loopback()) {
+    match controller.listen_tcp.given().filter(|address| !address.ip().is_loopback()) {
         Some(address) => check_far(controller, address),
         None => Ok(()),
     }

@@ -60,8 +60,10 @@ impl fmt::Display for Caller {
 pub struct AccessPolicy<'a> {
     /// The file with tokens.
     pub tokens: Option<&'a Path>,
-    /// Certificates say who somebody is. Without them and without tokens, whoever reaches the address may do everything.
+    /// Certificates say who somebody is.
     pub certificates: bool,
+    /// Without them and without tokens, whoever reaches the TCP address may only look, and not do everything.
+    pub looks_only: bool,
     /// The file to which changes are appended.
     pub audit_log: Option<&'a Path>,
     /// How many requests per second somebody may send over TCP, and as many at once; 0 for any number.
@@ -75,6 +77,7 @@ pub struct Access(Arc<Guard>);
 struct Guard {
     tokens: Option<TokenFile>,
     certificates: bool,
+    looks_only: bool,
     audit: Option<AuditLog>,
     rates: Option<Mutex<Rates>>,
 }
@@ -92,7 +95,8 @@ impl Access {
         let audit = policy.audit_log.map(AuditLog::open).transpose()?;
         let rates =
             (policy.requests_per_second > 0).then(|| Mutex::new(Rates::new(policy.requests_per_second)));
-        Ok(Self(Arc::new(Guard { tokens, certificates: policy.certificates, audit, rates })))
+        let &AccessPolicy { certificates, looks_only, .. } = policy;
+        Ok(Self(Arc::new(Guard { tokens, certificates, looks_only, audit, rates })))
     }
 
     /// Reads the tokens, whether their file changed or not. A file that makes no sense leaves those that were known.
@@ -124,6 +128,9 @@ async fn check(State(Access(guard)): State<Access>, request: Request, next: Next
     let query = request.uri().query().unwrap_or_default().to_owned();
     let response = match role {
         Some(role) if !role.may(&method, &path) => forbidden(role, &method, &path).into_response(),
+        None if guard.only_lets_look(caller.as_ref()) && !Role::Viewer.may(&method, &path) => {
+            looks_only().into_response()
+        }
         _ => next.run(request).await,
     };
     if !matches!(method, Method::GET | Method::HEAD)
@@ -145,6 +152,11 @@ async fn check(State(Access(guard)): State<Access>, request: Request, next: Next
 }
 
 impl Guard {
+    /// Whether somebody whom nobody knows may only look.
+    fn only_lets_look(&self, caller: Option<&Caller>) -> bool {
+        self.looks_only && !matches!(caller, Some(Caller::Local { .. }))
+    }
+
     /// Whose request it is; nobody's in particular on the UNIX socket, or where nobody is asked who he is.
     fn admit(
         &self,
@@ -249,6 +261,15 @@ pub(super) fn describe(description: &mut OpenApi) {
         SecurityRequirement::new::<_, [&str; 0], &str>("certificate", []),
         SecurityRequirement::default(),
     ]);
+}
+
+fn looks_only() -> Failure {
+    Failure::new(
+        StatusCode::FORBIDDEN,
+        "forbidden",
+        "over TCP nobody may change anything here without a token: use the UNIX socket, as podctl does, or have controller.tokens \
+         set in the controller's configuration (podctl token makes them)",
+    )
 }
 
 fn forbidden(role: Role, method: &Method, path: &str) -> Failure {

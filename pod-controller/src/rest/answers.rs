@@ -19,7 +19,7 @@ enum Of {
 const ANSWERS: [(u16, Of, &str); 13] = [
     (400, Of::All, "the request makes no sense"),
     (401, Of::All, "over TCP: there is no token and no certificate, or nobody knows them"),
-    (403, Of::All, "the token's role may not do this, or another site's page or name leads here"),
+    (403, Of::All, "whoever asks may not do this, or comes from another site's page or by another name"),
     (408, Of::All, "the request was not complete in time"),
     (409, Of::Changes, "what is changed has another resourceVersion than the body says"),
     (412, Of::Changes, "what is changed has another resourceVersion than If-Match says, or is not there"),

@@ -55,31 +55,38 @@ pub enum ListenError {
     },
 }
 
+/// Where and how the API listens over TCP.
+#[derive(Clone, Debug)]
+pub struct TcpPolicy {
+    /// The address.
+    pub address: SocketAddr,
+    /// How it is encrypted, if it is.
+    pub tls: Option<TlsPolicy>,
+    /// Somebody counts on it: if it cannot be had, nothing is served at all.
+    pub is_required: bool,
+}
+
+/// A TCP address, with TLS or in clear.
+type Tcp = (TcpListener, Option<Arc<Tls>>);
+
 /// Where the API listens. The socket's file goes away with it.
 #[derive(Debug)]
 pub struct Listeners {
     guard: RemoveOnDrop,
     unix: UnixListener,
-    tcp: Option<(TcpListener, Option<Arc<Tls>>)>,
+    tcp: Option<Tcp>,
 }
 
 impl Listeners {
     /// Binds a UNIX socket and, if wanted, a TCP address, with TLS or in clear. Needs a tokio runtime.
-    pub async fn bind(
-        path: &Path,
-        tcp: Option<(SocketAddr, Option<TlsPolicy>)>,
-    ) -> Result<Self, ListenError> {
+    pub async fn bind(path: &Path, tcp: Option<TcpPolicy>) -> Result<Self, ListenError> {
         let failed = |source| ListenError::Unix { path: path.to_owned(), source };
         remove_stale(path)?;
         let unix = UnixListener::bind(path).map_err(failed)?;
         let guard = RemoveOnDrop(path.to_owned());
         fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
         let tcp = match tcp {
-            Some((address, tls)) => {
-                let tls = tls.map(Tls::open).transpose()?.map(Arc::new);
-                let bound = TcpListener::bind(address).await;
-                Some((bound.map_err(|source| ListenError::Tcp { address, source })?, tls))
-            }
+            Some(policy) => bind_tcp(policy).await?,
             None => None,
         };
         Ok(Self { guard, unix, tcp })
@@ -105,6 +112,23 @@ impl Listeners {
                 tokio::join!(unix, accept_remote(tcp, tls, router));
             }
             None => unix.await,
+        }
+    }
+}
+
+/// Binds a TCP address. One that nobody counts on may be somebody else's.
+async fn bind_tcp(policy: TcpPolicy) -> Result<Option<Tcp>, ListenError> {
+    let TcpPolicy { address, tls, is_required } = policy;
+    let tls = tls.map(Tls::open).transpose()?.map(Arc::new);
+    match TcpListener::bind(address).await {
+        Ok(listener) => Ok(Some((listener, tls))),
+        Err(source) if is_required => Err(ListenError::Tcp { address, source }),
+        Err(error) => {
+            tracing::warn!(
+                "there is no page for browsers and no API over TCP: cannot listen on {address}: {error}; set \
+                 controller.listen-tcp to another address, or to \"none\""
+            );
+            Ok(None)
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
@@ -10,6 +10,8 @@ use std::time::Duration;
 use crate::support::description::Description;
 use crate::support::{Pod, RunningController};
 use pod_api::Problem;
+use pod_controller::config::ListenTcp;
+use pod_controller::rest::Listeners;
 
 /// An answer to a request over TCP: its status, and all of it.
 fn ask(address: SocketAddr, method: &str, path: &str, token: Option<&str>, body: &str) -> (u16, String) {
@@ -133,4 +135,71 @@ fn floods_are_refused_and_the_socket_stays_open() {
     for _ in 0..20 {
         pod.client().hosts().expect("it answers");
     }
+}
+
+/// A controller whose configuration says nothing of TCP but this, at another port than it would have: many tests run at a time.
+pub(crate) fn restart_by_default(pod: &mut Pod, lines: &str) -> SocketAddr {
+    pod.stop_controller();
+    let mut config = pod.config_with(lines);
+    config.controller.listen_tcp = ListenTcp::ByDefault;
+    let mut tcp = config.listen_tcp().expect("it listens by default");
+    assert!(tcp.address.ip().is_loopback());
+    tcp.address.set_port(0);
+    let controller = RunningController::start_on(&config, Some(tcp)).expect("a controller");
+    let address = controller.address.expect("it listens");
+    pod.controller = Some(controller);
+    address
+}
+
+#[test]
+fn by_default_this_host_may_look_and_changes_take_a_token() {
+    let mut pod = Pod::demo();
+    let address = restart_by_default(&mut pod, "");
+    let vol0 = "{\"name\": \"vol0\", \"size\": \"4M\"}";
+    for (method, path, body, expected) in [
+        ("GET", "/", "", 200),
+        ("GET", "/v1/hosts", "", 200),
+        ("GET", "/metrics", "", 200),
+        ("POST", "/v1/volumes", vol0, 403),
+        ("POST", "/v1/volumes?dry-run=true", vol0, 403),
+        ("PUT", "/v1/hosts/h2/drain", "", 403),
+        ("DELETE", "/v1/hosts/h3", "", 403),
+        ("BREW", "/v1/hosts", "", 403),
+    ] {
+        let (status, answer) = ask(address, method, path, None, body);
+        assert_eq!(status, expected, "{method} {path}: {answer}");
+        assert!(status != 403 || answer.contains("controller.tokens"), "{answer}");
+    }
+    pod.client().drain_host("h3", true).expect("the socket is for whom its permissions let in");
+
+    let (token, lines) = token("admin", "admin");
+    let file = pod.path("tokens");
+    fs::write(&file, lines).expect("written");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("a mode");
+    let address = restart_by_default(&mut pod, &format!("tokens = '{}'", file.display()));
+    assert_eq!(ask(address, "GET", "/", None, "").0, 200, "the page asks for the token");
+    assert_eq!(ask(address, "GET", "/v1/hosts", None, "").0, 401);
+    assert_eq!(ask(address, "POST", "/v1/volumes", Some(&token), vol0).0, 201);
+}
+
+#[test]
+fn a_port_that_is_taken_is_missed_only_by_who_asked_for_it() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address");
+    let mut pod = Pod::new();
+    pod.stop_controller();
+    let mut config = pod.config();
+    config.controller.listen_tcp = ListenTcp::ByDefault;
+    let mut tcp = config.listen_tcp().expect("it listens by default");
+    tcp.address = address;
+    pod.controller = Some(RunningController::start_on(&config, Some(tcp)).expect("a controller"));
+    assert_eq!(pod.controller.as_ref().and_then(|it| it.address), None);
+    pod.client().hosts().expect("it serves without");
+
+    pod.stop_controller();
+    config.controller.listen_tcp = ListenTcp::At(address);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let bound = runtime.block_on(Listeners::bind(&config.listen(), config.listen_tcp()));
+    let error = bound.expect_err("it is taken").to_string();
+    assert!(error.contains(&address.to_string()) && error.contains("listen-tcp"), "{error}");
 }

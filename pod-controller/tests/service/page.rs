@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::access::restart_by_default;
 use crate::browser::Browser;
 use crate::support::{Pod, RunningController, nic, vm};
 use cxl_pool::Role;
@@ -190,6 +191,25 @@ fn a_nic_moves_where_somebody_says() {
         assert_eq!((&now.nic, now.lease), (to, nic.lease), "{answer}");
     }
     assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+#[test]
+fn by_default_the_page_shows_and_says_what_changes_take() {
+    let Some(mut browser) = Browser::start() else { return };
+    let mut pod = Pod::demo();
+    let address = restart_by_default(&mut pod, "");
+    browser.open(&format!("http://{address}/"));
+    browser.wait("document.querySelector('[data-key=\"host h2\"]') !== null", "the hosts");
+    browser.wait("document.querySelector('#connection').dataset.state === 'live'", "events to be followed");
+    click(&mut browser, "document.querySelector('[data-key=\"host h2\"]')");
+    let drain = "[...document.querySelectorAll('#details button')].find(it => it.textContent === 'drain')";
+    browser.wait(&format!("{drain} !== undefined"), "the host's details");
+    click(&mut browser, drain);
+    browser.wait("!document.querySelector('#refusal').hidden", "the refusal");
+    let refusal = browser.text("document.querySelector('#refusal').textContent");
+    assert!(refusal.contains("podctl") && refusal.contains("controller.tokens"), "{refusal}");
+    assert_eq!(browser.text("String(document.querySelector('#yes').disabled)"), "true");
+    assert!(!pod.client().host("h2").expect("it is there").drained);
 }
 
 /// What WCAG 2 calls the relative luminance of a colour as browsers compute it: `rgb(22, 32, 42)`.

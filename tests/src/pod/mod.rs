@@ -454,7 +454,7 @@ impl Drop for Pod {
 /// All hosts of the pod share the cores of this machine, often with emulated guests: what stands still for a moment is not dead.
 fn controller_config(pool: &Path, directory: &Path) -> String {
     format!(
-        "[controller]\nstate = \"{}\"\ndetect-ms = 1000\n\n[pool]\npath = \"{}\"\n\n[run]\ndirectory = \"{}\"\nwakeup = \"socket\"\n",
+        "[controller]\nstate = \"{}\"\nlisten-tcp = \"none\"\ndetect-ms = 1000\n\n[pool]\npath = \"{}\"\n\n[run]\ndirectory = \"{}\"\nwakeup = \"socket\"\n",
         directory.join("controller.redb").display(),
         pool.display(),
         directory.join("run").display(),

@@ -119,7 +119,7 @@ impl Pod {
         fs::write(root.join("backend.toml"), format!("[host]\nid = 2\nname = \"h2\"\n{shared}{ssd}"))
             .unwrap();
         let controller = format!(
-            "[controller]\nstate = \"{}/state.redb\"\ndata-area = \"8M\"\ndisk-queues = {QUEUES}\ndetect-ms = 2000\n{shared}",
+            "[controller]\nstate = \"{}/state.redb\"\nlisten-tcp = \"none\"\ndata-area = \"8M\"\ndisk-queues = {QUEUES}\ndetect-ms = 2000\n{shared}",
             root.display()
         );
         fs::write(root.join("controller.toml"), controller).unwrap();

@@ -20,7 +20,7 @@ use pod_api::client::Client;
 use pod_api::{CreateInstance, NicRequest};
 use pod_controller::config::Config;
 use pod_controller::controller::{Controller, ControllerError, Handle};
-use pod_controller::rest::{self, Access, Listeners};
+use pod_controller::rest::{self, Access, Listeners, TcpPolicy};
 use pod_controller::store::Store;
 use pod_protocol::config::HostConfig;
 use pod_protocol::daemon::{Exit, StopSignal};
@@ -95,13 +95,15 @@ impl Pod {
         self.config_with("")
     }
 
-    /// The configuration with more lines in its first section.
+    /// The configuration with more lines in its first section. It is on the UNIX socket only unless they say otherwise: many pods of
+    /// tests are on one machine.
     pub(crate) fn config_with(&self, lines: &str) -> Config {
         let path = self.path("controller.toml");
         let root = self.directory.path().display();
+        let nowhere = if lines.contains("listen-tcp") { "" } else { "listen-tcp = 'none'\n" };
         let text = format!(
             "[controller]\nstate = '{root}/state.redb'\ndetect-ms = 5000\ntx-area = '4M'\nrx-area = '4M'\n\
-             data-area = '4M'\n{lines}\n[pool]\npath = '{root}/pool'\n[run]\ndirectory = '{root}/run'\n"
+             data-area = '4M'\n{nowhere}{lines}\n[pool]\npath = '{root}/pool'\n[run]\ndirectory = '{root}/run'\n"
         );
         std::fs::write(&path, text).expect("a configuration");
         Config::load(&path).expect("a good configuration")
@@ -163,28 +165,39 @@ pub(crate) struct RunningController {
     pub(crate) address: Option<SocketAddr>,
     pub(crate) handle: Handle,
     runtime: Option<tokio::runtime::Runtime>,
+    serving: Option<tokio::task::JoinHandle<()>>,
     thread: Option<JoinHandle<Result<(), ControllerError>>>,
 }
 
 impl RunningController {
     pub(crate) fn start(config: &Config) -> Result<Self, ControllerError> {
+        Self::start_on(config, config.listen_tcp())
+    }
+
+    /// The same, at another TCP address than its configuration says.
+    pub(crate) fn start_on(config: &Config, tcp: Option<TcpPolicy>) -> Result<Self, ControllerError> {
         let pool = Pool::open(&config.pool.path).expect("the pool");
         let (controller, handle) = Controller::open(&pool, config, Store::open(&config.controller.state)?)?;
         let thread = std::thread::spawn(move || controller.run());
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
-        let listeners = async { Listeners::bind(&config.listen(), config.listen_tcp()).await };
+        let listeners = async { Listeners::bind(&config.listen(), tcp).await };
         let listeners = runtime.block_on(listeners).expect("a socket");
         let address = listeners.tcp_address();
         let access = Access::open(&config.access_policy()).expect("tokens");
-        runtime.spawn(listeners.serve(access.guard(rest::router(handle.clone()))));
-        Ok(Self { address, handle, runtime: Some(runtime), thread: Some(thread) })
+        let serving = runtime.spawn(listeners.serve(access.guard(rest::router(handle.clone()))));
+        Ok(Self { address, handle, runtime: Some(runtime), serving: Some(serving), thread: Some(thread) })
     }
 }
 
 impl Drop for RunningController {
     fn drop(&mut self) {
         self.handle.stop();
+        if let (Some(runtime), Some(serving)) = (&self.runtime, self.serving.take()) {
+            // However busy the machine is, the next one finds the socket free.
+            serving.abort();
+            let _ = runtime.block_on(serving);
+        }
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(Duration::from_millis(100));
         }

@@ -86,7 +86,7 @@ impl Replicas {
         let (heartbeat, election) = (time("WADI_HEARTBEAT_MS", "100"), time("WADI_ELECTION_MS", "400"));
         let text = format!(
             "[controller]\nstate = '{root}/{state}.redb'\nlisten = '{root}/run/replica{replica}.sock'\n\
-             detect-ms = 5000\ntx-area = '4M'\nrx-area = '4M'\ndata-area = '4M'\n\
+             listen-tcp = 'none'\ndetect-ms = 5000\ntx-area = '4M'\nrx-area = '4M'\ndata-area = '4M'\n\
              [replication]\nreplica = {replica}\nlog = '{root}/replica{replica}.redb.replica'\n\
              heartbeat-ms = {heartbeat}\nelection-ms = {election}\n\
              [pool]\npath = '{root}/pool'\n[run]\ndirectory = '{root}/run'\n{}",
