@@ -2,6 +2,8 @@ mod changes;
 mod pending;
 
 use std::collections::{BTreeMap, BTreeSet};
+#[cfg(any(test, feature = "model"))]
+use std::ops::Bound;
 
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, RegionId};
@@ -170,6 +172,21 @@ impl Regions {
     /// All regions, by place.
     pub fn by_place(&self) -> impl Iterator<Item = &Region> {
         self.by_start.values().filter_map(|placed| self.by_id.get(&placed.id))
+    }
+
+    /// The region that begins there.
+    #[cfg(any(test, feature = "model"))]
+    pub(super) fn at(&self, start: LineOffset) -> Option<&Region> {
+        self.by_start.get(&start).and_then(|placed| self.by_id.get(&placed.id))
+    }
+
+    /// The regions before and after this line, but for one that begins there.
+    #[cfg(any(test, feature = "model"))]
+    pub(super) fn beside(&self, start: LineOffset) -> (Option<&Region>, Option<&Region>) {
+        let before = self.by_start.range(..start).next_back();
+        let after = self.by_start.range((Bound::Excluded(start), Bound::Unbounded)).next();
+        let region = |(_, placed): (_, &Placed)| self.by_id.get(&placed.id);
+        (before.and_then(region), after.and_then(region))
     }
 
     /// Where regions may lie.

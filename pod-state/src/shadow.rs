@@ -110,6 +110,22 @@ impl State {
         })
     }
 
+    /// The rows that commands have touched since a copy was made; nothing if nobody makes copies.
+    #[cfg(any(test, feature = "model"))]
+    pub(super) fn uncopied(&self) -> Option<Rows> {
+        Some(Rows {
+            endpoints: self.endpoints.uncopied()?,
+            devices: self.devices.uncopied()?,
+            volumes: self.volumes.uncopied()?,
+            instances: self.instances.uncopied()?,
+            leases: self.leases.uncopied()?,
+            channels: self.channels.uncopied()?,
+            boards: self.fabric.boards.uncopied()?,
+            mchannels: self.fabric.mchannels.uncopied()?,
+            regions: self.regions.uncopied()?.clone(),
+        })
+    }
+
     /// Makes a copy what the state is now, where no other rows than these are other ones.
     fn copy_rows(&mut self, now: &Self, rows: &Rows) {
         // Without a rest, so that nothing is forgotten that is added.

@@ -193,6 +193,13 @@ impl<K: Ord + Clone, V: Clone> Table<K, V> {
         self.uncopied.replace(BTreeSet::new())
     }
 
+    /// The rows of which a copy has yet to hear, whether or not that was followed; nothing if nobody takes copies.
+    #[cfg(any(test, feature = "model"))]
+    pub(super) fn uncopied(&self) -> Option<BTreeSet<K>> {
+        let followed = self.uncopied.as_ref()?;
+        Some(followed.iter().chain(self.fresh.keys()).cloned().collect())
+    }
+
     /// Makes these rows what they are in another table.
     pub(super) fn copy_rows(&mut self, other: &Self, keys: &BTreeSet<K>) {
         for key in keys {

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::{Area, EndpointId, HostId, LineCount};
 use pod_protocol::ids::LeaseId;
-use pod_protocol::objects::{DiskObject, Object, ObjectId, PortObject, RegistrationState};
+use pod_protocol::objects::{DiskObject, Object, PortObject, RegistrationState};
 
 use crate::{
-    Device, DeviceId, GuestRam, Health, Kind, Lease, LeaseKind, Objects, Presence, RegionUse, State,
+    Device, DeviceId, GuestRam, Health, Kind, Lease, LeaseKind, Presence, Region, RegionUse, State, Volume,
 };
 
 /// Everything that must hold in every state.
@@ -38,33 +38,30 @@ fn nothing_is_left_to_settle(state: &State) {
 fn a_guest_has_its_ram_on_both_sides(state: &State) {
     for id in state.endpoints.keys() {
         for object in state.desired(*id).into_values() {
-            let (lease, ram, incoming) = match &object {
-                Object::Port(it) => (it.lease, it.ram_area, it.incoming),
-                Object::Disk(it) => (it.lease, it.ram_area, it.incoming),
-                Object::Registration(it) => (it.lease, it.ram_area, false),
-                Object::Volume(it) => (it.lease, it.ram_area, false),
-                _ => continue,
-            };
-            let lease = &state.leases[&lease];
-            let known = state.instances[&lease.instance].ram.as_ref();
-            let region = known.and_then(|ram| if incoming { ram.incoming } else { ram.region });
-            let area = region.and_then(|region| state.regions.get(region)).map(|region| region.area);
-            assert_eq!(ram, area, "{id} is told of other RAM");
-            if let Some(known) = known {
-                assert!(
-                    area.is_none_or(
-                        |area| area.lines == known.lines && area.start.get().is_multiple_of(1 << 15)
-                    )
-                );
-                if let Object::Volume(_) = object {
-                    let life = state.endpoints[id].incarnation;
-                    assert!(
-                        area.is_none() || known.clean_for.get(&id.host) == Some(&life),
-                        "{id} has not flushed"
-                    );
-                }
-            }
+            ram_is_where_the_guest_has_it(state, *id, &object);
         }
+    }
+}
+
+pub(super) fn ram_is_where_the_guest_has_it(state: &State, id: EndpointId, object: &Object) {
+    let (lease, ram, incoming) = match object {
+        Object::Port(it) => (it.lease, it.ram_area, it.incoming),
+        Object::Disk(it) => (it.lease, it.ram_area, it.incoming),
+        Object::Registration(it) => (it.lease, it.ram_area, false),
+        Object::Volume(it) => (it.lease, it.ram_area, false),
+        _ => return,
+    };
+    let lease = &state.leases[&lease];
+    let known = state.instances[&lease.instance].ram.as_ref();
+    let region = known.and_then(|ram| if incoming { ram.incoming } else { ram.region });
+    let area = region.and_then(|region| state.regions.get(region)).map(|region| region.area);
+    assert_eq!(ram, area, "{id} is told of other RAM");
+    let Some(known) = known else { return };
+    let fits = |area: Area| area.lines == known.lines && area.start.get().is_multiple_of(1 << 15);
+    assert!(area.is_none_or(fits));
+    if let Object::Volume(_) = object {
+        let life = state.endpoints[&id].incarnation;
+        assert!(area.is_none() || known.clean_for.get(&id.host) == Some(&life), "{id} has not flushed");
     }
 }
 
@@ -76,32 +73,37 @@ fn no_slot_is_taken_twice(state: &State) {
 
 /// One replica at least has everything, no two share a host, and who serves knows as much as who is served.
 fn a_mirror_can_always_be_relied_on(state: &State) {
-    for volume in state.volumes.values().filter(|volume| !volume.deleted) {
-        assert!(volume.replicas.iter().any(|replica| !replica.stale), "nothing of {} is good", volume.name);
-        let hosts: BTreeSet<HostId> = volume.devices().map(|ssd| ssd.host).collect();
-        assert_eq!(hosts.len(), volume.places().count(), "{} has two places on a host", volume.name);
-        let numbers: BTreeSet<u32> = volume.replicas.iter().map(|replica| replica.number).collect();
-        assert_eq!(numbers.len(), volume.replicas.len(), "{} has a number twice", volume.name);
-        assert!(numbers.last() < Some(&volume.next_number));
-        if volume.stripe_bytes.is_some() {
-            assert_eq!(numbers.len(), volume.next_number as usize, "{} lacks a column", volume.name);
-            assert!(volume.replicas.iter().all(|it| !it.stale && !it.leaving && it.replaces.is_none()));
-        }
-        if let Some(beside) = &volume.beside {
-            assert!(volume.stripe_bytes.is_some() && beside.stale && numbers.contains(&beside.number));
-            assert!(
-                beside.leaving || state.options.protocol_minor > 0,
-                "{} moves as nobody knew before",
-                volume.name
-            );
-            assert!(!state.is_lost(&beside.device), "{} waits for a place that does not work", volume.name);
-        }
-        for replica in &volume.replicas {
-            assert!(!replica.leaving || volume.is_mirrored(), "{} leaves the only place it has", volume.name);
-            let entry = state.mirror_entry(volume, replica.number);
-            assert_eq!(entry.is_some(), volume.is_mirrored());
-            assert!(entry.is_none_or(|it| it.is_stale() == replica.stale && it.epoch == volume.epoch));
-        }
+    state.volumes.values().for_each(|volume| volume_can_be_relied_on(state, volume));
+}
+
+pub(super) fn volume_can_be_relied_on(state: &State, volume: &Volume) {
+    if volume.deleted {
+        return;
+    }
+    assert!(volume.replicas.iter().any(|replica| !replica.stale), "nothing of {} is good", volume.name);
+    let hosts: BTreeSet<HostId> = volume.devices().map(|ssd| ssd.host).collect();
+    assert_eq!(hosts.len(), volume.places().count(), "{} has two places on a host", volume.name);
+    let numbers: BTreeSet<u32> = volume.replicas.iter().map(|replica| replica.number).collect();
+    assert_eq!(numbers.len(), volume.replicas.len(), "{} has a number twice", volume.name);
+    assert!(numbers.last() < Some(&volume.next_number));
+    if volume.stripe_bytes.is_some() {
+        assert_eq!(numbers.len(), volume.next_number as usize, "{} lacks a column", volume.name);
+        assert!(volume.replicas.iter().all(|it| !it.stale && !it.leaving && it.replaces.is_none()));
+    }
+    if let Some(beside) = &volume.beside {
+        assert!(volume.stripe_bytes.is_some() && beside.stale && numbers.contains(&beside.number));
+        assert!(
+            beside.leaving || state.options.protocol_minor > 0,
+            "{} moves as nobody knew before",
+            volume.name
+        );
+        assert!(!state.is_lost(&beside.device), "{} waits for a place that does not work", volume.name);
+    }
+    for replica in &volume.replicas {
+        assert!(!replica.leaving || volume.is_mirrored(), "{} leaves the only place it has", volume.name);
+        let entry = state.mirror_entry(volume, replica.number);
+        assert_eq!(entry.is_some(), volume.is_mirrored());
+        assert!(entry.is_none_or(|it| it.is_stale() == replica.stale && it.epoch == volume.epoch));
     }
 }
 
@@ -111,14 +113,18 @@ fn no_two_regions_overlap(state: &State) {
     for region in state.regions.by_place() {
         assert!(region.area.start.get() >= end, "{region:?} overlaps its predecessor");
         end = region.area.start.get() + region.area.lines.get();
-        assert!(
-            (region.usage == RegionUse::Quarantined) != region.holders.is_empty()
-                || region.usage == RegionUse::InUse,
-            "{region:?} has the wrong holders"
-        );
+        has_the_right_holders(region);
     }
     assert!(end <= data.start.get() + data.lines.get(), "a region ends beyond the pool");
     assert_eq!(state.regions.by_place().count(), state.regions.iter().count());
+}
+
+pub(super) fn has_the_right_holders(region: &Region) {
+    assert!(
+        (region.usage == RegionUse::Quarantined) != region.holders.is_empty()
+            || region.usage == RegionUse::InUse,
+        "{region:?} has the wrong holders"
+    );
 }
 
 fn no_two_extents_overlap(state: &State) {
@@ -128,27 +134,38 @@ fn no_two_extents_overlap(state: &State) {
             extents.entry(&replica.device).or_default().push((replica.start_bytes, volume.place_bytes()));
         }
     }
-    for (device, mut extents) in extents {
-        extents.sort_unstable();
-        for pair in extents.windows(2) {
-            assert!(pair[0].0 + pair[0].1 <= pair[1].0, "volumes overlap on {device:?}: {pair:?}");
-        }
-        if let Some(Device { kind: Kind::Ssd { size_bytes, .. }, health: Health::Up, .. }) =
-            state.devices.get(device)
-        {
-            assert!(extents.last().is_none_or(|(start, size)| start + size <= *size_bytes));
-        }
+    for (device, extents) in extents {
+        extents_are_apart(state, device, extents);
+    }
+}
+
+pub(super) fn extents_are_apart(state: &State, device: &DeviceId, mut extents: Vec<(u64, u64)>) {
+    extents.sort_unstable();
+    for pair in extents.windows(2) {
+        assert!(pair[0].0 + pair[0].1 <= pair[1].0, "volumes overlap on {device:?}: {pair:?}");
+    }
+    if let Some(Device { kind: Kind::Ssd { size_bytes, .. }, health: Health::Up, .. }) =
+        state.devices.get(device)
+    {
+        assert!(extents.last().is_none_or(|(start, size)| start + size <= *size_bytes));
     }
 }
 
 /// Nobody is given a backup on which as many lean as can. Other NICs may come into a group, and then have what any of that has.
 fn no_backup_is_crowded(state: &State) {
-    let is_backup = |device: &Device| matches!(device.kind, Kind::Nic { backup: true, .. });
-    for id in state.devices.iter().filter(|(_, it)| is_backup(it)).map(|(id, _)| id) {
-        let leans = |lease: &&Lease| lease.active_nic() == Some(id) || lease.standby_nic() == Some(id);
-        let count = state.leases.values().filter(leans).count();
-        assert!(count <= state.options.nic_leases_max as usize, "{count} leases lean on {id:?}");
+    let mut leans: BTreeMap<&DeviceId, usize> = BTreeMap::new();
+    for lease in state.leases.values() {
+        let nics: BTreeSet<&DeviceId> =
+            [lease.active_nic(), lease.standby_nic()].into_iter().flatten().collect();
+        nics.into_iter().for_each(|nic| *leans.entry(nic).or_default() += 1);
     }
+    leans.into_iter().for_each(|(nic, count)| is_not_crowded(state, nic, count));
+}
+
+pub(super) fn is_not_crowded(state: &State, nic: &DeviceId, leases: usize) {
+    let is_backup = state.devices.get(nic).is_some_and(Device::is_backup);
+    let most = state.options.nic_leases_max as usize;
+    assert!(!is_backup || leases <= most, "{leases} leases lean on {nic:?}");
 }
 
 fn no_lease_is_active_twice(state: &State) {
@@ -158,13 +175,7 @@ fn no_lease_is_active_twice(state: &State) {
             assert!(volumes.insert(volume), "{volume} is leased twice");
             assert!(state.volumes.contains_key(&volume), "{volume} is leased and does not exist");
         }
-        if let (Some(active), Some(standby)) = (lease.active_nic(), lease.standby_nic()) {
-            assert_ne!(active, standby, "{} has its active NIC as standby", lease.id);
-        }
-        if let Some(draining) = lease.draining_nic() {
-            assert_ne!(Some(draining), lease.active_nic(), "{} leaves the NIC that it is on", lease.id);
-            assert!(!state.is_lost(draining), "{} waits for a NIC that does not work", lease.id);
-        }
+        nics_differ(state, lease);
     }
     let mut active: BTreeMap<LeaseId, EndpointId> = BTreeMap::new();
     let mut served: BTreeMap<LeaseId, EndpointId> = BTreeMap::new();
@@ -184,6 +195,16 @@ fn no_lease_is_active_twice(state: &State) {
                 _ => {}
             }
         }
+    }
+}
+
+pub(super) fn nics_differ(state: &State, lease: &Lease) {
+    if let (Some(active), Some(standby)) = (lease.active_nic(), lease.standby_nic()) {
+        assert_ne!(active, standby, "{} has its active NIC as standby", lease.id);
+    }
+    if let Some(draining) = lease.draining_nic() {
+        assert_ne!(Some(draining), lease.active_nic(), "{} leaves the NIC that it is on", lease.id);
+        assert!(!state.is_lost(draining), "{} waits for a NIC that does not work", lease.id);
     }
 }
 
@@ -235,70 +256,67 @@ fn what_is_used_is_referred_to_once(state: &State) {
 
 /// What endpoints are told fits together: both ends of a channel agree, and nothing refers to what is not there.
 fn objects_are_consistent(state: &State) {
-    let desired: BTreeMap<EndpointId, Objects> =
-        state.endpoints.keys().map(|id| (*id, state.desired(*id))).collect();
-    let regions: BTreeMap<_, _> = state.regions.iter().map(|region| (region.area.start, region)).collect();
-    for (id, objects) in &desired {
-        for (name, object) in objects {
-            assert_eq!(*name, object.id());
-            let has = |channel| objects.contains_key(&ObjectId::Channel(channel));
-            match object {
-                Object::Channel(channel) => {
-                    assert!(channel.generation.get() > 0);
-                    let mirrored =
-                        desired.get(&channel.peer).and_then(|it| it.get(&ObjectId::Channel(channel.id)));
-                    if let Some(Object::Channel(mirrored)) = mirrored {
-                        assert_eq!((mirrored.peer, mirrored.generation), (*id, channel.generation));
-                        assert_eq!(
-                            (mirrored.outgoing, mirrored.incoming),
-                            (channel.incoming, channel.outgoing)
-                        );
-                    }
-                }
-                Object::Port(port) => {
-                    assert!(has(port.active.channel));
-                    assert!(port.rails.iter().all(|rail| has(rail.route.channel)));
-                    assert!(port.rails.is_empty() || port.rails.iter().any(|it| it.route == port.active));
-                    assert!(port.standby.is_none_or(|standby| has(standby.channel)));
-                    assert!(port.draining.is_none_or(|left| has(left.channel) && left != port.active));
-                }
-                Object::Registration(it) => {
-                    assert!(has(it.channel) && objects.contains_key(&ObjectId::Nic(it.nic.clone())));
-                }
-                Object::Volume(volume) => assert!(has(volume.channel)),
-                // Its channel may have to wait for the backend.
-                Object::Disk(disk) => {
-                    let places = disk.replicas.iter().chain(&disk.beside);
-                    let routes = places.map(|replica| replica.route).chain([disk.route]);
-                    routes.for_each(|route| assert!(state.channels.contains_key(&route.channel)));
-                    assert!(disk.replicas.len() != 1);
-                }
-                Object::Fabric(fabric) => {
-                    for peer in &fabric.peers {
-                        let theirs = desired.get(&peer.endpoint).and_then(|it| it.get(&ObjectId::Fabric));
-                        let Some(Object::Fabric(theirs)) = theirs else { panic!("{peer:?} shares nothing") };
-                        assert_eq!((peer.sums, &fabric.elements), (theirs.sums, &theirs.elements));
-                    }
-                }
-                Object::Mchannel(mchannel) => {
-                    let Some(Object::Fabric(fabric)) = objects.get(&ObjectId::Fabric) else {
-                        panic!("{id} has an mchannel and no fabric")
-                    };
-                    let known = |number: &u32| fabric.elements.iter().any(|it| it.element == *number);
-                    assert!(!mchannel.path.is_empty() && mchannel.path.iter().all(known));
-                    assert!(fabric.tenants.iter().any(|it| it.tenant == mchannel.tenant));
-                }
-                Object::Nic(_) | Object::Table(_) | Object::Protocol(_) => {}
-            }
-            for region in areas_of(object) {
-                let region = regions.get(&region.start).filter(|it| it.area == region).expect("a region");
-                assert_eq!(region.usage, RegionUse::InUse, "{id} is given {region:?}");
-                assert!(
-                    region.holders.contains(id) || state.endpoints[id].presence != Presence::Joined,
-                    "{id} is not a holder of {region:?}"
-                );
+    for id in state.endpoints.keys() {
+        for (name, object) in state.desired(*id) {
+            assert_eq!(name, object.id());
+            object_is_consistent(state, *id, &object);
+        }
+    }
+}
+
+/// An object that an endpoint is told of refers to what it is told of too, and to what others are told.
+pub(super) fn object_is_consistent(state: &State, id: EndpointId, object: &Object) {
+    let at = |channel, side| state.channels.get(&channel).and_then(|channel| state.channel_at(channel, side));
+    let has = |channel| at(channel, id).is_some();
+    match object {
+        Object::Channel(channel) => {
+            assert!(channel.generation.get() > 0);
+            if let Some(mirrored) = at(channel.id, channel.peer) {
+                assert_eq!((mirrored.peer, mirrored.generation), (id, channel.generation));
+                assert_eq!((mirrored.outgoing, mirrored.incoming), (channel.incoming, channel.outgoing));
             }
         }
+        Object::Port(port) => {
+            assert!(has(port.active.channel));
+            assert!(port.rails.iter().all(|rail| has(rail.route.channel)));
+            assert!(port.rails.is_empty() || port.rails.iter().any(|it| it.route == port.active));
+            assert!(port.standby.is_none_or(|standby| has(standby.channel)));
+            assert!(port.draining.is_none_or(|left| has(left.channel) && left != port.active));
+        }
+        Object::Registration(it) => {
+            let nic = DeviceId { host: id.host, name: it.nic.as_str().into() };
+            assert!(has(it.channel) && state.nic_object(&nic).is_some());
+        }
+        Object::Volume(volume) => assert!(has(volume.channel)),
+        // Its channel may have to wait for the backend.
+        Object::Disk(disk) => {
+            let places = disk.replicas.iter().chain(&disk.beside);
+            let routes = places.map(|replica| replica.route).chain([disk.route]);
+            routes.for_each(|route| assert!(state.channels.contains_key(&route.channel)));
+            assert!(disk.replicas.len() != 1);
+        }
+        Object::Fabric(fabric) => {
+            for peer in &fabric.peers {
+                let theirs = state.fabric_object(peer.endpoint);
+                let Some(theirs) = theirs else { panic!("{peer:?} shares nothing") };
+                assert_eq!((peer.sums, &fabric.elements), (theirs.sums, &theirs.elements));
+            }
+        }
+        Object::Mchannel(mchannel) => {
+            let Some(fabric) = state.fabric_object(id) else { panic!("{id} has an mchannel and no fabric") };
+            let known = |number: &u32| fabric.elements.iter().any(|it| it.element == *number);
+            assert!(!mchannel.path.is_empty() && mchannel.path.iter().all(known));
+            assert!(fabric.tenants.iter().any(|it| it.tenant == mchannel.tenant));
+        }
+        Object::Nic(_) | Object::Table(_) | Object::Protocol(_) => {}
+    }
+    for area in areas_of(object) {
+        let region = state.regions.at(area.start).filter(|it| it.area == area).expect("a region");
+        assert_eq!(region.usage, RegionUse::InUse, "{id} is given {region:?}");
+        assert!(
+            region.holders.contains(&id) || state.endpoints[&id].presence != Presence::Joined,
+            "{id} is not a holder of {region:?}"
+        );
     }
 }
 

@@ -11,9 +11,11 @@ mod reports;
 mod reservations;
 #[cfg(test)]
 mod step;
+mod touched;
 
 pub use disks::{guest, guest_with_volume, pod_with_ssds, ssd_of};
 pub use invariants::check;
 pub use pod::{MIB, devices_of, endpoint, fabric, join, nic, options, ssd};
 pub use reports::{relieve, scrub_all, wipe_all};
 pub use reservations::check_reservations;
+pub use touched::check_touched;

@@ -120,6 +120,12 @@ impl Regions {
         self.changes.uncopied.replace(BTreeSet::new())
     }
 
+    /// What [`Self::take_uncopied`] would return, which is left.
+    #[cfg(any(test, feature = "model"))]
+    pub fn uncopied(&self) -> Option<&BTreeSet<RegionId>> {
+        self.changes.uncopied.as_ref()
+    }
+
     /// The regions that may be other ones, or gone, since this was asked before; nothing if all may be.
     pub fn take_unpublished(&mut self) -> Option<BTreeSet<RegionId>> {
         self.changes.unpublished.replace(BTreeSet::new())
