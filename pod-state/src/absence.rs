@@ -31,12 +31,13 @@ impl State {
         }
     }
 
-    /// Whether the requests of a disk are answered by errors: its SSD failed, or nobody waits for its backend any more.
+    /// Whether the requests of a disk are answered by errors: its SSD failed, or its backend has come without it, or nobody waits
+    /// for its backend any more.
     pub(super) fn is_failed_disk(&self, lease: &Lease) -> bool {
         let Some(volume) = lease.volume().and_then(|volume| self.volumes.get(&volume)) else { return false };
         let failed = |ssd: &DeviceId| {
             let backend = self.endpoints.get(&ssd.blk_backend());
-            self.devices.get(ssd).is_some_and(|ssd| matches!(ssd.health, Health::Failed(_)))
+            self.devices.get(ssd).is_some_and(|ssd| matches!(ssd.health, Health::Failed(_) | Health::Absent))
                 || backend.is_some_and(|it| it.given_up && it.presence.is_over())
         };
         let mut good = volume.replicas.iter().filter(|replica| !replica.stale).map(|replica| &replica.device);

@@ -307,6 +307,8 @@ impl State {
         let LeaseKind::Disk { volume, read_only, clean_for, .. } = &lease.kind else { return None };
         let volume = self.volumes.get(volume)?;
         let replica = volume.places().find(|it| it.device.blk_backend() == backend)?;
+        // Who has come without its SSD cannot serve it.
+        self.devices.get(&replica.device).filter(|ssd| ssd.health != Health::Absent)?;
         if !self.is_life(backend, *clean_for.get(&backend.host)?)
             || self.unclean_ram(lease, backend).is_some()
         {

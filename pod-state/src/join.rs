@@ -218,6 +218,7 @@ impl State {
                 (_, Health::Failed(reason)) => Some((EventKind::DeviceFailed, reason.as_str())),
                 (_, Health::Down(reason)) => Some((EventKind::LinkDown, reason.as_str())),
                 (Health::Down(_), Health::Up) => Some((EventKind::LinkUp, "it has a link again")),
+                (Health::Absent, Health::Up) => Some((EventKind::DeviceBack, "its host has it again")),
                 _ => None,
             };
             if let Some((kind, message)) = event {
@@ -259,8 +260,10 @@ impl State {
             .map(|(device, _)| device.clone())
             .collect();
         for device in absent {
-            let wanted = self.volumes.values().any(|volume| volume.replica_on(&device).is_some())
-                || self.leases.values().any(|lease| lease.nics().any(|nic| *nic == device));
+            // What has yet to be wiped there is, should it come back.
+            let wanted =
+                self.volumes.values().any(|volume| volume.all_places().any(|it| it.device == device))
+                    || self.leases.values().any(|lease| lease.nics().any(|nic| *nic == device));
             let name = self.device_name(&device);
             if let Some(known) = self.devices.get_mut(&device).filter(|known| known.health != Health::Absent)
             {

@@ -8,7 +8,7 @@ use pod_protocol::ids::VolumeId;
 
 use super::rates::{RateCapacity, Rates};
 use super::volume::first_fit;
-use super::{Device, DeviceId, Kind, State, Volume};
+use super::{Device, DeviceId, Health, Kind, State, Volume};
 
 /// All SSDs with what volumes take of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -200,9 +200,12 @@ impl State {
         }
     }
 
-    /// An SSD, without what is on it.
+    /// An SSD, without what is on it; nothing where its host has it no more.
     pub(super) fn bare_ssd(&self, id: &DeviceId, device: &Device) -> Option<Ssd> {
         let Kind::Ssd { size_bytes, reserved_bytes, ref strangers, .. } = device.kind else { return None };
+        if device.health == Health::Absent {
+            return None;
+        }
         Some(Ssd {
             size_bytes,
             reserved_bytes,

@@ -14,7 +14,7 @@ use crate::{Command, DeviceId, InstanceType, Mchannel, NicWish, Presence, State,
 #[expect(clippy::too_many_lines, reason = "a few lines for each of many steps")]
 pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
     match *step {
-        Step::Join { host, role, restart, up } => {
+        Step::Join { host, role, restart, up, lacks } => {
             let endpoint = endpoint(host, ROLES[role]);
             let known = state.endpoints.get(&endpoint);
             let incarnation = match known {
@@ -34,6 +34,9 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
                 {
                     *lag = Some("group".to_owned());
                 }
+            }
+            if let Some(lacks) = lacks.filter(|lacks| *lacks < devices.len()) {
+                devices.remove(lacks);
             }
             vec![Command::Join { endpoint, incarnation, join: join(host, devices) }]
         }

@@ -22,7 +22,19 @@ pub fn check(state: &State) {
     a_mirror_can_always_be_relied_on(state);
     a_guest_has_its_ram_on_both_sides(state);
     no_slot_is_taken_twice(state);
+    nobody_forgets_what_is_referred_to(state);
     nothing_is_left_to_settle(state);
+}
+
+/// A device that leases or volumes refer to is known, whether or not its host has it.
+fn nobody_forgets_what_is_referred_to(state: &State) {
+    for (id, nic) in state.leases.values().flat_map(|lease| lease.nics().map(|nic| (lease.id, nic))) {
+        assert!(state.devices.contains_key(nic), "{id} refers to {nic:?}, which nobody knows");
+    }
+    for volume in state.volumes.values() {
+        let unknown = volume.all_places().find(|place| !state.devices.contains_key(&place.device));
+        assert_eq!(unknown, None, "{} lies where nobody knows", volume.name);
+    }
 }
 
 /// To look at all of the pod finds nothing that was not done after looking at what a command touched.
@@ -268,6 +280,10 @@ fn objects_are_consistent(state: &State) {
 pub(super) fn object_is_consistent(state: &State, id: EndpointId, object: &Object) {
     let at = |channel, side| state.channels.get(&channel).and_then(|channel| state.channel_at(channel, side));
     let has = |channel| at(channel, id).is_some();
+    let is_there = |device: &str| {
+        let device = state.devices.get(&DeviceId { host: id.host, name: device.into() });
+        device.is_some_and(|device| device.health != Health::Absent)
+    };
     match object {
         Object::Channel(channel) => {
             assert!(channel.generation.get() > 0);
@@ -287,7 +303,10 @@ pub(super) fn object_is_consistent(state: &State, id: EndpointId, object: &Objec
             let nic = DeviceId { host: id.host, name: it.nic.as_str().into() };
             assert!(has(it.channel) && state.nic_object(&nic).is_some());
         }
-        Object::Volume(volume) => assert!(has(volume.channel)),
+        Object::Volume(volume) => {
+            assert!(has(volume.channel));
+            assert!(is_there(&volume.ssd), "{id} has to serve an SSD that it does not have");
+        }
         // Its channel may have to wait for the backend.
         Object::Disk(disk) => {
             let places = disk.replicas.iter().chain(&disk.beside);
@@ -308,7 +327,13 @@ pub(super) fn object_is_consistent(state: &State, id: EndpointId, object: &Objec
             assert!(!mchannel.path.is_empty() && mchannel.path.iter().all(known));
             assert!(fabric.tenants.iter().any(|it| it.tenant == mchannel.tenant));
         }
-        Object::Nic(_) | Object::Table(_) | Object::Protocol(_) => {}
+        Object::Nic(nic) => {
+            assert!(is_there(&nic.nic), "{id} has to receive from a NIC that it does not have");
+        }
+        Object::Table(table) => {
+            assert!(is_there(&table.ssd), "{id} has to write to an SSD that it does not have");
+        }
+        Object::Protocol(_) => {}
     }
     for area in areas_of(object) {
         let region = state.regions.at(area.start).filter(|it| it.area == area).expect("a region");

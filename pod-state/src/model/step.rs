@@ -6,41 +6,157 @@ use proptest::prelude::*;
 /// A step of a run. Numbers pick from what there is, so that most steps do something.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
-    Join { host: u16, role: usize, restart: bool, up: bool },
-    Silent { host: u16, role: usize },
-    Back { host: u16, role: usize },
-    Gone { host: u16, role: usize },
-    FenceExpired { host: u16 },
-    Link { host: u16, nic: u8, up: bool },
-    Failed { host: u16, nic: u8 },
-    DeviceBack { host: u16, nic: u8, up: bool },
-    Migrate { name: u8, to: Option<(u16, u8)> },
-    Drained { lease: usize },
-    Speaks { minor: u16 },
-    Relieve { host: u16, mbps: u64 },
-    FailBack { host: u16, nic: u8 },
-    Drain { host: u16, device: Option<bool>, on: bool },
-    Trust { host: u16, nic: u8, held: bool },
-    Attach { lease: usize, incoming: bool, connected: bool, running: bool },
-    MoveTo { name: u8, host: u16 },
-    StayHere { name: u8 },
-    MovedTo { name: u8, force: bool },
-    Scrub { endpoint: usize, region: usize },
+    /// Without one of its devices, now and then.
+    Join {
+        host: u16,
+        role: usize,
+        restart: bool,
+        up: bool,
+        lacks: Option<usize>,
+    },
+    Silent {
+        host: u16,
+        role: usize,
+    },
+    Back {
+        host: u16,
+        role: usize,
+    },
+    Gone {
+        host: u16,
+        role: usize,
+    },
+    FenceExpired {
+        host: u16,
+    },
+    Link {
+        host: u16,
+        nic: u8,
+        up: bool,
+    },
+    Failed {
+        host: u16,
+        nic: u8,
+    },
+    DeviceBack {
+        host: u16,
+        nic: u8,
+        up: bool,
+    },
+    Migrate {
+        name: u8,
+        to: Option<(u16, u8)>,
+    },
+    Drained {
+        lease: usize,
+    },
+    Speaks {
+        minor: u16,
+    },
+    Relieve {
+        host: u16,
+        mbps: u64,
+    },
+    FailBack {
+        host: u16,
+        nic: u8,
+    },
+    Drain {
+        host: u16,
+        device: Option<bool>,
+        on: bool,
+    },
+    Trust {
+        host: u16,
+        nic: u8,
+        held: bool,
+    },
+    Attach {
+        lease: usize,
+        incoming: bool,
+        connected: bool,
+        running: bool,
+    },
+    MoveTo {
+        name: u8,
+        host: u16,
+    },
+    StayHere {
+        name: u8,
+    },
+    MovedTo {
+        name: u8,
+        force: bool,
+    },
+    Scrub {
+        endpoint: usize,
+        region: usize,
+    },
     ScrubAll,
-    CreateVolume { name: u8, mib: u64, device: Option<u16>, replicas: u8, iops: Option<u64> },
-    CreateStriped { name: u8, mib: u64 },
-    Replica { volume: usize, number: u32, epoch: u64, says: Says },
-    AddReplica { name: u8, device: Option<u16>, replaces: Option<u16> },
-    RemoveReplica { name: u8, host: u16 },
-    DeleteVolume { name: u8 },
+    CreateVolume {
+        name: u8,
+        mib: u64,
+        device: Option<u16>,
+        replicas: u8,
+        iops: Option<u64>,
+    },
+    CreateStriped {
+        name: u8,
+        mib: u64,
+    },
+    Replica {
+        volume: usize,
+        number: u32,
+        epoch: u64,
+        says: Says,
+    },
+    AddReplica {
+        name: u8,
+        device: Option<u16>,
+        replaces: Option<u16>,
+    },
+    RemoveReplica {
+        name: u8,
+        host: u16,
+    },
+    DeleteVolume {
+        name: u8,
+    },
     WipeAll,
-    CreateInstance { name: u8, host: u16, nics: usize, volumes: Vec<u8>, mac: Option<u8>, ask: Ask },
-    DeleteInstance { name: u8 },
-    DeviceComes { name: u8, volume: Option<u8> },
-    DeviceGoes { lease: usize, force: bool, answer: Option<bool> },
-    Fabric { elements: u8, tenant: bool, mb_per_second: u64 },
-    Mchannel { name: u8, weight: u32, element: u8, tenant: bool },
-    ClearMchannel { name: u8 },
+    CreateInstance {
+        name: u8,
+        host: u16,
+        nics: usize,
+        volumes: Vec<u8>,
+        mac: Option<u8>,
+        ask: Ask,
+    },
+    DeleteInstance {
+        name: u8,
+    },
+    DeviceComes {
+        name: u8,
+        volume: Option<u8>,
+    },
+    DeviceGoes {
+        lease: usize,
+        force: bool,
+        answer: Option<bool>,
+    },
+    Fabric {
+        elements: u8,
+        tenant: bool,
+        mb_per_second: u64,
+    },
+    Mchannel {
+        name: u8,
+        weight: u32,
+        element: u8,
+        tenant: bool,
+    },
+    ClearMchannel {
+        name: u8,
+    },
 }
 
 /// What is asked of NICs.
@@ -82,7 +198,7 @@ pub(super) const ROLES: [Role; 4] =
 
 /// All daemons of all hosts join, and there are a few volumes and instances.
 pub(super) fn everybody() -> Vec<Step> {
-    let join = |(host, role)| Step::Join { host, role, restart: false, up: true };
+    let join = |(host, role)| Step::Join { host, role, restart: false, up: true, lacks: None };
     let volume =
         |name: u8| Step::CreateVolume { name, mib: 2, device: None, replicas: 1 + name % 2, iops: None };
     let joins = (1..4).flat_map(|host| (0..ROLES.len()).map(move |role| join((host, role))));
@@ -101,8 +217,8 @@ pub(super) fn everybody() -> Vec<Step> {
 pub(super) fn step() -> impl Strategy<Value = Step> {
     let (host, role) = (1_u16..4, 0_usize..4);
     prop_oneof![
-        8 => (host.clone(), role.clone(), any::<bool>(), prop::bool::weighted(0.8))
-            .prop_map(|(host, role, restart, up)| Step::Join { host, role, restart, up }),
+        8 => (host.clone(), role.clone(), any::<bool>(), prop::bool::weighted(0.8), prop::option::weighted(0.3, 0_usize..2))
+            .prop_map(|(host, role, restart, up, lacks)| Step::Join { host, role, restart, up, lacks }),
         2 => (host.clone(), role.clone()).prop_map(|(host, role)| Step::Silent { host, role }),
         1 => (host.clone(), role.clone()).prop_map(|(host, role)| Step::Back { host, role }),
         1 => (host.clone(), role).prop_map(|(host, role)| Step::Gone { host, role }),

@@ -11,6 +11,7 @@ use pod_protocol::reports::DeviceReport;
 use super::model::{MIB, check, devices_of, endpoint, join, nic, options, scrub_all, ssd};
 use super::*;
 
+mod absent;
 mod allocation;
 mod crowded;
 mod drain;

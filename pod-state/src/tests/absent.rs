@@ -1,0 +1,180 @@
+//! Devices that an endpoint has no more: for a while, or for good.
+
+use super::*;
+
+const NIC: DeviceId = DeviceId { host: HostId::new(2), name: smol_str::SmolStr::new_static("nic0") };
+const SSD: DeviceId = DeviceId { host: HostId::new(2), name: smol_str::SmolStr::new_static("ssd0") };
+
+/// The next life of a daemon, with these devices.
+fn comes_with(state: &mut State, id: EndpointId, devices: Vec<DeviceReport>) -> Vec<Effect> {
+    let incarnation = state.endpoints[&id].incarnation + 1;
+    must(state, &Command::Join { endpoint: id, incarnation, join: join(id.host.get(), devices) })
+}
+
+fn comes_without_devices(state: &mut State, id: EndpointId) -> Vec<Effect> {
+    comes_with(state, id, Vec::new())
+}
+
+fn comes_with_all(state: &mut State, id: EndpointId) -> Vec<Effect> {
+    comes_with(state, id, devices_of(id, true))
+}
+
+fn scrub(state: &mut State) {
+    for command in scrub_all(state) {
+        must(state, &command);
+    }
+}
+
+#[test]
+fn a_nic_that_is_no_more_is_left_and_then_forgotten() {
+    let mut state = pod_with_vm();
+    let rx = state.regions.iter().find(|it| it.purpose == Purpose::Receive(NIC)).expect("it receives").id;
+    let effects = comes_without_devices(&mut state, NET_BACKEND);
+    assert!(kinds(&effects).contains(&EventKind::DeviceGone), "{effects:?}");
+    assert!(kinds(&effects).contains(&EventKind::Failover), "{effects:?}");
+    assert_eq!(nic_lease(&state).active_nic().map(|nic| nic.host), Some(BACKUP_BACKEND.host));
+    // The lease may return there.
+    assert_eq!(state.devices[&NIC].health, Health::Absent);
+    assert_eq!(registration(&state, NET_BACKEND), None);
+    let retired = state.regions.get(rx).expect("some have yet to let go of it");
+    assert_eq!(retired.usage, RegionUse::Quarantined);
+
+    must(&mut state, &Command::DeleteInstance { name: "vm1".to_owned(), force: true });
+    let effects = comes_without_devices(&mut state, NET_BACKEND);
+    assert!(!kinds(&effects).contains(&EventKind::DeviceGone), "that was said");
+    assert!(!state.devices.contains_key(&NIC), "nobody refers to it");
+    scrub(&mut state);
+    assert!(state.regions.iter().all(|it| it.purpose != Purpose::Receive(NIC)), "its area is free");
+}
+
+#[test]
+fn a_nic_that_nobody_uses_is_forgotten_at_once_and_its_area_given_back() {
+    let mut state = pod();
+    let effects = comes_without_devices(&mut state, NET_BACKEND);
+    assert_eq!(kinds(&effects), [EventKind::EndpointJoined, EventKind::DeviceGone]);
+    assert!(!state.devices.contains_key(&NIC));
+    scrub(&mut state);
+    assert!(state.regions.iter().all(|it| it.purpose != Purpose::Receive(NIC)));
+}
+
+#[test]
+fn a_nic_that_comes_back_receives_into_a_new_area_and_serves_again() {
+    let mut state = pod_with_vm();
+    // Nobody else could serve the lease.
+    comes_without_devices(&mut state, BACKUP_BACKEND);
+    comes_without_devices(&mut state, NET_BACKEND);
+    assert_eq!(nic_lease(&state).active_nic(), Some(&NIC), "there is no other");
+    for up in [true, false] {
+        let link = Command::Link { device: NIC, up, reason: "late".to_owned() };
+        assert_eq!(must(&mut state, &link), [], "what was said of it before it went counts no more");
+    }
+    let effects = comes_with_all(&mut state, NET_BACKEND);
+    assert!(kinds(&effects).contains(&EventKind::DeviceBack), "{effects:?}");
+    assert_eq!(state.devices[&NIC].health, Health::Up);
+    scrub(&mut state);
+    assert_eq!(registration(&state, NET_BACKEND), Some(RegistrationState::Active));
+}
+
+#[test]
+fn a_disk_whose_ssd_is_no_more_answers_errors_until_it_is_back() {
+    let mut state = pod_with_vm();
+    scrub(&mut state);
+    let serves = |state: &State| {
+        state
+            .desired(BLK_BACKEND)
+            .values()
+            .any(|object| matches!(object, Object::Volume(_) | Object::Table(_)))
+    };
+    assert!(serves(&state) && !disk_failed(&state));
+    let effects = comes_without_devices(&mut state, BLK_BACKEND);
+    assert!(kinds(&effects).contains(&EventKind::DeviceGone), "{effects:?}");
+    assert!(kinds(&effects).contains(&EventKind::DiskFailed), "nobody would ever answer: {effects:?}");
+    assert!(disk_failed(&state));
+    scrub(&mut state);
+    assert!(!serves(&state), "it has nothing to serve from");
+
+    let effects = comes_with_all(&mut state, BLK_BACKEND);
+    assert!(kinds(&effects).contains(&EventKind::DeviceBack), "{effects:?}");
+    assert!(kinds(&effects).contains(&EventKind::DiskBack), "{effects:?}");
+    scrub(&mut state);
+    assert!(serves(&state) && !disk_failed(&state));
+}
+
+#[test]
+fn an_ssd_stays_known_for_as_long_as_a_volume_is_on_it() {
+    let mut state = pod();
+    must(&mut state, &volume("vol0", 16));
+    assert!(state.volume_named("vol0").expect("it is there").replica_on(&SSD).is_some());
+    comes_without_devices(&mut state, BLK_BACKEND);
+    assert_eq!(state.devices[&SSD].health, Health::Absent);
+    let wanted = Command::CreateVolume {
+        name: "vol1".to_owned(),
+        size_bytes: MIB,
+        device: Some(SSD),
+        replicas: 1,
+        minimum_iops: None,
+        minimum_bytes_per_second: None,
+    };
+    assert_eq!(refused(&mut state, &wanted).kind, RefusalKind::NoRoom);
+    // Another instance may have it: its disk answers errors.
+    must(&mut state, &instance("vm1", 0, &["vol0"]));
+    assert!(disk_failed(&state));
+    must(&mut state, &Command::DeleteInstance { name: "vm1".to_owned(), force: true });
+    must(&mut state, &Command::DeleteVolume { name: "vol0".to_owned() });
+    comes_without_devices(&mut state, BLK_BACKEND);
+    assert!(!state.devices.contains_key(&SSD), "nobody refers to it");
+}
+
+#[test]
+fn what_has_yet_to_be_wiped_keeps_an_ssd_known() {
+    let mut state = pod();
+    // Host 3's keeps a table, so what is deleted there is wiped first.
+    let backend = endpoint(3, Role::BlkBackend);
+    join_as(&mut state, backend, 1);
+    let ssd = DeviceId { host: backend.host, name: "ssd0".into() };
+    let create = Command::CreateVolume {
+        name: "vol0".to_owned(),
+        size_bytes: MIB,
+        device: Some(ssd.clone()),
+        replicas: 2,
+        minimum_iops: None,
+        minimum_bytes_per_second: None,
+    };
+    must(&mut state, &create);
+    must(&mut state, &Command::RemoveReplica { name: "vol0".to_owned(), device: ssd.clone() });
+    let volume = state.volume_named("vol0").expect("it is there");
+    assert!(volume.replica_on(&ssd).is_none() && volume.former.len() == 1, "{volume:?}");
+    let id = volume.id;
+    comes_without_devices(&mut state, backend);
+    assert_eq!(state.devices[&ssd].health, Health::Absent);
+    comes_with_all(&mut state, backend);
+    must(&mut state, &Command::VolumeWiped { device: ssd.clone(), volume: id });
+    comes_without_devices(&mut state, backend);
+    assert!(!state.devices.contains_key(&ssd), "nobody refers to it");
+}
+
+#[test]
+fn a_mirror_goes_on_without_an_ssd_that_is_no_more() {
+    let mut state = pod();
+    join_as(&mut state, endpoint(3, Role::BlkBackend), 1);
+    let create = Command::CreateVolume {
+        name: "vol0".to_owned(),
+        size_bytes: MIB,
+        device: None,
+        replicas: 2,
+        minimum_iops: None,
+        minimum_bytes_per_second: None,
+    };
+    must(&mut state, &create);
+    must(&mut state, &instance("vm1", 0, &["vol0"]));
+    scrub(&mut state);
+    let effects = comes_without_devices(&mut state, BLK_BACKEND);
+    assert!(kinds(&effects).contains(&EventKind::ReplicaDropped), "{effects:?}");
+    assert!(!disk_failed(&state), "the other has everything");
+    let stale = |state: &State| {
+        state.volume_named("vol0").and_then(|it| it.replica_on(&SSD)).is_some_and(|replica| replica.stale)
+    };
+    assert!(stale(&state));
+    comes_with_all(&mut state, BLK_BACKEND);
+    assert!(stale(&state), "it has to be brought in line first");
+}
