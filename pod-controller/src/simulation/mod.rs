@@ -23,6 +23,8 @@ enum Broken {
     ForgetsTheLastCommand,
     /// It does not hear that a link went down.
     DeafToLinks,
+    /// It does not hear that a storage backend fell silent.
+    DeafToSilence,
     /// A lease that changes hands keeps its generation.
     KeepsGenerations,
 }

@@ -1,4 +1,10 @@
 //! Daemons, devices, caches and the messages between them, as they are whether a controller knows or not.
+//!
+//! The messages of one connection in one direction are in one ring of the pool: none overtakes another, and none is lost but with
+//! all that come after it, by the end of the connection. What a simulated network may do is the rest: each way between
+//! an endpoint and the controller has its own pace, which changes and may be a hundred times that of another, so that what is said
+//! by one is heard long before what another had said earlier, and an answer after it was given up; and whatever is on its way when a
+//! connection ends, because a daemon dies or is fenced or a controller starts anew, does not arrive.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +23,46 @@ use super::world::{Event, FENCE_US, Happening};
 
 /// What a daemon that runs says is heard by then.
 const HEARD_WITHIN_US: u64 = 1_000_000;
+/// The longest that a message takes. Two of them take longer than a controller waits for an answer.
+const UNDERWAY_MAX_US: u64 = 700_000;
+/// How long a way keeps its pace at most.
+const PACE_US: u64 = 3_000_000;
+/// Who is overtaken by so much was slow.
+const LONG_US: u64 = 100_000;
+
+impl Seen {
+    /// With what was seen elsewhere.
+    pub(super) fn add(&mut self, more: Self) {
+        self.said += more.said;
+        self.overtook += more.overtook;
+        self.lost += more.lost;
+        self.late += more.late;
+    }
+}
+
+/// One direction between an endpoint and the controller.
+#[derive(Clone, Copy, Debug, Default)]
+struct Way {
+    /// When its last message is due, so that none overtakes another.
+    last_due: u64,
+    /// How often its delays are doubled.
+    doublings: u32,
+    /// Until when it is so slow.
+    until: u64,
+}
+
+/// How much of what the network may do has been seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// Messages to the controller.
+    pub(super) said: u64,
+    /// Of them, those heard before what somebody else had said long before.
+    pub(super) overtook: u64,
+    /// Messages, either way, that were on their way when their connection ended.
+    pub(super) lost: u64,
+    /// Orders that were given up although their answer was on its way.
+    pub(super) late: u64,
+}
 
 #[derive(Debug)]
 pub(super) struct Physical {
@@ -37,13 +83,17 @@ pub(super) struct Physical {
     users: BTreeMap<LeaseId, BTreeSet<EndpointId>>,
     /// Since when links are down.
     down: BTreeMap<(HostId, String), u64>,
-    /// When the last message between two is due, so that none overtakes another.
-    last_due: BTreeMap<(EndpointId, bool), u64>,
+    /// How often delays are doubled on the slowest ways.
+    doublings_max: u32,
+    ways: BTreeMap<(EndpointId, bool), Way>,
+    /// When the message to the controller is due that is due last of all, and since when it is on its way.
+    slowest: (u64, u64),
+    pub(super) seen: Seen,
     pub(super) violation: Option<String>,
 }
 
 impl Physical {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64, doublings_max: u32) -> Self {
         Self {
             now_us: 0,
             random: Random::new(seed),
@@ -57,7 +107,10 @@ impl Physical {
             caches: Caches::default(),
             users: BTreeMap::new(),
             down: BTreeMap::new(),
-            last_due: BTreeMap::new(),
+            doublings_max,
+            ways: BTreeMap::new(),
+            slowest: (0, 0),
+            seen: Seen::default(),
             violation: None,
         }
     }
@@ -88,6 +141,11 @@ impl Physical {
         daemon.is_running() && daemon.joined && self.now_us.saturating_sub(since) > HEARD_WITHIN_US
     }
 
+    /// Whether a daemon runs and has the controller's ear.
+    pub(super) fn is_heard(&self, id: EndpointId) -> bool {
+        self.daemons.get(&id).is_some_and(|daemon| daemon.is_running() && daemon.joined)
+    }
+
     /// A guest's VMM does something at a device, if there is one.
     pub(super) fn attach(&mut self, id: EndpointId, lease: LeaseId, connected: bool, running: bool) {
         let Some(daemon) = self.daemons.get_mut(&id).filter(|it| it.is_running() && it.joined) else {
@@ -111,14 +169,26 @@ impl Physical {
         self.agenda.insert((self.now_us + after_us, self.scheduled), what);
     }
 
-    /// Most messages are quick, and some are not. None overtakes another between the same two.
+    /// Most messages are quick, and some are not; on a slow way none is. None overtakes another on the same way.
     pub(super) fn send(&mut self, endpoint: EndpointId, to_controller: bool, what: Happening) {
-        let delay =
-            if self.random.once_in(40) { self.random.below(400_000) } else { self.random.between(50, 3000) };
-        let last = self.last_due.entry((endpoint, to_controller)).or_default();
-        let due = (self.now_us + delay).max(*last);
-        *last = due;
-        self.schedule(due - self.now_us, what);
+        let (now, random) = (self.now_us, &mut self.random);
+        let way = self.ways.entry((endpoint, to_controller)).or_default();
+        if way.until <= now {
+            // Half of them are as quick as can be, a quarter is half as quick, and so on.
+            way.doublings = random.next().trailing_zeros().min(self.doublings_max);
+            way.until = now + random.below(PACE_US);
+        }
+        let delay = if random.once_in(40) { random.below(400_000) } else { random.between(50, 3000) };
+        let delay = (delay << way.doublings).min(UNDERWAY_MAX_US);
+        let due = (now + delay).max(way.last_due);
+        way.last_due = due;
+        if to_controller {
+            self.seen.said += 1;
+            let (last, since) = self.slowest;
+            self.seen.overtook += u64::from(due < last && now - since > LONG_US);
+            self.slowest = self.slowest.max((due, now));
+        }
+        self.schedule(due - now, what);
     }
 
     pub(super) fn says(&mut self, id: EndpointId, event: Event) {
@@ -238,6 +308,7 @@ impl Physical {
     pub(super) fn arrives(&mut self, id: EndpointId, mail: Mail) {
         let Some(daemon) = self.daemons.get_mut(&id) else { return };
         if !daemon.alive || daemon.connection != mail.connection {
+            self.seen.lost += 1;
             return;
         }
         if daemon.frozen {

@@ -4,28 +4,37 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use cxl_pool::{EndpointId, HostId, Role};
-use pod_protocol::ids::LeaseGeneration;
+use pod_protocol::ids::{LeaseGeneration, VolumeId};
 use pod_protocol::objects::Object;
 use pod_protocol::reports::DeviceReport;
 use pod_state::model::{check, nic, options, ssd};
-use pod_state::{Command, DeviceId, Options, Presence, Purpose, State};
+use pod_state::{Command, DeviceId, Objects, Options, Part, Presence, Purpose, Replica, State, Volume};
 
 use super::Broken;
 use super::physical::Physical;
 use super::random::Random;
-use super::world::{FENCE_US, Happening, Simulated};
+use super::world::{FENCE_US, Happening, SILENT_AFTER_US, Simulated};
 use crate::balance::BalancePolicy;
 use crate::controller::conductor::{Conductor, Delays};
 use crate::link_policy::{FailBack, LinkPolicy};
 
-const SLICE_US: u64 = 500;
 /// After that every daemon has been started once.
 const STARTED_US: u64 = 50_000;
-const SWEEP_EVERY: u64 = 40;
+/// How often every slot of the pool is looked at.
+const SWEEP_US: u64 = 20_000;
+/// How long the longest slice is.
+const SLICE_MAX_US: u64 = 2000;
+/// How many instances are asked for at once before anything goes wrong.
+const FILLED_AT_ONCE: usize = 8;
 pub(super) const ROLES: [Role; 4] =
     [Role::NetFrontend, Role::NetBackend, Role::BlkFrontend, Role::BlkBackend];
 /// How long a pod in which nothing fails any more may take until all is as it should be.
 const CALM_US: u64 = 30_000_000;
+/// How long the controller gives whom it fenced: its bound on a slow clock, and a moment.
+const FENCE_DELAY_US: u64 = FENCE_US * 11 / 10 + 10_000;
+/// How long a mirrored disk may wait for a backend that stands still while another replica works: until that is seen, until the
+/// backend has stopped for certain, and a few turns.
+const DROPPED_WITHIN_US: u64 = SILENT_AFTER_US + 2 * SWEEP_US + FENCE_DELAY_US + 4 * SLICE_MAX_US;
 
 /// How large a pod is, and what happens in it.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +44,10 @@ pub(super) struct Size {
     /// How small the pool may be, in MiB for each name.
     pub(super) least_mib: u64,
     pub(super) seconds: u64,
+    /// What comes in so much time is heard in one turn.
+    pub(super) slice_us: u64,
+    /// How often delays are doubled on the slowest ways.
+    pub(super) doublings_max: u32,
     /// A fault about every so many slices.
     pub(super) fault_every: u64,
     /// So many volumes and instances are asked for before anything goes wrong.
@@ -43,7 +56,7 @@ pub(super) struct Size {
     pub(super) wish_every: u64,
     /// How many come at once.
     pub(super) wishes: u64,
-    /// Everything is checked after every so many turns.
+    /// All of the state is looked at after every so many turns. What commands touched is after each.
     pub(super) check_every: u64,
 }
 
@@ -60,6 +73,8 @@ pub(super) struct Pod {
     promised: BTreeSet<String>,
     /// What was asked for and is not answered yet.
     asked: BTreeMap<u64, Command>,
+    /// Since when disks could do without a backend that stands still, and count on it.
+    waits: BTreeMap<(VolumeId, EndpointId), u64>,
     wishes: u64,
     turns: u64,
     /// How many instances there were at most.
@@ -69,7 +84,7 @@ pub(super) struct Pod {
 
 impl Pod {
     pub(super) fn new(seed: u64, size: Size, broken: Option<Broken>) -> Self {
-        let mut physical = Physical::new(seed);
+        let mut physical = Physical::new(seed, size.doublings_max);
         let mut dice = Random::new(seed ^ 0x5eed);
         for number in 1..=size.hosts {
             let host = HostId::new(number);
@@ -106,6 +121,7 @@ impl Pod {
             due: None,
             promised: BTreeSet::new(),
             asked: BTreeMap::new(),
+            waits: BTreeMap::new(),
             wishes: 0,
             turns: 0,
             instances_max: 0,
@@ -133,6 +149,7 @@ impl Pod {
         self.calm_down();
         self.settle_down("after all faults were mended")?;
         self.alternatives_are_used()?;
+        self.disks_wait_for_nobody()?;
         self.wind_down()
     }
 
@@ -141,12 +158,16 @@ impl Pod {
         if self.size.filled == 0 {
             return Ok(());
         }
-        for _ in 0..STARTED_US / SLICE_US {
+        for _ in 0..STARTED_US / self.size.slice_us {
             self.slice(Vec::new())?;
         }
-        for number in 0..self.size.filled {
-            let host = self.random_daemon().host;
-            let wishes = vec![self.create_volume(number), self.create_instance(number, host)];
+        let numbers: Vec<u64> = (0..self.size.filled).collect();
+        for some in numbers.chunks(FILLED_AT_ONCE) {
+            let mut wishes = Vec::new();
+            for number in some {
+                let host = self.random_daemon().host;
+                wishes.extend([self.create_volume(*number), self.create_instance(*number, host)]);
+            }
             self.slice(wishes)?;
         }
         Ok(())
@@ -168,7 +189,7 @@ impl Pod {
         let Some(mut world) = self.orphan.take() else { return };
         let state = world.recover();
         self.term += 1;
-        let fence = Duration::from_micros(FENCE_US) * 11 / 10 + Duration::from_millis(10);
+        let fence = Duration::from_micros(FENCE_DELAY_US);
         let hasty = self.broken == Some(Broken::DoesNotWaitForFences);
         let delays = Delays {
             fence: if hasty { Duration::ZERO } else { fence },
@@ -195,6 +216,8 @@ impl Pod {
     /// The controller is killed. What it had not answered may have been done or not.
     pub(super) fn crash_controller(&mut self) {
         let Some(conductor) = self.conductor.take() else { return };
+        // The next one has to see anew who stands still.
+        self.waits.clear();
         self.orphan = Some(conductor.world);
         for command in std::mem::take(&mut self.asked).into_values() {
             if let Some((name, _)) = creates(&command) {
@@ -206,7 +229,7 @@ impl Pod {
     }
 
     fn slice(&mut self, wishes: Vec<Command>) -> Result<(), String> {
-        let until = self.now_us() + SLICE_US;
+        let until = self.now_us() + self.size.slice_us;
         loop {
             let world = self.world();
             let Some(what) = world.next_until(until) else { break };
@@ -228,7 +251,7 @@ impl Pod {
             return Err(what);
         }
         let Some(conductor) = &mut self.conductor else { return Ok(()) };
-        if (until / SLICE_US).is_multiple_of(SWEEP_EVERY) {
+        if until.is_multiple_of(SWEEP_US) {
             conductor.world.sweep();
         }
         let now = conductor.world.instant();
@@ -296,6 +319,7 @@ impl Pod {
     fn after_turn(&mut self) -> Result<(), String> {
         self.turns += 1;
         self.alternatives_are_used()?;
+        self.disks_wait_for_nobody()?;
         if self.turns.is_multiple_of(self.size.check_every) {
             self.promises_are_kept()?;
             if let Some(conductor) = &self.conductor {
@@ -318,8 +342,7 @@ impl Pod {
         Ok(())
     }
 
-    /// No lease stays on a NIC that does not work while it could be on one that does, and no disk waits for a silent
-    /// backend while a replica works.
+    /// No lease stays on a NIC that does not work while it could be on one that does.
     fn alternatives_are_used(&self) -> Result<(), String> {
         let Some(conductor) = &self.conductor else { return Ok(()) };
         let state = &conductor.state;
@@ -352,6 +375,52 @@ impl Pod {
                 ));
             }
         }
+        Ok(())
+    }
+
+    /// No guest waits for a replica that does not work while another one does: it is served by that, and what is lost is not
+    /// relied on any more. A backend that merely stands still is given as long as it takes to see that and to fence it.
+    fn disks_wait_for_nobody(&mut self) -> Result<(), String> {
+        let Some(conductor) = &self.conductor else { return Ok(()) };
+        let (state, physical) = (&conductor.state, &conductor.world.physical);
+        let mut waits = BTreeMap::new();
+        for volume in state.volumes.values().filter(|volume| volume.is_mirrored()) {
+            let good = || volume.replicas.iter().filter(|replica| !replica.stale);
+            let troubled = |it: &Replica| {
+                physical.still.contains_key(&it.device.blk_backend()) || state.is_lost(&it.device)
+            };
+            if !volume.replicas.iter().any(troubled) || state.lease_of_volume(volume.id).is_none() {
+                continue;
+            }
+            let works = |it: &&Replica| state.is_up(&it.device) && physical.is_heard(it.device.blk_backend());
+            let Some(works) = good().find(works) else { continue };
+            let ssd = |of: &Replica| state.device_name(&of.device);
+            for replica in good().filter(|replica| troubled(replica)) {
+                if state.is_lost(&replica.device) {
+                    return Err(format!(
+                        "{} counts on {}, which is lost, while {} works",
+                        volume.name,
+                        ssd(replica),
+                        ssd(works)
+                    ));
+                }
+                let backend = replica.device.blk_backend();
+                let still = physical.still.get(&backend).copied().unwrap_or(physical.now_us);
+                let since =
+                    self.waits.get(&(volume.id, backend)).copied().unwrap_or(physical.now_us).max(still);
+                if physical.now_us - since > DROPPED_WITHIN_US {
+                    return Err(format!(
+                        "{} waits for {}, which stands still, while {} works",
+                        volume.name,
+                        ssd(replica),
+                        ssd(works)
+                    ));
+                }
+                waits.insert((volume.id, backend), since);
+            }
+            is_served_by(state, volume, works)?;
+        }
+        self.waits = waits;
         Ok(())
     }
 
@@ -447,6 +516,27 @@ impl Pod {
         let left = state.regions.iter().find(|region| !matches!(region.purpose, Purpose::Receive(_)));
         left.map_or(Ok(()), |region| Err(format!("{region:?} is left")))
     }
+}
+
+/// The frontend of a volume is told to use this replica of it, and not to answer errors.
+fn is_served_by(state: &State, volume: &Volume, replica: &Replica) -> Result<(), String> {
+    let Some(lease) = state.lease_of_volume(volume.id) else { return Ok(()) };
+    let Some(frontend) = state.frontend_of(lease) else { return Ok(()) };
+    let mut objects = Objects::new();
+    state.renew(frontend, &Part::Lease(lease.id), &mut objects);
+    let disk = objects.into_values().find_map(|object| match object {
+        Object::Disk(disk) => Some(disk),
+        _ => None,
+    });
+    // While its frontend is away, or the pool is full, there is none.
+    let Some(disk) = disk else { return Ok(()) };
+    let is_used =
+        |it: &pod_protocol::objects::ReplicaObject| it.number == replica.number && it.in_sync && !it.away;
+    if disk.failed || !disk.replicas.iter().any(is_used) {
+        let ssd = state.device_name(&replica.device);
+        return Err(format!("{} is not served by {ssd}, which works: {disk:?}", volume.name));
+    }
+    Ok(())
 }
 
 fn creates(command: &Command) -> Option<(String, bool)> {

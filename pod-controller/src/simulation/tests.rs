@@ -1,6 +1,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::Broken;
+use super::physical::Seen;
 use super::pod::{Pod, Size};
 
 const SMALL: Size = Size {
@@ -8,6 +9,8 @@ const SMALL: Size = Size {
     names: 12,
     least_mib: 12,
     seconds: 8,
+    slice_us: 500,
+    doublings_max: 8,
     fault_every: 60,
     filled: 0,
     wish_every: 20,
@@ -17,25 +20,29 @@ const SMALL: Size = Size {
 /// Where something goes wrong all the time, and more than one thing is asked for at once.
 const LARGE: Size = Size {
     hosts: 200,
-    names: 1400,
+    names: 2400,
     least_mib: 60,
     seconds: 1,
-    fault_every: 20,
-    filled: 1400,
-    wish_every: 10,
-    wishes: 8,
-    check_every: 500,
+    slice_us: 2000,
+    doublings_max: 8,
+    fault_every: 5,
+    filled: 2400,
+    wish_every: 5,
+    wishes: 16,
+    check_every: 150,
 };
 
 /// Seeds that once found something, for as long as the world follows from them in the same way: a join that was answered
 /// when another life of the daemon had appeared.
 const FOUND: [u64; 2] = [55, 64];
 
-/// How many instances there were at most in the world of this seed, or what went wrong there.
-fn outcome(seed: u64, size: Size, broken: Option<Broken>) -> Result<usize, String> {
+/// How many instances there were at most in the world of this seed, and what its network did; or what went wrong there.
+fn outcome(seed: u64, size: Size, broken: Option<Broken>) -> Result<(usize, Seen), String> {
     let run = || {
         let mut pod = Pod::new(seed, size, broken);
-        pod.run().map(|()| pod.instances_max)
+        pod.run()?;
+        let seen = pod.world().physical.seen;
+        Ok((pod.instances_max, seen))
     };
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -48,20 +55,31 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
+/// What may happen to messages happens.
+fn the_network_is_bad(seen: Seen) {
+    assert!(seen.overtook > seen.said / 200, "few messages overtake others by much: {seen:?}");
+    assert!(seen.lost > seen.said / 200, "few messages are lost: {seen:?}");
+    assert!(seen.late > 0, "no answer is late: {seen:?}");
+}
+
 #[test]
 fn small_pods_survive_whatever_happens() {
     let seeds = match number("WADI_SIMULATION_SEED") {
         Some(seed) => seed..seed + 1,
         None => 0..6 * number("WADI_ROUNDS").unwrap_or(1).max(1),
     };
+    let mut all = Seen::default();
     for seed in seeds.chain(FOUND) {
-        if let Err(what) = outcome(seed, SMALL, None) {
-            panic!(
+        match outcome(seed, SMALL, None) {
+            Ok((_, seen)) => all.add(seen),
+            Err(what) => panic!(
                 "seed {seed}: {what}\nrun it again: WADI_SIMULATION_SEED={seed} cargo test -p pod-controller --lib \
                  simulation::tests::small -- --nocapture"
-            );
+            ),
         }
     }
+    println!("{all:?}");
+    the_network_is_bad(all);
 }
 
 #[test]
@@ -72,8 +90,10 @@ fn large_pods_survive_whatever_happens() {
     };
     for seed in seeds {
         match outcome(seed, LARGE, None) {
-            Ok(instances) => {
-                assert!(instances > 1000, "seed {seed}: there were {instances} instances at most");
+            Ok((instances, seen)) => {
+                println!("{instances} instances, {seen:?}");
+                the_network_is_bad(seen);
+                assert!(instances > 2000, "seed {seed}: there were {instances} instances at most");
             }
             Err(what) => panic!(
                 "seed {seed}: {what}\nrun it again: WADI_SIMULATION_SEED={seed} cargo test -p pod-controller --lib \
@@ -91,12 +111,19 @@ fn what_is_broken_on_purpose_is_noticed() {
         (Broken::DoesNotWaitForScrubs, "still hold"),
         (Broken::ForgetsTheLastCommand, "was promised, and is not there"),
         (Broken::DeafToLinks, "which does not work"),
+        (Broken::DeafToSilence, "which stands still"),
         (Broken::KeepsGenerations, "active twice"),
     ] {
         // A daemon that is left alone is heard: what it says and nobody minds shows only then.
         let calm = Size { fault_every: 250, ..SMALL };
-        let size = if broken == Broken::DeafToLinks { calm } else { SMALL };
-        let noticed = (0..40).filter_map(|seed| outcome(seed, size, Some(broken)).err());
+        // Two backends have to hear of a lease at about the same time.
+        let quick = Size { doublings_max: 0, ..SMALL };
+        let size = match broken {
+            Broken::DeafToLinks => calm,
+            Broken::KeepsGenerations => quick,
+            _ => SMALL,
+        };
+        let noticed = (0..120).filter_map(|seed| outcome(seed, size, Some(broken)).err());
         let noticed = noticed.into_iter().find(|what| what.contains(symptom));
         assert!(noticed.is_some(), "{broken:?} is not noticed");
         println!("{broken:?}: {}", noticed.unwrap_or_default());

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cxl_pool::{Area, EndpointId, HostId};
+use cxl_pool::{Area, EndpointId, HostId, Role};
 use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{CommandFailure, PortError, PortEvent};
 use pod_protocol::ids::RegionId;
 use pod_protocol::reports::{Join, Report};
+use pod_state::model::check_touched;
 use pod_state::{Command, Effect, Refusal, Region, RegionUse, Regions, State};
 
 use super::Broken;
@@ -22,7 +23,7 @@ use crate::reconcile::Reconciler;
 const ANSWER_WITHIN_US: u64 = 1_000_000;
 /// The bound that daemons keep: after this long, on their own clock, they look at their fence before they act.
 pub(super) const FENCE_US: u64 = 250_000;
-const SILENT_AFTER_US: u64 = 200_000;
+pub(super) const SILENT_AFTER_US: u64 = 200_000;
 /// A log is replaced by a snapshot after so many commands.
 const LOG_MAX: usize = 64;
 
@@ -54,6 +55,8 @@ pub(super) enum Happening {
 /// What a controller's port remembers of an endpoint; it is lost with the controller.
 #[derive(Clone, Copy, Debug, Default)]
 struct Peer {
+    /// It has been looked at.
+    seen: bool,
     incarnation: Option<u64>,
     silent: bool,
     appeared: bool,
@@ -79,6 +82,8 @@ pub(super) struct Simulated {
     published: BTreeMap<u64, (RegionId, Area)>,
     /// All that was ever said to be published of them.
     table: BTreeMap<RegionId, Region>,
+    /// How often something was published.
+    publications: u64,
     // Of all lives.
     next_ticket: u64,
     next_connection: u64,
@@ -100,6 +105,7 @@ impl Simulated {
             replies: Vec::new(),
             published: BTreeMap::new(),
             table: BTreeMap::new(),
+            publications: 0,
             next_ticket: 0,
             next_connection: 0,
             snapshot: serde_json::to_vec(state).expect("a state is JSON"),
@@ -148,8 +154,9 @@ impl Simulated {
             let endpoint = daemon.id;
             let peer = self.peers.entry(endpoint).or_default();
             if daemon.left {
-                if peer.incarnation.take().is_some() {
-                    *peer = Peer::default();
+                // Also when it left while no controller ran.
+                if !peer.seen || peer.incarnation.is_some() {
+                    *peer = Peer { seen: true, ..Peer::default() };
                     gone.push(endpoint);
                 }
                 continue;
@@ -158,7 +165,7 @@ impl Simulated {
                 if peer.appeared {
                     gone.push(endpoint);
                 }
-                *peer = Peer { incarnation: Some(daemon.incarnation), silent: false, appeared: false };
+                *peer = Peer { seen: true, incarnation: Some(daemon.incarnation), ..Peer::default() };
             } else if let Some(still) = self.physical.still.get(&endpoint) {
                 if !peer.silent && self.physical.now_us.saturating_sub(*still) >= SILENT_AFTER_US {
                     peer.silent = true;
@@ -197,9 +204,12 @@ impl Simulated {
                     if let PortEvent::Answered { command, .. } = &event
                         && self.unanswered.remove(command).is_none()
                     {
+                        physical.seen.late += 1;
                         return;
                     }
                     self.events.push_back(event);
+                } else {
+                    physical.seen.lost += 1;
                 }
             }
             Happening::Late(endpoint, connection, command) => {
@@ -287,6 +297,12 @@ impl World for Simulated {
             {
                 continue;
             }
+            if self.broken == Some(Broken::DeafToSilence)
+                && let PortEvent::Silent { endpoint, .. } = event
+                && endpoint.role == Role::BlkBackend
+            {
+                continue;
+            }
             return Some(event);
         }
     }
@@ -364,6 +380,7 @@ impl World for Simulated {
         _effects: &[Effect],
         state: &State,
     ) -> Result<(), Crash> {
+        check_touched(state);
         if self.crash_at_commit == Some(false) {
             return Err(Crash);
         }
@@ -379,17 +396,33 @@ impl World for Simulated {
         match changed {
             Some(changed) => {
                 for id in changed {
-                    match regions.get(id) {
+                    let now = regions.get(id);
+                    let old = match now {
                         Some(region) => self.table.insert(id, region.clone()),
                         None => self.table.remove(&id),
                     };
+                    // Another one may be there by now.
+                    if let Some(start) = old.map(|old| old.area.start.get())
+                        && self.published.get(&start).is_some_and(|(there, _)| *there == id)
+                    {
+                        self.published.remove(&start);
+                    }
+                    if let Some(it) = now.filter(|region| region.usage == RegionUse::InUse) {
+                        self.published.insert(it.area.start.get(), (it.id, it.area));
+                    }
                 }
             }
-            None => self.table = regions.iter().map(|region| (region.id, region.clone())).collect(),
+            None => {
+                self.table = regions.iter().map(|region| (region.id, region.clone())).collect();
+                let in_use = regions.iter().filter(|region| region.usage == RegionUse::InUse);
+                self.published = in_use.map(|it| (it.area.start.get(), (it.id, it.area))).collect();
+            }
         }
-        assert!(self.table.values().eq(regions.iter()), "a region changed, and nobody was told");
-        let in_use = regions.iter().filter(|region| region.usage == RegionUse::InUse);
-        self.published = in_use.map(|it| (it.area.start.get(), (it.id, it.area))).collect();
+        // To compare all takes as long as there are regions.
+        self.publications += 1;
+        if self.publications.is_multiple_of(self.table.len().div_ceil(400).max(1) as u64) {
+            assert!(self.table.values().eq(regions.iter()), "a region changed, and nobody was told");
+        }
     }
 
     fn show(&mut self, _state: Arc<State>, _reconciler: &Reconciler<u64>) {}
