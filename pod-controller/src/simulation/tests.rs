@@ -58,7 +58,7 @@ fn number(variable: &str) -> Option<u64> {
 /// What may happen to messages happens.
 fn the_network_is_bad(seen: Seen) {
     assert!(seen.overtook > seen.said / 200, "few messages overtake others by much: {seen:?}");
-    assert!(seen.lost > seen.said / 200, "few messages are lost: {seen:?}");
+    assert!(seen.lost > seen.said / 2000, "few messages are lost: {seen:?}");
     assert!(seen.late > 0, "no answer is late: {seen:?}");
 }
 
