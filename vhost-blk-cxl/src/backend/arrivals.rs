@@ -61,13 +61,18 @@ impl<M: Memory> BackendTask<M> {
                 continue;
             };
             let holder = request.holder;
-            let volume = self.volumes.get_mut(&holder.lease).filter(|volume| volume.object.channel == id);
-            match volume {
-                Some(volume) if holder.generation == volume.object.generation => {
+            match self.volumes.get_mut(&holder.lease) {
+                Some(volume)
+                    if holder.generation == volume.object.generation && volume.object.channel == id =>
+                {
                     self.arrivals.add(request);
                     channel.waiting += 1;
                 }
-                Some(volume) if !holder.generation.is_newer_than(volume.object.generation) => {
+                // Over whichever channel: the lease has moved on, perhaps to another host.
+                Some(volume)
+                    if holder.generation != volume.object.generation
+                        && !holder.generation.is_newer_than(volume.object.generation) =>
+                {
                     volume.counters.stale.add(1);
                     channel.outbox.push_back(request.not_done(Status::Refused).encode());
                 }

@@ -9,6 +9,7 @@ mod pod;
 
 mod column_moves;
 mod crash;
+mod generations;
 mod hanging;
 mod intent_log;
 mod live_migration;

@@ -202,26 +202,34 @@ impl<M: Memory> Pod<M> {
         [start, start + lines].map(|start| RingPlacement { start: LineOffset::new(start), slots: SLOTS })
     }
 
-    fn channel(&self, peer: EndpointId, outgoing: RingPlacement, incoming: RingPlacement) -> Object {
+    fn channel(&self, peer: EndpointId, outgoing: RingPlacement, incoming: RingPlacement) -> ChannelObject {
         let (id, engine) = (self.disk.route.channel, Engine::Blk);
         let generation = Generation::new(self.generation);
-        Object::Channel(ChannelObject { id, engine, peer, generation, outgoing, incoming })
+        ChannelObject { id, engine, peer, generation, outgoing, incoming }
+    }
+
+    /// The channel as the frontend is told of it, for a test that takes its place.
+    pub fn channel_at_frontend(&self) -> ChannelObject {
+        let [to_backend, to_frontend] = self.rings();
+        self.channel(endpoint(2, Role::BlkBackend), to_backend, to_frontend)
     }
 
     /// Says (again) which channel there is.
     pub fn apply_channel(&mut self) -> Result<(), String> {
+        self.apply_channel_at_backend()?;
+        self.apply_channel_at_frontend()
+    }
+
+    /// The same to the backend only.
+    pub fn apply_channel_at_backend(&mut self) -> Result<(), String> {
         let [to_backend, to_frontend] = self.rings();
         let object = self.channel(endpoint(1, Role::BlkFrontend), to_frontend, to_backend);
-        if let Some(backend) = &mut self.backend {
-            backend.apply(object)?;
-        }
-        self.apply_channel_at_frontend()
+        self.backend.as_mut().map_or(Ok(()), |backend| backend.apply(Object::Channel(object)))
     }
 
     /// The same to the frontend only: the backend goes on with what came over the last one.
     pub fn apply_channel_at_frontend(&mut self) -> Result<(), String> {
-        let [to_backend, to_frontend] = self.rings();
-        let object = self.channel(endpoint(2, Role::BlkBackend), to_backend, to_frontend);
+        let object = Object::Channel(self.channel_at_frontend());
         self.frontend.as_mut().map_or(Ok(()), |frontend| frontend.apply(object))
     }
 
