@@ -10,6 +10,7 @@ pub mod files;
 pub mod fio;
 pub mod iperf;
 pub mod loads;
+pub mod looks;
 pub mod monitor;
 pub mod namespace;
 pub mod newer_qemu;

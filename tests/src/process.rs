@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::runner;
 
@@ -98,9 +98,19 @@ impl Daemon {
         self.wait(STOP_DEADLINE).map(drop)
     }
 
-    /// Has it stand still, as a machine that is paused does; it notices nothing.
+    /// Has it stand still, as a machine that is paused does; it notices nothing. None of its threads does anything when this returns.
     pub fn freeze(&self) -> Result<()> {
-        self.signal(Signal::STOP)
+        self.signal(Signal::STOP)?;
+        let started = Instant::now();
+        // A thread that is in the kernel stops when it leaves that.
+        let stopped = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
+        while waitid(WaitId::Pid(self.process()?), stopped)?.is_none() {
+            if started.elapsed() > STOP_DEADLINE {
+                bail!("{} does not stand still", self.name);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     /// Lets it go on.
@@ -145,10 +155,14 @@ impl Daemon {
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        let pid = self.pid().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
-        let Some(pid) = pid else { bail!("{} does not run", self.name) };
         // Until the child was waited for, its id is nobody else's.
-        kill_process(pid, signal).with_context(|| format!("cannot send a signal to {}", self.name))
+        kill_process(self.process()?, signal)
+            .with_context(|| format!("cannot send a signal to {}", self.name))
+    }
+
+    fn process(&self) -> Result<Pid> {
+        let pid = self.pid().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+        pid.with_context(|| format!("{} does not run", self.name))
     }
 }
 
