@@ -17,6 +17,7 @@ pub struct PodBuilder {
     pub(super) release: Release,
     pub(super) controller_sections: &'static str,
     pub(super) own_clocks: bool,
+    pub(super) blk_grace_ms: u64,
 }
 
 /// Which driver runs the NICs of a pod, all of which are ends of cables to the switch.
@@ -255,6 +256,7 @@ impl PodBuilder {
             release: Release::This,
             controller_sections: "",
             own_clocks: false,
+            blk_grace_ms: 30_000,
         }
     }
 
@@ -313,6 +315,13 @@ impl PodBuilder {
     #[must_use]
     pub fn controller_sections(mut self, sections: &'static str) -> Self {
         self.controller_sections = sections;
+        self
+    }
+
+    /// Guests wait for so long for a storage backend that is away.
+    #[must_use]
+    pub fn blk_grace_ms(mut self, milliseconds: u64) -> Self {
+        self.blk_grace_ms = milliseconds;
         self
     }
 
