@@ -1,9 +1,7 @@
 //! A VM moves to another host of the pod while it runs, with QEMU's own means: its NIC and its disk stay where they are,
 //! nothing that it does fails, and nothing of what it wrote is wrong.
 
-use std::fs::File;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::process::Command;
+use std::os::unix::fs::MetadataExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +13,7 @@ use pod_protocol::ids::MacAddress;
 use vmm::MigrationSpeed;
 use wadi_tests::announcements::Announcements;
 use wadi_tests::iperf::{self, Way};
+use wadi_tests::looks::volume_on;
 use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
 use wadi_tests::probe::Probe;
 use wadi_tests::stage::{VOLUME_BYTES, rounds};
@@ -72,16 +71,8 @@ fn compare_replicas(pod: &Pod) {
         assert!(began.elapsed() < DEADLINE, "{} bytes are never compared", dirty());
         thread::sleep(Duration::from_millis(50));
     }
-    let places = IMAGES.map(|image| {
-        let path = pod.directory().join(image);
-        let table = Command::new(pod.binary("vhost-blk-cxl")).args(["volumes", "--json"]).arg(&path).output();
-        let table: serde_json::Value = serde_json::from_slice(&table.unwrap().stdout).unwrap();
-        let volume = &table["volumes"][0];
-        let mut bytes = vec![0; usize::try_from(volume["size_bytes"].as_u64().unwrap()).unwrap()];
-        let file = File::open(path).unwrap();
-        file.read_exact_at(&mut bytes, volume["start_bytes"].as_u64().unwrap()).unwrap();
-        bytes
-    });
+    let places =
+        [("h2", "ssd0"), ("h3", "ssd1")].map(|(host, ssd)| volume_on(pod, "vol0", host, ssd).unwrap());
     assert!(places[0].iter().any(|&byte| byte != 0), "the guest wrote");
     assert!(places[0] == places[1], "the replicas hold different data");
 }
