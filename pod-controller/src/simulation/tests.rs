@@ -41,8 +41,8 @@ fn outcome(seed: u64, size: Size, broken: Option<Broken>) -> Result<(usize, Seen
     let run = || {
         let mut pod = Pod::new(seed, size, broken);
         pod.run()?;
-        let seen = pod.world().physical.seen;
-        Ok((pod.instances_max, seen))
+        let met = pod.world().physical.seen;
+        Ok((pod.instances_max, met))
     };
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);

@@ -393,30 +393,27 @@ impl World for Simulated {
     }
 
     fn publish_regions(&mut self, _version: Version, regions: &Regions, changed: Option<BTreeSet<RegionId>>) {
-        match changed {
-            Some(changed) => {
-                for id in changed {
-                    let now = regions.get(id);
-                    let old = match now {
-                        Some(region) => self.table.insert(id, region.clone()),
-                        None => self.table.remove(&id),
-                    };
-                    // Another one may be there by now.
-                    if let Some(start) = old.map(|old| old.area.start.get())
-                        && self.published.get(&start).is_some_and(|(there, _)| *there == id)
-                    {
-                        self.published.remove(&start);
-                    }
-                    if let Some(it) = now.filter(|region| region.usage == RegionUse::InUse) {
-                        self.published.insert(it.area.start.get(), (it.id, it.area));
-                    }
+        if let Some(changed) = changed {
+            for id in changed {
+                let now = regions.get(id);
+                let old = match now {
+                    Some(region) => self.table.insert(id, region.clone()),
+                    None => self.table.remove(&id),
+                };
+                // Another one may be there by now.
+                if let Some(start) = old.map(|old| old.area.start.get())
+                    && self.published.get(&start).is_some_and(|(there, _)| *there == id)
+                {
+                    self.published.remove(&start);
+                }
+                if let Some(it) = now.filter(|region| region.usage == RegionUse::InUse) {
+                    self.published.insert(it.area.start.get(), (it.id, it.area));
                 }
             }
-            None => {
-                self.table = regions.iter().map(|region| (region.id, region.clone())).collect();
-                let in_use = regions.iter().filter(|region| region.usage == RegionUse::InUse);
-                self.published = in_use.map(|it| (it.area.start.get(), (it.id, it.area))).collect();
-            }
+        } else {
+            self.table = regions.iter().map(|region| (region.id, region.clone())).collect();
+            let in_use = regions.iter().filter(|region| region.usage == RegionUse::InUse);
+            self.published = in_use.map(|it| (it.area.start.get(), (it.id, it.area))).collect();
         }
         // To compare all takes as long as there are regions.
         self.publications += 1;

@@ -13,7 +13,7 @@ use super::{Damage, StoreError};
 #[derive(Debug)]
 pub(crate) struct Database {
     path: PathBuf,
-    database: redb::Database,
+    redb: redb::Database,
     slow_disk: SlowDisk,
 }
 
@@ -26,8 +26,8 @@ impl Database {
     ) -> Result<T, StoreError> {
         refuse_what_is_no_database(path)?;
         let opened = std::panic::catch_unwind(|| {
-            let database = redb::Database::create(path).map_err(|error| opening(path, error))?;
-            read(Self { path: path.to_path_buf(), database, slow_disk: SlowDisk::default() })
+            let redb = redb::Database::create(path).map_err(|error| opening(path, error))?;
+            read(Self { path: path.to_path_buf(), redb, slow_disk: SlowDisk::default() })
         });
         opened.unwrap_or_else(|panic| {
             let said = panic.downcast_ref::<String>().cloned();
@@ -47,7 +47,7 @@ impl Database {
         &self,
         body: impl FnOnce(&redb::ReadTransaction) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
-        let result = (|| body(&self.database.begin_read()?))();
+        let result = (|| body(&self.redb.begin_read()?))();
         result.map_err(|failure| self.failed(failure))
     }
 
@@ -73,7 +73,7 @@ impl Database {
         body: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
         let result = (|| {
-            let mut transaction = self.database.begin_write()?;
+            let mut transaction = self.redb.begin_write()?;
             transaction.set_durability(durability)?;
             // After a crash, damage to what was written last looks like a write that was cut off, and the database goes back to
             // what was there before, which is to forget what was acknowledged. Of two phases it knows that they ended.

@@ -85,7 +85,9 @@ fn no_slot_is_taken_twice(state: &State) {
 
 /// One replica at least has everything, no two share a host, and who serves knows as much as who is served.
 fn a_mirror_can_always_be_relied_on(state: &State) {
-    state.volumes.values().for_each(|volume| volume_can_be_relied_on(state, volume));
+    for volume in state.volumes.values() {
+        volume_can_be_relied_on(state, volume);
+    }
 }
 
 pub(super) fn volume_can_be_relied_on(state: &State, volume: &Volume) {
@@ -169,9 +171,13 @@ fn no_backup_is_crowded(state: &State) {
     for lease in state.leases.values() {
         let nics: BTreeSet<&DeviceId> =
             [lease.active_nic(), lease.standby_nic()].into_iter().flatten().collect();
-        nics.into_iter().for_each(|nic| *leans.entry(nic).or_default() += 1);
+        for nic in nics {
+            *leans.entry(nic).or_default() += 1;
+        }
     }
-    leans.into_iter().for_each(|(nic, count)| is_not_crowded(state, nic, count));
+    for (nic, count) in leans {
+        is_not_crowded(state, nic, count);
+    }
 }
 
 pub(super) fn is_not_crowded(state: &State, nic: &DeviceId, leases: usize) {

@@ -41,9 +41,13 @@ pub fn check_touched(state: &State) {
     let leases = rows.leases.iter().filter_map(|id| state.leases.get(id));
     let nics: BTreeSet<&DeviceId> =
         leases.flat_map(|it| [it.active_nic(), it.standby_nic()]).flatten().chain(&rows.devices).collect();
-    nics.into_iter().for_each(|nic| is_leant_on_by_few(state, nic));
-    let Some(Stale::These(stale)) = state.found().map(|found| &found.stale) else { return };
-    stale.iter().for_each(|(id, parts)| is_told_what_fits(state, *id, parts));
+    for nic in nics {
+        is_leant_on_by_few(state, nic);
+    }
+    let Some(Stale::These(ends)) = state.found().map(|found| &found.stale) else { return };
+    for (id, parts) in ends {
+        is_told_what_fits(state, *id, parts);
+    }
 }
 
 fn region_is_right(state: &State, region: &Region) {

@@ -171,10 +171,10 @@ fn a_mirror_goes_on_without_an_ssd_that_is_no_more() {
     let effects = comes_without_devices(&mut state, BLK_BACKEND);
     assert!(kinds(&effects).contains(&EventKind::ReplicaDropped), "{effects:?}");
     assert!(!disk_failed(&state), "the other has everything");
-    let stale = |state: &State| {
+    let is_behind = |state: &State| {
         state.volume_named("vol0").and_then(|it| it.replica_on(&SSD)).is_some_and(|replica| replica.stale)
     };
-    assert!(stale(&state));
+    assert!(is_behind(&state));
     comes_with_all(&mut state, BLK_BACKEND);
-    assert!(stale(&state), "it has to be brought in line first");
+    assert!(is_behind(&state), "it has to be brought in line first");
 }

@@ -28,7 +28,7 @@ pub(super) fn examine(host: &HostConfig, machine: &Machine) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !wanted.is_empty() {
         // Whatever may be done with BPF was SYS_ADMIN's before.
-        let missing = |(bit, _): &&(u32, &str)| !has(*bit) && !(*bit == BPF.0 && has(SYS_ADMIN));
+        let missing = |(bit, _): &&(u32, &str)| !(has(*bit) || *bit == BPF.0 && has(SYS_ADMIN));
         let missing: Vec<&str> = wanted.iter().filter(missing).map(|(_, name)| *name).collect();
         findings.push(if missing.is_empty() {
             Finding::good("capabilities", "what the NICs' drivers need")
