@@ -3,6 +3,7 @@
 //!
 //! `WADI_SIMULATION_SEED=7 cargo test -p pod-controller simulation` runs one seed again.
 
+mod alternatives;
 mod caches;
 mod daemon;
 mod faults;

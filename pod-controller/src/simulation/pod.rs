@@ -6,14 +6,13 @@ use std::time::{Duration, Instant};
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::{LeaseGeneration, VolumeId};
 use pod_protocol::objects::Object;
-use pod_protocol::reports::DeviceReport;
 use pod_state::model::{check, nic, options, ssd};
-use pod_state::{Command, DeviceId, Objects, Options, Part, Presence, Purpose, Replica, State, Volume};
+use pod_state::{Command, Options, Presence, Purpose, State};
 
 use super::Broken;
 use super::physical::Physical;
 use super::random::Random;
-use super::world::{FENCE_US, Happening, SILENT_AFTER_US, Simulated};
+use super::world::{FENCE_US, Happening, Simulated};
 use crate::balance::BalancePolicy;
 use crate::controller::conductor::{Conductor, Delays};
 use crate::link_policy::{FailBack, LinkPolicy};
@@ -21,9 +20,9 @@ use crate::link_policy::{FailBack, LinkPolicy};
 /// After that every daemon has been started once.
 const STARTED_US: u64 = 50_000;
 /// How often every slot of the pool is looked at.
-const SWEEP_US: u64 = 20_000;
+pub(super) const SWEEP_US: u64 = 20_000;
 /// How long the longest slice is.
-const SLICE_MAX_US: u64 = 2000;
+pub(super) const SLICE_MAX_US: u64 = 2000;
 /// How many instances are asked for at once before anything goes wrong.
 const FILLED_AT_ONCE: usize = 8;
 pub(super) const ROLES: [Role; 4] =
@@ -31,10 +30,7 @@ pub(super) const ROLES: [Role; 4] =
 /// How long a pod in which nothing fails any more may take until all is as it should be.
 const CALM_US: u64 = 30_000_000;
 /// How long the controller gives whom it fenced: its bound on a slow clock, and a moment.
-const FENCE_DELAY_US: u64 = FENCE_US * 11 / 10 + 10_000;
-/// How long a mirrored disk may wait for a backend that stands still while another replica works: until that is seen, until the
-/// backend has stopped for certain, and a few turns.
-const DROPPED_WITHIN_US: u64 = SILENT_AFTER_US + 2 * SWEEP_US + FENCE_DELAY_US + 4 * SLICE_MAX_US;
+pub(super) const FENCE_DELAY_US: u64 = FENCE_US * 11 / 10 + 10_000;
 
 /// How large a pod is, and what happens in it.
 #[derive(Clone, Copy, Debug)]
@@ -67,14 +63,14 @@ pub(super) struct Pod {
     pub(super) size: Size,
     pub(super) broken: Option<Broken>,
     term: u64,
-    controller_since_us: u64,
+    pub(super) controller_since_us: u64,
     due: Option<Instant>,
     /// What was promised by an answer: names of volumes and instances.
     promised: BTreeSet<String>,
     /// What was asked for and is not answered yet.
     asked: BTreeMap<u64, Command>,
     /// Since when disks could do without a backend that stands still, and count on it.
-    waits: BTreeMap<(VolumeId, EndpointId), u64>,
+    pub(super) waits: BTreeMap<(VolumeId, EndpointId), u64>,
     wishes: u64,
     turns: u64,
     /// How many instances there were at most.
@@ -342,88 +338,6 @@ impl Pod {
         Ok(())
     }
 
-    /// No lease stays on a NIC that does not work while it could be on one that does.
-    fn alternatives_are_used(&self) -> Result<(), String> {
-        let Some(conductor) = &self.conductor else { return Ok(()) };
-        let state = &conductor.state;
-        for lease in state.leases.values() {
-            let pod_state::LeaseKind::Nic { active, mtu: needed, .. } = &lease.kind else { continue };
-            let physical = &conductor.world.physical;
-            let heard = |id: &DeviceId| {
-                let device = physical.devices.get(&id.host).and_then(|devices| devices.get(id.name.as_str()));
-                matches!(device, Some(DeviceReport::Nic { up: true, .. }))
-            };
-            let works = |id: &DeviceId| state.is_usable(id) && heard(id);
-            let fits = |device: &pod_state::Device| matches!(&device.kind, pod_state::Kind::Nic { mtu, .. } if mtu >= needed);
-            // Whether the controller knows is one thing; whether it is so, another. Once it has heard all, both.
-            let silent = state
-                .endpoints
-                .get(&active.net_backend())
-                .is_some_and(|backend| backend.presence == Presence::Silent);
-            let down = || physical.has_been_down(active, self.controller_since_us);
-            let lost = state.is_lost(active) || silent || down();
-            if !lost {
-                continue;
-            }
-            let better = state.devices.iter().find(|(id, it)| *id != active && fits(it) && works(id));
-            if let Some((better, _)) = better {
-                return Err(format!(
-                    "{} stays on {}, which does not work, while {} does",
-                    lease.id,
-                    state.device_name(active),
-                    state.device_name(better)
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    /// No guest waits for a replica that does not work while another one does: it is served by that, and what is lost is not
-    /// relied on any more. A backend that merely stands still is given as long as it takes to see that and to fence it.
-    fn disks_wait_for_nobody(&mut self) -> Result<(), String> {
-        let Some(conductor) = &self.conductor else { return Ok(()) };
-        let (state, physical) = (&conductor.state, &conductor.world.physical);
-        let mut waits = BTreeMap::new();
-        for volume in state.volumes.values().filter(|volume| volume.is_mirrored()) {
-            let good = || volume.replicas.iter().filter(|replica| !replica.stale);
-            let troubled = |it: &Replica| {
-                physical.still.contains_key(&it.device.blk_backend()) || state.is_lost(&it.device)
-            };
-            if !volume.replicas.iter().any(troubled) || state.lease_of_volume(volume.id).is_none() {
-                continue;
-            }
-            let works = |it: &&Replica| state.is_up(&it.device) && physical.is_heard(it.device.blk_backend());
-            let Some(works) = good().find(works) else { continue };
-            let ssd = |of: &Replica| state.device_name(&of.device);
-            for replica in good().filter(|replica| troubled(replica)) {
-                if state.is_lost(&replica.device) {
-                    return Err(format!(
-                        "{} counts on {}, which is lost, while {} works",
-                        volume.name,
-                        ssd(replica),
-                        ssd(works)
-                    ));
-                }
-                let backend = replica.device.blk_backend();
-                let still = physical.still.get(&backend).copied().unwrap_or(physical.now_us);
-                let since =
-                    self.waits.get(&(volume.id, backend)).copied().unwrap_or(physical.now_us).max(still);
-                if physical.now_us - since > DROPPED_WITHIN_US {
-                    return Err(format!(
-                        "{} waits for {}, which stands still, while {} works",
-                        volume.name,
-                        ssd(replica),
-                        ssd(works)
-                    ));
-                }
-                waits.insert((volume.id, backend), since);
-            }
-            is_served_by(state, volume, works)?;
-        }
-        self.waits = waits;
-        Ok(())
-    }
-
     /// Everything is mended, and everybody is there.
     fn calm_down(&mut self) {
         if let Some(conductor) = &mut self.conductor {
@@ -516,27 +430,6 @@ impl Pod {
         let left = state.regions.iter().find(|region| !matches!(region.purpose, Purpose::Receive(_)));
         left.map_or(Ok(()), |region| Err(format!("{region:?} is left")))
     }
-}
-
-/// The frontend of a volume is told to use this replica of it, and not to answer errors.
-fn is_served_by(state: &State, volume: &Volume, replica: &Replica) -> Result<(), String> {
-    let Some(lease) = state.lease_of_volume(volume.id) else { return Ok(()) };
-    let Some(frontend) = state.frontend_of(lease) else { return Ok(()) };
-    let mut objects = Objects::new();
-    state.renew(frontend, &Part::Lease(lease.id), &mut objects);
-    let disk = objects.into_values().find_map(|object| match object {
-        Object::Disk(disk) => Some(disk),
-        _ => None,
-    });
-    // While its frontend is away, or the pool is full, there is none.
-    let Some(disk) = disk else { return Ok(()) };
-    let is_used =
-        |it: &pod_protocol::objects::ReplicaObject| it.number == replica.number && it.in_sync && !it.away;
-    if disk.failed || !disk.replicas.iter().any(is_used) {
-        let ssd = state.device_name(&replica.device);
-        return Err(format!("{} is not served by {ssd}, which works: {disk:?}", volume.name));
-    }
-    Ok(())
 }
 
 fn creates(command: &Command) -> Option<(String, bool)> {

@@ -1,0 +1,119 @@
+//! Nobody is left with what does not work while something works that would do.
+
+use std::collections::BTreeMap;
+
+use pod_protocol::objects::Object;
+use pod_protocol::reports::DeviceReport;
+use pod_state::{DeviceId, Objects, Part, Presence, Replica, State, Volume};
+
+use super::pod::{FENCE_DELAY_US, Pod, SLICE_MAX_US, SWEEP_US};
+use super::world::SILENT_AFTER_US;
+
+/// How long a mirrored disk may wait for a backend that stands still while another replica works: until that is seen, until the
+/// backend has stopped for certain, and a few turns.
+const DROPPED_WITHIN_US: u64 = SILENT_AFTER_US + 2 * SWEEP_US + FENCE_DELAY_US + 4 * SLICE_MAX_US;
+
+impl Pod {
+    /// No lease stays on a NIC that does not work while it could be on one that does.
+    pub(super) fn alternatives_are_used(&self) -> Result<(), String> {
+        let Some(conductor) = &self.conductor else { return Ok(()) };
+        let state = &conductor.state;
+        for lease in state.leases.values() {
+            let pod_state::LeaseKind::Nic { active, mtu: needed, .. } = &lease.kind else { continue };
+            let physical = &conductor.world.physical;
+            let heard = |id: &DeviceId| {
+                let device = physical.devices.get(&id.host).and_then(|devices| devices.get(id.name.as_str()));
+                matches!(device, Some(DeviceReport::Nic { up: true, .. }))
+            };
+            let works = |id: &DeviceId| state.is_usable(id) && heard(id);
+            let fits = |device: &pod_state::Device| matches!(&device.kind, pod_state::Kind::Nic { mtu, .. } if mtu >= needed);
+            // Whether the controller knows is one thing; whether it is so, another. Once it has heard all, both.
+            let silent = state
+                .endpoints
+                .get(&active.net_backend())
+                .is_some_and(|backend| backend.presence == Presence::Silent);
+            let down = || physical.has_been_down(active, self.controller_since_us);
+            let lost = state.is_lost(active) || silent || down();
+            if !lost {
+                continue;
+            }
+            let better = state.devices.iter().find(|(id, it)| *id != active && fits(it) && works(id));
+            if let Some((better, _)) = better {
+                return Err(format!(
+                    "{} stays on {}, which does not work, while {} does",
+                    lease.id,
+                    state.device_name(active),
+                    state.device_name(better)
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// No guest waits for a replica that does not work while another one does: it is served by that, and what is lost is not
+    /// relied on any more. A backend that merely stands still is given as long as it takes to see that and to fence it.
+    pub(super) fn disks_wait_for_nobody(&mut self) -> Result<(), String> {
+        let Some(conductor) = &self.conductor else { return Ok(()) };
+        let (state, physical) = (&conductor.state, &conductor.world.physical);
+        let mut waits = BTreeMap::new();
+        for volume in state.volumes.values().filter(|volume| volume.is_mirrored()) {
+            let good = || volume.replicas.iter().filter(|replica| !replica.stale);
+            let troubled = |it: &Replica| {
+                physical.still.contains_key(&it.device.blk_backend()) || state.is_lost(&it.device)
+            };
+            if !volume.replicas.iter().any(troubled) || state.lease_of_volume(volume.id).is_none() {
+                continue;
+            }
+            let works = |it: &&Replica| state.is_up(&it.device) && physical.is_heard(it.device.blk_backend());
+            let Some(works) = good().find(works) else { continue };
+            let ssd = |of: &Replica| state.device_name(&of.device);
+            for replica in good().filter(|replica| troubled(replica)) {
+                if state.is_lost(&replica.device) {
+                    return Err(format!(
+                        "{} counts on {}, which is lost, while {} works",
+                        volume.name,
+                        ssd(replica),
+                        ssd(works)
+                    ));
+                }
+                let backend = replica.device.blk_backend();
+                let still = physical.still.get(&backend).copied().unwrap_or(physical.now_us);
+                let since =
+                    self.waits.get(&(volume.id, backend)).copied().unwrap_or(physical.now_us).max(still);
+                if physical.now_us - since > DROPPED_WITHIN_US {
+                    return Err(format!(
+                        "{} waits for {}, which stands still, while {} works",
+                        volume.name,
+                        ssd(replica),
+                        ssd(works)
+                    ));
+                }
+                waits.insert((volume.id, backend), since);
+            }
+            is_served_by(state, volume, works)?;
+        }
+        self.waits = waits;
+        Ok(())
+    }
+}
+
+/// The frontend of a volume is told to use this replica of it, and not to answer errors.
+fn is_served_by(state: &State, volume: &Volume, replica: &Replica) -> Result<(), String> {
+    let Some(lease) = state.lease_of_volume(volume.id) else { return Ok(()) };
+    let Some(frontend) = state.frontend_of(lease) else { return Ok(()) };
+    let mut objects = Objects::new();
+    state.renew(frontend, &Part::Lease(lease.id), &mut objects);
+    let disk = objects.into_values().find_map(|object| match object {
+        Object::Disk(disk) => Some(disk),
+        _ => None,
+    });
+    // While its frontend is away, or the pool is full, there is none.
+    let Some(disk) = disk else { return Ok(()) };
+    let is_used =
+        |it: &pod_protocol::objects::ReplicaObject| it.number == replica.number && it.in_sync && !it.away;
+    if disk.failed || !disk.replicas.iter().any(is_used) {
+        let ssd = state.device_name(&replica.device);
+        return Err(format!("{} is not served by {ssd}, which works: {disk:?}", volume.name));
+    }
+    Ok(())
+}
