@@ -101,15 +101,9 @@ impl Daemon {
     /// Has it stand still, as a machine that is paused does; it notices nothing. None of its threads does anything when this returns.
     pub fn freeze(&self) -> Result<()> {
         self.signal(Signal::STOP)?;
-        let started = Instant::now();
-        // A thread that is in the kernel stops when it leaves that.
-        let stopped = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
-        while waitid(WaitId::Pid(self.process()?), stopped)?.is_none() {
-            if started.elapsed() > STOP_DEADLINE {
-                bail!("{} does not stand still", self.name);
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
+        // A thread that is in the kernel stops when it leaves that. One that has ended is no child to wait for.
+        waitid(WaitId::Pid(self.process()?), WaitIdOptions::STOPPED)
+            .with_context(|| format!("{} does not stand still", self.name))?;
         Ok(())
     }
 

@@ -2,27 +2,17 @@
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{fs, thread};
 
 use guest_images::{Guest, Silent};
 use pod_api::{AddReplica, DeviceHealth, DeviceKind};
 use wadi_tests::fio::{Job, Pattern, Report};
 use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
+use wadi_tests::replicas::until;
 
 /// Longer than anything takes; only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_mins(2);
-
-fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let began = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(began.elapsed() < PATIENCE, "{what}: not after {} s", PATIENCE.as_secs());
-        thread::sleep(Duration::from_millis(50));
-    }
-}
 
 /// The host's daemons end, as they do when it loses power.
 fn power_off(pod: &mut Pod, host: &str) {
@@ -33,7 +23,7 @@ fn power_off(pod: &mut Pod, host: &str) {
 
 /// Takes a host that is off out of the pod.
 fn delete(pod: &Pod, host: &str) {
-    wait_for("its daemons to be known to be gone", || pod.api().reset_host(host).ok());
+    until("its daemons to be known to be gone", || pod.api().reset_host(host).ok());
     pod.api().delete_host(host).unwrap();
     assert!(pod.api().hosts().unwrap().iter().all(|it| it.name != host));
     assert!(pod.api().devices().unwrap().iter().all(|it| !it.name.starts_with(host)));
@@ -47,13 +37,13 @@ fn reconfigure(pod: &mut Pod, host: &str, text: &str) {
 }
 
 fn wait_until_up(pod: &Pod, host: &str, device: &str) {
-    wait_for(device, || pod.api().device(host, device).ok().filter(|it| it.health == DeviceHealth::Up));
+    until(device, || pod.api().device(host, device).ok().filter(|it| it.health == DeviceHealth::Up));
 }
 
 fn move_volume(pod: &Pod, from: &str, to: &str) {
     let request = AddReplica { device: Some(to.to_owned()), replaces: Some(from.to_owned()) };
     pod.api().add_replica("vol0", &request).unwrap();
-    wait_for("the volume's move", || {
+    until("the volume's move", || {
         let volume = pod.api().volume("vol0").unwrap();
         (volume.device == to && volume.replicas.is_empty()).then_some(())
     });
@@ -127,7 +117,7 @@ fn hosts_and_devices_come_and_go_while_a_guest_works() {
 
         // And one is taken out.
         move_volume(&pod, "h4/ssd0", "h3/ssd1");
-        wait_for("the place it left to be wiped", || {
+        until("the place it left to be wiped", || {
             let ssd = pod.api().device("h4", "ssd0").unwrap();
             matches!(ssd.kind, DeviceKind::Ssd { used_bytes: 0, .. }).then_some(())
         });
@@ -135,7 +125,7 @@ fn hosts_and_devices_come_and_go_while_a_guest_works() {
         let without = with_more.replacen(&before[ssd0..], "", 1);
         assert!(without.contains("ssd1") && !without.contains("ssd0"), "{without}");
         reconfigure(&mut pod, "h4", &without);
-        wait_for("the SSD to be gone", || pod.api().device("h4", "ssd0").is_err().then_some(()));
+        until("the SSD to be gone", || pod.api().device("h4", "ssd0").is_err().then_some(()));
         wait_until_up(&pod, "h4", "ssd1");
         answers(&vm);
 

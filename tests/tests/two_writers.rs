@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use pod_api::{CreateInstance, EndpointHealth, Instance, ReplicaState};
+use pod_api::{ByteSize, CreateInstance, CreateVolume, EndpointHealth, Instance, ReplicaState};
 use wadi_tests::disk_guest::{Answers, BLOCK_BYTES, BLOCKS, DiskGuest, block, version_of};
 use wadi_tests::looks::{in_pool, volume_on};
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder, Role};
@@ -21,8 +21,8 @@ const ALL_FAILED: Answers = Answers { done: 0, failed: BLOCKS };
 
 /// An instance on `h1` with a volume of so many replicas and nothing else.
 fn create(pod: &Pod, name: &str, volume: &str, replicas: u8) -> Instance {
-    let wish = serde_json::json!({ "name": volume, "size": "16M", "replicas": replicas });
-    pod.api().create_volume(&serde_json::from_value(wish).unwrap()).unwrap();
+    let wish = CreateVolume { replicas, ..CreateVolume::new(volume, ByteSize::new(16 << 20)) };
+    pod.api().create_volume(&wish).unwrap();
     let (name, host) = (name.to_owned(), "h1".to_owned());
     let request = CreateInstance { name, host, volumes: vec![volume.to_owned()], ..Default::default() };
     pod.create_instance_as(&request).unwrap()

@@ -10,12 +10,7 @@ fn three() -> (Pod, Replicas) {
     let mut pod = Pod::demo();
     pod.stop_controller();
     let mut replicas = Replicas::with_faults(pod.directory.path());
-    replicas.start(0, &["--bootstrap"]);
-    replicas.leader(&[0]);
-    for replica in [1, 2] {
-        replicas.start(replica, &[]);
-        replicas.leader(&ALL[..=usize::from(replica)]);
-    }
+    replicas.start_first(3);
     (pod, replicas)
 }
 

@@ -138,10 +138,7 @@ fn five_controllers_go_on_while_three_live() {
     pod.stop_controller();
     let mut replicas = Replicas::new(pod.directory.path());
     let all: Vec<u16> = (0..5).collect();
-    for replica in 0..5 {
-        replicas.start(replica, if replica == 0 { &["--bootstrap"] } else { &[] });
-        replicas.leader(&all[..=usize::from(replica)]);
-    }
+    replicas.start_first(5);
     let mut wanted = Vec::new();
     for replica in 0..5 {
         wanted.push(format!("by-{replica}"));
@@ -207,12 +204,7 @@ fn what_is_sent_again_under_its_key_is_carried_out_once_whoever_leads() {
     let mut pod = Pod::demo();
     pod.stop_controller();
     let mut replicas = Replicas::new(pod.directory.path());
-    replicas.start(0, &["--bootstrap"]);
-    replicas.leader(&[0]);
-    for replica in [1, 2] {
-        replicas.start(replica, &[]);
-        replicas.leader(&[0, 1, 2][..=usize::from(replica)]);
-    }
+    replicas.start_first(3);
     for round in 0..4 {
         let leader = replicas.leader(&[0, 1, 2]);
         let others = [(leader + 1) % 3, (leader + 2) % 3];

@@ -1,4 +1,4 @@
-//! What must hold in every state.
+//! What must hold in every state. Whatever does not, panics: only tests and the simulation look, and a panic is how they fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,7 @@
 //! What must hold of what commands touched: for pods so large that to look at all of them after each command takes too long.
 //!
 //! Each of these looks at a row and at what is around it. If all of a state was as it should be, and a command changed no more than
-//! it notes, all is again. That it notes everything is what [`check`] finds by looking at all.
+//! it notes, all is again. That it notes everything is what [`check`] finds by looking at all. As there, whatever is wrong panics.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
-use cxl_pool::{HostId, LineOffset, Memory};
+use cxl_pool::Memory;
+use cxl_pool::simulated::SimulatedMemory;
 use pod_protocol::data_channel::{BLK_WORDS, DataChannel};
 use pod_protocol::ids::{ChannelId, LeaseGeneration};
 use vhost_blk_cxl::message::{Completion, Holder, Operation, Request, Status, Tag};
 
-use crate::pod::ram::{Control, RamSsd};
+use crate::pod::ram::{Control, idle_pod};
 use crate::pod::*;
 
 const BYTES: usize = 4096;
@@ -73,12 +73,8 @@ impl Sleeper {
 }
 
 fn pod(seed: u64) -> (Pod<SimulatedMemory>, Arc<Control>) {
-    let pool = SimulatedPool::new(seed, 32 << 20);
-    let host = |id| pool.host(HostId::new(id));
-    let mut pod = Pod::new(host(1), host(2), LineOffset::new(4096));
-    let control = Control::new();
-    let ssd = RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) };
-    pod.start_backend(Box::new(ssd));
+    let (mut pod, ssd, control) = idle_pod(seed);
+    pod.start_backend(ssd);
     pod.next_channel();
     pod.apply_channel_at_backend().unwrap();
     (pod, control)

@@ -2,23 +2,18 @@
 
 use std::sync::Arc;
 
-use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
-use cxl_pool::{HostId, LineOffset};
+use cxl_pool::simulated::SimulatedMemory;
 
-use crate::pod::ram::{Control, RamSsd};
+use crate::pod::ram::{Control, idle_pod};
 use crate::pod::*;
 
 /// Where the configuration space says whether writes are kept in a cache.
 const WRITEBACK_AT: usize = 32;
 
 fn incoming(seed: u64) -> (Pod<SimulatedMemory>, Arc<Control>) {
-    let pool = SimulatedPool::new(seed, 32 << 20);
-    let host = |id| pool.host(HostId::new(id));
-    let mut pod = Pod::new(host(1), host(2), LineOffset::new(4096));
+    let (mut pod, ssd, control) = idle_pod(seed);
     pod.disk.incoming = true;
-    let control = Control::new();
-    let ssd = RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) };
-    pod.start_backend(Box::new(ssd));
+    pod.start_backend(ssd);
     pod.start_frontend();
     pod.new_channel();
     // The backend serves the lease over another host's channel for now: it knows nothing of this one.

@@ -1,28 +1,12 @@
 //! Requests whose form is wrong: they are answered where there is a place for the answer, else they break the one ring that they
 //! are in.
 
-use std::sync::Arc;
-
-use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
-use cxl_pool::{HostId, LineOffset};
 use vhost_blk_cxl::message::Operation;
 use vhost_frontend::mock::{Piece, RawDescriptor};
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::pod::ram::{Control, RamSsd};
+use crate::pod::ram::pod;
 use crate::pod::*;
-
-const POOL_BYTES: u64 = 32 << 20;
-
-fn pod(seed: u64) -> (Pod<SimulatedMemory>, Arc<Control>) {
-    let pool = SimulatedPool::new(seed, POOL_BYTES);
-    let host = |id| pool.host(HostId::new(id));
-    let mut pod = Pod::new(host(1), host(2), LineOffset::new(4096));
-    let control = Control::new();
-    let ssd = RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) };
-    pod.start(Box::new(ssd));
-    (pod, control)
-}
 
 #[test]
 fn malformed_requests_with_a_place_for_their_status_are_answered() {

@@ -3,11 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use cxl_pool::simulated::SimulatedPool;
-use cxl_pool::{CreateOptions, HostId, LineOffset, Pool};
+use cxl_pool::{CreateOptions, Pool};
 use vhost_frontend::mock::Piece;
 
-use crate::pod::ram::{Control, RamSsd};
+use crate::pod::ram::{Control, RamSsd, idle_pod};
 use crate::pod::*;
 
 const POOL_BYTES: u64 = 32 << 20;
@@ -18,12 +17,9 @@ const REQUEST_BYTES_MAX: u32 = 126 * (32 << 10);
 #[test]
 fn sixteen_queues_get_their_own_answers() {
     const EACH: u64 = PLACES / QUEUES as u64;
-    let pool = SimulatedPool::new(31, POOL_BYTES);
-    let host = |id| pool.host(HostId::new(id));
-    let mut pod = crate::pod::Pod::new(host(1), host(2), LineOffset::new(4096));
+    let (mut pod, ssd, control) = idle_pod(31);
     pod.disk.queues = QUEUES;
-    let control = Control::new();
-    pod.start(Box::new(RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) }));
+    pod.start(ssd);
     control.finish_backwards();
     let mut driver = Driver::connected(&pod);
     let config = driver.guest.config(60);

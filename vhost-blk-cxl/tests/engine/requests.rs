@@ -5,26 +5,15 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
-use cxl_pool::{CreateOptions, HostId, LineOffset, Pool};
+use cxl_pool::{CreateOptions, Pool};
 use proptest::prelude::*;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost_frontend::mock::Piece;
 
-use crate::pod::ram::{Control, RamSsd};
+use crate::pod::ram::{Control, RamSsd, pod};
 use crate::pod::*;
 
 const POOL_BYTES: u64 = 32 << 20;
-
-fn pod(seed: u64) -> (Pod<SimulatedMemory>, Arc<Control>) {
-    let pool = SimulatedPool::new(seed, POOL_BYTES);
-    let host = |id| pool.host(HostId::new(id));
-    let mut pod = Pod::new(host(1), host(2), LineOffset::new(4096));
-    let control = Control::new();
-    let ssd = RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) };
-    pod.start(Box::new(ssd));
-    (pod, control)
-}
 
 #[test]
 fn the_configuration_space_describes_the_disk() {

@@ -2,22 +2,10 @@
 
 use std::sync::Arc;
 
-use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
-use cxl_pool::{HostId, LineOffset};
 use pod_protocol::endpoint::Handler;
 
-use crate::pod::ram::{Control, RamSsd};
+use crate::pod::ram::{Control, RamSsd, pod};
 use crate::pod::*;
-
-fn pod(seed: u64) -> (Pod<SimulatedMemory>, Arc<Control>) {
-    let pool = SimulatedPool::new(seed, 32 << 20);
-    let host = |id| pool.host(HostId::new(id));
-    let mut pod = Pod::new(host(1), host(2), LineOffset::new(4096));
-    let control = Control::new();
-    let ssd = RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) };
-    pod.start(Box::new(ssd));
-    (pod, control)
-}
 
 /// Offers writes that the device holds back.
 fn offer_writes(driver: &mut Driver, control: &Control, count: u64) {

@@ -5,13 +5,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use cxl_pool::{ByteOffset, Memory};
+use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
+use cxl_pool::{ByteOffset, HostId, LineOffset, Memory};
 use rustix::event::{EventfdFlags, eventfd};
 use vhost_blk_cxl::message::Operation;
 use vhost_blk_cxl::segments::Segment;
 use vhost_blk_cxl::ssd::{Command, Finished, Full, Geometry, Outcome, Ssd};
 
-use super::{VOLUME_BYTES, VOLUME_START};
+use super::{Pod, VOLUME_BYTES, VOLUME_START};
 
 /// What the test may do to a device from outside.
 pub struct Control {
@@ -152,6 +153,23 @@ impl Control {
 pub struct RamSsd<M: Memory> {
     pub memory: M,
     pub control: Arc<Control>,
+}
+
+/// A pod in simulated memory of which nothing runs yet, and the device for its backend.
+pub fn idle_pod(seed: u64) -> (Pod<SimulatedMemory>, Box<RamSsd<SimulatedMemory>>, Arc<Control>) {
+    let pool = SimulatedPool::new(seed, 32 << 20);
+    let host = |id| pool.host(HostId::new(id));
+    let pod = Pod::new(host(1), host(2), LineOffset::new(4096));
+    let control = Control::new();
+    let ssd = RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) };
+    (pod, Box::new(ssd), control)
+}
+
+/// The same, and it runs.
+pub fn pod(seed: u64) -> (Pod<SimulatedMemory>, Arc<Control>) {
+    let (mut pod, ssd, control) = idle_pod(seed);
+    pod.start(ssd);
+    (pod, control)
 }
 
 impl<M: Memory> Ssd for RamSsd<M> {

@@ -109,6 +109,15 @@ impl Replicas {
         self.running.insert(replica, child);
     }
 
+    /// Starts the first ones, so many, each of which is a member before the next one comes.
+    pub(crate) fn start_first(&mut self, count: u16) {
+        let members: Vec<u16> = (0..count).collect();
+        for replica in 0..count {
+            self.start(replica, if replica == 0 { &["--bootstrap"] } else { &[] });
+            self.leader(&members[..=usize::from(replica)]);
+        }
+    }
+
     /// As if its host had died.
     pub(crate) fn kill(&mut self, replica: u16) {
         let mut child = self.running.remove(&replica).expect("it runs");
