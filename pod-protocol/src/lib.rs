@@ -26,6 +26,7 @@ mod link;
 mod liveness;
 pub mod mchannel;
 pub mod memory_failures;
+mod naps;
 pub mod objects;
 pub mod protocol;
 pub mod replicas;

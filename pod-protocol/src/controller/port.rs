@@ -16,7 +16,9 @@ use crate::answer::Refusal;
 use crate::commands::Command;
 use crate::daemon::{LockError, LockFile};
 use crate::liveness::{look_own, new_incarnation, read_own_beat, write_beat};
+use crate::naps::Naps;
 use crate::protocol::Protocol;
+use crate::reports::Report;
 use crate::run_directory::RunDirectory;
 
 /// How often the slots of the pool are looked at, and how often the controller itself beats.
@@ -30,7 +32,7 @@ const SLEEP_WHILE_CONNECTING: Duration = Duration::from_millis(1);
 /// After this long a connection that is still not made is waited for without haste.
 const CONNECTING_HASTE: Duration = Duration::from_secs(1);
 /// How long to sleep at most where endpoints cannot ring.
-const SLEEP_WITHOUT_DOORBELL: Duration = Duration::from_millis(2);
+const SLEEP_WITHOUT_DOORBELL: Duration = Duration::from_millis(1);
 /// How long another controller's heartbeat is watched before its slot is taken.
 const WATCH_FOR: Duration = Duration::from_millis(200);
 
@@ -94,6 +96,7 @@ pub struct ControllerPort<M: Memory> {
     connecting: bool,
     connecting_haste_until: Instant,
     doorbells: bool,
+    naps: Naps,
     listener: DoorbellListener,
     waker: PortWaker,
     _lock: LockFile,
@@ -152,6 +155,7 @@ impl<M: Memory> ControllerPort<M> {
             connecting: false,
             connecting_haste_until: now,
             doorbells: true,
+            naps: Naps::new(SLEEP_WITHOUT_DOORBELL, now),
             listener,
             waker,
             _lock: lock,
@@ -223,6 +227,9 @@ impl<M: Memory> ControllerPort<M> {
         for peer in self.peers.values_mut() {
             self.connecting |= peer.converse(now, &mut self.events);
         }
+        if self.events.iter().any(may_lead_to_more) {
+            self.naps.spoke(now);
+        }
         self.events.pop_front()
     }
 
@@ -242,8 +249,10 @@ impl<M: Memory> ControllerPort<M> {
     pub fn send(&mut self, to: EndpointId, command: &Command) -> CommandId {
         let id = CommandId(self.next_command);
         self.next_command += 1;
+        let now = Instant::now();
+        self.naps.spoke(now);
         match self.peers.get_mut(&to) {
-            Some(peer) => peer.send(id, command, Instant::now(), &mut self.events),
+            Some(peer) => peer.send(id, command, now, &mut self.events),
             None => self.events.push_back(PortEvent::Answered {
                 endpoint: to,
                 command: id,
@@ -279,7 +288,7 @@ impl<M: Memory> ControllerPort<M> {
             limit = limit.min(SLEEP_WHILE_CONNECTING);
         }
         if !self.doorbells {
-            limit = limit.min(SLEEP_WITHOUT_DOORBELL);
+            limit = limit.min(self.naps.next(now));
         }
         let mut nothing_new = self.events.is_empty();
         if self.doorbells {
@@ -295,6 +304,7 @@ impl<M: Memory> ControllerPort<M> {
             // An interruption leads to another round; nothing else can go wrong with descriptors of our own.
             let _ = poll(&mut watched, Timespec::try_from(limit).ok().as_ref());
         }
+        self.naps.woke(Instant::now());
         self.listener.drain();
         self.waker.drain();
         for peer in self.peers.values_mut() {
@@ -305,6 +315,11 @@ impl<M: Memory> ControllerPort<M> {
     fn doorbell(&self, endpoint: EndpointId) -> Doorbell {
         Doorbell::connect(&self.run.control_doorbell(endpoint))
     }
+}
+
+/// Whether something is said in answer to it, or about it, before long. Counters come all the time.
+const fn may_lead_to_more(event: &PortEvent) -> bool {
+    !matches!(event, PortEvent::Report { report: Report::Telemetry(_), .. })
 }
 
 impl<M: Memory> Drop for ControllerPort<M> {

@@ -25,6 +25,7 @@ use crate::fence::Fence;
 use crate::ids::RegionId;
 use crate::link::decode;
 use crate::liveness::read_beat;
+use crate::naps::Naps;
 use crate::objects::{Object, ObjectId, TableObject};
 use crate::protocol::{self, Protocol};
 use crate::reports::{DeviceReport, Join, Report};
@@ -32,7 +33,7 @@ use crate::run_directory::RunDirectory;
 
 /// How long the thread sleeps at most where the controller can ring, and where it cannot.
 const SLEEP_WITH_DOORBELL: Duration = Duration::from_millis(100);
-const SLEEP_WITHOUT_DOORBELL: Duration = Duration::from_millis(2);
+const SLEEP_WITHOUT_DOORBELL: Duration = Duration::from_millis(1);
 /// While both ends accept a new generation nobody rings.
 const SLEEP_IN_HANDSHAKE: Duration = Duration::from_millis(1);
 /// After this long the handshake's other end is not in a hurry either.
@@ -77,6 +78,7 @@ pub(super) struct ControlThread<M: Memory> {
     not_understood: u64,
     telemetry_due: Instant,
     telemetry_sequence: u64,
+    naps: Naps,
 }
 
 /// What is seen of the controller's heartbeat.
@@ -115,6 +117,7 @@ impl<M: Memory> ControlThread<M> {
             not_understood: 0,
             telemetry_due: now,
             telemetry_sequence: 0,
+            naps: Naps::new(SLEEP_WITHOUT_DOORBELL, now),
         }
     }
 
@@ -207,6 +210,7 @@ impl<M: Memory> ControlThread<M> {
         while let Some(session) = &mut self.session {
             session.advance(&join, now);
             let Some(incoming) = session.link.poll(now) else { break };
+            self.naps.spoke(now);
             match incoming {
                 Incoming::Request { id, payload } => {
                     let command = decode(&payload).and_then(|command| self.known(command));
@@ -412,7 +416,7 @@ impl<M: Memory> ControlThread<M> {
     fn sleep(&mut self, stop: &StopSignal, now: Instant) {
         let mut limit = match &self.parts.doorbell {
             Some(_) => SLEEP_WITH_DOORBELL,
-            None => SLEEP_WITHOUT_DOORBELL,
+            None => self.naps.next(Instant::now()),
         };
         let mut nothing_new = true;
         if !self.scrubbing.is_empty() {
@@ -437,6 +441,7 @@ impl<M: Memory> ControlThread<M> {
             // An interruption leads to another round; nothing else can go wrong with descriptors of our own.
             let _ = poll(&mut watched, Timespec::try_from(limit).ok().as_ref());
         }
+        self.naps.woke(Instant::now());
         if let Some(doorbell) = &mut self.parts.doorbell {
             doorbell.drain();
             if let Some(session) = &mut self.session {

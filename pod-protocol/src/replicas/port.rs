@@ -12,6 +12,7 @@ use super::peer::{MESSAGE_BYTES_LIMIT, Peer};
 use super::slot::ReplicaSlot;
 use crate::controller::PortWaker;
 use crate::daemon::LockError;
+use crate::naps::Naps;
 use crate::protocol::Protocol;
 use crate::run_directory::{RunDirectory, RunDirectoryError};
 
@@ -19,8 +20,8 @@ use crate::run_directory::{RunDirectory, RunDirectoryError};
 const SLEEP_WHILE_CONNECTING: Duration = Duration::from_millis(1);
 /// After this long a connection that is still not made is waited for without haste.
 const CONNECTING_HASTE: Duration = Duration::from_secs(1);
-/// How long to sleep at most where others cannot ring.
-const SLEEP_WITHOUT_DOORBELL: Duration = Duration::from_millis(2);
+/// How long to sleep at most where others cannot ring. There are few to look at, and whoever leads waits for most of them.
+const SLEEP_WITHOUT_DOORBELL: Duration = Duration::from_micros(500);
 
 /// What a replica's port cannot do.
 #[derive(Debug, thiserror::Error)]
@@ -89,6 +90,7 @@ pub struct ReplicaPort<M: Memory> {
     run: RunDirectory,
     peers: BTreeMap<ReplicaId, Peer<M>>,
     doorbells: bool,
+    naps: Naps,
     listener: DoorbellListener,
     waker: PortWaker,
 }
@@ -108,7 +110,8 @@ impl<M: Memory> ReplicaPort<M> {
         let listener = DoorbellListener::bind(&run.replica_doorbell(me))?;
         let others = layout.replicas().filter(|replica| *replica != me);
         let peers = others.map(|replica| (replica, Peer::new(replica))).collect();
-        Ok(Self { slot, run, peers, doorbells, listener, waker })
+        let naps = Naps::new(SLEEP_WITHOUT_DOORBELL, Instant::now());
+        Ok(Self { slot, run, peers, doorbells, naps, listener, waker })
     }
 
     /// The next message and who sent it, if there is one. Never blocks. Call it often: it also sends what waits, and
@@ -123,13 +126,19 @@ impl<M: Memory> ReplicaPort<M> {
             }
         }
         // Each is asked, whoever had something before: none waits for another.
-        self.peers.iter_mut().find_map(|(replica, peer)| Some((*replica, peer.converse(now)?)))
+        let arrived = self.peers.iter_mut().find_map(|(replica, peer)| Some((*replica, peer.converse(now)?)));
+        if arrived.is_some() {
+            self.naps.spoke(now);
+        }
+        arrived
     }
 
     /// Sends a message. It may be lost with the other replica, or with a restart of either.
     pub fn send(&mut self, to: ReplicaId, message: Vec<u8>) -> Result<(), ReplicaPortError> {
         let peer = self.peers.get_mut(&to).ok_or(ReplicaPortError::NotConnected { replica: to })?;
-        peer.send(message)
+        peer.send(message)?;
+        self.naps.spoke(Instant::now());
+        Ok(())
     }
 
     /// Sleeps until something may have happened, or for this long.
@@ -146,7 +155,7 @@ impl<M: Memory> ReplicaPort<M> {
                 nothing_new &= peer.announce_sleep();
             }
         } else {
-            limit = limit.min(SLEEP_WITHOUT_DOORBELL);
+            limit = limit.min(self.naps.next(now));
         }
         if nothing_new {
             let mut watched = [
@@ -156,6 +165,7 @@ impl<M: Memory> ReplicaPort<M> {
             // An interruption leads to another round; nothing else can go wrong with descriptors of our own.
             let _ = poll(&mut watched, Timespec::try_from(limit).ok().as_ref());
         }
+        self.naps.woke(Instant::now());
         self.listener.drain();
         self.waker.drain();
         for peer in self.peers.values_mut() {

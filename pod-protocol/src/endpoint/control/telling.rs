@@ -52,6 +52,7 @@ impl<M: Memory> ControlThread<M> {
                 break;
             }
             self.unsent.pop_front();
+            self.naps.spoke(now);
         }
         if now >= self.telemetry_due {
             // Steady in the long run, but a pause is not made up for.
