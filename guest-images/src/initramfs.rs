@@ -18,11 +18,12 @@ pub(crate) const INIT: &str = include_str!("../guest/init.sh");
 pub(crate) const AGENT: &str = include_str!("../guest/agent.sh");
 
 /// Programs, where they lie in their packages and the names they get in the guest.
-const PROGRAMS: [(&str, &[&str]); 13] = [
+const PROGRAMS: [(&str, &[&str]); 14] = [
     ("usr/bin/fio", &["fio"]),
     ("usr/bin/iperf3", &["iperf3"]),
     ("usr/sbin/ethtool", &["ethtool"]),
     ("usr/bin/memcached", &["memcached"]),
+    ("usr/bin/cyclictest", &["cyclictest"]),
     ("usr/sbin/mke2fs", &["mke2fs", "mkfs.ext4"]),
     ("usr/sbin/e2fsck", &["e2fsck", "fsck.ext4"]),
     ("usr/sbin/tune2fs", &["tune2fs"]),

@@ -34,7 +34,7 @@ pub use packages::Package;
 pub use progress::{Bar, Progress, Silent};
 
 /// Raise it when the code changes what a guest consists of.
-const RECIPE: &str = "2";
+const RECIPE: &str = "3";
 
 /// The name of the virtio-serial port on which the agent listens.
 pub const EXEC_PORT: &str = "wadi.exec";

@@ -16,7 +16,7 @@ use crate::{GuestError, Progress};
 const KERNEL: &str = "linux-image-cloud-amd64";
 
 /// Whose files the guest's userland is made of. Libraries that are not here are stood in for.
-pub(crate) const USERLAND: [&str; 21] = [
+pub(crate) const USERLAND: [&str; 22] = [
     "busybox-static",
     "e2fsprogs",
     "ethtool",
@@ -36,6 +36,7 @@ pub(crate) const USERLAND: [&str; 21] = [
     "liburcu8",
     "libuuid1",
     "memcached",
+    "rt-tests",
     "xfsprogs",
     "zlib1g",
 ];

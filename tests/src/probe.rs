@@ -71,11 +71,13 @@ impl Probe {
 
     /// Stops and says what was lost.
     pub fn finish(self) -> Result<Loss> {
+        Loss::of(&self.echoes()?)
+    }
+
+    /// Stops and says what became of each request.
+    pub fn echoes(self) -> Result<Vec<Echo>> {
         self.stop.store(true, Ordering::Relaxed);
-        match self.thread.join() {
-            Ok(echoes) => Loss::of(&echoes),
-            Err(_) => bail!("the probe panicked"),
-        }
+        self.thread.join().map_err(|_| anyhow!("the probe panicked"))
     }
 }
 

@@ -1,5 +1,7 @@
-//! `slicing`: what share of its time a vCPU gets that is held to one, by the shim in its QEMU and by the kernel's quota.
+//! `slicing`: what share of its time a vCPU gets that is held to one, by the shim in its QEMU and by the kernel's quota, and how late
+//! timers and packets are inside its guest.
 
+mod latency;
 mod machine;
 mod summary;
 
@@ -22,6 +24,9 @@ const SETTLE: Duration = Duration::from_millis(100);
 
 /// Requested against obtained share of a vCPU that always wants to run (an emulated guest with one vCPU): by the shim and, as its
 /// rival, by the kernel's processor quota.
+///
+/// Then the same inside a guest of a pod that has a NIC on another host: how late its timers fire (cyclictest), and how long echo
+/// requests take to it and back.
 #[derive(Args)]
 pub(crate) struct Options {
     /// For how many seconds each share is measured.
@@ -30,12 +35,18 @@ pub(crate) struct Options {
     /// Measure windows of 100 µs although wake-ups cost too much here.
     #[arg(long)]
     shortest: bool,
+    /// For how many seconds timers, and then packets, of a guest are looked at under each setting.
+    #[arg(long, default_value_t = 5.0, value_name = "SECONDS")]
+    latency_seconds: f64,
+    /// Leave out the shares: only how late timers and packets are.
+    #[arg(long)]
+    latency_only: bool,
 }
 
 impl Options {
     /// Within all benchmarks.
     pub(crate) fn short() -> Self {
-        Self { seconds: 10.0, shortest: false }
+        Self { seconds: 10.0, shortest: false, latency_seconds: 5.0, latency_only: false }
     }
 }
 
@@ -72,13 +83,24 @@ struct Findings {
     measured: Vec<Measured>,
 }
 
+/// Windows that are asked for, in µs.
+const WINDOWS: [u64; 2] = [10_000, 1000];
+
 /// Runs it.
 pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
+    if !options.latency_only {
+        shares(options, output)?;
+    }
+    let length = Duration::from_secs_f64(options.latency_seconds.clamp(0.5, 600.0));
+    summary::write_latencies(&latency::measure(&WINDOWS.map(Duration::from_micros), length)?, output)
+}
+
+fn shares(options: &Options, output: &Path) -> Result<()> {
     let length = Duration::from_secs_f64(options.seconds.clamp(0.1, 600.0));
     let wake_up = WakeUp::measure();
     let machine = BusyMachine::boot()?;
     let free = machine.share(length, || Ok(()))?;
-    let mut settings: Vec<Setting> = [10_000, 1000]
+    let mut settings: Vec<Setting> = WINDOWS
         .into_iter()
         .flat_map(|us| [Kind::Shim, Kind::Cgroup].map(|kind| (kind, us)))
         .map(|(kind, us)| Setting { kind, window: Duration::from_micros(us) })

@@ -7,6 +7,7 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
 use vmm::slicing::Kind;
 
+use super::latency::{Latencies, Latency};
 use super::{Findings, Measured};
 use crate::plot::{self, Panel, Series};
 use crate::report::{self, Figure, Goal};
@@ -37,6 +38,31 @@ pub(super) fn write(findings: &Findings, output: &Path) -> Result<()> {
     };
     report::write(&output.join("slicing.svg"), &plot::svg(&[panel]))?;
     report::write_figures(&output.join("slicing.json"), &figures)
+}
+
+/// How late timers and packets are, in a file of its own.
+pub(super) fn write_latencies(latencies: &[Latency], output: &Path) -> Result<()> {
+    let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
+    let name = |one: &Latency| one.held.map_or_else(|| "not held".to_owned(), |held| held.to_string());
+    let cells =
+        |seen: &Latencies| format!("{:.2} / {:.2} / {:.2}", ms(seen.median), ms(seen.p99), ms(seen.worst));
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["vCPU", "timers late by [ms]: median / P99 / worst", "echoes [ms]", "lost"]);
+    let mut figures = Vec::new();
+    for one in latencies {
+        table.add_row([name(one), cells(&one.timers), cells(&one.echoes), one.lost.to_string()]);
+        for (what, seen) in [("timers late", &one.timers), ("echoes", &one.echoes)] {
+            for (which, value) in [("median", seen.median), ("P99", seen.p99), ("worst", seen.worst)] {
+                figures.push(Figure::new(format!("slicing/{}/{what}/{which}", name(one)), ms(value), "ms"));
+            }
+        }
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    println!("\n{table}");
+    report::write_figures(&output.join("slicing-latency.json"), &figures)
 }
 
 fn name(one: &Measured) -> String {
