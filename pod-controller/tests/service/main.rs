@@ -15,5 +15,6 @@ mod replica_tcp;
 mod replication;
 mod rest;
 mod schemathesis;
+mod state_disk;
 mod support;
 mod tls;

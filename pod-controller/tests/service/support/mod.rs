@@ -3,6 +3,7 @@
 pub(crate) mod authority;
 pub(crate) mod description;
 pub(crate) mod etcd_server;
+pub(crate) mod faulty_disk;
 pub(crate) mod network;
 pub(crate) mod replicas;
 

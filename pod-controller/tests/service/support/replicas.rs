@@ -9,6 +9,7 @@ use pod_api::client::Client;
 use pod_api::{ByteSize, Controller, CreateVolume};
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::faulty_disk::FaultyDisk;
 use super::until;
 
 /// Controllers as processes, which can be killed.
@@ -18,7 +19,7 @@ pub(crate) struct Replicas {
     /// Those that stand still.
     paused: BTreeMap<u16, Child>,
     /// Makes their disks faulty where it is told.
-    faults: Option<PathBuf>,
+    faults: Option<FaultyDisk>,
     /// More of the configuration of each.
     pub(crate) sections: BTreeMap<u16, String>,
 }
@@ -36,28 +37,14 @@ impl Replicas {
 
     /// The same, with disks that can be made faulty.
     pub(crate) fn with_faults(root: &Path) -> Self {
-        let library = root.join("faulty_disk.so");
-        let mut compiler = Command::new("gcc");
-        compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]).arg(&library);
-        compiler.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/service/support/faulty_disk.c"));
-        assert!(compiler.status().expect("gcc is installed").success(), "it is compiled");
         let mut replicas = Self::new(root);
-        replicas.faults = Some(library);
+        replicas.faults = Some(FaultyDisk::compile(root));
         replicas
     }
 
     /// From now on the disk of a replica's log is `full`, `slow` by so many milliseconds, or as it should be.
     pub(crate) fn fault(&self, replica: u16, how: Option<&str>) {
-        let file = self.root.join(format!("replica{replica}.fault"));
-        match how {
-            // As a whole: it is read at any time.
-            Some(how) => {
-                let partial = file.with_extension("new");
-                std::fs::write(&partial, how).expect("written");
-                std::fs::rename(&partial, &file).expect("renamed");
-            }
-            None => std::fs::remove_file(&file).expect("there is a fault"),
-        }
+        FaultyDisk::fault(&self.log_file(replica), how);
     }
 
     /// Waits until one has ended by itself, and returns what it said.
@@ -97,9 +84,8 @@ impl Replicas {
             File::options().create(true).append(true).open(self.root.join(format!("replica{replica}.log")));
         let mut command = Command::new(env!("CARGO_BIN_EXE_pod-controller"));
         command.arg("--config").arg(path).stdin(Stdio::null()).stderr(log.expect("a file"));
-        if let Some(library) = &self.faults {
-            command.env("LD_PRELOAD", library).env("FAULTY_FILE", self.log_file(replica));
-            command.env("FAULTY_HOW", self.root.join(format!("replica{replica}.fault")));
+        if let Some(disk) = &self.faults {
+            disk.lie_below(&self.log_file(replica), &mut command);
         }
         command
     }
