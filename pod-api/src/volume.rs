@@ -52,6 +52,12 @@ pub struct Volume {
     /// The instance that has leased it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
+    /// Volumes with this name lie on SSDs of different hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub apart: Option<String>,
+    /// Volumes with this name lie on one SSD or one host's where that can be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub together: Option<String>,
     /// Words to find it by, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -193,6 +199,12 @@ pub struct CreateVolume {
     /// Lay it out over SSDs of several hosts, a share on each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stripes: Option<Stripes>,
+    /// A name: volumes with the same one lie on SSDs of different hosts, wherever they move, or are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub apart: Option<String>,
+    /// A name: volumes with the same one lie on one SSD where that can be, else on SSDs of one host, else anywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub together: Option<String>,
     /// Words to find it by, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -210,6 +222,8 @@ impl CreateVolume {
             minimum_iops: None,
             minimum_bytes_per_second: None,
             stripes: None,
+            apart: None,
+            together: None,
             labels: BTreeMap::new(),
         }
     }

@@ -8,6 +8,7 @@ impl State {
     pub(super) fn adopt_pool(&mut self, options: &Options, effects: &mut Vec<Effect>) {
         let old = self.options.pool;
         self.options = options.clone();
+        self.forget_newer(effects);
         // Numbers of regions and channels go on, so that nothing late is taken for something new.
         self.regions = Regions::after(&self.regions, options.data);
         self.channels.clear();

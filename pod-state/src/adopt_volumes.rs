@@ -134,8 +134,8 @@ mod tests {
     use pod_protocol::objects::Object;
     use pod_protocol::reports::DeviceReport;
 
-    use super::super::Command;
     use super::super::model::{MIB, check, endpoint, join, options};
+    use super::super::{Command, Groups};
     use super::*;
 
     fn backend() -> EndpointId {
@@ -170,6 +170,7 @@ mod tests {
             replicas: 1,
             minimum_iops: None,
             minimum_bytes_per_second: None,
+            groups: Groups::default(),
         };
         state.apply(&command).map(|_| check(state))
     }

@@ -3,7 +3,7 @@ use pod_api::EventKind;
 use pod_protocol::ids::RegionId;
 
 use super::attachment::Attached;
-use super::create::Wanted;
+use super::create::{VolumeWish, Wanted};
 use super::rates::guarantee;
 use super::{
     Command, DeviceId, Effect, Health, Lease, LeaseKind, Options, Presence, Purpose, Refusal, RefusalKind,
@@ -27,8 +27,9 @@ impl State {
 
     #[expect(clippy::too_many_lines, reason = "a line or a few for each of many commands")]
     fn change(&mut self, command: &Command, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
+        self.check_spoken(command)?;
         match command {
-            Command::Configure { options } => self.configure(options)?,
+            Command::Configure { options } => self.configure(options, effects)?,
             Command::AdoptPool { options } => self.adopt_pool(options, effects),
             Command::Join { endpoint, incarnation, join } => {
                 self.join(*endpoint, *incarnation, join, effects)?;
@@ -68,12 +69,14 @@ impl State {
                 replicas,
                 minimum_iops,
                 minimum_bytes_per_second,
+                groups,
             } => {
                 let qos = guarantee(*minimum_iops, *minimum_bytes_per_second);
-                self.create_volume(name, *size_bytes, device.as_ref(), (*replicas, qos), effects)?;
+                let wanted = VolumeWish { size_bytes: *size_bytes, replicas: *replicas, qos, groups };
+                self.create_volume(name, device.as_ref(), &wanted, effects)?;
             }
-            Command::CreateStriped { name, size_bytes, columns, stripe_bytes } => {
-                self.create_striped(name, *size_bytes, *columns, *stripe_bytes, effects)?;
+            Command::CreateStriped { name, size_bytes, columns, stripe_bytes, groups } => {
+                self.create_striped(name, *size_bytes, (*columns, *stripe_bytes), groups, effects)?;
             }
             Command::ReplicaFailed { endpoint, lease, replica, epoch, reason } => {
                 self.replica_failed(*endpoint, *lease, *replica, *epoch, reason, effects);
@@ -137,7 +140,7 @@ impl State {
         Ok(())
     }
 
-    fn configure(&mut self, options: &Options) -> Result<(), Refusal> {
+    fn configure(&mut self, options: &Options, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
         if options.pool != self.options.pool {
             return Err(Refusal::new(
                 RefusalKind::InvalidValue,
@@ -159,6 +162,7 @@ impl State {
         }
         self.regions.limit(options.regions_max);
         self.options = options.clone();
+        self.forget_newer(effects);
         self.look_again();
         Ok(())
     }

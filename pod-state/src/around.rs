@@ -55,6 +55,14 @@ impl State {
         }
     }
 
+    /// The volumes of a group, and some others.
+    pub(super) fn volumes_of_group(&self, group: &str) -> Vec<&Volume> {
+        match self.found().filter(|_| self.volumes.is_followed()) {
+            Some(found) => found.volumes_of_group(group).filter_map(|id| self.volumes.get(&id)).collect(),
+            None => self.volumes.values().collect(),
+        }
+    }
+
     /// Some of the leases, as they are kept; all of them if none are.
     pub(super) fn leases_among(&self, kept: impl Fn(&Found) -> &BTreeSet<LeaseId>) -> Vec<&Lease> {
         match self.found().filter(|_| self.leases.is_followed()) {

@@ -38,6 +38,8 @@ struct Scene<'a> {
     limits: VolumeRelief,
     /// SSDs where something is copied or wiped, and those of moves that are planned.
     busy: BTreeSet<&'a DeviceId>,
+    /// Hosts to which others would move, be it from the same group.
+    goals: BTreeSet<HostId>,
     /// What volumes use of SSDs.
     used: Cow<'a, SsdLoads>,
 }
@@ -73,13 +75,14 @@ impl State {
             return moves;
         }
         let (busy, used) = (self.copying_ssds(), self.ssd_loads_now());
-        let mut scene = Scene { measured, resting, limits, busy, used };
+        let mut scene = Scene { measured, resting, limits, busy, goals: BTreeSet::new(), used };
         for (_, from) in hottest {
             if moves.len() >= limits.relief.moves_max as usize {
                 break;
             }
             if let Some((volume, to, rates)) = self.volume_off(from, &scene) {
                 scene.busy.extend([from, to]);
+                scene.goals.insert(to.host);
                 moves.push(VolumeMove { volume, from: from.clone(), to: to.clone(), rates });
             }
         }
@@ -123,13 +126,15 @@ impl State {
         })
     }
 
-    /// The lease on a volume that has all of its data there and nowhere else, and whose frontend can copy it now.
+    /// The lease on a volume that has all of its data there and nowhere else, that has to be with no others, and whose frontend can copy
+    /// it now.
     fn lease_that_lets_move(&self, volume: &Volume, from: &DeviceId) -> Option<&Lease> {
         let is_alone = matches!(
             volume.replicas.as_slice(),
             [Replica { device, stale: false, leaving: false, replaces: None, .. }] if device == from
         );
-        if volume.deleted || volume.stripe_bytes.is_some() || !is_alone {
+        let stays = volume.stripe_bytes.is_some() || volume.groups.together.is_some();
+        if volume.deleted || stays || !is_alone {
             return None;
         }
         let lease = self.lease_of_volume(volume.id)?;
@@ -148,6 +153,8 @@ impl State {
             let good = can_do.is_known()
                 && can_do.part(low_percent).has(with)
                 && !volume.touches(id.host)
+                && self.apart_at(volume, id.host).is_none()
+                && !(volume.groups.apart.is_some() && scene.goals.contains(&id.host))
                 && self.block_bytes(id) == block_bytes
                 && self.is_usable(id)
                 && !scene.busy.contains(id)

@@ -146,8 +146,8 @@ mod tests {
     use cxl_pool::Role;
     use pod_protocol::objects::Object;
 
-    use super::super::Command;
     use super::super::model::{MIB, check, devices_of, endpoint, join, options};
+    use super::super::{Command, Groups};
     use super::*;
 
     fn change(name: &str, mib: Option<u64>, qos: Option<Qos>) -> Command {
@@ -171,6 +171,7 @@ mod tests {
                     replicas: 1,
                     minimum_iops: None,
                     minimum_bytes_per_second: None,
+                    groups: Groups::default(),
                 })
                 .unwrap();
         }

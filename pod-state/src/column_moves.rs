@@ -16,6 +16,7 @@ use pod_api::EventKind;
 use pod_protocol::ids::{LeaseId, VolumeId};
 use pod_protocol::protocol::Protocol;
 
+use super::protocol::not_yet;
 use super::{DeviceId, Effect, Refusal, RefusalKind, Replica, State, Volume};
 
 impl State {
@@ -36,12 +37,7 @@ impl State {
         };
         let number = self.place_of(volume, old)?.number;
         if !self.moves_columns() {
-            let detail = format!(
-                "columns move once all of the pod speaks {}: upgrade what podctl hosts and podctl controllers show with another \
-                 version",
-                Protocol::of_minor(Protocol::MOVES_COLUMNS)
-            );
-            return Err(Refusal::new(RefusalKind::Busy, detail));
+            return Err(not_yet("columns move", Protocol::MOVES_COLUMNS));
         }
         if let Some(going) = &volume.beside {
             let detail = format!(

@@ -7,8 +7,8 @@ use pod_protocol::reports::{DeviceReport, Join};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    DeviceId, Expected, FabricWish, IdempotencyKey, InstanceType, Labelled, Labels, Mchannel, Measured,
-    Options, Relief,
+    DeviceId, Expected, FabricWish, Groups, IdempotencyKey, InstanceType, Labelled, Labels, Mchannel,
+    Measured, Options, Relief,
 };
 
 /// A fact or a wish, as it stands in the log.
@@ -171,6 +171,9 @@ pub enum Command {
         /// How many bytes per second it is to be sure of on each SSD.
         #[serde(default)]
         minimum_bytes_per_second: Option<u64>,
+        /// With which others it is to lie, or not to lie.
+        #[serde(default, skip_serializing_if = "Groups::is_empty")]
+        groups: Groups,
     },
     /// Somebody wants a volume that lies on several SSDs, a share on each.
     CreateStriped {
@@ -182,6 +185,9 @@ pub enum Command {
         columns: u8,
         /// How many bytes lie on one before the next has its turn.
         stripe_bytes: u64,
+        /// With which others it is to lie, or not to lie.
+        #[serde(default, skip_serializing_if = "Groups::is_empty")]
+        groups: Groups,
     },
     /// A frontend says that a replica missed something.
     ReplicaFailed {

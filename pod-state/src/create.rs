@@ -7,13 +7,14 @@ use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, Volume
 use pod_protocol::objects::{Priority, Qos, RAILS_MAX};
 
 use super::change_volume::check_qos;
+use super::groups::check_group_name;
 use super::nic_policy::check_policy;
 use super::place_nic::{MTU_MIN, NicPlace};
 use super::rates::Rates;
 use super::refusal::shown;
 use super::volume::check_size;
 use super::{
-    Command, DeviceId, Effect, GuestRam, Instance, Kind, Labels, Lease, LeaseKind, NicWish, Presence,
+    Command, DeviceId, Effect, Groups, GuestRam, Instance, Kind, Labels, Lease, LeaseKind, NicWish, Presence,
     Refusal, RefusalKind, State, Volume, check_name,
 };
 
@@ -25,9 +26,6 @@ const VOLUMES_MAX: usize = 16;
 pub(super) const QUEUE_PAIRS_MAX: u16 = 8;
 /// The most that a guest reads of a disk's serial number.
 const SERIAL_BYTES_MAX: usize = 20;
-
-/// The most that a group's name can be long.
-const GROUP_BYTES_MAX: usize = 63;
 
 /// An instance as somebody wants it.
 pub(super) struct Wanted<'a> {
@@ -63,15 +61,23 @@ impl<'a> Wanted<'a> {
     }
 }
 
+/// A volume as somebody wants it.
+pub(super) struct VolumeWish<'a> {
+    pub(super) size_bytes: u64,
+    pub(super) replicas: u8,
+    pub(super) qos: Qos,
+    pub(super) groups: &'a Groups,
+}
+
 impl State {
     pub(super) fn create_volume(
         &mut self,
         name: &str,
-        size_bytes: u64,
         device: Option<&DeviceId>,
-        (replicas, qos): (u8, Qos),
+        wanted: &VolumeWish<'_>,
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
+        let VolumeWish { size_bytes, replicas, qos, groups } = *wanted;
         check_name("a volume", name)?;
         if self.volume_named(name).is_some() {
             return Err(Refusal::new(
@@ -89,8 +95,12 @@ impl State {
             ));
         }
         check_qos(&qos)?;
-        let rates = Rates::sure_of(&qos);
-        let places = self.place_replicas((size_bytes, rates), device, replicas)?;
+        groups.check()?;
+        let (rates, neighbours) = (Rates::sure_of(&qos), self.neighbours(groups, None));
+        if let Some(device) = device {
+            self.check_apart(&neighbours, groups, device)?;
+        }
+        let places = self.place_replicas((size_bytes, rates), device, replicas, &neighbours)?;
         if places.len() < usize::from(replicas) {
             let place = match device {
                 Some(id) if places.is_empty() => format!("not on {}", self.device_name(id)),
@@ -100,9 +110,10 @@ impl State {
             return Err(Refusal::new(
                 RefusalKind::NoRoom,
                 format!(
-                    "there is no room for {}{} in one piece: {place} has that much free; delete volumes, or ask for less",
+                    "there is no room for {}{} in one piece: {place} has that much free; delete volumes, or ask for less{}",
                     ByteSize::new(size_bytes),
-                    rates.as_well()
+                    rates.as_well(),
+                    neighbours.as_well(groups)
                 ),
             ));
         }
@@ -111,7 +122,8 @@ impl State {
         let names: Vec<String> = places.iter().map(|place| self.device_name(&place.device)).collect();
         let message = format!("{} on {}", ByteSize::new(size_bytes), names.join(", "));
         effects.push(Effect::event(EventKind::VolumeCreated, name, message));
-        self.volumes.insert(id, Volume { qos, ..Volume::new(id, name.to_owned(), places, size_bytes) });
+        let volume = Volume::new(id, name.to_owned(), places, size_bytes);
+        self.volumes.insert(id, Volume { qos, groups: groups.clone(), ..volume });
         Ok(())
     }
 
@@ -218,11 +230,7 @@ impl State {
             }
             check_policy(&wish.policy)?;
             for group in wish.apart.iter().chain(&wish.together) {
-                if group.is_empty() || group.len() > GROUP_BYTES_MAX || group.chars().any(char::is_control) {
-                    return invalid(format!(
-                        "a group's name has 1 to {GROUP_BYTES_MAX} bytes, and no control characters"
-                    ));
-                }
+                check_group_name(group)?;
             }
             if let Some(mac) = wish.mac.filter(|mac| mac.is_multicast() || mac.bytes() == [0; 6]) {
                 return invalid(format!("{mac} cannot be the address of a NIC: its first byte must be even"));

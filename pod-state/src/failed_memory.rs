@@ -85,7 +85,7 @@ mod tests {
 
     use super::*;
     use crate::model::{MIB, check, devices_of, join, options, scrub_all};
-    use crate::{Command, Lease, NicWish, Region};
+    use crate::{Command, Groups, Lease, NicWish, Region};
 
     const NET_FRONTEND: EndpointId = EndpointId::new(HostId::new(1), Role::NetFrontend);
     const BLK_FRONTEND: EndpointId = EndpointId::new(HostId::new(1), Role::BlkFrontend);
@@ -118,6 +118,7 @@ mod tests {
                 replicas: 1,
                 minimum_iops: None,
                 minimum_bytes_per_second: None,
+                groups: Groups::default(),
             },
         );
         let create = Command::CreateInstance {

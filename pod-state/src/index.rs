@@ -58,6 +58,8 @@ pub(super) struct Found {
     pub(super) drained: BTreeSet<DeviceId>,
     /// Leases that want to be near others of a group, or away from them.
     grouped: ByDigest<LeaseId>,
+    /// Volumes that are not deleted and are in a group of volumes.
+    grouped_volumes: ByDigest<VolumeId>,
     /// Leases that are being moved.
     pub(super) draining: BTreeSet<LeaseId>,
     /// Leases that are not on their first NIC.
@@ -166,6 +168,7 @@ impl Found {
         for (volume, there) in sides(old, new) {
             if !volume.deleted {
                 self.volumes.set(digest(&volume.name), id, there);
+                volume.groups.names().for_each(|it| self.grouped_volumes.set(digest(it), id, there));
             }
             for place in volume.all_places() {
                 set_of(&mut self.on_ssd, &place.device, id, there);
@@ -254,6 +257,11 @@ impl Found {
     /// Leases that may be of a group.
     pub(super) fn leases_of_group(&self, group: &str) -> impl Iterator<Item = LeaseId> {
         self.grouped.get(digest(group))
+    }
+
+    /// Volumes that may be of a group.
+    pub(super) fn volumes_of_group(&self, group: &str) -> impl Iterator<Item = VolumeId> {
+        self.grouped_volumes.get(digest(group))
     }
 
     /// The lease with this address.

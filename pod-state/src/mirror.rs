@@ -15,6 +15,7 @@ use pod_api::EventKind;
 use pod_protocol::ids::{LeaseId, VolumeId};
 use pod_protocol::volume_table::{MirrorEntry, MirrorMember};
 
+use super::groups::Neighbours;
 use super::rates::Rates;
 use super::{DeviceId, Effect, Refusal, RefusalKind, Replica, State, Volume};
 
@@ -30,6 +31,7 @@ impl State {
         size: (u64, Rates),
         device: Option<&DeviceId>,
         replicas: u8,
+        neighbours: &Neighbours,
     ) -> Result<Vec<Replica>, Refusal> {
         if replicas == 0 || replicas > REPLICAS_MAX {
             return Err(Refusal::new(
@@ -37,18 +39,26 @@ impl State {
                 format!("a volume can have 1 to {REPLICAS_MAX} replicas, not {replicas}"),
             ));
         }
-        Ok(self.places(size, device, replicas))
+        Ok(self.places(size, device, replicas, neighbours))
     }
 
     /// Places of this size that are sure of so much, each on another host: so many, or fewer if there are
     /// not as many.
-    pub(super) fn places(&self, size: (u64, Rates), device: Option<&DeviceId>, count: u8) -> Vec<Replica> {
+    pub(super) fn places(
+        &self,
+        size: (u64, Rates),
+        device: Option<&DeviceId>,
+        count: u8,
+        neighbours: &Neighbours,
+    ) -> Vec<Replica> {
         let mut places: Vec<Replica> = Vec::new();
         for number in 0..u32::from(count) {
             let hosts: BTreeSet<HostId> = places.iter().map(|replica| replica.device.host).collect();
             let wanted = device.filter(|_| number == 0);
             let elsewhere = |id: &DeviceId| !hosts.contains(&id.host);
-            let Some((device, start_bytes)) = self.place_volume(size, wanted, elsewhere) else { break };
+            let Some((device, start_bytes)) = self.place_volume(size, wanted, neighbours, elsewhere) else {
+                break;
+            };
             places.push(Replica::new(number, device, start_bytes));
         }
         places

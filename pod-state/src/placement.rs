@@ -1,9 +1,10 @@
 use cxl_pool::HostId;
 use pod_protocol::objects::Qos;
 
+use super::groups::Neighbours;
 use super::rates::Rates;
 use super::ssd_loads::SsdLoad;
-use super::{Device, DeviceId, Filling, Health, LeaseKind, Presence, State};
+use super::{Device, DeviceId, Filling, Groups, Health, LeaseKind, Presence, State};
 
 impl Device {
     /// Whether it works, if its owner is there like this.
@@ -63,28 +64,50 @@ impl State {
 
     /// The SSD of a host where a volume of this size finds room that is to be sure of so much. Whoever asks for the volume names it then: the
     /// command is one that every version of the controller carries out alike.
-    pub fn ssd_near(&self, host: HostId, size_bytes: u64, qos: &Qos) -> Option<DeviceId> {
-        let size = (size_bytes, Rates::sure_of(qos));
-        self.place_volume(size, None, |id| id.host == host).map(|(id, _)| id)
+    /// A volume that is to lie with others goes where they are.
+    pub fn ssd_near(
+        &self,
+        host: HostId,
+        size_bytes: u64,
+        (qos, groups): (&Qos, &Groups),
+    ) -> Option<DeviceId> {
+        let (size, neighbours) = ((size_bytes, Rates::sure_of(qos)), self.neighbours(groups, None));
+        let is_near = |id: &DeviceId| id.host == host && (!neighbours.has_near() || neighbours.is_at(host));
+        self.place_volume(size, None, &neighbours, is_near).map(|(id, _)| id)
     }
 
-    /// The SSD for a new volume, and where on it: of those that will do the one with the largest share free, of its room and of what it
-    /// can do, or the smallest where SSDs are packed; or the one that is wanted.
+    /// The SSD for a new volume, and where on it: of those that will do one on which others lie that it is to be with, or one of their
+    /// hosts; of these the one with the largest share free, of its room and of what it can do, or the smallest where SSDs are packed;
+    /// or the one that is wanted.
     pub(super) fn place_volume(
         &self,
         (size_bytes, rates): (u64, Rates),
         wanted: Option<&DeviceId>,
+        neighbours: &Neighbours,
         will_do: impl Fn(&DeviceId) -> bool,
     ) -> Option<(DeviceId, u64)> {
         let loads = self.ssd_loads_now();
         let place = |(id, ssd): (&DeviceId, &SsdLoad)| {
-            let start = if will_do(id) { ssd.start_for(size_bytes, rates) } else { None };
+            let fits = neighbours.allow(id) && will_do(id);
+            let start = if fits { ssd.start_for(size_bytes, rates) } else { None };
             Some((id.clone(), start?))
         };
-        match (wanted, self.ssd_filling()) {
-            (Some(id), _) => place((id, loads.get(id)?)),
-            (None, Filling::Spread) => loads.in_order().find_map(place),
-            (None, Filling::Pack) => loads.in_order().rev().find_map(place),
+        if let Some(id) = wanted {
+            return place((id, loads.get(id)?));
         }
+        let filling = self.ssd_filling();
+        let first = |is_good: &dyn Fn(&DeviceId) -> bool| {
+            let good = loads.in_order().filter(|(id, _)| is_good(id));
+            match filling {
+                Filling::Spread => {
+                    let mut good = good;
+                    good.find_map(place)
+                }
+                Filling::Pack => good.rev().find_map(place),
+            }
+        };
+        let near = || first(&|id| neighbours.is_on(id)).or_else(|| first(&|id| neighbours.is_at(id.host)));
+        let near = if neighbours.has_near() { near() } else { None };
+        near.or_else(|| first(&|_| true))
     }
 }

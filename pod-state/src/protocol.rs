@@ -3,7 +3,7 @@
 use pod_protocol::objects::{Object, ObjectId, ProtocolObject};
 use pod_protocol::protocol::Protocol;
 
-use super::{Command, Filling, Objects, Options, State};
+use super::{Command, Effect, Filling, Objects, Options, Refusal, RefusalKind, State};
 
 impl State {
     /// The version in which is said what others than a direct peer hear or read: every member of the pod knows it.
@@ -19,6 +19,28 @@ impl State {
     /// Whether columns of striped volumes may move: controllers of 1.0 refuse what has them move, and frontends of 1.0 do not copy.
     pub(super) fn moves_columns(&self) -> bool {
         self.options.protocol_minor >= Protocol::MOVES_COLUMNS
+    }
+
+    /// Refuses what some of the pod does not know yet: controllers of 1.0 would carry it out as if some of it had not been said, or not
+    /// at all. It is asked before a command goes to whoever leads, and by whoever carries it out.
+    pub fn check_spoken(&self, command: &Command) -> Result<(), Refusal> {
+        let minor = self.options.protocol_minor;
+        match command {
+            Command::Request { asked, .. } => self.check_spoken(asked),
+            Command::CreateVolume { groups, .. } | Command::CreateStriped { groups, .. }
+                if !groups.is_empty() && minor < Protocol::GROUPS_VOLUMES =>
+            {
+                Err(not_yet("volumes are kept apart or together", Protocol::GROUPS_VOLUMES))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps nothing that some of the pod does not know any more.
+    pub(super) fn forget_newer(&mut self, effects: &mut Vec<Effect>) {
+        if self.options.protocol_minor < Protocol::GROUPS_VOLUMES {
+            self.forget_groups(effects);
+        }
     }
 
     /// In which order NICs are filled now.
@@ -43,6 +65,15 @@ impl State {
             objects.insert(ObjectId::Protocol, Object::Protocol(ProtocolObject { minor }));
         }
     }
+}
+
+/// Says that something has to wait for the last member of the pod.
+pub(super) fn not_yet(what: &str, minor: u16) -> Refusal {
+    let detail = format!(
+        "{what} once all of the pod speaks {}: upgrade what podctl hosts and podctl controllers show with another version",
+        Protocol::of_minor(minor)
+    );
+    Refusal::new(RefusalKind::Busy, detail)
 }
 
 impl Command {

@@ -116,15 +116,19 @@ impl State {
         }
         let fits = |id: &DeviceId| self.block_bytes(id) == block_bytes && !volume.touches(id.host);
         let rates = volume.rates_of_place();
-        self.place_volume((volume.place_bytes(), rates), device, fits).ok_or_else(|| {
+        let neighbours = self.neighbours(&volume.groups, Some(volume.id));
+        if let Some(wanted) = device {
+            self.check_apart(&neighbours, &volume.groups, wanted)?;
+        }
+        self.place_volume((volume.place_bytes(), rates), device, &neighbours, fits).ok_or_else(|| {
             let place = device.map_or_else(
                 || "no SSD of another host".to_owned(),
                 |id| format!("not {}", self.device_name(id)),
             );
             let size = ByteSize::new(volume.place_bytes());
-            let rates = rates.as_well();
+            let (rates, apart) = (rates.as_well(), neighbours.as_well(&volume.groups));
             let detail = format!(
-                "there is no room for {size}{rates} in one piece: {place} that is up has that much free"
+                "there is no room for {size}{rates} in one piece: {place} that is up has that much free{apart}"
             );
             Refusal::new(RefusalKind::NoRoom, detail)
         })

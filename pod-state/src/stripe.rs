@@ -7,7 +7,7 @@ use pod_protocol::volume_table::StripeEntry;
 
 use super::rates::Rates;
 use super::volume::{check_size, place_bytes};
-use super::{Effect, Refusal, RefusalKind, State, Volume, check_name};
+use super::{Effect, Groups, Refusal, RefusalKind, State, Volume, check_name};
 
 /// The most columns of a volume.
 const COLUMNS_MAX: u8 = 4;
@@ -19,8 +19,8 @@ impl State {
         &mut self,
         name: &str,
         size_bytes: u64,
-        columns: u8,
-        stripe_bytes: u64,
+        (columns, stripe_bytes): (u8, u64),
+        groups: &Groups,
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         let invalid = |detail: String| Err(Refusal::new(RefusalKind::InvalidValue, detail));
@@ -38,12 +38,15 @@ impl State {
             return invalid(format!("stripes can be {least} to {most} long, a power of two"));
         }
         let share = place_bytes(size_bytes, columns.into(), Some(stripe_bytes));
-        let places = self.places((share, Rates::default()), None, columns);
+        groups.check()?;
+        let neighbours = self.neighbours(groups, None);
+        let places = self.places((share, Rates::default()), None, columns, &neighbours);
         if places.len() < usize::from(columns) {
             let detail = format!(
                 "there is no room for {} on SSDs of {columns} hosts that are up, in one piece on each: delete volumes, \
-                 or ask for less",
-                ByteSize::new(share)
+                 or ask for less{}",
+                ByteSize::new(share),
+                neighbours.as_well(groups)
             );
             return Err(Refusal::new(RefusalKind::NoRoom, detail));
         }
@@ -54,6 +57,7 @@ impl State {
         effects.push(Effect::event(EventKind::VolumeCreated, name, message));
         let mut volume = Volume::new(id, name.to_owned(), places, size_bytes);
         volume.stripe_bytes = Some(stripe_bytes);
+        volume.groups.clone_from(groups);
         self.volumes.insert(id, volume);
         Ok(())
     }
@@ -99,7 +103,13 @@ mod tests {
     const UNIT: u64 = 64 << 10;
 
     fn create(columns: u8, stripe_bytes: u64, mib: u64) -> Command {
-        Command::CreateStriped { name: "wide".to_owned(), size_bytes: mib * MIB, columns, stripe_bytes }
+        Command::CreateStriped {
+            name: "wide".to_owned(),
+            size_bytes: mib * MIB,
+            columns,
+            stripe_bytes,
+            groups: Groups::default(),
+        }
     }
 
     fn pod() -> State {
@@ -203,6 +213,7 @@ mod tests {
                 replicas: 2,
                 minimum_iops: None,
                 minimum_bytes_per_second: None,
+                groups: Groups::default(),
             })
             .unwrap();
         state.apply(&Command::DeleteVolume { name: "wide".to_owned() }).unwrap();

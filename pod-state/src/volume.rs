@@ -3,7 +3,7 @@ use pod_protocol::ids::VolumeId;
 use pod_protocol::objects::Qos;
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceId, Labels, Refusal, RefusalKind};
+use super::{DeviceId, Groups, Labels, Refusal, RefusalKind};
 
 /// Volumes begin at multiples of this.
 pub(super) const EXTENT_ALIGN_BYTES: u64 = 1 << 20;
@@ -43,6 +43,9 @@ pub struct Volume {
     /// Words to find it by.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
+    /// With which others it is to lie, or not to lie.
+    #[serde(default, skip_serializing_if = "Groups::is_empty")]
+    pub groups: Groups,
 }
 
 /// A place where a volume lies.
@@ -90,6 +93,7 @@ impl Volume {
             stripe_bytes: None,
             beside: None,
             labels: Labels::new(),
+            groups: Groups::default(),
         }
     }
 
@@ -164,6 +168,8 @@ struct Record {
     beside: Option<Replica>,
     #[serde(default)]
     labels: Labels,
+    #[serde(default)]
+    groups: Groups,
 }
 
 impl From<Record> for Volume {
@@ -180,6 +186,7 @@ impl From<Record> for Volume {
             stripe_bytes,
             beside,
             labels,
+            groups,
             ..
         } = record;
         if let (Some(device), Some(start_bytes)) = (record.device, record.start_bytes) {
@@ -187,7 +194,7 @@ impl From<Record> for Volume {
         }
         let mut volume = Self::new(id, name, replicas, size_bytes);
         volume.next_number = volume.next_number.max(record.next_number);
-        Self { epoch, qos, deleted, former, stripe_bytes, beside, labels, ..volume }
+        Self { epoch, qos, deleted, former, stripe_bytes, beside, labels, groups, ..volume }
     }
 }
 

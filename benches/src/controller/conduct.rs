@@ -19,7 +19,7 @@ use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{PortError, PortEvent};
 use pod_protocol::ids::RegionId;
 use pod_protocol::reports::Report;
-use pod_state::{Command, Effect, NicWish, Refusal, Regions, State};
+use pod_state::{Command, Effect, Groups, NicWish, Refusal, Regions, State};
 use tempfile::TempDir;
 
 use super::pod::{join, options};
@@ -235,6 +235,7 @@ fn create_volume(number: u32) -> Command {
         replicas: 1,
         minimum_iops: None,
         minimum_bytes_per_second: None,
+        groups: Groups::default(),
     }
 }
 

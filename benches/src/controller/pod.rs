@@ -4,7 +4,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use cxl_pool::simulated::Random;
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, REGION_SLOTS_MOST, Role};
 use pod_protocol::reports::{DeviceReport, Join};
-use pod_state::{Command, NIC_LEASES_MAX, NicWish, Options, PlacementPolicy, State};
+use pod_state::{Command, Groups, NIC_LEASES_MAX, NicWish, Options, PlacementPolicy, State};
 use uuid::Uuid;
 
 /// NICs, and SSDs, of each host that has devices: every second one.
@@ -47,6 +47,7 @@ impl Pod {
             replicas: 1,
             minimum_iops: None,
             minimum_bytes_per_second: None,
+            groups: Groups::default(),
         })
     }
 

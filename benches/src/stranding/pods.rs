@@ -5,7 +5,9 @@ use anyhow::{Result, anyhow, bail};
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, REGION_SLOTS_MOST, Role};
 use pod_protocol::protocol::Protocol;
 use pod_protocol::reports::{DeviceReport, Join};
-use pod_state::{Command, Filling, NIC_LEASES_MAX, NicWish, Options, PlacementPolicy, RefusalKind, State};
+use pod_state::{
+    Command, Filling, Groups, NIC_LEASES_MAX, NicWish, Options, PlacementPolicy, RefusalKind, State,
+};
 use uuid::Uuid;
 
 use super::schedule::Placed;
@@ -165,6 +167,7 @@ impl Pod {
                         replicas: 1,
                         minimum_iops: None,
                         minimum_bytes_per_second: None,
+                        groups: Groups::default(),
                     };
                     if !self.try_to(&command)? {
                         return Ok(false);

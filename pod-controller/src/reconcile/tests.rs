@@ -202,6 +202,7 @@ fn what_was_flushed_before_it_was_served_is_flushed_again_when_it_is_given_up() 
             replicas: 1,
             minimum_iops: None,
             minimum_bytes_per_second: None,
+            groups: state::Groups::default(),
         },
     );
     let (name, host, volumes) = ("vm1".to_owned(), frontend.host, vec!["vol0".to_owned()]);

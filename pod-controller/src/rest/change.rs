@@ -66,6 +66,8 @@ impl Change {
     ) -> Result<Arc<View>, Failure> {
         let key = self.key.clone().filter(|_| !self.is_dry_run);
         let expected = self.expected(&command, version)?;
+        // Whoever leads may be of a version that would not know what it is asked.
+        self.handle.view().state.check_spoken(&command)?;
         let command = match (key, expected) {
             (None, None) if labels.is_empty() => command,
             (key, expected) => Command::Request { key, labels, expected, asked: Box::new(command) },

@@ -5,7 +5,7 @@ use axum::response::{IntoResponse, Response};
 use cxl_pool::HostId;
 use pod_api::{ChangeVolume, CreateVolume, Problem, Stripes, Volume, VolumeList};
 use pod_protocol::objects::Qos;
-use pod_state::{Command, DeviceId};
+use pod_state::{Command, DeviceId, Groups};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -96,7 +96,7 @@ pub(super) async fn create(change: Change, Body(request): Body<CreateVolume>) ->
     let near = request.near.as_deref().map(|name| host_named(&change.handle, name)).transpose()?;
     let device = named.or_else(|| ssd_near(&change.handle, near?, &request));
     let (name, size_bytes) = (request.name.clone(), request.size.get());
-    let replicas = request.replicas;
+    let (replicas, groups) = (request.replicas, groups_of(&request));
     let command = match request.stripes {
         None => Command::CreateVolume {
             name,
@@ -105,6 +105,7 @@ pub(super) async fn create(change: Change, Body(request): Body<CreateVolume>) ->
             replicas,
             minimum_iops: request.minimum_iops,
             minimum_bytes_per_second: request.minimum_bytes_per_second,
+            groups,
         },
         Some(_)
             if replicas != 1
@@ -117,7 +118,7 @@ pub(super) async fn create(change: Change, Body(request): Body<CreateVolume>) ->
             return Err(Failure::new(StatusCode::BAD_REQUEST, "invalid-value", detail));
         }
         Some(Stripes { columns, size }) => {
-            Command::CreateStriped { name, size_bytes, columns, stripe_bytes: size.get() }
+            Command::CreateStriped { name, size_bytes, columns, stripe_bytes: size.get(), groups }
         }
     };
     let view = change.submit_labelled(command, request.labels).await?;
@@ -131,11 +132,15 @@ pub(super) async fn create(change: Change, Body(request): Body<CreateVolume>) ->
     Ok((StatusCode::CREATED, [(header::LOCATION, location)], Shown(volume)).into_response())
 }
 
+fn groups_of(request: &CreateVolume) -> Groups {
+    Groups { apart: request.apart.clone(), together: request.together.clone() }
+}
+
 /// An SSD of this host that has what a new volume asks for.
 fn ssd_near(handle: &Handle, host: HostId, request: &CreateVolume) -> Option<DeviceId> {
     let (minimum_iops, minimum_bytes_per_second) = (request.minimum_iops, request.minimum_bytes_per_second);
     let qos = Qos { minimum_iops, minimum_bytes_per_second, ..Qos::default() };
-    handle.view().state.ssd_near(host, request.size.get(), &qos)
+    handle.view().state.ssd_near(host, request.size.get(), (&qos, &groups_of(request)))
 }
 
 /// Changes a volume: it grows, or gets another share of its SSD. The guest sees its new size while it runs.

@@ -4,7 +4,7 @@ use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::objects::{Object, Priority};
 use pod_protocol::reports::Report;
 use pod_state::model::{MIB, relieve};
-use pod_state::{Command, DeviceId, NicWish};
+use pod_state::{Command, DeviceId, Groups, NicWish};
 
 use super::Broken;
 use super::pod::{Pod, ROLES};
@@ -186,6 +186,7 @@ impl Pod {
             replicas: if self.dice.once_in(3) { 2 } else { 1 },
             minimum_iops: None,
             minimum_bytes_per_second: None,
+            groups: Groups::default(),
         }
     }
 

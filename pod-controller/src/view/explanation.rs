@@ -25,7 +25,10 @@ impl View {
             Filling::Spread => "largest share free",
             Filling::Pack => "smallest share free where there is room",
         };
-        format!("replicas on different hosts, each on the SSD with the {share}, of bytes and of requests/s")
+        format!(
+            "replicas on different hosts, none where another volume of its `apart` group lies; first an SSD on which others of its \
+             `together` group lie, then one of their hosts, then the SSD with the {share}, of bytes and of requests/s"
+        )
     }
 
     /// Why the devices of an instance are where they are.
@@ -173,6 +176,18 @@ impl View {
             if free < volume.size_bytes {
                 usable = false;
             }
+        }
+        if let (Some(group), Some(other)) = (&volume.groups.apart, self.state.apart_at(volume, id.host)) {
+            notes
+                .push(format!("{} of the group {group}, which is to be apart, lies on its host", other.name));
+            usable = false;
+        }
+        if let (Some(group), Some(other)) = (&volume.groups.together, self.state.together_at(volume, id.host))
+        {
+            notes.push(format!(
+                "{} of the group {group}, which is to be together, lies on its host",
+                other.name
+            ));
         }
         let part = match volume.replica_on(id) {
             Some(replica) if replica.stale => {

@@ -65,6 +65,8 @@ impl View {
             allocated_bytes: Self::allocated_bytes(volume, telemetry),
             qos: volume.qos.into(),
             instance: instance.map(|instance| instance.name.clone()),
+            apart: volume.groups.apart.clone(),
+            together: volume.groups.together.clone(),
             labels: volume.labels.clone(),
             conditions: Vec::new(),
         };

@@ -4,6 +4,7 @@
 mod access;
 mod browser;
 mod etcd;
+mod groups;
 mod live_migration;
 mod metrics;
 mod page;

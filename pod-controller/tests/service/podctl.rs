@@ -17,12 +17,12 @@ fn podctl(pod: &Pod, arguments: &str) -> Command {
     command
 }
 
-fn run(pod: &Pod, arguments: &str) -> Output {
+pub(crate) fn run(pod: &Pod, arguments: &str) -> Output {
     podctl(pod, arguments).output().expect("podctl starts")
 }
 
 /// What it says when all is well.
-fn said(pod: &Pod, arguments: &str) -> String {
+pub(crate) fn said(pod: &Pod, arguments: &str) -> String {
     let output = run(pod, arguments);
     let (said, failed) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "podctl {arguments}: {said}{failed}");

@@ -2,8 +2,8 @@ use pod_protocol::objects::{Priority, Qos};
 use proptest::prelude::*;
 
 use super::*;
-use crate::Command;
 use crate::model::{MIB, check, guest, guest_with_volume, pod_with_ssds, ssd_of};
+use crate::{Command, Groups};
 
 const LIMITS: VolumeRelief =
     VolumeRelief { relief: Relief { high_percent: 80, low_percent: 60, moves_max: 4 }, bytes_max: 32 * MIB };
@@ -157,7 +157,16 @@ fn volumes_that_cannot_move_or_shall_not_stay() {
         let mut it = pod(3);
         if striped {
             let (name, size_bytes) = ("several".to_owned(), 4 * MIB);
-            must(&mut it.0, &Command::CreateStriped { name, size_bytes, columns: 2, stripe_bytes: 1 << 20 });
+            must(
+                &mut it.0,
+                &Command::CreateStriped {
+                    name,
+                    size_bytes,
+                    columns: 2,
+                    stripe_bytes: 1 << 20,
+                    groups: Groups::default(),
+                },
+            );
             must(&mut it.0, &guest("vm", &["several"]));
         } else {
             guest_with_volume(&mut it.0, "several", 4, 2, 2).expect("there is room");
@@ -263,5 +272,85 @@ proptest! {
             prop_assert!(done.is_ok(), "{:?}: {:?}", command, done);
             check(&after);
         }
+    }
+}
+
+#[test]
+fn what_relieves_an_ssd_keeps_groups() {
+    let mut it = pod(3);
+    let speaks = it.0.speaking(1);
+    must(&mut it.0, &speaks);
+    let in_group = |it: &mut (State, DiskRates), name: &str, host: u16, does: Rates, groups: Groups| {
+        let create = Command::CreateVolume {
+            name: name.to_owned(),
+            size_bytes: 4 * MIB,
+            device: Some(ssd_of(host)),
+            replicas: 1,
+            minimum_iops: None,
+            minimum_bytes_per_second: None,
+            groups,
+        };
+        must(&mut it.0, &create);
+        must(&mut it.0, &guest(&format!("vm-{name}"), &[name]));
+        let lease = it.0.instance_named(&format!("vm-{name}")).expect("it was made").disks[0];
+        let ssd = it.1.ssds.get_mut(&ssd_of(host)).expect("known");
+        *ssd = ssd.plus(does);
+        it.1.leases.insert((HostId::new(host), lease), does);
+    };
+    let apart = || Groups { apart: Some("db".to_owned()), together: None };
+    in_group(&mut it, "a", 2, of(500), apart());
+    in_group(&mut it, "b", 3, of(20), apart());
+    in_group(&mut it, "rest", 2, of(450), Groups { apart: None, together: Some("app".to_owned()) });
+    in_group(&mut it, "much", 4, of(50), Groups::default());
+    assert_eq!(
+        plan(&it, &[2]),
+        [("a".to_owned(), 2, 4)],
+        "not to h3, which does less, and not the other one"
+    );
+    in_group(&mut it, "c", 4, of(10), apart());
+    assert!(plan(&it, &[2]).is_empty(), "there is no host without one of its group");
+}
+
+#[test]
+fn two_of_a_group_do_not_move_to_one_host_in_one_plan() {
+    let mut state = pod_with_ssds(&[(Some(1000), None), (Some(1000), None)]);
+    let speaks = state.speaking(1);
+    must(&mut state, &speaks);
+    // h4 has two SSDs that do nothing.
+    let mut devices = vec![crate::model::ssd("ssd0", 64), crate::model::ssd("ssd1", 64)];
+    for device in &mut devices {
+        if let pod_protocol::reports::DeviceReport::Ssd { iops, bytes_per_second, .. } = device {
+            (*iops, *bytes_per_second) = (Some(1000), None);
+        }
+    }
+    let join = Command::Join {
+        endpoint: crate::model::endpoint(4, cxl_pool::Role::BlkBackend),
+        incarnation: 1,
+        join: crate::model::join(4, devices),
+    };
+    must(&mut state, &join);
+    let ssds = state.devices.keys().map(|ssd| (ssd.clone(), Rates::default())).collect();
+    let mut it = (state, DiskRates { ssds, leases: BTreeMap::new() });
+    for (group, moves) in [(None, 2), (Some("db".to_owned()), 1)] {
+        for (name, host) in [("a", 2), ("b", 3)] {
+            let name = format!("{name}{moves}");
+            let create = Command::CreateVolume {
+                name: name.clone(),
+                size_bytes: 4 * MIB,
+                device: Some(ssd_of(host)),
+                replicas: 1,
+                minimum_iops: None,
+                minimum_bytes_per_second: None,
+                groups: Groups { apart: group.clone(), together: None },
+            };
+            must(&mut it.0, &create);
+            must(&mut it.0, &guest(&format!("vm-{name}"), &[&name]));
+            let lease = it.0.instance_named(&format!("vm-{name}")).expect("it was made").disks[0];
+            it.1.ssds.insert(ssd_of(host), of(900));
+            it.1.leases.retain(|(at, _), _| at.get() != host);
+            it.1.leases.insert((HostId::new(host), lease), of(500));
+        }
+        let planned = plan(&it, &[2, 3]);
+        assert_eq!(planned.len(), moves, "{planned:?}");
     }
 }

@@ -6,7 +6,7 @@ use pod_protocol::reports::DeviceReport;
 use pod_protocol::volume_table::{VolumeEntry, VolumeTable};
 
 use super::super::model::{MIB, check, endpoint, join, options, scrub_all, ssd};
-use super::super::{Command, Options};
+use super::super::{Command, Groups, Options};
 use super::*;
 
 fn must(state: &mut State, command: &Command) {
@@ -50,7 +50,13 @@ fn pod() -> State {
     let name = "vol".to_owned();
     must(
         &mut state,
-        &Command::CreateStriped { name, size_bytes: 48 * MIB, columns: 2, stripe_bytes: 64 << 10 },
+        &Command::CreateStriped {
+            name,
+            size_bytes: 48 * MIB,
+            columns: 2,
+            stripe_bytes: 64 << 10,
+            groups: Groups::default(),
+        },
     );
     comes(&mut state, 4, Role::BlkBackend, 1);
     let (name, volumes) = ("vm".to_owned(), vec!["vol".to_owned()]);

@@ -4,7 +4,7 @@ use cxl_pool::Role;
 use pod_protocol::objects::{DiskObject, Object};
 
 use super::super::model::{MIB, check, devices_of, endpoint, join, options, scrub_all};
-use super::super::{Command, RefusalKind};
+use super::super::{Command, Groups, RefusalKind};
 use super::*;
 
 fn must(state: &mut State, command: &Command) -> Vec<Effect> {
@@ -30,6 +30,7 @@ fn create(replicas: u8) -> Command {
         replicas,
         minimum_iops: None,
         minimum_bytes_per_second: None,
+        groups: Groups::default(),
     }
 }
 
@@ -116,6 +117,7 @@ fn replicas_lie_on_different_hosts_or_nowhere() {
             replicas,
             minimum_iops: None,
             minimum_bytes_per_second: None,
+            groups: Groups::default(),
         };
         assert_eq!(state.apply(&command).unwrap_err().kind, kind);
         assert_eq!(state, before);

@@ -7,8 +7,8 @@ use pod_protocol::reports::DeviceReport;
 
 use super::pod::{MIB, devices_of, endpoint, fabric, join, nic, ssd, with_table};
 use super::reports::{relieve, scrub_all, wipe_all};
-use super::step::{ROLES, Says, Step};
-use crate::{Command, DeviceId, InstanceType, Mchannel, NicWish, Presence, State, Volume};
+use super::step::{InGroups, ROLES, Says, Step};
+use crate::{Command, DeviceId, Groups, InstanceType, Mchannel, NicWish, Presence, State, Volume};
 
 /// The commands that a step stands for, given what there is.
 #[expect(clippy::too_many_lines, reason = "a few lines for each of many steps")]
@@ -109,19 +109,21 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
         }
         Step::Scrub { endpoint, region } => scrub_command(state, endpoint, region).into_iter().collect(),
         Step::ScrubAll => scrub_all(state),
-        Step::CreateVolume { name, mib, device, replicas, iops } => vec![Command::CreateVolume {
+        Step::CreateVolume { name, mib, device, replicas, iops, groups } => vec![Command::CreateVolume {
             name: format!("vol{name}"),
             size_bytes: mib * MIB,
             device: device.map(|host| DeviceId { host: HostId::new(host), name: "ssd0".into() }),
             replicas,
             minimum_iops: iops.filter(|iops| iops % 3 != 0),
             minimum_bytes_per_second: iops.filter(|iops| iops % 2 != 0).map(|iops| iops << 12),
+            groups: named(groups),
         }],
-        Step::CreateStriped { name, mib } => vec![Command::CreateStriped {
+        Step::CreateStriped { name, mib, groups } => vec![Command::CreateStriped {
             name: format!("vol{name}"),
             size_bytes: mib * MIB,
             columns: 2,
             stripe_bytes: 64 << 10,
+            groups: named(groups),
         }],
         Step::Replica { volume, number, epoch, says } => {
             replica_command(state, volume, number, epoch, says).into_iter().collect()
@@ -200,6 +202,14 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
             vec![Command::SetMchannel { instance: format!("vm{name}"), mchannel }, set_priority]
         }
         Step::ClearMchannel { name } => vec![Command::ClearMchannel { instance: format!("vm{name}") }],
+    }
+}
+
+/// The groups of a volume, by the names that the groups of NICs have.
+fn named(groups: InGroups) -> Groups {
+    Groups {
+        apart: groups.apart.then(|| "apart".to_owned()),
+        together: groups.together.then(|| "together".to_owned()),
     }
 }
 

@@ -5,7 +5,7 @@ use pod_protocol::ids::LeaseId;
 use pod_protocol::reports::DeviceReport;
 
 use super::pod::{MIB, endpoint, join, options, ssd};
-use crate::{Command, DeviceId, State};
+use crate::{Command, DeviceId, Groups, State};
 
 /// The SSD of a host.
 pub fn ssd_of(host: u16) -> DeviceId {
@@ -44,6 +44,7 @@ pub fn guest_with_volume(
         replicas,
         minimum_iops: None,
         minimum_bytes_per_second: None,
+        groups: Groups::default(),
     };
     state.apply(&create).ok()?;
     let name = format!("vm-{volume}");

@@ -99,10 +99,12 @@ pub(super) enum Step {
         device: Option<u16>,
         replicas: u8,
         iops: Option<u64>,
+        groups: InGroups,
     },
     CreateStriped {
         name: u8,
         mib: u64,
+        groups: InGroups,
     },
     Replica {
         volume: usize,
@@ -159,6 +161,18 @@ pub(super) enum Step {
     },
 }
 
+/// In which groups of volumes one is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct InGroups {
+    pub(super) apart: bool,
+    pub(super) together: bool,
+}
+
+fn in_groups() -> impl Strategy<Value = InGroups> {
+    let both = (prop::bool::weighted(0.3), prop::bool::weighted(0.2));
+    both.prop_map(|(apart, together)| InGroups { apart, together })
+}
+
 /// What is asked of NICs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask {
@@ -199,8 +213,15 @@ pub(super) const ROLES: [Role; 4] =
 /// All daemons of all hosts join, and there are a few volumes and instances.
 pub(super) fn everybody() -> Vec<Step> {
     let join = |(host, role)| Step::Join { host, role, restart: false, up: true, lacks: None };
-    let volume =
-        |name: u8| Step::CreateVolume { name, mib: 2, device: None, replicas: 1 + name % 2, iops: None };
+    let groups = InGroups::default();
+    let volume = |name: u8| Step::CreateVolume {
+        name,
+        mib: 2,
+        device: None,
+        replicas: 1 + name % 2,
+        iops: None,
+        groups,
+    };
     let joins = (1..4).flat_map(|host| (0..ROLES.len()).map(move |role| join((host, role))));
     let ask = Ask { reserved_mbps: 0, apart: false, together: false, by_type: false, ram_mib: None };
     let instance = |name: u8| Step::CreateInstance {
@@ -242,9 +263,10 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         1 => (0_u8..5, any::<bool>()).prop_map(|(name, force)| Step::MovedTo { name, force }),
         4 => (0_usize..12, 0_usize..8).prop_map(|(endpoint, region)| Step::Scrub { endpoint, region }),
         2 => Just(Step::ScrubAll),
-        3 => (0_u8..5, 1_u64..20, prop::option::of(2_u16..4), 1_u8..3, prop::option::of(1_u64..8000))
-            .prop_map(|(name, mib, device, replicas, iops)| Step::CreateVolume { name, mib, device, replicas, iops }),
-        2 => (0_u8..5, 1_u64..20).prop_map(|(name, mib)| Step::CreateStriped { name, mib }),
+        3 => (0_u8..5, 1_u64..20, prop::option::of(2_u16..4), 1_u8..3, prop::option::of(1_u64..8000), in_groups()).prop_map(
+            |(name, mib, device, replicas, iops, groups)| Step::CreateVolume { name, mib, device, replicas, iops, groups }
+        ),
+        2 => (0_u8..5, 1_u64..20, in_groups()).prop_map(|(name, mib, groups)| Step::CreateStriped { name, mib, groups }),
         5 => (0_usize..4, 0_u32..4, 0_u64..2, prop::sample::select(vec![Says::Failed, Says::Synced, Says::Left]))
             .prop_map(|(volume, number, epoch, says)| Step::Replica { volume, number, epoch, says }),
         3 => (0_u8..5, prop::option::of(1_u16..4), prop::option::of(1_u16..4))

@@ -6,7 +6,7 @@ use pod_protocol::reports::DeviceReport;
 use pod_protocol::volume_table::VolumeTable;
 
 use super::super::model::{MIB, check, devices_of, endpoint, join, options, scrub_all};
-use super::super::{Command, RefusalKind};
+use super::super::{Command, Groups, RefusalKind};
 use super::*;
 
 fn must(state: &mut State, command: &Command) {
@@ -54,6 +54,7 @@ fn pod(in_use: bool) -> State {
             replicas: 1,
             minimum_iops: None,
             minimum_bytes_per_second: None,
+            groups: Groups::default(),
         },
     );
     if in_use {
@@ -138,6 +139,7 @@ fn another_ssd_of_a_host_with_a_fitting_one_is_no_place() {
             replicas: 1,
             minimum_iops: None,
             minimum_bytes_per_second: None,
+            groups: Groups::default(),
         },
     );
     must(&mut state, &Command::Drain { host: HostId::new(3), device: None, on: true });
@@ -280,6 +282,7 @@ fn a_place_that_does_not_fit_is_refused() {
             replicas: 1,
             minimum_iops: None,
             minimum_bytes_per_second: None,
+            groups: Groups::default(),
         },
     );
     assert_eq!(state.apply(&add(Some(3), None)).unwrap_err().kind, RefusalKind::NoRoom);

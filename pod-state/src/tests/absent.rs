@@ -114,6 +114,7 @@ fn an_ssd_stays_known_for_as_long_as_a_volume_is_on_it() {
         replicas: 1,
         minimum_iops: None,
         minimum_bytes_per_second: None,
+        groups: Groups::default(),
     };
     assert_eq!(refused(&mut state, &wanted).kind, RefusalKind::NoRoom);
     // Another instance may have it: its disk answers errors.
@@ -139,6 +140,7 @@ fn what_has_yet_to_be_wiped_keeps_an_ssd_known() {
         replicas: 2,
         minimum_iops: None,
         minimum_bytes_per_second: None,
+        groups: Groups::default(),
     };
     must(&mut state, &create);
     must(&mut state, &Command::RemoveReplica { name: "vol0".to_owned(), device: ssd.clone() });
@@ -164,6 +166,7 @@ fn a_mirror_goes_on_without_an_ssd_that_is_no_more() {
         replicas: 2,
         minimum_iops: None,
         minimum_bytes_per_second: None,
+        groups: Groups::default(),
     };
     must(&mut state, &create);
     must(&mut state, &instance("vm1", 0, &["vol0"]));

@@ -167,6 +167,7 @@ fn an_instance_moves_only_where_it_can() {
         replicas: 2,
         minimum_iops: None,
         minimum_bytes_per_second: None,
+        groups: Groups::default(),
     };
     must(&mut state, &pair);
     must(&mut state, &instance("vm3", 0, &["pair"]));

@@ -17,6 +17,7 @@ mod crowded;
 mod drain;
 mod fabric;
 mod failover;
+mod groups;
 mod guest_ram;
 mod hotplug;
 mod live_migration;
@@ -76,6 +77,7 @@ fn volume(name: &str, mib: u64) -> Command {
         replicas: 1,
         minimum_iops: None,
         minimum_bytes_per_second: None,
+        groups: Groups::default(),
     }
 }
 

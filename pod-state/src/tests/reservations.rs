@@ -152,6 +152,7 @@ fn requests_per_second_of_an_ssd_run_out() {
         replicas: 1,
         minimum_iops: iops,
         minimum_bytes_per_second: None,
+        groups: Groups::default(),
     };
     must(&mut state, &volume("a", Some(6000)));
     let refusal = refused(&mut state, &volume("b", Some(5000)));
@@ -178,6 +179,7 @@ fn overcommit_promises_more_of_ssds_than_they_can_do() {
         replicas: 1,
         minimum_iops: Some(iops),
         minimum_bytes_per_second: None,
+        groups: Groups::default(),
     };
     must(&mut state, &sure("a", 10_000));
     refused(&mut state, &sure("b", 5000));
@@ -196,17 +198,30 @@ fn a_volume_lies_near_its_host_where_there_is_room() {
     let command = Command::CreateVolume {
         name: "a".to_owned(),
         size_bytes: MIB,
-        device: state.ssd_near(host, MIB, &sure(6000)),
+        device: state.ssd_near(host, MIB, (&sure(6000), &Groups::default())),
         replicas: 1,
         minimum_iops: Some(6000),
         minimum_bytes_per_second: None,
+        groups: Groups::default(),
     };
     must(&mut state, &command);
     // Its own SSD comes first though the other one is empty.
-    assert_eq!(state.ssd_near(host, MIB, &Qos::default()), Some(ssd_of(2)));
-    assert_eq!(state.ssd_near(host, MIB, &sure(6000)), None, "nothing more can be sure of so much there");
-    assert_eq!(state.ssd_near(host, 1 << 40, &Qos::default()), None, "there is no room for so much");
-    assert_eq!(state.ssd_near(HostId::new(1), MIB, &Qos::default()), None, "this host has no SSD");
+    assert_eq!(state.ssd_near(host, MIB, (&Qos::default(), &Groups::default())), Some(ssd_of(2)));
+    assert_eq!(
+        state.ssd_near(host, MIB, (&sure(6000), &Groups::default())),
+        None,
+        "nothing more can be sure of so much there"
+    );
+    assert_eq!(
+        state.ssd_near(host, 1 << 40, (&Qos::default(), &Groups::default())),
+        None,
+        "there is no room for so much"
+    );
+    assert_eq!(
+        state.ssd_near(HostId::new(1), MIB, (&Qos::default(), &Groups::default())),
+        None,
+        "this host has no SSD"
+    );
 }
 
 #[test]
@@ -219,6 +234,7 @@ fn bandwidth_of_an_ssd_runs_out() {
         replicas: 1,
         minimum_iops: iops,
         minimum_bytes_per_second: mib.map(|mib| mib * MIB),
+        groups: Groups::default(),
     };
     must(&mut state, &volume("a", None, Some(20)));
     let refusal = refused(&mut state, &volume("b", None, Some(11)));

@@ -164,6 +164,8 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
             minimum_bandwidth,
             stripes,
             stripe_size,
+            apart,
+            together,
             labels,
         } => {
             let request = CreateVolume {
@@ -173,6 +175,8 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
                 minimum_iops: *minimum_iops,
                 minimum_bytes_per_second: minimum_bandwidth.map(ByteSize::get),
                 stripes: stripes.map(|columns| Stripes { columns, size: *stripe_size }),
+                apart: apart.clone(),
+                together: together.clone(),
                 labels: labelled(labels).labels,
                 ..CreateVolume::new(name, *size)
             };

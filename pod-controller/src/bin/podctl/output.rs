@@ -183,6 +183,8 @@ pub(crate) fn volume(volume: &Volume) -> String {
         lines.push(("stripes", format!("{} in each by turns", ByteSize::new(bytes))));
     }
     lines.push(("limits", limits(&volume.qos)));
+    let groups = [("apart from others of", &volume.apart), ("together with others of", &volume.together)];
+    lines.extend(groups.into_iter().filter_map(|(what, group)| Some((what, group.clone()?))));
     lines.push(("instance", volume.instance.clone().unwrap_or_else(|| "none".to_owned())));
     lines.extend(traits(&volume.labels, &volume.conditions));
     pairs(&lines)

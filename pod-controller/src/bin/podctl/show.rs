@@ -81,6 +81,8 @@ mod tests {
             replicas: Vec::new(),
             qos: VolumeQos::default(),
             instance: None,
+            apart: None,
+            together: None,
             labels: std::collections::BTreeMap::new(),
             conditions: Vec::new(),
         }];

@@ -272,6 +272,8 @@ mod tests {
             qos: VolumeQos::default(),
             instance: instance.map(str::to_owned),
             conditions: Vec::new(),
+            apart: None,
+            together: None,
             labels: std::collections::BTreeMap::new(),
         };
         let rows = [volume("a", 8 << 30, Some("vm1")), volume("longer-name", 512 << 20, None)];

@@ -17,7 +17,9 @@ pub(crate) enum Volumes {
     },
     /// Create a volume
     ///
-    /// Example: podctl volumes create vol0 --size 8G --device h2/ssd0
+    /// Examples:
+    ///     podctl volumes create vol0 --size 8G --device h2/ssd0
+    ///     podctl volumes create log-copy --size 8G --apart db
     #[command(verbatim_doc_comment)]
     Create {
         /// Its name: lower-case letters, digits and dashes
@@ -46,6 +48,12 @@ pub(crate) enum Volumes {
         /// How much lies on one before the next has its turn
         #[arg(long, requires = "stripes", default_value = "64K")]
         stripe_size: ByteSize,
+        /// Volumes with the same name here lie on SSDs of different hosts, wherever they move: a database and a copy of its log
+        #[arg(long, value_name = "GROUP")]
+        apart: Option<String>,
+        /// Volumes with the same name here lie on one SSD where that can be, else on SSDs of one host, else anywhere
+        #[arg(long, value_name = "GROUP")]
+        together: Option<String>,
         /// A label to find it by; again for more
         #[arg(long = "label", value_name = "NAME=VALUE", value_parser = parse_label)]
         labels: Vec<(String, String)>,

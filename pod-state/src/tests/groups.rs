@@ -1,0 +1,252 @@
+//! Volumes that lie apart from others, or with them.
+
+use std::collections::BTreeSet;
+
+use pod_protocol::protocol::Protocol;
+
+use super::super::model::{guest, pod_with_ssds, ssd_of};
+use super::*;
+use crate::model::guest_with_volume;
+
+/// h1 with guests, and so many hosts from h2 with an SSD each.
+fn pod_of(ssds: usize) -> State {
+    let mut state = pod_with_ssds(&vec![(None, None); ssds]);
+    let speaks = state.speaking(Protocol::GROUPS_VOLUMES);
+    must(&mut state, &speaks);
+    state
+}
+
+fn apart(name: &str) -> Groups {
+    Groups { apart: Some(name.to_owned()), together: None }
+}
+
+fn together(name: &str) -> Groups {
+    Groups { apart: None, together: Some(name.to_owned()) }
+}
+
+fn create(name: &str, (device, replicas): (Option<u16>, u8), groups: Groups) -> Command {
+    Command::CreateVolume {
+        name: name.to_owned(),
+        size_bytes: 8 * MIB,
+        device: device.map(ssd_of),
+        replicas,
+        minimum_iops: None,
+        minimum_bytes_per_second: None,
+        groups,
+    }
+}
+
+fn striped(name: &str, columns: u8, groups: Groups) -> Command {
+    let (name, size_bytes) = (name.to_owned(), 8 * MIB);
+    Command::CreateStriped { name, size_bytes, columns, stripe_bytes: 64 << 10, groups }
+}
+
+fn hosts_of(state: &State, volume: &str) -> BTreeSet<u16> {
+    let volume = state.volume_named(volume).expect("a volume");
+    volume.devices().map(|ssd| ssd.host.get()).collect()
+}
+
+fn moved(name: &str, from: u16, to: Option<u16>) -> Command {
+    Command::AddReplica { name: name.to_owned(), device: to.map(ssd_of), replaces: Some(ssd_of(from)) }
+}
+
+#[test]
+fn volumes_that_have_to_be_apart_share_no_host() {
+    let mut state = pod_of(4);
+    must(&mut state, &create("data", (None, 2), apart("db")));
+    must(&mut state, &create("log", (None, 1), apart("db")));
+    let (data, log) = (hosts_of(&state, "data"), hosts_of(&state, "log"));
+    assert!(data.is_disjoint(&log), "{data:?} {log:?}");
+    // Three of four are taken.
+    let refusal = refused(&mut state, &create("copy", (None, 2), apart("db")));
+    assert_eq!(refusal.kind, RefusalKind::NoRoom);
+    assert!(refusal.detail.contains("the 3 hosts that others of the group db lie on"), "{refusal}");
+    let refusal = refused(&mut state, &striped("wide", 2, apart("db")));
+    assert!(refusal.detail.contains("of the group db"), "{refusal}");
+    let taken = *log.first().expect("it lies somewhere");
+    let refusal = refused(&mut state, &create("copy", (Some(taken), 1), apart("db")));
+    assert_eq!(refusal.kind, RefusalKind::NoDevice);
+    assert!(refusal.detail.contains("of the group db lies on an SSD of h"), "{refusal}");
+    // Whose name is that of another kind of group, or of another group, is none of it.
+    must(&mut state, &create("other", (Some(taken), 1), together("db")));
+    must(&mut state, &create("another", (Some(taken), 1), apart("web")));
+    must(&mut state, &create("copy", (None, 1), apart("db")));
+    // A volume that is gone is in nobody's way.
+    must(&mut state, &Command::DeleteVolume { name: "log".to_owned() });
+    must(&mut state, &create("log", (None, 1), apart("db")));
+    assert_eq!(hosts_of(&state, "log"), log);
+}
+
+#[test]
+fn they_stay_apart_wherever_they_move() {
+    let mut state = pod_of(4);
+    for (name, host) in [("a", 2), ("b", 3)] {
+        must(&mut state, &create(name, (Some(host), 1), apart("db")));
+        must(&mut state, &guest(&format!("vm-{name}"), &[name]));
+    }
+    let refusal = refused(&mut state, &moved("a", 2, Some(3)));
+    assert_eq!(refusal.kind, RefusalKind::NoDevice);
+    refused(
+        &mut state,
+        &Command::AddReplica { name: "a".to_owned(), device: Some(ssd_of(3)), replaces: None },
+    );
+    must(&mut state, &moved("a", 2, None));
+    let a = hosts_of(&state, "a");
+    assert!(!a.contains(&3), "{a:?}");
+    // Where it comes to, and what it leaves, count.
+    refused(&mut state, &moved("b", 3, Some(*a.last().expect("two"))));
+    refused(&mut state, &moved("b", 3, Some(2)));
+
+    // A host that is to be empty: its volume goes where no other of the group is, or stays.
+    must(&mut state, &Command::Drain { host: HostId::new(3), device: None, on: true });
+    let b = hosts_of(&state, "b");
+    assert_eq!((b.len(), b.is_disjoint(&a)), (2, true), "{b:?} {a:?}");
+}
+
+#[test]
+fn one_that_has_nowhere_to_go_from_a_drained_host_stays() {
+    let mut state = pod_of(3);
+    for (name, host) in [("a", 2), ("b", 3), ("c", 4)] {
+        must(&mut state, &create(name, (Some(host), 1), apart("db")));
+        must(&mut state, &guest(&format!("vm-{name}"), &[name]));
+    }
+    must(&mut state, &Command::Drain { host: HostId::new(3), device: None, on: true });
+    assert_eq!(hosts_of(&state, "b"), BTreeSet::from([3]));
+    must(&mut state, &Command::DeleteInstance { name: "vm-c".to_owned(), force: true });
+    must(&mut state, &Command::DeleteVolume { name: "c".to_owned() });
+    assert_eq!(hosts_of(&state, "b"), BTreeSet::from([3, 4]), "it goes as soon as it can");
+}
+
+#[test]
+fn columns_of_a_striped_volume_stay_apart_from_others() {
+    let mut state = pod_of(4);
+    must(&mut state, &create("log", (Some(4), 1), apart("db")));
+    must(&mut state, &striped("wide", 2, apart("db")));
+    let wide = hosts_of(&state, "wide");
+    assert!(!wide.contains(&4), "{wide:?}");
+    let from = *wide.first().expect("two");
+    refused(&mut state, &moved("wide", from, Some(4)));
+    must(&mut state, &moved("wide", from, None));
+    assert!(!hosts_of(&state, "wide").contains(&4));
+}
+
+#[test]
+fn volumes_that_are_to_be_together_lie_on_one_ssd_while_it_has_room() {
+    let mut state = pod_of(3);
+    // Elsewhere there is more room.
+    must(&mut state, &create("a", (Some(3), 1), together("app")));
+    must(&mut state, &create("b", (None, 1), together("app")));
+    assert_eq!(hosts_of(&state, "b"), BTreeSet::from([3]));
+    must(&mut state, &create("c", (None, 1), together("other")));
+    assert_ne!(hosts_of(&state, "c"), BTreeSet::from([3]), "it is of another group");
+    // 64 MiB hold eight.
+    for number in 0..5 {
+        must(&mut state, &create(&format!("d{number}"), (None, 1), together("app")));
+        assert!(hosts_of(&state, &format!("d{number}")).contains(&3));
+    }
+    must(&mut state, &create("pair", (None, 2), together("app")));
+    assert!(hosts_of(&state, "pair").contains(&3), "one of its places is with them");
+    must(&mut state, &create("last", (None, 1), together("app")));
+    assert!(
+        !hosts_of(&state, "last").contains(&3),
+        "there is no room for it any more, and it is not refused"
+    );
+    let elsewhere = hosts_of(&state, "pair").into_iter().find(|it| *it != 3);
+    assert_eq!(hosts_of(&state, "last").first().copied(), elsewhere, "the next best is where one of them is");
+}
+
+#[test]
+fn another_ssd_of_the_same_host_comes_before_other_hosts() {
+    let mut state = pod_of(3);
+    let mut devices = vec![ssd("ssd0", 8), ssd("ssd1", 64)];
+    for device in &mut devices {
+        if let DeviceReport::Ssd { iops, bytes_per_second, .. } = device {
+            (*iops, *bytes_per_second) = (None, None);
+        }
+    }
+    let join = join(3, devices);
+    must(&mut state, &Command::Join { endpoint: endpoint(3, Role::BlkBackend), incarnation: 2, join });
+    must(&mut state, &create("a", (Some(3), 1), together("app")));
+    must(&mut state, &create("big", (Some(3), 1), Groups::default()).on("ssd1"));
+    must(&mut state, &create("b", (None, 1), together("app")));
+    let b = state.volume_named("b").expect("a volume").replicas[0].device.clone();
+    assert_eq!(b, DeviceId { host: HostId::new(3), name: "ssd1".into() });
+}
+
+impl Command {
+    /// The same volume on another SSD of the same host.
+    fn on(mut self, ssd: &str) -> Self {
+        if let Self::CreateVolume { device: Some(device), .. } = &mut self {
+            device.name = ssd.into();
+        }
+        self
+    }
+}
+
+#[test]
+fn a_volume_that_is_to_be_near_a_host_is_with_its_group_first() {
+    let mut state = pod_of(3);
+    let near = |state: &State, groups: &Groups| {
+        state.ssd_near(HostId::new(2), 8 * MIB, (&Qos::default(), groups)).map(|it| it.host.get())
+    };
+    assert_eq!(near(&state, &together("app")), Some(2));
+    must(&mut state, &create("a", (Some(3), 1), together("app")));
+    assert_eq!(near(&state, &together("app")), None, "the controller chooses, and takes the group's");
+    assert_eq!(near(&state, &Groups::default()), Some(2));
+    must(&mut state, &create("b", (Some(2), 1), apart("db")));
+    assert_eq!(near(&state, &apart("db")), None);
+}
+
+#[test]
+fn groups_are_for_pods_of_which_everybody_knows_them() {
+    let mut state = pod_of(3);
+    must(&mut state, &create("a", (Some(2), 1), apart("db")));
+    let lease = guest_with_volume(&mut state, "plain", 4, 3, 1);
+    assert!(lease.is_some());
+    let old = state.speaking(0);
+    let effects = must(&mut state, &old);
+    assert_eq!(kinds(&effects), [EventKind::VolumeChanged]);
+    assert!(state.volumes.values().all(|it| it.groups.is_empty()));
+    let json = serde_json::to_string(&state).expect("JSON");
+    assert!(!json.contains("groups") && !json.contains("\"apart\""), "an older controller could not read it");
+
+    for asked in [create("b", (None, 1), together("db")), striped("wide", 2, apart("db"))] {
+        let request =
+            Command::Request { key: None, labels: Labels::new(), expected: None, asked: Box::new(asked) };
+        assert!(state.check_spoken(&request).is_err(), "whoever asks is told before anybody else is");
+        let refusal = refused(&mut state, &request);
+        assert!(refusal.kind == RefusalKind::Busy && refusal.detail.contains("1.1"), "{refusal}");
+    }
+    // What says nothing new is what it was.
+    let plain = create("b", (None, 1), Groups::default());
+    assert!(!serde_json::to_string(&plain).expect("JSON").contains("groups"));
+    must(&mut state, &plain);
+    let new = state.speaking(Protocol::GROUPS_VOLUMES);
+    must(&mut state, &new);
+    must(&mut state, &create("c", (Some(2), 1), apart("db")));
+}
+
+#[test]
+fn names_of_groups_are_short_text() {
+    let mut state = pod_of(3);
+    for name in [String::new(), "x".repeat(64), "a\nb".to_owned()] {
+        for groups in [apart(&name), together(&name)] {
+            assert_eq!(
+                refused(&mut state, &create("a", (None, 1), groups.clone())).kind,
+                RefusalKind::InvalidValue
+            );
+            assert_eq!(refused(&mut state, &striped("a", 2, groups)).kind, RefusalKind::InvalidValue);
+        }
+    }
+    must(&mut state, &create("a", (None, 1), apart(&"x".repeat(63))));
+}
+
+#[test]
+fn groups_outlive_a_restart_of_the_controller() {
+    let mut state = pod_of(3);
+    must(&mut state, &create("a", (Some(2), 1), apart("db")));
+    let kept = serde_json::to_vec(&state).expect("JSON");
+    let mut again: State = serde_json::from_slice(&kept).expect("a state");
+    assert_eq!(again, state);
+    refused(&mut again, &create("b", (Some(2), 1), apart("db")));
+}
