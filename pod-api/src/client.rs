@@ -10,8 +10,8 @@ use reqwest::{Method, Url};
 use crate::{
     AddReplica, Balance, ChangeVolume, Controller, ControllerList, CreateInstance, CreateVolume, Device,
     DeviceList, Explanation, Host, HostList, Instance, InstanceList, InstancePriority, InstanceType,
-    InstanceTypeList, InstanceTypeSpec, Labels, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem,
-    Volume, VolumeList,
+    InstanceTypeList, InstanceTypeSpec, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume,
+    VolumeList,
 };
 
 mod credentials;
@@ -197,7 +197,12 @@ impl Client {
 
     /// All hosts.
     pub fn hosts(&self) -> Result<Vec<Host>, ClientError> {
-        self.get::<HostList>(&["v1", "hosts"]).map(|list| list.hosts)
+        self.hosts_with(&[])
+    }
+
+    /// Hosts with all of these fields and labels, such as `("label", "rack=a")`.
+    pub fn hosts_with(&self, fields: &[(&str, &str)]) -> Result<Vec<Host>, ClientError> {
+        self.call::<(), HostList>(Method::GET, &["v1", "hosts"], fields, None).map(|list| list.hosts)
     }
 
     /// One host.
@@ -229,7 +234,12 @@ impl Client {
 
     /// All devices.
     pub fn devices(&self) -> Result<Vec<Device>, ClientError> {
-        self.get::<DeviceList>(&["v1", "devices"]).map(|list| list.devices)
+        self.devices_with(&[])
+    }
+
+    /// Devices with all of these fields and labels, such as `("type", "ssd")` and `("label", "tier=fast")`.
+    pub fn devices_with(&self, fields: &[(&str, &str)]) -> Result<Vec<Device>, ClientError> {
+        self.call::<(), DeviceList>(Method::GET, &["v1", "devices"], fields, None).map(|list| list.devices)
     }
 
     /// One device, by host and name.
@@ -313,34 +323,10 @@ impl Client {
         Ok(list.instances)
     }
 
-    /// Labels an instance anew, as a whole.
-    pub fn label_instance(&self, name: &str, labels: &Labels) -> Result<Instance, ClientError> {
-        self.call(Method::PUT, &["v1", "instances", name, "labels"], &[], Some(labels))
-    }
-
     /// Gives an instance another priority.
     pub fn prioritize_instance(&self, name: &str, priority: u16) -> Result<Instance, ClientError> {
         let request = InstancePriority { priority };
         self.call(Method::PUT, &["v1", "instances", name, "priority"], &[], Some(&request))
-    }
-
-    /// Labels a volume anew, as a whole.
-    pub fn label_volume(&self, name: &str, labels: &Labels) -> Result<Volume, ClientError> {
-        self.call(Method::PUT, &["v1", "volumes", name, "labels"], &[], Some(labels))
-    }
-
-    /// Changes some labels of an instance, and leaves those that others change at the same time as they make them.
-    pub fn relabel_instance(&self, name: &str, changes: &LabelChanges) -> Result<Instance, ClientError> {
-        self.relabel("instances", name, changes, || {
-            self.instance(name).map(|it| (it.resource_version, it.labels))
-        })
-    }
-
-    /// Changes some labels of a volume, and leaves those that others change at the same time as they make them.
-    pub fn relabel_volume(&self, name: &str, changes: &LabelChanges) -> Result<Volume, ClientError> {
-        self.relabel("volumes", name, changes, || {
-            self.volume(name).map(|it| (it.resource_version, it.labels))
-        })
     }
 
     /// One instance.

@@ -37,6 +37,9 @@ pub struct Host {
     /// It is to be empty: nothing new is placed on its devices, and what is there leaves.
     #[serde(default)]
     pub drained: bool,
+    /// Words to find it by, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
     /// What is true of it now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
@@ -115,6 +118,9 @@ pub struct Device {
     /// It is to be empty: nothing new is placed on it, and what is there leaves.
     #[serde(default)]
     pub drained: bool,
+    /// Words to find it by, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
     /// Its counters; absent when its endpoint has sent none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counters: Option<DeviceCounters>,

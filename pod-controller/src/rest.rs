@@ -90,6 +90,8 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(labels::instance))
         .routes(routes!(priorities::set))
         .routes(routes!(labels::volume))
+        .routes(routes!(labels::host))
+        .routes(routes!(labels::device))
         .routes(routes!(instance_types::list))
         .routes(routes!(instance_types::get, instance_types::set, instance_types::delete))
         .routes(routes!(migrations::prepare, migrations::abort))

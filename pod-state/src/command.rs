@@ -320,9 +320,9 @@ pub enum Command {
         /// How far they are relieved.
         relief: Relief,
     },
-    /// Somebody labels an instance or a volume.
+    /// Somebody labels an instance, a volume, a host or a device.
     SetLabels {
-        /// Which of both.
+        /// Which of them.
         of: Labelled,
         /// Its name.
         name: String,

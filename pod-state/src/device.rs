@@ -4,6 +4,8 @@ use pod_protocol::volume_table::VolumeEntry;
 use serde::{Deserialize, Serialize};
 use smol_str::SmolStr;
 
+use super::Labels;
+
 /// A device: its host, and its name there.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct DeviceId {
@@ -28,6 +30,9 @@ pub struct Device {
     /// It is to be empty.
     #[serde(default)]
     pub drained: bool,
+    /// Words to find it by.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 /// What a device is.

@@ -75,6 +75,7 @@ impl State {
         self.endpoints.retain(|id, _| id.host != host);
         self.hosts.remove(&host);
         self.drained_hosts.remove(&host);
+        self.host_labels.remove(&host);
         self.look_again();
         effects.push(Effect::event(EventKind::HostDeleted, name, "it is not part of the pod any more"));
         Ok(())

@@ -8,7 +8,8 @@ use pod_protocol::volume_table::VolumeTable;
 
 use super::name::check_reported_name;
 use super::{
-    Device, DeviceId, Effect, Endpoint, Health, Kind, LeaseKind, Presence, Refusal, RefusalKind, State,
+    Device, DeviceId, Effect, Endpoint, Health, Kind, Labels, LeaseKind, Presence, Refusal, RefusalKind,
+    State,
 };
 
 /// More devices than a host has slots for.
@@ -158,6 +159,7 @@ impl State {
         let known = self.devices.remove(&device_id);
         let held = known.as_ref().and_then(|known| known.held.clone());
         let drained = known.as_ref().is_some_and(|known| known.drained);
+        let labels = known.as_ref().map_or_else(Labels::new, |known| known.labels.clone());
         if let DeviceReport::Ssd { table: Some(table), .. } = report {
             self.pass_over_numbers(table);
         }
@@ -225,7 +227,8 @@ impl State {
                 effects.push(Effect::event(kind, self.device_name(&device_id), message));
             }
         }
-        self.devices.insert(device_id, Device { driver: driver.clone(), kind, health, held, drained });
+        self.devices
+            .insert(device_id, Device { driver: driver.clone(), kind, health, held, drained, labels });
     }
 
     /// Volumes get no number any more that an SSD's table has, be it of a controller whose state was lost: the log of what is

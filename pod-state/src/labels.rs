@@ -1,10 +1,11 @@
-//! Words that operators put on instances and volumes, to find them again. The controller does nothing by them.
+//! Words that operators put on instances, volumes, hosts and devices, to find them again. The controller does nothing by them.
 
 use std::collections::BTreeMap;
 
+use cxl_pool::HostId;
 use serde::{Deserialize, Serialize};
 
-use super::{Refusal, RefusalKind, State};
+use super::{DeviceId, Refusal, RefusalKind, State};
 
 /// Names and values, sorted by name.
 pub type Labels = BTreeMap<String, String>;
@@ -22,6 +23,10 @@ pub enum Labelled {
     Instance,
     /// A volume.
     Volume,
+    /// A host.
+    Host,
+    /// A NIC or an SSD, named with its host as `h2/nic0`.
+    Device,
 }
 
 /// Refuses labels that could not be asked for as `name=value,name=value`.
@@ -62,9 +67,39 @@ impl State {
                 let id = self.volume_named(name).map(|it| it.id);
                 ("volume", id.and_then(|id| self.volumes.get_mut(&id)).map(|it| &mut it.labels))
             }
+            Labelled::Host => {
+                let id = self.host_named(name).ok_or_else(|| Refusal::not_found("host", name))?;
+                if labels.is_empty() {
+                    self.host_labels.remove(&id);
+                } else {
+                    self.host_labels.insert(id, labels.clone());
+                }
+                return Ok(());
+            }
+            Labelled::Device => {
+                let id = self.device_named(name);
+                ("device", id.and_then(|id| self.devices.get_mut(&id)).map(|it| &mut it.labels))
+            }
         };
         let known = known.ok_or_else(|| Refusal::not_found(what, name))?;
         known.clone_from(labels);
         Ok(())
+    }
+
+    /// The labels of a host.
+    pub fn labels_of_host(&self, host: HostId) -> Labels {
+        self.host_labels.get(&host).cloned().unwrap_or_default()
+    }
+
+    /// Not all of the pod knows of labels of hosts and devices any more.
+    pub(super) fn forget_labels(&mut self) {
+        self.host_labels.clear();
+        let labelled = self.devices.iter().filter(|(_, device)| !device.labels.is_empty());
+        let labelled: Vec<DeviceId> = labelled.map(|(id, _)| id.clone()).collect();
+        for device in &labelled {
+            if let Some(device) = self.devices.get_mut(device) {
+                device.labels.clear();
+            }
+        }
     }
 }

@@ -149,6 +149,9 @@ pub struct State {
     /// Hosts that are to be empty.
     #[serde(default)]
     drained_hosts: BTreeSet<HostId>,
+    /// Words to find hosts by, of those that have any.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    host_labels: BTreeMap<HostId, Labels>,
     /// How many leases have moved to their backup.
     pub failovers: u64,
     /// Requests that clients may send again.
@@ -190,6 +193,7 @@ impl State {
             channels: Table::default(),
             fabric: Fabric::default(),
             drained_hosts: BTreeSet::new(),
+            host_labels: BTreeMap::new(),
             failovers: 0,
             keys: request::Keys::default(),
             last: Last::default(),

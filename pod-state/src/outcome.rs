@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cxl_pool::HostId;
 
 use super::fabric::{Element, Tenant};
-use super::{Command, Effect, InstanceType, Last, Options, Refusal, State};
+use super::{Command, Effect, InstanceType, Labelled, Labels, Last, Options, Refusal, State};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -27,10 +27,23 @@ struct Rest {
     types: BTreeMap<String, InstanceType>,
     fabric: (u32, u32, BTreeMap<String, Element>, BTreeMap<String, Tenant>),
     drained_hosts: BTreeSet<HostId>,
+    /// Of hosts, where the command is about them.
+    labels: Option<BTreeMap<HostId, Labels>>,
     failovers: u64,
     key: Option<String>,
     last: Last,
     short: bool,
+}
+
+impl Command {
+    /// Whether it labels one of these.
+    pub(super) fn labels(&self, what: Labelled) -> bool {
+        match self {
+            Self::Request { asked, .. } => asked.labels(what),
+            Self::SetLabels { of, .. } => *of == what,
+            _ => false,
+        }
+    }
 }
 
 impl State {
@@ -62,6 +75,7 @@ impl State {
             types: self.types.clone(),
             fabric: (fabric.window_us, fabric.sample_us, fabric.elements.clone(), fabric.tenants.clone()),
             drained_hosts: self.drained_hosts.clone(),
+            labels: command.labels(Labelled::Host).then(|| self.host_labels.clone()),
             failovers: self.failovers,
             key: self.keys.latest().map(str::to_owned),
             last: self.last.clone(),

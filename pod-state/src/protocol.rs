@@ -3,7 +3,7 @@
 use pod_protocol::objects::{Object, ObjectId, ProtocolObject};
 use pod_protocol::protocol::Protocol;
 
-use super::{Command, Effect, Filling, Objects, Options, Refusal, RefusalKind, State};
+use super::{Command, Effect, Filling, Labelled, Objects, Options, Refusal, RefusalKind, State};
 
 impl State {
     /// The version in which is said what others than a direct peer hear or read: every member of the pod knows it.
@@ -32,6 +32,11 @@ impl State {
             {
                 Err(not_yet("volumes are kept apart or together", Protocol::GROUPS_VOLUMES))
             }
+            Command::SetLabels { of: Labelled::Host | Labelled::Device, .. }
+                if minor < Protocol::LABELS_DEVICES =>
+            {
+                Err(not_yet("hosts and devices bear labels", Protocol::LABELS_DEVICES))
+            }
             _ => Ok(()),
         }
     }
@@ -40,6 +45,9 @@ impl State {
     pub(super) fn forget_newer(&mut self, effects: &mut Vec<Effect>) {
         if self.options.protocol_minor < Protocol::GROUPS_VOLUMES {
             self.forget_groups(effects);
+        }
+        if self.options.protocol_minor < Protocol::LABELS_DEVICES {
+            self.forget_labels();
         }
     }
 

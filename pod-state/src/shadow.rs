@@ -143,6 +143,7 @@ impl State {
             channels,
             fabric,
             drained_hosts,
+            host_labels,
             failovers,
             keys,
             last,
@@ -154,6 +155,7 @@ impl State {
         hosts.clone_from(&now.hosts);
         types.clone_from(&now.types);
         drained_hosts.clone_from(&now.drained_hosts);
+        host_labels.clone_from(&now.host_labels);
         last.clone_from(&now.last);
         if keys.latest() != now.keys.latest() {
             keys.clone_from(&now.keys);

@@ -62,6 +62,8 @@ impl Command {
             | Self::ChangeVolume { name, .. }
             | Self::SetLabels { of: Labelled::Volume, name, .. }
             | Self::DeleteVolume { name } => Resource::Volume(name.clone()),
+            Self::SetLabels { of: Labelled::Host, name, .. } => Resource::Host(state.host_named(name)?),
+            Self::SetLabels { of: Labelled::Device, name, .. } => Resource::Device(state.device_named(name)?),
             Self::FailBack { device } | Self::ReleaseLink { device, .. } | Self::AdoptVolumes { device } => {
                 Resource::Device(device.clone())
             }
@@ -105,11 +107,14 @@ impl State {
         })
     }
 
-    /// The version of a host: its daemons, and whether it is to be empty. Not that of its devices.
+    /// The version of a host: its daemons, its labels, and whether it is to be empty. Not that of its devices.
     pub fn host_version(&self, host: HostId) -> Option<String> {
         let name = self.hosts.get(&host)?;
         let endpoints: Vec<_> = self.endpoints.iter().filter(|(id, _)| id.host == host).collect();
-        Some(digest(&("host", host, name, self.is_drained_host(host), endpoints)))
+        let host = ("host", host, name, self.is_drained_host(host), endpoints);
+        // Without labels it is the version that controllers of 1.0 know.
+        let labels = self.host_labels.get(&host.1);
+        Some(labels.map_or_else(|| digest(&host), |labels| digest(&(&host, labels))))
     }
 
     /// The version of a device: what it is, whether it works, and whether it is to be empty. Not that of what uses it.

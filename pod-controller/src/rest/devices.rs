@@ -10,7 +10,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::Failure;
 use super::body::{Asked, DevicePath, Names};
 use super::change::Change;
-use super::list::{Page, is};
+use super::list::{Page, Selector, is};
 use super::version::Shown;
 use crate::controller::Handle;
 
@@ -19,6 +19,8 @@ use crate::controller::Handle;
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
+    /// Only those with these labels: `name=value`, or several with commas between them.
+    label: Option<String>,
     /// Only those of this host.
     host: Option<String>,
     /// Only NICs, or only SSDs.
@@ -49,11 +51,13 @@ pub(super) async fn list(
     State(handle): State<Handle>,
     Asked(query): Asked<ListQuery>,
 ) -> Result<Json<DeviceList>, Failure> {
+    let labels = Selector::parse(query.label.as_deref())?;
     let view = handle.view();
     let mut devices = view.devices(&handle.telemetry());
     devices.retain(|it| {
         let is_nic = matches!(it.kind, DeviceKind::Nic { .. });
-        is(query.host.as_ref(), &it.host)
+        labels.matches(&it.labels)
+            && is(query.host.as_ref(), &it.host)
             && query.r#type.is_none_or(|wanted| is_nic == (wanted == Type::Nic))
             && query.health.is_none_or(|health| it.health == health)
     });

@@ -11,7 +11,7 @@ use utoipa::IntoParams;
 use super::Failure;
 use super::body::{Asked, Names};
 use super::change::Change;
-use super::list::Page;
+use super::list::{Page, Selector};
 use super::version::Shown;
 use crate::controller::Handle;
 
@@ -20,6 +20,8 @@ use crate::controller::Handle;
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
+    /// Only those with these labels: `name=value`, or several with commas between them.
+    label: Option<String>,
     /// Only those that are to be empty, or are not.
     drained: Option<bool>,
     /// At most this many, 1 to 10000; all unless given.
@@ -37,9 +39,11 @@ pub(super) async fn list(
     State(handle): State<Handle>,
     Asked(query): Asked<ListQuery>,
 ) -> Result<Json<HostList>, Failure> {
+    let labels = Selector::parse(query.label.as_deref())?;
     let view = handle.view();
     let mut hosts = view.hosts((&handle.telemetry(), handle.spoken()), Instant::now());
-    hosts.retain(|it| query.drained.is_none_or(|drained| it.drained == drained));
+    hosts
+        .retain(|it| labels.matches(&it.labels) && query.drained.is_none_or(|drained| it.drained == drained));
     let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
     let (hosts, next) = page.of(hosts, |it| format!("{:05}", it.id))?;
     Ok(Json(HostList { hosts, resource_version: view.version(), next }))

@@ -89,6 +89,7 @@ impl View {
             reason,
             leases: self.state.leases_on(id),
             drained: self.state.is_drained(id),
+            labels: device.labels.clone(),
             counters: counters.map(show_counters),
             conditions: Vec::new(),
         };

@@ -60,6 +60,7 @@ impl View {
             endpoints: endpoints.collect(),
             devices: devices.map(|device| self.state.device_name(device)).collect(),
             drained: self.state.is_drained_host(id),
+            labels: self.state.labels_of_host(id),
             instances: instances.map(|instance| instance.name.clone()).collect(),
             conditions: Vec::new(),
         };

@@ -5,6 +5,7 @@ mod access;
 mod browser;
 mod etcd;
 mod groups;
+mod labels;
 mod live_migration;
 mod metrics;
 mod page;

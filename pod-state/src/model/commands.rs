@@ -8,7 +8,7 @@ use pod_protocol::reports::DeviceReport;
 use super::pod::{MIB, devices_of, endpoint, fabric, join, nic, ssd, with_table};
 use super::reports::{relieve, scrub_all, wipe_all};
 use super::step::{InGroups, ROLES, Says, Step};
-use crate::{Command, DeviceId, Groups, InstanceType, Mchannel, NicWish, Presence, State, Volume};
+use crate::{Command, DeviceId, Groups, InstanceType, Labelled, Mchannel, NicWish, Presence, State, Volume};
 
 /// The commands that a step stands for, given what there is.
 #[expect(clippy::too_many_lines, reason = "a few lines for each of many steps")]
@@ -82,6 +82,14 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
         Step::Drain { host, device, on } => {
             let device = device.map(|nic| if nic { "nic0".to_owned() } else { "ssd0".to_owned() });
             vec![Command::Drain { host: HostId::new(host), device, on }]
+        }
+        Step::Label { host, device, value } => {
+            let (of, name) = match device {
+                None => (Labelled::Host, format!("h{host}")),
+                Some(nic) => (Labelled::Device, format!("h{host}/{}", if nic { "nic0" } else { "ssd0" })),
+            };
+            let labels = value.map(|value| ("tier".to_owned(), value.to_string())).into_iter().collect();
+            vec![Command::SetLabels { of, name, labels }]
         }
         Step::FailBack { host, nic } => {
             vec![Command::FailBack {

@@ -24,7 +24,16 @@ pub fn check(state: &State) {
     no_slot_is_taken_twice(state);
     nobody_forgets_what_is_referred_to(state);
     no_group_lies_together_that_has_to_be_apart(state);
+    labels_are_of_who_is_there(state);
     nothing_is_left_to_settle(state);
+}
+
+/// Hosts that are gone leave no labels, and nobody has any in a pod some of which knows of none.
+fn labels_are_of_who_is_there(state: &State) {
+    assert!(state.host_labels.keys().all(|host| state.hosts.contains_key(host)));
+    let labelled = state.devices.values().any(|device| !device.labels.is_empty());
+    assert!(state.options.protocol_minor >= 1 || !labelled && state.host_labels.is_empty());
+    assert!(state.host_labels.values().all(|labels| !labels.is_empty()));
 }
 
 /// Counted anew, by nothing that placement uses: volumes of a group that has to be apart share no host, whatever has become of them.

@@ -66,6 +66,11 @@ pub(super) enum Step {
         device: Option<bool>,
         on: bool,
     },
+    Label {
+        host: u16,
+        device: Option<bool>,
+        value: Option<u8>,
+    },
     Trust {
         host: u16,
         nic: u8,
@@ -254,6 +259,8 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         1 => (host.clone(), 0_u8..2).prop_map(|(host, nic)| Step::FailBack { host, nic }),
         2 => (host.clone(), any::<Option<bool>>(), any::<bool>())
             .prop_map(|(host, device, on)| Step::Drain { host, device, on }),
+        1 => (host.clone(), any::<Option<bool>>(), prop::option::of(0_u8..2))
+            .prop_map(|(host, device, value)| Step::Label { host, device, value }),
         1 => (host.clone(), 0_u8..2, any::<bool>()).prop_map(|(host, nic, held)| Step::Trust { host, nic, held }),
         4 => (0_usize..8, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
             |(lease, incoming, connected, running)| Step::Attach { lease, incoming, connected, running }

@@ -20,6 +20,7 @@ mod failover;
 mod groups;
 mod guest_ram;
 mod hotplug;
+mod labels;
 mod live_migration;
 mod moving;
 mod packing;

@@ -184,8 +184,8 @@ impl Command {
     /// Whether it only looks, so that it can be done again and again.
     pub(crate) const fn looks(&self) -> bool {
         match self {
-            Self::Hosts(command) => matches!(command, Hosts::List | Hosts::Get { .. }),
-            Self::Devices(command) => matches!(command, Devices::List | Devices::Get { .. }),
+            Self::Hosts(command) => matches!(command, Hosts::List(_) | Hosts::Get { .. }),
+            Self::Devices(command) => matches!(command, Devices::List(_) | Devices::Get { .. }),
             Self::Volumes(command) => matches!(command, Volumes::List(_) | Volumes::Get { .. }),
             Self::Instances(command) => matches!(command, Instances::List(_) | Instances::Get { .. }),
             Self::Types(command) => matches!(command, Types::List | Types::Get { .. }),
@@ -248,9 +248,9 @@ pub(crate) enum PoolPart {
 
 #[derive(Subcommand)]
 pub(crate) enum Devices {
-    /// Show all
+    /// Show all, or those that are asked for
     #[command(visible_alias = "ls")]
-    List,
+    List(Which),
     /// Show one in full
     Get {
         /// Its name with its host, as h2/nic0
@@ -274,6 +274,11 @@ pub(crate) enum Devices {
         /// Its name with its host, as h2/ssd0
         name: String,
     },
+    /// Label a device anew, as a whole; without labels, it has none any more
+    ///
+    /// Example: podctl devices label h2/ssd0 tier=fast
+    #[command(verbatim_doc_comment)]
+    Label(Label),
     /// Trust a NIC again whose link came and went too often
     Release {
         /// The NIC, as h2/nic0
@@ -288,9 +293,9 @@ pub(crate) enum Devices {
 
 #[derive(Subcommand)]
 pub(crate) enum Hosts {
-    /// Show all
+    /// Show all, or those that are asked for
     #[command(visible_alias = "ls")]
-    List,
+    List(Which),
     /// Show one in full
     Get {
         /// Its name
@@ -306,6 +311,11 @@ pub(crate) enum Hosts {
         /// Its name
         name: String,
     },
+    /// Label a host anew, as a whole; without labels, it has none any more
+    ///
+    /// Example: podctl hosts label h2 rack=a --merge
+    #[command(verbatim_doc_comment)]
+    Label(Label),
     /// Say that a host was reset or taken away: frees the parts of the pool that wait for it
     ///
     /// Only for a host that lost power or was reset: what its caches and devices still write would hit whoever gets

@@ -77,8 +77,16 @@ fn carry_out(client: &Client, arguments: &Arguments, out: Out<'_>) -> Result<(),
 
 fn hosts(client: &Client, command: &Hosts, format: Output, out: Out<'_>) -> Result<(), Failure> {
     match command {
-        Hosts::List => {
-            show(out, format, &client.hosts()?, |hosts| table::hosts(hosts, format == Output::Wide))
+        Hosts::List(which) => {
+            let hosts = client.hosts_with(&fields(&which.labels.join(",")))?;
+            show(out, format, &hosts, |hosts| table::hosts(hosts, format == Output::Wide))
+        }
+        Hosts::Label(label) => {
+            let host = match label.changes() {
+                Some(changes) => client.relabel_host(&label.name, &changes)?,
+                None => client.label_host(&label.name, &labelled(&label.labels))?,
+            };
+            show(out, format, &host, output::host)
         }
         Hosts::Get { name } => show(out, format, &client.host(name)?, output::host),
         Hosts::Drain { name } => {
@@ -106,8 +114,17 @@ fn devices(client: &Client, command: &Devices, format: Output, out: Out<'_>) -> 
         None => Err(Failure::Usage(format!("{name:?} is no device: write host and name, such as h2/nic0"))),
     };
     match command {
-        Devices::List => {
-            show(out, format, &client.devices()?, |devices| table::devices(devices, format == Output::Wide))
+        Devices::List(which) => {
+            let devices = client.devices_with(&fields(&which.labels.join(",")))?;
+            show(out, format, &devices, |devices| table::devices(devices, format == Output::Wide))
+        }
+        Devices::Label(label) => {
+            let (host, name) = split(&label.name)?;
+            let device = match label.changes() {
+                Some(changes) => client.relabel_device(&host, &name, &changes)?,
+                None => client.label_device(&host, &name, &labelled(&label.labels))?,
+            };
+            show(out, format, &device, output::device)
         }
         Devices::Get { name } => {
             let (host, device) = split(name)?;

@@ -23,12 +23,14 @@ fn pairs(pairs: &[(&str, String)]) -> String {
 }
 
 pub(crate) fn host(host: &Host) -> String {
-    let mut shown = pairs(&[
+    let mut lines = vec![
         ("host", format!("{} (id {})", host.name, host.id)),
         ("devices", host.devices.join(", ")),
         ("instances", host.instances.join(", ")),
         ("drained", if host.drained { "its devices are to be empty" } else { "no" }.to_owned()),
-    ]);
+    ];
+    lines.extend(traits(&host.labels, &[]));
+    let mut shown = pairs(&lines);
     let rows = host.endpoints.iter().map(|endpoint| {
         let age = endpoint.telemetry_age_ms.map_or_else(|| "-".to_owned(), |age| format!("{age} ms ago"));
         let health = endpoint_health(endpoint.health).to_owned();
@@ -138,6 +140,7 @@ pub(crate) fn device(device: &Device) -> String {
     if device.drained {
         lines.push(("drained", "it is to be empty".to_owned()));
     }
+    lines.extend(traits(&device.labels, &[]));
     if let Some(counters) = &device.counters {
         match device.kind {
             DeviceKind::Nic { .. } => lines.extend([

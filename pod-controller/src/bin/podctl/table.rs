@@ -80,7 +80,12 @@ pub(crate) fn hosts(hosts: &[Host], wide: bool) -> String {
         (vec!["host", "id", "daemons", "devices", "instances"], rows.collect::<Vec<_>>());
     if wide {
         let drained: fn(&Host) -> String = |it| if it.drained { "yes".to_owned() } else { "no".to_owned() };
-        widen(&mut header, &mut rows, hosts, &[("drained", drained), ("not", |it| failing(&it.conditions))]);
+        let more: [Column<Host>; 3] = [
+            ("drained", drained),
+            ("labels", |it| shown_labels(&it.labels)),
+            ("not", |it| failing(&it.conditions)),
+        ];
+        widen(&mut header, &mut rows, hosts, &more);
     }
     or_none("no host has joined yet", plain(&header, &[1], rows), hosts)
 }
@@ -117,7 +122,12 @@ pub(crate) fn devices(devices: &[Device], wide: bool) -> String {
     let mut rows: Vec<_> = rows.collect();
     if wide {
         let reason: fn(&Device) -> String = |it| it.reason.clone().unwrap_or_else(|| "-".to_owned());
-        widen(&mut header, &mut rows, devices, &[("reason", reason), ("not", |it| failing(&it.conditions))]);
+        let more: [Column<Device>; 3] = [
+            ("reason", reason),
+            ("labels", |it| shown_labels(&it.labels)),
+            ("not", |it| failing(&it.conditions)),
+        ];
+        widen(&mut header, &mut rows, devices, &more);
     }
     or_none("no host has reported a device yet", plain(&header, &[4, 5], rows), devices)
 }

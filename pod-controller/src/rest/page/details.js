@@ -66,7 +66,7 @@ function host(pod, name) {
     table(it.endpoints.map((endpoint) => [
       endpoint.role, [endpoint.health, endpoint.software, endpoint.protocol && `speaks ${endpoint.protocol}`].filter(Boolean).join(", "),
     ])),
-    table([["instances", it.instances.join(", ")], ["devices", it.devices.join(", ")], ["version", it.resourceVersion]]),
+    table([["instances", it.instances.join(", ")], ["devices", it.devices.join(", ")], ["labels", labels(it)], ["version", it.resourceVersion]]),
   ];
 }
 
@@ -101,9 +101,14 @@ function device(pod, name) {
       ["size", nic ? undefined : `${bytes(it.size_bytes)}, ${bytes(it.used_bytes)} used`],
       ["leases", it.leases], ["standby", nic ? it.standby_leases : undefined],
       ["used by", users.map((instance) => instance.name).join(", ")],
-      ["errors", counters?.errors], ["version", it.resourceVersion],
+      ["errors", counters?.errors], ["labels", labels(it)], ["version", it.resourceVersion],
     ]),
   ];
+}
+
+// Words to find something by, as they are asked for.
+function labels(it) {
+  return Object.entries(it.labels ?? {}).map((pair) => pair.join("=")).join(", ");
 }
 
 // Whether a device carries too much, and what would relieve it, or does.
@@ -126,7 +131,7 @@ function instance(pod, name) {
   const nodes = [
     element("h2", `instance ${name}`),
     list("against", against(it.conditions)),
-    table([["host", it.host], ["type", it.instance_type], ["priority", it.priority], ["labels", Object.entries(it.labels ?? {}).map((pair) => pair.join("=")).join(", ")], ["version", it.resourceVersion]]),
+    table([["host", it.host], ["type", it.instance_type], ["priority", it.priority], ["labels", labels(it)], ["version", it.resourceVersion]]),
   ];
   nodes.push(it.migration
     ? actions(button("stay", { method: "DELETE", path: `${path}/migration`, question: `Give up the move of ${name}?`, consequence: `It stays on ${it.host}. A VMM on ${it.migration.to} loses its devices.` }, true))
