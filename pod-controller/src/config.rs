@@ -86,7 +86,7 @@ pub struct ControllerSection {
     /// Who may do what over TCP; without it and without certificates, whoever reaches an address that is given may do everything.
     #[serde(default)]
     pub tokens: Option<PathBuf>,
-    /// Where changes are written down that somebody asks for.
+    /// Where changes are written down that somebody asks for, and who was refused.
     #[serde(default)]
     pub audit_log: Option<PathBuf>,
     /// How many requests per second somebody may send over TCP, and as many at once; 0: any number.

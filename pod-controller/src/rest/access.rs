@@ -1,16 +1,17 @@
 //! Who may do what. On the UNIX socket that is a matter of the socket's permissions; over TCP a bearer token or a certificate says who
-//! somebody is, and a role what that one may do. Changes are written down, whoever makes them.
+//! somebody is, and a role what that one may do. Changes are written down, whoever makes them, and who is not let in.
 
 mod audit;
 mod origin;
 mod rate;
+mod refusals;
 mod tokens;
 
 use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -20,8 +21,9 @@ use axum::response::{IntoResponse, Response};
 use utoipa::openapi::OpenApi;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 
-use self::audit::{AuditLog, Entry};
+use self::audit::{AuditLog, Entry, now_ms};
 use self::rate::Rates;
+use self::refusals::origin as origin_of;
 use self::tokens::TokenFile;
 pub use self::tokens::{Role, TokenError};
 use super::Failure;
@@ -64,7 +66,7 @@ pub struct AccessPolicy<'a> {
     pub certificates: bool,
     /// Without them and without tokens, whoever reaches the TCP address may only look, and not do everything.
     pub looks_only: bool,
-    /// The file to which changes are appended.
+    /// The file to which changes are appended, and refusals.
     pub audit_log: Option<&'a Path>,
     /// How many requests per second somebody may send over TCP, and as many at once; 0 for any number.
     pub requests_per_second: u32,
@@ -78,7 +80,7 @@ struct Guard {
     tokens: Option<TokenFile>,
     certificates: bool,
     looks_only: bool,
-    audit: Option<AuditLog>,
+    audit: Option<Arc<AuditLog>>,
     rates: Option<Mutex<Rates>>,
 }
 
@@ -92,7 +94,7 @@ impl Access {
     /// Reads the tokens, and opens the log.
     pub fn open(policy: &AccessPolicy<'_>) -> Result<Self, TokenError> {
         let tokens = policy.tokens.map(TokenFile::open).transpose()?;
-        let audit = policy.audit_log.map(AuditLog::open).transpose()?;
+        let audit = policy.audit_log.map(AuditLog::open).transpose()?.map(Arc::new);
         let rates =
             (policy.requests_per_second > 0).then(|| Mutex::new(Rates::new(policy.requests_per_second)));
         let &AccessPolicy { certificates, looks_only, .. } = policy;
@@ -115,40 +117,45 @@ impl Access {
 async fn check(State(Access(guard)): State<Access>, request: Request, next: Next) -> Response {
     let caller = request.extensions().get::<Caller>().cloned();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let known = match guard.admit(caller.as_ref(), (&method, &path), request.headers()) {
-        Ok(known) => known,
-        Err(refused) => return refused.into_response(),
-    };
-    let who = match (&known, &caller) {
-        (Some(known), _) => known.name.clone(),
-        (None, Some(caller)) => caller.to_string(),
-        (None, None) => "nobody".to_owned(),
-    };
-    let role = known.as_ref().map(|known| known.role);
     let query = request.uri().query().unwrap_or_default().to_owned();
-    let response = match role {
-        Some(role) if !role.may(&method, &path) => forbidden(role, &method, &path).into_response(),
-        None if guard.only_lets_look(caller.as_ref()) && !Role::Viewer.may(&method, &path) => {
-            looks_only().into_response()
+    let anybody = || caller.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
+    let (who, role, response) = match guard.admit(caller.as_ref(), (&method, &path), request.headers()) {
+        Err(refused) => (refused.who().unwrap_or_else(anybody), None, refused.into_response()),
+        Ok(known) => {
+            let role = known.as_ref().map(|known| known.role);
+            let response = match role {
+                Some(role) if !role.may(&method, &path) => forbidden(role, &method, &path).into_response(),
+                None if guard.only_lets_look(caller.as_ref()) && !Role::Viewer.may(&method, &path) => {
+                    looks_only().into_response()
+                }
+                _ => next.run(request).await,
+            };
+            (known.map_or_else(anybody, |known| known.name), role, response)
         }
-        _ => next.run(request).await,
     };
-    if !matches!(method, Method::GET | Method::HEAD)
-        && let Some(audit) = &guard.audit
-    {
-        let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-        audit.note(&Entry {
-            time_ms: u64::try_from(time_ms).unwrap_or(u64::MAX),
+    if let Some(audit) = &guard.audit {
+        let entry = Entry {
+            time_ms: now_ms(),
             who: &who,
             role,
-            from: caller.map(|caller| caller.to_string()),
+            from: caller.as_ref().map(ToString::to_string),
             method: method.as_str(),
             path: &path,
             query: &query,
             status: response.status().as_u16(),
-        });
+        };
+        if is_refusal(response.status()) {
+            audit.note_refusal(&origin_of(caller.as_ref()), &entry);
+        } else if !matches!(method, Method::GET | Method::HEAD) {
+            audit.note(&entry);
+        }
     }
     response
+}
+
+/// Whether somebody was not let in, or may not do what he asked for.
+fn is_refusal(status: StatusCode) -> bool {
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS)
 }
 
 impl Guard {
@@ -184,7 +191,9 @@ impl Guard {
         };
         if let Some(rates) = &self.rates {
             let mut rates = rates.lock().unwrap_or_else(PoisonError::into_inner);
-            rates.take(&key, Instant::now()).map_err(Refused::TooMany)?;
+            let taken = rates.take(&key, Instant::now());
+            let who = known.as_ref().map(|known| known.name.clone());
+            taken.map_err(|wait| Refused::TooMany { wait, who })?;
         }
         let asks = self.tokens.is_some() || self.certificates;
         origin::check(method, headers, !asks).map_err(Refused::Foreign)?;
@@ -207,14 +216,24 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 /// Why somebody is not let in.
 enum Refused {
     /// He says nothing, or something that nobody knows.
-    Unknown {
-        certificates: bool,
-    },
+    Unknown { certificates: bool },
     /// His certificate is good, and has these names, and nobody knows them.
     Stranger(String),
-    TooMany(Duration),
+    /// There were too many of his requests, whoever he is.
+    TooMany { wait: Duration, who: Option<String> },
     /// A page of another site sent it.
     Foreign(Failure),
+}
+
+impl Refused {
+    /// Who it is, if that is known.
+    fn who(&self) -> Option<String> {
+        match self {
+            Self::Stranger(names) => Some(names.clone()),
+            Self::TooMany { who, .. } => who.clone(),
+            Self::Unknown { .. } | Self::Foreign(_) => None,
+        }
+    }
 }
 
 impl IntoResponse for Refused {
@@ -237,7 +256,7 @@ impl IntoResponse for Refused {
                 response
             }
             Self::Foreign(failure) => failure.into_response(),
-            Self::TooMany(wait) => {
+            Self::TooMany { wait, .. } => {
                 let seconds = wait.as_secs() + 1;
                 let detail = format!("there were too many requests: try again in {seconds} s");
                 let failure = Failure::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", detail);

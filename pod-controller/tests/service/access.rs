@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -90,18 +91,17 @@ fn tokens_say_who_somebody_is_and_changes_are_written_down() {
     // The socket is for whom its permissions let in.
     pod.client().delete_volume("vol0").expect("no token is needed");
 
-    let written = fs::read_to_string(&log).expect("the log");
-    let entries: Vec<serde_json::Value> =
-        written.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let (written, entries) = audited(&log);
     let shown = |entry: &serde_json::Value| {
         let text = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
         format!("{} {} {} {}", text("who"), text("method"), text("path"), entry["status"])
     };
     let shown: Vec<String> = entries.iter().map(shown).collect();
-    assert_eq!(entries.len(), 9, "{shown:?}");
+    assert_eq!(entries.len(), 12, "{shown:?}");
+    assert!(shown.contains(&"127.0.0.1 GET /metrics 401".to_owned()), "{shown:?}");
     assert!(shown.contains(&"viewer POST /v1/volumes 403".to_owned()), "{shown:?}");
     assert!(shown.contains(&"operator POST /v1/volumes 201".to_owned()), "{shown:?}");
-    assert!(shown[8].starts_with("uid:") && shown[8].ends_with("DELETE /v1/volumes/vol0 204"), "{shown:?}");
+    assert!(shown[11].starts_with("uid:") && shown[11].ends_with("DELETE /v1/volumes/vol0 204"), "{shown:?}");
     assert!(roles.iter().all(|(token, _)| !written.contains(token)), "a token is in the log");
 
     // Taken away, it is worth nothing from the next request on.
@@ -120,6 +120,74 @@ fn tokens_say_who_somebody_is_and_changes_are_written_down() {
         command.output().expect("podctl starts").status.success()
     };
     assert_eq!((podctl(true), podctl(false)), (true, false));
+}
+
+/// What is in an audit log, as text and as what it means.
+fn audited(log: &Path) -> (String, Vec<serde_json::Value>) {
+    let written = fs::read_to_string(log).expect("the log");
+    let entries = written.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    (written, entries)
+}
+
+#[test]
+fn refusals_are_written_down_and_no_flood_fills_the_log() {
+    const FLOOD: u64 = 150;
+    let mut pod = Pod::new();
+    let (token, lines) = token("operator", "operator");
+    let file = pod.path("tokens");
+    fs::write(&file, lines).expect("written");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("a mode");
+    let log = pod.path("audit.jsonl");
+    let lines =
+        format!("tokens = '{}'\naudit-log = '{}'\nrequests-per-second = 1000", file.display(), log.display());
+    let address = restart(&mut pod, &lines);
+    assert_eq!(ask(address, "POST", "/v1/hosts/h1/reset", Some(&token), "").0, 403);
+    let long = format!("/v1/{}?{}", "p".repeat(1000), "q".repeat(1000));
+    assert_eq!(ask(address, "GET", &long, Some("a-secret-of-somebody-else"), "").0, 401);
+    let (written, entries) = audited(&log);
+    assert_eq!(entries.len(), 2, "{written}");
+    let text = |number: usize, name: &str| entries[number][name].as_str().unwrap_or_default().to_owned();
+    assert_eq!((text(0, "who"), text(0, "role")), ("operator".to_owned(), "operator".to_owned()));
+    assert_eq!((text(1, "who"), text(1, "from")), ("127.0.0.1".to_owned(), "127.0.0.1".to_owned()));
+    assert_eq!((text(1, "path").len(), text(1, "query").len()), (200, 200), "{written}");
+    assert_eq!((&entries[1]["status"], &entries[0]["status"]), (&401.into(), &403.into()));
+    assert!(!written.contains("a-secret-of-somebody-else"));
+
+    for _ in 0..FLOOD {
+        assert_eq!(ask(address, "GET", "/v1/hosts", None, "").0, 401);
+    }
+    let (written, entries) = audited(&log);
+    assert!(entries.len() <= 20, "{written}");
+    // What is no refusal is told of, however many there were.
+    ask(address, "POST", "/v1/volumes", Some(&token), "{\"name\": \"vol0\", \"size\": \"4M\"}");
+    let told = entries.len();
+    assert_eq!(audited(&log).1.len(), told + 1);
+    // A controller that ends tells what it has not told.
+    pod.stop_controller();
+    let (written, entries) = audited(&log);
+    let last = entries.last().expect("a line");
+    let untold = last["refusals_not_told_of"].as_u64().unwrap_or_else(|| panic!("{written}"));
+    assert_eq!((untold + told as u64, last["from"].as_str()), (FLOOD + 2, Some("127.0.0.1")), "{written}");
+}
+
+#[test]
+fn too_many_requests_are_written_down_with_whose_they_were() {
+    let mut pod = Pod::new();
+    let (token, lines) = token("alice", "viewer");
+    let file = pod.path("tokens");
+    fs::write(&file, lines).expect("written");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("a mode");
+    let log = pod.path("audit.jsonl");
+    let lines =
+        format!("tokens = '{}'\naudit-log = '{}'\nrequests-per-second = 1", file.display(), log.display());
+    let address = restart(&mut pod, &lines);
+    let refused = (0..20).filter(|_| ask(address, "GET", "/v1/hosts", Some(&token), "").0 == 429).count();
+    assert!(refused > 0, "20 requests take no 20 seconds");
+    let (written, entries) = audited(&log);
+    assert_eq!(entries.len(), refused, "{written}");
+    assert!(
+        entries.iter().all(|it| it["who"] == "alice" && it["status"] == 429 && it["path"] == "/v1/hosts")
+    );
 }
 
 #[test]

@@ -1,21 +1,26 @@
-//! What was asked to be changed, by whom, and what became of it: one line of JSON each, appended.
+//! What was asked to be changed, by whom, and what became of it; and who was not let in. One line of JSON each, appended.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
+use super::refusals::{Refusals, Verdict};
 use super::{Role, TokenError};
 
-/// A change that somebody asked for.
+/// The most characters of what somebody sent who was not let in.
+const REFUSED_CHARS_MAX: usize = 200;
+
+/// A change that somebody asked for, or a request that was refused.
 #[derive(Serialize)]
 pub(super) struct Entry<'a> {
     /// When it was answered, in ms since 1970.
     pub(super) time_ms: u64,
-    /// The name of a token, the user of a local process, or an address.
+    /// The name of a token, the names of a certificate, the user of a local process, or an address.
     pub(super) who: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) role: Option<Role>,
@@ -29,9 +34,19 @@ pub(super) struct Entry<'a> {
     pub(super) status: u16,
 }
 
+/// That more was refused than is told of.
+#[derive(Serialize)]
+struct Untold<'a> {
+    time_ms: u64,
+    from: &'a str,
+    /// So many requests more were refused.
+    refusals_not_told_of: u64,
+}
+
 pub(super) struct AuditLog {
     path: PathBuf,
     file: Mutex<File>,
+    refusals: Mutex<Refusals>,
 }
 
 impl AuditLog {
@@ -39,11 +54,45 @@ impl AuditLog {
     pub(super) fn open(path: &Path) -> Result<Self, TokenError> {
         let file = OpenOptions::new().append(true).create(true).mode(0o640).open(path);
         let file = file.map_err(|source| TokenError::Io { path: path.to_owned(), source })?;
-        Ok(Self { path: path.to_owned(), file: Mutex::new(file) })
+        Ok(Self { path: path.to_owned(), file: Mutex::new(file), refusals: Mutex::default() })
     }
 
     /// Appends a line. What cannot be written is in our own log at least.
     pub(super) fn note(&self, entry: &Entry<'_>) {
+        self.append(entry);
+    }
+
+    /// Appends a line about a request that was refused, unless there were many of its origin lately: then a line says
+    /// later how many more there were.
+    pub(super) fn note_refusal(self: &Arc<Self>, origin: &str, entry: &Entry<'_>) {
+        let verdict = self.refusals().take(origin, Instant::now());
+        match verdict {
+            Verdict::Tell => {
+                let (path, query) = (cut(entry.path), cut(entry.query));
+                self.append(&Entry { path, query, from: entry.from.clone(), ..*entry });
+            }
+            Verdict::Count(None) => {}
+            Verdict::Count(Some(due)) => {
+                // Whoever has the log closed does not wait for it.
+                let log = Arc::downgrade(self);
+                tokio::spawn(async move {
+                    tokio::time::sleep_until(due.into()).await;
+                    if let Some(log) = log.upgrade() {
+                        let over = log.refusals().over(Instant::now());
+                        log.sum_up(&over);
+                    }
+                });
+            }
+        }
+    }
+
+    fn sum_up(&self, untold: &[(String, u64)]) {
+        for (from, untold) in untold {
+            self.append(&Untold { time_ms: now_ms(), from, refusals_not_told_of: *untold });
+        }
+    }
+
+    fn append(&self, entry: &impl Serialize) {
         // Text and numbers always become JSON.
         let mut line = serde_json::to_string(entry).unwrap_or_default();
         line.push('\n');
@@ -52,4 +101,27 @@ impl AuditLog {
             tracing::error!("cannot write to {}: {error}: {}", self.path.display(), line.trim_end());
         }
     }
+
+    fn refusals(&self) -> MutexGuard<'_, Refusals> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for AuditLog {
+    /// What has yet to be told is told now.
+    fn drop(&mut self) {
+        let untold = self.refusals().all();
+        self.sum_up(&untold);
+    }
+}
+
+/// The time of day, in ms since 1970.
+pub(super) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The beginning of a text.
+fn cut(text: &str) -> &str {
+    text.char_indices().nth(REFUSED_CHARS_MAX).map_or(text, |(end, _)| text.get(..end).unwrap_or(text))
 }
