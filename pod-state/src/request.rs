@@ -1,12 +1,12 @@
 //! Requests that clients may send twice: a client that got no answer asks again with the same key, and what it wants is done
 //! once.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
 use super::labels::check_labels;
-use super::{Command, Effect, Expected, Labelled, Labels, Refusal, RefusalKind, State};
+use super::{Command, Effect, Expected, Labelled, Labels, Measured, Refusal, RefusalKind, Relief, State};
 
 /// How many keys are remembered. The oldest is forgotten first.
 pub const KEYS_MAX: usize = 1024;
@@ -54,7 +54,26 @@ impl Keys {
     }
 }
 
+impl Command {
+    /// What changes nothing, and what every version of the controller knows: a request whose deed is none of the state's, such as that a
+    /// controller is a member no longer, leaves its key with it.
+    #[must_use]
+    pub fn nothing() -> Self {
+        Self::Relieve {
+            nics: BTreeSet::new(),
+            measured: Measured::default(),
+            resting: BTreeSet::new(),
+            relief: Relief { high_percent: 100, low_percent: 100, moves_max: 0 },
+        }
+    }
+}
+
 impl State {
+    /// Whether a request of this key was carried out already; refused where the key was another request's.
+    pub fn was_done(&self, key: &IdempotencyKey) -> Result<bool, Refusal> {
+        self.keys.is_known(key)
+    }
+
     /// Carries out what a client asks for, unless that was done already: then nothing changes, whatever was expected. What was
     /// refused is not remembered, and may do when it is asked for again.
     pub(super) fn request(

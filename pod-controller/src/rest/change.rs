@@ -58,6 +58,38 @@ impl Change {
         self.submit_whole(command, Labels::new(), version).await
     }
 
+    /// Does what is no command to the state, unless it was done under this request's key already. It has no version.
+    pub(super) async fn once(
+        &self,
+        deed: impl Future<Output = Result<(), SubmitError>>,
+    ) -> Result<(), Failure> {
+        if let Some(key) = &self.key
+            && self.handle.view().state.was_done(key)?
+        {
+            return Ok(());
+        }
+        deed.await?;
+        if let Some(key) = self.key.clone() {
+            let asked = Box::new(Command::nothing());
+            let done = Command::Request { key: Some(key), labels: Labels::new(), expected: None, asked };
+            // It is done, and whoever asked is told so; that he asks again is less likely.
+            if let Err(error) = self.handle.submit(done).await {
+                tracing::warn!(
+                    "the idempotency key of a request that was carried out is not remembered: {error}"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a request that says which version it changes, of something that has none.
+    pub(super) fn without_version(&self, what: &str) -> Result<(), Failure> {
+        if self.precondition == Precondition::None {
+            return Ok(());
+        }
+        Err(Failure::invalid(format!("{what} has no resourceVersion: leave If-Match out")))
+    }
+
     async fn submit_whole(
         &self,
         command: Command,
@@ -217,8 +249,11 @@ fn describe_operation(operation: &mut Operation) {
                         any. Otherwise it is refused with 412, and the problem says which version there is.",
         "schema": { "type": "string", "pattern": "^(\\*|\"[0-9a-f]{16}\"(, *\"[0-9a-f]{16}\"){0,15})$" }
     });
-    let described = [dry_run, key, precondition]
+    // A controller has no version.
+    let versioned = operation.operation_id.as_deref() != Some("remove_controller");
+    let described = [Some(dry_run), Some(key), versioned.then_some(precondition)]
         .into_iter()
+        .flatten()
         .filter_map(|it| serde_json::from_value::<Parameter>(it).ok().map(RefOr::T));
     operation.parameters.get_or_insert_default().extend(described);
 }

@@ -17,17 +17,22 @@ pub(super) async fn list(State(handle): State<Handle>) -> Json<ControllerList> {
 }
 
 /// A controller replica is a member no longer: the others do not count on it. Stop it first; started again, it becomes a
-/// member again.
+/// member again. A controller has no `resourceVersion`: a request with `If-Match` is refused with 400.
 #[utoipa::path(
     delete, path = "/v1/controllers/{replica}", operation_id = "remove_controller", tag = "controllers",
     params(("replica" = u16, Path, description = "its number")),
-    responses((status = 204), (status = 404, body = Problem, content_type = "application/problem+json"))
+    responses(
+        (status = 204),
+        (status = 400, description = "it makes no sense, or has an If-Match", body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+    )
 )]
 pub(super) async fn remove(change: Change, Names(replica): Names<u16>) -> Result<StatusCode, Failure> {
+    change.without_version("a controller")?;
     if change.is_dry_run {
         change.handle.try_removing_controller(replica)?;
     } else {
-        change.handle.remove_controller(replica).await?;
+        change.once(change.handle.remove_controller(replica)).await?;
     }
     Ok(StatusCode::NO_CONTENT)
 }

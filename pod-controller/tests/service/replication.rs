@@ -232,3 +232,46 @@ fn what_is_sent_again_under_its_key_is_carried_out_once_whoever_leads() {
     found.sort();
     assert_eq!(found, ["vol0", "vol1", "vol2", "vol3"]);
 }
+
+/// Asks a replica to let another one go, with these headers, and returns the status.
+fn let_go(replicas: &Replicas, asked: u16, gone: u16, headers: &str) -> u16 {
+    let mut stream = UnixStream::connect(replicas.socket(asked)).expect("it accepts");
+    stream.set_read_timeout(Some(Duration::from_secs(90))).expect("a timeout");
+    let request =
+        format!("DELETE /v1/controllers/{gone} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n");
+    stream.write_all(request.as_bytes()).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    Description::checked_in().assert_allows(&request, &answer);
+    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status")
+}
+
+#[test]
+fn a_controller_is_let_go_once_under_a_key() {
+    let mut pod = Pod::demo();
+    pod.stop_controller();
+    let mut replicas = Replicas::new(pod.directory.path());
+    replicas.start_first(3);
+    let leader = replicas.leader(&[0, 1, 2]);
+    let (gone, other) = ((leader + 1) % 3, (leader + 2) % 3);
+    let members = |replicas: &Replicas| Some(replicas.client(leader).controllers().ok()?.len());
+    for version in ["*", "\"0123456789abcdef\""] {
+        let headers = format!("if-match: {version}\r\n");
+        assert_eq!(let_go(&replicas, other, gone, &headers), 400, "it has no version");
+    }
+    assert_eq!(members(&replicas), Some(3));
+    replicas.kill(gone);
+    let key = "idempotency-key: gone\r\n";
+    assert_eq!(let_go(&replicas, other, gone, key), 204);
+    until("two members", || (members(&replicas)? == 2).then_some(()));
+    assert_eq!(let_go(&replicas, other, gone, "idempotency-key: another\r\n"), 404);
+    until("the key everywhere", || (let_go(&replicas, leader, gone, key) == 204).then_some(()));
+    assert_eq!(let_go(&replicas, leader, other, key), 422, "it is another request's");
+
+    // It comes back, and what is sent again is about the time before.
+    replicas.start(gone, &[]);
+    until("three members", || (members(&replicas)? == 3).then_some(()));
+    assert_eq!(let_go(&replicas, leader, gone, key), 204);
+    assert_eq!(let_go(&replicas, other, gone, key), 204);
+    assert_eq!(members(&replicas), Some(3));
+}
