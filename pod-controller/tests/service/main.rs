@@ -20,3 +20,4 @@ mod schemathesis;
 mod state_disk;
 mod support;
 mod tls;
+mod top;

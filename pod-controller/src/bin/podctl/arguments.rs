@@ -150,6 +150,10 @@ pub(crate) enum Command {
     #[command(subcommand, visible_alias = "controller")]
     Controllers(Controllers),
     /// Who is there, and what passes through it per second
+    ///
+    /// On a terminal it fills the screen: n orders by name, b by what passes through, the busiest first; q quits, as Ctrl-C does.
+    /// While the controller is away the last that was seen stays, and the line at the bottom says so.
+    #[command(verbatim_doc_comment)]
     Top(Top),
     /// Make a token, and the lines for the controller's file of tokens
     ///

@@ -29,7 +29,13 @@ pub(crate) fn run(arguments: &Arguments, out: Out<'_>) -> Result<(), Failure> {
         return token::make(name, role, out);
     }
     let client = arguments.credentials.client(&arguments.server)?.trying_only(arguments.dry_run);
-    let client = &client.expecting(arguments.if_version.clone());
+    let client = client.expecting(arguments.if_version.clone());
+    if let Command::Top(top) = &arguments.command
+        && top::fills_screen(top, arguments.output)
+    {
+        return top::live(client, top);
+    }
+    let client = &client;
     match arguments.watch {
         None => carry_out(client, arguments, out),
         Some(seconds) if arguments.command.looks() => {

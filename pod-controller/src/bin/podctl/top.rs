@@ -1,9 +1,11 @@
 //! `podctl top`: who is there, and what passes through it per second.
 
+mod live;
 mod sample;
+mod screen;
 
 use std::fmt::Write as _;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -16,6 +18,7 @@ use crate::arguments::{Output, Top};
 use crate::show::show;
 use crate::table::{device_health, plain};
 use crate::watch;
+pub(crate) use live::run as live;
 use sample::{Rates, Sample};
 
 /// What passed through something in a second.
@@ -81,23 +84,53 @@ struct Picture {
     mchannels: Vec<MchannelLine>,
 }
 
+/// What comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    Busiest,
+    Name,
+}
+
+/// Whether it is for somebody at a terminal, who can see it change.
+pub(crate) fn fills_screen(top: &Top, format: Output) -> bool {
+    let is_for_people = matches!(format, Output::Table | Output::Wide);
+    is_for_people && !top.once && std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
+}
+
 /// Shows the load, once or until somebody interrupts it.
 pub(crate) fn run(client: &Client, top: &Top, format: Output, out: &mut dyn Write) -> Result<(), Failure> {
     let every = Duration::from_secs_f64(top.interval);
-    let mut before = look(client)?;
+    let mut pictures = Pictures::begin(client)?;
     sleep(every);
-    let mut render = |out: &mut Vec<u8>| {
-        let now = look(client)?;
-        let picture = picture(client, &Rates::between(&before, &now))?;
-        before = now;
-        show(out, format, &picture, |picture| text(picture, top.lines))
-    };
+    let mut render =
+        |out: &mut Vec<u8>| show(out, format, &pictures.next(client)?, |picture| text(picture, top.lines));
     if top.once {
         let mut shown = Vec::new();
         render(&mut shown)?;
         return Ok(out.write_all(&shown)?);
     }
     watch::repeat(every, out, render)
+}
+
+/// Pictures of one moment after the other.
+struct Pictures {
+    /// What was counted at the last one, unless that could not be seen.
+    before: Option<Sample>,
+}
+
+impl Pictures {
+    fn begin(client: &Client) -> Result<Self, Failure> {
+        Ok(Self { before: Some(look(client)?) })
+    }
+
+    /// What there is now, and what passed since the last one.
+    fn next(&mut self, client: &Client) -> Result<Picture, Failure> {
+        let before = self.before.take();
+        let now = look(client)?;
+        let picture = picture(client, &Rates::between(before.as_ref().unwrap_or(&now), &now))?;
+        self.before = Some(now);
+        Ok(picture)
+    }
 }
 
 fn look(client: &Client) -> Result<Sample, Failure> {
@@ -108,18 +141,31 @@ fn look(client: &Client) -> Result<Sample, Failure> {
 fn picture(client: &Client, rates: &Rates) -> Result<Picture, Failure> {
     let (hosts, devices, instances) = (client.hosts()?, client.devices()?, client.instances()?);
     let is_silent = |host: &&Host| host.endpoints.iter().any(|it| it.health != EndpointHealth::Joined);
-    let mut devices: Vec<DeviceLine> = devices.iter().map(|device| device_line(device, rates)).collect();
-    let mut instances: Vec<InstanceLine> = instances.iter().map(|it| instance_line(it, rates)).collect();
-    let bytes = |rate: &Rate| rate.in_bytes + rate.out_bytes;
-    // The busiest first; what is alike stays in the order of its names.
-    devices.sort_by(|a, b| bytes(&b.rate).total_cmp(&bytes(&a.rate)));
-    let all = |it: &InstanceLine| bytes(&it.network) + bytes(&it.storage);
-    instances.sort_by(|a, b| all(b).total_cmp(&all(a)));
-    let mut mchannels: Vec<MchannelLine> =
-        client.mchannels()?.into_iter().map(|it| mchannel_line(it, rates)).collect();
-    mchannels.sort_by(|a, b| b.moves.total_cmp(&a.moves));
-    let hosts_silent = hosts.iter().filter(is_silent).map(|host| host.name.clone()).collect();
-    Ok(Picture { hosts: hosts.len(), hosts_silent, devices, instances, mchannels })
+    let mut picture = Picture {
+        hosts: hosts.len(),
+        hosts_silent: hosts.iter().filter(is_silent).map(|host| host.name.clone()).collect(),
+        devices: devices.iter().map(|device| device_line(device, rates)).collect(),
+        instances: instances.iter().map(|it| instance_line(it, rates)).collect(),
+        mchannels: client.mchannels()?.into_iter().map(|it| mchannel_line(it, rates)).collect(),
+    };
+    picture.sort(Order::Busiest);
+    Ok(picture)
+}
+
+impl Picture {
+    /// What is alike comes in the order of its names.
+    fn sort(&mut self, order: Order) {
+        self.devices.sort_by(|a, b| a.device.cmp(&b.device));
+        self.instances.sort_by(|a, b| a.instance.cmp(&b.instance));
+        self.mchannels.sort_by(|a, b| a.instance.cmp(&b.instance));
+        if order == Order::Busiest {
+            let bytes = |rate: &Rate| rate.in_bytes + rate.out_bytes;
+            let all = |it: &InstanceLine| bytes(&it.network) + bytes(&it.storage);
+            self.devices.sort_by(|a, b| bytes(&b.rate).total_cmp(&bytes(&a.rate)));
+            self.instances.sort_by(|a, b| all(b).total_cmp(&all(a)));
+            self.mchannels.sort_by(|a, b| b.moves.total_cmp(&a.moves));
+        }
+    }
 }
 
 fn device_line(device: &Device, rates: &Rates) -> DeviceLine {

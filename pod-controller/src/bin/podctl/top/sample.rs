@@ -44,7 +44,8 @@ impl Rates {
             labels.iter().all(|(name, value)| known.iter().any(|(n, v)| n == name && v == value))
         };
         let rates = self.0.iter().filter(|(name, known, _)| name == metric && with(known));
-        rates.map(|(_, _, rate)| rate).sum()
+        // The sum of no numbers is -0.0 to the library, and would be shown so.
+        rates.fold(0.0, |sum, (_, _, rate)| sum + rate)
     }
 }
 
