@@ -13,6 +13,8 @@ use super::post::{Answer, Post, Question};
 const ASK_EVERY: Duration = Duration::from_millis(300);
 /// How long it takes at most to send a new member everything.
 const ADMISSION_MAX: Duration = Duration::from_mins(1);
+/// How long an answer is waited for. Whoever was asked may have died since, and another one leads; who is asked twice admits once.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// For how many looks in a row a member hears of no leader before it asks whether it is one still.
 const LEADERLESS_MAX: u32 = 10;
 /// How often it is said that nobody answers.
@@ -108,7 +110,7 @@ pub(super) async fn stay_member(raft: Raft, post: Post, owner: LogOwner, others:
             continue;
         }
         for other in &others {
-            match post.ask(*other, Question::Admit { owner }, ADMISSION_MAX).await {
+            match post.ask(*other, Question::Admit { owner }, ANSWER_MAX).await {
                 Ok(Answer::Admitted) => break,
                 Ok(Answer::Failed(reason)) => tracing::warn!(replica = %other, reason, "not admitted yet"),
                 Ok(_) | Err(_) => {}

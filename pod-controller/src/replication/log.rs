@@ -16,6 +16,7 @@ use openraft::{
 use redb::{ReadableTable, TableDefinition};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::watch;
 
 use super::change::{LogOwner, Member, Replicated};
 use crate::store::{Database, Failure, StoreError, seal, unseal};
@@ -34,6 +35,18 @@ pub(crate) type Meta = SnapshotMeta<LogOwner, Member>;
 pub(crate) struct LogFile {
     database: Database,
     owner: LogOwner,
+    coming: watch::Sender<Coming>,
+}
+
+/// A snapshot of another replica that is to take the place of what is in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Coming {
+    /// There is none under way.
+    Nothing,
+    /// It is being received, or about to be kept.
+    Soon,
+    /// It could not be kept.
+    Failed,
 }
 
 /// Shares a [`LogFile`] with Raft.
@@ -43,11 +56,20 @@ pub(crate) struct Log(pub(crate) Arc<LogFile>);
 impl LogFile {
     /// Opens or creates it.
     pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
-        Database::open(path, Self::begin).map_err(of_a_log)
+        let owner = uuid::Uuid::new_v4().as_u64_pair().0.max(1);
+        Database::open(path, |database| Self::begin(database, owner)).map_err(of_a_log)
     }
 
-    fn begin(database: Database) -> Result<Self, StoreError> {
-        let mut file = Self { database, owner: 0 };
+    /// The same on a disk that is made up. A new log gets this owner.
+    #[cfg(test)]
+    pub(crate) fn open_on(disk: impl redb::StorageBackend, owner: LogOwner) -> Result<Self, StoreError> {
+        let database = Database::on(disk).map_err(of_a_log)?;
+        Self::begin(database, owner).map_err(of_a_log)
+    }
+
+    /// A new log gets this owner.
+    fn begin(database: Database, owner: LogOwner) -> Result<Self, StoreError> {
+        let mut file = Self { database, owner: 0, coming: watch::Sender::new(Coming::Nothing) };
         let format = file.database.write(|transaction| {
             transaction.open_table(ENTRIES)?;
             transaction.open_table(SNAPSHOT)?;
@@ -55,7 +77,6 @@ impl LogFile {
             let format = facts.get("format")?.map(|sealed| unseal::<u64>(sealed.value())).transpose()?;
             if format.is_none() {
                 facts.insert("format", seal(&FORMAT)?.as_slice())?;
-                let owner = uuid::Uuid::new_v4().as_u64_pair().0.max(1);
                 facts.insert("owner", seal(&owner)?.as_slice())?;
             }
             Ok(format)
@@ -78,6 +99,9 @@ impl LogFile {
         let purged = self.fact::<LogId<LogOwner>>("purged")?;
         if purged.is_some() && snapshot.is_none() {
             return Err(damaged("its snapshot is missing"));
+        }
+        if snapshot.is_some_and(|(meta, _)| meta.last_log_id < purged) {
+            return Err(damaged("its snapshot is older than its first entry"));
         }
         let mut next = purged.map(|id| id.index + 1);
         for entry in self.entries(..)? {
@@ -108,12 +132,46 @@ impl LogFile {
         })
     }
 
-    /// Keeps a snapshot in place of the one before.
+    /// Keeps a snapshot in place of an older one. One that was built while a newer one came from another replica is of no use any
+    /// more: the log begins after that.
     pub(crate) fn keep_snapshot(&self, meta: &Meta, data: &str) -> Result<(), StoreError> {
         self.write(|transaction| {
-            transaction.open_table(SNAPSHOT)?.insert((), seal(&(meta, data))?.as_slice())?;
+            let mut table = transaction.open_table(SNAPSHOT)?;
+            let kept = table.get(())?.map(|sealed| unseal::<(Meta, String)>(sealed.value())).transpose()?;
+            if kept.is_none_or(|(kept, _)| kept.last_log_id <= meta.last_log_id) {
+                table.insert((), seal(&(meta, data))?.as_slice())?;
+            }
             Ok(())
         })
+    }
+
+    /// A snapshot is being received.
+    pub(crate) fn expect_snapshot(&self) {
+        self.coming.send_replace(Coming::Soon);
+    }
+
+    /// It was kept, or could not be.
+    pub(crate) fn snapshot_came(&self, kept: bool) {
+        self.coming.send_replace(if kept { Coming::Nothing } else { Coming::Failed });
+    }
+
+    /// Waits until there is a snapshot in the place of what ends with this entry. Raft has the log cut off at once and the snapshot
+    /// kept beside that: if the process died in between, what is in neither would be lost.
+    async fn wait_for_snapshot(&self, last: LogId<LogOwner>) -> Result<(), StoreError> {
+        let mut coming = self.coming.subscribe();
+        while *coming.borrow_and_update() == Coming::Soon {
+            if self.snapshot()?.is_some_and(|(meta, _)| meta.last_log_id >= Some(last)) {
+                return Ok(());
+            }
+            if coming.changed().await.is_err() {
+                break;
+            }
+        }
+        if *coming.borrow() == Coming::Failed {
+            let reason = "a snapshot could not be kept".to_owned();
+            return Err(StoreError::Io { path: self.path().to_path_buf(), reason });
+        }
+        Ok(())
     }
 
     fn entries(&self, range: impl RangeBounds<u64>) -> Result<Vec<Entry<Replicated>>, StoreError> {
@@ -258,6 +316,8 @@ impl RaftLogStorage<Replicated> for Log {
     }
 
     async fn purge(&mut self, log_id: LogId<LogOwner>) -> Result<(), StorageError<LogOwner>> {
+        let there = self.0.wait_for_snapshot(log_id).await;
+        there.map_err(|error| StorageIOError::write_logs(cause(&error)))?;
         let purged = self.0.write(|transaction| {
             transaction.open_table(FACTS)?.insert("purged", seal(&log_id)?.as_slice())?;
             transaction.open_table(ENTRIES)?.retain_in(..=log_id.index, |_, _| false)?;

@@ -122,6 +122,19 @@ impl Machine {
     fn tell(&self) {
         self.changes.send_modify(|count| *count += 1);
     }
+
+    fn install(&self, meta: &Meta, snapshot: Cursor<Vec<u8>>) -> Result<(), StorageError<LogOwner>> {
+        let damaged = |error: AnyError| StorageIOError::read_snapshot(Some(meta.signature()), error);
+        let data =
+            String::from_utf8(snapshot.into_inner()).map_err(|error| damaged(AnyError::new(&error)))?;
+        let known: Known = serde_json::from_str(&data).map_err(|error| damaged(AnyError::new(&error)))?;
+        self.file
+            .keep_snapshot(meta, &data)
+            .map_err(|error| StorageIOError::write_snapshot(Some(meta.signature()), cause(&error)))?;
+        *self.applied() = Applied { last: meta.last_log_id, membership: meta.last_membership.clone(), known };
+        self.tell();
+        Ok(())
+    }
 }
 
 impl RaftSnapshotBuilder<Replicated> for Machine {
@@ -174,10 +187,11 @@ impl RaftStateMachine<Replicated> for Machine {
                         applied.membership = StoredMembership::new(Some(entry.log_id), members);
                         Outcome::Done
                     }
-                    EntryPayload::Normal(change) => applied
-                        .known
-                        .change(change)
-                        .map_err(|reason| StorageIOError::apply(entry.log_id, AnyError::error(reason)))?,
+                    EntryPayload::Normal(change) => applied.known.change(change).map_err(|reason| {
+                        // Nor will a snapshot be kept that is under way: Raft ends.
+                        self.file.snapshot_came(false);
+                        StorageIOError::apply(entry.log_id, AnyError::error(reason))
+                    })?,
                 });
             }
         }
@@ -193,6 +207,7 @@ impl RaftStateMachine<Replicated> for Machine {
     }
 
     async fn begin_receiving_snapshot(&mut self) -> Result<Box<Cursor<Vec<u8>>>, StorageError<LogOwner>> {
+        self.file.expect_snapshot();
         Ok(Box::new(Cursor::new(Vec::new())))
     }
 
@@ -201,16 +216,9 @@ impl RaftStateMachine<Replicated> for Machine {
         meta: &Meta,
         snapshot: Box<Cursor<Vec<u8>>>,
     ) -> Result<(), StorageError<LogOwner>> {
-        let damaged = |error: AnyError| StorageIOError::read_snapshot(Some(meta.signature()), error);
-        let data =
-            String::from_utf8(snapshot.into_inner()).map_err(|error| damaged(AnyError::new(&error)))?;
-        let known: Known = serde_json::from_str(&data).map_err(|error| damaged(AnyError::new(&error)))?;
-        self.file
-            .keep_snapshot(meta, &data)
-            .map_err(|error| StorageIOError::write_snapshot(Some(meta.signature()), cause(&error)))?;
-        *self.applied() = Applied { last: meta.last_log_id, membership: meta.last_membership.clone(), known };
-        self.tell();
-        Ok(())
+        let installed = self.install(meta, *snapshot);
+        self.file.snapshot_came(installed.is_ok());
+        installed
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<Replicated>>, StorageError<LogOwner>> {

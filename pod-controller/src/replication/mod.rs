@@ -12,6 +12,7 @@
 //! | `tcp` | connections over the network |
 //! | `network` | Raft's messages as such questions |
 //! | `proposer` | the leader's commits |
+//! | `forwarding` | what followers are asked for |
 //! | `renewal` | a log of which nothing is left |
 //! | `beginning` | how a pod gets replicas |
 //! | `admission` | how replicas become members |
@@ -25,6 +26,7 @@ mod change;
 mod clerk;
 mod colleagues;
 mod exchange;
+mod forwarding;
 mod log;
 mod machine;
 mod network;
@@ -40,5 +42,7 @@ pub(crate) use proposer::Proposer;
 pub use replica::{Replica, ReplicationError};
 pub use tcp::TcpError;
 
+#[cfg(test)]
+pub(crate) mod simulation;
 #[cfg(test)]
 mod tests;

@@ -156,35 +156,46 @@ impl Post {
     /// Carries letters until told to stop. Questions are answered on the runtime.
     pub(super) fn carry(
         &self,
-        Outbox(outbox): &Outbox,
+        outbox: &Outbox,
         mut exchange: impl Exchange,
         clerk: &Clerk,
         runtime: &tokio::runtime::Handle,
     ) {
         while !self.stopping.load(Ordering::Acquire) {
-            while let Ok((to, letter)) = outbox.try_recv() {
-                self.send(&mut exchange, to, &letter);
-            }
-            let now = Instant::now();
-            while let Some((from, message)) = exchange.poll(now) {
-                match serde_json::from_slice(&message) {
-                    Ok(Letter::Question { id, question }) => {
-                        let (post, answering) = (self.clone(), clerk(from, question));
-                        runtime.spawn(async move {
-                            let answer = answering.await;
-                            post.put((from, Letter::Answer { id, answer }));
-                        });
-                    }
-                    Ok(Letter::Answer { id, answer }) => {
-                        if let Some(waiting) = self.unanswered().remove(&id) {
-                            // It gave up waiting.
-                            let _ = waiting.send(answer);
-                        }
-                    }
-                    Err(error) => tracing::debug!(%from, %error, "a message of another replica is dropped"),
-                }
-            }
+            self.carry_some(outbox, &mut exchange, clerk, runtime);
             exchange.wait(SLEEP_MAX);
+        }
+    }
+
+    /// Carries the letters that there are now.
+    pub(super) fn carry_some(
+        &self,
+        Outbox(outbox): &Outbox,
+        exchange: &mut impl Exchange,
+        clerk: &Clerk,
+        runtime: &tokio::runtime::Handle,
+    ) {
+        while let Ok((to, letter)) = outbox.try_recv() {
+            self.send(exchange, to, &letter);
+        }
+        let now = Instant::now();
+        while let Some((from, message)) = exchange.poll(now) {
+            match serde_json::from_slice(&message) {
+                Ok(Letter::Question { id, question }) => {
+                    let (post, answering) = (self.clone(), clerk(from, question));
+                    runtime.spawn(async move {
+                        let answer = answering.await;
+                        post.put((from, Letter::Answer { id, answer }));
+                    });
+                }
+                Ok(Letter::Answer { id, answer }) => {
+                    if let Some(waiting) = self.unanswered().remove(&id) {
+                        // It gave up waiting.
+                        let _ = waiting.send(answer);
+                    }
+                }
+                Err(error) => tracing::debug!(%from, %error, "a message of another replica is dropped"),
+            }
         }
     }
 

@@ -44,19 +44,23 @@ impl Proposer {
     }
 
     pub(super) fn propose(&self, change: Change) -> Result<(), ReplicationError> {
-        let deposed = |reason: &str| Err(ReplicationError::Deposed(reason.to_owned()));
-        let writing = async { tokio::time::timeout(COMMIT_MAX, self.raft.client_write(change)).await };
-        match self.runtime.block_on(writing) {
-            Ok(Ok(written)) if written.data == Outcome::Done => Ok(()),
-            Ok(Ok(_)) => deposed("another change came before"),
-            Ok(Err(RaftError::APIError(ClientWriteError::ForwardToLeader(_)))) => {
-                deposed("another replica leads now")
-            }
-            Ok(Err(RaftError::APIError(error @ ClientWriteError::ChangeMembershipError(_)))) => {
-                deposed(&error.to_string())
-            }
-            Ok(Err(RaftError::Fatal(error))) => Err(ReplicationError::Ended(error.to_string())),
-            Err(_) => deposed("no majority of the replicas answers"),
+        self.runtime.block_on(propose(&self.raft, change))
+    }
+}
+
+/// Returns once a majority has the change in its log, and it was made.
+pub(super) async fn propose(raft: &Raft, change: Change) -> Result<(), ReplicationError> {
+    let deposed = |reason: &str| Err(ReplicationError::Deposed(reason.to_owned()));
+    match tokio::time::timeout(COMMIT_MAX, raft.client_write(change)).await {
+        Ok(Ok(written)) if written.data == Outcome::Done => Ok(()),
+        Ok(Ok(_)) => deposed("another change came before"),
+        Ok(Err(RaftError::APIError(ClientWriteError::ForwardToLeader(_)))) => {
+            deposed("another replica leads now")
         }
+        Ok(Err(RaftError::APIError(error @ ClientWriteError::ChangeMembershipError(_)))) => {
+            deposed(&error.to_string())
+        }
+        Ok(Err(RaftError::Fatal(error))) => Err(ReplicationError::Ended(error.to_string())),
+        Err(_) => deposed("no majority of the replicas answers"),
     }
 }

@@ -10,7 +10,7 @@ use openraft::{ServerState, SnapshotPolicy};
 use pod_protocol::controller::PortWaker;
 use pod_protocol::protocol::Spoken;
 use pod_protocol::replicas::ReplicaPortError;
-use pod_state::{Command, State};
+use pod_state::State;
 
 use super::admission::{Register, stay_member};
 use super::beginning::{begin, retire};
@@ -18,15 +18,16 @@ use super::change::{Change, LogOwner, Raft};
 use super::clerk::clerk;
 use super::colleagues::Colleagues;
 use super::exchange::{AnyExchange, Exchange};
+use super::forwarding::{FORWARD_MAX, forward};
 use super::log::{Log, LogFile};
 use super::machine::Machine;
 use super::network::Network;
-use super::post::{Answer, Outbox, Post, PostError, Question};
+use super::post::{Answer, Outbox, Post, Question};
 use super::proposer::Proposer;
 use super::renewal::renew_log;
 use super::tcp::{TcpError, Trust};
 use crate::config::{Config, ReplicationSection};
-use crate::controller::{AnyTenure, ControllerError, Desk, End, Handle, Keeper, Reply, Request, SubmitError};
+use crate::controller::{AnyTenure, ControllerError, Desk, End, Handle, Keeper, Request, SubmitError};
 use crate::store::{Recovered, Store, StoreError};
 
 /// How many entries the log has at least between two snapshots, and how many are kept that a snapshot has too.
@@ -35,10 +36,8 @@ const LOG_ENTRIES: u64 = 256;
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How long the newly elected waits until it knows everything that was decided before.
 const CATCH_UP_MAX: Duration = Duration::from_secs(2);
-/// How long a follower looks for a leader that carries out a command, and how long that one may take.
-const FORWARD_MAX: Duration = Duration::from_secs(4);
-/// How often it looks.
-const FORWARD_AGAIN: Duration = Duration::from_millis(20);
+/// How long whoever ceased to lead waits before it leads again.
+const LEAD_AGAIN: Duration = Duration::from_millis(20);
 /// How often a follower asks what leases wait for.
 const WAITING_EVERY: Duration = Duration::from_millis(250);
 /// How long Raft may take to end.
@@ -227,12 +226,7 @@ impl Replica {
         self.carrier = Some(carrier);
         let others: Vec<ReplicaId> =
             self.pool.layout().replicas().filter(|replica| *replica != standing.me).collect();
-        let (raft, post) = (standing.raft.clone(), standing.post.clone());
-        runtime.spawn(watch_election(Arc::clone(standing), self.handle.clone()));
-        runtime.spawn(show_what_is_known(Arc::clone(standing), self.handle.clone()));
-        runtime.spawn(show_what_leases_wait_for(Arc::clone(standing), self.handle.clone()));
-        runtime.spawn(renew_log(raft.clone(), standing.machine.renewals()));
-        runtime.spawn(stay_member(raft, post, standing.owner, others));
+        attend(&runtime, standing, &self.handle, others);
         Ok(())
     }
 
@@ -273,11 +267,14 @@ impl Replica {
                 }
                 self.standing.resign(&self.handle);
                 // Elected still, it begins anew, but not at once and again.
-                std::thread::sleep(FORWARD_AGAIN);
+                std::thread::sleep(LEAD_AGAIN);
                 continue;
             }
             match self.desk.requests().recv_timeout(LOOK_EVERY) {
-                Ok(Request::Apply { command, reply }) => self.forward(command, reply),
+                Ok(Request::Apply { command, reply }) => {
+                    let forwarding = forward(Arc::clone(&self.standing), self.handle.clone(), command, reply);
+                    self.runtime.spawn(forwarding);
+                }
                 Ok(Request::Look) | Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Ok(Request::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(()),
             }
@@ -303,16 +300,7 @@ impl Replica {
     fn lead(&mut self, elected: u64) -> Result<End, ControllerError> {
         let elected_at = Instant::now();
         let standing = Arc::clone(&self.standing);
-        let deposed = |reason: &str| ReplicationError::Deposed(reason.to_owned());
-        let raft = standing.raft.clone();
-        let caught_up = self
-            .runtime
-            .block_on(async { tokio::time::timeout(CATCH_UP_MAX, raft.ensure_linearizable()).await });
-        match caught_up {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => return Err(deposed(&error.to_string()).into()),
-            Err(_) => return Err(deposed("no majority of the replicas answers").into()),
-        }
+        self.runtime.block_on(catch_up(&standing.raft))?;
         let proposer = Proposer::new(standing.raft.clone(), self.runtime.handle().clone());
         if standing.machine.look(|known| known.state.is_none()) {
             let Some((begin, file)) = self.begin.take() else {
@@ -345,49 +333,29 @@ impl Replica {
         let mut tenure = AnyTenure::open(&self.pool, &self.config, (keeper, recovered), office)?;
         tenure.serve(self.desk.requests(), still)
     }
+}
 
-    /// Has the leader carry out what this replica was asked for.
-    fn forward(&self, command: Command, reply: Reply) {
-        let (standing, handle) = (Arc::clone(&self.standing), self.handle.clone());
-        self.runtime.spawn(async move {
-            let patience = tokio::time::Instant::now() + FORWARD_MAX;
-            while tokio::time::Instant::now() < patience {
-                let leader = leader(&standing);
-                if leader == Some(standing.me) {
-                    handle.submit_for(command, reply);
-                    return;
-                }
-                if let Some(leader) = leader {
-                    let question = Question::Submit { command: Box::new(command.clone()) };
-                    let answer = tokio::select! {
-                        answer = standing.post.ask(leader, question, FORWARD_MAX) => answer,
-                        // It may have carried it out before it was lost.
-                        () = lost(&standing, leader) => Err(PostError::Unanswered(leader)),
-                    };
-                    match answer {
-                        Ok(Answer::Submitted(Ok(index))) => {
-                            wait_for(&standing.machine, index).await;
-                            standing.machine.look(|known| handle.catch_up(known, || !leads(&standing)));
-                            // A client that went away needs no answer.
-                            let _ = reply.send(Ok(()));
-                            return;
-                        }
-                        Ok(Answer::Submitted(Err(refusal))) => {
-                            let _ = reply.send(Err(SubmitError::Refused(refusal)));
-                            return;
-                        }
-                        // It was not carried out, nor will it be.
-                        Ok(Answer::NotLeading) | Err(PostError::NotConnected(_)) => {}
-                        Ok(_) | Err(PostError::Unanswered(_)) => {
-                            let _ = reply.send(Err(SubmitError::Unknown));
-                            return;
-                        }
-                    }
-                }
-                tokio::time::sleep(FORWARD_AGAIN).await;
-            }
-            let _ = reply.send(Err(SubmitError::NoLeader));
-        });
+/// Starts what a replica does whether it leads or follows.
+pub(super) fn attend(
+    runtime: &tokio::runtime::Handle,
+    standing: &Arc<Standing>,
+    handle: &Handle,
+    others: Vec<ReplicaId>,
+) {
+    let (raft, post) = (standing.raft.clone(), standing.post.clone());
+    runtime.spawn(watch_election(Arc::clone(standing), handle.clone()));
+    runtime.spawn(show_what_is_known(Arc::clone(standing), handle.clone()));
+    runtime.spawn(show_what_leases_wait_for(Arc::clone(standing), handle.clone()));
+    runtime.spawn(renew_log(raft.clone(), standing.machine.renewals()));
+    runtime.spawn(stay_member(raft, post, standing.owner, others));
+}
+
+/// Returns once the newly elected knows everything that was decided before.
+pub(super) async fn catch_up(raft: &Raft) -> Result<(), ReplicationError> {
+    match tokio::time::timeout(CATCH_UP_MAX, raft.ensure_linearizable()).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => Err(ReplicationError::Deposed(error.to_string())),
+        Err(_) => Err(ReplicationError::Deposed("no majority of the replicas answers".to_owned())),
     }
 }
 
@@ -421,26 +389,6 @@ pub(super) fn leader(standing: &Standing) -> Option<ReplicaId> {
     let metrics = metrics.borrow();
     let owner = metrics.current_leader?;
     metrics.membership_config.membership().get_node(&owner).map(|member| member.replica)
-}
-
-/// Waits until this one does not lead any more.
-async fn lost(standing: &Standing, whom: ReplicaId) {
-    let mut metrics = standing.raft.metrics();
-    while leader(standing) == Some(whom) && metrics.changed().await.is_ok() {}
-}
-
-/// Waits until a change is known here too.
-async fn wait_for(machine: &Machine, index: u64) {
-    let mut changes = machine.changes();
-    let arriving = async {
-        while machine.index() < index {
-            if changes.changed().await.is_err() {
-                return;
-            }
-        }
-    };
-    // One that is cut off answers late: the change was made all the same.
-    let _ = tokio::time::timeout(FORWARD_MAX, arriving).await;
 }
 
 /// Tells the thread that leads or follows which of both it is to do.

@@ -37,6 +37,14 @@ impl Database {
         })
     }
 
+    /// Opens or creates one on a disk that is made up.
+    #[cfg(test)]
+    pub(crate) fn on(disk: impl redb::StorageBackend) -> Result<Self, StoreError> {
+        let path = PathBuf::from("a disk that is made up");
+        let redb = redb::Builder::new().create_with_backend(disk).map_err(|error| opening(&path, error))?;
+        Ok(Self { path, redb, slow_disk: SlowDisk::default() })
+    }
+
     /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         &self.path

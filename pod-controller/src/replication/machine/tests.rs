@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use openraft::storage::RaftLogStorage;
 use openraft::testing::{StoreBuilder, Suite};
 use openraft::{CommittedLeaderId, RaftLogReader};
 use pod_api::EventKind;
@@ -116,6 +117,61 @@ fn snapshot_survives_and_is_what_another_replica_gets() {
         assert_eq!(state(&other), state(&again));
         assert_eq!(other.applied_state().await.expect("known").0, snapshot.meta.last_log_id);
     });
+}
+
+/// Raft has the log cut off without waiting for the snapshot that has what was there.
+#[test]
+fn nothing_is_cut_off_before_the_snapshot_in_its_place_is_kept() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("two");
+    let open = |path: &std::path::Path| Arc::new(LogFile::open(path).expect("a file"));
+    let entries = || [entry(0, begin()), entry(1, configure(0, 3, 2))];
+    let (newer, older) = runtime.block_on(async {
+        let mut source = Machine::open(open(&directory.path().join("one"))).expect("empty");
+        let [first, second] = entries();
+        source.apply([first]).await.expect("applied");
+        let older = source.build_snapshot().await.expect("built");
+        source.apply([second]).await.expect("applied");
+        (source.build_snapshot().await.expect("built"), older)
+    });
+    let last = newer.meta.last_log_id.expect("it has something");
+    runtime.block_on(async {
+        let file = open(&path);
+        let (mut log, mut machine) =
+            (Log(Arc::clone(&file)), Machine::open(Arc::clone(&file)).expect("empty"));
+        let mut reader = log.clone();
+        openraft::storage::RaftLogStorageExt::blocking_append(&mut log, entries()).await.expect("appended");
+        machine.begin_receiving_snapshot().await.expect("begun");
+        let mut purge = std::pin::pin!(log.purge(last));
+        tokio::select! {
+            biased;
+            _ = &mut purge => panic!("what is in no snapshot is gone"),
+            () = tokio::task::yield_now() => {}
+        }
+        assert_eq!(reader.try_get_log_entries(..).await.expect("read").len(), 2);
+        machine.install_snapshot(&newer.meta, newer.snapshot).await.expect("installed");
+        purge.await.expect("there is a snapshot");
+        assert_eq!(reader.try_get_log_entries(..).await.expect("read").len(), 0);
+
+        // One that was begun before is not kept in its place.
+        let data = String::from_utf8(older.snapshot.get_ref().clone()).expect("JSON");
+        file.keep_snapshot(&older.meta, &data).expect("the disk is there");
+        assert_eq!(file.snapshot().expect("read").expect("there is one").0.last_log_id, Some(last));
+
+        // One that cannot be kept ends the replica, with all that it has.
+        machine.begin_receiving_snapshot().await.expect("begun");
+        let nonsense = Box::new(Cursor::new(b"nonsense".to_vec()));
+        machine.install_snapshot(&newer.meta, nonsense).await.expect_err("no snapshot");
+        reader.purge(LogId { index: last.index + 1, ..last }).await.expect_err("there is no such snapshot");
+    });
+    // A log that was cut off too early is not used.
+    runtime.block_on(async {
+        let mut log = Log(open(&path));
+        log.purge(LogId { index: last.index + 1, ..last }).await.expect("none is under way");
+    });
+    let error = LogFile::open(&path).expect_err("something is missing").to_string();
+    assert!(error.contains("older than its first entry"), "{error}");
 }
 
 #[test]

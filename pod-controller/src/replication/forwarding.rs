@@ -1,0 +1,80 @@
+//! What a follower is asked for, the leader carries out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cxl_pool::ReplicaId;
+use pod_state::Command;
+
+use super::machine::Machine;
+use super::post::{Answer, PostError, Question};
+use super::replica::{Standing, leader, leads};
+use crate::controller::{Handle, Reply, SubmitError};
+
+/// How long a follower looks for a leader that carries out a command, and how long that one may take.
+pub(super) const FORWARD_MAX: Duration = Duration::from_secs(4);
+/// How often it looks.
+const FORWARD_AGAIN: Duration = Duration::from_millis(20);
+
+/// Has the leader carry out what this replica was asked for.
+pub(super) async fn forward(standing: Arc<Standing>, handle: Handle, command: Command, reply: Reply) {
+    let patience = tokio::time::Instant::now() + FORWARD_MAX;
+    while tokio::time::Instant::now() < patience {
+        let leader = leader(&standing);
+        if leader == Some(standing.me) {
+            handle.submit_for(command, reply);
+            return;
+        }
+        if let Some(leader) = leader {
+            let question = Question::Submit { command: Box::new(command.clone()) };
+            let answer = tokio::select! {
+                // An answer counts, whatever became of who gave it.
+                biased;
+                answer = standing.post.ask(leader, question, FORWARD_MAX) => answer,
+                // It may have carried it out before it was lost.
+                () = lost(&standing, leader) => Err(PostError::Unanswered(leader)),
+            };
+            match answer {
+                Ok(Answer::Submitted(Ok(index))) => {
+                    wait_for(&standing.machine, index).await;
+                    standing.machine.look(|known| handle.catch_up(known, || !leads(&standing)));
+                    // A client that went away needs no answer.
+                    let _ = reply.send(Ok(()));
+                    return;
+                }
+                Ok(Answer::Submitted(Err(refusal))) => {
+                    let _ = reply.send(Err(SubmitError::Refused(refusal)));
+                    return;
+                }
+                // It was not carried out, nor will it be.
+                Ok(Answer::NotLeading) | Err(PostError::NotConnected(_)) => {}
+                Ok(_) | Err(PostError::Unanswered(_)) => {
+                    let _ = reply.send(Err(SubmitError::Unknown));
+                    return;
+                }
+            }
+        }
+        tokio::time::sleep(FORWARD_AGAIN).await;
+    }
+    let _ = reply.send(Err(SubmitError::NoLeader));
+}
+
+/// Waits until this one does not lead any more.
+async fn lost(standing: &Standing, whom: ReplicaId) {
+    let mut metrics = standing.raft.metrics();
+    while leader(standing) == Some(whom) && metrics.changed().await.is_ok() {}
+}
+
+/// Waits until a change is known here too.
+async fn wait_for(machine: &Machine, index: u64) {
+    let mut changes = machine.changes();
+    let arriving = async {
+        while machine.index() < index {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    // One that is cut off answers late: the change was made all the same.
+    let _ = tokio::time::timeout(FORWARD_MAX, arriving).await;
+}

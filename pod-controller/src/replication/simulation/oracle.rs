@@ -1,0 +1,181 @@
+//! What must hold after every step, whatever goes wrong.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use openraft::{EntryPayload, LogId};
+use pod_state::{Command, State};
+
+use super::super::change::{Change, LogOwner, Outcome};
+use super::super::machine::Known;
+use super::storage::Applied;
+
+/// Of all that is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Digest {
+    state: u64,
+    events: u64,
+}
+
+impl Digest {
+    pub(super) fn of(known: &Known) -> Self {
+        let state = known.state.as_ref().map_or(0, of_state);
+        let mut events = DefaultHasher::new();
+        known.events.iter().for_each(|event| (event.sequence, &event.message).hash(&mut events));
+        Self { state, events: events.finish() }
+    }
+}
+
+fn of_state(state: &State) -> u64 {
+    digest(&serde_json::to_vec(state).expect("a state is JSON"))
+}
+
+fn digest(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// What stands at an index of the log for good.
+#[derive(Debug)]
+struct Committed {
+    log_id: LogId<LogOwner>,
+    /// Of the entry.
+    entry: u64,
+    /// Of what it led to.
+    led_to: Digest,
+}
+
+/// Knows what was committed, who led, and what was promised.
+#[derive(Debug, Default)]
+pub(super) struct Oracle {
+    committed: BTreeMap<u64, Committed>,
+    /// What it leads to.
+    pub(super) known: Known,
+    /// The state at each of its indices.
+    states: BTreeMap<u64, u64>,
+    leaders: BTreeMap<u64, LogOwner>,
+    /// How often what has this key was done.
+    done: BTreeMap<String, u64>,
+    /// What was answered not to be done, now or later.
+    never: BTreeMap<String, String>,
+    pub(super) voids: u64,
+}
+
+impl Oracle {
+    /// A machine has applied something: what others have there, or what comes next.
+    pub(super) fn applied(&mut self, applied: &Applied) -> Result<(), String> {
+        let Applied { replica, log_id, entry, digest: found } = applied;
+        let index = log_id.index;
+        let Some((entry, outcome)) = entry else {
+            return match self.committed.get(&index) {
+                Some(known) if known.led_to == *found => Ok(()),
+                Some(_) => {
+                    Err(format!("replica {replica} got a snapshot at {index} that others do not have"))
+                }
+                None => Err(format!("replica {replica} got a snapshot of {index}, which nobody has applied")),
+            };
+        };
+        // Of a snapshot the log says nothing any more, but somebody applied what is in it.
+        let entry_digest = digest(&serde_json::to_vec(&entry.payload).expect("an entry is JSON"));
+        if let Some(known) = self.committed.get(&index) {
+            if known.log_id != *log_id || known.entry != entry_digest {
+                return Err(format!(
+                    "replica {replica} has {log_id} committed where others have {}: one of both is lost",
+                    known.log_id
+                ));
+            }
+            if known.led_to != *found {
+                return Err(format!("replica {replica} differs from others after {log_id}"));
+            }
+            return Ok(());
+        }
+        let next = self.committed.last_key_value().map_or(0, |(last, _)| last + 1);
+        if index != next {
+            return Err(format!("replica {replica} applied {index}, and nobody has applied {next}"));
+        }
+        if let EntryPayload::Normal(change) = &entry.payload {
+            self.change(change, *outcome)?;
+        }
+        let led_to = Digest::of(&self.known);
+        if led_to != *found {
+            return Err(format!("replica {replica} made something else of {log_id} than it says"));
+        }
+        self.committed.insert(index, Committed { log_id: *log_id, entry: entry_digest, led_to });
+        if let Some(state) = &self.known.state {
+            let before = self.states.insert(state.index, led_to.state);
+            if before.is_some_and(|before| before != led_to.state) {
+                return Err(format!("there are two states with index {}", state.index));
+            }
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, change: &Change, outcome: Outcome) -> Result<(), String> {
+        let made = self.known.change(change.clone())?;
+        if made != outcome {
+            return Err(format!("{change} is {outcome:?}, and should be {made:?}"));
+        }
+        if made == Outcome::Void {
+            self.voids += 1;
+            return Ok(());
+        }
+        let Change::Turn { commands, .. } = change else { return Ok(()) };
+        for command in commands {
+            let Command::Request { key: Some(key), .. } = command else { continue };
+            let times = self.done.entry(key.key.clone()).or_default();
+            *times += 1;
+            if *times > 1 {
+                return Err(format!("{} was done {times} times", key.key));
+            }
+            if let Some(why) = self.never.get(&key.key) {
+                return Err(format!("{} was done, and the answer had been: {why}", key.key));
+            }
+        }
+        let sequences = || self.known.events.iter().map(|event| event.sequence);
+        if sequences().zip(sequences().skip(1)).any(|(one, next)| next <= one) {
+            return Err("an event was told twice".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Somebody leads in a term.
+    pub(super) fn leads(&mut self, term: u64, owner: LogOwner) -> Result<(), String> {
+        match self.leaders.insert(term, owner) {
+            Some(other) if other != owner => Err(format!("{owner} and {other} lead in term {term}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// A client was told that what has this key is done.
+    pub(super) fn promised(&self, key: &str) -> Result<(), String> {
+        if self.done.contains_key(key) { Ok(()) } else { Err(format!("{key} was promised, and is not done")) }
+    }
+
+    /// A client was told that what has this key is not done, nor will be.
+    pub(super) fn refused(&mut self, key: &str, why: &str) -> Result<(), String> {
+        if self.done.contains_key(key) {
+            return Err(format!("{key} is done, and the answer was: {why}"));
+        }
+        self.never.insert(key.to_owned(), why.to_owned());
+        Ok(())
+    }
+
+    /// A replica shows this.
+    pub(super) fn shown(&self, replica: u16, state: &State) -> Result<(), String> {
+        // Before it knows anything, it shows an empty pod.
+        if state.index == 0 || self.states.get(&state.index) == Some(&of_state(state)) {
+            return Ok(());
+        }
+        Err(format!("replica {replica} shows a state with index {} that is not committed", state.index))
+    }
+
+    /// The last entry that anybody applied.
+    pub(super) fn last(&self) -> Option<u64> {
+        self.committed.last_key_value().map(|(last, _)| *last)
+    }
+
+    pub(super) fn leaders(&self) -> usize {
+        self.leaders.len()
+    }
+}

@@ -1,0 +1,93 @@
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use cxl_pool::simulated::{check_seeds, seeds};
+
+use super::Broken;
+use super::group::{Group, Size, Summary};
+
+const TARGET: &str = "-p pod-controller --lib replication::simulation";
+const THREE: Size = Size {
+    replicas: 3,
+    rough_ms: 12_000,
+    fault_every_ms: 200,
+    wish_every_ms: 20,
+    calm_ms: 150_000,
+    restless: false,
+};
+/// Of those that are broken nothing is expected in the end.
+const BROKEN: Size = Size { calm_ms: 2000, ..THREE };
+const RESTLESS: Size = Size { restless: true, fault_every_ms: 30, rough_ms: 20_000, ..BROKEN };
+const FIVE: Size = Size { replicas: 5, ..THREE };
+
+fn run(seed: u64, size: Size, broken: Option<Broken>) -> Result<Summary, String> {
+    let mut group = Group::new(seed, size, broken);
+    let outcome = catch_unwind(AssertUnwindSafe(|| group.run()));
+    let outcome = outcome.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(text.unwrap_or_default().to_owned())
+    });
+    if outcome.is_err() && broken.is_none() {
+        let last = group.trace.len().saturating_sub(60);
+        group.trace[last..].iter().for_each(|line| println!("{line}"));
+    }
+    outcome
+}
+
+/// What may happen happens.
+fn is_worth_it(seed: u64, summary: &Summary) -> Result<(), String> {
+    println!("seed {seed}: {summary:?}");
+    if summary.promised < 50 || summary.leaders < 3 || summary.seen.lost == 0 || summary.seen.overtook == 0 {
+        return Err(format!("little happens: {summary:?}"));
+    }
+    Ok(())
+}
+
+#[test]
+fn three_replicas_keep_their_promises_whatever_happens() {
+    check_seeds(TARGET, 4, |seed| is_worth_it(seed, &run(seed, THREE, None)?));
+}
+
+#[test]
+fn five_replicas_keep_their_promises_whatever_happens() {
+    check_seeds(TARGET, 1, |seed| is_worth_it(seed, &run(seed, FIVE, None)?));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_world() {
+    let (seed, size) = (seeds(1).start, Size { rough_ms: 5000, ..THREE });
+    let trace = || {
+        let mut group = Group::new(seed, size, None);
+        let summary = group.run().expect("it goes well");
+        (group.trace, summary)
+    };
+    let (first, second) = (trace(), trace());
+    let differs = first.0.iter().zip(&second.0).find(|(one, other)| one != other);
+    assert_eq!(differs, None, "it goes on otherwise");
+    assert_eq!(first, second);
+}
+
+/// A simulation that finds nothing may be blind: each of these must be seen within a few seeds.
+#[test]
+fn what_is_broken_on_purpose_is_noticed() {
+    let mut seen = BTreeMap::new();
+    for (broken, symptom) in [
+        (Broken::ForgetsWhatItKept, "is lost"),
+        (Broken::ForgetsItsVote, "lead in term"),
+        (Broken::TakesAnyBase, "and should be Void"),
+        (Broken::AnswersWhatIsVoid, "was promised, and is not done"),
+        (Broken::ShowsTooEarly, "that is not committed"),
+    ] {
+        let noticed = (0..40).find_map(|seed| {
+            let size = if broken == Broken::ForgetsItsVote { RESTLESS } else { BROKEN };
+            let what = run(seed, size, Some(broken)).err()?;
+            println!("{broken:?} with seed {seed}: {what}");
+            what.contains(symptom).then(|| format!("seed {seed}: {what}"))
+        });
+        println!("{broken:?}: {noticed:?}");
+        seen.insert(format!("{broken:?}"), noticed);
+    }
+    let unseen: Vec<_> = seen.iter().filter(|(_, what)| what.is_none()).map(|(name, _)| name).collect();
+    assert!(unseen.is_empty(), "not noticed: {unseen:?}");
+}
