@@ -6,6 +6,7 @@ pub mod announcements;
 pub mod bare_vm;
 pub mod conversation;
 pub mod disk_guest;
+pub mod etcd;
 pub mod fair_vcpus;
 pub mod files;
 pub mod fio;

@@ -94,7 +94,7 @@ fn names(client: &Client) -> Option<Vec<String>> {
 fn pod_goes_on_with_etcd_whatever_dies() {
     let mut etcd = Etcd::start();
     let store = etcd.address("wadi/pod1");
-    let mut pod = Pod::demo();
+    let mut pod = Pod::demo_in_file();
     let client = pod.client();
     client.create_instance(&vm("vm1", &[]), Duration::ZERO).expect("created");
     create(&client, "in-file").expect("created");
@@ -123,7 +123,7 @@ fn pod_goes_on_with_etcd_whatever_dies() {
     assert!(frontend(&pod).values().any(|object| *object == port), "engines were not disturbed");
 
     // Another pod's controller does not get the same place.
-    let other = Pod::new();
+    let other = Pod::new_in_file();
     let mut second = {
         let mut other = other;
         other.stop_controller();
@@ -182,7 +182,7 @@ fn etcd_over_tls_asks_who_somebody_is() {
         file("ca.pem"),
     ];
     let mut etcd = Etcd::start_with("https", &arguments);
-    let mut pod = Pod::new();
+    let mut pod = Pod::new_in_file();
     pod.stop_controller();
     let store = format!("store = 'etcds://127.0.0.1:{}/wadi'", etcd.port());
     let section = |pair: &str| format!("{store}\n[etcd]\nca-file = '{}'\n{pair}", file("ca.pem"));
@@ -235,7 +235,7 @@ fn post(etcd: &Etcd, path: &str, body: &str, token: Option<&str>) -> String {
 #[test]
 fn etcd_with_users_asks_for_a_password() {
     let mut etcd = Etcd::start();
-    let mut pod = Pod::new();
+    let mut pod = Pod::new_in_file();
     pod.stop_controller();
     post(&etcd, "auth/user/add", r#"{"name":"root","password":"r"}"#, None);
     post(&etcd, "auth/role/add", r#"{"name":"root"}"#, None);

@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::support::{Pod, until, vm};
+use crate::support::{Pod, on_etcd, until, vm};
 use pod_api::Volume;
 
 fn podctl(pod: &Pod, arguments: &str) -> Command {
@@ -189,3 +189,9 @@ fn labels_that_many_change_at_once_are_all_there() {
     let said = String::from_utf8_lossy(&late.stderr).into_owned();
     assert!(!late.status.success() && said.contains("has changed since you looked"), "{said}");
 }
+
+on_etcd!(
+    every_form_of_output_says_the_same,
+    labels_that_many_change_at_once_are_all_there,
+    load_is_shown_and_what_only_looks_is_watched,
+);

@@ -70,7 +70,7 @@ fn token(name: &str) -> (String, String) {
 
 #[test]
 fn what_is_read_anew_and_what_stays_where_it_makes_no_sense() {
-    let mut pod = Pod::new();
+    let mut pod = Pod::new_in_file();
     pod.stop_controller();
     let directory = pod.directory.path().to_owned();
     let listen = addresses(2);

@@ -7,7 +7,7 @@ use crate::support::{Pod, until};
 const ALL: [u16; 3] = [0, 1, 2];
 
 fn three() -> (Pod, Replicas) {
-    let mut pod = Pod::demo();
+    let mut pod = Pod::demo_in_file();
     pod.stop_controller();
     let mut replicas = Replicas::with_faults(pod.directory.path());
     replicas.start_first(3);

@@ -34,7 +34,7 @@ fn grow(replicas: &mut Replicas, to: &[u16]) {
 
 #[test]
 fn leaders_die_and_the_network_is_cut_and_what_was_answered_is_there() {
-    let mut pod = Pod::demo();
+    let mut pod = Pod::demo_in_file();
     create(&pod.client(), "before");
     pod.stop_controller();
     let directory = pod.directory.path().to_owned();
@@ -111,7 +111,7 @@ fn leaders_die_and_the_network_is_cut_and_what_was_answered_is_there() {
 
 #[test]
 fn strangers_are_told_why_and_fill_no_log() {
-    let mut pod = Pod::demo();
+    let mut pod = Pod::demo_in_file();
     pod.stop_controller();
     let directory = pod.directory.path().to_owned();
     let (ours, others) = (Authority::new(&directory, "replicas"), Authority::new(&directory, "others"));
@@ -166,7 +166,7 @@ fn strangers_are_told_why_and_fill_no_log() {
 
 #[test]
 fn mistakes_in_the_configuration_are_named() {
-    let mut pod = Pod::demo();
+    let mut pod = Pod::demo_in_file();
     pod.stop_controller();
     let directory = pod.directory.path().to_owned();
     let ours = Authority::new(&directory, "replicas");

@@ -14,7 +14,7 @@ use pod_protocol::reports::Report;
 
 #[test]
 fn single_controller_grows_to_three_whose_leaders_may_die() {
-    let mut pod = Pod::demo();
+    let mut pod = Pod::demo_in_file();
     pod.client().create_instance(&vm("vm1", &[]), Duration::ZERO).expect("created");
     create(&pod.client(), "before");
     let frontend = |pod: &Pod| pod.endpoint(1, Role::NetFrontend).objects();
@@ -201,7 +201,7 @@ fn ask(replicas: &Replicas, replica: u16, name: &str) -> std::io::Result<UnixStr
 
 #[test]
 fn what_is_sent_again_under_its_key_is_carried_out_once_whoever_leads() {
-    let mut pod = Pod::demo();
+    let mut pod = Pod::demo_in_file();
     pod.stop_controller();
     let mut replicas = Replicas::new(pod.directory.path());
     replicas.start_first(3);

@@ -226,6 +226,11 @@ impl Pod {
         self.topology.client()
     }
 
+    /// The namespace of the controller.
+    pub fn control_namespace(&self) -> &Namespace {
+        self.topology.control()
+    }
+
     /// Pulls the cable of a host's NIC out of the switch.
     pub fn pull_cable(&self, host: &str, nic: &str) -> Result<()> {
         self.topology.set_cable(host, nic, false)
@@ -257,8 +262,13 @@ impl Pod {
 
     /// Starts the controller, or starts it again, and waits until it answers.
     pub fn start_controller(&mut self) -> Result<()> {
+        self.start_controller_with(&[])
+    }
+
+    /// As [`Pod::start_controller`], with more arguments.
+    pub fn start_controller_with(&mut self, arguments: &[&str]) -> Result<()> {
         let mut command = self.command_in(self.topology.control(), "pod-controller");
-        command.arg("--config").arg(self.controller_config_path());
+        command.arg("--config").arg(self.controller_config_path()).args(arguments);
         self.give_clock("controller", &mut command)?;
         self.plan.release.tell(&mut command);
         let log = self.log("controller");

@@ -33,7 +33,7 @@ fn who_hears_of_an_event_finds_what_came_of_it() {
 
 #[test]
 fn events_are_gone_when_they_are_and_conditions_say_what_is_missing() {
-    let mut pod = Pod::demo();
+    let mut pod = Pod::demo_in_file();
     let client = pod.client();
     let instance = client.create_instance(&vm("vm1", &[]), Duration::from_secs(30)).expect("created");
     let holds = |conditions: &[Condition], kind| {
@@ -72,3 +72,5 @@ fn events_are_gone_when_they_are_and_conditions_say_what_is_missing() {
         assert_eq!(status(&pod.raw_head(&after(kept))), 200, "{kept}");
     }
 }
+
+on_etcd!(who_hears_of_an_event_finds_what_came_of_it,);

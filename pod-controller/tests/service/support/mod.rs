@@ -6,6 +6,7 @@ pub(crate) mod etcd_server;
 pub(crate) mod faulty_disk;
 pub(crate) mod network;
 pub(crate) mod replicas;
+pub(crate) mod store;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -20,7 +21,7 @@ use cxl_pool::{Area, CoherenceMode, CreateOptions, HostId, Pool, Role};
 use pod_api::client::Client;
 use pod_api::{CreateInstance, NicRequest};
 use pod_controller::config::Config;
-use pod_controller::controller::{Controller, ControllerError, Handle};
+use pod_controller::controller::{Controller, ControllerError, EtcdController, Handle};
 use pod_controller::rest::{self, Access, Listeners, TcpPolicy};
 use pod_controller::store::Store;
 use pod_protocol::config::HostConfig;
@@ -35,6 +36,8 @@ use pod_protocol::telemetry::{
 use tempfile::TempDir;
 
 use self::description::Description;
+use self::store::Place;
+pub(crate) use self::store::on_etcd;
 
 /// Far longer than anything takes; only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -43,16 +46,23 @@ pub(crate) struct Pod {
     pub(crate) directory: TempDir,
     pub(crate) controller: Option<RunningController>,
     pub(crate) endpoints: BTreeMap<(u16, Role), FakeEndpoint>,
+    /// Where in etcd its state is; none if it is in a file.
+    place: Option<Place>,
 }
 
 impl Pod {
     /// A controller and nobody else.
     pub(crate) fn new() -> Self {
-        Self::with_slots(3)
+        Self::with_slots(3, Place::of_this_test())
     }
 
-    /// The same, with slots for so many controller replicas.
-    fn with_slots(replica_slots: u16) -> Self {
+    /// The same, with its state in a file whatever other tests use.
+    pub(crate) fn new_in_file() -> Self {
+        Self::with_slots(3, None)
+    }
+
+    /// With slots for so many controller replicas.
+    fn with_slots(replica_slots: u16, place: Option<Place>) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let options = CreateOptions {
             size_bytes: Some(256 << 20),
@@ -62,19 +72,28 @@ impl Pod {
             ..CreateOptions::default()
         };
         Pool::create(&directory.path().join("pool"), &options).expect("a pool");
-        let mut pod = Self { directory, controller: None, endpoints: BTreeMap::new() };
+        let mut pod = Self { directory, controller: None, endpoints: BTreeMap::new(), place };
         pod.start_controller();
         pod
     }
 
     /// The demo's pod: h1 with frontends, h2 with a NIC and an SSD, h3 with the backup NIC.
     pub(crate) fn demo() -> Self {
-        Self::demo_with_slots(3)
+        Self::new().with_everybody()
+    }
+
+    /// The same, with its state in a file whatever other tests use.
+    pub(crate) fn demo_in_file() -> Self {
+        Self::new_in_file().with_everybody()
     }
 
     /// The same, with slots for so many controller replicas.
     pub(crate) fn demo_with_slots(replica_slots: u16) -> Self {
-        let mut pod = Self::with_slots(replica_slots);
+        Self::with_slots(replica_slots, None).with_everybody()
+    }
+
+    fn with_everybody(self) -> Self {
+        let mut pod = self;
         pod.join(1, Role::NetFrontend, Vec::new());
         pod.join(1, Role::BlkFrontend, Vec::new());
         pod.join(2, Role::NetBackend, vec![nic("nic0", false)]);
@@ -102,9 +121,10 @@ impl Pod {
         let path = self.path("controller.toml");
         let root = self.directory.path().display();
         let nowhere = if lines.contains("listen-tcp") { "" } else { "listen-tcp = 'none'\n" };
+        let store = self.place.as_ref().map_or_else(String::new, Place::line);
         let text = format!(
             "[controller]\nstate = '{root}/state.redb'\ndetect-ms = 5000\ntx-area = '4M'\nrx-area = '4M'\n\
-             data-area = '4M'\n{nowhere}{lines}\n[pool]\npath = '{root}/pool'\n[run]\ndirectory = '{root}/run'\n"
+             data-area = '4M'\n{nowhere}{store}{lines}\n[pool]\npath = '{root}/pool'\n[run]\ndirectory = '{root}/run'\n"
         );
         std::fs::write(&path, text).expect("a configuration");
         Config::load(&path).expect("a good configuration")
@@ -177,9 +197,19 @@ impl RunningController {
 
     /// The same, at another TCP address than its configuration says.
     pub(crate) fn start_on(config: &Config, tcp: Option<TcpPolicy>) -> Result<Self, ControllerError> {
-        let pool = Pool::open(&config.pool.path).expect("the pool");
-        let (controller, handle) = Controller::open(&pool, config, Store::open(&config.controller.state)?)?;
-        let thread = std::thread::spawn(move || controller.run());
+        let pool = Arc::new(Pool::open(&config.pool.path).expect("the pool"));
+        let (thread, handle) = match config.etcd().expect("a good store") {
+            Some((address, credentials)) => {
+                let (controller, handle) =
+                    EtcdController::open(&pool, config, (address, &credentials), true)?;
+                (std::thread::spawn(move || controller.run()), handle)
+            }
+            None => {
+                let store = Store::open(&config.controller.state)?;
+                let (controller, handle) = Controller::open(&pool, config, store)?;
+                (std::thread::spawn(move || controller.run()), handle)
+            }
+        };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
         let listeners = async { Listeners::bind(&config.listen(), tcp).await };
