@@ -13,7 +13,7 @@ use std::time::Instant;
 use cxl_pool::EndpointId;
 use pod_protocol::commands::{Command, Version};
 use pod_protocol::controller::CommandFailure;
-use pod_protocol::ids::{LeaseId, RegionId};
+use pod_protocol::ids::{LeaseId, PlaceId, RegionId};
 use pod_protocol::objects::{Object, ObjectId};
 use pod_state::{Part, Parts, Presence, Stale, State};
 
@@ -247,7 +247,7 @@ const fn lease_served(object: &Object) -> Option<LeaseId> {
 /// The lease of which a backend's object makes it accept requests.
 const fn lease_accepted(id: &ObjectId) -> Option<LeaseId> {
     match id {
-        ObjectId::Registration { lease, .. } | ObjectId::Volume(lease) => Some(*lease),
+        ObjectId::Registration { lease, .. } | ObjectId::Volume(PlaceId { lease, .. }) => Some(*lease),
         _ => None,
     }
 }

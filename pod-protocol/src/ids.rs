@@ -1,6 +1,7 @@
 //! Names of things the controller hands out. Never bare integers: the compiler refuses to mix them up.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -52,6 +53,31 @@ id!(
     /// Which holder of a lease a message belongs to. Newer ones make older ones worthless at the device's owner.
     LeaseGeneration(u16), "generation-"
 );
+
+id!(
+    /// Which of the places of a leased volume that lie with one backend. Only while the volume moves between two SSDs of a host
+    /// is there another than the first.
+    PlaceNumber(u8), "place-"
+);
+
+impl PlaceNumber {
+    /// The only one, or the one that was there before the other.
+    pub const FIRST: Self = Self(0);
+    /// The one that came beside it.
+    pub const SECOND: Self = Self(1);
+
+    /// Whether it is the [`PlaceNumber::FIRST`].
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+    pub const fn is_first(&self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl Default for PlaceNumber {
+    fn default() -> Self {
+        Self::FIRST
+    }
+}
 
 impl LeaseGeneration {
     /// The generation after this one. It wraps.
@@ -113,6 +139,52 @@ impl From<LeaseId> for u32 {
 impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "lease-{}", self.0)
+    }
+}
+
+/// A place of a leased volume at a backend, as a number: the lease, and above it which of the lease's places there. The first one's
+/// is the lease's own, which is all that 1.0 knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(from = "u32", into = "u32")]
+pub struct PlaceId {
+    /// The lease.
+    pub lease: LeaseId,
+    /// Which of its places.
+    pub place: PlaceNumber,
+}
+
+impl PlaceId {
+    /// The place of a lease that has one at the backend.
+    pub const fn first(lease: LeaseId) -> Self {
+        Self { lease, place: PlaceNumber::FIRST }
+    }
+
+    /// All that a lease may have at a backend.
+    pub const fn all(lease: LeaseId) -> RangeInclusive<Self> {
+        Self::first(lease)..=Self { lease, place: PlaceNumber(u8::MAX) }
+    }
+}
+
+impl From<u32> for PlaceId {
+    fn from(raw: u32) -> Self {
+        let [a, b, c, place] = raw.to_le_bytes();
+        Self { lease: LeaseId(u32::from_le_bytes([a, b, c, 0])), place: PlaceNumber(place) }
+    }
+}
+
+impl From<PlaceId> for u32 {
+    fn from(id: PlaceId) -> Self {
+        id.lease.0 | Self::from(id.place.0) << LeaseId::BITS
+    }
+}
+
+impl fmt::Display for PlaceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.place.is_first() {
+            write!(f, "{}", self.lease)
+        } else {
+            write!(f, "{} at {}", self.lease, self.place)
+        }
     }
 }
 
@@ -208,6 +280,20 @@ mod tests {
         assert_eq!(LeaseId::new(1 << 24), None);
         assert!(serde_json::from_str::<LeaseId>("16777216").is_err());
         assert_eq!(serde_json::from_str::<LeaseId>("16777215").ok(), Some(LeaseId::MAX));
+    }
+
+    #[test]
+    fn the_first_place_of_a_lease_is_written_as_the_lease() {
+        let lease = LeaseId::new(7).unwrap();
+        let first = PlaceId::first(lease);
+        let second = PlaceId { lease, place: PlaceNumber::SECOND };
+        let json = [first, second].map(|id| serde_json::to_string(&id).unwrap());
+        assert_eq!(json, ["7", "16777223"]);
+        assert!(serde_json::from_str::<LeaseId>(&json[1]).is_err(), "1.0 takes it for no lease");
+        assert_eq!(json.map(|it| serde_json::from_str::<PlaceId>(&it).unwrap()), [first, second]);
+        let next = PlaceId::first(LeaseId::new(8).unwrap());
+        let all = PlaceId::all(lease);
+        assert!(all.contains(&first) && all.contains(&second) && !all.contains(&next));
     }
 
     #[test]

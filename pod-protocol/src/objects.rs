@@ -13,7 +13,9 @@ use cxl_channel::RingPlacement;
 use cxl_pool::{Area, ByteOffset, EndpointId, Generation};
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress, VolumeId};
+use crate::ids::{
+    ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress, PlaceId, PlaceNumber, VolumeId,
+};
 use crate::volume_table::VolumeTable;
 
 pub use self::fabric::{ElementObject, FabricObject, MchannelObject, PeerObject, TenantObject};
@@ -57,7 +59,7 @@ impl Object {
             Self::Port(port) => ObjectId::Port(port.lease),
             Self::Registration(it) => ObjectId::Registration { lease: it.lease, nic: it.nic.clone() },
             Self::Table(table) => ObjectId::Table(table.ssd.clone()),
-            Self::Volume(volume) => ObjectId::Volume(volume.lease),
+            Self::Volume(volume) => ObjectId::Volume(volume.id()),
             Self::Disk(disk) => ObjectId::Disk(disk.lease),
             Self::Fabric(_) => ObjectId::Fabric,
             Self::Mchannel(mchannel) => ObjectId::Mchannel(mchannel.lease),
@@ -87,8 +89,8 @@ pub enum ObjectId {
     },
     /// Of a [`TableObject`]: the name of the SSD.
     Table(String),
-    /// Of a [`VolumeObject`].
-    Volume(LeaseId),
+    /// Of a [`VolumeObject`]: a lease may have two places with a backend.
+    Volume(PlaceId),
     /// Of a [`DiskObject`].
     Disk(LeaseId),
     /// Of the [`FabricObject`], of which there is one.
@@ -106,7 +108,7 @@ impl fmt::Display for ObjectId {
             Self::Port(lease) => write!(f, "port of {lease}"),
             Self::Registration { lease, nic } => write!(f, "registration of {lease} with nic {nic}"),
             Self::Table(ssd) => write!(f, "table of volumes on {ssd}"),
-            Self::Volume(lease) => write!(f, "volume of {lease}"),
+            Self::Volume(place) => write!(f, "volume of {place}"),
             Self::Disk(lease) => write!(f, "disk of {lease}"),
             Self::Fabric => write!(f, "the fabric"),
             Self::Mchannel(lease) => write!(f, "mchannel of {lease}"),
@@ -381,6 +383,9 @@ impl Default for Qos {
 pub struct VolumeObject {
     /// The instance's lease.
     pub lease: LeaseId,
+    /// Which of the lease's places with this backend: requests say for which they are. Since 1.1.
+    #[serde(default, skip_serializing_if = "PlaceNumber::is_first")]
+    pub place: PlaceNumber,
     /// The volume.
     pub volume: VolumeId,
     /// The SSD's name in the host's configuration.
@@ -411,6 +416,11 @@ pub struct VolumeObject {
 }
 
 impl VolumeObject {
+    /// What requests call it.
+    pub const fn id(&self) -> PlaceId {
+        PlaceId { lease: self.lease, place: self.place }
+    }
+
     /// Whether the data of a request may lie there.
     pub fn may_hold(&self, start: ByteOffset, bytes: u64) -> bool {
         self.data_area.contains(start, bytes)
@@ -470,6 +480,9 @@ pub struct DiskObject {
     /// places. One that is leaving gets nothing more, and its frontend says when it has let go of it. Since 1.1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beside: Option<ReplicaObject>,
+    /// Of a volume in one place: the number of that among the places that it has had. Since 1.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub number: Option<u32>,
     /// Of a mirrored volume: grows whenever the set of its replicas in sync changes.
     #[serde(default)]
     pub epoch: u64,

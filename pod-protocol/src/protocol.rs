@@ -76,6 +76,8 @@ impl Protocol {
     pub const TELLS_NOT_UNDERSTOOD: u16 = 1;
     /// The first minor in which columns of striped volumes move.
     pub const MOVES_COLUMNS: u16 = 1;
+    /// The first minor in which volumes move between two SSDs of one host.
+    pub const MOVES_WITHIN_HOSTS: u16 = 1;
     /// The first minor in which devices are packed where that is wanted. Controllers of the one before spread what they place, and
     /// all replicas have to place alike.
     pub const PACKS_DEVICES: u16 = 1;

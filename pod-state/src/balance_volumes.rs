@@ -122,7 +122,7 @@ impl State {
         let mut candidates: Vec<_> = near.into_iter().filter_map(candidate).collect();
         candidates.sort_unstable_by_key(|(order, _)| *order);
         candidates.into_iter().find_map(|((_, _, _, volume), rates)| {
-            Some((volume, self.ssd_for(self.volumes.get(&volume)?, rates, scene)?, rates))
+            Some((volume, self.ssd_for(self.volumes.get(&volume)?, from, rates, scene)?, rates))
         })
     }
 
@@ -142,7 +142,13 @@ impl State {
     }
 
     /// The SSD that would do the least of what it can with this volume, and not too much.
-    fn ssd_for<'a>(&'a self, volume: &Volume, rates: Rates, scene: &Scene<'a>) -> Option<&'a DeviceId> {
+    fn ssd_for<'a>(
+        &'a self,
+        volume: &Volume,
+        from: &DeviceId,
+        rates: Rates,
+        scene: &Scene<'a>,
+    ) -> Option<&'a DeviceId> {
         let block_bytes = self.block_bytes_of(volume);
         let low_percent = scene.limits.relief.low_percent;
         let (size, wanted) = (volume.size_bytes, volume.rates_of_place());
@@ -152,7 +158,7 @@ impl State {
             let has_room = || scene.used.get(id).is_some_and(|ssd| ssd.start_for(size, wanted).is_some());
             let good = can_do.is_known()
                 && can_do.part(low_percent).has(with)
-                && !volume.touches(id.host)
+                && self.may_come_to(volume, id, Some(from))
                 && self.apart_at(volume, id.host).is_none()
                 && !(volume.groups.apart.is_some() && scene.goals.contains(&id.host))
                 && self.block_bytes(id) == block_bytes

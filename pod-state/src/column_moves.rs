@@ -48,7 +48,8 @@ impl State {
             return Err(Refusal::new(RefusalKind::Busy, detail));
         }
         self.check_instance_stays(volume)?;
-        let (device, start_bytes) = self.place_another(volume, device)?;
+        let (device, start_bytes) = self.place_another(volume, device, Some(old))?;
+        let place = volume.next_place_on(device.host);
         if !self.is_up(&device) {
             let detail =
                 format!("{} does not work now: choose another SSD, or none", self.device_name(&device));
@@ -57,7 +58,8 @@ impl State {
         let message =
             format!("a column of it moves from {} to {}", self.device_name(old), self.device_name(&device));
         if let Some(volume) = self.volumes.get_mut(&id) {
-            volume.beside = Some(Replica { stale: true, ..Replica::new(number, device, start_bytes) });
+            let beside = Replica::new(number, device, start_bytes);
+            volume.beside = Some(Replica { stale: true, place, ..beside });
             volume.epoch += 1;
         }
         effects.push(Effect::event(EventKind::VolumeChanged, name, message));

@@ -1,4 +1,5 @@
 use pod_api::EventKind;
+use pod_protocol::ids::PlaceNumber;
 
 use super::refusal::shown;
 use super::{Effect, GuestRam, Kind, Refusal, RefusalKind, Replica, State};
@@ -23,6 +24,7 @@ impl State {
             matches!(device, Some(Kind::Ssd { keeps_table: true, .. }))
         };
         volume.replicas.retain(is_wiped);
+        volume.places_mut().for_each(|it| it.place = PlaceNumber::FIRST);
         volume.former.extend(volume.beside.take().filter(is_wiped));
         if volume.replicas.is_empty() && volume.former.is_empty() {
             self.volumes.remove(&id);

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use cxl_channel::RingPlacement;
 use cxl_pool::{Area, EndpointId, Role};
-use pod_protocol::ids::{LeaseId, RegionId};
+use pod_protocol::ids::{LeaseId, PlaceId, RegionId};
 use pod_protocol::objects::{
     ChannelObject, DiskObject, NicObject, ObjectId, PortObject, RegistrationObject, RegistrationState,
     ReplicaObject, Route, TableObject, VolumeObject,
@@ -80,8 +80,9 @@ impl State {
             LeaseKind::Disk { volume, .. } => {
                 let Some(volume) = self.volumes.get(volume) else { return Vec::new() };
                 let mut services = Vec::new();
-                for ssd in volume.replicas.iter().filter(|it| !it.stale).map(|it| &it.device) {
-                    services.push((ssd.blk_backend(), ObjectId::Volume(lease.id)));
+                for it in volume.replicas.iter().filter(|it| !it.stale) {
+                    let (ssd, id) = (&it.device, PlaceId { lease: lease.id, place: it.place });
+                    services.push((ssd.blk_backend(), ObjectId::Volume(id)));
                     if volume.is_mirrored() || volume.beside.is_some() {
                         services.push((ssd.blk_backend(), ObjectId::Table(ssd.name.to_string())));
                     }
@@ -218,6 +219,7 @@ impl State {
                 number: replica.number,
                 ssd: self.device_name(&replica.device),
                 route: self.disk_route(lease, frontend, &replica.device)?,
+                place: replica.place,
                 in_sync: !replica.stale,
                 away: self.is_lost(&replica.device),
                 leaving: replica.leaving,
@@ -245,6 +247,7 @@ impl State {
             replicas: replicas?.into_iter().filter(|_| volume.replicas.len() > 1).collect(),
             stripe_bytes: volume.stripe_bytes,
             beside: volume.beside.as_ref().filter(|_| self.moves_columns()).and_then(replica),
+            number: if let [only] = volume.replicas.as_slice() { Some(only.number) } else { None },
             epoch: volume.epoch,
             failed: self.is_failed_disk(lease),
             write_through: lease.write_through,
@@ -303,10 +306,21 @@ impl State {
         })
     }
 
-    pub(super) fn served_volume(&self, lease: &Lease, backend: EndpointId) -> Option<VolumeObject> {
-        let LeaseKind::Disk { volume, read_only, clean_for, .. } = &lease.kind else { return None };
-        let volume = self.volumes.get(volume)?;
-        let replica = volume.places().find(|it| it.device.blk_backend() == backend)?;
+    /// What a backend serves of a lease: one place, or two while it moves from the one to the other.
+    pub(super) fn served_volumes(&self, lease: &Lease, backend: EndpointId) -> Vec<VolumeObject> {
+        let volume = lease.volume().and_then(|volume| self.volumes.get(&volume));
+        let places = volume.into_iter().flat_map(|volume| volume.places().map(move |place| (volume, place)));
+        let here = places.filter(|(_, place)| place.device.blk_backend() == backend);
+        here.filter_map(|it| self.served_volume(lease, it, backend)).collect()
+    }
+
+    fn served_volume(
+        &self,
+        lease: &Lease,
+        (volume, replica): (&Volume, &Replica),
+        backend: EndpointId,
+    ) -> Option<VolumeObject> {
+        let LeaseKind::Disk { read_only, clean_for, .. } = &lease.kind else { return None };
         // Who has come without its SSD cannot serve it.
         self.devices.get(&replica.device).filter(|ssd| ssd.health != Health::Absent)?;
         if !self.is_life(backend, *clean_for.get(&backend.host)?)
@@ -318,6 +332,7 @@ impl State {
         debug_assert!(matches!(self.regions.get(hold.region).map(|it| &it.purpose), Some(Purpose::Data(_))));
         Some(VolumeObject {
             lease: lease.id,
+            place: replica.place,
             volume: volume.id,
             ssd: replica.device.name.to_string(),
             start_bytes: replica.start_bytes,

@@ -70,6 +70,7 @@ mod table;
 mod version;
 mod volume;
 mod wanting;
+mod within_host;
 mod work;
 
 #[cfg(any(test, feature = "model"))]

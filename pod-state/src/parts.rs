@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::{EndpointId, Role};
-use pod_protocol::ids::{ChannelId, LeaseId};
+use pod_protocol::ids::{ChannelId, LeaseId, PlaceId};
 use pod_protocol::objects::{Object, ObjectId};
 
 use super::{DeviceId, State};
@@ -72,12 +72,15 @@ impl Part {
             Self::Channel(id) => vec![ObjectId::Channel(*id)],
             Self::Device(name) => vec![ObjectId::Nic(name.clone()), ObjectId::Table(name.clone())],
             Self::Lease(id) => {
-                vec![ObjectId::Port(*id), ObjectId::Volume(*id), ObjectId::Disk(*id), ObjectId::Mchannel(*id)]
+                vec![ObjectId::Port(*id), ObjectId::Disk(*id), ObjectId::Mchannel(*id)]
             }
             Self::Fabric => vec![ObjectId::Fabric],
         };
         ids.retain(|id| objects.contains_key(id));
         if let Self::Lease(lease) = self {
+            let places = PlaceId::all(*lease);
+            let places = ObjectId::Volume(*places.start())..=ObjectId::Volume(*places.end());
+            ids.extend(objects.range(places).map(|(id, _)| id.clone()));
             let first = ObjectId::Registration { lease: *lease, nic: String::new() };
             let all = objects.range(first..).map(|(id, _)| id);
             ids.extend(
@@ -174,7 +177,7 @@ impl State {
                 let nics = nics.into_iter().filter(|nic| nic.host == id.host);
                 nics.filter_map(|nic| self.registration(lease, nic)).map(Object::Registration).collect()
             }
-            Role::BlkBackend => self.served_volume(lease, id).map(Object::Volume).into_iter().collect(),
+            Role::BlkBackend => self.served_volumes(lease, id).into_iter().map(Object::Volume).collect(),
             Role::NetFrontend | Role::BlkFrontend | Role::Agent => Vec::new(),
         }
     }

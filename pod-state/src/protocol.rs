@@ -51,6 +51,12 @@ impl State {
         }
     }
 
+    /// Whether volumes may move between two SSDs of one host: controllers of 1.0 refuse that, and the engines of 1.0 do not tell such
+    /// places apart.
+    pub fn moves_within_hosts(&self) -> bool {
+        self.options.protocol_minor >= Protocol::MOVES_WITHIN_HOSTS
+    }
+
     /// In which order NICs are filled now.
     pub fn nic_filling(&self) -> Filling {
         self.filling(self.options.placement.nics)

@@ -12,7 +12,7 @@
 
 use cxl_pool::EndpointId;
 use pod_api::{ByteSize, EventKind};
-use pod_protocol::ids::{LeaseId, VolumeId};
+use pod_protocol::ids::{LeaseId, PlaceNumber, VolumeId};
 
 use super::mirror::PLACES_MAX;
 use super::{DeviceId, Effect, Kind, Refusal, RefusalKind, Replica, State, Volume};
@@ -52,7 +52,8 @@ impl State {
             return Err(Refusal::new(RefusalKind::InvalidValue, detail));
         }
         self.check_instance_stays(volume)?;
-        let (device, start_bytes) = self.place_another(volume, device)?;
+        let (device, start_bytes) = self.place_another(volume, device, old)?;
+        let place = volume.next_place_on(device.host);
         let id = volume.id;
         let message = match old {
             Some(old) => format!("it moves from {} to {}", self.device_name(old), self.device_name(&device)),
@@ -62,7 +63,7 @@ impl State {
             let number = volume.next_number;
             volume.next_number += 1;
             let replica = Replica::new(number, device, start_bytes);
-            volume.replicas.push(Replica { stale: true, replaces: replaced, ..replica });
+            volume.replicas.push(Replica { stale: true, place, replaces: replaced, ..replica });
             volume.epoch += 1;
         }
         effects.push(Effect::event(EventKind::VolumeChanged, name, message));
@@ -79,11 +80,12 @@ impl State {
         Ok(())
     }
 
-    /// A place more of the size that each of a volume's places has.
+    /// A place more of the size that each of a volume's places has, in place of an old one if there is one that it comes in place of.
     pub(super) fn place_another(
         &self,
         volume: &Volume,
         device: Option<&DeviceId>,
+        old: Option<&DeviceId>,
     ) -> Result<(DeviceId, u64), Refusal> {
         let block_bytes = self.block_bytes_of(volume);
         if let Some(wanted) = device {
@@ -105,16 +107,9 @@ impl State {
                     ));
                 }
             }
-            if volume.touches(wanted.host) {
-                let detail = format!(
-                    "{} lies on an SSD of {} already, or what it left there has yet to be wiped: take another host's",
-                    volume.name,
-                    self.host_name(wanted.host)
-                );
-                return Err(Refusal::new(RefusalKind::InvalidValue, detail));
-            }
+            self.check_free_of(volume, wanted, old)?;
         }
-        let fits = |id: &DeviceId| self.block_bytes(id) == block_bytes && !volume.touches(id.host);
+        let fits = |id: &DeviceId| self.block_bytes(id) == block_bytes && self.may_come_to(volume, id, old);
         let rates = volume.rates_of_place();
         let neighbours = self.neighbours(&volume.groups, Some(volume.id));
         if let Some(wanted) = device {
@@ -122,7 +117,7 @@ impl State {
         }
         self.place_volume((volume.place_bytes(), rates), device, &neighbours, fits).ok_or_else(|| {
             let place = device.map_or_else(
-                || "no SSD of another host".to_owned(),
+                || "no SSD where it may lie".to_owned(),
                 |id| format!("not {}", self.device_name(id)),
             );
             let size = ByteSize::new(volume.place_bytes());
@@ -235,7 +230,8 @@ impl State {
         }
     }
 
-    fn leave(&mut self, id: VolumeId, number: u32, effects: &mut Vec<Effect>) {
+    /// A replica is none any more.
+    pub(super) fn leave(&mut self, id: VolumeId, number: u32, effects: &mut Vec<Effect>) {
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         let Some(at) = volume.replicas.iter().position(|it| it.number == number) else { return };
         let gone = volume.replicas.remove(at);
@@ -244,6 +240,7 @@ impl State {
 
     /// A volume does not have a place any more, which is wiped where that can be done.
     pub(super) fn left(&mut self, id: VolumeId, gone: Replica, effects: &mut Vec<Effect>) {
+        self.is_alone_on(id, gone.device.host);
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         volume.epoch += 1;
         let (name, device) = (volume.name.clone(), gone.device.clone());
@@ -252,7 +249,7 @@ impl State {
             Some(Kind::Ssd { keeps_table: true, .. })
         );
         if keeps_table {
-            volume.former.push(gone);
+            volume.former.push(Replica { place: PlaceNumber::FIRST, ..gone });
         }
         let message = format!("it does not lie on {} any more", self.device_name(&device));
         effects.push(Effect::event(EventKind::VolumeChanged, name, message));

@@ -41,6 +41,8 @@ impl State {
         self.follow();
         self.end_column_moves(effects);
         self.follow();
+        self.end_moves_within_hosts(effects);
+        self.follow();
         if self.finish_migrations(effects) {
             // What was on its way from one NIC to another is not any more, and may have to leave the one where it is.
             self.follow();

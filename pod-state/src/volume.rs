@@ -1,5 +1,5 @@
 use cxl_pool::HostId;
-use pod_protocol::ids::VolumeId;
+use pod_protocol::ids::{PlaceNumber, VolumeId};
 use pod_protocol::objects::Qos;
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ pub struct Volume {
     pub id: VolumeId,
     /// Its name.
     pub name: String,
-    /// Where it lies. There is one place at least, and each is on another host.
+    /// Where it lies. There is one place at least, and each is on another host, but for one that comes in place of another there.
     pub replicas: Vec<Replica>,
     /// Grows whenever another set of its replicas may be relied on.
     pub epoch: u64,
@@ -57,6 +57,9 @@ pub struct Replica {
     pub device: DeviceId,
     /// Where it begins there.
     pub start_bytes: u64,
+    /// Which of the volume's places on its host it is: while the volume moves between two SSDs of that, there are two.
+    #[serde(default, skip_serializing_if = "PlaceNumber::is_first")]
+    pub place: PlaceNumber,
     /// It may miss something that was acknowledged.
     #[serde(default)]
     pub stale: bool,
@@ -71,7 +74,8 @@ pub struct Replica {
 impl Replica {
     /// A place with everything.
     pub(super) fn new(number: u32, device: DeviceId, start_bytes: u64) -> Self {
-        Self { number, device, start_bytes, stale: false, leaving: false, replaces: None }
+        let place = PlaceNumber::FIRST;
+        Self { number, device, start_bytes, place, stale: false, leaving: false, replaces: None }
     }
 }
 
@@ -110,6 +114,10 @@ impl Volume {
     /// Where it lies, with what a column of it moves to or has left.
     pub fn places(&self) -> impl Iterator<Item = &Replica> {
         self.replicas.iter().chain(&self.beside)
+    }
+
+    pub(super) fn places_mut(&mut self) -> impl Iterator<Item = &mut Replica> {
+        self.replicas.iter_mut().chain(&mut self.beside)
     }
 
     /// The same with what has yet to be wiped.

@@ -68,11 +68,7 @@ fn moves(pod: &Pod, from: &str, to: &str) {
 fn columns_move_under_a_guest_that_writes() {
     let guest = Guest::ensure(&mut Silent).unwrap();
     let mut pod = PodBuilder::three_hosts().host(HostPlan::new("h4").ssd("ssd2", "2G")).start().unwrap();
-    let began = Instant::now();
-    while pod.api().pool().unwrap().protocol != "1.1" {
-        assert!(began.elapsed() < PATIENCE, "the pod does not speak what all of it knows");
-        thread::sleep(Duration::from_millis(50));
-    }
+    pod.wait_for_protocol().unwrap();
     // So that the columns lie where the test begins.
     pod.api().drain_host("h4", true).unwrap();
     pod.api()

@@ -1,4 +1,4 @@
-//! A volume moves to an SSD of another host and back while an unmodified guest writes and verifies.
+//! A volume moves to an SSD of another host, or to another SSD of its own host, and back while an unmodified guest writes and verifies.
 
 use std::process::Command;
 use std::thread;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use guest_images::{Guest, Silent};
 use pod_api::{AddReplica, CreateInstance, CreateVolume, NicRequest};
 use wadi_tests::fio::{Job, Pattern, Report};
-use wadi_tests::pod::{Pod, PodBuilder, VmShape};
+use wadi_tests::pod::{HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
 
 /// Longer than anything takes; only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_mins(2);
@@ -35,17 +35,32 @@ fn tabled(pod: &Pod, image: &str) -> usize {
     table["volumes"].as_array().unwrap().len()
 }
 
-#[test]
-fn a_volume_moves_under_a_guest_that_writes() {
+/// Waits until nothing is kept of the volume on an SSD that it has left.
+fn wiped(pod: &Pod, device: &str) {
+    let image = format!("{}.img", device.replace('/', "-"));
+    let began = Instant::now();
+    while tabled(pod, &image) != 0 {
+        assert!(began.elapsed() < PATIENCE, "the place on {device} was never wiped");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn moves(pod: &Pod, from: &str, to: &str) {
+    let request = AddReplica { device: Some(to.to_owned()), replaces: Some(from.to_owned()) };
+    let volume = pod.api().add_replica("vol0", &request).unwrap();
+    assert_eq!(volume.replicas.len(), 2, "{volume:?}");
+}
+
+/// A VM on h1 whose disk lies on h2.
+fn boot(pod: &Pod, nics: Vec<NicRequest>) -> PodVm {
     let guest = Guest::ensure(&mut Silent).unwrap();
-    let pod = PodBuilder::three_hosts().start().unwrap();
     let (name, size) = ("vol0".to_owned(), "128M".parse().unwrap());
     let device = Some("h2/ssd0".to_owned());
     pod.api().create_volume(&CreateVolume { device, ..CreateVolume::new(name, size) }).unwrap();
     let request = CreateInstance {
         name: "vm1".to_owned(),
         host: "h1".to_owned(),
-        nics: vec![NicRequest::default()],
+        nics,
         volumes: vec!["vol0".to_owned()],
         instance_type: None,
         vmm_listens: false,
@@ -54,42 +69,83 @@ fn a_volume_moves_under_a_guest_that_writes() {
         priority: None,
     };
     let instance = pod.create_instance_as(&request).unwrap();
-    let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();
-    let written = vm
-        .exec_within(
-            "head -c 8388608 /dev/urandom > /tmp/data && md5sum < /tmp/data && \
-             dd if=/tmp/data of=/dev/vda bs=1M seek=96 conv=fsync 2>/dev/null",
-            PATIENCE,
-        )
-        .unwrap();
+    pod.boot(&instance, &guest, VmShape::default()).unwrap()
+}
+
+/// Writes to the end of the disk what is compared later. Returns its checksum.
+fn fill(vm: &PodVm) -> String {
+    vm.exec_within(
+        "head -c 8388608 /dev/urandom > /tmp/data && md5sum < /tmp/data && \
+         dd if=/tmp/data of=/dev/vda bs=1M seek=96 conv=fsync 2>/dev/null",
+        PATIENCE,
+    )
+    .unwrap()
+}
+
+/// What happens while the guest writes to its disk, and reads and compares what it wrote. What was there before stays.
+fn under_load(pod: &mut Pod, vm: &PodVm, written: &str, happens: impl FnOnce(&mut Pod)) {
+    let pattern = Pattern::Random4K;
+    let command = Job { disk: "vda".into(), offset_mib: 0, size_mib: 64, pattern, flush_every: 64 }.command();
+    thread::scope(|scope| {
+        let job = scope.spawn(|| vm.exec_within(&command, PATIENCE));
+        thread::sleep(Duration::from_millis(300));
+        happens(pod);
+        Report::parse(&job.join().unwrap().unwrap()).unwrap();
+    });
     let command =
-        Job { disk: "vda".into(), offset_mib: 0, size_mib: 64, pattern: Pattern::Random4K, flush_every: 64 }
-            .command();
-    for (from, to) in [("h2/ssd0", "h3/ssd1"), ("h3/ssd1", "h2/ssd0")] {
-        thread::scope(|scope| {
-            let job = scope.spawn(|| vm.exec_within(&command, PATIENCE));
-            thread::sleep(Duration::from_millis(300));
-            let request = AddReplica { device: Some(to.to_owned()), replaces: Some(from.to_owned()) };
-            let volume = pod.api().add_replica("vol0", &request).unwrap();
-            assert_eq!(volume.replicas.len(), 2, "{volume:?}");
-            arrived(&pod, to);
-            Report::parse(&job.join().unwrap().unwrap()).unwrap();
-        });
-        let read = vm
-            .exec_within(
-                "echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/vda bs=1M skip=96 count=8 2>/dev/null | md5sum",
-                PATIENCE,
-            )
-            .unwrap();
-        assert_eq!(read, written, "it moved from {from} to {to}");
-        // Of what was left nothing is kept.
-        let image = format!("{}.img", from.replace('/', "-"));
-        let began = Instant::now();
-        while tabled(&pod, &image) != 0 {
-            assert!(began.elapsed() < PATIENCE, "the place on {from} was never wiped");
-            thread::sleep(Duration::from_millis(50));
-        }
-    }
+        "echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/vda bs=1M skip=96 count=8 2>/dev/null | md5sum";
+    assert_eq!(vm.exec_within(command, PATIENCE).unwrap(), written);
+}
+
+fn no_errors(vm: &PodVm) {
     let log = vm.exec("dmesg").unwrap();
     assert!(!log.contains("I/O error"), "{log}");
+}
+
+#[test]
+fn a_volume_moves_under_a_guest_that_writes() {
+    let mut pod = PodBuilder::three_hosts().start().unwrap();
+    let vm = boot(&pod, vec![NicRequest::default()]);
+    let written = fill(&vm);
+    for (from, to) in [("h2/ssd0", "h3/ssd1"), ("h3/ssd1", "h2/ssd0")] {
+        under_load(&mut pod, &vm, &written, |pod| {
+            moves(pod, from, to);
+            arrived(pod, to);
+        });
+        wiped(&pod, from);
+    }
+    no_errors(&vm);
+}
+
+/// The backend serves both places meanwhile. It dies in the middle, and so does the frontend; and an SSD is left because it is drained.
+#[test]
+fn a_volume_moves_between_two_ssds_of_its_host_while_daemons_die() {
+    let host = HostPlan::new("h2").ssd("ssd0", "2G").ssd("ssd1", "2G");
+    let mut pod = PodBuilder::new().host(HostPlan::new("h1").vms()).host(host).start().unwrap();
+    pod.wait_for_protocol().unwrap();
+    let vm = boot(&pod, Vec::new());
+    let written = fill(&vm);
+    for (from, to, dies) in [
+        ("h2/ssd0", "h2/ssd1", None),
+        ("h2/ssd1", "h2/ssd0", None),
+        ("h2/ssd0", "h2/ssd1", Some(("h2", Role::BlkBackend))),
+        ("h2/ssd1", "h2/ssd0", Some(("h1", Role::BlkFrontend))),
+    ] {
+        under_load(&mut pod, &vm, &written, |pod| {
+            moves(pod, from, to);
+            if let Some((host, role)) = dies {
+                pod.daemon(host, role).unwrap().kill().unwrap();
+                assert!(!pod.api().volume("vol0").unwrap().replicas.is_empty(), "it is there already");
+                pod.start_daemon(host, role).unwrap();
+            }
+            arrived(pod, to);
+        });
+        wiped(&pod, from);
+    }
+    under_load(&mut pod, &vm, &written, |pod| {
+        pod.podctl(&["devices", "drain", "h2/ssd0"]).unwrap();
+        arrived(pod, "h2/ssd1");
+    });
+    wiped(&pod, "h2/ssd0");
+    no_errors(&vm);
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!         63      56 55           32 31        16 15     8 7      0
 //! word 0 | status   | lease         | generation | flags  | opcode |
-//! word 1 | 0                        | tag                          |
+//! word 1 | 0          |    place    | tag                          |
 //! word 2 | offset in the volume, bytes                             |
 //! word 3 | length, bytes                                           |
 //! word 4 | first line of the data in the pool; all ones with a list |
@@ -11,6 +11,9 @@
 //! word 6 | segments | first line of their list in the pool         |
 //! word 7 |epoch (the channel's)| 0                                 |
 //! ```
+//!
+//! The place says which of the lease's places with this backend is meant. It is 0 but while a volume moves between two SSDs of one host;
+//! backends of versions that know of one place only take any other for no message.
 //!
 //! Data that does not lie in one piece has a list of segments, as with NVMe: see [`crate::segments`]. Backends of versions that
 //! know no lists do not look at word 6. What they find in word 4 lies in nobody's area, so they refuse the request; and their
@@ -23,7 +26,7 @@
 //! backend receives is checked by it: see [`Request::decode`] for the form, and the backend for what the sender may do.
 
 use cxl_pool::{ByteOffset, LineCount, LineOffset};
-use pod_protocol::ids::{LeaseGeneration, LeaseId};
+use pod_protocol::ids::{LeaseGeneration, LeaseId, PlaceId, PlaceNumber};
 
 /// 64-bit words of a message.
 pub const WORDS: usize = 8;
@@ -83,13 +86,22 @@ const LIST_LINE: u64 = (1 << 48) - 1;
 /// In a completion: its sender knows lists.
 const WORD_KNOWS_LISTS: u64 = 1;
 
-/// Who speaks: which lease, in which of its generations.
+/// Who speaks, and of what: which lease, in which of its generations, of which of its places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Holder {
     /// The lease.
     pub lease: LeaseId,
+    /// Which of its places with the backend.
+    pub place: PlaceNumber,
     /// Its generation.
     pub generation: LeaseGeneration,
+}
+
+impl Holder {
+    /// What it speaks of.
+    pub const fn place_id(&self) -> PlaceId {
+        PlaceId { lease: self.lease, place: self.place }
+    }
 }
 
 /// A frontend's name for a request in flight.
@@ -185,7 +197,7 @@ impl Request {
             | if self.intent_log { FLAG_INTENT_LOG } else { 0 };
         [
             first_word(self.operation as u8, flags, self.holder, 0),
-            u64::from(self.tag.0),
+            second_word(self.tag, self.holder),
             self.offset_bytes,
             self.length_bytes,
             if self.segments > 0 { NOWHERE } else { self.data.get() },
@@ -214,8 +226,8 @@ impl Request {
         }
         let data = if segments > 0 { words[6] & LIST_LINE } else { words[4] };
         Ok(Self {
-            holder: holder(words[0]).ok_or(malformed)?,
-            tag: tag(words[1]).ok_or(malformed)?,
+            holder: holder(words).ok_or(malformed)?,
+            tag: tag(words[1]),
             operation,
             force_unit_access: flags & FLAG_FORCE_UNIT_ACCESS != 0,
             may_unmap: flags & FLAG_MAY_UNMAP != 0,
@@ -255,7 +267,7 @@ impl Completion {
     pub fn encode(&self) -> Words {
         [
             first_word(COMPLETION | self.operation as u8, 0, self.holder, self.status as u8),
-            u64::from(self.tag.0),
+            second_word(self.tag, self.holder),
             self.write_verifier,
             self.length_bytes,
             if self.knows_lists { WORD_KNOWS_LISTS } else { 0 },
@@ -277,8 +289,8 @@ impl Completion {
             .find(|known| *known as u8 == status)
             .ok_or(malformed)?;
         Ok(Self {
-            holder: holder(words[0]).ok_or(malformed)?,
-            tag: tag(words[1]).ok_or(malformed)?,
+            holder: holder(words).ok_or(malformed)?,
+            tag: tag(words[1]),
             operation: Operation::from_code(code & !COMPLETION).ok_or(malformed)?,
             status,
             length_bytes: words[3],
@@ -296,16 +308,22 @@ fn first_word(code: u8, flags: u8, holder: Holder, status: u8) -> u64 {
         | u64::from(status) << 56
 }
 
-fn holder(word: u64) -> Option<Holder> {
-    let [_, _, low, high, a, b, c, _] = word.to_le_bytes();
+fn second_word(tag: Tag, holder: Holder) -> u64 {
+    u64::from(tag.0) | u64::from(holder.place.get()) << 32
+}
+
+fn holder(words: &Words) -> Option<Holder> {
+    let [_, _, low, high, a, b, c, _] = words[0].to_le_bytes();
     Some(Holder {
         lease: LeaseId::new(u32::from_le_bytes([a, b, c, 0]))?,
+        place: PlaceNumber::new(u8::try_from(words[1] >> 32).ok()?),
         generation: LeaseGeneration::new(u16::from_le_bytes([low, high])),
     })
 }
 
-fn tag(word: u64) -> Option<Tag> {
-    u32::try_from(word).ok().map(Tag)
+fn tag(word: u64) -> Tag {
+    let [a, b, c, d, ..] = word.to_le_bytes();
+    Tag(u32::from_le_bytes([a, b, c, d]))
 }
 
 #[cfg(test)]
@@ -314,8 +332,9 @@ mod tests {
     use proptest::prelude::*;
 
     fn a_holder() -> impl Strategy<Value = Holder> {
-        (0..1u32 << 24, any::<u16>()).prop_map(|(lease, generation)| Holder {
+        (0..1u32 << 24, any::<u8>(), any::<u16>()).prop_map(|(lease, place, generation)| Holder {
             lease: LeaseId::new(lease).unwrap(),
+            place: PlaceNumber::new(place),
             generation: LeaseGeneration::new(generation),
         })
     }
@@ -348,6 +367,8 @@ mod tests {
             prop_assert_eq!(words[7] >> 63, 0, "the epoch is the channel's");
             prop_assert_eq!(Request::decode(&words), Ok(request));
             prop_assert!(Completion::decode(&words).is_err());
+            // Who knows one place only takes the second word for the tag, of 32 bits.
+            prop_assert_eq!(words[1] <= u64::from(u32::MAX), holder.place.is_first());
             // Who does not know lists finds the data in no area, and refuses it.
             prop_assert!(segments == 0 || words[4] == u64::MAX);
         }

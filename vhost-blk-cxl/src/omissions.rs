@@ -14,7 +14,7 @@ use cxl_pool::simulated::{
     Faults, Mutilation, Omission, OmittingMemory, Random, SimulatedMemory, SimulatedPool,
 };
 use cxl_pool::{Area, ByteOffset, EndpointId, Generation, HostId, LineCount, LineOffset, Memory, Role};
-use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
+use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, PlaceNumber, VolumeId};
 use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Priority, Qos, Route, VolumeObject};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::worker::{Progress, Task, Turned};
@@ -184,6 +184,7 @@ pub(crate) fn objects(data_area: Area, ram: Area) -> (DiskObject, VolumeObject) 
         replicas: Vec::new(),
         stripe_bytes: None,
         beside: None,
+        number: None,
         epoch: 0,
         failed: false,
         write_through: false,
@@ -191,6 +192,7 @@ pub(crate) fn objects(data_area: Area, ram: Area) -> (DiskObject, VolumeObject) 
     };
     let volume = VolumeObject {
         lease,
+        place: PlaceNumber::FIRST,
         volume: VolumeId::new(1),
         ssd: "ssd0".to_owned(),
         start_bytes: 0,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            63       48 47       32 31                           0
-//! header  0 | segments  | generation | lease                       |
+//! header  0 | segments  | generation | place and lease             |
 //!         1 | 0                      | tag                         |
 //! segment 0 | first byte in the pool                               |
 //!         1 | 0                      | length, bytes               |
@@ -44,8 +44,8 @@ pub const fn list_bytes(segments: u16) -> u32 {
 }
 
 fn header(holder: Holder, tag: Tag, segments: u16) -> [u64; ENTRY_WORDS] {
-    let first =
-        u64::from(segments) << 48 | u64::from(holder.generation.get()) << 32 | u64::from(holder.lease.get());
+    let place = u64::from(u32::from(holder.place_id()));
+    let first = u64::from(segments) << 48 | u64::from(holder.generation.get()) << 32 | place;
     [first.to_le(), u64::from(tag.get()).to_le()]
 }
 
@@ -154,12 +154,16 @@ mod tests {
     use cxl_pool::HostId;
     use cxl_pool::LineOffset;
     use cxl_pool::simulated::SimulatedPool;
-    use pod_protocol::ids::{LeaseGeneration, LeaseId};
+    use pod_protocol::ids::{LeaseGeneration, LeaseId, PlaceNumber};
     use proptest::prelude::*;
 
     fn request(segments: &[Segment]) -> Request {
         Request {
-            holder: Holder { lease: LeaseId::new(7).unwrap(), generation: LeaseGeneration::new(3) },
+            holder: Holder {
+                lease: LeaseId::new(7).unwrap(),
+                place: PlaceNumber::FIRST,
+                generation: LeaseGeneration::new(3),
+            },
             tag: Tag::new(0x1_0002),
             operation: Operation::Write,
             force_unit_access: false,
@@ -197,6 +201,7 @@ mod tests {
             let others = [
                 Request { tag: Tag::new(2), ..request },
                 Request { holder: Holder { generation: LeaseGeneration::new(4), ..request.holder }, ..request },
+                Request { holder: Holder { place: PlaceNumber::SECOND, ..request.holder }, ..request },
                 Request { holder: Holder { lease: LeaseId::new(8).unwrap(), ..request.holder }, ..request },
                 Request { length_bytes: request.length_bytes + 64, ..request },
                 Request { length_bytes: request.length_bytes - 64, ..request },

@@ -12,7 +12,7 @@ use cxl_pool::{
 };
 use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::Handler;
-use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
+use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, PlaceNumber, VolumeId};
 use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Object, Priority, Qos, Route, VolumeObject};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::worker::WorkerConfig;
@@ -224,6 +224,7 @@ pub(super) fn objects(
         replicas: Vec::new(),
         stripe_bytes: None,
         beside: None,
+        number: None,
         epoch: 0,
         failed: false,
         write_through: false,
@@ -231,6 +232,7 @@ pub(super) fn objects(
     };
     let volume = VolumeObject {
         lease,
+        place: PlaceNumber::FIRST,
         volume: VolumeId::new(number),
         ssd: "ssd0".to_owned(),
         start_bytes: size_bytes * u64::from(index),

@@ -10,7 +10,7 @@ use cxl_channel::doorbell::DoorbellListener;
 use cxl_pool::{CoherenceMode, CreateOptions, Generation, Pool, Role};
 use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::Handler;
-use pod_protocol::ids::{ChannelId, LeaseGeneration};
+use pod_protocol::ids::{ChannelId, LeaseGeneration, PlaceNumber};
 use pod_protocol::objects::{ChannelObject, Engine, Object, ReplicaObject, Route};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::worker::WorkerConfig;
@@ -202,6 +202,7 @@ impl Served {
                 number: number.into(),
                 ssd: format!("h{}/ssd0", number + 2),
                 route,
+                place: PlaceNumber::FIRST,
                 in_sync: true,
                 away: false,
                 leaving: false,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use cxl_pool::{Area, EndpointId};
 use pod_protocol::commands::Command as Order;
-use pod_protocol::ids::{ChannelId, LeaseGeneration, LeaseId, RegionId};
+use pod_protocol::ids::{ChannelId, LeaseGeneration, LeaseId, PlaceId, PlaceNumber, RegionId};
 use pod_protocol::objects::{Object, ObjectId, RegistrationState};
 
 /// An order on its way, with the numbers that its areas had when it was given.
@@ -132,6 +132,25 @@ impl Daemon {
         }
     }
 
+    /// The places of a volume in several, as this frontend calls them in its requests, with the SSDs that it means.
+    pub(super) fn means(&self, lease: LeaseId) -> Vec<(Called, String)> {
+        let Some(Object::Disk(disk)) = self.objects.get(&ObjectId::Disk(lease)) else { return Vec::new() };
+        let places = disk.replicas.iter().chain(&disk.beside);
+        places.map(|it| ((it.route.channel, it.place, it.route.generation), it.ssd.clone())).collect()
+    }
+
+    /// The places of a volume as this backend knows them, with the SSDs where they are.
+    pub(super) fn serves(&self, lease: LeaseId) -> Vec<(Called, String)> {
+        let of_lease = |object: &Object| match object {
+            Object::Volume(it) if it.lease == lease => {
+                let ssd = format!("h{}/{}", self.id.host.get(), it.ssd);
+                Some(((it.channel, it.place, it.generation), ssd))
+            }
+            _ => None,
+        };
+        self.objects.values().filter_map(of_lease).collect()
+    }
+
     /// What it accepts of a lease: over which channel, of which generation, and whether as the active NIC.
     pub(super) fn accepts(&self, lease: LeaseId) -> Vec<(ChannelId, LeaseGeneration, bool)> {
         let of_lease = |object: &Object| match object {
@@ -153,12 +172,15 @@ impl Daemon {
     }
 }
 
+/// What requests say of which place they are for.
+pub(super) type Called = (ChannelId, PlaceNumber, LeaseGeneration);
+
 /// The lease that an object is about.
 pub(super) fn lease_of(id: &ObjectId) -> Option<LeaseId> {
     match id {
         ObjectId::Port(lease)
         | ObjectId::Disk(lease)
-        | ObjectId::Volume(lease)
+        | ObjectId::Volume(PlaceId { lease, .. })
         | ObjectId::Registration { lease, .. } => Some(*lease),
         ObjectId::Channel(_)
         | ObjectId::Nic(_)

@@ -4,7 +4,7 @@ use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::objects::{Object, Priority};
 use pod_protocol::reports::Report;
 use pod_state::model::{MIB, relieve};
-use pod_state::{Command, DeviceId, Groups, NicWish};
+use pod_state::{Command, DeviceId, Groups, NicWish, Volume};
 
 use super::Broken;
 use super::pod::{Pod, ROLES};
@@ -121,9 +121,12 @@ impl Pod {
         });
         let reports: Vec<Report> = disks
             .flat_map(|disk| {
-                disk.replicas.iter().chain(&disk.beside).filter(|it| it.in_sync == failed).map(|replica| {
-                    let (lease, epoch, replica) = (disk.lease, disk.epoch, replica.number);
-                    if failed {
+                let places = disk.replicas.iter().chain(&disk.beside);
+                places.filter(|it| it.in_sync == failed || it.leaving).map(|place| {
+                    let (lease, epoch, replica) = (disk.lease, disk.epoch, place.number);
+                    if place.leaving {
+                        Report::ReplicaLeft { lease, replica, epoch }
+                    } else if failed {
                         Report::ReplicaFailed { lease, replica, epoch, reason: "a write".to_owned() }
                     } else {
                         Report::ReplicaSynced { lease, replica, epoch }
@@ -146,7 +149,7 @@ impl Pod {
         let number = self.dice.below(self.size.names);
         let host = self.random_daemon().host;
         let (vm, vol) = (format!("vm{number}"), format!("vol{number}"));
-        match self.dice.below(22) {
+        match self.dice.below(24) {
             0..=3 => self.create_volume(number),
             4..=8 => self.create_instance(number, host),
             9 => Command::DeleteInstance { name: vm, force: true },
@@ -164,6 +167,7 @@ impl Pod {
                 let (host, device) = nic.map_or((host, None), |(host, nic)| (host, Some(nic)));
                 Command::Drain { host, device, on: self.dice.once_in(2) }
             }
+            21 | 22 => self.move_volume(vol),
             _ => match self.random_nic() {
                 Some((host, name)) if number.is_multiple_of(2) => {
                     Command::FailBack { device: DeviceId { host, name: name.into() } }
@@ -176,6 +180,21 @@ impl Pod {
                 None => Command::AbortMigration { name: vm },
             },
         }
+    }
+
+    /// A place of a volume is to move: anywhere, or to the other SSD of its host.
+    fn move_volume(&mut self, name: String) -> Command {
+        let (pick, anywhere) = (self.dice.next(), self.dice.once_in(3));
+        let state = self.conductor.as_ref().map(|it| &it.state);
+        let volume = state.and_then(|state| state.volume_named(&name));
+        let places: Vec<DeviceId> = volume.into_iter().flat_map(Volume::devices).cloned().collect();
+        let replaces = Random::new(pick).pick(&places).cloned();
+        let other = |from: &DeviceId| {
+            let name = if from.name == "ssd0" { "ssd1" } else { "ssd0" };
+            DeviceId { host: from.host, name: name.into() }
+        };
+        let device = replaces.as_ref().filter(|_| !anywhere).map(other);
+        Command::AddReplica { name, device, replaces }
     }
 
     pub(super) fn create_volume(&mut self, number: u64) -> Command {

@@ -329,6 +329,7 @@ impl Physical {
                     if let Some(lease) = lease_of(&object.id()) {
                         self.users.entry(lease).or_default().insert(id);
                         self.one_holder(lease);
+                        self.one_meaning(lease);
                     }
                 }
                 Order::Remove { .. } | Order::Synced { .. } => {
@@ -342,6 +343,20 @@ impl Physical {
         }
         let result = result.map_err(CommandFailure::Refused);
         self.says(id, PortEvent::Answered { endpoint: id, command: mail.ticket, result });
+    }
+
+    /// What a frontend sends to one place of a volume does not land in another one.
+    fn one_meaning(&mut self, lease: LeaseId) {
+        let users: Vec<&Daemon> =
+            self.users[&lease].iter().map(|id| &self.daemons[id]).filter(|it| it.alive).collect();
+        let served: BTreeMap<_, _> = users.iter().flat_map(|backend| backend.serves(lease)).collect();
+        let mut meant = users.iter().flat_map(|frontend| frontend.means(lease));
+        let wrong = meant.find_map(|(name, ssd)| {
+            served.get(&name).filter(|there| **there != ssd).map(|there| (ssd, there.clone()))
+        });
+        if let Some((ssd, there)) = wrong {
+            self.blame(|| format!("what is sent to {ssd} for {lease} lands on {there}"));
+        }
     }
 
     /// Whatever is on its way: only one frontend's messages are accepted, and only one NIC is the active one. The SSDs of a

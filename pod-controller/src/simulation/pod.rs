@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::ids::{LeaseGeneration, VolumeId};
 use pod_protocol::objects::Object;
+use pod_protocol::protocol::Protocol;
 use pod_state::model::{check, nic, options, ssd};
 use pod_state::{Command, Options, Presence, Purpose, State};
 
@@ -105,7 +106,9 @@ impl Pod {
         // Sometimes the pool is too small for everybody.
         let each = if dice.once_in(3) { size.least_mib } else { 100 };
         // There may be more regions than a pool's table has room for: not that is tried here.
-        let state = State::new(Options { regions_max: 1 << 20, ..options(each * size.names) });
+        let protocol_minor = Protocol::CURRENT.minor;
+        let regions_max = 1 << 20;
+        let state = State::new(Options { regions_max, protocol_minor, ..options(each * size.names) });
         let world = Simulated::new(physical, Instant::now(), broken, &state);
         let mut pod = Self {
             conductor: None,

@@ -195,7 +195,7 @@ impl View {
                 CandidatePart::Standby
             }
             Some(_) => CandidatePart::Active,
-            None if volume.touches(id.host) => {
+            None if !self.state.may_move_to(volume, id) => {
                 notes.push("another SSD of its host has the volume".to_owned());
                 CandidatePart::Excluded
             }

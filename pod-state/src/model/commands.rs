@@ -27,6 +27,10 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
                 // Where a column can move to.
                 devices.push(with_table(ssd("ssd0", 32)));
             }
+            if endpoint.role == Role::BlkBackend {
+                // Where volumes can move to on their host.
+                devices.push(if host == 2 { ssd("ssd1", 32) } else { with_table(ssd("ssd1", 32)) });
+            }
             for device in &mut devices {
                 // Now and then a host's NIC is in a group with the other's.
                 if let DeviceReport::Nic { lag, backup: false, .. } = device
@@ -137,14 +141,12 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
             replica_command(state, volume, number, epoch, says).into_iter().collect()
         }
         Step::AddReplica { name, device, replaces } => {
-            let ssd = |host| DeviceId { host: HostId::new(host), name: "ssd0".into() };
-            let (device, replaces) = (device.map(ssd), replaces.map(ssd));
+            let (device, replaces) = (device.map(numbered_ssd), replaces.map(numbered_ssd));
             vec![Command::AddReplica { name: format!("vol{name}"), device, replaces }]
         }
-        Step::RemoveReplica { name, host } => vec![Command::RemoveReplica {
-            name: format!("vol{name}"),
-            device: DeviceId { host: HostId::new(host), name: "ssd0".into() },
-        }],
+        Step::RemoveReplica { name, ssd } => {
+            vec![Command::RemoveReplica { name: format!("vol{name}"), device: numbered_ssd(ssd) }]
+        }
         Step::DeleteVolume { name } => vec![Command::DeleteVolume { name: format!("vol{name}") }],
         Step::WipeAll => wipe_all(state),
         Step::CreateInstance { name, host, nics, ref volumes, mac, ask } => {
@@ -219,6 +221,11 @@ fn named(groups: InGroups) -> Groups {
         apart: groups.apart.then(|| "apart".to_owned()),
         together: groups.together.then(|| "together".to_owned()),
     }
+}
+
+/// An SSD by its host and its number there.
+fn numbered_ssd((host, number): (u16, u8)) -> DeviceId {
+    DeviceId { host: HostId::new(host), name: format!("ssd{number}").into() }
 }
 
 /// Somebody lets go of something.

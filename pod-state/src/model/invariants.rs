@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::{Area, EndpointId, HostId, LineCount};
-use pod_protocol::ids::{LeaseId, VolumeId};
+use pod_protocol::ids::{LeaseId, PlaceNumber, VolumeId};
 use pod_protocol::objects::{DiskObject, Object, PortObject, RegistrationState};
 
 use crate::{
-    Device, DeviceId, GuestRam, Health, Kind, Lease, LeaseKind, Presence, Region, RegionUse, State, Volume,
+    Device, DeviceId, GuestRam, Health, Kind, Lease, LeaseKind, Presence, Region, RegionUse, Replica, State,
+    Volume,
 };
 
 /// Everything that must hold in every state.
@@ -120,8 +121,7 @@ pub(super) fn volume_can_be_relied_on(state: &State, volume: &Volume) {
         return;
     }
     assert!(volume.replicas.iter().any(|replica| !replica.stale), "nothing of {} is good", volume.name);
-    let hosts: BTreeSet<HostId> = volume.devices().map(|ssd| ssd.host).collect();
-    assert_eq!(hosts.len(), volume.places().count(), "{} has two places on a host", volume.name);
+    hosts_are_apart(state, volume);
     let numbers: BTreeSet<u32> = volume.replicas.iter().map(|replica| replica.number).collect();
     assert_eq!(numbers.len(), volume.replicas.len(), "{} has a number twice", volume.name);
     assert!(numbers.last() < Some(&volume.next_number));
@@ -143,6 +143,34 @@ pub(super) fn volume_can_be_relied_on(state: &State, volume: &Volume) {
         let entry = state.mirror_entry(volume, replica.number);
         assert_eq!(entry.is_some(), volume.is_mirrored());
         assert!(entry.is_none_or(|it| it.is_stale() == replica.stale && it.epoch == volume.epoch));
+    }
+}
+
+/// No two places of a volume lie on one host, unless one of both is to go; and then they are told apart.
+fn hosts_are_apart(state: &State, volume: &Volume) {
+    let mut on_host: BTreeMap<HostId, Vec<&Replica>> = BTreeMap::new();
+    volume.places().for_each(|place| on_host.entry(place.device.host).or_default().push(place));
+    let beside = |place: &Replica| volume.beside.as_ref() == Some(place);
+    for here in on_host.values() {
+        if let [one, other] = here.as_slice() {
+            let is_to_go = |one: &Replica, other: &Replica| {
+                one.leaving || beside(one) || other.replaces == Some(one.number)
+            };
+            let moves = is_to_go(one, other) || is_to_go(other, one);
+            assert!(moves, "{} has two places on a host", volume.name);
+            assert!(state.moves_within_hosts(), "{} moves as nobody knew before", volume.name);
+            let places: BTreeSet<PlaceNumber> = here.iter().map(|it| it.place).collect();
+            assert_eq!(places, BTreeSet::from([PlaceNumber::FIRST, PlaceNumber::SECOND]));
+        } else {
+            assert_eq!(here.len(), 1, "{} has many places on a host", volume.name);
+            assert!(
+                here.iter().all(|it| it.place.is_first()),
+                "{} has a second place and no first",
+                volume.name
+            );
+        }
+        let ssds: BTreeSet<&DeviceId> = here.iter().map(|it| &it.device).collect();
+        assert_eq!(ssds.len(), here.len(), "{} has two places on an SSD", volume.name);
     }
 }
 
@@ -341,6 +369,8 @@ pub(super) fn object_is_consistent(state: &State, id: EndpointId, object: &Objec
         // Its channel may have to wait for the backend.
         Object::Disk(disk) => {
             let places = disk.replicas.iter().chain(&disk.beside);
+            let ways: BTreeSet<_> = places.clone().map(|it| (it.route.channel, it.place)).collect();
+            assert_eq!(ways.len(), places.clone().count(), "two places of {} are reached alike", disk.lease);
             let routes = places.map(|replica| replica.route).chain([disk.route]);
             routes.for_each(|route| assert!(state.channels.contains_key(&route.channel)));
             assert!(disk.replicas.len() != 1);

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use cxl_pool::EndpointId;
+use pod_protocol::ids::{LeaseGeneration, PlaceId, PlaceNumber};
+use pod_protocol::objects::{Object, ObjectId};
 use proptest::prelude::*;
 
 use super::commands::commands;
@@ -66,6 +68,31 @@ fn told_all(state: &mut State, objects: &mut BTreeMap<EndpointId, Objects>) {
     objects.retain(|id, _| copy.endpoints.contains_key(id));
 }
 
+/// What a place is called in a generation of its lease: a request that says so may be under way for long.
+type Names = BTreeMap<(EndpointId, PlaceId, LeaseGeneration), String>;
+
+/// In a generation in which a backend serves two places of a lease, no name that it knew becomes another one's.
+fn names_stay(names: &mut Names, objects: &BTreeMap<EndpointId, Objects>) {
+    let served = objects.iter().flat_map(|(id, objects)| objects.values().map(move |object| (*id, object)));
+    let volumes = served.filter_map(|(id, object)| match object {
+        Object::Volume(volume) => Some(((id, volume.id(), volume.generation), &volume.ssd)),
+        _ => None,
+    });
+    let now: Names = volumes.map(|(name, ssd)| (name, ssd.clone())).collect();
+    for (name @ (id, place, generation), ssd) in &now {
+        let second = (*id, PlaceId { place: PlaceNumber::SECOND, ..*place }, *generation);
+        let are_two = [&*names, &now].into_iter().any(|it| it.contains_key(&second));
+        let before = names.get(name).filter(|_| are_two).unwrap_or(ssd);
+        assert_eq!(ssd, before, "{name:?} is another place than before");
+    }
+    // A volume that left the host altogether may come back to another SSD of it.
+    names.retain(|(id, place, _), _| {
+        !place.place.is_first()
+            || objects.get(id).is_some_and(|it| it.contains_key(&ObjectId::Volume(*place)))
+    });
+    names.extend(now);
+}
+
 fn rounds() -> u32 {
     std::env::var("WADI_ROUNDS").ok().and_then(|rounds| rounds.parse::<u32>().ok()).unwrap_or(1).max(1)
 }
@@ -84,7 +111,7 @@ proptest! {
         let options = Options { protocol_minor, placement, nic_leases_max: if pool_mib == 64 { 2 } else { NIC_LEASES_MAX }, ..options(pool_mib) };
         let mut state = State::new(options.clone());
         let mut log: Vec<Command> = Vec::new();
-        let mut objects = BTreeMap::new();
+        let (mut objects, mut names) = (BTreeMap::new(), Names::new());
         // Half of the pods begin with everybody there, since little comes of what is asked for where nobody is.
         let begin = if steps.len() % 2 == 0 { everybody() } else { Vec::new() };
         for step in begin.iter().chain(&steps) {
@@ -116,6 +143,7 @@ proptest! {
                 }
                 check(&state);
                 told_all(&mut state, &mut objects);
+                names_stay(&mut names, &objects);
             }
         }
 

@@ -119,12 +119,12 @@ pub(super) enum Step {
     },
     AddReplica {
         name: u8,
-        device: Option<u16>,
-        replaces: Option<u16>,
+        device: Option<(u16, u8)>,
+        replaces: Option<(u16, u8)>,
     },
     RemoveReplica {
         name: u8,
-        host: u16,
+        ssd: (u16, u8),
     },
     DeleteVolume {
         name: u8,
@@ -242,6 +242,8 @@ pub(super) fn everybody() -> Vec<Step> {
 
 pub(super) fn step() -> impl Strategy<Value = Step> {
     let (host, role) = (1_u16..4, 0_usize..4);
+    // A host and which of its SSDs: often of the same host.
+    let ssd = (1_u16..4, 0_u8..2);
     prop_oneof![
         8 => (host.clone(), role.clone(), any::<bool>(), prop::bool::weighted(0.8), prop::option::weighted(0.3, 0_usize..2))
             .prop_map(|(host, role, restart, up, lacks)| Step::Join { host, role, restart, up, lacks }),
@@ -276,9 +278,9 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         2 => (0_u8..5, 1_u64..20, in_groups()).prop_map(|(name, mib, groups)| Step::CreateStriped { name, mib, groups }),
         5 => (0_usize..4, 0_u32..4, 0_u64..2, prop::sample::select(vec![Says::Failed, Says::Synced, Says::Left]))
             .prop_map(|(volume, number, epoch, says)| Step::Replica { volume, number, epoch, says }),
-        3 => (0_u8..5, prop::option::of(1_u16..4), prop::option::of(1_u16..4))
+        3 => (0_u8..5, prop::option::of(ssd.clone()), prop::option::of(ssd.clone()))
             .prop_map(|(name, device, replaces)| Step::AddReplica { name, device, replaces }),
-        1 => (0_u8..5, 1_u16..4).prop_map(|(name, host)| Step::RemoveReplica { name, host }),
+        1 => (0_u8..5, ssd).prop_map(|(name, ssd)| Step::RemoveReplica { name, ssd }),
         1 => (0_u8..5).prop_map(|name| Step::DeleteVolume { name }),
         1 => Just(Step::WipeAll),
         5 => (0_u8..5, host, 0_usize..3, prop::collection::vec(0_u8..5, 0..3), prop::option::of(0_u8..4), ask()).prop_map(

@@ -1,5 +1,7 @@
 //! Who comes back, and what it finds.
 
+use pod_protocol::ids::PlaceId;
+
 use super::*;
 
 #[test]
@@ -63,7 +65,7 @@ fn storage_backend_flushes_before_it_serves_again() {
     must(&mut state, &Command::Scrubbed { endpoint: BLK_BACKEND, incarnation: 1, region: area });
     assert!(state.desired(BLK_BACKEND).is_empty(), "an answer of the dead does not count");
     must(&mut state, &Command::Scrubbed { endpoint: BLK_BACKEND, incarnation: 2, region: area });
-    assert!(state.desired(BLK_BACKEND).contains_key(&ObjectId::Volume(lease.id)));
+    assert!(state.desired(BLK_BACKEND).contains_key(&ObjectId::Volume(PlaceId::first(lease.id))));
     let channel = |objects: Objects| {
         objects
             .into_values()

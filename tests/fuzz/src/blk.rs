@@ -1,7 +1,7 @@
 //! What a guest may ask of a disk, and a frontend of a storage backend.
 
 use cxl_pool::{Area, LineCount, LineOffset};
-use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
+use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, PlaceNumber, VolumeId};
 use pod_protocol::objects::{Priority, Qos, VolumeObject};
 use vhost_blk_cxl::backend::check::check;
 use vhost_blk_cxl::frontend::parse::{Parsed, Shape, parse};
@@ -65,6 +65,7 @@ pub fn blk_message(data: &[u8]) {
     let device = Geometry { size_bytes: 1 << 30, block_bytes: if choice & 1 == 0 { 512 } else { 4096 } };
     let volume = VolumeObject {
         lease: request.holder.lease,
+        place: PlaceNumber::FIRST,
         volume: VolumeId::new(1),
         ssd: "ssd0".to_owned(),
         start_bytes: input.u64(),

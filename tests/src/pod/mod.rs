@@ -22,6 +22,7 @@ use pod_api::client::Client;
 use pod_api::{
     ByteSize, CreateInstance, CreateVolume, Device, DeviceHealth, EndpointHealth, Instance, NicRequest,
 };
+use pod_protocol::protocol::Protocol;
 
 use crate::namespace::Namespace;
 use crate::process::Daemon;
@@ -343,6 +344,18 @@ impl Pod {
             }
             thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Waits until the pod speaks the newest version, as it does once all of it has said that it knows that.
+    pub fn wait_for_protocol(&self) -> Result<()> {
+        let started = Instant::now();
+        while self.api().pool()?.protocol != Protocol::CURRENT.to_string() {
+            if started.elapsed() > READY_DEADLINE {
+                bail!("the pod does not speak what all of it knows");
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 
     /// Waits until the first NIC of an instance is this one, such as `h3/nic1`.

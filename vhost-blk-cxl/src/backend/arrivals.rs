@@ -1,12 +1,15 @@
 //! Requests that arrive: from the channel to the queues of their volumes. What the host's cache may hold of their data is dropped on
 //! the way, and lists of segments are read, for all that came together with one fence.
 
+use std::collections::BTreeMap;
+
 use cxl_pool::Memory;
-use pod_protocol::ids::{ChannelId, LeaseId};
+use pod_protocol::ids::{ChannelId, LeaseId, PlaceId};
 
 use super::check::{has_list_of, reads_buffer_of};
 use super::task::BackendTask;
-use crate::message::{Operation, Request, Status};
+use super::volume::Volume;
+use crate::message::{Holder, Operation, Request, Status};
 use crate::segments::{ListBuffer, Segment, list_bytes};
 
 /// Requests taken from a channel per turn.
@@ -42,6 +45,12 @@ impl Arrivals {
     }
 }
 
+/// Whether a place of a lease, of which nothing is known, is one of a holder of before.
+fn has_moved_on(volumes: &BTreeMap<PlaceId, Volume>, holder: Holder) -> bool {
+    let mut others = volumes.range(PlaceId::all(holder.lease)).map(|(_, volume)| volume.object.generation);
+    others.any(|generation| generation.is_newer_than(holder.generation))
+}
+
 impl<M: Memory> BackendTask<M> {
     /// Takes requests from a channel to their volumes.
     pub(super) fn receive(&mut self, id: ChannelId) -> bool {
@@ -61,7 +70,7 @@ impl<M: Memory> BackendTask<M> {
                 continue;
             };
             let holder = request.holder;
-            match self.volumes.get_mut(&holder.lease) {
+            match self.volumes.get(&holder.place_id()) {
                 Some(volume)
                     if holder.generation == volume.object.generation && volume.object.channel == id =>
                 {
@@ -74,6 +83,9 @@ impl<M: Memory> BackendTask<M> {
                         && !holder.generation.is_newer_than(volume.object.generation) =>
                 {
                     volume.counters.stale.add(1);
+                    channel.outbox.push_back(request.not_done(Status::Refused).encode());
+                }
+                None if has_moved_on(&self.volumes, holder) => {
                     channel.outbox.push_back(request.not_done(Status::Refused).encode());
                 }
                 _ if channel.early.len() < slots => channel.early.push(request),
@@ -89,12 +101,20 @@ impl<M: Memory> BackendTask<M> {
 
     /// What came before its volume does what it would have done afterwards.
     pub(super) fn admit_early(&mut self, lease: LeaseId) {
-        let Some(volume) = self.volumes.get(&lease) else { return };
+        let volumes = &self.volumes;
+        let is_due = |request: &mut Request| {
+            let holder = request.holder;
+            holder.lease == lease
+                && (volumes.contains_key(&holder.place_id()) || has_moved_on(volumes, holder))
+        };
         for channel in self.channels.values_mut() {
-            for request in channel.early.extract_if(.., |request| request.holder.lease == lease) {
-                if request.holder.generation != volume.object.generation
-                    || channel.object.id != volume.object.channel
-                {
+            for request in channel.early.extract_if(.., is_due) {
+                let volume = volumes.get(&request.holder.place_id());
+                let is_served = volume.is_some_and(|volume| {
+                    request.holder.generation == volume.object.generation
+                        && channel.object.id == volume.object.channel
+                });
+                if !is_served {
                     channel.outbox.push_back(request.not_done(Status::Refused).encode());
                     continue;
                 }
@@ -110,7 +130,7 @@ impl<M: Memory> BackendTask<M> {
         let (mut lists, mut to_read) = (false, false);
         for held in &self.arrivals.requests {
             let request = &held.request;
-            let Some(volume) = self.volumes.get(&request.holder.lease) else { continue };
+            let Some(volume) = self.volumes.get(&request.holder.place_id()) else { continue };
             if has_list_of(request, &volume.object) {
                 self.memory.invalidate(request.data_start(), list_bytes(request.segments).into());
                 lists = true;
@@ -132,10 +152,10 @@ impl<M: Memory> BackendTask<M> {
             self.memory.full_fence();
         }
         for held in self.arrivals.requests.drain(..) {
-            let lease = held.request.holder.lease;
-            let Some(volume) = self.volumes.get_mut(&lease) else { continue };
+            let id = held.request.holder.place_id();
+            let Some(volume) = self.volumes.get_mut(&id) else { continue };
             if !std::mem::replace(&mut volume.is_active, true) {
-                self.devices[volume.device].sharing.turns.enter(lease, volume.object.priority);
+                self.devices[volume.device].sharing.turns.enter(id, volume.object.priority);
             }
             volume.held.push_back(held);
         }
@@ -146,7 +166,7 @@ impl<M: Memory> BackendTask<M> {
         let mut to_read = false;
         let Arrivals { requests, buffer, spare } = &mut self.arrivals;
         for Held { request, list } in requests {
-            let Some(volume) = self.volumes.get(&request.holder.lease) else { continue };
+            let Some(volume) = self.volumes.get(&request.holder.place_id()) else { continue };
             if !has_list_of(request, &volume.object) {
                 continue;
             }

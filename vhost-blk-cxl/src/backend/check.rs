@@ -81,7 +81,7 @@ mod tests {
     use super::*;
     use crate::message::{Holder, Tag};
     use cxl_pool::{Area, LineOffset};
-    use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
+    use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, PlaceNumber, VolumeId};
     use pod_protocol::objects::{Priority, Qos};
     use proptest::prelude::*;
 
@@ -90,6 +90,7 @@ mod tests {
     fn volume() -> VolumeObject {
         VolumeObject {
             lease: LeaseId::new(1).unwrap(),
+            place: PlaceNumber::FIRST,
             volume: VolumeId::new(1),
             ssd: "ssd0".to_owned(),
             start_bytes: 1 << 20,
@@ -107,7 +108,11 @@ mod tests {
 
     fn request(operation: Operation, offset_bytes: u64, length_bytes: u64, line: u64) -> Request {
         Request {
-            holder: Holder { lease: LeaseId::new(1).unwrap(), generation: LeaseGeneration::new(1) },
+            holder: Holder {
+                lease: LeaseId::new(1).unwrap(),
+                place: PlaceNumber::FIRST,
+                generation: LeaseGeneration::new(1),
+            },
             tag: Tag::new(0),
             operation,
             force_unit_access: false,

@@ -3,7 +3,7 @@
 //! priority says.
 
 use cxl_pool::Memory;
-use pod_protocol::ids::LeaseId;
+use pod_protocol::ids::PlaceId;
 use pod_protocol::objects::VolumeObject;
 use tracing::info;
 
@@ -49,25 +49,25 @@ impl<M: Memory> BackendTask<M> {
 
     fn dispatch_to(&mut self, Sharing { turns, room }: &mut Sharing) -> bool {
         let is_timed =
-            |lease| self.volumes.get(&lease).is_some_and(|volume: &Volume| volume.throttle.needs_clock());
+            |id| self.volumes.get(&id).is_some_and(|volume: &Volume| volume.throttle.needs_clock());
         let timed = turns.iter().any(is_timed);
         let now_ns = if timed { self.now_ns() } else { 0 };
         let mut begun = 0;
         if timed {
             // Who has had less than it is sure to get comes first.
-            for lease in turns.iter() {
+            for id in turns.iter() {
                 let below = |task: &Self| {
-                    task.volumes.get(&lease).is_some_and(|volume| volume.throttle.is_below_minimum(now_ns))
+                    task.volumes.get(&id).is_some_and(|volume| volume.throttle.is_below_minimum(now_ns))
                 };
-                while below(self) && matches!(self.attempt(lease, room, now_ns), Attempt::Done(_)) {
+                while below(self) && matches!(self.attempt(id, room, now_ns), Attempt::Done(_)) {
                     begun += 1;
                 }
             }
         }
         while begun < BUDGET
-            && let Some(lease) = turns.current()
+            && let Some(id) = turns.current()
         {
-            match self.attempt(lease, room, now_ns) {
+            match self.attempt(id, room, now_ns) {
                 Attempt::Done(cost) => {
                     turns.pay(cost);
                     begun += 1;
@@ -75,7 +75,7 @@ impl<M: Memory> BackendTask<M> {
                 Attempt::Waits => turns.set_aside(),
                 Attempt::NoRoom => break,
                 Attempt::Nothing => {
-                    if let Some(volume) = self.volumes.get_mut(&lease) {
+                    if let Some(volume) = self.volumes.get_mut(&id) {
                         volume.is_active = false;
                     }
                     turns.leave_first();
@@ -87,10 +87,10 @@ impl<M: Memory> BackendTask<M> {
     }
 
     /// Tries to begin a volume's first request.
-    fn attempt(&mut self, lease: LeaseId, room: &mut Room, now_ns: u64) -> Attempt {
-        let Some(volume) = self.volumes.get_mut(&lease) else { return Attempt::Nothing };
+    fn attempt(&mut self, id: PlaceId, room: &mut Room, now_ns: u64) -> Attempt {
+        let Some(volume) = self.volumes.get_mut(&id) else { return Attempt::Nothing };
         let Some(request) = volume.held.front().map(|held| held.request) else { return Attempt::Nothing };
-        if volume.draining > 0 {
+        if volume.waits_for.is_some() {
             return Attempt::Waits;
         }
         // The guest pays for its own requests only, not for what is noted on its behalf.
@@ -99,9 +99,9 @@ impl<M: Memory> BackendTask<M> {
             self.due_ns = Some(self.due_ns.map_or(until, |due| due.min(until)));
             return Attempt::Waits;
         }
-        let attempt = self.begin(lease, room);
+        let attempt = self.begin(id, room);
         if matches!(attempt, Attempt::Done(_))
-            && let Some(volume) = self.volumes.get_mut(&lease)
+            && let Some(volume) = self.volumes.get_mut(&id)
         {
             if let Some(held) = volume.held.pop_front() {
                 self.arrivals.recycle(held.list);
@@ -119,13 +119,13 @@ impl<M: Memory> BackendTask<M> {
     }
 
     /// Begins a volume's first request, which is of its current generation, or answers it.
-    fn begin(&mut self, lease: LeaseId, room: &mut Room) -> Attempt {
-        let Some(volume) = self.volumes.get_mut(&lease) else { return Attempt::Nothing };
+    fn begin(&mut self, id: PlaceId, room: &mut Room) -> Attempt {
+        let Some(volume) = self.volumes.get_mut(&id) else { return Attempt::Nothing };
         let Some(Held { request, list }) = volume.held.front() else { return Attempt::Nothing };
         let request = *request;
         let done = Attempt::Done(cost(&request));
-        let id = volume.object.channel;
-        let Some(channel) = self.channels.get_mut(&id) else { return done };
+        let on = volume.object.channel;
+        let Some(channel) = self.channels.get_mut(&on) else { return done };
         let device = &mut self.devices[volume.device];
         let offset_bytes =
             match check(&request, list, &volume.object, volume.intent_log, device.ssd.geometry()) {
@@ -180,7 +180,7 @@ impl<M: Memory> BackendTask<M> {
             request,
             list,
             device: volume.device,
-            channel: id,
+            channel: on,
             channel_generation: channel.object.generation,
         });
         if log_to_clear.is_some() {

@@ -1,7 +1,7 @@
 //! Commands that the devices are working on.
 
 use cxl_pool::{Area, Generation, LineCount};
-use pod_protocol::ids::{ChannelId, LeaseId};
+use pod_protocol::ids::{ChannelId, LeaseId, PlaceId};
 
 use crate::message::{Operation, Request};
 use crate::segments::Segment;
@@ -39,6 +39,15 @@ impl InFlight {
         }
         request.operation.has_data() && Area::new(request.data, request.data_lines()).overlaps(area)
     }
+}
+
+/// Commands that have to end before others may begin: those that were entered up to one of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Earlier {
+    /// Of a lease at one device: whatever they were begun for, they are of the same data.
+    AtDevice(u64),
+    /// Of a lease, at whichever device: their buffers are used again.
+    OfLease(u64),
 }
 
 /// All of them, by number.
@@ -108,8 +117,38 @@ impl Commands {
         self.slots.iter().flatten().filter(|command| matches(command)).count()
     }
 
-    pub(super) fn of_lease(&self, lease: LeaseId) -> usize {
-        self.count(|command| command.request.holder.lease == lease)
+    /// How many a device has of a lease, whichever of the lease's places it is or was.
+    pub(super) fn of_lease(&self, lease: LeaseId, device: usize) -> usize {
+        self.count(|command| command.request.holder.lease == lease && command.device == device)
+    }
+
+    /// What a device has of a lease now.
+    pub(super) fn at_device(&self) -> Earlier {
+        Earlier::AtDevice(self.entered)
+    }
+
+    /// What all devices have of a lease now.
+    pub(super) fn of_all_devices(&self) -> Earlier {
+        Earlier::OfLease(self.entered)
+    }
+
+    /// Whether some of these, of this lease, are still with this device, or any.
+    pub(super) fn has(&self, earlier: Earlier, lease: LeaseId, device: usize) -> bool {
+        let mut all = self.slots.iter().zip(&self.serials);
+        all.any(|(slot, &serial)| {
+            let Some(command) = slot.as_ref().filter(|it| it.request.holder.lease == lease) else {
+                return false;
+            };
+            match earlier {
+                Earlier::AtDevice(last) => serial <= last && command.device == device,
+                Earlier::OfLease(last) => serial <= last,
+            }
+        })
+    }
+
+    /// How many were begun for a place.
+    pub(super) fn of_place(&self, id: PlaceId) -> usize {
+        self.count(|command| command.request.holder.place_id() == id)
     }
 
     pub(super) fn touching(&self, area: &Area) -> usize {

@@ -21,7 +21,7 @@ use cxl_channel::doorbell::DoorbellListener;
 use cxl_pool::{Area, Memory};
 use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::{Handler, Reporter};
-use pod_protocol::ids::{LeaseId, RegionId};
+use pod_protocol::ids::{PlaceId, RegionId, VolumeId};
 use pod_protocol::objects::{Engine, Object, ObjectId, TableObject, VolumeObject};
 use pod_protocol::reports::DeviceReport;
 use pod_protocol::run_directory::RunDirectory;
@@ -84,11 +84,20 @@ struct KnownVolume {
     counters: Arc<Counters>,
 }
 
+/// A place that is not served any more, and of which requests may still be with its device.
+struct Ending {
+    ssd: String,
+    volume: VolumeId,
+    /// Set by the worker.
+    over: Arc<AtomicBool>,
+}
+
 /// Has what the controller gives a backend.
 pub struct Backend {
     worker: WorkerHandle<Message>,
     devices: Vec<KnownDevice>,
-    volumes: BTreeMap<LeaseId, KnownVolume>,
+    volumes: BTreeMap<PlaceId, KnownVolume>,
+    ending: Vec<Ending>,
     malformed: Arc<Counter>,
     tables: Tables,
     reporter: Option<Reporter>,
@@ -152,7 +161,8 @@ impl Backend {
         // A worker that ends at once says so with the next message.
         let _ = worker.send(Message::Start);
         let (volumes, tables) = (BTreeMap::new(), Tables::default());
-        Ok(Self { worker, devices: known, volumes, malformed, tables, reporter, watches, ticks: 0 })
+        let ending = Vec::new();
+        Ok(Self { worker, devices: known, volumes, ending, malformed, tables, reporter, watches, ticks: 0 })
     }
 
     /// Keeps the tables of volumes on these devices, by their names.
@@ -163,8 +173,12 @@ impl Backend {
     }
 
     fn wipe(&mut self) {
-        let volumes = &self.volumes;
-        let in_use = |id| volumes.values().any(|known| known.object.volume == id);
+        self.ending.retain(|it| !it.over.load(Ordering::Acquire));
+        let (volumes, ending) = (&self.volumes, &self.ending);
+        let in_use = |ssd: &str, id| {
+            volumes.values().any(|known| known.object.volume == id && known.object.ssd == ssd)
+                || ending.iter().any(|it| it.volume == id && it.ssd == ssd)
+        };
         self.tables.wipe(in_use, self.reporter.as_ref());
     }
 
@@ -196,18 +210,33 @@ impl Backend {
     }
 
     fn volume(&mut self, object: VolumeObject) -> Result<(), String> {
-        let lease = object.lease;
-        let old = self.volumes.get(&lease);
-        if old.is_some_and(|known| known.object == object) {
-            return Ok(());
+        let id = object.id();
+        match self.volumes.get(&id) {
+            Some(known) if known.object == object => return Ok(()),
+            Some(known) if known.object.ssd != object.ssd => {
+                let before = known.object.clone();
+                self.serve(object)?;
+                self.watch_end_of(&before)
+            }
+            _ => self.serve(object),
         }
-        self.serve(object)
+    }
+
+    /// Another place of its lease has its name now. Its requests may still be with its device, which is not wiped meanwhile.
+    fn watch_end_of(&mut self, volume: &VolumeObject) -> Result<(), String> {
+        let Some(device) = self.devices.iter().position(|device| device.name == volume.ssd) else {
+            return Ok(());
+        };
+        let over = Arc::new(AtomicBool::new(false));
+        self.ending.push(Ending { ssd: volume.ssd.clone(), volume: volume.volume, over: Arc::clone(&over) });
+        self.send(Message::TellEnd { lease: volume.lease, device, over })
     }
 
     fn serve(&mut self, object: VolumeObject) -> Result<(), String> {
-        let lease = object.lease;
-        let old = self.volumes.get(&lease);
-        let counters = old.map_or_else(Arc::default, |known| Arc::clone(&known.counters));
+        let id = object.id();
+        // Of all places of a lease together.
+        let known = self.volumes.range(PlaceId::all(id.lease)).next();
+        let counters = known.map_or_else(Arc::default, |(_, known)| Arc::clone(&known.counters));
         let found = self.devices.iter().enumerate().find(|(_, device)| device.name == object.ssd);
         let Some((index, device)) = found else {
             return Err(format!("this host has no ssd {}", object.ssd));
@@ -220,7 +249,17 @@ impl Backend {
         self.worker
             .call(|done| Message::Volume { object: boxed, device: index, intent_log, counters: shared, done })
             .map_err(|gone| gone.to_string())?;
-        self.volumes.insert(lease, KnownVolume { object, intent_log, counters });
+        // On a device a lease has one place, whatever it was called before.
+        self.volumes.retain(|other, it| other.lease != id.lease || it.object.ssd != object.ssd);
+        self.volumes.insert(id, KnownVolume { object, intent_log, counters });
+        Ok(())
+    }
+
+    fn remove_volume(&mut self, id: PlaceId) -> Result<(), String> {
+        self.drained(|reply| Message::RemoveVolume(id, reply))?;
+        // Only now may somebody else have its place.
+        self.volumes.remove(&id);
+        self.wipe();
         Ok(())
     }
 }
@@ -241,13 +280,7 @@ impl Handler for Backend {
     fn remove(&mut self, id: ObjectId) -> Result<(), String> {
         match id {
             ObjectId::Channel(channel) => self.send(Message::RemoveChannel(channel)),
-            ObjectId::Volume(lease) => {
-                self.drained(|reply| Message::RemoveVolume(lease, reply))?;
-                // Only now may somebody else have its place.
-                self.volumes.remove(&lease);
-                self.wipe();
-                Ok(())
-            }
+            ObjectId::Volume(id) => self.remove_volume(id),
             _ => Ok(()),
         }
     }
@@ -266,9 +299,12 @@ impl Handler for Backend {
             let _ = self.send(Message::Tick);
         }
         let devices = self.devices.iter().map(KnownDevice::telemetry);
+        let volumes: Vec<&KnownVolume> = self.volumes.values().collect();
+        let leases = volumes.chunk_by(|one, next| one.object.lease == next.object.lease);
+        let leases = leases.filter_map(|places| places.first().copied());
         Telemetry {
             devices: devices.collect(),
-            leases: self.volumes.iter().map(|(&lease, known)| known.counters.lease(lease)).collect(),
+            leases: leases.map(|it| it.counters.lease(it.object.lease)).collect(),
             allocated_bytes: self.tables.allocated_bytes().clone(),
             counters: [("malformed-messages".to_owned(), self.malformed.get())].into(),
             ..Telemetry::default()

@@ -1,6 +1,6 @@
 //! Who has a device when several volumes want it.
 
-use pod_protocol::ids::LeaseId;
+use pod_protocol::ids::PlaceId;
 use pod_protocol::turns::Turns;
 
 use crate::message::Request;
@@ -22,7 +22,7 @@ pub(super) fn cost(request: &Request) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Sharing {
     /// Volumes with requests that wait.
-    pub(super) turns: Turns<LeaseId>,
+    pub(super) turns: Turns<PlaceId>,
     pub(super) room: Room,
 }
 

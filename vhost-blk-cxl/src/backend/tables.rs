@@ -120,14 +120,14 @@ impl Tables {
         Ok(())
     }
 
-    /// Wipes what is deleted and for which `in_use` is false, and reports what was wiped.
-    pub(super) fn wipe(&mut self, in_use: impl Fn(VolumeId) -> bool, reporter: Option<&Reporter>) {
+    /// Wipes what is deleted and for which `in_use`, of its device, is false, and reports what was wiped.
+    pub(super) fn wipe(&mut self, in_use: impl Fn(&str, VolumeId) -> bool, reporter: Option<&Reporter>) {
         self.collect(reporter);
         for (device, kept) in self.kept.iter().filter(|(_, kept)| kept.confirmed) {
             for entry in kept.label.table().volumes.iter().filter(|entry| entry.deleted) {
                 let under_way =
                     self.wipes.iter().any(|wipe| wipe.device == *device && wipe.volume == entry.id);
-                if under_way || kept.wiped.contains(&entry.id) || in_use(entry.id) {
+                if under_way || kept.wiped.contains(&entry.id) || in_use(device, entry.id) {
                     continue;
                 }
                 match begin(kept.label.file(), device, entry, &self.stop) {
@@ -240,19 +240,19 @@ mod tests {
         file.write_all_at(&[7; 4096], start).unwrap();
         let mut tables = Tables::default();
         tables.add("ssd0".to_owned(), Label::open(&path).unwrap());
-        tables.wipe(|_| false, None);
+        tables.wipe(|_, _| false, None);
         assert!(tables.wipes.is_empty(), "nobody has said yet that it is still deleted");
         let now = |entry| TableObject { ssd: "ssd0".to_owned(), table: table(entry) };
         tables.apply(&now(entry(2, false))).unwrap();
-        tables.wipe(|_| false, None);
+        tables.wipe(|_, _| false, None);
         assert!(tables.wipes.is_empty());
         // Nor is a place given on while it is being wiped.
         tables.apply(&now(entry(2, true))).unwrap();
-        tables.wipe(|_| false, None);
+        tables.wipe(|_, _| false, None);
         assert_eq!(tables.wipes.len(), 1);
         assert!(tables.apply(&now(entry(3, false))).is_err());
         while !tables.wipes.is_empty() {
-            tables.wipe(|_| false, None);
+            tables.wipe(|_, _| false, None);
         }
         tables.apply(&now(entry(3, false))).unwrap();
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cxl_pool::{Area, Memory, regions};
 use pod_protocol::data_channel::DataChannel;
 use pod_protocol::endpoint::Reporter;
-use pod_protocol::ids::{ChannelId, LeaseId};
+use pod_protocol::ids::{ChannelId, LeaseId, PlaceId};
 use pod_protocol::objects::{ChannelObject, VolumeObject};
 use pod_protocol::reports::Report;
 use pod_protocol::run_directory::RunDirectory;
@@ -23,7 +23,7 @@ use tracing::{error, info, warn};
 use super::arrivals::Arrivals;
 use super::dispatch::is_same_use;
 use super::hanging::Watch;
-use super::in_flight::Commands;
+use super::in_flight::{Commands, Earlier};
 use super::sharing::Sharing;
 use super::volume::Volume;
 use crate::counters::{Counter, Counters};
@@ -52,7 +52,9 @@ pub(crate) enum Message {
         done: Reply<()>,
     },
     /// Serve it no longer; answered when nothing of it is in flight.
-    RemoveVolume(LeaseId, Reply<()>),
+    RemoveVolume(PlaceId, Reply<()>),
+    /// Set this when a device has nothing of a lease any more.
+    TellEnd { lease: LeaseId, device: usize, over: Arc<AtomicBool> },
     /// Some time has passed: look for devices that keep a command for longer than they may.
     Tick,
     /// Answered when nothing is in flight on an area and it was flushed.
@@ -95,10 +97,11 @@ pub(crate) struct BackendTask<M: Memory> {
     rings_doorbells: bool,
     pub(super) devices: Vec<Device>,
     pub(super) channels: BTreeMap<ChannelId, Channel<M>>,
-    pub(super) volumes: BTreeMap<LeaseId, Volume>,
+    pub(super) volumes: BTreeMap<PlaceId, Volume>,
     pub(super) commands: Commands,
     pub(super) arrivals: Arrivals,
-    removals: Vec<(LeaseId, Reply<()>)>,
+    removals: Vec<(PlaceId, Reply<()>)>,
+    endings: Vec<(LeaseId, usize, Arc<AtomicBool>)>,
     scrubs: Vec<(Area, Reply<Result<(), String>>)>,
     pub(super) reporter: Option<Reporter>,
     /// Messages that make no sense or are about no lease of ours.
@@ -129,6 +132,7 @@ impl<M: Memory> BackendTask<M> {
             commands: Commands::new(devices.len()),
             arrivals: Arrivals::default(),
             removals: Vec::new(),
+            endings: Vec::new(),
             scrubs: Vec::new(),
             reporter,
             malformed,
@@ -180,11 +184,14 @@ impl<M: Memory> BackendTask<M> {
             outbox: VecDeque::new(),
         };
         // What waits was never begun, and its frontend sends it again. What the devices have is over before that begins.
-        for (&lease, volume) in &mut self.volumes {
+        for (id, volume) in &mut self.volumes {
             if volume.object.channel == channel.object.id {
                 volume.held.clear();
-                volume.draining = self.commands.of_lease(lease);
-                draining += volume.draining;
+                // The frontend uses the buffers of all of them again, whichever place they were begun for.
+                let earlier = self.commands.of_all_devices();
+                let any = self.commands.has(earlier, id.lease, volume.device);
+                volume.waits_for = Some(earlier).filter(|_| any);
+                draining += self.commands.of_lease(id.lease, volume.device);
             }
         }
         let ChannelObject { id, peer, generation, .. } = &channel.object;
@@ -199,12 +206,17 @@ impl<M: Memory> BackendTask<M> {
         intent_log: Option<u64>,
         counters: Arc<Counters>,
     ) {
-        let lease = object.lease;
-        let volume = match self.volumes.remove(&lease) {
+        let id = object.id();
+        let waits_for = self.earlier_than(&object, device);
+        // A device has one place of a volume: whatever else it was here before, it is no longer.
+        while let Some(other) = self.others_on(id, device) {
+            self.remove_volume(other);
+        }
+        let volume = match self.volumes.remove(&id) {
             Some(mut same) if is_same_use(&same.object, &object) && same.device == device => {
                 same.throttle.set(object.qos);
                 if same.is_active {
-                    self.devices[device].sharing.turns.set_priority(lease, object.priority);
+                    self.devices[device].sharing.turns.set_priority(id, object.priority);
                 }
                 same.object = object;
                 same.intent_log = intent_log;
@@ -215,19 +227,50 @@ impl<M: Memory> BackendTask<M> {
                 if let Some(old) = old {
                     self.refuse_held(old);
                 }
-                Volume::new(object, device, intent_log, counters, self.commands.of_lease(lease))
+                let in_flight = self.commands.of_lease(id.lease, device);
+                Volume::new(object, device, intent_log, counters, (in_flight, waits_for))
             }
         };
-        self.volumes.insert(lease, volume);
-        self.admit_early(lease);
+        self.volumes.insert(id, volume);
+        self.admit_early(id.lease);
     }
 
-    fn remove_volume(&mut self, lease: LeaseId) {
-        if let Some(volume) = self.volumes.remove(&lease) {
+    /// What has to end before a new place is used, or one under another name or of another generation: what its device has of the
+    /// lease; and all of it, unless the lease is known here, with the buffers that it had, and does not wait for that anyway.
+    fn earlier_than(&self, object: &VolumeObject, device: usize) -> Option<Earlier> {
+        let mut known = self.places_of(object.lease).map(|(_, volume)| volume).filter(|volume| {
+            volume.object.channel == object.channel && volume.object.data_area == object.data_area
+        });
+        let earlier = match known.next() {
+            Some(first) => {
+                let of_lease = [first].into_iter().chain(known).filter_map(|volume| match volume.waits_for {
+                    Some(Earlier::OfLease(last)) => Some(last),
+                    Some(Earlier::AtDevice(_)) | None => None,
+                });
+                of_lease.max().map_or(self.commands.at_device(), Earlier::OfLease)
+            }
+            None => self.commands.of_all_devices(),
+        };
+        Some(earlier).filter(|earlier| self.commands.has(*earlier, object.lease, device))
+    }
+
+    /// Another place of the same lease that is on this device.
+    fn others_on(&self, id: PlaceId, device: usize) -> Option<PlaceId> {
+        self.places_of(id.lease)
+            .find(|(other, volume)| *other != id && volume.device == device)
+            .map(|it| it.0)
+    }
+
+    fn places_of(&self, lease: LeaseId) -> impl Iterator<Item = (PlaceId, &Volume)> {
+        self.volumes.range(PlaceId::all(lease)).map(|(id, volume)| (*id, volume))
+    }
+
+    fn remove_volume(&mut self, id: PlaceId) {
+        if let Some(volume) = self.volumes.remove(&id) {
             self.refuse_held(volume);
         }
         for channel in self.channels.values_mut() {
-            for request in channel.early.extract_if(.., |request| request.holder.lease == lease) {
+            for request in channel.early.extract_if(.., |request| request.holder.place_id() == id) {
                 channel.outbox.push_back(request.not_done(Status::Refused).encode());
             }
         }
@@ -245,7 +288,7 @@ impl<M: Memory> BackendTask<M> {
     }
 
     fn refuse_held(&mut self, volume: Volume) {
-        self.devices[volume.device].sharing.turns.leave(volume.object.lease);
+        self.devices[volume.device].sharing.turns.leave(volume.object.id());
         let Some(channel) = self.channels.get_mut(&volume.object.channel) else { return };
         for held in volume.held {
             channel.waiting = channel.waiting.saturating_sub(1);
@@ -256,8 +299,11 @@ impl<M: Memory> BackendTask<M> {
     /// Answers those who wait for the end of something.
     fn confirm(&mut self) {
         let commands = &self.commands;
-        for (_, reply) in self.removals.extract_if(.., |(lease, _)| commands.of_lease(*lease) == 0) {
+        for (_, reply) in self.removals.extract_if(.., |(id, _)| commands.of_place(*id) == 0) {
             reply.send(());
+        }
+        for (_, _, over) in self.endings.extract_if(.., |it| commands.of_lease(it.0, it.1) == 0) {
+            over.store(true, Ordering::Release);
         }
         for (area, reply) in self.scrubs.extract_if(.., |(area, _)| commands.touching(area) == 0) {
             regions::scrub(&self.memory, area);
@@ -324,9 +370,19 @@ impl<M: Memory> BackendTask<M> {
     fn end(&mut self, finished: Finished) {
         let Some(command) = self.commands.take(finished.id) else { return };
         let request = command.request;
-        let mut volume = self.volumes.get_mut(&request.holder.lease);
-        if let Some(volume) = &mut volume {
-            volume.in_flight = volume.in_flight.saturating_sub(1);
+        let lease = request.holder.lease;
+        let mut volume = None;
+        for (_, place) in self.volumes.range_mut(PlaceId::all(lease)) {
+            if let Some(earlier) = place.waits_for
+                && !self.commands.has(earlier, lease, place.device)
+            {
+                place.waits_for = None;
+            }
+            // Under another name than when the command began, if the other place of its lease has gone since.
+            if place.device == command.device {
+                place.in_flight = place.in_flight.saturating_sub(1);
+                volume = Some(place);
+            }
         }
         if command.clears_log() {
             if let Some(volume) = volume {
@@ -352,8 +408,6 @@ impl<M: Memory> BackendTask<M> {
         self.devices[command.device].counters.ended(request.operation, status, request.length_bytes);
         if let Some(volume) = volume {
             volume.counters.ended(request.operation, status, request.length_bytes);
-            // While it drains nothing begins, so what ends is of before.
-            volume.draining = volume.draining.saturating_sub(1);
         }
         let Some(channel) = self.channels.get_mut(&command.channel) else { return };
         if channel.object.generation == command.channel_generation {
@@ -417,10 +471,14 @@ impl<M: Memory> Task for BackendTask<M> {
                 self.name_areas();
                 done.send(());
             }
-            Message::RemoveVolume(lease, reply) => {
-                self.remove_volume(lease);
+            Message::RemoveVolume(id, reply) => {
+                self.remove_volume(id);
                 self.name_areas();
-                self.removals.push((lease, reply));
+                self.removals.push((id, reply));
+                self.confirm();
+            }
+            Message::TellEnd { lease, device, over } => {
+                self.endings.push((lease, device, over));
                 self.confirm();
             }
             Message::Tick => {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use pod_protocol::objects::VolumeObject;
 
 use super::arrivals::Held;
+use super::in_flight::Earlier;
 use super::throttle::Throttle;
 use crate::counters::Counters;
 use crate::message::Request;
@@ -34,8 +35,8 @@ pub(super) struct Volume {
     pub(super) counters: Arc<Counters>,
     /// Requests that the device works on.
     pub(super) in_flight: u32,
-    /// Those among them of its earlier generation.
-    pub(super) draining: usize,
+    /// What has to end before its next request begins.
+    pub(super) waits_for: Option<Earlier>,
     /// Not begun: its device has no room, it is being drained, or it has had its share. Others do not wait for it.
     pub(super) held: VecDeque<Held>,
     pub(super) throttle: Throttle,
@@ -51,7 +52,7 @@ impl Volume {
         device: usize,
         intent_log: Option<u64>,
         counters: Arc<Counters>,
-        draining: usize,
+        (in_flight, waits_for): (usize, Option<Earlier>),
     ) -> Self {
         let throttle = Throttle::new(object.qos);
         Self {
@@ -60,8 +61,8 @@ impl Volume {
             intent_log,
             log_trust: LogTrust::Kept,
             counters,
-            in_flight: u32::try_from(draining).unwrap_or(u32::MAX),
-            draining,
+            in_flight: u32::try_from(in_flight).unwrap_or(u32::MAX),
+            waits_for,
             held: VecDeque::new(),
             throttle,
             is_active: false,
@@ -78,8 +79,6 @@ impl Volume {
 
     /// The log was cleared, or could not be.
     pub(super) fn log_cleared(&mut self, request: &Request, outcome: Outcome) {
-        // While it drains nothing begins, so what ends is of before.
-        self.draining = self.draining.saturating_sub(1);
         if request.holder.generation == self.object.generation {
             let cleared = outcome == Outcome::Done;
             self.log_trust = if cleared { LogTrust::Cleared } else { LogTrust::NotCleared };

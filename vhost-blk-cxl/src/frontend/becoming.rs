@@ -25,7 +25,7 @@ impl<M: Memory> FrontendTask<M> {
         if !object.replicas.is_empty() {
             // Until then it goes where it went.
             let channel = disk.object().route.channel;
-            let same = object.replicas.iter().find(|replica| replica.route.channel == channel);
+            let same = object.replicas.iter().find(|it| it.route.channel == channel && it.place.is_first());
             let route = same.map_or(object.route, |replica| replica.route);
             let alone = DiskObject { route, replicas: Vec::new(), ..object.clone() };
             self.becoming.insert(object.lease, std::mem::replace(&mut object, alone));
@@ -69,7 +69,7 @@ impl<M: Memory> FrontendTask<M> {
         let Some(disk) = self.spread.get_mut(&lease) else { return };
         for id in disk.channels() {
             if self.channels.get(&id).is_some_and(|channel| channel.ready) {
-                disk.channel_ready(id);
+                disk.channel_is_ready(id);
             }
         }
     }

@@ -7,6 +7,7 @@ use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use cxl_pool::Memory;
+use pod_protocol::ids::PlaceNumber;
 use pod_protocol::objects::DiskObject;
 use vhost_frontend::pacing::{Pacer, Pacing};
 use vhost_frontend::{BufferArea, GuestMemory, PoolMap, PoolRam, Ring, StopReason};
@@ -291,7 +292,9 @@ impl<M: Memory> Disk<M> {
     }
 
     pub(super) fn holder(&self) -> Holder {
-        Holder { lease: self.object.lease, generation: self.object.route.generation }
+        let DiskObject { lease, route, .. } = self.object;
+        // One place is the first there is.
+        Holder { lease, place: PlaceNumber::FIRST, generation: route.generation }
     }
 
     pub(super) fn shape(&self) -> Shape {

@@ -348,7 +348,7 @@ impl Handler for Frontend {
 
 /// Whether a disk that is in use can become another without its guest noticing more than a new size.
 fn may_become(old: &DiskObject, new: &DiskObject) -> bool {
-    let DiskObject { route, failed, size_bytes, epoch, write_through, incoming, .. } = new;
+    let DiskObject { route, number, failed, size_bytes, epoch, write_through, incoming, .. } = new;
     let numbers = |disk: &DiskObject| {
         let mut numbers: Vec<u32> = disk.replicas.iter().map(|replica| replica.number).collect();
         numbers.sort_unstable();
@@ -361,9 +361,9 @@ fn may_become(old: &DiskObject, new: &DiskObject) -> bool {
     let (replicas, beside) = (new.replicas.clone(), new.beside.clone());
     // A guest can be told of a larger disk, not that the end of it is gone.
     let size_bytes = *size_bytes.max(&old.size_bytes);
-    let (route, failed, epoch) = (*route, *failed, *epoch);
+    let (route, number, failed, epoch) = (*route, *number, *failed, *epoch);
     let (write_through, incoming) = (*write_through, *incoming);
-    let places = DiskObject { route, replicas, beside, epoch, ..old.clone() };
+    let places = DiskObject { route, replicas, beside, number, epoch, ..old.clone() };
     let wanted = DiskObject { failed, size_bytes, write_through, incoming, ..places };
     wanted == *new
 }

@@ -92,6 +92,10 @@ impl<M: Memory> SpreadDisk<M> {
         either!(self, it => it.channel_ready(channel));
     }
 
+    pub(super) fn channel_is_ready(&mut self, channel: ChannelId) {
+        either!(self, it => it.channel_is_ready(channel));
+    }
+
     pub(super) fn channel_removed(&mut self, channel: ChannelId) {
         either!(self, it => it.channel_removed(channel));
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cxl_pool::Memory;
 use cxl_pool::simulated::SimulatedMemory;
 use pod_protocol::data_channel::{BLK_WORDS, DataChannel};
-use pod_protocol::ids::{ChannelId, LeaseGeneration};
+use pod_protocol::ids::{ChannelId, LeaseGeneration, PlaceNumber};
 use vhost_blk_cxl::message::{Completion, Holder, Operation, Request, Status, Tag};
 
 use crate::pod::ram::{Control, idle_pod};
@@ -40,7 +40,7 @@ impl Sleeper {
     ) {
         self.tags += 1;
         let request = Request {
-            holder: Holder { lease: pod.volume.lease, generation },
+            holder: Holder { lease: pod.volume.lease, place: PlaceNumber::FIRST, generation },
             tag: Tag::new(self.tags),
             operation,
             force_unit_access: false,

@@ -18,6 +18,7 @@ mod mirror;
 mod mirror_moves;
 mod moves;
 mod neighbours;
+mod one_host;
 mod queues;
 mod requests;
 mod restarts;

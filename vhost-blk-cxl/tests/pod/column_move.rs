@@ -1,7 +1,7 @@
 //! A striped volume whose columns move from device to device.
 
 use pod_protocol::endpoint::Handler;
-use pod_protocol::ids::RegionId;
+use pod_protocol::ids::{PlaceId, RegionId};
 use pod_protocol::objects::{DiskObject, Object, ObjectId, ReplicaObject};
 use pod_protocol::reports::Report;
 
@@ -61,10 +61,12 @@ impl MirrorPod {
         assert!(self.columns().beside.is_none() && !self.columns().at.contains(&to));
         self.columns_mut().beside = Some(Place { at: to, column, leaving: false });
         self.disk.epoch += 1;
-        if self.backends[to].is_some() {
+        if self.shares_host(to) {
+            self.add_beside(to);
+        } else if self.backends[to].is_some() {
             let (volume, lease, area) = (self.volume(to), self.disk.lease, self.disk.data_area);
             let backend = self.backends[to].as_mut().unwrap();
-            obeyed(|| backend.remove(ObjectId::Volume(lease)));
+            obeyed(|| backend.remove(ObjectId::Volume(PlaceId::first(lease))));
             obeyed(|| backend.scrub(RegionId::new(1), area));
             backend.apply(Object::Volume(volume)).unwrap();
         }
@@ -75,9 +77,11 @@ impl MirrorPod {
     pub fn end_place(&mut self) {
         let Some(place) = self.columns_mut().beside.take() else { return };
         self.disk.epoch += 1;
-        if let Some(backend) = &mut self.backends[place.at] {
+        if self.shares_host(place.at) {
+            self.leave_other(place.at);
+        } else if let Some(backend) = &mut self.backends[place.at] {
             let lease = self.disk.lease;
-            obeyed(|| backend.remove(ObjectId::Volume(lease)));
+            obeyed(|| backend.remove(ObjectId::Volume(PlaceId::first(lease))));
         }
         self.controls[place.at].set_bytes(VOLUME_START, &vec![0xdd; MIRROR_BYTES as usize]);
     }

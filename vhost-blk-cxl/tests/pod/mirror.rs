@@ -7,7 +7,7 @@ use cxl_channel::doorbell::DoorbellListener;
 use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
 use cxl_pool::{Area, Generation, HostId, LineOffset, Role};
 use pod_protocol::endpoint::Handler;
-use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, RegionId, VolumeId};
+use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, PlaceId, PlaceNumber, RegionId, VolumeId};
 use pod_protocol::objects::{
     ChannelObject, DiskObject, Engine, Object, ObjectId, Priority, Qos, ReplicaObject, Route, VolumeObject,
 };
@@ -59,6 +59,10 @@ pub struct MirrorPod {
     pub replaced: Option<usize>,
     /// Of a striped volume: where its columns lie.
     pub columns: Option<Columns>,
+    /// Which of the SSDs each one shares its host with, as the first of them.
+    pub hosts: Vec<usize>,
+    /// What the places are called by the backend.
+    pub(super) names: Vec<PlaceNumber>,
     /// SSDs carry tables of volumes, and with them logs of intents.
     pub labelled: bool,
     pub drives: Drives,
@@ -77,6 +81,7 @@ impl MirrorPod {
             number: number.into(),
             ssd: format!("h{}/ssd0", number + 2),
             route: Route { channel: side.channel(usize::from(number)), generation },
+            place: PlaceNumber::FIRST,
             in_sync: true,
             away: false,
             leaving: false,
@@ -101,6 +106,7 @@ impl MirrorPod {
             replicas: members,
             stripe_bytes: None,
             beside: None,
+            number: None,
             epoch: 1,
             failed: false,
             write_through: false,
@@ -123,6 +129,8 @@ impl MirrorPod {
             present: vec![true; count],
             replaced: None,
             columns: None,
+            hosts: (0..count).collect(),
+            names: vec![PlaceNumber::FIRST; count],
             labelled: false,
             drives: Drives::Ram,
             directory,
@@ -178,11 +186,13 @@ impl MirrorPod {
         replica.number += count;
         (replica.in_sync, replica.leaving) = (false, false);
         self.disk.epoch += 1;
-        if self.backends[index].is_some() {
+        if self.shares_host(index) {
+            self.add_beside(index);
+        } else if self.backends[index].is_some() {
             let volume = Object::Volume(self.volume(index));
             let (lease, area) = (self.disk.lease, self.disk.data_area);
             let backend = self.backends[index].as_mut().unwrap();
-            obeyed(|| backend.remove(ObjectId::Volume(lease)));
+            obeyed(|| backend.remove(ObjectId::Volume(PlaceId::first(lease))));
             obeyed(|| backend.scrub(RegionId::new(1), area));
             backend.apply(volume).unwrap();
         }
@@ -193,9 +203,11 @@ impl MirrorPod {
     fn left(&mut self, index: usize) {
         self.present[index] = false;
         self.disk.epoch += 1;
-        if let Some(backend) = &mut self.backends[index] {
+        if self.shares_host(index) {
+            self.leave_other(index);
+        } else if let Some(backend) = &mut self.backends[index] {
             let lease = self.disk.lease;
-            obeyed(|| backend.remove(ObjectId::Volume(lease)));
+            obeyed(|| backend.remove(ObjectId::Volume(PlaceId::first(lease))));
         }
         self.controls[index].set_bytes(VOLUME_START, &vec![0xdd; MIRROR_BYTES as usize]);
         if self.labelled {
@@ -209,7 +221,7 @@ impl MirrorPod {
     }
 
     pub fn memory(&self, index: usize) -> SimulatedMemory {
-        self.pool.host(HostId::new(index as u16 + 2))
+        self.pool.host(HostId::new(self.hosts[index] as u16 + 2))
     }
 
     pub fn driver(&self) -> Driver {
@@ -263,8 +275,12 @@ impl MirrorPod {
         let (worker, run) = (Pod::<SimulatedMemory>::worker(), self.run.clone());
         let mut backend = match &mut self.drives {
             Drives::Ram => {
-                let ssd = RamSsd { memory: memory.clone(), control: Arc::clone(&self.controls[index]) };
-                let ssds = vec![OpenedSsd::new("ssd0", Box::new(ssd))];
+                let mut ssds = Vec::new();
+                for ssd in (0..self.hosts.len()).filter(|&ssd| self.hosts[ssd] == index) {
+                    let control = Arc::clone(&self.controls[ssd]);
+                    let driver = RamSsd { memory: memory.clone(), control };
+                    ssds.push(OpenedSsd::new(self.ssd_name(ssd), Box::new(driver)));
+                }
                 Backend::start(memory, run, worker, Some(bell), ssds, None).unwrap()
             }
             Drives::Files { pool, seed, opened } => {
@@ -283,7 +299,9 @@ impl MirrorPod {
         obeyed(|| backend.scrub(RegionId::new(1), self.disk.data_area));
         self.new_rings(index, false);
         obeyed(|| backend.apply(Self::channel(&self.side, index, false)));
-        backend.apply(Object::Volume(self.volume(index))).unwrap();
+        for place in self.served_by(index) {
+            backend.apply(Object::Volume(self.volume(place))).unwrap();
+        }
         self.backends[index] = Some(backend);
         let channel = Self::channel(&self.side, index, true);
         self.frontend.as_mut().unwrap().apply(channel).unwrap();
@@ -305,8 +323,9 @@ impl MirrorPod {
     pub(super) fn volume(&self, index: usize) -> VolumeObject {
         VolumeObject {
             lease: self.disk.lease,
+            place: self.names[index],
             volume: VolumeId::new(1),
-            ssd: "ssd0".to_owned(),
+            ssd: self.ssd_name(index),
             start_bytes: VOLUME_START,
             size_bytes: match self.disk.stripe_bytes {
                 Some(unit) => {
@@ -338,7 +357,8 @@ impl MirrorPod {
         let mut disk = self.disk.clone();
         (disk.socket, disk.data_area) = (side.socket.clone(), side.data_area);
         for (index, replica) in disk.replicas.iter_mut().enumerate() {
-            replica.route.channel = side.channel(index);
+            replica.route.channel = side.channel(self.hosts[index]);
+            replica.place = self.names[index];
         }
         if let Some(columns) = &self.columns {
             columns.put(&mut disk);
@@ -347,7 +367,8 @@ impl MirrorPod {
         let mut present = self.present.iter();
         disk.replicas.retain(|_| *present.next().unwrap());
         disk.route = disk.replicas[0].route;
-        if disk.replicas.len() == 1 {
+        if let [only] = disk.replicas.as_slice() {
+            disk.number = Some(only.number);
             disk.replicas.clear();
         }
         disk

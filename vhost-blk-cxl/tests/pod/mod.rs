@@ -10,6 +10,7 @@ pub mod file_bench;
 pub mod history;
 pub mod mirror;
 pub mod mirror_move;
+pub mod one_host;
 pub mod ram;
 pub mod restarts;
 pub mod side;
@@ -23,7 +24,7 @@ use cxl_channel::doorbell::DoorbellListener;
 use cxl_pool::{Area, EndpointId, Generation, HostId, LineCount, LineOffset, Memory, Role};
 use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::{Handler, Reporter};
-use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
+use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, PlaceNumber, VolumeId};
 use pod_protocol::objects::{
     ChannelObject, DiskObject, Engine, Object, ObjectId, Priority, Qos, Route, VolumeObject,
 };
@@ -114,6 +115,7 @@ impl<M: Memory> Pod<M> {
             replicas: Vec::new(),
             stripe_bytes: None,
             beside: None,
+            number: None,
             epoch: 0,
             failed: false,
             write_through: false,
@@ -121,6 +123,7 @@ impl<M: Memory> Pod<M> {
         };
         let volume = VolumeObject {
             lease,
+            place: PlaceNumber::FIRST,
             volume: VolumeId::new(1),
             ssd: "ssd0".to_owned(),
             start_bytes: VOLUME_START,

@@ -24,10 +24,12 @@ impl MirrorPod {
             self.new_rings(index, false);
             let (at_backend, at_frontend) =
                 (Self::channel(&self.side, index, false), Self::channel(&self.side, index, true));
-            let volume = Object::Volume(self.volume(index));
+            let volumes: Vec<_> = self.served_by(index).into_iter().map(|place| self.volume(place)).collect();
             let backend = self.backends[index].as_mut().unwrap();
             obeyed(|| backend.apply(at_backend.clone()));
-            backend.apply(volume).unwrap();
+            for volume in volumes {
+                backend.apply(Object::Volume(volume)).unwrap();
+            }
             self.frontend.as_mut().unwrap().apply(at_frontend).unwrap();
         }
         self.apply_disk();
@@ -36,7 +38,10 @@ impl MirrorPod {
     /// Kills a backend. Of what its device was doing, some is finished, and nobody is told.
     pub fn kill(&mut self, index: usize, finishes: impl FnMut() -> bool) {
         self.backends[index] = None;
-        self.controls[index].orphaned(&self.memory(index), finishes);
+        let mut finishes = finishes;
+        for ssd in (0..self.hosts.len()).filter(|&ssd| self.hosts[ssd] == index) {
+            self.controls[ssd].orphaned(&self.memory(index), &mut finishes);
+        }
     }
 
     /// The controller notices that a backend is gone.

@@ -2,6 +2,7 @@
 
 use cxl_pool::Memory;
 use pod_protocol::endpoint::Reporter;
+use pod_protocol::ids::PlaceNumber;
 use pod_protocol::objects::{DiskObject, ReplicaObject};
 
 use super::super::disk::Disk;
@@ -19,20 +20,25 @@ impl<M: Memory> MirroredDisk<M> {
         let mut mirrored = Self::new(disk, reporter);
         mirrored.works.count_from(next);
         mirrored.guest.losses.take_losses(&mut unflushed);
-        if let Some(index) = mirrored.replica_on(channel) {
-            mirrored.replicas[index].unflushed = unflushed;
+        let same = |replica: &&mut Replica| replica.is_on(channel) && replica.place.is_first();
+        if let Some(replica) = mirrored.replicas.iter_mut().find(same) {
+            replica.unflushed = unflushed;
         }
         mirrored
     }
 
     /// A disk with one place, as one of a single replica.
     pub(super) fn with_one_place(&self, object: DiskObject) -> DiskObject {
-        let same = |replica: &&Replica| replica.route.channel == object.route.channel;
+        // Of two with one backend, the number tells which one stays. A controller that does not say it has no such volumes.
+        let same = |it: &&Replica| {
+            object.number.map_or(it.is_on(object.route.channel), |number| it.number == number)
+        };
         let known = self.replicas.iter().find(same);
         let place = ReplicaObject {
-            number: known.map_or(u32::MAX, |replica| replica.number),
+            number: known.map_or(object.number.unwrap_or(u32::MAX), |replica| replica.number),
             ssd: known.map_or_else(String::new, |replica| replica.ssd.clone()),
             route: object.route,
+            place: PlaceNumber::FIRST,
             in_sync: true,
             away: false,
             leaving: false,

@@ -6,17 +6,21 @@ use tracing::warn;
 
 use super::super::regions::regions_of;
 use super::MirroredDisk;
-use super::replica::Resync;
+use super::replica::{Replica, Resync};
 use super::work::{Leg, Purpose, Work};
 use crate::message::{Completion, Operation, Request, Status};
 
 impl<M: Memory> MirroredDisk<M> {
     /// An answer arrived.
     pub(crate) fn complete(&mut self, channel: ChannelId, completion: &Completion) {
-        let generation = completion.holder.generation;
-        let found = self.replica_on(channel).and_then(|replica| {
-            let index = self.works.find(completion.tag)?;
-            (self.works.get(index)?.legs[replica] == Leg::Sent(generation)).then_some((replica, index))
+        let found = self.works.find(completion.tag).and_then(|index| {
+            let legs = self.works.get(index)?.legs;
+            // The backend may have two replicas of the volume: which one it was stands in the answer, as in the request.
+            let mut sent = self.replicas.iter().zip(legs);
+            let is_it = |(replica, leg): (&Replica, Leg)| {
+                leg == Leg::Sent(completion.holder) && replica.is_on(channel)
+            };
+            Some((sent.position(is_it)?, index))
         });
         let Some((replica, index)) = found else { return self.answer_orphan(channel, completion) };
         let it = &mut self.replicas[replica];
@@ -28,7 +32,7 @@ impl<M: Memory> MirroredDisk<M> {
             Leg::Failed(Status::IoError)
         } else if completion.status == Status::Refused {
             // The lease moved on while the request was under way; it goes out again with what comes.
-            it.refused |= generation == it.route.generation;
+            it.refused |= completion.holder == it.holder(completion.holder.lease);
             it.queue.push_back(index);
             Leg::Queued
         } else if completion.status != Status::Ok {
@@ -46,10 +50,10 @@ impl<M: Memory> MirroredDisk<M> {
 
     /// An answer that nobody waits for: its buffer is free now.
     fn answer_orphan(&mut self, channel: ChannelId, completion: &Completion) {
-        let generation = completion.holder.generation;
         let all = self.replicas.iter_mut().chain(&mut self.departed);
-        let mut on = all.filter(|replica| replica.route.channel == channel);
-        let Some(orphan) = on.find_map(|replica| replica.orphan_answered(completion.tag, generation)) else {
+        let mut on = all.filter(|replica| replica.is_on(channel));
+        let answered = |replica: &mut Replica| replica.orphan_answered(completion.tag, completion.holder);
+        let Some(orphan) = on.find_map(answered) else {
             return self.disk.counters.stale.add(1);
         };
         if let Some(buffer) = orphan.buffer {

@@ -96,10 +96,10 @@ impl<M: Memory> MirroredDisk<M> {
         if replica.route.generation != said.route.generation {
             replica.refused = false;
         }
-        replica.route = said.route;
+        (replica.route, replica.place) = (said.route, said.place);
         if other_channel {
             // What went over the old one will never be answered.
-            self.channel_restarts(said.route.channel);
+            self.restart(index);
         }
         let replica = &mut self.replicas[index];
         let left = said.away && !replica.away || said.leaving && !replica.leaving;
@@ -231,7 +231,15 @@ impl<M: Memory> MirroredDisk<M> {
 
     /// A channel begins a new generation. Nothing that was sent before will be answered.
     pub(crate) fn channel_restarts(&mut self, channel: ChannelId) {
-        let Some(index) = self.replica_on(channel) else { return };
+        for index in 0..self.replicas.len() {
+            if self.replicas[index].is_on(channel) {
+                self.restart(index);
+            }
+        }
+    }
+
+    /// Nothing that was sent to a replica before will be answered.
+    fn restart(&mut self, index: usize) {
         let replica = &mut self.replicas[index];
         replica.ready = false;
         replica.refused = false;
@@ -273,14 +281,24 @@ impl<M: Memory> MirroredDisk<M> {
 
     /// A channel can be used: nothing of its earlier generation is being carried out any more.
     pub(crate) fn channel_ready(&mut self, channel: ChannelId) {
-        for gone in self.departed.extract_if(.., |gone| gone.route.channel == channel) {
+        for gone in self.departed.extract_if(.., |gone| gone.is_on(channel)) {
             for buffer in gone.orphans.into_iter().filter_map(|orphan| orphan.buffer) {
                 self.disk.buffers.free(buffer);
             }
         }
-        let Some(index) = self.replica_on(channel).filter(|&index| !self.replicas[index].ready) else {
-            return;
-        };
+        self.channel_is_ready(channel);
+    }
+
+    /// A channel can be used by replicas that did not use it yet. One that is gone may have something under way there.
+    pub(crate) fn channel_is_ready(&mut self, channel: ChannelId) {
+        for index in 0..self.replicas.len() {
+            if self.replicas[index].is_on(channel) && !self.replicas[index].ready {
+                self.begin_to_use(index);
+            }
+        }
+    }
+
+    fn begin_to_use(&mut self, index: usize) {
         let replica = &mut self.replicas[index];
         replica.ready = true;
         for orphan in replica.orphans.drain(..) {
@@ -300,15 +318,15 @@ impl<M: Memory> MirroredDisk<M> {
 
     /// There is no channel any more.
     pub(crate) fn channel_removed(&mut self, channel: ChannelId) {
-        if let Some(index) = self.replica_on(channel) {
-            self.replicas[index].ready = false;
+        for replica in self.replicas.iter_mut().filter(|replica| replica.is_on(channel)) {
+            replica.ready = false;
         }
     }
 
     /// Whether a replica is reached over this channel.
     pub(crate) fn uses(&self, channel: ChannelId) -> bool {
         let mut all = self.replicas.iter().chain(&self.departed);
-        all.any(|replica| replica.route.channel == channel)
+        all.any(|replica| replica.is_on(channel))
     }
 
     /// The channels of its replicas.

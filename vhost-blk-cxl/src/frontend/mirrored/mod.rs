@@ -42,7 +42,7 @@ use super::disk::{Disk, REQUESTS_MAX};
 use super::guest_side::GuestSide;
 use super::last_look::LastLook;
 use super::regions::REGION_BYTES;
-use crate::message::{Holder, Request, Words};
+use crate::message::{Request, Words};
 
 /// Regions that are copied at a time.
 const COPIES_MAX: u16 = 2;
@@ -128,13 +128,10 @@ impl<M: Memory> MirroredDisk<M> {
         mirrored
     }
 
-    fn replica_on(&self, channel: ChannelId) -> Option<usize> {
-        self.replicas.iter().position(|replica| replica.route.channel == channel)
-    }
-
     /// Takes requests from the guest. True if anything moved.
     pub(crate) fn take(&mut self) -> bool {
-        if self.alone.is_some() {
+        // An SSD that it has left may keep what it has for long: it goes on as it is meanwhile.
+        if self.alone.is_some() && self.departed.is_empty() {
             self.disk.blocked = true;
             return false;
         }
@@ -153,22 +150,36 @@ impl<M: Memory> MirroredDisk<M> {
     /// How many requests a channel's backend has.
     pub(crate) fn with_backend(&self, channel: ChannelId) -> u32 {
         let all = self.replicas.iter().chain(&self.departed);
-        all.filter(|replica| replica.route.channel == channel).map(|replica| replica.sent).sum()
+        all.filter(|replica| replica.is_on(channel)).map(|replica| replica.sent).sum()
     }
 
     /// Sends what goes over a channel, so many messages at most. Returns how many.
     pub(crate) fn send(&mut self, channel: ChannelId, room: u32, outbox: &mut Vec<Words>) -> u32 {
-        let Some(index) = self.replica_on(channel) else { return 0 };
+        let on = |replica: &&Replica| replica.is_on(channel);
+        let mut others = self.replicas.iter().filter(on).count();
+        let mut sent = 0;
+        for index in 0..self.replicas.len() {
+            if self.replicas[index].is_on(channel) {
+                // Each its share of what is left, so that one that gets all reads does not keep the other from being written.
+                let share = (room - sent).div_ceil(u32::try_from(others).unwrap_or(1));
+                sent += self.send_to(index, share, outbox);
+                others -= 1;
+            }
+        }
+        sent
+    }
+
+    fn send_to(&mut self, index: usize, room: u32, outbox: &mut Vec<Words>) -> u32 {
         let lease = self.disk.object().lease;
         let mut sent = 0;
         while sent < room && self.replicas[index].is_there() {
             let replica = &mut self.replicas[index];
             let Some(number) = replica.queue.pop_front() else { break };
             let Some(work) = self.works.get_mut(number) else { continue };
-            let generation = replica.route.generation;
-            work.legs[index] = Leg::Sent(generation);
+            let holder = replica.holder(lease);
+            work.legs[index] = Leg::Sent(holder);
             // Nothing is written before its mark is on the medium.
-            let request = Request { holder: Holder { lease, generation }, marked: true, ..work.request };
+            let request = Request { holder, marked: true, ..work.request };
             outbox.push(request.encode());
             replica.sent += 1;
             sent += 1;

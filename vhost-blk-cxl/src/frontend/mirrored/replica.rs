@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use pod_protocol::ids::LeaseGeneration;
+use pod_protocol::ids::{ChannelId, LeaseGeneration, LeaseId, PlaceNumber};
 use pod_protocol::objects::{ReplicaObject, Route};
 use vhost_frontend::Buffer;
 
 use super::super::regions::Regions;
 use super::super::unflushed::Unflushed;
-use crate::message::Tag;
+use crate::message::{Holder, Tag};
 
 /// How far a stale replica has come on its way back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) enum Resync {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Orphan {
     pub(super) tag: Tag,
-    pub(super) sent_as: LeaseGeneration,
+    pub(super) sent_as: Holder,
     /// What it may still be filling.
     pub(super) buffer: Option<Buffer>,
 }
@@ -46,6 +46,8 @@ pub(super) struct Replica {
     pub(super) number: u32,
     pub(super) ssd: String,
     pub(super) route: Route,
+    /// Which of the lease's places it is where that leads.
+    pub(super) place: PlaceNumber,
     /// The controller counts on it: it has every write that was acknowledged.
     pub(super) in_sync: bool,
     /// The controller says that it cannot be reached.
@@ -90,6 +92,7 @@ impl Replica {
             number: object.number,
             ssd: object.ssd.clone(),
             route: object.route,
+            place: object.place,
             in_sync: object.in_sync,
             away: object.away,
             leaving: object.leaving,
@@ -106,6 +109,16 @@ impl Replica {
             failing: None,
             oldest: None,
         }
+    }
+
+    /// As what requests are sent to it.
+    pub(super) fn holder(&self, lease: LeaseId) -> Holder {
+        Holder { lease, place: self.place, generation: self.route.generation }
+    }
+
+    /// Whether it is reached over this channel; another one may be as well.
+    pub(super) fn is_on(&self, channel: ChannelId) -> bool {
+        self.route.channel == channel
     }
 
     /// Whether no write may be acknowledged without it.
@@ -130,7 +143,7 @@ impl Replica {
     }
 
     /// Takes note of an answer to an orphan. Its buffer is free now.
-    pub(super) fn orphan_answered(&mut self, tag: Tag, sent_as: LeaseGeneration) -> Option<Orphan> {
+    pub(super) fn orphan_answered(&mut self, tag: Tag, sent_as: Holder) -> Option<Orphan> {
         let at = self.orphans.iter().position(|orphan| orphan.tag == tag && orphan.sent_as == sent_as)?;
         self.sent -= 1;
         Some(self.orphans.swap_remove(at))

@@ -1,10 +1,9 @@
 //! Requests of a mirrored disk on their way through its replicas.
 
-use pod_protocol::ids::LeaseGeneration;
 use vhost_frontend::Buffer;
 
 use super::super::unflushed::Mark;
-use crate::message::{Request, Status, Tag};
+use crate::message::{Holder, Request, Status, Tag};
 
 /// Replicas of a volume, with one that it is moving to.
 pub(in crate::frontend) const REPLICAS_MAX: usize = 4;
@@ -44,8 +43,8 @@ pub(super) enum Leg {
     None,
     /// To be sent.
     Queued,
-    /// With the backend, sent in this generation of the lease.
-    Sent(LeaseGeneration),
+    /// With the backend, sent as this.
+    Sent(Holder),
     /// Done.
     Done,
     /// It was not done.

@@ -12,11 +12,10 @@ use crate::message::{Completion, Operation, Status};
 impl<M: Memory> StripedDisk<M> {
     /// An answer arrived.
     pub(crate) fn complete(&mut self, channel: ChannelId, completion: &Completion) {
-        let generation = completion.holder.generation;
         let found = self.parts.find(completion.tag).and_then(|index| {
             let part = *self.parts.get(index)?;
-            let there = self.columns[part.column].route.channel == channel;
-            (there && part.leg == Leg::Sent(generation)).then_some((index, part))
+            let there = self.columns[part.column].is_on(channel);
+            (there && part.leg == Leg::Sent(completion.holder)).then_some((index, part))
         });
         let Some((index, part)) = found else {
             if !self.orphan_answered(channel, completion) {
@@ -34,7 +33,7 @@ impl<M: Memory> StripedDisk<M> {
             self.answered(index, &part, Status::IoError);
         } else if completion.status == Status::Refused {
             // The lease moved on while the request was under way; it goes out again with what comes.
-            column.refused |= generation == column.route.generation;
+            column.refused |= completion.holder == column.holder(completion.holder.lease);
             self.queue_again(index, &part);
         } else {
             let status = self.vouched(&part, completion);

@@ -84,8 +84,9 @@ impl<M: Memory> StripedDisk<M> {
     pub(super) fn change_places(&mut self, object: &DiskObject) {
         let at = self.layout.columns();
         let Some(column) = self.beside.as_ref().map(|beside| beside.column) else { return };
-        let now = columns::routes(object).get(column).map(|route| route.channel);
-        if now.is_none() || self.columns.get(at).map(|place| place.route.channel) != now {
+        let said = columns::in_order(object);
+        let now = said.get(column).map(|said| &said.ssd);
+        if now.is_none() || self.columns.get(at).map(|place| &place.ssd) != now {
             return;
         }
         info!(lease = %self.disk.object().lease, column, "the column has moved");
@@ -106,7 +107,7 @@ impl<M: Memory> StripedDisk<M> {
         let at = self.layout.columns();
         if let Some(beside) = &self.beside {
             let stays = |said: &ReplicaObject| {
-                let same = self.columns[at].route.channel == said.route.channel;
+                let same = self.columns[at].ssd == said.ssd;
                 same && (said.leaving || beside.stage != Stage::Leaving)
             };
             if !object.beside.as_ref().is_some_and(stays) {
@@ -119,7 +120,7 @@ impl<M: Memory> StripedDisk<M> {
         }
         let place = &mut self.columns[at];
         place.refused &= place.route.generation == said.route.generation;
-        place.route = said.route;
+        (place.route, place.place) = (said.route, said.place);
         let has_grown = object.size_bytes > self.disk.object().size_bytes;
         let Some(beside) = &mut self.beside else { return };
         if has_grown {
@@ -168,7 +169,7 @@ impl<M: Memory> StripedDisk<M> {
             epoch: object.epoch,
             oldest: None,
         });
-        self.columns.push(Column::new(said.route));
+        self.columns.push(Column::new(said));
         self.note_all_begun();
         self.keep_spare();
         self.recheck = true;

@@ -2,40 +2,38 @@
 
 use cxl_pool::Memory;
 use pod_protocol::ids::ChannelId;
-use pod_protocol::objects::{DiskObject, ReplicaObject, Route};
+use pod_protocol::objects::{DiskObject, ReplicaObject};
 
 use super::StripedDisk;
 use super::parts::{Leg, Owner, Part};
 use crate::message::{Operation, Status};
 
-/// How the columns of a disk are reached, in their order on it.
-pub(super) fn routes(object: &DiskObject) -> Vec<Route> {
+/// The columns of a disk, in their order on it.
+pub(super) fn in_order(object: &DiskObject) -> Vec<&ReplicaObject> {
     let mut columns: Vec<&ReplicaObject> = object.replicas.iter().collect();
     columns.sort_by_key(|column| column.number);
-    columns.into_iter().map(|column| column.route).collect()
+    columns
 }
 
 impl<M: Memory> StripedDisk<M> {
-    pub(super) fn column_on(&self, channel: ChannelId) -> Option<usize> {
-        self.columns.iter().position(|column| column.route.channel == channel)
-    }
-
     /// How many parts a channel's backend has.
     pub(crate) fn with_backend(&self, channel: ChannelId) -> u32 {
-        self.column_on(channel).map_or(0, |at| self.columns[at].sent) + self.stranded.on(channel)
+        let on = self.columns.iter().filter(|column| column.is_on(channel));
+        on.map(|column| column.sent).sum::<u32>() + self.stranded.on(channel)
     }
 
     pub(super) fn change_columns(&mut self, object: &DiskObject) {
-        for (at, route) in routes(object).into_iter().enumerate().take(self.layout.columns()) {
+        for (at, said) in in_order(object).into_iter().enumerate().take(self.layout.columns()) {
             let column = &mut self.columns[at];
-            let other_channel = column.route.channel != route.channel;
-            if column.route.generation != route.generation {
+            let other_channel = column.route.channel != said.route.channel;
+            if column.route.generation != said.route.generation {
                 column.refused = false;
             }
-            column.route = route;
+            column.ssd.clone_from(&said.ssd);
+            (column.route, column.place) = (said.route, said.place);
             if other_channel {
                 // What went over the old one will never be answered.
-                self.channel_restarts(route.channel);
+                self.restart(at);
             }
         }
     }
@@ -43,7 +41,14 @@ impl<M: Memory> StripedDisk<M> {
     /// A channel begins a new generation. Nothing that was sent before will be answered, and once the new one is ready
     /// nothing of it is being carried out any more: everything is sent again.
     pub(crate) fn channel_restarts(&mut self, channel: ChannelId) {
-        let Some(at) = self.column_on(channel) else { return };
+        for at in 0..self.columns.len() {
+            if self.columns[at].is_on(channel) {
+                self.restart(at);
+            }
+        }
+    }
+
+    fn restart(&mut self, at: usize) {
         self.columns[at].ready = false;
         self.columns[at].refused = false;
         let sent = self.parts.in_order(|part| part.column == at && matches!(part.leg, Leg::Sent(_)));
@@ -77,21 +82,34 @@ impl<M: Memory> StripedDisk<M> {
     /// A channel can be used: nothing of its earlier generation is being carried out any more.
     pub(crate) fn channel_ready(&mut self, channel: ChannelId) {
         self.orphans_over(channel);
-        let Some(at) = self.column_on(channel).filter(|&at| !self.columns[at].ready) else { return };
-        self.columns[at].ready = true;
-        self.earlier_is_over(at);
-        self.disk.unblock();
-        (self.recheck, self.stirred) = (true, true);
+        self.channel_is_ready(channel);
+    }
+
+    /// A channel can be used by columns that did not use it yet. What is none any more may have something under way there.
+    pub(crate) fn channel_is_ready(&mut self, channel: ChannelId) {
+        for at in 0..self.columns.len() {
+            if !self.columns[at].is_on(channel) || self.columns[at].ready {
+                continue;
+            }
+            self.columns[at].ready = true;
+            self.earlier_is_over(at);
+            self.disk.unblock();
+            (self.recheck, self.stirred) = (true, true);
+        }
     }
 
     /// There is no channel any more: nobody at its other end carries out anything.
     pub(crate) fn channel_removed(&mut self, channel: ChannelId) {
-        let Some(at) = self.column_on(channel) else { return };
-        self.columns[at].ready = false;
-        if self.disk.object().failed {
-            self.channel_restarts(channel);
-            self.earlier_is_over(at);
-            self.drop_abandoned();
+        for at in 0..self.columns.len() {
+            if !self.columns[at].is_on(channel) {
+                continue;
+            }
+            self.columns[at].ready = false;
+            if self.disk.object().failed {
+                self.restart(at);
+                self.earlier_is_over(at);
+                self.drop_abandoned();
+            }
         }
     }
 
@@ -120,7 +138,7 @@ impl<M: Memory> StripedDisk<M> {
 
     /// Whether a column is reached over this channel.
     pub(crate) fn uses(&self, channel: ChannelId) -> bool {
-        self.column_on(channel).is_some() || self.stranded.on(channel) > 0
+        self.columns.iter().any(|column| column.is_on(channel)) || self.stranded.on(channel) > 0
     }
 
     /// The channels of its columns, and of the place beside one.

@@ -18,8 +18,8 @@ use std::collections::VecDeque;
 
 use cxl_pool::{LineCount, Memory};
 use pod_protocol::endpoint::Reporter;
-use pod_protocol::ids::ChannelId;
-use pod_protocol::objects::{DiskObject, Route};
+use pod_protocol::ids::{ChannelId, LeaseId, PlaceNumber};
+use pod_protocol::objects::{DiskObject, ReplicaObject, Route};
 
 use self::beside::Beside;
 use self::copies::Copies;
@@ -34,7 +34,11 @@ use crate::message::{Holder, Operation, Request, Status, Tag, Words};
 
 /// A device that a share of the volume lies on.
 struct Column {
+    /// The device, as `h2/ssd0`: no other place of the volume is there.
+    ssd: String,
     route: Route,
+    /// Which of the lease's places it is where that leads.
+    place: PlaceNumber,
     /// Its channel can be used.
     ready: bool,
     /// Its backend refused the lease's current generation: wait until the controller says something new.
@@ -47,15 +51,27 @@ struct Column {
 }
 
 impl Column {
-    fn new(route: Route) -> Self {
+    fn new(said: &ReplicaObject) -> Self {
         Self {
-            route,
+            ssd: said.ssd.clone(),
+            route: said.route,
+            place: said.place,
             ready: false,
             refused: false,
             queue: VecDeque::new(),
             sent: 0,
             unflushed: Unflushed::default(),
         }
+    }
+
+    /// Whether it is reached over this channel; another one may be as well.
+    fn is_on(&self, channel: ChannelId) -> bool {
+        self.route.channel == channel
+    }
+
+    /// As what requests are sent to it.
+    fn holder(&self, lease: LeaseId) -> Holder {
+        Holder { lease, place: self.place, generation: self.route.generation }
     }
 }
 
@@ -96,11 +112,12 @@ pub(crate) struct StripedDisk<M: Memory> {
 
 impl<M: Memory> StripedDisk<M> {
     pub(crate) fn new(disk: Disk<M>, unit_bytes: u64, reporter: Option<Reporter>) -> Self {
-        let routes = columns::routes(disk.object());
+        let said = columns::in_order(disk.object());
+        let columns: Vec<Column> = said.into_iter().map(Column::new).collect();
         let mut striped = Self {
             reporter,
-            layout: Layout::new(routes.len(), unit_bytes),
-            columns: routes.into_iter().map(Column::new).collect(),
+            layout: Layout::new(columns.len(), unit_bytes),
+            columns,
             beside: None,
             copies: Copies::default(),
             outlasting: Vec::new(),
@@ -230,16 +247,29 @@ impl<M: Memory> StripedDisk<M> {
 
     /// Sends what goes over a channel, so many messages at most. Returns how many.
     pub(crate) fn send(&mut self, channel: ChannelId, room: u32, outbox: &mut Vec<Words>) -> u32 {
-        let Some(at) = self.column_on(channel) else { return 0 };
+        let mut others = self.columns.iter().filter(|column| column.is_on(channel)).count();
+        let mut sent = 0;
+        for at in 0..self.columns.len() {
+            if self.columns[at].is_on(channel) {
+                // Each its share of what is left, so that a column that is read does not keep what is beside it from being written.
+                let share = (room - sent).div_ceil(u32::try_from(others).unwrap_or(1));
+                sent += self.send_to(at, share, outbox);
+                others -= 1;
+            }
+        }
+        sent
+    }
+
+    fn send_to(&mut self, at: usize, room: u32, outbox: &mut Vec<Words>) -> u32 {
         let lease = self.disk.object().lease;
         let column = &mut self.columns[at];
         let mut sent = 0;
         while sent < room && column.ready && !column.refused {
             let Some(index) = column.queue.pop_front() else { break };
             let Some(part) = self.parts.get_mut(index) else { continue };
-            let generation = column.route.generation;
-            part.leg = Leg::Sent(generation);
-            outbox.push(Request { holder: Holder { lease, generation }, ..part.request }.encode());
+            let holder = column.holder(lease);
+            part.leg = Leg::Sent(holder);
+            outbox.push(Request { holder, ..part.request }.encode());
             column.sent += 1;
             sent += 1;
         }

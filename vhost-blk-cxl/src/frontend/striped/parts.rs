@@ -1,9 +1,7 @@
 //! What the requests of a striped disk are cut into.
 
-use pod_protocol::ids::LeaseGeneration;
-
 use super::super::unflushed::Mark;
-use crate::message::{Request, Status, Tag};
+use crate::message::{Holder, Request, Status, Tag};
 
 /// Parts that are under way at a time. The longest request has fewer.
 pub(super) const PARTS_MAX: u16 = 4096;
@@ -28,8 +26,8 @@ pub(super) enum Leg {
     Queued,
     /// To be sent again, and what it was sent to before may still be carrying it out.
     Lingering,
-    /// With the backend, sent in this generation of the lease.
-    Sent(LeaseGeneration),
+    /// With the backend, sent as this.
+    Sent(Holder),
     /// The place beside a column did not do it. What that means for its request depends on which of both is the column in the
     /// end.
     Failed(Status),

@@ -4,21 +4,21 @@
 //! requests begin anew in other buffers.
 
 use cxl_pool::Memory;
-use pod_protocol::ids::{ChannelId, LeaseGeneration};
+use pod_protocol::ids::ChannelId;
 use vhost_frontend::Buffer;
 
 use super::super::place::Place;
 use super::StripedDisk;
 use super::parts::{Leg, Owner};
-use crate::message::{Completion, Operation, Status, Tag};
+use crate::message::{Completion, Holder, Operation, Status, Tag};
 
 /// What a backend may still be carrying out although nobody waits for its answer.
 #[derive(Debug, Clone, Copy)]
 struct Orphan {
     channel: ChannelId,
     tag: Tag,
-    /// In which generation of the lease it was sent; none if it will not be answered.
-    sent_as: Option<LeaseGeneration>,
+    /// As what it was sent; none if it will not be answered.
+    sent_as: Option<Holder>,
     /// The number of the request whose buffer it may fill; 0 if it fills none.
     sequence: u64,
 }
@@ -99,7 +99,7 @@ impl<M: Memory> StripedDisk<M> {
             Owner::Guest(_) | Owner::Settling | Owner::Nobody => 0,
         };
         let sent_as = match part.leg {
-            Leg::Sent(generation) => Some(generation),
+            Leg::Sent(holder) => Some(holder),
             Leg::Queued | Leg::Lingering | Leg::Failed(_) | Leg::Lost => None,
         };
         let column = &mut self.columns[part.column];
@@ -114,9 +114,9 @@ impl<M: Memory> StripedDisk<M> {
 
     /// Takes note of an answer that nobody waits for. False if it was not asked for.
     pub(super) fn orphan_answered(&mut self, channel: ChannelId, completion: &Completion) -> bool {
-        let generation = Some(completion.holder.generation);
+        let holder = Some(completion.holder);
         let is_it = |orphan: &Orphan| {
-            orphan.channel == channel && orphan.tag == completion.tag && orphan.sent_as == generation
+            orphan.channel == channel && orphan.tag == completion.tag && orphan.sent_as == holder
         };
         let Some(at) = self.stranded.orphans.iter().position(is_it) else { return false };
         self.stranded.orphans.swap_remove(at);

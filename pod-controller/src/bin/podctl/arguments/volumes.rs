@@ -72,12 +72,13 @@ pub(crate) enum Volumes {
     ///
     /// Examples:
     ///     podctl volumes move vol0 --to h3/ssd0
+    ///     podctl volumes move vol0 --to h2/ssd1
     ///     podctl volumes move wide --from h2/ssd0 --to h4/ssd0
     #[command(verbatim_doc_comment)]
     Move {
         /// Its name
         name: String,
-        /// To which SSD [default: the one of another host with the largest share free]
+        /// To which SSD, of its own host or another one [default: the one with the largest share free]
         #[arg(long, value_name = "HOST/NAME")]
         to: Option<String>,
         /// Of a mirrored volume: which replica moves; of a striped one, which column
