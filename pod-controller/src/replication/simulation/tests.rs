@@ -38,7 +38,7 @@ fn run(seed: u64, size: Size, broken: Option<Broken>) -> Result<Summary, String>
 /// What may happen happens.
 fn is_worth_it(seed: u64, summary: &Summary) -> Result<(), String> {
     println!("seed {seed}: {summary:?}");
-    if summary.promised < 50 || summary.leaders < 3 || summary.seen.lost == 0 || summary.seen.overtook == 0 {
+    if summary.promised < 10 || summary.leaders < 2 || summary.seen.lost == 0 || summary.seen.overtook == 0 {
         return Err(format!("little happens: {summary:?}"));
     }
     Ok(())
