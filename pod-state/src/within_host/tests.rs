@@ -8,7 +8,7 @@ use pod_protocol::objects::{DiskObject, Object, VolumeObject};
 use pod_protocol::reports::DeviceReport;
 
 use super::super::model::{MIB, check, endpoint, guest, join, options, scrub_all, ssd};
-use super::super::{Command, Options};
+use super::super::{Command, Groups, Options};
 use super::*;
 
 const FRONTEND: EndpointId = EndpointId::new(HostId::new(1), Role::BlkFrontend);
@@ -58,6 +58,7 @@ fn create(state: &mut State, replicas: u8) {
         replicas,
         minimum_iops: None,
         minimum_bytes_per_second: None,
+        groups: Groups::default(),
     };
     must(state, &command);
     must(state, &guest("vm", &["vol"]));
@@ -76,7 +77,11 @@ fn pod_with_columns() -> State {
     let mut state = pod();
     comes(&mut state, 3, 1);
     let (name, size_bytes) = ("vol".to_owned(), 8 * MIB);
-    must(&mut state, &Command::CreateStriped { name, size_bytes, columns: 2, stripe_bytes: 64 << 10 });
+    let groups = Groups::default();
+    must(
+        &mut state,
+        &Command::CreateStriped { name, size_bytes, columns: 2, stripe_bytes: 64 << 10, groups },
+    );
     must(&mut state, &guest("vm", &["vol"]));
     scrub(&mut state);
     state

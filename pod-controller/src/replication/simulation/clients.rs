@@ -3,7 +3,7 @@
 use cxl_pool::simulated::Random;
 use cxl_pool::{HostId, Role};
 use pod_state::model::{MIB, devices_of, endpoint, join};
-use pod_state::{Command, DeviceId, IdempotencyKey, InstanceType, Labels, NicWish, State};
+use pod_state::{Command, DeviceId, Groups, IdempotencyKey, InstanceType, Labels, NicWish, State};
 use tokio::task::JoinHandle;
 
 use super::node::Node;
@@ -179,6 +179,7 @@ pub(super) fn wish(dice: &mut Random, state: &State) -> Command {
             replicas: if dice.one_in(3) { 2 } else { 1 },
             minimum_iops: None,
             minimum_bytes_per_second: None,
+            groups: Groups::default(),
         },
         10 => Command::DeleteVolume { name: vol },
         11..=13 => Command::CreateInstance {
