@@ -67,7 +67,6 @@ impl PlaceNumber {
     pub const SECOND: Self = Self(1);
 
     /// Whether it is the [`PlaceNumber::FIRST`].
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
     pub const fn is_first(&self) -> bool {
         self.0 == 0
     }

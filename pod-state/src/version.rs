@@ -62,7 +62,6 @@ impl Command {
             | Self::ChangeVolume { name, .. }
             | Self::SetLabels { of: Labelled::Volume, name, .. }
             | Self::DeleteVolume { name } => Resource::Volume(name.clone()),
-            Self::SetLabels { of: Labelled::Host, name, .. } => Resource::Host(state.host_named(name)?),
             Self::SetLabels { of: Labelled::Device, name, .. } => Resource::Device(state.device_named(name)?),
             Self::FailBack { device } | Self::ReleaseLink { device, .. } | Self::AdoptVolumes { device } => {
                 Resource::Device(device.clone())
@@ -78,7 +77,9 @@ impl Command {
                 Resource::Mchannel(instance.clone())
             }
             Self::SetFabric { .. } => Resource::Fabric,
-            Self::ResetHost { name } | Self::DeleteHost { name } => Resource::Host(state.host_named(name)?),
+            Self::SetLabels { of: Labelled::Host, name, .. }
+            | Self::ResetHost { name }
+            | Self::DeleteHost { name } => Resource::Host(state.host_named(name)?),
             _ => return None,
         })
     }

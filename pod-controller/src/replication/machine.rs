@@ -123,6 +123,7 @@ impl Machine {
         self.changes.send_modify(|count| *count += 1);
     }
 
+    #[expect(clippy::result_large_err, reason = "it is what Raft asks for")]
     fn install(&self, meta: &Meta, snapshot: Cursor<Vec<u8>>) -> Result<(), StorageError<LogOwner>> {
         let damaged = |error: AnyError| StorageIOError::read_snapshot(Some(meta.signature()), error);
         let data =

@@ -142,8 +142,8 @@ fn refusals_are_written_down_and_no_flood_fills_the_log() {
         format!("tokens = '{}'\naudit-log = '{}'\nrequests-per-second = 1000", file.display(), log.display());
     let address = restart(&mut pod, &lines);
     assert_eq!(ask(address, "POST", "/v1/hosts/h1/reset", Some(&token), "").0, 403);
-    let long = format!("/v1/{}?{}", "p".repeat(1000), "q".repeat(1000));
-    assert_eq!(ask(address, "GET", &long, Some("a-secret-of-somebody-else"), "").0, 401);
+    let endless = format!("/v1/{}?{}", "p".repeat(1000), "q".repeat(1000));
+    assert_eq!(ask(address, "GET", &endless, Some("a-secret-of-somebody-else"), "").0, 401);
     let (written, entries) = audited(&log);
     assert_eq!(entries.len(), 2, "{written}");
     let text = |number: usize, name: &str| entries[number][name].as_str().unwrap_or_default().to_owned();

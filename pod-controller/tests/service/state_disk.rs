@@ -47,7 +47,9 @@ fn a_full_disk_ends_the_controller_and_loses_nothing() {
     let controller = start(&pod, &disk, &state);
     until("it to answer", || names(&pod.client()));
     let answered: Vec<String> = (0..3).map(|number| format!("before-{number}")).collect();
-    answered.iter().for_each(|name| create(&pod.client(), name));
+    for name in &answered {
+        create(&pod.client(), name);
+    }
     let held = |pod: &Pod| {
         let held = pod.endpoint(2, Role::BlkBackend).held.lock().expect("nobody panicked");
         (held.objects.len(), held.removed)

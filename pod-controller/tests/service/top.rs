@@ -56,7 +56,7 @@ impl Terminal {
             let written = Arc::clone(&written);
             move || {
                 let mut bytes = [0; 4096];
-                while let Some(count @ 1..) = screen.read(&mut bytes).ok() {
+                while let Ok(count @ 1..) = screen.read(&mut bytes) {
                     written.lock().expect("no panic").extend_from_slice(&bytes[..count]);
                 }
             }

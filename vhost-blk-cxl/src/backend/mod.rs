@@ -212,7 +212,7 @@ impl Backend {
     fn volume(&mut self, object: VolumeObject) -> Result<(), String> {
         let id = object.id();
         match self.volumes.get(&id) {
-            Some(known) if known.object == object => return Ok(()),
+            Some(known) if known.object == object => Ok(()),
             Some(known) if known.object.ssd != object.ssd => {
                 let before = known.object.clone();
                 self.serve(object)?;

@@ -15,6 +15,7 @@ const FORGOTTEN: usize = 6;
 pub(super) struct Disk(Arc<Mutex<Content>>);
 
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is by itself: a disk may be full and lose its power")]
 struct Content {
     /// What reads see.
     now: Vec<u8>,

@@ -163,7 +163,7 @@ impl Group {
 
     /// Everything is mended: they go on, and all know the same.
     fn calm(&mut self) -> Result<(), String> {
-        self.say("everything is mended".to_owned());
+        self.say("everything is mended");
         self.agenda.clear();
         self.around.net.mend();
         self.around.net.set_weather(0, 3);
@@ -253,7 +253,9 @@ impl Group {
             self.oracle.applied(&applied)?;
         }
         let told = self.clients.hear(&self.nodes, &mut self.dice, &mut self.oracle)?;
-        told.into_iter().for_each(|line| self.say(line));
+        for what in told {
+            self.say(&what);
+        }
         self.look()
     }
 
@@ -268,7 +270,7 @@ impl Group {
                 if metrics.state == ServerState::Leader && metrics.current_leader == Some(node.owner) {
                     self.oracle.leads(metrics.current_term, node.owner)?;
                 }
-                let line = format!(
+                let news = format!(
                     "replica {} is {:?} in term {}, {:?} leads, log to {:?}, applied {:?}, snapshot {:?}, purged {:?}",
                     node.replica,
                     metrics.state,
@@ -279,9 +281,9 @@ impl Group {
                     metrics.snapshot.map(|id| id.index),
                     metrics.purged.map(|id| id.index)
                 );
-                if line != *said {
-                    said.clone_from(&line);
-                    lines.push(line);
+                if news != *said {
+                    said.clone_from(&news);
+                    lines.push(news);
                 }
             }
             if life.views.has_changed().unwrap_or(false) {
@@ -292,12 +294,14 @@ impl Group {
         if self.now_ms.is_multiple_of(1000) {
             lines.push(format!("{:?}", self.around.net.seen()));
         }
-        lines.into_iter().for_each(|line| self.say(line));
+        for what in lines {
+            self.say(&what);
+        }
         Ok(())
     }
 
-    fn say(&mut self, line: String) {
-        self.trace.push(format!("{} ms: {line}", self.now_ms));
+    fn say(&mut self, what: &str) {
+        self.trace.push(format!("{} ms: {what}", self.now_ms));
     }
 
     /// A process ends by itself; somebody starts it again.
@@ -307,7 +311,7 @@ impl Group {
         node.kill(&self.around, power);
         self.said[number].clear();
         node.starts_at_ms = self.now_ms + away_ms;
-        self.say(format!("replica {number} ends"));
+        self.say(&format!("replica {number} ends"));
     }
 
     fn plan(&mut self, after_ms: u64, mend: Mend) {
@@ -316,7 +320,7 @@ impl Group {
     }
 
     fn mend(&mut self, mend: &Mend) {
-        self.say(format!("mended: {mend:?}"));
+        self.say(&format!("mended: {mend:?}"));
         match mend {
             Mend::Ways => self.around.net.mend(),
             Mend::Weather => self.around.net.set_weather(0, 3),
@@ -338,7 +342,7 @@ impl Group {
         let away_ms = if long { 500 + self.dice.below(3000) } else { 1 + self.dice.below(400) };
         let (kind, away_ms) =
             if self.size.restless { (0, 1 + self.dice.below(10)) } else { (self.dice.below(16), away_ms) };
-        self.say(format!("fault {kind} of replica {whom} for {away_ms} ms"));
+        self.say(&format!("fault {kind} of replica {whom} for {away_ms} ms"));
         let others: Vec<u16> = (0..self.size.replicas).filter(|other| usize::from(*other) != whom).collect();
         let me = self.nodes[whom].replica;
         match kind {
@@ -398,7 +402,7 @@ impl Group {
                     self.nodes[whom].lose_log(&self.around);
                     self.said[whom].clear();
                     self.nodes[whom].starts_at_ms = self.now_ms + away_ms;
-                    self.say(format!("the log of replica {whom} is lost"));
+                    self.say(&format!("the log of replica {whom} is lost"));
                 }
             }
         }

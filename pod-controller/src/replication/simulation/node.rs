@@ -183,8 +183,8 @@ impl Node {
         let mut begin = None;
         if self.begins && known.state.is_none() {
             let members = [(owner, Member { replica: me })];
-            let begun = runtime.block_on(raft.initialize(std::collections::BTreeMap::from(members)));
-            begun.map_err(|error| wrong(error.to_string()))?;
+            let initialized = runtime.block_on(raft.initialize(std::collections::BTreeMap::from(members)));
+            initialized.map_err(|error| wrong(error.to_string()))?;
             let state = Box::new(around.state.clone());
             begin = Some(Change::Begin { state, events: Vec::new(), terms: 0 });
         }

@@ -198,17 +198,13 @@ impl RunningController {
     /// The same, at another TCP address than its configuration says.
     pub(crate) fn start_on(config: &Config, tcp: Option<TcpPolicy>) -> Result<Self, ControllerError> {
         let pool = Arc::new(Pool::open(&config.pool.path).expect("the pool"));
-        let (thread, handle) = match config.etcd().expect("a good store") {
-            Some((address, credentials)) => {
-                let (controller, handle) =
-                    EtcdController::open(&pool, config, (address, &credentials), true)?;
-                (std::thread::spawn(move || controller.run()), handle)
-            }
-            None => {
-                let store = Store::open(&config.controller.state)?;
-                let (controller, handle) = Controller::open(&pool, config, store)?;
-                (std::thread::spawn(move || controller.run()), handle)
-            }
+        let (thread, handle) = if let Some((address, credentials)) = config.etcd().expect("a good store") {
+            let (controller, handle) = EtcdController::open(&pool, config, (address, &credentials), true)?;
+            (std::thread::spawn(move || controller.run()), handle)
+        } else {
+            let store = Store::open(&config.controller.state)?;
+            let (controller, handle) = Controller::open(&pool, config, store)?;
+            (std::thread::spawn(move || controller.run()), handle)
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");

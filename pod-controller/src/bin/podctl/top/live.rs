@@ -54,7 +54,7 @@ pub(crate) fn run(client: Client, top: &Top) -> Result<(), Failure> {
             Happening::Key(_) => continue,
             Happening::Resized => {}
         }
-        screen.draw(&shown.text(screen.size(), top.lines), &shown.bottom())?;
+        screen.draw(&shown.text(Screen::size(), top.lines), &shown.bottom())?;
     }
     Ok(())
 }

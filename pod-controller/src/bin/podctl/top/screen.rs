@@ -40,15 +40,16 @@ impl Screen {
     }
 
     /// How large it is now.
-    pub(super) fn size(&self) -> Size {
+    pub(super) fn size() -> Size {
         let size = tcgetwinsize(io::stdout()).ok().filter(|it| it.ws_row > 0 && it.ws_col > 0);
         let size = size.map(|it| Size { rows: it.ws_row.into(), columns: it.ws_col.into() });
         size.unwrap_or(Size { rows: 24, columns: 80 })
     }
 
     /// Shows a text, as much of it as there is room for, and a line at the bottom.
+    #[expect(clippy::unused_self, reason = "without a screen the terminal is not prepared for it")]
     pub(super) fn draw(&self, text: &str, bottom: &str) -> io::Result<()> {
-        write(&frame(text, bottom, self.size()))
+        write(&frame(text, bottom, Self::size()))
     }
 }
 
