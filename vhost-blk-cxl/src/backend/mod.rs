@@ -6,6 +6,7 @@ pub mod check;
 mod dispatch;
 mod hanging;
 mod in_flight;
+mod places;
 mod sharing;
 mod tables;
 mod task;

@@ -345,13 +345,7 @@ fn run(seed: u64) -> Result<(u64, u64), String> {
         pod.move_column(history.below(2) as usize, free);
         let happens = history.below(4);
         for turn in 0..6 {
-            let requests = 1 + history.below(8);
-            history.work(requests);
-            let (slow, held) = (history.below(HOSTS as u64) as usize, history.below(2) == 0);
-            pod.controls[slow].hold(held);
-            thread::sleep(Duration::from_micros(history.below(500)));
-            history.collect();
-            pod.control();
+            pod.stir(&mut history, 500);
             if turn == 3 && happens == 0 {
                 pod.controls.iter().for_each(|control| control.hold(false));
                 history.driver.guest.disconnect();
@@ -373,21 +367,9 @@ fn run(seed: u64) -> Result<(u64, u64), String> {
             }
         }
         pod.controls.iter().for_each(|control| control.hold(false));
-        let began = Instant::now();
-        while !settled(&pod) {
-            assert!(began.elapsed() < PATIENCE, "it neither arrives nor stays");
-            history.collect();
-            pod.control();
-            thread::yield_now();
-        }
+        pod.work_until(&mut history, "it neither arrives nor stays", |pod, _| settled(pod));
     }
-    let began = Instant::now();
-    while !history.is_idle() {
-        assert!(began.elapsed() < PATIENCE, "requests are never answered");
-        history.collect();
-        pod.control();
-        thread::yield_now();
-    }
+    pod.until_idle(&mut history);
     history.read_all();
     history.check()?;
     Ok((pod.columns().arrived, replaced))

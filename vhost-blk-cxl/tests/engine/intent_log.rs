@@ -273,16 +273,6 @@ fn a_log_that_forgets_is_noticed() {
     assert!(!pod.are_alike());
 }
 
-fn until_idle(pod: &mut MirrorPod, history: &mut History) {
-    let began = Instant::now();
-    while !history.is_idle() {
-        assert!(began.elapsed() < PATIENCE, "requests are never answered: {:?}", pod.disk.replicas);
-        history.collect();
-        pod.control();
-        thread::yield_now();
-    }
-}
-
 /// Kills and revives replicas and the frontend at moments that the seed chooses, while marks come and go. Returns how often
 /// a frontend went on with a log that told of some of the volume only.
 fn run(seed: u64) -> Result<u64, String> {
@@ -343,7 +333,7 @@ fn run(seed: u64) -> Result<u64, String> {
             pod.revive(index);
         }
     }
-    until_idle(&mut pod, &mut history);
+    pod.until_idle(&mut history);
     pod.until_in_line();
     if !pod.are_alike() {
         return Err("the replicas hold different data".to_owned());

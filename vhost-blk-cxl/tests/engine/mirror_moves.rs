@@ -1,7 +1,6 @@
 //! Guests with a mirrored disk that move from host to host: what only the frontend knew that they left does not matter.
 
 use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::pod::history::History;
 use crate::pod::mirror::MirrorPod;
@@ -29,16 +28,6 @@ fn move_guest(pod: &mut MirrorPod, driver: &mut Driver, eager: bool) {
     }
 }
 
-fn until_idle(pod: &mut MirrorPod, history: &mut History) {
-    let began = Instant::now();
-    while !history.is_idle() {
-        assert!(began.elapsed() < PATIENCE, "requests are never answered: {:?}", pod.disk.replicas);
-        history.collect();
-        pod.control();
-        thread::yield_now();
-    }
-}
-
 /// Moves a guest about, with replicas that die and return and devices that are slow at moments that the seed chooses.
 /// Returns how often a replica was dropped, and came back.
 fn run(seed: u64) -> (u64, u64) {
@@ -51,13 +40,7 @@ fn run(seed: u64) -> (u64, u64) {
     }
     for _ in 0..5 {
         for turn in 0..6 {
-            let requests = 1 + history.below(8);
-            history.work(requests);
-            let (slow, held) = (history.below(count as u64) as usize, history.below(2) == 0);
-            pod.controls[slow].hold(held);
-            thread::sleep(Duration::from_micros(history.below(300)));
-            history.collect();
-            pod.control();
+            pod.stir(&mut history, 300);
             if turn == 2 {
                 pod.controls.iter().for_each(|control| control.hold(false));
                 pod.scrub_left();
@@ -78,7 +61,7 @@ fn run(seed: u64) -> (u64, u64) {
             }
         }
         pod.controls.iter().for_each(|control| control.hold(false));
-        until_idle(&mut pod, &mut history);
+        pod.until_idle(&mut history);
         // What is copied when the guest goes is late.
         let slow = history.below(count as u64) as usize;
         pod.controls[slow].hold(true);
@@ -93,7 +76,7 @@ fn run(seed: u64) -> (u64, u64) {
             pod.revive(index);
         }
     }
-    until_idle(&mut pod, &mut history);
+    pod.until_idle(&mut history);
     pod.in_line();
     history.read_all();
     if let Err(error) = history.check() {

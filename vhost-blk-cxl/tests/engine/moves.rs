@@ -1,30 +1,11 @@
 //! Volumes that move from one device to another under a guest that notices nothing.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
 use cxl_pool::simulated::check_seeds;
 
 use crate::TARGET;
 use crate::pod::history::History;
 use crate::pod::mirror::{MIRROR_BYTES, MirrorPod};
 use crate::pod::*;
-
-/// Lets guest and controller work until something holds.
-fn until(
-    pod: &mut MirrorPod,
-    history: &mut History,
-    what: &str,
-    holds: impl Fn(&MirrorPod, &History) -> bool,
-) {
-    let began = Instant::now();
-    while !holds(pod, history) {
-        assert!(began.elapsed() < PATIENCE, "{what}: {:?}", pod.disk.replicas);
-        history.collect();
-        pod.control();
-        thread::yield_now();
-    }
-}
 
 /// Moves a volume about while its guest writes and reads, with devices that are slow and hosts that die at moments that the
 /// seed chooses. Returns how often it arrived.
@@ -43,13 +24,7 @@ fn run(seed: u64) -> Result<u64, String> {
         pod.add(to, Some(from));
         let interrupted = history.below(3);
         for turn in 0..6 {
-            let requests = 1 + history.below(8);
-            history.work(requests);
-            let (slow, held) = (history.below(HOSTS as u64) as usize, history.below(2) == 0);
-            pod.controls[slow].hold(held);
-            thread::sleep(Duration::from_micros(history.below(300)));
-            history.collect();
-            pod.control();
+            pod.stir(&mut history, 300);
             if turn == 3 && pod.present[to] && interrupted == 0 {
                 // Either host dies in the middle, and comes back.
                 let victim = if history.below(2) == 0 { from } else { to };
@@ -65,11 +40,11 @@ fn run(seed: u64) -> Result<u64, String> {
             }
         }
         pod.controls.iter().for_each(|control| control.hold(false));
-        until(&mut pod, &mut history, "it never arrived", |pod, _| pod.places() == [to]);
+        pod.work_until(&mut history, "it never arrived", |pod, _| pod.places() == [to]);
         arrived += 1;
         history.work(8);
     }
-    until(&mut pod, &mut history, "requests are never answered", |_, history| history.is_idle());
+    pod.until_idle(&mut history);
     history.read_all();
     history.check()?;
     Ok(arrived)

@@ -1,8 +1,5 @@
 //! Volumes that move between two SSDs of one host, whose backend serves both meanwhile.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
 use cxl_pool::simulated::check_seeds;
 use vhost_blk_cxl::message::Operation;
 
@@ -13,22 +10,6 @@ use crate::pod::*;
 
 const UNIT: u64 = 64 << 10;
 
-/// Lets guest and controller work until something holds.
-fn until(
-    pod: &mut MirrorPod,
-    history: &mut History,
-    what: &str,
-    holds: impl Fn(&MirrorPod, &History) -> bool,
-) {
-    let began = Instant::now();
-    while !holds(pod, history) {
-        assert!(began.elapsed() < PATIENCE, "{what}: {:?}", pod.disk.replicas);
-        history.collect();
-        pod.control();
-        thread::yield_now();
-    }
-}
-
 /// Has a volume move about, while its guest writes and reads, SSDs are slow, and their backend dies, at moments that the seed chooses.
 fn run(
     mut pod: MirrorPod,
@@ -37,20 +18,13 @@ fn run(
     settled: fn(&MirrorPod) -> bool,
 ) -> Result<(), String> {
     let mut history = History::new(pod.driver(), seed);
-    let count = pod.controls.len();
     pod.controls.iter().for_each(|control| control.finish_backwards());
     for round in 0..4 {
         history.work(8);
         begin(&mut pod, round);
         let interrupted = history.below(2);
         for turn in 0..6 {
-            let requests = 1 + history.below(8);
-            history.work(requests);
-            let (slow, held) = (history.below(count as u64) as usize, history.below(2) == 0);
-            pod.controls[slow].hold(held);
-            thread::sleep(Duration::from_micros(history.below(300)));
-            history.collect();
-            pod.control();
+            pod.stir(&mut history, 300);
             if turn == 3 && interrupted == 0 {
                 // The backend of both SSDs dies in the middle.
                 let finishes = history.below(2) == 0;
@@ -61,10 +35,10 @@ fn run(
             }
         }
         pod.controls.iter().for_each(|control| control.hold(false));
-        until(&mut pod, &mut history, "it never arrived", |pod, _| settled(pod));
+        pod.work_until(&mut history, "it never arrived", |pod, _| settled(pod));
         history.work(8);
     }
-    until(&mut pod, &mut history, "requests are never answered", |_, history| history.is_idle());
+    pod.until_idle(&mut history);
     history.read_all();
     history.check()
 }

@@ -14,6 +14,7 @@ pub mod one_host;
 pub mod ram;
 pub mod restarts;
 pub mod side;
+pub mod stirring;
 pub mod witness;
 
 use std::path::{Path, PathBuf};
