@@ -1,5 +1,6 @@
 //! The life of one replica: it follows, or leads while it is elected.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -359,16 +360,30 @@ pub(super) async fn catch_up(raft: &Raft) -> Result<(), ReplicationError> {
     }
 }
 
+/// How often Raft looks whether it is time to stand for election, in ms. It says so nowhere.
+const fn tick_ms(section: &ReplicationSection) -> u64 {
+    section.heartbeat_ms * 3 / 2
+}
+
+/// Between which times after a vote, in ms, a replica stands for election. It does at one of its looks, and each replica does one
+/// look later than the one before it. Two that stood for election at once vote for themselves; if they had the same number of looks to
+/// wait, they would again and again, as long as they look at the same moments.
+fn election_timeout_ms(section: &ReplicationSection) -> Range<u64> {
+    let tick = tick_ms(section);
+    let looks = (section.election_ms / 2 / tick).max(2) + u64::from(section.replica);
+    // Well before that look, and well after the one before it.
+    let latest = looks * tick - tick / 2;
+    latest - (tick / 4).max(1)..latest
+}
+
 pub(super) fn raft_config(section: &ReplicationSection) -> Result<openraft::Config, ReplicationError> {
-    // A follower waits for the larger one, while the leader's word holds, and then for a time between both. Each replica waits a
-    // little longer than the one before it: two that stand for election at once vote for themselves, again and again while a vote
-    // takes as long to be written as their times differ.
-    let soonest = section.election_ms / 2 + u64::from(section.replica) * section.election_ms / 8;
+    // A follower waits for the larger one, while the leader's word holds, and then for a time between both.
+    let Range { start: soonest, end: latest } = election_timeout_ms(section);
     let config = openraft::Config {
         cluster_name: "wadi".to_owned(),
         heartbeat_interval: section.heartbeat_ms,
         election_timeout_min: soonest,
-        election_timeout_max: soonest + (section.election_ms / 16).max(1),
+        election_timeout_max: latest,
         install_snapshot_timeout: 5000,
         max_payload_entries: 64,
         snapshot_policy: SnapshotPolicy::LogsSinceLast(LOG_ENTRIES),
@@ -429,6 +444,29 @@ async fn show_what_leases_wait_for(standing: Arc<Standing>, handle: Handle) {
         if let Ok(Answer::Waiting(waiting)) = standing.post.ask(leader, Question::Waiting, FORWARD_MAX).await
         {
             handle.show_waiting(&waiting, || !leads(&standing));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_replicas_stand_for_election_at_the_same_look() {
+        for (heartbeat_ms, election_ms) in [(10, 40), (25, 120), (25, 1000), (100, 400), (1000, 60_000)] {
+            let mut looks = std::collections::BTreeSet::new();
+            for replica in 0..7 {
+                let section = ReplicationSection { replica, log: None, heartbeat_ms, election_ms, tcp: None };
+                raft_config(&section).expect("Raft takes it");
+                let (tick, wait) = (tick_ms(&section), election_timeout_ms(&section));
+                assert_eq!(
+                    wait.start / tick,
+                    (wait.end - 1) / tick,
+                    "one look, whatever Raft draws: {wait:?}"
+                );
+                assert!(looks.insert(wait.start / tick), "replica {replica} stands with another one");
+            }
         }
     }
 }
