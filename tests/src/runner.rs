@@ -71,6 +71,11 @@ pub(crate) fn memory_directory(tag: &str) -> io::Result<PathBuf> {
     fresh_directory(Path::new(SHARED_MEMORY).join(tag))
 }
 
+/// A directory in shared memory that goes when this is dropped, or else with this process, however that ends.
+pub fn memory_tempdir() -> io::Result<tempfile::TempDir> {
+    tempfile::Builder::new().prefix(&format!("{}-", prefix())).tempdir_in(SHARED_MEMORY)
+}
+
 fn fresh_directory(path: PathBuf) -> io::Result<PathBuf> {
     fs::create_dir(&path).map_err(|error| {
         io::Error::new(error.kind(), format!("cannot create {}: {error}", path.display()))
@@ -80,7 +85,7 @@ fn fresh_directory(path: PathBuf) -> io::Result<PathBuf> {
 
 /// Starts a child that the kernel kills when this process dies, unless the pod is to be kept. It gets no signals from
 /// the terminal.
-pub(crate) fn spawn(mut command: Command) -> io::Result<Child> {
+pub fn spawn(mut command: Command) -> io::Result<Child> {
     command.process_group(0);
     let (reply, answer) = mpsc::channel();
     let gone = || io::Error::other("the thread that starts programs is gone");

@@ -19,6 +19,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use cxl_pool::CoherenceMode;
+use wadi_tests::runner::memory_tempdir;
 
 use self::load::Measured;
 use self::neighbour::Beside;
@@ -241,7 +242,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     if !rival_is_there {
         println!("qemu-storage-daemon is not installed: no rival to compare with (Debian: qemu-utils).");
     }
-    let in_memory = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
+    let in_memory = memory_tempdir().context("cannot make a directory in /dev/shm")?;
     std::fs::create_dir_all(output).with_context(|| format!("cannot create {}", output.display()))?;
     let on_disk = tempfile::tempdir_in(output)
         .with_context(|| format!("cannot make a directory in {}", output.display()))?;

@@ -21,6 +21,7 @@ use vhost_blk_cxl::backend::{Backend, OpenedSsd, QUEUE_DEPTH};
 use vhost_blk_cxl::frontend::Frontend;
 use vhost_blk_cxl::ssd::{self, DriverKind, SsdConfig};
 use vm_memory::FileOffset;
+use wadi_tests::runner::memory_tempdir;
 
 use super::QUEUES_MAX;
 use super::cpu::{Threads, is_of_io_uring, threads_of};
@@ -57,7 +58,7 @@ impl Ours {
         ram_in_pool: bool,
         cores: Cores,
     ) -> Result<Self> {
-        let directory = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
+        let directory = memory_tempdir().context("cannot make a directory in /dev/shm")?;
         let options = CreateOptions {
             size_bytes: Some(POOL_BYTES),
             mode,

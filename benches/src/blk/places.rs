@@ -17,6 +17,7 @@ use pod_protocol::worker::WorkerConfig;
 use tempfile::TempDir;
 use vhost_blk_cxl::backend::{Backend, OpenedSsd};
 use vhost_blk_cxl::frontend::Frontend;
+use wadi_tests::runner::memory_tempdir;
 
 use super::Job;
 use super::load::{Load, Measured, Waiting, anonymous_ram};
@@ -145,7 +146,7 @@ struct Served {
 impl Served {
     fn start(places: Places, cores: Cores) -> Result<Self> {
         let count: u16 = if places == Places::One { 1 } else { 2 };
-        let directory = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
+        let directory = memory_tempdir().context("cannot make a directory in /dev/shm")?;
         let options = CreateOptions {
             size_bytes: Some(POOL_BYTES),
             mode: CoherenceMode::Hardware,

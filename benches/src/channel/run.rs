@@ -10,6 +10,7 @@ use clap::Args;
 use cxl_channel::{Receiver, RingPlacement, Sender};
 use cxl_pool::{ByteOffset, CreateOptions, Generation, Memory, Pool};
 use rustix::process::{Signal, set_parent_process_death_signal};
+use wadi_tests::runner::memory_tempdir;
 
 use super::traffic::{self, Measured, Traffic};
 use super::variant::Variant;
@@ -53,7 +54,7 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new(cores: Cores) -> Result<Self> {
-        let directory = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
+        let directory = memory_tempdir().context("cannot make a directory in /dev/shm")?;
         let options = CreateOptions {
             size_bytes: Some(16 << 20),
             host_slots: 2,

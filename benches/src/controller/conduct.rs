@@ -21,6 +21,7 @@ use pod_protocol::ids::RegionId;
 use pod_protocol::reports::Report;
 use pod_state::{Command, Effect, Groups, NicWish, Refusal, Regions, State};
 use tempfile::TempDir;
+use wadi_tests::runner::memory_tempdir;
 
 use super::pod::{join, options};
 
@@ -92,7 +93,7 @@ struct Failure {
 impl Pod {
     fn new(hosts: u16, directory: &Path) -> Result<Self> {
         let state = State::new(options());
-        let shm = tempfile::tempdir_in("/dev/shm")?;
+        let shm = memory_tempdir()?;
         // What is leased lies nowhere: only the table is real.
         let pool = Pool::create(
             &shm.path().join("pool"),

@@ -11,6 +11,7 @@ use cxl_channel::RingPlacement;
 use cxl_pool::{CreateOptions, Generation, LineCount, Memory, Pool};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Signal, set_parent_process_death_signal};
+use wadi_tests::runner::memory_tempdir;
 
 use super::load::{self, Measured};
 use super::ours::Ours;
@@ -57,7 +58,7 @@ fn bells(directory: &Path) -> [PathBuf; 2] {
 
 impl Bench {
     pub(crate) fn new(cores: Cores) -> Result<Self> {
-        let directory = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
+        let directory = memory_tempdir().context("cannot make a directory in /dev/shm")?;
         let options = CreateOptions {
             size_bytes: Some(16 << 20),
             host_slots: 2,

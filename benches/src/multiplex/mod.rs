@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use cxl_pool::{CoherenceMode, CreateOptions, Memory, Pool};
+use wadi_tests::runner::memory_tempdir;
 
 use self::pod::{POOL_BYTES, Pod, Sharing};
 use self::wire::{BITS_PER_NS, Beginning, Seen, WINDOW_NS};
@@ -105,7 +106,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
 }
 
 fn measure(mode: CoherenceMode, sharing: Sharing, traffic: u64, duration: Duration) -> Result<Sample> {
-    let directory = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
+    let directory = memory_tempdir().context("cannot make a directory in /dev/shm")?;
     let options = CreateOptions { size_bytes: Some(POOL_BYTES), mode, ..CreateOptions::default() };
     let pool = Pool::create(&directory.path().join("pool"), &options)?;
     let seen = match mode {

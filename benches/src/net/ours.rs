@@ -30,6 +30,7 @@ use vhost_net_cxl::counters::{LeaseBook, NicCounters};
 use vhost_net_cxl::frontend::{Frontend, Order, device_spec};
 use vhost_net_cxl::nic::{self, NicConfig};
 use vhost_net_cxl::offloads::Offloads;
+use wadi_tests::runner::memory_tempdir;
 
 use super::engine::{Engine, Message, Spent};
 use super::round_trip::{Latencies, RoundTrips};
@@ -103,7 +104,7 @@ pub(super) struct Ours {
 impl Ours {
     /// Starts it.
     pub(super) fn start(setup: Setup<'_>) -> Result<Self> {
-        let directory = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
+        let directory = memory_tempdir().context("cannot make a directory in /dev/shm")?;
         let areas = transmit_bytes(setup.ports) * setup.ports as u64 + RECEIVE_BYTES + setup.ram_bytes;
         let options = CreateOptions {
             size_bytes: Some((areas + OTHER_BYTES).next_multiple_of(2 << 20)),

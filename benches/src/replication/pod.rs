@@ -18,6 +18,7 @@ use pod_protocol::ids::RegionId;
 use pod_protocol::objects::{Object, ObjectId};
 use pod_protocol::reports::{DeviceReport, Join};
 use pod_protocol::telemetry::{DeviceTelemetry, Telemetry};
+use wadi_tests::runner::{self, memory_tempdir};
 
 use super::host::Host;
 
@@ -62,7 +63,7 @@ impl Pod {
         }
         fs::create_dir_all(directory)?;
         let disk = tempfile::tempdir_in(directory)?;
-        let memory = tempfile::tempdir_in("/dev/shm")?;
+        let memory = memory_tempdir()?;
         let options = CreateOptions {
             size_bytes: Some(256 << 20),
             mode: CoherenceMode::Hardware,
@@ -116,7 +117,7 @@ impl Pod {
         if first {
             command.arg("--bootstrap");
         }
-        let child = command.spawn().context("cannot start a controller")?;
+        let child = runner::spawn(command).context("cannot start a controller")?;
         self.controllers.insert(replica, child);
         Ok(())
     }

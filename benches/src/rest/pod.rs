@@ -21,6 +21,7 @@ use pod_protocol::reports::Join;
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::telemetry::Telemetry;
 use pod_protocol::worker::{Progress, Sources, Task, Token, Worker, WorkerConfig, WorkerHandle};
+use wadi_tests::runner::memory_tempdir;
 
 use super::Way;
 use super::counting::{Counted, CountingMemory, Counts};
@@ -134,7 +135,7 @@ pub(super) struct Pod {
 
 impl Pod {
     pub(super) fn start(way: Way, cores: Cores) -> Result<Self> {
-        let directory = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
+        let directory = memory_tempdir().context("cannot make a directory in /dev/shm")?;
         let options = CreateOptions {
             size_bytes: Some(POOL_BYTES),
             host_slots: 2,
