@@ -99,7 +99,7 @@ pub fn spawn(mut command: Command) -> io::Result<Child> {
 }
 
 /// The words to put before a command so that it dies with this process.
-pub(crate) fn tether() -> [&'static str; 4] {
+pub fn tether() -> [&'static str; 4] {
     ["setpriv", "--pdeathsig", "KILL", "--"]
 }
 

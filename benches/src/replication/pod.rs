@@ -112,8 +112,9 @@ impl Pod {
         fs::write(&config, text)?;
         let log = self.disk.path().join(format!("replica{replica}.log"));
         let log = File::options().create(true).append(true).open(log)?;
-        let mut command = Command::new(&self.binary);
-        command.arg("--config").arg(config).stdin(Stdio::null()).stderr(log);
+        let [setpriv, words @ ..] = runner::tether();
+        let mut command = Command::new(setpriv);
+        command.args(words).arg(&self.binary).arg("--config").arg(config).stdin(Stdio::null()).stderr(log);
         if first {
             command.arg("--bootstrap");
         }
