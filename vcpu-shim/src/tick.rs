@@ -5,7 +5,7 @@ use std::mem;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
-use vcpu_slicing::{Clocks, Command, Control, Duty, Failure, Slicer, Slot, Step};
+use vcpu_slicing::{Clocks, Command, Control, Duty, Failure, Phase, Slicer, Slot, Step};
 
 use crate::threads::{self, Thread};
 use crate::{places, shared};
@@ -50,7 +50,13 @@ impl Account {
 
     /// Looks at the account, and sleeps if it is time and nothing is held. Returns after how many ns to look again, or nothing if the
     /// thread runs freely.
-    fn look(&mut self, thread: &Thread, control: &Control, slot: &Slot, holds_nothing: bool) -> Option<u64> {
+    fn look(
+        &mut self,
+        (thread, phase): (&Thread, Phase),
+        control: &Control,
+        slot: &Slot,
+        holds_nothing: bool,
+    ) -> Option<u64> {
         add(&slot.ticks, 1);
         if !self.sharp {
             sharpen_own_timers();
@@ -69,7 +75,7 @@ impl Account {
                 return None;
             }
             if !thread.sliced.swap(true, Ordering::AcqRel) {
-                self.slicer = Slicer::begin(now, duty);
+                self.slicer = Slicer::begin(now, duty, phase);
                 self.forgiven_before = slot.forgiven_ns.load(Ordering::Relaxed);
                 (self.last, self.woken) = (now, now);
             }
@@ -91,7 +97,7 @@ impl Account {
                     // A window at most at a time: then the order is read again.
                     sleep_until(now.wall_ns.saturating_add(ns.min(duty.window_ns)));
                     let woken = clocks();
-                    self.slicer.settle(woken, duty);
+                    self.slicer.slept(woken, duty);
                     self.count(slot, woken);
                     add(&slot.slept_ns, woken.wall_ns.saturating_sub(now.wall_ns));
                     add(&slot.sleeps, 1);
@@ -200,7 +206,7 @@ fn tick(index: usize, thread: &Thread, holds_nothing: bool) {
         compiler_fence(Ordering::SeqCst);
         // SAFETY: only the thread itself comes here, and `busy` keeps its handler out.
         let account = unsafe { &mut *thread.account.get() };
-        let next = account.look(thread, control, slot, holds_nothing);
+        let next = account.look((thread, Phase::of(index)), control, slot, holds_nothing);
         compiler_fence(Ordering::SeqCst);
         thread.busy.store(false, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);

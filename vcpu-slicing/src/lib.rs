@@ -9,4 +9,4 @@ mod control;
 mod slicer;
 
 pub use control::{Command, Control, Failure, MAGIC, Order, SLOTS, Slot};
-pub use slicer::{Clocks, Duty, Slicer, Step};
+pub use slicer::{Clocks, Duty, Phase, Slicer, Step};

@@ -13,6 +13,26 @@ pub struct Duty {
     pub window_ns: u64,
 }
 
+/// Where in its windows a thread begins, in 2^-32 of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Phase(u32);
+
+impl Phase {
+    /// Of the thread with this number. Threads whose numbers follow each other lie far apart, however many there are, since
+    /// these are multiples of the golden ratio: if all vCPUs of a machine ran and slept at the same times, they would overload the fabric
+    /// for a part of each window and leave it idle for the rest (“temporal contention”, §4.3).
+    #[expect(clippy::cast_possible_truncation, reason = "the low bits of a product follow from the low bits")]
+    pub const fn of(number: usize) -> Self {
+        Self((number as u32).wrapping_mul(0x9E37_79B9))
+    }
+
+    /// How much of a window of this length lies before it, in the unit of the length.
+    pub fn of_window(self, window: u64) -> u64 {
+        let before = (u128::from(self.0) * u128::from(window)) >> u32::BITS;
+        u64::try_from(before).unwrap_or(u64::MAX)
+    }
+}
+
 /// What time it is for a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Clocks {
@@ -49,17 +69,25 @@ pub struct Slicer {
     tries: u32,
     /// Since the last look: whether it ran for less than a quarter of the time.
     idle: bool,
+    /// It began in the part of a window in which it sleeps, and has yet to do so.
+    rests: bool,
 }
 
 impl Slicer {
     /// One that has yet to begin.
     pub const fn new() -> Self {
-        Self { last: Clocks { wall_ns: 0, cpu_ns: 0 }, credit_ns: 0, forgiven_ns: 0, tries: 0, idle: false }
+        let last = Clocks { wall_ns: 0, cpu_ns: 0 };
+        Self { last, credit_ns: 0, forgiven_ns: 0, tries: 0, idle: false, rests: false }
     }
 
-    /// Begins now, with the run time of one window.
-    pub fn begin(now: Clocks, duty: Duty) -> Self {
-        Self { last: now, credit_ns: signed(duty.run_ns), forgiven_ns: 0, tries: 0, idle: false }
+    /// Begins now, as if it had run and slept in windows before, the last of which began this long ago.
+    pub fn begin(now: Clocks, duty: Duty, phase: Phase) -> Self {
+        let (run, window) = (signed(duty.run_ns), signed(duty.window_ns).max(1));
+        let gone = signed(phase.of_window(duty.window_ns));
+        // It runs first and spends that, and earns all the time.
+        let credit_ns = run.saturating_sub(gone.min(run)).saturating_add(scaled(gone, run, window));
+        let rests = gone >= run;
+        Self { last: now, credit_ns, forgiven_ns: 0, tries: 0, idle: false, rests }
     }
 
     /// The run time that is left, in ns; below 0 what it ran too long.
@@ -81,7 +109,9 @@ impl Slicer {
         }
         // One that sleeps until it has the run time of a window again sleeps T_W − T_R from here on.
         let floor = scaled(run, run, window);
-        if self.credit_ns > floor {
+        // One that waited for something has rested, too.
+        self.rests &= self.credit_ns < run;
+        if self.credit_ns > floor && !self.rests {
             self.tries = 0;
             let until =
                 scaled(self.credit_ns.saturating_sub(floor), window, window.saturating_sub(run).max(1));
@@ -108,8 +138,14 @@ impl Slicer {
         (RETRY_NS, false)
     }
 
-    /// Takes note of the time, as after a sleep.
-    pub fn settle(&mut self, now: Clocks, duty: Duty) {
+    /// It slept until now.
+    pub fn slept(&mut self, now: Clocks, duty: Duty) {
+        self.settle(now, duty);
+        self.rests = false;
+    }
+
+    /// Takes note of the time.
+    fn settle(&mut self, now: Clocks, duty: Duty) {
         let elapsed = now.wall_ns.saturating_sub(self.last.wall_ns);
         let used = now.cpu_ns.saturating_sub(self.last.cpu_ns);
         self.last = now;
@@ -154,7 +190,8 @@ mod tests {
         mut late: impl FnMut() -> u64,
         mut unsafe_place: impl FnMut() -> bool,
     ) -> (f64, i64) {
-        let (mut now, mut slicer) = (Clocks::default(), Slicer::begin(Clocks::default(), duty));
+        let (mut now, mut slicer) =
+            (Clocks::default(), Slicer::begin(Clocks::default(), duty, Phase::default()));
         let mut lowest = 0;
         while now.wall_ns < windows * duty.window_ns {
             match slicer.look(now, duty) {
@@ -168,7 +205,7 @@ mod tests {
                 }
                 Step::Sleep(ns) => {
                     now.wall_ns += ns + late();
-                    slicer.settle(now, duty);
+                    slicer.slept(now, duty);
                 }
             }
             lowest = lowest.min(slicer.credit_ns());
@@ -181,15 +218,66 @@ mod tests {
     #[test]
     fn it_runs_and_sleeps_in_windows() {
         let duty = Duty { run_ns: MS / 4, window_ns: MS };
-        let mut slicer = Slicer::begin(Clocks::default(), duty);
+        let mut slicer = Slicer::begin(Clocks::default(), duty, Phase::default());
         let mut now = Clocks::default();
         for _ in 0..10 {
             assert_eq!(slicer.look(now, duty), Step::Look(MS / 4));
             now = Clocks { wall_ns: now.wall_ns + MS / 4, cpu_ns: now.cpu_ns + MS / 4 };
             assert_eq!(slicer.look(now, duty), Step::Sleep(3 * MS / 4));
             now.wall_ns += 3 * MS / 4;
-            slicer.settle(now, duty);
+            slicer.slept(now, duty);
         }
+    }
+
+    #[test]
+    fn threads_take_turns_from_the_beginning_on() {
+        for (threads, percent) in [(2, 50), (4, 25), (8, 25), (8, 5), (20, 5), (20, 30), (7, 80)] {
+            let duty = Duty { run_ns: MS * percent / 100, window_ns: MS };
+            // When each one runs, from the first window on.
+            let mut running = vec![0_u64; 200];
+            for number in 0..threads {
+                let mut now = Clocks::default();
+                let mut slicer = Slicer::begin(now, duty, Phase::of(number));
+                while now.wall_ns < 2 * MS {
+                    match slicer.look(now, duty) {
+                        Step::Look(after) => {
+                            let (from, until) = (now.wall_ns / 10_000, (now.wall_ns + after) / 10_000);
+                            running
+                                .iter_mut()
+                                .take(until as usize)
+                                .skip(from as usize)
+                                .for_each(|it| *it += 1);
+                            now = Clocks { wall_ns: now.wall_ns + after, cpu_ns: now.cpu_ns + after };
+                        }
+                        Step::Sleep(ns) => {
+                            now.wall_ns += ns;
+                            slicer.slept(now, duty);
+                        }
+                    }
+                }
+            }
+            let mean = threads as u64 * percent;
+            let most = running.iter().max().copied().unwrap_or_default();
+            assert!(most * 100 <= mean + 200, "{most} of {threads} at a time, where {percent} % may run");
+            let sum: u64 = running.iter().sum();
+            assert!(sum.abs_diff(mean * 2) <= mean / 10 + 10, "all got their part: {sum}, {mean}");
+        }
+    }
+
+    #[test]
+    fn one_that_begins_in_its_sleep_sleeps_where_it_can() {
+        let duty = Duty { run_ns: MS / 4, window_ns: MS };
+        let half = Phase(1 << 31);
+        let mut slicer = Slicer::begin(Clocks::default(), duty, half);
+        assert_eq!(slicer.look(Clocks::default(), duty), Step::Sleep(MS / 2));
+        // Not here: what it runs meanwhile it sleeps longer.
+        let (after, _) = slicer.refused(MS / 2, duty);
+        let now = Clocks { wall_ns: after, cpu_ns: after };
+        assert_eq!(slicer.look(now, duty), Step::Sleep(MS / 2 + 3 * after));
+        // One that blocks until it has earned as much has slept.
+        let mut slicer = Slicer::begin(Clocks::default(), duty, half);
+        let now = Clocks { wall_ns: MS / 2, cpu_ns: 0 };
+        assert!(matches!(slicer.look(now, duty), Step::Look(_)));
     }
 
     #[test]
@@ -207,7 +295,7 @@ mod tests {
     #[test]
     fn one_that_idles_never_sleeps() {
         let duty = Duty { run_ns: MS / 10, window_ns: MS };
-        let mut slicer = Slicer::begin(Clocks::default(), duty);
+        let mut slicer = Slicer::begin(Clocks::default(), duty, Phase::default());
         let (mut now, mut looks) = (Clocks::default(), 0);
         while now.wall_ns < 1000 * MS {
             let Step::Look(after) = slicer.look(now, duty) else { panic!("it ran less than it may") };
@@ -220,7 +308,7 @@ mod tests {
     #[test]
     fn one_that_waits_pays_that_way() {
         let duty = Duty { run_ns: MS / 2, window_ns: MS };
-        let mut slicer = Slicer::begin(Clocks::default(), duty);
+        let mut slicer = Slicer::begin(Clocks::default(), duty, Phase::default());
         let mut now = Clocks { wall_ns: MS, cpu_ns: MS };
         let Step::Sleep(owed) = slicer.look(now, duty) else { panic!("it ran too long") };
         assert_eq!(slicer.refused(owed, duty), (RETRY_NS, false));
@@ -236,7 +324,7 @@ mod tests {
     fn nowhere_to_sleep_is_given_up_for_a_while() {
         let duty = Duty { run_ns: MS / 2, window_ns: MS };
         let (mut slicer, mut now, mut missed) =
-            (Slicer::begin(Clocks::default(), duty), Clocks::default(), 0);
+            (Slicer::begin(Clocks::default(), duty, Phase::default()), Clocks::default(), 0);
         for _ in 0..1000 {
             now = match slicer.look(now, duty) {
                 Step::Look(after) => Clocks { wall_ns: now.wall_ns + after, cpu_ns: now.cpu_ns + after },
@@ -261,7 +349,7 @@ mod tests {
             Duty { run_ns: 5, window_ns: u64::MAX },
             Duty { run_ns: 9, window_ns: 3 },
         ] {
-            let mut slicer = Slicer::begin(Clocks { wall_ns: u64::MAX, cpu_ns: 3 }, duty);
+            let mut slicer = Slicer::begin(Clocks { wall_ns: u64::MAX, cpu_ns: 3 }, duty, Phase::default());
             for now in [Clocks::default(), Clocks { wall_ns: u64::MAX, cpu_ns: u64::MAX }, Clocks::default()]
             {
                 let step = slicer.look(now, duty);

@@ -34,8 +34,9 @@ impl Control {
             .map(|_| Ok((Host::new(parameters)?, Peers::new(10.0 * parameters.k_us))))
             .collect::<Result<_>>()?;
         for (index, (host, _)) in hosts.iter_mut().enumerate() {
-            host.set_element(EGRESS, fabric.link_gb_s * 1e9)?;
-            host.set_element(port(index), fabric.link_gb_s * 1e9)?;
+            for element in [EGRESS, port(index)] {
+                host.set_element(element, fabric.link_gb_s * 1e9 * fabric.told)?;
+            }
             host.set_tenant(TenantId(0), TenantOptions { weight: 1.0 })?;
         }
         let mut mchannels = Vec::new();

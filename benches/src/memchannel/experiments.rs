@@ -9,10 +9,9 @@ use super::parameters::{Fabric, whole};
 const SETTLE_US: f64 = 20.0;
 const SETTLE_CONTROLLED_US: f64 = 12_000.0;
 const COUNT_US: f64 = 200.0;
-const COUNT_CONTROLLED_US: f64 = 3000.0;
+/// Some K in which shares swing around where they belong.
+const COUNT_CONTROLLED_US: f64 = 20_000.0;
 
-/// Threads of a program in Figures 9 and 10. The text does not say how many; this is assumed.
-const APP_THREADS: u32 = 8;
 /// Threads of each program in Figure 11, at the heaviest.
 const PAIR_THREADS: u32 = 15;
 
@@ -105,9 +104,9 @@ pub(super) fn contended(
     part: f64,
     controlled: bool,
 ) -> Result<Contended> {
-    let alone = run(fabric, &[app.stream(APP_THREADS)], false)?[0].rate;
+    let alone = run(fabric, &[app.stream(fabric.program_threads())], false)?[0].rate;
     let threads = whole(fabric.background * part);
-    let mut streams = vec![app.stream(APP_THREADS)];
+    let mut streams = vec![app.stream(fabric.program_threads())];
     streams.extend(contending(fabric, other_hosts, false, threads));
     let found = run(fabric, &streams, controlled)?;
     Ok(Contended {
@@ -132,7 +131,7 @@ pub(super) fn gap(fabric: &Fabric, apps: [&App; 2], controlled: bool) -> Result<
 /// So many lines under way per thread fill the link while a program of Figures 9 and 10 is alone. Up to there contention slows it
 /// by what it does to latencies; beyond, it slows it the less the more it has under way.
 pub(super) fn fills_the_link(fabric: &Fabric) -> f64 {
-    fabric.idle_ns / fabric.line_ns() / f64::from(APP_THREADS)
+    fabric.idle_ns / fabric.line_ns() / f64::from(fabric.program_threads())
 }
 
 /// The number of lines under way, at least `least`, at which a figure without control is as measured; `find` falls as it grows.

@@ -9,11 +9,15 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use anyhow::Result;
+use vcpu_slicing::Phase;
 
 use super::control::Control;
 use super::parameters::Fabric;
 
 pub(super) const LINE: f64 = 64.0;
+
+/// The windows of a program's first thread begin so much of a window after those of the program before: whenever it was started.
+const STARTED: f64 = 0.37;
 
 /// Threads of one program: what they read or write, and how.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +48,7 @@ struct Line {
 pub(super) struct Thread {
     pub(super) host: usize,
     stream: usize,
+    number_in_stream: usize,
     write: bool,
     lane: usize,
     limit: u32,
@@ -113,6 +118,7 @@ impl Simulation {
                 threads.push(Thread {
                     host: stream.host,
                     stream: index,
+                    number_in_stream: thread as usize,
                     write: stream.write,
                     lane: threads.len() % fabric.lanes(),
                     limit: u32::try_from(limit).unwrap_or(1).max(1),
@@ -147,13 +153,14 @@ impl Simulation {
     }
 
     fn begin(&mut self) {
-        let count = self.threads.len();
-        for thread in 0..count {
+        for thread in 0..self.threads.len() {
             let thread = u32::try_from(thread).unwrap_or(0);
             if let Some(control) = &self.control {
-                // Windows are not aligned.
-                let offset = control.t_w_ns() * f64::from(thread) / number(count as u64);
-                self.at(ps(offset + control.t_w_ns()), Event::Window(thread));
+                // As the shim has them begin: a machine's threads spread over the window, whenever it was started.
+                let Thread { number_in_stream, stream, .. } = self.threads[thread as usize];
+                let phase = Phase::of(number_in_stream).of_window(ps(control.t_w_ns()));
+                let started = ps(control.t_w_ns() * STARTED * number(stream as u64));
+                self.at(ps(control.t_w_ns()) + phase + started, Event::Window(thread));
             }
             self.issue(thread);
         }

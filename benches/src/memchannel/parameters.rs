@@ -19,6 +19,9 @@ pub(super) struct Fabric {
     pub(super) block_writes: f64,
     /// Threads that fill the port. Fitted: 1624.2 ns when it is full (Figure 3-b/c).
     pub(super) background: f64,
+    /// Cores of a host: a socket (§2.3). Those that the contending threads leave run the program of Figures 9 and 10; each has as many threads on its own host in
+    /// Figure 10.
+    pub(super) cores: f64,
     /// Part of a program's lines that a full last-level cache loses. Fitted: 669.4 ns (Figure 3-a).
     pub(super) llc_lost: f64,
     /// Loads under way without prefetch: fitted to stride 8 (Table 1).
@@ -32,6 +35,9 @@ pub(super) struct Fabric {
     pub(super) overload_lines: f64,
     /// δ, the part of responses with overload that is taken for congestion. Chosen with control, for use of the link.
     pub(super) delta: f64,
+    /// What control is told that a link carries, as a part of what it does carry. Chosen with control: of a link that is quite full nobody sees that
+    /// more is wanted, since what is carried is never more than that, so shares grow until queues do.
+    pub(super) told: f64,
     /// T_W in µs (§4.3).
     pub(super) t_w_us: f64,
     /// K in µs: not in the paper.
@@ -48,12 +54,14 @@ impl Fabric {
         block_reads: 48.0,
         block_writes: 23.0,
         background: 20.0,
+        cores: 32.0,
         llc_lost: 0.345,
         strided_reads: 11.0,
         strided_writes: 16.0,
         prefetched: 9.0,
         overload_lines: 72.0,
         delta: 0.5,
+        told: 0.98,
         t_w_us: 100.0,
         k_us: 500.0,
     };
@@ -61,6 +69,11 @@ impl Fabric {
     /// A line on a link, in ns.
     pub(super) fn line_ns(&self) -> f64 {
         super::fabric::LINE / self.link_gb_s
+    }
+
+    /// Threads of a program in Figures 9 and 10. The text does not say how many.
+    pub(super) fn program_threads(&self) -> u32 {
+        whole(self.cores - self.background)
     }
 
     pub(super) fn lanes(&self) -> usize {
@@ -81,7 +94,7 @@ pub(super) struct Parameter {
 }
 
 /// All of them.
-pub(super) const KNOWN: [Parameter; 16] = [
+pub(super) const KNOWN: [Parameter; 18] = [
     Parameter { name: "link, GB/s", source: "Table 1, stride 1", of: |fabric| &mut fabric.link_gb_s },
     Parameter { name: "lone read, ns", source: "§2.3", of: |fabric| &mut fabric.idle_ns },
     Parameter { name: "hit in the cache, ns", source: "Figure 3-a", of: |fabric| &mut fabric.llc_ns },
@@ -102,6 +115,7 @@ pub(super) const KNOWN: [Parameter; 16] = [
         source: "fitted to 1624.2 ns",
         of: |fabric| &mut fabric.background,
     },
+    Parameter { name: "cores of a socket", source: "§2.3", of: |fabric| &mut fabric.cores },
     Parameter { name: "cache lost", source: "fitted to 13.4×", of: |fabric| &mut fabric.llc_lost },
     Parameter {
         name: "strided reads under way",
@@ -120,6 +134,7 @@ pub(super) const KNOWN: [Parameter; 16] = [
         of: |fabric| &mut fabric.overload_lines,
     },
     Parameter { name: "δ", source: "chosen with control", of: |fabric| &mut fabric.delta },
+    Parameter { name: "told of a link", source: "chosen with control", of: |fabric| &mut fabric.told },
     Parameter { name: "T_W, µs", source: "§4.3", of: |fabric| &mut fabric.t_w_us },
     Parameter { name: "K, µs", source: "assumed", of: |fabric| &mut fabric.k_us },
 ];
