@@ -22,7 +22,7 @@ mod relabel;
 mod request;
 mod tls;
 
-pub use credentials::Credentials;
+pub use credentials::{CONTROLLER, Credentials};
 pub use events::EventStream;
 pub use relabel::LabelChanges;
 pub use request::innermost;

@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use crate::pod::Pod;
 use crate::process::Daemon;
-use crate::replicas::until;
+use crate::waiting::until;
 
 /// In a namespace of its own nobody else has it.
 const PORT: u16 = 2379;

@@ -5,11 +5,13 @@
 pub mod announcements;
 pub mod bare_vm;
 pub mod conversation;
+pub mod counting_vm;
 pub mod disk_guest;
 pub mod etcd;
 pub mod fair_vcpus;
 pub mod files;
 pub mod fio;
+pub mod held_vcpus;
 pub mod iperf;
 pub mod loads;
 pub mod looks;
@@ -22,3 +24,4 @@ pub mod process;
 pub mod replicas;
 pub mod runner;
 pub mod stage;
+pub mod waiting;

@@ -3,8 +3,6 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use pod_api::Controller;
@@ -12,24 +10,7 @@ use pod_api::client::Client;
 
 use crate::pod::{Pod, Release};
 use crate::process::Daemon;
-
-/// Longer than anything takes; only a test that fails waits for it.
-const PATIENCE: Duration = Duration::from_mins(1);
-
-/// Looks until there is something, and panics when there is nothing for too long.
-///
-/// # Panics
-/// When there is nothing for a minute.
-pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let began = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(began.elapsed() < PATIENCE, "waited in vain for {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
+use crate::waiting::until;
 
 /// The controllers of a pod, by their numbers.
 #[derive(Debug)]

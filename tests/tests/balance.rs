@@ -11,7 +11,7 @@ use pod_api::{CreateInstance, Disk, EventKind, SsdLoad, VolumeBalance};
 use vhost_frontend::mock::{MockGuest, Piece};
 use vm_memory::{Bytes, GuestAddress};
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder};
-use wadi_tests::replicas::until;
+use wadi_tests::waiting::until;
 
 /// Of a volume, and of a request.
 const BLOCK_BYTES: usize = 64 << 10;

@@ -7,7 +7,7 @@ use pod_api::{CreateInstance, Event, EventKind, NicLimit, NicPolicy, NicRequest}
 use pod_protocol::ids::MacAddress;
 use wadi_tests::loads::Load;
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder};
-use wadi_tests::replicas::until;
+use wadi_tests::waiting::until;
 
 /// Windows of 200 ms, five of which count, and one move in an hour.
 const BALANCE: &str = "\n[balance]\nmode = \"move\"\nwindow-ms = 200\nwindows = 5\nmoves-max = 1\n\

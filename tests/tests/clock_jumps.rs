@@ -8,8 +8,8 @@ use pod_api::EventKind;
 use wadi_tests::conversation::Conversation;
 use wadi_tests::fio::{Job, Pattern};
 use wadi_tests::pod::{PodBuilder, Role};
-use wadi_tests::replicas::until;
 use wadi_tests::stage::Stage;
+use wadi_tests::waiting::until;
 
 /// Of a daemon that was fenced.
 const FENCED: i32 = 75;

@@ -4,8 +4,8 @@ use pod_api::DeviceHealth;
 use wadi_tests::disk_guest::{Answers, BLOCKS, DiskGuest};
 use wadi_tests::etcd::Etcd;
 use wadi_tests::pod::PodBuilder;
-use wadi_tests::replicas::until;
 use wadi_tests::stage::rounds;
+use wadi_tests::waiting::until;
 
 const VOLUME_BYTES: u64 = 64 << 20;
 

@@ -11,8 +11,8 @@ use wadi_tests::conversation::Conversation;
 use wadi_tests::fio::{Job, Pattern};
 use wadi_tests::looks::in_pool;
 use wadi_tests::pod::{CLIENT_ADDRESS, Pod, Role};
-use wadi_tests::replicas::until;
 use wadi_tests::stage::{Stage, rounds};
+use wadi_tests::waiting::until;
 
 /// Of a daemon that was fenced.
 const FENCED: i32 = 75;

@@ -4,7 +4,7 @@ use std::fs;
 
 use rustix::process::{Pid, Signal, kill_process};
 use wadi_tests::pod::{Pod, PodBuilder, Role};
-use wadi_tests::replicas::until;
+use wadi_tests::waiting::until;
 
 /// Has a daemon read its configuration, and waits until it has said this since.
 fn hang_up(pod: &mut Pod, host: &str, role: Role, word: &str) {

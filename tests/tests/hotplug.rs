@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guest_images::agent::Agent;
 use guest_images::{Guest, Silent};
@@ -14,6 +14,7 @@ use wadi_tests::monitor;
 use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
 use wadi_tests::process::Daemon;
 use wadi_tests::stage::rounds;
+use wadi_tests::waiting::wait_for;
 
 const SHAPE: VmShape = VmShape { memory_mib: 320, cpus: 2 };
 const LONG: Duration = Duration::from_mins(1);
@@ -31,14 +32,6 @@ fn follow(pod: &Pod, directory: &str) -> Daemon {
     command.arg(format!("unix:{}", pod.directory().join("run/controller.sock").display()));
     command.arg("--directory").arg(pod.directory().join(directory));
     Daemon::start("vmm-follow", command, &pod.directory().join("log/vmm-follow.log")).unwrap()
-}
-
-fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !done() {
-        assert!(began.elapsed() < LONG, "{what}");
-        thread::sleep(Duration::from_millis(50));
-    }
 }
 
 fn create_volumes(pod: &Pod, names: &[&str]) {

@@ -9,7 +9,7 @@ use guest_images::{Guest, Silent};
 use pod_api::{AddReplica, DeviceHealth, DeviceKind};
 use wadi_tests::fio::{Job, Pattern, Report};
 use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
-use wadi_tests::replicas::until;
+use wadi_tests::waiting::until;
 
 /// Longer than anything takes; only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_mins(2);

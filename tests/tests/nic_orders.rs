@@ -1,24 +1,16 @@
 //! What an operator says about NICs, by `podctl`, while a guest uses them.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guest_images::{Guest, Silent};
 use pod_api::Nic;
 use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, Pod, PodBuilder, VmShape};
+use wadi_tests::waiting::wait_for;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn nic(pod: &Pod) -> Nic {
     pod.api().instance("vm1").unwrap().nics[0].clone()
-}
-
-fn eventually(what: &str, condition: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !condition() {
-        assert!(started.elapsed() < PATIENCE, "still not so: {what}");
-        thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]
@@ -38,7 +30,7 @@ fn a_nic_is_moved_held_to_its_addresses_and_brought_home_under_a_running_guest()
     pod.podctl(&["instances", "nic-policy", "vm1", "--address", "192.0.2.1"]).unwrap();
     assert_eq!(nic(&pod).policy.addresses, ["192.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
     // The order was taken when podctl ends; the backend hears of it a moment later.
-    eventually("nothing passes", || !reaches(1));
+    wait_for("nothing passes", || !reaches(1));
     let said = vm.exec(&format!("ping -c 3 -i 0.1 -W 1 -q {CLIENT_ADDRESS} || true")).unwrap();
     assert!(said.contains(" 0 packets received"), "{said}");
     let own = [
@@ -62,7 +54,7 @@ fn a_nic_is_moved_held_to_its_addresses_and_brought_home_under_a_running_guest()
     assert_eq!((policy.transmit.bytes_per_second, policy.receive.bytes_per_second), (Some(100 << 20), None));
     let minima = [policy.transmit.minimum_bytes_per_second, policy.receive.minimum_bytes_per_second];
     assert_eq!(minima, [Some(10 << 20), Some(5 << 20)]);
-    eventually("everything passes", || reaches(1));
+    wait_for("everything passes", || reaches(1));
     assert!(reaches(5));
     let more_than_there_is = ["instances", "nic-policy", "vm1", "--receive-minimum", "1000G"];
     assert!(pod.podctl(&more_than_there_is).unwrap_err().contains("h2/nic0 carries"));
@@ -74,7 +66,7 @@ fn a_nic_is_moved_held_to_its_addresses_and_brought_home_under_a_running_guest()
         lines.find_map(|line| line.split_once(&of)?.1.parse::<u64>().ok()).unwrap_or(0)
     };
     let (frontend, backend) = ("h1/net-frontend", "h2/net-backend");
-    eventually("what one end sent, the other received", || {
+    wait_for("what one end sent, the other received", || {
         let sent = counted(frontend, backend, "sent");
         sent >= 10 && sent == counted(backend, frontend, "received")
     });
@@ -98,7 +90,7 @@ fn a_nic_is_moved_held_to_its_addresses_and_brought_home_under_a_running_guest()
     assert_eq!(nic(&pod).policy, policy);
 
     // Back again, once the move before has ended.
-    eventually("the way back is free", || {
+    wait_for("the way back is free", || {
         pod.podctl(&["instances", "migrate-nic", "vm1", "--to", "h2/nic0"]).is_ok()
     });
     pod.wait_for_nic("vm1", "h2/nic0").unwrap();
@@ -108,7 +100,7 @@ fn a_nic_is_moved_held_to_its_addresses_and_brought_home_under_a_running_guest()
     pod.wait_for_nic("vm1", "h3/nic1").unwrap();
     assert!(pod.podctl(&["devices", "fail-back", "h2/nic0"]).is_err(), "its cable is out");
     pod.plug_cable("h2", "nic0").unwrap();
-    eventually("it goes home", || {
+    wait_for("it goes home", || {
         let _ = pod.podctl(&["devices", "release", "h2/nic0"]);
         pod.podctl(&["devices", "fail-back", "h2/nic0"]).is_ok() && nic(&pod).nic == "h2/nic0"
     });

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use pod_api::DeviceHealth;
 use wadi_tests::fio::{Job, Pattern, Report};
 use wadi_tests::iperf::{self, Way};
-use wadi_tests::replicas::{Replicas, until};
+use wadi_tests::replicas::Replicas;
 use wadi_tests::stage::{Stage, rounds};
+use wadi_tests::waiting::until;
 
 #[test]
 fn leader_dies_while_a_cable_is_pulled_and_the_guest_goes_on() {

@@ -2,15 +2,16 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guest_images::agent::Agent;
 use guest_images::{Guest, Silent};
-use vmm::slicing::{Actuator as _, CgroupActuator, Duty, ShimActuator, VcpuUse, duty, find_shim};
+use vmm::slicing::{Actuator as _, CgroupActuator, ShimActuator, VcpuUse, duty, find_shim};
 use vmm::{RunningVm, Vm, VmSpec};
 use wadi_tests::bare_vm::bare_vm;
+use wadi_tests::held_vcpus::{assert_no_more_than, hold};
+use wadi_tests::waiting::wait_for;
 
 const LONG: Duration = Duration::from_mins(1);
 const WINDOW: Duration = Duration::from_millis(10);
@@ -22,46 +23,6 @@ fn machine(guest: &Guest, directory: &Path) -> VmSpec {
         cpus: 2,
         vcpu_shim: Some(find_shim().expect("cargo builds the shim with vmm")),
         ..bare_vm("sliced", guest, directory)
-    }
-}
-
-/// Waits until `done`, and says for what it waited if that takes too long.
-fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !done() {
-        assert!(began.elapsed() < LONG, "{what}");
-        thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Renews an order until it is dropped.
-fn hold<T>(shim: &mut ShimActuator, duty: Duty, work: impl FnOnce() -> T) -> T {
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let renewing = scope.spawn(|| {
-            while !over.load(Ordering::Acquire) {
-                shim.set(duty).unwrap();
-                thread::sleep(Duration::from_millis(100));
-            }
-        });
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        over.store(true, Ordering::Release);
-        renewing.join().unwrap();
-        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
-}
-
-/// No vCPU ran for more than its share, what one window may carry, and what was forgiven, however late timers and wake-ups were; and
-/// each sleep was as long as the rest of a window.
-fn assert_no_more_than_the_share(vcpus: &[VcpuUse]) {
-    for vcpu in vcpus {
-        let most = vcpu.elapsed.mul_f64(SHARE) + 2 * WINDOW + vcpu.forgiven;
-        assert!(vcpu.ran <= most, "{vcpu:?}");
-        assert!(vcpu.slept <= vcpu.elapsed, "{vcpu:?}");
-        let sleeps = u32::try_from(vcpu.sleeps).unwrap();
-        assert!(vcpu.slept >= WINDOW.mul_f64(0.99 * (1.0 - SHARE)) * sleeps, "{vcpu:?}");
-        let window = i64::try_from(WINDOW.as_nanos()).unwrap();
-        assert!((-window..=window).contains(&vcpu.carry_ns), "{vcpu:?}");
     }
 }
 
@@ -124,7 +85,7 @@ fn vcpus_are_held_to_their_share_and_nothing_else_notices() {
         let sleeps = |vcpus: Vec<VcpuUse>| vcpus.iter().map(|vcpu| vcpu.sleeps).min().unwrap();
         let before = sleeps(reader.usage().unwrap());
         wait_for("more windows", || sleeps(reader.usage().unwrap()) > before + 50);
-        assert_no_more_than_the_share(&reader.usage().unwrap());
+        assert_no_more_than(SHARE, WINDOW, &reader.usage().unwrap());
     });
 
     // Nobody renews the order any more, as after the death of an agent: the vCPUs run freely.

@@ -9,8 +9,8 @@ use pod_api::{ByteSize, CreateInstance, CreateVolume, EndpointHealth, Instance, 
 use wadi_tests::disk_guest::{Answers, BLOCK_BYTES, BLOCKS, DiskGuest, block, version_of};
 use wadi_tests::looks::{in_pool, volume_on};
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder, Role};
-use wadi_tests::replicas::until;
 use wadi_tests::stage::rounds;
+use wadi_tests::waiting::until;
 
 /// Of a daemon that was fenced.
 const FENCED: i32 = 75;

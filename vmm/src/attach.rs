@@ -9,7 +9,7 @@ use crate::{MonitorAddress, Origin, Process, RunningVm, VcpuThread, VmmError};
 /// Finds the machine that the QEMU with this process id runs: its monitor by QEMU's command line, its vCPUs by the monitor.
 /// `name` replaces the name that QEMU was given.
 pub fn attach_process(pid: u32, name: Option<&str>) -> Result<(RunningVm, Vec<VcpuThread>), VmmError> {
-    let refuse = |reason: String| VmmError::Spec { reason };
+    let refuse = |reason: String| VmmError::Machine { reason };
     let process = Process::with_id(pid).ok_or_else(|| refuse(format!("there is no process {pid}")))?;
     let words = process
         .command_line()
@@ -47,7 +47,7 @@ pub fn attach_domain(
     let monitor = MonitorAddress::Domain { domain: domain.to_owned(), uri: uri.map(str::to_owned) };
     let vcpus = monitor.vcpus()?;
     let process = vcpus.first().and_then(|vcpu| Process::of_thread(vcpu.thread_id));
-    let process = process.ok_or_else(|| VmmError::Spec {
+    let process = process.ok_or_else(|| VmmError::Machine {
         reason: format!("the threads of domain {domain} are not on this host: run it where the domain runs"),
     })?;
     let name = name.unwrap_or(domain).to_owned();

@@ -105,7 +105,7 @@ impl Follower {
                     "libvirt has the only session with the monitor of {domain}: lease with `podctl instances attach --wait 0`, then \
                      use `virsh attach-device`; `virsh detach-device`, then `podctl instances detach`"
                 );
-                return Err(VmmError::Spec { reason });
+                return Err(VmmError::Machine { reason });
             }
         };
         let only = registry.lock_machine(&machine)?;
@@ -179,7 +179,7 @@ impl Follower {
         let before = plugger.inventory()?;
         if !before.has_ports() {
             let reason = "it has no PCIe ports for devices of the pod: `vmm run` starts machines with them, and `vmm qemu-args` prints how";
-            return Err(VmmError::Spec { reason: reason.to_owned() });
+            return Err(VmmError::Machine { reason: reason.to_owned() });
         }
         let mut under_way = false;
         let mut failed = None;

@@ -5,7 +5,7 @@ use std::thread;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use pod_api::client::{Client, Credentials, Server};
+use pod_api::client::{CONTROLLER, Client, Credentials, Server};
 use vmm::{Follower, Registry, RunningVm};
 
 #[derive(Args)]
@@ -13,7 +13,7 @@ pub(crate) struct Follow {
     /// The machine, as `vmm list` names it; its instance has the same name.
     name: String,
     /// Where the controller listens.
-    #[arg(long, env = "WADI_CONTROLLER", default_value = "unix:/run/wadi/controller.sock")]
+    #[arg(long, env = "WADI_CONTROLLER", help_heading = CONTROLLER, default_value = "unix:/run/wadi/controller.sock")]
     server: Server,
     #[command(flatten)]
     credentials: Credentials,

@@ -66,6 +66,12 @@ pub enum VmmError {
         /// Why not, and what to do.
         reason: String,
     },
+    /// A machine that runs, or is to, is not what was asked for.
+    #[error("{reason}")]
+    Machine {
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
     /// The directory for its sockets.
     #[error("cannot make or use {}", path.display())]
     Directory {

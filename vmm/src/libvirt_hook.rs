@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
-use pod_api::client::{Credentials, Server};
+use pod_api::client::{CONTROLLER, Credentials, Server};
 use pod_protocol::config::HostConfig;
 use vmm::VmmError;
 use vmm::hook::{Domain, Hook};
@@ -19,7 +19,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 #[derive(Args)]
 pub(crate) struct LibvirtHook {
     /// Where the controller listens.
-    #[arg(long, env = "WADI_CONTROLLER", default_value = "unix:/run/wadi/controller.sock")]
+    #[arg(long, env = "WADI_CONTROLLER", help_heading = CONTROLLER, default_value = "unix:/run/wadi/controller.sock")]
     server: Server,
     #[command(flatten)]
     credentials: Credentials,

@@ -17,7 +17,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use pod_api::Instance;
-use pod_api::client::{Credentials, Server};
+use pod_api::client::{CONTROLLER, Credentials, Server};
 use tokio::signal::unix::{SignalKind, signal};
 use vmm::hook::Metadata;
 use vmm::{
@@ -85,7 +85,7 @@ struct Move {
     #[arg(long)]
     instance: String,
     /// Where the controller listens.
-    #[arg(long, env = "WADI_CONTROLLER", default_value = "unix:/run/wadi/controller.sock")]
+    #[arg(long, env = "WADI_CONTROLLER", help_heading = CONTROLLER, default_value = "unix:/run/wadi/controller.sock")]
     server: Server,
     #[command(flatten)]
     credentials: Credentials,
@@ -117,7 +117,7 @@ struct Machine {
     #[arg(long)]
     instance: String,
     /// Where the controller listens.
-    #[arg(long, env = "WADI_CONTROLLER", default_value = "unix:/run/wadi/controller.sock")]
+    #[arg(long, env = "WADI_CONTROLLER", help_heading = CONTROLLER, default_value = "unix:/run/wadi/controller.sock")]
     server: Server,
     #[command(flatten)]
     credentials: Credentials,

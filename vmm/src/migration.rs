@@ -100,7 +100,7 @@ fn refuse_to_lose_stores(monitor: &mut Monitor) -> Result<(), VmmError> {
     if version.major >= 9 || keeps_stores(memory.base_memory, memory.plugged_memory.unwrap_or(0)) {
         return Ok(());
     }
-    Err(VmmError::Spec {
+    Err(VmmError::Machine {
         reason: format!(
             "QEMU {}.{} would break this emulated guest on the way: it forgets what is written to memory whose size is a multiple \
              of 256 KiB ({} bytes, {} plugged in). Use QEMU 9.0 or later, or KVM, or start the guest with 8 KiB more, as \
@@ -132,7 +132,7 @@ pub fn move_away(
         let reason = format!(
             "{instance} is not moving anywhere: say where with `podctl instances migrate {instance}`"
         );
-        return Err(VmmError::Spec { reason });
+        return Err(VmmError::Machine { reason });
     }
     let moved = match migrate(monitor, uri, speed) {
         Ok(moved) => moved,

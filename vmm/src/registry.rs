@@ -108,7 +108,7 @@ impl Registry {
             self.directory.display()
         );
         let found = running.machines.into_iter().find(|machine| machine.name == name);
-        found.ok_or(VmmError::Spec { reason })
+        found.ok_or(VmmError::Machine { reason })
     }
 
     /// Adds a machine. Another one of its name that runs is not replaced.
@@ -139,7 +139,7 @@ impl Registry {
                 let name = &machine.name;
                 let reason =
                     format!("somebody follows {name} already: its `vmm run`, or another `vmm follow`");
-                Err(VmmError::Spec { reason })
+                Err(VmmError::Machine { reason })
             }
             Err(error) => Err(self.failed(error.into())),
         }
@@ -162,7 +162,7 @@ impl Registry {
     ) -> Result<(), VmmError> {
         // What cannot be read is replaced.
         match read(&self.path(name)) {
-            Ok(Some(other)) if other.process.runs() && Some(other.process) != own => Err(VmmError::Spec {
+            Ok(Some(other)) if other.process.runs() && Some(other.process) != own => Err(VmmError::Machine {
                 reason: format!(
                     "{name} runs already, as process {}: end it with `vmm stop {name}`",
                     other.process.pid

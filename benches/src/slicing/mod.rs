@@ -35,18 +35,22 @@ pub(crate) struct Options {
     /// Measure windows of 100 µs although wake-ups cost too much here.
     #[arg(long)]
     shortest: bool,
+    /// Hold a vCPU that KVM runs, in place of an emulated one: it counts, for which KVM on a virtual machine may be good enough. Timers
+    /// and packets are left out.
+    #[arg(long)]
+    kvm: bool,
     /// For how many seconds timers, and then packets, of a guest are looked at under each setting.
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS")]
     latency_seconds: f64,
     /// Leave out the shares: only how late timers and packets are.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "kvm")]
     latency_only: bool,
 }
 
 impl Options {
     /// Within all benchmarks.
     pub(crate) fn short() -> Self {
-        Self { seconds: 10.0, shortest: false, latency_seconds: 5.0, latency_only: false }
+        Self { seconds: 10.0, shortest: false, kvm: false, latency_seconds: 5.0, latency_only: false }
     }
 }
 
@@ -91,6 +95,9 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     if !options.latency_only {
         shares(options, output)?;
     }
+    if options.kvm {
+        return Ok(());
+    }
     let length = Duration::from_secs_f64(options.latency_seconds.clamp(0.5, 600.0));
     summary::write_latencies(&latency::measure(&WINDOWS.map(Duration::from_micros), length)?, output)
 }
@@ -98,8 +105,9 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
 fn shares(options: &Options, output: &Path) -> Result<()> {
     let length = Duration::from_secs_f64(options.seconds.clamp(0.1, 600.0));
     let wake_up = WakeUp::measure();
-    let machine = BusyMachine::boot()?;
+    let machine = if options.kvm { BusyMachine::count_in_kvm()? } else { BusyMachine::boot()? };
     let free = machine.share(length, || Ok(()))?;
+    let name = if options.kvm { "slicing-kvm" } else { "slicing" };
     let mut settings: Vec<Setting> = WINDOWS
         .into_iter()
         .flat_map(|us| [Kind::Shim, Kind::Cgroup].map(|kind| (kind, us)))
@@ -118,7 +126,7 @@ fn shares(options: &Options, output: &Path) -> Result<()> {
             one.obtained.push(measure(&machine, one.setting, requested, length)?);
         }
     }
-    summary::write(&Findings { wake_up, free, looks_at_full_duty, measured }, output)
+    summary::write(&Findings { wake_up, free, looks_at_full_duty, measured }, name, output)
 }
 
 fn measure(machine: &BusyMachine, setting: Setting, requested: f64, length: Duration) -> Result<Obtained> {

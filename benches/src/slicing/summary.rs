@@ -14,7 +14,8 @@ use crate::report::{self, Figure, Goal};
 
 const RIVAL: &str = "cgroup processor quota";
 
-pub(super) fn write(findings: &Findings, output: &Path) -> Result<()> {
+/// `name` is that of the benchmark's files and figures.
+pub(super) fn write(findings: &Findings, name: &str, output: &Path) -> Result<()> {
     let cost = findings.wake_up;
     println!(
         "a wake-up costs {:.1} us here: {:.1} % of windows of 1 ms; slicing chooses windows of {} us",
@@ -24,10 +25,10 @@ pub(super) fn write(findings: &Findings, output: &Path) -> Result<()> {
     );
     println!("a vCPU that nobody holds gets {:.1} %\n", findings.free);
     println!("{}", table(findings));
-    let figures = figures(findings);
+    let figures = figures(findings, name);
     report::print_goals(&figures);
     let series = findings.measured.iter().map(|one| Series {
-        name: name(one),
+        name: setting(one),
         points: one.obtained.iter().map(|it| (it.requested, it.percent)).collect(),
     });
     let panel = Panel {
@@ -36,8 +37,8 @@ pub(super) fn write(findings: &Findings, output: &Path) -> Result<()> {
         y_label: "obtained, %",
         series: series.collect(),
     };
-    report::write(&output.join("slicing.svg"), &plot::svg(&[panel]))?;
-    report::write_figures(&output.join("slicing.json"), &figures)
+    report::write(&output.join(format!("{name}.svg")), &plot::svg(&[panel]))?;
+    report::write_figures(&output.join(format!("{name}.json")), &figures)
 }
 
 /// How late timers and packets are, in a file of its own.
@@ -65,7 +66,7 @@ pub(super) fn write_latencies(latencies: &[Latency], output: &Path) -> Result<()
     report::write_figures(&output.join("slicing-latency.json"), &figures)
 }
 
-fn name(one: &Measured) -> String {
+fn setting(one: &Measured) -> String {
     format!("{} {} us", one.setting.kind, one.setting.window.as_micros())
 }
 
@@ -73,7 +74,7 @@ fn table(findings: &Findings) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     let mut header = vec!["requested %".to_owned()];
-    header.extend(findings.measured.iter().map(|one| format!("{}: obtained % (spread)", name(one))));
+    header.extend(findings.measured.iter().map(|one| format!("{}: obtained % (spread)", setting(one))));
     table.set_header(header);
     let rows = findings.measured.first().map_or(0, |one| one.obtained.len());
     for row in 0..rows {
@@ -101,14 +102,14 @@ fn worst(one: &Measured) -> f64 {
     one.obtained.iter().map(|it| (it.percent - it.requested).abs()).fold(0.0, f64::max)
 }
 
-fn figures(findings: &Findings) -> Vec<Figure> {
+fn figures(findings: &Findings, name: &str) -> Vec<Figure> {
     let mut figures = Vec::new();
     for one in &findings.measured {
         let rival = findings
             .measured
             .iter()
             .find(|other| other.setting.kind == Kind::Cgroup && other.setting.window == one.setting.window);
-        let label = format!("slicing/{}/{}us", one.setting.kind, one.setting.window.as_micros());
+        let label = format!("{name}/{}/{}us", one.setting.kind, one.setting.window.as_micros());
         let mut figure = Figure::new(format!("{label}/worst error"), worst(one), "points");
         if one.setting.kind == Kind::Shim {
             figure = figure.against(RIVAL, rival.map(worst));
@@ -126,8 +127,7 @@ fn figures(findings: &Findings) -> Vec<Figure> {
     }
     #[expect(clippy::cast_precision_loss, reason = "a small count")]
     let looks = findings.looks_at_full_duty as f64;
-    figures.push(
-        Figure::new("slicing/shim/looks at full duty".to_owned(), looks, "").with_goal(Goal::AtMost(0.0)),
-    );
+    figures
+        .push(Figure::new(format!("{name}/shim/looks at full duty"), looks, "").with_goal(Goal::AtMost(0.0)));
     figures
 }

@@ -6,11 +6,14 @@ use clap::Args;
 
 use super::{Client, ClientError, ClientTls, Server};
 
+/// Under which heading of a program's help there is how it gets to the controller.
+pub const CONTROLLER: &str = "The controller";
+
 /// Who somebody is at the command line, and whom he trusts.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credentials {
     /// A file with the token that says who you are, for a controller that asks for one
-    #[arg(long, global = true, env = "WADI_TOKEN_FILE", value_name = "FILE")]
+    #[arg(long, global = true, env = "WADI_TOKEN_FILE", help_heading = CONTROLLER, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Over https.
     #[command(flatten)]

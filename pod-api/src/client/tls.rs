@@ -13,19 +13,19 @@ use rustls::{
     AlertDescription, CertificateError, ClientConfig, ConfigBuilder, InvalidMessage, RootCertStore,
 };
 
-use super::ClientError;
+use super::{CONTROLLER, ClientError};
 
 /// Whom a client trusts over `https`, and who it is.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientTls {
     /// The authority that issued the controller's certificate, as PEM; needed for https
-    #[arg(long, global = true, env = "WADI_CA_FILE", value_name = "FILE")]
+    #[arg(long, global = true, env = "WADI_CA_FILE", help_heading = CONTROLLER, value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
     /// Your certificate, as PEM, for a controller that knows you by it
-    #[arg(long, global = true, env = "WADI_CERT_FILE", value_name = "FILE", requires = "key_file")]
+    #[arg(long, global = true, env = "WADI_CERT_FILE", help_heading = CONTROLLER, value_name = "FILE", requires = "key_file")]
     pub cert_file: Option<PathBuf>,
     /// The key of your certificate, as PEM
-    #[arg(long, global = true, env = "WADI_KEY_FILE", value_name = "FILE", requires = "cert_file")]
+    #[arg(long, global = true, env = "WADI_KEY_FILE", help_heading = CONTROLLER, value_name = "FILE", requires = "cert_file")]
     pub key_file: Option<PathBuf>,
 }
 

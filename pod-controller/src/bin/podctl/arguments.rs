@@ -7,11 +7,14 @@ mod volumes;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use pod_api::client::{Credentials, LabelChanges, Server};
+use pod_api::client::{CONTROLLER, Credentials, LabelChanges, Server};
 
 pub(crate) use self::instances::{AttachDevice, Instances, Types};
 pub(crate) use self::mchannels::Mchannels;
 pub(crate) use self::volumes::Volumes;
+
+/// Under which heading of the help there is what every command takes.
+const EVERY_COMMAND: &str = "Options of every command";
 
 /// Looks at a pod and changes it, through its controller.
 ///
@@ -32,19 +35,21 @@ pub(crate) struct Arguments {
         short,
         global = true,
         env = "WADI_CONTROLLER",
+        help_heading = CONTROLLER,
         default_value = "unix:/run/wadi/controller.sock"
     )]
     pub(crate) server: Server,
     #[command(flatten)]
     pub(crate) credentials: Credentials,
     /// How to show the answer
-    #[arg(long, short, global = true, value_enum, default_value_t = Output::Table)]
+    #[arg(long, short, global = true, help_heading = EVERY_COMMAND, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,
     /// Show it anew whenever it changes, looking every so many seconds
     #[arg(
         long,
         short,
         global = true,
+        help_heading = EVERY_COMMAND,
         value_name = "SECONDS",
         num_args = 0..=1,
         require_equals = true,
@@ -53,10 +58,10 @@ pub(crate) struct Arguments {
     )]
     pub(crate) watch: Option<f64>,
     /// Only try what would be changed: it is refused as it would be, and otherwise nothing happens
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERY_COMMAND)]
     pub(crate) dry_run: bool,
     /// Change it only if it has this resourceVersion (see -o json): nobody has changed it since you looked
-    #[arg(long, global = true, value_name = "VERSION")]
+    #[arg(long, global = true, help_heading = EVERY_COMMAND, value_name = "VERSION")]
     pub(crate) if_version: Option<String>,
     #[command(subcommand)]
     pub(crate) command: Command,

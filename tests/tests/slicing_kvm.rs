@@ -1,0 +1,53 @@
+//! The vCPU of an unmodified QEMU with KVM is held to a part of its time: it never leaves `KVM_RUN` by itself.
+
+use std::thread;
+use std::time::Duration;
+
+use vmm::slicing::{Actuator as _, CgroupActuator, ControlFile, ShimActuator, VcpuUse, duty, find_shim};
+use wadi_tests::counting_vm::CountingVm;
+use wadi_tests::held_vcpus::{assert_no_more_than, hold};
+use wadi_tests::waiting::wait_for;
+
+const SHARE: f64 = 0.3;
+
+#[test]
+fn a_vcpu_in_kvm_is_held_to_its_share() {
+    let directory = tempfile::tempdir().unwrap();
+    let shim = find_shim().expect("cargo builds the shim with vmm");
+    let Some(vm) = CountingVm::start(directory.path(), Some(&shim)).unwrap() else { return };
+    let counts_on = |from: u64| wait_for("the guest to count on", || vm.count().unwrap() > from + 100_000);
+    let thread = vm.running().monitor.vcpus().unwrap()[0].thread_id;
+    let mut shim = ShimActuator::new(vm.running()).unwrap();
+    let reader = ControlFile::open(vm.vcpu_control().unwrap()).unwrap();
+    let vcpu = || reader.usage().unwrap().remove(0);
+    assert_eq!(vcpu(), VcpuUse { thread, ..VcpuUse::default() }, "nothing is armed without an order");
+
+    for window in [Duration::from_millis(10), Duration::from_millis(1)] {
+        let before = vcpu();
+        hold(&mut shim, duty(SHARE, window), || {
+            wait_for("windows", || vcpu().sleeps > before.sleeps + 100);
+            // Each sleep was one at the return from KVM_RUN, which the timer's signal ends: the vCPU is never elsewhere for long.
+            let held = vcpu().since(&before);
+            assert_no_more_than(SHARE, window, &[VcpuUse { carry_ns: 0, ..held }]);
+            counts_on(vm.count().unwrap());
+        });
+        wait_for("the order to end", || {
+            let elapsed = vcpu().elapsed;
+            thread::sleep(Duration::from_millis(100));
+            vcpu().elapsed == elapsed
+        });
+        counts_on(vm.count().unwrap());
+    }
+
+    if std::fs::read_to_string("/proc/self/mounts").unwrap().contains(" cgroup") {
+        let mut cgroup = CgroupActuator::new(vm.running()).unwrap();
+        cgroup.set(duty(SHARE, Duration::from_millis(10))).unwrap();
+        let group = || std::fs::read_to_string(format!("/proc/{thread}/cgroup")).unwrap();
+        assert!(group().contains("wadi-sliced-"), "{}", group());
+        counts_on(vm.count().unwrap());
+        drop(cgroup);
+        assert!(!group().contains("wadi-sliced-"), "{}", group());
+    } else {
+        eprintln!("no cgroup file system is mounted: the kernel's quota is not tried");
+    }
+}
