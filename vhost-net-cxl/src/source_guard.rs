@@ -1,7 +1,7 @@
 //! Refusing frames that bear others' network addresses, for an instance whose own ones are known: in IPv4 and IPv6
 //! headers, in ARP, and in neighbour discovery, by which it could draw others' traffic to itself.
 //!
-//! What cannot be judged is refused: VLAN tags, other protocols, and neighbour discovery behind a fragment header.
+//! What cannot be judged is refused: VLAN tags, other protocols, and fragments of IPv6 whose first header is not told.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -22,18 +22,27 @@ const TYPE_RARP: [u8; 2] = [0x80, 0x35];
 const ARP_FRONT: [u8; 6] = [0, 1, 8, 0, 6, 4];
 const UDP: u8 = 17;
 const DHCP_SERVER: [u8; 2] = [0, 67];
+const IPV4_BYTES_MIN: usize = 20;
 const IPV6_BYTES: usize = 40;
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
+const AUTHENTICATION: u8 = 51;
 const DESTINATION_OPTIONS: u8 = 60;
 const ICMPV6: u8 = 58;
+const LISTENER_REPORT: u8 = 131;
+const LISTENER_DONE: u8 = 132;
+const ROUTER_SOLICITATION: u8 = 133;
 const ROUTER_ADVERTISEMENT: u8 = 134;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 const REDIRECT: u8 = 137;
+const LISTENER_REPORT_V2: u8 = 143;
 const OPTION_SOURCE: u8 = 1;
 const OPTION_TARGET: u8 = 2;
+
+/// Of a fragment's second word; what is below it says whether more follow.
+const FRAGMENT_OFFSET: u16 = 0xfff8;
 
 /// The addresses that an instance may use.
 #[derive(Clone, Debug)]
@@ -89,8 +98,10 @@ impl SourceGuard {
         // Who has no address yet asks for one.
         let header_bytes = usize::from(network[0] & 0x0f) * 4;
         let port = network.get(header_bytes + 2..header_bytes + 4);
-        let asks = source == [0; 4] && network[9] == UDP && port.is_some_and(|port| port == DHCP_SERVER);
-        asks || self.owns_v4(source)
+        // Later fragments have something else where the port would be.
+        let begins = network[6] & 0x1f == 0 && network[7] == 0 && header_bytes >= IPV4_BYTES_MIN;
+        let to_server = network[9] == UDP && port.is_some_and(|port| port == DHCP_SERVER);
+        source == [0; 4] && begins && to_server || self.owns_v4(source)
     }
 
     fn permits_arp(&self, arp: &[u8]) -> bool {
@@ -120,10 +131,17 @@ impl SourceGuard {
                     next = *following;
                     at += 8 * (usize::from(*length) + 1);
                 }
-                // Neighbour discovery is never fragmented (RFC 6980), so this must be something else.
-                (FRAGMENT, [following, ..]) => return !unspecified && *following != ICMPV6,
+                // It counts in words of four bytes, and less two of them.
+                (AUTHENTICATION, [following, length, ..]) => {
+                    next = *following;
+                    at += 4 * (usize::from(*length) + 2);
+                }
+                (FRAGMENT, [following, _, high, low, _, _, _, _, message @ ..]) => {
+                    let begins = u16::from_be_bytes([*high, *low]) & FRAGMENT_OFFSET == 0;
+                    return !unspecified && permits_fragment(*following, begins, message);
+                }
                 (ICMPV6, message) => return self.permits_icmp(message, unspecified),
-                (HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | FRAGMENT, _) => return false,
+                (HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | FRAGMENT | AUTHENTICATION, _) => return false,
                 _ => return !unspecified,
             }
         }
@@ -134,6 +152,10 @@ impl SourceGuard {
         match message.first() {
             // It is no router.
             None | Some(&(ROUTER_ADVERTISEMENT | REDIRECT)) => false,
+            // A router learns from it where the sender is.
+            Some(&ROUTER_SOLICITATION) => {
+                message.get(8..).is_some_and(|options| own_option(options, OPTION_SOURCE))
+            }
             // From no address it is the question whether the address is free.
             Some(&NEIGHBOUR_SOLICITATION) => {
                 message.get(24..).is_some_and(|options| own_option(options, OPTION_SOURCE))
@@ -143,7 +165,9 @@ impl SourceGuard {
                 message.get(8..24).is_some_and(|target| self.owns_v6(target))
                     && message.get(24..).is_some_and(|options| own_option(options, OPTION_TARGET))
             }
-            Some(_) => true,
+            // Who has no address yet says which groups it listens to, as it has to before it asks whether one is free.
+            Some(&(LISTENER_REPORT | LISTENER_DONE | LISTENER_REPORT_V2)) => true,
+            Some(_) => !unspecified,
         }
     }
 
@@ -162,6 +186,19 @@ impl SourceGuard {
             options = rest;
         }
         options.iter().all(|byte| *byte == 0)
+    }
+}
+
+/// Whether a piece of a packet may pass whose fragmented part begins with a header of this kind, and with `message` if the piece is the
+/// first one. Neighbour discovery is never fragmented (RFC 6980), and what it is lies in its first byte, which is in the first
+/// piece. Where that has another header in front, it could be hidden behind it.
+fn permits_fragment(kind: u8, begins: bool, message: &[u8]) -> bool {
+    match kind {
+        HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION_OPTIONS => false,
+        ICMPV6 if begins => {
+            message.first().is_some_and(|kind| !(ROUTER_SOLICITATION..=REDIRECT).contains(kind))
+        }
+        _ => true,
     }
 }
 
@@ -209,12 +246,28 @@ mod tests {
         frame(TYPE_IPV6, &network)
     }
 
+    fn with(mut frame: Vec<u8>, at: usize, byte: u8) -> Vec<u8> {
+        frame[at] = byte;
+        frame
+    }
+
     fn neighbour(kind: u8, target: &str, option: u8, mac: [u8; 6]) -> Vec<u8> {
         let mut message = vec![kind, 0, 0, 0, 0, 0, 0, 0];
         message.extend(target.parse::<Ipv6Addr>().expect("v6").octets());
         message.extend([option, 1]);
         message.extend(mac);
         message
+    }
+
+    fn router_solicitation(mac: [u8; 6]) -> Vec<u8> {
+        [&[ROUTER_SOLICITATION, 0, 0, 0, 0, 0, 0, 0, OPTION_SOURCE, 1], &mac[..]].concat()
+    }
+
+    /// Behind an authentication header of 24 bytes.
+    fn authenticated(message: &[u8]) -> Vec<u8> {
+        let mut header = [0; 24];
+        header[..2].copy_from_slice(&[ICMPV6, 4]);
+        [&header, message].concat()
     }
 
     #[test]
@@ -227,15 +280,23 @@ mod tests {
             (ipv4([0; 4], UDP, 67), true),
             (ipv4([0; 4], UDP, 68), false),
             (ipv4([0; 4], 6, 67), false),
+            (with(with(ipv4([0; 4], UDP, 68), 14, 0x44), 33, 67), false),
+            (with(ipv4([0; 4], UDP, 67), 20, 0x20), true),
+            (with(ipv4([0; 4], UDP, 67), 20, 0x01), false),
+            (with(ipv4([0; 4], UDP, 67), 21, 1), false),
+            (with(ipv4([10, 0, 0, 1], UDP, 67), 21, 1), true),
+            (with(ipv4([10, 0, 0, 1], 6, 80), 14, 0x65), false),
             (arp(MAC.bytes(), [10, 0, 0, 1]), true),
             (arp(MAC.bytes(), [0; 4]), true),
             (arp(MAC.bytes(), [10, 0, 0, 254]), false),
             (arp(OTHER_MAC, [10, 0, 0, 1]), false),
+            (with(arp(MAC.bytes(), [10, 0, 0, 1]), 15, 6), false),
             (ipv6("fd00::1", 6, &[]), true),
             (ipv6("fe80::ff:fe00:1", 6, &[]), true),
             (ipv6("fe80::ff:fe00:9", 6, &[]), false),
             (ipv6("fd00::2", 6, &[]), false),
             (ipv6("::", 6, &[]), false),
+            (with(ipv6("fd00::1", 6, &[]), 14, 0x40), false),
             (announcement(MAC).to_vec(), true),
             (announcement(MacAddress::new(OTHER_MAC)).to_vec(), false),
             (announcement(MAC)[..59].to_vec(), false),
@@ -268,9 +329,48 @@ mod tests {
             (ipv6("fd00::1", ICMPV6, &[128; 40]), true),
             (ipv6("fd00::1", HOP_BY_HOP, &behind(ICMPV6, &advertisement("fd00::99", own))), false),
             (ipv6("fd00::1", HOP_BY_HOP, &behind(ICMPV6, &advertisement("fd00::1", own))), true),
-            (ipv6("fd00::1", FRAGMENT, &behind(ICMPV6, &advertisement("fd00::1", own))), false),
-            (ipv6("fd00::1", FRAGMENT, &behind(UDP, &[0; 16])), true),
             (ipv6("fd00::1", HOP_BY_HOP, &[ICMPV6]), false),
+            (ipv6("fd00::1", AUTHENTICATION, &authenticated(&advertisement("fd00::99", own))), false),
+            (ipv6("fd00::1", AUTHENTICATION, &authenticated(&advertisement("fd00::1", own))), true),
+            (ipv6("fd00::1", AUTHENTICATION, &[ICMPV6]), false),
+            (ipv6("fd00::1", ICMPV6, &router_solicitation(own)), true),
+            (ipv6("fd00::1", ICMPV6, &router_solicitation(OTHER_MAC)), false),
+            (ipv6("fd00::1", ICMPV6, &[REDIRECT; 40]), false),
+            (ipv6("::", ICMPV6, &router_solicitation(own)[..8]), true),
+            (ipv6("::", ICMPV6, &[128; 40]), false),
+            // A report of groups, as it comes before the question whether an address is free.
+            (ipv6("::", HOP_BY_HOP, &behind(ICMPV6, &[LISTENER_REPORT_V2; 28])), true),
+        ];
+        for (number, (frame, permitted)) in cases.into_iter().enumerate() {
+            assert_eq!(guard.permits(&frame), permitted, "case {number}");
+        }
+    }
+
+    #[test]
+    fn neighbour_discovery_hides_in_no_fragment() {
+        let guard = guard();
+        let advertisement = neighbour(NEIGHBOUR_ADVERTISEMENT, "fd00::99", OPTION_TARGET, MAC.bytes());
+        let options = [&[ICMPV6, 0, 1, 4, 0, 0, 0, 0], &advertisement[..]].concat();
+        let piece = |source, next, offset: u16, more: u16, rest: &[u8]| {
+            let [high, low] = (offset << 3 | more).to_be_bytes();
+            ipv6(source, FRAGMENT, &[&[next, 0, high, low, 0, 0, 0, 1], rest].concat())
+        };
+        let cases = [
+            (piece("fd00::1", UDP, 0, 1, &[0; 16]), true),
+            (piece("fd00::1", UDP, 2, 0, &[0; 16]), true),
+            (piece("fd00::2", UDP, 2, 0, &[0; 16]), false),
+            (piece("::", UDP, 0, 0, &[0; 16]), false),
+            // A long ping.
+            (piece("fd00::1", ICMPV6, 0, 1, &[128; 16]), true),
+            (piece("fd00::1", ICMPV6, 2, 0, &[128; 16]), true),
+            // Of a packet in one piece, too.
+            (piece("fd00::1", ICMPV6, 0, 1, &advertisement), false),
+            (piece("fd00::1", ICMPV6, 0, 0, &advertisement), false),
+            (piece("fd00::1", ICMPV6, 0, 0, &[]), false),
+            (piece("fd00::1", DESTINATION_OPTIONS, 0, 0, &options), false),
+            (piece("fd00::1", DESTINATION_OPTIONS, 1, 0, &advertisement), false),
+            (piece("fd00::1", FRAGMENT, 0, 0, &options), false),
+            (ipv6("fd00::1", FRAGMENT, &[UDP, 0, 0, 0, 0, 0, 0]), false),
         ];
         for (number, (frame, permitted)) in cases.into_iter().enumerate() {
             assert_eq!(guard.permits(&frame), permitted, "case {number}");
