@@ -27,7 +27,7 @@ pub struct Segment {
 /// What an engine accepts of a chain.
 #[derive(Debug, Clone, Copy)]
 pub struct ChainLimits {
-    /// Descriptors in all, those of an indirect table included.
+    /// Descriptors in all, those of an indirect table and empty ones included.
     pub segments: u16,
     /// Bytes in all, both directions together.
     pub bytes: u64,
@@ -151,9 +151,6 @@ impl Chain {
             // Useless but legal.
             return Ok(());
         }
-        if self.segments.len() >= usize::from(limits.segments) {
-            return Err(ChainError::TooManySegments { limit: limits.segments });
-        }
         let bytes = u64::from(descriptor.bytes);
         if self.readable_bytes + self.writable_bytes + bytes > limits.bytes {
             return Err(ChainError::TooManyBytes { limit: limits.bytes });
@@ -211,6 +208,8 @@ impl Table {
         let mut inside_indirect = false;
         let mut index = head;
         let mut left = size;
+        // Empty ones count too: a table holds 65535 of them, and to walk all of those for each chain would hold up everybody else.
+        let mut allowed = self.limits.segments;
         loop {
             if index >= size {
                 return Err(ChainError::OutOfTable { index, size });
@@ -231,6 +230,8 @@ impl Table {
                 left = size;
                 continue;
             }
+            allowed =
+                allowed.checked_sub(1).ok_or(ChainError::TooManySegments { limit: self.limits.segments })?;
             if descriptor.bytes > 0 && !view.contains(descriptor.address, descriptor.bytes) {
                 return Err(ChainError::OutOfMemory {
                     address: descriptor.address.0,

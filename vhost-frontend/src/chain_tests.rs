@@ -69,9 +69,25 @@ fn a_chain_is_read_whole() {
 
 #[test]
 fn a_chain_that_runs_in_a_circle_is_refused() {
-    assert_eq!(walk(&[(0x3000, 0, NEXT, 1), (0x3000, 0, NEXT, 0)], 0).unwrap_err(), ChainError::Loop);
+    let memory = memory();
+    store(&memory, TABLE, &[(0x3000, 0, NEXT, 1), (0x3000, 0, NEXT, 0)]);
+    let unlimited = Table { limits: ChainLimits::default(), ..table(true) };
+    let walked = unlimited.walk(&GuestView::new(&memory), 0, &mut Chain::default());
+    assert_eq!(walked, Err(ChainError::Loop));
     let error = walk(&[(0x3000, 1, NEXT, 0)], 0).unwrap_err();
     assert_eq!(error, ChainError::TooManySegments { limit: 6 });
+}
+
+#[test]
+fn empty_descriptors_count_like_others() {
+    let memory = memory();
+    store(&memory, TABLE, &[(INDIRECT_TABLE, 16 * 8, INDIRECT, 0)]);
+    for (empty, walked) in [(5, Ok(())), (6, Err(ChainError::TooManySegments { limit: 6 }))] {
+        let mut chain: Vec<Raw> = (1..=empty).map(|next| (0x3000, 0, NEXT, next)).collect();
+        chain.push((0x3000, 16, 0, 0));
+        store(&memory, INDIRECT_TABLE, &chain);
+        assert_eq!(table(true).walk(&GuestView::new(&memory), 0, &mut Chain::default()), walked);
+    }
 }
 
 #[test]
