@@ -137,7 +137,9 @@ impl Connection {
         }
         let Some(addresses) = vring.addresses else { return Ok(()) };
         let (size, base) = (vring.size, vring.base);
-        let kick = vring.kick.as_ref().map(File::try_clone).transpose().map_err(Error::ReqHandlerError)?;
+        // A VMM that sends no descriptor wants the ring polled.
+        let kick = vring.kick.as_ref().map_or_else(event::ticking, File::try_clone);
+        let kick = Some(kick.map_err(Error::ReqHandlerError)?);
         let error = vring.error.as_ref().map(File::try_clone).transpose().map_err(Error::ReqHandlerError)?;
         let call = Arc::clone(&vring.call);
         let queue = self.queue(index, size, addresses, base)?;
@@ -318,7 +320,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
 
     fn set_vring_kick(&mut self, index: u8, kick: Option<File>) -> Result<()> {
         self.stop(u16::from(index), StopReason::Requested);
-        let kick = event(kick)?;
+        let kick = accepted(kick)?;
         let vring = self.vring(u32::from(index))?;
         vring.kick = kick;
         vring.kick_known = true;
@@ -326,13 +328,13 @@ impl VhostUserBackendReqHandlerMut for Connection {
     }
 
     fn set_vring_call(&mut self, index: u8, call: Option<File>) -> Result<()> {
-        let call = event(call)?;
+        let call = accepted(call)?;
         self.vring(u32::from(index))?.replace_call(call);
         Ok(())
     }
 
     fn set_vring_err(&mut self, index: u8, error: Option<File>) -> Result<()> {
-        self.vring(u32::from(index))?.error = event(error)?;
+        self.vring(u32::from(index))?.error = accepted(error)?;
         Ok(())
     }
 
@@ -469,8 +471,8 @@ fn refused(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
 }
 
 /// Whoever waits for it, or signals it, must not block.
-fn event(file: Option<File>) -> Result<Option<File>> {
-    file.as_ref().map_or(Ok(()), crate::event::accept).map_err(refused)?;
+fn accepted(file: Option<File>) -> Result<Option<File>> {
+    file.as_ref().map_or(Ok(()), event::accept).map_err(refused)?;
     Ok(file)
 }
 

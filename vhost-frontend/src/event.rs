@@ -6,6 +6,9 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 use thiserror::Error;
 
 /// What the kernel calls an event descriptor.
@@ -36,6 +39,18 @@ pub(crate) fn accept(file: &File) -> Result<(), EventError> {
     }
     let flags = rustix::fs::fcntl_getfl(file.as_fd()).map_err(unknown)?;
     rustix::fs::fcntl_setfl(file.as_fd(), flags | OFlags::NONBLOCK).map_err(unknown)
+}
+
+/// How often a ring is looked at whose VMM does not kick.
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+
+/// A descriptor that is readable again and again, in the place of the kicks of a VMM that has none: a worker that sleeps looks at the
+/// ring each time, and takes what it reads for a kick.
+pub(crate) fn ticking() -> io::Result<File> {
+    let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+    let always = Itimerspec { it_interval: TICK, it_value: TICK };
+    timerfd_settime(&timer, TimerfdTimerFlags::empty(), &always)?;
+    Ok(timer.into())
 }
 
 /// Signals whoever listens to an accepted descriptor.

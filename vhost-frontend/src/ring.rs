@@ -76,7 +76,7 @@ pub struct RingParts {
     pub queue: Queue,
     /// Where it lies.
     pub memory: GuestMemory,
-    /// The guest's notification; none when the VMM wants the ring polled.
+    /// The guest's notification; none for a ring that is polled all the time.
     pub kick: Option<File>,
     /// Our notification; shared, since it may be replaced.
     pub call: Arc<Mutex<Option<File>>>,

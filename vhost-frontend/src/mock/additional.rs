@@ -5,12 +5,15 @@ use std::time::Duration;
 
 use super::MockGuest;
 
+const SET_VRING_KICK: u32 = 12;
 const SEND_RARP: u32 = 19;
 const SET_STATUS: u32 = 39;
 const GET_STATUS: u32 = 40;
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
+/// Of a vring's index, where no descriptor comes with it.
+const NO_DESCRIPTOR: u64 = 1 << 8;
 const ANSWER_DEADLINE: Duration = Duration::from_secs(20);
 
 impl MockGuest {
@@ -29,6 +32,12 @@ impl MockGuest {
         let [b0, b1, b2, b3, b4, b5] = address;
         let body = u64::from_ne_bytes([b0, b1, b2, b3, b4, b5, 0, 0]);
         self.ask(SEND_RARP, VERSION | NEED_REPLY, Some(body)) == Some(0)
+    }
+
+    /// Has a ring polled from now on: no descriptor for kicks comes with the request. Returns whether that was accepted.
+    pub fn poll_ring(&mut self, ring: u8) -> bool {
+        let body = u64::from(ring) | NO_DESCRIPTOR;
+        self.ask(SET_VRING_KICK, VERSION | NEED_REPLY, Some(body)) == Some(0)
     }
 
     fn ask(&mut self, request: u32, flags: u32, body: Option<u64>) -> Option<u64> {

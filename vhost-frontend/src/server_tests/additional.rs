@@ -1,5 +1,7 @@
 //! Requests that crate `vhost` does not know.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::*;
 
 #[test]
@@ -52,6 +54,25 @@ fn an_address_is_announced_for_who_asks() {
         assert!(guest.send_rarp([2, 0, 0, 0, 0, last]));
     }
     assert_eq!(device.state.lock().announced, [0, 1, 2, 3, 4].map(|last| [2, 0, 0, 0, 0, last]));
+    works(&mut guest);
+}
+
+#[test]
+fn a_ring_without_kicks_is_looked_at_again_and_again() {
+    let device = Device::start();
+    let mut guest = connected(&device.socket());
+    works(&mut guest);
+    assert!(guest.poll_ring(0));
+    {
+        let state = device.state.lock();
+        let ring = state.rings[0].as_ref().unwrap();
+        let patience = Timespec { tv_sec: i64::try_from(PATIENCE.as_secs()).unwrap(), tv_nsec: 0 };
+        for _ in 0..3 {
+            let kick = ring.kick().expect("a worker that sleeps has something to wake it");
+            assert_eq!(poll(&mut [PollFd::from_borrowed_fd(kick, PollFlags::IN)], Some(&patience)), Ok(1));
+            ring.drain_kick();
+        }
+    }
     works(&mut guest);
 }
 
