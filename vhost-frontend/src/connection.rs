@@ -27,6 +27,7 @@ use self::inflight::Inflight;
 use self::logging::LOG_ALL;
 use self::vring::{Vring, VringAddresses};
 use crate::dirty_log::DirtyLog;
+use crate::event;
 use crate::memory::{MAX_SLOTS, MemoryTable, RegionSpec};
 use crate::ring::{Ring, RingParts};
 use crate::server::{DeviceSink, DeviceSpec, StopReason};
@@ -103,9 +104,20 @@ impl Connection {
         self.features & PROTOCOL_FEATURES != 0
     }
 
-    /// Whether the engine serves any ring.
+    /// Whether the engine has any ring.
     pub(crate) fn runs_rings(&self) -> bool {
         self.vrings.iter().any(|vring| vring.running)
+    }
+
+    /// Whether it serves any.
+    pub(crate) fn serves_rings(&self) -> bool {
+        let always_enabled = self.rings_are_always_enabled();
+        self.vrings.iter().any(|vring| vring.running && (vring.enabled || always_enabled))
+    }
+
+    /// Without protocol features there is no enabling: a ring that starts is enabled.
+    fn rings_are_always_enabled(&self) -> bool {
+        self.features & PROTOCOL_FEATURES == 0
     }
 
     /// Notes that a ring is enabled before the features say that it can be. Returns whether there is such a ring.
@@ -127,12 +139,14 @@ impl Connection {
 
     /// Starts the ring if all is known that it needs.
     fn start(&mut self, index: u32) -> Result<()> {
-        // Without protocol features there is no enabling: a ring that starts is enabled.
-        let always_enabled = self.features & PROTOCOL_FEATURES == 0;
-        let lacks_log = self.lacks_log();
+        let always_enabled = self.rings_are_always_enabled();
+        let (lacks_log, discards) = (self.lacks_log(), self.spec.discards);
         let vring = self.vring(index)?;
         let enabled = vring.enabled || always_enabled;
-        if vring.running || !vring.kick_known || !enabled || lacks_log {
+        // One that is not enabled yet waits. With one that is disabled while it runs, a part of the driver may wait for ever for what it
+        // has offered there.
+        let discards = || vring.was_enabled && u16::try_from(index).is_ok_and(discards);
+        if vring.running || !vring.kick_known || !(enabled || discards()) || lacks_log {
             return Ok(());
         }
         let Some(addresses) = vring.addresses else { return Ok(()) };
@@ -157,9 +171,12 @@ impl Connection {
             event_index_unknown,
             inflight,
         });
-        debug!(device = self.spec.name, ring = index, size, next = ring.next_available(), "ring started");
-        self.sink.ring_started(ring);
-        self.vring(u32::from(index))?.running = true;
+        let next = ring.next_available();
+        debug!(device = self.spec.name, ring = index, size, next, enabled, "ring started");
+        self.sink.ring_started(if enabled { ring } else { ring.disabled() });
+        let vring = self.vring(u32::from(index))?;
+        vring.running = true;
+        vring.was_enabled = true;
         Ok(())
     }
 
@@ -315,6 +332,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
         // Only a new kick starts it again.
         vring.kick = None;
         vring.kick_known = false;
+        vring.was_enabled = false;
         Ok(VhostUserVringState::new(index, u32::from(vring.base)))
     }
 
@@ -370,13 +388,12 @@ impl VhostUserBackendReqHandlerMut for Connection {
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
-        self.vring(index)?.enabled = enable;
-        if enable {
-            self.start(index)
-        } else {
+        let before = std::mem::replace(&mut self.vring(index)?.enabled, enable);
+        let enabled_anyway = enable && self.rings_are_always_enabled();
+        if before != enable && !enabled_anyway {
             self.stop(narrow(index)?, StopReason::Requested);
-            Ok(())
         }
+        self.start(index)
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {

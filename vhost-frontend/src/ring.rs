@@ -116,6 +116,7 @@ pub struct Ring {
     /// Whether the most recent head came from there.
     taken_again: bool,
     service: Service,
+    enabled: bool,
     unsignalled: bool,
     /// The used index when the guest was last signalled, or found not to want it.
     signalled: u16,
@@ -149,6 +150,7 @@ impl Ring {
             again,
             taken_again: false,
             service: Service::Full,
+            enabled: true,
             unsignalled: false,
             signalled,
         };
@@ -162,6 +164,18 @@ impl Ring {
             ring.log_notification();
         }
         ring
+    }
+
+    /// The same ring, which the VMM has disabled.
+    #[must_use]
+    pub fn disabled(self) -> Self {
+        Self { enabled: false, ..self }
+    }
+
+    /// Whether what is offered is to be served. If not, it is given back and has no effect.
+    #[inline]
+    pub fn is_enabled(&self) -> bool {
+        self.enabled
     }
 
     /// The ring's index.

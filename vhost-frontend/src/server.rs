@@ -47,6 +47,9 @@ pub struct DeviceSpec {
     pub inflight: bool,
     /// The VMM may ask that the guest's network address be announced.
     pub announces: bool,
+    /// Of a ring's index: whether what the driver offers there is thrown away while the VMM has the ring disabled, as a NIC does with
+    /// what it was to send. It is handed over as one that is [not enabled](Ring::is_enabled) then.
+    pub discards: fn(u16) -> bool,
     /// What of the pool may be the guest's memory. Without it the pool is not known, and a file like any other.
     pub pool_ram: Option<PoolRam>,
 }
@@ -73,7 +76,8 @@ pub trait DeviceSink: Send + 'static {
     /// The driver acknowledged these virtio features.
     fn features(&mut self, _acknowledged: u64) {}
 
-    /// A ring is started and enabled: pass it to the worker and look at it at once, a kick may have come before.
+    /// A ring is started and enabled, or it was until the VMM disabled it, and the device [discards](DeviceSpec::discards): pass it to
+    /// the worker and look at it at once, a kick may have come before.
     fn ring_started(&mut self, ring: Ring);
 
     /// Takes ring `index` back from the worker. Returns when the worker has let go of it, with
@@ -299,7 +303,7 @@ fn serve(
             }
             Event::RingsExpected => {
                 let _ = shared.expected.cancel();
-                if !met || lock().runs_rings() {
+                if !met || lock().serves_rings() {
                     continue;
                 }
                 info!(

@@ -158,6 +158,7 @@ impl Device {
             queue_size_max: 256,
             inflight: true,
             announces: true,
+            discards: |index| index == 1,
             pool_ram: None,
         };
         let server = begin(&directory.path().join("device.sock"), spec, Sink(state.clone()));
@@ -341,6 +342,34 @@ fn a_reset_device_starts_anew() {
         assert!(guest.wait_used(0, PATIENCE).is_some(), "the request was there all the time");
     }
     works(&mut guest);
+}
+
+#[test]
+fn a_ring_that_is_disabled_is_handed_over_again_where_its_device_throws_away_what_is_in_it() {
+    let device = Device::start();
+    let mut guest = connected(&device.socket());
+    works(&mut guest);
+    let enabled = || {
+        let state = device.state.lock();
+        [0, 1].map(|index: usize| state.rings[index].as_ref().map(Ring::is_enabled))
+    };
+    for _ in 0..3 {
+        for ring in [0, 1, 1, 0] {
+            guest.enable_ring(ring, false);
+        }
+        assert_eq!(enabled(), [None, Some(false)]);
+        guest.enable_ring(0, true);
+        guest.enable_ring(1, true);
+        assert_eq!(enabled(), [Some(true); 2]);
+        works(&mut guest);
+    }
+    // One that was stopped meanwhile waits until it is enabled, as one that never was.
+    guest.enable_ring(1, false);
+    guest.stop_ring(1);
+    guest.frontend().set_vring_kick(1, &EventFd::new(EFD_NONBLOCK).unwrap()).unwrap();
+    assert_eq!(enabled(), [Some(true), None]);
+    guest.enable_ring(1, true);
+    assert_eq!(enabled(), [Some(true); 2]);
 }
 
 #[test]

@@ -82,6 +82,8 @@ drop_reasons! {
     LinkDown = "link-down",
     /// Frontend: the queue stopped before a packet whose payload lies in the guest's memory was sent.
     QueueStopped = "queue-stopped",
+    /// Frontend: the VMM had disabled the queue.
+    QueueDisabled = "queue-disabled",
     /// Backend: too many packets wait for the NIC.
     Backlog = "nic-full",
 }

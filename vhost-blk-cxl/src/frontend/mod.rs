@@ -200,6 +200,7 @@ impl Frontend {
             queue_size_max: QUEUE_SIZE_MAX,
             inflight: true,
             announces: false,
+            discards: |_| false,
             pool_ram,
         };
         let sink = DiskSink {

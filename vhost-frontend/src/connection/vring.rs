@@ -24,6 +24,9 @@ pub(super) struct Vring {
     pub(super) call: SharedCall,
     pub(super) error: Option<File>,
     pub(super) enabled: bool,
+    /// It was served since it was started.
+    pub(super) was_enabled: bool,
+    /// The engine has it.
     pub(super) running: bool,
 }
 

@@ -44,6 +44,8 @@ pub fn device_spec(object: &PortObject, pool_file: Option<(u64, u64)>) -> Device
         // Descriptors are returned in order, so the used index says what is done.
         inflight: false,
         announces: true,
+        // Transmit queues.
+        discards: |index| !index.is_multiple_of(2),
         pool_ram: pool_file.map(|file| PoolRam { file, leased: object.ram_area }),
     }
 }
@@ -104,9 +106,9 @@ impl DeviceSink for Sink {
     }
 
     fn ring_started(&mut self, ring: Ring) {
-        self.running.insert(ring.index());
+        let first = ring.is_enabled() && self.running.insert(ring.index()) && self.running.len() == 1;
         let _ = self.worker.send(Order::RingStarted(self.lease, Box::new(ring)));
-        if self.running.len() == 1 {
+        if first {
             self.report();
         }
     }

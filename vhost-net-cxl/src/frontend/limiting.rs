@@ -40,7 +40,7 @@ impl Port {
     fn count_held_back(&mut self, taken: usize, used_up: bool) {
         self.held_back = self.held_back.saturating_sub(taken);
         if used_up {
-            let queues = self.rings.iter().skip(1).step_by(2).flatten();
+            let queues = self.rings.iter().skip(1).step_by(2).flatten().filter(|ring| ring.is_enabled());
             let waiting: usize = queues.map(vhost_frontend::Ring::waiting).sum();
             self.counters.throttled.add(waiting.saturating_sub(self.held_back) as u64);
             self.held_back = waiting;

@@ -8,6 +8,7 @@ mod announcing;
 mod buffers;
 mod copying;
 mod device;
+mod discarding;
 mod flow;
 mod flow_queues;
 mod handler;
@@ -276,7 +277,8 @@ impl<M: Memory> Frontend<M> {
     /// Takes what a guest sends, and tells it what became of that.
     fn serve_guest(&mut self, place: usize) -> bool {
         let port = &mut self.ports[place];
-        let busy = port.transmit(&self.memory, &mut self.channels, &mut self.transmit_scratch);
+        let mut busy = port.discard(&mut self.transmit_scratch);
+        busy |= port.transmit(&self.memory, &mut self.channels, &mut self.transmit_scratch);
         if !port.stopping.is_empty() {
             port.finish_stopping();
         }

@@ -49,6 +49,8 @@ pub(super) struct Port {
     pub(super) rails: Rails,
     /// The channels that still have to be told what it accepts.
     pub(super) untold: Vec<ChannelId>,
+    /// There are queues that the VMM has disabled.
+    pub(super) discards: bool,
     /// The transmit queue that is looked at first.
     pub(super) first_queue: usize,
     /// Where what arrives of a flow goes, while several receive queues run.
@@ -99,6 +101,7 @@ impl Port {
             may_leave: Offloads::NONE,
             accepts: Offloads::NONE,
             untold: Vec::new(),
+            discards: false,
             first_queue: 0,
             flow_queues: FlowQueues::new(),
             limiter,
@@ -275,6 +278,7 @@ impl Port {
         if let Some(place) = self.rings.get_mut(index) {
             *place = Some(ring);
         }
+        self.look_for_disabled();
     }
 
     /// Lets go of a ring. What it sent lies in the pool and goes on, unless it is lent; its descriptors are returned now.
@@ -284,6 +288,7 @@ impl Port {
             self.counters.count_drop(DropReason::QueueStopped);
         }
         ring.signal();
+        self.look_for_disabled();
         Some(ring)
     }
 
@@ -319,13 +324,14 @@ impl Port {
     /// About to sleep: asks for kicks where something can be done about them. False if something came meanwhile.
     pub(super) fn enable_notifications<M: Memory>(&mut self, channels: &mut [Channel<M>]) -> bool {
         // While nothing can be sent, a kick would wake us for nothing: the channel's news will.
-        if !self.can_send(channels) {
-            return true;
-        }
+        let (sends, discards) = (self.can_send(channels), !self.object.incoming);
         let mut quiet = true;
         // Receive queues need no kicks: a frame that finds no buffer is dropped, none waits for one.
         for ring in self.rings.iter_mut().skip(1).step_by(2).flatten() {
-            quiet &= !ring.enable_notifications();
+            let wanted = if ring.is_enabled() { sends } else { discards };
+            if wanted {
+                quiet &= !ring.enable_notifications();
+            }
         }
         quiet
     }

@@ -328,7 +328,8 @@ impl Port {
             self.rails.open = self.rails.spread_over;
             self.spread_waiting();
         }
-        let running = self.rings.iter().skip(1).step_by(2).flatten().filter(|ring| !ring.is_broken());
+        let queues = self.rings.iter().skip(1).step_by(2).flatten();
+        let running = queues.filter(|ring| ring.is_enabled() && !ring.is_broken());
         let by_queue = running.count() > 1;
         let Rails { spread_over, by_queue: before, unsettled, .. } = self.rails;
         if spread_over != working || by_queue != before || unsettled {

@@ -33,8 +33,8 @@ const COPIED_BYTES_PER_TURN: u64 = 256 << 10;
 
 /// Storage that all ports use in turn.
 pub(super) struct Scratch {
-    chains: Vec<Chain>,
-    used: Vec<(u16, u32)>,
+    pub(super) chains: Vec<Chain>,
+    pub(super) used: Vec<(u16, u32)>,
     /// A packet on its way past the cache.
     bounce: Vec<u8>,
 }
@@ -238,7 +238,7 @@ impl Port {
             return 0;
         }
         let (pair, steers) = (ring_index(index) / 2, self.has_queues());
-        let Some(ring) = &mut self.rings[index] else { return 0 };
+        let Some(ring) = self.rings[index].as_mut().filter(|ring| ring.is_enabled()) else { return 0 };
         let offered = match ring.next_chains(chains) {
             Ok(offered) => offered,
             Err(error) => {

@@ -109,12 +109,17 @@ impl Guest {
         self.active = count;
     }
 
-    /// Waits until so many frames have arrived and all that was sent on active pairs is returned, and takes them.
+    /// Waits until so many frames have arrived and as many are returned, and takes them.
     fn take(&mut self, count: usize) -> Arrived {
+        self.take_until(count, count)
+    }
+
+    /// Waits until so many frames have arrived and so many are returned, which is all of them, and takes them.
+    fn take_until(&mut self, count: usize, sent: usize) -> Arrived {
         let began = Instant::now();
         let mut arrived = vec![Vec::new(); PAIRS];
         let (mut heard, mut returned) = (0, 0);
-        while heard < count || returned < count {
+        while heard < count || returned < sent {
             let before = heard + returned;
             for (pair, of_pair) in arrived.iter_mut().enumerate() {
                 while let Some(used) = self.mock.used(2 * pair) {
@@ -136,7 +141,7 @@ impl Guest {
                 thread::sleep(Duration::from_micros(100));
             }
         }
-        assert_eq!((heard, returned), (count, count));
+        assert_eq!((heard, returned), (count, sent));
         arrived
     }
 
@@ -203,18 +208,15 @@ fn traffic_spreads_over_the_pairs_that_the_guest_uses_and_over_no_other() {
         guest.send(BURST);
         guest.use_pairs(pairs);
         guest.take(BURST as usize);
-        // Nothing of these is there for the device.
-        let idle: Vec<u32> = (pairs..PAIRS).map(|pair| guest.send_on(pair)).collect();
+        // These go nowhere, and nobody waits for them.
+        (pairs..PAIRS).for_each(|pair| _ = guest.send_on(pair));
+        guest.take_until(0, PAIRS - pairs);
         for _ in 0..3 {
             let first = guest.next;
             guest.send(BURST);
             let arrived = guest.take(BURST as usize);
             check(&arrived, first, BURST, pairs);
         }
-        // Until they are in use again.
         guest.use_pairs(PAIRS);
-        let mut numbers: Vec<u32> = guest.take(idle.len()).into_iter().flatten().collect();
-        numbers.sort_unstable();
-        assert_eq!(numbers, idle);
     }
 }

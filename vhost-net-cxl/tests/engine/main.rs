@@ -5,6 +5,7 @@ mod announcing;
 mod contention;
 mod counting;
 mod echo;
+mod disabling;
 mod failing;
 mod failover;
 mod finishing;
