@@ -100,6 +100,11 @@ impl RateLimiter {
         by_packets.min(by_bytes)
     }
 
+    /// How many bytes may be taken now: packets until that is used up, the last one of them whole.
+    pub fn allowed_bytes(&self) -> u64 {
+        self.bytes.as_ref().map_or(u64::MAX, |bucket| u64::try_from(bucket.level).unwrap_or(0))
+    }
+
     /// Of how long bytes are saved up, in nanoseconds; nothing if none are.
     pub fn saved_ns(&self) -> Option<u128> {
         let bucket = self.bytes.as_ref()?;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use cxl_pool::Memory;
 
 use super::port::Port;
-use super::transmit::Scratch;
+use super::transmit::{Budget, Scratch};
 
 impl Port {
     /// Takes packets up to the rate that the guest is allowed. Once that is used up, it is asked again when the timer
@@ -18,9 +18,9 @@ impl Port {
     ) -> usize {
         let Some(limiter) = &mut self.limiter else { return 0 };
         limiter.refill(Instant::now());
-        let allowed = limiter.allowed();
+        let (allowed, bytes) = (limiter.allowed(), limiter.allowed_bytes());
         let before = (self.counters.tx_packets.get(), self.counters.tx_bytes.get());
-        let taken = self.take_packets(memory, room.min(allowed), scratch);
+        let taken = self.take_packets(memory, Budget { packets: room.min(allowed), bytes }, scratch);
         let packets = self.counters.tx_packets.get().wrapping_sub(before.0);
         let bytes = self.counters.tx_bytes.get().wrapping_sub(before.1);
         if let Some(limiter) = &mut self.limiter {

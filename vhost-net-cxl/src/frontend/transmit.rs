@@ -49,6 +49,21 @@ impl Scratch {
     }
 }
 
+/// What may be taken from a guest's queues at a time.
+#[derive(Clone, Copy)]
+pub(super) struct Budget {
+    pub(super) packets: usize,
+    /// Packets until that is used up, the last one of them whole.
+    pub(super) bytes: u64,
+}
+
+impl Budget {
+    /// Packets of any length.
+    const fn packets(packets: usize) -> Self {
+        Self { packets, bytes: u64::MAX }
+    }
+}
+
 impl Port {
     /// Whether a packet that a guest offers now could be taken and announced.
     pub(super) fn can_send<M: Memory>(&mut self, channels: &mut [Channel<M>]) -> bool {
@@ -119,11 +134,8 @@ impl Port {
         }
         let steering = self.steer(channels);
         if steering == Steering::Dead {
-            let taken = self.take_packets(
-                memory,
-                PACKETS_PER_TURN.min(UNDER_WAY_MAX - self.under_way.len()),
-                scratch,
-            );
+            let packets = PACKETS_PER_TURN.min(UNDER_WAY_MAX - self.under_way.len());
+            let taken = self.take_packets(memory, Budget::packets(packets), scratch);
             self.drop_waiting();
             let returned = self.return_descriptors(scratch);
             return busy || returned || taken > 0;
@@ -150,7 +162,7 @@ impl Port {
         let room = if self.is_held() { 0 } else { room };
         let bytes_before = self.counters.tx_bytes.get();
         let taken = if self.limiter.is_none() {
-            self.take_packets(memory, room, scratch)
+            self.take_packets(memory, Budget::packets(room), scratch)
         } else {
             self.take_within_limit(memory, room, scratch)
         };
@@ -204,21 +216,24 @@ impl Port {
         any
     }
 
-    /// Takes up to `budget` packets from the transmit queues, one queue after the other.
+    /// Takes packets from the transmit queues, one queue after the other.
     pub(super) fn take_packets<M: Memory>(
         &mut self,
         memory: &M,
-        budget: usize,
+        budget: Budget,
         scratch: &mut Scratch,
     ) -> usize {
         let queues = self.rings.len() / 2;
+        let bytes_before = self.counters.tx_bytes.get();
         let mut taken = 0;
         for turn in 0..queues {
             let queue = (self.first_queue + turn) % queues;
             // An even share, so that one queue cannot starve the others; what is left over goes to the last.
-            let share = (budget - taken).div_ceil(queues - turn);
+            let share = (budget.packets - taken).div_ceil(queues - turn);
+            let used = self.counters.tx_bytes.get().wrapping_sub(bytes_before);
+            let bytes = budget.bytes.saturating_sub(used);
             let Scratch { chains, bounce, .. } = scratch;
-            taken += self.take_from_queue(memory, 2 * queue + 1, &mut chains[..share], bounce);
+            taken += self.take_from_queue(memory, 2 * queue + 1, (&mut chains[..share], bytes), bounce);
         }
         if queues > 0 {
             self.first_queue = (self.first_queue + 1) % queues;
@@ -226,15 +241,15 @@ impl Port {
         taken
     }
 
-    /// Takes packets from one queue, as many as there are chains for, and says how many.
+    /// Takes packets from one queue, as many as there are chains for and until so many bytes are used up, and says how many.
     fn take_from_queue<M: Memory>(
         &mut self,
         memory: &M,
         index: usize,
-        chains: &mut [Chain],
+        (chains, bytes_allowed): (&mut [Chain], u64),
         bounce: &mut [u8],
     ) -> usize {
-        if self.is_stopping(index) {
+        if self.is_stopping(index) || bytes_allowed == 0 {
             return 0;
         }
         let (pair, steers) = (ring_index(index) / 2, self.has_queues());
@@ -257,7 +272,7 @@ impl Port {
         let (mut taken, mut packets, mut bytes, mut copied, mut zero_copy) = (0, 0, 0, 0, 0);
         let mut ranges = Ranges::new();
         for chain in &chains[..offered] {
-            if copied >= COPIED_BYTES_PER_TURN {
+            if copied >= COPIED_BYTES_PER_TURN || bytes >= bytes_allowed {
                 break;
             }
             let descriptor = Some((ring_index(index), chain.head()));

@@ -21,7 +21,7 @@ const HEADERS_BYTES: usize = 14 + 20 + 20;
 const SEGMENT_BYTES: usize = 1400;
 
 /// A large TCP packet over IPv4 and its virtio-net header.
-fn large(from: MacAddress, to: MacAddress, payload: &[u8]) -> ([u8; 12], Vec<u8>) {
+pub(crate) fn large(from: MacAddress, to: MacAddress, payload: &[u8]) -> ([u8; 12], Vec<u8>) {
     let mut frame = Vec::new();
     frame.extend(to.bytes());
     frame.extend(from.bytes());
@@ -34,7 +34,7 @@ fn large(from: MacAddress, to: MacAddress, payload: &[u8]) -> ([u8; 12], Vec<u8>
     ([1, 1, 54, 0, low, high, 34, 0, 16, 0, 0, 0], frame)
 }
 
-fn payload(bytes: usize) -> Vec<u8> {
+pub(crate) fn payload(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|place| (place * 7 % 253).to_le_bytes()[0]).collect()
 }
 

@@ -5,6 +5,7 @@ use pod_protocol::objects::{
 };
 
 use crate::echo::frame;
+use crate::finishing::{large, payload};
 use crate::pod::{all_features, mac, port, registration, route};
 use crate::switching::{Neighbours, neighbours, transmit_area};
 
@@ -64,6 +65,22 @@ fn a_guest_that_sends_too_much_waits_and_loses_nothing() {
     assert_eq!(arrived, (0..30).collect::<Vec<_>>());
     assert_eq!(pod.frontend.lease(1).drops, [].into());
     assert!(pod.frontend.lease(1).throttled == 20, "ten went at once");
+}
+
+#[test]
+fn long_packets_go_no_further_beyond_a_burst_than_short_ones() {
+    // A burst of 10 kB, and then a kilobyte a second.
+    let slow = RateLimit { bytes_per_second: Some(1000), packets_per_second: None, ..TEN };
+    let mut pod = neighbours("", &[all_features(), all_features()]);
+    set_port(&mut pod, 1, NicPolicy { transmit: slow, ..NicPolicy::default() });
+    let (header, frame) = large(mac(1), mac(2), &payload(20_000));
+    for _ in 0..8 {
+        assert!(pod.guests[0].send(&header, &frame));
+    }
+    pod.settle();
+    assert_eq!(pod.guests[1].received(BUFFER_BYTES).len(), 1, "what it is owed for is one packet");
+    assert_eq!(pod.frontend.lease(1).throttled, 7);
+    assert_eq!(pod.guests[0].transmit.reclaim_pairs().len(), 1);
 }
 
 #[test]
