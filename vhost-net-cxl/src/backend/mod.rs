@@ -19,6 +19,7 @@ mod reopening;
 mod steered;
 pub mod switch;
 mod tagging;
+mod told;
 mod wire;
 
 use std::collections::HashMap;
@@ -39,6 +40,7 @@ pub use self::handler::{BackendHandler, WatchedNic};
 use self::port::Port;
 use self::registration::Registration;
 pub use self::registration::RegistrationIndex;
+use self::told::Told;
 use crate::channel_end::{ChannelEnd, MESSAGES_PER_LOOK};
 use crate::counters::{LeaseBook, NicCounters};
 use crate::id_hash::IdHash;
@@ -78,6 +80,7 @@ pub struct Backend<M: Memory> {
     channels: Vec<ChannelEnd<M>>,
     /// Which registrations a lease has, as indices of ports and registrations.
     leases: HashMap<LeaseId, Vec<(usize, RegistrationIndex)>, IdHash>,
+    told: Told,
     batch: Batch,
     /// What a NIC is given to send.
     outbox: Batch,
@@ -115,6 +118,7 @@ impl<M: Memory> Backend<M> {
             ports,
             channels: Vec::new(),
             leases: HashMap::default(),
+            told: Told::default(),
             batch: Batch::new(),
             outbox: Batch::new(),
             direct: Direct::new(),

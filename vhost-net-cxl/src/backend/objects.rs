@@ -68,6 +68,7 @@ impl<M: Memory> Backend<M> {
 
     /// Takes back what the frontend behind a channel holds.
     fn forget_frontend(&mut self, channel: ChannelId) {
+        self.told.forget(channel);
         for port in &mut self.ports {
             for index in 0..port.registrations.len() {
                 let behind = |it: &Registration| it.object.channel == channel;
@@ -140,7 +141,7 @@ impl<M: Memory> Backend<M> {
         port.switch.set(index, object.mac, object.policy.vlan, object.state);
         let tag = port.next_tag(index);
         port.backlog.admit(index, (&object.policy.transmit, object.priority), Instant::now());
-        let state = object.state;
+        let (state, accepts) = (object.state, self.told.get((object.channel, lease)));
         tracing::info!(%lease, nic = object.nic, ?state, generation = object.generation.get(), "registered");
         match &mut port.registrations[index.get()] {
             Some(registration) => {
@@ -148,10 +149,16 @@ impl<M: Memory> Backend<M> {
                 registration.update(object);
                 if before != after {
                     let taken_back = port.take_back(index.get());
+                    if let Some(registration) = &mut port.registrations[index.get()] {
+                        registration.accepts = accepts;
+                    }
                     self.completed(before, taken_back);
                 }
             }
-            slot @ None => *slot = Some(Registration::new(object, self.book.open(lease), numbers, tag)),
+            slot @ None => {
+                let new = Registration::new(object, self.book.open(lease), numbers, tag);
+                *slot = Some(Registration { accepts, ..new });
+            }
         }
         let port = &mut self.ports[place];
         port.announcing = true;

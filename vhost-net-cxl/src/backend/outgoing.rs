@@ -284,7 +284,9 @@ impl<M: Memory> Backend<M> {
     fn accept_offloads(&mut self, channel: usize, message: &NetMessage) {
         let channel = self.channels[channel].object().id;
         let accepts = Offloads::from_bits(message.bytes);
-        let Some(registrations) = self.leases.get(&message.lease) else { return };
+        let leases = &self.leases;
+        self.told.note((channel, message.lease), accepts, |lease| leases.contains_key(&lease));
+        let Some(registrations) = leases.get(&message.lease) else { return };
         for (port, index) in registrations {
             if let Some(registration) = &mut self.ports[*port].registrations[index.get()]
                 && registration.object.channel == channel

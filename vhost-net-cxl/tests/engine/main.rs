@@ -1,6 +1,7 @@
 //! Frontends and backends over one pool, with drivers of our own in place of guests and the `null` NIC in place of a
 //! wire. Everything is turned by hand, so a failure replays.
 
+mod accepting;
 mod announcing;
 mod contention;
 mod counting;
