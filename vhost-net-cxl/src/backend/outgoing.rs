@@ -115,8 +115,9 @@ impl<M: Memory> Backend<M> {
                     continue;
                 }
             };
+            let frame_bytes = u64::from(message.bytes - HEADER_BYTES_U32);
             packets += 1;
-            bytes += u64::from(message.bytes - HEADER_BYTES_U32);
+            bytes += frame_bytes;
             if sender.is_on_wire(addresses.destination) && sender.goes_directly(&self.ports[place], header) {
                 if !self.direct.push(&self.memory, registration, &sender, message, header) {
                     registration.counters.count_drop(DropReason::OutsideArea);
@@ -128,6 +129,11 @@ impl<M: Memory> Backend<M> {
                 continue;
             }
             if let Some(status) = self.pass_on(&mut sender, message, header, addresses) {
+                if status == Status::NotYet {
+                    // It will come again.
+                    packets -= 1;
+                    bytes -= frame_bytes;
+                }
                 complete(&mut self.channels[channel], &message, status);
             }
         }
@@ -233,11 +239,17 @@ impl<M: Memory> Backend<M> {
     ) -> Option<Status> {
         let (place, index) = (sender.place, sender.registration);
         let port = &mut self.ports[place];
+        let gives_back = port.gives_back(index);
         let registration = port.registrations[index.get()].as_ref()?;
         let vlan = registration.object.policy.vlan;
         let mut receivers = std::mem::take(&mut self.receivers);
         let mut source = std::mem::take(&mut self.source);
         let to_wire = port.switch.route(addresses, vlan, &mut receivers);
+        if to_wire && gives_back {
+            // Before anybody here gets a copy of it, which it would each time that it is offered again.
+            (self.receivers, self.source) = (receivers, source);
+            return Some(Status::NotYet);
+        }
         source.clear();
         let fault =
             if !receivers.is_empty() && !gather(&self.memory, registration, &message, |it| source.push(it)) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cxl_pool::{Area, ByteOffset};
 use pod_protocol::objects::RegistrationState;
@@ -20,6 +20,10 @@ use crate::message::Status;
 use crate::nic::{Nic, Piece};
 use crate::offloads::Offloads;
 use crate::vnet_header::VnetHeader;
+
+/// How long packets wait for a link that is down. By then the controller has moved the instance, if it can: its
+/// frontend sends the same packets again elsewhere. If it cannot, they are lost as on any cable.
+const LINK_DOWN_HOLD: Duration = Duration::from_secs(1);
 
 /// A NIC and everything that belongs to it.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
@@ -147,10 +151,27 @@ impl Port {
         self.was_up && self.area.is_some() && self.announcing
     }
 
-    /// Whether payload of this packet, or of others of its sender, lies in the sender's memory.
-    pub(super) fn lends(&self, packet: &Outgoing) -> bool {
-        let registration = self.registrations[packet.registration.get()].as_ref();
-        registration.is_some_and(|it| it.object.ram_area.is_some())
+    /// Whether payload of this registration's packets may lie in the sender's memory.
+    pub(super) fn lends(&self, index: RegistrationIndex) -> bool {
+        self.registrations[index.get()].as_ref().is_some_and(|it| it.object.ram_area.is_some())
+    }
+
+    /// Whether what this registration sends to the wire is given back for now: the link is down, and what is lent is not kept until
+    /// it comes back. By then it may be the guest's again.
+    #[inline]
+    pub(super) fn gives_back(&mut self, index: RegistrationIndex) -> bool {
+        !self.has_wire() && self.lends(index) && !self.is_given_up()
+    }
+
+    /// Whether it takes packets, or at least did so when it was looked at last.
+    #[inline]
+    pub(super) fn has_wire(&self) -> bool {
+        self.was_up && self.area.is_some()
+    }
+
+    /// Whether packets that found no wire have been waited for long enough.
+    pub(super) fn is_given_up(&mut self) -> bool {
+        self.down_since.get_or_insert_with(Instant::now).elapsed() > LINK_DOWN_HOLD
     }
 
     /// How a packet has to be answered whose sender may not send it any more; nothing if it still may.

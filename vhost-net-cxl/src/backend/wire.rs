@@ -1,6 +1,6 @@
 //! From the backlog of a NIC to the wire, in order.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cxl_pool::Memory;
 use pod_protocol::ids::ChannelId;
@@ -14,10 +14,6 @@ use crate::counters::DropReason;
 use crate::message::{NetMessage, Status};
 use crate::nic::Batch;
 use crate::vnet_header::{HEADER_BYTES, VnetHeader};
-
-/// How long packets wait for a link that is down. By then the controller has moved the instance, if it can: its
-/// frontend sends the same packets again elsewhere. If it cannot, they are lost as on any cable.
-const LINK_DOWN_HOLD: Duration = Duration::from_secs(1);
 
 /// A packet on its way to the wire.
 #[derive(Clone, Copy, Debug)]
@@ -49,11 +45,10 @@ impl<M: Memory> Backend<M> {
         if port.backlog.is_empty() {
             return false;
         }
-        if port.was_up && port.area.is_some() {
+        if port.has_wire() {
             return self.send_to_wire(place);
         }
-        let since = *port.down_since.get_or_insert_with(Instant::now);
-        let given_up = since.elapsed() > LINK_DOWN_HOLD;
+        let given_up = port.is_given_up();
         // Those who have moved elsewhere do not wait any longer.
         let mut backlog = std::mem::take(&mut port.backlog);
         let before = backlog.len();
@@ -74,8 +69,7 @@ impl<M: Memory> Backend<M> {
                     }
                     Status::Dropped
                 }
-                // What is lent is not kept until the link comes back: by then it may be the guest's again.
-                None if port.lends(packet) => Status::NotYet,
+                None if port.lends(packet.registration) => Status::NotYet,
                 None => return true,
             };
             answer(channels, packet, status);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool, check_seeds};
 use cxl_pool::{Area, HostId, Memory};
-use pod_protocol::ids::LeaseGeneration;
+use pod_protocol::ids::{LeaseGeneration, MacAddress};
 use pod_protocol::objects::{Object, PortObject, RegistrationObject, RegistrationState, Route};
 use pod_protocol::worker::Turned;
 use vhost_net_cxl::channel_counters::ChannelBook;
@@ -242,6 +242,49 @@ fn what_a_dead_link_was_lent_goes_through_the_backup_nic() {
         (0..10).map(|number| frame(number, if number % 2 == 0 { 1000 } else { 100 })).collect();
     assert!(frames == expected, "{} frames", frames.len());
     assert_eq!(pod.pool.faults(), Faults::default());
+}
+
+#[test]
+fn a_broadcast_that_waits_for_a_link_reaches_neighbours_once() {
+    let mut pod = pod(9, Offloads::ALL);
+    pod.backend.apply(Object::Registration(registration(2, 1, 1, Active, area(16, 8))));
+    pod.frontend.apply(Object::Port(port(2, area(16, 8), route(1, 1), None)));
+    let mut neighbour = Guest::new(QUEUE_SIZE);
+    neighbour.post(QUEUE_SIZE, BUFFER_BYTES);
+    pod.frontend.start(2, &neighbour, all_features());
+    pod.settle();
+    pod.sent();
+    pod.backend.link.set(false);
+    let to = |address: MacAddress, number| {
+        let mut frame = frame(number, 100);
+        frame[..6].copy_from_slice(&address.bytes());
+        frame
+    };
+    let (broadcast, unicast) = (to(MacAddress::BROADCAST, 1), to(mac(2), 2));
+    assert!(pod.guest.send(&[0; 12], &broadcast));
+    assert!(pod.guest.send(&[0; 12], &unicast));
+    for _ in 0..10 {
+        pod.settle();
+        // It is offered again when the timer fires.
+        pod.frontend.task.retry();
+    }
+    pod.backend.link.set(true);
+    pod.settle();
+    let got = neighbour.received(BUFFER_BYTES).into_iter().map(|(_, frame)| frame);
+    let (broadcasts, others): (Vec<_>, Vec<_>) = got.partition(|frame| *frame == broadcast);
+    assert_eq!(broadcasts.len(), 1);
+    assert_eq!(others, [unicast], "what stays here needs no link");
+    // Unless this took longer than anything waits for a link.
+    let sent = pod.sent().into_iter().filter(|frame| *frame == broadcast).count() as u64;
+    let lost = pod.backend.lease(1).drops.get("link-down").copied().unwrap_or(0);
+    assert_eq!(sent + lost, 1);
+    let counted = pod.backend.lease(1);
+    assert_eq!(
+        (counted.tx_packets, counted.tx_bytes),
+        (2, 200),
+        "once each, however often they were offered"
+    );
+    assert_eq!(pod.guest.transmit.reclaim_pairs().len(), 2);
 }
 
 /// A frontend that can be given orders, and a bare end in place of its backend.
