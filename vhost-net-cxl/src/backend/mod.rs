@@ -193,6 +193,7 @@ impl<M: Memory> Task for Backend<M> {
         for port in &mut self.ports {
             let outcome = port.nic.flush();
             port.check(outcome, &self.tell);
+            port.count_refused();
         }
         self.ask_for_reopening();
         for channel in &mut self.channels {

@@ -44,6 +44,8 @@ pub(super) struct Port {
     pub(super) counters: Arc<NicCounters>,
     /// Counts the tags that were given away.
     pub(super) tags: u32,
+    /// As many packets its driver had refused when it was looked at last.
+    refused: u64,
     pub(super) failed: bool,
     /// It failed, and whoever opens it again has yet to hear of it.
     pub(super) to_reopen: bool,
@@ -67,6 +69,7 @@ impl Port {
             backlog: Backlog::new(),
             counters,
             tags: 0,
+            refused: 0,
             failed: false,
             to_reopen: false,
             was_up,
@@ -172,6 +175,21 @@ impl Port {
     /// Whether packets that found no wire have been waited for long enough.
     pub(super) fn is_given_up(&mut self) -> bool {
         self.down_since.get_or_insert_with(Instant::now).elapsed() > LINK_DOWN_HOLD
+    }
+
+    /// Counts what its driver has refused since the last look.
+    pub(super) fn count_refused(&mut self) {
+        let refused = self.nic.errors();
+        if refused != self.refused {
+            self.counters.errors.add(refused.saturating_sub(self.refused));
+            self.refused = refused;
+        }
+    }
+
+    /// Has this NIC in the place of the one that failed.
+    pub(super) fn replace(&mut self, nic: Box<dyn Nic>) {
+        self.nic = nic;
+        self.refused = 0;
     }
 
     /// How a packet has to be answered whose sender may not send it any more; nothing if it still may.

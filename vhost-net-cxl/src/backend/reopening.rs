@@ -90,7 +90,7 @@ impl<M: Memory> Backend<M> {
         {
             tracing::warn!(nic = name, %error, "its frames are only seen while others keep us awake");
         }
-        port.nic = nic;
+        port.replace(nic);
         port.tell_flows();
         port.failed = false;
         port.counters.reopened.add(1);

@@ -106,3 +106,26 @@ fn frames_for_nobody_are_counted_by_reason() {
     assert_eq!(backend.counters.dropped(), expected);
     assert_eq!(backend.counters.rx_packets.get(), 3);
 }
+
+#[test]
+fn what_a_device_refuses_is_counted_also_after_it_was_opened_again() {
+    let pool = SimulatedPool::new(9, POOL_BYTES);
+    let memory = pool.host(HostId::new(2));
+    let (nic, wire) = RecordingNic::new(&memory, Offloads::ALL, usize::MAX);
+    let mut backend = TestBackend::with_nic(&memory, Box::new(nic), area(32, 16));
+    for refused in [3, 3, 5] {
+        wire.lock().expect("unpoisoned").refused = refused;
+        settle(&mut [&mut backend]);
+        assert_eq!(backend.counters.errors.get(), refused);
+    }
+    wire.lock().expect("unpoisoned").broken = true;
+    settle(&mut [&mut backend]);
+    assert_eq!(backend.counters.errors.get(), 6, "and what it failed by");
+    let (nic, wire) = RecordingNic::new(&memory, Offloads::ALL, usize::MAX);
+    wire.lock().expect("unpoisoned").refused = 1;
+    backend.task.reopened(Box::new(nic), None);
+    settle(&mut [&mut backend]);
+    wire.lock().expect("unpoisoned").refused = 2;
+    settle(&mut [&mut backend]);
+    assert_eq!(backend.counters.errors.get(), 8);
+}

@@ -20,6 +20,14 @@ pub(crate) struct Wire {
     pub(crate) room: usize,
     /// Packets with their virtio-net headers that it is about to receive.
     pub(crate) arriving: VecDeque<Vec<u8>>,
+    /// What it was told that its receivers accept.
+    pub(crate) told: Option<Offloads>,
+    /// So many receive buffers it takes when it is started.
+    pub(crate) hoards: usize,
+    /// How many packets the device has refused since it was opened.
+    pub(crate) refused: u64,
+    /// It fails when it is looked at next.
+    pub(crate) broken: bool,
     /// Of each packet that was sent as it was, where its pieces lay.
     pub(crate) pieces: Vec<Vec<Piece>>,
 }
@@ -49,6 +57,12 @@ impl<M: Memory> RecordingNic<M> {
             Self { identity, link: LinkState::new(true), memory: memory.clone(), wire: Arc::clone(&wire) };
         (nic, wire)
     }
+
+    fn outcome(&self, wire: &Wire) -> Result<(), NicError> {
+        let nic = self.identity.name.clone();
+        let problem = "it is broken".to_owned();
+        if wire.broken { Err(NicError::Config { nic, problem }) } else { Ok(()) }
+    }
 }
 
 impl<M: Memory> Nic for RecordingNic<M> {
@@ -64,20 +78,26 @@ impl<M: Memory> Nic for RecordingNic<M> {
         Ok(())
     }
 
-    fn start(&mut self, _buffers: &mut ReceiveBuffers) -> Result<(), NicError> {
-        Ok(())
+    fn start(&mut self, buffers: &mut ReceiveBuffers) -> Result<(), NicError> {
+        let wire = self.wire.lock().expect("unpoisoned");
+        for _ in 0..wire.hoards {
+            buffers.take().expect("a free buffer");
+        }
+        self.outcome(&wire)
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }
 
-    fn set_receiver_offloads(&mut self, _offloads: Offloads) -> Result<(), NicError> {
+    fn set_receiver_offloads(&mut self, offloads: Offloads) -> Result<(), NicError> {
+        self.wire.lock().expect("unpoisoned").told = Some(offloads);
         Ok(())
     }
 
     fn receive(&mut self, buffers: &mut ReceiveBuffers, batch: &mut Batch) -> Result<(), NicError> {
         let mut wire = self.wire.lock().expect("unpoisoned");
+        self.outcome(&wire)?;
         while !batch.is_full()
             && let Some(packet) = wire.arriving.pop_front()
         {
@@ -121,5 +141,9 @@ impl<M: Memory> Nic for RecordingNic<M> {
         wire.room -= 1;
         wire.frames.push(frame.to_vec());
         Ok(true)
+    }
+
+    fn errors(&self) -> u64 {
+        self.wire.lock().expect("unpoisoned").refused
     }
 }
