@@ -296,7 +296,8 @@ fn deliver<M: Memory>(
     let (header_bytes, merges) = (port.header_bytes, port.merges);
     let ring = port.rings[queue].as_mut().ok_or(DropReason::NoGuestQueue)?;
     let needed = header_bytes as u64 + u64::from(frame_bytes);
-    let count = match take_chains(ring, &mut scratch.chains, header_bytes, needed, merges) {
+    let used = &mut scratch.filled.used;
+    let count = match take_chains(ring, (&mut scratch.chains, used), header_bytes, needed, merges) {
         Ok(0) => {
             scratch.dry = Some((index, queue));
             return Err(DropReason::NoGuestBuffers);
@@ -305,7 +306,6 @@ fn deliver<M: Memory>(
         Err(reason) => return Err(reason),
     };
     let header = VnetHeader { buffers: u16::try_from(count).unwrap_or(u16::MAX), ..header };
-    let used = &mut scratch.filled.used;
     let before = used.len();
     let header = &header.to_bytes()[..header_bytes];
     if write_packet(memory, ring, &scratch.chains[..count], used, header, pieces) {
@@ -336,10 +336,11 @@ pub(super) fn received_header(
     Ok(clean)
 }
 
-/// Takes as many of the guest's buffers as the packet needs, or none: 0 if there are none at all.
+/// Takes as many of the guest's buffers as the packet needs, or none: 0 if there are none at all. A bad one is noted in `used`, behind
+/// those that were filled before: a successor would begin at the used index, and take the others for it.
 fn take_chains(
     ring: &mut Ring,
-    chains: &mut [Chain],
+    (chains, used): (&mut [Chain], &mut Vec<(u16, u32)>),
     header_bytes: usize,
     needed: u64,
     merges: bool,
@@ -362,8 +363,7 @@ fn take_chains(
             // A bad buffer at the front costs the guest that buffer and this packet. Behind good ones it has to wait
             // until it is at the front, since buffers are put back in order.
             Ok(Next::Chain | Next::Malformed(_)) if count == 0 => {
-                // A ring that cannot be written was parked.
-                let _ = ring.complete(chains[0].head(), 0);
+                used.push((chains[0].head(), 0));
                 return Err(DropReason::BadChain);
             }
             Ok(Next::Chain | Next::Malformed(_)) => {

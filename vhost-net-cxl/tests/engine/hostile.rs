@@ -8,12 +8,15 @@ use proptest::prelude::*;
 use vhost_net_cxl::channel_counters::ChannelBook;
 use vhost_net_cxl::channel_end::{ChannelEnd, MESSAGES_PER_LOOK};
 use vhost_net_cxl::message::{NetMessage, Opcode, Run, Status};
+use vhost_net_cxl::offloads::Offloads;
 
-use crate::echo::{BUFFER_BYTES, frame, pair};
-use crate::guest::{NEXT, WRITE};
+use crate::echo::{BUFFER_BYTES, frame, pair, returned};
+use crate::guest::{Guest, NEXT, WRITE};
 use crate::pod::{
-    POOL_BYTES, TestBackend, Turn, all_features, area, channel, lease, open, registration, settle,
+    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, lease, open, port,
+    registration, route, settle,
 };
+use crate::recording::RecordingNic;
 
 #[test]
 fn malformed_chains_cost_a_guest_that_packet_and_come_back_in_order() {
@@ -35,6 +38,37 @@ fn malformed_chains_cost_a_guest_that_packet_and_come_back_in_order() {
     assert_eq!(heads.len(), 7);
     assert_eq!(pair.guest.received(BUFFER_BYTES).len(), 1, "the good one arrived");
     assert_eq!(pair.frontend.lease(1).drops, [("bad-chain".to_owned(), 6)].into());
+}
+
+#[test]
+fn receive_buffers_come_back_in_order_and_so_do_bad_ones() {
+    let pool = SimulatedPool::new(1, POOL_BYTES);
+    let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
+    let there = pool.host(HostId::new(2));
+    let (nic, wire) = RecordingNic::new(&there, Offloads::NONE, usize::MAX);
+    let mut backend = TestBackend::with_nic(&there, Box::new(nic), area(32, 16));
+    backend.apply(Object::Channel(channel(1, 1, 512, false)));
+    frontend.apply(Object::Channel(channel(1, 1, 512, true)));
+    backend.apply(Object::Registration(registration(1, 1, 1, RegistrationState::Active, area(8, 8))));
+    frontend.apply(Object::Port(port(1, area(8, 8), route(1, 1), None)));
+    let mut guest = Guest::new(64);
+    // The second is too short for a header, the fourth cannot be written.
+    for (slot, bytes, flags) in
+        [(0, 2048, WRITE), (1, 4, WRITE), (2, 2048, WRITE), (3, 2048, 0), (4, 2048, WRITE)]
+    {
+        let at = guest.receive.buffer(slot, bytes);
+        guest.receive.offer(&[(slot, at, bytes, flags)]);
+    }
+    frontend.start(1, &guest, all_features());
+    settle(&mut [&mut frontend, &mut backend]);
+    for number in 0..5 {
+        let packet = [vec![0; 12], returned(&frame(number, 100))].concat();
+        wire.lock().expect("unpoisoned").arriving.push_back(packet);
+    }
+    settle(&mut [&mut frontend, &mut backend]);
+    // A successor would begin at the used index: what lies before it must be what was used.
+    assert_eq!(guest.receive.used(), [(0, 112), (1, 0), (2, 112), (3, 0), (4, 112)]);
+    assert_eq!(frontend.lease(1).drops, [("bad-chain".to_owned(), 2)].into());
 }
 
 #[test]
