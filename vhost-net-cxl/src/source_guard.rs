@@ -321,6 +321,8 @@ mod tests {
             (ipv6("fd00::1", ICMPV6, &advertisement("fd00::1", own)), true),
             (ipv6("fd00::1", ICMPV6, &advertisement("fd00::99", own)), false),
             (ipv6("fd00::1", ICMPV6, &advertisement("fd00::1", OTHER_MAC)), false),
+            // An option that is cut off.
+            (ipv6("fd00::1", ICMPV6, &advertisement("fd00::1", own)[..29]), false),
             (ipv6("fd00::1", ICMPV6, &solicitation("fd00::99", own)), true),
             (ipv6("fd00::1", ICMPV6, &solicitation("fd00::99", OTHER_MAC)), false),
             (ipv6("::", ICMPV6, &solicitation("fd00::1", own)[..24]), true),

@@ -183,6 +183,15 @@ mod tests {
     }
 
     #[test]
+    fn of_two_with_the_same_address_the_active_one_receives() {
+        let mut switch = three();
+        switch.set(index(5), mac(1), None, Draining);
+        assert_eq!(route(&switch, mac(4), mac(1)), (vec![1], false));
+        switch.set(index(6), mac(2), None, Active);
+        assert_eq!(route(&switch, mac(4), mac(2)), (vec![6], false));
+    }
+
+    #[test]
     fn a_change_of_state_takes_effect_at_once() {
         let mut switch = three();
         switch.set(index(3), mac(3), None, Active);

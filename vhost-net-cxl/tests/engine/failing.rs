@@ -179,3 +179,39 @@ fn a_nic_that_was_opened_again_takes_over_and_gets_what_waits() {
     let DeviceReport::Nic { up, features, .. } = device else { panic!("{device:?}") };
     assert_eq!((*up, *features), (true, 0));
 }
+
+#[test]
+fn what_a_failed_driver_had_is_there_for_the_next_one() {
+    let pool = SimulatedPool::new(1, POOL_BYTES);
+    let memory = pool.host(HostId::new(2));
+    // More than half of all buffers.
+    let open = |broken| {
+        let (nic, wire) = RecordingNic::new(&memory, Offloads::ALL, usize::MAX);
+        let mut state = wire.lock().expect("unpoisoned");
+        (state.hoards, state.broken) = (3000, broken);
+        drop(state);
+        (Box::new(nic), wire)
+    };
+    let (nic, mut wire) = open(false);
+    let mut backend = TestBackend::with_nic(&memory, nic, area(32, 16));
+    let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
+    backend.apply(Object::Channel(channel(1, 1, 512, false)));
+    backend.apply(Object::Registration(registration(1, 1, 1, RegistrationState::Active, area(8, 8))));
+    frontend.apply(Object::Channel(channel(1, 1, 512, true)));
+    frontend.apply(Object::Port(port(1, area(8, 8), route(1, 1), None)));
+    let guest = Guest::new(64);
+    frontend.start(1, &guest, all_features());
+    settle(&mut [&mut frontend, &mut backend]);
+    assert_eq!(wire.lock().expect("unpoisoned").told, Some(Offloads::ALL));
+    for _ in 0..3 {
+        wire.lock().expect("unpoisoned").broken = true;
+        settle(&mut [&mut frontend, &mut backend]);
+        // One that cannot be started has taken some too.
+        backend.task.reopened(open(true).0, None);
+        let (nic, next) = open(false);
+        backend.task.reopened(nic, None);
+        wire = next;
+        settle(&mut [&mut frontend, &mut backend]);
+        assert_eq!(wire.lock().expect("unpoisoned").told, Some(Offloads::ALL), "as its predecessor was");
+    }
+}

@@ -307,7 +307,8 @@ impl DriverQueue {
         heads
     }
 
-    fn content(&self, head: u16, buffer_bytes: u32, length: u32) -> Vec<u8> {
+    /// What lies in a buffer.
+    pub(crate) fn content(&self, head: u16, buffer_bytes: u32, length: u32) -> Vec<u8> {
         let mut content = vec![0; usize::try_from(length).expect("short")];
         self.memory
             .read_slice(&mut content, GuestAddress(self.buffer(head, buffer_bytes)))

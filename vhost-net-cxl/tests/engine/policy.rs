@@ -112,12 +112,35 @@ fn what_a_guest_may_not_receive_is_dropped_and_counted() {
     assert_eq!(pod.guests[0].transmit.reclaim_pairs().len(), 30, "the sender is none the wiser");
     // Said again, it starts no new burst; said otherwise, it holds at once.
     set_registration(&mut pod, 2, NicPolicy { receive: TEN, ..NicPolicy::default() });
+    for number in 0..10 {
+        assert!(pod.guests[0].send(&[0; 12], &between(number)));
+    }
+    pod.settle();
+    assert!(numbers(&mut pod).len() < 5);
+    assert_eq!(pod.guests[0].transmit.reclaim_pairs().len(), 10);
     set_registration(&mut pod, 2, NicPolicy::default());
     for number in 0..30 {
         assert!(pod.guests[0].send(&[0; 12], &between(number)));
     }
     pod.settle();
     assert_eq!(numbers(&mut pod).len(), 30);
+}
+
+#[test]
+fn what_a_guest_may_receive_is_counted_in_bytes_too() {
+    let mut pod = neighbours("", &[all_features(), all_features()]);
+    // A burst of 10 kB, and then a kilobyte a second.
+    let slow = RateLimit { bytes_per_second: Some(1000), packets_per_second: None, ..TEN };
+    set_registration(&mut pod, 2, NicPolicy { receive: slow, ..NicPolicy::default() });
+    for number in 0..30 {
+        let mut frame = frame(number, 1000);
+        frame[..6].copy_from_slice(&mac(2).bytes());
+        assert!(pod.guests[0].send(&[0; 12], &frame));
+    }
+    pod.settle();
+    let arrived = numbers(&mut pod).len();
+    assert!((10..20).contains(&arrived), "{arrived}");
+    assert_eq!(pod.backend.lease(2).drops, [("rate-limit".to_owned(), 30 - arrived as u64)].into());
 }
 
 #[test]

@@ -1,13 +1,18 @@
 //! What instances are promised where a NIC, or the way to it, is too slow for all: judged by counters, not by the clock.
 
-use cxl_pool::simulated::Faults;
+use cxl_pool::HostId;
+use cxl_pool::simulated::{Faults, SimulatedPool};
 use pod_protocol::objects::{
     NicPolicy, Object, PortObject, RateLimit, RegistrationObject, RegistrationState,
 };
+use vhost_net_cxl::channel_counters::ChannelBook;
 
 use crate::contention::{GUESTS, Pod, ROOM, from, pod};
 use crate::echo::{BUFFER_BYTES, frame};
-use crate::pod::{Turn, mac, port, registration, route, settle};
+use crate::guest::Guest;
+use crate::pod::{
+    POOL_BYTES, TestFrontend, Turn, all_features, channel, mac, open, port, registration, route, settle,
+};
 use crate::switching::transmit_area;
 
 /// Packets that the second guest offers per turn: more than an even share of what the NIC takes, and not all of it.
@@ -75,6 +80,34 @@ fn a_guest_sends_what_it_is_promised_whoever_floods_and_only_for_as_long() {
     assert_eq!(pod.pool.faults(), Faults::default());
 }
 
+#[test]
+fn room_is_kept_from_who_has_had_what_it_is_promised() {
+    const SLOTS: u32 = 256;
+    // A quarter of the slots but for some to spare, and a quarter of that is kept.
+    for (minimum, expected) in [(1 << 50, 56), (1, 42)] {
+        let pool = SimulatedPool::new(16, POOL_BYTES);
+        let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
+        frontend.apply(Object::Channel(channel(1, 1, SLOTS, true)));
+        let transmit = RateLimit { minimum_bytes_per_second: Some(minimum), ..RateLimit::default() };
+        let policy = NicPolicy { transmit, ..NicPolicy::default() };
+        let object = port(1, transmit_area(1), route(1, 1), None);
+        frontend.apply(Object::Port(PortObject { policy, ..object }));
+        let mut guest = Guest::new(128);
+        frontend.start(1, &guest, all_features());
+        let there = pool.host(HostId::new(2));
+        // It acknowledges nothing.
+        let mut end = open(&there, &ChannelBook::default())(&channel(1, 1, SLOTS, false)).expect("a channel");
+        while !end.ready() {
+            frontend.turn_once();
+        }
+        assert!(guest.send(&[0; 12], &frame(0, 100)));
+        frontend.turn_once();
+        (1..64).for_each(|number| assert!(guest.send(&[0; 12], &frame(number, 100))));
+        (0..20).for_each(|_| _ = frontend.turn_once());
+        assert_eq!(frontend.lease(1).tx_packets, expected, "promised {minimum}");
+    }
+}
+
 /// Frames from the wire: a flood for the first guest, and between them some for the second one. Returns what the second guest got
 /// of how many.
 fn receive(pod: &mut Pod) -> (usize, usize) {
@@ -119,7 +152,14 @@ fn a_guest_receives_what_it_is_promised_although_another_is_flooded() {
     let drops = pod.backend.lease(1).drops;
     assert!(drops["kept-for-minimum"] > 0, "{drops:?}");
 
+    // A promise that is used up at once is none.
+    let little = RateLimit { minimum_bytes_per_second: Some(1), ..RateLimit::default() };
+    set(&mut pod, 2, &NicPolicy { receive: little, ..NicPolicy::default() });
+    let (got, sent) = receive(&mut pod);
+    assert!(got < sent, "{got} of {sent}");
+
     set(&mut pod, 2, &NicPolicy::default());
+    let drops = pod.backend.lease(1).drops;
     let kept = drops["kept-for-minimum"];
     let (got, sent) = receive(&mut pod);
     assert!(got < sent);

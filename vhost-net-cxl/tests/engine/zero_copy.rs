@@ -287,6 +287,24 @@ fn a_broadcast_that_waits_for_a_link_reaches_neighbours_once() {
     assert_eq!(pod.guest.transmit.reclaim_pairs().len(), 2);
 }
 
+#[test]
+fn what_a_stopped_queue_had_lent_and_not_sent_is_counted() {
+    let mut pod = pod(10, Offloads::ALL);
+    pod.backend.link.set(false);
+    assert!(pod.guest.send(&[0; 12], &frame(1, 1000)));
+    assert!(pod.guest.send(&[0; 12], &frame(2, 100)));
+    pod.settle();
+    pod.frontend.task.stop_ring(lease(1), 1, None);
+    assert_eq!(pod.guest.transmit.reclaim_pairs().len(), 2);
+    assert_eq!(pod.frontend.lease(1).drops, [("queue-stopped".to_owned(), 1)].into());
+    pod.backend.link.set(true);
+    pod.frontend.task.retry();
+    pod.settle();
+    let mut sent = pod.sent();
+    sent.retain(|frame| frame[12..14] == [0x88, 0xb5]);
+    assert_eq!(sent, [frame(2, 100)], "what was copied goes on");
+}
+
 /// A frontend that can be given orders, and a bare end in place of its backend.
 struct Alone {
     frontend: Turned<Frontend<SimulatedMemory>>,
