@@ -138,6 +138,11 @@ pub(super) fn regions_of(request: &Request) -> std::ops::Range<u64> {
     request.offset_bytes / REGION_BYTES..end.div_ceil(REGION_BYTES)
 }
 
+/// Whether two requests meet, and it matters which one is carried out first.
+pub(super) fn conflict(one: &Request, other: &Request) -> bool {
+    (one.operation.writes() || other.operation.writes()) && overlap(one, other)
+}
+
 /// Whether two requests meet.
 pub(super) fn overlap(one: &Request, other: &Request) -> bool {
     let end = |request: &Request| request.offset_bytes.saturating_add(request.length_bytes);

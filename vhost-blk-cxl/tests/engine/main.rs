@@ -16,6 +16,7 @@ mod live_migration;
 mod malformed;
 mod mirror;
 mod mirror_moves;
+mod mirror_order;
 mod moves;
 mod neighbours;
 mod one_host;

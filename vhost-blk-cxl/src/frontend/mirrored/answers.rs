@@ -139,6 +139,7 @@ impl<M: Memory> MirroredDisk<M> {
                 *leg = Leg::None;
             }
             work.begun = false;
+            self.not_under_way(index);
             self.waiting.push_back(index);
             self.recheck = true;
         }
@@ -217,9 +218,7 @@ impl<M: Memory> MirroredDisk<M> {
     /// Ends a request of the guest.
     pub(super) fn finish(&mut self, index: u16, status: Status) {
         let Some(work) = self.works.remove(index) else { return };
-        if let Some(at) = self.writes.iter().position(|&write| write == index) {
-            self.writes.swap_remove(at);
-        }
+        self.not_under_way(index);
         let next = self.works.next_sequence();
         self.guest.end(&self.disk, &work.request, status, work.sequence, next);
         self.recheck = true;

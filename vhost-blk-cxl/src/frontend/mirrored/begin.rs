@@ -3,7 +3,7 @@
 use cxl_pool::{ByteOffset, LineOffset, Memory};
 
 use super::super::place::Place;
-use super::super::regions::{overlap, regions_of};
+use super::super::regions::{conflict, overlap, regions_of};
 use super::MirroredDisk;
 use super::replica::Replica;
 use super::work::{Leg, Purpose, Work};
@@ -22,10 +22,12 @@ impl<M: Memory> MirroredDisk<M> {
         }
         for _ in 0..self.waiting.len() {
             let Some(index) = self.waiting.pop_front() else { break };
-            if !self.begin(index) {
+            if self.must_wait(index) || !self.begin(index) {
+                self.held_back.push(index);
                 self.waiting.push_back(index);
             }
         }
+        self.held_back.clear();
         self.refused();
         self.resync();
         self.write_log();
@@ -51,7 +53,7 @@ impl<M: Memory> MirroredDisk<M> {
                 true
             }
             Operation::Write | Operation::Discard | Operation::WriteZeroes => {
-                if self.meets_write(&work.request) || self.meets_copy(&work.request) {
+                if self.meets_copy(&work.request) {
                     return false;
                 }
                 if self.cannot_mark(&work) {
@@ -84,9 +86,6 @@ impl<M: Memory> MirroredDisk<M> {
     }
 
     fn begin_read(&mut self, index: u16, work: &Work) -> bool {
-        if self.meets_write(&work.request) {
-            return false;
-        }
         // What was never acknowledged may be on one replica and not on another: once it was read, it must stay.
         let mut in_line = true;
         for region in regions_of(&work.request) {
@@ -117,8 +116,28 @@ impl<M: Memory> MirroredDisk<M> {
             return false;
         };
         self.queue(index, replica);
+        self.reads.push(index);
         self.begun(index);
         true
+    }
+
+    /// A request has ended, or has to begin once more.
+    pub(super) fn not_under_way(&mut self, index: u16) {
+        for begun in [&mut self.writes, &mut self.reads] {
+            if let Some(at) = begun.iter().position(|&begun| begun == index) {
+                begun.swap_remove(at);
+            }
+        }
+    }
+
+    /// Whether a request of the guest has to wait for one that came before it: those that have begun, and, so that none waits for
+    /// ever, those that wait themselves.
+    fn must_wait(&self, index: u16) -> bool {
+        let Some(work) = self.works.get(index) else { return false };
+        let reads: &[u16] = if work.request.operation.writes() { &self.reads } else { &[] };
+        let earlier = self.writes.iter().chain(reads).chain(&self.held_back);
+        let mut earlier = earlier.filter_map(|&other| self.works.get(other));
+        earlier.any(|other| conflict(&other.request, &work.request))
     }
 
     pub(super) fn queue(&mut self, index: u16, replica: usize) {

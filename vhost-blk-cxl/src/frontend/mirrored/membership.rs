@@ -198,6 +198,7 @@ impl<M: Memory> MirroredDisk<M> {
         if it.request.operation == Operation::Read {
             it.needs_buffer |= sent;
             it.begun = false;
+            self.not_under_way(number);
             self.waiting.push_back(number);
             if sent {
                 // Later, if there is none now.

@@ -8,8 +8,9 @@
 //!   controller has confirmed that it does not count any more, which it writes down first, the guest waits: a replica that
 //!   lacks what was acknowledged is never taken for good later.
 //! - A read, when one replica in sync has answered it: the one with the fewest requests, else the first.
-//! - Writes that meet, and reads that meet a write, are carried out one after the other: replicas would order them
-//!   differently, and two reads could see a write come and go.
+//! - Writes that meet, and a read and a write that do, are carried out one after the other, in the order in which they came:
+//!   replicas would order them differently, and two reads could see a write come and go. So a read never sees a write that is
+//!   not on all replicas that count, whichever of them the successor of this frontend takes for right.
 //!
 //! How replicas are brought in line is in the `resync` module, and what is remembered of writes that were under way in `intent`.
 
@@ -66,8 +67,11 @@ pub(crate) struct MirroredDisk<M: Memory> {
     works: Works,
     /// Requests that have yet to begin.
     waiting: VecDeque<u16>,
-    /// Requests that change the medium and have begun.
+    /// Requests of the guest that have begun: those that change the medium, and reads.
     writes: Vec<u16>,
+    reads: Vec<u16>,
+    /// Those that [`MirroredDisk::pump`] has found to have to wait.
+    held_back: Vec<u16>,
     /// Regions that reads wait for.
     wanted: VecDeque<u64>,
     /// Something ended, so that what waits may go on.
@@ -109,6 +113,8 @@ impl<M: Memory> MirroredDisk<M> {
             works: Works::new(REQUESTS_MAX, OWN_MAX),
             waiting: VecDeque::with_capacity(REQUESTS_MAX.into()),
             writes: Vec::with_capacity(REQUESTS_MAX.into()),
+            reads: Vec::with_capacity(REQUESTS_MAX.into()),
+            held_back: Vec::with_capacity(REQUESTS_MAX.into()),
             wanted: VecDeque::new(),
             recheck: true,
             stirred: false,

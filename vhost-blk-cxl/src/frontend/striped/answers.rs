@@ -112,9 +112,6 @@ impl<M: Memory> StripedDisk<M> {
     pub(super) fn end(&mut self, index: u16, status: Status) {
         let Some(part) = self.parts.remove(index) else { return };
         self.recheck = true;
-        if !self.outlasting.is_empty() {
-            self.drop_outlasting();
-        }
         match part.owner {
             Owner::Guest(job) => {
                 self.note_end(index, &part, status);
@@ -151,10 +148,7 @@ impl<M: Memory> StripedDisk<M> {
         if self.is_beside(part.column) && part.request.operation == Operation::Read {
             return self.move_to_column(index);
         }
-        if self.is_leaving(part.column) {
-            // What it would write there nobody needs.
-            self.end(index, Status::Ok);
-        } else if let Some(part) = self.parts.get_mut(index) {
+        if let Some(part) = self.parts.get_mut(index) {
             part.leg = Leg::Queued;
             self.columns[part.column].queue.push_back(index);
         }

@@ -46,8 +46,8 @@ pub(super) struct Beside {
     pub(super) stage: Stage,
     /// Where it differs, or may differ, from the column.
     pub(super) dirty: Regions,
-    /// Parts of requests that change either place and have begun.
-    pub(super) writes: Vec<u16>,
+    /// Parts of requests that have begun at either place, and that others may not meet: see [`super::order`].
+    pub(super) begun: Vec<u16>,
     /// The flush before it is complete is under way.
     pub(super) settling: bool,
     /// As the controller said last.
@@ -69,11 +69,6 @@ impl<M: Memory> StripedDisk<M> {
         at >= self.layout.columns()
     }
 
-    /// Whether what is beside a column gets nothing new.
-    pub(super) fn is_leaving(&self, at: usize) -> bool {
-        self.is_beside(at) && self.beside.as_ref().is_some_and(|beside| !beside.gets_writes())
-    }
-
     /// Whether no write may be acknowledged without the place beside a column, unless the controller says so.
     pub(super) fn counts_beside(&self) -> bool {
         let stage = self.beside.as_ref().map(|beside| &beside.stage);
@@ -93,8 +88,7 @@ impl<M: Memory> StripedDisk<M> {
         self.give_copies_up();
         self.columns.swap(column, at);
         self.parts.swap_columns(column, at);
-        self.note_outlasting(column);
-        self.leave(false);
+        self.leave();
         for index in self.parts.in_order(|part| part.column == column) {
             if let Some(Part { leg: Leg::Failed(status), .. }) = self.parts.get(index).copied() {
                 self.end(index, status);
@@ -136,14 +130,14 @@ impl<M: Memory> StripedDisk<M> {
             _ if said.leaving => {
                 info!(lease = %self.disk.object().lease, ssd = said.ssd, "the column stays where it is");
                 self.give_copies_up();
-                self.leave(true);
+                self.leave();
             }
             // The controller did not hear it, and will not any more: what it was told is of an older epoch.
             Stage::Told(_) if is_news => beside.stage = Stage::Copying,
             Stage::Broken { .. } if is_news => {
                 beside.stage = Stage::Copying;
                 beside.dirty.insert_all();
-                self.detach(true);
+                self.detach();
                 self.note_all_begun();
             }
             Stage::Copying | Stage::Flushing | Stage::Told(_) | Stage::Broken { .. } => {}
@@ -164,7 +158,7 @@ impl<M: Memory> StripedDisk<M> {
             away: said.away,
             stage: if said.leaving { Stage::Leaving } else { Stage::Copying },
             dirty,
-            writes: Vec::with_capacity(PARTS_MAX.into()),
+            begun: Vec::with_capacity(PARTS_MAX.into()),
             settling: false,
             epoch: object.epoch,
             oldest: None,
@@ -176,23 +170,22 @@ impl<M: Memory> StripedDisk<M> {
         self.count_dirty();
     }
 
-    /// It gets nothing new from here on. What it has is waited for, or not.
-    fn leave(&mut self, at_once: bool) {
+    /// It gets nothing new from here on.
+    fn leave(&mut self) {
         if let Some(beside) = &mut self.beside {
             beside.stage = Stage::Leaving;
-            beside.writes.clear();
+            beside.begun.clear();
             (beside.settling, beside.oldest) = (false, None);
         }
-        self.detach(at_once);
+        self.detach();
         self.count_dirty();
     }
 
     /// It is none of the volume's places any more.
     fn vanish(&mut self) {
         self.give_copies_up();
-        self.leave(false);
+        self.leave();
         self.strand_reads();
-        self.detach(true);
         self.orphan_all();
         let at = self.layout.columns();
         self.columns.truncate(at);
@@ -203,9 +196,8 @@ impl<M: Memory> StripedDisk<M> {
     }
 
     /// Takes from the place what it was to do. What it has already, it may still be doing: the reads that it got as a column are
-    /// waited for, and unless there are none, so are writes, whose buffers would be others' by the time at which it writes what
-    /// it then reads.
-    fn detach(&mut self, at_once: bool) {
+    /// waited for. Nothing else is: whatever it still writes, nobody reads it, since no read meets a write there.
+    fn detach(&mut self) {
         let at = self.layout.columns();
         for index in self.parts.in_order(|part| part.column == at) {
             let Some(part) = self.parts.get_mut(index) else { continue };
@@ -223,7 +215,6 @@ impl<M: Memory> StripedDisk<M> {
                     }
                     continue;
                 }
-                Owner::Guest(_) if is_there && !at_once => continue,
                 Owner::Guest(_) | Owner::Copy(_) | Owner::Settling => {}
             }
             if !is_there {
@@ -262,9 +253,9 @@ impl<M: Memory> StripedDisk<M> {
         warn!(lease = %self.disk.object().lease, ssd = beside.ssd, reason, "the column cannot move there");
         beside.stage = Stage::Broken { counts, reason: reason.to_owned() };
         if !counts {
-            beside.writes.clear();
+            beside.begun.clear();
             self.give_copies_up();
-            self.detach(true);
+            self.detach();
         }
         self.report();
     }
@@ -302,7 +293,6 @@ impl<M: Memory> StripedDisk<M> {
         }
         if beside.stage == Stage::Leaving {
             self.strand_reads();
-            self.detach(true);
         } else {
             self.break_off("it kept a request for longer than replica-timeout-ms");
         }

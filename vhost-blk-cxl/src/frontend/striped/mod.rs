@@ -93,12 +93,12 @@ pub(crate) struct StripedDisk<M: Memory> {
     columns: Vec<Column>,
     beside: Option<Beside>,
     copies: Copies,
-    /// Parts of writes that were under way when their column changed its place, by their places and numbers.
-    outlasting: Vec<(u16, u64)>,
     jobs: Vec<Option<Job>>,
     parts: Parts,
     /// Requests that have yet to be cut.
     waiting: VecDeque<u16>,
+    /// Those that [`StripedDisk::cut_waiting`] has found to have to wait for others.
+    held_back: Vec<u16>,
     stranded: Stranded,
     /// Counts requests.
     sequence: u64,
@@ -120,11 +120,11 @@ impl<M: Memory> StripedDisk<M> {
             columns,
             beside: None,
             copies: Copies::default(),
-            outlasting: Vec::new(),
             disk,
             jobs: vec![None; REQUESTS_MAX.into()],
             parts: Parts::new(),
             waiting: VecDeque::with_capacity(REQUESTS_MAX.into()),
+            held_back: Vec::with_capacity(REQUESTS_MAX.into()),
             stranded: Stranded::default(),
             sequence: 0,
             guest: GuestSide::new(),
@@ -171,13 +171,20 @@ impl<M: Memory> StripedDisk<M> {
     /// Cuts what waits, in order, as far as it may go on and there is room.
     fn cut_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
-            let Some(index) = self.waiting.pop_front() else { return };
+            let Some(index) = self.waiting.pop_front() else { break };
             match self.cut(index) {
                 Cut::Done => {}
-                Cut::Waits => self.waiting.push_back(index),
-                Cut::NoRoom => return self.waiting.push_front(index),
+                Cut::Waits => {
+                    self.held_back.push(index);
+                    self.waiting.push_back(index);
+                }
+                Cut::NoRoom => {
+                    self.waiting.push_front(index);
+                    break;
+                }
             }
         }
+        self.held_back.clear();
     }
 
     fn cut(&mut self, index: u16) -> Cut {
