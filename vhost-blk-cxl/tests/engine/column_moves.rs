@@ -1,5 +1,6 @@
 //! Columns of a striped volume that move from one device to another under a guest that notices nothing.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use vhost_blk_cxl::message::Operation;
 use crate::TARGET;
 use crate::pod::history::History;
 use crate::pod::mirror::{MIRROR_BYTES, MirrorPod};
+use crate::pod::ram::Control;
 use crate::pod::*;
 
 const UNIT: u64 = 64 << 10;
@@ -358,6 +360,68 @@ fn what_a_place_still_does_of_before_it_was_given_up_is_not_waited_for_for_ever(
     pod.controls[2].hold(false);
     pod.until(|pod| settled(pod));
     assert_eq!(pod.columns().arrived, 0);
+    assert!(pod.striped_bytes() == model);
+}
+
+/// Has a device carry out what it gets, but for the first of it, which it keeps.
+struct AllButFirst<'a> {
+    control: &'a Control,
+    passed: usize,
+}
+
+impl<'a> AllButFirst<'a> {
+    fn new(control: &'a Control) -> Self {
+        Self { passed: Self::done(control), control }
+    }
+
+    fn done(control: &Control) -> usize {
+        control.log().len().saturating_sub(control.waiting())
+    }
+
+    /// Lets the next one pass, once the one before has.
+    fn pass(&mut self) {
+        if self.control.waiting() > 1 && Self::done(self.control) == self.passed {
+            self.passed += 1;
+            self.control.let_pass(1);
+        }
+    }
+}
+
+/// The read of a copy that was given up is with the column still when that has moved, and ends where it was.
+#[test]
+fn a_copy_that_was_given_up_costs_later_moves_nothing() {
+    let (mut pod, _driver, model) = full(52);
+    // Each time one of the two copies that there may be at a time.
+    for (arrived, (from, to)) in (1..).zip([(0, 2), (2, 0)]) {
+        let control = Arc::clone(&pod.controls[from]);
+        control.finish_backwards();
+        control.hold(true);
+        pod.move_column(0, to);
+        eventually(|| control.waiting() == 2);
+        pod.end_place();
+        pod.apply_disk();
+        let mut others = AllButFirst::new(&control);
+        eventually(|| {
+            others.pass();
+            control.waiting() == 1
+        });
+        let before = pod.controls[to].log().len();
+        pod.move_column(0, to);
+        let flushed = |pod: &MirrorPod| {
+            pod.controls[to].log()[before..].iter().any(|it| it.operation == Operation::Flush)
+        };
+        eventually(|| {
+            others.pass();
+            flushed(&pod)
+        });
+        pod.until(|pod| pod.columns().arrived == arrived);
+        assert!(!settled(&pod), "it has a read");
+        control.hold(false);
+        pod.until(|pod| settled(pod));
+    }
+    pod.move_column(0, 2);
+    pod.until(|pod| settled(pod));
+    assert_eq!(pod.columns().arrived, 3);
     assert!(pod.striped_bytes() == model);
 }
 

@@ -201,21 +201,22 @@ impl<M: Memory> StripedDisk<M> {
         let at = self.layout.columns();
         for index in self.parts.in_order(|part| part.column == at) {
             let Some(part) = self.parts.get_mut(index) else { continue };
-            if part.leg == Leg::Lingering && matches!(part.owner, Owner::Guest(_)) {
+            if part.leg == Leg::Lingering && matches!(part.owner, Owner::Guest(_) | Owner::Copy(_)) {
                 part.leg = Leg::Lost;
                 self.columns[at].sent += 1;
             }
             let part = *part;
             let is_there = matches!(part.leg, Leg::Sent(_) | Leg::Lost);
             match part.owner {
-                Owner::Nobody => continue,
+                // Of copies there are none but those that were given up. They end as others do, with their buffers.
+                Owner::Nobody | Owner::Copy(_) => continue,
                 Owner::Guest(_) if part.request.operation == Operation::Read => {
                     if !is_there {
                         self.move_to_column(index);
                     }
                     continue;
                 }
-                Owner::Guest(_) | Owner::Copy(_) | Owner::Settling => {}
+                Owner::Guest(_) | Owner::Settling => {}
             }
             if !is_there {
                 self.parts.remove(index);
