@@ -1,7 +1,7 @@
 //! Commands that the devices are working on.
 
 use cxl_pool::{Area, Generation, LineCount};
-use pod_protocol::ids::{ChannelId, LeaseId, PlaceId};
+use pod_protocol::ids::{ChannelId, LeaseId};
 
 use crate::message::{Operation, Request};
 use crate::segments::Segment;
@@ -144,11 +144,6 @@ impl Commands {
                 Earlier::OfLease(last) => serial <= last,
             }
         })
-    }
-
-    /// How many were begun for a place.
-    pub(super) fn of_place(&self, id: PlaceId) -> usize {
-        self.count(|command| command.request.holder.place_id() == id)
     }
 
     pub(super) fn touching(&self, area: &Area) -> usize {

@@ -257,7 +257,10 @@ impl Backend {
     }
 
     fn remove_volume(&mut self, id: PlaceId) -> Result<(), String> {
-        self.drained(|reply| Message::RemoveVolume(id, reply))?;
+        // Of two that were here, what is left may have the name of the other one: it is served on by that.
+        let Some(ssd) = self.volumes.get(&id).map(|known| &known.object.ssd) else { return Ok(()) };
+        let Some(device) = self.devices.iter().position(|device| device.name == *ssd) else { return Ok(()) };
+        self.drained(|done| Message::RemoveVolume { id, device, done })?;
         // Only now may somebody else have its place.
         self.volumes.remove(&id);
         self.wipe();

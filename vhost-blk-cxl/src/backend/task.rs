@@ -50,8 +50,8 @@ pub(crate) enum Message {
         counters: Arc<Counters>,
         done: Reply<()>,
     },
-    /// Serve it no longer; answered when nothing of it is in flight.
-    RemoveVolume(PlaceId, Reply<()>),
+    /// Serve it no longer; answered when its device has nothing of the lease any more, by whichever name that was given to it.
+    RemoveVolume { id: PlaceId, device: usize, done: Reply<()> },
     /// Set this when a device has nothing of a lease any more.
     TellEnd { lease: LeaseId, device: usize, over: Arc<AtomicBool> },
     /// Some time has passed: look for devices that keep a command for longer than they may.
@@ -99,7 +99,7 @@ pub(crate) struct BackendTask<M: Memory> {
     pub(super) volumes: BTreeMap<PlaceId, Volume>,
     pub(super) commands: Commands,
     pub(super) arrivals: Arrivals,
-    removals: Vec<(PlaceId, Reply<()>)>,
+    removals: Vec<(LeaseId, usize, Reply<()>)>,
     endings: Vec<(LeaseId, usize, Arc<AtomicBool>)>,
     scrubs: Vec<(Area, Reply<Result<(), String>>)>,
     pub(super) reporter: Option<Reporter>,
@@ -201,8 +201,8 @@ impl<M: Memory> BackendTask<M> {
     /// Answers those who wait for the end of something.
     fn confirm(&mut self) {
         let commands = &self.commands;
-        for (_, reply) in self.removals.extract_if(.., |(id, _)| commands.of_place(*id) == 0) {
-            reply.send(());
+        for (_, _, done) in self.removals.extract_if(.., |it| commands.of_lease(it.0, it.1) == 0) {
+            done.send(());
         }
         for (_, _, over) in self.endings.extract_if(.., |it| commands.of_lease(it.0, it.1) == 0) {
             over.store(true, Ordering::Release);
@@ -373,10 +373,10 @@ impl<M: Memory> Task for BackendTask<M> {
                 self.name_areas();
                 done.send(());
             }
-            Message::RemoveVolume(id, reply) => {
+            Message::RemoveVolume { id, device, done } => {
                 self.remove_volume(id);
                 self.name_areas();
-                self.removals.push((id, reply));
+                self.removals.push((id.lease, device, done));
                 self.confirm();
             }
             Message::TellEnd { lease, device, over } => {

@@ -1,6 +1,9 @@
 //! Volumes that move between two SSDs of one host, whose backend serves both meanwhile.
 
 use cxl_pool::simulated::check_seeds;
+use pod_protocol::endpoint::Handler;
+use pod_protocol::ids::PlaceId;
+use pod_protocol::objects::ObjectId;
 use vhost_blk_cxl::message::Operation;
 
 use crate::TARGET;
@@ -146,6 +149,29 @@ fn what_an_ssd_still_does_keeps_nobody_from_the_other_of_its_host() {
     pod.controls[0].hold(false);
     assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK);
     assert_eq!(driver.read_sectors(8, 4096), pattern(19, 4096));
+}
+
+/// The new place of a volume bears another name when the old one is gone. What its device got before, it got by the name that nobody
+/// has now.
+#[test]
+fn a_place_is_not_given_on_before_its_device_has_ended_what_it_got_by_another_name() {
+    let mut pod = MirrorPod::on_one_host(65, 2);
+    let mut driver = pod.driver();
+    assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
+    pod.add(1, Some(0));
+    pod.until(|pod| pod.synced == 1);
+    pod.controls[1].hold(true);
+    driver.write(driver.place(0).data, &pattern(2, 4096));
+    driver.offer(0, 0, T_OUT, 8, 4096);
+    eventually(|| pod.controls[1].waiting() == 1);
+    pod.until(|pod| pod.places() == [1]);
+    // The instance is deleted.
+    let volume = ObjectId::Volume(PlaceId::first(pod.disk.lease));
+    pod.frontend.as_mut().unwrap().remove(ObjectId::Disk(pod.disk.lease)).unwrap();
+    let backend = pod.backends[0].as_mut().unwrap();
+    assert!(backend.remove(volume.clone()).is_err(), "a write is still under way there");
+    pod.controls[1].hold(false);
+    eventually(|| backend.remove(volume.clone()).is_ok());
 }
 
 /// A frontend that has not heard yet which of both places is the column has what is under way answered, by whichever is asked.
