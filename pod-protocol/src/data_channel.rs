@@ -52,14 +52,7 @@ impl<M: Memory, const WORDS: usize> DataChannel<M, WORDS> {
     /// Begins the generation that the object names in the outgoing ring, and opens the incoming one. Poll
     /// [`DataChannel::ready`] until both ends have done so.
     pub fn open(memory: &M, object: &ChannelObject, run: &RunDirectory) -> Result<Self, ChannelError> {
-        let pool = Area::new(LineOffset::new(0), LineCount::covering(memory.size_bytes()));
-        for ring in [object.outgoing, object.incoming] {
-            ring.check(WORDS, pool)
-                .map_err(|problem| ChannelError::Placement { channel: object.id, problem })?;
-        }
-        if object.generation.get() == 0 {
-            return Err(ChannelError::NoGeneration(object.id));
-        }
+        Self::check(memory, object)?;
         let sender = Sender::begin(memory.clone(), object.outgoing, object.generation);
         let mut receiver = Receiver::open(memory.clone(), object.incoming, object.generation);
         if run.wakeup() == Wakeup::Poll {
@@ -78,6 +71,19 @@ impl<M: Memory, const WORDS: usize> DataChannel<M, WORDS> {
             heard: false,
             ready: false,
         })
+    }
+
+    /// Whether an object can be what the controller meant: [`DataChannel::open`] takes no other.
+    pub fn check(memory: &M, object: &ChannelObject) -> Result<(), ChannelError> {
+        let pool = Area::new(LineOffset::new(0), LineCount::covering(memory.size_bytes()));
+        for ring in [object.outgoing, object.incoming] {
+            ring.check(WORDS, pool)
+                .map_err(|problem| ChannelError::Placement { channel: object.id, problem })?;
+        }
+        if object.generation.get() == 0 {
+            return Err(ChannelError::NoGeneration(object.id));
+        }
+        Ok(())
     }
 
     /// Whether both ends have accepted this generation; cheap once they have. While it is not, ask again each turn:

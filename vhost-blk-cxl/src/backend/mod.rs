@@ -272,7 +272,7 @@ impl Handler for Backend {
     fn apply(&mut self, object: Object) -> Result<(), String> {
         match object {
             Object::Channel(channel) if channel.engine == Engine::Blk => {
-                self.drained(|opened| Message::Channel(channel, opened))?
+                self.worker.call(|known| Message::Channel(channel, known)).map_err(|gone| gone.to_string())?
             }
             Object::Channel(channel) => Err(format!("{} is not for block requests", channel.id)),
             Object::Table(table) => self.table(&table),

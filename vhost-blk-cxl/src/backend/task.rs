@@ -26,7 +26,7 @@ use super::in_flight::Commands;
 use super::sharing::Sharing;
 use super::volume::Volume;
 use crate::counters::{Counter, Counters};
-use crate::message::{Operation, Request, Status, WORDS, Words};
+use crate::message::{Holder, Operation, Request, Status, WORDS, Words};
 use crate::ssd::{Finished, Outcome, Ssd};
 
 /// The timer's token; devices have those from zero.
@@ -36,7 +36,7 @@ const TIMER: Token = Token(1 << 32);
 pub(crate) enum Message {
     /// Watch the devices.
     Start,
-    /// Have this channel, in this generation; answered when nothing of an earlier one is in flight any more.
+    /// Have this channel, in this generation, from when nothing is in flight any more on what its volumes share with their frontend.
     Channel(ChannelObject, Reply<Result<(), String>>),
     /// Have it no longer.
     RemoveChannel(ChannelId),
@@ -76,8 +76,6 @@ pub(super) struct Channel<M: Memory> {
     pub(super) object: ChannelObject,
     /// None until the worker has opened it.
     pub(super) data: Option<DataChannel<M, WORDS>>,
-    /// Waits for that.
-    opened: Option<Reply<Result<(), String>>>,
     ready: bool,
     /// Requests that wait, at their volumes or for them.
     pub(super) waiting: usize,
@@ -163,20 +161,18 @@ impl<M: Memory> BackendTask<M> {
     }
 
     fn channel(&mut self, object: ChannelObject, opened: Reply<Result<(), String>>) {
-        if let Some(known) = self.channels.get_mut(&object.id).filter(|known| known.object == object) {
-            if known.data.is_some() {
-                opened.send(Ok(()));
-            } else {
-                // Asked again while it drains.
-                known.opened = Some(opened);
-            }
+        let is_known = self.channels.get(&object.id).is_some_and(|known| known.object == object);
+        let checked =
+            DataChannel::<M, WORDS>::check(&self.memory, &object).map_err(|error| error.to_string());
+        let is_new = !is_known && checked.is_ok();
+        opened.send(checked);
+        if !is_new {
             return;
         }
         let mut draining = 0;
         let channel = Channel {
             object,
             data: None,
-            opened: Some(opened),
             ready: false,
             waiting: 0,
             early: Vec::new(),
@@ -215,20 +211,23 @@ impl<M: Memory> BackendTask<M> {
 
     /// Opens the channel if it may be, and says whether it can be used.
     fn is_ready(&mut self, id: ChannelId) -> bool {
-        let Some(channel) = self.channels.get_mut(&id) else { return false };
+        let Some(channel) = self.channels.get(&id) else { return false };
         if channel.ready {
             return true;
         }
-        if let Some(opened) = channel.opened.take() {
+        // Once it is open, the frontend takes the memory for its own that requests of before had. A frontend that begins has
+        // another area and a newer generation of its leases, so that no device keeps it waiting.
+        let is_due = channel.data.is_none() && !self.is_in_use(id);
+        let Some(channel) = self.channels.get_mut(&id) else { return false };
+        if is_due {
             // What the old generation's reads left in our cache is out before the frontend may use its buffers again.
             self.memory.full_fence();
             match DataChannel::open(&self.memory, &channel.object, &self.run) {
                 Ok(mut data) => {
                     data.sender.set_wakeups(self.rings_doorbells);
                     channel.data = Some(data);
-                    opened.send(Ok(()));
                 }
-                Err(error) => opened.send(Err(error.to_string())),
+                Err(error) => warn!(channel = %id, %error, "the channel cannot be opened"),
             }
         }
         let Some(data) = &mut channel.data else { return false };
@@ -237,6 +236,18 @@ impl<M: Memory> BackendTask<M> {
             info!(channel = %id, "channel is ready");
         }
         channel.ready
+    }
+
+    /// Whether a device is working on what the frontend of this channel shares with one of its volumes.
+    fn is_in_use(&self, id: ChannelId) -> bool {
+        let mut volumes = self.volumes.values().map(|volume| &volume.object).filter(|it| it.channel == id);
+        volumes.any(|volume| {
+            let (lease, generation) = (volume.lease, volume.generation);
+            // Of the guest's memory nothing tells but that, since it stays.
+            let is_of_it = |holder: Holder| holder.lease == lease && holder.generation == generation;
+            self.commands.touching(&volume.data_area) > 0
+                || self.commands.count(|command| is_of_it(command.request.holder)) > 0
+        })
     }
 
     /// Collects what the devices finished.

@@ -304,6 +304,39 @@ fn a_buffer_that_a_lost_replica_may_still_fill_is_kept_aside() {
     assert!(used(&pod, before), "it was never given back");
 }
 
+/// A channel that begins anew while both its ends live is no sign that the device has ended what it had.
+#[test]
+fn a_buffer_that_a_living_replica_may_still_fill_is_kept_aside_when_its_channel_begins_anew() {
+    const BYTES: u32 = 256 << 10;
+    let sectors = u64::from(BYTES) / SECTOR;
+    let mut pod = MirrorPod::started(20, 2);
+    let mut driver = pod.driver();
+    pod.in_line();
+    for index in 0..4 {
+        assert_eq!(driver.write_sectors(index * sectors, &pattern(index, BYTES as usize)), OK);
+    }
+    pod.controls[0].hold(true);
+    let head = driver.offer(0, 0, T_IN, 0, BYTES);
+    eventually(|| pod.controls[0].waiting() == 1);
+    let late = *pod.controls[0].log().last().unwrap();
+    pod.notice(0);
+    assert_eq!(driver.answer(0, 0, head), (OK, BYTES + 1));
+    let before = pod.controls[1].log().len();
+    pod.renew_lease();
+    pod.renew_channel_at_frontend(0);
+    pod.renew_channel_at_backend(0);
+    // More than the area holds. What is copied to a buffer that the device fills is not what is written.
+    for round in 0..40_u64 {
+        let data = pattern(100 + round, BYTES as usize);
+        assert_eq!(driver.write_sectors(round % 8 * sectors, &data), OK);
+    }
+    assert!(!is_given(&late, &pod.controls[1].log()[before..]), "it was given to another request");
+    pod.controls[0].hold(false);
+    pod.disk.replicas[0].away = false;
+    pod.apply_disk();
+    pod.in_line();
+}
+
 #[test]
 fn a_replica_that_hangs_is_dropped_and_comes_back_when_it_answers() {
     let mut pod = MirrorPod::started(14, 2);

@@ -30,7 +30,7 @@ impl Two {
     /// The devices have so many requests while several volumes want them.
     fn with_depth(same_device: bool, queue_depth: u32) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-        let options = CreateOptions { size_bytes: Some(32 << 20), ..CreateOptions::default() };
+        let options = CreateOptions { size_bytes: Some(64 << 20), ..CreateOptions::default() };
         let pool = Pool::create(&directory.path().join("pool"), &options).unwrap();
         let mut pod = Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
         let (control, other) = (Control::new(), Control::new());
@@ -71,6 +71,28 @@ impl Two {
         let disk = two.disk.clone();
         two.pod.frontend.as_mut().unwrap().apply(Object::Disk(disk)).unwrap();
         two
+    }
+
+    /// A frontend begins after another one has died: its leases have a newer generation, and it has areas of its own.
+    fn restart_frontend(&mut self) {
+        self.pod.crash_frontend();
+        self.pod.start_frontend();
+        self.pod.new_lease_generation();
+        let mut start = self.disk.data_area.end();
+        for (disk, volume) in [(&mut self.pod.disk, &mut self.pod.volume), (&mut self.disk, &mut self.volume)]
+        {
+            disk.data_area = Area::new(start, disk.data_area.lines);
+            volume.data_area = disk.data_area;
+            start = disk.data_area.end();
+        }
+        self.volume.generation = self.pod.volume.generation;
+        self.disk.route.generation = self.pod.disk.route.generation;
+        self.pod.new_channel();
+        self.pod.apply_volume();
+        self.apply_volume();
+        self.pod.apply_disk();
+        let disk = self.disk.clone();
+        self.pod.frontend.as_mut().unwrap().apply(Object::Disk(disk)).unwrap();
     }
 
     fn apply_volume(&mut self) {
@@ -116,7 +138,11 @@ fn a_device_that_hangs_stops_only_its_own_disk() {
     }
     assert_eq!(two.control.waiting(), 4);
     // Not even a frontend that starts anew waits for it: each disk does for itself.
-    two.pod.new_channel();
+    two.restart_frontend();
+    for (driver, socket) in [(&mut hung, &two.pod.disk.socket), (&mut other, &two.disk.socket)] {
+        driver.guest.disconnect();
+        driver.guest.connect(&two.pod.run.sockets().join(socket), ALL_FEATURES);
+    }
     assert_eq!(other.write_sectors(0, &pattern(77, 512)), OK);
     assert_eq!(two.other.bytes(0, 512), pattern(77, 512));
     two.control.set_depth(usize::MAX);

@@ -92,15 +92,7 @@ fn a_frontend_resumes_from_the_in_flight_region() {
     let mut driver = Driver::connected(&pod);
     assert_eq!(driver.write_sectors(4096, &pattern(99, 512)), OK);
     offer_writes(&mut driver, &control, 10);
-    // The process dies: nothing of it completes a request any more.
-    std::mem::forget(pod.frontend.take());
-    std::fs::remove_file(pod.socket()).unwrap();
-    let bells = std::fs::read_dir(pod.run.doorbells()).unwrap();
-    for bell in
-        bells.map(|bell| bell.unwrap().path()).filter(|bell| bell.to_string_lossy().contains("frontend"))
-    {
-        std::fs::remove_file(bell).unwrap();
-    }
+    pod.crash_frontend();
     driver.guest.disconnect();
     control.hold(false);
     pod.start_frontend();

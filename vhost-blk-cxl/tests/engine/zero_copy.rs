@@ -347,8 +347,9 @@ fn failed_anew<M: Memory>(memory: &M, pool: Pool) {
     setup.pod.apply_disk();
     assert_eq!(driver.answer(1, 2, write), (IOERR, 1));
     assert_eq!(driver.guest.wait_used(0, QUIET), None, "the device may write there at any time");
-    setup.control.hold(false);
     setup.pod.apply_channel().unwrap();
+    assert_eq!(driver.guest.wait_used(0, QUIET), None, "the device may still write there");
+    setup.control.hold(false);
     assert_eq!(driver.answer(0, 1, read), (IOERR, 1));
     assert_eq!(setup.control.log().len(), 2, "nothing is done again that was given up");
 }

@@ -172,6 +172,17 @@ impl<M: Memory> Pod<M> {
         self.frontend = Some(frontend.unwrap());
     }
 
+    /// The frontend's process dies: nothing of it completes a request any more.
+    pub fn crash_frontend(&mut self) {
+        std::mem::forget(self.frontend.take());
+        for (directory, is_its) in [(self.run.sockets(), ""), (self.run.doorbells(), "frontend")] {
+            let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+            for path in paths.filter(|path| path.to_string_lossy().contains(is_its)) {
+                std::fs::remove_file(path).unwrap();
+            }
+        }
+    }
+
     pub fn start_backend(&mut self, ssd: Box<dyn Ssd>) {
         self.start_backend_with(vec![OpenedSsd::new("ssd0", ssd)]);
     }

@@ -35,6 +35,20 @@ impl MirrorPod {
         self.apply_disk();
     }
 
+    /// The lease gets a new generation, as when one of two places on a host has gone. Both ends go on.
+    pub fn renew_lease(&mut self) {
+        for replica in &mut self.disk.replicas {
+            replica.route.generation = replica.route.generation.next();
+        }
+        for index in 0..self.controls.len() {
+            let volume = Object::Volume(self.volume(index));
+            if let Some(backend) = &mut self.backends[index] {
+                backend.apply(volume).unwrap();
+            }
+        }
+        self.apply_disk();
+    }
+
     /// Kills a backend. Of what its device was doing, some is finished, and nobody is told.
     pub fn kill(&mut self, index: usize, finishes: impl FnMut() -> bool) {
         self.backends[index] = None;
