@@ -74,7 +74,12 @@ impl State {
     pub(super) fn check_instance_stays(&self, volume: &Volume) -> Result<(), Refusal> {
         let moving = self.lease_of_volume(volume.id).filter(|lease| lease.incoming.is_some());
         if let Some(instance) = moving.and_then(|lease| self.instances.get(&lease.instance)) {
-            let detail = format!("the instance {} is moving to another host: wait for that", instance.name);
+            let name = &instance.name;
+            let detail = format!(
+                "the instance {name}, which uses {}, is moving to another host: wait until it is there, or abort that (podctl \
+                 instances abort-migration {name})",
+                volume.name
+            );
             return Err(Refusal::new(RefusalKind::Busy, detail));
         }
         Ok(())
@@ -243,6 +248,10 @@ impl State {
         self.is_alone_on(id, gone.device.host);
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         volume.epoch += 1;
+        if let [only] = volume.replicas.as_mut_slice() {
+            // It was to go for one that had everything, and had failed by the time at which it went itself.
+            only.leaving = false;
+        }
         let (name, device) = (volume.name.clone(), gone.device.clone());
         let keeps_table = matches!(
             self.devices.get(&device).map(|known| &known.kind),

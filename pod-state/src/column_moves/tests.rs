@@ -271,6 +271,30 @@ fn a_move_can_be_called_off_and_what_makes_no_sense_is_refused() {
 }
 
 #[test]
+fn what_was_said_of_an_earlier_move_lets_go_of_no_later_one() {
+    let mut state = pod();
+    let call_off = Command::RemoveReplica { name: "vol".to_owned(), device: on(4) };
+    must(&mut state, &moves(2, Some(4)));
+    must(&mut state, &call_off);
+    let late = left(&state);
+    must(&mut state, &late);
+    assert_eq!(lies(&state), (vec![2, 3], None));
+    let volume = volume(&state).id;
+    must(&mut state, &Command::VolumeWiped { device: on(4), volume });
+    must(&mut state, &moves(2, Some(4)));
+    must(&mut state, &call_off);
+    must(&mut state, &late);
+    assert_eq!(
+        lies(&state),
+        (vec![2, 3], Some((4, true))),
+        "the frontend may have something under way there"
+    );
+    let now = left(&state);
+    must(&mut state, &now);
+    assert_eq!(lies(&state), (vec![2, 3], None));
+}
+
+#[test]
 fn columns_move_only_where_the_whole_pod_knows_how() {
     let mut state = pod();
     let old = state.speaking(0);

@@ -194,6 +194,46 @@ fn an_instance_moves_only_where_it_can() {
     assert_eq!(refused(&mut small, &prepare()).kind, RefusalKind::NoRoom);
 }
 
+/// Whether its volume lies there, or will.
+fn lies_on(state: &State, host: u16) -> bool {
+    let mut devices = state.volume_named("vol0").expect("a volume").devices();
+    devices.any(|device| device.host == HostId::new(host))
+}
+
+#[test]
+fn a_volume_begins_to_move_when_its_instance_does_not_any_more() {
+    let drain = |on: bool| Command::Drain { host: HostId::new(2), device: Some("ssd0".to_owned()), on };
+    let device = |host: u16| DeviceId { host: HostId::new(host), name: "ssd0".into() };
+    let add = |replaces: Option<DeviceId>| Command::AddReplica {
+        name: "vol0".to_owned(),
+        device: Some(device(3)),
+        replaces,
+    };
+    for aborted in [false, true] {
+        let mut state = running_vm();
+        join_as(&mut state, EndpointId::new(HostId::new(3), Role::BlkBackend), 1);
+        let (net, disk) = (nic_lease(&state).id, disk_lease(&state).id);
+        must(&mut state, &prepare());
+        for command in [add(Some(device(2))), add(None)] {
+            let refusal = refused(&mut state, &command);
+            assert_eq!(refusal.kind, RefusalKind::Busy);
+            assert!(refusal.detail.contains("podctl instances abort-migration vm1"), "{refusal}");
+        }
+        // Who wants the SSD to be empty need not ask again.
+        must(&mut state, &drain(true));
+        assert!(!lies_on(&state, 3));
+        if aborted {
+            must(&mut state, &abort());
+        } else {
+            must(&mut state, &released(NET_FRONTEND, net));
+            must(&mut state, &attached(FRONTENDS_THERE[0], net, true));
+            assert!(!lies_on(&state, 3));
+            must(&mut state, &released(BLK_FRONTEND, disk));
+        }
+        assert!(lies_on(&state, 3), "aborted: {aborted}");
+    }
+}
+
 #[test]
 fn deleting_an_instance_ends_its_move() {
     let mut state = running_vm();

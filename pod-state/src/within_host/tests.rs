@@ -287,6 +287,42 @@ fn moves_end_before_an_older_member_takes_part() {
     assert!(!serde_json::to_string(&state).unwrap().contains("\"place\""));
 }
 
+fn failed(endpoint: EndpointId, lease: LeaseId, replica: u32, epoch: u64) -> Command {
+    Command::ReplicaFailed { endpoint, lease, replica, epoch, reason: "it failed a write".to_owned() }
+}
+
+#[test]
+fn of_two_places_of_which_one_may_stay_the_one_goes_that_lacks_something() {
+    // The new one has not got it yet. That another host has everything does not make it a replica.
+    let mut state = pod();
+    comes(&mut state, 3, 1);
+    create(&mut state, 2);
+    let before: Vec<DeviceId> = volume(&state).devices().cloned().collect();
+    must(&mut state, &moves(on(2, "ssd0"), Some(on(2, "ssd1"))));
+    let command = state.speaking(0);
+    must(&mut state, &command);
+    assert!(volume(&state).devices().eq(&before), "{:?}", volume(&state));
+    // The new one had it, and has failed since. The old one is leaving, and has it still.
+    for called_off in [false, true] {
+        let mut state = pod_with_volume();
+        must(&mut state, &moves(on(2, "ssd0"), Some(on(2, "ssd1"))));
+        says(&mut state, 1, synced);
+        says(&mut state, 1, failed);
+        let has_all = |it: &Replica| (it.number, !it.stale, it.leaving);
+        let replicas: Vec<_> = volume(&state).replicas.iter().map(has_all).collect();
+        assert_eq!(replicas, [(0, true, true), (1, false, false)]);
+        if called_off {
+            must(&mut state, &Command::RemoveReplica { name: "vol".to_owned(), device: on(2, "ssd1") });
+            says(&mut state, 1, left);
+        } else {
+            let command = state.speaking(0);
+            must(&mut state, &command);
+        }
+        assert_eq!(names(&state), [name(FIRST, 2, "ssd0")]);
+        assert!(!volume(&state).is_moving(), "it is where it stays: {:?}", volume(&state));
+    }
+}
+
 #[test]
 fn an_ssd_that_is_lost_in_the_middle_is_not_waited_for() {
     for lost in ["ssd0", "ssd1"] {
