@@ -1,5 +1,5 @@
-//! The columns of a striped volume move to SSDs of other hosts while an unmodified guest writes and verifies: because somebody says
-//! so, and because their SSDs are drained. Frontend and backends die meanwhile, and every byte is there.
+//! The columns of a striped volume move to SSDs of other hosts, and to another one of their own, while an unmodified guest writes and
+//! verifies: because somebody says so, and because their SSDs are drained. Frontend and backends die meanwhile, and every byte is there.
 
 use std::process::Command;
 use std::thread;
@@ -67,7 +67,8 @@ fn moves(pod: &Pod, from: &str, to: &str) {
 #[test]
 fn columns_move_under_a_guest_that_writes() {
     let guest = Guest::ensure(&mut Silent).unwrap();
-    let mut pod = PodBuilder::three_hosts().host(HostPlan::new("h4").ssd("ssd2", "2G")).start().unwrap();
+    let h4 = HostPlan::new("h4").ssd("ssd2", "2G").ssd("ssd3", "2G");
+    let mut pod = PodBuilder::three_hosts().host(h4).start().unwrap();
     pod.wait_for_protocol().unwrap();
     // So that the columns lie where the test begins.
     pod.api().drain_host("h4", true).unwrap();
@@ -143,6 +144,13 @@ fn columns_move_under_a_guest_that_writes() {
         lies_on(pod, ["h4/ssd2", "h3/ssd1"]);
     });
     wiped(&pod, "h2-ssd0.img");
+
+    // To the other SSD of its host, whose backend serves both places meanwhile.
+    meanwhile(&mut pod, Pattern::Random4K, &|pod| {
+        moves(pod, "h4/ssd2", "h4/ssd3");
+        lies_on(pod, ["h4/ssd3", "h3/ssd1"]);
+    });
+    wiped(&pod, "h4-ssd2.img");
     let log = vm.exec("dmesg").unwrap();
     assert!(!log.contains("I/O error"), "{log}");
 }
