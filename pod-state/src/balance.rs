@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pod_api::EventKind;
 use pod_protocol::ids::LeaseId;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::nic_policy::promises;
 use super::{DeviceId, Effect, Kind, Lease, LeaseKind, Loads, State};
@@ -19,7 +20,17 @@ pub struct Measured {
     #[serde(with = "super::pairs")]
     pub nics: BTreeMap<DeviceId, u64>,
     /// By lease.
+    #[serde(deserialize_with = "by_lease")]
     pub leases: BTreeMap<LeaseId, u64>,
+}
+
+/// Keys of JSON are text. Inside a command, which is read in whole before it is known which one it is, nothing turns them back into numbers.
+fn by_lease<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<LeaseId, u64>, D::Error> {
+    let read = BTreeMap::<String, u64>::deserialize(from)?.into_iter().map(|(key, mbps)| {
+        let lease = key.parse().ok().and_then(LeaseId::new);
+        Ok((lease.ok_or_else(|| D::Error::custom(format!("{key:?} is no lease's number")))?, mbps))
+    });
+    read.collect()
 }
 
 /// How far NICs are relieved.

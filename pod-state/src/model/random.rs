@@ -117,6 +117,9 @@ proptest! {
         for step in begin.iter().chain(&steps) {
             for command in commands(&state, step) {
                 let (before, told) = (state.clone(), format!("{command:?}"));
+                let kept = serde_json::to_vec(&command).expect("a command is JSON");
+                let read = serde_json::from_slice::<Command>(&kept).map_err(|error| error.to_string());
+                prop_assert_eq!(read.as_ref(), Ok(&command), "it does not read back from a log");
                 // What a command touched is enough to look at.
                 let mut whole = state.clone();
                 let expected = whole.apply_to_all(&command);
