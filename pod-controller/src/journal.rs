@@ -4,10 +4,22 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pod_api::{Event, EventList};
+use pod_state::Effect;
 use tokio::sync::watch;
 
 /// How many events are kept.
 pub const EVENTS_MAX: usize = 10_000;
+
+/// What is told of these effects, at this time of day in ms, after the event with the number `last`.
+pub(crate) fn told_of(effects: &[Effect], last: u64, time_ms: u64) -> Vec<Event> {
+    let told = effects.iter().filter_map(|effect| match effect {
+        Effect::Event { kind, subject, message } => Some((*kind, subject.clone(), message.clone())),
+        Effect::Clear(_) | Effect::Fence(_) => None,
+    });
+    let numbered = (last + 1..).zip(told);
+    let event = |(sequence, (kind, subject, message))| Event { sequence, time_ms, kind, subject, message };
+    numbered.map(event).collect()
+}
 
 /// See the [module](self).
 #[derive(Debug)]

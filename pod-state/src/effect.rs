@@ -7,7 +7,8 @@ use pod_api::EventKind;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Before the command is committed: clear a place that becomes a ring, so that leftovers of whoever had it before
-    /// do not look like a generation. Nobody uses it yet, so nothing is lost if the commit fails.
+    /// do not look like a generation. Nobody uses it yet, so nothing is lost if the commit fails. That is so for as long as whoever
+    /// does it is the controller.
     Clear(RingPlacement),
     /// Tell an endpoint, through its fence line, that its grant is over.
     Fence(EndpointId),
@@ -23,6 +24,11 @@ pub enum Effect {
 }
 
 impl Effect {
+    /// The ring that is to be cleared, if that is it.
+    pub const fn cleared(&self) -> Option<&RingPlacement> {
+        if let Self::Clear(ring) = self { Some(ring) } else { None }
+    }
+
     pub(super) fn event(kind: EventKind, subject: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Event { kind, subject: subject.into(), message: message.into() }
     }

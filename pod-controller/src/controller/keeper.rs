@@ -36,6 +36,17 @@ impl Keeper {
         Ok(())
     }
 
+    /// Makes certain that no other controller has taken over, or takes over now.
+    pub(super) fn confirm(&self) -> Result<(), ControllerError> {
+        match self {
+            // Whoever has the file is the only one.
+            Self::File(_) => {}
+            Self::Replicas(proposer) => proposer.confirm()?,
+            Self::Etcd(store) => store.confirm()?,
+        }
+        Ok(())
+    }
+
     /// The replicas that have to understand what is kept.
     pub(super) fn voters(&self) -> Vec<ReplicaId> {
         match self {

@@ -20,6 +20,7 @@ use super::keeper::Keeper;
 use super::region_table::RegionTable;
 use super::world::World;
 use crate::balance::{BalancePolicy, LoadPicture};
+use crate::journal::told_of;
 use crate::reconcile::Reconciler;
 use crate::store::StoreError;
 use crate::store::etcd::EtcdError;
@@ -78,7 +79,8 @@ impl<M: Memory> World for PoolWorld<M> {
         self.port.fence(endpoint).map(|_| Instant::now())
     }
 
-    /// Rings are cleared before the commit: nobody has them yet, and once it stands they count as made.
+    /// Rings are cleared before the commit: nobody has them yet, and once it stands they count as made. Whoever was deposed and does
+    /// not know it must not: where it would make a ring, its successor may have made something else that is in use.
     fn commit(
         &mut self,
         commands: &[(u64, &Command)],
@@ -88,17 +90,13 @@ impl<M: Memory> World for PoolWorld<M> {
         let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let time_ms = u64::try_from(time_ms).unwrap_or(u64::MAX);
         let last = self.unseen.last().map_or_else(|| self.shared.journal.last(), |event| event.sequence);
-        let mut events = Vec::new();
-        for effect in effects {
-            match effect {
-                Effect::Clear(ring) => ring.clear(&self.memory),
-                Effect::Event { kind, subject, message } => {
-                    let sequence = last + events.len() as u64 + 1;
-                    let (subject, message) = (subject.clone(), message.clone());
-                    events.push(Event { sequence, time_ms, kind: *kind, subject, message });
-                }
-                Effect::Fence(_) => {}
-            }
+        let mut events = told_of(effects, last, time_ms);
+        let rings: Vec<_> = effects.iter().filter_map(Effect::cleared).collect();
+        if !rings.is_empty() {
+            self.keeper.confirm()?;
+        }
+        for ring in rings {
+            ring.clear(&self.memory);
         }
         let first = self.shared.journal.first_after(self.unseen.len() + events.len());
         self.keeper.commit(commands, &events, first, state)?;

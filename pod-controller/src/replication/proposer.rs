@@ -1,6 +1,6 @@
 //! The leader's commits.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cxl_pool::ReplicaId;
 use openraft::error::{ClientWriteError, RaftError};
@@ -8,7 +8,7 @@ use pod_api::Event;
 use pod_state::{Command, State};
 
 use super::change::{Change, Outcome, Raft};
-use super::replica::ReplicationError;
+use super::replica::{ReplicationError, catch_up};
 
 /// How long a majority may take. After that it is open whether the change will be made, and the leader begins anew from
 /// what is certain.
@@ -43,9 +43,39 @@ impl Proposer {
         members.voter_ids().filter_map(|owner| Some(members.get_node(&owner)?.replica)).collect()
     }
 
+    /// Returns once it is certain that no other one leads, and that none will before this one has had the time to do what takes
+    /// none. What a leader writes to the pool before its commit is where nobody is who knows as much as it does: another one may
+    /// have put somebody there.
+    pub(crate) fn confirm(&self) -> Result<(), ReplicationError> {
+        let since = Instant::now();
+        loop {
+            let asked = Instant::now();
+            self.runtime.block_on(confirm(&self.raft))?;
+            if is_fresh(&self.raft, asked, Instant::now()) {
+                return Ok(());
+            }
+            if since.elapsed() > COMMIT_MAX {
+                return Err(ReplicationError::Deposed(
+                    "a majority of the replicas answers too late".to_owned(),
+                ));
+            }
+        }
+    }
+
     pub(super) fn propose(&self, change: Change) -> Result<(), ReplicationError> {
         self.runtime.block_on(propose(&self.raft, change))
     }
+}
+
+/// Returns once a majority has said that this one leads still.
+pub(super) async fn confirm(raft: &Raft) -> Result<(), ReplicationError> {
+    catch_up(raft).await
+}
+
+/// Whether nobody else can have been elected since a majority was asked. Whoever has heard of a leader promises nobody its vote for as long as
+/// an election takes at most; this takes half of it, for clocks that differ.
+pub(super) fn is_fresh(raft: &Raft, asked: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(asked) < Duration::from_millis(raft.config().election_timeout_max) / 2
 }
 
 /// Returns once a majority has the change in its log, and it was made.

@@ -136,6 +136,12 @@ impl EtcdStore {
         Ok(())
     }
 
+    /// Makes certain that nobody else has taken the place. Whoever comes waits until this one has not been heard of for as long as its
+    /// lease lasts.
+    pub(crate) fn confirm(&self) -> Result<(), StoreError> {
+        Ok(self.office.head(|_| Ok(()))?)
+    }
+
     fn append(&mut self, change: &Change) -> Result<(), StoreError> {
         let sequence = self.head.sequence + 1;
         let sealed = seal(change).map_err(|damage| self.damaged(damage.to_string()))?;
