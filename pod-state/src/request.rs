@@ -20,6 +20,14 @@ pub struct IdempotencyKey {
     pub digest: String,
 }
 
+impl IdempotencyKey {
+    /// What says that a request of this key was begun, for one whose deed is none of the state's. No client's key has a space in it.
+    #[must_use]
+    pub fn begun(&self) -> Self {
+        Self { key: format!("{} begun", self.key), digest: self.digest.clone() }
+    }
+}
+
 /// Keys of requests that were carried out, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Keys(VecDeque<IdempotencyKey>);

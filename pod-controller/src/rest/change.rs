@@ -58,28 +58,43 @@ impl Change {
         self.submit_whole(command, Labels::new(), version).await
     }
 
-    /// Does what is no command to the state, unless it was done under this request's key already. It has no version.
+    /// Does what is no command to the state, unless it was done under this request's key already, or would be refused. It has no
+    /// version.
+    ///
+    /// It cannot be noted in one step with the deed that it was done. So it is noted first that it was begun: whoever is asked again
+    /// after that, and finds nothing left to do, knows that it was done.
     pub(super) async fn once(
         &self,
+        allowed: Result<(), SubmitError>,
         deed: impl Future<Output = Result<(), SubmitError>>,
     ) -> Result<(), Failure> {
-        if let Some(key) = &self.key
-            && self.handle.view().state.was_done(key)?
-        {
+        let Some(key) = &self.key else { return Ok(deed.await?) };
+        let (view, begun) = (self.handle.view(), key.begun());
+        if view.state.was_done(key)? {
             return Ok(());
         }
-        deed.await?;
-        if let Some(key) = self.key.clone() {
-            let asked = Box::new(Command::nothing());
-            let done = Command::Request { key: Some(key), labels: Labels::new(), expected: None, asked };
-            // It is done, and whoever asked is told so; that he asks again is less likely.
-            if let Err(error) = self.handle.submit(done).await {
-                tracing::warn!(
-                    "the idempotency key of a request that was carried out is not remembered: {error}"
-                );
-            }
+        let again = view.state.was_done(&begun)?;
+        if !again {
+            allowed?;
+            self.note(begun).await?;
+        }
+        match deed.await {
+            Err(SubmitError::Refused(refusal)) if again && refusal.kind == RefusalKind::NotFound => {}
+            outcome => outcome?,
+        }
+        // It is done, and whoever asked is told so.
+        if let Err(error) = self.note(key.clone()).await {
+            tracing::warn!(
+                "the idempotency key of a request that was carried out is not remembered: {error}"
+            );
         }
         Ok(())
+    }
+
+    async fn note(&self, key: IdempotencyKey) -> Result<(), SubmitError> {
+        let asked = Box::new(Command::nothing());
+        let noted = Command::Request { key: Some(key), labels: Labels::new(), expected: None, asked };
+        self.handle.submit(noted).await
     }
 
     /// Refuses a request that says which version it changes, of something that has none.
@@ -256,4 +271,94 @@ fn describe_operation(operation: &mut Operation) {
         .flatten()
         .filter_map(|it| serde_json::from_value::<Parameter>(it).ok().map(RefOr::T));
     operation.parameters.get_or_insert_default().extend(described);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use cxl_pool::{CreateOptions, Pool};
+    use pod_state::State;
+    use pod_state::model::options;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::controller::{Desk, Request};
+    use crate::replication::Known;
+
+    /// Whoever carries out what is asked for.
+    fn handle() -> (Handle, tempfile::TempDir) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (path, run) = (directory.path().join("pool"), directory.path().join("run"));
+        let pool = CreateOptions { size_bytes: Some(32 << 20), ..CreateOptions::default() };
+        let pool = Pool::create(&path, &pool).expect("a pool");
+        let (path, run) = (path.display(), run.display());
+        let text =
+            format!("[controller]\nstate = '/s'\n[pool]\npath = '{path}'\n[run]\ndirectory = '{run}'\n");
+        let config = Config::parse(&text, Path::new("controller.toml")).expect("a configuration");
+        let mut state = State::new(options(64));
+        let (desk, handle) = Desk::new(&pool, &config, &state, Vec::new()).expect("a descriptor");
+        let shown = handle.clone();
+        std::thread::spawn(move || {
+            while let Ok(Request::Apply { command, reply }) = desk.requests().recv() {
+                let outcome = state.apply(&command).map(|_| ()).map_err(SubmitError::Refused);
+                let known = Known { state: Some(state.clone()), ..Known::default() };
+                shown.catch_up(&known, || true);
+                let _ = reply.send(outcome);
+            }
+        });
+        (handle, directory)
+    }
+
+    fn change(handle: &Handle, digest: &str) -> Change {
+        let key = Some(IdempotencyKey { key: "k1".to_owned(), digest: digest.to_owned() });
+        Change { handle: handle.clone(), key, precondition: Precondition::None, is_dry_run: false }
+    }
+
+    fn nobody() -> Result<(), SubmitError> {
+        Err(SubmitError::no_replica(7))
+    }
+
+    #[tokio::test]
+    async fn a_deed_whose_end_nobody_noted_is_not_refused_when_it_is_asked_for_again() {
+        let (handle, _directory) = handle();
+        let refused = change(&handle, "a").once(nobody(), async { nobody() }).await;
+        assert!(refused.is_err(), "it never was there");
+        let refused = change(&handle, "a").once(nobody(), async { nobody() }).await;
+        assert!(refused.is_err(), "what was refused is not remembered");
+
+        // It is done, and the process that did it ends.
+        let (done, hears) = tokio::sync::oneshot::channel();
+        let deed = async {
+            let _ = done.send(());
+            std::future::pending().await
+        };
+        let first = change(&handle, "a");
+        tokio::select! {
+            _ = first.once(Ok(()), deed) => panic!("it goes on"),
+            outcome = hears => outcome.expect("it is done"),
+        }
+        let other = change(&handle, "b").once(Ok(()), async { Ok(()) }).await;
+        assert!(other.is_err(), "the key is another request's");
+        change(&handle, "a").once(nobody(), async { nobody() }).await.expect("it was done");
+        let again = async { panic!("it is not done again") };
+        change(&handle, "a").once(nobody(), again).await.expect("that is remembered");
+        handle.stop();
+    }
+
+    #[tokio::test]
+    async fn a_deed_that_was_begun_and_not_done_is_done() {
+        let (handle, _directory) = handle();
+        let first = change(&handle, "a");
+        let fails = first.once(Ok(()), async { Err(SubmitError::NoLeader) });
+        assert!(fails.await.is_err());
+        let mut done = false;
+        let deed = async {
+            done = true;
+            Ok(())
+        };
+        change(&handle, "a").once(Ok(()), deed).await.expect("done");
+        assert!(done);
+        handle.stop();
+    }
 }

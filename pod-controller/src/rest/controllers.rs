@@ -29,10 +29,11 @@ pub(super) async fn list(State(handle): State<Handle>) -> Json<ControllerList> {
 )]
 pub(super) async fn remove(change: Change, Names(replica): Names<u16>) -> Result<StatusCode, Failure> {
     change.without_version("a controller")?;
+    let allowed = change.handle.try_removing_controller(replica);
     if change.is_dry_run {
-        change.handle.try_removing_controller(replica)?;
+        allowed?;
     } else {
-        change.once(change.handle.remove_controller(replica)).await?;
+        change.once(allowed, change.handle.remove_controller(replica)).await?;
     }
     Ok(StatusCode::NO_CONTENT)
 }
