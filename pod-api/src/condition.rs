@@ -26,6 +26,8 @@ pub enum ConditionKind {
     Redundant,
     /// A host or device: something new may be placed there.
     Schedulable,
+    /// A volume in groups: it lies where they want it.
+    Placed,
 }
 
 impl ConditionKind {
@@ -36,6 +38,7 @@ impl ConditionKind {
             Self::Connected => "connected",
             Self::Redundant => "redundant",
             Self::Schedulable => "schedulable",
+            Self::Placed => "placed",
         }
     }
 }

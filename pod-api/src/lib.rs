@@ -38,6 +38,6 @@ pub use pool::{Pool, Region, RegionState};
 pub use problem::{PROBLEM_JSON, Problem};
 pub use size::{ByteSize, ParseByteSizeError};
 pub use volume::{
-    AddReplica, ChangeVolume, CreateVolume, ReplicaState, Stripes, Volume, VolumeList, VolumeQos,
-    VolumeReplica,
+    AddReplica, ChangeVolume, CreateVolume, ReplicaState, Stripes, Volume, VolumeGroups, VolumeList,
+    VolumeQos, VolumeReplica,
 };

@@ -157,6 +157,22 @@ pub struct ChangeVolume {
     /// Its new share of the SSD, as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qos: Option<VolumeQos>,
+    /// The groups that it is to be in from now on, as a whole. It does not move for that: where it lies otherwise, the condition `placed`
+    /// says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<VolumeGroups>,
+}
+
+/// The groups that a volume is to be in. What is left out, it is in none of.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct VolumeGroups {
+    /// A name: volumes with the same one are placed on SSDs of different hosts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub apart: Option<String>,
+    /// A name: volumes with the same one are placed on one SSD where that can be, else on SSDs of one host, else anywhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub together: Option<String>,
 }
 
 /// Asks for a volume to lie on one more SSD. It may be in use.

@@ -91,8 +91,8 @@ impl State {
             Command::ReplicaSynced { endpoint, lease, replica, epoch } => {
                 self.replica_synced(*endpoint, *lease, *replica, *epoch, effects);
             }
-            Command::ChangeVolume { name, size_bytes, qos } => {
-                self.change_volume(name, *size_bytes, *qos, effects)?;
+            Command::ChangeVolume { name, size_bytes, qos, groups } => {
+                self.change_volume(name, *size_bytes, *qos, groups.as_ref(), effects)?;
             }
             Command::DeleteVolume { name } => self.delete_volume(name, effects)?,
             Command::VolumeWiped { device, volume } => self.volume_wiped(device, *volume),

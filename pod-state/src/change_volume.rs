@@ -5,7 +5,7 @@ use pod_protocol::objects::Qos;
 use super::rates::Rates;
 use super::ssd_loads::SsdLoad;
 use super::volume::{check_size, place_bytes};
-use super::{Effect, Kind, Refusal, RefusalKind, State, Volume};
+use super::{Effect, Groups, Kind, Refusal, RefusalKind, State, Volume};
 
 /// The longest time for which a volume may save up its share.
 const BURST_MS_MAX: u32 = 60_000;
@@ -17,6 +17,7 @@ impl State {
         name: &str,
         size_bytes: Option<u64>,
         qos: Option<Qos>,
+        groups: Option<&Groups>,
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         let id = self.volume_named(name).ok_or_else(|| Refusal::not_found("volume", name))?.id;
@@ -29,6 +30,8 @@ impl State {
                 self.check_rates(volume, qos)?;
             }
         }
+        let groups = groups.filter(|groups| self.volumes.get(&id).is_some_and(|it| it.groups != **groups));
+        groups.map_or(Ok(()), Groups::check)?;
         let Some(volume) = self.volumes.get_mut(&id) else { return Ok(()) };
         let mut changes = Vec::new();
         if let Some(size_bytes) = size_bytes.filter(|&size| size != volume.size_bytes) {
@@ -38,6 +41,13 @@ impl State {
         if let Some(qos) = qos.filter(|&qos| qos != volume.qos) {
             volume.qos = qos;
             changes.push(shown(&qos));
+        }
+        if let Some(groups) = groups {
+            volume.groups.clone_from(groups);
+            changes.push(groups.to_string());
+            // What lies otherwise stays: that it is copied is for whoever asked to say.
+            self.follow();
+            changes.extend(self.volumes.get(&id).into_iter().flat_map(|volume| self.contrary(volume)));
         }
         if !changes.is_empty() {
             effects.push(Effect::event(EventKind::VolumeChanged, name, changes.join("; ")));
@@ -151,7 +161,12 @@ mod tests {
     use super::*;
 
     fn change(name: &str, mib: Option<u64>, qos: Option<Qos>) -> Command {
-        Command::ChangeVolume { name: name.to_owned(), size_bytes: mib.map(|mib| mib * MIB), qos }
+        Command::ChangeVolume {
+            name: name.to_owned(),
+            size_bytes: mib.map(|mib| mib * MIB),
+            qos,
+            groups: None,
+        }
     }
 
     /// Two volumes side by side on one SSD, the first one in use.

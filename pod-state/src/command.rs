@@ -240,7 +240,7 @@ pub enum Command {
         /// The epoch in which that holds.
         epoch: u64,
     },
-    /// Somebody wants a volume to be larger, or to have another share of its SSD.
+    /// Somebody wants a volume to be larger, to have another share of its SSD, or to be in other groups.
     ChangeVolume {
         /// Its name.
         name: String,
@@ -248,6 +248,9 @@ pub enum Command {
         size_bytes: Option<u64>,
         /// Its new share.
         qos: Option<Qos>,
+        /// The groups that it is to be in, as a whole.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        groups: Option<Groups>,
     },
     /// Somebody does not want a volume any more.
     DeleteVolume {

@@ -1,11 +1,12 @@
 //! Volumes that have to lie apart from others, or are to lie with them.
 //!
-//! Volumes with the same `apart` have no places on SSDs of one host, whatever becomes of them: not when they are made, and not where
-//! they move by themselves or by hand. Volumes with the same `together` lie on one SSD where that can be, else on SSDs of one
+//! Volumes with the same `apart` get no places on SSDs of one host, whatever becomes of them: not when they are made, and not where
+//! they move by themselves or by hand. Only those that were put into a group while they lay otherwise do, until they move. Volumes with the same `together` lie on one SSD where that can be, else on SSDs of one
 //! host, else anywhere; none of them moves by itself to relieve an SSD. The names are no others than volumes' own: NICs with the same one
 //! are another group.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use cxl_pool::HostId;
 use pod_api::EventKind;
@@ -42,6 +43,20 @@ impl Groups {
     /// Refuses names that no group can have.
     pub(super) fn check(&self) -> Result<(), Refusal> {
         self.names().try_for_each(check_group_name)
+    }
+}
+
+impl fmt::Display for Groups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.apart, &self.together) {
+            (None, None) => f.write_str("it is in no group"),
+            (Some(apart), None) => write!(f, "it is to be apart from others of the group {apart}"),
+            (None, Some(together)) => write!(f, "it is to be together with others of the group {together}"),
+            (Some(apart), Some(together)) => write!(
+                f,
+                "it is to be apart from others of the group {apart} and together with others of the group {together}"
+            ),
+        }
     }
 }
 
@@ -134,6 +149,31 @@ impl State {
         let mut others =
             self.others(volume.groups.together.as_deref(), |it| it.together.as_deref(), Some(volume.id));
         others.find(|it| it.devices().any(|ssd| ssd.host == host))
+    }
+
+    /// What of a volume's places is not as its groups want it, in words. Nothing moves by itself for that: it was so when the volume
+    /// came into the group, or there was no room for it elsewhere.
+    pub fn contrary(&self, volume: &Volume) -> Vec<String> {
+        let hosts: BTreeSet<HostId> = volume.devices().map(|ssd| ssd.host).collect();
+        let mut contrary = Vec::new();
+        if let Some(group) = &volume.groups.apart {
+            let others = hosts.iter().filter_map(|host| Some((host, self.apart_at(volume, *host)?)));
+            contrary.extend(others.map(|(host, other)| {
+                let host = self.host_name(*host);
+                format!("{} of the group {group}, which is to be apart, lies on {host} as well", other.name)
+            }));
+        }
+        let together = volume.groups.together.as_deref();
+        let others = || self.others(together, |it| it.together.as_deref(), Some(volume.id));
+        if let Some(group) = together
+            && others().next().is_some()
+            && hosts.iter().all(|host| self.together_at(volume, *host).is_none())
+        {
+            contrary.push(format!(
+                "no other one of the group {group}, which is to be together, lies on its host"
+            ));
+        }
+        contrary
     }
 
     /// Refuses an SSD that somebody names although others of the group lie on its host.

@@ -27,7 +27,9 @@ impl State {
         let minor = self.options.protocol_minor;
         match command {
             Command::Request { asked, .. } => self.check_spoken(asked),
-            Command::CreateVolume { groups, .. } | Command::CreateStriped { groups, .. }
+            Command::CreateVolume { groups, .. }
+            | Command::CreateStriped { groups, .. }
+            | Command::ChangeVolume { groups: Some(groups), .. }
                 if !groups.is_empty() && minor < Protocol::GROUPS_VOLUMES =>
             {
                 Err(not_yet("volumes are kept apart or together", Protocol::GROUPS_VOLUMES))

@@ -156,7 +156,9 @@ mod tests {
             state.apply(&command).unwrap();
         }
         let qos = Some(Qos { iops: Some(101), ..Qos::default() });
-        state.apply(&Command::ChangeVolume { name: "wide".to_owned(), size_bytes: None, qos }).unwrap();
+        state
+            .apply(&Command::ChangeVolume { name: "wide".to_owned(), size_bytes: None, qos, groups: None })
+            .unwrap();
         check(&state);
         for host in [2, 3] {
             let objects = state.desired(endpoint(host, Role::BlkBackend));
@@ -244,6 +246,7 @@ mod tests {
             name: "wide".to_owned(),
             size_bytes: Some(mib * MIB),
             qos: None,
+            groups: None,
         };
         assert_eq!(state.apply(&grown(68)).unwrap_err().kind, RefusalKind::NoRoom);
         state.apply(&grown(64)).unwrap();

@@ -214,7 +214,7 @@ fn discard_of_striped(pod: &Pod, vm: &PodVm) {
 
 /// Grows the striped volume, waits until the guest knows, and has it write at the new end. Returns the data's sum.
 fn grow_striped(pod: &Pod, vm: &PodVm, size_bytes: u64) -> String {
-    let change = ChangeVolume { size: Some(ByteSize::new(size_bytes)), qos: None };
+    let change = ChangeVolume { size: Some(ByteSize::new(size_bytes)), ..ChangeVolume::default() };
     pod.api().change_volume("vol1", &change).unwrap();
     let sectors = (size_bytes / 512).to_string();
     let began = Instant::now();

@@ -121,7 +121,7 @@ fn a_device_tells_its_volumes_and_a_deleted_one_is_wiped() {
     load.finish(&pod);
     drop(load);
     // It grows while it is in use.
-    let grown = ChangeVolume { size: Some("20M".parse().unwrap()), qos: None };
+    let grown = ChangeVolume { size: Some("20M".parse().unwrap()), ..ChangeVolume::default() };
     client(&pod).change_volume("vol0", &grown).unwrap();
     pod::eventually(|| table_of(&pod).contains("20971520 bytes"));
     let mut driver = Driver::new(1, 16);

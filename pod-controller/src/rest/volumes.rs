@@ -3,7 +3,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use cxl_pool::HostId;
-use pod_api::{ChangeVolume, CreateVolume, Problem, Stripes, Volume, VolumeList};
+use pod_api::{ChangeVolume, CreateVolume, Problem, Stripes, Volume, VolumeGroups, VolumeList};
 use pod_protocol::objects::Qos;
 use pod_state::{Command, DeviceId, Groups};
 use serde::Deserialize;
@@ -143,7 +143,7 @@ fn ssd_near(handle: &Handle, host: HostId, request: &CreateVolume) -> Option<Dev
     handle.view().state.ssd_near(host, request.size.get(), (&qos, &groups_of(request)))
 }
 
-/// Changes a volume: it grows, or gets another share of its SSD. The guest sees its new size while it runs.
+/// Changes a volume: it grows, gets another share of its SSD, or is in other groups. The guest sees its new size while it runs.
 #[utoipa::path(
     patch, path = "/v1/volumes/{name}", operation_id = "change_volume", tag = "volumes", request_body = ChangeVolume,
     params(("name" = String, Path, description = "the volume's name")),
@@ -160,8 +160,9 @@ pub(super) async fn change(
     Versioned(request, version): Versioned<ChangeVolume>,
 ) -> Result<Shown<Volume>, Failure> {
     let (size_bytes, qos) = (request.size.map(pod_api::ByteSize::get), request.qos.map(Into::into));
-    let view =
-        change.submit_at(version, Command::ChangeVolume { name: name.clone(), size_bytes, qos }).await?;
+    let groups = request.groups.map(|VolumeGroups { apart, together }| Groups { apart, together });
+    let command = Command::ChangeVolume { name: name.clone(), size_bytes, qos, groups };
+    let view = change.submit_at(version, command).await?;
     view.volume(&name, &change.handle.telemetry())
         .map(Shown)
         .ok_or_else(|| Failure::not_found("volume", &name))

@@ -27,8 +27,14 @@ pub(super) fn of_instance(instance: &Instance) -> Vec<Condition> {
     ]
 }
 
-/// Of a volume that lies on SSDs of which so many can be reached: one of a mirrored volume must be, all of a striped one.
-pub(super) fn of_volume(volume: &Volume, away: &[String], places: usize) -> Vec<Condition> {
+/// Of a volume that lies on SSDs of which so many can be reached: one of a mirrored volume must be, all of a striped one. `contrary` is
+/// what is not as its groups want it.
+pub(super) fn of_volume(
+    volume: &Volume,
+    away: &[String],
+    places: usize,
+    contrary: &[String],
+) -> Vec<Condition> {
     let striped = volume.stripe_bytes.is_some();
     let lost = if striped { !away.is_empty() } else { away.len() >= places };
     let away: Vec<String> = away.iter().map(|ssd| format!("{ssd} cannot be reached")).collect();
@@ -37,6 +43,9 @@ pub(super) fn of_volume(volume: &Volume, away: &[String], places: usize) -> Vec<
         let behind = volume.replicas.iter().filter(|it| it.state != ReplicaState::InSync);
         let behind: Vec<String> = behind.map(|it| format!("{} is {}", it.device, it.state.word())).collect();
         conditions.push(unless(ConditionKind::Redundant, &behind));
+    }
+    if volume.apart.is_some() || volume.together.is_some() {
+        conditions.push(unless(ConditionKind::Placed, contrary));
     }
     conditions
 }

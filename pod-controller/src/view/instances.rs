@@ -70,7 +70,8 @@ impl View {
             labels: volume.labels.clone(),
             conditions: Vec::new(),
         };
-        shown.conditions = conditions::of_volume(&shown, &away, volume.replicas.len());
+        shown.conditions =
+            conditions::of_volume(&shown, &away, volume.replicas.len(), &self.state.contrary(volume));
         shown
     }
 

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use cxl_pool::Role;
-use pod_api::{ByteSize, CandidatePart, CreateVolume, DeviceHealth, Explanation, Volume};
+use pod_api::{
+    ByteSize, CandidatePart, ChangeVolume, ConditionKind, CreateVolume, DeviceHealth, Explanation, Volume,
+    VolumeGroups,
+};
 
 use crate::podctl::{run, said};
 use crate::support::{Pod, ssd, until, vm};
@@ -79,4 +82,37 @@ fn volumes_are_created_together_and_explained() {
         explained.contains("first of the group app, which is to be together, lies on its host"),
         "{explained}"
     );
+}
+
+#[test]
+fn groups_of_a_volume_are_changed_while_it_lies_where_it_does() {
+    let pod = pod();
+    for name in ["data", "log"] {
+        volume(&pod, &format!("create {name} --size 64M --device h2/ssd0"));
+    }
+    let placed = |volume: &Volume| {
+        let placed = volume.conditions.iter().find(|it| it.kind == ConditionKind::Placed);
+        placed.map(|it| (it.status, it.message.clone()))
+    };
+    let data = volume(&pod, "group data --apart db");
+    assert_eq!((data.apart.as_deref(), placed(&data)), (Some("db"), Some((true, String::new()))));
+    let tried = volume(&pod, "group log --apart db --dry-run");
+    assert_eq!(tried.apart.as_deref(), Some("db"));
+    assert_eq!(volume(&pod, "get log").apart, None, "it was only tried");
+    let log = volume(&pod, "group log --apart db");
+    let against = "data of the group db, which is to be apart, lies on h2 as well".to_owned();
+    assert_eq!((log.device.as_str(), placed(&log)), ("h2/ssd0", Some((false, against))));
+    pod.client().create_instance(&vm("vm1", &["log"]), Duration::from_secs(30)).expect("created");
+    let explained = said(&pod, "explain instance vm1");
+    assert!(
+        explained.contains("data of the group db, which is to be apart, lies on its host"),
+        "{explained}"
+    );
+
+    let other = VolumeGroups { together: Some("app".to_owned()), apart: None };
+    let change = ChangeVolume { groups: Some(other), ..ChangeVolume::default() };
+    let log = pod.client().change_volume("log", &change).expect("changed");
+    assert_eq!((log.apart.as_deref(), log.together.as_deref()), (None, Some("app")));
+    let log = volume(&pod, "group log");
+    assert_eq!((log.together.as_deref(), placed(&log)), (None, None));
 }

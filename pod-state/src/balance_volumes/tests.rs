@@ -145,7 +145,10 @@ fn nothing_moves_where_there_is_no_good_place() {
     volume(&mut it, "sure", 1, 3, of(0));
     for (name, iops) in [("one", 400), ("two", 400), ("sure", 700)] {
         let qos = Some(Qos { minimum_iops: Some(iops), ..Qos::default() });
-        must(&mut it.0, &Command::ChangeVolume { name: name.to_owned(), size_bytes: None, qos });
+        must(
+            &mut it.0,
+            &Command::ChangeVolume { name: name.to_owned(), size_bytes: None, qos, groups: None },
+        );
     }
     assert!(plan(&it, &[2]).is_empty());
 }

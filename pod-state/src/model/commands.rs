@@ -137,6 +137,12 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
             stripe_bytes: 64 << 10,
             groups: named(groups),
         }],
+        Step::Group { name, groups } => vec![Command::ChangeVolume {
+            name: format!("vol{name}"),
+            size_bytes: None,
+            qos: None,
+            groups: Some(named(groups)),
+        }],
         Step::Replica { volume, number, epoch, says } => {
             replica_command(state, volume, number, epoch, says).into_iter().collect()
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::{Area, EndpointId, HostId, LineCount};
-use pod_protocol::ids::{LeaseId, PlaceNumber, VolumeId};
+use pod_protocol::ids::{LeaseId, PlaceNumber};
 use pod_protocol::objects::{DiskObject, Object, PortObject, RegistrationState};
 
 use crate::{
@@ -24,7 +24,7 @@ pub fn check(state: &State) {
     a_guest_has_its_ram_on_both_sides(state);
     no_slot_is_taken_twice(state);
     nobody_forgets_what_is_referred_to(state);
-    no_group_lies_together_that_has_to_be_apart(state);
+    groups_are_known(state);
     labels_are_of_who_is_there(state);
     nothing_is_left_to_settle(state);
 }
@@ -37,18 +37,11 @@ fn labels_are_of_who_is_there(state: &State) {
     assert!(state.host_labels.values().all(|labels| !labels.is_empty()));
 }
 
-/// Counted anew, by nothing that placement uses: volumes of a group that has to be apart share no host, whatever has become of them.
-fn no_group_lies_together_that_has_to_be_apart(state: &State) {
-    let mut owners: BTreeMap<(&str, HostId), VolumeId> = BTreeMap::new();
+/// In a pod some of which knows of none, no volume is in a group.
+fn groups_are_known(state: &State) {
     for volume in state.volumes.values().filter(|it| !it.deleted) {
         let known = state.options.protocol_minor >= 1 || volume.groups.is_empty();
         assert!(known, "{} is in groups that nobody knew before", volume.name);
-        let Some(group) = &volume.groups.apart else { continue };
-        for place in volume.replicas.iter().chain(&volume.beside) {
-            let host = place.device.host;
-            let owner = owners.insert((group, host), volume.id).unwrap_or(volume.id);
-            assert_eq!(owner, volume.id, "two volumes of {group} lie on {host:?}");
-        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Pods to try things on, and what always holds of a state.
 
+mod apart;
 #[cfg(test)]
 mod commands;
 mod disks;
@@ -13,6 +14,7 @@ mod reservations;
 mod step;
 mod touched;
 
+pub use apart::Apart;
 pub use disks::{guest, guest_with_volume, pod_with_ssds, ssd_of};
 pub use invariants::check;
 pub use pod::{MIB, devices_of, endpoint, fabric, join, nic, options, ssd};

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::commands::commands;
 use super::step::{everybody, step};
-use super::{check, check_reservations, devices_of, fabric, join, options, scrub_all, wipe_all};
+use super::{Apart, check, check_reservations, devices_of, fabric, join, options, scrub_all, wipe_all};
 use crate::{
     Command, Filling, NIC_LEASES_MAX, Objects, Options, Parts, PlacementPolicy, Purpose, Stale, State,
 };
@@ -111,7 +111,7 @@ proptest! {
         let options = Options { protocol_minor, placement, nic_leases_max: if pool_mib == 64 { 2 } else { NIC_LEASES_MAX }, ..options(pool_mib) };
         let mut state = State::new(options.clone());
         let mut log: Vec<Command> = Vec::new();
-        let (mut objects, mut names) = (BTreeMap::new(), Names::new());
+        let (mut objects, mut names, mut apart) = (BTreeMap::new(), Names::new(), Apart::default());
         // Half of the pods begin with everybody there, since little comes of what is asked for where nobody is.
         let begin = if steps.len() % 2 == 0 { everybody() } else { Vec::new() };
         for step in begin.iter().chain(&steps) {
@@ -145,6 +145,7 @@ proptest! {
                     prop_assert_eq!(&state, &before, "a refused command changed something");
                 }
                 check(&state);
+                prop_assert_eq!(apart.check(&state), Ok(()), "after {}", told);
                 told_all(&mut state, &mut objects);
                 names_stay(&mut names, &objects);
             }

@@ -111,6 +111,10 @@ pub(super) enum Step {
         mib: u64,
         groups: InGroups,
     },
+    Group {
+        name: u8,
+        groups: InGroups,
+    },
     Replica {
         volume: usize,
         number: u32,
@@ -281,6 +285,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         3 => (0_u8..5, prop::option::of(ssd.clone()), prop::option::of(ssd.clone()))
             .prop_map(|(name, device, replaces)| Step::AddReplica { name, device, replaces }),
         1 => (0_u8..5, ssd).prop_map(|(name, ssd)| Step::RemoveReplica { name, ssd }),
+        2 => (0_u8..5, in_groups()).prop_map(|(name, groups)| Step::Group { name, groups }),
         1 => (0_u8..5).prop_map(|name| Step::DeleteVolume { name }),
         1 => Just(Step::WipeAll),
         5 => (0_u8..5, host, 0_usize..3, prop::collection::vec(0_u8..5, 0..3), prop::option::of(0_u8..4), ask()).prop_map(

@@ -250,3 +250,71 @@ fn groups_outlive_a_restart_of_the_controller() {
     assert_eq!(again, state);
     refused(&mut again, &create("b", (Some(2), 1), apart("db")));
 }
+
+fn regroup(name: &str, groups: Groups) -> Command {
+    Command::ChangeVolume { name: name.to_owned(), size_bytes: None, qos: None, groups: Some(groups) }
+}
+
+fn contrary(state: &State, volume: &str) -> Vec<String> {
+    state.contrary(state.volume_named(volume).expect("a volume"))
+}
+
+#[test]
+fn a_volume_that_comes_into_a_group_stays_where_it_lies_until_it_moves() {
+    let mut state = pod_of(3);
+    for (name, host) in [("a", 2), ("b", 2), ("c", 3)] {
+        must(
+            &mut state,
+            &create(name, (Some(host), 1), if name == "a" { apart("db") } else { Groups::default() }),
+        );
+        must(&mut state, &guest(&format!("vm-{name}"), &[name]));
+    }
+    let effects = must(&mut state, &regroup("b", apart("db")));
+    let told = format!("{effects:?}");
+    assert_eq!(kinds(&effects), [EventKind::VolumeChanged]);
+    assert!(told.contains("apart from others of the group db; a of the group db"), "{told}");
+    assert_eq!(hosts_of(&state, "b"), BTreeSet::from([2]), "nothing moves by itself");
+    for (one, other) in [("a", "b"), ("b", "a")] {
+        let said = contrary(&state, one);
+        assert!(said.len() == 1 && said[0].starts_with(&format!("{other} of the group db")), "{said:?}");
+    }
+    assert_eq!(must(&mut state, &regroup("b", apart("db"))), [], "it is in that group already");
+    must(&mut state, &regroup("c", apart("db")));
+    assert_eq!(contrary(&state, "c"), [""; 0]);
+    // What moves goes where none of them is.
+    refused(&mut state, &moved("b", 2, Some(3)));
+    must(&mut state, &Command::Drain { host: HostId::new(2), device: None, on: true });
+    let moved: Vec<_> =
+        ["a", "b"].map(|name| hosts_of(&state, name)).into_iter().filter(|it| it.len() == 2).collect();
+    assert_eq!(moved, [BTreeSet::from([2, 4])], "one of them has somewhere to go");
+    // None of a group, it is in nobody's way.
+    must(&mut state, &regroup("c", Groups::default()));
+    let mut left = ["a", "b"].map(|name| hosts_of(&state, name));
+    left.sort();
+    assert_eq!(left, [BTreeSet::from([2, 3]), BTreeSet::from([2, 4])]);
+}
+
+#[test]
+fn groups_change_as_a_whole_and_their_names_are_looked_at() {
+    let mut state = pod_of(3);
+    must(&mut state, &create("a", (Some(2), 1), apart("db")));
+    must(&mut state, &create("b", (Some(3), 1), together("app")));
+    must(&mut state, &regroup("a", together("app")));
+    let groups = |state: &State| state.volume_named("a").expect("a volume").groups.clone();
+    assert_eq!(groups(&state), together("app"));
+    assert_eq!(
+        contrary(&state, "a"),
+        ["no other one of the group app, which is to be together, lies on its host"]
+    );
+    assert_eq!(refused(&mut state, &regroup("a", apart(""))).kind, RefusalKind::InvalidValue);
+    assert_eq!(refused(&mut state, &regroup("none", apart("db"))).kind, RefusalKind::NotFound);
+    // Nobody that is left is in its way.
+    must(&mut state, &create("c", (Some(2), 1), apart("db")));
+    must(&mut state, &moved("a", 2, Some(3)));
+
+    let old = state.speaking(0);
+    must(&mut state, &old);
+    let refusal = refused(&mut state, &regroup("a", apart("db")));
+    assert!(refusal.kind == RefusalKind::Busy && refusal.detail.contains("1.1"), "{refusal}");
+    assert_eq!(must(&mut state, &regroup("a", Groups::default())), [], "it is in none");
+}

@@ -161,7 +161,7 @@ fn requests_per_second_of_an_ssd_run_out() {
     must(&mut state, &volume("c", None));
     let raise = |name: &str, iops: u64| {
         let qos = Some(Qos { minimum_iops: Some(iops), ..Qos::default() });
-        Command::ChangeVolume { name: name.to_owned(), size_bytes: None, qos }
+        Command::ChangeVolume { name: name.to_owned(), size_bytes: None, qos, groups: None }
     };
     let refusal = refused(&mut state, &raise("c", 1));
     assert!(refusal.kind == RefusalKind::NoRoom && refusal.detail.contains("h2/ssd0"), "{refusal}");
@@ -245,7 +245,7 @@ fn bandwidth_of_an_ssd_runs_out() {
     must(&mut state, &volume("c", Some(10), None));
     let raise = |name: &str, iops: Option<u64>, bytes: u64| {
         let qos = Qos { minimum_iops: iops, minimum_bytes_per_second: Some(bytes), ..Qos::default() };
-        Command::ChangeVolume { name: name.to_owned(), size_bytes: None, qos: Some(qos) }
+        Command::ChangeVolume { name: name.to_owned(), size_bytes: None, qos: Some(qos), groups: None }
     };
     let refusal = refused(&mut state, &raise("c", Some(10), 1));
     assert!(refusal.kind == RefusalKind::NoRoom && refusal.detail.contains("h2/ssd0"), "{refusal}");

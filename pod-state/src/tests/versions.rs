@@ -48,7 +48,12 @@ fn what_was_done_already_expects_nothing() {
     must(&mut state, &volume("vol0", 16));
     let resource = Resource::Volume("vol0".to_owned());
     let versions = vec![state.version(&resource).expect("there")];
-    let grow = Command::ChangeVolume { name: "vol0".to_owned(), size_bytes: Some(32 << 20), qos: None };
+    let grow = Command::ChangeVolume {
+        name: "vol0".to_owned(),
+        size_bytes: Some(32 << 20),
+        qos: None,
+        groups: None,
+    };
     let request = Command::Request {
         key: Some(IdempotencyKey { key: "grow".to_owned(), digest: "1".to_owned() }),
         labels: Labels::new(),

@@ -5,7 +5,7 @@ use clap::CommandFactory;
 use pod_api::client::Client;
 use pod_api::{
     AddReplica, ByteSize, ChangeVolume, CreateInstance, CreateVolume, InstanceTypeSpec, Labels, NicLimit,
-    NicPolicy, Stripes, VolumeQos,
+    NicPolicy, Stripes, VolumeGroups, VolumeQos,
 };
 
 use crate::Failure;
@@ -206,7 +206,7 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
             show(out, format, &client.create_volume(&request)?, output::volume)
         }
         Volumes::Grow { name, size } => {
-            let request = ChangeVolume { size: Some(*size), qos: None };
+            let request = ChangeVolume { size: Some(*size), ..ChangeVolume::default() };
             show(out, format, &client.change_volume(name, &request)?, output::volume)
         }
         Volumes::Move { name, to, from } => {
@@ -239,7 +239,12 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
                 minimum_iops: *minimum_iops,
                 minimum_bytes_per_second: minimum_bandwidth.map(ByteSize::get),
             };
-            let request = ChangeVolume { size: None, qos: Some(qos) };
+            let request = ChangeVolume { qos: Some(qos), ..ChangeVolume::default() };
+            show(out, format, &client.change_volume(name, &request)?, output::volume)
+        }
+        Volumes::Group { name, apart, together } => {
+            let groups = VolumeGroups { apart: apart.clone(), together: together.clone() };
+            let request = ChangeVolume { groups: Some(groups), ..ChangeVolume::default() };
             show(out, format, &client.change_volume(name, &request)?, output::volume)
         }
         Volumes::Delete { name } => {

@@ -37,6 +37,7 @@ fn changes_of_what_somebody_else_has_changed_are_refused() {
         ("PATCH", "/v1/volumes/vol0", &stale, "{\"size\": \"8M\"}", 412),
         ("PATCH", "/v1/volumes/vol0?dry-run=true", &stale, "{\"size\": \"8M\"}", 412),
         ("PATCH", "/v1/volumes/vol0", "", &with_version(&first), 409),
+        ("PATCH", "/v1/volumes/vol0", &stale, "{\"groups\": {\"apart\": \"db\"}}", 412),
         ("DELETE", "/v1/volumes/vol0", &stale, "", 412),
         ("DELETE", "/v1/volumes/vol0", &format!("if-match: W/{second}\r\n"), "", 412),
     ] {

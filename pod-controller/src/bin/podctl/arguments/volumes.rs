@@ -133,6 +133,22 @@ pub(crate) enum Volumes {
         #[arg(long)]
         minimum_bandwidth: Option<ByteSize>,
     },
+    /// Say anew in which groups a volume is; what is left out, it is in none of. It stays where it lies
+    ///
+    /// Examples:
+    ///     podctl volumes group log-copy --apart db
+    ///     podctl volumes group log-copy
+    #[command(verbatim_doc_comment)]
+    Group {
+        /// Its name
+        name: String,
+        /// Volumes with the same name here are placed on SSDs of different hosts
+        #[arg(long, value_name = "GROUP")]
+        apart: Option<String>,
+        /// Volumes with the same name here are placed on one SSD where that can be, else on SSDs of one host, else anywhere
+        #[arg(long, value_name = "GROUP")]
+        together: Option<String>,
+    },
     /// Label a volume anew, as a whole; without labels, it has none any more
     Label(Label),
     /// Delete a volume and its data
