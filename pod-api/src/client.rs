@@ -232,6 +232,12 @@ impl Client {
         self.end(Method::DELETE, &["v1", "hosts", name], &[])
     }
 
+    /// Deletes a device that its host does not have any more, with the data that nobody else has only if `lose_data` says so.
+    pub fn delete_device(&self, host: &str, name: &str, lose_data: bool) -> Result<(), ClientError> {
+        let lose_data = if lose_data { "true" } else { "false" };
+        self.end(Method::DELETE, &["v1", "devices", host, name], &[("lose-data", lose_data)])
+    }
+
     /// All devices.
     pub fn devices(&self) -> Result<Vec<Device>, ClientError> {
         self.devices_with(&[])

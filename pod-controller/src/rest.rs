@@ -73,6 +73,7 @@ pub fn router(handle: Handle) -> Router {
         .routes(routes!(drains::begin_device, drains::end_device))
         .routes(routes!(devices::list))
         .routes(routes!(devices::get))
+        .routes(routes!(devices::delete))
         .routes(routes!(balance::get))
         .routes(routes!(nics::fail_back))
         .routes(routes!(nics::release))

@@ -94,6 +94,7 @@ impl State {
             Command::ChangeVolume { name, size_bytes, qos, groups } => {
                 self.change_volume(name, *size_bytes, *qos, groups.as_ref(), effects)?;
             }
+            Command::DeleteDevice { device, lose_data } => self.delete_device(device, *lose_data, effects)?,
             Command::DeleteVolume { name } => self.delete_volume(name, effects)?,
             Command::VolumeWiped { device, volume } => self.volume_wiped(device, *volume),
             Command::AdoptVolumes { device } => self.adopt_volumes(device, effects)?,

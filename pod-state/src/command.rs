@@ -252,6 +252,13 @@ pub enum Command {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         groups: Option<Groups>,
     },
+    /// A device that its host does not have any more will not come back.
+    DeleteDevice {
+        /// Which one.
+        device: DeviceId,
+        /// Whether volumes of which nobody else has the data go with it.
+        lose_data: bool,
+    },
     /// Somebody does not want a volume any more.
     DeleteVolume {
         /// Its name.

@@ -22,6 +22,7 @@ mod column_moves;
 mod command;
 mod create;
 mod delete;
+mod delete_device;
 mod desired;
 mod device;
 mod drain;

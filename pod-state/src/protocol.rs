@@ -39,6 +39,9 @@ impl State {
             {
                 Err(not_yet("hosts and devices bear labels", Protocol::LABELS_DEVICES))
             }
+            Command::DeleteDevice { .. } if minor < Protocol::DELETES_DEVICES => {
+                Err(not_yet("devices are deleted without their hosts", Protocol::DELETES_DEVICES))
+            }
             _ => Ok(()),
         }
     }

@@ -142,7 +142,7 @@ impl State {
     }
 
     /// A guest that uses a disk cannot be told of another block.
-    fn check_block_without(&self, volume: &Volume, place: &Replica) -> Result<(), Refusal> {
+    pub(super) fn check_block_without(&self, volume: &Volume, place: &Replica) -> Result<(), Refusal> {
         let others = volume.devices().filter(|ssd| **ssd != place.device);
         let left = others.filter_map(|ssd| self.block_bytes(ssd)).max();
         let now = self.block_bytes_of(volume);

@@ -63,9 +63,10 @@ impl Command {
             | Self::SetLabels { of: Labelled::Volume, name, .. }
             | Self::DeleteVolume { name } => Resource::Volume(name.clone()),
             Self::SetLabels { of: Labelled::Device, name, .. } => Resource::Device(state.device_named(name)?),
-            Self::FailBack { device } | Self::ReleaseLink { device, .. } | Self::AdoptVolumes { device } => {
-                Resource::Device(device.clone())
-            }
+            Self::FailBack { device }
+            | Self::ReleaseLink { device, .. }
+            | Self::AdoptVolumes { device }
+            | Self::DeleteDevice { device, .. } => Resource::Device(device.clone()),
             Self::Drain { host, device: Some(name), .. } => {
                 Resource::Device(DeviceId { host: *host, name: name.as_str().into() })
             }

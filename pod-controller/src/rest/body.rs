@@ -34,6 +34,11 @@ impl DevicePath {
     pub(super) fn find(&self, handle: &Handle) -> Result<DeviceId, Failure> {
         device_named(handle, &self.shown())
     }
+
+    /// What a device of that name is or was called, as long as there is its host.
+    pub(super) fn named(&self, handle: &Handle) -> Result<DeviceId, Failure> {
+        Ok(DeviceId { host: host_named(handle, &self.host)?, name: self.name.as_str().into() })
+    }
 }
 
 /// The device with this name, as `h2/nic0`.

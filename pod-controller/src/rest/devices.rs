@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::StatusCode;
 use pod_api::{Device, DeviceHealth, DeviceKind, DeviceList, Problem};
 use pod_state::Command;
 use serde::Deserialize;
@@ -82,6 +83,36 @@ pub(super) async fn get(
     let name = path.shown();
     let device = handle.view().device(&name, &handle.telemetry());
     device.map(Shown).ok_or_else(|| Failure::not_found("device", &name))
+}
+
+/// How a device is deleted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DeleteQuery {
+    /// Volumes of which nobody else has the data are deleted with it, and mirrored ones lose the replica that it had.
+    #[serde(default, rename = "lose-data")]
+    lose_data: bool,
+}
+
+/// Deletes a device that its host does not have any more and that will not come back. Should it come back, it is a new one.
+#[utoipa::path(
+    delete, path = "/v1/devices/{host}/{name}", operation_id = "delete_device", tag = "devices",
+    params(DevicePath, DeleteQuery),
+    responses(
+        (status = 204),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "its host has it, or something depends on it", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn delete(
+    change: Change,
+    Names(path): Names<DevicePath>,
+    Asked(query): Asked<DeleteQuery>,
+) -> Result<StatusCode, Failure> {
+    let device = path.named(&change.handle)?;
+    change.submit(Command::DeleteDevice { device, lose_data: query.lose_data }).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Takes over the volumes that were found on an SSD, such as those of a controller whose state is lost.

@@ -3,6 +3,7 @@
 
 mod access;
 mod browser;
+mod deleted_devices;
 mod etcd;
 mod groups;
 mod labels;

@@ -153,6 +153,11 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
         Step::RemoveReplica { name, ssd } => {
             vec![Command::RemoveReplica { name: format!("vol{name}"), device: numbered_ssd(ssd) }]
         }
+        Step::DeleteDevice { host, nic, lose_data } => {
+            let name = nic.map_or_else(|| "ssd0".to_owned(), |nic| format!("nic{nic}"));
+            let device = DeviceId { host: HostId::new(host), name: name.into() };
+            vec![Command::DeleteDevice { device, lose_data }]
+        }
         Step::DeleteVolume { name } => vec![Command::DeleteVolume { name: format!("vol{name}") }],
         Step::WipeAll => wipe_all(state),
         Step::CreateInstance { name, host, nics, ref volumes, mac, ask } => {

@@ -133,6 +133,11 @@ pub(super) enum Step {
     DeleteVolume {
         name: u8,
     },
+    DeleteDevice {
+        host: u16,
+        nic: Option<u8>,
+        lose_data: bool,
+    },
     WipeAll,
     CreateInstance {
         name: u8,
@@ -280,13 +285,15 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
             |(name, mib, device, replicas, iops, groups)| Step::CreateVolume { name, mib, device, replicas, iops, groups }
         ),
         2 => (0_u8..5, 1_u64..20, in_groups()).prop_map(|(name, mib, groups)| Step::CreateStriped { name, mib, groups }),
+        2 => (0_u8..5, in_groups()).prop_map(|(name, groups)| Step::Group { name, groups }),
         5 => (0_usize..4, 0_u32..4, 0_u64..2, prop::sample::select(vec![Says::Failed, Says::Synced, Says::Left]))
             .prop_map(|(volume, number, epoch, says)| Step::Replica { volume, number, epoch, says }),
         3 => (0_u8..5, prop::option::of(ssd.clone()), prop::option::of(ssd.clone()))
             .prop_map(|(name, device, replaces)| Step::AddReplica { name, device, replaces }),
         1 => (0_u8..5, ssd).prop_map(|(name, ssd)| Step::RemoveReplica { name, ssd }),
-        2 => (0_u8..5, in_groups()).prop_map(|(name, groups)| Step::Group { name, groups }),
         1 => (0_u8..5).prop_map(|name| Step::DeleteVolume { name }),
+        2 => (host.clone(), prop::option::of(0_u8..2), prop::bool::weighted(0.7))
+            .prop_map(|(host, nic, lose_data)| Step::DeleteDevice { host, nic, lose_data }),
         1 => Just(Step::WipeAll),
         5 => (0_u8..5, host, 0_usize..3, prop::collection::vec(0_u8..5, 0..3), prop::option::of(0_u8..4), ask()).prop_map(
             |(name, host, nics, volumes, mac, ask)| Step::CreateInstance { name, host, nics, volumes, mac, ask }

@@ -298,6 +298,17 @@ pub(crate) enum Devices {
         /// Its name with its host, as h2/ssd0
         name: String,
     },
+    /// Delete a device that its host does not have any more and that will not come back
+    ///
+    /// Example: podctl devices delete h2/ssd1 --lose-data
+    #[command(visible_alias = "rm", verbatim_doc_comment)]
+    Delete {
+        /// Its name with its host, as h2/ssd1
+        name: String,
+        /// Also volumes of which nobody else has the data, and replicas that others have
+        #[arg(long)]
+        lose_data: bool,
+    },
 }
 
 #[derive(Subcommand)]

@@ -140,6 +140,11 @@ fn devices(client: &Client, command: &Devices, format: Output, out: Out<'_>) -> 
             let (host, device) = split(name)?;
             show(out, format, &client.adopt_volumes(&host, &device)?, output::device)
         }
+        Devices::Delete { name, lose_data } => {
+            let (host, device) = split(name)?;
+            client.delete_device(&host, &device, *lose_data)?;
+            done(out, format, "device", name, "deleted")
+        }
         Devices::FailBack { name } => {
             let (host, device) = split(name)?;
             client.fail_back(&host, &device)?;

@@ -52,10 +52,13 @@ impl Role {
                 parts.as_slice(),
                 ["v1", "instances", _, "migration", ..] | ["v1", "instances", _, "devices", _, "vmm"]
             ),
-            // That a host is off, that a disk's volumes are ours: if that is wrong, data is lost.
+            // That a host is off or a device gone for good, that a disk's volumes are ours: if that is wrong, data is lost.
             Self::Operator => !matches!(
                 parts.as_slice(),
-                ["v1", "hosts", _] | ["v1", "hosts", _, "reset"] | ["v1", "devices", _, _, "adopt"]
+                ["v1", "hosts", _]
+                    | ["v1", "hosts", _, "reset"]
+                    | ["v1", "devices", _, _]
+                    | ["v1", "devices", _, _, "adopt"]
             ),
         }
     }
@@ -220,7 +223,11 @@ mod tests {
             (Role::Operator, &post, "//v1/hosts//h1/reset/", false),
             (Role::Operator, &delete, "/v1/hosts/h1", false),
             (Role::Operator, &post, "/v1/devices/h2/ssd0/adopt", false),
+            (Role::Operator, &delete, "/v1/devices/h2/ssd0", false),
+            (Role::Operator, &get, "/v1/devices/h2/ssd0", true),
+            (Role::Operator, &put, "/v1/devices/h2/ssd0/drain", true),
             (Role::Admin, &delete, "/v1/hosts/h1", true),
+            (Role::Admin, &delete, "/v1/devices/h2/ssd0", true),
         ] {
             assert_eq!(role.may(method, path), may, "{role:?} {method} {path}");
         }
