@@ -6,7 +6,7 @@
 pub(crate) mod conductor;
 mod etcd;
 mod handle;
-mod inbox;
+pub(crate) mod inbox;
 mod keeper;
 mod links;
 mod load;
@@ -28,6 +28,8 @@ use crate::store::{Recovered, Store, StoreError};
 
 pub use conductor::{Conductor, Delays};
 pub use etcd::EtcdController;
+#[cfg(test)]
+pub(crate) use handle::Shared;
 pub(crate) use handle::{Desk, Peers, Removal, Reply, Request};
 pub use handle::{Handle, Sample, SubmitError};
 pub(crate) use keeper::Keeper;

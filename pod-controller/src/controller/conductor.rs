@@ -13,7 +13,7 @@ use pod_protocol::reports::{Join, Report};
 use pod_state::{Command, DeviceId, Effect, Presence, Refusal, Shadow, State};
 
 use super::handle::Sample;
-use super::inbox::{Inbox, Waiting};
+use super::inbox::{Decided, Inbox, Waiting};
 use super::world::World;
 use crate::balance::{BalancePolicy, LoadHistory};
 use crate::link_policy::{LinkHistory, LinkPolicy};
@@ -99,7 +99,15 @@ impl<W: World> Conductor<W> {
     }
 
     /// Finishes what the last life began: whoever it was fencing is fenced again.
-    pub(crate) fn resume(&mut self, mut effects: Vec<Effect>) -> Result<(), W::Error> {
+    pub(crate) fn resume(&mut self, effects: Vec<Effect>) -> Result<(), W::Error> {
+        let mut begun = self.begin(effects);
+        self.keep(&mut begun)?;
+        self.publish_regions();
+        Ok(())
+    }
+
+    /// Fences again whoever the last life was fencing. What is told then is to be [kept](Self::keep) before anything else.
+    pub(crate) fn begin(&mut self, mut effects: Vec<Effect>) -> Decided<W> {
         let fencing: Vec<EndpointId> = self
             .state
             .endpoints
@@ -114,9 +122,7 @@ impl<W: World> Conductor<W> {
         let event =
             Effect::Event { kind: EventKind::ControllerStarted, subject: "controller".to_owned(), message };
         effects.insert(0, event);
-        self.world.commit(&[], &effects, &self.state)?;
-        self.publish_regions();
-        Ok(())
+        Decided { logged: Vec::new(), effects, answers: Vec::new(), regions_changed: true }
     }
 
     /// Hears what came, decides, commits, and lets it out. Returns when something is due next.
@@ -125,13 +131,52 @@ impl<W: World> Conductor<W> {
         wishes: Vec<(Command, W::Reply)>,
         now: Instant,
     ) -> Result<Option<Instant>, W::Error> {
+        let mut decided = self.decide(wishes, now);
+        self.keep(&mut decided)?;
+        Ok(self.let_out(decided, now))
+    }
+
+    /// Hears what came, and decides. Nobody else knows of it yet.
+    pub(crate) fn decide(&mut self, wishes: Vec<(Command, W::Reply)>, now: Instant) -> Decided<W> {
         let inbox = self.gather(wishes, now);
-        self.carry_out(inbox, now)?;
+        self.carry_out(inbox)
+    }
+
+    /// Commits what was decided. Where that cannot be, this life of the controller is over: it knows more than is kept.
+    pub(crate) fn keep(&mut self, decided: &mut Decided<W>) -> Result<(), W::Error> {
+        if !decided.is_worth_a_commit() {
+            return Ok(());
+        }
+        let commands: Vec<(u64, &Command)> =
+            decided.logged.iter().map(|(index, command)| (*index, command)).collect();
+        self.world.commit(&commands, &decided.effects, &self.state).inspect_err(|error| {
+            for (waiting, _) in std::mem::take(&mut decided.answers) {
+                if let Waiting::Api(reply) = waiting {
+                    self.world.reply_lost(reply, error);
+                }
+            }
+        })
+    }
+
+    /// Lets out what was decided and is kept. Returns when something is due next.
+    pub(crate) fn let_out(&mut self, decided: Decided<W>, now: Instant) -> Option<Instant> {
+        if decided.is_worth_a_commit() {
+            self.stale = true;
+            if decided.regions_changed {
+                self.publish_regions();
+            }
+            for effect in &decided.effects {
+                self.act(effect);
+            }
+        }
+        for (waiting, answer) in decided.answers {
+            self.answer(waiting, answer, now);
+        }
         self.show(now);
         self.watch_absent(now);
         self.watch_drains(now);
         let dues = self.fences.values().chain(self.graces.values()).map(|(_, due)| *due);
-        Ok(dues.chain(self.retry_at).chain(self.next_of_links()).min())
+        dues.chain(self.retry_at).chain(self.next_of_links()).min()
     }
 
     fn version(&self) -> Version {
@@ -346,14 +391,14 @@ impl<W: World> Conductor<W> {
         }
     }
 
-    fn publish_regions(&mut self) {
+    /// Shows the regions to whoever looks at the pool without a controller.
+    pub(crate) fn publish_regions(&mut self) {
         let changed = self.state.regions.take_unpublished();
         self.world.publish_regions(self.version(), &self.state.regions, changed);
     }
 
-    /// Carries out what came, commits it, and lets it out. Where it cannot be committed, this life of the controller is over: it
-    /// knows more than is kept.
-    fn carry_out(&mut self, inbox: Inbox<W>, now: Instant) -> Result<(), W::Error> {
+    /// Carries out what came.
+    fn carry_out(&mut self, inbox: Inbox<W>) -> Decided<W> {
         let mut effects = inbox.events;
         let mut logged = Vec::new();
         let mut answers = Vec::new();
@@ -379,29 +424,7 @@ impl<W: World> Conductor<W> {
             };
             answers.push((waiting, answer));
         }
-        if !logged.is_empty() || !effects.is_empty() {
-            let commands: Vec<(u64, &Command)> =
-                logged.iter().map(|(index, command)| (*index, command)).collect();
-            if let Err(error) = self.world.commit(&commands, &effects, &self.state) {
-                for (waiting, _) in answers {
-                    if let Waiting::Api(reply) = waiting {
-                        self.world.reply_lost(reply, &error);
-                    }
-                }
-                return Err(error);
-            }
-            self.stale = true;
-            if regions_changed {
-                self.publish_regions();
-            }
-            for effect in &effects {
-                self.act(effect);
-            }
-        }
-        for (waiting, answer) in answers {
-            self.answer(waiting, answer, now);
-        }
-        Ok(())
+        Decided { logged, effects, answers, regions_changed }
     }
 
     fn act(&mut self, effect: &Effect) {

@@ -38,7 +38,7 @@ pub(crate) enum Request {
 /// its life, leading or not.
 pub(crate) struct Desk {
     requests: mpsc::Receiver<Request>,
-    pub(super) shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     pub(super) waker: PortWaker,
 }
 
@@ -93,8 +93,8 @@ pub struct Sample {
 
 /// What the controller's thread shows to others.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) journal: Journal,
+pub(crate) struct Shared {
+    pub(crate) journal: Journal,
     pub(super) view: watch::Sender<Arc<View>>,
     /// Its end was seen. What is asked before it began waits for it.
     pub(super) stopped: AtomicBool,
@@ -123,6 +123,13 @@ impl Shared {
             spoken,
             not_understood: AtomicU64::new(0),
         }
+    }
+
+    /// Shows a state with what leases wait for, and after that what was told on the way to it: whoever hears of an event finds its
+    /// outcome in the view.
+    pub(crate) fn show(&self, state: Arc<State>, waiting: Waiting, told: Vec<Event>) {
+        self.view.send_modify(|view| *view = Arc::new(view.updated(state, waiting)));
+        self.journal.add(told);
     }
 
     pub(super) fn telemetry(&self) -> MutexGuard<'_, BTreeMap<EndpointId, Sample>> {

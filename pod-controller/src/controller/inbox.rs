@@ -13,7 +13,7 @@ pub(super) struct Inbox<W: World> {
 }
 
 /// Who waits for what becomes of a command.
-pub(super) enum Waiting<W: World> {
+pub(crate) enum Waiting<W: World> {
     Nobody,
     /// Whoever reads events: what was done, or what was not, to which the reason is added.
     Events {
@@ -26,6 +26,22 @@ pub(super) enum Waiting<W: World> {
         incarnation: u64,
         request: W::Request,
     },
+}
+
+/// What came of a turn, before it is kept and anybody hears of it.
+pub(crate) struct Decided<W: World> {
+    /// The commands that changed something, each with the index of the state that it led to.
+    pub(super) logged: Vec<(u64, Command)>,
+    pub(super) effects: Vec<Effect>,
+    pub(super) answers: Vec<(Waiting<W>, Result<(), Refusal>)>,
+    pub(super) regions_changed: bool,
+}
+
+impl<W: World> Decided<W> {
+    /// Whether there is anything to be kept.
+    pub(crate) fn is_worth_a_commit(&self) -> bool {
+        !self.logged.is_empty() || !self.effects.is_empty()
+    }
 }
 
 /// What there is to be told: of which kind, of what, and in words.

@@ -113,9 +113,7 @@ impl<M: Memory> World for PoolWorld<M> {
     }
 
     fn show(&mut self, state: Arc<State>, reconciler: &Reconciler<CommandId>) {
-        let waiting = reconciler.waiting();
-        self.shared.view.send_modify(|view| *view = Arc::new(view.updated(state, waiting)));
-        self.shared.journal.add(std::mem::take(&mut self.unseen));
+        self.shared.show(state, reconciler.waiting(), std::mem::take(&mut self.unseen));
     }
 
     fn reply(&mut self, to: Self::Reply, answer: Result<(), Refusal>) {

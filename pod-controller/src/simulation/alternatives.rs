@@ -7,7 +7,7 @@ use pod_protocol::reports::DeviceReport;
 use pod_state::{DeviceId, Objects, Part, Presence, Replica, State, Volume};
 
 use super::pod::{FENCE_DELAY_US, Pod, SLICE_MAX_US, SWEEP_US};
-use super::world::SILENT_AFTER_US;
+use super::port::SILENT_AFTER_US;
 
 /// How long a mirrored disk may wait for a backend that stands still while another replica works: until that is seen, until the
 /// backend has stopped for certain, and a few turns.

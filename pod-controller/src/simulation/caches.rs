@@ -7,7 +7,7 @@ use pod_protocol::ids::RegionId;
 
 /// Places by their first line. They never overlap: that is what is checked.
 #[derive(Debug, Default)]
-pub(super) struct Caches {
+pub(crate) struct Caches {
     by_start: BTreeMap<u64, Place>,
 }
 
@@ -20,7 +20,7 @@ struct Place {
 
 impl Caches {
     /// An endpoint is given a region. Says who else may still write there, under another number.
-    pub(super) fn touch(&mut self, endpoint: EndpointId, region: RegionId, area: Area) -> Result<(), String> {
+    pub(crate) fn touch(&mut self, endpoint: EndpointId, region: RegionId, area: Area) -> Result<(), String> {
         let (start, end) = (area.start.get(), area.start.get() + area.lines.get());
         let before = self.by_start.range(..end).next_back().filter(|(_, place)| place.end > start);
         match before {
@@ -38,8 +38,21 @@ impl Caches {
         }
     }
 
+    /// Somebody writes to an area that is nobody's. Says whose it is, if it is not so.
+    pub(crate) fn clear(&self, area: Area) -> Result<(), String> {
+        let (start, end) = (area.start.get(), area.start.get() + area.lines.get());
+        match self.by_start.range(..end).next_back().filter(|(_, place)| place.end > start) {
+            Some((_, place)) => Err(format!(
+                "a ring is cleared at {area:?}, where {} have {}",
+                place.holders.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+                place.region
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// An endpoint has flushed an area.
-    pub(super) fn flush(&mut self, endpoint: EndpointId, area: Area) {
+    pub(crate) fn flush(&mut self, endpoint: EndpointId, area: Area) {
         if let Some(place) = self.by_start.get_mut(&area.start.get()) {
             place.holders.remove(&endpoint);
             if place.holders.is_empty() {
@@ -49,7 +62,7 @@ impl Caches {
     }
 
     /// A host lost its power, and its caches with it.
-    pub(super) fn lose(&mut self, host: HostId) {
+    pub(crate) fn lose(&mut self, host: HostId) {
         self.by_start.retain(|_, place| {
             place.holders.retain(|holder| holder.host != host);
             !place.holders.is_empty()

@@ -7,49 +7,57 @@ use pod_protocol::commands::Command as Order;
 use pod_protocol::ids::{ChannelId, LeaseGeneration, LeaseId, PlaceId, PlaceNumber, RegionId};
 use pod_protocol::objects::{Object, ObjectId, RegistrationState};
 
+use super::happening::Grant;
+
 /// An order on its way, with the numbers that its areas had when it was given.
 #[derive(Clone, Debug)]
-pub(super) struct Mail {
-    pub(super) connection: u64,
-    pub(super) ticket: u64,
-    pub(super) order: Order,
-    pub(super) regions: Vec<(RegionId, Area)>,
+pub(crate) struct Mail {
+    pub(crate) connection: u64,
+    pub(crate) ticket: u64,
+    pub(crate) order: Order,
+    pub(crate) regions: Vec<(RegionId, Area)>,
 }
 
 /// One life of a daemon after the other, at one place.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own that may go wrong by itself")]
-pub(super) struct Daemon {
-    pub(super) id: EndpointId,
+pub(crate) struct Daemon {
+    pub(crate) id: EndpointId,
     /// Zero: nobody has ever been there.
-    pub(super) incarnation: u64,
-    pub(super) alive: bool,
+    pub(crate) incarnation: u64,
+    pub(crate) alive: bool,
     /// It left in order: its slot is empty.
-    pub(super) left: bool,
+    pub(crate) left: bool,
     /// Stopped by a signal until it is told to go on.
-    pub(super) frozen: bool,
+    pub(crate) frozen: bool,
     /// How fast its clock runs, in thousandths of true time.
-    pub(super) clock_permille: u64,
+    pub(crate) clock_permille: u64,
     /// Which conversation with a controller it is in; none was begun with zero.
-    pub(super) connection: u64,
-    pub(super) joined: bool,
+    pub(crate) connection: u64,
+    /// The highest term of a controller that it has listened to.
+    term: u64,
+    /// It does not mind terms: broken on purpose.
+    pub(crate) obeys_anybody: bool,
+    /// What it obeyed last: of which term, and decided with which index.
+    pub(crate) obeyed: (u64, u64),
+    pub(crate) joined: bool,
     /// Since when it has had the controller's ear without a pause.
-    pub(super) joined_us: u64,
-    pub(super) inbox: VecDeque<Mail>,
-    pub(super) objects: BTreeMap<ObjectId, Object>,
+    pub(crate) joined_us: u64,
+    pub(crate) inbox: VecDeque<Mail>,
+    pub(crate) objects: BTreeMap<ObjectId, Object>,
     confirmed: BTreeSet<ObjectId>,
     /// The fence generation that came with its grant.
-    pub(super) granted_fence: u64,
+    pub(crate) granted_fence: u64,
     /// Whether it was granted anything in this life.
-    pub(super) granted: bool,
+    pub(crate) granted: bool,
     /// When it looked at its fence last.
-    pub(super) looked_us: u64,
+    pub(crate) looked_us: u64,
     /// What its VMMs do: connected, running.
-    pub(super) attached: BTreeMap<LeaseId, (bool, bool)>,
+    pub(crate) attached: BTreeMap<LeaseId, (bool, bool)>,
 }
 
 impl Daemon {
-    pub(super) fn new(id: EndpointId) -> Self {
+    pub(crate) fn new(id: EndpointId) -> Self {
         Self {
             id,
             incarnation: 0,
@@ -58,6 +66,9 @@ impl Daemon {
             frozen: false,
             clock_permille: 1000,
             connection: 0,
+            term: 0,
+            obeys_anybody: false,
+            obeyed: (0, 0),
             joined: false,
             joined_us: 0,
             inbox: VecDeque::new(),
@@ -70,15 +81,23 @@ impl Daemon {
         }
     }
 
-    pub(super) fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.alive && !self.frozen
     }
 
-    pub(super) fn start(&mut self, incarnation: u64, clock_permille: u64) {
-        *self = Self { incarnation, clock_permille, alive: true, left: false, ..Self::new(self.id) };
+    pub(crate) fn start(&mut self, incarnation: u64, clock_permille: u64) {
+        let obeys_anybody = self.obeys_anybody;
+        *self = Self {
+            incarnation,
+            clock_permille,
+            obeys_anybody,
+            alive: true,
+            left: false,
+            ..Self::new(self.id)
+        };
     }
 
-    pub(super) fn die(&mut self) {
+    pub(crate) fn die(&mut self) {
         self.alive = false;
         self.frozen = false;
         self.joined = false;
@@ -87,15 +106,21 @@ impl Daemon {
         self.attached.clear();
     }
 
-    /// A controller begins to say anew what it wants.
-    pub(super) fn begin(&mut self, connection: u64) {
-        self.connection = connection;
+    /// A controller is about to say anew what it wants. Says whether it is listened to: an older one than the last may not know
+    /// yet that it was deposed.
+    pub(crate) fn begin(&mut self, grant: Grant) -> bool {
+        if grant.term < self.term && !self.obeys_anybody {
+            return false;
+        }
+        self.term = grant.term;
+        self.connection = grant.connection;
         self.joined = false;
         self.confirmed.clear();
+        true
     }
 
     /// Does as it is told. The areas are those that it is given by that.
-    pub(super) fn obey(&mut self, order: &Order) -> Result<(), String> {
+    pub(crate) fn obey(&mut self, order: &Order) -> Result<(), String> {
         match order {
             Order::Apply { object, .. } => {
                 self.confirmed.insert(object.id());
@@ -119,7 +144,7 @@ impl Daemon {
     }
 
     /// The channel and generation with which it serves a guest's device, if it does.
-    pub(super) fn writes(&self, lease: LeaseId) -> Vec<(ChannelId, LeaseGeneration)> {
+    pub(crate) fn writes(&self, lease: LeaseId) -> Vec<(ChannelId, LeaseGeneration)> {
         match (self.objects.get(&ObjectId::Port(lease)), self.objects.get(&ObjectId::Disk(lease))) {
             (Some(Object::Port(port)), _) if !port.incoming => {
                 vec![(port.active.channel, port.active.generation)]
@@ -133,14 +158,14 @@ impl Daemon {
     }
 
     /// The places of a volume in several, as this frontend calls them in its requests, with the SSDs that it means.
-    pub(super) fn means(&self, lease: LeaseId) -> Vec<(Called, String)> {
+    pub(crate) fn means(&self, lease: LeaseId) -> Vec<(Called, String)> {
         let Some(Object::Disk(disk)) = self.objects.get(&ObjectId::Disk(lease)) else { return Vec::new() };
         let places = disk.replicas.iter().chain(&disk.beside);
         places.map(|it| ((it.route.channel, it.place, it.route.generation), it.ssd.clone())).collect()
     }
 
     /// The places of a volume as this backend knows them, with the SSDs where they are.
-    pub(super) fn serves(&self, lease: LeaseId) -> Vec<(Called, String)> {
+    pub(crate) fn serves(&self, lease: LeaseId) -> Vec<(Called, String)> {
         let of_lease = |object: &Object| match object {
             Object::Volume(it) if it.lease == lease => {
                 let ssd = format!("h{}/{}", self.id.host.get(), it.ssd);
@@ -152,7 +177,7 @@ impl Daemon {
     }
 
     /// What it accepts of a lease: over which channel, of which generation, and whether as the active NIC.
-    pub(super) fn accepts(&self, lease: LeaseId) -> Vec<(ChannelId, LeaseGeneration, bool)> {
+    pub(crate) fn accepts(&self, lease: LeaseId) -> Vec<(ChannelId, LeaseGeneration, bool)> {
         let of_lease = |object: &Object| match object {
             Object::Registration(it) if it.lease == lease && it.state != RegistrationState::Standby => {
                 Some((it.channel, it.generation, it.state == RegistrationState::Active))
@@ -164,7 +189,7 @@ impl Daemon {
     }
 
     /// The generation of a channel as it knows it.
-    pub(super) fn channel(&self, id: ChannelId) -> Option<u32> {
+    pub(crate) fn channel(&self, id: ChannelId) -> Option<u32> {
         match self.objects.get(&ObjectId::Channel(id)) {
             Some(Object::Channel(channel)) => Some(channel.generation.get()),
             _ => None,
@@ -173,10 +198,10 @@ impl Daemon {
 }
 
 /// What requests say of which place they are for.
-pub(super) type Called = (ChannelId, PlaceNumber, LeaseGeneration);
+pub(crate) type Called = (ChannelId, PlaceNumber, LeaseGeneration);
 
 /// The lease that an object is about.
-pub(super) fn lease_of(id: &ObjectId) -> Option<LeaseId> {
+pub(crate) fn lease_of(id: &ObjectId) -> Option<LeaseId> {
     match id {
         ObjectId::Port(lease)
         | ObjectId::Disk(lease)
@@ -192,7 +217,7 @@ pub(super) fn lease_of(id: &ObjectId) -> Option<LeaseId> {
 }
 
 /// The places in the pool that an object lets its endpoint use, except rings.
-pub(super) fn areas_of(object: &Object) -> Vec<Area> {
+pub(crate) fn areas_of(object: &Object) -> Vec<Area> {
     let with = |area: Area, ram: Option<Area>| ram.into_iter().chain([area]).collect();
     match object {
         Object::Nic(nic) => vec![nic.rx_area],

@@ -4,17 +4,41 @@ use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::objects::{Object, Priority};
 use pod_protocol::reports::Report;
 use pod_state::model::{MIB, relieve};
-use pod_state::{Command, DeviceId, Groups, NicWish, Volume};
+use pod_state::{Command, DeviceId, Groups, NicWish, State, Volume};
 
-use super::Broken;
-use super::pod::{Pod, ROLES};
+use super::happening::Happening;
+use super::physical::Physical;
 use super::random::Random;
-use super::world::Happening;
 
-impl Pod {
-    pub(super) fn random_daemon(&mut self) -> EndpointId {
-        let host =
-            HostId::new(u16::try_from(self.dice.between(1, u64::from(self.size.hosts) + 1)).unwrap_or(1));
+pub(crate) const ROLES: [Role; 4] =
+    [Role::NetFrontend, Role::NetBackend, Role::BlkFrontend, Role::BlkBackend];
+/// How many kinds of faults there are in a pod.
+pub(crate) const FAULTS: u64 = 14;
+
+/// A pod to which something is to happen, and the dice that say what.
+pub(crate) struct Around<'a> {
+    pub(crate) dice: &'a mut Random,
+    pub(crate) physical: &'a mut Physical,
+    /// What a controller knows, where there is one.
+    pub(crate) state: Option<&'a State>,
+    pub(crate) hosts: u16,
+    /// How many names there are for instances, and as many for volumes.
+    pub(crate) names: u64,
+    /// Whether volumes are in groups.
+    pub(crate) grouped: bool,
+}
+
+/// What goes wrong, with whom, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fault {
+    pub(crate) kind: u64,
+    pub(crate) whom: EndpointId,
+    pub(crate) away_us: u64,
+}
+
+impl Around<'_> {
+    pub(crate) fn random_daemon(&mut self) -> EndpointId {
+        let host = HostId::new(u16::try_from(self.dice.between(1, u64::from(self.hosts) + 1)).unwrap_or(1));
         let role = *self.dice.pick(&ROLES).unwrap_or(&Role::NetFrontend);
         EndpointId::new(host, role)
     }
@@ -22,91 +46,69 @@ impl Pod {
     fn random_nic(&mut self) -> Option<(HostId, String)> {
         let host = self.random_daemon().host;
         let names: Vec<String> = {
-            let devices = self.world().physical.devices.get(&host)?;
+            let devices = self.physical.devices.get(&host)?;
             devices.keys().filter(|name| name.starts_with("nic")).cloned().collect()
         };
         Some((host, self.dice.pick(&names)?.clone()))
     }
 
-    pub(super) fn fault(&mut self) {
-        let id = self.random_daemon();
+    /// One of so many kinds. Those from [`FAULTS`] on are not a pod's.
+    pub(crate) fn draw_fault(&mut self, kinds: u64) -> Fault {
+        let whom = self.random_daemon();
         let long = self.dice.once_in(4);
-        let away = if long { self.dice.below(2_500_000) } else { self.dice.below(150_000) };
-        match self.dice.below(16) {
+        let away_us = if long { self.dice.below(2_500_000) } else { self.dice.below(150_000) };
+        Fault { kind: self.dice.below(kinds), whom, away_us }
+    }
+
+    pub(crate) fn fault(&mut self, Fault { kind, whom: id, away_us: away }: Fault) {
+        match kind {
             0 | 1 => {
-                let physical = &mut self.world().physical;
-                physical.kill(id);
-                physical.schedule(away, Happening::Starts(id));
+                self.physical.kill(id);
+                self.physical.schedule(away, Happening::Starts(id));
             }
             2 => {
-                let physical = &mut self.world().physical;
-                physical.kill(id);
-                if let Some(daemon) = physical.daemons.get_mut(&id) {
+                self.physical.kill(id);
+                if let Some(daemon) = self.physical.daemons.get_mut(&id) {
                     daemon.left = true;
                 }
-                physical.schedule(away, Happening::Starts(id));
+                self.physical.schedule(away, Happening::Starts(id));
             }
-            3 | 4 => self.world().physical.freeze(id, away),
+            3 | 4 => self.physical.freeze(id, away),
             // Long enough to be taken for dead, and short enough to act before it looks at its fence.
             5 | 6 => {
                 let away = self.dice.between(190_000, 300_000);
-                self.world().physical.freeze(id, away);
+                self.physical.freeze(id, away);
             }
             7 => {
                 // The power of a host fails.
-                let physical = &mut self.world().physical;
                 for role in ROLES {
-                    physical.kill(EndpointId::new(id.host, role));
+                    self.physical.kill(EndpointId::new(id.host, role));
                 }
-                physical.lose_caches(id.host);
+                self.physical.lose_caches(id.host);
                 for role in ROLES {
-                    physical.schedule(300_000 + away, Happening::Starts(EndpointId::new(id.host, role)));
+                    let start = Happening::Starts(EndpointId::new(id.host, role));
+                    self.physical.schedule(300_000 + away, start);
                 }
             }
             8..=11 => {
                 if let Some((host, nic)) = self.random_nic() {
-                    let physical = &mut self.world().physical;
-                    physical.set_link(host, &nic, false);
-                    physical.schedule(away, Happening::Mended(host, nic));
+                    self.physical.set_link(host, &nic, false);
+                    self.physical.schedule(away, Happening::Mended(host, nic));
                 }
             }
             12 => {
-                if let Some((host, nic)) = self.random_nic() {
-                    let physical = &mut self.world().physical;
-                    if physical.failed.insert((host, nic.clone())) {
-                        let backend = EndpointId::new(host, Role::NetBackend);
-                        let reason = "its driver says so".to_owned();
-                        physical.report(backend, Report::DeviceFailed { device: nic.clone(), reason });
-                        physical.schedule(away, Happening::Mended(host, nic));
-                    }
+                if let Some((host, nic)) = self.random_nic()
+                    && self.physical.failed.insert((host, nic.clone()))
+                {
+                    let backend = EndpointId::new(host, Role::NetBackend);
+                    let reason = "its driver says so".to_owned();
+                    self.physical.report(backend, Report::DeviceFailed { device: nic.clone(), reason });
+                    self.physical.schedule(away, Happening::Mended(host, nic));
                 }
             }
             13 => self.replica_report(),
-            14 if self.may_crash() && self.dice.once_in(8) => self.crash_controller(),
-            15 if self.may_crash() && self.dice.once_in(4) => {
-                let after = self.dice.once_in(2);
-                if let Some(conductor) = &mut self.conductor {
-                    conductor.world.crash_at_commit = Some(after);
-                }
-            }
             _ => {}
         }
-    }
-
-    /// A controller that is broken inside would not survive its own log.
-    fn may_crash(&self) -> bool {
-        !matches!(self.broken, Some(Broken::KeepsGenerations | Broken::DoesNotWaitForScrubs))
-    }
-
-    pub(super) fn mend(&mut self, host: HostId, name: &str) {
-        let physical = &mut self.world().physical;
-        if physical.failed.remove(&(host, name.to_owned())) {
-            let report = physical.devices.get(&host).and_then(|devices| devices.get(name)).cloned();
-            if let Some(device) = report {
-                physical.report(EndpointId::new(host, Role::NetBackend), Report::DeviceBack { device });
-            }
-        }
-        physical.set_link(host, name, true);
     }
 
     /// A frontend of a mirrored volume says that a replica failed, or is in line again.
@@ -114,7 +116,7 @@ impl Pod {
         let failed = self.dice.once_in(3);
         let id = EndpointId::new(self.random_daemon().host, Role::BlkFrontend);
         let pick = self.dice.next();
-        let daemon = &self.world().physical.daemons[&id];
+        let daemon = &self.physical.daemons[&id];
         let disks = daemon.objects.values().filter_map(|object| match object {
             Object::Disk(disk) if !disk.replicas.is_empty() && !disk.incoming => Some(disk),
             _ => None,
@@ -135,7 +137,7 @@ impl Pod {
             })
             .collect();
         if let Some(report) = Random::new(pick).pick(&reports).cloned() {
-            self.world().physical.report(id, report);
+            self.physical.report(id, report);
         }
     }
 
@@ -145,8 +147,14 @@ impl Pod {
         NicWish { reserved_mbps, ..NicWish::default() }
     }
 
-    pub(super) fn wish(&mut self) -> Command {
-        let number = self.dice.below(self.size.names);
+    pub(crate) fn wish(&mut self) -> Command {
+        if self.grouped
+            && self.dice.once_in(12)
+            && let Some(command) = self.regroup()
+        {
+            return command;
+        }
+        let number = self.dice.below(self.names);
         let host = self.random_daemon().host;
         let (vm, vol) = (format!("vm{number}"), format!("vol{number}"));
         match self.dice.below(24) {
@@ -173,8 +181,8 @@ impl Pod {
                     Command::FailBack { device: DeviceId { host, name: name.into() } }
                 }
                 // As if so much passed through it; which that is does not matter to what must hold.
-                Some((host, name)) => match &self.conductor {
-                    Some(it) => relieve(&it.state, DeviceId { host, name: name.into() }, 4000 + 500 * number),
+                Some((host, name)) => match self.state {
+                    Some(state) => relieve(state, DeviceId { host, name: name.into() }, 4000 + 500 * number),
                     None => Command::AbortMigration { name: vm },
                 },
                 None => Command::AbortMigration { name: vm },
@@ -185,8 +193,7 @@ impl Pod {
     /// A place of a volume is to move: anywhere, or to the other SSD of its host.
     fn move_volume(&mut self, name: String) -> Command {
         let (pick, anywhere) = (self.dice.next(), self.dice.once_in(3));
-        let state = self.conductor.as_ref().map(|it| &it.state);
-        let volume = state.and_then(|state| state.volume_named(&name));
+        let volume = self.state.and_then(|state| state.volume_named(&name));
         let places: Vec<DeviceId> = volume.into_iter().flat_map(Volume::devices).cloned().collect();
         let replaces = Random::new(pick).pick(&places).cloned();
         let other = |from: &DeviceId| {
@@ -197,7 +204,7 @@ impl Pod {
         Command::AddReplica { name, device, replaces }
     }
 
-    pub(super) fn create_volume(&mut self, number: u64) -> Command {
+    pub(crate) fn create_volume(&mut self, number: u64) -> Command {
         Command::CreateVolume {
             name: format!("vol{number}"),
             size_bytes: self.dice.between(1, 6) * MIB,
@@ -205,11 +212,29 @@ impl Pod {
             replicas: if self.dice.once_in(3) { 2 } else { 1 },
             minimum_iops: None,
             minimum_bytes_per_second: None,
-            groups: Groups::default(),
+            groups: if self.grouped { self.groups(number) } else { Groups::default() },
         }
     }
 
-    pub(super) fn create_instance(&mut self, number: u64, host: HostId) -> Command {
+    /// The groups of a volume: of eight that follow each other some are to be apart, and some together.
+    fn groups(&mut self, number: u64) -> Groups {
+        let name = |kind: &str| format!("{kind}{}", number / 8);
+        let apart = self.dice.once_in(3).then(|| name("apart"));
+        Groups { apart, together: self.dice.once_in(4).then(|| name("together")) }
+    }
+
+    /// A volume that is there is to be in other groups.
+    fn regroup(&mut self) -> Option<Command> {
+        let names: Vec<&String> = {
+            let there = self.state?.volumes.values().filter(|volume| !volume.deleted);
+            there.map(|volume| &volume.name).collect()
+        };
+        let name = (*self.dice.pick(&names)?).clone();
+        let groups = self.groups(name.trim_start_matches("vol").parse().ok()?);
+        Some(Command::ChangeVolume { name, size_bytes: None, qos: None, groups: Some(groups) })
+    }
+
+    pub(crate) fn create_instance(&mut self, number: u64, host: HostId) -> Command {
         Command::CreateInstance {
             name: format!("vm{number}"),
             host,
@@ -224,7 +249,7 @@ impl Pod {
 
     /// An operator says so only of a host that has no power.
     fn reset(&mut self, host: HostId) -> Command {
-        let physical = &mut self.world().physical;
+        let physical = &mut *self.physical;
         if ROLES.iter().any(|role| physical.daemons[&EndpointId::new(host, *role)].alive) {
             return Command::DeleteHost { name: format!("h{}", host.get()) };
         }
@@ -234,17 +259,17 @@ impl Pod {
 
     /// VMMs come and go at some devices.
     fn attach(&mut self) {
-        let Some(conductor) = &mut self.conductor else { return };
-        let leases: Vec<_> = conductor.state.leases.values().map(|lease| lease.id).collect();
+        let Some(state) = self.state else { return };
+        let leases: Vec<_> = state.leases.values().map(|lease| lease.id).collect();
         for _ in 0..3 {
-            let Some(lease) = self.dice.pick(&leases).and_then(|id| conductor.state.leases.get(id)) else {
+            let Some(lease) = self.dice.pick(&leases).and_then(|id| state.leases.get(id)) else {
                 return;
             };
-            let frontends: Vec<EndpointId> = conductor.state.frontends_of(lease).collect();
+            let frontends: Vec<EndpointId> = state.frontends_of(lease).collect();
             let (connected, running) = (!self.dice.once_in(4), self.dice.once_in(2));
             let lease = lease.id;
             if let Some(frontend) = self.dice.pick(&frontends) {
-                conductor.world.physical.attach(*frontend, lease, connected, connected && running);
+                self.physical.attach(*frontend, lease, connected, connected && running);
             }
         }
     }

@@ -6,10 +6,13 @@
 mod alternatives;
 mod caches;
 mod daemon;
-mod faults;
-mod physical;
+pub(crate) mod faults;
+mod happening;
+mod holders;
+pub(crate) mod physical;
 mod pod;
-mod random;
+pub(crate) mod port;
+pub(crate) mod random;
 mod tests;
 mod world;
 

@@ -8,19 +8,28 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cxl_pool::{EndpointId, HostId, Role};
+use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
 use pod_protocol::commands::Command as Order;
 use pod_protocol::controller::{CommandFailure, PortEvent};
 use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::Object;
 use pod_protocol::reports::{DeviceReport, Report};
-use pod_state::{DeviceId, State};
+use pod_state::model::{nic, ssd};
+use pod_state::{DeviceId, Presence, State};
 
 use super::caches::Caches;
-use super::daemon::{Daemon, Mail, lease_of};
+use super::daemon::{Daemon, Mail, areas_of, lease_of};
+use super::faults::ROLES;
+use super::happening::Happening;
+use super::port::Event;
 use super::random::Random;
-use super::world::{Event, FENCE_US, Happening};
 
+/// The bound that daemons keep: after this long, on their own clock, they look at their fence before they act.
+pub(crate) const FENCE_US: u64 = 250_000;
+/// After that every daemon has been started once.
+pub(crate) const STARTED_WITHIN_US: u64 = 50_000;
+/// The lines of a ring that are cleared.
+const RING_HEADER: LineCount = LineCount::new(2);
 /// What a daemon that runs says is heard by then.
 const HEARD_WITHIN_US: u64 = 1_000_000;
 /// The longest that a message takes. Two of them take longer than a controller waits for an answer.
@@ -32,7 +41,7 @@ const LONG_US: u64 = 100_000;
 
 impl Seen {
     /// With what was seen elsewhere.
-    pub(super) fn add(&mut self, more: Self) {
+    pub(crate) fn add(&mut self, more: Self) {
         self.said += more.said;
         self.overtook += more.overtook;
         self.lost += more.lost;
@@ -52,35 +61,38 @@ struct Way {
 }
 
 /// How much of what the network may do has been seen.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
     /// Messages to the controller.
-    pub(super) said: u64,
+    pub(crate) said: u64,
     /// Of them, those heard before what somebody else had said long before.
-    pub(super) overtook: u64,
+    pub(crate) overtook: u64,
     /// Messages, either way, that were on their way when their connection ended.
-    pub(super) lost: u64,
+    pub(crate) lost: u64,
     /// Orders that were given up although their answer was on its way.
-    pub(super) late: u64,
+    pub(crate) late: u64,
 }
 
 #[derive(Debug)]
-pub(super) struct Physical {
-    pub(super) now_us: u64,
-    pub(super) random: Random,
-    pub(super) daemons: BTreeMap<EndpointId, Daemon>,
+pub(crate) struct Physical {
+    pub(crate) now_us: u64,
+    pub(crate) random: Random,
+    pub(crate) daemons: BTreeMap<EndpointId, Daemon>,
     /// What each host has, and its state.
-    pub(super) devices: BTreeMap<HostId, BTreeMap<String, DeviceReport>>,
+    pub(crate) devices: BTreeMap<HostId, BTreeMap<String, DeviceReport>>,
     /// NICs that failed and have yet to be opened again.
-    pub(super) failed: BTreeSet<(HostId, String)>,
+    pub(crate) failed: BTreeSet<(HostId, String)>,
     pub(super) agenda: BTreeMap<(u64, u64), Happening>,
     scheduled: u64,
-    pub(super) fences: BTreeMap<EndpointId, u64>,
+    /// How many orders were given, and how many conversations begun, by all controllers.
+    pub(super) tickets: u64,
+    pub(super) connections: u64,
+    pub(crate) fences: BTreeMap<EndpointId, u64>,
     /// Since when a heartbeat stands still.
-    pub(super) still: BTreeMap<EndpointId, u64>,
+    pub(crate) still: BTreeMap<EndpointId, u64>,
     caches: Caches,
     /// Who has something of a lease.
-    users: BTreeMap<LeaseId, BTreeSet<EndpointId>>,
+    pub(super) users: BTreeMap<LeaseId, BTreeSet<EndpointId>>,
     /// Since when links are down.
     down: BTreeMap<(HostId, String), u64>,
     /// How often delays are doubled on the slowest ways.
@@ -88,12 +100,18 @@ pub(super) struct Physical {
     ways: BTreeMap<(EndpointId, bool), Way>,
     /// When the message to the controller is due that is due last of all, and since when it is on its way.
     slowest: (u64, u64),
-    pub(super) seen: Seen,
-    pub(super) violation: Option<String>,
+    pub(crate) seen: Seen,
+    /// What daemons did since somebody looked, if anybody does.
+    pub(crate) news: Option<Vec<String>>,
+    /// How many orders were obeyed.
+    obeyed: u64,
+    /// Of controllers of which terms.
+    terms: BTreeSet<u64>,
+    pub(crate) violation: Option<String>,
 }
 
 impl Physical {
-    pub(super) fn new(seed: u64, doublings_max: u32) -> Self {
+    pub(crate) fn new(seed: u64, doublings_max: u32) -> Self {
         Self {
             now_us: 0,
             random: Random::new(seed),
@@ -102,6 +120,8 @@ impl Physical {
             failed: BTreeSet::new(),
             agenda: BTreeMap::new(),
             scheduled: 0,
+            tickets: 0,
+            connections: 0,
             fences: BTreeMap::new(),
             still: BTreeMap::new(),
             caches: Caches::default(),
@@ -111,12 +131,84 @@ impl Physical {
             ways: BTreeMap::new(),
             slowest: (0, 0),
             seen: Seen::default(),
+            news: None,
+            obeyed: 0,
+            terms: BTreeSet::new(),
             violation: None,
         }
     }
 
+    /// A host with its daemons, which are going to start. One in three has no devices, and one NIC in three is a backup.
+    pub(crate) fn add_host(&mut self, number: u16, dice: &mut Random) {
+        let host = HostId::new(number);
+        let mut devices = BTreeMap::new();
+        if number % 3 != 1 {
+            for device in 0..=dice.below(2) {
+                let name = format!("nic{device}");
+                let backup = (u64::from(number) + device).is_multiple_of(3);
+                devices.insert(name.clone(), nic(&name, true, backup));
+                let name = format!("ssd{device}");
+                devices.insert(name.clone(), ssd(&name, 64));
+            }
+        }
+        self.devices.insert(host, devices);
+        for role in ROLES {
+            let id = EndpointId::new(host, role);
+            self.daemons.insert(id, Daemon::new(id));
+            self.schedule(dice.below(STARTED_WITHIN_US), Happening::Starts(id));
+        }
+    }
+
+    /// Everything is mended, and everybody is there.
+    pub(crate) fn calm_down(&mut self) {
+        let ids: Vec<EndpointId> = self.daemons.keys().copied().collect();
+        for id in ids {
+            self.schedule(0, Happening::Starts(id));
+            let incarnation = self.daemons[&id].incarnation;
+            if self.daemons[&id].frozen {
+                self.schedule(0, Happening::Thaws(id, incarnation));
+            }
+        }
+        let of_host = |(host, devices): (&HostId, &BTreeMap<String, DeviceReport>)| {
+            devices.keys().map(|name| (*host, name.clone())).collect::<Vec<_>>()
+        };
+        for (host, name) in self.devices.iter().flat_map(of_host).collect::<Vec<_>>() {
+            self.schedule(0, Happening::Mended(host, name));
+        }
+    }
+
+    /// Why some daemon does not have exactly what it should.
+    pub(crate) fn unsettled(&self, state: &State) -> Option<String> {
+        for daemon in self.daemons.values() {
+            let presence = state.endpoints.get(&daemon.id).map(|known| known.presence);
+            if !daemon.joined || presence != Some(Presence::Joined) {
+                return Some(format!("{} has not joined; it is {presence:?}", daemon.id));
+            }
+            let desired = state.desired(daemon.id);
+            if daemon.objects != desired {
+                let differs = |id| daemon.objects.get(id) != desired.get(id);
+                let ids: BTreeSet<_> = daemon.objects.keys().chain(desired.keys()).collect();
+                let first = ids.into_iter().find(|id| differs(*id));
+                let (has, should) = first.map(|id| (daemon.objects.get(id), desired.get(id))).unzip();
+                return Some(format!("{} has {has:?} where it should have {should:?}", daemon.id));
+            }
+            if let Some((region, _)) = state.scrubs(daemon.id).first_key_value() {
+                let users = daemon.objects.values().filter(|object| {
+                    areas_of(object).iter().any(|area| state.scrubs(daemon.id)[region].overlaps(area))
+                });
+                let users: Vec<_> = users.map(Object::id).collect();
+                return Some(format!(
+                    "{} has yet to let go of {region}, which it uses for {users:?}: {:?}",
+                    daemon.id,
+                    state.regions.get(*region)
+                ));
+            }
+        }
+        None
+    }
+
     /// Sets the link of a NIC, and lets its daemon say so.
-    pub(super) fn set_link(&mut self, host: HostId, nic: &str, now_up: bool) {
+    pub(crate) fn set_link(&mut self, host: HostId, nic: &str, now_up: bool) {
         let devices = self.devices.entry(host).or_default();
         if let Some(DeviceReport::Nic { up, .. }) = devices.get_mut(nic)
             && *up != now_up
@@ -134,7 +226,7 @@ impl Physical {
     }
 
     /// Whether a NIC has had no link for so long that a controller that has been there since then must know.
-    pub(super) fn has_been_down(&self, id: &DeviceId, controller_since_us: u64) -> bool {
+    pub(crate) fn has_been_down(&self, id: &DeviceId, controller_since_us: u64) -> bool {
         let Some(down) = self.down.get(&(id.host, id.name.to_string())) else { return false };
         let daemon = &self.daemons[&id.net_backend()];
         let since = controller_since_us.max(*down).max(daemon.joined_us);
@@ -142,12 +234,12 @@ impl Physical {
     }
 
     /// Whether a daemon runs and has the controller's ear.
-    pub(super) fn is_heard(&self, id: EndpointId) -> bool {
+    pub(crate) fn is_heard(&self, id: EndpointId) -> bool {
         self.daemons.get(&id).is_some_and(|daemon| daemon.is_running() && daemon.joined)
     }
 
     /// A guest's VMM does something at a device, if there is one.
-    pub(super) fn attach(&mut self, id: EndpointId, lease: LeaseId, connected: bool, running: bool) {
+    pub(crate) fn attach(&mut self, id: EndpointId, lease: LeaseId, connected: bool, running: bool) {
         let Some(daemon) = self.daemons.get_mut(&id).filter(|it| it.is_running() && it.joined) else {
             return;
         };
@@ -164,13 +256,25 @@ impl Physical {
 }
 
 impl Physical {
-    pub(super) fn schedule(&mut self, after_us: u64, what: Happening) {
+    /// Names an order.
+    pub(crate) fn new_ticket(&mut self) -> u64 {
+        self.tickets += 1;
+        self.tickets
+    }
+
+    /// Names a conversation.
+    pub(crate) fn new_connection(&mut self) -> u64 {
+        self.connections += 1;
+        self.connections
+    }
+
+    pub(crate) fn schedule(&mut self, after_us: u64, what: Happening) {
         self.scheduled += 1;
         self.agenda.insert((self.now_us + after_us, self.scheduled), what);
     }
 
     /// Most messages are quick, and some are not; on a slow way none is. None overtakes another on the same way.
-    pub(super) fn send(&mut self, endpoint: EndpointId, to_controller: bool, what: Happening) {
+    pub(crate) fn send(&mut self, endpoint: EndpointId, to_controller: bool, what: Happening) {
         let (now, random) = (self.now_us, &mut self.random);
         let way = self.ways.entry((endpoint, to_controller)).or_default();
         if way.until <= now {
@@ -191,20 +295,32 @@ impl Physical {
         self.schedule(due - now, what);
     }
 
-    pub(super) fn says(&mut self, id: EndpointId, event: Event) {
+    pub(crate) fn says(&mut self, id: EndpointId, event: Event) {
         let connection = self.daemons[&id].connection;
         self.send(id, true, Happening::Says(id, connection, event));
     }
 
+    /// How many orders were obeyed, and in how many terms.
+    pub(crate) fn obeyed(&self) -> (u64, usize) {
+        (self.obeyed, self.terms.len())
+    }
+
+    /// A controller makes the first lines of a ring say nothing, before it is anybody's.
+    pub(crate) fn clear(&mut self, start: LineOffset) {
+        if let Err(conflict) = self.caches.clear(Area::new(start, RING_HEADER)) {
+            self.blame(|| conflict);
+        }
+    }
+
     /// A daemon that joined reports something.
-    pub(super) fn report(&mut self, endpoint: EndpointId, report: Report) {
+    pub(crate) fn report(&mut self, endpoint: EndpointId, report: Report) {
         let daemon = &self.daemons[&endpoint];
         if daemon.is_running() && daemon.joined {
             self.says(endpoint, PortEvent::Report { endpoint, report });
         }
     }
 
-    pub(super) fn devices_of(&self, id: EndpointId) -> Vec<DeviceReport> {
+    pub(crate) fn devices_of(&self, id: EndpointId) -> Vec<DeviceReport> {
         let of_role = |device: &&DeviceReport| {
             matches!(
                 (id.role, device),
@@ -214,13 +330,13 @@ impl Physical {
         self.devices.get(&id.host).into_iter().flat_map(BTreeMap::values).filter(of_role).cloned().collect()
     }
 
-    pub(super) fn blame(&mut self, what: impl FnOnce() -> String) {
+    pub(crate) fn blame(&mut self, what: impl FnOnce() -> String) {
         if self.violation.is_none() {
             self.violation = Some(what());
         }
     }
 
-    pub(super) fn kill(&mut self, id: EndpointId) {
+    pub(crate) fn kill(&mut self, id: EndpointId) {
         let Some(daemon) = self.daemons.get_mut(&id) else { return };
         for lease in daemon.objects.keys().filter_map(lease_of).collect::<Vec<_>>() {
             self.users.entry(lease).or_default().remove(&id);
@@ -231,11 +347,11 @@ impl Physical {
         self.still.entry(id).or_insert(self.now_us);
     }
 
-    pub(super) fn lose_caches(&mut self, host: HostId) {
+    pub(crate) fn lose_caches(&mut self, host: HostId) {
         self.caches.lose(host);
     }
 
-    pub(super) fn start(&mut self, id: EndpointId) {
+    pub(crate) fn start(&mut self, id: EndpointId) {
         let clock = self.random.between(920, 1090);
         if let Some(daemon) = self.daemons.get_mut(&id).filter(|daemon| !daemon.alive) {
             let incarnation = daemon.incarnation + 1;
@@ -245,7 +361,7 @@ impl Physical {
         }
     }
 
-    pub(super) fn freeze(&mut self, id: EndpointId, for_us: u64) {
+    pub(crate) fn freeze(&mut self, id: EndpointId, for_us: u64) {
         // Until then it has looked at its fence every 10 ms.
         let looked_us = self.now_us.saturating_sub(self.random.below(10_000));
         if let Some(daemon) = self.daemons.get_mut(&id).filter(|daemon| daemon.is_running()) {
@@ -258,7 +374,7 @@ impl Physical {
     }
 
     /// It was allowed to act; it must not have been fenced for good.
-    pub(super) fn act(&mut self, id: EndpointId, state: &State) {
+    pub(crate) fn act(&mut self, id: EndpointId, state: &State) {
         let daemon = &self.daemons[&id];
         if daemon.granted
             && state
@@ -272,7 +388,7 @@ impl Physical {
     }
 
     /// It looks at its fence line, and ends if there is a newer generation.
-    pub(super) fn look(&mut self, id: EndpointId) {
+    pub(crate) fn look(&mut self, id: EndpointId) {
         let now = self.now_us;
         let fence = self.fences.get(&id).copied().unwrap_or(0);
         let Some(daemon) = self.daemons.get_mut(&id).filter(|daemon| daemon.is_running()) else { return };
@@ -285,12 +401,12 @@ impl Physical {
     }
 
     /// How long, in true time, until a daemon has to look before it acts.
-    pub(super) fn may_act_for(&self, daemon: &Daemon) -> u64 {
+    pub(crate) fn may_act_for(&self, daemon: &Daemon) -> u64 {
         (daemon.looked_us + FENCE_US * 1000 / daemon.clock_permille).saturating_sub(self.now_us)
     }
 
     /// A frozen daemon goes on where it was: first it acts, unless its clock says that it has to look.
-    pub(super) fn thaw(&mut self, id: EndpointId, state: &State) {
+    pub(crate) fn thaw(&mut self, id: EndpointId, state: &State) {
         let Some(daemon) = self.daemons.get_mut(&id) else { return };
         daemon.frozen = false;
         daemon.joined_us = self.now_us;
@@ -305,7 +421,7 @@ impl Physical {
         }
     }
 
-    pub(super) fn arrives(&mut self, id: EndpointId, mail: Mail) {
+    pub(crate) fn arrives(&mut self, id: EndpointId, mail: Mail) {
         let Some(daemon) = self.daemons.get_mut(&id) else { return };
         if !daemon.alive || daemon.connection != mail.connection {
             self.seen.lost += 1;
@@ -316,7 +432,18 @@ impl Physical {
             return;
         }
         let before: BTreeSet<LeaseId> = daemon.objects.keys().filter_map(lease_of).collect();
+        let version = mail.order.version();
+        let obeyed = std::mem::replace(&mut daemon.obeyed, (version.term, version.index));
+        if daemon.obeyed < obeyed {
+            self.blame(|| format!("{id} obeys {version:?} after {obeyed:?}"));
+            return;
+        }
         let result = daemon.obey(&mail.order);
+        self.obeyed += 1;
+        self.terms.insert(version.term);
+        if let Some(news) = &mut self.news {
+            news.push(format!("{id} obeys order {}, {:?}: {result:?}", mail.ticket, mail.order));
+        }
         if result.is_ok() {
             match &mail.order {
                 Order::Scrub { area, .. } => self.caches.flush(id, *area),
@@ -343,49 +470,5 @@ impl Physical {
         }
         let result = result.map_err(CommandFailure::Refused);
         self.says(id, PortEvent::Answered { endpoint: id, command: mail.ticket, result });
-    }
-
-    /// What a frontend sends to one place of a volume does not land in another one.
-    fn one_meaning(&mut self, lease: LeaseId) {
-        let users: Vec<&Daemon> =
-            self.users[&lease].iter().map(|id| &self.daemons[id]).filter(|it| it.alive).collect();
-        let served: BTreeMap<_, _> = users.iter().flat_map(|backend| backend.serves(lease)).collect();
-        let mut meant = users.iter().flat_map(|frontend| frontend.means(lease));
-        let wrong = meant.find_map(|(name, ssd)| {
-            served.get(&name).filter(|there| **there != ssd).map(|there| (ssd, there.clone()))
-        });
-        if let Some((ssd, there)) = wrong {
-            self.blame(|| format!("what is sent to {ssd} for {lease} lands on {there}"));
-        }
-    }
-
-    /// Whatever is on its way: only one frontend's messages are accepted, and only one NIC is the active one. The SSDs of a
-    /// mirror learn one after the other that its instance has moved: each has one writer, and nothing is acknowledged to
-    /// whom one of them refuses.
-    fn one_holder(&mut self, lease: LeaseId) {
-        let users: Vec<&Daemon> =
-            self.users[&lease].iter().map(|id| &self.daemons[id]).filter(|it| it.alive).collect();
-        let mut writers: BTreeMap<Option<EndpointId>, BTreeSet<EndpointId>> = BTreeMap::new();
-        let mut active = BTreeSet::new();
-        for backend in &users {
-            let place = (backend.id.role == Role::BlkBackend).then_some(backend.id);
-            for (channel, generation, is_active) in backend.accepts(lease) {
-                let at = backend.channel(channel);
-                for frontend in users.iter().filter(|it| it.writes(lease).contains(&(channel, generation))) {
-                    if at.is_some() && frontend.channel(channel) == at {
-                        writers.entry(place).or_default().insert(frontend.id);
-                    }
-                }
-                if is_active && !active.insert(generation) {
-                    let id = backend.id;
-                    self.violation
-                        .get_or_insert(format!("{lease} is active twice with {generation:?}, at {id} too"));
-                    return;
-                }
-            }
-        }
-        if let Some(writers) = writers.into_values().find(|writers| writers.len() > 1) {
-            self.blame(|| format!("{lease} has two writers: {writers:?}"));
-        }
     }
 }

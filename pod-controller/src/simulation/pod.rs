@@ -3,31 +3,28 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use cxl_pool::{EndpointId, HostId, Role};
+use cxl_pool::EndpointId;
 use pod_protocol::ids::{LeaseGeneration, VolumeId};
-use pod_protocol::objects::Object;
 use pod_protocol::protocol::Protocol;
-use pod_state::model::{check, nic, options, ssd};
-use pod_state::{Command, Options, Presence, Purpose, State};
+use pod_state::model::{Apart, check, options};
+use pod_state::{Command, Options, Purpose, State};
 
 use super::Broken;
-use super::physical::Physical;
+use super::faults::{Around, FAULTS};
+use super::happening::Happening;
+use super::physical::{FENCE_US, Physical, STARTED_WITHIN_US};
 use super::random::Random;
-use super::world::{FENCE_US, Happening, Simulated};
+use super::world::Simulated;
 use crate::balance::BalancePolicy;
 use crate::controller::conductor::{Conductor, Delays};
 use crate::link_policy::{FailBack, LinkPolicy};
 
-/// After that every daemon has been started once.
-const STARTED_US: u64 = 50_000;
 /// How often every slot of the pool is looked at.
 pub(super) const SWEEP_US: u64 = 20_000;
 /// How long the longest slice is.
 pub(super) const SLICE_MAX_US: u64 = 2000;
 /// How many instances are asked for at once before anything goes wrong.
 const FILLED_AT_ONCE: usize = 8;
-pub(super) const ROLES: [Role; 4] =
-    [Role::NetFrontend, Role::NetBackend, Role::BlkFrontend, Role::BlkBackend];
 /// How long a pod in which nothing fails any more may take until all is as it should be.
 const CALM_US: u64 = 30_000_000;
 /// How long the controller gives whom it fenced: its bound on a slow clock, and a moment.
@@ -38,6 +35,8 @@ pub(super) const FENCE_DELAY_US: u64 = FENCE_US * 11 / 10 + 10_000;
 pub(super) struct Size {
     pub(super) hosts: u16,
     pub(super) names: u64,
+    /// Whether volumes are in groups.
+    pub(super) grouped: bool,
     /// How small the pool may be, in MiB for each name.
     pub(super) least_mib: u64,
     pub(super) seconds: u64,
@@ -74,6 +73,7 @@ pub(super) struct Pod {
     pub(super) waits: BTreeMap<(VolumeId, EndpointId), u64>,
     wishes: u64,
     turns: u64,
+    apart: Apart,
     /// How many instances there were at most.
     pub(super) instances_max: usize,
     pub(super) dice: Random,
@@ -84,24 +84,7 @@ impl Pod {
         let mut physical = Physical::new(seed, size.doublings_max);
         let mut dice = Random::new(seed ^ 0x5eed);
         for number in 1..=size.hosts {
-            let host = HostId::new(number);
-            let mut devices = BTreeMap::new();
-            // One host in three has no devices, and one NIC in three is a backup.
-            if number % 3 != 1 {
-                for device in 0..=dice.below(2) {
-                    let name = format!("nic{device}");
-                    let backup = (u64::from(number) + device).is_multiple_of(3);
-                    devices.insert(name.clone(), nic(&name, true, backup));
-                    let name = format!("ssd{device}");
-                    devices.insert(name.clone(), ssd(&name, 64));
-                }
-            }
-            physical.devices.insert(host, devices);
-            for role in ROLES {
-                let id = EndpointId::new(host, role);
-                physical.daemons.insert(id, super::daemon::Daemon::new(id));
-                physical.schedule(dice.below(STARTED_US), Happening::Starts(id));
-            }
+            physical.add_host(number, &mut dice);
         }
         // Sometimes the pool is too small for everybody.
         let each = if dice.once_in(3) { size.least_mib } else { 100 };
@@ -123,6 +106,7 @@ impl Pod {
             waits: BTreeMap::new(),
             wishes: 0,
             turns: 0,
+            apart: Apart::default(),
             instances_max: 0,
             dice,
         };
@@ -139,7 +123,7 @@ impl Pod {
                 self.fault();
             }
             let count = if self.dice.once_in(self.size.wish_every) { self.size.wishes } else { 0 };
-            let wishes = (0..count).map(|_| self.wish()).collect();
+            let wishes = (0..count).map(|_| self.around().wish()).collect();
             self.slice(wishes)?;
             if let Some(conductor) = &self.conductor {
                 self.instances_max = self.instances_max.max(conductor.state.instances.len());
@@ -157,15 +141,16 @@ impl Pod {
         if self.size.filled == 0 {
             return Ok(());
         }
-        for _ in 0..STARTED_US / self.size.slice_us {
+        for _ in 0..STARTED_WITHIN_US / self.size.slice_us {
             self.slice(Vec::new())?;
         }
         let numbers: Vec<u64> = (0..self.size.filled).collect();
         for some in numbers.chunks(FILLED_AT_ONCE) {
             let mut wishes = Vec::new();
             for number in some {
-                let host = self.random_daemon().host;
-                wishes.extend([self.create_volume(*number), self.create_instance(*number, host)]);
+                let mut around = self.around();
+                let host = around.random_daemon().host;
+                wishes.extend([around.create_volume(*number), around.create_instance(*number, host)]);
             }
             self.slice(wishes)?;
         }
@@ -184,10 +169,44 @@ impl Pod {
         }
     }
 
+    /// What may happen to it.
+    fn around(&mut self) -> Around<'_> {
+        let Size { hosts, names, grouped, .. } = self.size;
+        let dice = &mut self.dice;
+        let (physical, state) = match (&mut self.conductor, &mut self.orphan) {
+            (Some(conductor), _) => (&mut conductor.world.physical, Some(&conductor.state)),
+            (None, Some(world)) => (&mut world.physical, None),
+            (None, None) => unreachable!("the world is with the controller or without one"),
+        };
+        Around { dice, physical, state, hosts, names, grouped }
+    }
+
+    fn fault(&mut self) {
+        let fault = self.around().draw_fault(FAULTS + 2);
+        match fault.kind {
+            FAULTS if self.may_crash() && self.dice.once_in(8) => self.crash_controller(),
+            FAULTS => {}
+            kind if kind > FAULTS => {
+                if self.may_crash() && self.dice.once_in(4) {
+                    let after = self.dice.once_in(2);
+                    if let Some(conductor) = &mut self.conductor {
+                        conductor.world.crash_at_commit = Some(after);
+                    }
+                }
+            }
+            _ => self.around().fault(fault),
+        }
+    }
+
+    /// A controller that is broken inside would not survive its own log.
+    fn may_crash(&self) -> bool {
+        !matches!(self.broken, Some(Broken::KeepsGenerations | Broken::DoesNotWaitForScrubs))
+    }
+
     fn start_controller(&mut self) {
         let Some(mut world) = self.orphan.take() else { return };
-        let state = world.recover();
         self.term += 1;
+        let state = world.recover(self.term);
         let fence = Duration::from_micros(FENCE_DELAY_US);
         let hasty = self.broken == Some(Broken::DoesNotWaitForFences);
         let delays = Delays {
@@ -231,13 +250,12 @@ impl Pod {
         let until = self.now_us() + self.size.slice_us;
         loop {
             let world = self.world();
-            let Some(what) = world.next_until(until) else { break };
+            let Some(what) = world.physical.next_until(until) else { break };
             match what {
                 Happening::ControllerStarts => {
                     self.start_controller();
                     self.promises_are_kept()?;
                 }
-                Happening::Mended(host, device) => self.mend(host, &device),
                 what => match (&mut self.conductor, &mut self.orphan) {
                     (Some(conductor), _) => conductor.world.happens(what, &conductor.state),
                     (None, Some(world)) => world.happens(what, &nobody()),
@@ -319,6 +337,9 @@ impl Pod {
         self.turns += 1;
         self.alternatives_are_used()?;
         self.disks_wait_for_nobody()?;
+        if let Some(conductor) = &self.conductor {
+            self.apart.check(&conductor.state)?;
+        }
         if self.turns.is_multiple_of(self.size.check_every) {
             self.promises_are_kept()?;
             if let Some(conductor) = &self.conductor {
@@ -346,23 +367,7 @@ impl Pod {
         if let Some(conductor) = &mut self.conductor {
             conductor.world.crash_at_commit = None;
         }
-        let physical = &mut self.world().physical;
-        let ids: Vec<EndpointId> = physical.daemons.keys().copied().collect();
-        for id in ids {
-            physical.schedule(0, Happening::Starts(id));
-            let incarnation = physical.daemons[&id].incarnation;
-            if physical.daemons[&id].frozen {
-                physical.schedule(0, Happening::Thaws(id, incarnation));
-            }
-        }
-        let nics: Vec<(HostId, String)> = physical
-            .devices
-            .iter()
-            .flat_map(|(host, devices)| devices.keys().map(|name| (*host, name.clone())))
-            .collect();
-        for (host, name) in nics {
-            physical.schedule(0, Happening::Mended(host, name));
-        }
+        self.world().physical.calm_down();
     }
 
     /// Runs until every daemon has exactly what it should have and nobody waits for anything.
@@ -383,35 +388,7 @@ impl Pod {
 
     fn unsettled(&self) -> Option<String> {
         let Some(conductor) = &self.conductor else { return Some("no controller".to_owned()) };
-        let state = &conductor.state;
-        for daemon in conductor.world.physical.daemons.values() {
-            let presence = state.endpoints.get(&daemon.id).map(|known| known.presence);
-            if !daemon.joined || presence != Some(Presence::Joined) {
-                return Some(format!("{} has not joined; it is {presence:?}", daemon.id));
-            }
-            let desired = state.desired(daemon.id);
-            if daemon.objects != desired {
-                let differs = |id| daemon.objects.get(id) != desired.get(id);
-                let ids: BTreeSet<_> = daemon.objects.keys().chain(desired.keys()).collect();
-                let first = ids.into_iter().find(|id| differs(*id));
-                let (has, should) = first.map(|id| (daemon.objects.get(id), desired.get(id))).unzip();
-                return Some(format!("{} has {has:?} where it should have {should:?}", daemon.id));
-            }
-            if let Some((region, _)) = state.scrubs(daemon.id).first_key_value() {
-                let users = daemon.objects.values().filter(|object| {
-                    super::daemon::areas_of(object)
-                        .iter()
-                        .any(|area| state.scrubs(daemon.id)[region].overlaps(area))
-                });
-                let users: Vec<_> = users.map(Object::id).collect();
-                return Some(format!(
-                    "{} has yet to let go of {region}, which it uses for {users:?}: {:?}",
-                    daemon.id,
-                    state.regions.get(*region)
-                ));
-            }
-        }
-        conductor.world.restless()
+        conductor.world.physical.unsettled(&conductor.state).or_else(|| conductor.world.restless())
     }
 
     /// Everything is given up, and nothing is left.

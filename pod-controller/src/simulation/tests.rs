@@ -1,12 +1,21 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
+use pod_protocol::commands::{Command as Order, Version};
+use pod_protocol::ids::RegionId;
+use pod_protocol::objects::{NicObject, Object};
+
 use super::Broken;
-use super::physical::Seen;
+use super::daemon::Mail;
+use super::happening::Grant;
+use super::physical::{Physical, Seen};
 use super::pod::{Pod, Size};
+use super::random::Random;
 
 const SMALL: Size = Size {
     hosts: 6,
     names: 12,
+    grouped: true,
     least_mib: 12,
     seconds: 8,
     slice_us: 500,
@@ -21,6 +30,7 @@ const SMALL: Size = Size {
 const LARGE: Size = Size {
     hosts: 200,
     names: 2400,
+    grouped: true,
     least_mib: 60,
     seconds: 1,
     slice_us: 2000,
@@ -69,8 +79,10 @@ fn small_pods_survive_whatever_happens() {
         None => 0..6 * number("WADI_ROUNDS").unwrap_or(1).max(1),
     };
     let mut all = Seen::default();
-    for seed in seeds.chain(FOUND) {
-        match outcome(seed, SMALL, None) {
+    // Those worlds had no groups.
+    let found = FOUND.map(|seed| (seed, Size { grouped: false, ..SMALL }));
+    for (seed, size) in seeds.map(|seed| (seed, SMALL)).chain(found) {
+        match outcome(seed, size, None) {
             Ok((_, seen)) => all.add(seen),
             Err(what) => panic!(
                 "seed {seed}: {what}\nrun it again: WADI_SIMULATION_SEED={seed} cargo test -p pod-controller --lib \
@@ -128,4 +140,53 @@ fn what_is_broken_on_purpose_is_noticed() {
         assert!(noticed.is_some(), "{broken:?} is not noticed");
         println!("{broken:?}: {}", noticed.unwrap_or_default());
     }
+}
+
+const BACKEND: EndpointId = EndpointId::new(HostId::new(2), Role::NetBackend);
+
+/// Host 2, of which a backend runs.
+fn host() -> Physical {
+    let mut physical = Physical::new(1, 0);
+    physical.add_host(2, &mut Random::new(1));
+    physical.start(BACKEND);
+    physical
+}
+
+fn mail(connection: u64, order: Order, regions: Vec<(RegionId, Area)>) -> Mail {
+    Mail { connection, ticket: connection, order, regions }
+}
+
+#[test]
+fn a_daemon_that_obeys_whoever_was_deposed_is_noticed() {
+    for anybody in [false, true] {
+        let mut physical = host();
+        let daemon = physical.daemons.get_mut(&BACKEND).expect("a daemon");
+        daemon.obeys_anybody = anybody;
+        for (connection, term, index) in [(1, 2, 9), (2, 1, 20)] {
+            let daemon = physical.daemons.get_mut(&BACKEND).expect("a daemon");
+            assert_eq!(daemon.begin(Grant { connection, term }), term == 2 || anybody);
+            let order = Order::Synced { version: Version { term, index } };
+            physical.arrives(BACKEND, mail(connection, order, Vec::new()));
+        }
+        let noticed = physical.violation.is_some_and(|what| what.contains("obeys Version"));
+        assert_eq!(noticed, anybody);
+    }
+}
+
+#[test]
+fn a_ring_that_is_cleared_where_somebody_has_something_is_noticed() {
+    let mut physical = host();
+    let rx_area = Area::new(LineOffset::new(100), LineCount::new(50));
+    let object = Object::Nic(NicObject { nic: "nic0".to_owned(), rx_area });
+    let daemon = physical.daemons.get_mut(&BACKEND).expect("a daemon");
+    assert!(daemon.begin(Grant { connection: 1, term: 1 }));
+    let order = Order::Apply { version: Version { term: 1, index: 1 }, object };
+    physical.arrives(BACKEND, mail(1, order, vec![(RegionId::new(7), rx_area)]));
+    for free in [98, 150] {
+        physical.clear(LineOffset::new(free));
+        assert_eq!(physical.violation, None, "{free}");
+    }
+    physical.clear(LineOffset::new(149));
+    let noticed = physical.violation.is_some_and(|what| what.contains("a ring is cleared"));
+    assert!(noticed);
 }

@@ -1,21 +1,18 @@
 //! What is asked of the replicas, and what they answer.
 
 use cxl_pool::simulated::Random;
-use cxl_pool::{HostId, Role};
-use pod_state::model::{MIB, devices_of, endpoint, join};
-use pod_state::{Command, DeviceId, Groups, IdempotencyKey, InstanceType, Labels, NicWish, State};
+use pod_state::{Command, IdempotencyKey, InstanceType, Labels, State};
 use tokio::task::JoinHandle;
 
 use super::node::Node;
 use super::oracle::Oracle;
 use crate::controller::SubmitError;
+use crate::simulation::faults::Around;
 
 /// How many wait for an answer at most.
 const WAITING_MAX: usize = 12;
 /// How often the same is asked for.
 const TRIES_MAX: u32 = 6;
-
-const ROLES: [Role; 4] = [Role::NetFrontend, Role::NetBackend, Role::BlkFrontend, Role::BlkBackend];
 
 /// One that asked for something, and of whom.
 #[derive(Debug)]
@@ -157,48 +154,18 @@ impl Clients {
     }
 }
 
-/// Something that a daemon or a user may want of such a pod.
-pub(super) fn wish(dice: &mut Random, state: &State) -> Command {
-    let number = dice.below(6);
-    let host = HostId::new(u16::try_from(1 + dice.below(3)).unwrap_or(1));
-    let role = ROLES[usize::try_from(dice.below(4)).unwrap_or(0)];
-    let of_role = endpoint(host.get(), role);
-    let (vm, vol) = (format!("vm{number}"), format!("vol{number}"));
-    let nic = DeviceId { host, name: "nic0".into() };
-    match dice.below(20) {
-        0..=3 => {
-            let incarnation = state.endpoints.get(&of_role).map_or(0, |known| known.incarnation) + 1;
-            let devices = devices_of(of_role, !dice.one_in(4));
-            Command::Join { endpoint: of_role, incarnation, join: join(host.get(), devices) }
+/// Something that a user may want of such a pod.
+pub(super) fn wish(mut around: Around<'_>, state: &State) -> Command {
+    match around.dice.below(14) {
+        0 => state.speaking(u16::from(around.dice.once_in(2))),
+        1 => {
+            let name = format!("type{}", around.dice.below(around.names));
+            Command::SetInstanceType { name, instance_type: InstanceType::default() }
         }
-        4..=6 => Command::Link { device: nic, up: dice.one_in(2), reason: "carrier".to_owned() },
-        7..=9 => Command::CreateVolume {
-            name: vol,
-            size_bytes: (1 + dice.below(4)) * MIB,
-            device: None,
-            replicas: if dice.one_in(3) { 2 } else { 1 },
-            minimum_iops: None,
-            minimum_bytes_per_second: None,
-            groups: Groups::default(),
+        _ => match around.wish() {
+            // Until it is done the host may have its power again.
+            Command::ResetHost { name } => Command::DeleteHost { name },
+            wish => wish,
         },
-        10 => Command::DeleteVolume { name: vol },
-        11..=13 => Command::CreateInstance {
-            name: vm,
-            host,
-            nics: vec![NicWish::default()],
-            volumes: if dice.one_in(2) { Vec::new() } else { vec![vol] },
-            instance_type: None,
-            vmm_listens: false,
-            ram_bytes: None,
-            priority: None,
-        },
-        14 => Command::DeleteInstance { name: vm, force: true },
-        15 => Command::MigrateNic { instance: vm, device: "net0".to_owned(), to: None },
-        16 => Command::Silent { endpoint: of_role },
-        17 => Command::Back { endpoint: of_role },
-        18 => state.speaking(u16::from(dice.one_in(2))),
-        _ => {
-            Command::SetInstanceType { name: format!("type{number}"), instance_type: InstanceType::default() }
-        }
     }
 }

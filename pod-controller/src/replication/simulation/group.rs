@@ -6,26 +6,38 @@ use std::path::Path;
 use cxl_pool::simulated::Random;
 use cxl_pool::{CreateOptions, Pool};
 use openraft::ServerState;
-use pod_state::model::options;
-use pod_state::{Command, InstanceType, State};
+use pod_protocol::protocol::Protocol;
+use pod_state::model::{check, options};
+use pod_state::{Command, InstanceType, Options, State};
 use tempfile::TempDir;
 
 use super::Broken;
 use super::clients::{Clients, wish};
+use super::faults::Mend;
+use super::leader::Pod;
 use super::net::{Net, Seen};
 use super::node::{End, Node, Surroundings};
 use super::oracle::Oracle;
 use super::storage::Witness;
 use crate::config::Config;
+use crate::simulation::faults::{Around, FAULTS};
+use crate::simulation::physical::{Physical, Seen as Heard};
+use crate::simulation::random::Random as Dice;
 
 /// How much happens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
     pub(super) replicas: u16,
+    /// How many hosts with daemons there are.
+    pub(super) hosts: u16,
+    /// How many names there are for instances, and as many for volumes.
+    pub(super) names: u64,
     /// For how long something goes wrong, in ms.
     pub(super) rough_ms: u64,
     /// A fault about every so many ms.
     pub(super) fault_every_ms: u64,
+    /// A fault of the daemons or their devices about every so many ms.
+    pub(super) pod_fault_every_ms: u64,
     /// A wish about every so many ms.
     pub(super) wish_every_ms: u64,
     /// How long they may take after everything was mended: whoever leads may wait for a minute for one to become a member that is
@@ -35,14 +47,13 @@ pub(super) struct Size {
     pub(super) restless: bool,
 }
 
-/// What is going to be mended.
-#[derive(Debug)]
-enum Mend {
-    Ways,
-    Weather,
-    Full(usize),
-    Slow(usize),
-}
+/// How large the pool of the pod is that they control.
+const POOL_MIB: u64 = 600;
+/// How often delays are doubled on the slowest ways between daemons and controllers.
+const DOUBLINGS_MAX: u32 = 8;
+
+/// How often all of the state is looked at. What commands touched is after each.
+const CHECK_EVERY_MS: u64 = 500;
 
 /// What a run came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,22 +65,35 @@ pub(super) struct Summary {
     pub(super) leaders: usize,
     pub(super) entries: u64,
     pub(super) seen: Seen,
+    /// What became of what daemons and controllers said to each other.
+    pub(super) heard: Heard,
+    /// How many instances there were at most.
+    pub(super) instances_max: usize,
+    /// How many orders the daemons obeyed, and in how many terms.
+    pub(super) obeyed: (u64, usize),
 }
 
 pub(super) struct Group {
-    around: Surroundings,
-    nodes: Vec<Node>,
-    now_ms: u64,
-    size: Size,
-    agenda: BTreeMap<(u64, u64), Mend>,
-    numbered: u64,
-    clients: Clients,
-    oracle: Oracle,
+    pub(super) around: Surroundings,
+    pub(super) nodes: Vec<Node>,
+    pub(super) now_ms: u64,
+    pub(super) size: Size,
+    pub(super) agenda: BTreeMap<(u64, u64), Mend>,
+    pub(super) numbered: u64,
+    pub(super) clients: Clients,
+    pub(super) oracle: Oracle,
     /// What happened, line by line.
     pub(super) trace: Vec<String>,
     /// What was last said of each replica.
-    said: Vec<String>,
-    dice: Random,
+    pub(super) said: Vec<String>,
+    pub(super) dice: Random,
+    /// For what happens to the daemons.
+    pub(super) pod_dice: Dice,
+    pub(super) instances_max: usize,
+    /// Who was elected last, and for which term.
+    pub(super) elected: (usize, u64),
+    /// Whoever is elected next stands still before it has done much.
+    pub(super) stalls_next: bool,
     _directory: TempDir,
 }
 
@@ -88,15 +112,27 @@ impl Group {
         let mut nodes: Vec<Node> =
             (0..size.replicas).map(|replica| Node::new(seed, replica, broken)).collect();
         nodes[0].begins = true;
+        let mut pod_dice = Dice::new(seed ^ 0x5eed);
+        let mut physical = Physical::new(seed, DOUBLINGS_MAX);
+        physical.news = Some(Vec::new());
+        for host in 1..=size.hosts {
+            physical.add_host(host, &mut pod_dice);
+        }
+        let state = State::new(Options {
+            regions_max: 1 << 20,
+            protocol_minor: Protocol::CURRENT.minor,
+            ..options(POOL_MIB)
+        });
         let around = Surroundings {
             pool,
             config,
             net,
+            pod: Pod::new(physical),
             witness: Witness::default(),
             replicas: size.replicas,
             restless: size.restless,
             broken,
-            state: State::new(options(64)),
+            state,
         };
         Self {
             around,
@@ -110,6 +146,10 @@ impl Group {
             oracle: Oracle::default(),
             trace: Vec::new(),
             dice,
+            pod_dice,
+            instances_max: 0,
+            elected: (0, 0),
+            stalls_next: false,
             _directory: directory,
         }
     }
@@ -118,6 +158,10 @@ impl Group {
     pub(super) fn run(&mut self) -> Result<Summary, String> {
         let outcome = self.begin().and_then(|()| self.rough()).and_then(|()| self.calm());
         outcome.map_err(|what| format!("at {} ms: {what}", self.now_ms))?;
+        let (heard, obeyed) = {
+            let physical = self.around.pod.physical();
+            (physical.seen, physical.obeyed())
+        };
         Ok(Summary {
             promised: self.clients.promised.len(),
             open: self.clients.open,
@@ -126,6 +170,9 @@ impl Group {
             leaders: self.oracle.leaders(),
             entries: self.oracle.last().unwrap_or(0),
             seen: self.around.net.seen(),
+            heard,
+            instances_max: self.instances_max,
+            obeyed,
         })
     }
 
@@ -153,8 +200,27 @@ impl Group {
             }
             if self.dice.one_in(self.size.wish_every_ms) && !self.clients.is_busy() {
                 let state = self.oracle.known.state.as_ref().unwrap_or(&self.around.state);
-                let (wish, persists) = (wish(&mut self.dice, state), self.dice.one_in(2));
-                self.clients.ask(wish, persists);
+                let physical = &mut self.around.pod.physical();
+                let Size { hosts, names, .. } = self.size;
+                let around = Around {
+                    dice: &mut self.pod_dice,
+                    physical,
+                    state: Some(state),
+                    hosts,
+                    names,
+                    grouped: true,
+                };
+                self.clients.ask(wish(around, state), self.dice.one_in(2));
+            }
+            if self.dice.one_in(self.size.pod_fault_every_ms) {
+                let physical = &mut self.around.pod.physical();
+                let Size { hosts, names, .. } = self.size;
+                let state = self.oracle.known.state.as_ref();
+                let mut around =
+                    Around { dice: &mut self.pod_dice, physical, state, hosts, names, grouped: true };
+                let fault = around.draw_fault(FAULTS);
+                around.fault(fault);
+                self.trace.push(format!("{} ms: {fault:?}", self.now_ms));
             }
             self.step()?;
         }
@@ -165,8 +231,10 @@ impl Group {
     fn calm(&mut self) -> Result<(), String> {
         self.say("everything is mended");
         self.agenda.clear();
+        self.stalls_next = false;
         self.around.net.mend();
         self.around.net.set_weather(0, 3);
+        self.around.pod.physical().calm_down();
         for node in &mut self.nodes {
             node.disk.set_full(false);
             node.disk.set_slow(0);
@@ -223,13 +291,15 @@ impl Group {
                 return Some(format!("replica {} shows {shown}", node.replica));
             }
         }
-        None
+        let state = self.oracle.known.state.as_ref()?;
+        self.around.pod.physical().unsettled(state)
     }
 
     /// Lets a millisecond pass.
     fn step(&mut self) -> Result<(), String> {
         self.now_ms += 1;
         self.around.net.pass(self.now_ms);
+        self.daemons()?;
         while let Some(entry) = self.agenda.first_entry().filter(|entry| entry.key().0 <= self.now_ms) {
             let mend = entry.remove();
             self.mend(&mend);
@@ -249,14 +319,44 @@ impl Group {
                 Err(End::Wrong(what)) => return Err(what),
             }
         }
+        self.watch_elections();
         for applied in self.around.witness.heard() {
             self.oracle.applied(&applied)?;
+        }
+        for node in &self.nodes {
+            let told = node.life.as_ref().map_or(0, |life| life.office.told());
+            self.oracle.told(node.replica, told)?;
+        }
+        if let Some(state) =
+            self.oracle.known.state.as_ref().filter(|_| self.now_ms.is_multiple_of(CHECK_EVERY_MS))
+        {
+            check(state);
+            self.instances_max = self.instances_max.max(state.instances.len());
         }
         let told = self.clients.hear(&self.nodes, &mut self.dice, &mut self.oracle)?;
         for what in told {
             self.say(&what);
         }
         self.look()
+    }
+
+    /// Lets happen at the daemons, and between them and whoever leads or believes to, what is due by now.
+    fn daemons(&mut self) -> Result<(), String> {
+        let now_us = self.now_ms * 1000;
+        let state = self.oracle.known.state.as_ref().unwrap_or(&self.around.state);
+        let pod = self.around.pod.clone();
+        let mut physical = pod.physical();
+        while let Some(what) = physical.next_until(now_us) {
+            let port = what.conversation().and_then(|(endpoint, connection)| {
+                let mut ports = self.nodes.iter_mut().filter_map(|node| node.life.as_mut()?.office.port());
+                ports.find(|port| port.has(endpoint, connection))
+            });
+            physical.happens(what, port, state);
+        }
+        physical.now_us = now_us;
+        let news = physical.news.replace(Vec::new()).unwrap_or_default();
+        self.trace.extend(news.into_iter().map(|what| format!("{} ms: {what}", self.now_ms)));
+        physical.violation.take().map_or(Ok(()), Err)
     }
 
     /// Looks at what every replica says of itself, and shows.
@@ -300,7 +400,7 @@ impl Group {
         Ok(())
     }
 
-    fn say(&mut self, what: &str) {
+    pub(super) fn say(&mut self, what: &str) {
         self.trace.push(format!("{} ms: {what}", self.now_ms));
     }
 
@@ -312,115 +412,5 @@ impl Group {
         self.said[number].clear();
         node.starts_at_ms = self.now_ms + away_ms;
         self.say(&format!("replica {number} ends"));
-    }
-
-    fn plan(&mut self, after_ms: u64, mend: Mend) {
-        self.numbered += 1;
-        self.agenda.insert((self.now_ms + after_ms, self.numbered), mend);
-    }
-
-    fn mend(&mut self, mend: &Mend) {
-        self.say(&format!("mended: {mend:?}"));
-        match mend {
-            Mend::Ways => self.around.net.mend(),
-            Mend::Weather => self.around.net.set_weather(0, 3),
-            Mend::Full(number) => self.nodes[*number].disk.set_full(false),
-            Mend::Slow(number) => self.nodes[*number].disk.set_slow(0),
-        }
-    }
-
-    /// Whoever leads, half of the time.
-    fn whom(&mut self) -> usize {
-        let leader = self.nodes.iter().position(|node| node.elected() != 0);
-        let any = usize::try_from(self.dice.below(self.nodes.len() as u64)).unwrap_or(0);
-        if self.dice.one_in(2) { leader.unwrap_or(any) } else { any }
-    }
-
-    fn fault(&mut self) {
-        let whom = self.whom();
-        let long = self.dice.one_in(4);
-        let away_ms = if long { 500 + self.dice.below(3000) } else { 1 + self.dice.below(400) };
-        let (kind, away_ms) =
-            if self.size.restless { (0, 1 + self.dice.below(10)) } else { (self.dice.below(16), away_ms) };
-        self.say(&format!("fault {kind} of replica {whom} for {away_ms} ms"));
-        let others: Vec<u16> = (0..self.size.replicas).filter(|other| usize::from(*other) != whom).collect();
-        let me = self.nodes[whom].replica;
-        match kind {
-            0 | 1 => {
-                self.nodes[whom].kill(&self.around, kind == 1);
-                self.said[whom].clear();
-                self.nodes[whom].starts_at_ms = self.now_ms + away_ms;
-            }
-            2 | 3 => {
-                let writes = self.dice.below(60);
-                self.nodes[whom].disk.fail_in(writes);
-            }
-            4 => {
-                for other in others {
-                    self.around.net.cut(me, other);
-                    self.around.net.cut(other, me);
-                }
-                self.plan(away_ms, Mend::Ways);
-            }
-            5 => {
-                // It hears the others, and they do not hear it, or the other way round.
-                let hears = self.dice.one_in(2);
-                for other in others {
-                    if hears { self.around.net.cut(me, other) } else { self.around.net.cut(other, me) }
-                }
-                self.plan(away_ms, Mend::Ways);
-            }
-            6 => {
-                let other = others[usize::try_from(self.dice.below(others.len() as u64)).unwrap_or(0)];
-                self.around.net.cut(me, other);
-                self.plan(away_ms, Mend::Ways);
-            }
-            7 | 8 => {
-                let (lost, late) = (3 + self.dice.below(20), 3 + self.dice.below(200));
-                self.around.net.set_weather(lost, late);
-                self.plan(away_ms, Mend::Weather);
-            }
-            9 => {
-                let one_in = 1 + self.dice.below(4);
-                self.nodes[whom].disk.set_slow(one_in);
-                self.plan(away_ms, Mend::Slow(whom));
-            }
-            10 => {
-                self.nodes[whom].disk.set_full(true);
-                self.plan(away_ms, Mend::Full(whom));
-            }
-            11 | 12 => self.nodes[whom].still_until_ms = self.now_ms + away_ms,
-            13 => self.nodes[whom].pace_permille = 700 + self.dice.below(600),
-            14 => {
-                let asked = usize::try_from(self.dice.below(self.nodes.len() as u64)).unwrap_or(0);
-                if let Some(life) = self.nodes[asked].life.as_ref().filter(|_| self.can_do_without(whom)) {
-                    life.dismiss(me);
-                }
-            }
-            _ => {
-                if self.can_do_without(whom) {
-                    self.nodes[whom].lose_log(&self.around);
-                    self.said[whom].clear();
-                    self.nodes[whom].starts_at_ms = self.now_ms + away_ms;
-                    self.say(&format!("the log of replica {whom} is lost"));
-                }
-            }
-        }
-    }
-
-    /// Whether the others have a majority of every set of members that anybody counts on: a log that is lost is lost for good.
-    fn can_do_without(&self, whom: usize) -> bool {
-        let left = self.nodes.iter().enumerate().filter(|(number, _)| *number != whom);
-        let left: BTreeSet<u64> = left.map(|(_, node)| node.owner).collect();
-        self.nodes.iter().all(|node| {
-            // Of whoever is away it is not known what it counts on.
-            let Some(life) = &node.life else { return false };
-            let metrics = life.standing.raft.metrics().borrow().clone();
-            let members = metrics.membership_config.membership();
-            members.get_joint_config().iter().all(|voters| {
-                let there = voters.iter().filter(|voter| left.contains(voter)).count();
-                there * 2 > voters.len()
-            })
-        })
     }
 }

@@ -1,5 +1,5 @@
-//! Several controllers in a world that follows from one number: the real Raft, logs, machines, post, forwarding and admission, and
-//! made-up disks, messages, clocks and crashes. Each replica has a runtime of its own whose time stands still but for what the
+//! Several controllers in a world that follows from one number: the real Raft, logs, machines, post, forwarding, admission and
+//! conduct, and made-up disks, messages, clocks, crashes, and [daemons](crate::simulation) that whoever leads tells what to do. Each replica has a runtime of its own whose time stands still but for what the
 //! simulation lets pass, so that clocks may go at their own pace, and to drop it is to kill the process.
 //!
 //! `WADI_SEED=7 cargo test -p pod-controller --lib replication::simulation` runs one seed again.
@@ -11,13 +11,17 @@
 //! | `storage` | the log and the machine, which may be broken on purpose |
 //! | `node` | one replica: its disk, its clock, its lives |
 //! | `office` | what its thread does: follow and lead |
-//! | `group` | all of them, and what goes wrong |
+//! | `leader` | what a leader sees and touches |
+//! | `group` | all of them |
+//! | `faults` | what goes wrong |
 //! | `clients` | what is asked of them, and answered |
 //! | `oracle` | what must hold after every step |
 
 mod clients;
 mod disk;
+mod faults;
 mod group;
+mod leader;
 mod net;
 mod node;
 mod office;
@@ -38,4 +42,6 @@ pub(crate) enum Broken {
     AnswersWhatIsVoid,
     /// Its leader shows what it decided before a majority has it.
     ShowsTooEarly,
+    /// Its leader lets out what it decided before a majority has it.
+    TellsTooEarly,
 }

@@ -25,6 +25,7 @@ use super::super::post::{Clerk, Outbox, Post};
 use super::super::replica::{Standing, attend, raft_config};
 use super::Broken;
 use super::disk::Disk;
+use super::leader::Pod;
 use super::net::{Net, Wire};
 use super::office::Office;
 use super::storage::{WatchedLog, WatchedMachine, Witness};
@@ -43,6 +44,7 @@ pub(super) struct Surroundings {
     pub(super) pool: Pool,
     pub(super) config: Config,
     pub(super) net: Net,
+    pub(super) pod: Pod,
     pub(super) witness: Witness,
     pub(super) replicas: u16,
     /// See [`Size`](super::group::Size).
@@ -83,7 +85,7 @@ pub(super) struct Life {
     outbox: Outbox,
     clerk: Clerk,
     wire: Wire,
-    office: Office,
+    pub(super) office: Office,
 }
 
 /// Why a process does not start or does not go on.
@@ -203,7 +205,7 @@ impl Node {
         Ok(Life {
             clerk: clerk(Arc::clone(&standing), handle.clone(), register),
             wire: Wire { net: around.net.clone(), me: self.replica },
-            office: Office::new(begin, around.broken),
+            office: Office::new(begin, around.pod.clone(), around.broken),
             views: handle.views(),
             metrics: standing.raft.metrics(),
             runtime,

@@ -1,48 +1,91 @@
-//! What the thread of a replica does, step by step: it hands on what it is asked for, and leads while it is elected. That is what
-//! [`Replica`](super::super::Replica) and the conductor do, without daemons.
+//! What the thread of a replica does, step by step: it hands on what it is asked for, and leads while it is elected. The thread itself
+//! waits where it stands; here the others have to run meanwhile. What is decided and what comes of it is the real conductor's.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::TryRecvError;
+use std::time::{Duration, Instant};
 
-use pod_api::{Event, EventKind};
-use pod_state::{Command, Effect, Refusal};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 use super::super::change::Change;
 use super::super::forwarding::forward;
-use super::super::machine::Known;
 use super::super::proposer::propose;
 use super::super::replica::{ReplicationError, Standing, catch_up};
 use super::Broken;
+use super::leader::{Leading, Pod, finished};
+use crate::balance::BalancePolicy;
+use crate::controller::conductor::{Conductor, Delays};
+use crate::controller::inbox::Decided;
 use crate::controller::{Desk, Handle, Reply, Request, SubmitError};
+use crate::link_policy::{FailBack, LinkPolicy};
+use crate::simulation::physical::FENCE_US;
+use crate::simulation::port::Port;
 
 /// How much is gathered into one commit.
 const WISHES_MAX: usize = 8;
+/// How often every slot of the pool is looked at.
+const SWEEP_EVERY: Duration = Duration::from_millis(20);
+/// How long whom it fenced is given: the bound on a slow clock, and a moment.
+const FENCE_DELAY: Duration = Duration::from_micros(FENCE_US * 11 / 10 + 10_000);
 
-type Outcomes = JoinHandle<Result<(), ReplicationError>>;
-type Answers = Vec<(Reply, Result<(), Refusal>)>;
+type Outcome = JoinHandle<Result<(), ReplicationError>>;
 
 /// See the [module](self).
 pub(super) struct Office {
     duty: Duty,
     /// The first change of all, where this replica is to begin.
-    pub(super) begin: Option<Change>,
+    begin: Option<Change>,
+    pod: Pod,
     broken: Option<Broken>,
 }
 
 enum Duty {
     Follows,
-    CatchesUp { elected: u64, task: Outcomes },
-    Begins { elected: u64, task: Outcomes },
-    Leads { elected: u64, known: Known },
-    Commits { elected: u64, known: Known, task: Outcomes, answers: Answers },
+    CatchesUp { elected: u64, task: Outcome },
+    Begins { elected: u64, task: Outcome },
+    Leads { elected: u64, tenure: Box<Tenure> },
+}
+
+/// One term of office.
+struct Tenure {
+    conductor: Conductor<Leading>,
+    stage: Stage,
+    swept: Option<Instant>,
+}
+
+/// What the thread of a leader does.
+enum Stage {
+    /// It sleeps, until something is due.
+    Sleeps(Option<Instant>),
+    /// It waits until it is committed that it leads.
+    Takes,
+    /// It waits until what it decided then is committed.
+    Decided(Decided<Leading>, Instant),
+    /// As before, and it did not wait.
+    HasLetOut(Option<Instant>),
 }
 
 impl Office {
-    pub(super) fn new(begin: Option<Change>, broken: Option<Broken>) -> Self {
-        Self { duty: Duty::Follows, begin, broken }
+    pub(super) fn new(begin: Option<Change>, pod: Pod, broken: Option<Broken>) -> Self {
+        Self { duty: Duty::Follows, begin, pod, broken }
+    }
+
+    /// Where it talks to daemons, while it leads.
+    pub(super) fn port(&mut self) -> Option<&mut Port> {
+        match &mut self.duty {
+            Duty::Leads { tenure, .. } => Some(&mut tenure.conductor.world.port),
+            _ => None,
+        }
+    }
+
+    /// The last state of which it has told daemons something in this term.
+    pub(super) fn told(&self) -> u64 {
+        match &self.duty {
+            Duty::Leads { tenure, .. } => tenure.conductor.world.told,
+            _ => 0,
+        }
     }
 
     /// Does what there is to do now. The error is what ends the process.
@@ -66,36 +109,21 @@ impl Office {
                     self.duty = Duty::CatchesUp { elected: elected_now, task };
                     return Ok(());
                 }
-                Duty::CatchesUp { elected, task } if task.is_finished() => match finished(runtime, task) {
-                    Ok(()) => self.enter(runtime, standing, elected, handle),
-                    Err(error) => Err(error),
-                },
-                Duty::Begins { elected, task } if task.is_finished() => match finished(runtime, task) {
-                    Ok(()) => self.enter(runtime, standing, elected, handle),
-                    Err(error) => Err(error),
-                },
+                Duty::CatchesUp { elected, task } | Duty::Begins { elected, task } if task.is_finished() => {
+                    finished(runtime, task)
+                        .and_then(|()| self.enter(runtime, standing, elected, (desk, handle)))
+                }
                 Duty::Leads { elected, .. } if elected != elected_now => {
                     standing.resign(handle);
                     continue;
                 }
-                Duty::Leads { elected, known } => {
-                    self.lead(runtime, standing, (desk, handle), (elected, known));
-                    return Ok(());
-                }
-                Duty::Commits { elected, known, task, answers } if task.is_finished() => {
-                    match finished(runtime, task) {
-                        Ok(()) => {
-                            handle.catch_up(&known, || true);
-                            for (reply, answer) in answers {
-                                // A client that went away needs no answer.
-                                let _ = reply.send(answer.map_err(SubmitError::Refused));
-                            }
-                            self.duty = Duty::Leads { elected, known };
-                            Ok(())
-                        }
-                        Err(error) => Err(error),
+                Duty::Leads { elected, mut tenure } => match tenure.step(runtime, desk) {
+                    Ok(()) => {
+                        self.duty = Duty::Leads { elected, tenure };
+                        return Ok(());
                     }
-                }
+                    Err(error) => Err(error),
+                },
                 waiting => {
                     self.duty = waiting;
                     return Ok(());
@@ -120,93 +148,102 @@ impl Office {
         runtime: &Runtime,
         standing: &Arc<Standing>,
         elected: u64,
-        handle: &Handle,
+        (desk, handle): (&Desk, &Handle),
     ) -> Result<(), ReplicationError> {
-        let mut known = standing.machine.look(Clone::clone);
-        let Some(state) = &known.state else {
+        let known = standing.machine.look(Clone::clone);
+        let raft = standing.raft.clone();
+        if known.state.is_none() {
             let begin = self.begin.take().ok_or(ReplicationError::Ended("it has not begun".to_owned()))?;
-            let task = self.propose(runtime, standing, begin);
+            let task = runtime.spawn(async move { propose(&raft, begin).await });
             self.duty = Duty::Begins { elected, task };
             return Ok(());
-        };
+        }
         handle.catch_up(&known, || true);
         standing.leading.store(elected, Ordering::Release);
-        let started = (EventKind::ControllerStarted, "controller".to_owned(), format!("term {elected}"));
-        let events = told(&known, [started]);
-        let change = Change::turn(&[], &events, state);
-        known.events.extend(events);
-        let task = self.propose(runtime, standing, change);
-        self.duty = Duty::Commits { elected, known, task, answers: Vec::new() };
+        let Some(state) = known.state else { return Ok(()) };
+        let term = known.terms + elected;
+        let around = (Arc::clone(&desk.shared), raft);
+        let world = Leading::new(self.pod.clone(), term, around, runtime.handle().clone(), self.broken);
+        let mut conductor = Conductor::new(world, state, term, policies());
+        let mut begun = conductor.begin(Vec::new());
+        conductor.keep(&mut begun)?;
+        let tenure = Tenure { conductor, stage: Stage::Takes, swept: None };
+        self.duty = Duty::Leads { elected, tenure: Box::new(tenure) };
         Ok(())
     }
+}
 
-    /// One turn of a leader.
-    fn lead(
-        &mut self,
-        runtime: &Runtime,
-        standing: &Arc<Standing>,
-        (desk, handle): (&Desk, &Handle),
-        (elected, mut known): (u64, Known),
-    ) {
-        let Some(state) = &mut known.state else { return };
-        let (mut logged, mut effects, mut answers) = (Vec::new(), Vec::new(), Vec::new());
-        while answers.len() < WISHES_MAX {
-            let Ok(request) = desk.requests().try_recv() else { break };
-            let Request::Apply { command, reply } = request else { continue };
-            let answer = state.carry_out(&command).map(|outcome| {
-                effects.extend(outcome.effects);
-                if outcome.changed {
-                    logged.push((state.index, command));
+impl Tenure {
+    fn step(&mut self, runtime: &Runtime, desk: &Desk) -> Result<(), ReplicationError> {
+        let now = self.conductor.world.pod.now();
+        if !matches!(self.stage, Stage::Sleeps(_)) {
+            match self.conductor.world.committed(runtime) {
+                None => return Ok(()),
+                Some(outcome) => outcome?,
+            }
+            let due = match std::mem::replace(&mut self.stage, Stage::Sleeps(None)) {
+                Stage::Sleeps(due) | Stage::HasLetOut(due) => due,
+                Stage::Takes => {
+                    self.conductor.publish_regions();
+                    Some(now)
                 }
-            });
-            answers.push((reply, answer));
+                Stage::Decided(decided, at) => self.conductor.let_out(decided, at),
+            };
+            self.stage = Stage::Sleeps(due);
         }
-        let events = effects.into_iter().filter_map(|effect| match effect {
-            Effect::Event { kind, subject, message } => Some((kind, subject, message)),
-            _ => None,
-        });
-        let state = state.clone();
-        let events = told(&known, events);
-        if logged.is_empty() && events.is_empty() {
-            for (reply, answer) in answers {
-                let _ = reply.send(answer.map_err(SubmitError::Refused));
+        let Leading { pod, port, .. } = &mut self.conductor.world;
+        if self.swept.is_none_or(|swept| swept + SWEEP_EVERY <= now) {
+            self.swept = Some(now);
+            port.sweep(&pod.physical());
+        }
+        let wishes = wishes(desk);
+        let sleeps = matches!(self.stage, Stage::Sleeps(due) if due.is_none_or(|due| due > now));
+        if wishes.is_empty() && port.is_calm() && sleeps {
+            return Ok(());
+        }
+        let mut decided = self.conductor.decide(wishes, now);
+        match self.conductor.world.broken {
+            Some(Broken::ShowsTooEarly) => {
+                let state = Arc::new(self.conductor.state.clone());
+                let Leading { shared, unseen, .. } = &mut self.conductor.world;
+                shared.show(state, crate::view::Waiting::default(), std::mem::take(unseen));
             }
-            self.duty = Duty::Leads { elected, known };
-            return;
-        }
-        let commands: Vec<(u64, &Command)> =
-            logged.iter().map(|(index, command)| (*index, command)).collect();
-        let change = Change::turn(&commands, &events, &state);
-        known.events.extend(events);
-        if self.broken == Some(Broken::ShowsTooEarly) {
-            handle.catch_up(&known, || true);
-        }
-        let task = self.propose(runtime, standing, change);
-        self.duty = Duty::Commits { elected, known, task, answers };
-    }
-
-    fn propose(&self, runtime: &Runtime, standing: &Arc<Standing>, change: Change) -> Outcomes {
-        let raft = standing.raft.clone();
-        let lies = self.broken == Some(Broken::AnswersWhatIsVoid);
-        runtime.spawn(async move {
-            match propose(&raft, change).await {
-                Err(ReplicationError::Deposed(why)) if lies && why == "another change came before" => Ok(()),
-                outcome => outcome,
+            Some(Broken::TellsTooEarly) => {
+                self.conductor.keep(&mut decided)?;
+                self.stage = Stage::HasLetOut(self.conductor.let_out(decided, now));
+                return Ok(());
             }
-        })
+            _ => {}
+        }
+        self.conductor.keep(&mut decided)?;
+        self.stage = Stage::Decided(decided, now);
+        Ok(())
     }
 }
 
-/// Events after those that are known.
-fn told(known: &Known, events: impl IntoIterator<Item = (EventKind, String, String)>) -> Vec<Event> {
-    let last = known.events.back().map_or(0, |event| event.sequence);
-    let numbered = (last + 1..).zip(events);
-    let event = |(sequence, (kind, subject, message))| Event { sequence, time_ms: 0, kind, subject, message };
-    numbered.map(event).collect()
+fn policies() -> (Delays, LinkPolicy, BalancePolicy) {
+    let delays =
+        Delays { fence: FENCE_DELAY, blk_grace: Duration::from_secs(1), drain: Duration::from_millis(300) };
+    let links = LinkPolicy {
+        flaps: 3,
+        flap_window: Duration::from_secs(1),
+        hold: Duration::from_millis(500),
+        fail_back: FailBack::Return,
+        stable: Duration::from_secs(1),
+    };
+    (delays, links, BalancePolicy::default())
 }
 
-fn finished(runtime: &Runtime, task: Outcomes) -> Result<(), ReplicationError> {
-    runtime.block_on(task).unwrap_or_else(|error| Err(ReplicationError::Ended(error.to_string())))
+fn wishes(desk: &Desk) -> Vec<(pod_state::Command, Reply)> {
+    let mut wishes = Vec::new();
+    while wishes.len() < WISHES_MAX {
+        match desk.requests().try_recv() {
+            Ok(Request::Apply { command, reply }) => wishes.push((command, reply)),
+            Ok(_) => {}
+            Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
+        }
+    }
+    wishes
 }
 
 fn hand_on(runtime: &Runtime, standing: &Arc<Standing>, (desk, handle): (&Desk, &Handle)) {

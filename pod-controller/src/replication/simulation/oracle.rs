@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use openraft::{EntryPayload, LogId};
+use pod_state::model::Apart;
 use pod_state::{Command, State};
 
 use super::super::change::{Change, LogOwner, Outcome};
@@ -60,6 +61,7 @@ pub(super) struct Oracle {
     /// What was answered not to be done, now or later.
     never: BTreeMap<String, String>,
     pub(super) voids: u64,
+    apart: Apart,
 }
 
 impl Oracle {
@@ -132,6 +134,9 @@ impl Oracle {
                 return Err(format!("{} was done, and the answer had been: {why}", key.key));
             }
         }
+        if let Some(state) = &self.known.state {
+            self.apart.check(state)?;
+        }
         let sequences = || self.known.events.iter().map(|event| event.sequence);
         if sequences().zip(sequences().skip(1)).any(|(one, next)| next <= one) {
             return Err("an event was told twice".to_owned());
@@ -158,6 +163,17 @@ impl Oracle {
             return Err(format!("{key} is done, and the answer was: {why}"));
         }
         self.never.insert(key.to_owned(), why.to_owned());
+        Ok(())
+    }
+
+    /// A replica has told daemons what they should have in a state with this index.
+    pub(super) fn told(&self, replica: u16, index: u64) -> Result<(), String> {
+        let committed = self.known.state.as_ref().map_or(0, |state| state.index);
+        if index > committed {
+            return Err(format!(
+                "replica {replica} tells daemons of state {index}, and {committed} is the last one that is committed"
+            ));
+        }
         Ok(())
     }
 
