@@ -19,8 +19,9 @@ use pod_protocol::telemetry::Telemetry;
 use wadi_tests::conversation::Conversation;
 use wadi_tests::fio::{Job, Pattern, Report};
 use wadi_tests::pod::{Pod, PodBuilder, Release, Role};
-use wadi_tests::replicas::{Replicas, until};
+use wadi_tests::replicas::Replicas;
 use wadi_tests::stage::Stage;
+use wadi_tests::waiting::until;
 
 /// Hosts in the order in which they are upgraded, with what runs there: those with devices before the one with guests.
 const HOSTS: [(&str, [Role; 2]); 3] = [

@@ -23,6 +23,8 @@ const ARP_FRONT: [u8; 6] = [0, 1, 8, 0, 6, 4];
 const UDP: u8 = 17;
 const DHCP_SERVER: [u8; 2] = [0, 67];
 const IPV4_BYTES_MIN: usize = 20;
+/// Of the fourth word of two bytes; what is above it are flags.
+const IPV4_FRAGMENT_OFFSET: u16 = 0x1fff;
 const IPV6_BYTES: usize = 40;
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
@@ -99,7 +101,8 @@ impl SourceGuard {
         let header_bytes = usize::from(network[0] & 0x0f) * 4;
         let port = network.get(header_bytes + 2..header_bytes + 4);
         // Later fragments have something else where the port would be.
-        let begins = network[6] & 0x1f == 0 && network[7] == 0 && header_bytes >= IPV4_BYTES_MIN;
+        let offset = u16::from_be_bytes([network[6], network[7]]) & IPV4_FRAGMENT_OFFSET;
+        let begins = offset == 0 && header_bytes >= IPV4_BYTES_MIN;
         let to_server = network[9] == UDP && port.is_some_and(|port| port == DHCP_SERVER);
         source == [0; 4] && begins && to_server || self.owns_v4(source)
     }

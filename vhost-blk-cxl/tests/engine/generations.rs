@@ -215,7 +215,9 @@ fn with_two_places(
     let tables = labels.iter().map(|(ssd, _)| table(ssd, false)).collect::<Vec<_>>();
     let backend = pod.backend.as_mut().unwrap();
     backend.keep_tables(labels);
-    tables.into_iter().for_each(|table| backend.apply(table).unwrap());
+    for table in tables {
+        backend.apply(table).unwrap();
+    }
     pod.next_channel();
     pod.apply_channel_at_backend().unwrap();
     pod.apply_volume();
@@ -235,7 +237,7 @@ fn table(ssd: &str, deleted: bool) -> Object {
 /// The first place has gone: the second is the first now, in a new generation.
 fn arrive(pod: &mut Pod<SimulatedMemory>) {
     pod.new_lease_generation();
-    pod.volume.ssd = "ssd1".to_owned();
+    "ssd1".clone_into(&mut pod.volume.ssd);
     pod.apply_volume();
 }
 
@@ -275,7 +277,9 @@ fn what_had_not_begun_at_a_place_is_refused_when_that_has_another_name() {
     let (mut pod, controls) = pod_with_two_places(6);
     let mut sleeper = Sleeper::new(&pod);
     let old = pod.volume.generation;
-    controls.iter().for_each(|control| control.set_depth(0));
+    for control in &controls {
+        control.set_depth(0);
+    }
     for place in [FIRST, SECOND] {
         sleeper.send_to(&pod, place, (old, Operation::Write, 1));
     }
@@ -284,7 +288,9 @@ fn what_had_not_begun_at_a_place_is_refused_when_that_has_another_name() {
     let mut answers = [(); 2].map(|()| sleeper.next_answer());
     answers.sort_unstable_by_key(|(tag, _)| *tag);
     assert_eq!(answers, [(1, Status::Refused), (2, Status::Refused)]);
-    controls.iter().for_each(|control| control.set_depth(usize::MAX));
+    for control in &controls {
+        control.set_depth(usize::MAX);
+    }
     sleeper.send_to(&pod, FIRST, (pod.volume.generation, Operation::Write, 2));
     assert_eq!(sleeper.answer(), Status::Ok);
     assert_eq!([0, 1].map(|at| controls[at].log().len()), [0, 1], "the older ones began after all");
@@ -296,7 +302,9 @@ fn a_place_with_another_name_waits_for_its_own_device_and_no_other() {
     let (mut pod, controls) = pod_with_two_places(7);
     let mut sleeper = Sleeper::new(&pod);
     let old = pod.volume.generation;
-    controls.iter().for_each(|control| control.hold(true));
+    for control in &controls {
+        control.hold(true);
+    }
     for place in [FIRST, SECOND, SECOND] {
         sleeper.send_to(&pod, place, (old, Operation::Write, 1));
     }
@@ -338,7 +346,7 @@ fn a_place_is_let_go_of_whatever_the_other_device_has() {
 fn a_place_on_another_device_is_another_one_even_in_the_same_generation() {
     let (mut pod, controls) = pod_with_two_places(9);
     let mut sleeper = Sleeper::new(&pod);
-    pod.volume.ssd = "ssd1".to_owned();
+    "ssd1".clone_into(&mut pod.volume.ssd);
     pod.apply_volume();
     sleeper.send_to(&pod, FIRST, (pod.volume.generation, Operation::Write, 1));
     assert_eq!(sleeper.answer(), Status::Ok);

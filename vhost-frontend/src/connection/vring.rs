@@ -14,6 +14,7 @@ const AVAILABLE_WORD_BYTES: u64 = 2;
 
 /// A vring as the VMM describes it, before and while it runs.
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Vring {
     pub(super) size: u16,
     pub(super) addresses: Option<VringAddresses>,

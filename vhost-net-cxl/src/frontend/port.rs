@@ -31,6 +31,7 @@ const LEGACY_HEADER_BYTES: usize = 10;
 const SEGMENTS_MAX: u16 = 256;
 
 /// A device at work.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Port {
     pub(super) object: PortObject,
     pub(super) counters: Arc<LeaseCounters>,

@@ -114,7 +114,9 @@ impl Leading {
 
     fn clear(&self, rings: &[LineOffset]) {
         let mut physical = self.pod.physical();
-        rings.iter().for_each(|ring| physical.clear(*ring));
+        for ring in rings {
+            physical.clear(*ring);
+        }
     }
 
     fn confirm(&mut self, rings: Vec<LineOffset>, change: Change) {
