@@ -43,10 +43,10 @@ fn a_vcpu_in_kvm_is_held_to_its_share() {
         let mut cgroup = CgroupActuator::new(vm.running()).unwrap();
         cgroup.set(duty(SHARE, Duration::from_millis(10))).unwrap();
         let group = || std::fs::read_to_string(format!("/proc/{thread}/cgroup")).unwrap();
-        assert!(group().contains("wadi-sliced-"), "{}", group());
+        assert!(group().contains("wadi-counting-"), "{}", group());
         counts_on(vm.count().unwrap());
         drop(cgroup);
-        assert!(!group().contains("wadi-sliced-"), "{}", group());
+        assert!(!group().contains("wadi-counting-"), "{}", group());
     } else {
         eprintln!("no cgroup file system is mounted: the kernel's quota is not tried");
     }
