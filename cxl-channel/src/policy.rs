@@ -20,7 +20,8 @@ pub enum ReceivePolicy {
     InvalidatePrefetched,
     /// As the one before, but prefetches only as far ahead as messages have lately come without a pause: one line
     /// further with each whole line consumed, and none after it found nothing new. At moderate rates
-    /// prefetching all the way would bring in mostly stale lines, only to invalidate them.
+    /// prefetching all the way would bring in mostly stale lines, only to invalidate them. A consumed line is invalidated once
+    /// the next one is consumed or a look found nothing, for who answers a message would wait for that.
     #[default]
     Adaptive,
 }

@@ -41,6 +41,9 @@ pub struct Receiver<M: Memory, const WORDS: usize> {
     /// The line at which a look last found nothing, and the one up to which as many follow as came since the look before.
     paused: u64,
     expected: u64,
+    /// The line before the current one was consumed and is still to be invalidated, if the policy adapts: once the current one
+    /// is consumed too, or a look finds nothing. Done at once, it is waited for by the first fence of whoever answers the message.
+    lingers: bool,
     state: State,
     sleep: Sleep,
     /// Whether it ever waits for its doorbell.
@@ -93,6 +96,7 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             ahead: 0,
             paused: 0,
             expected: 0,
+            lingers: false,
             state: State::Waiting,
             sleep: Sleep::default(),
             doorbell: true,
@@ -359,6 +363,10 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
                 self.memory.invalidate(self.line(prefetched), 1);
             }
             self.prefetched = line;
+            if self.lingers {
+                self.memory.invalidate(self.line(line - 1), 1);
+                self.lingers = false;
+            }
         }
         self.memory.invalidate(at, Self::SLOT_BYTES);
         self.memory.full_fence();
@@ -386,7 +394,12 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             let line_done = self.received.is_multiple_of(Self::SLOTS_PER_LINE);
             if line_done && self.policy.invalidates_consumed() {
                 // Not fenced: should it take effect late, the next lap finds an old message and looks again.
-                self.memory.invalidate(at, Self::SLOT_BYTES);
+                if !self.policy.adapts() {
+                    self.memory.invalidate(at, Self::SLOT_BYTES);
+                } else if self.lingers {
+                    self.memory.invalidate(self.line(self.received / Self::SLOTS_PER_LINE - 2), 1);
+                }
+                self.lingers = self.policy.adapts();
             }
             if line_done && self.policy.adapts() && self.received / Self::SLOTS_PER_LINE > self.expected {
                 self.ahead = (self.ahead + 1).min(PREFETCH_LINES);

@@ -112,7 +112,12 @@ fn receive(
         } else {
             receiver.receive().map(|message| batch[0] = message).iter().count()
         };
-        host.pass(calls_ns(link, count) + if traffic.batch == 1 && count > 0 { link.clock_ns } else { 0.0 });
+        host.pass(calls_ns(link, count));
+        if count == 0 {
+            host.pass(link.pause_ns);
+        } else if traffic.batch == 1 {
+            host.pass(link.clock_ns);
+        }
         let (now, moved) = (host.now(), host.world().moved[RECEIVING]);
         for message in &batch[..count] {
             ensure!(message[1] == next, "message {} came instead of {next}", message[1]);

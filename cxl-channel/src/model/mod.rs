@@ -159,7 +159,7 @@ fn a_receiver_that_looks_ahead() {
 /// Runs the scenarios until one fails, and says which.
 fn noticed() -> Option<&'static str> {
     type Run = (Scenario, &'static str, fn(Scenario) -> Result<Explored, String>);
-    let runs: [Run; 12] = [
+    let runs: [Run; 13] = [
         (SLEEP, "sleep", explore::<false, 2>),
         (SLEEP, "sleep, coherent", explore::<true, 2>),
         (DEATHS, "deaths", explore::<false, 2>),
@@ -171,6 +171,11 @@ fn noticed() -> Option<&'static str> {
         (Scenario { messages: 12, batch: 4, ..BATCHES }, "batches of whole lines", explore::<false, 2>),
         (Scenario { messages: 5, ..WIDE }, "batches of wide lines", explore::<false, 2>),
         (Scenario { policy: ReceivePolicy::Bypass, ..LAP }, "a full ring, bypass", explore::<false, 2>),
+        (
+            Scenario { policy: ReceivePolicy::InvalidatePrefetched, ..LAP },
+            "a full ring, all that was prefetched invalidated",
+            explore::<false, 2>,
+        ),
         (LAP, "a full ring, coherent", explore::<true, 2>),
     ];
     runs.into_iter().find_map(|(scenario, name, run)| {
@@ -199,8 +204,10 @@ fn every_mutation_is_noticed_that_is_no_matter_of_speed() {
 }
 
 /// What may be left out at the price of speed only; `docs/channel.md` says why.
-const ONLY_FOR_SPEED: [&str; 3] = [
+const ONLY_FOR_SPEED: [&str; 5] = [
     "Receiver::found_nothing: invalidate(self.line(prefetched), 1)",
+    "Receiver::found_nothing: invalidate(self.line(line - 1), 1)",
     "Receiver::consumed: invalidate(at, Self::SLOT_BYTES)",
+    "Receiver::consumed: invalidate(self.line(self.received / Self::SLOTS_PER_LINE - 2), 1)",
     "Sender::free_for: full_fence()",
 ];
