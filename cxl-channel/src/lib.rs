@@ -16,7 +16,7 @@
 //! A channel has a [`Generation`](cxl_pool::Generation); setting it up again under a new one leaves nothing of
 //! the old one behind.
 //!
-//! [`Exchange`] carries requests, responses and notifications of up to 256 KiB over a pair of channels.
+//! [`Exchange`] carries requests, responses and notifications of up to 4 MiB over a pair of channels.
 //!
 //! `docs/channel.md` draws the ring bit by bit.
 //!

@@ -22,6 +22,12 @@ pub(super) struct Assembly {
 pub(super) struct Malformed;
 
 impl Assembly {
+    /// Drops what has come so far of a message. The rest of it makes no sense any more.
+    pub(super) fn give_up(&mut self) {
+        self.current = None;
+        self.payload.clear();
+    }
+
     pub(super) fn add(
         &mut self,
         header: Header,

@@ -13,15 +13,15 @@ use self::assembly::Assembly;
 use self::fragment::{FRAGMENT_BYTES, Header, Kind, WORDS};
 use crate::{Receiver, Sender, Wake};
 
-/// The longest payload.
-pub const PAYLOAD_BYTES_LIMIT: usize = 256 << 10;
+/// The longest payload: the tables of all the volumes of a host with many SSDs, which its backend says when it joins.
+pub const PAYLOAD_BYTES_LIMIT: usize = 4 << 20;
 
 /// More than this does not wait to be sent: a peer that takes nothing must not cost more memory than this.
 const QUEUED_BYTES_LIMIT: usize = 8 << 20;
 /// More requests than this are not outstanding at once.
 const OUTSTANDING_LIMIT: usize = 16 << 10;
 /// How many fragments one `poll` looks at, at most: a peer must not keep it from returning.
-const FRAGMENTS_PER_POLL: usize = 2 * PAYLOAD_BYTES_LIMIT / FRAGMENT_BYTES;
+const FRAGMENTS_PER_POLL: usize = 8 << 10;
 
 /// A request, as its sender numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -180,6 +180,8 @@ impl<M: Memory> Exchange<M> {
             let words = self.receiver.receive()?;
             let Some((header, payload)) = fragment::unpack(&words) else {
                 self.counters.malformed += 1;
+                // It may have been a part of what is on its way, which would not be whole without.
+                self.assembly.give_up();
                 continue;
             };
             match self.assembly.add(header, &payload) {

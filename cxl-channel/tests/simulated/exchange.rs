@@ -231,3 +231,140 @@ fn garbage_from_the_peer_is_dropped_and_counted() {
         Ok(())
     });
 }
+
+/// An exchange, and the peer's end of its incoming ring without an exchange on top.
+fn with_raw_peer() -> (Sender<SimulatedMemory, 8>, Exchange<SimulatedMemory>) {
+    let pool = pool(5);
+    let [outgoing, incoming] = placements();
+    let peer = Sender::<_, 8>::begin(pool.host(RECEIVING), incoming, GENERATION);
+    let sender = Sender::<_, 8>::begin(pool.host(SENDING), outgoing, GENERATION);
+    let mut exchange = Exchange::new(sender, Receiver::open(pool.host(SENDING), incoming, GENERATION));
+    exchange.ready();
+    (peer, exchange)
+}
+
+/// What a part carries.
+const FRAGMENT_BYTES: u64 = 56;
+
+/// A part of a notification, full of this byte.
+fn part(byte: u8, first: bool, last: bool) -> [u64; 8] {
+    let mut words = [u64::from_le_bytes([byte; 8]); 8];
+    words[7] = FRAGMENT_BYTES | u64::from(first) << 6 | u64::from(last) << 7 | 3 << 8;
+    words
+}
+
+/// Everything that arrives while the peer sends these slots.
+fn heard(
+    peer: &mut Sender<SimulatedMemory, 8>,
+    exchange: &mut Exchange<SimulatedMemory>,
+    slots: impl Iterator<Item = [u64; 8]>,
+) -> Vec<Incoming> {
+    let mut heard = Vec::new();
+    let mut slots = slots.peekable();
+    for _ in 0..10_000_000 {
+        while slots.peek().is_some_and(|words| peer.send(*words).is_ok()) {
+            slots.next();
+        }
+        let _ = peer.publish();
+        while let Some(incoming) = exchange.poll(Instant::now()) {
+            heard.push(incoming);
+        }
+        if slots.peek().is_none() && peer.free_for(SLOTS / 2 + 1) > SLOTS / 2 && exchange.announce_sleep() {
+            return heard;
+        }
+    }
+    panic!("stuck");
+}
+
+#[test]
+fn a_message_of_which_a_part_makes_no_sense_does_not_arrive() {
+    let (mut peer, mut exchange) = with_raw_peer();
+    let mut senseless = part(2, false, false);
+    senseless[7] &= !(3 << 8);
+    let slots = [part(1, true, false), senseless, part(3, false, true), part(4, true, true)];
+    let heard = heard(&mut peer, &mut exchange, slots.into_iter());
+    assert_eq!(heard, [Incoming::Notification { payload: vec![4; 56] }]);
+    assert_eq!(exchange.counters().malformed, 2);
+}
+
+#[test]
+fn a_message_that_does_not_end_is_dropped_and_the_next_one_arrives() {
+    let (mut peer, mut exchange) = with_raw_peer();
+    let fragments = PAYLOAD_BYTES_LIMIT / 56 + 1;
+    let endless = (0..fragments).map(|number| part(1, number == 0, false));
+    let rest = [part(1, false, true), part(4, true, true)];
+    let heard = heard(&mut peer, &mut exchange, endless.chain(rest));
+    assert_eq!(heard, [Incoming::Notification { payload: vec![4; 56] }]);
+    assert_eq!(exchange.counters().malformed, 2);
+}
+
+#[test]
+fn an_answered_request_does_not_expire() {
+    let pool = pool(3);
+    let (mut a, mut b) = (exchange(&pool, SENDING), exchange(&pool, RECEIVING));
+    let start = Instant::now();
+    let id = a.request(b"question", start + Duration::from_secs(10)).unwrap();
+    let response = loop {
+        a.ready();
+        b.ready();
+        let _ = a.flush();
+        if let Some(Incoming::Request { id, payload }) = b.poll(start) {
+            b.respond(id, &payload).unwrap();
+        }
+        let _ = b.flush();
+        if let Some(response) = a.poll(start) {
+            break response;
+        }
+    };
+    assert_eq!(response, Incoming::Response { id, payload: b"question".to_vec() });
+    assert_eq!(a.next_deadline(), None);
+    assert_eq!(a.poll(start + Duration::from_secs(11)), None);
+}
+
+#[test]
+fn what_was_sent_makes_room_for_more() {
+    let pool = pool(3);
+    let (mut a, mut b) = (exchange(&pool, SENDING), exchange(&pool, RECEIVING));
+    // More than may wait at once, by far.
+    let payload = vec![7; PAYLOAD_BYTES_LIMIT / 8];
+    for _ in 0..17 {
+        a.notify(&payload).unwrap();
+        let mut received = None;
+        for _ in 0..1_000_000 {
+            a.ready();
+            b.ready();
+            let _ = a.flush();
+            received = b.poll(Instant::now());
+            let _ = b.flush();
+            if received.is_some() {
+                break;
+            }
+        }
+        assert!(received == Some(Incoming::Notification { payload: payload.clone() }));
+    }
+}
+
+#[test]
+fn requests_that_nobody_answers_cost_limited_memory() {
+    let pool = pool(3);
+    let (mut a, mut b) = (exchange(&pool, SENDING), exchange(&pool, RECEIVING));
+    let now = Instant::now();
+    let deadline = now + Duration::from_secs(10);
+    let mut asked = 0;
+    let refused = (0..1_000_000).find_map(|_| {
+        a.ready();
+        b.ready();
+        let _ = a.flush();
+        // It takes them all.
+        while b.poll(now).is_some() {}
+        let _ = b.flush();
+        let asking = a.request(b"", deadline);
+        asked += u32::from(asking.is_ok());
+        asking.err()
+    });
+    assert_eq!(refused, Some(ExchangeError::Backlog));
+    // Once they have expired there is room again.
+    let expired = std::iter::from_fn(|| a.poll(deadline)).count();
+    assert_eq!(u32::try_from(expired), Ok(asked));
+    assert!(a.request(b"", deadline).is_ok());
+}
