@@ -181,6 +181,14 @@ pub fn read<M: Memory>(memory: &M, layout: &Layout) -> Option<RegionTable> {
     copies.into_iter().find_map(|(replica, copy, header)| read_entries(memory, replica, copy, &header))
 }
 
+/// Who wrote the newest table, and what state that shows, without a look at its entries: those of a table that is changed all the time
+/// may be found to be of no version.
+pub fn newest<M: Memory>(memory: &M, layout: &Layout) -> Option<(ReplicaId, TableVersion)> {
+    copies(memory, layout)
+        .map(|(replica, _, header)| (replica, header.version()))
+        .max_by_key(|(_, version)| *version)
+}
+
 /// The region that a line belongs to and who holds it, by the newest table; without allocating, and believing its entries.
 pub(crate) fn holding<M: Memory>(memory: &M, layout: &Layout, line: LineOffset) -> Option<(u32, HostId)> {
     let (_, copy, header) = copies(memory, layout).max_by_key(|(_, _, header)| header.version())?;

@@ -166,3 +166,26 @@ fn more_regions_than_fit_are_refused_and_those_that_are_there_stay() {
         assert!(found.len() == slots as usize && found.contains_key(&slots) && !found.contains_key(&17));
     }
 }
+
+#[test]
+fn who_wrote_the_newest_table_is_known_also_while_its_entries_change() {
+    let layout = layout();
+    let memory = SimulatedPool::new(3, SIZE_BYTES).host(A);
+    assert_eq!(regions::newest(&memory, &layout), None);
+    for (replica, term, index) in [(0, 1, 50), (1, 2, 10)] {
+        let mut table = TableWriter::new(&layout, ReplicaId::new(replica));
+        table.set(&entry(1, 7)).unwrap();
+        for index in [index, index + 1] {
+            table.publish(&memory, TableVersion { term, index });
+        }
+        for copy in layout.region_tables(ReplicaId::new(replica)) {
+            let at = copy.start_byte().saturating_add(LINE_BYTES as u64);
+            memory.store(at, 0xdead);
+            memory.flush(at, 8);
+            memory.full_fence();
+        }
+    }
+    assert_eq!(regions::read(&memory, &layout), None, "no copy is whole");
+    let newest = TableVersion { term: 2, index: 11 };
+    assert_eq!(regions::newest(&memory, &layout), Some((ReplicaId::new(1), newest)));
+}

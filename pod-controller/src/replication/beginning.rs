@@ -27,9 +27,9 @@ pub(super) async fn begin<M: Memory>(
     let ended = |error: String| ReplicationError::Ended(error);
     let initialized = raft.is_initialized().await.map_err(|error| ended(error.to_string()))?;
     if !initialized {
-        let table = regions::read(memory, pool.layout());
-        if let Some(table) = table.filter(|table| table.replica != me) {
-            return Err(ReplicationError::BegunAlready(table.replica).into());
+        let writer = regions::newest(memory, pool.layout()).map(|(replica, _)| replica);
+        if let Some(other) = writer.filter(|writer| *writer != me) {
+            return Err(ReplicationError::BegunAlready(other).into());
         }
     }
     let path = &config.controller.state;
