@@ -2,9 +2,11 @@
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use thiserror::Error;
 
 /// Why a device's socket cannot be opened.
@@ -53,14 +55,15 @@ impl Socket {
             Ok(metadata) if !metadata.file_type().is_socket() => {
                 return Err(ListenError::NotASocket { path: path.to_owned() });
             }
-            Ok(_) => match UnixStream::connect(path) {
-                Ok(_) => return Err(ListenError::InUse { path: path.to_owned() }),
+            Ok(_) => match knock(path) {
+                // Whoever takes nobody in just now, and has a full queue of those who wait, is there all the same.
+                Ok(()) | Err(Errno::AGAIN) => return Err(ListenError::InUse { path: path.to_owned() }),
                 // Nobody listens.
-                Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
+                Err(Errno::CONNREFUSED) => {
                     std::fs::remove_file(path).map_err(error("replace the stale socket"))?;
                 }
-                Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
-                Err(other) => return Err(error("look at the existing socket")(other)),
+                Err(Errno::NOENT) => {}
+                Err(other) => return Err(error("look at the existing socket")(other.into())),
             },
             Err(missing) if missing.kind() == io::ErrorKind::NotFound => {}
             Err(other) => return Err(error("look at")(other)),
@@ -80,6 +83,13 @@ impl Drop for Socket {
     }
 }
 
+/// Connects, and goes away again, without waiting for anybody.
+fn knock(path: &Path) -> Result<(), Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)
+}
+
 fn identity(path: &Path) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
@@ -87,6 +97,8 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     #[test]
@@ -102,12 +114,45 @@ mod tests {
     }
 
     #[test]
+    fn a_successors_socket_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("device.sock");
+        let ours = Socket::bind(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let theirs = Socket::bind(&path).unwrap();
+        drop(ours);
+        UnixStream::connect(&path).unwrap();
+        drop(theirs);
+        assert!(!path.exists());
+    }
+
+    #[test]
     fn a_live_socket_is_refused_and_stays() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("live.sock");
         let _live = UnixListener::bind(&path).unwrap();
         assert!(matches!(Socket::bind(&path), Err(ListenError::InUse { .. })));
         UnixStream::connect(&path).unwrap();
+    }
+
+    #[test]
+    fn a_live_socket_that_takes_nobody_in_is_refused_and_does_not_hold_us_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("busy.sock");
+        let _live = UnixListener::bind(&path).unwrap();
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let waiting = || {
+            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+            connect(&socket, &SocketAddrUnix::new(&path).unwrap()).ok().map(|()| socket)
+        };
+        // The kernel lets no queue grow beyond net.core.somaxconn, which is 4096.
+        let queued: Vec<_> = std::iter::from_fn(waiting).take(10_000).collect();
+        assert!(queued.len() < 10_000, "the queue has an end");
+        let (ends, ended) = std::sync::mpsc::channel();
+        let there = path.clone();
+        std::thread::spawn(move || ends.send(matches!(Socket::bind(&there), Err(ListenError::InUse { .. }))));
+        assert_eq!(ended.recv_timeout(std::time::Duration::from_secs(20)), Ok(true));
+        assert!(path.exists());
     }
 
     #[test]
