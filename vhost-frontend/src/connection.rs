@@ -4,6 +4,8 @@ mod additional;
 mod forgotten;
 mod inflight;
 mod logging;
+#[cfg(test)]
+mod tests;
 mod vring;
 
 use std::fs::File;

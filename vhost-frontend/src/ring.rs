@@ -1,6 +1,8 @@
 //! A started vring in the hands of an engine's worker.
 
 mod batch;
+#[cfg(test)]
+mod starting_tests;
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};

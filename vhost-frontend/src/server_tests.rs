@@ -373,6 +373,21 @@ fn a_ring_that_is_disabled_is_handed_over_again_where_its_device_throws_away_wha
 }
 
 #[test]
+fn a_ring_that_was_stopped_waits_for_its_kick_whatever_else_is_said() {
+    let device = Device::start();
+    let mut guest = connected(&device.socket());
+    works(&mut guest);
+    guest.stop_ring(0);
+    // As when another host has the guest by now.
+    for enable in [false, true] {
+        guest.enable_ring(0, enable);
+    }
+    assert!(device.state.lock().rings[0].is_none());
+    guest.frontend().set_vring_kick(0, &EventFd::new(EFD_NONBLOCK).unwrap()).unwrap();
+    device.eventually(|state| state.rings[0].is_some());
+}
+
+#[test]
 fn a_device_has_one_vmm_at_a_time() {
     let device = Device::start();
     let mut guest = connected(&device.socket());

@@ -132,3 +132,15 @@ fn a_vmm_whose_guest_has_arrived_and_that_runs_no_ring_is_to_connect_again() {
     works(&mut guest);
     assert_eq!(device.state.lock().disconnected, 1);
 }
+
+#[test]
+fn rings_that_were_expected_of_nobody_are_not_expected_of_who_connects_then() {
+    let device = Device::start();
+    device.server.as_ref().unwrap().expect_rings(Duration::from_millis(1));
+    std::thread::sleep(Duration::from_millis(20));
+    let mut guest = MockGuest::new(1 << 20, QUEUES, 64);
+    guest.negotiate(&device.socket(), u64::MAX);
+    guest.start_rings();
+    works(&mut guest);
+    assert_eq!(device.state.lock().disconnected, 0);
+}
