@@ -1,8 +1,10 @@
 //! Where a ring lies in the pool.
 
-use cxl_pool::{Area, ByteOffset, LINE_BYTES, LineCount, LineOffset, Memory};
+use cxl_pool::{Area, ByteOffset, Generation, LINE_BYTES, LineCount, LineOffset, Memory};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use crate::header;
 
 /// A ring: the sender's line, the receiver's line, then the slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -79,6 +81,16 @@ impl RingPlacement {
         memory.zero(self.start.bytes(), bytes);
         memory.flush(self.start.bytes(), bytes);
         memory.full_fence();
+    }
+
+    /// The generation that was begun here last, whether by this host or another one; 0 if none was, or if it is just being begun.
+    pub fn generation<M: Memory>(&self, memory: &M) -> Generation {
+        // It may lie in this host's cache, written by a process that has died.
+        memory.flush(self.sender_line(), LINE_BYTES as u64);
+        memory.full_fence();
+        let said = memory.load(self.sender_line().saturating_add(header::GENERATION));
+        // No other numbers are ever written.
+        u32::try_from(said).map_or(Generation::new(0), Generation::new)
     }
 
     pub(crate) fn expect_valid<M: Memory>(&self, words: usize, memory: &M) {

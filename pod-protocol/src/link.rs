@@ -36,6 +36,13 @@ impl<M: Memory> Link<M> {
         Self { exchange: Exchange::new(sender, receiver), doorbell, protocol }
     }
 
+    /// The latest generation that was begun in either direction; 0 if none was.
+    pub(crate) fn generation(memory: &M, outgoing: Area, incoming: Area) -> Generation {
+        let begun =
+            |area: Area| RingPlacement { start: area.start, slots: CONTROL_RING_SLOTS }.generation(memory);
+        begun(outgoing).max(begun(incoming))
+    }
+
     /// The version that both ends know.
     pub(crate) fn protocol(&self) -> Protocol {
         self.protocol

@@ -18,6 +18,9 @@ use crate::reports::Report;
 /// How long a command may stay unanswered.
 pub(super) const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
 
+/// More messages than this are not taken from an endpoint before it is others' turn.
+const MESSAGES_PER_TURN: usize = 64;
+
 /// Who writes grants: the controller.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Office {
@@ -194,7 +197,16 @@ impl<M: Memory> Peer<M> {
             FenceLine { generation: fence_generation, term: office.term }
                 .publish(memory, layout.fence(replica, endpoint));
         }
-        let generation = before.map_or(Generation::new(0), |grant| grant.control_generation).next();
+        let generation = match before {
+            Some(grant) => grant.control_generation,
+            // None was given, or the line is damaged: the rings know which generation they had.
+            None => Link::generation(
+                memory,
+                layout.ring_to_endpoint(replica, endpoint),
+                layout.ring_from_endpoint(replica, endpoint),
+            ),
+        };
+        let generation = generation.next();
         let mut link = Link::open(
             memory,
             layout.ring_to_endpoint(replica, endpoint),
@@ -289,7 +301,9 @@ impl<M: Memory> Peer<M> {
         let endpoint = self.endpoint;
         let Some(conversation) = &mut self.conversation else { return false };
         let connecting = !conversation.link.ready();
-        while let Some(incoming) = conversation.link.poll(now) {
+        // One that says something all the time must not keep us from the others.
+        for _ in 0..MESSAGES_PER_TURN {
+            let Some(incoming) = conversation.link.poll(now) else { break };
             let event = match incoming {
                 Incoming::Request { id, payload } => match decode::<Report>(&payload) {
                     Ok(Report::Join(join)) => {

@@ -16,6 +16,8 @@ use crate::reports::Report;
 use crate::telemetry::Telemetry;
 use crate::testing::{BACKEND, CONTROLLER_HOST, PATIENCE, REPLICA, TestPod, nic};
 
+mod granted;
+
 /// A slot's owner without threads: it lives as the test says.
 struct Puppet<'pod> {
     pod: &'pod TestPod<SimulatedMemory>,
