@@ -18,8 +18,8 @@ use crate::controller::{ControllerPort, PortEvent, PortWaker};
 use crate::daemon::{Exit, StopSignal};
 use crate::endpoint::{Endpoint, Handler, JoinError, Reporter, RunError};
 use crate::fence::Fence;
-use crate::ids::RegionId;
-use crate::objects::{NicObject, Object, ObjectId};
+use crate::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, RegionId, VolumeId};
+use crate::objects::{DiskObject, NicObject, Object, ObjectId, Route};
 use crate::protocol::Protocol;
 use crate::reports::{DeviceReport, Join};
 use crate::run_directory::RunDirectory;
@@ -36,7 +36,7 @@ const HOSTS: u16 = 4;
 pub(crate) const REPLICA: ReplicaId = ReplicaId::new(0);
 /// Another one, on another host.
 pub(crate) const OTHER_REPLICA: ReplicaId = ReplicaId::new(1);
-const OTHER_CONTROLLER_HOST: HostId = HostId::new(3);
+pub(crate) const OTHER_CONTROLLER_HOST: HostId = HostId::new(3);
 
 /// The endpoint that most tests use.
 pub(crate) const BACKEND: EndpointId = EndpointId::new(HostId::new(2), Role::NetBackend);
@@ -139,7 +139,7 @@ impl<M: Memory> TestPod<M> {
             join(),
             |reporter, fence| {
                 given = Some((reporter, fence));
-                Ok::<Box<dyn Handler>, std::convert::Infallible>(Box::new(Recorder(calls.clone())))
+                Ok::<_, std::convert::Infallible>(calls.handler())
             },
         )?;
         let (reporter, fence) = given.expect("the handler was made");
@@ -196,6 +196,34 @@ pub(crate) fn nic(name: &str, lines: u64) -> Object {
     Object::Nic(NicObject { nic: name.into(), rx_area: Area::new(LineOffset::new(0), LineCount::new(lines)) })
 }
 
+pub(crate) fn disk(lease: LeaseId) -> Object {
+    Object::Disk(DiskObject {
+        lease,
+        instance: InstanceId::new(1),
+        instance_name: "vm".into(),
+        device: "data".into(),
+        socket: "vm-data".into(),
+        vmm_listens: false,
+        volume: VolumeId::new(1),
+        serial: "data".into(),
+        size_bytes: 1 << 20,
+        block_bytes: 512,
+        read_only: false,
+        queues: 1,
+        data_area: Area::new(LineOffset::new(0), LineCount::new(1)),
+        ram_area: None,
+        route: Route { channel: ChannelId::new(1), generation: LeaseGeneration::new(1) },
+        replicas: Vec::new(),
+        stripe_bytes: None,
+        beside: None,
+        number: None,
+        epoch: 0,
+        failed: false,
+        write_through: false,
+        incoming: false,
+    })
+}
+
 /// A daemon in a thread.
 pub(crate) struct Running {
     pub(crate) calls: Calls,
@@ -240,6 +268,11 @@ impl Calls {
     /// Everything since the last time.
     pub(crate) fn take(&self) -> Vec<Call> {
         std::mem::take(&mut *self.0.lock().expect("no panic"))
+    }
+
+    /// What writes them down.
+    pub(crate) fn handler(&self) -> Box<dyn Handler> {
+        Box::new(Recorder(self.clone()))
     }
 
     fn note(&self, call: Call) {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::ids::LeaseId;
 use crate::objects::{Object, ObjectId};
 
 /// The objects of an endpoint. Decides; the handler acts.
@@ -40,6 +41,11 @@ impl Ledger {
     /// Everything was said: what is held but was not mentioned, users before what they use.
     pub(super) fn unconfirmed(&self) -> Vec<ObjectId> {
         self.held.keys().rev().filter(|id| !self.confirmed.contains(id)).cloned().collect()
+    }
+
+    /// Whether the device of a lease is held, or some of it.
+    pub(super) fn has_lease(&self, lease: LeaseId) -> bool {
+        [ObjectId::Port(lease), ObjectId::Disk(lease)].iter().any(|id| self.held.contains_key(id))
     }
 
     /// Whether nothing is held that anybody uses.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::ids::{LeaseId, VolumeId};
-use crate::reports::Report;
+use crate::reports::{DeviceReport, Report};
 use crate::volume_table::VolumeTable;
 
 /// Sends reports to the controller through the control thread, which it wakes. Clones are the same reporter.
@@ -78,7 +78,15 @@ impl Standing {
     /// Keeps a report if it describes a state.
     pub(super) fn note(&mut self, report: &Report) {
         let subject = match report {
-            Report::Link { device, .. } => Subject::Link(device.clone()),
+            Report::Link { device, up, .. } => {
+                // Told again, a device that was back is what it has become since.
+                if let Some(Report::DeviceBack { device: DeviceReport::Nic { up: was_up, .. } }) =
+                    self.0.get_mut(&Subject::Device(device.clone()))
+                {
+                    *was_up = *up;
+                }
+                Subject::Link(device.clone())
+            }
             Report::DeviceFailed { device, .. } => Subject::Device(device.clone()),
             Report::DeviceBack { device } => {
                 // It says how the link is.
@@ -121,7 +129,6 @@ impl Standing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reports::DeviceReport;
 
     #[test]
     fn only_the_latest_state_stands() {
@@ -155,5 +162,19 @@ mod tests {
         assert!(standing.reports().eq([&back]));
         standing.note(&link(true));
         assert!(standing.reports().eq([&back, &link(true)]));
+    }
+
+    #[test]
+    fn a_nic_that_was_back_is_told_of_with_the_link_that_it_has_by_now() {
+        let [nic] = &crate::testing::join().devices[..] else { panic!("one NIC") };
+        let link = |up| Report::Link { device: "nic0".into(), up, reason: "carrier".into() };
+        let mut standing = Standing::default();
+        standing.note(&Report::DeviceBack { device: nic.clone() });
+        standing.note(&link(false));
+        let mut without = nic.clone();
+        if let DeviceReport::Nic { up, .. } = &mut without {
+            *up = false;
+        }
+        assert!(standing.reports().eq([&Report::DeviceBack { device: without }, &link(false)]));
     }
 }

@@ -17,7 +17,13 @@ use crate::link::{Link, decode};
 use crate::liveness::write_beat;
 use crate::protocol::Protocol;
 use crate::reports::{DeviceReport, Report};
-use crate::testing::{BACKEND, Call, Calls, PATIENCE, REPLICA, TestPod, config, nic};
+use crate::testing::{
+    BACKEND, Call, Calls, OTHER_CONTROLLER_HOST, OTHER_REPLICA, PATIENCE, REPLICA, TestPod, config, disk, nic,
+};
+
+mod again;
+
+use self::again::restarted_controller_hears_what_a_device_has_become;
 
 const VERSION: Version = Version { term: 1, index: 1 };
 
@@ -39,6 +45,7 @@ macro_rules! over_every_memory {
 over_every_memory!(
     daemon_joins_obeys_and_reports,
     restarted_controller_finds_objects_undisturbed,
+    restarted_controller_hears_what_a_device_has_become,
     commands_answer_for_a_connection_that_ended,
     daemon_obeys_the_highest_term_of_several_controllers,
     fence_of_one_controller_is_known_to_the_others,
@@ -102,7 +109,8 @@ fn restarted_controller_finds_objects_undisturbed<M: Memory>(pod: &TestPod<M>, w
     let mut controller = pod.controller(1);
     let daemon = pod.start(BACKEND, wakeup);
     let (incarnation, _) = controller.admit(BACKEND);
-    for object in [nic("kept", 1), nic("changed", 1), nic("dropped", 1)] {
+    let lease = LeaseId::new(5).expect("small");
+    for object in [nic("kept", 1), nic("changed", 1), nic("dropped", 1), disk(lease)] {
         assert_eq!(controller.command(BACKEND, &apply(object)), Ok(()));
     }
     assert_eq!(controller.command(BACKEND, &SYNCED), Ok(()));
@@ -112,7 +120,6 @@ fn restarted_controller_finds_objects_undisturbed<M: Memory>(pod: &TestPod<M>, w
     // What happens meanwhile is told to the next controller.
     let link_down = Report::Link { device: "nic0".into(), up: false, reason: "carrier".into() };
     daemon.reporter.report(link_down.clone());
-    let lease = LeaseId::new(5).expect("small");
     for connected in [true, false] {
         daemon.reporter.report(Report::Attachment {
             lease,
@@ -134,7 +141,7 @@ fn restarted_controller_finds_objects_undisturbed<M: Memory>(pod: &TestPod<M>, w
     );
     assert_eq!(daemon.calls.take(), [], "the objects stay");
 
-    for object in [nic("kept", 1), nic("changed", 2), nic("new", 1)] {
+    for object in [nic("kept", 1), nic("changed", 2), nic("new", 1), disk(lease)] {
         assert_eq!(controller.command(BACKEND, &apply(object)), Ok(()));
     }
     assert_eq!(controller.command(BACKEND, &SYNCED), Ok(()));
@@ -223,6 +230,16 @@ fn daemon_obeys_the_highest_term_of_several_controllers<M: Memory>(pod: &TestPod
     assert_eq!(elected.command(BACKEND, &apply(nic("nic0", 1))), Ok(()));
     deposed.port.grant(BACKEND).expect("nobody told it");
     deposed.port.send(BACKEND, &apply(nic("stale", 1)));
+    for _ in 0..3 {
+        while deposed.port.poll(Instant::now()).is_some() {}
+        assert_eq!(elected.command(BACKEND, &apply(nic("nic1", 1))), Ok(()));
+        elected.report(|report| matches!(report, Report::Telemetry(_)));
+    }
+    // Nor is it obeyed when the newer grant cannot be read any more.
+    let (at, memory) = (pod.layout.grant(OTHER_REPLICA, BACKEND).bytes(), pod.memory(OTHER_CONTROLLER_HOST));
+    memory.store(at, 0xdead);
+    memory.flush(at, 8);
+    memory.full_fence();
     for _ in 0..3 {
         while deposed.port.poll(Instant::now()).is_some() {}
         assert_eq!(elected.command(BACKEND, &apply(nic("nic1", 1))), Ok(()));

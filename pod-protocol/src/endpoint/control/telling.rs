@@ -18,23 +18,36 @@ impl<M: Memory> ControlThread<M> {
     /// Takes over what other threads reported. A join sent later says how devices are by then.
     pub(super) fn collect_reports(&mut self) {
         for report in self.parts.reporter.take() {
-            self.standing.note(&report);
-            let (name, is_up) = match &report {
-                Report::Link { device, up, .. } => (device, *up),
-                Report::DeviceFailed { device, .. } => (device, false),
-                _ => {
-                    self.unsent.push_back(report);
-                    continue;
-                }
-            };
-            for device in &mut self.parts.join.devices {
-                if let DeviceReport::Nic { name: nic, up, .. } = device
-                    && nic == name
-                {
-                    *up = is_up;
-                }
+            // Of a lease that is not held any more, as a worker still had it: nobody would ever take it back.
+            if !matches!(report, Report::Attachment { lease, .. } if !self.ledger.has_lease(lease)) {
+                self.standing.note(&report);
+            }
+            match &report {
+                Report::Link { device, up, .. } => self.note_link(device, *up),
+                Report::DeviceFailed { device, .. } => self.note_link(device, false),
+                Report::DeviceBack { device: back } => self.note_back(back),
+                _ => {}
             }
             self.unsent.push_back(report);
+        }
+    }
+
+    fn note_link(&mut self, device: &str, is_up: bool) {
+        for known in &mut self.parts.join.devices {
+            if let DeviceReport::Nic { name, up, .. } = known
+                && name == device
+            {
+                *up = is_up;
+            }
+        }
+    }
+
+    /// A NIC may have become another one. Of an SSD this thread knows better which volumes it has.
+    fn note_back(&mut self, back: &DeviceReport) {
+        let nics =
+            self.parts.join.devices.iter_mut().filter(|known| matches!(known, DeviceReport::Nic { .. }));
+        for known in nics.filter(|known| known.name() == back.name()) {
+            known.clone_from(back);
         }
     }
 
