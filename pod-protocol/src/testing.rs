@@ -31,6 +31,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 /// Which host the controller runs on.
 pub(crate) const CONTROLLER_HOST: HostId = HostId::new(4);
 const HOSTS: u16 = 4;
+const REPLICAS: u16 = 3;
 
 /// The controller, where there is one.
 pub(crate) const REPLICA: ReplicaId = ReplicaId::new(0);
@@ -63,7 +64,7 @@ impl TestPod<SimulatedMemory> {
         let pool = SimulatedPool::new(seed, size_bytes);
         let watched = pool.clone();
         Self {
-            layout: Layout::new(size_bytes, HOSTS, 2, REGION_SLOTS_LEAST).expect("large enough"),
+            layout: Layout::new(size_bytes, HOSTS, REPLICAS, REGION_SLOTS_LEAST).expect("large enough"),
             run: tempfile::tempdir().expect("a directory"),
             memory: Box::new(move |host| pool.host(host)),
             faults: Box::new(move || watched.faults()),
@@ -77,7 +78,7 @@ impl TestPod<SoftwareMemory> {
         let options = CreateOptions {
             size_bytes: Some(16 << 20),
             host_slots: HOSTS,
-            replica_slots: 2,
+            replica_slots: REPLICAS,
             ..CreateOptions::default()
         };
         let pool = Pool::create(&run.path().join("pool"), &options).expect("created");

@@ -1,6 +1,7 @@
 //! A replica's place among the others.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -89,6 +90,8 @@ pub struct ReplicaPort<M: Memory> {
     slot: ReplicaSlot<M>,
     run: RunDirectory,
     peers: BTreeMap<ReplicaId, Peer<M>>,
+    /// Whose message came last.
+    heard: ReplicaId,
     doorbells: bool,
     naps: Naps,
     listener: DoorbellListener,
@@ -111,7 +114,7 @@ impl<M: Memory> ReplicaPort<M> {
         let others = layout.replicas().filter(|replica| *replica != me);
         let peers = others.map(|replica| (replica, Peer::new(replica))).collect();
         let naps = Naps::new(SLEEP_WITHOUT_DOORBELL, Instant::now());
-        Ok(Self { slot, run, peers, doorbells, naps, listener, waker })
+        Ok(Self { slot, run, peers, heard: me, doorbells, naps, listener, waker })
     }
 
     /// The next message and who sent it, if there is one. Never blocks. Call it often: it also sends what waits, and
@@ -125,9 +128,16 @@ impl<M: Memory> ReplicaPort<M> {
                 peer.sweep(memory, layout, own, doorbell, now);
             }
         }
-        // Each is asked, whoever had something before: none waits for another.
-        let arrived = self.peers.iter_mut().find_map(|(replica, peer)| Some((*replica, peer.converse(now)?)));
-        if arrived.is_some() {
+        // Who comes after the one that was heard last is asked first: nobody who has much to say keeps others from being heard, or
+        // from being spoken to.
+        let asked_first = Bound::Excluded(self.heard);
+        let in_turn = [(asked_first, Bound::Unbounded), (Bound::Unbounded, Bound::Included(self.heard))];
+        let peers = &mut self.peers;
+        let arrived = in_turn.into_iter().find_map(|replicas| {
+            peers.range_mut(replicas).find_map(|(replica, peer)| Some((*replica, peer.converse(now)?)))
+        });
+        if let Some((replica, _)) = arrived {
+            self.heard = replica;
             self.naps.spoke(now);
         }
         arrived

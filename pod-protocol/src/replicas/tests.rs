@@ -11,6 +11,7 @@ use crate::testing::{PATIENCE, TestPod};
 
 const A: ReplicaId = ReplicaId::new(0);
 const B: ReplicaId = ReplicaId::new(1);
+const C: ReplicaId = ReplicaId::new(2);
 
 fn open<M: Memory>(pod: &TestPod<M>, replica: ReplicaId) -> Result<ReplicaPort<M>, ReplicaPortError> {
     let memory = pod.memory(HostId::new(replica.get() + 1));
@@ -103,8 +104,8 @@ fn slot_in_use_is_refused() {
     let first = open(&pod, A).expect("a slot");
     assert!(matches!(open(&pod, A), Err(ReplicaPortError::AlreadyRuns { .. })));
     drop(first);
-    let missing = ReplicaId::new(2);
-    assert!(matches!(open(&pod, missing), Err(ReplicaPortError::NoSlot { slots: 2, .. })));
+    let missing = ReplicaId::new(3);
+    assert!(matches!(open(&pod, missing), Err(ReplicaPortError::NoSlot { slots: 3, .. })));
 }
 
 #[test]
@@ -132,4 +133,39 @@ fn slot_that_another_host_uses_is_refused() {
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         assert!(matches!(refused, Some(ReplicaPortError::AliveElsewhere { pid: 42, .. })), "{refused:?}");
     });
+}
+
+#[test]
+fn a_replica_that_says_much_keeps_nobody_else_from_being_heard() {
+    let pod: TestPod<SimulatedMemory> = TestPod::simulated(4);
+    let [mut a, mut b, mut c] = [A, B, C].map(|replica| open(&pod, replica).expect("a slot"));
+    let deadline = Instant::now() + PATIENCE;
+    let mut waiting = [A, B].to_vec();
+    while !waiting.is_empty() {
+        assert!(Instant::now() < deadline, "no connection was made");
+        waiting.retain(|to| {
+            let other = if *to == A { &mut a } else { &mut b };
+            other.send(C, b"hello".to_vec()).is_err()
+        });
+        for port in [&mut a, &mut b, &mut c] {
+            while port.poll(Instant::now()).is_some() {}
+            port.wait(Duration::from_millis(1));
+        }
+    }
+    for _ in 0..100 {
+        a.send(C, b"and".to_vec()).expect("connected");
+    }
+    b.send(C, b"me too".to_vec()).expect("connected");
+    for (replica, port) in [(A, &mut a), (B, &mut b)] {
+        assert_eq!(port.poll(Instant::now()), None);
+        // All of it is in the ring.
+        pod.memory(HostId::new(replica.get() + 1)).full_fence();
+    }
+    let mut heard = Vec::new();
+    while heard.len() < 101 {
+        assert!(Instant::now() < deadline, "{} messages came", heard.len());
+        heard.extend(c.poll(Instant::now()).map(|(from, _)| from));
+    }
+    let before = heard.iter().position(|from| *from == B).expect("it was heard");
+    assert!(before < 100, "it was heard after all of the other's");
 }
