@@ -4,6 +4,8 @@ mod balance;
 mod etcd;
 mod listen;
 mod replication;
+#[cfg(test)]
+pub(crate) mod testing;
 mod tls;
 
 use std::path::{Path, PathBuf};

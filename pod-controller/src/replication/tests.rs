@@ -1,14 +1,13 @@
 //! Raft over rings in memory that hosts do not see coherently, while messages are lost and late and replicas are cut off.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cxl_pool::simulated::{Faults, Random, SimulatedPool, check_seeds};
-use cxl_pool::{CreateOptions, HostId, Layout, Pool, REGION_SLOTS_LEAST, ReplicaId};
+use cxl_pool::{HostId, Layout, REGION_SLOTS_LEAST, ReplicaId};
 use pod_protocol::controller::PortWaker;
 use pod_protocol::protocol::Protocol;
 use pod_protocol::replicas::ReplicaPort;
@@ -25,7 +24,8 @@ use super::network::Network;
 use super::post::{Answer, Clerk, Post};
 use super::renewal::renew_log;
 use super::replica::{Standing, raft_config, show_what_is_known};
-use crate::config::{Config, ReplicationSection};
+use crate::config::ReplicationSection;
+use crate::config::testing::pool_and_config;
 use crate::controller::Desk;
 
 /// Far longer than anything takes; only a test that fails waits for it.
@@ -290,13 +290,7 @@ fn a_leader_that_learns_late_of_another_shows_what_that_one_changed() -> Result<
     let Node { owner, raft, machine, post, .. } = &group.nodes[1];
     until("it to be known there", || machine.look(|known| known.state.is_some()))?;
 
-    let path = group.directory.path().join("pool");
-    let options = CreateOptions { size_bytes: Some(32 << 20), ..CreateOptions::default() };
-    let pool = Pool::create(&path, &options).expect("a pool");
-    let run = group.directory.path().join("run");
-    let (path, run) = (path.display(), run.display());
-    let text = format!("[controller]\nstate = '/s'\n[pool]\npath = '{path}'\n[run]\ndirectory = '{run}'\n");
-    let config = Config::parse(&text, Path::new("controller.toml")).expect("a configuration");
+    let (pool, config) = pool_and_config(group.directory.path());
     let state = machine.look(|known| known.state.clone()).ok_or("it has begun")?;
     let (_desk, handle) = Desk::new(&pool, &config, &state, Vec::new()).expect("a descriptor");
     let standing = Arc::new(Standing {

@@ -275,27 +275,18 @@ fn describe_operation(operation: &mut Operation) {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use cxl_pool::{CreateOptions, Pool};
     use pod_state::State;
     use pod_state::model::options;
 
     use super::*;
-    use crate::config::Config;
+    use crate::config::testing::pool_and_config;
     use crate::controller::{Desk, Request};
     use crate::replication::Known;
 
     /// Whoever carries out what is asked for.
     fn handle() -> (Handle, tempfile::TempDir) {
         let directory = tempfile::tempdir().expect("a directory");
-        let (path, run) = (directory.path().join("pool"), directory.path().join("run"));
-        let pool = CreateOptions { size_bytes: Some(32 << 20), ..CreateOptions::default() };
-        let pool = Pool::create(&path, &pool).expect("a pool");
-        let (path, run) = (path.display(), run.display());
-        let text =
-            format!("[controller]\nstate = '/s'\n[pool]\npath = '{path}'\n[run]\ndirectory = '{run}'\n");
-        let config = Config::parse(&text, Path::new("controller.toml")).expect("a configuration");
+        let (pool, config) = pool_and_config(directory.path());
         let mut state = State::new(options(64));
         let (desk, handle) = Desk::new(&pool, &config, &state, Vec::new()).expect("a descriptor");
         let shown = handle.clone();

@@ -3,7 +3,7 @@ use pod_protocol::ids::LeaseId;
 use pod_protocol::protocol::Protocol;
 use pod_protocol::reports::DeviceReport;
 
-use super::super::model::{MIB, check, endpoint, guest, join, nic, options, scrub_all, ssd, ssd_of};
+use super::super::model::{check, endpoint, guest, join, nic, options, scrub_all, ssd, ssd_of, volume};
 use super::super::{Command, Groups, Options};
 use super::*;
 
@@ -56,18 +56,6 @@ fn pod() -> State {
     state
 }
 
-fn volume(name: &str, device: Option<u16>, replicas: u8) -> Command {
-    Command::CreateVolume {
-        name: name.to_owned(),
-        size_bytes: 8 * MIB,
-        device: device.map(ssd_of),
-        replicas,
-        minimum_iops: None,
-        minimum_bytes_per_second: None,
-        groups: Groups::default(),
-    }
-}
-
 fn delete(host: u16, lose_data: bool) -> Command {
     Command::DeleteDevice { device: ssd_of(host), lose_data }
 }
@@ -86,7 +74,7 @@ fn what_its_host_has_stays() {
 #[test]
 fn an_ssd_goes_with_what_only_it_had_if_that_is_said() {
     let mut state = pod();
-    must(&mut state, &volume("lost", Some(2), 1));
+    must(&mut state, &volume("lost", (Some(2), 1), Groups::default()));
     must(&mut state, &guest("vm1", &["lost"]));
     comes(&mut state, 2, Role::BlkBackend, false);
     let refusal = refused(&mut state, &delete(2, false));
@@ -101,13 +89,13 @@ fn an_ssd_goes_with_what_only_it_had_if_that_is_said() {
     }
     // Should it come back, it is like a new one.
     comes(&mut state, 2, Role::BlkBackend, true);
-    must(&mut state, &volume("lost", Some(2), 1));
+    must(&mut state, &volume("lost", (Some(2), 1), Groups::default()));
 }
 
 #[test]
 fn what_was_deleted_and_nobody_will_wipe_is_forgotten_with_it() {
     let mut state = pod();
-    must(&mut state, &volume("old", Some(2), 1));
+    must(&mut state, &volume("old", (Some(2), 1), Groups::default()));
     must(&mut state, &Command::DeleteVolume { name: "old".to_owned() });
     comes(&mut state, 2, Role::BlkBackend, false);
     assert!(state.devices.contains_key(&ssd_of(2)) && !state.volumes.is_empty());
@@ -118,7 +106,7 @@ fn what_was_deleted_and_nobody_will_wipe_is_forgotten_with_it() {
 #[test]
 fn a_mirrored_volume_goes_on_without_its_replica_there() {
     let mut state = pod();
-    must(&mut state, &volume("pair", None, 2));
+    must(&mut state, &volume("pair", (None, 2), Groups::default()));
     must(&mut state, &guest("vm1", &["pair"]));
     comes(&mut state, 2, Role::BlkBackend, false);
     let refusal = refused(&mut state, &delete(2, false));

@@ -29,6 +29,19 @@ pub fn pod_with_ssds(able: &[(Option<u64>, Option<u64>)]) -> State {
     state
 }
 
+/// To make a volume of 8 MiB with so many replicas, one of them on the SSD of this host.
+pub fn volume(name: &str, (host, replicas): (Option<u16>, u8), groups: Groups) -> Command {
+    Command::CreateVolume {
+        name: name.to_owned(),
+        size_bytes: 8 * MIB,
+        device: host.map(ssd_of),
+        replicas,
+        minimum_iops: None,
+        minimum_bytes_per_second: None,
+        groups,
+    }
+}
+
 /// A guest with a volume of this name and size, on the SSD of this host and so many others.
 pub fn guest_with_volume(
     state: &mut State,

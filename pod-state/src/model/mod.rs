@@ -15,7 +15,7 @@ mod step;
 mod touched;
 
 pub use apart::Apart;
-pub use disks::{guest, guest_with_volume, pod_with_ssds, ssd_of};
+pub use disks::{guest, guest_with_volume, pod_with_ssds, ssd_of, volume};
 pub use invariants::check;
 pub use pod::{MIB, devices_of, endpoint, fabric, join, nic, options, ssd};
 pub use reports::{relieve, scrub_all, wipe_all};

@@ -1,10 +1,8 @@
 //! All replicas, what goes wrong with them, and what is asked of them meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 use cxl_pool::simulated::Random;
-use cxl_pool::{CreateOptions, Pool};
 use openraft::ServerState;
 use pod_protocol::protocol::Protocol;
 use pod_state::model::{check, options};
@@ -19,7 +17,7 @@ use super::net::{Net, Seen};
 use super::node::{End, Node, Surroundings};
 use super::oracle::Oracle;
 use super::storage::Witness;
-use crate::config::Config;
+use crate::config::testing::pool_and_config;
 use crate::simulation::faults::{Around, FAULTS};
 use crate::simulation::physical::{Physical, Seen as Heard};
 use crate::simulation::random::Random as Dice;
@@ -100,13 +98,7 @@ pub(super) struct Group {
 impl Group {
     pub(super) fn new(seed: u64, size: Size, broken: Option<Broken>) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let (path, run) = (directory.path().join("pool"), directory.path().join("run"));
-        let pool = CreateOptions { size_bytes: Some(32 << 20), ..CreateOptions::default() };
-        let pool = Pool::create(&path, &pool).expect("a pool");
-        let (path, run) = (path.display(), run.display());
-        let text =
-            format!("[controller]\nstate = '/s'\n[pool]\npath = '{path}'\n[run]\ndirectory = '{run}'\n");
-        let config = Config::parse(&text, Path::new("controller.toml")).expect("a configuration");
+        let (pool, config) = pool_and_config(directory.path());
         let mut dice = Random::new(seed ^ 0x5eed_0000);
         let net = Net::new(dice.bits());
         let mut nodes: Vec<Node> =
