@@ -89,6 +89,15 @@ pub struct FenceLine {
     pub generation: u64,
     /// The term of the controller that wrote it.
     pub term: u64,
+    /// Which life of the endpoint it is for: to another one it says nothing. Zero: whichever has the slot.
+    pub incarnation: u64,
+}
+
+impl FenceLine {
+    /// Whether it is for this life of the endpoint.
+    pub const fn concerns(&self, incarnation: u64) -> bool {
+        self.incarnation == 0 || self.incarnation == incarnation
+    }
 }
 
 /// Ties a record to what lies in the pool.
@@ -252,17 +261,23 @@ record!(
 struct FenceWire {
     generation: U64,
     term: U64,
-    reserved: [u8; 44],
+    incarnation: U64,
+    reserved: [u8; 36],
     crc: U32,
 }
 
 record!(
     FenceLine as FenceWire, kind 4, 1 lines,
-    |wire| FenceLine { generation: wire.generation.get(), term: wire.term.get() },
+    |wire| FenceLine {
+        generation: wire.generation.get(),
+        term: wire.term.get(),
+        incarnation: wire.incarnation.get(),
+    },
     |fence| FenceWire {
         generation: fence.generation.into(),
         term: fence.term.into(),
-        reserved: [0; 44],
+        incarnation: fence.incarnation.into(),
+        reserved: [0; 36],
         crc: 0.into(),
     }
 );

@@ -22,7 +22,7 @@ fn run(seed: u64, omission: &Omission) {
     let (hello_at, fence_at) = (layout.hello(endpoint), layout.fence(ReplicaId::new(0), endpoint));
     // Who takes something back relies on this: from the fence on, whoever looks sees it.
     for generation in 1..20 {
-        FenceLine { generation, term: 1 }.publish(&writer, fence_at);
+        FenceLine { generation, term: 1, incarnation: 0 }.publish(&writer, fence_at);
         writer.full_fence();
         let shown = FenceLine::look(&reader, fence_at).map(|line| line.generation);
         assert_eq!(shown, Some(generation), "a fence that was raised is not seen");

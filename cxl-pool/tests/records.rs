@@ -69,7 +69,7 @@ fn every_record_reads_back() {
     grant.publish(&memory, at);
     assert_eq!(Grant::look(&memory, at), Some(grant));
     assert_eq!(FenceLine::look(&memory, at), None, "a record of another kind is none");
-    let fence = FenceLine { generation: 6, term: 7 };
+    let fence = FenceLine { generation: 6, term: 7, incarnation: 8 };
     fence.publish(&memory, at);
     assert_eq!(FenceLine::look(&memory, at), Some(fence));
     let hello = ControllerHello { incarnation: 8, term: 9, pid: 10, protocol: (11, 12) };

@@ -14,7 +14,7 @@ pub const EVENTS_MAX: usize = 10_000;
 pub(crate) fn told_of(effects: &[Effect], last: u64, time_ms: u64) -> Vec<Event> {
     let told = effects.iter().filter_map(|effect| match effect {
         Effect::Event { kind, subject, message } => Some((*kind, subject.clone(), message.clone())),
-        Effect::Clear(_) | Effect::Fence(_) => None,
+        Effect::Clear(_) | Effect::Fence { .. } => None,
     });
     let numbered = (last + 1..).zip(told);
     let event = |(sequence, (kind, subject, message))| Event { sequence, time_ms, kind, subject, message };

@@ -15,7 +15,7 @@ pub struct Fenced;
 
 /// Reads the newest fence generation from the pool. Hides the kind of memory, so that [`Fence`] has no parameter.
 trait Look: Send + Sync {
-    /// The newest generation in the line of any controller replica. Nothing while one of them is being written or is
+    /// The newest generation in the line of any controller replica that says something to this life. Nothing while one of them is being written or is
     /// damaged, or before any was written.
     fn generation(&self) -> Option<u64>;
 }
@@ -24,6 +24,8 @@ trait Look: Send + Sync {
 struct LinesInPool<M> {
     memory: M,
     lines: Vec<Line>,
+    /// Which life of the endpoint looks.
+    incarnation: u64,
 }
 
 struct Line {
@@ -39,7 +41,9 @@ impl<M: Memory> Look for LinesInPool<M> {
             match FenceLine::look(&self.memory, line.at) {
                 Some(seen) => {
                     line.written.store(true, Ordering::Relaxed);
-                    newest = newest.max(Some(seen.generation));
+                    // What was for another life is none of ours: whoever wrote it may not have known yet that this one lives.
+                    let generation = if seen.concerns(self.incarnation) { seen.generation } else { 0 };
+                    newest = newest.max(Some(generation));
                 }
                 None if line.written.load(Ordering::Relaxed) => return None,
                 None => {}
@@ -78,16 +82,17 @@ const LOOKS_MAX: u32 = 3;
 pub struct Fence(Arc<Watch>);
 
 impl Fence {
-    /// Watches the fence lines at these places, one of each controller replica; `limit` is how long one may act without
-    /// having looked.
+    /// Watches the fence lines at these places, one of each controller replica, for this life of the endpoint; `limit` is how
+    /// long one may act without having looked.
     pub(crate) fn new<M: Memory>(
         memory: M,
         lines: impl IntoIterator<Item = LineOffset>,
         limit: Duration,
+        incarnation: u64,
     ) -> Self {
         let lines = lines.into_iter().map(|at| Line { at, written: AtomicBool::new(false) }).collect();
         Self(Arc::new(Watch {
-            lines: Box::new(LinesInPool { memory, lines }),
+            lines: Box::new(LinesInPool { memory, lines, incarnation }),
             limit,
             started: Instant::now(),
             looked_ns: AtomicU64::new(0),
@@ -169,15 +174,21 @@ mod tests {
     const AT: LineOffset = LineOffset::new(3);
     /// Of another replica.
     const OTHER: LineOffset = LineOffset::new(9);
+    /// The life that looks.
+    const LIFE: u64 = 7;
 
     /// The controller's view of the pool, and a fence on another host that nobody but the test looks at.
     fn fence(limit: Duration) -> (SimulatedMemory, Fence) {
         let pool = SimulatedPool::new(11, 1 << 12);
-        (pool.host(HostId::new(1)), Fence::new(pool.host(HostId::new(2)), [OTHER, AT], limit))
+        (pool.host(HostId::new(1)), Fence::new(pool.host(HostId::new(2)), [OTHER, AT], limit, LIFE))
     }
 
     fn publish(memory: &SimulatedMemory, generation: u64) {
-        FenceLine { generation, term: 1 }.publish(memory, AT);
+        publish_for(memory, AT, LIFE, generation);
+    }
+
+    fn publish_for(memory: &SimulatedMemory, at: LineOffset, incarnation: u64, generation: u64) {
+        FenceLine { generation, term: 1, incarnation }.publish(memory, at);
         memory.full_fence();
     }
 
@@ -202,6 +213,29 @@ mod tests {
         assert_eq!(fence.clone().check(), Err(Fenced));
         fence.granted(2);
         assert_eq!(fence.check(), Err(Fenced));
+    }
+
+    #[test]
+    fn a_fence_for_another_life_is_none() {
+        let (controller, fence) = fence(Duration::ZERO);
+        publish(&controller, 3);
+        fence.granted(3);
+        publish_for(&controller, OTHER, LIFE - 1, 4);
+        assert_eq!(fence.look(), Ok(()));
+        assert_eq!(fence.check(), Ok(()));
+        publish_for(&controller, AT, LIFE - 1, 5);
+        assert_eq!(fence.look(), Ok(()), "also in the line of whoever granted it");
+        publish_for(&controller, OTHER, LIFE, 6);
+        assert_eq!(fence.look(), Err(Fenced));
+    }
+
+    #[test]
+    fn a_fence_of_a_controller_that_does_not_say_for_whom_is_for_all() {
+        let (controller, fence) = fence(Duration::ZERO);
+        publish(&controller, 3);
+        fence.granted(3);
+        publish_for(&controller, OTHER, 0, 4);
+        assert_eq!(fence.look(), Err(Fenced));
     }
 
     #[test]

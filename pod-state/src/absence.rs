@@ -17,17 +17,14 @@ impl State {
     /// Gives up waiting. Whoever is merely silent is fenced first: a write that the guest was told has failed must not
     /// happen afterwards.
     pub(super) fn grace_expired(&mut self, id: EndpointId, incarnation: u64, effects: &mut Vec<Effect>) {
-        let name = self.endpoint_name(id);
         let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
         if endpoint.incarnation != incarnation || endpoint.presence == Presence::Joined {
             return;
         }
         endpoint.given_up = true;
         if endpoint.presence == Presence::Silent {
-            endpoint.presence = Presence::Fencing;
-            effects.push(Effect::Fence(id));
             let message = "it has been silent for too long, and its disks answer I/O errors from now on";
-            effects.push(Effect::event(EventKind::EndpointFenced, name, message));
+            self.fence(id, message, effects);
         }
     }
 

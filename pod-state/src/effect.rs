@@ -10,8 +10,13 @@ pub enum Effect {
     /// do not look like a generation. Nobody uses it yet, so nothing is lost if the commit fails. That is so for as long as whoever
     /// does it is the controller.
     Clear(RingPlacement),
-    /// Tell an endpoint, through its fence line, that its grant is over.
-    Fence(EndpointId),
+    /// Tell a life of an endpoint, through the endpoint's fence line, that its grant is over.
+    Fence {
+        /// Which endpoint.
+        endpoint: EndpointId,
+        /// Which life. A newer one is not meant.
+        incarnation: u64,
+    },
     /// Tell whoever listens.
     Event {
         /// What happened.
@@ -27,6 +32,11 @@ impl Effect {
     /// The ring that is to be cleared, if that is it.
     pub const fn cleared(&self) -> Option<&RingPlacement> {
         if let Self::Clear(ring) = self { Some(ring) } else { None }
+    }
+
+    /// The endpoint that is to be fenced, if that is it.
+    pub const fn fenced(&self) -> Option<EndpointId> {
+        if let Self::Fence { endpoint, .. } = self { Some(*endpoint) } else { None }
     }
 
     pub(super) fn event(kind: EventKind, subject: impl Into<String>, message: impl Into<String>) -> Self {

@@ -4,7 +4,7 @@ use cxl_pool::{Area, EndpointId};
 use pod_api::EventKind;
 use pod_protocol::ids::{ChannelId, LeaseId, RegionId};
 
-use super::{DeviceId, Effect, Hold, Kind, Presence, Purpose, RegionUse, Rings, State};
+use super::{DeviceId, Effect, Hold, Kind, Purpose, RegionUse, Rings, State};
 
 impl State {
     /// An endpoint met memory that cannot be read. What is known already changes nothing.
@@ -69,13 +69,7 @@ impl State {
         if self.life_of(id).is_none() {
             return;
         }
-        let name = self.endpoint_name(id);
-        if let Some(endpoint) = self.endpoints.get_mut(&id) {
-            endpoint.presence = Presence::Fencing;
-            effects.push(Effect::Fence(id));
-            let message = "it has memory that failed; started again, it gets other memory";
-            effects.push(Effect::event(EventKind::EndpointFenced, name, message));
-        }
+        self.fence(id, "it has memory that failed; started again, it gets other memory", effects);
     }
 }
 
@@ -148,8 +142,7 @@ mod tests {
     }
 
     fn fenced(effects: &[Effect]) -> Vec<EndpointId> {
-        let fence = |effect: &Effect| if let Effect::Fence(id) = effect { Some(*id) } else { None };
-        effects.iter().filter_map(fence).collect()
+        effects.iter().filter_map(Effect::fenced).collect()
     }
 
     #[test]

@@ -14,7 +14,7 @@ impl State {
                 && let Some(endpoint) = self.endpoints.get_mut(&id)
             {
                 endpoint.presence = Presence::Fenced;
-                effects.push(Effect::Fence(id));
+                effects.push(Effect::Fence { endpoint: id, incarnation: endpoint.incarnation });
             }
         }
         let freed = self.regions.forget(host);

@@ -67,6 +67,14 @@ impl State {
         })
     }
 
+    /// Has this life of an endpoint lose what it holds.
+    pub(super) fn fence(&mut self, id: EndpointId, why: &str, effects: &mut Vec<Effect>) {
+        let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
+        endpoint.presence = Presence::Fencing;
+        effects.push(Effect::Fence { endpoint: id, incarnation: endpoint.incarnation });
+        effects.push(Effect::event(EventKind::EndpointFenced, self.endpoint_name(id), why));
+    }
+
     fn check_join(&self, id: EndpointId, join: &Join) -> Result<(), Refusal> {
         let conflict = |detail: String| Err(Refusal::new(RefusalKind::JoinConflict, detail));
         check_reported_name("a host", &join.host_name)?;

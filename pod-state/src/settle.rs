@@ -353,12 +353,7 @@ impl State {
             .chain(self.silent_replicas())
             .collect();
         for id in &fenced {
-            if let Some(endpoint) = self.endpoints.get_mut(id) {
-                endpoint.presence = Presence::Fencing;
-                effects.push(Effect::Fence(*id));
-                let message = "it is silent, and what it serves can be served without it";
-                effects.push(Effect::event(EventKind::EndpointFenced, self.endpoint_name(*id), message));
-            }
+            self.fence(*id, "it is silent, and what it serves can be served without it", effects);
         }
         !fenced.is_empty()
     }

@@ -299,7 +299,7 @@ impl World for Obedient {
         }
     }
 
-    fn fence(&mut self, _endpoint: EndpointId) -> Result<Instant, PortError> {
+    fn fence(&mut self, _endpoint: EndpointId, _incarnation: u64) -> Result<Instant, PortError> {
         Ok(Instant::now())
     }
 

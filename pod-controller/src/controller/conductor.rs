@@ -108,15 +108,10 @@ impl<W: World> Conductor<W> {
 
     /// Fences again whoever the last life was fencing. What is told then is to be [kept](Self::keep) before anything else.
     pub(crate) fn begin(&mut self, mut effects: Vec<Effect>) -> Decided<W> {
-        let fencing: Vec<EndpointId> = self
-            .state
-            .endpoints
-            .iter()
-            .filter(|(_, endpoint)| endpoint.presence == Presence::Fencing)
-            .map(|(id, _)| *id)
-            .collect();
-        for endpoint in fencing {
-            self.act(&Effect::Fence(endpoint));
+        let fencing = self.state.endpoints.iter().filter(|(_, known)| known.presence == Presence::Fencing);
+        let fencing: Vec<_> = fencing.map(|(id, known)| (*id, known.incarnation)).collect();
+        for (endpoint, incarnation) in fencing {
+            self.act(&Effect::Fence { endpoint, incarnation });
         }
         let message = format!("term {}, {} commands so far", self.term, self.state.index);
         let event =
@@ -245,7 +240,7 @@ impl<W: World> Conductor<W> {
             PortEvent::Appeared { endpoint, incarnation, .. }
                 if self.state.is_fenced(endpoint, incarnation) =>
             {
-                self.act(&Effect::Fence(endpoint));
+                self.act(&Effect::Fence { endpoint, incarnation });
             }
             PortEvent::Appeared { endpoint, incarnation, .. } => {
                 match self.world.grant(endpoint) {
@@ -428,14 +423,16 @@ impl<W: World> Conductor<W> {
     }
 
     fn act(&mut self, effect: &Effect) {
-        if let Effect::Fence(endpoint) = effect {
-            match self.world.fence(*endpoint) {
+        if let Effect::Fence { endpoint, incarnation } = effect {
+            match self.world.fence(*endpoint, *incarnation) {
                 Ok(visible) => {
-                    let incarnation = self.state.endpoints.get(endpoint).map_or(0, |known| known.incarnation);
-                    self.reconciler.disconnected(*endpoint);
-                    // Should it be joining just now, it is not told anything either.
-                    self.granted.remove(endpoint);
-                    self.fences.insert(*endpoint, (incarnation, visible + self.delays.fence));
+                    // A newer life that is in its place by now is told on.
+                    if self.granted.get(endpoint).is_none_or(|granted| granted == incarnation) {
+                        self.reconciler.disconnected(*endpoint);
+                        // Should it be joining just now, it is not told anything either.
+                        self.granted.remove(endpoint);
+                    }
+                    self.fences.insert(*endpoint, (*incarnation, visible + self.delays.fence));
                 }
                 Err(error) => tracing::error!(%endpoint, "cannot be fenced: {error}"),
             }

@@ -75,8 +75,8 @@ impl<M: Memory> World for PoolWorld<M> {
         self.port.answer(request, answer);
     }
 
-    fn fence(&mut self, endpoint: EndpointId) -> Result<Instant, PortError> {
-        self.port.fence(endpoint).map(|_| Instant::now())
+    fn fence(&mut self, endpoint: EndpointId, incarnation: u64) -> Result<Instant, PortError> {
+        self.port.fence(endpoint, incarnation).map(|_| Instant::now())
     }
 
     /// Rings are cleared before the commit: nobody has them yet, and once it stands they count as made. Whoever was deposed and does

@@ -39,8 +39,8 @@ pub trait World {
     fn send(&mut self, to: EndpointId, order: &Order) -> Self::Ticket;
     /// Answers a join.
     fn answer(&mut self, request: Self::Request, answer: Result<(), String>);
-    /// Takes back everything from an endpoint. Says since when it can be seen there.
-    fn fence(&mut self, endpoint: EndpointId) -> Result<Instant, PortError>;
+    /// Takes back everything from this life of an endpoint, and nothing from a newer one. Says since when it can be seen there.
+    fn fence(&mut self, endpoint: EndpointId, incarnation: u64) -> Result<Instant, PortError>;
     /// Clears new rings, then keeps commands and events for good.
     fn commit(
         &mut self,

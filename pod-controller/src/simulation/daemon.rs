@@ -81,6 +81,11 @@ impl Daemon {
         }
     }
 
+    /// Whether its fence is newer than its grant. Whoever was granted nothing has nothing to lose.
+    pub(crate) fn is_fenced(&self, fences: &Fences) -> bool {
+        self.granted && fences.get(&self.incarnation).is_some_and(|fence| *fence > self.granted_fence)
+    }
+
     pub(crate) fn is_running(&self) -> bool {
         self.alive && !self.frozen
     }
@@ -195,6 +200,14 @@ impl Daemon {
             _ => None,
         }
     }
+}
+
+/// The newest fence generation of each life that was fenced.
+pub(crate) type Fences = BTreeMap<u64, u64>;
+
+/// The newest of all.
+pub(crate) fn newest(fences: &Fences) -> u64 {
+    fences.values().max().copied().unwrap_or(0)
 }
 
 /// What requests say of which place they are for.

@@ -5,7 +5,7 @@ use pod_protocol::controller::PortEvent;
 use pod_protocol::reports::{Join, Report};
 use pod_state::State;
 
-use super::daemon::Mail;
+use super::daemon::{Mail, newest};
 use super::physical::Physical;
 use super::port::{Event, Port};
 
@@ -80,7 +80,7 @@ impl Physical {
                 let daemon = &self.daemons[&id];
                 if daemon.is_running() && daemon.incarnation == incarnation {
                     self.act(id, state);
-                    self.look(id);
+                    self.look(id, state);
                 }
             }
             Happening::Starts(id) => self.start(id),
@@ -136,9 +136,10 @@ impl Physical {
         }
     }
 
-    /// A newer fence generation of an endpoint is visible.
-    pub(crate) fn fence(&mut self, endpoint: EndpointId) {
-        *self.fences.entry(endpoint).or_default() += 1;
+    /// A newer fence generation of a life of an endpoint is visible.
+    pub(crate) fn fence(&mut self, endpoint: EndpointId, meant: u64) {
+        let fences = self.fences.entry(endpoint).or_default();
+        fences.insert(meant, newest(fences) + 1);
         let incarnation = self.daemons[&endpoint].incarnation;
         // It looked a moment ago, and either hears the bell or goes on for as long as its clock lets it.
         let looked = self.random.below(10_000);

@@ -18,7 +18,7 @@ use pod_state::model::{nic, ssd};
 use pod_state::{DeviceId, Presence, State};
 
 use super::caches::Caches;
-use super::daemon::{Daemon, Mail, areas_of, lease_of};
+use super::daemon::{Daemon, Fences, Mail, areas_of, lease_of};
 use super::faults::ROLES;
 use super::happening::Happening;
 use super::port::Event;
@@ -87,7 +87,8 @@ pub(crate) struct Physical {
     /// How many orders were given, and how many conversations begun, by all controllers.
     pub(super) tickets: u64,
     pub(super) connections: u64,
-    pub(crate) fences: BTreeMap<EndpointId, u64>,
+    /// The newest fence generation of each life that was fenced.
+    pub(crate) fences: BTreeMap<EndpointId, Fences>,
     /// Since when a heartbeat stands still.
     pub(crate) still: BTreeMap<EndpointId, u64>,
     caches: Caches,
@@ -388,15 +389,30 @@ impl Physical {
     }
 
     /// It looks at its fence line, and ends if there is a newer generation.
-    pub(crate) fn look(&mut self, id: EndpointId) {
+    pub(crate) fn look(&mut self, id: EndpointId, state: &State) {
         let now = self.now_us;
-        let fence = self.fences.get(&id).copied().unwrap_or(0);
         let Some(daemon) = self.daemons.get_mut(&id).filter(|daemon| daemon.is_running()) else { return };
         daemon.looked_us = now;
-        if daemon.granted && fence > daemon.granted_fence {
+        if self.fences.get(&id).is_some_and(|fences| daemon.is_fenced(fences)) {
+            self.was_to_be_fenced(id, state);
             self.kill(id);
             let after = self.random.between(1000, 300_000);
             self.schedule(after, Happening::Starts(id));
+        }
+    }
+
+    /// Nobody fences whom nobody has decided to fence: a daemon that was started again is innocent of what the one before was
+    /// fenced for.
+    fn was_to_be_fenced(&mut self, id: EndpointId, state: &State) {
+        let incarnation = self.daemons[&id].incarnation;
+        let known = state.endpoints.get(&id).map(|it| (it.incarnation, it.presence));
+        let decided = known.is_some_and(|(life, presence)| {
+            life > incarnation || life == incarnation && (presence == Presence::Fencing || presence.is_over())
+        });
+        if !decided {
+            self.blame(|| {
+                format!("{id}, life {incarnation}, was fenced, and nobody decided that: {known:?}")
+            });
         }
     }
 
@@ -414,7 +430,7 @@ impl Physical {
         if self.may_act_for(&self.daemons[&id]) > 0 {
             self.act(id, state);
         }
-        self.look(id);
+        self.look(id, state);
         let waiting = self.daemons.get_mut(&id).map(|daemon| std::mem::take(&mut daemon.inbox));
         for mail in waiting.unwrap_or_default() {
             self.arrives(id, mail);

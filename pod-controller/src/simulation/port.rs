@@ -8,7 +8,7 @@ use pod_protocol::controller::{CommandFailure, PortError, PortEvent};
 use pod_protocol::ids::RegionId;
 use pod_state::{Region, RegionUse, Regions};
 
-use super::daemon::{Mail, areas_of};
+use super::daemon::{Mail, areas_of, newest};
 use super::happening::{Grant, Happening};
 use super::physical::Physical;
 
@@ -146,18 +146,19 @@ impl Port {
 
     /// Lets an endpoint join.
     pub(crate) fn grant(&mut self, physical: &mut Physical, endpoint: EndpointId) -> Result<(), PortError> {
-        let fence = physical.fences.get(&endpoint).copied().unwrap_or(0);
+        let fences = physical.fences.get(&endpoint).cloned().unwrap_or_default();
         let Some(daemon) = physical.daemons.get_mut(&endpoint).filter(|daemon| daemon.alive) else {
             return Err(PortError::Absent(endpoint));
         };
         if self.peers.get(&endpoint).is_none_or(|peer| peer.incarnation != Some(daemon.incarnation)) {
             return Err(PortError::Absent(endpoint));
         }
-        if daemon.granted && daemon.granted_fence < fence {
+        if daemon.is_fenced(&fences) {
             return Err(PortError::Fenced(endpoint));
         }
-        daemon.granted = true;
-        daemon.granted_fence = fence;
+        if !std::mem::replace(&mut daemon.granted, true) {
+            daemon.granted_fence = newest(&fences);
+        }
         self.disconnect(endpoint);
         let connection = physical.new_connection();
         self.connections.insert(endpoint, connection);
@@ -181,10 +182,13 @@ impl Port {
         ticket
     }
 
-    /// Takes back everything from an endpoint.
-    pub(crate) fn fence(&mut self, physical: &mut Physical, endpoint: EndpointId) {
-        self.disconnect(endpoint);
-        physical.fence(endpoint);
+    /// Takes back everything from a life of an endpoint.
+    pub(crate) fn fence(&mut self, physical: &mut Physical, endpoint: EndpointId, incarnation: u64) {
+        let daemon = &physical.daemons[&endpoint];
+        if daemon.left || daemon.incarnation == incarnation {
+            self.disconnect(endpoint);
+            physical.fence(endpoint, incarnation);
+        }
     }
 
     /// Remembers which places in the pool are whose now.

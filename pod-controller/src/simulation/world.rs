@@ -134,8 +134,8 @@ impl World for Simulated {
         self.physical.join_answered(request, &answer);
     }
 
-    fn fence(&mut self, endpoint: EndpointId) -> Result<Instant, PortError> {
-        self.port.fence(&mut self.physical, endpoint);
+    fn fence(&mut self, endpoint: EndpointId, incarnation: u64) -> Result<Instant, PortError> {
+        self.port.fence(&mut self.physical, endpoint, incarnation);
         Ok(self.instant())
     }
 

@@ -178,23 +178,20 @@ impl<M: Memory> Peer<M> {
         let replica = office.replica;
         let at = layout.grant(replica, endpoint);
         let before = look_own::<Grant, M>(memory, at);
-        let fence_generation = fence_generation(memory, layout, replica, endpoint);
         // A controller that was restarted after it fenced does not remember, nor what another replica did, but the pool
         // does.
-        let others = layout.replicas().filter(|other| *other != replica);
-        let revoked = before
-            .into_iter()
-            .chain(others.filter_map(|it| Grant::look(memory, layout.grant(it, endpoint))))
-            .any(|grant| {
-                grant.endpoint_incarnation == hello.incarnation && grant.fence_generation < fence_generation
-            });
+        let written = Written::look(memory, layout, replica, endpoint);
+        let granted = written.granted(hello.incarnation);
+        let revoked = granted.is_some_and(|granted| granted < written.fenced(hello.incarnation));
         if revoked || self.fenced_incarnation == Some(hello.incarnation) {
             return Err(PortError::Fenced(endpoint));
         }
+        // What was for another life since then is not to look like a fence of this one.
+        let fence_generation = granted.unwrap_or_else(|| written.newest());
         self.disconnect(events);
         if look_own::<FenceLine, M>(memory, layout.fence(replica, endpoint)).is_none() {
             // The endpoint must be able to read it from the first grant on.
-            FenceLine { generation: fence_generation, term: office.term }
+            FenceLine { generation: fence_generation, term: office.term, incarnation: hello.incarnation }
                 .publish(memory, layout.fence(replica, endpoint));
         }
         let generation = match before {
@@ -230,23 +227,30 @@ impl<M: Memory> Peer<M> {
         Ok(())
     }
 
-    /// Takes back everything that whoever lives there was granted. Returns the new fence generation.
+    /// Takes back everything that this life was granted. Where another one has the slot by now there is nothing to take back: that
+    /// has it only since the one before is dead. Returns the newest fence generation.
     pub(super) fn fence(
         &mut self,
         memory: &M,
         layout: &Layout,
         office: Office,
-        mut doorbell: Doorbell,
+        (incarnation, mut doorbell): (u64, Doorbell),
         events: &mut impl Extend<PortEvent>,
     ) -> u64 {
         let endpoint = self.endpoint;
-        let generation = fence_generation(memory, layout, office.replica, endpoint) + 1;
-        FenceLine { generation, term: office.term }.publish(memory, layout.fence(office.replica, endpoint));
+        let generation = Written::look(memory, layout, office.replica, endpoint).newest();
+        let other = Hello::look(memory, layout.hello(endpoint))
+            .filter(|hello| hello.incarnation != 0 && hello.incarnation != incarnation);
+        if let Some(other) = other {
+            tracing::info!(%endpoint, "not fenced: life {incarnation:016x} is over, {:016x} has its slot", other.incarnation);
+            return generation;
+        }
+        let generation = generation + 1;
+        FenceLine { generation, term: office.term, incarnation }
+            .publish(memory, layout.fence(office.replica, endpoint));
         // From here on the holder's time runs, so it must be visible.
         memory.full_fence();
-        if let Life::Alive { hello, .. } | Life::Seen { hello, .. } = self.life {
-            self.fenced_incarnation = Some(hello.incarnation);
-        }
+        self.fenced_incarnation = Some(incarnation);
         self.disconnect(events);
         // It looks by itself soon enough, but this is quicker.
         doorbell.ring();
@@ -385,17 +389,38 @@ fn notice_silence(
     }
 }
 
-/// The newest fence generation of an endpoint, whichever replica wrote it. It lives in the pool, so it survives the
-/// controller.
-fn fence_generation<M: Memory>(memory: &M, layout: &Layout, replica: ReplicaId, endpoint: EndpointId) -> u64 {
-    let fence = look_own::<FenceLine, M>(memory, layout.fence(replica, endpoint)).map(|line| line.generation);
-    // Should the fence line be damaged, it was at least as new as the last grant.
-    let granted =
-        look_own::<Grant, M>(memory, layout.grant(replica, endpoint)).map(|grant| grant.fence_generation);
-    let others = layout.replicas().filter(|other| *other != replica).flat_map(|other| {
-        let fence = FenceLine::look(memory, layout.fence(other, endpoint)).map(|line| line.generation);
-        let grant = Grant::look(memory, layout.grant(other, endpoint)).map(|grant| grant.fence_generation);
-        [fence, grant]
-    });
-    others.chain([fence, granted]).max().flatten().unwrap_or(0)
+/// What all replicas wrote of who may act in a slot, as it lies in the pool, where it survives the controller.
+struct Written {
+    grants: Vec<Grant>,
+    fences: Vec<FenceLine>,
+}
+
+impl Written {
+    fn look<M: Memory>(memory: &M, layout: &Layout, replica: ReplicaId, endpoint: EndpointId) -> Self {
+        let own_grant = look_own::<Grant, M>(memory, layout.grant(replica, endpoint));
+        let own_fence = look_own::<FenceLine, M>(memory, layout.fence(replica, endpoint));
+        let others = || layout.replicas().filter(|other| *other != replica);
+        let grants = others().filter_map(|other| Grant::look(memory, layout.grant(other, endpoint)));
+        let fences = others().filter_map(|other| FenceLine::look(memory, layout.fence(other, endpoint)));
+        Self { grants: grants.chain(own_grant).collect(), fences: fences.chain(own_fence).collect() }
+    }
+
+    /// The newest fence generation of all.
+    fn newest(&self) -> u64 {
+        // Should a fence line be damaged, it was at least as new as the last grant.
+        let granted = self.grants.iter().map(|grant| grant.fence_generation);
+        self.fences.iter().map(|line| line.generation).chain(granted).max().unwrap_or(0)
+    }
+
+    /// The newest fence generation that is for this life.
+    fn fenced(&self, incarnation: u64) -> u64 {
+        let fences = self.fences.iter().filter(|line| line.concerns(incarnation));
+        fences.map(|line| line.generation).max().unwrap_or(0)
+    }
+
+    /// The fence generation with which this life was first granted something, if it was.
+    fn granted(&self, incarnation: u64) -> Option<u64> {
+        let grants = self.grants.iter().filter(|grant| grant.endpoint_incarnation == incarnation);
+        grants.map(|grant| grant.fence_generation).min()
+    }
 }

@@ -269,15 +269,15 @@ impl<M: Memory> ControllerPort<M> {
         }
     }
 
-    /// Takes back everything that the endpoint holds. Returns the new fence generation, which is visible in the pool
-    /// by then.
+    /// Takes back everything that this life of the endpoint holds; a newer one keeps what it has. Returns the newest fence
+    /// generation, which is visible in the pool by then.
     ///
     /// What was held may be given on once [`PortEvent::Gone`] says that the endpoint has left, or `fence-ms` and the
     /// drift bound from now, to devices whose owner checks lease generations.
-    pub fn fence(&mut self, endpoint: EndpointId) -> Result<u64, PortError> {
+    pub fn fence(&mut self, endpoint: EndpointId, incarnation: u64) -> Result<u64, PortError> {
         let doorbell = self.doorbell(endpoint);
         let peer = self.peers.get_mut(&endpoint).ok_or(PortError::NoSlot(endpoint))?;
-        Ok(peer.fence(&self.memory, &self.layout, self.office, doorbell, &mut self.events))
+        Ok(peer.fence(&self.memory, &self.layout, self.office, (incarnation, doorbell), &mut self.events))
     }
 
     /// Sleeps until something may have happened, or for this long.

@@ -3,7 +3,9 @@ use std::time::{Duration, Instant};
 use cxl_channel::Incoming;
 use cxl_channel::doorbell::Doorbell;
 use cxl_pool::simulated::{Random, SimulatedMemory, check_seeds};
-use cxl_pool::{ByteOffset, ControllerHello, EndpointId, Grant, Hello, HostId, Memory, Record, Role};
+use cxl_pool::{
+    ByteOffset, ControllerHello, EndpointId, FenceLine, Grant, Hello, HostId, Memory, Record, Role,
+};
 use proptest::prelude::*;
 
 use super::*;
@@ -228,7 +230,7 @@ fn absent_and_unknown_endpoints_get_no_grant() {
     assert!(matches!(clock.port.grant(BACKEND), Err(PortError::Absent(_))));
     let outside = EndpointId::new(HostId::new(99), Role::Agent);
     assert!(matches!(clock.port.grant(outside), Err(PortError::NoSlot(_))));
-    assert!(matches!(clock.port.fence(outside), Err(PortError::NoSlot(_))));
+    assert!(matches!(clock.port.fence(outside, 7), Err(PortError::NoSlot(_))));
 }
 
 #[test]
@@ -242,7 +244,7 @@ fn fenced_life_gets_no_further_grant_not_even_from_a_restarted_controller() {
     puppet.beat();
     assert_eq!(clock.after(20), [appeared(7)]);
     clock.port.grant(BACKEND).expect("it lives");
-    clock.port.fence(BACKEND).expect("a slot");
+    clock.port.fence(BACKEND, 7).expect("a slot");
     assert!(matches!(clock.port.grant(BACKEND), Err(PortError::Fenced(_))));
 
     drop(clock);
@@ -256,6 +258,65 @@ fn fenced_life_gets_no_further_grant_not_even_from_a_restarted_controller() {
     puppet.beat();
     assert_eq!(clock.after(20), [appeared(8)]);
     clock.port.grant(BACKEND).expect("a new life");
+}
+
+/// Another replica, which does not know yet that it was deposed, fences the life before.
+fn late_fence(pod: &TestPod<SimulatedMemory>, incarnation: u64) {
+    pod.other_controller(2).port.fence(BACKEND, incarnation).expect("a slot");
+}
+
+#[test]
+fn a_life_that_is_in_the_place_of_the_fenced_one_keeps_what_it_has() {
+    let pod = TestPod::simulated(4);
+    let mut puppet = Puppet::new(&pod);
+    let mut clock = Clock::new(&pod);
+    clock.after(0);
+    puppet.hello(8, Protocol::CURRENT.into());
+    clock.after(20);
+    puppet.beat();
+    assert_eq!(clock.after(20), [appeared(8)]);
+    clock.port.grant(BACKEND).expect("it lives");
+    let grant = || Grant::look(&puppet.memory, pod.layout.grant(REPLICA, BACKEND)).expect("a grant");
+    let granted = grant().fence_generation;
+    let lines = || {
+        pod.layout.replicas().filter_map(|it| FenceLine::look(&puppet.memory, pod.layout.fence(it, BACKEND)))
+    };
+    late_fence(&pod, 7);
+    assert!(lines().all(|line| line.generation <= granted), "older daemons do not know for whom a line is");
+    clock.port.fence(BACKEND, 7).expect("a slot");
+    clock.port.grant(BACKEND).expect("it was not meant");
+    // The replica looked who has the slot, stood still, and writes only now.
+    let replica = pod.layout.replicas().find(|it| *it != REPLICA).expect("another one");
+    FenceLine { generation: granted + 1, term: 0, incarnation: 7 }
+        .publish(&pod.memory(CONTROLLER_HOST), pod.layout.fence(replica, BACKEND));
+    clock.port.grant(BACKEND).expect("it was not meant");
+    assert_eq!(grant().fence_generation, granted, "nor does it look as if it had been");
+    clock.port.fence(BACKEND, 8).expect("a slot");
+    assert!(matches!(clock.port.grant(BACKEND), Err(PortError::Fenced(_))));
+    assert!(
+        lines().any(|line| line.concerns(8) && line.generation > granted + 1),
+        "above all that was written"
+    );
+}
+
+#[test]
+fn a_fence_is_written_where_nobody_can_be_seen() {
+    let pod = TestPod::simulated(4);
+    let mut puppet = Puppet::new(&pod);
+    let mut clock = Clock::new(&pod);
+    clock.after(0);
+    puppet.hello(7, Protocol::CURRENT.into());
+    clock.after(20);
+    puppet.beat();
+    assert_eq!(clock.after(20), [appeared(7)]);
+    clock.port.grant(BACKEND).expect("it lives");
+    let granted =
+        Grant::look(&puppet.memory, pod.layout.grant(REPLICA, BACKEND)).expect("a grant").fence_generation;
+    // Its hello is damaged, say.
+    puppet.leave();
+    clock.port.fence(BACKEND, 7).expect("a slot");
+    let line = FenceLine::look(&puppet.memory, pod.layout.fence(REPLICA, BACKEND)).expect("a line");
+    assert!(line.concerns(7) && line.generation > granted);
 }
 
 #[test]

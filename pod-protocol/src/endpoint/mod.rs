@@ -24,6 +24,7 @@ pub use self::reporter::Reporter;
 use crate::config::{HostConfig, Wakeup};
 use crate::daemon::{Exit, LockError, LockFile, StopSignal};
 use crate::fence::Fence;
+use crate::liveness::new_incarnation;
 use crate::reports::Join;
 
 /// A daemon that has joined the pod. Dropping it leaves: first everything held is dropped with the handler, then the
@@ -92,7 +93,8 @@ impl<M: Memory> Endpoint<M> {
         };
         let reporter = Reporter::new().map_err(JoinError::Resources)?;
         let lines = layout.replicas().map(|replica| layout.fence(replica, endpoint));
-        let fence = Fence::new(memory.clone(), lines, config.run.fence());
+        let incarnation = new_incarnation();
+        let fence = Fence::new(memory.clone(), lines, config.run.fence(), incarnation);
         let handler = make_handler(reporter.clone(), fence.clone())
             .map_err(|error| JoinError::Handler(error.into()))?;
         let rounds = Rounds::new();
@@ -103,10 +105,9 @@ impl<M: Memory> Endpoint<M> {
             lock,
             fence.clone(),
             reporter.clone(),
-            (rounds.clone(), config.run.protocol),
+            (incarnation, rounds.clone(), config.run.protocol),
         )
         .map_err(JoinError::Resources)?;
-        let incarnation = presence.incarnation;
         tracing::info!(%endpoint, incarnation = format_args!("{incarnation:016x}"), "took its slot in the pool");
         let control = ControlThread::new(control::Parts {
             memory,

@@ -11,7 +11,7 @@ use super::JoinError;
 use super::reporter::Reporter;
 use crate::daemon::LockFile;
 use crate::fence::Fence;
-use crate::liveness::{look_own, new_incarnation, read_own_beat, write_beat};
+use crate::liveness::{look_own, read_own_beat, write_beat};
 use crate::protocol::Protocol;
 
 /// How often an endpoint beats and looks at its fence: at least every 10 ms, late wake-ups included.
@@ -93,9 +93,8 @@ impl<M: Memory> Presence<M> {
         lock: LockFile,
         fence: Fence,
         reporter: Reporter,
-        (rounds, protocol): (Rounds, Protocol),
+        (incarnation, rounds, protocol): (u64, Rounds, Protocol),
     ) -> std::io::Result<Self> {
-        let incarnation = new_incarnation();
         let hello = layout.hello(endpoint);
         let heartbeat = layout.heartbeat(endpoint);
         let leaving = Arc::new(AtomicBool::new(false));

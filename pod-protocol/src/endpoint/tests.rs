@@ -178,7 +178,7 @@ fn fenced_daemon_stops_and_its_successor_is_granted<M: Memory>(pod: &TestPod<M>,
     controller.admit(BACKEND);
     assert_eq!(controller.command(BACKEND, &apply(nic("nic0", 1))), Ok(()));
     assert!(daemon.fence.check().is_ok());
-    let first = controller.port.fence(BACKEND).expect("a slot");
+    let first = controller.port.fence(BACKEND, daemon.incarnation).expect("a slot");
     let (calls, fence) = (daemon.calls.clone(), daemon.fence.clone());
     assert_eq!(daemon.ended().expect("no error"), Exit::Fenced);
     assert!(fence.check().is_err());
@@ -190,7 +190,7 @@ fn fenced_daemon_stops_and_its_successor_is_granted<M: Memory>(pod: &TestPod<M>,
     let daemon = pod.start(BACKEND, wakeup);
     controller.admit(BACKEND);
     assert_eq!(controller.command(BACKEND, &apply(nic("nic0", 1))), Ok(()));
-    let second = controller.port.fence(BACKEND).expect("a slot");
+    let second = controller.port.fence(BACKEND, daemon.incarnation).expect("a slot");
     assert!(second > first, "{second} after {first}");
     assert_eq!(daemon.ended().expect("no error"), Exit::Fenced);
 }
@@ -264,7 +264,7 @@ fn fence_of_one_controller_is_known_to_the_others<M: Memory>(pod: &TestPod<M>, w
     let mut second = pod.other_controller(2);
     second.appeared(BACKEND);
     // It has granted nothing, and yet may take back what the other granted.
-    second.port.fence(BACKEND).expect("a slot");
+    second.port.fence(BACKEND, daemon.incarnation).expect("a slot");
     assert!(matches!(second.port.grant(BACKEND), Err(crate::controller::PortError::Fenced(_))));
     drop(second);
     let mut third = pod.controller(3);

@@ -217,11 +217,11 @@ fn fenced_worker_ends() {
     let pod = TestPod::simulated(1);
     let memory = pod.memory(HostId::new(1));
     let at = LineOffset::new(1024);
-    let fence = Fence::new(memory, [at], Duration::from_millis(20));
+    let fence = Fence::new(memory, [at], Duration::from_millis(20), 7);
     // The line is the controller's, on a host of its own.
     let controller = pod.memory(HostId::new(2));
     let raise = |generation| {
-        FenceLine { generation, term: 1 }.publish(&controller, at);
+        FenceLine { generation, term: 1, incarnation: 7 }.publish(&controller, at);
         controller.full_fence();
     };
     raise(4);

@@ -160,7 +160,7 @@ fn a_silent_replica_is_fenced_before_it_is_dropped() {
     let mut state = pod();
     let backend = endpoint(on(&state, 1), Role::BlkBackend);
     let effects = must(&mut state, &Command::Silent { endpoint: backend });
-    assert!(effects.contains(&Effect::Fence(backend)));
+    assert!(effects.iter().any(|it| it.fenced() == Some(backend)));
     assert_eq!(seen(&state), [(true, false), (true, false)]);
     must(&mut state, &Command::FenceExpired { endpoint: backend, incarnation: 1 });
     assert_eq!(seen(&state), [(true, false), (false, true)]);

@@ -48,7 +48,7 @@ impl World for Listener {
 
     fn answer(&mut self, (): (), _: Result<(), String>) {}
 
-    fn fence(&mut self, _: EndpointId) -> Result<Instant, PortError> {
+    fn fence(&mut self, _: EndpointId, _: u64) -> Result<Instant, PortError> {
         Ok(Instant::now())
     }
 

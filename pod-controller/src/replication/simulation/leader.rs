@@ -165,8 +165,8 @@ impl World for Leading {
         self.pod.physical().join_answered(request, &answer);
     }
 
-    fn fence(&mut self, endpoint: EndpointId) -> Result<Instant, PortError> {
-        self.port.fence(&mut self.pod.physical(), endpoint);
+    fn fence(&mut self, endpoint: EndpointId, incarnation: u64) -> Result<Instant, PortError> {
+        self.port.fence(&mut self.pod.physical(), endpoint, incarnation);
         Ok(self.pod.now())
     }
 
