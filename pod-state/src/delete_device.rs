@@ -41,10 +41,6 @@ impl State {
         for (volume, becomes) in without {
             match becomes {
                 Without::GoesOn(number) => {
-                    if let Some(volume) = self.volumes.get_mut(&volume) {
-                        let came = volume.replicas.iter_mut().filter(|it| it.replaces == Some(number));
-                        came.for_each(|it| it.replaces = None);
-                    }
                     self.leave(volume, number, effects);
                 }
                 Without::IsLost(name) => self.delete_volume(&name, effects)?,

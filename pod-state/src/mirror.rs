@@ -109,7 +109,7 @@ impl State {
         }
         replica.stale = false;
         volume.epoch += 1;
-        let replaced = replica.replaces.take();
+        let replaced = replica.replaces;
         let (name, device) = (volume.name.clone(), replica.device.clone());
         if let Some(replaced) = volume.replicas.iter_mut().find(|it| Some(it.number) == replaced) {
             replaced.leaving = true;
@@ -141,9 +141,11 @@ impl State {
         let Some(replica) = volume.replicas.iter_mut().find(good) else { return };
         replica.stale = true;
         volume.epoch += 1;
+        let replaced = replica.replaces;
         let (name, device) = (volume.name.clone(), replica.device.clone());
         let message = format!("{} is not relied on any more: {reason}", self.device_name(&device));
         effects.push(Effect::event(EventKind::ReplicaDropped, name, message));
+        self.stays(id, replaced, effects);
     }
 
     /// Drops replicas in use that are lost while another one works. One that is merely silent may still be at work.

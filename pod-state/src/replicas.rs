@@ -7,6 +7,9 @@
 //! 2. The frontend has heard. The replica is marked stale, so that nobody counts on it.
 //! 3. The frontend has let go of it: nothing of it is in flight there. Its place is wiped, and then given on.
 //!
+//! Until it has gone, the new one is known to replace it. Should that be lost before, or be taken away again, the old one stays, as it
+//! would have before the first step.
+//!
 //! Were the first two steps one, a pod that loses the controller's state right then would find a table on the old SSD which
 //! claims to be the only good one.
 
@@ -169,10 +172,13 @@ impl State {
         }
         let place = self.place_of(volume, device)?;
         let ssd = self.device_name(device);
+        let (id, number, replaced) = (volume.id, place.number, place.replaces);
         if place.leaving {
+            self.goes_in_any_case(id, number);
             return Ok(());
         }
-        let remains = |it: &&Replica| it.number != place.number && !it.stale && !it.leaving;
+        let stays = |it: &Replica| !it.leaving || replaced == Some(it.number);
+        let remains = |it: &&Replica| it.number != number && !it.stale && stays(it);
         let up = |it: &Replica| self.is_up(&it.device);
         if !place.stale && !volume.replicas.iter().filter(remains).any(up) {
             let detail = format!(
@@ -181,18 +187,36 @@ impl State {
             return Err(Refusal::new(RefusalKind::InvalidValue, detail));
         }
         self.check_block_without(volume, place)?;
-        let (id, number) = (volume.id, place.number);
+        self.goes_in_any_case(id, number);
         if let Some(volume) = self.volumes.get_mut(&id) {
-            for replica in &mut volume.replicas {
-                replica.leaving |= replica.number == number;
-                if replica.number == number || replica.replaces == Some(number) {
-                    replica.replaces = None;
-                }
+            for replica in volume.replicas.iter_mut().filter(|it| it.number == number) {
+                (replica.leaving, replica.replaces) = (true, None);
             }
             volume.epoch += 1;
         }
         effects.push(Effect::event(EventKind::VolumeChanged, name, format!("its replica on {ssd} is to go")));
+        self.stays(id, replaced, effects);
         Ok(())
+    }
+
+    /// Whatever becomes of the one that was to take its place.
+    fn goes_in_any_case(&mut self, id: VolumeId, number: u32) {
+        let Some(volume) = self.volumes.get_mut(&id) else { return };
+        for replica in volume.replicas.iter_mut().filter(|it| it.replaces == Some(number)) {
+            replica.replaces = None;
+        }
+    }
+
+    /// A replica that was to go, since another one would take its place, does not go now: that one is lost, or is to go itself.
+    pub(super) fn stays(&mut self, id: VolumeId, replaced: Option<u32>, effects: &mut Vec<Effect>) {
+        let Some(volume) = self.volumes.get_mut(&id) else { return };
+        let goes = |it: &&mut Replica| Some(it.number) == replaced && it.leaving;
+        let Some(replica) = volume.replicas.iter_mut().find(goes) else { return };
+        replica.leaving = false;
+        volume.epoch += 1;
+        let (name, device) = (volume.name.clone(), replica.device.clone());
+        let message = format!("its replica on {} stays meanwhile", self.device_name(&device));
+        effects.push(Effect::event(EventKind::VolumeChanged, name, message));
     }
 
     /// A frontend has seen that a replica is to go, or has let go of it.
@@ -240,6 +264,8 @@ impl State {
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         let Some(at) = volume.replicas.iter().position(|it| it.number == number) else { return };
         let gone = volume.replicas.remove(at);
+        self.goes_in_any_case(id, number);
+        self.stays(id, gone.replaces, effects);
         self.left(id, gone, effects);
     }
 

@@ -66,7 +66,7 @@ pub struct Replica {
     /// It is to go as soon as another one has everything and its frontend has let go of it.
     #[serde(default)]
     pub leaving: bool,
-    /// When it has everything, the one with this number is to go.
+    /// While it has everything, the one with this number is to go.
     #[serde(default)]
     pub replaces: Option<u32>,
 }

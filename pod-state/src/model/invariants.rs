@@ -132,6 +132,14 @@ pub(super) fn volume_can_be_relied_on(state: &State, volume: &Volume) {
         assert!(!state.is_lost(&beside.device), "{} waits for a place that does not work", volume.name);
     }
     for replica in &volume.replicas {
+        let replaced = |it: &&Replica| Some(it.number) == replica.replaces;
+        let replaced = volume.replicas.iter().find(replaced);
+        assert_eq!(replaced.is_some(), replica.replaces.is_some(), "{} replaces nobody", volume.name);
+        assert!(
+            replaced.is_none_or(|it| it.leaving != replica.stale),
+            "{}: the old place of a move goes when the new one has everything, and not before",
+            volume.name
+        );
         assert!(!replica.leaving || volume.is_mirrored(), "{} leaves the only place it has", volume.name);
         let entry = state.mirror_entry(volume, replica.number);
         assert_eq!(entry.is_some(), volume.is_mirrored());

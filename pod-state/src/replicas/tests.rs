@@ -288,3 +288,116 @@ fn a_place_that_does_not_fit_is_refused() {
     assert_eq!(state.apply(&add(Some(3), None)).unwrap_err().kind, RefusalKind::NoRoom);
     assert_eq!(state.apply(&add(None, None)).unwrap_err().kind, RefusalKind::NoRoom);
 }
+
+/// A mirror on h2 and h3, of which what lies on h2 is to be on h4, and has been brought there.
+fn moved_to_h4() -> State {
+    let mut state = pod(true);
+    let (endpoint, devices) = (endpoint(4, Role::BlkBackend), vec![super::super::model::ssd("ssd0", 64)]);
+    must(&mut state, &Command::Join { endpoint, incarnation: 1, join: join(4, devices) });
+    must(&mut state, &add(Some(3), None));
+    let done = synced(&state, 1);
+    must(&mut state, &done);
+    must(&mut state, &add(Some(4), Some(2)));
+    let done = synced(&state, 2);
+    must(&mut state, &done);
+    assert_eq!(seen(&state), [(0, true, true), (1, true, false), (2, true, false)]);
+    state
+}
+
+fn failed(state: &State, replica: u32) -> Command {
+    let (endpoint, lease, epoch) = (endpoint(1, Role::BlkFrontend), disk(state).lease, volume(state).epoch);
+    Command::ReplicaFailed { endpoint, lease, replica, epoch, reason: "a test".to_owned() }
+}
+
+fn lies_on(state: &State) -> Vec<u16> {
+    volume(state).devices().map(|ssd| ssd.host.get()).collect()
+}
+
+#[test]
+fn an_old_place_stays_while_the_new_one_has_failed() {
+    // Before and after the frontend has heard that it is to go.
+    for heard in [false, true] {
+        let mut state = moved_to_h4();
+        if heard {
+            let heard = left(&state, 0);
+            must(&mut state, &heard);
+        }
+        let late = left(&state, 0);
+        let fails = failed(&state, 2);
+        must(&mut state, &fails);
+        assert_eq!(seen(&state), [(0, !heard, false), (1, true, false), (2, false, false)]);
+        must(&mut state, &late);
+        assert_eq!(seen(&state), [(0, !heard, false), (1, true, false), (2, false, false)], "an older epoch");
+        if heard {
+            let back = synced(&state, 0);
+            must(&mut state, &back);
+        }
+        assert_eq!(state.apply(&add(None, Some(3))).unwrap_err().kind, RefusalKind::Busy, "it moves still");
+        // Once the new one has everything again, it goes.
+        let mut goes_on = state.clone();
+        let done = synced(&goes_on, 2);
+        must(&mut goes_on, &done);
+        assert_eq!(seen(&goes_on), [(0, true, true), (1, true, false), (2, true, false)]);
+        for _ in 0..2 {
+            let step = left(&goes_on, 0);
+            must(&mut goes_on, &step);
+        }
+        assert_eq!(lies_on(&goes_on), [3, 4]);
+        // It moves no more; what it had on h2 is not wiped yet.
+        assert_eq!(goes_on.apply(&add(None, Some(3))).unwrap_err().kind, RefusalKind::NoRoom);
+        // Called off, it has as many replicas as before.
+        must(&mut state, &remove(4));
+        let gone = left(&state, 2);
+        must(&mut state, &gone);
+        assert_eq!(seen(&state), [(0, true, false), (1, true, false)]);
+        assert_eq!(lies_on(&state), [2, 3]);
+    }
+}
+
+#[test]
+fn a_new_place_that_dies_has_the_old_one_stay() {
+    let mut state = moved_to_h4();
+    must(&mut state, &Command::Gone { endpoint: endpoint(4, Role::BlkBackend) });
+    assert_eq!(seen(&state), [(0, true, false), (1, true, false), (2, false, false)]);
+    must(&mut state, &remove(4));
+    assert_eq!(lies_on(&state), [2, 3], "a backend that is over has let go of everything");
+}
+
+#[test]
+fn a_move_can_be_called_off_as_long_as_the_old_place_is_there() {
+    for heard in [false, true] {
+        let mut state = moved_to_h4();
+        if heard {
+            let heard = left(&state, 0);
+            must(&mut state, &heard);
+        }
+        must(&mut state, &remove(4));
+        assert_eq!(seen(&state), [(0, !heard, false), (1, true, false), (2, true, true)]);
+        for _ in 0..2 {
+            let step = left(&state, 2);
+            must(&mut state, &step);
+        }
+        assert_eq!(lies_on(&state), [2, 3]);
+    }
+    // Also where nobody else has what it has.
+    let mut state = pod(true);
+    must(&mut state, &add(Some(3), Some(2)));
+    let done = synced(&state, 1);
+    must(&mut state, &done);
+    must(&mut state, &remove(3));
+    assert_eq!(seen(&state), [(0, true, false), (1, true, true)]);
+    for _ in 0..2 {
+        let step = left(&state, 1);
+        must(&mut state, &step);
+    }
+    assert_eq!(lies_on(&state), [2]);
+}
+
+#[test]
+fn what_is_to_go_in_any_case_does_not_stay() {
+    let mut state = moved_to_h4();
+    must(&mut state, &remove(2));
+    let fails = failed(&state, 2);
+    must(&mut state, &fails);
+    assert_eq!(seen(&state), [(0, true, true), (1, true, false), (2, false, false)]);
+}
