@@ -15,7 +15,8 @@ use vhost_frontend::{BufferArea, GuestMemory, PoolMap, PoolRam, Ring, StopReason
 use super::flushed::Flushed;
 use super::parse::Shape;
 use super::place::{Finder, Place};
-use super::slots::{Slots, State};
+use super::slots::{Slot, Slots, State};
+use super::under_way::UnderWay;
 use super::unflushed::Unflushed;
 use crate::counters::Counters;
 use crate::message::{Holder, Words};
@@ -34,6 +35,17 @@ pub(super) struct Served {
     pub(super) unaware: usize,
     /// Asked to let go: as soon as nothing is in flight.
     pub(super) stopping: Option<SyncSender<u16>>,
+}
+
+impl Served {
+    /// Leaves the request that was just taken in its ring until something has ended, which has the rings looked at again. False, for
+    /// nothing was taken.
+    pub(super) fn put_back(&mut self, slot: &Slot, blocked: &mut bool) -> bool {
+        self.ring.put_back(&slot.chain);
+        self.unaware += usize::from(slot.unaware);
+        *blocked = true;
+        false
+    }
 }
 
 /// What a disk may send in this turn.
@@ -62,6 +74,7 @@ pub(crate) struct Disk<M: Memory> {
     /// For a list on its way to the pool.
     pub(super) list: ListBuffer,
     pub(super) slots: Slots,
+    pub(super) under_way: UnderWay,
     pub(super) unflushed: Unflushed,
     pub(super) rings: Vec<Option<Served>>,
     /// Requests to be sent (again), in order, before any new one is taken.
@@ -97,6 +110,7 @@ impl<M: Memory> Disk<M> {
             finder: Finder::new(),
             list: ListBuffer::default(),
             slots: Slots::new(REQUESTS_MAX),
+            under_way: UnderWay::none(REQUESTS_MAX),
             unflushed: Unflushed::default(),
             queued: VecDeque::with_capacity(REQUESTS_MAX.into()),
             refused: false,
@@ -307,6 +321,7 @@ impl<M: Memory> Disk<M> {
         if let Some(buffer) = place.buffer() {
             self.buffers.free(buffer);
         }
+        self.under_way.end(slot);
         self.slots.set_state(slot, State::Free);
     }
 }

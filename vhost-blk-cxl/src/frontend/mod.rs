@@ -21,6 +21,7 @@ mod spread;
 mod steps;
 mod striped;
 mod task;
+mod under_way;
 mod unflushed;
 
 use std::collections::{BTreeMap, BTreeSet};

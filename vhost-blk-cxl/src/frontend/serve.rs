@@ -137,6 +137,10 @@ impl<M: Memory> Disk<M> {
         let Parsed::Operation { operation, offset_bytes, length_bytes, may_unmap } = parsed else {
             return self.answer_here(ring, index, parsed);
         };
+        let range = offset_bytes..offset_bytes.saturating_add(length_bytes);
+        if self.under_way.has_to_wait(operation.writes(), &range) {
+            return served.put_back(slot, &mut self.blocked);
+        }
         slot.place = Place::Nowhere;
         slot.begin(offset_bytes, length_bytes, operation.has_data());
         if operation.has_data() {
@@ -150,10 +154,7 @@ impl<M: Memory> Disk<M> {
             let step_bytes = slot.length_bytes;
             let mut buffer = || u32::try_from(step_bytes).ok().and_then(|bytes| buffers.alloc(bytes));
             let Some(place) = in_pool.or_else(|| buffer().map(Place::Buffer)) else {
-                served.ring.put_back(&slot.chain);
-                served.unaware += usize::from(slot.unaware);
-                self.blocked = true;
-                return false;
+                return served.put_back(slot, &mut self.blocked);
             };
             if let Some(pacer) = &mut self.pacer
                 && !pacer.admit(step_bytes)
@@ -161,10 +162,7 @@ impl<M: Memory> Disk<M> {
                 if let Some(buffer) = place.buffer() {
                     buffers.free(buffer);
                 }
-                served.ring.put_back(&slot.chain);
-                served.unaware += usize::from(slot.unaware);
-                self.blocked = true;
-                return false;
+                return served.put_back(slot, &mut self.blocked);
             }
             slot.place = place;
             self.counters.zero_copy.add(u64::from(matches!(place, Place::Guest(_) | Place::Guests(_))));
@@ -184,6 +182,9 @@ impl<M: Memory> Disk<M> {
             _ => Ok(()),
         };
         served.in_flight += 1;
+        if operation != Operation::Flush {
+            self.under_way.begin(index, operation.writes(), range);
+        }
         self.slots.take();
         match copied {
             Ok(()) => self.send(index, allowance),

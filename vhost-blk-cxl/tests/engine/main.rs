@@ -20,6 +20,7 @@ mod mirror_order;
 mod moves;
 mod neighbours;
 mod one_host;
+mod order;
 mod queues;
 mod requests;
 mod restarts;

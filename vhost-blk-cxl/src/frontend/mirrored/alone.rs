@@ -69,6 +69,7 @@ impl<M: Memory> MirroredDisk<M> {
         if let Some(object) = self.alone.take() {
             self.disk.update(object);
         }
+        self.disk.under_way.keep_apart(true);
         self.disk.unblock();
         self.disk
     }

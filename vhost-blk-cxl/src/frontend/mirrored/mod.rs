@@ -102,6 +102,7 @@ impl<M: Memory> MirroredDisk<M> {
         for _ in 1..replicas.len() {
             spares.extend(disk.spare());
         }
+        disk.under_way.keep_apart(false);
         let mut mirrored = Self {
             disk,
             reporter,

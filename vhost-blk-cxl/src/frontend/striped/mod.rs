@@ -308,6 +308,8 @@ impl<M: Memory> StripedDisk<M> {
         self.change_places(&object);
         self.change_columns(&object);
         self.change_beside(&object);
+        // While a column moves its parts are, so that only what meets there has to wait.
+        self.disk.under_way.keep_apart(self.beside.is_none());
         self.disk.update(object);
         self.drop_abandoned();
         self.recheck = true;
