@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use pod_protocol::objects::Object;
 use pod_protocol::reports::DeviceReport;
-use pod_state::{DeviceId, Objects, Part, Presence, Replica, State, Volume};
+use pod_state::{Device, DeviceId, Kind, LeaseKind, Objects, Part, Presence, Replica, State, Volume};
 
+use super::physical::Physical;
 use super::pod::{FENCE_DELAY_US, Pod, SLICE_MAX_US, SWEEP_US};
 use super::port::SILENT_AFTER_US;
 
@@ -13,41 +14,49 @@ use super::port::SILENT_AFTER_US;
 /// backend has stopped for certain, and a few turns.
 const DROPPED_WITHIN_US: u64 = SILENT_AFTER_US + 2 * SWEEP_US + FENCE_DELAY_US + 4 * SLICE_MAX_US;
 
+/// No lease stays on a NIC that does not work while it could be on one that does. What daemons have had the time to say to a controller
+/// that has been there since then, counts as known; without one, only what the state says.
+pub(crate) fn alternatives_are_used(
+    state: &State,
+    physical: &Physical,
+    since_us: Option<u64>,
+) -> Result<(), String> {
+    for lease in state.leases.values() {
+        let LeaseKind::Nic { active, mtu: needed, .. } = &lease.kind else { continue };
+        let heard = |id: &DeviceId| {
+            let device = physical.devices.get(&id.host).and_then(|devices| devices.get(id.name.as_str()));
+            matches!(device, Some(DeviceReport::Nic { up: true, .. }))
+        };
+        let works = |id: &DeviceId| state.is_usable(id) && heard(id);
+        let fits = |device: &Device| matches!(&device.kind, Kind::Nic { mtu, .. } if mtu >= needed);
+        // Whether the controller knows is one thing; whether it is so, another. Once it has heard all, both.
+        let silent = state
+            .endpoints
+            .get(&active.net_backend())
+            .is_some_and(|backend| backend.presence == Presence::Silent);
+        let down = || since_us.is_some_and(|since_us| physical.has_been_down(active, since_us));
+        let lost = state.is_lost(active) || silent || down();
+        if !lost {
+            continue;
+        }
+        let better = state.devices.iter().find(|(id, it)| *id != active && fits(it) && works(id));
+        if let Some((better, _)) = better {
+            return Err(format!(
+                "{} stays on {}, which does not work, while {} does",
+                lease.id,
+                state.device_name(active),
+                state.device_name(better)
+            ));
+        }
+    }
+    Ok(())
+}
+
 impl Pod {
-    /// No lease stays on a NIC that does not work while it could be on one that does.
+    /// See [`alternatives_are_used`].
     pub(super) fn alternatives_are_used(&self) -> Result<(), String> {
         let Some(conductor) = &self.conductor else { return Ok(()) };
-        let state = &conductor.state;
-        for lease in state.leases.values() {
-            let pod_state::LeaseKind::Nic { active, mtu: needed, .. } = &lease.kind else { continue };
-            let physical = &conductor.world.physical;
-            let heard = |id: &DeviceId| {
-                let device = physical.devices.get(&id.host).and_then(|devices| devices.get(id.name.as_str()));
-                matches!(device, Some(DeviceReport::Nic { up: true, .. }))
-            };
-            let works = |id: &DeviceId| state.is_usable(id) && heard(id);
-            let fits = |device: &pod_state::Device| matches!(&device.kind, pod_state::Kind::Nic { mtu, .. } if mtu >= needed);
-            // Whether the controller knows is one thing; whether it is so, another. Once it has heard all, both.
-            let silent = state
-                .endpoints
-                .get(&active.net_backend())
-                .is_some_and(|backend| backend.presence == Presence::Silent);
-            let down = || physical.has_been_down(active, self.controller_since_us);
-            let lost = state.is_lost(active) || silent || down();
-            if !lost {
-                continue;
-            }
-            let better = state.devices.iter().find(|(id, it)| *id != active && fits(it) && works(id));
-            if let Some((better, _)) = better {
-                return Err(format!(
-                    "{} stays on {}, which does not work, while {} does",
-                    lease.id,
-                    state.device_name(active),
-                    state.device_name(better)
-                ));
-            }
-        }
-        Ok(())
+        alternatives_are_used(&conductor.state, &conductor.world.physical, Some(self.controller_since_us))
     }
 
     /// No guest waits for a replica that does not work while another one does: it is served by that, and what is lost is not

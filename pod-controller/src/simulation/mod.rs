@@ -3,7 +3,7 @@
 //!
 //! `WADI_SIMULATION_SEED=7 cargo test -p pod-controller simulation` runs one seed again.
 
-mod alternatives;
+pub(crate) mod alternatives;
 mod caches;
 mod daemon;
 pub(crate) mod faults;

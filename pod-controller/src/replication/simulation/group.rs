@@ -18,6 +18,7 @@ use super::node::{End, Node, Surroundings};
 use super::oracle::Oracle;
 use super::storage::Witness;
 use crate::config::testing::pool_and_config;
+use crate::simulation::alternatives::alternatives_are_used;
 use crate::simulation::faults::{Around, FAULTS};
 use crate::simulation::physical::{Physical, Seen as Heard};
 use crate::simulation::random::Random as Dice;
@@ -312,8 +313,12 @@ impl Group {
             }
         }
         self.watch_elections();
-        for applied in self.around.witness.heard() {
-            self.oracle.applied(&applied)?;
+        let heard = self.around.witness.heard();
+        for applied in &heard {
+            self.oracle.applied(applied)?;
+        }
+        if let Some(state) = self.oracle.known.state.as_ref().filter(|_| !heard.is_empty()) {
+            alternatives_are_used(state, &self.around.pod.physical(), None)?;
         }
         for node in &self.nodes {
             let told = node.life.as_ref().map_or(0, |life| life.office.told());
