@@ -5,9 +5,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
-use pod_api::{AddReplica, CreateInstance, CreateVolume, NicRequest};
+use pod_api::{AddReplica, CreateInstance, CreateVolume, NicRequest, ReplicaState};
 use wadi_tests::fio::{Job, Pattern, Report};
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
+use wadi_tests::waiting::wait_for;
 
 /// Longer than anything takes; only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_mins(2);
@@ -47,16 +48,29 @@ fn wiped(pod: &Pod, device: &str) {
 
 fn moves(pod: &Pod, from: &str, to: &str) {
     let request = AddReplica { device: Some(to.to_owned()), replaces: Some(from.to_owned()) };
+    let before = pod.api().volume("vol0").unwrap().replicas.len().max(1);
     let volume = pod.api().add_replica("vol0", &request).unwrap();
-    assert_eq!(volume.replicas.len(), 2, "{volume:?}");
+    assert_eq!(volume.replicas.len(), before + 1, "{volume:?}");
 }
 
-/// A VM on h1 whose disk lies on h2.
-fn boot(pod: &Pod, nics: Vec<NicRequest>) -> PodVm {
+/// Waits until the mirror lies there, with all that it has, and nowhere else.
+fn mirrored_on(pod: &Pod, devices: [&str; 2]) {
+    wait_for("the replica's move", || {
+        let mut replicas = pod.api().volume("vol0").unwrap().replicas;
+        replicas.sort_by(|one, other| one.device.cmp(&other.device));
+        replicas
+            .iter()
+            .map(|it| (it.device.as_str(), it.state))
+            .eq(devices.map(|it| (it, ReplicaState::InSync)))
+    });
+}
+
+/// A VM on h1 whose disk lies on h2, and on other hosts if there are to be more replicas.
+fn boot(pod: &Pod, nics: Vec<NicRequest>, replicas: u8) -> PodVm {
     let guest = Guest::ensure(&mut Silent).unwrap();
     let (name, size) = ("vol0".to_owned(), "128M".parse().unwrap());
     let device = Some("h2/ssd0".to_owned());
-    pod.api().create_volume(&CreateVolume { device, ..CreateVolume::new(name, size) }).unwrap();
+    pod.api().create_volume(&CreateVolume { device, replicas, ..CreateVolume::new(name, size) }).unwrap();
     let request = CreateInstance {
         name: "vm1".to_owned(),
         host: "h1".to_owned(),
@@ -105,7 +119,7 @@ fn no_errors(vm: &PodVm) {
 #[test]
 fn a_volume_moves_under_a_guest_that_writes() {
     let mut pod = PodBuilder::three_hosts().start().unwrap();
-    let vm = boot(&pod, vec![NicRequest::default()]);
+    let vm = boot(&pod, vec![NicRequest::default()], 1);
     let written = fill(&vm);
     for (from, to) in [("h2/ssd0", "h3/ssd1"), ("h3/ssd1", "h2/ssd0")] {
         under_load(&mut pod, &vm, &written, |pod| {
@@ -123,7 +137,7 @@ fn a_volume_moves_between_two_ssds_of_its_host_while_daemons_die() {
     let host = HostPlan::new("h2").ssd("ssd0", "2G").ssd("ssd1", "2G");
     let mut pod = PodBuilder::new().host(HostPlan::new("h1").vms()).host(host).start().unwrap();
     pod.wait_for_protocol().unwrap();
-    let vm = boot(&pod, Vec::new());
+    let vm = boot(&pod, Vec::new(), 1);
     let written = fill(&vm);
     for (from, to, dies) in [
         ("h2/ssd0", "h2/ssd1", None),
@@ -147,5 +161,36 @@ fn a_volume_moves_between_two_ssds_of_its_host_while_daemons_die() {
         arrived(pod, "h2/ssd1");
     });
     wiped(&pod, "h2/ssd0");
+    no_errors(&vm);
+}
+
+/// One backend serves both places while the other replica's goes on. It dies in the middle, and so does the frontend. In the end the
+/// place to which it moved last has to have everything, for nobody else is there.
+#[test]
+fn a_replica_of_a_mirror_moves_between_two_ssds_of_its_host_while_daemons_die() {
+    let moving = HostPlan::new("h2").ssd("ssd0", "2G").ssd("ssd1", "2G");
+    let staying = HostPlan::new("h3").ssd("ssd0", "2G");
+    let hosts = PodBuilder::new().host(HostPlan::new("h1").vms()).host(moving).host(staying);
+    let mut pod = hosts.start().unwrap();
+    pod.wait_for_protocol().unwrap();
+    let vm = boot(&pod, Vec::new(), 2);
+    mirrored_on(&pod, ["h2/ssd0", "h3/ssd0"]);
+    let written = fill(&vm);
+    for (from, to, dies) in [
+        ("h2/ssd0", "h2/ssd1", ("h2", Role::BlkBackend)),
+        ("h2/ssd1", "h2/ssd0", ("h1", Role::BlkFrontend)),
+        ("h2/ssd0", "h2/ssd1", ("h3", Role::BlkBackend)),
+    ] {
+        under_load(&mut pod, &vm, &written, |pod| {
+            moves(pod, from, to);
+            let (host, role) = dies;
+            pod.daemon(host, role).unwrap().kill().unwrap();
+            assert_eq!(pod.api().volume("vol0").unwrap().replicas.len(), 3, "it is there already");
+            pod.start_daemon(host, role).unwrap();
+            mirrored_on(pod, [to, "h3/ssd0"]);
+        });
+        wiped(&pod, from);
+    }
+    under_load(&mut pod, &vm, &written, |pod| pod.daemon("h3", Role::BlkBackend).unwrap().kill().unwrap());
     no_errors(&vm);
 }
