@@ -170,6 +170,26 @@ mod tests {
     }
 
     #[test]
+    fn what_passed_before_a_rate_changed_counts_at_the_rate_of_before() {
+        let mut budget = budget();
+        // 50 kB are owed, and paid back by the time the rate falls.
+        assert!(budget.admit(150_000, 0.0));
+        budget.set_rate(1e8, 50.0);
+        assert!(budget.wait_us(0, 50.0) < 1e-6, "{}", budget.wait_us(0, 50.0));
+        assert!((budget.wait_us(1000, 50.0) - 10.0).abs() < 1e-6);
+        assert!((budget.wait_us(1000, 56.0) - 4.0).abs() < 1e-6, "some of the time has passed");
+    }
+
+    #[test]
+    fn time_that_goes_back_stands_still() {
+        let mut budget = budget();
+        assert!(budget.admit(10_000, 1000.0));
+        assert!(budget.admit(90_000, 0.0), "nothing is taken back");
+        assert!(!budget.admit(1000, 1000.0), "and no time counts twice");
+        assert!(budget.admit(1000, 1001.001));
+    }
+
+    #[test]
     fn no_limit_and_no_rate() {
         let mut budget = ByteBudget::new(100.0, 0.0);
         assert!(budget.admit(u64::MAX, 0.0));
@@ -186,5 +206,12 @@ mod tests {
         assert!(budget.admit(40_000, 110.0));
         assert!((budget.take_open_us(100.0, 200.0) - 90.0).abs() < 1e-6);
         assert!((budget.take_open_us(100.0, 300.0) - 100.0).abs() < 1e-6);
+        // Of a window that was told shorter than it was, none is left.
+        assert!(!budget.admit(200_000, 300.0) || !budget.admit(200_000, 300.0));
+        assert!(budget.take_open_us(10.0, 400.0).abs() < 1e-6);
+        // Who has no limit is not held back.
+        budget.set_rate(f64::INFINITY, 400.0);
+        assert!(budget.admit(200_000, 400.0));
+        assert!((budget.take_open_us(100.0, 500.0) - 100.0).abs() < 1e-6);
     }
 }

@@ -106,6 +106,8 @@ mod tests {
         assert!((capacity.load() - 0.5).abs() < 1e-12);
         capacity.observe(f64::NAN, &PARAMETERS);
         assert!((capacity.load() - 0.5).abs() < 1e-12);
+        capacity.observe(7.0, &PARAMETERS);
+        assert!((capacity.load() - 0.75).abs() < 1e-12, "there is no more than all");
     }
 
     #[test]
@@ -122,6 +124,19 @@ mod tests {
             capacity.adjust(40.0, 0.0, &PARAMETERS);
         }
         assert!((capacity.get() - 100.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_no_host_can_mean_changes_nothing() {
+        let mut capacity = Capacity::new(100.0).unwrap();
+        for mean in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
+            capacity.agree(mean);
+        }
+        assert!((capacity.get() - 100.0).abs() < 1e-9);
+        capacity.agree(60.0);
+        assert!((capacity.get() - 80.0).abs() < 1e-9, "half way");
+        capacity.adjust(10.0, 3.0, &PARAMETERS);
+        assert!((capacity.get() - 40.0).abs() < 1e-9, "a load is 1 at most");
     }
 
     #[test]

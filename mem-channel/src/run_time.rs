@@ -71,6 +71,26 @@ mod tests {
     }
 
     #[test]
+    fn at_most_one_window_is_carried_and_nothing_from_before_it_was_held() {
+        let parameters = Parameters::default();
+        let mut run_time = RunTime::new();
+        run_time.next(0.3, 100.0, 100.0, &parameters);
+        // It could not be stopped for ten windows.
+        for _ in 0..10 {
+            assert!(run_time.next(0.3, 100.0, 100.0, &parameters) <= 0.0);
+        }
+        assert!((run_time.carry_us() + 100.0).abs() < 1e-9, "{}", run_time.carry_us());
+        // Nor did it want to run for as many.
+        for _ in 0..10 {
+            run_time.next(0.3, 100.0, 0.0, &parameters);
+        }
+        assert!((run_time.carry_us() - 100.0).abs() < 1e-9, "{}", run_time.carry_us());
+        run_time.next(1.0, 100.0, 100.0, &parameters);
+        let t_r = run_time.next(0.3, 100.0, 100.0, &parameters);
+        assert!((t_r - 30.0).abs() < 1e-9, "who was free neither owes nor is owed: {t_r}");
+    }
+
+    #[test]
     fn too_little_to_wake_up_for_is_saved_up() {
         let parameters = Parameters::default();
         let mut run_time = RunTime::new();

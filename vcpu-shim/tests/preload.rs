@@ -1,10 +1,11 @@
 //! The library, loaded into a program whose threads are named, and behave, as those of a QEMU.
 
-use std::ffi::{c_int, c_ulong};
+use std::ffi::{CStr, c_int, c_ulong};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::mem::offset_of;
 use std::os::unix::fs::FileExt as _;
+use std::os::unix::thread::JoinHandleExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -99,13 +100,17 @@ impl Agent {
     }
 
     fn order(&self, run_ns: u64, window_ns: u64) {
+        self.order_until(run_ns, window_ns, u64::MAX);
+    }
+
+    fn order_until(&self, run_ns: u64, window_ns: u64, until_ns: u64) {
         let order = offset_of!(Control, order);
         let version = self.long(order + offset_of!(Order, ended)) + 1;
         for (value, offset) in [
             (version, offset_of!(Order, begun)),
             (run_ns, offset_of!(Order, run_ns)),
             (window_ns, offset_of!(Order, window_ns)),
-            (u64::MAX, offset_of!(Order, until_ns)),
+            (until_ns, offset_of!(Order, until_ns)),
             (version, offset_of!(Order, ended)),
         ] {
             self.write(&value.to_ne_bytes(), order + offset);
@@ -124,6 +129,36 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
 fn own_id() -> u32 {
     // SAFETY: it has no preconditions.
     u32::try_from(unsafe { libc::gettid() }).unwrap()
+}
+
+/// Waits until a thread that always works runs for the time of many windows without a look at its account.
+fn wait_for_freedom(agent: &Agent, id: u32) {
+    let ran_ns = || -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/self/task/{id}/schedstat")).unwrap();
+        text.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    let state = || (agent.of(id, offset_of!(Slot, ticks)), ran_ns());
+    let mut before = state();
+    wait_for("the thread to run freely", || {
+        let (ticks, ran) = state();
+        if ticks != before.0 {
+            before = (ticks, ran);
+        }
+        ran > before.1 + 50 * MS
+    });
+}
+
+fn now_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: it can be written.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).unwrap()
+}
+
+fn name(thread: &JoinHandle<()>, name: &CStr) {
+    // SAFETY: the thread was not waited for, and the name ends with a zero.
+    let named = unsafe { libc::pthread_setname_np(thread.as_pthread_t(), name.as_ptr()) };
+    assert_eq!(named, 0);
 }
 
 /// A thread that works with something held, and now and then is in the kernel, as one that runs a vCPU with KVM is.
@@ -237,16 +272,17 @@ fn inside() {
 
     // At full duty nothing is armed.
     agent.order(5 * MS, 5 * MS);
-    let ticks = || agent.of(plugged.id, offset_of!(Slot, ticks));
-    let mut before = ticks();
-    wait_for("the timers to stop", || {
-        thread::sleep(Duration::from_millis(30));
-        std::mem::replace(&mut before, ticks()) == before
-    });
+    wait_for_freedom(&agent, plugged.id);
     // And it begins again.
     agent.order(MS, 5 * MS);
     let before = sleeps(plugged.id);
     wait_for("it to be held again", || sleeps(plugged.id) > before + 5);
+    // An order that nobody renews, for its agent is dead, comes to its end.
+    agent.order_until(MS, 5 * MS, now_ns() + 100 * MS);
+    wait_for_freedom(&agent, plugged.id);
+    // Who names another thread is no vCPU for that.
+    name(&other.thread, c"CPU 7/KVM");
+    assert_eq!(agent.slot(own_id()), None);
     other.end();
     plugged.end();
 }

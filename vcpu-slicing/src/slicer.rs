@@ -305,6 +305,25 @@ mod tests {
     }
 
     #[test]
+    fn one_that_idled_for_long_has_not_saved_it_up() {
+        let duty = Duty { run_ns: MS / 10, window_ns: MS };
+        let mut slicer = Slicer::begin(Clocks::default(), duty, Phase::default());
+        let mut now = Clocks::default();
+        for _ in 0..1000 {
+            assert!(matches!(slicer.look(now, duty), Step::Look(_)));
+            now.wall_ns += MS;
+        }
+        assert!(slicer.credit_ns() <= 2 * signed(duty.run_ns), "{}", slicer.credit_ns());
+        // It bursts until it is put to sleep: within the next window.
+        let mut ran = 0;
+        while let Step::Look(after) = slicer.look(now, duty) {
+            ran += after;
+            now = Clocks { wall_ns: now.wall_ns + after, cpu_ns: now.cpu_ns + after };
+        }
+        assert!(ran <= MS, "{ran}");
+    }
+
+    #[test]
     fn one_that_waits_pays_that_way() {
         let duty = Duty { run_ns: MS / 2, window_ns: MS };
         let mut slicer = Slicer::begin(Clocks::default(), duty, Phase::default());
