@@ -272,14 +272,14 @@ impl Follower {
                 say(&format!("{name} is plugged in"));
                 self.answer(name, true, None)?;
             }
+            // It may be there a moment later: the next look shows that.
+            Err(error @ VmmError::Silent { .. }) => return Err(error),
             Err(error) => {
                 let reason = error.to_string();
                 if lease.refused != Some(&reason) {
                     say(&format!("{name} is not plugged in: {reason}"));
                     self.answer(name, false, Some(reason))?;
                 }
-                // What came half-way. If QEMU does not answer any more, a look in another session sees to it.
-                plugger.remove_rest(name)?;
             }
         }
         Ok(false)

@@ -96,6 +96,14 @@ pub enum VmmError {
         /// Why it did not.
         reason: String,
     },
+    /// The guest may have got to another QEMU.
+    #[error("nobody knows whether the guest got to {uri}: {reason}")]
+    Undecided {
+        /// Where it was to go.
+        uri: String,
+        /// Why that is not known.
+        reason: String,
+    },
     /// The hook of libvirt cannot lease what a domain asks for.
     #[error("the devices of the domain {domain}: {reason}")]
     Domain {
@@ -111,6 +119,12 @@ pub enum VmmError {
     #[error("{reason}")]
     Slicing {
         /// Why not.
+        reason: String,
+    },
+    /// QEMU's monitor did not answer: what it was asked to do, it may have done, or do yet.
+    #[error("QEMU's monitor does not answer: {reason}")]
+    Silent {
+        /// What happened.
         reason: String,
     },
     /// QEMU's monitor does not answer as it should.

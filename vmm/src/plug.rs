@@ -96,7 +96,10 @@ impl Plugger {
         listens: bool,
         over: impl FnMut() -> bool,
     ) -> Result<Self, VmmError> {
-        let mut monitor = connect(monitor, over)?;
+        Self::begin(connect(monitor, over)?, listens)
+    }
+
+    fn begin(mut monitor: Monitor, listens: bool) -> Result<Self, VmmError> {
         let version = monitor.execute(&qmp::query_version {}).map_err(failed)?.qemu;
         let number = |part: i64| u32::try_from(part).unwrap_or(0);
         let version = QemuVersion { major: number(version.major), minor: number(version.minor) };
@@ -127,10 +130,22 @@ impl Plugger {
         Ok(Inventory { devices, speaking })
     }
 
-    /// Plugs a device in. What fails half-way is there to be removed ([`Plugger::remove_rest`]).
+    /// Plugs a device in. What QEMU refuses half-way is removed again. Of one that does not answer nobody knows what it has done, or will do
+    /// yet: what it has then, another session shows.
     pub(crate) fn plug(&mut self, slot: u8, parts: impl FnOnce(Host) -> Parts) -> Result<(), VmmError> {
         self.inventory()?.check_slot(slot)?;
         let parts = parts(self.host);
+        let device = parts.id.clone();
+        match self.add(parts) {
+            Err(error @ VmmError::Monitor { .. }) => {
+                self.remove_rest(&device)?;
+                Err(error)
+            }
+            done => done,
+        }
+    }
+
+    fn add(&mut self, parts: Parts) -> Result<(), VmmError> {
         self.execute(&ChardevAdd(parts.chardev()))?;
         if let Some(netdev) = parts.netdev {
             let mut netdev = netdev.object();
@@ -155,8 +170,11 @@ impl Plugger {
 
     /// Removes what a device spoke through that the guest does not have any more, or never had.
     pub(crate) fn remove_rest(&mut self, device: &str) -> Result<(), VmmError> {
-        // Disks have no network backend. One of a NIC takes the character device along.
-        let _ = self.execute(&qmp::netdev_del { id: device::netdev_name(device) });
+        match self.execute(&qmp::netdev_del { id: device::netdev_name(device) }) {
+            // Disks have no network backend. One of a NIC takes the character device along.
+            Ok(_) | Err(VmmError::Monitor { .. }) => {}
+            Err(error) => return Err(error),
+        }
         if self.inventory()?.has_some_of(device) {
             self.execute(&qmp::chardev_remove { id: device::chardev_name(device) })?;
         }
@@ -166,7 +184,54 @@ impl Plugger {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
     use super::*;
+    use crate::monitor::fake::Qemu;
+    use crate::monitor::open;
+    use crate::spec::tests::spec;
+
+    /// A QEMU with a free port, which says this to `device_add`, or nothing; what it was asked then, and what became of the device.
+    fn plug(answer: &'static str) -> (Vec<String>, Result<(), VmmError>) {
+        let qemu = Qemu::start(move |name, arguments| {
+            let list = |entries: &str| Some(format!(r#"{{"return": [{entries}]}}"#));
+            match name {
+                "query-version" => Some(
+                    r#"{"return": {"qemu": {"major": 7, "minor": 2, "micro": 0}, "package": ""}}"#.into(),
+                ),
+                "query-kvm" => Some(r#"{"return": {"enabled": false, "present": false}}"#.into()),
+                "query-chardev" => list(""),
+                "qom-list" => {
+                    assert_eq!(arguments["path"], "/machine/peripheral");
+                    list(r#"{"name": "port.0", "type": "child<pcie-root-port>"}"#)
+                }
+                "qom-get" => Some(r#"{"return": "/machine/q35/pcie.0"}"#.into()),
+                "device_add" => Some(answer.to_owned()),
+                _ => Some(r#"{"return": {}}"#.into()),
+            }
+        });
+        let stream = UnixStream::connect(&qemu.path).unwrap();
+        let monitor = open(stream, "a QEMU", Duration::from_millis(300)).unwrap();
+        let mut plugger = Plugger::begin(monitor, false).unwrap();
+        let done = plugger.plug(0, |host| Parts::network(&spec().networks[0], host, None));
+        let asked = qemu.asked();
+        let added = asked.iter().position(|name| name == "device_add").unwrap();
+        (asked[added + 1..].to_vec(), done)
+    }
+
+    #[test]
+    fn what_qemu_refuses_half_way_is_removed_and_what_it_may_do_yet_is_not() {
+        let (asked, done) = plug(r#"{"return": {}}"#);
+        assert!(done.is_ok() && asked.is_empty(), "{asked:?}");
+        let (asked, done) = plug(r#"{"error": {"class": "GenericError", "desc": "no such bus"}}"#);
+        assert!(asked.contains(&"netdev_del".to_owned()), "{asked:?}");
+        assert!(done.unwrap_err().to_string().contains("no such bus"));
+        // The guest would lose a device that it gets a moment later.
+        let (asked, done) = plug("");
+        assert!(asked.is_empty(), "{asked:?}");
+        assert!(matches!(done, Err(VmmError::Silent { .. })), "{done:?}");
+    }
 
     #[test]
     fn a_slot_is_there_and_free_or_it_is_said_what_to_do() {

@@ -161,7 +161,7 @@ mod tests {
             &format!("echo '{greeting}'; read line; echo '{{\"return\": {{}}}}'; exec sleep 1000"),
             short,
         );
-        assert!(matches!(stuck, Err(VmmError::Monitor { .. })), "{stuck:?}");
+        assert!(matches!(stuck, Err(VmmError::Silent { .. })), "{stuck:?}");
         let ended = ask("exit 1", MONITOR_DEADLINE);
         assert!(ended.unwrap_err().to_string().contains("ended before it greeted"));
     }
