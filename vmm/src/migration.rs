@@ -22,6 +22,8 @@ const POLL: Duration = Duration::from_millis(10);
 const PAGES_AT_ONCE_BYTES: u64 = 64 * 4096;
 /// How long the leases of a guest that has moved may take to follow by themselves.
 const FOLLOW_DEADLINE: Duration = Duration::from_secs(10);
+/// How long QEMU may not answer while it moves a guest: with a large one it is busy when that stops.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// How a virtual machine is moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,9 +52,11 @@ pub struct Migrated {
 }
 
 /// Lets the QEMU whose monitor this is copy its guest to the QEMU that listens at `uri`, such as `tcp:h3:4444` or
-/// `unix:/run/vm1.sock`, and waits until the guest runs there. On failure it goes on here.
+/// `unix:/run/vm1.sock`, and waits until the guest runs there. On failure it goes on here, unless nobody knows
+/// ([`VmmError::Undecided`]).
 pub fn migrate(monitor: &Path, uri: &str, speed: MigrationSpeed) -> Result<Migrated, VmmError> {
-    let mut monitor = connect(monitor, || false)?;
+    let path = monitor;
+    let mut monitor = connect(path, || false)?;
     let command = qmp::migrate { channels: None, detach: None, resume: None, uri: Some(uri.to_owned()) };
     refuse_to_lose_stores(&mut monitor)?;
     let parameters = qmp::MigrateSetParameters {
@@ -66,27 +70,74 @@ pub fn migrate(monitor: &Path, uri: &str, speed: MigrationSpeed) -> Result<Migra
     let converge = qmp::MigrationCapabilityStatus { capability, state: true };
     let capabilities = qmp::migrate_set_capabilities { capabilities: vec![converge] };
     monitor.execute(&capabilities).map_err(failed)?;
-    monitor.execute(&command).map_err(failed)?;
+    match monitor.execute(&command).map_err(failed) {
+        // It may have begun.
+        Ok(_) | Err(VmmError::Silent { .. }) => wait_for_the_end(monitor, path, uri, PATIENCE),
+        Err(error) => Err(error),
+    }
+}
+
+/// Waits for what becomes of a move, in other sessions where QEMU does not answer in one. Whoever says too early that the guest stays takes
+/// its devices away from it where it runs.
+fn wait_for_the_end(
+    mut monitor: Monitor,
+    path: &Path,
+    uri: &str,
+    patience: Duration,
+) -> Result<Migrated, VmmError> {
+    let mut answered = Instant::now();
     loop {
-        let info = monitor.execute(&qmp::query_migrate {}).map_err(failed)?;
-        match info.status {
-            Some(qmp::MigrationStatus::completed) => {
-                let number = |value: Option<i64>| u64::try_from(value.unwrap_or(0)).unwrap_or(0);
-                let bytes = number(info.ram.map(|ram| ram.transferred));
-                return Ok(Migrated {
-                    downtime_ms: number(info.downtime),
-                    total_ms: number(info.total_time),
-                    bytes,
-                });
+        let silent = match monitor.execute(&qmp::query_migrate {}) {
+            Ok(info) => {
+                if let Some(end) = end(info, uri) {
+                    return end;
+                }
+                answered = Instant::now();
+                thread::sleep(POLL);
+                continue;
             }
-            Some(qmp::MigrationStatus::failed | qmp::MigrationStatus::cancelled) => {
-                let reason = info.error_desc.unwrap_or_else(|| {
-                    "the other QEMU went away, or does not know a device of the guest".to_owned()
-                });
-                return Err(VmmError::Migration { uri: uri.to_owned(), reason });
-            }
-            _ => thread::sleep(POLL),
+            Err(error) => failed(error),
+        };
+        let unknown =
+            |error: VmmError| VmmError::Undecided { uri: uri.to_owned(), reason: error.to_string() };
+        let over = || answered.elapsed() >= patience;
+        if over() {
+            return Err(unknown(silent));
         }
+        // QEMU has one session at a time.
+        drop(monitor);
+        monitor = loop {
+            match connect(path, || true) {
+                Ok(monitor) => break monitor,
+                Err(VmmError::Silent { .. }) if !over() => {}
+                // Nobody is there any more who could say it.
+                Err(error) => return Err(unknown(error)),
+            }
+        };
+    }
+}
+
+/// How a move has ended, if it has.
+fn end(info: qmp::MigrationInfo, uri: &str) -> Option<Result<Migrated, VmmError>> {
+    match info.status {
+        Some(qmp::MigrationStatus::completed) => {
+            let number = |value: Option<i64>| u64::try_from(value.unwrap_or(0)).unwrap_or(0);
+            let bytes = number(info.ram.map(|ram| ram.transferred));
+            let (downtime_ms, total_ms) = (number(info.downtime), number(info.total_time));
+            Some(Ok(Migrated { downtime_ms, total_ms, bytes }))
+        }
+        Some(qmp::MigrationStatus::failed | qmp::MigrationStatus::cancelled) => {
+            let reason = info.error_desc.unwrap_or_else(|| {
+                "the other QEMU went away, or does not know a device of the guest".to_owned()
+            });
+            Some(Err(VmmError::Migration { uri: uri.to_owned(), reason }))
+        }
+        // It was not heard, and will not be: what a session has left to say goes with it.
+        None => {
+            let reason = "QEMU has not begun".to_owned();
+            Some(Err(VmmError::Migration { uri: uri.to_owned(), reason }))
+        }
+        _ => None,
     }
 }
 
@@ -120,7 +171,7 @@ fn keeps_stores(base: u64, plugged: u64) -> bool {
 }
 
 /// Moves an instance's guest as [`migrate`] does, after the controller was told where to, and waits until its leases have
-/// followed. On failure the controller hears that the instance stays.
+/// followed. On failure the controller hears that the instance stays; not where nobody knows.
 pub fn move_away(
     client: &Client,
     instance: &str,
@@ -136,6 +187,13 @@ pub fn move_away(
     }
     let moved = match migrate(monitor, uri, speed) {
         Ok(moved) => moved,
+        Err(VmmError::Undecided { uri, reason }) => {
+            let what = format!(
+                "{reason}; see where it runs, then `podctl instances activate-migration {instance}` if it is there, or \
+                 `podctl instances abort-migration {instance}` if it is here"
+            );
+            return Err(VmmError::Undecided { uri, reason: what });
+        }
         Err(error) => {
             // What failed first is what is told; a move that is left behind is seen and ended with podctl.
             let _ = client.abort_migration(instance);
@@ -144,13 +202,25 @@ pub fn move_away(
     };
     // A guest whose drivers use a device takes the leases along; one that uses none has to be helped.
     let begun = Instant::now();
-    while client.instance(instance)?.migration.is_some() {
-        if begun.elapsed() > FOLLOW_DEADLINE {
-            client.activate_migration(instance, false)?;
+    loop {
+        let late = begun.elapsed() > FOLLOW_DEADLINE;
+        let followed = match client.instance(instance) {
+            Ok(there) if there.migration.is_none() => return Ok(moved),
+            Ok(_) if late => client.activate_migration(instance, false).map(drop),
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        };
+        match followed {
+            // Another controller may take over meanwhile.
+            Err(error) if late => {
+                let reason = format!(
+                    "the guest of {instance} runs at {uri}, but its leases have not followed: {error}"
+                );
+                return Err(VmmError::Machine { reason });
+            }
+            _ => thread::sleep(POLL),
         }
-        thread::sleep(POLL);
     }
-    Ok(moved)
 }
 
 /// Ends the QEMU whose monitor this is: its guest runs elsewhere.
@@ -163,8 +233,54 @@ pub fn quit(monitor: &Path) -> Result<(), VmmError> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
     use super::*;
+    use crate::monitor::fake::Qemu;
+    use crate::monitor::open;
     use crate::spec::tests::spec;
+
+    /// Waits for the end of a move by a QEMU that says these to `query-migrate`, one after the other; it ends the session where it says
+    /// none, and says nothing where it is busy.
+    fn wait(answers: &'static [Option<&'static str>], patience: Duration) -> Result<Migrated, VmmError> {
+        let mut answers = answers.iter();
+        let qemu = Qemu::start(move |name, _| {
+            assert_eq!(name, "query-migrate");
+            let answer = answers.next().copied().flatten();
+            answer.map(|status| match status {
+                "busy" => String::new(),
+                "" => r#"{"return": {}}"#.to_owned(),
+                _ => format!(r#"{{"return": {{"status": "{status}", "total-time": 7}}}}"#),
+            })
+        });
+        let stream = UnixStream::connect(&qemu.path).unwrap();
+        let monitor = open(stream, "a QEMU", Duration::from_millis(300)).unwrap();
+        wait_for_the_end(monitor, &qemu.path, "tcp:h2:4444", patience)
+    }
+
+    #[test]
+    fn a_qemu_that_is_silent_for_a_while_is_asked_again_what_became_of_the_guest() {
+        let long = Duration::from_mins(1);
+        let moved = wait(&[Some("active"), None, Some("device"), None, Some("completed")], long);
+        assert_eq!(moved.unwrap().total_ms, 7);
+        assert!(wait(&[Some("busy"), Some("completed")], long).is_ok());
+        let stays = wait(&[None, Some("failed")], long);
+        assert!(matches!(stays, Err(VmmError::Migration { .. })), "{stays:?}");
+        let stays = wait(&[None, Some("")], long);
+        assert!(stays.unwrap_err().to_string().contains("not begun"));
+        let unknown = wait(&[Some("active"), None], Duration::ZERO);
+        assert!(matches!(unknown, Err(VmmError::Undecided { .. })), "{unknown:?}");
+    }
+
+    #[test]
+    fn of_a_qemu_that_is_gone_nobody_knows_where_its_guest_is() {
+        let qemu = Qemu::start(|_, _| None);
+        let monitor = connect(&qemu.path, || true).unwrap();
+        std::fs::remove_file(&qemu.path).unwrap();
+        // Long before patience ends.
+        let unknown = wait_for_the_end(monitor, &qemu.path, "tcp:h2:4444", Duration::from_hours(1));
+        assert!(matches!(unknown, Err(VmmError::Undecided { .. })), "{unknown:?}");
+    }
 
     #[test]
     fn an_emulated_machine_that_we_describe_can_be_moved_and_others_are_refused() {

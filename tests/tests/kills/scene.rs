@@ -374,8 +374,10 @@ impl Scene {
         self.restart(victims, &active);
         let copied = copying.join().unwrap();
         eprintln!("QEMU says: {copied:?}");
-        if matches!(copied, Err(VmmError::Monitor { .. }))
-            && let Some(vm) = &mut self.vm
+        if matches!(
+            copied,
+            Err(VmmError::Monitor { .. } | VmmError::Silent { .. } | VmmError::Undecided { .. })
+        ) && let Some(vm) = &mut self.vm
         {
             // QEMU calls abort() where a backend dies at the moment at which it is told to log, as any backend's QEMU does.
             let status =
