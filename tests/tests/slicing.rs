@@ -1,6 +1,6 @@
 //! The vCPUs of a virtual machine that works are held to a part of their time.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -26,18 +26,40 @@ fn machine(guest: &Guest, directory: &Path) -> VmSpec {
     }
 }
 
+/// Gives a vCPU a group of its own, as libvirt does, where the processor controller is on the first version of cgroups.
+fn own_group(pid: u32, thread: u32) -> Option<PathBuf> {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let fields = |line: &str| line.splitn(3, ':').map(str::to_owned).collect::<Vec<_>>();
+    let group = groups.lines().map(fields).find(|it| it[1].split(',').any(|name| name == "cpu"))?;
+    let home = Path::new("/sys/fs/cgroup/cpu").join(group[2].trim_start_matches('/'));
+    let own = home.join(format!("own-{pid}"));
+    std::fs::create_dir(&own).ok()?;
+    std::fs::write(own.join("tasks"), thread.to_string()).unwrap();
+    Some(own)
+}
+
 /// The kernel's quota holds the same machine.
 fn quota_holds_it_and_lets_it_go(running: &RunningVm, pid: u32, threads: &[u32], agent: &Agent) {
-    let mut cgroup = CgroupActuator::new(running).unwrap();
     let group = |thread: u32| std::fs::read_to_string(format!("/proc/{thread}/cgroup")).unwrap();
     let home = group(threads[0]);
+    let own = own_group(pid, threads[1]);
+    let homes: Vec<String> = threads.iter().map(|thread| group(*thread)).collect();
+    let mut cgroup = CgroupActuator::new(running).unwrap();
     assert_eq!(cgroup.set(duty(0.25, WINDOW)).unwrap(), WINDOW);
     assert!(threads.iter().all(|thread| group(*thread).contains("wadi-sliced-")), "{}", group(threads[0]));
     assert_eq!(group(pid), home, "no other thread is held");
     assert_eq!(agent.run("echo works", LONG).unwrap().text(), "works\n");
     assert_eq!(cgroup.usage().unwrap().len(), 2);
     drop(cgroup);
-    assert!(threads.iter().all(|thread| group(*thread) == home));
+    assert_eq!(
+        threads.iter().map(|thread| group(*thread)).collect::<Vec<_>>(),
+        homes,
+        "each is where it was"
+    );
+    if let Some(own) = own {
+        std::fs::write(own.with_file_name("tasks"), threads[1].to_string()).unwrap();
+        std::fs::remove_dir(own).unwrap();
+    }
 
     // So it does when who asked for it is killed.
     let directory = running.files[0].parent().unwrap();

@@ -1,7 +1,6 @@
 //! Finding a machine that somebody else has started.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::machine::CONTROL_VARIABLE;
 use crate::{MonitorAddress, Origin, Process, RunningVm, VcpuThread, VmmError};
@@ -23,19 +22,9 @@ pub fn attach_process(pid: u32, name: Option<&str>) -> Result<(RunningVm, Vec<Vc
         };
         refuse(format!("process {pid} has no monitor socket on its command line; {how}"))
     })?;
-    let directory = fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_else(|_| Path::new("/").to_owned());
-    let monitor = MonitorAddress::Socket { path: directory.join(monitor) };
-    let vcpus = monitor.vcpus()?;
-    // Whoever listens there now need not be the one that was asked for.
-    if !vcpus.iter().all(|vcpu| Process::of_thread(vcpu.thread_id) == Some(process)) {
-        return Err(refuse(format!("the monitor at {monitor} is not that of process {pid}")));
-    }
+    let monitor = MonitorAddress::Socket { path: process.directory().join(monitor) };
     let name = name.map(str::to_owned).or(line.name).unwrap_or_else(|| format!("qemu-{pid}"));
-    let vcpu_control = process.environment(CONTROL_VARIABLE).map(PathBuf::from);
-    Ok((
-        RunningVm { name, process, origin: Origin::Attached, monitor, vcpu_control, files: Vec::new() },
-        vcpus,
-    ))
+    found(name, process, monitor)
 }
 
 /// Finds the machine of a libvirt domain, through `virsh`.
@@ -45,17 +34,28 @@ pub fn attach_domain(
     name: Option<&str>,
 ) -> Result<(RunningVm, Vec<VcpuThread>), VmmError> {
     let monitor = MonitorAddress::Domain { domain: domain.to_owned(), uri: uri.map(str::to_owned) };
-    let vcpus = monitor.vcpus()?;
-    let process = vcpus.first().and_then(|vcpu| Process::of_thread(vcpu.thread_id));
-    let process = process.ok_or_else(|| VmmError::Machine {
+    let process = monitor.vcpus()?.first().and_then(|vcpu| Process::of_thread(vcpu.thread_id));
+    // libvirt may speak of another host, and there may be a thread with that id here, too.
+    let named = monitor.machine_name()?;
+    let is_its_qemu = |process: &Process| {
+        process.command_line().is_ok_and(|words| CommandLine::parse(&words).name == Some(named))
+    };
+    let process = process.filter(is_its_qemu).ok_or_else(|| VmmError::Machine {
         reason: format!("the threads of domain {domain} are not on this host: run it where the domain runs"),
     })?;
-    let name = name.unwrap_or(domain).to_owned();
-    let vcpu_control = process.environment(CONTROL_VARIABLE).map(PathBuf::from);
-    Ok((
-        RunningVm { name, process, origin: Origin::Attached, monitor, vcpu_control, files: Vec::new() },
-        vcpus,
-    ))
+    found(name.unwrap_or(domain).to_owned(), process, monitor)
+}
+
+fn found(
+    name: String,
+    process: Process,
+    monitor: MonitorAddress,
+) -> Result<(RunningVm, Vec<VcpuThread>), VmmError> {
+    let vcpu_control = process.environment(CONTROL_VARIABLE).map(|path| process.directory().join(path));
+    let machine =
+        RunningVm { name, process, origin: Origin::Attached, monitor, vcpu_control, files: Vec::new() };
+    let vcpus = machine.vcpus()?;
+    Ok((machine, vcpus))
 }
 
 /// What QEMU's command line says of the machine.
@@ -74,8 +74,9 @@ impl CommandLine {
         let mut controls: Vec<String> = Vec::new();
         for pair in words.windows(2) {
             let [option, value] = pair else { continue };
+            let Some(option) = option.strip_prefix('-') else { continue };
             let values = Values::parse(value);
-            match option.trim_start_matches('-') {
+            match option.strip_prefix('-').unwrap_or(option) {
                 "name" => line.name = values.get("guest").or_else(|| values.first()).map(str::to_owned),
                 "qmp" | "qmp-pretty" => {
                     let path = values.first().and_then(|first| first.strip_prefix("unix:"));
@@ -151,6 +152,8 @@ mod tests {
         assert_eq!((line.name.as_deref(), line.monitor), (Some("a"), Some("/tmp/q.sock".into())));
         let line = parsed("qemu --chardev socket,path=m.sock,id=m,server=on --mon m,mode=control");
         assert_eq!((line.name, line.monitor), (None, Some("m.sock".into())));
+        let line = parsed("qemu -name a -L name x -qmp unix:/tmp/q.sock,server=on");
+        assert_eq!((line.name.as_deref(), line.monitor), (Some("a"), Some("/tmp/q.sock".into())));
         // One for people is none for programs.
         let line =
             parsed("qemu -chardev socket,id=m,path=m.sock,server=on -mon chardev=m -qmp tcp:localhost:4");

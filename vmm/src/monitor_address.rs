@@ -66,6 +66,18 @@ impl MonitorAddress {
         Ok(answer.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
     }
 
+    /// What the machine is called, by QEMU.
+    pub(crate) fn machine_name(&self) -> Result<String, VmmError> {
+        let answer = match self {
+            Self::Socket { path } => {
+                let name = session(path)?.execute(&qmp::query_name {}).map_err(failed)?;
+                serde_json::to_value(name).map_err(|error| odd(&error))?
+            }
+            Self::Domain { domain, uri } => ask(domain, uri.as_deref(), "query-name")?,
+        };
+        Ok(answer.get("name").and_then(Value::as_str).unwrap_or_default().to_owned())
+    }
+
     /// Presses the power button: the guest shuts down, if it listens.
     pub(crate) fn press_power_button(&self) -> Result<(), VmmError> {
         match self {

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,11 @@ impl Process {
         // Each word ends with a zero.
         words.pop();
         Ok(words)
+    }
+
+    /// Its working directory.
+    pub(crate) fn directory(self) -> PathBuf {
+        fs::read_link(format!("/proc/{}/cwd", self.pid)).unwrap_or_else(|_| PathBuf::from("/"))
     }
 
     /// What a variable of the environment that it was started with says.

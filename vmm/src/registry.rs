@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use crate::{MonitorAddress, Process, VmmError};
+use crate::{MonitorAddress, Process, VcpuThread, VmmError};
 
 /// What the name of a machine's file ends with.
 const SUFFIX: &str = ".vm.json";
@@ -40,6 +40,21 @@ pub struct RunningVm {
     /// Files to remove when it is gone.
     #[serde(default)]
     pub files: Vec<PathBuf>,
+}
+
+impl RunningVm {
+    /// The threads of its vCPUs, by number. Whoever listens at its monitor need not be its QEMU: another one that was told the same
+    /// socket takes it away, and libvirt may speak of a domain of another host.
+    pub fn vcpus(&self) -> Result<Vec<VcpuThread>, VmmError> {
+        let vcpus = self.monitor.vcpus()?;
+        // One that is just unplugged is nobody's.
+        let mut owners = vcpus.iter().filter_map(|vcpu| Process::of_thread(vcpu.thread_id)).peekable();
+        if owners.peek().is_some() && owners.all(|owner| owner == self.process) {
+            return Ok(vcpus);
+        }
+        let reason = format!("the monitor at {} is not that of process {}", self.monitor, self.process.pid);
+        Err(VmmError::Machine { reason })
+    }
 }
 
 /// What a look at the directory showed.
@@ -115,7 +130,11 @@ impl Registry {
     pub fn add(&self, machine: &RunningVm) -> Result<(), VmmError> {
         let locked = self.lock()?;
         self.refuse_another(&locked, &machine.name, Some(machine.process))?;
-        self.write(&locked, machine)
+        match read(&self.path(&machine.name)) {
+            // Whoever started it has noted more of it.
+            Ok(Some(known)) if known.process == machine.process && known.origin == Origin::Run => Ok(()),
+            _ => self.write(&locked, machine),
+        }
     }
 
     /// Forgets a machine that has ended; another one of its name stays.
@@ -132,15 +151,31 @@ impl Registry {
 
     /// A machine is followed by whoever has this, and by nobody else.
     pub(crate) fn lock_machine(&self, machine: &RunningVm) -> Result<File, VmmError> {
-        let file = File::create(followed(&self.path(&machine.name))).map_err(|source| self.failed(source))?;
+        let name = &machine.name;
+        self.lock_beside(machine, FOLLOWED, || {
+            format!("somebody follows {name} already: its `vmm run`, or another `vmm follow`")
+        })
+    }
+
+    /// The vCPUs of a machine are sliced by whoever has this, and by nobody else: each would undo what the other orders.
+    pub fn lock_vcpus(&self, machine: &RunningVm) -> Result<File, VmmError> {
+        let name = &machine.name;
+        self.lock_beside(machine, SLICED, || {
+            format!("somebody slices the vCPUs of {name} already: end that `vmm slice {name}` first")
+        })
+    }
+
+    fn lock_beside(
+        &self,
+        machine: &RunningVm,
+        extension: &str,
+        taken: impl FnOnce() -> String,
+    ) -> Result<File, VmmError> {
+        let path = self.path(&machine.name).with_extension(extension);
+        let file = File::create(path).map_err(|source| self.failed(source))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(file),
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let name = &machine.name;
-                let reason =
-                    format!("somebody follows {name} already: its `vmm run`, or another `vmm follow`");
-                Err(VmmError::Machine { reason })
-            }
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(VmmError::Machine { reason: taken() }),
             Err(error) => Err(self.failed(error.into())),
         }
     }
@@ -153,21 +188,28 @@ impl Registry {
         Ok(Locked(file))
     }
 
-    /// Fails if a machine of this name runs, unless it is `own`.
+    /// Fails if a machine of this name runs, unless it is `own`. One that has ended is forgotten: whoever still follows that, because
+    /// he has not seen it yet, is no hindrance to its successor.
     pub(crate) fn refuse_another(
         &self,
         _: &Locked,
         name: &str,
         own: Option<Process>,
     ) -> Result<(), VmmError> {
-        // What cannot be read is replaced.
-        match read(&self.path(name)) {
-            Ok(Some(other)) if other.process.runs() && Some(other.process) != own => Err(VmmError::Machine {
+        let path = self.path(name);
+        match read(&path) {
+            Ok(Some(other)) if Some(other.process) == own => Ok(()),
+            Ok(Some(other)) if other.process.runs() => Err(VmmError::Machine {
                 reason: format!(
-                    "{name} runs already, as process {}: end it with `vmm stop {name}`",
-                    other.process.pid
+                    "{0} runs already, as process {1}: end it with `vmm stop {0}`",
+                    other.name, other.process.pid
                 ),
             }),
+            Ok(Some(ended)) => {
+                forget(&path, &ended);
+                Ok(())
+            }
+            // What cannot be read is replaced.
             _ => Ok(()),
         }
     }
@@ -203,13 +245,14 @@ fn read(path: &Path) -> Result<Option<RunningVm>, String> {
     }
 }
 
-/// The file beside a machine's own that is locked by whoever follows it: its own is another one once it was written again.
-fn followed(path: &Path) -> PathBuf {
-    path.with_extension("followed")
-}
+/// What the names of the files beside a machine's own end with that are locked by whoever follows or slices it: its own is another one
+/// once it was written again.
+const FOLLOWED: &str = "followed";
+const SLICED: &str = "sliced";
 
 fn forget(path: &Path, machine: &RunningVm) {
-    for file in machine.files.iter().map(PathBuf::as_path).chain([path, &followed(path)]) {
+    let locks = [FOLLOWED, SLICED].map(|extension| path.with_extension(extension));
+    for file in machine.files.iter().chain(&locks).map(PathBuf::as_path).chain([path]) {
         // It may be gone already; what stays is looked at again.
         let _ = fs::remove_file(file);
     }
@@ -279,7 +322,45 @@ mod tests {
         drop(first);
         registry.lock_machine(&machine("a", own())).unwrap();
         registry.remove(&machine("a", own())).unwrap();
-        assert!(!followed(&registry.path("a")).exists());
+        assert!(!registry.path("a").with_extension(FOLLOWED).exists());
+    }
+
+    #[test]
+    fn one_at_a_time_slices_a_machine() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::new(directory.path());
+        registry.add(&machine("a", own())).unwrap();
+        let first = registry.lock_vcpus(&machine("a", own())).unwrap();
+        let error = registry.lock_vcpus(&machine("a", own())).unwrap_err().to_string();
+        assert!(error.contains("slices the vCPUs of a already"), "{error}");
+        registry.lock_machine(&machine("a", own())).unwrap();
+        drop(first);
+        registry.lock_vcpus(&machine("a", own())).unwrap();
+        registry.remove(&machine("a", own())).unwrap();
+        assert!(!registry.path("a").with_extension(SLICED).exists());
+    }
+
+    #[test]
+    fn who_still_follows_a_machine_that_ended_is_no_hindrance_to_the_next() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::new(directory.path());
+        let earlier = machine("a", Process { started: own().started - 1, ..own() });
+        registry.add(&earlier).unwrap();
+        let _has_not_seen_it = registry.lock_machine(&earlier).unwrap();
+        let locked = registry.lock().unwrap();
+        registry.refuse_another(&locked, "a", None).unwrap();
+        registry.write(&locked, &machine("a", own())).unwrap();
+        registry.lock_machine(&machine("a", own())).unwrap();
+    }
+
+    #[test]
+    fn one_that_was_run_here_and_is_found_once_more_keeps_its_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::new(directory.path());
+        let run = RunningVm { files: vec![directory.path().join("socket")], ..machine("a", own()) };
+        registry.add(&run).unwrap();
+        registry.add(&RunningVm { origin: Origin::Attached, ..machine("a", own()) }).unwrap();
+        assert_eq!(registry.find("a").unwrap(), run);
     }
 
     #[test]

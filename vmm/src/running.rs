@@ -63,11 +63,11 @@ pub(crate) fn list(asked: &List) -> Result<()> {
     let mut rows = vec![["NAME", "PID", "FROM", "STATE", "VCPU THREADS", "MONITOR"].map(str::to_owned)];
     let mut entries = Vec::new();
     for machine in &running.machines {
-        let state = machine.monitor.status();
-        let vcpus = machine.monitor.vcpus().unwrap_or_default();
-        let (state, error) = match state {
-            Ok(state) => (state, None),
-            Err(error) => ("silent".to_owned(), Some(error.to_string())),
+        // One that does not answer is not asked twice.
+        let asked = machine.monitor.status().and_then(|state| Ok((state, machine.vcpus()?)));
+        let (state, vcpus, error) = match asked {
+            Ok((state, vcpus)) => (state, vcpus, None),
+            Err(error) => ("silent".to_owned(), Vec::new(), Some(error.to_string())),
         };
         if let Some(error) = &error {
             eprintln!("{}: {error}", machine.name);

@@ -42,7 +42,9 @@ pub(crate) struct Slice {
 }
 
 pub(crate) fn slice(asked: &Slice) -> Result<()> {
-    let machine = Registry::new(&asked.directory).find(&asked.name)?;
+    let registry = Registry::new(&asked.directory);
+    let machine = registry.find(&asked.name)?;
+    let _alone = registry.lock_vcpus(&machine)?;
     match asked.share {
         Share::Percent(percent) => hold(asked, &machine, percent),
         Share::Fair => fair::hold(asked, &machine),

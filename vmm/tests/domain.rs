@@ -3,10 +3,17 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 
 /// Dropping it ends it.
 struct Sleeper(Child);
+
+/// A process that is called as libvirt calls the QEMU of a domain.
+fn qemu_of(domain: &str) -> Sleeper {
+    let mut command = Command::new("sh");
+    command.args(["-c", "read -r _", "-name"]).arg(format!("guest={domain},debug-threads=on"));
+    Sleeper(command.stdin(Stdio::piped()).spawn().unwrap())
+}
 
 impl Drop for Sleeper {
     fn drop(&mut self) {
@@ -32,17 +39,19 @@ fn vmm(words: &[&str], directory: &Path) -> (String, bool) {
 #[test]
 fn a_domain_is_attached_listed_and_stopped() {
     let directory = tempfile::tempdir().unwrap();
-    let sleeper = Sleeper(Command::new("sleep").arg("1000").spawn().unwrap());
-    let pid = sleeper.0.id();
+    let (qemu, other) = (qemu_of("vm1"), qemu_of("vm2"));
+    let (pid, other) = (qemu.0.id(), other.0.id());
     let script = format!(
         r#"#!/bin/sh
 [ "$1 $2" = "--connect test:///d" ] || {{ echo "error: no connection" >&2; exit 1; }}
 shift 2
-[ "$2" = vm1 ] || {{ echo "error: failed to get domain '$2'" >&2; exit 1; }}
-case "$1 $3" in
+[ "$2" = vm1 ] || [ "$2" = vm3 ] || {{ echo "error: failed to get domain '$2'" >&2; exit 1; }}
+case "$2 $1 $3" in
+  vm3*query-cpus-fast*) echo '{{"return":[{{"thread-id":{other},"cpu-index":0,"target":"x86_64"}}],"id":"libvirt-25"}}' ;;
+  *query-name*) echo "{{\"return\":{{\"name\":\"$2\"}},\"id\":\"libvirt-24\"}}" ;;
   *query-cpus-fast*) echo '{{"return":[{{"thread-id":{pid},"props":{{"core-id":0}},"qom-path":"/machine/unattached/device[0]","cpu-index":0,"target":"x86_64"}}],"id":"libvirt-26"}}' ;;
   *query-status*) echo '{{"return":{{"status":"paused","singlestep":false,"running":false}},"id":"libvirt-27"}}' ;;
-  destroy*) kill -9 {pid} ;;
+  *destroy*) kill -9 {pid} ;;
   *) echo "error: unknown command $1" >&2; exit 1 ;;
 esac
 "#
@@ -55,6 +64,9 @@ esac
     assert!(!done && said.contains("no connection"), "{said}");
     let (said, done) = vmm(&["attach", "--domain", "vm2", "--connect", "test:///d"], directory.path());
     assert!(!done && said.contains("failed to get domain 'vm2'"), "{said}");
+    // It runs on another host, and another process has that id here.
+    let (said, done) = vmm(&["attach", "--domain", "vm3", "--connect", "test:///d"], directory.path());
+    assert!(!done && said.contains("not on this host"), "{said}");
     let (said, done) = vmm(&["attach", "--domain", "vm1", "--connect", "test:///d"], directory.path());
     assert!(done && said.contains(&format!("process {pid}, vCPU threads {pid}")), "{said}");
     let (said, done) = vmm(&["list"], directory.path());

@@ -9,6 +9,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+
 use super::carry::{Carry, Times};
 use super::guard::Guard;
 use super::{Actuator, Duty, VcpuUse, failed, schedstat};
@@ -35,17 +37,27 @@ pub enum Hierarchy {
 #[derive(Debug)]
 pub struct CgroupActuator {
     hierarchy: Hierarchy,
-    /// The group that the threads come from.
-    home: PathBuf,
+    origin: Origin,
     /// What the names of the machine's groups begin with.
     prefix: String,
     groups: Vec<Group>,
     guard: Option<Guard>,
 }
 
+/// Where threads come from.
+#[derive(Debug)]
+enum Origin {
+    /// All from this group.
+    Group(PathBuf),
+    /// Each from its own: libvirt has one for each vCPU, with limits that the domain was given.
+    Own { process: u32, mounts: String },
+}
+
 #[derive(Debug)]
 struct Group {
     thread: u32,
+    /// Where the thread came from.
+    home: PathBuf,
     path: PathBuf,
     held: Option<Held>,
 }
@@ -66,10 +78,10 @@ impl CgroupActuator {
     /// Makes groups for the vCPU threads of `machine`.
     pub fn new(machine: &RunningVm) -> Result<Self, VmmError> {
         let mounts = read(Path::new("/proc/self/mountinfo"))?;
-        let threads: Vec<u32> = machine.monitor.vcpus()?.iter().map(|vcpu| vcpu.thread_id).collect();
-        let groups = read(Path::new(&format!("/proc/{}/cgroup", machine.process.pid)))?;
-        let (hierarchy, home) = home(&mounts, &groups)?;
-        Self::in_group(hierarchy, &home, &machine.name, &threads)
+        let threads: Vec<u32> = machine.vcpus()?.iter().map(|vcpu| vcpu.thread_id).collect();
+        let process = machine.process.pid;
+        let (hierarchy, _) = home(&mounts, &read(Path::new(&format!("/proc/{process}/cgroup")))?)?;
+        Self::begin(hierarchy, Origin::Own { process, mounts }, &machine.name, &threads)
     }
 
     /// Makes groups for `threads`, which are in the group `home`, below it.
@@ -79,23 +91,16 @@ impl CgroupActuator {
         name: &str,
         threads: &[u32],
     ) -> Result<Self, VmmError> {
+        Self::begin(hierarchy, Origin::Group(home.to_owned()), name, threads)
+    }
+
+    fn begin(hierarchy: Hierarchy, origin: Origin, name: &str, threads: &[u32]) -> Result<Self, VmmError> {
         let plain = |c: char| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '_' };
         let name: String = name.chars().map(plain).collect();
-        // What an agent left that was killed together with its guard belongs to a thread that may be no more: from there, threads go home.
-        let home = if home.file_name().is_some_and(|last| last.to_string_lossy().starts_with("wadi-")) {
-            home.parent().unwrap_or(home)
-        } else {
-            home
-        };
         let prefix = format!("wadi-{name}-");
-        let mut actuator = Self { hierarchy, home: home.to_owned(), prefix, groups: Vec::new(), guard: None };
-        // What an agent left that was killed together with its guard.
-        actuator.remove_empty("");
+        let mut actuator = Self { hierarchy, origin, prefix, groups: Vec::new(), guard: None };
         for thread in threads {
             actuator.add(*thread)?;
-        }
-        if hierarchy == Hierarchy::V2 {
-            write(&home.join("cgroup.subtree_control"), "+cpu")?;
         }
         actuator.guard_all()?;
         Ok(actuator)
@@ -106,12 +111,35 @@ impl CgroupActuator {
         format!("-{}", std::process::id())
     }
 
+    /// Where a thread comes from; nothing if it has ended.
+    fn home_of(&self, thread: u32) -> Result<Option<PathBuf>, VmmError> {
+        let found = match &self.origin {
+            Origin::Group(home) => home.clone(),
+            Origin::Own { process, mounts } => {
+                let path = format!("/proc/{process}/task/{thread}/cgroup");
+                match fs::read_to_string(&path) {
+                    Ok(groups) => home(mounts, &groups)?.1,
+                    Err(error) if has_ended(&error) => return Ok(None),
+                    Err(error) => return Err(failed(format!("cannot read {path}: {error}"))),
+                }
+            }
+        };
+        // What an agent left that was killed together with its guard belongs to a thread that may be no more: from there, threads go home.
+        let left = found.file_name().is_some_and(|last| last.to_string_lossy().starts_with("wadi-"));
+        Ok(Some(if left { found.parent().map_or(found.clone(), Path::to_owned) } else { found }))
+    }
+
     /// Makes a group for a thread, unless it has one.
     fn add(&mut self, thread: u32) -> Result<(), VmmError> {
         if self.groups.iter().any(|group| group.thread == thread) {
             return Ok(());
         }
-        let path = self.home.join(format!("{}{thread}{}", self.prefix, Self::suffix()));
+        let Some(home) = self.home_of(thread)? else { return Ok(()) };
+        if !self.groups.iter().any(|group| group.home == home) {
+            // What an agent left that was killed together with its guard.
+            self.remove_empty(&home, "");
+        }
+        let path = home.join(format!("{}{thread}{}", self.prefix, Self::suffix()));
         match fs::create_dir(&path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(failed(format!("{}: {error}", path.display())));
@@ -119,18 +147,21 @@ impl CgroupActuator {
             _ => {}
         }
         // From here on it is removed again.
-        self.groups.push(Group { thread, path: path.clone(), held: None });
+        self.groups.push(Group { thread, home: home.clone(), path: path.clone(), held: None });
         match self.hierarchy {
             Hierarchy::V1 => Ok(()),
-            Hierarchy::V2 => write(&path.join("cgroup.type"), "threaded"),
+            Hierarchy::V2 => {
+                write(&path.join("cgroup.type"), "threaded")?;
+                write(&home.join("cgroup.subtree_control"), "+cpu")
+            }
         }
     }
 
     /// Has all that there are given back, however this process ends.
     fn guard_all(&mut self) -> Result<(), VmmError> {
-        let groups = self.groups.iter().map(|group| (group.thread, group.path.as_path()));
+        let groups = self.groups.iter().map(|group| (group.home.as_path(), group.path.as_path()));
         // The one before leaves when this one is there.
-        self.guard = Some(Guard::start(&self.members(&self.home), groups)?);
+        self.guard = Some(Guard::start(self.members_file(), groups)?);
         Ok(())
     }
 
@@ -138,28 +169,38 @@ impl CgroupActuator {
     fn release(&self, group: &Group) {
         let members = fs::read_to_string(self.members(&group.path)).unwrap_or_default();
         if members.lines().any(|member| member.parse() == Ok(group.thread)) {
-            let _ = write(&self.members(&self.home), &group.thread.to_string());
+            let _ = write(&self.members(&group.home), &group.thread.to_string());
         }
         let _ = fs::remove_dir(&group.path);
     }
 
     /// Removes groups of this machine that no thread is in any more.
-    fn remove_empty(&self, suffix: &str) {
-        for entry in fs::read_dir(&self.home).into_iter().flatten().flatten() {
+    fn remove_empty(&self, home: &Path, suffix: &str) {
+        // Not those of a machine whose name goes on where this one's ends.
+        let number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        let ours = |name: &str| {
+            let rest = name.strip_prefix(&*self.prefix).and_then(|rest| rest.split_once('-'));
+            rest.is_some_and(|(thread, process)| number(thread) && number(process))
+        };
+        for entry in fs::read_dir(home).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            if name.starts_with(&self.prefix) && name.ends_with(suffix) {
+            if ours(&name) && name.ends_with(suffix) {
                 // The kernel refuses that for one that is in use.
                 let _ = fs::remove_dir(entry.path());
             }
         }
     }
 
-    fn members(&self, group: &Path) -> PathBuf {
-        group.join(match self.hierarchy {
+    fn members_file(&self) -> &'static str {
+        match self.hierarchy {
             Hierarchy::V1 => "tasks",
             Hierarchy::V2 => "cgroup.threads",
-        })
+        }
+    }
+
+    fn members(&self, group: &Path) -> PathBuf {
+        group.join(self.members_file())
     }
 
     /// Tells the kernel, which was told `before`.
@@ -227,7 +268,7 @@ impl Actuator for CgroupActuator {
 
     fn set(&mut self, duty: Duty) -> Result<Duration, VmmError> {
         for index in 0..self.groups.len() {
-            let Group { path, thread, held } = &self.groups[index];
+            let Group { path, thread, held, .. } = &self.groups[index];
             let Some(time) = schedstat::times(*thread).map(|times| times.ran) else {
                 // A vCPU that was unplugged.
                 continue;
@@ -258,7 +299,14 @@ impl Actuator for CgroupActuator {
                 self.limit(path, before, limit)?;
             }
             if held.is_none() {
-                write(&self.members(path), &thread.to_string())?;
+                match fs::write(self.members(path), thread.to_string()) {
+                    // It has just been unplugged.
+                    Err(error) if has_ended(&error) => continue,
+                    Err(error) => {
+                        return Err(failed(format!("cannot put {thread} into {}: {error}", path.display())));
+                    }
+                    Ok(()) => {}
+                }
             }
             self.groups[index].held = Some(Held { began: began.0, before: began.1, duty, carry, limit });
         }
@@ -306,8 +354,15 @@ impl Drop for CgroupActuator {
             self.release(group);
         }
         // Those of vCPUs that were about to end when they were unplugged.
-        self.remove_empty(&Self::suffix());
+        for group in &self.groups {
+            self.remove_empty(&group.home, &Self::suffix());
+        }
     }
+}
+
+/// Whether a thread was not found because it is no more.
+fn has_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || Errno::from_io_error(error) == Some(Errno::SRCH)
 }
 
 /// For how long the kernel has held a group back.
@@ -372,125 +427,4 @@ fn write(path: &Path, text: &str) -> Result<(), VmmError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MS: u64 = 1_000_000;
-
-    #[test]
-    fn quotas_the_kernel_takes() {
-        let exact = |duty: Duty| quota(duty, part(duty));
-        assert_eq!(exact(Duty { run_ns: 5 * MS, window_ns: 10 * MS }), Some((5000, 10_000)));
-        assert_eq!(exact(Duty { run_ns: MS / 20, window_ns: MS }), Some((1000, 20_000)), "5 % of 1 ms");
-        assert_eq!(exact(Duty { run_ns: MS, window_ns: MS }), None);
-        assert_eq!(exact(Duty { run_ns: 0, window_ns: MS }), Some((1000, 1_000_000)), "the least there is");
-        // Corrected, the period stays if it can.
-        let duty = Duty { run_ns: MS / 20, window_ns: MS };
-        assert_eq!(quota(duty, 0.06), Some((1200, 20_000)));
-        assert_eq!(quota(duty, 0.04), Some((1000, 25_000)));
-        assert_eq!(quota(duty, 1.0), None, "for once it may run");
-    }
-
-    const V1: &str = "\
-25 20 0:22 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755
-26 25 0:23 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset
-27 25 0:24 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
-28 25 0:25 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw";
-
-    #[test]
-    fn the_controller_is_found_on_either_interface() {
-        let groups = "9:cpu,cpuacct:/machine/vm1\n3:cpuset:/\n0::/user\n";
-        assert_eq!(
-            home(V1, groups).unwrap(),
-            (Hierarchy::V1, "/sys/fs/cgroup/cpu,cpuacct/machine/vm1".into())
-        );
-        let tree = tempfile::tempdir().unwrap();
-        let group = tree.path().join("machine/vm1");
-        fs::create_dir_all(&group).unwrap();
-        let mounts = format!("28 25 0:25 / {} rw - cgroup2 cgroup2 rw", tree.path().display());
-        let error = home(&mounts, "0::/machine/vm1\n").unwrap_err().to_string();
-        assert!(error.contains("not enabled"), "{error}");
-        fs::write(group.join("cgroup.controllers"), "cpuset cpu io\n").unwrap();
-        assert_eq!(home(&mounts, "0::/machine/vm1\n").unwrap(), (Hierarchy::V2, group));
-        assert!(home("", "0::/\n").is_err());
-        // In a container, whose root is a group of the host's.
-        let mounts = "27 25 0:24 /docker/1 /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu";
-        assert_eq!(home(mounts, "4:cpu:/docker/1/a\n").unwrap().1, Path::new("/sys/fs/cgroup/cpu/a"));
-    }
-
-    #[test]
-    fn groups_of_the_second_version_are_threaded() {
-        let home = tempfile::tempdir().unwrap();
-        let own = std::process::id();
-        let text = |path: &Path| fs::read_to_string(path).unwrap();
-        let group = home.path().join(format!("wadi-vm1-{own}-{own}"));
-        let mut actuator = CgroupActuator::in_group(Hierarchy::V2, home.path(), "vm1", &[own, own]).unwrap();
-        fs::write(group.join("cpu.stat"), "usage_usec 0\nthrottled_usec 0\n").unwrap();
-        assert_eq!(text(&group.join("cgroup.type")), "threaded");
-        assert_eq!(text(&home.path().join("cgroup.subtree_control")), "+cpu");
-        let window = actuator.set(Duty { run_ns: 3 * MS, window_ns: 10 * MS }).unwrap();
-        assert_eq!(window, Duration::from_millis(10));
-        assert_eq!(text(&group.join("cpu.max")), "3000 10000");
-        assert_eq!(text(&group.join("cgroup.threads")), own.to_string());
-        fs::write(group.join("cpu.stat"), "usage_usec 5\nthrottled_usec 70\n").unwrap();
-        assert_eq!(actuator.usage().unwrap()[0].slept, Duration::from_micros(70));
-        actuator.set(Duty { run_ns: 1, window_ns: 1 }).unwrap();
-        assert_eq!(text(&group.join("cpu.max")), "max");
-        drop(actuator);
-        assert_eq!(text(&home.path().join("cgroup.threads")), own.to_string());
-    }
-
-    /// A thread that waits to be told to end, and its id.
-    fn sleeper() -> (std::sync::mpsc::Sender<()>, std::thread::JoinHandle<()>, u32) {
-        let (end, ended) = std::sync::mpsc::channel::<()>();
-        let (tell, told) = std::sync::mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            tell.send(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()).unwrap();
-            let _ = ended.recv();
-        });
-        let id = told.recv().unwrap();
-        (end, thread, id)
-    }
-
-    #[test]
-    fn a_vcpu_that_is_plugged_in_is_held_and_one_that_is_unplugged_forgotten() {
-        let home = tempfile::tempdir().unwrap();
-        let own = std::process::id();
-        let group = |thread: u32| home.path().join(format!("wadi-vm1-{thread}-{own}"));
-        let said = |thread: u32, file: &str| fs::read_to_string(group(thread).join(file)).unwrap_or_default();
-        // The kernel makes it along with a group.
-        let counts = |thread: u32| fs::write(group(thread).join("cpu.stat"), "throttled_usec 0\n").unwrap();
-        let mut actuator = CgroupActuator::in_group(Hierarchy::V2, home.path(), "vm1", &[own]).unwrap();
-        counts(own);
-        let quarter = Duty { run_ns: 25 * MS, window_ns: 100 * MS };
-        actuator.set(quarter).unwrap();
-        let carried = actuator.groups[0].held.as_ref().unwrap().began;
-
-        let (end, thread, plugged) = sleeper();
-        actuator.follow(&[own, plugged]).unwrap();
-        counts(plugged);
-        assert_eq!(said(plugged, "cgroup.type"), "threaded");
-        actuator.set(quarter).unwrap();
-        assert_eq!(said(plugged, "cgroup.threads"), plugged.to_string());
-        assert_eq!(said(plugged, "cpu.max"), "25000 100000");
-        let held: Vec<u32> = actuator.usage().unwrap().iter().map(|it| it.thread).collect();
-        assert_eq!(held, [own, plugged]);
-        assert_eq!(
-            actuator.groups[0].held.as_ref().unwrap().began,
-            carried,
-            "the account of the other goes on"
-        );
-
-        drop(end);
-        thread.join().unwrap();
-        // The kernel takes it out of its group, and lets the group be removed.
-        fs::remove_dir_all(group(plugged)).unwrap();
-        fs::create_dir(group(plugged)).unwrap();
-        actuator.follow(&[own]).unwrap();
-        assert!(!group(plugged).exists());
-        let text = fs::read_to_string(home.path().join("cgroup.threads")).unwrap_or_default();
-        assert_eq!(text, "", "nobody is moved who may have its id by now");
-        actuator.set(quarter).unwrap();
-        assert_eq!(actuator.usage().unwrap().len(), 1);
-    }
-}
+mod tests;

@@ -32,7 +32,7 @@ impl ShimActuator {
             ));
         }
         let actuator = Self { file };
-        if let Ok(vcpus) = machine.monitor.vcpus() {
+        if let Ok(vcpus) = machine.vcpus() {
             let threads: Vec<u32> = vcpus.iter().map(|vcpu| vcpu.thread_id).collect();
             actuator.file.ask(&threads)?;
         }
@@ -92,10 +92,72 @@ pub fn find_shim() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use std::mem::offset_of;
+    use std::os::unix::fs::FileExt as _;
 
-    use vcpu_slicing::Control;
+    use rustix::time::{ClockId, clock_gettime};
+    use vcpu_slicing::{Command, Control, Order};
 
     use super::*;
+    use crate::{MonitorAddress, Origin, Process};
+
+    #[test]
+    fn the_shim_of_another_process_is_not_commanded() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("vm1-vcpus");
+        ControlFile::create(&path).unwrap();
+        let process = Process::with_id(std::process::id()).unwrap();
+        let machine = RunningVm {
+            name: "vm1".to_owned(),
+            process,
+            origin: Origin::Run,
+            monitor: MonitorAddress::Socket { path: "/nowhere".into() },
+            vcpu_control: Some(path.clone()),
+            files: Vec::new(),
+        };
+        for (word, fits) in [(0, false), (process.pid + 1, false), (process.pid, true)] {
+            let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+            file.write_all_at(&word.to_ne_bytes(), offset_of!(Control, process) as u64).unwrap();
+            let found = ShimActuator::new(&machine);
+            assert_eq!(found.is_ok(), fits, "{word}");
+            let error = found.err().map_or(String::new(), |error| error.to_string());
+            assert!(fits || error.contains("not loaded into its QEMU"), "{error}");
+        }
+    }
+
+    #[test]
+    fn who_is_commanded_no_more_runs_freely() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("vm1-vcpus");
+        ControlFile::create(&path).unwrap();
+        let mut shim = ShimActuator { file: ControlFile::open(&path).unwrap() };
+        let order = || {
+            let bytes = std::fs::read(&path).unwrap();
+            let word = |at: usize| {
+                let at = offset_of!(Control, order) + at;
+                u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap())
+            };
+            let version = word(offset_of!(Order, ended));
+            assert_eq!(word(offset_of!(Order, begun)), version, "it is whole");
+            let duty = Duty {
+                run_ns: word(offset_of!(Order, run_ns)),
+                window_ns: word(offset_of!(Order, window_ns)),
+            };
+            Command { version, duty, until_ns: word(offset_of!(Order, until_ns)) }
+        };
+        let now = || {
+            let now = clock_gettime(ClockId::Monotonic);
+            u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).unwrap()
+        };
+        let (duty, before) = (Duty { run_ns: 1, window_ns: 4 }, now());
+        shim.set(duty).unwrap();
+        let (first, holds_ns) = (order(), u64::try_from(HOLDS_FOR.as_nanos()).unwrap());
+        assert!(first.duty == duty && first.slices(before), "{first:?}");
+        assert!((before + holds_ns..=now() + holds_ns).contains(&first.until_ns), "it ends by itself");
+        shim.set(duty).unwrap();
+        assert!(order().version > first.version, "it is news");
+        drop(shim);
+        assert!(!order().slices(before), "{:?}", order());
+    }
 
     #[test]
     fn it_is_told_of_vcpus_that_come_and_go() {

@@ -24,7 +24,7 @@ pub struct VcpuThreads {
 impl VcpuThreads {
     /// The ids of those that there are now, each once.
     pub fn look(machine: &RunningVm) -> Result<Vec<u32>, VmmError> {
-        let mut threads: Vec<u32> = machine.monitor.vcpus()?.iter().map(|vcpu| vcpu.thread_id).collect();
+        let mut threads: Vec<u32> = machine.vcpus()?.iter().map(|vcpu| vcpu.thread_id).collect();
         threads.sort_unstable();
         // Several vCPUs may have one.
         threads.dedup();
@@ -86,6 +86,31 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::monitor::fake::Qemu;
+    use crate::{MonitorAddress, Origin, Process};
+
+    #[test]
+    fn a_thread_with_several_vcpus_is_one() {
+        let process = Process::with_id(std::process::id()).unwrap();
+        let qemu = Qemu::start(move |_, _| {
+            let vcpu = |index: u32| {
+                format!(
+                    r#"{{"thread-id": {}, "qom-path": "/a", "cpu-index": {index}, "target": "x86_64"}}"#,
+                    process.pid
+                )
+            };
+            Some(format!(r#"{{"return": [{}, {}]}}"#, vcpu(0), vcpu(1)))
+        });
+        let machine = RunningVm {
+            name: "vm1".to_owned(),
+            process,
+            origin: Origin::Run,
+            monitor: MonitorAddress::Socket { path: qemu.path.clone() },
+            vcpu_control: None,
+            files: Vec::new(),
+        };
+        assert_eq!(VcpuThreads::look(&machine).unwrap(), [process.pid]);
+    }
 
     #[test]
     fn threads_that_come_and_go_are_told_of_once() {

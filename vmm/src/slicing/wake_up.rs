@@ -66,6 +66,7 @@ mod tests {
         let window = |us: u64| WakeUp { cost: Duration::from_micros(us) }.window();
         assert_eq!(window(1), Duration::from_micros(100), "on bare metal");
         assert_eq!(window(25), Duration::from_millis(2), "on a virtual machine");
+        assert_eq!((window(33), window(35)), (Duration::from_millis(2), Duration::from_millis(5)), "1.7 %");
         assert_eq!(window(5000), Duration::from_millis(10), "where nothing fits");
     }
 
