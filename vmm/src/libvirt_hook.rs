@@ -67,7 +67,11 @@ pub(crate) fn libvirt_hook(asked: &LibvirtHook) -> Result<()> {
     thread::Builder::new().name("hook".to_owned()).spawn(move || {
         let outcome = if prepares { hook.prepare(&domain) } else { hook.release(&domain) };
         // Without that file the shim does nothing, and the VM runs all the same.
-        let file = if prepares { domain.make_vcpu_control() } else { domain.remove_vcpu_control() };
+        let file = match (prepares, &outcome) {
+            (true, Ok(())) => domain.make_vcpu_control(),
+            (true, Err(_)) => Ok(()),
+            (false, _) => domain.remove_vcpu_control(),
+        };
         if let Err(error) = file {
             eprintln!("warning: the file for slicing the vCPUs of the domain {}: {error}", domain.name());
         }

@@ -11,7 +11,7 @@ use super::metadata::{Metadata, NAMESPACE};
 use crate::libvirt::QEMU;
 use crate::machine::CONTROL_VARIABLE;
 use crate::slicing::ControlFile;
-use crate::{VmSpec, VmmError};
+use crate::{Process, VmSpec, VmmError};
 
 /// A domain that asks the pod for devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,16 +134,19 @@ impl Domain {
         VmmError::Domain { domain: self.name.clone(), reason }
     }
 
-    /// Makes what its QEMU's shim, if it is to have one, is commanded through.
+    /// Makes what its QEMU's shim, if it is to have one, is commanded through. That of another machine that runs stays.
     pub fn make_vcpu_control(&self) -> io::Result<()> {
         let Some(path) = self.vcpu_control() else { return Ok(()) };
+        if is_in_use(path) {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "another machine runs with it"));
+        }
         fs::create_dir_all(path.parent().unwrap_or(path))?;
         ControlFile::create(path)
     }
 
     /// Removes that, once its QEMU has ended.
     pub fn remove_vcpu_control(&self) -> io::Result<()> {
-        match self.vcpu_control().map(fs::remove_file) {
+        match self.vcpu_control().filter(|path| !is_in_use(path)).map(fs::remove_file) {
             Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
@@ -197,12 +200,22 @@ fn vcpu_control(root: Node<'_, '_>) -> Option<PathBuf> {
     variable.attribute("value").map(PathBuf::from)
 }
 
+/// Whether a QEMU that runs has its shim commanded through this file.
+fn is_in_use(path: &Path) -> bool {
+    let user = ControlFile::open(path).and_then(|file| file.process()).ok().flatten();
+    let told = user.and_then(Process::with_id).and_then(|user| user.environment(CONTROL_VARIABLE));
+    told.is_some_and(|told| path == Path::new(&told))
+}
+
 fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {
     node.children().find(|it| it.has_tag_name(name))
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::mem::offset_of;
+    use std::process::Command;
+
     use super::*;
 
     pub(in crate::hook) const SOCKETS: &str = "/run/wadi/sockets";
@@ -285,6 +298,24 @@ pub(super) mod tests {
         domain.remove_vcpu_control().unwrap();
         domain.remove_vcpu_control().unwrap();
         assert!(!path.exists());
+        // A domain that may not start, for another one has its name, leaves that one its own.
+        domain.make_vcpu_control().unwrap();
+        let mut qemu = Command::new("sleep").arg("1000").env(CONTROL_VARIABLE, &path).spawn().unwrap();
+        // A process has its environment a moment after it was started.
+        while Process::with_id(qemu.id()).and_then(|it| it.environment(CONTROL_VARIABLE)).is_none() {
+            assert!(qemu.try_wait().unwrap().is_none());
+        }
+        let mut said = fs::read(&path).unwrap();
+        let word = offset_of!(vcpu_slicing::Control, process);
+        said[word..word + 4].copy_from_slice(&qemu.id().to_ne_bytes());
+        fs::write(&path, &said).unwrap();
+        assert!(domain.make_vcpu_control().unwrap_err().to_string().contains("another machine"));
+        domain.remove_vcpu_control().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), said);
+        qemu.kill().unwrap();
+        qemu.wait().unwrap();
+        domain.make_vcpu_control().unwrap();
+        domain.remove_vcpu_control().unwrap();
         let foreign = directory.path().join("vm2-vcpus");
         fs::write(&foreign, "mine").unwrap();
         with(&foreign).make_vcpu_control().unwrap();
