@@ -36,7 +36,7 @@ fn commands_run_as_they_are_given() {
     let directory = tempfile::tempdir().unwrap();
     let spec = VmSpec {
         memory_mib: 256,
-        accelerator: Accelerator::probe(&guest.kernel),
+        accelerator: Accelerator::probe(vmm::QEMU.as_ref(), &guest.kernel),
         ..bare_vm("bare", &guest, directory.path())
     };
     let mut vm = Vm::start(spec.clone()).unwrap();

@@ -164,7 +164,7 @@ fn domain(pod: &Pod, guest: &Guest, agent: &Path) -> String {
         .arg("--initrd")
         .arg(&guest.initrd)
         .arg("--accelerator")
-        .arg(Accelerator::probe(&guest.kernel).to_string().to_lowercase())
+        .arg(Accelerator::probe(vmm::QEMU.as_ref(), &guest.kernel).to_string().to_lowercase())
         .output()
         .unwrap();
     assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));

@@ -197,6 +197,13 @@ mod tests {
     }
 
     #[test]
+    fn a_nic_with_several_queues_says_so() {
+        let network = Network { queue_pairs: 4, ..spec().networks[0].clone() };
+        let line = Parts::network(&network, HOST, None).words().join(" ");
+        assert!(line.contains("chardev=wadi-net0,queues=4") && line.contains(",mq=on,"), "{line}");
+    }
+
+    #[test]
     fn one_that_listens_does_not_wait_for_its_frontend() {
         let host = Host { listens: true, version: QemuVersion { major: 10, minor: 0 }, ..HOST };
         let parts = Parts::disk(&spec().disks[0], host, Some(1));

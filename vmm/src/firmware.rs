@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -134,7 +134,12 @@ impl Uefi {
         let mut partial = self.variables.clone().into_os_string();
         partial.push(format!(".{}", std::process::id()));
         let content = fs::read(&self.template)?;
-        let linked = fs::write(&partial, content).and_then(|()| fs::hard_link(&partial, &self.variables));
+        let written = File::create(&partial).and_then(|mut file| {
+            file.write_all(&content)?;
+            // A machine would not start any more with what a host that loses its power had not written yet.
+            file.sync_all()
+        });
+        let linked = written.and_then(|()| fs::hard_link(&partial, &self.variables));
         let _ = fs::remove_file(&partial);
         match linked {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -192,6 +197,8 @@ impl Description {
 
 #[cfg(test)]
 mod tests {
+    use rustix::io::fcntl_getfd;
+
     use super::*;
 
     fn describe(directory: &Path, name: &str, code: &str, features: &str) {
@@ -236,6 +243,7 @@ mod tests {
         uefi.prepare().unwrap();
         assert_eq!(fs::read_to_string(&variables).unwrap(), "entry");
         let reserved = uefi.reserve().unwrap();
+        assert_eq!(fcntl_getfd(&reserved).unwrap(), FdFlags::empty(), "QEMU inherits it");
         assert!(uefi.reserve().unwrap_err().to_string().contains("another machine"));
         drop(reserved);
         uefi.reserve().unwrap();

@@ -52,3 +52,52 @@ pub(crate) fn network(nic: &api::Nic, socket: PathBuf) -> Network {
 pub(crate) fn disk(disk: &api::Disk, socket: PathBuf) -> Disk {
     Disk { device: disk.device.clone(), socket, slot: disk.slot, queues: disk.queues }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::spec::tests::spec;
+
+    #[test]
+    fn a_machine_has_what_is_leased_and_stays() {
+        let device = |name: &str, slot: u8, leaving: bool| {
+            json!({
+                "device": name, "socket": format!("/here/{name}"), "lease": 1, "generation": 1, "connected": false,
+                "slot": slot, "leaving": leaving, "mac": "52:54:00:00:00:01", "mtu": 1500, "queue_pairs": 2,
+                "nic": "h2/nic0", "volume": name, "serial": name, "size_bytes": 1, "block_bytes": 512, "queues": 3,
+                "read_only": false, "ssd": "h2/ssd0",
+            })
+        };
+        let moved =
+            |name: &str| json!({"device": name, "socket": format!("/there/{name}"), "connected": false});
+        let mut instance: api::Instance = serde_json::from_value(json!({
+            "name": "web", "id": 1, "host": "h1", "ready": true,
+            "nics": [device("net0", 2, false), device("net1", 3, true)],
+            "disks": [device("vol0", 4, true), device("vol1", 5, false)],
+        }))
+        .unwrap();
+        let sockets = |spec: &VmSpec| -> Vec<String> {
+            let networks = spec.networks.iter().map(|it| &it.socket);
+            let all = networks.chain(spec.disks.iter().map(|it| &it.socket));
+            all.map(|socket| socket.display().to_string()).collect()
+        };
+        let mut spec = spec();
+        spec.take_devices(&instance);
+        assert_eq!(
+            (spec.name.as_str(), sockets(&spec)),
+            ("web", vec!["/here/net0".into(), "/here/vol1".into()])
+        );
+        assert_eq!((spec.networks[0].slot, spec.disks[0].slot, spec.disks[0].queues), (2, 5, 3));
+        instance.migration = serde_json::from_value(json!({
+            "to": "h2", "ready": true, "waiting_for": [], "devices": [moved("net0"), moved("vol1")],
+        }))
+        .unwrap();
+        spec.take_devices(&instance);
+        assert_eq!(sockets(&spec), ["/here/net0", "/here/vol1"], "the one that leaves stays as it is");
+        spec.incoming = Some("tcp:0.0.0.0:4444".to_owned());
+        spec.take_devices(&instance);
+        assert_eq!(sockets(&spec), ["/there/net0", "/there/vol1"]);
+    }
+}

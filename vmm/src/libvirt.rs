@@ -18,6 +18,11 @@ pub fn domain_xml(spec: &VmSpec, metadata: &Metadata, version: QemuVersion) -> R
         return Err(VmmError::Spec { reason: reason.to_owned() });
     }
     refuse_pool_ram(spec, "libvirt cannot begin a guest's memory in the middle of a file, and nobody")?;
+    if spec.memory_max_mib.is_some() {
+        let reason =
+            "libvirt plugs memory in by itself: leave --memory-max out, and give the domain a <maxMemory>";
+        return Err(VmmError::Spec { reason: reason.to_owned() });
+    }
     let mut xml = Xml::default();
     let namespace = if spec.networks.is_empty() && spec.vcpu_shim.is_none() {
         ""
@@ -262,6 +267,13 @@ mod tests {
                 .contains("libvirt cannot")
         );
         assert!(command_line(&spec, version).unwrap_err().to_string().contains("`vmm run`"));
+    }
+
+    #[test]
+    fn memory_that_libvirt_would_have_to_plug_in_is_refused() {
+        let spec = VmSpec { memory_max_mib: Some(2048), ..spec() };
+        let error = domain_xml(&spec, &Metadata::default(), QemuVersion { major: 10, minor: 0 });
+        assert!(error.unwrap_err().to_string().contains("--memory-max"));
     }
 
     #[test]

@@ -54,6 +54,9 @@ impl Vm {
     ) -> Result<Self, VmmError> {
         let mut command = Self::command(&spec)?;
         let registry = Registry::new(&spec.directory);
+        registry.refuse_another(&registry.lock()?, &spec.name, None)?;
+        // Wiping much memory takes long, and other machines need not wait for that.
+        let claimed = spec.pool_ram.as_ref().map(PoolRam::claim).transpose()?;
         let locked = registry.lock()?;
         registry.refuse_another(&locked, &spec.name, None)?;
         spec.firmware.prepare()?;
@@ -69,7 +72,6 @@ impl Vm {
                 .map_err(|source| VmmError::Directory { path: spec.directory.clone(), source })?;
         }
         let failed = |source| VmmError::Start { program: spec.qemu.display().to_string(), source };
-        let claimed = spec.pool_ram.as_ref().map(PoolRam::claim).transpose()?;
         let input =
             claimed.as_ref().map_or_else(|| Ok(Stdio::null()), GuestLock::to_stdio).map_err(failed)?;
         let child = spawn(&mut command, input).map_err(failed)?;

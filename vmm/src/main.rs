@@ -139,7 +139,7 @@ struct Machine {
     firmware: FirmwareKind,
     /// Where UEFI keeps the machine's variables; made if it is not there, and kept when the machine ends. Without it,
     /// /var/lib/wadi/nvram/INSTANCE.fd.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = absolute)]
     nvram: Option<PathBuf>,
     /// From which devices to try to boot, such as vol0,net0; without it, from the disks.
     #[arg(long, value_name = "DEVICES", value_delimiter = ',', conflicts_with = "kernel")]
@@ -149,10 +149,10 @@ struct Machine {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=24))]
     ports: Option<u8>,
     /// A kernel to load, instead of booting from a device.
-    #[arg(long)]
+    #[arg(long, value_parser = absolute)]
     kernel: Option<PathBuf>,
     /// The kernel's initramfs.
-    #[arg(long, requires = "kernel")]
+    #[arg(long, requires = "kernel", value_parser = absolute)]
     initrd: Option<PathBuf>,
     /// The kernel's command line.
     #[arg(long, requires = "kernel", default_value = "console=ttyS0")]
@@ -162,13 +162,13 @@ struct Machine {
     #[arg(long, value_name = "PROGRAM", default_value = vmm::QEMU)]
     qemu: PathBuf,
     /// Where the pool is on this host, for an instance that has its memory there [default: where the controller has it]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = absolute)]
     pool: Option<PathBuf>,
     /// What executes the guest; without it, KVM where a kernel really boots with it, else TCG.
     #[arg(long, value_enum)]
     accelerator: Option<Accelerator>,
     /// Where to put the machine's monitor and console sockets.
-    #[arg(long, default_value = "/run/wadi/vm")]
+    #[arg(long, default_value = "/run/wadi/vm", value_parser = absolute)]
     directory: PathBuf,
     /// Wait here for the instance's guest, which runs on another host, instead of booting one: such as tcp:0.0.0.0:4444.
     #[arg(long, value_name = "URI")]
@@ -200,9 +200,9 @@ impl Machine {
         }
         let accelerator = match (self.accelerator, &self.kernel) {
             (Some(accelerator), _) => accelerator,
-            (None, Some(kernel)) => Accelerator::probe(kernel),
+            (None, Some(kernel)) => Accelerator::probe(&self.qemu, kernel),
             (None, None) => match host_kernel() {
-                Some(kernel) => Accelerator::probe(&kernel),
+                Some(kernel) => Accelerator::probe(&self.qemu, &kernel),
                 None => Accelerator::default(),
             },
         };
@@ -267,6 +267,11 @@ impl Machine {
         spec.firmware.prepare()?;
         Ok((spec, instance))
     }
+}
+
+/// Who looks for it later, or libvirt, is in another directory.
+fn absolute(path: &str) -> std::io::Result<PathBuf> {
+    std::path::absolute(path)
 }
 
 /// Any kernel does to try whether KVM works: the host's own is at hand.
@@ -430,6 +435,16 @@ mod tests {
             panic!("it is understood")
         };
         assert!(machine.firmware().unwrap_err().to_string().contains("--firmware uefi"));
+    }
+
+    #[test]
+    fn what_a_machine_keeps_is_found_from_everywhere() {
+        let line = "run --instance vm1 --directory vm --kernel k --initrd ./i --pool p --nvram n.fd";
+        let Ok(Command::Run(machine)) = parsed(line) else { panic!("it is understood") };
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(machine.directory, here.join("vm"));
+        let rest = [machine.kernel, machine.initrd, machine.pool, machine.nvram].map(Option::unwrap);
+        assert_eq!(rest, ["k", "i", "p", "n.fd"].map(|name| here.join(name)));
     }
 
     #[test]

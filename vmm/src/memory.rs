@@ -1,5 +1,6 @@
 //! Memory that is plugged into a running virtual machine.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use qapi::qmp;
@@ -14,8 +15,15 @@ pub(crate) const SLOTS: usize = 16;
 /// ([`crate::VmSpec::memory_max_mib`]). Its guest uses them as it likes; frontends are told by QEMU.
 pub fn plug_memory(monitor: &Path, mib: u32) -> Result<(), VmmError> {
     let mut monitor = connect(monitor, || false)?;
-    let there = monitor.execute(&qmp::query_memory_devices {}).map_err(failed)?.len();
-    let (device, backend) = (format!("plugged{there}"), format!("ram{there}"));
+    let mut taken = BTreeSet::new();
+    for path in ["/objects", "/machine/peripheral"] {
+        let list = qmp::qom_list { path: path.to_owned() };
+        taken.extend(monitor.execute(&list).map_err(failed)?.into_iter().map(|it| it.name));
+    }
+    // Memory in between may have been unplugged, and somebody who was killed half-way may have left its backend.
+    let names = (0..).map(|number: usize| (format!("plugged{number}"), format!("ram{number}")));
+    let free = names.filter(|(device, backend)| !taken.contains(device) && !taken.contains(backend));
+    let (device, backend) = free.into_iter().next().unwrap_or_default();
     // The frontends read and write it, so it is shared.
     let memory = qmp::MemoryBackendProperties {
         dump: None,
@@ -44,4 +52,57 @@ pub fn plug_memory(monitor: &Path, mib: u32) -> Result<(), VmmError> {
         let _ = monitor.execute(&qmp::object_del { id: backend });
         failed(error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::monitor::fake::Qemu;
+
+    #[test]
+    fn names_that_are_taken_are_passed_over() {
+        let (tell, told) = channel();
+        let qemu = Qemu::start(move |name, arguments| {
+            let list = |names: &[&str]| {
+                let names: Vec<_> =
+                    names.iter().map(|it| format!(r#"{{"name": "{it}", "type": "child<x>"}}"#)).collect();
+                Some(format!(r#"{{"return": [{}]}}"#, names.join(", ")))
+            };
+            match name {
+                // The first was unplugged with its backend. Of the third there is but the backend.
+                "qom-list" if arguments["path"] == "/objects" => list(&["ram", "ram1", "ram2"]),
+                "qom-list" => list(&["port.0", "plugged1"]),
+                "query-memory-devices" => Some(r#"{"return": []}"#.to_owned()),
+                _ => {
+                    let id = arguments["id"].as_str().unwrap().to_owned();
+                    tell.send((name.to_owned(), id)).unwrap();
+                    Some(r#"{"return": {}}"#.to_owned())
+                }
+            }
+        });
+        plug_memory(&qemu.path, 128).unwrap();
+        let expected = [("object-add", "ram0"), ("device_add", "plugged0")];
+        assert_eq!(
+            told.try_iter().collect::<Vec<_>>(),
+            expected.map(|(name, id)| (name.to_owned(), id.to_owned()))
+        );
+    }
+
+    #[test]
+    fn a_backend_that_was_left_is_not_made_again() {
+        let (tell, told) = channel();
+        let qemu = Qemu::start(move |name, arguments| {
+            if name == "qom-list" && arguments["path"] == "/objects" {
+                return Some(r#"{"return": [{"name": "ram0", "type": "child<x>"}]}"#.to_owned());
+            }
+            if let Some(id) = arguments["id"].as_str() {
+                tell.send(id.to_owned()).unwrap();
+            }
+            Some(if name.starts_with('q') { r#"{"return": []}"# } else { r#"{"return": {}}"# }.to_owned())
+        });
+        plug_memory(&qemu.path, 128).unwrap();
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), ["ram1", "plugged1"]);
+    }
 }

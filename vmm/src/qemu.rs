@@ -71,13 +71,13 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    /// KVM if `kernel` really boots with it, else TCG. That `/dev/kvm` exists proves nothing: nested and
+    /// KVM if `kernel` really boots with it in this QEMU, else TCG. That `/dev/kvm` exists proves nothing: nested and
     /// paravirtual variants open, and then abort or hang.
-    pub fn probe(kernel: &Path) -> Self {
+    pub fn probe(qemu: &Path, kernel: &Path) -> Self {
         if !Path::new("/dev/kvm").exists() {
             return Self::Tcg;
         }
-        if boots_with_kvm(kernel).unwrap_or(false) { Self::Kvm } else { Self::Tcg }
+        if boots_with_kvm(qemu, kernel).unwrap_or(false) { Self::Kvm } else { Self::Tcg }
     }
 
     /// QEMU's `-accel` value.
@@ -115,8 +115,8 @@ impl fmt::Display for Accelerator {
 }
 
 /// Boots the kernel without anything to mount: it has booted when it complains of that.
-fn boots_with_kvm(kernel: &Path) -> io::Result<bool> {
-    let mut child = Command::new(QEMU)
+fn boots_with_kvm(qemu: &Path, kernel: &Path) -> io::Result<bool> {
+    let mut child = Command::new(qemu)
         .args(["-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "256", "-smp", "1"])
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"])
         .arg("-kernel")
@@ -147,6 +147,8 @@ fn boots_with_kvm(kernel: &Path) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -159,11 +161,32 @@ mod tests {
     }
 
     #[test]
+    fn the_qemu_that_is_to_run_the_machine_is_the_one_that_is_tried() {
+        let directory = tempfile::tempdir().unwrap();
+        let qemu = directory.path().join("qemu");
+        let script = "#!/bin/sh\n[ \"$4\" = kvm ] && echo 'Kernel panic - not syncing: VFS: no root'\n";
+        std::fs::write(&qemu, script).unwrap();
+        std::fs::set_permissions(&qemu, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let boots = || loop {
+            match boots_with_kvm(&qemu, Path::new("/kernel")) {
+                // A process that another test was just forking still has it open.
+                Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {}
+                said => return said,
+            }
+        };
+        assert!(boots().unwrap());
+        std::fs::write(&qemu, "#!/bin/sh\n").unwrap();
+        assert!(!boots().unwrap());
+    }
+
+    #[test]
     fn options_follow_the_version() {
         let old = QemuVersion { major: 7, minor: 2 };
         let new = QemuVersion { major: 10, minor: 0 };
         assert_eq!(old.reconnect_option(), ("reconnect", 1));
         assert_eq!(new.reconnect_option(), ("reconnect-ms", 1000));
+        assert_eq!(QemuVersion { major: 9, minor: 1 }.reconnect_option(), ("reconnect", 1));
+        assert_eq!(QemuVersion { major: 9, minor: 2 }.reconnect_option(), ("reconnect-ms", 1000));
         assert!(old.crashes_on_nic_vectors(Accelerator::Tcg));
         assert!(!old.crashes_on_nic_vectors(Accelerator::Kvm));
         assert!(!new.crashes_on_nic_vectors(Accelerator::Tcg));

@@ -214,7 +214,10 @@ impl VmSpec {
             "-m",
             &match self.memory_max_mib {
                 Some(most) => {
-                    format!("{}k,slots={},maxmem={most}M", self.memory_kib(), crate::memory::SLOTS)
+                    // What it has beyond what it was given leaves it as much room.
+                    let beyond = self.memory_kib() - (u64::from(self.memory_mib) << 10);
+                    let most = (u64::from(most) << 10) + beyond;
+                    format!("{}k,slots={},maxmem={most}k", self.memory_kib(), crate::memory::SLOTS)
                 }
                 None => format!("{}k", self.memory_kib()),
             },
@@ -370,7 +373,7 @@ pub(crate) mod tests {
         let spec = VmSpec { memory_max_mib: Some(2048), cpus_max: Some(4), ..spec() };
         let words = spec.arguments(QEMU_7_2);
         assert!(
-            ["524296k,slots=16,maxmem=2048M", "2,maxcpus=4"]
+            ["524296k,slots=16,maxmem=2097160k", "2,maxcpus=4"]
                 .iter()
                 .all(|it| words.contains(&(*it).to_owned()))
         );

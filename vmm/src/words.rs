@@ -29,16 +29,17 @@ pub(crate) fn socket_path(path: &Path) -> String {
 /// One command line for a shell, quoted where it must be, with a line per option.
 pub(crate) fn shell_line(program: &str, words: &[String]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:+@%".contains(c);
-    let mut line = program.to_owned();
+    let quoted = |word: &str| {
+        if !word.is_empty() && word.chars().all(plain) {
+            word.to_owned()
+        } else {
+            format!("'{}'", word.replace('\'', "'\\''"))
+        }
+    };
+    let mut line = quoted(program);
     for word in words {
         line.push_str(if word.starts_with('-') { " \\\n  " } else { " " });
-        if !word.is_empty() && word.chars().all(plain) {
-            line.push_str(word);
-        } else {
-            line.push('\'');
-            line.push_str(&word.replace('\'', "'\\''"));
-            line.push('\'');
-        }
+        line.push_str(&quoted(word));
     }
     line
 }
@@ -50,6 +51,7 @@ mod tests {
     #[test]
     fn shell_lines_survive_a_shell() {
         let words: Vec<String> = ["-append", "a b", "-x", "it's"].map(str::to_owned).to_vec();
+        assert_eq!(shell_line("/my qemu/q", &[]), "'/my qemu/q'");
         assert_eq!(shell_line("qemu", &words), "qemu \\\n  -append 'a b' \\\n  -x 'it'\\''s'");
     }
 }

@@ -52,7 +52,7 @@ pub struct PodVm {
 /// What executes guests on this machine: tried once.
 pub(crate) fn accelerator(guest: &Guest) -> Accelerator {
     static FOUND: OnceLock<Accelerator> = OnceLock::new();
-    *FOUND.get_or_init(|| Accelerator::probe(&guest.kernel))
+    *FOUND.get_or_init(|| Accelerator::probe(vmm::QEMU.as_ref(), &guest.kernel))
 }
 
 impl Pod {
