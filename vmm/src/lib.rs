@@ -1,11 +1,12 @@
 //! Starts QEMU virtual machines with devices from the pod.
 //!
 //! [`VmSpec`] says what a machine consists of and turns it into a QEMU command line; [`libvirt`] turns it into
-//! domain XML; [`Vm`] runs it. The guest is unmodified: it sees standard virtio devices.
+//! domain XML, [`cloud_hypervisor`] into the command line of another VMM; [`Vm`] runs it with QEMU. The guest is unmodified: it sees standard virtio devices.
 
 #![forbid(unsafe_code)]
 
 mod attach;
+pub mod cloud_hypervisor;
 pub mod console;
 mod device;
 mod firmware;

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cloud_hypervisor_args;
 mod fair;
 mod following;
 mod libvirt_hook;
@@ -56,6 +57,8 @@ enum Command {
     },
     /// Prints the QEMU command line that `run` would use.
     QemuArgs(Machine),
+    /// Prints the command line that has Cloud Hypervisor run the instance's virtual machine.
+    CloudHypervisorArgs(cloud_hypervisor_args::CloudHypervisorArgs),
     /// Prints libvirt's domain XML.
     Xml(Machine),
     /// Lists the machines that run on this host, and tidies up after those that have ended.
@@ -349,6 +352,7 @@ fn execute(command: Command) -> Result<()> {
             let (spec, _) = machine.prepared()?;
             print(&format!("{}\n", libvirt::command_line(&spec, QemuVersion::detect(&spec.qemu)?)?))
         }
+        Command::CloudHypervisorArgs(asked) => cloud_hypervisor_args::cloud_hypervisor_args(&asked),
         Command::List(asked) => running::list(&asked),
         Command::Stop(asked) => running::stop(&asked),
         Command::Follow(asked) => following::follow(&asked),

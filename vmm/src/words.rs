@@ -1,4 +1,4 @@
-//! The words of QEMU's command line.
+//! The words of a VMM's command line.
 
 use std::path::Path;
 
