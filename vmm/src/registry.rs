@@ -1,7 +1,7 @@
 //! The machines that run on this host: one file for each, in the directory that their sockets are in.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -152,30 +152,41 @@ impl Registry {
     /// A machine is followed by whoever has this, and by nobody else.
     pub(crate) fn lock_machine(&self, machine: &RunningVm) -> Result<File, VmmError> {
         let name = &machine.name;
-        self.lock_beside(machine, FOLLOWED, || {
-            format!("somebody follows {name} already: its `vmm run`, or another `vmm follow`")
+        self.lock_beside(machine, FOLLOWED, |who| {
+            format!("{who} follows {name} already: its `vmm run`, or another `vmm follow`")
         })
     }
 
     /// The vCPUs of a machine are sliced by whoever has this, and by nobody else: each would undo what the other orders.
     pub fn lock_vcpus(&self, machine: &RunningVm) -> Result<File, VmmError> {
         let name = &machine.name;
-        self.lock_beside(machine, SLICED, || {
-            format!("somebody slices the vCPUs of {name} already: end that `vmm slice {name}` first")
+        self.lock_beside(machine, SLICED, |who| {
+            format!("{who} slices the vCPUs of {name} already: end that `vmm slice {name}` first")
         })
     }
 
+    /// Locks a file beside a machine's own. It says which process has it.
     fn lock_beside(
         &self,
         machine: &RunningVm,
         extension: &str,
-        taken: impl FnOnce() -> String,
+        taken: impl FnOnce(&str) -> String,
     ) -> Result<File, VmmError> {
         let path = self.path(&machine.name).with_extension(extension);
-        let file = File::create(path).map_err(|source| self.failed(source))?;
+        let open = File::options().read(true).write(true).create(true).truncate(false).open(path);
+        let mut file = open.map_err(|source| self.failed(source))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(file),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(VmmError::Machine { reason: taken() }),
+            Ok(()) => {
+                let noted = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
+                noted.map(|()| file).map_err(|source| self.failed(source))
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let mut pid = String::new();
+                // It has the lock, and may not have said who it is yet.
+                let said = file.read_to_string(&mut pid).is_ok() && pid.parse::<u32>().is_ok();
+                let who = if said { format!("process {pid}") } else { "another process".to_owned() };
+                Err(VmmError::Machine { reason: taken(&who) })
+            }
             Err(error) => Err(self.failed(error.into())),
         }
     }
@@ -332,7 +343,8 @@ mod tests {
         registry.add(&machine("a", own())).unwrap();
         let first = registry.lock_vcpus(&machine("a", own())).unwrap();
         let error = registry.lock_vcpus(&machine("a", own())).unwrap_err().to_string();
-        assert!(error.contains("slices the vCPUs of a already"), "{error}");
+        let expected = format!("process {} slices the vCPUs of a already", std::process::id());
+        assert!(error.contains(&expected), "{error}");
         registry.lock_machine(&machine("a", own())).unwrap();
         drop(first);
         registry.lock_vcpus(&machine("a", own())).unwrap();
