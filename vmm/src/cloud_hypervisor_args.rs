@@ -4,21 +4,14 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use pod_api::client::{CONTROLLER, Credentials, Server};
 use vmm::{Accelerator, DirectKernel, Firmware, VmSpec, cloud_hypervisor};
 
-use crate::{absolute, print};
+use crate::{Of, absolute, print};
 
 #[derive(Args)]
 pub(crate) struct CloudHypervisorArgs {
-    /// The instance, as the controller knows it.
-    #[arg(long)]
-    instance: String,
-    /// Where the controller listens.
-    #[arg(long, env = "WADI_CONTROLLER", help_heading = CONTROLLER, default_value = "unix:/run/wadi/controller.sock")]
-    server: Server,
     #[command(flatten)]
-    credentials: Credentials,
+    of: Of,
     /// Memory in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 1024)]
     memory: u32,
@@ -53,7 +46,7 @@ pub(crate) struct CloudHypervisorArgs {
 
 /// Prints the command line.
 pub(crate) fn cloud_hypervisor_args(asked: &CloudHypervisorArgs) -> Result<()> {
-    let instance = asked.credentials.client(&asked.server)?.instance(&asked.instance)?;
+    let instance = asked.of.client()?.instance(&asked.of.instance)?;
     if !instance.ready {
         bail!("{} is not ready: it waits for {}", instance.name, instance.waiting_for.join(", "));
     }

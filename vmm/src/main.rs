@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use pod_api::Instance;
-use pod_api::client::{CONTROLLER, Credentials, Server};
+use pod_api::client::{CONTROLLER, Client, Credentials, Server};
 use tokio::signal::unix::{SignalKind, signal};
 use vmm::hook::Metadata;
 use vmm::{
@@ -82,8 +82,9 @@ enum Command {
     },
 }
 
+// Whose virtual machine, and who knows it. No doc comment: clap would take it for what the command does.
 #[derive(Args)]
-struct Move {
+struct Of {
     /// The instance, as the controller knows it.
     #[arg(long)]
     instance: String,
@@ -92,6 +93,18 @@ struct Move {
     server: Server,
     #[command(flatten)]
     credentials: Credentials,
+}
+
+impl Of {
+    fn client(&self) -> Result<Client> {
+        Ok(self.credentials.client(&self.server)?)
+    }
+}
+
+#[derive(Args)]
+struct Move {
+    #[command(flatten)]
+    of: Of,
     /// Where the other host's machine waits, such as tcp:h3:4444.
     #[arg(long, value_name = "URI")]
     to: String,
@@ -116,14 +129,8 @@ enum FirmwareKind {
 
 #[derive(Args)]
 struct Machine {
-    /// The instance, as the controller knows it.
-    #[arg(long)]
-    instance: String,
-    /// Where the controller listens.
-    #[arg(long, env = "WADI_CONTROLLER", help_heading = CONTROLLER, default_value = "unix:/run/wadi/controller.sock")]
-    server: Server,
     #[command(flatten)]
-    credentials: Credentials,
+    of: Of,
     /// Memory in MiB; of an instance whose memory is leased from the pool (`podctl instances create --ram`), all of that
     /// [default: 1024].
     #[arg(long, value_name = "MIB")]
@@ -184,14 +191,14 @@ struct Machine {
 impl Machine {
     /// What it consists of, the instance, and the host that it runs on.
     fn spec(&self) -> Result<(VmSpec, Instance, String)> {
-        let client = self.credentials.client(&self.server)?;
-        let instance = client.instance(&self.instance)?;
+        let client = self.of.client()?;
+        let instance = client.instance(&self.of.instance)?;
         let mut host = instance.host.clone();
         if self.incoming.is_some() {
             let Some(migration) = &instance.migration else {
                 bail!(
                     "{0} is not moving anywhere: say where with `podctl instances migrate {0}`",
-                    self.instance
+                    self.of.instance
                 );
             };
             host.clone_from(&migration.to);
@@ -258,7 +265,7 @@ impl Machine {
             (FirmwareKind::Uefi, nvram) => {
                 let variables = nvram.clone();
                 let variables =
-                    variables.unwrap_or_else(|| Path::new(NVRAM).join(format!("{}.fd", self.instance)));
+                    variables.unwrap_or_else(|| Path::new(NVRAM).join(format!("{}.fd", self.of.instance)));
                 Ok(Firmware::Uefi(Uefi::find(variables)?))
             }
         }
@@ -293,7 +300,7 @@ fn run(machine: &Machine) -> Result<()> {
     let incoming = spec.incoming.clone();
     let mut vm = Vm::start(spec)?;
     if let Some(running) = vm.running() {
-        let client = machine.credentials.client(&machine.server)?;
+        let client = machine.of.client()?;
         following::begin(client, &machine.directory, running.clone(), host)?;
     }
     if let Some(uri) = incoming {
@@ -317,8 +324,8 @@ fn run(machine: &Machine) -> Result<()> {
 }
 
 fn move_away(asked: &Move) -> Result<()> {
-    let client = asked.credentials.client(&asked.server)?;
-    let name = &asked.instance;
+    let client = asked.of.client()?;
+    let name = &asked.of.instance;
     let monitor = asked.directory.join(format!("{name}-qmp.sock"));
     let speed = MigrationSpeed { downtime_ms: asked.downtime, ..MigrationSpeed::default() };
     let moved = vmm::move_away(&client, name, &monitor, &asked.to, speed)?;
@@ -400,7 +407,10 @@ mod tests {
     fn a_move_names_its_instance_and_where_to() {
         let line = "migrate --instance vm1 --to tcp:h3:4444 --directory /tmp/vm --downtime 20";
         let Ok(Command::Migrate(asked)) = parsed(line) else { panic!("it is understood") };
-        assert_eq!((asked.instance.as_str(), asked.to.as_str(), asked.downtime), ("vm1", "tcp:h3:4444", 20));
+        assert_eq!(
+            (asked.of.instance.as_str(), asked.to.as_str(), asked.downtime),
+            ("vm1", "tcp:h3:4444", 20)
+        );
         assert_eq!(asked.directory, PathBuf::from("/tmp/vm"));
         let Ok(Command::Migrate(asked)) = parsed("migrate --instance vm1 --to unix:/run/vm1") else {
             panic!("it is understood")

@@ -66,6 +66,14 @@ impl Clock {
         Self { port, now: Instant::now() + Duration::from_secs(1) }
     }
 
+    /// A life of the backend says hello, beats, and is seen.
+    fn sees_appear(&mut self, puppet: &mut Puppet<'_>, incarnation: u64) {
+        puppet.hello(incarnation, Protocol::CURRENT.into());
+        self.after(20);
+        puppet.beat();
+        assert_eq!(self.after(20), [appeared(incarnation)]);
+    }
+
     /// What happened to the backend within this long, with a look every 20 ms.
     fn after(&mut self, ms: u64) -> Vec<PortEvent> {
         (0..(ms / 20).max(1)).flat_map(|_| self.held_up(ms.min(20))).collect()
@@ -144,10 +152,7 @@ fn a_controller_that_was_held_up_blames_nobody_for_it() {
     let mut puppet = Puppet::new(&pod);
     let mut clock = Clock::new(&pod);
     clock.after(0);
-    puppet.hello(7, Protocol::CURRENT.into());
-    clock.after(20);
-    puppet.beat();
-    assert_eq!(clock.after(20), [appeared(7)]);
+    clock.sees_appear(&mut puppet, 7);
     // All of the machine stood still, so the heartbeat did too.
     for _ in 0..3 {
         assert_eq!(clock.held_up(10_000), []);
@@ -165,10 +170,7 @@ fn silence_is_noticed_when_it_has_lasted_long_enough_and_not_at_the_next_look() 
     let mut puppet = Puppet::new(&pod);
     let mut clock = Clock::new(&pod);
     clock.after(0);
-    puppet.hello(7, Protocol::CURRENT.into());
-    clock.after(20);
-    puppet.beat();
-    assert_eq!(clock.after(20), [appeared(7)]);
+    clock.sees_appear(&mut puppet, 7);
     for ms in [48, 48, 48, 46] {
         assert_eq!(clock.held_up(ms), []);
     }
@@ -239,10 +241,7 @@ fn fenced_life_gets_no_further_grant_not_even_from_a_restarted_controller() {
     let mut puppet = Puppet::new(&pod);
     let mut clock = Clock::new(&pod);
     clock.after(0);
-    puppet.hello(7, Protocol::CURRENT.into());
-    clock.after(20);
-    puppet.beat();
-    assert_eq!(clock.after(20), [appeared(7)]);
+    clock.sees_appear(&mut puppet, 7);
     clock.port.grant(BACKEND).expect("it lives");
     clock.port.fence(BACKEND, 7).expect("a slot");
     assert!(matches!(clock.port.grant(BACKEND), Err(PortError::Fenced(_))));
@@ -253,10 +252,7 @@ fn fenced_life_gets_no_further_grant_not_even_from_a_restarted_controller() {
     puppet.beat();
     assert_eq!(clock.after(20), [appeared(7)]);
     assert!(matches!(clock.port.grant(BACKEND), Err(PortError::Fenced(_))));
-    puppet.hello(8, Protocol::CURRENT.into());
-    clock.after(20);
-    puppet.beat();
-    assert_eq!(clock.after(20), [appeared(8)]);
+    clock.sees_appear(&mut puppet, 8);
     clock.port.grant(BACKEND).expect("a new life");
 }
 
@@ -271,10 +267,7 @@ fn a_life_that_is_in_the_place_of_the_fenced_one_keeps_what_it_has() {
     let mut puppet = Puppet::new(&pod);
     let mut clock = Clock::new(&pod);
     clock.after(0);
-    puppet.hello(8, Protocol::CURRENT.into());
-    clock.after(20);
-    puppet.beat();
-    assert_eq!(clock.after(20), [appeared(8)]);
+    clock.sees_appear(&mut puppet, 8);
     clock.port.grant(BACKEND).expect("it lives");
     let grant = || Grant::look(&puppet.memory, pod.layout.grant(REPLICA, BACKEND)).expect("a grant");
     let granted = grant().fence_generation;
@@ -305,10 +298,7 @@ fn a_fence_is_written_where_nobody_can_be_seen() {
     let mut puppet = Puppet::new(&pod);
     let mut clock = Clock::new(&pod);
     clock.after(0);
-    puppet.hello(7, Protocol::CURRENT.into());
-    clock.after(20);
-    puppet.beat();
-    assert_eq!(clock.after(20), [appeared(7)]);
+    clock.sees_appear(&mut puppet, 7);
     clock.port.grant(BACKEND).expect("it lives");
     let granted =
         Grant::look(&puppet.memory, pod.layout.grant(REPLICA, BACKEND)).expect("a grant").fence_generation;
