@@ -171,13 +171,20 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             self.memory.invalidate(at, Self::SLOT_BYTES);
             self.memory.full_fence();
         }
+        let epoch = header::epoch(self.received >> self.slots.trailing_zeros());
+        // Whoever waits for a message that fills a line looks at one word of it only, and so finds the message sooner.
+        // On coherent memory what is read of the line afterwards is as new as that word, or newer.
+        if M::COHERENT && WORDS == LINE_WORDS && self.last_word(at) & EPOCH_BIT != epoch {
+            self.streak = 0;
+            return None;
+        }
         // The word with the epoch was written last, so it is read first.
         let mut message = self.memory.load_words::<WORDS>(at);
         let last = message[WORDS - 1];
         // One bit is enough to tell a new message from an old one. When the receiver was here a lap ago it consumed that
         // lap's message, so its copy was that recent; a copy is replaced by a newer one only. And the sender is at
         // most one lap ahead. So what the slot seems to hold is of this lap or of the one before it.
-        if last & EPOCH_BIT != header::epoch(self.received >> self.slots.trailing_zeros()) {
+        if last & EPOCH_BIT != epoch {
             self.streak = 0;
             self.found_nothing(at);
             return None;
@@ -289,9 +296,14 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
     #[inline]
     fn is_new(&self, message: u64) -> bool {
         let slot = message & (self.slots - 1);
-        let at = self.first_slot.saturating_add((slot + 1) * Self::SLOT_BYTES - 8);
-        let last = self.memory.load(at);
+        let last = self.last_word(self.first_slot.saturating_add(slot * Self::SLOT_BYTES));
         last != 0 && last & EPOCH_BIT == header::epoch(message >> self.slots.trailing_zeros())
+    }
+
+    /// The word that the sender writes last, of the slot at `at`.
+    #[inline]
+    fn last_word(&self, at: ByteOffset) -> u64 {
+        self.memory.load(at.saturating_add(Self::SLOT_BYTES - 8))
     }
 
     /// Announces sleep and looks once more: true if there is still nothing, so that the sender will ring for the
@@ -315,7 +327,7 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
         let at = self.first_slot.saturating_add(slot * Self::SLOT_BYTES);
         self.memory.invalidate(at, Self::SLOT_BYTES);
         self.memory.full_fence();
-        let last = self.memory.load(at.saturating_add(WORDS as u64 * 8 - 8));
+        let last = self.last_word(at);
         let empty = last & EPOCH_BIT != header::epoch(self.received >> self.slots.trailing_zeros());
         if !empty {
             self.wake();
