@@ -11,10 +11,10 @@ use crate::echo::BUFFER_BYTES;
 use crate::finishing::{large, payload};
 use crate::guest::Guest;
 use crate::pod::{
-    POOL_BYTES, TestBackend, TestFrontend, all_features, area, channel, lease, mac, port, registration,
-    route, settle,
+    POOL_BYTES, TestBackend, TestFrontend, all_features, area, channel, connect, lease, mac, port,
+    registration, route, settle,
 };
-use crate::recording::{RecordingNic, Wire};
+use crate::recording::{Wire, recording_backend};
 use RegistrationState::Active;
 
 /// One instance on a NIC that hands over large packets whole.
@@ -31,10 +31,8 @@ fn unregistered() -> Pod {
     let pool = SimulatedPool::new(4, POOL_BYTES);
     let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
     let there = pool.host(HostId::new(2));
-    let (nic, wire) = RecordingNic::new(&there, Offloads::ALL, usize::MAX);
-    let mut backend = TestBackend::with_nic(&there, Box::new(nic), area(32, 16));
-    backend.apply(Object::Channel(channel(1, 1, 512, false)));
-    frontend.apply(Object::Channel(channel(1, 1, 512, true)));
+    let (mut backend, wire) = recording_backend(&there, Offloads::ALL, usize::MAX, area(32, 16));
+    connect(&mut frontend, &mut backend, 1);
     frontend.apply(Object::Port(port(1, area(8, 8), route(1, 1), None)));
     let mut guest = Guest::new(64);
     guest.post(64, BUFFER_BYTES);
@@ -60,11 +58,8 @@ fn what_is_said_before_the_lease_is_known_counts() {
     assert_eq!(pod.packets_of_a_large_one(), 1);
     // The backend begins anew, and hears of the channel some time before it hears of the lease.
     let there = pod.pool.host(HostId::new(2));
-    let (nic, wire) = RecordingNic::new(&there, Offloads::ALL, usize::MAX);
-    pod.backend = TestBackend::with_nic(&there, Box::new(nic), area(32, 16));
-    pod.wire = wire;
-    pod.backend.apply(Object::Channel(channel(1, 2, 512, false)));
-    pod.frontend.apply(Object::Channel(channel(1, 2, 512, true)));
+    (pod.backend, pod.wire) = recording_backend(&there, Offloads::ALL, usize::MAX, area(32, 16));
+    connect(&mut pod.frontend, &mut pod.backend, 2);
     settle(&mut [&mut pod.frontend, &mut pod.backend]);
     pod.backend.apply(Object::Registration(registration(1, 1, 1, Active, area(8, 8))));
     assert_eq!(pod.packets_of_a_large_one(), 1);
@@ -75,12 +70,9 @@ fn what_a_frontend_of_before_said_does_not_count() {
     let mut pod = unregistered();
     // It begins anew, and has no guest yet.
     pod.frontend = TestFrontend::new(&pod.pool.host(HostId::new(1)));
-    pod.backend.apply(Object::Channel(channel(1, 2, 512, false)));
-    pod.frontend.apply(Object::Channel(channel(1, 2, 512, true)));
+    connect(&mut pod.frontend, &mut pod.backend, 2);
     pod.backend.apply(Object::Registration(registration(1, 1, 1, Active, area(8, 8))));
-    let (header, frame) = large(mac(9), mac(1), &payload(5000));
-    pod.wire.lock().expect("unpoisoned").arriving.push_back([&header[..], &frame].concat());
-    settle(&mut [&mut pod.frontend, &mut pod.backend]);
+    pod.packets_of_a_large_one();
     assert_eq!(pod.backend.lease(1).rx_packets, 4, "in the form that any driver takes");
 }
 

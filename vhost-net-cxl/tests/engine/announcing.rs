@@ -11,10 +11,9 @@ use vhost_net_cxl::offloads::Offloads;
 use crate::echo::frame;
 use crate::guest::Guest;
 use crate::pod::{
-    POOL_BYTES, TestBackend, TestFrontend, all_features, area, channel, lease, mac, port, registration,
-    route, settle,
+    POOL_BYTES, TestFrontend, all_features, area, connect, lease, mac, port, registration, route, settle,
 };
-use crate::recording::RecordingNic;
+use crate::recording::recording_backend;
 
 /// May send from one network address only, and three packets at once and then one a second.
 fn strict() -> NicPolicy {
@@ -33,10 +32,8 @@ fn an_address_is_announced_once_its_guest_is_here_and_there_is_room() {
         let pool = SimulatedPool::new(seed, POOL_BYTES);
         let hosts = [1, 2].map(|id| pool.host(HostId::new(id)));
         let mut frontend = TestFrontend::new(&hosts[0]);
-        let (nic, wire) = RecordingNic::new(&hosts[1], Offloads::ALL, 1000);
-        let mut backend = TestBackend::with_nic(&hosts[1], Box::new(nic), area(32, 16));
-        backend.apply(Object::Channel(channel(1, 1, 512, false)));
-        frontend.apply(Object::Channel(channel(1, 1, 512, true)));
+        let (mut backend, wire) = recording_backend(&hosts[1], Offloads::ALL, 1000, area(32, 16));
+        connect(&mut frontend, &mut backend, 1);
         let registered = registration(1, 1, 1, RegistrationState::Active, area(8, 8));
         backend.apply(Object::Registration(RegistrationObject { policy: strict(), ..registered }));
         let here = PortObject { policy: strict(), ..port(1, area(8, 8), route(1, 1), None) };

@@ -14,10 +14,10 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegio
 use crate::echo::{BUFFER_BYTES, frame, pair, returned};
 use crate::guest::{Guest, NEXT};
 use crate::pod::{
-    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, lease, mac, port, registration,
+    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, connect, lease, mac, port, registration,
     route, settle,
 };
-use crate::recording::{RecordingNic, Wire};
+use crate::recording::{Wire, recording_backend};
 use crate::switching::transmit_area;
 
 /// Packets that the NIC takes per turn.
@@ -37,10 +37,8 @@ pub(crate) fn pod() -> Pod {
     let pool = SimulatedPool::new(1, POOL_BYTES);
     let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
     let memory = pool.host(HostId::new(2));
-    let (nic, wire) = RecordingNic::new(&memory, Offloads::ALL, usize::MAX);
-    let mut backend = TestBackend::with_nic(&memory, Box::new(nic), area(32, 16));
-    backend.apply(Object::Channel(channel(1, 1, 512, false)));
-    frontend.apply(Object::Channel(channel(1, 1, 512, true)));
+    let (mut backend, wire) = recording_backend(&memory, Offloads::ALL, usize::MAX, area(32, 16));
+    connect(&mut frontend, &mut backend, 1);
     let mut guests = Vec::new();
     for number in 1..=GUESTS {
         let guest = Guest::new(128);

@@ -13,7 +13,7 @@ use crate::echo::{frame, pair};
 use crate::pod::{
     POOL_BYTES, TestBackend, Turn, all_features, area, channel, lease, mac, open, registration, route, settle,
 };
-use crate::recording::RecordingNic;
+use crate::recording::{RecordingNic, recording_backend};
 
 fn only(book: &ChannelBook) -> ChannelTelemetry {
     let [channel] = book.telemetry().try_into().expect("one channel");
@@ -92,8 +92,7 @@ fn messages_that_come_to_nothing_are_counted() {
 fn frames_for_nobody_are_counted_by_reason() {
     let pool = SimulatedPool::new(8, POOL_BYTES);
     let memory = pool.host(HostId::new(2));
-    let (nic, wire) = RecordingNic::new(&memory, Offloads::ALL, usize::MAX);
-    let mut backend = TestBackend::with_nic(&memory, Box::new(nic), area(32, 16));
+    let (mut backend, wire) = recording_backend(&memory, Offloads::ALL, usize::MAX, area(32, 16));
     backend.apply(Object::Channel(channel(1, 1, 512, false)));
     let registration = registration(1, 1, 1, RegistrationState::Active, area(8, 1));
     backend.apply(Object::Registration(registration));
@@ -111,8 +110,7 @@ fn frames_for_nobody_are_counted_by_reason() {
 fn what_a_device_refuses_is_counted_also_after_it_was_opened_again() {
     let pool = SimulatedPool::new(9, POOL_BYTES);
     let memory = pool.host(HostId::new(2));
-    let (nic, wire) = RecordingNic::new(&memory, Offloads::ALL, usize::MAX);
-    let mut backend = TestBackend::with_nic(&memory, Box::new(nic), area(32, 16));
+    let (mut backend, wire) = recording_backend(&memory, Offloads::ALL, usize::MAX, area(32, 16));
     for refused in [3, 3, 5] {
         wire.lock().expect("unpoisoned").refused = refused;
         settle(&mut [&mut backend]);

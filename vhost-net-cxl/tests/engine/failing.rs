@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cxl_pool::HostId;
 use cxl_pool::simulated::SimulatedPool;
 use pod_protocol::ids::MacAddress;
-use pod_protocol::objects::{Object, RegistrationState};
 use pod_protocol::reports::{DeviceReport, Report};
 use pod_protocol::worker::{Progress, Task};
 use vhost_net_cxl::backend::receive_buffers::ReceiveBuffers;
@@ -17,10 +16,7 @@ use vhost_net_cxl::offloads::Offloads;
 
 use crate::echo::frame;
 use crate::guest::Guest;
-use crate::pod::{
-    NIC, POOL_BYTES, TestBackend, TestFrontend, all_features, area, channel, port, registration, route,
-    settle,
-};
+use crate::pod::{NIC, POOL_BYTES, TestBackend, TestFrontend, all_features, area, serve, settle};
 use crate::recording::RecordingNic;
 
 /// Works until it is told to break, and then has an error for every call and always something to do.
@@ -133,10 +129,7 @@ fn a_nic_that_was_opened_again_takes_over_and_gets_what_waits() {
     let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
     let mut backend =
         TestBackend::with_nic(&pool.host(HostId::new(2)), BreakableNic::open(&broken, 1500), area(32, 16));
-    backend.apply(Object::Channel(channel(1, 1, 512, false)));
-    backend.apply(Object::Registration(registration(1, 1, 1, RegistrationState::Active, area(8, 8))));
-    frontend.apply(Object::Channel(channel(1, 1, 512, true)));
-    frontend.apply(Object::Port(port(1, area(8, 8), route(1, 1), None)));
+    serve(&mut frontend, &mut backend);
     let mut guest = Guest::new(64);
     frontend.start(1, &guest, all_features());
     settle(&mut [&mut frontend, &mut backend]);
@@ -195,10 +188,7 @@ fn what_a_failed_driver_had_is_there_for_the_next_one() {
     let (nic, mut wire) = open(false);
     let mut backend = TestBackend::with_nic(&memory, nic, area(32, 16));
     let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
-    backend.apply(Object::Channel(channel(1, 1, 512, false)));
-    backend.apply(Object::Registration(registration(1, 1, 1, RegistrationState::Active, area(8, 8))));
-    frontend.apply(Object::Channel(channel(1, 1, 512, true)));
-    frontend.apply(Object::Port(port(1, area(8, 8), route(1, 1), None)));
+    serve(&mut frontend, &mut backend);
     let guest = Guest::new(64);
     frontend.start(1, &guest, all_features());
     settle(&mut [&mut frontend, &mut backend]);

@@ -13,7 +13,7 @@ use crate::pod::{
     POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, port, registration, route,
     settle,
 };
-use crate::recording::{RecordingNic, Wire};
+use crate::recording::{Wire, recording_backend};
 use RegistrationState::{Active, Draining, Standby};
 
 const SLOTS: u32 = 512;
@@ -152,10 +152,9 @@ impl Move {
         let mut wires = Vec::new();
         let backends = [2, 3].map(|host: u16| {
             let memory = pool.host(HostId::new(host));
-            let (nic, wire) = RecordingNic::new(&memory, Offloads::ALL, usize::MAX);
-            wires.push(wire);
             let receive_area = area(if host == 2 { 32 } else { 48 }, 8);
-            let mut backend = TestBackend::with_nic(&memory, Box::new(nic), receive_area);
+            let (mut backend, wire) = recording_backend(&memory, Offloads::ALL, usize::MAX, receive_area);
+            wires.push(wire);
             let number = u32::from(host) - 1;
             backend.apply(Object::Channel(channel(number, 1, SLOTS, false)));
             let state = if host == 2 { Active } else { Standby };

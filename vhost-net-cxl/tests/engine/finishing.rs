@@ -11,9 +11,9 @@ use vhost_net_cxl::offloads::Offloads;
 use crate::guest::Guest;
 use crate::pod::{
     POOL_BYTES, TestBackend, TestFrontend, all_features, area, channel, mac, port, registration, route,
-    settle,
+    serve, settle,
 };
-use crate::recording::{RecordingNic, Wire};
+use crate::recording::{Wire, recording_backend};
 use crate::switching::{Neighbours, neighbours};
 
 const BUFFER_BYTES: u32 = 2048;
@@ -143,12 +143,8 @@ fn lone(offloads: Offloads, room: usize) -> Lone {
     let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
     let there = pool.host(HostId::new(2));
     // One more, for the announcement.
-    let (nic, wire) = RecordingNic::new(&there, offloads, room + 1);
-    let mut backend = TestBackend::with_nic(&there, Box::new(nic), area(32, 16));
-    backend.apply(Object::Channel(channel(1, 1, 512, false)));
-    frontend.apply(Object::Channel(channel(1, 1, 512, true)));
-    backend.apply(Object::Registration(registration(1, 1, 1, RegistrationState::Active, area(8, 8))));
-    frontend.apply(Object::Port(port(1, area(8, 8), route(1, 1), None)));
+    let (mut backend, wire) = recording_backend(&there, offloads, room + 1, area(32, 16));
+    serve(&mut frontend, &mut backend);
     let guest = Guest::new(64);
     frontend.start(1, &guest, all_features());
     settle(&mut [&mut frontend, &mut backend]);
@@ -212,10 +208,8 @@ fn a_guest_keeps_its_offloads_on_a_backup_that_has_none() {
     let pool = SimulatedPool::new(9, POOL_BYTES);
     let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
     let (second, third) = (pool.host(HostId::new(2)), pool.host(HostId::new(3)));
-    let (nic, first_wire) = RecordingNic::new(&second, Offloads::ALL, 0);
-    let mut first = TestBackend::with_nic(&second, Box::new(nic), area(24, 8));
-    let (nic, wire) = RecordingNic::new(&third, Offloads::NONE, usize::MAX);
-    let mut backup = TestBackend::with_nic(&third, Box::new(nic), area(40, 8));
+    let (mut first, first_wire) = recording_backend(&second, Offloads::ALL, 0, area(24, 8));
+    let (mut backup, wire) = recording_backend(&third, Offloads::NONE, usize::MAX, area(40, 8));
     let transmit_area = area(8, 8);
     for number in [1, 2] {
         frontend.apply(Object::Channel(channel(number, 1, 512, true)));

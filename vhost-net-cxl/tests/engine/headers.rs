@@ -2,15 +2,12 @@
 
 use cxl_pool::HostId;
 use cxl_pool::simulated::SimulatedPool;
-use pod_protocol::objects::{Object, RegistrationState};
 use vhost_net_cxl::offloads::Offloads;
 
 use crate::echo::{BUFFER_BYTES, frame, pair, returned};
 use crate::guest::Guest;
-use crate::pod::{
-    POOL_BYTES, TestBackend, TestFrontend, all_features, area, channel, port, registration, route, settle,
-};
-use crate::recording::RecordingNic;
+use crate::pod::{POOL_BYTES, TestFrontend, all_features, area, serve, settle};
+use crate::recording::recording_backend;
 
 #[test]
 fn a_driver_of_before_the_standard_that_merges_nothing_has_a_header_of_ten_bytes() {
@@ -38,12 +35,8 @@ fn that_a_checksum_was_found_valid_is_told_to_who_may_be_told() {
         let pool = SimulatedPool::new(14, POOL_BYTES);
         let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
         let there = pool.host(HostId::new(2));
-        let (nic, wire) = RecordingNic::new(&there, Offloads::ALL, usize::MAX);
-        let mut backend = TestBackend::with_nic(&there, Box::new(nic), area(32, 16));
-        backend.apply(Object::Channel(channel(1, 1, 512, false)));
-        frontend.apply(Object::Channel(channel(1, 1, 512, true)));
-        backend.apply(Object::Registration(registration(1, 1, 1, RegistrationState::Active, area(8, 8))));
-        frontend.apply(Object::Port(port(1, area(8, 8), route(1, 1), None)));
+        let (mut backend, wire) = recording_backend(&there, Offloads::ALL, usize::MAX, area(32, 16));
+        serve(&mut frontend, &mut backend);
         let mut guest = Guest::new(64);
         guest.post(64, BUFFER_BYTES);
         frontend.start(1, &guest, features);

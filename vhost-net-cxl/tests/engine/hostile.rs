@@ -13,10 +13,10 @@ use vhost_net_cxl::offloads::Offloads;
 use crate::echo::{BUFFER_BYTES, frame, pair, returned};
 use crate::guest::{Guest, NEXT, WRITE};
 use crate::pod::{
-    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, lease, open, port,
-    registration, route, settle,
+    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, lease, open, registration,
+    serve, settle,
 };
-use crate::recording::RecordingNic;
+use crate::recording::recording_backend;
 
 #[test]
 fn malformed_chains_cost_a_guest_that_packet_and_come_back_in_order() {
@@ -45,12 +45,8 @@ fn receive_buffers_come_back_in_order_and_so_do_bad_ones() {
     let pool = SimulatedPool::new(1, POOL_BYTES);
     let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
     let there = pool.host(HostId::new(2));
-    let (nic, wire) = RecordingNic::new(&there, Offloads::NONE, usize::MAX);
-    let mut backend = TestBackend::with_nic(&there, Box::new(nic), area(32, 16));
-    backend.apply(Object::Channel(channel(1, 1, 512, false)));
-    frontend.apply(Object::Channel(channel(1, 1, 512, true)));
-    backend.apply(Object::Registration(registration(1, 1, 1, RegistrationState::Active, area(8, 8))));
-    frontend.apply(Object::Port(port(1, area(8, 8), route(1, 1), None)));
+    let (mut backend, wire) = recording_backend(&there, Offloads::NONE, usize::MAX, area(32, 16));
+    serve(&mut frontend, &mut backend);
     let mut guest = Guest::new(64);
     // The second is too short for a header, the fourth cannot be written.
     for (slot, bytes, flags) in

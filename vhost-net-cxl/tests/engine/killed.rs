@@ -15,7 +15,7 @@ use crate::pod::{
     POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, mac, port, registration, route,
     settle,
 };
-use crate::recording::{RecordingNic, Wire};
+use crate::recording::{Wire, recording_backend};
 use crate::switching::transmit_area;
 
 const SLOTS: u32 = 512;
@@ -75,8 +75,7 @@ impl Scene {
     fn new(seed: u64) -> Self {
         let pool = SimulatedPool::new(seed, POOL_BYTES);
         let memory = pool.host(HostId::new(2));
-        let (nic, wire) = RecordingNic::new(&memory, Offloads::NONE, 2);
-        let mut backend = TestBackend::with_nic(&memory, Box::new(nic), area(32, 16));
+        let (mut backend, wire) = recording_backend(&memory, Offloads::NONE, 2, area(32, 16));
         backend.apply(Object::Channel(channel(1, 1, SLOTS, false)));
         for number in [1, 2] {
             let state = RegistrationState::Active;

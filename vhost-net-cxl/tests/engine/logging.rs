@@ -7,15 +7,11 @@ use std::os::unix::fs::FileExt as _;
 
 use cxl_pool::HostId;
 use cxl_pool::simulated::SimulatedPool;
-use pod_protocol::objects::{Object, RegistrationState};
 use vhost_frontend::{DirtyLog, LOG_PAGE_BYTES};
 
 use crate::echo::{frame, returned};
 use crate::guest::{Guest, MEMORY_BYTES, QUEUE_BYTES, RINGS_BYTES, USED_RING};
-use crate::pod::{
-    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, port, registration, route,
-    settle,
-};
+use crate::pod::{POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, serve, settle};
 
 const QUEUE_SIZE: u16 = 64;
 const FRAMES: u32 = 60;
@@ -38,13 +34,9 @@ fn logged_pages(file: &File) -> BTreeSet<u64> {
 fn written_pages_are_logged(buffer_bytes: u32) {
     let pool = SimulatedPool::new(7, POOL_BYTES);
     let (here, there) = (pool.host(HostId::new(1)), pool.host(HostId::new(2)));
-    let transmit_area = area(8, 8);
     let mut frontend = TestFrontend::new(&here);
     let mut backend = TestBackend::new(&there, "mode = 'echo'", area(32, 16));
-    backend.apply(Object::Channel(channel(1, 1, 512, false)));
-    backend.apply(Object::Registration(registration(1, 1, 1, RegistrationState::Active, transmit_area)));
-    frontend.apply(Object::Channel(channel(1, 1, 512, true)));
-    frontend.apply(Object::Port(port(1, transmit_area, route(1, 1), None)));
+    serve(&mut frontend, &mut backend);
 
     let mut guest = Guest::new(QUEUE_SIZE);
     let file = tempfile::tempfile().expect("a file");

@@ -12,7 +12,7 @@ use vhost_net_cxl::nic::null::NullNic;
 
 use crate::guest::{Guest, ram_area};
 use crate::pod::{
-    NIC, POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, mac, port, registration,
+    NIC, POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, connect, mac, port, registration,
     route, settle,
 };
 
@@ -77,8 +77,7 @@ fn scene(seed: u64, omission: &Omission) -> Scene {
             receive_area(),
         )
     };
-    backend.apply(Object::Channel(channel(1, 1, 512, false)));
-    frontend.apply(Object::Channel(channel(1, 1, 512, true)));
+    connect(&mut frontend, &mut backend, 1);
     let mut guests = [first, Guest::new(64)];
     // The second one wants whole checksums, which the backend then completes in the buffer.
     let plain = all_features() & !vhost_net_cxl::offloads::Offloads::ALL.features();

@@ -214,6 +214,23 @@ impl<M: Memory> TestFrontend<M> {
     }
 }
 
+/// Has a frontend and a backend open their channel, number 1.
+pub(crate) fn connect<M: Memory>(
+    frontend: &mut TestFrontend<M>,
+    backend: &mut TestBackend<M>,
+    generation: u32,
+) {
+    backend.apply(Object::Channel(channel(1, generation, 512, false)));
+    frontend.apply(Object::Channel(channel(1, generation, 512, true)));
+}
+
+/// The same, and leases the NIC to instance 1.
+pub(crate) fn serve<M: Memory>(frontend: &mut TestFrontend<M>, backend: &mut TestBackend<M>) {
+    connect(frontend, backend, 1);
+    backend.apply(Object::Registration(registration(1, 1, 1, RegistrationState::Active, area(8, 8))));
+    frontend.apply(Object::Port(port(1, area(8, 8), route(1, 1), None)));
+}
+
 /// Turns tasks until none of them has anything to do, several times in a row.
 pub(crate) fn settle(tasks: &mut [&mut dyn Turn]) {
     let mut quiet = 0;

@@ -15,10 +15,10 @@ use vhost_net_cxl::offloads::Offloads;
 use crate::echo::{BUFFER_BYTES, frame, mapped_pool};
 use crate::guest::{Guest, ram_area};
 use crate::pod::{
-    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, lease, mac, port, registration,
-    route, settle,
+    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, connect, lease, mac, port,
+    registration, route, settle,
 };
-use crate::recording::{RecordingNic, Wire};
+use crate::recording::{Wire, recording_backend};
 use RailState::{Down, Gone, Up};
 
 const SLOTS: u32 = 512;
@@ -48,10 +48,9 @@ impl Pod {
         let mut wires = Vec::new();
         let backends = [1_u32, 2].map(|number| {
             let memory = pool.host(HostId::new(u16::try_from(number).expect("small") + 1));
-            let (nic, wire) = RecordingNic::new(&memory, Offloads::ALL, usize::MAX);
-            wires.push(wire);
             let receive_area = area(if number == 1 { 32 } else { 48 }, 8);
-            let mut backend = TestBackend::with_nic(&memory, Box::new(nic), receive_area);
+            let (mut backend, wire) = recording_backend(&memory, Offloads::ALL, usize::MAX, receive_area);
+            wires.push(wire);
             backend.apply(Object::Channel(channel(number, 1, SLOTS, false)));
             backend.apply(Object::Registration(on_a_rail(number, 1)));
             frontend.apply(Object::Channel(channel(number, 1, SLOTS, true)));
@@ -160,10 +159,9 @@ fn rails_of_lent_flows<M: Memory>(hosts: &[M; 3], mut guest: Guest) -> Vec<Vec<u
     let mut frontend = TestFrontend::new(&hosts[0]).with_pool_file(guest.pool_file);
     let (mut wires, mut backends) = (Vec::new(), Vec::new());
     for (number, memory) in (1..).zip(&hosts[1..]) {
-        let (nic, wire) = RecordingNic::new(memory, Offloads::ALL, usize::MAX);
-        wires.push(wire);
         let receive_area = area(if number == 1 { 32 } else { 40 }, 8);
-        let mut backend = TestBackend::with_nic(memory, Box::new(nic), receive_area);
+        let (mut backend, wire) = recording_backend(memory, Offloads::ALL, usize::MAX, receive_area);
+        wires.push(wire);
         backend.apply(Object::Channel(channel(number, 1, SLOTS, false)));
         backend.apply(Object::Registration(RegistrationObject { ram_area: lent, ..on_a_rail(number, 1) }));
         frontend.apply(Object::Channel(channel(number, 1, SLOTS, true)));
@@ -371,11 +369,8 @@ fn what_a_dead_backend_was_sent_goes_over_the_other_nic_once_it_is_gone() {
         pod.check();
         // Its successor has another channel; the flows come back.
         let memory = pod.pool.host(HostId::new(2));
-        let (nic, wire) = RecordingNic::new(&memory, Offloads::ALL, usize::MAX);
-        pod.backends[0] = TestBackend::with_nic(&memory, Box::new(nic), area(40, 8));
-        pod.wires[0] = wire;
-        pod.backends[0].apply(Object::Channel(channel(1, 2, SLOTS, false)));
-        pod.frontend.apply(Object::Channel(channel(1, 2, SLOTS, true)));
+        (pod.backends[0], pod.wires[0]) = recording_backend(&memory, Offloads::ALL, usize::MAX, area(40, 8));
+        connect(&mut pod.frontend, &mut pod.backends[0], 2);
         pod.backends[0].apply(Object::Registration(on_a_rail(1, 1)));
         pod.tell([Up, Up]);
         pod.settle();

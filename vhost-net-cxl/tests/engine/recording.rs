@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
-use cxl_pool::Memory;
+use cxl_pool::{Area, Memory};
 use vhost_net_cxl::backend::receive_buffers::{BUFFER_BYTES, ReceiveBuffers};
 use vhost_net_cxl::nic::{Batch, Driver, Identity, LinkState, Nic, NicError, OnLinkChange, Piece};
 use vhost_net_cxl::offloads::Offloads;
 
-use crate::pod::NIC;
+use crate::pod::{NIC, TestBackend};
 
 /// What was sent, and how much more may be before the NIC is full.
 #[derive(Debug, Default)]
@@ -30,6 +30,17 @@ pub(crate) struct Wire {
     pub(crate) broken: bool,
     /// Of each packet that was sent as it was, where its pieces lay.
     pub(crate) pieces: Vec<Vec<Piece>>,
+}
+
+/// A backend with such a NIC.
+pub(crate) fn recording_backend<M: Memory>(
+    memory: &M,
+    offloads: Offloads,
+    room: usize,
+    receive_area: Area,
+) -> (TestBackend<M>, Arc<Mutex<Wire>>) {
+    let (nic, wire) = RecordingNic::new(memory, offloads, room);
+    (TestBackend::with_nic(memory, Box::new(nic), receive_area), wire)
 }
 
 pub(crate) struct RecordingNic<M: Memory> {

@@ -15,7 +15,7 @@ use vhost_net_cxl::offloads::Offloads;
 use crate::echo::frame;
 use crate::finishing::{large, payload};
 use crate::pod::{NIC, POOL_BYTES, TestBackend, Turn, area, channel, lease, mac, open, registration};
-use crate::recording::{RecordingNic, Wire};
+use crate::recording::{Wire, recording_backend};
 use RegistrationState::{Active, Standby};
 
 const SLOTS: u32 = 2048;
@@ -33,8 +33,7 @@ struct Scene {
 fn scene() -> Scene {
     let pool = SimulatedPool::new(11, POOL_BYTES);
     let [here, there, elsewhere] = [1, 2, 3].map(|host| pool.host(HostId::new(host)));
-    let (nic, wire) = RecordingNic::new(&there, Offloads::ALL, usize::MAX);
-    let mut backend = TestBackend::with_nic(&there, Box::new(nic), area(32, 1));
+    let (mut backend, wire) = recording_backend(&there, Offloads::ALL, usize::MAX, area(32, 1));
     for number in [1, 2] {
         backend.apply(Object::Channel(channel(number, 1, SLOTS, false)));
     }

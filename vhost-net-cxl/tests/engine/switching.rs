@@ -7,7 +7,7 @@ use pod_protocol::objects::{Object, RegistrationState};
 
 use crate::guest::Guest;
 use crate::pod::{
-    POOL_BYTES, TestBackend, TestFrontend, all_features, area, channel, mac, port, registration, route,
+    POOL_BYTES, TestBackend, TestFrontend, all_features, area, connect, mac, port, registration, route,
     settle,
 };
 
@@ -33,8 +33,7 @@ pub(crate) fn neighbours(nic: &str, features: &[u64]) -> Neighbours {
     let pool = SimulatedPool::new(1, POOL_BYTES);
     let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
     let mut backend = TestBackend::new(&pool.host(HostId::new(2)), nic, area(32, 16));
-    backend.apply(Object::Channel(channel(1, 1, 512, false)));
-    frontend.apply(Object::Channel(channel(1, 1, 512, true)));
+    connect(&mut frontend, &mut backend, 1);
     let mut guests: Vec<Guest> = features.iter().map(|_| Guest::new(64)).collect();
     for (number, guest) in (1..).zip(&mut guests) {
         let registration = registration(number, 1, 1, RegistrationState::Active, transmit_area(number));

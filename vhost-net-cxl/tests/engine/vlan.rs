@@ -10,10 +10,10 @@ use vhost_net_cxl::offloads::Offloads;
 
 use crate::guest::{Guest, ram_area};
 use crate::pod::{
-    POOL_BYTES, TestBackend, TestFrontend, all_features, area, channel, mac, port, registration, route,
+    POOL_BYTES, TestBackend, TestFrontend, all_features, area, connect, mac, port, registration, route,
     settle,
 };
-use crate::recording::{RecordingNic, Wire};
+use crate::recording::{Wire, recording_backend};
 use crate::switching::transmit_area;
 
 const BUFFER_BYTES: u32 = 2048;
@@ -45,10 +45,8 @@ fn pod(seed: u64, offloads: Offloads, features: u64) -> Pod {
     guests.extend((1..VLANS.len()).map(|_| Guest::new(64)));
     let mut frontend = TestFrontend::new(&here).with_pool_file(guests[0].pool_file);
     let memory = pool.host(HostId::new(2));
-    let (nic, wire) = RecordingNic::new(&memory, offloads, usize::MAX);
-    let mut backend = TestBackend::with_nic(&memory, Box::new(nic), area(32, 8));
-    backend.apply(Object::Channel(channel(1, 1, 512, false)));
-    frontend.apply(Object::Channel(channel(1, 1, 512, true)));
+    let (mut backend, wire) = recording_backend(&memory, offloads, usize::MAX, area(32, 8));
+    connect(&mut frontend, &mut backend, 1);
     for (number, (guest, vlan)) in (1..).zip(guests.iter_mut().zip(VLANS)) {
         backend.apply(registered(number, vlan));
         let ram_area = (number == 1).then(ram_area);

@@ -21,7 +21,7 @@ use crate::pod::{
     POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, lease, mac, open, port,
     registration, route, settle,
 };
-use crate::recording::{RecordingNic, Wire};
+use crate::recording::{Wire, recording_backend};
 use RegistrationState::{Active, Standby};
 
 const SLOTS: u32 = 512;
@@ -56,9 +56,7 @@ fn recording(
     offloads: Offloads,
     receive_area: Area,
 ) -> (TestBackend<SimulatedMemory>, Arc<Mutex<Wire>>) {
-    let memory = pool.host(HostId::new(host));
-    let (nic, wire) = RecordingNic::new(&memory, offloads, usize::MAX);
-    (TestBackend::with_nic(&memory, Box::new(nic), receive_area), wire)
+    recording_backend(&pool.host(HostId::new(host)), offloads, usize::MAX, receive_area)
 }
 
 fn pod(seed: u64, offloads: Offloads) -> Pod {
