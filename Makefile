@@ -29,6 +29,10 @@ BIN_DIRECTORY = $(DESTDIR)$(PREFIX)/bin
 LIBRARY_DIRECTORY = $(DESTDIR)$(PREFIX)/lib/wadi
 UNIT_DIRECTORY = $(DESTDIR)$(PREFIX)/lib/systemd/system
 DOC_DIRECTORY = $(DESTDIR)$(PREFIX)/share/doc/wadi
+# Where shells look for what completes a command.
+BASH_COMPLETIONS = $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+ZSH_COMPLETIONS = $(DESTDIR)$(PREFIX)/share/zsh/vendor-completions
+FISH_COMPLETIONS = $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 # libvirt looks for hooks here and nowhere else.
 HOOK_DIRECTORY = $(DESTDIR)/etc/libvirt/hooks/qemu.d
 
@@ -55,9 +59,13 @@ install: ## put programs, systemd units, libvirt's hook and documentation below 
 	@for program in $(INSTALLED); do \
 	  [ -x $(BUILT)/$$program ] || { echo "install: $(BUILT)/$$program is not there: run make build first" >&2; exit 1; }; \
 	done
-	install -d $(BIN_DIRECTORY) $(LIBRARY_DIRECTORY) $(UNIT_DIRECTORY)/wadi-.service.d $(DOC_DIRECTORY)/examples $(HOOK_DIRECTORY)
+	install -d $(BIN_DIRECTORY) $(LIBRARY_DIRECTORY) $(UNIT_DIRECTORY)/wadi-.service.d $(DOC_DIRECTORY)/examples $(HOOK_DIRECTORY) \
+	  $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS)
 	install -m 755 $(addprefix $(BUILT)/,$(INSTALLED)) $(BIN_DIRECTORY)/
 	install -m 644 $(BUILT)/deps/libvcpu_shim.so $(LIBRARY_DIRECTORY)/
+	$(BUILT)/podctl completion bash >$(BASH_COMPLETIONS)/podctl
+	$(BUILT)/podctl completion zsh >$(ZSH_COMPLETIONS)/_podctl
+	$(BUILT)/podctl completion fish >$(FISH_COMPLETIONS)/podctl.fish
 	install -m 644 deploy/systemd/*.service $(UNIT_DIRECTORY)/
 	install -m 644 deploy/systemd/wadi-.service.d/*.conf $(UNIT_DIRECTORY)/wadi-.service.d/
 	@# It says where the controller is: whoever has said so does not want to say it again.

@@ -30,6 +30,8 @@ needed=(
   "etcd-server:/usr/bin/etcd:keeps a controller's state in tests (30 MB)"
   "prometheus:/usr/bin/promtool:checks metrics, and alert rules against what they are for, in tests (95 MB)"
   "libfaketime:/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1:sets the clocks of daemons in tests"
+  "fish:/usr/bin/fish:completes podctl's commands in a test"
+  "zsh:/usr/bin/zsh:the same"
   "libvirt-daemon-system:/etc/default/libvirtd:libvirt's QEMU driver and its user: runs, in a test, the domain that vmm prints"
 )
 

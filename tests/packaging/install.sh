@@ -40,6 +40,9 @@ dpkg -i /tmp/wadi.deb
 for program in wadi-pool pod-controller podctl vhost-net-cxl vhost-blk-cxl vmm; do
   "$program" --version
 done
+for script in bash-completion/completions/podctl zsh/vendor-completions/_podctl fish/vendor_completions.d/podctl.fish; do
+  grep -q PODCTL_COMPLETE "/usr/share/$script" || die "$script does not ask podctl"
+done
 
 step units
 cd /usr/lib/systemd/system

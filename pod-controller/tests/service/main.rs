@@ -3,6 +3,7 @@
 
 mod access;
 mod browser;
+mod completion;
 mod deleted_devices;
 mod etcd;
 mod groups;

@@ -105,65 +105,6 @@ fn load_is_shown_and_what_only_looks_is_watched() {
 }
 
 #[test]
-fn shells_can_complete_every_command() {
-    let pod = Pod::new();
-    for shell in ["bash", "zsh", "fish"] {
-        let script = said(&pod, &format!("completion {shell}"));
-        for word in ["instances", "migrate-nic", "balance", "top"] {
-            assert!(script.contains(word), "{shell} does not know {word}");
-        }
-    }
-}
-
-/// What bash offers for the last of these words, by the script that podctl makes for it.
-fn completed(pod: &Pod, words: &[&str]) -> Vec<String> {
-    let script = pod.path("completion.bash");
-    std::fs::write(&script, said(pod, "completion bash")).expect("written");
-    // As readline does it: the function that is registered for podctl, with the words of the line.
-    let line = "source \"$1\"; shift
-        function=$(complete -p podctl | sed -n 's/.* -F \\([^ ]*\\) .*/\\1/p')
-        [ -n \"$function\" ] || exit 3
-        COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); COMP_LINE=\"$*\"; COMP_POINT=${#COMP_LINE}
-        \"$function\" podctl \"${COMP_WORDS[COMP_CWORD]}\" \"${COMP_WORDS[COMP_CWORD - 1]}\"
-        printf '%s\\n' \"${COMPREPLY[@]}\"";
-    let mut bash = Command::new("bash");
-    bash.args(["--norc", "--noprofile", "-c", line, "bash"]).arg(&script).args(words);
-    let output = bash.output().expect("bash is there");
-    let failed = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && failed.is_empty(), "{words:?}: {failed}");
-    let offered = String::from_utf8_lossy(&output.stdout);
-    offered.split_whitespace().map(str::to_owned).collect()
-}
-
-#[test]
-fn bash_completes_commands_and_options() {
-    let pod = Pod::new();
-    for (words, offered) in [
-        (&["podctl", "vol"][..], &["volumes", "volume"][..]),
-        (&["podctl", "volumes", "cr"], &["create"]),
-        (&["podctl", "volumes", "create", "vol0", "--ap"], &["--apart"]),
-        (&["podctl", "volumes", "create", "vol0", "--to"], &["--together"]),
-        (&["podctl", "instances", "mig"], &["migrate", "migrate-nic"]),
-        (&["podctl", "hosts", "la"], &["label"]),
-        (&["podctl", "top", "--on"], &["--once"]),
-        (&["podctl", "completion", "z"], &["zsh"]),
-        (&["podctl", "-o", "y"], &["yaml"]),
-        (&["podctl", "hosts", "list", "--output", "w"], &["wide"]),
-        (&["podctl", "volumes", "nothing-of-this"], &[]),
-    ] {
-        let found = completed(&pod, words);
-        let missing: Vec<_> = offered.iter().filter(|it| !found.iter().any(|found| found == *it)).collect();
-        assert!(missing.is_empty(), "{words:?}: {found:?} lacks {missing:?}");
-        let last = words.last().expect("a word");
-        assert!(found.iter().all(|it| it.starts_with(last)), "{words:?}: {found:?}");
-    }
-    let all = completed(&pod, &["podctl", ""]);
-    for command in ["hosts", "devices", "volumes", "instances", "events", "controllers", "top", "--server"] {
-        assert!(all.iter().any(|it| it == command), "{command} is not among {all:?}");
-    }
-}
-
-#[test]
 fn labels_that_many_change_at_once_are_all_there() {
     const WRITERS: usize = 6;
     let pod = Pod::demo();

@@ -27,7 +27,13 @@ const EVERY_COMMAND: &str = "Options of every command";
 ///     podctl events --follow
 ///     podctl pool
 #[derive(Parser)]
-#[command(version, verbatim_doc_comment, subcommand_required = true, arg_required_else_help = true)]
+#[command(
+    name = "podctl",
+    version,
+    verbatim_doc_comment,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
 pub(crate) struct Arguments {
     /// Where the controller listens: unix:PATH or http://HOST:PORT
     #[arg(
@@ -171,9 +177,12 @@ pub(crate) enum Command {
         #[arg(long, default_value = "viewer", value_parser = ["viewer", "host", "operator", "admin"])]
         role: String,
     },
-    /// What a shell needs to complete our commands
+    /// What a shell needs to complete our commands, and the names of what is in the pod
     ///
-    /// Example: podctl completion bash >/etc/bash_completion.d/podctl
+    /// Examples:
+    ///     source <(podctl completion bash)                        # or in ~/.bashrc
+    ///     podctl completion zsh >/usr/local/share/zsh/site-functions/_podctl
+    ///     podctl completion fish >~/.config/fish/completions/podctl.fish
     #[command(verbatim_doc_comment)]
     Completion {
         /// Which shell

@@ -1,7 +1,6 @@
 use std::io::Write;
 use std::time::Duration;
 
-use clap::CommandFactory;
 use pod_api::client::Client;
 use pod_api::{
     AddReplica, ByteSize, ChangeVolume, CreateInstance, CreateVolume, InstanceTypeSpec, Labels, NicLimit,
@@ -14,16 +13,14 @@ use crate::arguments::{
     Volumes,
 };
 use crate::show::{done, show};
-use crate::{balance, doctor, hotplug, map, mchannels, output, table, token, top, watch};
+use crate::{balance, completion, doctor, hotplug, map, mchannels, output, table, token, top, watch};
 
 type Out<'a> = &'a mut dyn Write;
 
 /// Carries out a command and shows the answer.
 pub(crate) fn run(arguments: &Arguments, out: Out<'_>) -> Result<(), Failure> {
     if let Command::Completion { shell } = arguments.command {
-        let mut script = Vec::new();
-        clap_complete::generate(shell, &mut Arguments::command(), "podctl", &mut script);
-        return Ok(out.write_all(&script)?);
+        return Ok(completion::script(shell, out)?);
     }
     if let Command::Token { name, role } = &arguments.command {
         return token::make(name, role, out);

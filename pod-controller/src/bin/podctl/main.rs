@@ -3,6 +3,7 @@
 mod arguments;
 mod balance;
 mod commands;
+mod completion;
 mod doctor;
 mod hotplug;
 mod map;
@@ -24,6 +25,7 @@ use pod_api::client::ClientError;
 use arguments::Arguments;
 
 fn main() -> ExitCode {
+    completion::answer_shell();
     let arguments = Arguments::parse();
     let mut out = std::io::stdout().lock();
     match run(&arguments, &mut out).and_then(|()| out.flush().map_err(Failure::Output)) {
