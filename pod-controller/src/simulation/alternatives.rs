@@ -126,3 +126,81 @@ fn is_served_by(state: &State, volume: &Volume, replica: &Replica) -> Result<(),
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use cxl_pool::{HostId, Role};
+    use pod_state::model::{endpoint, join, nic, options};
+    use pod_state::{Command, NicWish};
+
+    use super::*;
+
+    /// An instance on host 1, and NICs of hosts 2 and 3.
+    fn pod() -> (State, Physical) {
+        let (mut state, mut physical) = (State::new(options(512)), Physical::new(1, 0));
+        let join =
+            |id, devices| Command::Join { endpoint: id, incarnation: 1, join: join(id.host.get(), devices) };
+        state.apply(&join(endpoint(1, Role::NetFrontend), Vec::new())).expect("a free slot");
+        for host in [2, 3] {
+            state
+                .apply(&join(endpoint(host, Role::NetBackend), vec![nic("nic0", true, false)]))
+                .expect("a free slot");
+            physical
+                .devices
+                .entry(HostId::new(host))
+                .or_default()
+                .insert("nic0".to_owned(), nic("nic0", true, false));
+        }
+        let create = Command::CreateInstance {
+            name: "vm".to_owned(),
+            host: HostId::new(1),
+            nics: vec![NicWish::default()],
+            volumes: Vec::new(),
+            instance_type: None,
+            vmm_listens: false,
+            ram_bytes: None,
+            priority: None,
+        };
+        state.apply(&create).expect("there is room");
+        (state, physical)
+    }
+
+    fn place(state: &State) -> DeviceId {
+        state.leases.values().find_map(|lease| lease.active_nic()).expect("a NIC").clone()
+    }
+
+    /// From the state alone, as where several controllers take turns: this is not luck with what one of them has heard.
+    #[test]
+    fn a_lease_that_is_left_behind_is_noticed_whatever_became_of_its_nic() {
+        let lost = place(&pod().0);
+        let backend = lost.net_backend();
+        let reason = || "gone".to_owned();
+        let down = Command::Link { device: lost.clone(), up: false, reason: reason() };
+        let failed = Command::DeviceFailed { device: lost.clone(), reason: reason() };
+        let silent = Command::Silent { endpoint: backend };
+        let fenced = Command::FenceExpired { endpoint: backend, incarnation: 1 };
+        for loss in
+            [vec![down], vec![failed], vec![silent, fenced], vec![Command::Gone { endpoint: backend }]]
+        {
+            let (mut state, mut physical) = pod();
+            assert_eq!(alternatives_are_used(&state, &physical, None), Ok(()));
+            for command in &loss {
+                state.apply(command).expect("it is known");
+            }
+            assert_ne!(place(&state), lost, "after {loss:?}");
+            assert_eq!(alternatives_are_used(&state, &physical, None), Ok(()), "after {loss:?}");
+            let other = place(&state);
+            for lease in state.leases.values_mut() {
+                if let LeaseKind::Nic { active, .. } = &mut lease.kind {
+                    active.clone_from(&lost);
+                }
+            }
+            let noticed = alternatives_are_used(&state, &physical, None).expect_err("it is left behind");
+            assert!(noticed.contains("which does not work, while"), "after {loss:?}: {noticed}");
+            // Where there is no better one it has to stay.
+            let devices = physical.devices.get_mut(&other.host).expect("its devices");
+            devices.insert("nic0".to_owned(), nic("nic0", false, false));
+            assert_eq!(alternatives_are_used(&state, &physical, None), Ok(()), "after {loss:?}");
+        }
+    }
+}
