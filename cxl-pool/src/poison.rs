@@ -27,6 +27,10 @@ pub const EXIT_STATUS: i32 = 74;
 /// With which status it ends if it can be started again: `EX_TEMPFAIL`.
 pub const EXIT_RECORDED: i32 = 75;
 
+/// What a line of the record begins behind. One that a dying process did not write to its end, for want of room on its disk, stands
+/// before the next one without a line break: with this at its end it reads as nothing, in place of as a number that nobody wrote.
+const BEGIN: &str = "~\n";
+
 /// What the kernel takes away at least.
 const PAGE_BYTES: u64 = 4096;
 
@@ -73,9 +77,9 @@ fn writable(record: &Path) -> Result<CString, PoolError> {
     CString::new(record.as_os_str().as_bytes()).map_err(|error| failed(error.into()))
 }
 
-/// What was noted in this file, each place once; nothing if there is none. A line that was not written to its end is left out.
+/// What was noted in this file, each place once; nothing if there is none. Lines that were not written to their end are left out.
 pub fn recorded(record: &Path) -> Result<Vec<Area>, PoolError> {
-    let text = match fs::read_to_string(record) {
+    let text = match fs::read(record) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(source) => {
@@ -88,6 +92,8 @@ pub fn recorded(record: &Path) -> Result<Vec<Area>, PoolError> {
         let (start, lines) = (start.parse().ok()?, lines.parse().ok()?);
         Some((start, lines))
     };
+    // What a power failure left of one line is no reason not to read the others.
+    let text = String::from_utf8_lossy(&text);
     let areas: BTreeSet<(u64, u64)> = text.split_inclusive('\n').filter_map(area).collect();
     Ok(areas
         .into_iter()
@@ -179,7 +185,7 @@ impl Watched {
         };
         let mut line = Line::default();
         let start = ByteOffset::new(at.get() / bytes * bytes).line();
-        let _ = writeln!(line, "{} {}", start.get(), LineCount::covering(bytes).get());
+        let _ = writeln!(line, "{BEGIN}{} {}", start.get(), LineCount::covering(bytes).get());
         let text = &line.bytes[..line.used];
         let flags = OFlags::CREATE | OFlags::APPEND | OFlags::WRONLY | OFlags::CLOEXEC;
         let Ok(file) = rustix::fs::open(record.as_c_str(), flags, Mode::from_raw_mode(0o644)) else {

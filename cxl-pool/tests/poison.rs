@@ -37,9 +37,23 @@ struct Lost {
     recorded: Vec<Area>,
 }
 
+impl Lost {
+    fn page(&self) -> Area {
+        Area::new(LineOffset::new(self.line / 64 * 64), LineCount::new(64))
+    }
+}
+
 fn lose(watches: bool, before: i64) -> Lost {
+    lose_after("", watches, before)
+}
+
+/// The same where the record has something in it already.
+fn lose_after(text: &str, watches: bool, before: i64) -> Lost {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let (path, record) = (directory.path().join("pool"), directory.path().join("record"));
+    if !text.is_empty() {
+        std::fs::write(&record, text).unwrap();
+    }
     let options = CreateOptions { size_bytes: Some(16 << 20), ..CreateOptions::default() };
     let pool = Pool::create(&path, &options).unwrap();
     let entry = RegionEntry {
@@ -71,8 +85,17 @@ fn a_daemon_names_the_region_and_notes_what_its_next_life_reports() {
     assert_eq!(lost.output.status.code(), Some(poison::EXIT_RECORDED), "{said}");
     assert!(said.contains(&format!("failed at byte {}, line {}", lost.line * 64, lost.line)), "{said}");
     assert!(said.contains("in region 17 of h3"), "{said}");
-    let page = Area::new(LineOffset::new(lost.line / 64 * 64), LineCount::new(64));
-    assert_eq!(lost.recorded, [page]);
+    assert_eq!(lost.recorded, [lost.page()]);
+}
+
+#[test]
+fn what_was_not_written_to_its_end_does_not_spoil_what_comes_after_it() {
+    let before = Area::new(LineOffset::new(0), LineCount::new(64));
+    for cut_off in ["1", "128", "128 ", "128 6", "128 64", "~"] {
+        let lost = lose_after(&format!("0 64\n{cut_off}"), true, 100);
+        assert_eq!(lost.output.status.code(), Some(poison::EXIT_RECORDED));
+        assert_eq!(lost.recorded, [before, lost.page()], "behind {cut_off:?}");
+    }
 }
 
 #[test]
@@ -99,5 +122,7 @@ fn a_record_that_breaks_off_is_read_up_to_there() {
     std::fs::write(&record, "640 64\n0 64\nnonsense\n640 64\n12").unwrap();
     let area = |start| Area::new(LineOffset::new(start), LineCount::new(64));
     assert_eq!(poison::recorded(&record).unwrap(), [area(0), area(640)]);
+    std::fs::write(&record, b"0 64\n\xff\xfe\0~\n640 64\n").unwrap();
+    assert_eq!(poison::recorded(&record).unwrap(), [area(0), area(640)], "behind what is no text");
     assert!(poison::recorded(directory.path()).is_err());
 }
