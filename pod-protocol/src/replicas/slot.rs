@@ -7,6 +7,7 @@ use cxl_pool::{Layout, Memory, Record, ReplicaHello, ReplicaId};
 
 use super::port::ReplicaPortError;
 use crate::daemon::{LockError, LockFile};
+use crate::link::Link;
 use crate::liveness::{look_own, new_incarnation, read_own_beat, write_beat};
 use crate::protocol::Protocol;
 use crate::run_directory::RunDirectory;
@@ -48,7 +49,8 @@ impl<M: Memory> ReplicaSlot<M> {
         if let Some(hello) = before {
             refuse_if_alive(&memory, layout, me, hello.pid)?;
         }
-        let life = before.map_or(0, |hello| hello.life).wrapping_add(1);
+        let life = before.map_or_else(|| seen_by_others(&memory, layout, me), |hello| hello.life);
+        let life = life.wrapping_add(1);
         let incarnation = new_incarnation();
         ReplicaHello { incarnation, life, pid: std::process::id(), protocol: protocol.into() }
             .publish(&memory, layout.replica_hello(me));
@@ -91,6 +93,15 @@ impl<M: Memory> ReplicaSlot<M> {
     pub(super) const fn identity(&self) -> (ReplicaId, u32) {
         (self.me, self.life)
     }
+}
+
+/// The latest life of this replica that another one may know of. None was there before, or its hello cannot be read: its process was
+/// killed while it wrote, say. The rings know which generations they had, each of which is the sum of a life of this one and one of
+/// the other's, so that none of this one's was later.
+fn seen_by_others<M: Memory>(memory: &M, layout: &Layout, me: ReplicaId) -> u32 {
+    let others = layout.replicas().filter(|other| *other != me);
+    let rings = others.map(|other| (layout.ring_between(me, other), layout.ring_between(other, me)));
+    rings.map(|(out, back)| Link::generation(memory, out, back).get()).max().unwrap_or(0)
 }
 
 fn refuse_if_alive<M: Memory>(

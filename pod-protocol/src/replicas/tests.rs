@@ -83,9 +83,29 @@ fn restarted_replica_is_connected_anew<M: Memory>(pod: &TestPod<M>) {
     assert_eq!(receive(&mut b, &mut a), b"here again");
 }
 
+/// As where its process was killed while it wrote its hello.
+fn lives_are_counted_on_behind_a_hello_that_cannot_be_read<M: Memory>(pod: &TestPod<M>) {
+    let (memory, at) = (pod.memory(HostId::new(B.get() + 1)), pod.layout.replica_hello(B));
+    let life = || ReplicaHello::look(&memory, at).expect("a hello").life;
+    let (mut a, mut seen) = (open(pod, A).expect("a slot"), 0);
+    for round in 0..3 {
+        let mut b = open(pod, B).expect("a free slot");
+        assert!(life() > seen, "life {} after {seen}", life());
+        seen = life();
+        send(&mut b, &mut a, A, &long(round, 10));
+        assert_eq!(receive(&mut b, &mut a), long(round, 10));
+        drop(b);
+        memory.store(at.bytes(), 77);
+        memory.flush(at.bytes(), 8);
+        memory.full_fence();
+        assert_eq!(ReplicaHello::look(&memory, at), None);
+    }
+}
+
 #[test]
 fn messages_cross_a_real_pool() {
     messages_arrive_whole_and_in_order(&TestPod::real());
+    lives_are_counted_on_behind_a_hello_that_cannot_be_read(&TestPod::real());
     restarted_replica_is_connected_anew(&TestPod::real());
 }
 
@@ -94,6 +114,7 @@ fn messages_cross_simulated_memory() {
     check_seeds("-p pod-protocol --lib", 4, |seed| {
         messages_arrive_whole_and_in_order(&TestPod::simulated(seed));
         restarted_replica_is_connected_anew(&TestPod::simulated(seed));
+        lives_are_counted_on_behind_a_hello_that_cannot_be_read(&TestPod::simulated(seed));
         Ok(())
     });
 }
