@@ -1,29 +1,46 @@
 //! Knowing when to stop. The controller takes back what an endpoint holds by writing a newer fence generation into a
-//! line of the pool; whoever acts on a device looks at it at least every `fence-ms`.
+//! line of the pool; whoever acts on a device looks at it at least every `fence-ms`. A hello that is not the endpoint's own any
+//! more means the same: to the controller its life is over.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use cxl_pool::{FenceLine, LineOffset, Memory, Record};
+use cxl_pool::{FenceLine, Hello, LineOffset, Memory, Record};
 
-/// The endpoint was fenced: stop using everything it held.
+use crate::liveness::look_own;
+
+/// The endpoint was fenced, or has lost its slot: stop using everything it held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("fenced: the controller took back what this endpoint held")]
+#[error("fenced: what this endpoint held is not its own any more")]
 pub struct Fenced;
+
+/// What is in an endpoint's slot of the pool in place of its own hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Usurper {
+    /// Another life, which is this process on its host.
+    Process(u32),
+    /// Nothing that can be read: another life has come and gone, or the line was damaged.
+    Nobody,
+}
 
 /// Reads the newest fence generation from the pool. Hides the kind of memory, so that [`Fence`] has no parameter.
 trait Look: Send + Sync {
     /// The newest generation in the line of any controller replica that says something to this life. Nothing while one of them is being written or is
     /// damaged, or before any was written.
     fn generation(&self) -> Option<u64>;
+
+    /// Who has the endpoint's slot, if it is not this life.
+    fn usurper(&self) -> Option<Usurper>;
 }
 
 /// The line of each controller replica. Whoever of them leads fences in its own.
 struct LinesInPool<M> {
     memory: M,
     lines: Vec<Line>,
+    /// Where the endpoint's own hello is.
+    hello: LineOffset,
     /// Which life of the endpoint looks.
     incarnation: u64,
 }
@@ -51,6 +68,14 @@ impl<M: Memory> Look for LinesInPool<M> {
         }
         newest
     }
+
+    fn usurper(&self) -> Option<Usurper> {
+        match look_own::<Hello, M>(&self.memory, self.hello) {
+            Some(hello) if hello.incarnation == self.incarnation => None,
+            Some(hello) => Some(Usurper::Process(hello.pid)),
+            None => Some(Usurper::Nobody),
+        }
+    }
 }
 
 struct Watch {
@@ -61,7 +86,10 @@ struct Watch {
     looked_ns: AtomicU64,
     /// The generation that came with the grant; [`NOT_GRANTED`] before the first.
     granted: AtomicU64,
+    /// Whether the hello is in the pool.
+    announced: AtomicBool,
     fenced: AtomicBool,
+    usurper: OnceLock<Usurper>,
 }
 
 /// What a look showed.
@@ -69,6 +97,7 @@ struct Watch {
 enum Seen {
     Fine,
     Newer,
+    Usurped,
     Unreadable,
 }
 
@@ -82,22 +111,24 @@ const LOOKS_MAX: u32 = 3;
 pub struct Fence(Arc<Watch>);
 
 impl Fence {
-    /// Watches the fence lines at these places, one of each controller replica, for this life of the endpoint; `limit` is how
-    /// long one may act without having looked.
+    /// Watches the fence lines at these places, one of each controller replica, for the life of the endpoint that has this incarnation
+    /// and, once it is [announced](Self::announced), its hello at this place; `limit` is how long one may act without having looked.
     pub(crate) fn new<M: Memory>(
         memory: M,
         lines: impl IntoIterator<Item = LineOffset>,
         limit: Duration,
-        incarnation: u64,
+        (incarnation, hello): (u64, LineOffset),
     ) -> Self {
         let lines = lines.into_iter().map(|at| Line { at, written: AtomicBool::new(false) }).collect();
         Self(Arc::new(Watch {
-            lines: Box::new(LinesInPool { memory, lines, incarnation }),
+            lines: Box::new(LinesInPool { memory, lines, hello, incarnation }),
             limit,
             started: Instant::now(),
             looked_ns: AtomicU64::new(0),
             granted: AtomicU64::new(NOT_GRANTED),
+            announced: AtomicBool::new(false),
             fenced: AtomicBool::new(false),
+            usurper: OnceLock::new(),
         }))
     }
 
@@ -114,22 +145,40 @@ impl Fence {
         match self.read_line() {
             Seen::Fine => {}
             // One that could not be read for all that time does not tell whether we still hold anything.
-            Seen::Newer | Seen::Unreadable => self.0.fenced.store(true, Ordering::Release),
+            Seen::Newer | Seen::Usurped | Seen::Unreadable => self.0.fenced.store(true, Ordering::Release),
         }
         self.outcome()
     }
 
     /// Looks into the pool now.
     pub(crate) fn look(&self) -> Result<(), Fenced> {
-        if self.read_line() == Seen::Newer {
+        if matches!(self.read_line(), Seen::Newer | Seen::Usurped) {
             self.0.fenced.store(true, Ordering::Release);
         }
         self.outcome()
     }
 
+    /// The hello of this life is in the pool: from here on it has to stay there.
+    pub(crate) fn announced(&self) {
+        self.0.announced.store(true, Ordering::Release);
+    }
+
+    /// What is in the endpoint's slot, if it was seen to be something else than the hello of this life.
+    pub(crate) fn usurper(&self) -> Option<Usurper> {
+        self.0.usurper.get().copied()
+    }
+
     fn read_line(&self) -> Seen {
         // The time from before the look: a pause between the two must count as not having looked.
         let before_ns = u64::try_from(self.0.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        // To the controller a life whose hello is gone has left: what it held may be another's already.
+        if self.0.announced.load(Ordering::Acquire)
+            && let Some(usurper) = self.0.lines.usurper()
+        {
+            // Whoever was seen first is told of.
+            let _ = self.0.usurper.set(usurper);
+            return Seen::Usurped;
+        }
         let granted = self.0.granted.load(Ordering::Acquire);
         let generation = (0..LOOKS_MAX).find_map(|_| self.0.lines.generation());
         // Before the first grant there is nothing to lose, and the line may never have been written.
@@ -174,13 +223,19 @@ mod tests {
     const AT: LineOffset = LineOffset::new(3);
     /// Of another replica.
     const OTHER: LineOffset = LineOffset::new(9);
+    /// Where its hello is.
+    const HELLO: LineOffset = LineOffset::new(16);
     /// The life that looks.
     const LIFE: u64 = 7;
 
     /// The controller's view of the pool, and a fence on another host that nobody but the test looks at.
     fn fence(limit: Duration) -> (SimulatedMemory, Fence) {
         let pool = SimulatedPool::new(11, 1 << 12);
-        (pool.host(HostId::new(1)), Fence::new(pool.host(HostId::new(2)), [OTHER, AT], limit, LIFE))
+        (pool.host(HostId::new(1)), fence_in(&pool, limit))
+    }
+
+    fn fence_in(pool: &SimulatedPool, limit: Duration) -> Fence {
+        Fence::new(pool.host(HostId::new(2)), [OTHER, AT], limit, (LIFE, HELLO))
     }
 
     fn publish(memory: &SimulatedMemory, generation: u64) {
@@ -270,5 +325,44 @@ mod tests {
         controller.full_fence();
         thread::sleep(Duration::from_millis(5));
         assert_eq!(fence.check(), Err(Fenced));
+    }
+
+    fn announce(memory: &SimulatedMemory, incarnation: u64) {
+        Hello { incarnation, pid: 42, protocol: (1, 1), started_unix_ms: 0 }.publish(memory, HELLO);
+        memory.full_fence();
+    }
+
+    /// On another kernel, while this one stood still: nobody fenced it.
+    #[test]
+    fn a_slot_that_another_life_has_is_lost() {
+        let pool = SimulatedPool::new(11, 1 << 12);
+        let (own, other) = (pool.host(HostId::new(2)), pool.host(HostId::new(3)));
+        let [looks, acts] = [Duration::from_hours(1), Duration::ZERO].map(|limit| fence_in(&pool, limit));
+        assert_eq!(looks.look(), Ok(()), "it has not said that it is there");
+        announce(&own, LIFE);
+        for fence in [&looks, &acts] {
+            fence.announced();
+            assert_eq!(fence.look(), Ok(()));
+            assert_eq!(fence.check(), Ok(()));
+        }
+        announce(&other, LIFE + 1);
+        assert_eq!(looks.look(), Err(Fenced));
+        assert_eq!(acts.check(), Err(Fenced), "a worker sees it before it acts");
+        assert_eq!(acts.usurper(), Some(Usurper::Process(42)));
+    }
+
+    #[test]
+    fn a_slot_that_another_life_had_is_lost() {
+        let pool = SimulatedPool::new(11, 1 << 12);
+        let fence = fence_in(&pool, Duration::from_hours(1));
+        announce(&pool.host(HostId::new(2)), LIFE);
+        fence.announced();
+        assert_eq!(fence.look(), Ok(()));
+        let other = pool.host(HostId::new(3));
+        announce(&other, LIFE + 1);
+        Hello::erase(&other, HELLO);
+        other.full_fence();
+        assert_eq!(fence.look(), Err(Fenced));
+        assert_eq!(fence.usurper(), Some(Usurper::Nobody));
     }
 }

@@ -21,7 +21,7 @@ use super::{Handler, RunError};
 use crate::answer::{Answer, Refusal};
 use crate::commands::Command;
 use crate::daemon::{Exit, StopSignal};
-use crate::fence::Fence;
+use crate::fence::{Fence, Usurper};
 use crate::ids::RegionId;
 use crate::link::decode;
 use crate::liveness::read_beat;
@@ -135,7 +135,7 @@ impl<M: Memory> ControlThread<M> {
             let now = Instant::now();
             self.parts.rounds.note();
             if self.parts.fence.check().is_err() {
-                tracing::error!(endpoint = %self.parts.endpoint, "fenced: the controller took everything back");
+                self.say_why_fenced();
                 self.parts.handler.fenced();
                 return Ok(Exit::Fenced);
             }
@@ -151,6 +151,23 @@ impl<M: Memory> ControlThread<M> {
             self.collect_reports();
             self.send_reports(now);
             self.sleep(stop, now);
+        }
+    }
+
+    fn say_why_fenced(&self) {
+        let endpoint = self.parts.endpoint;
+        match self.parts.fence.usurper() {
+            None => tracing::error!(%endpoint, "fenced: the controller took everything back"),
+            Some(Usurper::Process(pid)) => tracing::error!(
+                %endpoint,
+                "stopping: process {pid} of another host that has the same id took this daemon's slot while it stood still, or \
+                 started at the same moment; give each host an id of its own"
+            ),
+            Some(Usurper::Nobody) => tracing::error!(
+                %endpoint,
+                "stopping: this daemon's hello is not in the pool any more; either another host has the same id and was there \
+                 meanwhile, and each needs an id of its own, or something else wrote over it"
+            ),
         }
     }
 

@@ -94,7 +94,8 @@ impl<M: Memory> Endpoint<M> {
         let reporter = Reporter::new().map_err(JoinError::Resources)?;
         let lines = layout.replicas().map(|replica| layout.fence(replica, endpoint));
         let incarnation = new_incarnation();
-        let fence = Fence::new(memory.clone(), lines, config.run.fence(), incarnation);
+        let fence =
+            Fence::new(memory.clone(), lines, config.run.fence(), (incarnation, layout.hello(endpoint)));
         let handler = make_handler(reporter.clone(), fence.clone())
             .map_err(|error| JoinError::Handler(error.into()))?;
         let rounds = Rounds::new();

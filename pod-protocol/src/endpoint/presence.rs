@@ -106,6 +106,7 @@ impl<M: Memory> Presence<M> {
             started_unix_ms: u64::try_from(started.as_millis()).unwrap_or(u64::MAX),
         }
         .publish(&memory, hello);
+        fence.announced();
         let mut presence = Self {
             incarnation,
             memory: memory.clone(),
@@ -117,12 +118,13 @@ impl<M: Memory> Presence<M> {
         let pulse = move || {
             let mut beat = read_own_beat(&memory, heartbeat);
             while !leaving.load(Ordering::Acquire) {
-                if !rounds.stuck() {
-                    beat = beat.wrapping_add(1);
-                    write_beat(&memory, heartbeat, beat);
-                }
                 if fence.look().is_err() {
                     reporter.wake();
+                }
+                // A slot that is somebody else's is not kept alive.
+                if fence.usurper().is_none() && !rounds.stuck() {
+                    beat = beat.wrapping_add(1);
+                    write_beat(&memory, heartbeat, beat);
                 }
                 thread::park_timeout(BEAT_EVERY);
             }
@@ -140,7 +142,11 @@ impl<M: Memory> Drop for Presence<M> {
             // Its panic was reported by its thread already.
             let _ = pulse.join();
         }
-        Hello::erase(&self.memory, self.hello);
+        // Another life's is not ours to take away.
+        let found = look_own::<Hello, M>(&self.memory, self.hello);
+        if found.is_none_or(|hello| hello.incarnation == self.incarnation) {
+            Hello::erase(&self.memory, self.hello);
+        }
         // The process may end here: nothing after this would push the line out.
         self.memory.full_fence();
     }

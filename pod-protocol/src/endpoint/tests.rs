@@ -22,8 +22,10 @@ use crate::testing::{
 };
 
 mod again;
+mod usurped;
 
 use self::again::restarted_controller_hears_what_a_device_has_become;
+use self::usurped::daemon_stops_when_another_kernel_has_its_slot;
 
 const VERSION: Version = Version { term: 1, index: 1 };
 
@@ -50,6 +52,7 @@ over_every_memory!(
     daemon_obeys_the_highest_term_of_several_controllers,
     fence_of_one_controller_is_known_to_the_others,
     fenced_daemon_stops_and_its_successor_is_granted,
+    daemon_stops_when_another_kernel_has_its_slot,
     refused_daemon_ends_with_the_reason,
     daemon_without_controller_waits_and_stops_when_told,
 );

@@ -217,7 +217,7 @@ fn fenced_worker_ends() {
     let pod = TestPod::simulated(1);
     let memory = pod.memory(HostId::new(1));
     let at = LineOffset::new(1024);
-    let fence = Fence::new(memory, [at], Duration::from_millis(20), 7);
+    let fence = Fence::new(memory, [at], Duration::from_millis(20), (7, LineOffset::new(1026)));
     // The line is the controller's, on a host of its own.
     let controller = pod.memory(HostId::new(2));
     let raise = |generation| {
