@@ -130,11 +130,15 @@ impl<M: Memory> ControlThread<M> {
         self.parts.endpoint
     }
 
+    #[cfg(test)]
+    pub(super) fn rounds(&self) -> &Rounds {
+        &self.parts.rounds
+    }
+
     pub(super) fn run_until(&mut self, stop: &StopSignal) -> Result<Exit, RunError> {
         loop {
             let now = Instant::now();
-            self.parts.rounds.note();
-            if self.parts.fence.check().is_err() {
+            if !self.may_go_on() {
                 self.say_why_fenced();
                 self.parts.handler.fenced();
                 return Ok(Exit::Fenced);
@@ -152,6 +156,13 @@ impl<M: Memory> ControlThread<M> {
             self.send_reports(now);
             self.sleep(stop, now);
         }
+    }
+
+    /// Notes that the thread is not stuck, and tells whether it still holds what it was given. Also to be asked on the way, where one
+    /// thing after the other is done that may take long: a daemon that gets on with it is alive.
+    fn may_go_on(&self) -> bool {
+        self.parts.rounds.note();
+        self.parts.fence.check().is_ok()
     }
 
     fn say_why_fenced(&self) {
@@ -224,7 +235,9 @@ impl<M: Memory> ControlThread<M> {
     /// Everything the controller said, and our join.
     fn converse(&mut self, now: Instant) -> Result<(), RunError> {
         let join = Report::Join(self.parts.join.clone());
-        while let Some(session) = &mut self.session {
+        while self.may_go_on()
+            && let Some(session) = &mut self.session
+        {
             session.advance(&join, now);
             let Some(incoming) = session.link.poll(now) else { break };
             self.naps.spoke(now);
@@ -323,6 +336,9 @@ impl<M: Memory> ControlThread<M> {
             Command::Synced { .. } => {
                 let mut answer = Ok(());
                 for id in self.ledger.unconfirmed() {
+                    if !self.may_go_on() {
+                        return Err("fenced meanwhile".to_owned());
+                    }
                     answer = answer.and(self.remove(&id));
                 }
                 self.parts.handler.synced();

@@ -1,7 +1,7 @@
 //! An endpoint's place in the pool: its lock, its hello and its heartbeat.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -49,26 +49,34 @@ pub(super) fn refuse_if_alive<M: Memory>(
     Ok(())
 }
 
-/// When the control thread last came round.
+/// When the control thread last came round, or was done with something on the way.
 #[derive(Clone, Debug)]
-pub(super) struct Rounds(Arc<(Instant, AtomicU64)>);
+pub(super) struct Rounds(Arc<(Instant, AtomicI64)>);
 
 impl Rounds {
     pub(super) fn new() -> Self {
-        Self(Arc::new((Instant::now(), AtomicU64::new(0))))
+        Self(Arc::new((Instant::now(), AtomicI64::new(0))))
     }
 
     pub(super) fn note(&self) {
         self.0.1.store(self.now_ms(), Ordering::Relaxed);
     }
 
-    fn stuck(&self) -> bool {
+    pub(super) fn stuck(&self) -> bool {
         let since_ms = self.now_ms().saturating_sub(self.0.1.load(Ordering::Relaxed));
-        Duration::from_millis(since_ms) > STUCK_AFTER
+        // It may have been noted since the clock was read.
+        u64::try_from(since_ms).is_ok_and(|since_ms| Duration::from_millis(since_ms) > STUCK_AFTER)
     }
 
-    fn now_ms(&self) -> u64 {
-        u64::try_from(self.0.0.elapsed().as_millis()).unwrap_or(u64::MAX)
+    /// As if nothing had been noted for longer than is forgiven.
+    #[cfg(test)]
+    pub(super) fn let_time_pass(&self) {
+        let long_ms = i64::try_from(STUCK_AFTER.as_millis()).expect("some seconds") + 1000;
+        self.0.1.store(self.now_ms() - long_ms, Ordering::Relaxed);
+    }
+
+    fn now_ms(&self) -> i64 {
+        i64::try_from(self.0.0.elapsed().as_millis()).unwrap_or(i64::MAX)
     }
 }
 
