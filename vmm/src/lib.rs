@@ -8,6 +8,7 @@
 mod attach;
 pub mod cloud_hypervisor;
 pub mod console;
+mod console_log;
 mod device;
 mod firmware;
 mod follow;
@@ -36,6 +37,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 pub use attach::{attach_domain, attach_process};
+pub use console_log::CONSOLE_LOG_BYTES;
 pub use firmware::{Firmware, Uefi};
 pub use follow::Follower;
 pub use machine::Vm;

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use cxl_pool::GuestLock;
 use qapi::qmp;
 
+use crate::console_log::ConsoleLog;
 use crate::monitor::{MONITOR_DEADLINE, Monitor, connect};
 use crate::pool_ram::check_offset;
 use crate::slicing::ControlFile;
+use crate::spec::CONSOLE;
 use crate::{MonitorAddress, Origin, PoolRam, Process, QemuVersion, Registry, RunningVm, VmSpec, VmmError};
 
 /// Tells the shim in a QEMU where it is commanded.
@@ -22,11 +24,12 @@ pub(crate) const CONTROL_VARIABLE: &str = "WADI_VCPU_CONTROL";
 pub struct Vm {
     spec: VmSpec,
     child: Child,
+    console: ConsoleLog,
     running: Option<RunningVm>,
 }
 
 impl Vm {
-    /// The command that [`Vm::start`] would start.
+    /// The command that [`Vm::start`] would start; that has the console logged, too.
     pub fn command(spec: &VmSpec) -> Result<Command, VmmError> {
         spec.check()?;
         let mut command = Command::new(&spec.qemu);
@@ -52,11 +55,20 @@ impl Vm {
         spec: VmSpec,
         spawn: impl FnOnce(&mut Command, Stdio) -> io::Result<Child>,
     ) -> Result<Self, VmmError> {
-        let mut command = Self::command(&spec)?;
+        let command = Self::command(&spec)?;
+        Self::begin(spec, command, |spec| spec.pool_ram.as_ref().map(PoolRam::claim).transpose(), spawn)
+    }
+
+    fn begin(
+        spec: VmSpec,
+        mut command: Command,
+        claim: impl FnOnce(&VmSpec) -> Result<Option<GuestLock>, VmmError>,
+        spawn: impl FnOnce(&mut Command, Stdio) -> io::Result<Child>,
+    ) -> Result<Self, VmmError> {
         let registry = Registry::new(&spec.directory);
         registry.refuse_another(&registry.lock()?, &spec.name, None)?;
         // Wiping much memory takes long, and other machines need not wait for that.
-        let claimed = spec.pool_ram.as_ref().map(PoolRam::claim).transpose()?;
+        let claimed = claim(&spec)?;
         let locked = registry.lock()?;
         registry.refuse_another(&locked, &spec.name, None)?;
         spec.firmware.prepare()?;
@@ -74,11 +86,12 @@ impl Vm {
         let failed = |source| VmmError::Start { program: spec.qemu.display().to_string(), source };
         let input =
             claimed.as_ref().map_or_else(|| Ok(Stdio::null()), GuestLock::to_stdio).map_err(failed)?;
+        let (console, pipe) = ConsoleLog::start(&spec.console_log())?;
+        command.args(pipe.words(CONSOLE));
         let child = spawn(&mut command, input).map_err(failed)?;
-        // QEMU has it now.
-        drop(claimed);
-        drop(reserved);
-        let mut vm = Self { spec, child, running: None };
+        // QEMU has them now.
+        drop((claimed, reserved, pipe));
+        let mut vm = Self { spec, child, console, running: None };
         // One that has ended at once runs nowhere.
         if let Some(process) = Process::with_id(vm.child.id()) {
             let running = RunningVm {
@@ -176,6 +189,7 @@ impl Vm {
 
     /// After its end.
     fn forget(&mut self) {
+        self.console.finish();
         if let Some(running) = self.running.take() {
             // What is left behind is seen to be of a machine that has ended.
             let _ = Registry::new(&self.spec.directory).remove(&running);
@@ -190,5 +204,33 @@ impl Drop for Vm {
             let _ = self.child.wait();
         }
         self.forget();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use rustix::fs::{FlockOperation, flock};
+
+    use super::*;
+    use crate::spec::tests::spec;
+
+    #[test]
+    fn other_machines_need_not_wait_while_memory_is_wiped() {
+        let directory = tempfile::tempdir().unwrap();
+        let spec = VmSpec { directory: directory.path().to_owned(), ..spec() };
+        let mut claimed = false;
+        let claim = |spec: &VmSpec| {
+            let lock = File::open(spec.directory.join(".lock")).unwrap();
+            flock(&lock, FlockOperation::NonBlockingLockExclusive).expect("others may come and go");
+            claimed = true;
+            Ok(None)
+        };
+        let spawn = |command: &mut Command, input| command.stdin(input).spawn();
+        let mut vm = Vm::begin(spec, Command::new("true"), claim, spawn).unwrap();
+        assert!(vm.wait().unwrap().success());
+        drop(vm);
+        assert!(claimed);
     }
 }

@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 
 use crate::device::{Host, Parts, port_name};
 use crate::words::{Words, escape, socket_path};
-use crate::{Accelerator, Firmware, PoolRam, QemuVersion, VmmError};
+use crate::{Accelerator, Firmware, PoolRam, QemuVersion, VmmError, console_log};
 
 /// What an emulated machine has more than it was given, in KiB; QEMU takes multiples of this.
 const ODD_KIB: u64 = 8;
+/// What the chardev of the serial console is called.
+pub(crate) const CONSOLE: &str = "console";
 /// The virtio-serial port that the test guest's agent listens on.
 const EXEC_PORT: &str = "wadi.exec";
 /// A machine has so many PCIe ports for devices of the pod, or a multiple.
@@ -109,9 +111,15 @@ impl VmSpec {
         self.directory.join(format!("{}-console.sock", self.name))
     }
 
-    /// What the serial console has shown so far.
+    /// What the serial console has shown last, if the machine was started by [`crate::Vm`]; no longer than
+    /// [`crate::CONSOLE_LOG_BYTES`]. What came before that stands in [`Self::old_console_log`].
     pub fn console_log(&self) -> PathBuf {
         self.directory.join(format!("{}-console.log", self.name))
+    }
+
+    /// What the serial console showed before what is in [`Self::console_log`].
+    pub fn old_console_log(&self) -> PathBuf {
+        console_log::old(&self.console_log())
     }
 
     /// The socket of the test guest's agent.
@@ -237,12 +245,8 @@ impl VmSpec {
         words.option("-chardev", &format!("socket,id=monitor,path={monitor},server=on,wait=off"));
         words.option("-mon", "chardev=monitor,mode=control");
         let console = socket_path(&self.console_socket());
-        let log = socket_path(&self.console_log());
-        words.option(
-            "-chardev",
-            &format!("socket,id=console,path={console},server=on,wait=off,logfile={log}"),
-        );
-        words.option("-serial", "chardev:console");
+        words.option("-chardev", &format!("socket,id={CONSOLE},path={console},server=on,wait=off"));
+        words.option("-serial", &format!("chardev:{CONSOLE}"));
         words.option("-device", "virtio-serial-pci");
         let exec = socket_path(&self.exec_socket());
         words.option("-chardev", &format!("socket,id=exec,path={exec},server=on,wait=off"));
