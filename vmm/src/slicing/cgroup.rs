@@ -4,11 +4,12 @@
 //! ticks, so no window is exact; what a thread got too much or too little is carried into its next quotas, ten times a second. A quota stays
 //! when the agent dies, so a process of its own frees the threads then.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::carry::{Carry, Times};
@@ -137,9 +138,10 @@ impl CgroupActuator {
         let Some(home) = self.home_of(thread)? else { return Ok(()) };
         if !self.groups.iter().any(|group| group.home == home) {
             // What an agent left that was killed together with its guard.
-            self.remove_empty(&home, "");
+            self.remove_empty(&home);
         }
         let path = home.join(format!("{}{thread}{}", self.prefix, Self::suffix()));
+        let _alone = alone(&home)?;
         match fs::create_dir(&path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(failed(format!("{}: {error}", path.display())));
@@ -175,7 +177,7 @@ impl CgroupActuator {
     }
 
     /// Removes groups of this machine that no thread is in any more.
-    fn remove_empty(&self, home: &Path, suffix: &str) {
+    fn remove_empty(&self, home: &Path) {
         // Not those of a machine whose name goes on where this one's ends.
         let number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
         let ours = |name: &str| {
@@ -185,10 +187,26 @@ impl CgroupActuator {
         for entry in fs::read_dir(home).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            if ours(&name) && name.ends_with(suffix) {
+            if ours(&name) {
                 // The kernel refuses that for one that is in use.
                 let _ = fs::remove_dir(entry.path());
             }
+        }
+    }
+
+    /// Has a group of the second version be what it was before there were groups of threads below it: with the controller given to groups below,
+    /// it could have no others than such.
+    fn give_up(&self, home: &Path) {
+        if self.hierarchy == Hierarchy::V1 {
+            return;
+        }
+        // Another agent may have a machine in the same group, and be about to make one below it.
+        let Ok(_alone) = alone(home) else { return };
+        let mut below = fs::read_dir(home).into_iter().flatten().flatten();
+        let kind = fs::read_to_string(home.join("cgroup.type")).unwrap_or_default();
+        if kind.trim() == "domain threaded" && !below.any(|entry| entry.path().is_dir()) {
+            // It is of use as it is.
+            let _ = write(&home.join("cgroup.subtree_control"), "-cpu");
         }
     }
 
@@ -353,9 +371,10 @@ impl Drop for CgroupActuator {
             // The guard has nothing to do after that.
             self.release(group);
         }
-        // Those of vCPUs that were about to end when they were unplugged.
+        // Those of vCPUs that were about to end when they were unplugged, and those from which threads came that another agent had left.
         for group in &self.groups {
-            self.remove_empty(&group.home, &Self::suffix());
+            self.remove_empty(&group.home);
+            self.give_up(&group.home);
         }
     }
 }
@@ -363,6 +382,14 @@ impl Drop for CgroupActuator {
 /// Whether a thread was not found because it is no more.
 fn has_ended(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || Errno::from_io_error(error) == Some(Errno::SRCH)
+}
+
+/// Keeps other agents, and their guards, from making and removing groups below one.
+fn alone(home: &Path) -> Result<File, VmmError> {
+    let failed = |error: io::Error| failed(format!("cannot lock {}: {error}", home.display()));
+    let lock = File::open(home).map_err(failed)?;
+    flock(&lock, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
+    Ok(lock)
 }
 
 /// For how long the kernel has held a group back.

@@ -3,7 +3,7 @@
 //! A quota of the kernel's outlives whoever set it. The guard is a shell that waits on a pipe: a line says that all is done; the
 //! pipe's end says that the agent is no more, however it ended, and the guard puts the threads where they came from. Its own
 //! signals do not end it with the agent's terminal or its group of processes. It goes by what the kernel says is in a group: a thread
-//! that has ended is in none, and its id may be another one's by now.
+//! that has ended is in none, and its id may be another one's by now. Like the agent, it has a group of the second version be what it was.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -24,6 +24,11 @@ while [ $# -ge 2 ]; do
     printf %s "$thread" >"$1/$members"
   done <"$2/$members"
   rmdir "$2"
+  (
+    flock 9
+    for below in "$1"/*/; do [ -d "$below" ] && exit; done
+    [ "$(cat "$1/cgroup.type")" = "domain threaded" ] && echo -cpu >"$1/cgroup.subtree_control"
+  ) 9<"$1"
   shift 2
 done
 "#;

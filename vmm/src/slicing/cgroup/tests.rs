@@ -1,3 +1,7 @@
+use std::io::Read as _;
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
 use super::*;
 
 const MS: u64 = 1_000_000;
@@ -145,4 +149,79 @@ fn a_vcpu_that_is_plugged_in_is_held_and_one_that_is_unplugged_forgotten() {
     assert_eq!(text, "", "nobody is moved who may have its id by now");
     actuator.set(quarter).unwrap();
     assert_eq!(actuator.usage().unwrap().len(), 1);
+}
+
+#[test]
+fn who_is_free_neither_owes_nor_is_owed() {
+    let home = tempfile::tempdir().unwrap();
+    let own = std::process::id();
+    let group = home.path().join(format!("wadi-vm1-{own}-{own}"));
+    let limit = || fs::read_to_string(group.join("cpu.max")).unwrap();
+    let mut actuator = CgroupActuator::in_group(Hierarchy::V2, home.path(), "vm1", &[own]).unwrap();
+    fs::write(group.join("cpu.stat"), "throttled_usec 0\n").unwrap();
+    let part = Duty { run_ns: 3 * MS, window_ns: 10 * MS };
+    actuator.set(part).unwrap();
+    assert_eq!(limit(), "3000 10000");
+    // The kernel lets it run for less than it should: after a while it is owed so much that it may run for once.
+    let began = Instant::now();
+    while limit() != "max" {
+        assert!(began.elapsed() < Duration::from_mins(1), "nothing is made good");
+        let held_us = began.elapsed().as_micros();
+        fs::write(group.join("cpu.stat"), format!("throttled_usec {held_us}\n")).unwrap();
+        actuator.set(part).unwrap();
+    }
+    actuator.set(Duty { run_ns: 1, window_ns: 1 }).unwrap();
+    actuator.set(part).unwrap();
+    assert_eq!(limit(), "3000 10000", "what it is owed ended with its being held");
+}
+
+#[test]
+fn quota_and_period_are_together_never_more_than_all() {
+    let home = tempfile::tempdir().unwrap();
+    let own = std::process::id();
+    let group = home.path().join(format!("wadi-vm1-{own}-{own}"));
+    let mut actuator = CgroupActuator::in_group(Hierarchy::V1, home.path(), "vm1", &[own]).unwrap();
+    fs::write(group.join("cpu.stat"), "throttled_time 0\n").unwrap();
+    // What is written to either stands in one pipe, in its order.
+    let pipe = home.path().join("pipe");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    for file in ["cpu.cfs_quota_us", "cpu.cfs_period_us"] {
+        std::os::unix::fs::symlink(&pipe, group.join(file)).unwrap();
+    }
+    let mut written = fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    let mut written = |expected: &str| {
+        let mut bytes = vec![0; 64];
+        let read = written.read(&mut bytes).unwrap();
+        assert_eq!(String::from_utf8_lossy(&bytes[..read]), expected);
+    };
+    actuator.set(Duty { run_ns: 4 * MS, window_ns: 10 * MS }).unwrap();
+    written("-1100004000");
+    actuator.set(Duty { run_ns: 5 * MS, window_ns: 10 * MS }).unwrap();
+    written("5000");
+    // With the quota of 5 ms before it, a period of 2 ms would be more than all.
+    actuator.set(Duty { run_ns: MS, window_ns: 2 * MS }).unwrap();
+    written("-120001000");
+    actuator.set(Duty { run_ns: 1, window_ns: 1 }).unwrap();
+    written("-1");
+}
+
+#[test]
+fn a_vcpu_that_ends_while_it_is_moved_is_no_failure() {
+    let home = tempfile::tempdir().unwrap();
+    let own = std::process::id();
+    let (end, thread, unplugged) = sleeper();
+    let group = |thread: u32| home.path().join(format!("wadi-vm1-{thread}-{own}"));
+    let mut actuator =
+        CgroupActuator::in_group(Hierarchy::V1, home.path(), "vm1", &[unplugged, own]).unwrap();
+    for thread in [unplugged, own] {
+        fs::write(group(thread).join("cpu.stat"), "throttled_time 0\n").unwrap();
+    }
+    // The kernel says so of a thread that was there a moment ago.
+    std::os::unix::fs::symlink(home.path().join("none/tasks"), group(unplugged).join("tasks")).unwrap();
+    actuator.set(Duty { run_ns: 3 * MS, window_ns: 10 * MS }).unwrap();
+    assert_eq!(fs::read_to_string(group(own).join("tasks")).unwrap(), own.to_string(), "the next is held");
+    let held: Vec<u32> = actuator.usage().unwrap().iter().map(|it| it.thread).collect();
+    assert_eq!(held, [own]);
+    drop(end);
+    thread.join().unwrap();
 }
