@@ -197,6 +197,7 @@ impl Description {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
     use rustix::io::fcntl_getfd;
 
     use super::*;
@@ -252,5 +253,20 @@ mod tests {
         assert!(error.contains("another firmware") && error.contains("vm1.fd"), "{error}");
         fs::remove_file(&template).unwrap();
         assert!(uefi.prepare().unwrap_err().to_string().contains("template"));
+    }
+
+    #[test]
+    fn variables_that_may_not_have_reached_the_disk_are_not_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let [template, variables] = ["template", "vm1.fd"].map(|name| directory.path().join(name));
+        fs::write(&template, "empty").unwrap();
+        // What is written to a pipe can be synced to no disk.
+        let partial = directory.path().join(format!("vm1.fd.{}", std::process::id()));
+        mknodat(CWD, &partial, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let _reader = File::options().read(true).write(true).open(&partial).unwrap();
+        let uefi = Uefi { code: "/code".into(), template, variables: variables.clone() };
+        let error = uefi.prepare().unwrap_err();
+        assert!(matches!(error, VmmError::Directory { .. }), "{error}");
+        assert!(!variables.exists());
     }
 }
