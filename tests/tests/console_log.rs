@@ -38,7 +38,10 @@ fn a_guest_that_writes_without_end_fills_no_file_system() {
     assert_eq!(size(&spec.old_console_log()), CONSOLE_LOG_BYTES);
     assert!(size(&spec.console_log()) < CONSOLE_LOG_BYTES);
     let all = read(&spec.old_console_log()) + &log();
-    assert!(!all.contains("part 777") && !all.contains("part 111") && all.contains("part 444"), "the oldest is what is lost");
+    assert!(
+        !all.contains("part 777") && !all.contains("part 111") && all.contains("part 444"),
+        "the oldest is what is lost"
+    );
     let logs = fs::read_dir(directory.path())
         .unwrap()
         .filter(|it| it.as_ref().unwrap().file_name().to_string_lossy().contains("console.log"));

@@ -9,7 +9,7 @@ use std::os::unix::thread::JoinHandleExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -222,6 +222,105 @@ fn run_vcpu() {
     assert_eq!((result, error), (-1, Some(libc::EBADF)));
 }
 
+/// What a thread that is no vCPU may make of its number of the last error; no call fails like this.
+const ERROR: c_int = 12_345;
+
+fn last_error() -> c_int {
+    io::Error::last_os_error().raw_os_error().unwrap()
+}
+
+/// Sends the calling thread this signal with a number, as a program does; the handler has run when it returns.
+fn queue_to_self(signal: u64, number: usize) {
+    let value = libc::sigval { sival_ptr: std::ptr::without_provenance_mut(number) };
+    let signal = c_int::try_from(signal).unwrap();
+    // SAFETY: the thread is there, for it is this one.
+    let sent = unsafe { libc::pthread_sigqueue(libc::pthread_self(), signal, value) };
+    assert_eq!(sent, 0);
+}
+
+/// Code of a translator that runs until the number that it gets is another one than 0.
+#[cfg(target_arch = "x86_64")]
+struct Generated(unsafe extern "C" fn(*const AtomicBool));
+
+#[cfg(target_arch = "x86_64")]
+impl Generated {
+    fn new() -> Self {
+        const BYTES: usize = 2 << 20;
+        // again: movzx eax, byte [rdi]; test eax, eax; jz again; ret
+        const CODE: [u8; 8] = [0x0f, 0xb6, 0x07, 0x85, 0xc0, 0x74, 0xf9, 0xc3];
+        // SAFETY: a new mapping of the kernel's choice replaces none, and is longer than the code; what is there is a function of
+        // this type, and is never unmapped.
+        unsafe {
+            let rights = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+            let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let place = libc::mmap(std::ptr::null_mut(), BYTES, rights, kind, -1, 0);
+            assert_ne!(place, libc::MAP_FAILED);
+            std::ptr::copy_nonoverlapping(CODE.as_ptr(), place.cast(), CODE.len());
+            Self(std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(*const AtomicBool)>(place))
+        }
+    }
+
+    fn run(&self, over: &AtomicBool) {
+        // SAFETY: it reads a byte until that is not 0.
+        unsafe { (self.0)(over) }
+    }
+}
+
+/// A sleep that another signal ends too early leaves a number of the last error. The code that was put to sleep sees none of it, in
+/// generated code and around `KVM_RUN`, and signals that are no timer's make no difference.
+#[cfg(target_arch = "x86_64")]
+fn code_that_is_interrupted_sees_nothing_of_it(agent: &Agent) {
+    extern "C" fn on_other(_: c_int) {
+        OTHERS.fetch_add(1, Ordering::Relaxed);
+    }
+    static OTHERS: AtomicU64 = AtomicU64::new(0);
+    let handler = on_other as extern "C" fn(c_int) as usize;
+    // SAFETY: the handler has the type that the call asks for, and only counts.
+    assert_ne!(unsafe { libc::signal(libc::SIGUSR1, handler) }, libc::SIG_ERR);
+    let (generated, signal) = (Generated::new(), offset_of!(Control, signal));
+    let [translated, over] = [AtomicBool::new(false), AtomicBool::new(false)];
+    thread::scope(|scope| {
+        let (send, receive) = std::sync::mpsc::channel();
+        let (generated, translated, over) = (&generated, &translated, &over);
+        let body = move || {
+            let place = agent.slot(own_id()).expect("its name tells") - offset_of!(Control, slots);
+            let ticks = || agent.of(own_id(), offset_of!(Slot, ticks));
+            let before = ticks();
+            queue_to_self(agent.long(signal) & u64::from(u32::MAX), place / size_of::<Slot>());
+            assert_eq!(ticks(), before, "it was no timer");
+            // SAFETY: it has no preconditions.
+            send.send((own_id(), unsafe { libc::pthread_self() })).unwrap();
+            // SAFETY: it points to this thread's.
+            unsafe { *libc::__errno_location() = ERROR };
+            generated.run(translated);
+            assert_eq!(last_error(), ERROR, "in generated code");
+            while !over.load(Ordering::Acquire) {
+                let began = Instant::now();
+                while began.elapsed() < Duration::from_micros(200) {
+                    std::hint::spin_loop();
+                }
+                run_vcpu();
+            }
+        };
+        let thread = thread::Builder::new().name("CPU 2/TCG".to_owned()).spawn_scoped(scope, body).unwrap();
+        let (id, own) = receive.recv_timeout(DEADLINE).unwrap();
+        agent.order(MS, 5 * MS);
+        for leave in [translated, over] {
+            let sleeps = || agent.of(id, offset_of!(Slot, sleeps));
+            let before = (sleeps(), OTHERS.load(Ordering::Relaxed));
+            // Four of five come while it sleeps.
+            wait_for("it to sleep, and to be interrupted in that", || {
+                // SAFETY: the thread was not waited for.
+                let outcome = unsafe { libc::pthread_kill(own, libc::SIGUSR1) };
+                outcome == 0 && sleeps() > before.0 + 20 && OTHERS.load(Ordering::Relaxed) > before.1 + 50
+            });
+            leave.store(true, Ordering::Release);
+        }
+        wait_for("it to end", || thread.is_finished());
+        thread.join().unwrap();
+    });
+}
+
 /// In the program with the library.
 #[test]
 #[ignore = "the others run it"]
@@ -240,6 +339,8 @@ fn inside() {
     }
     wait_for("the vCPU to be known", || agent.slot(vcpu.id).is_some());
     assert_eq!(agent.of(vcpu.id, offset_of!(Slot, ticks)), 0, "nothing is armed without an order");
+    #[cfg(target_arch = "x86_64")]
+    code_that_is_interrupted_sees_nothing_of_it(&agent);
 
     agent.order(MS, 5 * MS);
     let sleeps = |id: u32| agent.of(id, offset_of!(Slot, sleeps));
