@@ -231,8 +231,11 @@ impl<C: Control> MappedMemory<C> {
             self.write_back(at.saturating_add(start as u64), part as u64);
         }
         if body > 0 {
-            // SAFETY: as above; after the head it goes on with a line, and is whole lines long.
-            unsafe { stream(into.add(head), from.add(head), body) }
+            let (into, from) = (into.wrapping_add(head), from.wrapping_add(head));
+            // SAFETY: as above; after the head it goes on with a line, and is whole lines long. The CPU was asked.
+            unsafe {
+                if self.instructions.wide { wide::stream(into, from, body) } else { stream(into, from, body) }
+            }
         }
         if C::COHERENT {
             // The caller's store fence is no instruction then, and what went past the cache is in no order by itself.

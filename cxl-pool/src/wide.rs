@@ -12,7 +12,7 @@ use std::arch::asm;
 use std::arch::x86_64::{
     __m512i, _mm512_and_si512, _mm512_andnot_si512, _mm512_loadu_si512, _mm512_mask_blend_epi64,
     _mm512_mask_cmpeq_epi64_mask, _mm512_or_si512, _mm512_setzero_si512, _mm512_storeu_si512,
-    _mm512_test_epi64_mask, _mm512_xor_si512,
+    _mm512_stream_si512, _mm512_test_epi64_mask, _mm512_xor_si512,
 };
 
 use crate::{LINE_BYTES, LINE_WORDS, LineMark};
@@ -73,6 +73,23 @@ pub(crate) unsafe fn load_lines(from: *const u8, into: &mut [[u64; LINE_WORDS]],
         unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), _mm512_andnot_si512(bits, words)) }
     }
     into.len()
+}
+
+/// Writes whole lines past the cache.
+///
+/// # Safety
+///
+/// [`is_available`], both sides are valid for so many bytes, and `into` is aligned to a line.
+#[target_feature(enable = "avx512f")]
+pub(crate) unsafe fn stream(into: *mut u8, from: *const u8, bytes: usize) {
+    debug_assert!(into.addr().is_multiple_of(LINE_BYTES) && bytes.is_multiple_of(LINE_BYTES));
+    for offset in (0..bytes).step_by(LINE_BYTES) {
+        // SAFETY: `offset` is a multiple of a line below the length.
+        unsafe {
+            let line = _mm512_loadu_si512(from.add(offset).cast());
+            _mm512_stream_si512(into.add(offset).cast(), line);
+        }
+    }
 }
 
 /// Loads a line, in the order of the program.

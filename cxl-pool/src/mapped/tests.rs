@@ -67,6 +67,30 @@ fn lines_are_loaded_up_to_the_first_one_that_is_not_new() {
 }
 
 #[test]
+fn bytes_past_the_cache_come_out_as_they_went_in() {
+    both(|memory, at| {
+        let mut random = Random::new(9);
+        let mut source = vec![0_u8; 6 * LINE_BYTES];
+        source.fill_with(|| random.below(256).to_le_bytes()[0]);
+        // Ends within a line, whole lines in between, and sources that begin anywhere.
+        for (from, to, bytes) in [(0, 0, 64), (3, 0, 256), (1, 12, 300), (7, 60, 4), (5, 63, 66), (2, 0, 63)]
+        {
+            memory.zero(at, 1024);
+            let taken = &mut source[from..from + bytes];
+            let held = |memory: &HardwareMemory| {
+                memory.store_fence();
+                let mut held = vec![1; to + bytes + LINE_BYTES];
+                memory.read(at, &mut held);
+                held
+            };
+            let expected = [&vec![0; to][..], taken, &[0; LINE_BYTES]].concat();
+            memory.stream_from(at.saturating_add(to as u64), &VolatileSlice::from(taken));
+            assert_eq!(held(memory), expected, "{bytes} bytes from {from} to {to}");
+        }
+    });
+}
+
+#[test]
 #[should_panic(expected = "outside the pool")]
 fn lines_outside_the_pool_are_refused() {
     both(|memory, _| {
