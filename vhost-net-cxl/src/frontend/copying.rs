@@ -1,6 +1,6 @@
 //! Copying a guest's packet into its buffer in the pool, and what it has to be like.
 
-use cxl_pool::{LINE_BYTES, Memory};
+use cxl_pool::{ByteOffset, LINE_BYTES, Memory};
 use vhost_frontend::{Buffer, Chain, ChainReader, GuestMemory, GuestView};
 use vm_memory::VolatileSlice;
 
@@ -10,12 +10,15 @@ use crate::message::MAX_PACKET_BYTES;
 use crate::offloads::Offloads;
 use crate::vnet_header::{ETHERNET_BYTES, HEADER_BYTES, VnetHeader};
 
-/// Packets up to this length are put together before they are written, where the pool's hosts are not coherent.
+/// Packets in several pieces up to this length are put together before they are written, where the pool's hosts are not coherent.
 pub(super) const BOUNCE_BYTES: usize = 2048;
 /// As much of the front of a packet is looked at again once it is in the pool, its header included.
 const LOOKED_AT_BYTES: usize = HEADER_BYTES + FLOW_BYTES;
 
-const _: () = assert!(LOOKED_AT_BYTES <= BOUNCE_BYTES);
+/// The lines that these are in.
+const FRONT_BYTES: usize = LOOKED_AT_BYTES.next_multiple_of(LINE_BYTES);
+
+const _: () = assert!(FRONT_BYTES + LINE_BYTES <= BOUNCE_BYTES);
 
 /// What a packet of a guest has to be like.
 #[derive(Clone, Copy)]
@@ -66,9 +69,7 @@ impl Rules {
                 }
                 return Ok(());
             }
-            if packet.len() <= BOUNCE_BYTES {
-                return self.stream(memory, &packet, frame_bytes, buffer, bounce);
-            }
+            return self.stream(memory, &packet, frame_bytes, buffer, bounce);
         }
         let mut reader = ChainReader::new(guest, chain.readable());
         reader.read(&mut raw[..self.header_bytes]).map_err(|_| DropReason::BadChain)?;
@@ -83,7 +84,7 @@ impl Rules {
         if bytes <= BOUNCE_BYTES {
             bounce[..HEADER_BYTES].copy_from_slice(&clean);
             reader.read(&mut bounce[HEADER_BYTES..bytes]).map_err(|_| DropReason::BadChain)?;
-            write_lines(memory, buffer, bytes, bounce);
+            write_lines(memory, buffer.start(), bytes, bounce);
         } else {
             // What is looked at again, to tell flows apart.
             let front = &mut bounce[HEADER_BYTES..LOOKED_AT_BYTES];
@@ -95,7 +96,8 @@ impl Rules {
         Ok(())
     }
 
-    /// As [`Rules::copy`], past the cache, for a short packet in one piece.
+    /// As [`Rules::copy`], past the cache, for a packet in one piece: but for its front, and the end that fills no line, it takes no way
+    /// round by `bounce`.
     #[inline]
     fn stream<M: Memory>(
         self,
@@ -105,10 +107,23 @@ impl Rules {
         buffer: Buffer,
         bounce: &mut [u8],
     ) -> Result<(), DropReason> {
-        packet.copy_to(&mut bounce[..packet.len()]);
+        let front_bytes = packet.len().min(FRONT_BYTES);
+        packet.copy_to(&mut bounce[..front_bytes]);
         let (header, _) = bounce.split_first_chunk_mut().ok_or(DropReason::BadChain)?;
         *header = self.clean(*header, frame_bytes)?.to_bytes();
-        write_lines(memory, buffer, packet.len(), bounce);
+        write_lines(memory, buffer.start(), front_bytes, bounce);
+        let end = packet.len() - (packet.len() - front_bytes) % LINE_BYTES;
+        let at = |place: usize| buffer.start().saturating_add(place as u64);
+        let whole = packet.subslice(front_bytes, end - front_bytes).map_err(|_| DropReason::BadChain)?;
+        if !whole.is_empty() {
+            memory.stream_from(at(front_bytes), &whole);
+        }
+        let rest = packet.offset(end).map_err(|_| DropReason::BadChain)?;
+        if !rest.is_empty() {
+            let line = &mut bounce[FRONT_BYTES..FRONT_BYTES + LINE_BYTES];
+            rest.copy_to(&mut line[..rest.len()]);
+            write_lines(memory, at(end), rest.len(), line);
+        }
         Ok(())
     }
 
@@ -119,12 +134,11 @@ impl Rules {
     }
 }
 
-/// Writes a packet of `bytes` bytes that lies in `bounce` into its buffer, past the cache and as whole lines: parts of lines would
-/// have to be fetched. A buffer has nothing but its packet.
+/// Writes `bytes` bytes that lie in `from` into a packet's buffer, past the cache and as whole lines: parts of lines would have to be
+/// fetched. A buffer has nothing but its packet.
 #[inline]
-fn write_lines<M: Memory>(memory: &M, buffer: Buffer, bytes: usize, bounce: &mut [u8]) {
+fn write_lines<M: Memory>(memory: &M, at: ByteOffset, bytes: usize, from: &mut [u8]) {
     let lines = bytes.next_multiple_of(LINE_BYTES);
-    debug_assert!(lines <= buffer.bytes() as usize);
-    bounce[bytes..lines].fill(0);
-    memory.write_streaming(buffer.start(), &bounce[..lines]);
+    from[bytes..lines].fill(0);
+    memory.write_streaming(at, &from[..lines]);
 }
