@@ -34,7 +34,11 @@ pub(crate) struct ReceiverLine {
     bell_unused: U32,
     /// The generation that `bell_unused` belongs to.
     bell_generation: U32,
-    reserved: [u8; 40],
+    /// 1 if the sender is to write back what it has written, on coherent memory: for speed only.
+    through_memory: U32,
+    /// The generation that `through_memory` belongs to.
+    through_generation: U32,
+    reserved: [u8; 32],
 }
 
 const _: () = assert!(size_of::<SenderLine>() == LINE_BYTES);
@@ -42,6 +46,8 @@ const _: () = assert!(size_of::<ReceiverLine>() == LINE_BYTES);
 const _: () = assert!(offset_of!(ReceiverLine, accepted) == offset_of!(ReceiverLine, consumed) + 4);
 const _: () = assert!(offset_of!(ReceiverLine, sleep_generation) == offset_of!(ReceiverLine, sleep) + 4);
 const _: () = assert!(offset_of!(ReceiverLine, bell_generation) == offset_of!(ReceiverLine, bell_unused) + 4);
+const _: () =
+    assert!(offset_of!(ReceiverLine, through_generation) == offset_of!(ReceiverLine, through_memory) + 4);
 
 /// Where in the sender's line the generation lies.
 pub(crate) const GENERATION: u64 = offset_of!(SenderLine, generation) as u64;
@@ -51,6 +57,8 @@ pub(crate) const CONSUMED: u64 = offset_of!(ReceiverLine, consumed) as u64;
 pub(crate) const SLEEP: u64 = offset_of!(ReceiverLine, sleep) as u64;
 /// Where in the receiver's line the word of `bell_unused` and `bell_generation` lies.
 pub(crate) const BELL_UNUSED: u64 = offset_of!(ReceiverLine, bell_unused) as u64;
+/// Where in the receiver's line the word of `through_memory` and `through_generation` lies.
+pub(crate) const THROUGH_MEMORY: u64 = offset_of!(ReceiverLine, through_memory) as u64;
 
 /// A word of the receiver's line: a value and the generation it belongs to.
 pub(crate) const fn tagged(generation: Generation, value: u32) -> u64 {

@@ -31,8 +31,8 @@
 
 pub mod doorbell;
 mod exchange;
+mod handover;
 mod header;
-mod letting_go;
 #[cfg(test)]
 mod model;
 mod placement;

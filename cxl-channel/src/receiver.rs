@@ -2,18 +2,21 @@
 
 use cxl_pool::{ByteOffset, Generation, LINE_BYTES, LINE_WORDS, Memory};
 
+use crate::handover::{Handover, Way};
 use crate::header::{self, EPOCH_BIT, Sleep};
-use crate::letting_go::LettingGo;
 use crate::policy::PREFETCH_LINES;
 use crate::{ReceivePolicy, RingPlacement};
 
 /// How far a receiver of coherent memory looks ahead, in lines, to learn that all up to there is new.
-const SURE_LINES: u64 = 256;
-/// It gets closer to the sender than that, by this factor and then altogether, only after it looked in vain
-const CLOSER: u64 = 4;
-/// so often, with pauses in between, which is less than a microsecond or two together.
-const LOOKS_AHEAD: u32 = if cfg!(test) { 2 } else { 6 };
+const SURE_LINES: u64 = 512;
+/// First it looks this many times less far, so often, with pauses in between: a microsecond or two together.
+const CLOSER: u64 = 8;
+const LOOKS_CLOSER: u32 = if cfg!(test) { 2 } else { 6 };
+/// If the sender has got there by then, it looks so often whether it gets as far as wanted.
+const LOOKS_AHEAD: u32 = if cfg!(test) { 2 } else { 24 };
 const PAUSES: u32 = 10;
+/// Who is close behind the sender slows it down, and so stays close: it looks ahead once in so many lines, too.
+const AWAY_LINES: u64 = 2048;
 
 /// The receiving side of a channel of messages of `WORDS` words: 2 (16 B) or 8 (64 B).
 #[cfg_attr(test, derive(Clone, Hash))]
@@ -30,8 +33,12 @@ pub struct Receiver<M: Memory, const WORDS: usize> {
     sure: u64,
     /// On coherent memory: how many came since a look found nothing, up to as many as it looks ahead.
     streak: u64,
-    /// On coherent memory: of lines that were read.
-    letting_go: LettingGo,
+    /// On coherent memory: from this message on it looks ahead without such a streak.
+    away_at: u64,
+    /// On coherent memory: of lines between the two sides.
+    handover: Handover,
+    /// On coherent memory: whether the sender was asked to write back what it has written.
+    through_memory: bool,
     /// How many messages the sender was told are consumed.
     acknowledged: u64,
     /// Lines before this one, counted over all laps, were prefetched since they were last invalidated.
@@ -90,7 +97,9 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             received: 0,
             sure: 0,
             streak: 0,
-            letting_go: LettingGo::new(lines),
+            away_at: AWAY_LINES * Self::SLOTS_PER_LINE,
+            handover: Handover::new(lines),
+            through_memory: false,
             acknowledged: 0,
             prefetched: 0,
             ahead: 0,
@@ -175,7 +184,7 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
         // Whoever waits for a message that fills a line looks at one word of it only, and so finds the message sooner.
         // On coherent memory what is read of the line afterwards is as new as that word, or newer.
         if M::COHERENT && WORDS == LINE_WORDS && self.last_word(at) & EPOCH_BIT != epoch {
-            self.streak = 0;
+            self.found_nothing(at);
             return None;
         }
         // The word with the epoch was written last, so it is read first.
@@ -185,7 +194,6 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
         // lap's message, so its copy was that recent; a copy is replaced by a newer one only. And the sender is at
         // most one lap ahead. So what the slot seems to hold is of this lap or of the one before it.
         if last & EPOCH_BIT != epoch {
-            self.streak = 0;
             self.found_nothing(at);
             return None;
         }
@@ -246,7 +254,7 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             if M::COHERENT {
                 self.streak = (self.streak + count as u64).min(self.distance());
                 let bytes = count as u64 * Self::SLOT_BYTES;
-                if self.letting_go.is_due(bytes / LINE_BYTES as u64) {
+                if self.handover.read(bytes / LINE_BYTES as u64) != Way::Kept {
                     self.memory.let_go(at, bytes);
                 }
             }
@@ -265,25 +273,34 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
     fn look_ahead(&mut self) {
         let furthest = self.distance();
         if self.streak < furthest {
-            return;
+            if self.received < self.away_at {
+                return;
+            }
+            self.away_at = self.received + AWAY_LINES * Self::SLOTS_PER_LINE;
         }
-        // A sender that is slow just now has not got that far in that time, but it goes on: then from closer by. There, one look
-        // has to do: to wait again would hold up messages that come at a rate at which nothing needs to be waited for.
+        // A sender that writes as fast as it can soon gets ahead, once nobody touches what it writes. Else on with what there is.
         let closer = (furthest / CLOSER).max(Self::SLOTS_PER_LINE);
-        for (ahead, looks) in [(furthest, LOOKS_AHEAD), (closer, 1)] {
-            let last = self.received + ahead - 1;
-            for look in 0..looks {
-                if self.is_new(last) {
-                    self.sure = last + 1;
-                    return;
-                }
-                if look + 1 < looks {
-                    (0..PAUSES).for_each(|_| std::hint::spin_loop());
-                }
+        if self.wait_for(closer, LOOKS_CLOSER) {
+            self.wait_for(furthest, LOOKS_AHEAD);
+        } else {
+            self.streak = 0;
+        }
+    }
+
+    /// Waits until so many messages are there, on coherent memory, but not for long. Says whether they are.
+    #[inline]
+    fn wait_for(&mut self, messages: u64, looks: u32) -> bool {
+        let last = self.received + messages - 1;
+        for look in 0..looks {
+            if self.is_new(last) {
+                self.sure = last + 1;
+                return true;
+            }
+            if look + 1 < looks {
+                (0..PAUSES).for_each(|_| std::hint::spin_loop());
             }
         }
-        // There may be no more to come for now: on with what there is.
-        self.streak = 0;
+        false
     }
 
     /// How many messages a receiver of coherent memory wants to be behind the sender.
@@ -365,6 +382,10 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
     /// After a look that found nothing new: the next one must not see the same stale lines.
     #[inline]
     fn found_nothing(&mut self, at: ByteOffset) {
+        if M::COHERENT {
+            self.streak = 0;
+            self.handover.found_nothing();
+        }
         if M::COHERENT || self.policy.invalidates_before() {
             return;
         }
@@ -452,9 +473,22 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
 
     fn acknowledge(&mut self) {
         self.acknowledged = self.received;
+        if M::COHERENT {
+            self.ask_for_the_way();
+        }
         let at = self.placement.receiver_line().saturating_add(header::CONSUMED);
         self.memory.store(at, header::tagged(self.generation, header::low_bits(self.received)));
         self.memory.write_back(at, 8);
+    }
+
+    /// Has the sender write back what it has written, or not any more. It hears of it with the consumed count, in the same line.
+    fn ask_for_the_way(&mut self) {
+        let through_memory = self.handover.way() == Way::ThroughMemory;
+        if through_memory != self.through_memory {
+            self.through_memory = through_memory;
+            let at = self.placement.receiver_line().saturating_add(header::THROUGH_MEMORY);
+            self.memory.store(at, header::tagged(self.generation, through_memory.into()));
+        }
     }
 
     fn announce(&mut self, sleep: Sleep) {

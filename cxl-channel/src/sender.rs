@@ -4,6 +4,7 @@ use cxl_pool::{ByteOffset, Generation, LINE_BYTES, LINE_WORDS, Memory};
 use thiserror::Error;
 
 use crate::RingPlacement;
+use crate::handover::Written;
 use crate::header::{self, EPOCH_BIT, Sleep, low_bits};
 
 /// The ring has no room, or the receiver has not accepted the generation yet. Try again later.
@@ -53,6 +54,8 @@ pub struct Sender<M: Memory, const WORDS: usize> {
     /// How often something was published since a full fence; the limit if the next message goes into a line that was
     /// published before it was full. Not counted on coherent memory.
     under_way: u32,
+    /// On coherent memory: what the receiver asks for.
+    written: Written,
     /// The announcement of sleep that was last answered with a wake-up.
     answered: u32,
 }
@@ -101,6 +104,7 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
             wakeups: true,
             waits: true,
             under_way: 0,
+            written: Written::Stays,
             answered: 0,
         }
     }
@@ -217,6 +221,9 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
             self.fetch_ahead(at, lines.len());
             self.memory.store_lines(at, lines, header::mark::<WORDS>(self.epoch()));
             self.memory.write_back(at, (lines.len() * LINE_BYTES) as u64);
+            if M::COHERENT && self.written == Written::GoesBack {
+                self.memory.pass_on(at, (lines.len() * LINE_BYTES) as u64);
+            }
             self.sent += lap.len() as u64;
             messages = rest;
         }
@@ -278,6 +285,12 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
         Wake::NotNeeded
     }
 
+    /// What becomes of what it has written, on coherent memory.
+    #[cfg(test)]
+    pub(crate) fn written(&self) -> Written {
+        self.written
+    }
+
     fn known_free(&self) -> u32 {
         // Never more than `slots`, which is a u32.
         if self.ready { u32::try_from(self.slots - (self.sent - self.consumed)).unwrap_or(0) } else { 0 }
@@ -301,6 +314,12 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
             if more <= self.sent - self.consumed {
                 self.consumed += more;
             }
+        }
+        if M::COHERENT {
+            // One that has never heard of this does not ask.
+            let word = self.memory.load(line.saturating_add(header::THROUGH_MEMORY));
+            let asked = header::untagged(word, self.generation) == Some(1);
+            self.written = if asked { Written::GoesBack } else { Written::Stays };
         }
         let word = self.memory.load(line.saturating_add(header::SLEEP));
         header::untagged(word, self.generation).map(Sleep::decode).unwrap_or_default()

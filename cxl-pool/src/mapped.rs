@@ -418,6 +418,13 @@ impl<C: Control> Memory for MappedMemory<C> {
     }
 
     #[inline]
+    fn pass_on(&self, at: ByteOffset, bytes: u64) {
+        if C::COHERENT && self.instructions.clwb {
+            self.lines(at, bytes, clwb);
+        }
+    }
+
+    #[inline]
     fn prefetch_to_write(&self, at: ByteOffset, bytes: u64) {
         // SAFETY: a hint that changes no data; where the CPU does not know it, it does nothing.
         self.lines(at, bytes, |line| unsafe {

@@ -164,6 +164,13 @@ pub trait Memory: Clone + Send + Sync + 'static {
         let _ = (at, bytes);
     }
 
+    /// On coherent memory: writes lines back that another host will read, so that it need not fetch them out of this host's cache.
+    /// Nothing but speed depends on it.
+    #[inline]
+    fn pass_on(&self, at: ByteOffset, bytes: u64) {
+        let _ = (at, bytes);
+    }
+
     /// Orders earlier stores and write-backs before later ones.
     fn store_fence(&self);
 
