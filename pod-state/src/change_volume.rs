@@ -156,7 +156,7 @@ mod tests {
     use cxl_pool::Role;
     use pod_protocol::objects::Object;
 
-    use super::super::model::{MIB, check, devices_of, endpoint, join, options};
+    use super::super::model::{MIB, check, devices_of, endpoint, guest, join, options};
     use super::super::{Command, Groups};
     use super::*;
 
@@ -190,20 +190,7 @@ mod tests {
                 })
                 .unwrap();
         }
-        let (name, volumes) = ("vm".to_owned(), vec!["b".to_owned()]);
-        let host = cxl_pool::HostId::new(1);
-        state
-            .apply(&Command::CreateInstance {
-                name,
-                host,
-                nics: Vec::new(),
-                volumes,
-                instance_type: None,
-                vmm_listens: false,
-                ram_bytes: None,
-                priority: None,
-            })
-            .unwrap();
+        state.apply(&guest("vm", &["b"])).unwrap();
         check(&state);
         state
     }

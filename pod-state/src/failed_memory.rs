@@ -78,7 +78,7 @@ mod tests {
     use cxl_pool::{HostId, LineCount, LineOffset, Role};
 
     use super::*;
-    use crate::model::{MIB, check, devices_of, join, options, scrub_all};
+    use crate::model::{MIB, check, create_instance, devices_of, join, options, scrub_all};
     use crate::{Command, Groups, Lease, NicWish, Region};
 
     const NET_FRONTEND: EndpointId = EndpointId::new(HostId::new(1), Role::NetFrontend);
@@ -115,16 +115,7 @@ mod tests {
                 groups: Groups::default(),
             },
         );
-        let create = Command::CreateInstance {
-            name: "vm".to_owned(),
-            host: HostId::new(1),
-            nics: vec![NicWish::default()],
-            volumes: vec!["vol0".to_owned()],
-            instance_type: None,
-            vmm_listens: false,
-            ram_bytes: None,
-            priority: None,
-        };
+        let create = create_instance("vm", 1, vec![NicWish::default()], &["vol0"]);
         must(&mut state, &create);
         state
     }

@@ -97,7 +97,7 @@ mod tests {
     use pod_protocol::volume_table::VolumeTable;
 
     use super::super::Command;
-    use super::super::model::{MIB, check, devices_of, endpoint, join, options, scrub_all};
+    use super::super::model::{MIB, check, devices_of, endpoint, guest, join, options, scrub_all};
     use super::*;
 
     const UNIT: u64 = 64 << 10;
@@ -138,20 +138,7 @@ mod tests {
     fn a_striped_volume_has_a_share_on_each_of_its_hosts() {
         let mut state = pod();
         state.apply(&create(2, UNIT, 9)).unwrap();
-        let (name, volumes) = ("vm".to_owned(), vec!["wide".to_owned()]);
-        let host = HostId::new(1);
-        state
-            .apply(&Command::CreateInstance {
-                name,
-                host,
-                nics: Vec::new(),
-                volumes,
-                instance_type: None,
-                vmm_listens: false,
-                ram_bytes: None,
-                priority: None,
-            })
-            .unwrap();
+        state.apply(&guest("vm", &["wide"])).unwrap();
         for command in scrub_all(&state) {
             state.apply(&command).unwrap();
         }

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cxl_pool::{HostId, Role};
 use pod_protocol::objects::Priority;
 use pod_protocol::telemetry::{DeviceTelemetry, LeaseTelemetry};
-use pod_state::model::{check, endpoint, join, nic, options};
+use pod_state::model::{check, create_instance, endpoint, join, nic, options};
 use pod_state::{Command, Effect, NicWish};
 
 use super::*;
@@ -52,16 +52,7 @@ impl World {
     /// A guest for which so much passes, on this NIC.
     fn guest(&mut self, mbps: u64, host: u16) -> LeaseId {
         let name = format!("vm{}", self.passing.len());
-        let create = Command::CreateInstance {
-            name: name.clone(),
-            host: HostId::new(1),
-            nics: vec![NicWish::default()],
-            volumes: Vec::new(),
-            instance_type: None,
-            vmm_listens: false,
-            ram_bytes: None,
-            priority: None,
-        };
+        let create = create_instance(&name, 1, vec![NicWish::default()], &[]);
         self.state.apply(&create).expect("there is room");
         let lease = self.state.instance_named(&name).expect("it was made").nics[0];
         if self.place(lease) != on(host) {

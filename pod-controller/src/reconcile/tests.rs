@@ -106,19 +106,9 @@ fn state_with_vm() -> State {
     let mut state = State::new(options());
     joined(&mut state, FRONTEND, 1);
     joined(&mut state, BACKEND, 1);
-    let (name, host) = ("vm1".to_owned(), FRONTEND.host);
     let nics = vec![NicWish::default()];
     state
-        .apply(&state::Command::CreateInstance {
-            name,
-            host,
-            nics,
-            volumes: Vec::new(),
-            instance_type: None,
-            vmm_listens: false,
-            ram_bytes: None,
-            priority: None,
-        })
+        .apply(&state::model::create_instance("vm1", FRONTEND.host.get(), nics, &[]))
         .expect("there is a NIC");
     state
 }
@@ -205,20 +195,7 @@ fn what_was_flushed_before_it_was_served_is_flushed_again_when_it_is_given_up() 
             groups: state::Groups::default(),
         },
     );
-    let (name, host, volumes) = ("vm1".to_owned(), frontend.host, vec!["vol0".to_owned()]);
-    command(
-        &mut state,
-        state::Command::CreateInstance {
-            name,
-            host,
-            nics: Vec::new(),
-            volumes,
-            instance_type: None,
-            vmm_listens: false,
-            ram_bytes: None,
-            priority: None,
-        },
-    );
+    command(&mut state, state::model::create_instance("vm1", frontend.host.get(), Vec::new(), &["vol0"]));
     joined(&mut state, backend, 2);
     let data = state.leases.values().next().and_then(|lease| lease.area).expect("an area").region;
 

@@ -130,7 +130,7 @@ fn is_served_by(state: &State, volume: &Volume, replica: &Replica) -> Result<(),
 #[cfg(test)]
 mod tests {
     use cxl_pool::{HostId, Role};
-    use pod_state::model::{endpoint, join, nic, options};
+    use pod_state::model::{create_instance, endpoint, join, nic, options};
     use pod_state::{Command, NicWish};
 
     use super::*;
@@ -151,16 +151,7 @@ mod tests {
                 .or_default()
                 .insert("nic0".to_owned(), nic("nic0", true, false));
         }
-        let create = Command::CreateInstance {
-            name: "vm".to_owned(),
-            host: HostId::new(1),
-            nics: vec![NicWish::default()],
-            volumes: Vec::new(),
-            instance_type: None,
-            vmm_listens: false,
-            ram_bytes: None,
-            priority: None,
-        };
+        let create = create_instance("vm", 1, vec![NicWish::default()], &[]);
         state.apply(&create).expect("there is room");
         (state, physical)
     }

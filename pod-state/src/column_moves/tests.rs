@@ -5,7 +5,7 @@ use pod_protocol::objects::{DiskObject, Object, ObjectId};
 use pod_protocol::reports::DeviceReport;
 use pod_protocol::volume_table::{VolumeEntry, VolumeTable};
 
-use super::super::model::{MIB, check, endpoint, join, options, scrub_all, ssd};
+use super::super::model::{MIB, check, endpoint, guest, join, options, scrub_all, ssd};
 use super::super::{Command, Groups, Options};
 use super::*;
 
@@ -59,20 +59,7 @@ fn pod() -> State {
         },
     );
     comes(&mut state, 4, Role::BlkBackend, 1);
-    let (name, volumes) = ("vm".to_owned(), vec!["vol".to_owned()]);
-    must(
-        &mut state,
-        &Command::CreateInstance {
-            name,
-            host: HostId::new(1),
-            nics: Vec::new(),
-            volumes,
-            instance_type: None,
-            vmm_listens: false,
-            ram_bytes: None,
-            priority: None,
-        },
-    );
+    must(&mut state, &guest("vm", &["vol"]));
     scrub(&mut state);
     state
 }

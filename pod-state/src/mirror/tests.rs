@@ -3,7 +3,7 @@
 use cxl_pool::Role;
 use pod_protocol::objects::{DiskObject, Object};
 
-use super::super::model::{MIB, check, devices_of, endpoint, join, options, scrub_all};
+use super::super::model::{MIB, check, devices_of, endpoint, guest, join, options, scrub_all};
 use super::super::{Command, Groups, RefusalKind};
 use super::*;
 
@@ -41,20 +41,7 @@ fn pod() -> State {
     join_as(&mut state, 2, Role::BlkBackend, 1);
     join_as(&mut state, 3, Role::BlkBackend, 1);
     must(&mut state, &create(2));
-    let (name, volumes) = ("vm".to_owned(), vec!["vol".to_owned()]);
-    must(
-        &mut state,
-        &Command::CreateInstance {
-            name,
-            host: HostId::new(1),
-            nics: Vec::new(),
-            volumes,
-            instance_type: None,
-            vmm_listens: false,
-            ram_bytes: None,
-            priority: None,
-        },
-    );
+    must(&mut state, &guest("vm", &["vol"]));
     state
 }
 

@@ -4,7 +4,7 @@ use cxl_pool::{HostId, Role};
 use pod_protocol::ids::LeaseId;
 use pod_protocol::reports::DeviceReport;
 
-use super::pod::{MIB, endpoint, join, options, ssd};
+use super::pod::{MIB, create_instance, endpoint, join, options, ssd};
 use crate::{Command, DeviceId, Groups, State};
 
 /// The SSD of a host.
@@ -67,14 +67,5 @@ pub fn guest_with_volume(
 
 /// A guest on h1 with these volumes.
 pub fn guest(name: &str, volumes: &[&str]) -> Command {
-    Command::CreateInstance {
-        name: name.to_owned(),
-        host: HostId::new(1),
-        nics: Vec::new(),
-        volumes: volumes.iter().map(|it| (*it).to_owned()).collect(),
-        instance_type: None,
-        vmm_listens: false,
-        ram_bytes: None,
-        priority: None,
-    }
+    create_instance(name, 1, Vec::new(), volumes)
 }

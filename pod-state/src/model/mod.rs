@@ -17,7 +17,7 @@ mod touched;
 pub use apart::Apart;
 pub use disks::{guest, guest_with_volume, pod_with_ssds, ssd_of, volume};
 pub use invariants::check;
-pub use pod::{MIB, devices_of, endpoint, fabric, join, nic, options, ssd};
+pub use pod::{MIB, create_instance, devices_of, endpoint, fabric, join, nic, options, ssd};
 pub use reports::{relieve, scrub_all, wipe_all};
 pub use reservations::check_reservations;
 pub use touched::check_touched;

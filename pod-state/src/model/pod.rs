@@ -5,7 +5,7 @@ use pod_protocol::reports::{DeviceReport, Join};
 use pod_protocol::volume_table::VolumeTable;
 use uuid::Uuid;
 
-use crate::{FabricWish, Options};
+use crate::{Command, FabricWish, NicWish, Options};
 
 /// Bytes of a MiB.
 pub const MIB: u64 = 1 << 20;
@@ -44,6 +44,20 @@ pub fn join(host: u16, devices: Vec<DeviceReport>) -> Join {
         pid: 7,
         devices,
         memory_failures: Vec::new(),
+    }
+}
+
+/// An instance on this host with these NICs and volumes, about which nothing else was said.
+pub fn create_instance(name: &str, host: u16, nics: Vec<NicWish>, volumes: &[&str]) -> Command {
+    Command::CreateInstance {
+        name: name.to_owned(),
+        host: HostId::new(host),
+        nics,
+        volumes: volumes.iter().map(|name| (*name).to_owned()).collect(),
+        instance_type: None,
+        vmm_listens: false,
+        ram_bytes: None,
+        priority: None,
     }
 }
 

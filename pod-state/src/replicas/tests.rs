@@ -5,7 +5,7 @@ use pod_protocol::objects::{DiskObject, Object};
 use pod_protocol::reports::DeviceReport;
 use pod_protocol::volume_table::VolumeTable;
 
-use super::super::model::{MIB, check, devices_of, endpoint, join, options, scrub_all};
+use super::super::model::{MIB, check, devices_of, endpoint, guest, join, options, scrub_all};
 use super::super::{Command, Groups, RefusalKind};
 use super::*;
 
@@ -58,20 +58,7 @@ fn pod(in_use: bool) -> State {
         },
     );
     if in_use {
-        let (name, volumes) = ("vm".to_owned(), vec!["vol".to_owned()]);
-        must(
-            &mut state,
-            &Command::CreateInstance {
-                name,
-                host: HostId::new(1),
-                nics: Vec::new(),
-                volumes,
-                instance_type: None,
-                vmm_listens: false,
-                ram_bytes: None,
-                priority: None,
-            },
-        );
+        must(&mut state, &guest("vm", &["vol"]));
     }
     state
 }

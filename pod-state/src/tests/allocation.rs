@@ -31,16 +31,7 @@ fn own_host_comes_first_and_then_the_least_loaded() {
     assert_eq!(used, ["h2/nic0", "h3/nic1"], "spread over the pod, and not on the backup");
 
     join_as(&mut state, endpoint(2, Role::NetFrontend), 1);
-    let local = Command::CreateInstance {
-        name: "vm3".to_owned(),
-        host: HostId::new(2),
-        nics: vec![NicWish::default()],
-        volumes: Vec::new(),
-        instance_type: None,
-        vmm_listens: false,
-        ram_bytes: None,
-        priority: None,
-    };
+    let local = create_instance("vm3", 2, vec![NicWish::default()], &[]);
     must(&mut state, &local);
     let lease = state.leases.values().last().expect("a lease");
     assert_eq!(state.device_name(lease.active_nic().expect("active")), "h2/nic0");
@@ -86,16 +77,7 @@ fn leased_volume_is_not_deleted() {
 #[test]
 fn what_makes_no_sense_is_refused() {
     let mut state = pod_with_vm();
-    let on = |host: u16, nics: Vec<NicWish>| Command::CreateInstance {
-        name: "vm2".to_owned(),
-        host: HostId::new(host),
-        nics,
-        volumes: Vec::new(),
-        instance_type: None,
-        vmm_listens: false,
-        ram_bytes: None,
-        priority: None,
-    };
+    let on = |host: u16, nics: Vec<NicWish>| create_instance("vm2", host, nics, &[]);
     let wish = NicWish::default;
     for (command, kind) in [
         (volume("vol0", 1), RefusalKind::Exists),
@@ -277,16 +259,7 @@ fn no_nic_is_promised_twice() {
     must(&mut state, &change("vm1", NicPolicy { receive: promise(speed), ..sends(speed - 1000) }));
     // Another instance there gets what is left, and goes elsewhere, or nowhere, if it wants more.
     let wish = |bytes| NicWish { policy: sends(bytes), ..NicWish::default() };
-    let create = |name: &str, wish: NicWish| Command::CreateInstance {
-        name: name.to_owned(),
-        host: HostId::new(1),
-        nics: vec![wish],
-        volumes: Vec::new(),
-        instance_type: None,
-        vmm_listens: false,
-        ram_bytes: None,
-        priority: None,
-    };
+    let create = |name: &str, wish: NicWish| create_instance(name, 1, vec![wish], &[]);
     must(&mut state, &create("vm2", wish(1000)));
     let on = |state: &State, name: &str| {
         let instance = state.instance_named(name).expect("created");

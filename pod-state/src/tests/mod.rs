@@ -8,7 +8,7 @@ use pod_protocol::objects::{
 };
 use pod_protocol::reports::DeviceReport;
 
-use super::model::{MIB, check, devices_of, endpoint, join, nic, options, scrub_all, ssd};
+use super::model::{MIB, check, create_instance, devices_of, endpoint, join, nic, options, scrub_all, ssd};
 use super::*;
 
 mod absent;
@@ -83,16 +83,7 @@ fn volume(name: &str, mib: u64) -> Command {
 }
 
 fn instance(name: &str, nics: usize, volumes: &[&str]) -> Command {
-    Command::CreateInstance {
-        name: name.to_owned(),
-        host: HostId::new(1),
-        nics: vec![NicWish::default(); nics],
-        volumes: volumes.iter().map(|name| (*name).to_owned()).collect(),
-        instance_type: None,
-        vmm_listens: false,
-        ram_bytes: None,
-        priority: None,
-    }
+    create_instance(name, 1, vec![NicWish::default(); nics], volumes)
 }
 
 fn pod_with_vm() -> State {

@@ -30,19 +30,7 @@ fn pod_of_four(protocol_minor: u16) -> State {
 
 fn place(state: &mut State, name: &str, mbps: u64) -> String {
     let nics = vec![NicWish { reserved_mbps: mbps, ..NicWish::default() }];
-    must(
-        state,
-        &Command::CreateInstance {
-            name: name.to_owned(),
-            host: HostId::new(1),
-            nics,
-            volumes: Vec::new(),
-            instance_type: None,
-            vmm_listens: false,
-            ram_bytes: None,
-            priority: None,
-        },
-    );
+    must(state, &create_instance(name, 1, nics, &[]));
     let id = state.instance_named(name).expect("an instance").nics[0];
     state.device_name(state.leases[&id].active_nic().expect("a NIC"))
 }

@@ -18,16 +18,7 @@ fn pod_of_six(policy: PlacementPolicy) -> State {
 }
 
 fn create(name: &str, host: u16, wish: NicWish) -> Command {
-    Command::CreateInstance {
-        name: name.to_owned(),
-        host: HostId::new(host),
-        nics: vec![wish],
-        volumes: Vec::new(),
-        instance_type: None,
-        vmm_listens: false,
-        ram_bytes: None,
-        priority: None,
-    }
+    create_instance(name, host, vec![wish], &[])
 }
 
 fn reserve(mbps: u64) -> NicWish {
