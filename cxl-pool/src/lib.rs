@@ -52,5 +52,5 @@ pub use layout::{
 pub use mapped::{HardwareMemory, MappedMemory, SoftwareMemory, prefetch_front, prefetch_front_to_write};
 pub use memory::{LINE_WORDS, LineMark, Memory};
 pub use pool::{CreateOptions, Pool};
-pub use record::{ControllerHello, FenceLine, Grant, Hello, Record, ReplicaHello};
+pub use record::{ControllerHello, FenceLine, Found, Grant, Hello, Record, ReplicaHello};
 pub use superblock::{CoherenceMode, MAJOR_VERSION, MINOR_VERSION, Superblock};

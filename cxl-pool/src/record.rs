@@ -16,8 +16,16 @@ pub trait Record: Sized {
     /// Writes the record and makes it visible.
     fn publish<M: Memory>(&self, memory: &M, at: LineOffset);
 
-    /// What is there now: nothing if nothing was ever written, or if the writer is just writing.
-    fn look<M: Memory>(memory: &M, at: LineOffset) -> Option<Self>;
+    /// What is there now, and whether nothing is or nothing that can be read.
+    fn find<M: Memory>(memory: &M, at: LineOffset) -> Found<Self>;
+
+    /// The record that is there now: none if nothing was ever written, or if it cannot be read.
+    fn look<M: Memory>(memory: &M, at: LineOffset) -> Option<Self> {
+        match Self::find(memory, at) {
+            Found::Record(record) => Some(record),
+            Found::Nothing | Found::Unreadable => None,
+        }
+    }
 
     /// Takes the record away. Only its writer may.
     fn erase<M: Memory>(memory: &M, at: LineOffset) {
@@ -26,6 +34,17 @@ pub trait Record: Sized {
         memory.write_back(at.bytes(), bytes);
         memory.store_fence();
     }
+}
+
+/// What is where a record may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found<R> {
+    /// Nothing was ever written there, or it was taken away.
+    Nothing,
+    /// Something that is no record: the writer is just writing or erasing, died while it did, or the memory was damaged.
+    Unreadable,
+    /// This.
+    Record(R),
 }
 
 /// An endpoint announces itself.
@@ -117,13 +136,19 @@ macro_rules! record {
                 memory.store_fence();
             }
 
-            fn look<M: Memory>(memory: &M, at: LineOffset) -> Option<Self> {
+            fn find<M: Memory>(memory: &M, at: LineOffset) -> Found<Self> {
                 let mut wire = $wire::new_zeroed();
                 memory.invalidate(at.bytes(), size_of::<$wire>() as u64);
                 memory.full_fence();
                 memory.read(at.bytes(), wire.as_mut_bytes());
                 let from: fn(&$wire) -> $record = $from;
-                (wire.crc.get() == checksum($kind, wire.as_bytes())).then(|| from(&wire))
+                if wire.crc.get() == checksum($kind, wire.as_bytes()) {
+                    Found::Record(from(&wire))
+                } else if wire.as_bytes().iter().all(|byte| *byte == 0) {
+                    Found::Nothing
+                } else {
+                    Found::Unreadable
+                }
             }
         }
     };

@@ -4,8 +4,8 @@ use std::cell::Cell;
 
 use cxl_pool::simulated::{SimulatedPool, check_seeds, seeds};
 use cxl_pool::{
-    ControllerHello, EndpointId, FenceLine, Generation, Grant, Hello, HostId, Layout, LineOffset, Memory,
-    Record, Role,
+    ControllerHello, EndpointId, FenceLine, Found, Generation, Grant, Hello, HostId, Layout, LineOffset,
+    Memory, Record, Role,
 };
 
 const A: HostId = HostId::new(1);
@@ -69,6 +69,12 @@ fn every_record_reads_back() {
     grant.publish(&memory, at);
     assert_eq!(Grant::look(&memory, at), Some(grant));
     assert_eq!(FenceLine::look(&memory, at), None, "a record of another kind is none");
+    assert_eq!(FenceLine::find(&memory, at), Found::Unreadable);
+    assert_eq!(Grant::find(&memory, at), Found::Record(grant));
+    Grant::erase(&memory, at);
+    assert_eq!(Grant::find(&memory, at), Found::Nothing);
+    memory.store(at.bytes(), 77);
+    assert_eq!(Grant::find(&memory, at), Found::Unreadable);
     let fence = FenceLine { generation: 6, term: 7, incarnation: 8 };
     fence.publish(&memory, at);
     assert_eq!(FenceLine::look(&memory, at), Some(fence));

@@ -164,6 +164,13 @@ impl<M: Memory> TestPod<M> {
     }
 }
 
+/// What a writer that was killed, or damage, leaves of a record.
+pub(crate) fn damage<M: Memory>(memory: &M, at: LineOffset) {
+    memory.store(at.bytes(), 77);
+    memory.flush(at.bytes(), 8);
+    memory.full_fence();
+}
+
 pub(crate) fn config(run: &Path, host: HostId, wakeup: &str) -> HostConfig {
     let text = format!(
         "[host]\nid = {0}\nname = \"h{0}\"\n[pool]\npath = \"unused\"\n[run]\ndirectory = {1:?}\nwakeup = {wakeup:?}\n",

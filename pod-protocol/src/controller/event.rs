@@ -105,7 +105,8 @@ pub enum PortEvent<Ticket = CommandId, Request = JoinRequest> {
         /// How it went.
         result: Result<(), CommandFailure>,
     },
-    /// Its heartbeat stands still. Once per silence.
+    /// Its heartbeat stands still, or its hello cannot be read, so that nobody can tell whose heartbeat it is. It may live all the
+    /// same. Once per silence.
     Silent {
         /// Who.
         endpoint: EndpointId,
@@ -118,7 +119,8 @@ pub enum PortEvent<Ticket = CommandId, Request = JoinRequest> {
         endpoint: EndpointId,
     },
     /// It left in order, or a new process took its place ([`PortEvent::Appeared`] follows), or nobody was there when
-    /// the port was opened. An orderly leaver holds nothing any more.
+    /// the port was opened. An orderly leaver holds nothing any more. Whoever cannot be read has not left: it is
+    /// [silent](PortEvent::Silent).
     Gone {
         /// Who.
         endpoint: EndpointId,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use cxl_channel::doorbell::Doorbell;
 use cxl_channel::{Incoming, RequestId};
-use cxl_pool::{EndpointId, FenceLine, Generation, Grant, Hello, Layout, Memory, Record, ReplicaId};
+use cxl_pool::{EndpointId, FenceLine, Found, Generation, Grant, Hello, Layout, Memory, Record, ReplicaId};
 
 use super::event::{CommandFailure, CommandId, JoinRequest, PortError, PortEvent};
 use crate::answer::{Answer, Refusal};
@@ -37,6 +37,8 @@ enum Life {
     Unknown,
     /// No hello.
     Absent,
+    /// Since the port was opened there is a hello that cannot be read: whoever wrote it may live and hold something.
+    Hidden { since: Duration, silent: bool },
     /// A hello, and a heartbeat that has not moved yet.
     Seen { hello: Hello, beat: u64, moved: Duration, silent: bool },
     /// It lives, or did a moment ago.
@@ -80,14 +82,20 @@ impl<M: Memory> Peer<M> {
         events: &mut impl Extend<PortEvent>,
     ) {
         let endpoint = self.endpoint;
-        let hello = Hello::look(memory, layout.hello(endpoint)).filter(|hello| hello.incarnation != 0);
-        let Some(hello) = hello else {
-            if self.life != Life::Absent {
-                self.life = Life::Absent;
-                self.disconnect(events);
-                events.extend([PortEvent::Gone { endpoint }]);
+        let hello = match Hello::find(memory, layout.hello(endpoint)) {
+            Found::Record(hello) if hello.incarnation != 0 => hello,
+            Found::Record(_) | Found::Unreadable => {
+                self.cannot_be_read(silent_after, watched, events);
+                return;
             }
-            return;
+            Found::Nothing => {
+                if self.life != Life::Absent {
+                    self.life = Life::Absent;
+                    self.disconnect(events);
+                    events.extend([PortEvent::Gone { endpoint }]);
+                }
+                return;
+            }
         };
         let beat = read_beat(memory, layout.heartbeat(endpoint));
         match &mut self.life {
@@ -124,6 +132,29 @@ impl<M: Memory> Peer<M> {
         }
     }
 
+    /// A hello that cannot be read is no leave: its writer may act until it sees that itself. What it holds is not given on before it
+    /// was fenced, as from one whose heartbeat stands still. It may also be a new life that is just writing.
+    fn cannot_be_read(
+        &mut self,
+        silent_after: Duration,
+        watched: Duration,
+        events: &mut impl Extend<PortEvent>,
+    ) {
+        let endpoint = self.endpoint;
+        match &mut self.life {
+            Life::Seen { moved: since, silent, .. }
+            | Life::Alive { moved: since, silent, .. }
+            | Life::Hidden { since, silent } => {
+                if notice_silence(endpoint, *since, silent, silent_after, watched, events) {
+                    tracing::warn!(%endpoint, "its hello in the pool cannot be read: it counts as silent");
+                }
+            }
+            life @ Life::Unknown => *life = Life::Hidden { since: watched, silent: false },
+            // Nobody was there to hold anything.
+            Life::Absent => {}
+        }
+    }
+
     /// How much longer it is to be watched until it counts as silent, should its heartbeat not move again.
     pub(super) fn silent_in(&self, silent_after: Duration, watched: Duration) -> Option<Duration> {
         match &self.life {
@@ -144,7 +175,7 @@ impl<M: Memory> Peer<M> {
     pub(super) fn spoken(&self) -> Option<Protocol> {
         match &self.life {
             Life::Seen { hello, .. } | Life::Alive { hello, .. } => Some(hello.protocol.into()),
-            Life::Unknown | Life::Absent => None,
+            Life::Unknown | Life::Absent | Life::Hidden { .. } => None,
         }
     }
 
@@ -373,6 +404,7 @@ impl<M: Memory> Peer<M> {
     }
 }
 
+/// Says once that it is silent, and whether it said so.
 fn notice_silence(
     endpoint: EndpointId,
     moved: Duration,
@@ -380,13 +412,15 @@ fn notice_silence(
     silent_after: Duration,
     watched: Duration,
     events: &mut impl Extend<PortEvent>,
-) {
+) -> bool {
     let silence = watched.saturating_sub(moved);
-    if !*silent && silence >= silent_after {
-        *silent = true;
-        let for_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
-        events.extend([PortEvent::Silent { endpoint, for_ms }]);
+    if *silent || silence < silent_after {
+        return false;
     }
+    *silent = true;
+    let for_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
+    events.extend([PortEvent::Silent { endpoint, for_ms }]);
+    true
 }
 
 /// What all replicas wrote of who may act in a slot, as it lies in the pool, where it survives the controller.

@@ -19,6 +19,7 @@ use crate::telemetry::Telemetry;
 use crate::testing::{BACKEND, CONTROLLER_HOST, PATIENCE, REPLICA, TestPod, nic};
 
 mod granted;
+mod hidden;
 
 /// A slot's owner without threads: it lives as the test says.
 struct Puppet<'pod> {

@@ -1,6 +1,7 @@
 //! Endpoints that are connected, without threads.
 
 use super::*;
+use crate::testing::damage;
 
 /// Endpoints that were granted, as their ends of the connections.
 fn granted(
@@ -86,9 +87,7 @@ fn grant_after_a_damaged_one_has_a_newer_generation_than_the_rings_had() {
     let before = look().expect("visible");
     // A controller that dies while it writes one leaves it like this.
     let memory = pod.memory(CONTROLLER_HOST);
-    memory.store(pod.layout.grant(REPLICA, endpoint).bytes(), 0xdead);
-    memory.flush(pod.layout.grant(REPLICA, endpoint).bytes(), 8);
-    memory.full_fence();
+    damage(&memory, pod.layout.grant(REPLICA, endpoint));
     assert_eq!(look(), None);
     clock.port.grant(endpoint).expect("it lives");
     assert!(look().expect("visible") > before);
