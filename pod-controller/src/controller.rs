@@ -139,6 +139,7 @@ impl<M: Memory> Tenure<M> {
             if !elected() {
                 return Ok(End::Deposed);
             }
+            self.conductor.world.port.check()?;
             let (wishes, stop) = wishes(requests);
             let due = self.conductor.turn(wishes, Instant::now())?;
             if stop {

@@ -4,26 +4,18 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cxl_pool::{FenceLine, Hello, LineOffset, Memory, Record};
 
-use crate::liveness::look_own;
+use crate::liveness;
+pub use crate::liveness::Usurper;
 
 /// The endpoint was fenced, or has lost its slot: stop using everything it held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("fenced: what this endpoint held is not its own any more")]
 pub struct Fenced;
-
-/// What is in an endpoint's slot of the pool in place of its own hello.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Usurper {
-    /// Another life, which is this process on its host.
-    Process(u32),
-    /// Nothing that can be read: another life has come and gone, or the line was damaged.
-    Nobody,
-}
 
 /// Reads the newest fence generation from the pool. Hides the kind of memory, so that [`Fence`] has no parameter.
 trait Look: Send + Sync {
@@ -70,11 +62,7 @@ impl<M: Memory> Look for LinesInPool<M> {
     }
 
     fn usurper(&self) -> Option<Usurper> {
-        match look_own::<Hello, M>(&self.memory, self.hello) {
-            Some(hello) if hello.incarnation == self.incarnation => None,
-            Some(hello) => Some(Usurper::Process(hello.pid)),
-            None => Some(Usurper::Nobody),
-        }
+        liveness::usurper::<Hello, M>(&self.memory, self.hello, self.incarnation)
     }
 }
 
@@ -89,7 +77,7 @@ struct Watch {
     /// Whether the hello is in the pool.
     announced: AtomicBool,
     fenced: AtomicBool,
-    usurper: OnceLock<Usurper>,
+    usurper: Mutex<Option<Usurper>>,
 }
 
 /// What a look showed.
@@ -128,7 +116,7 @@ impl Fence {
             granted: AtomicU64::new(NOT_GRANTED),
             announced: AtomicBool::new(false),
             fenced: AtomicBool::new(false),
-            usurper: OnceLock::new(),
+            usurper: Mutex::new(None),
         }))
     }
 
@@ -165,7 +153,7 @@ impl Fence {
 
     /// What is in the endpoint's slot, if it was seen to be something else than the hello of this life.
     pub(crate) fn usurper(&self) -> Option<Usurper> {
-        self.0.usurper.get().copied()
+        *self.0.usurper.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn read_line(&self) -> Seen {
@@ -175,8 +163,11 @@ impl Fence {
         if self.0.announced.load(Ordering::Acquire)
             && let Some(usurper) = self.0.lines.usurper()
         {
-            // Whoever was seen first is told of.
-            let _ = self.0.usurper.set(usurper);
+            // Whoever was seen first is told of, but for nobody.
+            let mut seen = self.0.usurper.lock().unwrap_or_else(PoisonError::into_inner);
+            if !matches!(*seen, Some(Usurper::Process(_))) {
+                *seen = Some(usurper);
+            }
             return Seen::Usurped;
         }
         let granted = self.0.granted.load(Ordering::Acquire);
@@ -364,5 +355,8 @@ mod tests {
         other.full_fence();
         assert_eq!(fence.look(), Err(Fenced));
         assert_eq!(fence.usurper(), Some(Usurper::Nobody));
+        announce(&other, LIFE + 2);
+        assert_eq!(fence.look(), Err(Fenced));
+        assert_eq!(fence.usurper(), Some(Usurper::Process(42)), "there is somebody by now");
     }
 }

@@ -2,14 +2,15 @@
 //! writes down what it is told, and a controller that waits for events.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool};
 use cxl_pool::{
-    Area, CreateOptions, EndpointId, HostId, Layout, LineCount, LineOffset, Memory, Pool, REGION_SLOTS_LEAST,
-    ReplicaId, Role, SoftwareMemory,
+    Area, ByteOffset, CreateOptions, EndpointId, HostId, Layout, LineCount, LineOffset, Memory, Pool,
+    REGION_SLOTS_LEAST, ReplicaId, Role, SoftwareMemory,
 };
 use tempfile::TempDir;
 
@@ -19,6 +20,7 @@ use crate::daemon::{Exit, StopSignal};
 use crate::endpoint::{Endpoint, Handler, JoinError, Reporter, RunError};
 use crate::fence::Fence;
 use crate::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, RegionId, VolumeId};
+use crate::liveness::write_beat;
 use crate::objects::{DiskObject, NicObject, Object, ObjectId, Route};
 use crate::protocol::Protocol;
 use crate::reports::{DeviceReport, Join};
@@ -171,6 +173,27 @@ pub(crate) fn damage<M: Memory>(memory: &M, at: LineOffset) {
     memory.full_fence();
 }
 
+/// Does something while somebody who sees the pool like this beats there.
+pub(crate) fn while_beating<M: Memory, T>(memory: &M, at: ByteOffset, act: impl FnOnce() -> T) -> T {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let deadline = Instant::now() + PATIENCE;
+            for beat in 1.. {
+                if stop.load(Ordering::Relaxed) || Instant::now() > deadline {
+                    return;
+                }
+                write_beat(memory, at, beat);
+                memory.full_fence();
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let done = act();
+        stop.store(true, Ordering::Relaxed);
+        done
+    })
+}
+
 pub(crate) fn config(run: &Path, host: HostId, wakeup: &str) -> HostConfig {
     let text = format!(
         "[host]\nid = {0}\nname = \"h{0}\"\n[pool]\npath = \"unused\"\n[run]\ndirectory = {1:?}\nwakeup = {wakeup:?}\n",
@@ -281,6 +304,11 @@ impl Calls {
     /// What writes them down.
     pub(crate) fn handler(&self) -> Box<dyn Handler> {
         Box::new(Recorder(self.clone()))
+    }
+
+    /// Until this is dropped, the handler is not done with what it is told.
+    pub(crate) fn hold_up(&self) -> MutexGuard<'_, Vec<Call>> {
+        self.0.lock().expect("no panic")
     }
 
     fn note(&self, call: Call) {

@@ -87,6 +87,8 @@ impl<M: Memory> World for PoolWorld<M> {
         effects: &[Effect],
         state: &State,
     ) -> Result<(), ControllerError> {
+        // Whoever has its slot of the pool instead decides instead.
+        self.port.check()?;
         let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let time_ms = u64::try_from(time_ms).unwrap_or(u64::MAX);
         let last = self.unseen.last().map_or_else(|| self.shared.journal.last(), |event| event.sequence);

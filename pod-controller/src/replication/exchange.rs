@@ -23,6 +23,9 @@ pub(super) trait Exchange {
 
     /// Sleeps until something may have happened, or for this long.
     fn wait(&mut self, at_most: Duration);
+
+    /// Whether the process still has the replica's slot of the pool. Once it has not, it is this replica no more.
+    fn check(&self) -> Result<(), ReplicaPortError>;
 }
 
 impl<M: Memory> Exchange for ReplicaPort<M> {
@@ -36,6 +39,10 @@ impl<M: Memory> Exchange for ReplicaPort<M> {
 
     fn wait(&mut self, at_most: Duration) {
         Self::wait(self, at_most);
+    }
+
+    fn check(&self) -> Result<(), ReplicaPortError> {
+        Self::check(self)
     }
 }
 

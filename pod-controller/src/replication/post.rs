@@ -153,18 +153,20 @@ impl Post {
         self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Carries letters until told to stop. Questions are answered on the runtime.
+    /// Carries letters until told to stop, or for as long as the process is this replica. Questions are answered on the runtime.
     pub(super) fn carry(
         &self,
         outbox: &Outbox,
         mut exchange: impl Exchange,
         clerk: &Clerk,
         runtime: &tokio::runtime::Handle,
-    ) {
+    ) -> Result<(), ReplicaPortError> {
         while !self.stopping.load(Ordering::Acquire) {
             self.carry_some(outbox, &mut exchange, clerk, runtime);
+            exchange.check()?;
             exchange.wait(SLEEP_MAX);
         }
+        Ok(())
     }
 
     /// Carries the letters that there are now.

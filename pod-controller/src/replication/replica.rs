@@ -109,7 +109,8 @@ pub struct Replica {
     trust: Option<Arc<Trust>>,
     /// The first change of all and the state file that it was taken from, where this replica is to begin.
     begin: Option<(Change, Option<Store>)>,
-    carrier: Option<JoinHandle<()>>,
+    /// It ends before it is told to where another process is this replica.
+    carrier: Option<JoinHandle<Result<(), ReplicaPortError>>>,
     runtime: tokio::runtime::Runtime,
 }
 
@@ -240,7 +241,7 @@ impl Replica {
         let _ = self.runtime.block_on(async { tokio::time::timeout(END_MAX, raft.shutdown()).await });
         self.standing.post.stop();
         if let Some(carrier) = self.carrier.take() {
-            // Its panic ended the process.
+            // Its panic ended the process, and what it ended with is told already.
             let _ = carrier.join();
         }
         self.runtime.shutdown_background();
@@ -249,6 +250,7 @@ impl Replica {
 
     fn follow_and_lead(&mut self) -> Result<(), ControllerError> {
         loop {
+            self.is_still_itself()?;
             let metrics = self.standing.raft.metrics().borrow().clone();
             if let Err(error) = metrics.running_state {
                 return Err(ReplicationError::Ended(error.to_string()).into());
@@ -279,6 +281,15 @@ impl Replica {
                 Ok(Request::Look) | Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Ok(Request::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(()),
             }
+        }
+    }
+
+    /// Fails once another process is this replica.
+    fn is_still_itself(&mut self) -> Result<(), ReplicationError> {
+        match self.carrier.take_if(|carrier| carrier.is_finished()).map(JoinHandle::join) {
+            // It is not told to stop before the end, and its panic ends the process.
+            None | Some(Ok(Ok(())) | Err(_)) => Ok(()),
+            Some(Ok(Err(error))) => Err(error.into()),
         }
     }
 
@@ -324,7 +335,8 @@ impl Replica {
         let recovered = Recovered { state: known.state, events: Vec::new(), term };
         standing.leading.store(elected, Ordering::Release);
         let keeper = Keeper::Replicas(proposer);
-        let still = || standing.elected.load(Ordering::Acquire) == elected;
+        let is_over = || self.carrier.as_ref().is_some_and(JoinHandle::is_finished);
+        let still = || standing.elected.load(Ordering::Acquire) == elected && !is_over();
         tracing::info!(
             term,
             "this replica leads, {:.1} ms after its election",

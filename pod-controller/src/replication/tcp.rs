@@ -131,10 +131,12 @@ impl<M: Memory> Tcp<M> {
 impl<M: Memory> Exchange for Tcp<M> {
     fn poll(&mut self, now: Instant) -> Option<(ReplicaId, Vec<u8>)> {
         self.slot.beat(now);
+        self.check().ok()?;
         self.arrivals.try_recv().ok()
     }
 
     fn send(&mut self, to: ReplicaId, message: Vec<u8>) -> Result<(), ReplicaPortError> {
+        self.check()?;
         let line = self.lines.get(&to).ok_or(ReplicaPortError::NotConnected { replica: to })?;
         line.send(message)
     }
@@ -142,6 +144,10 @@ impl<M: Memory> Exchange for Tcp<M> {
     fn wait(&mut self, at_most: Duration) {
         let limit = at_most.min(self.slot.due().saturating_duration_since(Instant::now()));
         self.waker.wait(limit);
+    }
+
+    fn check(&self) -> Result<(), ReplicaPortError> {
+        self.slot.check()
     }
 }
 

@@ -10,7 +10,7 @@ use cxl_pool::simulated::{Faults, Random, SimulatedPool, check_seeds};
 use cxl_pool::{HostId, Layout, REGION_SLOTS_LEAST, ReplicaId};
 use pod_protocol::controller::PortWaker;
 use pod_protocol::protocol::Protocol;
-use pod_protocol::replicas::ReplicaPort;
+use pod_protocol::replicas::{ReplicaPort, ReplicaPortError};
 use pod_protocol::run_directory::RunDirectory;
 use pod_state::{Command, InstanceType};
 use tempfile::TempDir;
@@ -66,7 +66,7 @@ struct Node {
     raft: Raft,
     machine: Machine,
     post: Post,
-    carrier: Option<JoinHandle<()>>,
+    carrier: Option<JoinHandle<Result<(), ReplicaPortError>>>,
 }
 
 struct Group {

@@ -23,3 +23,4 @@ mod state_disk;
 mod support;
 mod tls;
 mod top;
+mod usurped;

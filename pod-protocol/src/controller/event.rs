@@ -8,6 +8,7 @@ use cxl_pool::{EndpointId, Generation};
 
 use crate::answer::Refusal;
 use crate::daemon::LockError;
+use crate::liveness::{Usurper, as_process};
 use crate::protocol::Incompatible;
 use crate::reports::{Join, Report};
 use crate::run_directory::RunDirectoryError;
@@ -153,11 +154,16 @@ pub enum PortError {
         holder: String,
     },
     /// On some other host a process is the controller.
-    #[error("another host runs a controller of this pod, as process {pid} there: stop it first")]
+    #[error("another host runs a controller of this pod, {}: stop it first", as_process(*pid))]
     AliveElsewhere {
-        /// The other's process, as seen on its host.
-        pid: u32,
+        /// The other's process, as seen on its host; none if its hello cannot be read.
+        pid: Option<u32>,
     },
+    /// Another process is the controller now.
+    #[error(
+        "this controller stops: {0}. A pod has one, or several that are replicas with numbers of their own"
+    )]
+    Usurped(Usurper),
     /// The run directory cannot be used.
     #[error(transparent)]
     RunDirectory(#[from] RunDirectoryError),

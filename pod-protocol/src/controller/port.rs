@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use cxl_channel::doorbell::{Doorbell, DoorbellListener};
@@ -15,7 +14,7 @@ use super::peer::{Office, Peer};
 use crate::answer::Refusal;
 use crate::commands::Command;
 use crate::daemon::{LockError, LockFile};
-use crate::liveness::{look_own, new_incarnation, read_own_beat, write_beat};
+use crate::liveness::{self, Alive, Usurper, new_incarnation, predecessor, read_own_beat, write_beat};
 use crate::naps::Naps;
 use crate::protocol::Protocol;
 use crate::reports::Report;
@@ -33,8 +32,6 @@ const SLEEP_WHILE_CONNECTING: Duration = Duration::from_millis(1);
 const CONNECTING_HASTE: Duration = Duration::from_secs(1);
 /// How long to sleep at most where endpoints cannot ring.
 const SLEEP_WITHOUT_DOORBELL: Duration = Duration::from_millis(1);
-/// How long another controller's heartbeat is watched before its slot is taken.
-const WATCH_FOR: Duration = Duration::from_millis(200);
 
 /// Ends a [`ControllerPort::wait`] from another thread. Clones wake the same port.
 #[derive(Clone, Debug)]
@@ -84,6 +81,8 @@ pub struct ControllerPort<M: Memory> {
     layout: Layout,
     run: RunDirectory,
     office: Office,
+    /// Who has the controller's slot instead, once that was seen.
+    usurper: Option<Usurper>,
     peers: BTreeMap<EndpointId, Peer<M>>,
     events: VecDeque<PortEvent>,
     next_command: u64,
@@ -128,7 +127,11 @@ impl<M: Memory> ControllerPort<M> {
             LockError::Held { holder, .. } => PortError::AlreadyRuns { holder },
             LockError::Io { .. } => PortError::Lock(error),
         })?;
-        refuse_if_alive(&memory, layout, replica)?;
+        predecessor::<ControllerHello, M>(
+            &memory,
+            (layout.controller(replica), layout.controller_heartbeat(replica)),
+        )
+        .map_err(|Alive { pid }| PortError::AliveElsewhere { pid })?;
         let listener = DoorbellListener::bind(&run.controller_doorbell(replica))?;
         let office = Office { replica, incarnation: new_incarnation(), term, protocol };
         ControllerHello {
@@ -138,6 +141,7 @@ impl<M: Memory> ControllerPort<M> {
             protocol: protocol.into(),
         }
         .publish(&memory, layout.controller(replica));
+        memory.full_fence();
         let now = Instant::now();
         Ok(Self {
             peers: layout.endpoints().map(|endpoint| (endpoint, Peer::new(endpoint))).collect(),
@@ -146,6 +150,7 @@ impl<M: Memory> ControllerPort<M> {
             layout: layout.clone(),
             run,
             office,
+            usurper: None,
             events: VecDeque::new(),
             next_command: 0,
             sweep_due: now,
@@ -201,8 +206,20 @@ impl<M: Memory> ControllerPort<M> {
         self.waker.clone()
     }
 
+    /// Looks whether the slot is still this controller's. Once it is not, the port says and hears nothing any more: another one decides.
+    pub fn check(&mut self) -> Result<(), PortError> {
+        let hello = self.layout.controller(self.office.replica);
+        self.usurper = self.usurper.or_else(|| {
+            liveness::usurper::<ControllerHello, M>(&self.memory, hello, self.office.incarnation)
+        });
+        self.usurper.map_or(Ok(()), |by| Err(PortError::Usurped(by)))
+    }
+
     /// The next event, if there is one. Never blocks. Call it often: it also sends what was queued, and beats.
     pub fn poll(&mut self, now: Instant) -> Option<PortEvent> {
+        if self.usurper.is_some() {
+            return None;
+        }
         if let Some(event) = self.events.pop_front() {
             return Some(event);
         }
@@ -212,6 +229,8 @@ impl<M: Memory> ControllerPort<M> {
             let unwatched = now.saturating_duration_since(self.swept);
             self.watched += unwatched.min(self.silent_after / LOOKS_OF_A_SILENCE);
             self.swept = now;
+            self.sweep_due = now + SWEEP_EVERY;
+            self.check().ok()?;
             self.beat = self.beat.wrapping_add(1);
             write_beat(&self.memory, self.layout.controller_heartbeat(self.office.replica), self.beat);
             for peer in self.peers.values_mut() {
@@ -236,6 +255,7 @@ impl<M: Memory> ControllerPort<M> {
     /// Grants an endpoint that [appeared](PortEvent::Appeared) a fresh connection; it will ask to
     /// [join](PortEvent::Joined). Refused for a life that was fenced. What the endpoint holds is not touched.
     pub fn grant(&mut self, endpoint: EndpointId) -> Result<(), PortError> {
+        self.check()?;
         let doorbell = self.doorbell(endpoint);
         let peer = self.peers.get_mut(&endpoint).ok_or(PortError::NoSlot(endpoint))?;
         peer.grant(&self.memory, &self.layout, self.office, doorbell, &mut self.events)?;
@@ -251,7 +271,8 @@ impl<M: Memory> ControllerPort<M> {
         self.next_command += 1;
         let now = Instant::now();
         self.naps.spoke(now);
-        match self.peers.get_mut(&to) {
+        let ours = self.check().is_ok();
+        match self.peers.get_mut(&to).filter(|_| ours) {
             Some(peer) => peer.send(id, command, now, &mut self.events),
             None => self.events.push_back(PortEvent::Answered {
                 endpoint: to,
@@ -264,7 +285,9 @@ impl<M: Memory> ControllerPort<M> {
 
     /// Answers a join. A refused endpoint that holds nothing exits with the reason.
     pub fn answer(&mut self, request: JoinRequest, answer: Result<(), String>) {
-        if let Some(peer) = self.peers.get_mut(&request.endpoint) {
+        if self.check().is_ok()
+            && let Some(peer) = self.peers.get_mut(&request.endpoint)
+        {
             peer.answer(request, answer.map_err(Refusal::from));
         }
     }
@@ -275,6 +298,7 @@ impl<M: Memory> ControllerPort<M> {
     /// What was held may be given on once [`PortEvent::Gone`] says that the endpoint has left, or `fence-ms` and the
     /// drift bound from now, to devices whose owner checks lease generations.
     pub fn fence(&mut self, endpoint: EndpointId, incarnation: u64) -> Result<u64, PortError> {
+        self.check()?;
         let doorbell = self.doorbell(endpoint);
         let peer = self.peers.get_mut(&endpoint).ok_or(PortError::NoSlot(endpoint))?;
         Ok(peer.fence(&self.memory, &self.layout, self.office, (incarnation, doorbell), &mut self.events))
@@ -325,23 +349,7 @@ const fn may_lead_to_more(event: &PortEvent) -> bool {
 impl<M: Memory> Drop for ControllerPort<M> {
     fn drop(&mut self) {
         // The next one need not watch our heartbeat. Grants stay: what endpoints hold outlives us.
-        ControllerHello::erase(&self.memory, self.layout.controller(self.office.replica));
-        self.memory.full_fence();
+        let hello = self.layout.controller(self.office.replica);
+        liveness::leave::<ControllerHello, M>(&self.memory, hello, self.office.incarnation);
     }
-}
-
-fn refuse_if_alive<M: Memory>(memory: &M, layout: &Layout, replica: ReplicaId) -> Result<(), PortError> {
-    let Some(hello) = look_own::<ControllerHello, M>(memory, layout.controller(replica)) else {
-        return Ok(());
-    };
-    let at = layout.controller_heartbeat(replica);
-    let first = read_own_beat(memory, at);
-    thread::sleep(WATCH_FOR / 2);
-    let second = read_own_beat(memory, at);
-    thread::sleep(WATCH_FOR / 2);
-    // Twice: the last beat of a dead one may still leave its cache.
-    if second != first && read_own_beat(memory, at) != second {
-        return Err(PortError::AliveElsewhere { pid: hello.pid });
-    }
-    Ok(())
 }

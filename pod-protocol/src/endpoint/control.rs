@@ -21,7 +21,7 @@ use super::{Handler, RunError};
 use crate::answer::{Answer, Refusal};
 use crate::commands::Command;
 use crate::daemon::{Exit, StopSignal};
-use crate::fence::{Fence, Usurper};
+use crate::fence::Fence;
 use crate::ids::RegionId;
 use crate::link::decode;
 use crate::liveness::read_beat;
@@ -169,16 +169,9 @@ impl<M: Memory> ControlThread<M> {
         let endpoint = self.parts.endpoint;
         match self.parts.fence.usurper() {
             None => tracing::error!(%endpoint, "fenced: the controller took everything back"),
-            Some(Usurper::Process(pid)) => tracing::error!(
-                %endpoint,
-                "stopping: process {pid} of another host that has the same id took this daemon's slot while it stood still, or \
-                 started at the same moment; give each host an id of its own"
-            ),
-            Some(Usurper::Nobody) => tracing::error!(
-                %endpoint,
-                "stopping: this daemon's hello is not in the pool any more; either another host has the same id and was there \
-                 meanwhile, and each needs an id of its own, or something else wrote over it"
-            ),
+            Some(usurper) => {
+                tracing::error!(%endpoint, "this daemon stops: {usurper}. Each host needs an id of its own");
+            }
         }
     }
 

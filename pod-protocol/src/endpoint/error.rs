@@ -6,6 +6,7 @@ use cxl_channel::doorbell::DoorbellError;
 use cxl_pool::{EndpointId, HostId};
 
 use crate::daemon::LockError;
+use crate::liveness::as_process;
 use crate::protocol::Incompatible;
 use crate::run_directory::RunDirectoryError;
 
@@ -30,13 +31,14 @@ pub enum JoinError {
     },
     /// On some other host a process has the slot.
     #[error(
-        "another host of the pod uses this id: {endpoint} is alive as process {pid} there; give each host an id of its own"
+        "another host of the pod uses this id: {endpoint} is alive {}; give each host an id of its own",
+        as_process(*pid)
     )]
     HostIdInUse {
         /// Which slot.
         endpoint: EndpointId,
-        /// The other's process, as seen on its host.
-        pid: u32,
+        /// The other's process, as seen on its host; none if its hello cannot be read.
+        pid: Option<u32>,
     },
     /// The run directory cannot be used.
     #[error(transparent)]

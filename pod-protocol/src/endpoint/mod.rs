@@ -14,7 +14,7 @@ use std::convert::Infallible;
 use std::error::Error;
 
 use cxl_channel::doorbell::DoorbellListener;
-use cxl_pool::{EndpointId, Layout, Memory, Pool, Role};
+use cxl_pool::{EndpointId, Hello, Layout, Memory, Pool, Role};
 
 use self::control::ControlThread;
 pub use self::error::{JoinError, RunError};
@@ -24,7 +24,7 @@ pub use self::reporter::Reporter;
 use crate::config::{HostConfig, Wakeup};
 use crate::daemon::{Exit, LockError, LockFile, StopSignal};
 use crate::fence::Fence;
-use crate::liveness::new_incarnation;
+use crate::liveness::{Alive, new_incarnation, predecessor};
 use crate::reports::Join;
 
 /// A daemon that has joined the pod. Dropping it leaves: first everything held is dropped with the handler, then the
@@ -86,7 +86,8 @@ impl<M: Memory> Endpoint<M> {
             LockError::Held { holder, .. } => JoinError::AlreadyRuns { endpoint, holder },
             LockError::Io { .. } => JoinError::Lock(error),
         })?;
-        presence::refuse_if_alive(&memory, layout, endpoint)?;
+        predecessor::<Hello, M>(&memory, (layout.hello(endpoint), layout.heartbeat(endpoint)))
+            .map_err(|Alive { pid }| JoinError::HostIdInUse { endpoint, pid })?;
         let doorbell = match config.run.wakeup {
             Wakeup::Socket => Some(DoorbellListener::bind(&run.control_doorbell(endpoint))?),
             Wakeup::Poll => None,

@@ -7,47 +7,17 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use cxl_pool::{EndpointId, Hello, Layout, LineOffset, Memory, Record};
 
-use super::JoinError;
 use super::reporter::Reporter;
 use crate::daemon::LockFile;
 use crate::fence::Fence;
-use crate::liveness::{look_own, read_own_beat, write_beat};
+use crate::liveness::{self, Usurper, read_own_beat, write_beat};
 use crate::protocol::Protocol;
 
 /// How often an endpoint beats and looks at its fence: at least every 10 ms, late wake-ups included.
 const BEAT_EVERY: Duration = Duration::from_millis(8);
 
-/// How long a slot is watched before it is taken from a predecessor that did not leave. A living one beats at least
-/// [`BEATS_OF_THE_LIVING`] times meanwhile. A dead one's last beat may still leave its cache: that is one.
-const WATCH_FOR: Duration = Duration::from_millis(200);
-const BEATS_OF_THE_LIVING: u32 = 2;
-
 /// A control thread that has not come round for this long is stuck, and a daemon that cannot obey must not seem alive.
 const STUCK_AFTER: Duration = Duration::from_secs(30);
-
-/// Refuses a slot whose heartbeat moves: another host was given the same id.
-pub(super) fn refuse_if_alive<M: Memory>(
-    memory: &M,
-    layout: &Layout,
-    endpoint: EndpointId,
-) -> Result<(), JoinError> {
-    let Some(hello) = look_own::<Hello, M>(memory, layout.hello(endpoint)) else {
-        return Ok(());
-    };
-    let began = Instant::now();
-    let mut seen = read_own_beat(memory, layout.heartbeat(endpoint));
-    let mut beats = 0;
-    while began.elapsed() < WATCH_FOR {
-        thread::sleep(BEAT_EVERY / 2);
-        let beat = read_own_beat(memory, layout.heartbeat(endpoint));
-        beats += u32::from(beat != seen);
-        seen = beat;
-        if beats >= BEATS_OF_THE_LIVING {
-            return Err(JoinError::HostIdInUse { endpoint, pid: hello.pid });
-        }
-    }
-    Ok(())
-}
 
 /// When the control thread last came round, or was done with something on the way.
 #[derive(Clone, Debug)]
@@ -129,8 +99,10 @@ impl<M: Memory> Presence<M> {
                 if fence.look().is_err() {
                     reporter.wake();
                 }
-                // A slot that is somebody else's is not kept alive.
-                if fence.usurper().is_none() && !rounds.stuck() {
+                // A slot that is somebody else's is not kept alive. Where its hello is just not there any more, nobody else is to take
+                // it before what is held was let go.
+                let anothers = matches!(fence.usurper(), Some(Usurper::Process(_)));
+                if !anothers && !rounds.stuck() {
                     beat = beat.wrapping_add(1);
                     write_beat(&memory, heartbeat, beat);
                 }
@@ -150,12 +122,6 @@ impl<M: Memory> Drop for Presence<M> {
             // Its panic was reported by its thread already.
             let _ = pulse.join();
         }
-        // Another life's is not ours to take away.
-        let found = look_own::<Hello, M>(&self.memory, self.hello);
-        if found.is_none_or(|hello| hello.incarnation == self.incarnation) {
-            Hello::erase(&self.memory, self.hello);
-        }
-        // The process may end here: nothing after this would push the line out.
-        self.memory.full_fence();
+        liveness::leave::<Hello, M>(&self.memory, self.hello, self.incarnation);
     }
 }

@@ -18,7 +18,8 @@ use crate::liveness::write_beat;
 use crate::protocol::Protocol;
 use crate::reports::{DeviceReport, Report};
 use crate::testing::{
-    BACKEND, Call, Calls, OTHER_CONTROLLER_HOST, OTHER_REPLICA, PATIENCE, REPLICA, TestPod, config, disk, nic,
+    BACKEND, Call, Calls, OTHER_CONTROLLER_HOST, OTHER_REPLICA, PATIENCE, REPLICA, TestPod, config, damage,
+    disk, nic, while_beating,
 };
 
 mod again;
@@ -26,7 +27,10 @@ mod rounds;
 mod usurped;
 
 use self::again::restarted_controller_hears_what_a_device_has_become;
-use self::usurped::daemon_stops_when_another_kernel_has_its_slot;
+use self::usurped::{
+    daemon_keeps_its_slot_until_it_has_let_go, daemon_stops_when_another_kernel_has_its_slot,
+    slot_of_a_living_daemon_is_refused_whether_its_hello_can_be_read_or_not,
+};
 
 const VERSION: Version = Version { term: 1, index: 1 };
 
@@ -54,6 +58,8 @@ over_every_memory!(
     fence_of_one_controller_is_known_to_the_others,
     fenced_daemon_stops_and_its_successor_is_granted,
     daemon_stops_when_another_kernel_has_its_slot,
+    daemon_keeps_its_slot_until_it_has_let_go,
+    slot_of_a_living_daemon_is_refused_whether_its_hello_can_be_read_or_not,
     refused_daemon_ends_with_the_reason,
     daemon_without_controller_waits_and_stops_when_told,
 );

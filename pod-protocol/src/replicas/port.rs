@@ -13,6 +13,7 @@ use super::peer::{MESSAGE_BYTES_LIMIT, Peer};
 use super::slot::ReplicaSlot;
 use crate::controller::PortWaker;
 use crate::daemon::LockError;
+use crate::liveness::{Usurper, as_process};
 use crate::naps::Naps;
 use crate::protocol::Protocol;
 use crate::run_directory::{RunDirectory, RunDirectoryError};
@@ -46,14 +47,20 @@ pub enum ReplicaPortError {
         holder: String,
     },
     /// On some other host a process is this replica.
-    #[error(
-        "another host runs controller replica {replica}, as process {pid} there: give this one another number"
-    )]
+    #[error("another host runs controller replica {replica}, {}: give this one another number", as_process(*pid))]
     AliveElsewhere {
         /// Which one.
         replica: ReplicaId,
-        /// The other's process, as seen on its host.
-        pid: u32,
+        /// The other's process, as seen on its host; none if its hello cannot be read.
+        pid: Option<u32>,
+    },
+    /// Another process is this replica now.
+    #[error("controller replica {replica} stops: {by}. Each replica needs a number of its own")]
+    Usurped {
+        /// Which one.
+        replica: ReplicaId,
+        /// Who has its slot.
+        by: Usurper,
     },
     /// The run directory cannot be used.
     #[error(transparent)]
@@ -128,6 +135,8 @@ impl<M: Memory> ReplicaPort<M> {
                 peer.sweep(memory, layout, own, doorbell, now);
             }
         }
+        // The rings are another one's now.
+        self.check().ok()?;
         // Who comes after the one that was heard last is asked first: nobody who has much to say keeps others from being heard, or
         // from being spoken to.
         let asked_first = Bound::Excluded(self.heard);
@@ -143,8 +152,14 @@ impl<M: Memory> ReplicaPort<M> {
         arrived
     }
 
+    /// Whether the process is this replica, as far as it was seen. Once it is not, it says and hears nothing any more.
+    pub const fn check(&self) -> Result<(), ReplicaPortError> {
+        self.slot.check()
+    }
+
     /// Sends a message. It may be lost with the other replica, or with a restart of either.
     pub fn send(&mut self, to: ReplicaId, message: Vec<u8>) -> Result<(), ReplicaPortError> {
+        self.check()?;
         let peer = self.peers.get_mut(&to).ok_or(ReplicaPortError::NotConnected { replica: to })?;
         peer.send(message)?;
         self.naps.spoke(Instant::now());

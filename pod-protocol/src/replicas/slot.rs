@@ -1,6 +1,5 @@
 //! A replica's place in the pool.
 
-use std::thread;
 use std::time::{Duration, Instant};
 
 use cxl_pool::{Layout, Memory, Record, ReplicaHello, ReplicaId};
@@ -8,14 +7,12 @@ use cxl_pool::{Layout, Memory, Record, ReplicaHello, ReplicaId};
 use super::port::ReplicaPortError;
 use crate::daemon::{LockError, LockFile};
 use crate::link::Link;
-use crate::liveness::{look_own, new_incarnation, read_own_beat, write_beat};
+use crate::liveness::{Alive, Usurper, new_incarnation, predecessor, read_own_beat, usurper, write_beat};
 use crate::protocol::Protocol;
 use crate::run_directory::RunDirectory;
 
 /// How often the replica beats.
 const BEAT_EVERY: Duration = Duration::from_millis(20);
-/// How long the heartbeat of the slot is watched before it is taken.
-const WATCH_FOR: Duration = Duration::from_millis(200);
 
 /// A replica's slot of the pool, which one process has, on whatever host, while it beats.
 pub struct ReplicaSlot<M: Memory> {
@@ -24,8 +21,11 @@ pub struct ReplicaSlot<M: Memory> {
     me: ReplicaId,
     life: u32,
     protocol: Protocol,
+    incarnation: u64,
     beat: u64,
     due: Instant,
+    /// Who has it instead, once that was seen.
+    usurper: Option<Usurper>,
     _lock: LockFile,
 }
 
@@ -45,10 +45,9 @@ impl<M: Memory> ReplicaSlot<M> {
             LockError::Held { holder, .. } => ReplicaPortError::AlreadyRuns { replica: me, holder },
             LockError::Io { .. } => ReplicaPortError::Lock(error),
         })?;
-        let before = look_own::<ReplicaHello, M>(&memory, layout.replica_hello(me));
-        if let Some(hello) = before {
-            refuse_if_alive(&memory, layout, me, hello.pid)?;
-        }
+        let place = (layout.replica_hello(me), layout.replica_heartbeat(me));
+        let before = predecessor::<ReplicaHello, M>(&memory, place)
+            .map_err(|Alive { pid }| ReplicaPortError::AliveElsewhere { replica: me, pid })?;
         let life = before.map_or_else(|| seen_by_others(&memory, layout, me), |hello| hello.life);
         let life = life.wrapping_add(1);
         let incarnation = new_incarnation();
@@ -57,18 +56,32 @@ impl<M: Memory> ReplicaSlot<M> {
         memory.full_fence();
         let beat = read_own_beat(&memory, layout.replica_heartbeat(me));
         let (layout, due) = (layout.clone(), Instant::now());
-        Ok(Self { memory, layout, me, life, protocol, beat, due, _lock: lock })
+        Ok(Self { memory, layout, me, life, protocol, incarnation, beat, due, usurper: None, _lock: lock })
     }
 
-    /// Beats if it is time to, and says so.
+    /// Beats if it is time to, and says so. A slot that is not this process's any more is not kept alive.
     pub fn beat(&mut self, now: Instant) -> bool {
         if now < self.due {
             return false;
         }
         self.due = now + BEAT_EVERY;
+        let hello = self.layout.replica_hello(self.me);
+        self.usurper =
+            self.usurper.or_else(|| usurper::<ReplicaHello, M>(&self.memory, hello, self.incarnation));
+        if self.usurper.is_some() {
+            return false;
+        }
         self.beat = self.beat.wrapping_add(1);
         write_beat(&self.memory, self.layout.replica_heartbeat(self.me), self.beat);
         true
+    }
+
+    /// Whether it was still this process's when it was to beat last. Once it is not, the process is this replica no more.
+    pub const fn check(&self) -> Result<(), ReplicaPortError> {
+        match self.usurper {
+            None => Ok(()),
+            Some(by) => Err(ReplicaPortError::Usurped { replica: self.me, by }),
+        }
     }
 
     /// When it is to beat again.
@@ -102,22 +115,4 @@ fn seen_by_others<M: Memory>(memory: &M, layout: &Layout, me: ReplicaId) -> u32 
     let others = layout.replicas().filter(|other| *other != me);
     let rings = others.map(|other| (layout.ring_between(me, other), layout.ring_between(other, me)));
     rings.map(|(out, back)| Link::generation(memory, out, back).get()).max().unwrap_or(0)
-}
-
-fn refuse_if_alive<M: Memory>(
-    memory: &M,
-    layout: &Layout,
-    replica: ReplicaId,
-    pid: u32,
-) -> Result<(), ReplicaPortError> {
-    let at = layout.replica_heartbeat(replica);
-    let first = read_own_beat(memory, at);
-    thread::sleep(WATCH_FOR / 2);
-    let second = read_own_beat(memory, at);
-    thread::sleep(WATCH_FOR / 2);
-    // Twice: the last beat of a dead one may still leave its cache.
-    if second != first && read_own_beat(memory, at) != second {
-        return Err(ReplicaPortError::AliveElsewhere { replica, pid });
-    }
-    Ok(())
 }

@@ -5,9 +5,9 @@ use cxl_pool::{HostId, Memory, Record, ReplicaHello, ReplicaId};
 
 use super::*;
 use crate::controller::PortWaker;
-use crate::liveness::write_beat;
+use crate::liveness::{Usurper, read_beat};
 use crate::protocol::Protocol;
-use crate::testing::{PATIENCE, TestPod};
+use crate::testing::{PATIENCE, TestPod, damage, while_beating};
 
 const A: ReplicaId = ReplicaId::new(0);
 const B: ReplicaId = ReplicaId::new(1);
@@ -95,9 +95,7 @@ fn lives_are_counted_on_behind_a_hello_that_cannot_be_read<M: Memory>(pod: &Test
         send(&mut b, &mut a, A, &long(round, 10));
         assert_eq!(receive(&mut b, &mut a), long(round, 10));
         drop(b);
-        memory.store(at.bytes(), 77);
-        memory.flush(at.bytes(), 8);
-        memory.full_fence();
+        damage(&memory, at);
         assert_eq!(ReplicaHello::look(&memory, at), None);
     }
 }
@@ -129,31 +127,67 @@ fn slot_in_use_is_refused() {
     assert!(matches!(open(&pod, missing), Err(ReplicaPortError::NoSlot { slots: 3, .. })));
 }
 
+const ELSEWHERE: ReplicaHello = ReplicaHello {
+    incarnation: 1,
+    life: 1,
+    pid: 42,
+    protocol: (Protocol::CURRENT.major, Protocol::CURRENT.minor),
+};
+
 #[test]
-fn slot_that_another_host_uses_is_refused() {
-    let pod: TestPod<SimulatedMemory> = TestPod::simulated(3);
-    let other = pod.memory(HostId::new(4));
-    ReplicaHello { incarnation: 1, life: 1, pid: 42, protocol: Protocol::CURRENT.into() }
-        .publish(&other, pod.layout.replica_hello(A));
-    // It has been there for a while: everybody sees it.
+fn slot_that_another_host_uses_is_refused_whether_its_hello_can_be_read_or_not() {
+    for damaged in [false, true] {
+        let pod: TestPod<SimulatedMemory> = TestPod::simulated(3);
+        let (other, hello) = (pod.memory(HostId::new(4)), pod.layout.replica_hello(A));
+        ELSEWHERE.publish(&other, hello);
+        // It has been there for a while: everybody sees it.
+        other.full_fence();
+        if damaged {
+            damage(&other, hello);
+        }
+        let refused = while_beating(&other, pod.layout.replica_heartbeat(A), || open(&pod, A).err());
+        let whose = (!damaged).then_some(42);
+        assert!(
+            matches!(refused, Some(ReplicaPortError::AliveElsewhere { pid, .. }) if pid == whose),
+            "{refused:?}"
+        );
+        open(&pod, A).expect("nobody beats any more");
+    }
+}
+
+fn a_replica_says_nothing_more_once_another_kernel_has_its_slot<M: Memory>(pod: &TestPod<M>) {
+    let (mut a, mut b) = (open(pod, A).expect("a slot"), open(pod, B).expect("a slot"));
+    send(&mut a, &mut b, B, b"one");
+    assert_eq!(receive(&mut a, &mut b), b"one");
+    let (other, hello) = (pod.memory(HostId::new(4)), pod.layout.replica_hello(A));
+    ELSEWHERE.publish(&other, hello);
     other.full_fence();
-    let at = pod.layout.replica_heartbeat(A);
-    let stop = std::sync::atomic::AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut beat = 0;
-            let deadline = Instant::now() + PATIENCE;
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) && Instant::now() < deadline {
-                beat += 1;
-                write_beat(&other, at, beat);
-                other.full_fence();
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        });
-        let refused = open(&pod, A).err();
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(matches!(refused, Some(ReplicaPortError::AliveElsewhere { pid: 42, .. })), "{refused:?}");
-    });
+    let deadline = Instant::now() + PATIENCE;
+    while a.check().is_ok() {
+        assert!(Instant::now() < deadline, "it is not noticed");
+        assert_eq!(a.poll(Instant::now()), None);
+        a.wait(Duration::from_millis(1));
+    }
+    let lost = |it: Result<(), ReplicaPortError>| match it {
+        Err(ReplicaPortError::Usurped { replica: A, by }) => by,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(lost(a.check()), Usurper::Process(42));
+    assert_eq!(lost(a.send(B, b"two".to_vec())), Usurper::Process(42));
+    let beat = || read_beat(&other, pod.layout.replica_heartbeat(A));
+    let before = beat();
+    for ms in [1000, 2000] {
+        assert_eq!(a.poll(Instant::now() + Duration::from_millis(ms)), None);
+    }
+    assert_eq!(beat(), before, "the slot is kept alive");
+    drop(a);
+    assert_eq!(ReplicaHello::look(&other, hello), Some(ELSEWHERE));
+}
+
+#[test]
+fn a_usurped_replica_stops_over_every_memory() {
+    a_replica_says_nothing_more_once_another_kernel_has_its_slot(&TestPod::real());
+    a_replica_says_nothing_more_once_another_kernel_has_its_slot(&TestPod::simulated(5));
 }
 
 #[test]

@@ -217,6 +217,16 @@ impl RunningController {
     }
 }
 
+impl RunningController {
+    /// Waits until it has ended by itself, and returns why.
+    pub(crate) fn ended(mut self) -> ControllerError {
+        let thread = self.thread.take().expect("it runs");
+        until("the controller to end", || thread.is_finished().then_some(()));
+        let ended = thread.join().expect("the controller's thread did not panic");
+        ended.expect_err("it ended for a reason")
+    }
+}
+
 impl Drop for RunningController {
     fn drop(&mut self) {
         self.handle.stop();
