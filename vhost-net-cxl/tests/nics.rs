@@ -349,6 +349,38 @@ fn a_pulled_cable_is_seen_and_so_is_its_return() {
 }
 
 #[test]
+fn a_tap_that_is_taken_down_has_no_link_whatever_its_uplink_has() {
+    in_namespace(|| {
+        veth();
+        let stage = Stage::new();
+        let text = "name='nic0'\ndriver='tap'\ninterface='tap0'\nuplink='ours'";
+        let mut nic = TapNic::open(&config(text), &stage.pool).expect("opened");
+        assert!(nic.link().is_up());
+        // Before anybody watches, and then while somebody does.
+        sh("ip link set tap0 down");
+        let told = link_changes(&mut nic);
+        for _ in 0..2 {
+            let (up, reason) = told.recv_timeout(DEADLINE).expect("told");
+            assert!(!up && reason.contains("tap0"), "{reason}");
+            assert!(!nic.link().is_up());
+            sh("ip link set tap0 up");
+            assert!(told.recv_timeout(DEADLINE).expect("told").0);
+            sh("ip link set tap0 down");
+        }
+        assert!(!told.recv_timeout(DEADLINE).expect("told").0);
+        // One that is back is not enough.
+        sh("ip link set peer down");
+        has_carrier("ours", false);
+        sh("ip link set tap0 up");
+        has_carrier("tap0", true);
+        assert!(!nic.link().is_up());
+        sh("ip link set peer up");
+        let (up, reason) = told.recv_timeout(DEADLINE).expect("told");
+        assert!(up && reason.contains("ours"), "{reason}");
+    });
+}
+
+#[test]
 fn what_cannot_be_opened_says_why() {
     in_namespace(|| {
         let stage = Stage::new();

@@ -1,4 +1,4 @@
-//! Watching the carrier of an interface.
+//! Watching the carrier of a NIC's interfaces.
 //!
 //! A thread of its own waits for rtnetlink's notifications, so that a lost carrier is seen at once however busy the
 //! packet worker is.
@@ -20,11 +20,12 @@ pub struct CarrierWatch {
 }
 
 impl CarrierWatch {
-    /// Begins to watch `interface` on behalf of `nic`. `link` follows its carrier; each change is told to
-    /// `on_change` with the reason. An interface that is removed and made again is watched again.
+    /// Begins to watch `interfaces` on behalf of `nic`: those that a frame passes, none of which it passes while that is down or without
+    /// a carrier. `link` is up while all of them are; each change is told to `on_change` with the reason. An interface that is removed and
+    /// made again is watched again.
     pub fn begin(
         nic: &str,
-        interface: &str,
+        interfaces: &[&str],
         link: LinkState,
         on_change: impl Fn(bool, &str) + Send + 'static,
     ) -> Result<Self, NicError> {
@@ -35,59 +36,101 @@ impl CarrierWatch {
         // Listen first, then look: a change in between is heard.
         let mut events = Netlink::subscribe().map_err(failed("listen to rtnetlink"))?;
         let mut questions = Netlink::open().map_err(failed("open rtnetlink"))?;
-        let now = find(&mut questions, nic, interface)?;
-        // The NIC was opened some time ago, and whoever asked then has an old answer.
-        if link.set(now.up) {
-            on_change(now.up, &reason(now.up, interface));
+        let mut watched = Vec::with_capacity(interfaces.len());
+        for name in interfaces {
+            let now = find(&mut questions, nic, name)?;
+            watched.push(Watched { name: (*name).to_owned(), index: Some(now.index), up: now.up });
         }
+        let mut all = Interfaces { watched, link, on_change };
+        // The NIC was opened some time ago, and whoever asked then has an old answer.
+        all.tell(0);
         let stop =
             eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| failed("create an event")(error.into()))?;
         let stopping = stop.try_clone().map_err(failed("clone an event"))?;
-        let name = interface.to_owned();
         let thread = std::thread::Builder::new()
             .name(format!("link-{nic}"))
             .spawn(move || {
-                let tell = |up: bool, reason: &str| {
-                    if link.set(up) {
-                        on_change(up, reason);
-                    }
-                };
-                let (gained, lost) = (reason(true, &name), reason(false, &name));
-                let removed = format!("interface {name} was removed");
-                let mut index = Some(now.index);
                 while waits(&events, &stopping) {
                     let mut look = false;
                     let heard = events.next_events(|event| match event {
-                        Event::Changed(it) if Some(it.index) == index => {
-                            tell(it.up, if it.up { &gained } else { &lost });
+                        Event::Changed(now) => match all.place_of(now.index) {
+                            Some(place) => all.changed(place, Some(now)),
+                            // Perhaps a new one of the name of one that is gone.
+                            None => look |= all.is_incomplete(),
+                        },
+                        Event::Removed { index } => {
+                            if let Some(place) = all.place_of(index) {
+                                all.changed(place, None);
+                            }
                         }
-                        Event::Removed { index: gone } if Some(gone) == index => {
-                            index = None;
-                            link.set_removed();
-                            tell(false, &removed);
-                        }
-                        // Perhaps a new one of that name.
-                        Event::Changed(_) => look |= index.is_none(),
-                        Event::Removed { .. } => {}
                     });
                     // After an overrun, what was missed is found by looking.
                     if look || heard.is_err() {
-                        if let Ok(it) = questions.by_name(&name) {
-                            if index.is_some_and(|known| known != it.index) {
-                                link.set_removed();
-                            }
-                            index = Some(it.index);
-                            tell(it.up, if it.up { &gained } else { &lost });
-                        } else {
-                            index = None;
-                            link.set_removed();
-                            tell(false, &removed);
+                        for place in 0..all.watched.len() {
+                            let now = questions.by_name(&all.watched[place].name).ok();
+                            all.changed(place, now);
                         }
                     }
                 }
             })
             .map_err(failed("start a thread"))?;
         Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+/// An interface as it was when it was looked at last.
+struct Watched {
+    name: String,
+    /// Nothing if it was removed.
+    index: Option<u32>,
+    up: bool,
+}
+
+impl Watched {
+    fn reason(&self) -> String {
+        match self {
+            Self { name, index: None, .. } => format!("interface {name} was removed"),
+            Self { name, up: false, .. } => format!("no carrier on {name}"),
+            Self { name, up: true, .. } => format!("carrier of {name}"),
+        }
+    }
+}
+
+/// All interfaces of a NIC, and who is to know of them.
+struct Interfaces<F> {
+    watched: Vec<Watched>,
+    link: LinkState,
+    on_change: F,
+}
+
+impl<F: Fn(bool, &str)> Interfaces<F> {
+    fn place_of(&self, index: u32) -> Option<usize> {
+        self.watched.iter().position(|it| it.index == Some(index))
+    }
+
+    /// Whether one of them was removed.
+    fn is_incomplete(&self) -> bool {
+        self.watched.iter().any(|it| it.index.is_none())
+    }
+
+    /// Notes what has become of one; nothing if it is not there any more.
+    fn changed(&mut self, place: usize, now: Option<Interface>) {
+        let interface = &mut self.watched[place];
+        let index = now.map(|it| it.index);
+        if interface.index.is_some() && interface.index != index {
+            self.link.set_removed();
+        }
+        interface.index = index;
+        interface.up = now.is_some_and(|it| it.up);
+        self.tell(place);
+    }
+
+    /// Tells of a change of the link, for which the one in this place is the reason unless another one keeps it down.
+    fn tell(&self, place: usize) {
+        let down = self.watched.iter().find(|it| !it.up);
+        if self.link.set(down.is_none()) {
+            (self.on_change)(down.is_none(), &down.unwrap_or(&self.watched[place]).reason());
+        }
     }
 }
 
@@ -99,10 +142,6 @@ impl Drop for CarrierWatch {
             let _ = thread.join();
         }
     }
-}
-
-fn reason(up: bool, interface: &str) -> String {
-    if up { format!("carrier of {interface}") } else { format!("no carrier on {interface}") }
 }
 
 /// Waits for news; false when it is time to stop.

@@ -55,7 +55,7 @@ pub struct NicConfig {
     /// `tap`: the TAP device, created if it is missing. `af-xdp`: the interface.
     #[serde(default)]
     pub interface: Option<String>,
-    /// `tap`: the port whose carrier is the NIC's link; the interface itself if not given.
+    /// `tap`: the port without whose carrier the NIC's link is down, as it is while the interface itself is; only that if not given.
     #[serde(default)]
     pub uplink: Option<String>,
     /// `tap`: whether the TAP device is created if it is missing.

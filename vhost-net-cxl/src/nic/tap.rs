@@ -1,7 +1,7 @@
 //! A TAP device: the NIC of a host whose uplink is a port of a Linux bridge.
 //!
 //! Frames cross with their virtio-net header, so that checksums and segmentation stay undone from one guest's
-//! driver to the next wire or guest that does them. The carrier is that of the uplink.
+//! driver to the next wire or guest that does them. The link is up while both the device and its uplink are up and have a carrier.
 #![allow(unsafe_code, reason = "ioctl, and readv and writev on the pool's memory")]
 
 use std::fs::{File, OpenOptions};
@@ -27,7 +27,8 @@ pub struct TapNic {
     identity: Identity,
     link: LinkState,
     watch: Option<CarrierWatch>,
-    uplink: String,
+    /// The device, and its uplink if that is another one.
+    interfaces: Vec<String>,
     file: File,
     window: Window,
     /// Buffers that the next frame will be read into.
@@ -54,11 +55,16 @@ impl TapNic {
         if let Some(bytes) = config.send_buffer_bytes {
             limit_sending(nic, &file, bytes)?;
         }
-        let device = find(&mut netlink, nic, interface)?;
-        netlink.set_up(device.index).map_err(|source| {
+        let index = find(&mut netlink, nic, interface)?.index;
+        netlink.set_up(index).map_err(|source| {
             system(nic, "set its interface up", "; run as root or with CAP_NET_ADMIN", source)
         })?;
+        let device = find(&mut netlink, nic, interface)?;
         let port = find(&mut netlink, nic, uplink)?;
+        let mut interfaces = vec![interface.to_owned()];
+        if uplink != interface {
+            interfaces.push(uplink.to_owned());
+        }
         let identity = Identity {
             name: nic.clone(),
             driver: config.driver,
@@ -73,9 +79,9 @@ impl TapNic {
         };
         let mut tap = Self {
             identity,
-            link: LinkState::new(port.up),
+            link: LinkState::new(device.up && port.up),
             watch: None,
-            uplink: uplink.to_owned(),
+            interfaces,
             file,
             window: Window::new(pool),
             staged: Vec::with_capacity(PIECES_MAX),
@@ -131,7 +137,8 @@ impl Nic for TapNic {
     }
 
     fn watch_link(&mut self, on_change: OnLinkChange) -> Result<(), NicError> {
-        let watch = CarrierWatch::begin(&self.identity.name, &self.uplink, self.link.clone(), on_change)?;
+        let interfaces: Vec<&str> = self.interfaces.iter().map(String::as_str).collect();
+        let watch = CarrierWatch::begin(&self.identity.name, &interfaces, self.link.clone(), on_change)?;
         self.watch = Some(watch);
         Ok(())
     }

@@ -262,7 +262,8 @@ impl Nic for AfXdpNic {
     }
 
     fn watch_link(&mut self, on_change: OnLinkChange) -> Result<(), NicError> {
-        let watch = CarrierWatch::begin(&self.identity.name, &self.interface, self.link.clone(), on_change)?;
+        let watch =
+            CarrierWatch::begin(&self.identity.name, &[&self.interface], self.link.clone(), on_change)?;
         self.watch = Some(watch);
         Ok(())
     }
