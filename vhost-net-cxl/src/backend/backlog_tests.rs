@@ -28,6 +28,7 @@ fn packet(of: u16, sequence: u16, frame_bytes: u32) -> Outgoing {
         registration: index(of),
         header: VnetHeader::default(),
         vlan: None,
+        flooded: false,
         frames_sent: 0,
     }
 }

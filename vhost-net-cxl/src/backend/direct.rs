@@ -167,8 +167,9 @@ impl<M: Memory> Backend<M> {
             let Sender { registration, channel, .. } = *sender;
             if port.backlog.has_room(registration) {
                 let (message, header) = (*message, *header);
-                let vlan = None;
-                port.backlog.push(Outgoing { message, channel, registration, header, vlan, frames_sent: 0 });
+                let (vlan, flooded, frames_sent) = (None, false, 0);
+                let packet = Outgoing { message, channel, registration, header, vlan, flooded, frames_sent };
+                port.backlog.push(packet);
             } else {
                 if let Some(registration) = &port.registrations[registration.get()] {
                     registration.counters.count_drop(DropReason::Backlog);

@@ -8,6 +8,7 @@
 mod backlog;
 mod direct;
 mod finishing;
+mod flooding;
 mod handler;
 mod incoming;
 mod objects;

@@ -239,45 +239,45 @@ impl<M: Memory> Backend<M> {
     ) -> Option<Status> {
         let (place, index) = (sender.place, sender.registration);
         let port = &mut self.ports[place];
-        let gives_back = port.gives_back(index);
-        let registration = port.registrations[index.get()].as_ref()?;
-        let vlan = registration.object.policy.vlan;
+        let vlan = port.registrations[index.get()].as_ref()?.object.policy.vlan;
         let mut receivers = std::mem::take(&mut self.receivers);
         let mut source = std::mem::take(&mut self.source);
         let to_wire = port.switch.route(addresses, vlan, &mut receivers);
-        if to_wire && gives_back {
-            // Before anybody here gets a copy of it, which it would each time that it is offered again.
+        if to_wire && port.gives_back(index) {
             (self.receivers, self.source) = (receivers, source);
             return Some(Status::NotYet);
         }
+        let registration = port.registrations[index.get()].as_ref();
         source.clear();
-        let fault =
-            if !receivers.is_empty() && !gather(&self.memory, registration, &message, |it| source.push(it)) {
-                Some(DropReason::OutsideArea)
-            } else if !to_wire {
-                None
-            } else if sender.goes_directly(port, header) {
-                if receivers.is_empty() {
-                    sender.set_on_wire(addresses.destination);
-                }
-                let pushed = self.direct.push(&self.memory, registration, sender, message, header);
-                (!pushed).then_some(DropReason::OutsideArea)
-            } else {
-                // What was sent before it comes first.
-                self.send_directly();
-                let backlog = &mut self.ports[place].backlog;
-                let full = !backlog.has_room(index);
-                if !full {
-                    let (registration, channel) = (index, sender.channel);
-                    backlog.push(Outgoing { message, channel, registration, header, vlan, frames_sent: 0 });
-                }
-                full.then_some(DropReason::Backlog)
-            };
+        let fault = if !to_wire {
+            // A frame to its own sender is for nobody.
+            let whole = receivers.is_empty()
+                || registration
+                    .is_some_and(|it| gather(&self.memory, it, &message, |piece| source.push(piece)));
+            (!whole).then_some(DropReason::OutsideArea)
+        } else if receivers.is_empty() && sender.goes_directly(port, header) {
+            sender.set_on_wire(addresses.destination);
+            let pushed =
+                registration.is_some_and(|it| self.direct.push(&self.memory, it, sender, message, header));
+            (!pushed).then_some(DropReason::OutsideArea)
+        } else {
+            // What was sent before it comes first.
+            self.send_directly();
+            let backlog = &mut self.ports[place].backlog;
+            let full = !backlog.has_room(index);
+            if !full {
+                let (registration, channel, flooded) = (index, sender.channel, !receivers.is_empty());
+                let frames_sent = 0;
+                let packet = Outgoing { message, channel, registration, header, vlan, flooded, frames_sent };
+                backlog.push(packet);
+            }
+            full.then_some(DropReason::Backlog)
+        };
         if let Some(reason) = fault {
             if let Some(registration) = &self.ports[place].registrations[index.get()] {
                 registration.counters.count_drop(reason);
             }
-        } else if !receivers.is_empty() {
+        } else if !to_wire && !receivers.is_empty() {
             self.deliver_locally(place, index, &source, header, &receivers);
         }
         self.receivers = receivers;

@@ -83,11 +83,6 @@ impl Port {
         self.was_up && self.area.is_some() && !self.failed
     }
 
-    /// Whether packets of this registration may go through other NICs as well.
-    pub(super) fn has_other_rails(&self, index: RegistrationIndex) -> bool {
-        self.registrations[index.get()].as_ref().is_some_and(|it| it.object.has_other_rails)
-    }
-
     /// Whether a receiver takes a packet with what its header leaves undone.
     pub(super) fn accepts(&self, index: RegistrationIndex, header: VnetHeader) -> bool {
         let required = header.required();
@@ -154,16 +149,12 @@ impl Port {
         self.was_up && self.area.is_some() && self.announcing
     }
 
-    /// Whether payload of this registration's packets may lie in the sender's memory.
-    pub(super) fn lends(&self, index: RegistrationIndex) -> bool {
-        self.registrations[index.get()].as_ref().is_some_and(|it| it.object.ram_area.is_some())
-    }
-
     /// Whether what this registration sends to the wire is given back for now: the link is down, and what is lent is not kept until
     /// it comes back. By then it may be the guest's again.
     #[inline]
     pub(super) fn gives_back(&mut self, index: RegistrationIndex) -> bool {
-        !self.has_wire() && self.lends(index) && !self.is_given_up()
+        let lends = self.registrations[index.get()].as_ref().is_some_and(Registration::lends);
+        lends && !self.has_wire() && !self.is_given_up()
     }
 
     /// Whether it takes packets, or at least did so when it was looked at last.

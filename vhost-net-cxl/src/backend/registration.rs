@@ -142,6 +142,12 @@ impl Registration {
         self.numbers.take(1)
     }
 
+    /// Whether payload of its packets may lie in the sender's memory.
+    #[inline]
+    pub(super) fn lends(&self) -> bool {
+        self.object.ram_area.is_some()
+    }
+
     /// Whether it may send. A draining one sends what was on its way when it began to drain.
     #[inline]
     pub(super) fn sends(&self) -> bool {

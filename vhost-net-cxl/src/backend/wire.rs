@@ -25,6 +25,8 @@ pub(super) struct Outgoing {
     pub(super) header: VnetHeader,
     /// In which VLAN it goes out.
     pub(super) vlan: Option<u16>,
+    /// Others of this NIC get a copy of it.
+    pub(super) flooded: bool,
     /// Of a packet that has to be finished for the NIC: how many of its frames went out.
     pub(super) frames_sent: u32,
 }
@@ -52,33 +54,37 @@ impl<M: Memory> Backend<M> {
         // Those who have moved elsewhere do not wait any longer.
         let mut backlog = std::mem::take(&mut port.backlog);
         let before = backlog.len();
-        let (port, channels, closed) = (&self.ports[place], &mut self.channels, &mut self.unable);
-        closed.clear();
+        let (port, channels) = (&mut self.ports[place], &mut self.channels);
+        // Those that nobody waits for any longer.
+        let mut flooded = Vec::new();
         backlog.retain(|packet| {
-            let status = match port.status_before_sending(packet) {
-                Some(status) => status,
-                None if port.has_other_rails(packet.registration) => {
-                    if !closed.contains(&packet.registration) {
-                        closed.push(packet.registration);
-                    }
+            let status = if let Some(status) = port.status_before_sending(packet) {
+                status
+            } else if let Some(registration) = &mut port.registrations[packet.registration.get()] {
+                if registration.object.has_other_rails {
+                    registration.closed = true;
                     Status::Unreachable
-                }
-                None if given_up => {
-                    if let Some(registration) = &port.registrations[packet.registration.get()] {
-                        registration.counters.count_drop(DropReason::LinkDown);
+                } else if given_up {
+                    registration.counters.count_drop(DropReason::LinkDown);
+                    if packet.flooded {
+                        flooded.push(*packet);
+                        return false;
                     }
                     Status::Dropped
+                } else if registration.lends() {
+                    Status::NotYet
+                } else {
+                    return true;
                 }
-                None if port.lends(packet.registration) => Status::NotYet,
-                None => return true,
+            } else {
+                Status::Stale
             };
             answer(channels, packet, status);
             false
         });
-        for index in self.unable.drain(..) {
-            if let Some(registration) = &mut self.ports[place].registrations[index.get()] {
-                registration.closed = true;
-            }
+        for packet in flooded {
+            self.deliver_flooded(place, &packet);
+            answer(&mut self.channels, &packet, Status::Dropped);
         }
         let any = backlog.len() < before;
         self.ports[place].backlog = backlog;
@@ -134,8 +140,11 @@ impl<M: Memory> Backend<M> {
             let mut bytes = 0;
             let mut end = 0;
             for _ in 0..sent {
-                let Some(packet) = port.backlog.pop_front() else { break };
+                let Some(packet) = self.ports[place].backlog.pop_front() else { break };
                 bytes += packet.frame_bytes();
+                if packet.flooded {
+                    self.deliver_flooded(place, &packet);
+                }
                 // Mostly the same one as before.
                 if self.channels.get(end).is_none_or(|it| it.object().id != packet.channel) {
                     let found = self.channels.iter().position(|it| it.object().id == packet.channel);
@@ -144,8 +153,9 @@ impl<M: Memory> Backend<M> {
                 }
                 complete(&mut self.channels[end], &packet.message, Status::Sent);
             }
-            port.counters.tx_packets.add(sent as u64);
-            port.counters.tx_bytes.add(bytes);
+            let counters = &self.ports[place].counters;
+            counters.tx_packets.add(sent as u64);
+            counters.tx_bytes.add(bytes);
             any |= sent > 0;
             if sent < count {
                 return any;
@@ -213,7 +223,12 @@ impl<M: Memory> Backend<M> {
         };
         let port = &mut self.ports[place];
         let status = match outcome {
-            Ok(Ok(Progress::Whole)) => Status::Sent,
+            Ok(Ok(Progress::Whole)) => {
+                if packet.flooded {
+                    self.deliver_flooded(place, &packet);
+                }
+                Status::Sent
+            }
             Ok(Ok(Progress::Until(frames))) => {
                 if let Some(front) = port.backlog.front_mut() {
                     front.frames_sent = frames;
@@ -231,7 +246,7 @@ impl<M: Memory> Backend<M> {
                 return None;
             }
         };
-        port.backlog.pop_front();
+        self.ports[place].backlog.pop_front();
         answer(&mut self.channels, &packet, status);
         Some(true)
     }
