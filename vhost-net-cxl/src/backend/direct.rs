@@ -36,7 +36,7 @@ pub(super) struct Sender {
     pub(super) channel: ChannelId,
     /// What the NIC can do.
     able: Offloads,
-    /// The NIC works, and packets need no tag.
+    /// The NIC works, packets need no tag, and none is behind others that were given back.
     open: bool,
     /// An address that is on the wire: the one that a packet was last sent to.
     destination: Option<MacAddress>,
@@ -50,7 +50,8 @@ impl Sender {
         (end, channel): (usize, ChannelId),
         policy_vlan: Option<u16>,
     ) -> Self {
-        let open = port.is_able() && policy_vlan.is_none();
+        let behind = port.registrations[registration.get()].as_ref().is_some_and(|it| it.given_back.is_any());
+        let open = port.is_able() && policy_vlan.is_none() && !behind;
         let able = port.nic.identity().offloads;
         Self { place, registration, end, channel, able, open, destination: None }
     }

@@ -9,6 +9,7 @@ mod backlog;
 mod direct;
 mod finishing;
 mod flooding;
+mod given_back;
 mod handler;
 mod incoming;
 mod objects;

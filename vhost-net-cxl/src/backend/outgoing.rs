@@ -1,9 +1,11 @@
 //! From the frontends to the wire, or to a local instance.
 
 use cxl_pool::{Area, LINE_BYTES, Memory};
+use pod_protocol::ids::LeaseId;
 
 use super::Backend;
 use super::direct;
+use super::given_back::GivenBack;
 use super::registration::{Registration, RegistrationIndex};
 use super::wire::Outgoing;
 use crate::channel_end::ChannelEnd;
@@ -69,6 +71,9 @@ impl<M: Memory> Backend<M> {
         let (place, index) = match self.sender(first) {
             Sender::Known(port, index) => (port, index),
             Sender::Refused(status) => {
+                if status == Status::NotYet {
+                    self.note_given_back(channel, first.lease, &messages());
+                }
                 let end = &mut self.channels[channel];
                 if !self.leases.contains_key(&first.lease) {
                     end.counters().strays.add(run.len() as u64);
@@ -229,6 +234,23 @@ impl<M: Memory> Backend<M> {
         Sender::Refused(newest_refusal)
     }
 
+    /// Notes what a frontend is given back before its lease, or the new generation of that, is here.
+    fn note_given_back(
+        &mut self,
+        channel: usize,
+        lease: LeaseId,
+        messages: &(impl Iterator<Item = NetMessage> + Clone),
+    ) {
+        let channel = self.channels[channel].object().id;
+        for (port, index) in self.leases.get(&lease).into_iter().flatten() {
+            if let Some(registration) = &mut self.ports[*port].registrations[index.get()]
+                && registration.object.channel == channel
+            {
+                messages.clone().for_each(|message| registration.given_back.note(&message));
+            }
+        }
+    }
+
     /// Passes a checked packet on to whoever it is for. Answers at once unless it waits for the wire.
     fn pass_on(
         &mut self,
@@ -243,7 +265,7 @@ impl<M: Memory> Backend<M> {
         let mut receivers = std::mem::take(&mut self.receivers);
         let mut source = std::mem::take(&mut self.source);
         let to_wire = port.switch.route(addresses, vlan, &mut receivers);
-        if to_wire && port.gives_back(index) {
+        if to_wire && port.gives_back(index, &message) {
             (self.receivers, self.source) = (receivers, source);
             return Some(Status::NotYet);
         }
@@ -304,7 +326,10 @@ impl<M: Memory> Backend<M> {
                 && registration.object.channel == channel
             {
                 registration.accepts = accepts;
-                registration.closed &= message.sequence != REOPENS;
+                if message.sequence == REOPENS {
+                    registration.closed = false;
+                    registration.given_back = GivenBack::default();
+                }
             }
         }
         self.agree_on_offloads();

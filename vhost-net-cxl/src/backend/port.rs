@@ -9,6 +9,7 @@ use pod_protocol::objects::RegistrationState;
 
 use super::Tell;
 use super::backlog::Backlog;
+use super::given_back::GivenBack;
 use super::receive_buffers::{BUFFER_BYTES, ReceiveBuffers};
 use super::registration::{Registration, RegistrationIndex};
 use super::switch::Switch;
@@ -16,7 +17,7 @@ use super::tagging::tagged_announcement;
 use super::wire::Outgoing;
 use crate::counters::NicCounters;
 use crate::ethernet::announcement;
-use crate::message::Status;
+use crate::message::{NetMessage, Status};
 use crate::nic::{Nic, Piece};
 use crate::offloads::Offloads;
 use crate::vnet_header::VnetHeader;
@@ -114,6 +115,7 @@ impl Port {
         let held = registration.held.len();
         registration.held.clear();
         registration.accepts = Offloads::NONE;
+        registration.given_back = GivenBack::default();
         let index = u16::try_from(index).ok().and_then(RegistrationIndex::new);
         if let (Some(buffers), Some(index)) = (&mut self.buffers, index) {
             buffers.release_all(index);
@@ -149,12 +151,18 @@ impl Port {
         self.was_up && self.area.is_some() && self.announcing
     }
 
-    /// Whether what this registration sends to the wire is given back for now: the link is down, and what is lent is not kept until
-    /// it comes back. By then it may be the guest's again.
+    /// Whether a packet of this registration to the wire is given back for now, and notes it if so. The link is down, and what is lent is
+    /// not kept until it comes back: by then it may be the guest's again. Or something that comes before it was given back.
     #[inline]
-    pub(super) fn gives_back(&mut self, index: RegistrationIndex) -> bool {
+    pub(super) fn gives_back(&mut self, index: RegistrationIndex, message: &NetMessage) -> bool {
         let lends = self.registrations[index.get()].as_ref().is_some_and(Registration::lends);
-        lends && !self.has_wire() && !self.is_given_up()
+        let keeps_nothing = lends && !self.has_wire() && !self.is_given_up();
+        let Some(registration) = &mut self.registrations[index.get()] else { return false };
+        let gives_back = registration.given_back.is_before(message) || keeps_nothing;
+        if gives_back {
+            registration.given_back.note(message);
+        }
+        gives_back
     }
 
     /// Whether it takes packets, or at least did so when it was looked at last.

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use pod_protocol::objects::{REGISTRATIONS_MAX, RegistrationObject, RegistrationState};
 
+use super::given_back::GivenBack;
 use super::receive_buffers::BufferIndex;
 use crate::counters::LeaseCounters;
 use crate::nic::FlowTag;
@@ -83,6 +84,8 @@ pub(super) struct Registration {
     pub(super) announce: bool,
     /// It was given packets back, and its frontend may not know yet: what it sends goes the same way, in order.
     pub(super) closed: bool,
+    /// What was given back because it was too early, or because nothing lent is kept for a link that is down.
+    pub(super) given_back: GivenBack,
     /// Numbers the frames to its lease, whichever NIC they come from.
     pub(super) numbers: Arc<Numbers>,
     /// What a NIC that tells flows apart puts on the frames to it.
@@ -114,6 +117,7 @@ impl Registration {
             guard,
             announce,
             closed: false,
+            given_back: GivenBack::default(),
             numbers,
             tag,
         }

@@ -72,6 +72,7 @@ impl<M: Memory> Backend<M> {
                     }
                     Status::Dropped
                 } else if registration.lends() {
+                    registration.given_back.note(&packet.message);
                     Status::NotYet
                 } else {
                     return true;

@@ -400,9 +400,10 @@ impl Port {
         self.under_way.retry || self.throttled || !self.stopping.is_empty() || self.rails.waits_for_one()
     }
 
-    /// The timer has fired.
+    /// The timer has fired. What was given back is offered again once the backend has answered all that followed it, which it gives back
+    /// as well: else that would come after what is new.
     pub(super) fn retry(&mut self) {
-        self.under_way.retry = false;
+        self.under_way.retry &= self.under_way.awaits();
         self.throttled = false;
     }
 }

@@ -10,6 +10,7 @@ mod echo;
 mod failing;
 mod failover;
 mod finishing;
+mod flapping;
 mod flooding;
 mod guest;
 mod headers;

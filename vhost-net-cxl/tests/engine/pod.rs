@@ -247,6 +247,17 @@ pub(crate) fn settle(tasks: &mut [&mut dyn Turn]) {
     panic!("the tasks never come to rest");
 }
 
+/// Numbers below what is asked for, which follow from a seed.
+pub(crate) fn draws(seed: u64) -> impl FnMut(u64) -> u64 {
+    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    move |below| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random >> 32) % below
+    }
+}
+
 /// Anything that can be turned.
 pub(crate) trait Turn {
     fn turn_once(&mut self) -> bool;

@@ -15,8 +15,8 @@ use vhost_net_cxl::offloads::Offloads;
 use crate::echo::{BUFFER_BYTES, frame, mapped_pool};
 use crate::guest::{Guest, ram_area};
 use crate::pod::{
-    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, connect, lease, mac, port,
-    registration, route, settle,
+    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, connect, draws, lease, mac,
+    port, registration, route, settle,
 };
 use crate::recording::{Wire, recording_backend};
 use RailState::{Down, Gone, Up};
@@ -297,13 +297,7 @@ fn a_rail_that_gave_packets_back_is_tried_again_without_the_controller() {
 fn no_order_of_events_loses_doubles_or_reorders_anything() {
     check_seeds("-p vhost-net-cxl --test engine no_order_of_events", 24, |seed| {
         let mut pod = Pod::new(seed);
-        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let mut draw = move |below: u64| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            (random >> 32) % below
-        };
+        let mut draw = draws(seed);
         let mut returned = 0;
         for _ in 0..600 {
             let rail = usize::from(draw(2) == 1);

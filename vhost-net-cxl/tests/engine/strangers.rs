@@ -23,14 +23,14 @@ const QUOTA: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A backend with a NIC of a megabyte of receive buffers, and two frontends of our own making.
-struct Scene {
+pub(crate) struct Scene {
     memory: SimulatedMemory,
     ends: [ChannelEnd<SimulatedMemory>; 2],
-    backend: TestBackend<SimulatedMemory>,
+    pub(crate) backend: TestBackend<SimulatedMemory>,
     wire: Arc<Mutex<Wire>>,
 }
 
-fn scene() -> Scene {
+pub(crate) fn scene() -> Scene {
     let pool = SimulatedPool::new(11, POOL_BYTES);
     let [here, there, elsewhere] = [1, 2, 3].map(|host| pool.host(HostId::new(host)));
     let (mut backend, wire) = recording_backend(&there, Offloads::ALL, usize::MAX, area(32, 1));
@@ -47,7 +47,12 @@ fn scene() -> Scene {
     Scene { memory: here, ends, backend, wire }
 }
 
-fn registered(number: u32, channel: u32, generation: u16, state: RegistrationState) -> RegistrationObject {
+pub(crate) fn registered(
+    number: u32,
+    channel: u32,
+    generation: u16,
+    state: RegistrationState,
+) -> RegistrationObject {
     let quota = u32::try_from(QUOTA).expect("small");
     let transmit_area = area(8 + u64::from(number), 1);
     RegistrationObject {
@@ -57,19 +62,19 @@ fn registered(number: u32, channel: u32, generation: u16, state: RegistrationSta
 }
 
 /// Packet `number` of an instance to an address outside.
-fn from(instance: u8, number: u32) -> Vec<u8> {
+pub(crate) fn from(instance: u8, number: u32) -> Vec<u8> {
     let mut frame = frame(number, 100);
     frame[6..12].copy_from_slice(&mac(instance).bytes());
     frame
 }
 
 impl Scene {
-    fn register(&mut self, object: RegistrationObject) {
+    pub(crate) fn register(&mut self, object: RegistrationObject) {
         self.backend.apply(Object::Registration(object));
     }
 
     /// Writes packet `number` of an instance into its area, and announces it over a channel.
-    fn send(&mut self, end: usize, instance: u8, generation: u16, number: u16) {
+    pub(crate) fn send(&mut self, end: usize, instance: u8, generation: u16, number: u16) {
         let start = area(8 + u64::from(instance), 1).start.get() + 4 * u64::from(number);
         let line = LineOffset::new(start);
         let packet = [&[0; 12][..], &from(instance, number.into())].concat();
@@ -102,7 +107,7 @@ impl Scene {
     }
 
     /// How transmissions ended: numbers and statuses.
-    fn answers(&mut self, end: usize) -> Vec<(u16, Status)> {
+    pub(crate) fn answers(&mut self, end: usize) -> Vec<(u16, Status)> {
         let mut answers = Vec::new();
         for message in self.heard(end).into_iter().filter(|it| it.opcode == Opcode::TransmitDone) {
             let run = Run::from_code(message.bytes);
@@ -135,14 +140,14 @@ impl Scene {
     }
 
     /// What was sent since the last look: announcements, and other frames.
-    fn sent(&self) -> (usize, Vec<Vec<u8>>) {
+    pub(crate) fn sent(&self) -> (usize, Vec<Vec<u8>>) {
         let frames = std::mem::take(&mut self.wire.lock().expect("unpoisoned").frames);
         let (announcements, others): (Vec<_>, Vec<_>) =
             frames.into_iter().partition(|frame| frame[12..14] == [0x80, 0x35]);
         (announcements.len(), others)
     }
 
-    fn set_room(&self, room: usize) {
+    pub(crate) fn set_room(&self, room: usize) {
         self.wire.lock().expect("unpoisoned").room = room;
     }
 

@@ -28,12 +28,12 @@ const SLOTS: u32 = 512;
 const TSO_HEADER: [u8; 12] = [1, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0];
 
 /// One frontend, whose guest's memory lies in the pool, and one backend whose NIC writes down what it sends.
-struct Pod {
-    pool: SimulatedPool,
-    frontend: TestFrontend<SimulatedMemory>,
-    backend: TestBackend<SimulatedMemory>,
-    guest: Guest,
-    wire: Arc<Mutex<Wire>>,
+pub(crate) struct Pod {
+    pub(crate) pool: SimulatedPool,
+    pub(crate) frontend: TestFrontend<SimulatedMemory>,
+    pub(crate) backend: TestBackend<SimulatedMemory>,
+    pub(crate) guest: Guest,
+    pub(crate) wire: Arc<Mutex<Wire>>,
 }
 
 fn registered(channel: u32, generation: u16, state: RegistrationState) -> Object {
@@ -59,7 +59,7 @@ fn recording(
     recording_backend(&pool.host(HostId::new(host)), offloads, usize::MAX, receive_area)
 }
 
-fn pod(seed: u64, offloads: Offloads) -> Pod {
+pub(crate) fn pod(seed: u64, offloads: Offloads) -> Pod {
     let pool = SimulatedPool::new(seed, POOL_BYTES);
     let here = pool.host(HostId::new(1));
     let guest = Guest::in_simulated_pool(&here, QUEUE_SIZE);
@@ -77,11 +77,11 @@ fn pod(seed: u64, offloads: Offloads) -> Pod {
 }
 
 impl Pod {
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         settle(&mut [&mut self.frontend, &mut self.backend]);
     }
 
-    fn sent(&self) -> Vec<Vec<u8>> {
+    pub(crate) fn sent(&self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.wire.lock().expect("unpoisoned").frames)
     }
 }
@@ -341,7 +341,7 @@ impl Alone {
     }
 }
 
-fn transmissions<M: Memory>(end: &mut ChannelEnd<M>) -> Vec<NetMessage> {
+pub(crate) fn transmissions<M: Memory>(end: &mut ChannelEnd<M>) -> Vec<NetMessage> {
     let mut inbox = [[0; 2]; MESSAGES_PER_LOOK];
     let count = end.receive(&mut inbox);
     let messages = inbox[..count].iter().filter_map(|words| NetMessage::decode(*words));
