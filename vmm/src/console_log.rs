@@ -2,8 +2,10 @@
 //!
 //! QEMU would write without end, into what is memory below /run. So it writes into a pipe, and a shell of its own writes what comes out of
 //! that into the log; a log that is full becomes the old one, in place of the one before. The shell lives as long as anybody has the pipe's
-//! other end: not with `vmm run`, which may be killed while its machine goes on. Nor does a machine depend on it: to QEMU, a pipe that nobody
-//! reads is a log that cannot be written, and it goes on without.
+//! other end: not with `vmm run`, which may be killed while its machine goes on. A machine can do without it: to QEMU, a pipe whose
+//! reader is gone is a log that cannot be written, and it goes on. A reader that is there and does not read would hold QEMU up as soon as
+//! the pipe is full. Only a SIGSTOP makes the shell one, since it reads on where nothing can be written. QEMU has no way to write a log
+//! without waiting: it takes `O_NONBLOCK` from what it is handed, and no sockets; into a file it would write without end.
 
 use std::ffi::OsString;
 use std::io;
