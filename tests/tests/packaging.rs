@@ -53,3 +53,21 @@ fn a_package_of_nothing_is_refused() {
     let stderr = String::from_utf8_lossy(&stderr);
     assert!(stderr.contains("run make build first"), "{stderr}");
 }
+
+/// What a unit, or what all of them have in common, says below a heading.
+fn section(file: &str, heading: &str) -> String {
+    let text = std::fs::read_to_string(source().join("deploy/systemd").join(file)).expect("a unit");
+    let below = text.split_once(&format!("[{heading}]\n")).expect("a section").1;
+    below.split("\n[").next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn units_are_started_again_however_often_they_fail() {
+    let common = "wadi-.service.d/50-common.conf";
+    // By default systemd gives up at the fifth failure within ten seconds.
+    assert!(section(common, "Unit").lines().any(|line| line == "StartLimitIntervalSec=0"));
+    let service = section(common, "Service");
+    assert!(service.lines().any(|line| line == "Restart=always"), "{service}");
+    // What the table of exit statuses says of memory that has failed.
+    assert!(service.lines().any(|line| line == "RestartPreventExitStatus=74"), "{service}");
+}
