@@ -35,6 +35,8 @@ ZSH_COMPLETIONS = $(DESTDIR)$(PREFIX)/share/zsh/vendor-completions
 FISH_COMPLETIONS = $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 # libvirt looks for hooks here and nowhere else.
 HOOK_DIRECTORY = $(DESTDIR)/etc/libvirt/hooks/qemu.d
+# So does logrotate.
+ROTATION_DIRECTORY = $(DESTDIR)/etc/logrotate.d
 
 SHELL_SCRIPTS := .ci/run tests/run.sh $(wildcard deploy/*.sh deploy/debian/p* deploy/libvirt/wadi guest-images/guest/*.sh tests/packaging/*.sh)
 
@@ -60,7 +62,7 @@ install: ## put programs, systemd units, libvirt's hook and documentation below 
 	  [ -x $(BUILT)/$$program ] || { echo "install: $(BUILT)/$$program is not there: run make build first" >&2; exit 1; }; \
 	done
 	install -d $(BIN_DIRECTORY) $(LIBRARY_DIRECTORY) $(UNIT_DIRECTORY)/wadi-.service.d $(DOC_DIRECTORY)/examples $(HOOK_DIRECTORY) \
-	  $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS)
+	  $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS) $(ROTATION_DIRECTORY)
 	install -m 755 $(addprefix $(BUILT)/,$(INSTALLED)) $(BIN_DIRECTORY)/
 	install -m 644 $(BUILT)/deps/libvcpu_shim.so $(LIBRARY_DIRECTORY)/
 	$(BUILT)/podctl completion bash >$(BASH_COMPLETIONS)/podctl
@@ -71,6 +73,8 @@ install: ## put programs, systemd units, libvirt's hook and documentation below 
 	@# It says where the controller is: whoever has said so does not want to say it again.
 	@[ -e $(HOOK_DIRECTORY)/wadi ] || { \
 	  sed 's,/usr/bin/,$(PREFIX)/bin/,' deploy/libvirt/wadi >$(HOOK_DIRECTORY)/wadi && chmod 755 $(HOOK_DIRECTORY)/wadi; }
+	@# How long logs are kept, somebody may have said already.
+	[ -e $(ROTATION_DIRECTORY)/wadi ] || install -m 644 deploy/logrotate/wadi $(ROTATION_DIRECTORY)/
 	install -m 644 CHANGELOG.md docs/*.md docs/*.svg $(DOC_DIRECTORY)/
 	install -m 644 LICENSE $(DOC_DIRECTORY)/copyright
 	install -m 644 deploy/examples/*.toml deploy/prometheus/*.yml deploy/grafana/wadi.json $(DOC_DIRECTORY)/examples/

@@ -26,7 +26,7 @@ const STOP_GRACE: Duration = Duration::from_millis(200);
 /// Decides who uses which NIC, SSD and part of the pool, and serves the API that podctl asks.
 ///
 /// Instances go on working while it is away: stop and restart it at any time. On SIGHUP it reads its certificates, its tokens,
-/// and `log` and `tls.client` of its configuration anew. Example:
+/// and `log` and `tls.client` of its configuration anew, and goes on in a new audit log if the old one was moved. Example:
 ///
 ///     pod-controller --config /etc/wadi/controller.toml
 #[derive(Parser)]

@@ -1,5 +1,5 @@
 //! What is read anew while the controller runs, when it is told to (`SIGHUP`): tokens, certificates, who is who by certificate, what
-//! is done about loads, and what is logged. What makes no sense leaves what was known.
+//! is done about loads, and what is logged; and the audit log is opened anew. What makes no sense leaves what was known.
 
 use std::path::{Path, PathBuf};
 

@@ -56,6 +56,8 @@ step run
 mkdir -p /etc/wadi /run/wadi /var/lib/wadi /dev/shm/wadi
 cp /usr/share/doc/wadi/examples/*.toml /etc/wadi/
 sed -i 's/^size = "8G"/size = "64M"/' /etc/wadi/host.toml
+# The audit log of the manual; systemd would make its directory.
+sed -i 's,^\[controller\]$,&\naudit-log = "/var/log/wadi/audit.jsonl",' /etc/wadi/controller.toml
 # AF_XDP needs the most of all drivers.
 ip link add eth1 type veth peer name cable
 ip link set eth1 up
@@ -68,7 +70,10 @@ for unit in wadi-controller wadi-net-backend wadi-blk-backend wadi-net-frontend 
   allowed=$(sed -n 's/^CapabilityBoundingSet=//p' $unit.service | tr 'A-Z' 'a-z' | sed 's/cap_/+/g; s/ /,/g')
   # shellcheck disable=SC2086 # the command line is words
   setpriv --inh-caps=-all --bounding-set="-all${allowed:+,$allowed}" --no-new-privs $command >/tmp/$unit.log 2>&1 &
-  [ $unit != wadi-controller ] || eventually podctl hosts list
+  if [ $unit = wadi-controller ]; then
+    controller=$!
+    eventually podctl hosts list
+  fi
 done
 eventually podctl volumes create vol0 --size 16M --device h1/ssd0
 eventually podctl instances create vm1 --host h1 --nic --volume vol0
@@ -77,6 +82,16 @@ eventually sh -c 'podctl devices list | tee /dev/stderr | grep -c "^h1/.* up " |
 podctl hosts list
 podctl devices list
 podctl instances get vm1
+
+step logs
+grep -q '"path":"/v1/instances"' /var/log/wadi/audit.jsonl || die "the audit log does not say who has created an instance"
+if command -v logrotate >/dev/null; then
+  logrotate --force --state /tmp/rotated /etc/logrotate.d/wadi
+  [ -s /var/log/wadi/audit.jsonl.1 ] || die "the audit log was not moved away"
+  # As systemd would.
+  kill -HUP "$controller"
+  eventually test -e /var/log/wadi/audit.jsonl
+fi
 
 step libvirt
 hook=/etc/libvirt/hooks/qemu.d/wadi
@@ -101,7 +116,7 @@ dpkg --remove wadi
 # A domain that asks for devices is the only one that misses them.
 $hook vm2 prepare begin - </tmp/domain.xml || die "the hook that is left forbids what nobody asked it"
 dpkg --purge wadi
-left=$(find /usr/bin /usr/lib/systemd /usr/share/doc /etc/libvirt -path '*wadi*' -o -name 'vhost-*-cxl' -o -name 'podctl')
+left=$(find /usr/bin /usr/lib/systemd /usr/share/doc /etc/libvirt /etc/logrotate.d -path '*wadi*' -o -name 'vhost-*-cxl' -o -name 'podctl')
 [ -z "$left" ] || die "left behind: $left"
 [ -s /var/lib/wadi/ssd0.img ] || die "what guests wrote must outlive the package"
 step done

@@ -71,3 +71,16 @@ fn units_are_started_again_however_often_they_fail() {
     // What the table of exit statuses says of memory that has failed.
     assert!(service.lines().any(|line| line == "RestartPreventExitStatus=74"), "{service}");
 }
+
+#[test]
+fn the_controller_may_write_its_audit_log_where_the_manual_has_it() {
+    let manual = std::fs::read_to_string(source().join("docs/operations.md")).expect("the manual");
+    assert!(manual.contains("audit-log = \"/var/log/wadi/"), "it is elsewhere now");
+    let service = section("wadi-controller.service", "Service");
+    for line in ["LogsDirectory=wadi", "LogsDirectoryMode=0750"] {
+        assert!(service.lines().any(|it| it == line), "{line} is not in\n{service}");
+    }
+    // Whoever moves it away has it opened anew.
+    let rotation = std::fs::read_to_string(source().join("deploy/logrotate/wadi")).expect("a rotation");
+    assert!(rotation.contains("/var/log/wadi/*.jsonl") && rotation.contains("reload wadi-controller"));
+}

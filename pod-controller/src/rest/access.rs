@@ -101,8 +101,11 @@ impl Access {
         Ok(Self(Arc::new(Guard { tokens, certificates, looks_only, audit, rates })))
     }
 
-    /// Reads the tokens, whether their file changed or not. A file that makes no sense leaves those that were known.
+    /// Reads the tokens, whether their file changed or not, and opens the log anew. A file that makes no sense leaves what was known.
     pub fn reload(&self) {
+        if let Some(audit) = &self.0.audit {
+            audit.reopen();
+        }
         if let Some(tokens) = &self.0.tokens {
             tokens.reload();
         }

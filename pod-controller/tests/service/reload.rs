@@ -17,10 +17,10 @@ struct Running {
 }
 
 impl Running {
-    fn start(pod: &Pod, address: SocketAddr) -> Self {
+    fn start(pod: &Pod, address: SocketAddr, arguments: &[&str]) -> Self {
         let log = pod.path("controller.log");
         let mut command = Command::new(env!("CARGO_BIN_EXE_pod-controller"));
-        command.arg("--config").arg(pod.path("controller.toml")).arg("--bootstrap").stdin(Stdio::null());
+        command.arg("--config").arg(pod.path("controller.toml")).args(arguments).stdin(Stdio::null());
         let child = command.stderr(File::create(&log).expect("a file")).spawn().expect("it starts");
         Self { child, log, address }
     }
@@ -103,7 +103,7 @@ fn what_is_read_anew_and_what_stays_where_it_makes_no_sense() {
         )
     };
     pod.config_with(&config("", ""));
-    let mut running = Running::start(&pod, listen[0]);
+    let mut running = Running::start(&pod, listen[0], &["--bootstrap"]);
     let trust = ours.file.clone();
     let by_token = |file: &Path| vec!["--token-file".to_owned(), file.display().to_string()];
     let by_certificate = |pair: &Pair| {
@@ -175,4 +175,33 @@ fn what_is_read_anew_and_what_stays_where_it_makes_no_sense() {
     )
     .expect("written");
     running.reload(&["controller.log", "the configuration that was known stays"]);
+}
+
+#[test]
+fn the_audit_log_goes_on_in_a_new_file_once_the_old_one_was_moved() {
+    let mut pod = Pod::new_in_file();
+    pod.stop_controller();
+    let log = pod.path("log/audit.jsonl");
+    pod.config_with(&format!("audit-log = '{}'", log.display()));
+    let mut running = Running::start(&pod, addresses(1)[0], &[]);
+    until("it answers", || pod.client().hosts().ok());
+    // Whatever would change something is written down.
+    let change = |name: &str| pod.client().delete_volume(name).expect_err("there is no such volume");
+    let written = |path: &Path| fs::read_to_string(path).unwrap_or_default();
+    change("before");
+    let moved = pod.path("log/audit.jsonl.1");
+    fs::rename(&log, &moved).expect("renamed");
+    running.reload(&["the configuration was read anew"]);
+    until("a new file", || log.exists().then_some(()));
+    change("after");
+    assert!(written(&moved).contains("before") && !written(&moved).contains("after"), "{}", written(&moved));
+    assert!(written(&log).contains("after") && !written(&log).contains("before"), "{}", written(&log));
+
+    // Where there can be none, the old one stays.
+    let moved = pod.path("log/audit.jsonl.2");
+    fs::rename(&log, &moved).expect("renamed");
+    fs::create_dir(&log).expect("a directory");
+    running.reload(&["the audit log that was open stays"]);
+    change("nowhere-else");
+    assert!(written(&moved).contains("nowhere-else"), "{}", written(&moved));
 }

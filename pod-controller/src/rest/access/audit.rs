@@ -1,8 +1,8 @@
 //! What was asked to be changed, by whom, and what became of it; and who was not let in. One line of JSON each, appended.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -50,11 +50,21 @@ pub(super) struct AuditLog {
 }
 
 impl AuditLog {
-    /// Opens or creates the file; only its owner and group read it.
+    /// Opens or creates the file and its directory; only their owner and group read them.
     pub(super) fn open(path: &Path) -> Result<Self, TokenError> {
-        let file = OpenOptions::new().append(true).create(true).mode(0o640).open(path);
-        let file = file.map_err(|source| TokenError::Io { path: path.to_owned(), source })?;
+        let file = append_to(path).map_err(|source| TokenError::Io { path: path.to_owned(), source })?;
         Ok(Self { path: path.to_owned(), file: Mutex::new(file), refusals: Mutex::default() })
+    }
+
+    /// Goes on in a new file if the old one was moved away. If there can be none, it goes on in the old one.
+    pub(super) fn reopen(&self) {
+        match append_to(&self.path) {
+            Ok(file) => *self.file() = file,
+            Err(error) => tracing::error!(
+                "the audit log that was open stays: cannot open {}: {error}",
+                self.path.display()
+            ),
+        }
     }
 
     /// Appends a line. What cannot be written is in our own log at least.
@@ -96,10 +106,13 @@ impl AuditLog {
         // Text and numbers always become JSON.
         let mut line = serde_json::to_string(entry).unwrap_or_default();
         line.push('\n');
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = file.write_all(line.as_bytes()) {
+        if let Err(error) = self.file().write_all(line.as_bytes()) {
             tracing::error!("cannot write to {}: {error}: {}", self.path.display(), line.trim_end());
         }
+    }
+
+    fn file(&self) -> MutexGuard<'_, File> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn refusals(&self) -> MutexGuard<'_, Refusals> {
@@ -113,6 +126,13 @@ impl Drop for AuditLog {
         let untold = self.refusals().all();
         self.sum_up(&untold);
     }
+}
+
+fn append_to(path: &Path) -> io::Result<File> {
+    if let Some(directory) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o750).create(directory)?;
+    }
+    OpenOptions::new().append(true).create(true).mode(0o640).open(path)
 }
 
 /// The time of day, in ms since 1970.
