@@ -31,7 +31,7 @@ use super::page;
 use super::tls::{Certificate, Identity};
 
 /// Who is at the other end of a connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) enum Caller {
     /// A process of this host, that the socket's permissions let in.
     Local {
@@ -42,7 +42,7 @@ pub(super) enum Caller {
     Remote {
         /// Where from.
         address: IpAddr,
-        /// What was verified of his certificate, over TLS, if he has one.
+        /// His certificate, over TLS, if he has one.
         certificate: Option<Arc<Certificate>>,
     },
 }
@@ -185,7 +185,8 @@ impl Guard {
         // Somebody who says a token means that one, and not his certificate.
         let by_certificate = certificate.filter(|_| self.certificates && presented.is_none());
         let known = by_token.map(|token| Identity { name: token.name, role: token.role });
-        let known = known.or_else(|| by_certificate.and_then(|it| it.identity.clone()));
+        let lapsed = by_certificate.filter(|it| !it.holds());
+        let known = known.or_else(|| by_certificate.filter(|_| lapsed.is_none())?.identity());
         // Somebody who is known has the rate to himself; all others of an address share one, so that guessing is slow.
         let key = match (&known, address) {
             (Some(known), _) => format!("known {}", known.name),
@@ -203,6 +204,7 @@ impl Guard {
         match (known, by_certificate) {
             // A browser cannot say who asks for the page; the page can.
             (None, _) if page::is_part(path) => Ok(None),
+            (None, Some(certificate)) if lapsed.is_some() => Err(Refused::Lapsed(certificate.to_string())),
             (None, Some(certificate)) => Err(Refused::Stranger(certificate.to_string())),
             (None, None) if asks => Err(Refused::Unknown { certificates: self.certificates }),
             (known, _) => Ok(known),
@@ -222,6 +224,8 @@ enum Refused {
     Unknown { certificates: bool },
     /// His certificate is good, and has these names, and nobody knows them.
     Stranger(String),
+    /// His certificate, which has these names, was good when he came.
+    Lapsed(String),
     /// There were too many of his requests, whoever he is.
     TooMany { wait: Duration, who: Option<String> },
     /// A page of another site sent it.
@@ -232,7 +236,7 @@ impl Refused {
     /// Who it is, if that is known.
     fn who(&self) -> Option<String> {
         match self {
-            Self::Stranger(names) => Some(names.clone()),
+            Self::Stranger(names) | Self::Lapsed(names) => Some(names.clone()),
             Self::TooMany { who, .. } => who.clone(),
             Self::Unknown { .. } | Self::Foreign(_) => None,
         }
@@ -248,6 +252,16 @@ impl IntoResponse for Refused {
                      with one of these names added to the controller's configuration, or send a token"
                 );
                 Failure::new(StatusCode::UNAUTHORIZED, "unknown-certificate", detail).into_response()
+            }
+            Self::Lapsed(names) => {
+                let detail = format!(
+                    "the certificate with which you came, {names}, has expired since, or its authority is in controller.tls.client-ca no \
+                     more: connect anew, with one that holds"
+                );
+                let mut response =
+                    Failure::new(StatusCode::UNAUTHORIZED, "unknown-certificate", detail).into_response();
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+                response
             }
             Self::Unknown { certificates } => {
                 let other = if certificates { ", come with a certificate (podctl --cert-file)" } else { "" };

@@ -1,5 +1,6 @@
 //! TLS on the TCP listener. The files are read again when they change, so that certificates are renewed without a restart; a client
-//! that has no certificate of a known authority must bring a token.
+//! that has no certificate of a known authority must bring a token. Who somebody is by certificate is looked up for each request: a
+//! connection lasts longer than what is known.
 
 mod certificate;
 
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use rustls::ServerConfig;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -44,10 +46,17 @@ pub struct TlsPolicy {
 /// The server's side of TLS.
 pub(super) struct Tls {
     policy: TlsPolicy,
-    known: Watched<Arc<ServerConfig>>,
+    known: Watched<Arc<Known>>,
     /// Who is who by certificate.
     clients: Mutex<Arc<[KnownClient]>>,
     told: Mutex<Option<Instant>>,
+}
+
+/// What was made of the files.
+struct Known {
+    config: Arc<ServerConfig>,
+    /// Who verifies clients' certificates, if that is asked for.
+    verifier: Option<Arc<dyn ClientCertVerifier>>,
 }
 
 impl std::fmt::Debug for Tls {
@@ -71,8 +80,8 @@ impl Tls {
 
     /// Reads the files, whether they changed or not. From now on these are who is who by certificate.
     pub(super) fn reload(&self, clients: &[KnownClient]) {
-        self.known.reload();
         *self.clients.lock().unwrap_or_else(PoisonError::into_inner) = clients.into();
+        self.known.reload();
     }
 
     fn clients(&self) -> Arc<[KnownClient]> {
@@ -82,9 +91,11 @@ impl Tls {
     /// Shakes hands with a client, and says who it is by its certificate if it has one. Nothing if it does not get that far: then it
     /// was told why, as far as it can be told.
     pub(super) async fn greet(
-        &self,
+        self: &Arc<Self>,
         mut stream: TcpStream,
     ) -> Option<(TlsStream<TcpStream>, Option<Arc<Certificate>>)> {
+        let known = self.known.current();
+        let acceptor = TlsAcceptor::from(Arc::clone(&known.config));
         let greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, async {
             let mut first = [0];
             if stream.peek(&mut first).await? == 1 && first[0] != HANDSHAKE_RECORD {
@@ -97,13 +108,13 @@ impl Tls {
                 while tokio::io::AsyncReadExt::read(&mut stream, &mut rest).await? > 0 {}
                 return Ok(None);
             }
-            TlsAcceptor::from(self.known.current()).accept(stream).await.map(Some)
+            acceptor.accept(stream).await.map(Some)
         });
         match greeted.await {
             Ok(Ok(Some(stream))) => {
-                let presented = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-                let certificate = presented.map(|der| Arc::new(Certificate::read(der, &self.clients())));
-                Some((stream, certificate))
+                let presented = stream.get_ref().1.peer_certificates();
+                let certificate = presented.and_then(|chain| Certificate::read(chain, self, known));
+                Some((stream, certificate.map(Arc::new)))
             }
             Ok(Ok(None)) => None,
             Ok(Err(error)) => {
@@ -127,28 +138,32 @@ impl Tls {
     }
 }
 
-fn read(policy: &TlsPolicy) -> Result<ServerConfig, TlsError> {
+fn read(policy: &TlsPolicy) -> Result<Known, TlsError> {
     let pair =
         |source| TlsError::Pair { certificate: policy.certificate.clone(), key: policy.key.clone(), source };
     let (chain, key) = (tls::read_chain(&policy.certificate)?, tls::read_key(&policy.key)?);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
     let builder = builder.with_safe_default_protocol_versions().map_err(pair)?;
-    let builder = match &policy.client_ca {
-        None => builder.with_no_client_auth(),
+    let verifier: Option<Arc<dyn ClientCertVerifier>> = match &policy.client_ca {
+        None => None,
         Some(path) => {
             let roots = Arc::new(tls::read_authorities(path)?);
             let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
             let verifier = verifier.allow_unauthenticated().build();
-            builder.with_client_cert_verifier(verifier.map_err(|error| tls::failed(path, error.to_string()))?)
+            Some(verifier.map_err(|error| tls::failed(path, error.to_string()))?)
         }
+    };
+    let builder = match &verifier {
+        None => builder.with_no_client_auth(),
+        Some(verifier) => builder.with_client_cert_verifier(Arc::clone(verifier)),
     };
     let mut config = builder.with_single_cert(chain, key).map_err(pair)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     // Who resumed a session would be who he was when it began, whatever has become of his certificate.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
-    Ok(config)
+    Ok(Known { config: Arc::new(config), verifier })
 }
 
 #[cfg(test)]

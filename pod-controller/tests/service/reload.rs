@@ -1,14 +1,18 @@
 //! A running controller that is told to read its files anew (`SIGHUP`).
 
 use std::fs::{self, File};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
 use crate::support::authority::{Authority, Pair, write};
-use crate::support::network::addresses;
+use crate::support::network::{addresses, ask_and_stay};
 use crate::support::{Pod, until};
+use pod_api::client::ClientTls;
 use rustix::process::{Pid, Signal, kill_process};
+use rustls::{ClientConnection, StreamOwned};
 
 struct Running {
     child: Child,
@@ -204,4 +208,67 @@ fn the_audit_log_goes_on_in_a_new_file_once_the_old_one_was_moved() {
     running.reload(&["the audit log that was open stays"]);
     change("nowhere-else");
     assert!(written(&moved).contains("nowhere-else"), "{}", written(&moved));
+}
+
+#[test]
+fn a_certificate_is_worth_nothing_any_more_on_the_connection_that_it_keeps() {
+    let mut pod = Pod::new_in_file();
+    pod.stop_controller();
+    let directory = pod.directory.path().to_owned();
+    let listen = addresses(1)[0];
+    let (ours, others) = (Authority::new(&directory, "ours"), Authority::new(&directory, "others"));
+    let api = ours.issue(&directory, "api", &[&listen.ip().to_string()], false);
+    let carol = ours.issue(&directory, "carol", &["carol"], false);
+    let clients = pod.path("clients.pem");
+    let ca = |authorities: &[&Authority]| {
+        let files = authorities.iter().map(|it| fs::read_to_string(&it.file).expect("an authority"));
+        write(&clients, &files.collect::<String>());
+    };
+    ca(&[&ours]);
+    let config = |client: &str| {
+        pod.config_with(&format!(
+            "listen-tcp = '{listen}'\n[controller.tls]\ncertificate = '{}'\nkey = '{}'\nclient-ca = '{}'\n{client}",
+            api.certificate.display(),
+            api.key.display(),
+            clients.display()
+        ));
+    };
+    let known = "[[controller.tls.client]]\nmatch = 'cn:carol'\nrole = 'viewer'\n";
+    config(known);
+    let mut running = Running::start(&pod, listen, &[]);
+    until("it answers", || pod.client().hosts().ok());
+
+    let tls = ClientTls {
+        ca_file: Some(ours.file.clone()),
+        cert_file: Some(carol.certificate.clone()),
+        key_file: Some(carol.key.clone()),
+    };
+    let connect = || {
+        let stream = TcpStream::connect(listen).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_mins(1))).expect("a timeout");
+        let name = listen.ip().into();
+        let tls = ClientConnection::new(Arc::new(tls.config().expect("good files")), name).expect("TLS");
+        StreamOwned::new(tls, stream)
+    };
+    let mut kept = connect();
+    let path = "/v1/hosts";
+    assert_eq!(ask_and_stay(&mut kept, path, "").0, 200);
+
+    let again = "the configuration was read anew";
+    config("");
+    running.reload(&[again, "the certificates were read anew"]);
+    let (status, said) = ask_and_stay(&mut kept, path, "");
+    assert!(status == 401 && said.contains("controller.tls.client"), "{said}");
+    config(known);
+    running.reload(&[again, "the certificates were read anew"]);
+    assert_eq!(ask_and_stay(&mut kept, path, "").0, 200, "she is known again");
+
+    // One more authority is nothing to her; without hers, she has to come anew.
+    ca(&[&others, &ours]);
+    assert_eq!(ask_and_stay(&mut kept, path, "").0, 200);
+    ca(&[&others]);
+    let (status, said) = ask_and_stay(&mut kept, path, "");
+    assert!(status == 401 && said.contains("client-ca") && said.contains("connection: close"), "{said}");
+    ca(&[&ours]);
+    assert_eq!(ask_and_stay(&mut connect(), path, "").0, 200);
 }

@@ -2,14 +2,16 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{CertificateDer, UnixTime};
 use serde::{Deserialize, Deserializer};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
 
 use super::super::access::Role;
+use super::{Known, Tls};
 
 /// More names than any certificate needs are not looked at.
 const NAMES_MAX: usize = 64;
@@ -99,21 +101,61 @@ pub(in super::super) struct Identity {
     pub(in super::super) role: Role,
 }
 
-/// A client's certificate, of an authority that is known.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A client's certificate, that the handshake has verified. The connection may last longer than it holds.
 pub(in super::super) struct Certificate {
     names: Vec<CertificateName>,
-    /// Who that is, if anybody.
-    pub(in super::super) identity: Option<Identity>,
+    /// It, and what leads from it to its authority.
+    chain: Vec<CertificateDer<'static>>,
+    /// When it ceases to hold, in s since 1970.
+    not_after: i64,
+    tls: Arc<Tls>,
+    /// With what it was verified last.
+    verified_with: Mutex<Arc<Known>>,
 }
 
 impl Certificate {
-    /// What a certificate says that the handshake has verified. The first client that has one of its names is meant.
-    pub(super) fn read(der: &CertificateDer<'_>, clients: &[KnownClient]) -> Self {
-        let names = names(der);
-        let known = clients.iter().find(|client| names.contains(&client.by));
-        let identity = known.map(|it| Identity { name: it.by.to_string(), role: it.role });
-        Self { names, identity }
+    /// What a certificate says that was verified with this.
+    pub(super) fn read(chain: &[CertificateDer<'_>], tls: &Arc<Tls>, with: Arc<Known>) -> Option<Self> {
+        let (names, not_after) = names(chain.first()?);
+        let chain = chain.iter().map(|der| der.clone().into_owned()).collect();
+        Some(Self { names, chain, not_after, tls: Arc::clone(tls), verified_with: Mutex::new(with) })
+    }
+
+    /// Whether it would still be verified: it has not expired, and the authority is one of those of now.
+    pub(in super::super) fn holds(&self) -> bool {
+        self.holds_at(UnixTime::now())
+    }
+
+    pub(super) fn holds_at(&self, now: UnixTime) -> bool {
+        if i64::try_from(now.as_secs()).is_ok_and(|now| now > self.not_after) {
+            return false;
+        }
+        let current = self.tls.known.current();
+        let mut verified_with = self.verified_with.lock().unwrap_or_else(PoisonError::into_inner);
+        if Arc::ptr_eq(&verified_with, &current) {
+            return true;
+        }
+        let (Some(verifier), [certificate, between @ ..]) = (&current.verifier, self.chain.as_slice()) else {
+            return false;
+        };
+        let holds = verifier.verify_client_cert(certificate, between, now).is_ok();
+        if holds {
+            *verified_with = current;
+        }
+        holds
+    }
+
+    /// Who that is now, if anybody. The first client that has one of its names is meant.
+    pub(in super::super) fn identity(&self) -> Option<Identity> {
+        let clients = self.tls.clients();
+        let known = clients.iter().find(|client| self.names.contains(&client.by));
+        known.map(|it| Identity { name: it.by.to_string(), role: it.role })
+    }
+}
+
+impl fmt::Debug for Certificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Certificate").field("names", &self.names).finish_non_exhaustive()
     }
 }
 
@@ -125,8 +167,9 @@ impl fmt::Display for Certificate {
     }
 }
 
-fn names(der: &CertificateDer<'_>) -> Vec<CertificateName> {
-    let Ok((_, certificate)) = X509Certificate::from_der(der) else { return Vec::new() };
+/// The names in a certificate, and when it ceases to hold.
+fn names(der: &CertificateDer<'_>) -> (Vec<CertificateName>, i64) {
+    let Ok((_, certificate)) = X509Certificate::from_der(der) else { return (Vec::new(), i64::MAX) };
     let mut names = Vec::new();
     let alternatives = certificate.subject_alternative_name().ok().flatten();
     for name in alternatives.iter().flat_map(|it| &it.value.general_names) {
@@ -140,5 +183,5 @@ fn names(der: &CertificateDer<'_>) -> Vec<CertificateName> {
     let common = certificate.subject().iter_common_name().filter_map(|it| it.as_str().ok());
     names.extend(common.map(|name| CertificateName::new(Kind::CommonName, name)));
     names.truncate(NAMES_MAX);
-    names
+    (names, certificate.validity().not_after.timestamp())
 }

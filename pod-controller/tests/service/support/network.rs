@@ -1,4 +1,4 @@
-//! A network between replicas that can be cut.
+//! Connections of tests, and a network between replicas that can be cut.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -19,6 +19,32 @@ pub(crate) fn addresses(count: u8) -> Vec<SocketAddr> {
     // Not of the network of 127.0.0.1.
     let address = |last| SocketAddr::new(Ipv4Addr::new(127, high | 128, low, last).into(), PORT);
     (first..first + count).map(address).collect()
+}
+
+/// Asks for a path, and leaves the connection open: the status, and the answer. `lines` are more of the request's head.
+pub(crate) fn ask_and_stay<S: io::Read + io::Write>(
+    stream: &mut S,
+    path: &str,
+    lines: &str,
+) -> (u16, String) {
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n");
+    stream.write_all(request.as_bytes()).expect("sent");
+    let mut answer = Vec::new();
+    let body = loop {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).expect("an answer");
+        answer.push(byte[0]);
+        if answer.ends_with(b"\r\n\r\n") {
+            break answer.len();
+        }
+    };
+    let head = String::from_utf8_lossy(&answer).into_owned();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    let length: usize = length.and_then(|it| it.parse().ok()).expect("a length");
+    answer.resize(body + length, 0);
+    stream.read_exact(&mut answer[body..]).expect("a body");
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    (status, String::from_utf8_lossy(&answer).into_owned())
 }
 
 /// Leads from one address to another one, and holds everything back while it is cut.
