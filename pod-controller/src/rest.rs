@@ -23,6 +23,7 @@ mod mchannels;
 mod migrations;
 mod nics;
 mod page;
+mod places;
 mod pool;
 mod priorities;
 mod problem;

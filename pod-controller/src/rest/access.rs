@@ -28,6 +28,7 @@ use self::tokens::TokenFile;
 pub use self::tokens::{Role, TokenError};
 use super::Failure;
 use super::page;
+use super::places::Place;
 use super::tls::{Certificate, Identity};
 
 /// Who is at the other end of a connection.
@@ -44,7 +45,19 @@ pub(super) enum Caller {
         address: IpAddr,
         /// His certificate, over TLS, if he has one.
         certificate: Option<Arc<Certificate>>,
+        /// His connection's.
+        place: Arc<Place>,
     },
+}
+
+impl Caller {
+    /// Ends when his connection has to.
+    pub(super) async fn has_to_leave(&self) {
+        match self {
+            Self::Local { .. } => std::future::pending().await,
+            Self::Remote { place, .. } => place.has_to_end().await,
+        }
+    }
 }
 
 impl fmt::Display for Caller {
@@ -122,7 +135,16 @@ async fn check(State(Access(guard)): State<Access>, request: Request, next: Next
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let query = request.uri().query().unwrap_or_default().to_owned();
     let anybody = || caller.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
-    let (who, role, response) = match guard.admit(caller.as_ref(), (&method, &path), request.headers()) {
+    let admitted = guard.admit(caller.as_ref(), (&method, &path), request.headers());
+    if let Some(Caller::Remote { place, .. }) = &caller {
+        match &admitted {
+            Ok(known) if known.is_some() || !guard.asks() => place.is_known(),
+            Err(Refused::Unknown { .. } | Refused::Stranger(_) | Refused::Lapsed(_)) => place.is_unknown(),
+            // What is for everybody, what came too often, or from a page of others.
+            Ok(_) | Err(_) => {}
+        }
+    }
+    let (who, role, response) = match admitted {
         Err(refused) => (refused.who().unwrap_or_else(anybody), None, refused.into_response()),
         Ok(known) => {
             let role = known.as_ref().map(|known| known.role);
@@ -162,6 +184,11 @@ fn is_refusal(status: StatusCode) -> bool {
 }
 
 impl Guard {
+    /// Whether whoever comes has to say who he is.
+    const fn asks(&self) -> bool {
+        self.tokens.is_some() || self.certificates
+    }
+
     /// Whether somebody whom nobody knows may only look.
     fn only_lets_look(&self, caller: Option<&Caller>) -> bool {
         self.looks_only && !matches!(caller, Some(Caller::Local { .. }))
@@ -177,7 +204,7 @@ impl Guard {
         let (address, certificate) = match caller {
             // No browser reaches it.
             Some(Caller::Local { .. }) => return Ok(None),
-            Some(Caller::Remote { address, certificate }) => (Some(*address), certificate.as_deref()),
+            Some(Caller::Remote { address, certificate, .. }) => (Some(*address), certificate.as_deref()),
             None => (None, None),
         };
         let presented = bearer(headers).filter(|_| self.tokens.is_some());
@@ -199,7 +226,7 @@ impl Guard {
             let who = known.as_ref().map(|known| known.name.clone());
             taken.map_err(|wait| Refused::TooMany { wait, who })?;
         }
-        let asks = self.tokens.is_some() || self.certificates;
+        let asks = self.asks();
         origin::check(method, headers, !asks).map_err(Refused::Foreign)?;
         match (known, by_certificate) {
             // A browser cannot say who asks for the page; the page can.

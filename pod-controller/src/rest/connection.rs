@@ -15,45 +15,52 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use pod_api::PROBLEM_JSON;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::time::Sleep;
 
 use super::access::Caller;
 use super::problem::Failure;
 
 /// How long a client may take for the head of a request, and stay connected between two.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a client may read nothing of an answer that waits for it.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a client may take to read why it was refused.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Serves a client until it leaves or is refused.
+/// Serves a client until it leaves, has to leave, or is refused.
 pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, router: Router, caller: Caller) {
-    let mut client = Client { stream, owed: false, refusal: Vec::new(), refusal_sent: 0 };
+    let mut client = Client { stream, owed: false, refusal: Vec::new(), refusal_sent: 0, stalls: None };
     let router = TowerToHyperService::new(router);
+    let leaves = caller.clone();
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(caller.clone());
         router.call(request)
     });
-    let served = http1::Builder::new()
+    let serving = http1::Builder::new()
         .half_close(true)
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
-        .serve_connection(TokioIo::new(&mut client), service)
-        .await;
+        .serve_connection(TokioIo::new(&mut client), service);
+    let served = tokio::select! {
+        served = serving => served.map_err(Some),
+        () = leaves.has_to_leave() => Err(None),
+    };
     let Err(error) = served else { return };
     if !client.owed {
         return;
     }
+    let Some(error) = error else {
+        let detail =
+            "whoever does not say who he is may not stay so long where many come: connect again".to_owned();
+        return client.refuse(&refusal(StatusCode::REQUEST_TIMEOUT, detail)).await;
+    };
     let refusal = if error.is_timeout() {
         let waited = HEAD_TIMEOUT.as_secs();
         refusal(StatusCode::REQUEST_TIMEOUT, format!("no whole request came within {waited} s"))
     } else {
         refusal(StatusCode::BAD_REQUEST, format!("this is no HTTP/1.1 request: {error}"))
     };
-    // A client that is gone has no use for it.
-    let _ = tokio::time::timeout(REFUSAL_TIMEOUT, async {
-        client.stream.write_all(&refusal).await?;
-        client.stream.shutdown().await
-    })
-    .await;
+    client.refuse(&refusal).await;
 }
 
 /// A whole response that refuses what the client sent and ends the connection.
@@ -87,6 +94,35 @@ struct Client<S> {
     /// What is sent in place of a refusal without a body.
     refusal: Vec<u8>,
     refusal_sent: usize,
+    /// How long it may go on reading nothing, if it does not read what waits for it.
+    stalls: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S: AsyncWrite + Unpin> Client<S> {
+    /// Sends a whole refusal, and ends.
+    async fn refuse(&mut self, refusal: &[u8]) {
+        // A client that is gone has no use for it.
+        let _ = tokio::time::timeout(REFUSAL_TIMEOUT, async {
+            self.stream.write_all(refusal).await?;
+            self.stream.shutdown().await
+        })
+        .await;
+    }
+
+    /// What became of a write, which fails once it has waited for too long.
+    fn within_time<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stalls = None;
+            return written;
+        }
+        let stalls = self.stalls.get_or_insert_with(|| Box::pin(tokio::time::sleep(WRITE_TIMEOUT)));
+        ready!(stalls.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Client<S> {
@@ -111,7 +147,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Client<S> {
         self.owed = false;
         if self.refusal.is_empty() {
             let Some(status) = bare_refusal(from) else {
-                return Pin::new(&mut self.stream).poll_write(context, from);
+                let written = Pin::new(&mut self.stream).poll_write(context, from);
+                return self.within_time(context, written);
             };
             let why = match status {
                 StatusCode::URI_TOO_LONG => "the path is too long",
@@ -125,7 +162,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Client<S> {
         let client = &mut *self;
         while client.refusal_sent < client.refusal.len() {
             let rest = &client.refusal[client.refusal_sent..];
-            let sent = ready!(Pin::new(&mut client.stream).poll_write(context, rest))?;
+            let written = Pin::new(&mut client.stream).poll_write(context, rest);
+            let sent = ready!(client.within_time(context, written))?;
             if sent == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
@@ -136,7 +174,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Client<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        self.within_time(context, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -149,7 +188,10 @@ mod tests {
     use axum::routing::get;
     use tokio::io::AsyncReadExt;
 
+    use std::sync::Arc;
+
     use super::*;
+    use crate::rest::places::Places;
 
     fn router() -> Router {
         Router::new().route("/", get(|| async { "here" }))
@@ -209,6 +251,32 @@ mod tests {
         let (first, second) = both.split_once("here").expect(&both);
         assert!(first.starts_with("HTTP/1.1 200 "), "{both}");
         assert_refused(second, "400");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_reads_nothing_is_not_waited_for() {
+        let (mut client, server) = tokio::io::duplex(64);
+        let router = Router::new().route("/", get(|| async { "x".repeat(100_000) }));
+        let serving = tokio::spawn(serve(server, router, Caller::Local { user: None }));
+        client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let ended = tokio::time::timeout(Duration::from_hours(1), serving).await;
+        ended.expect("it ends").unwrap();
+        drop(client);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stranger_who_goes_on_asking_is_sent_away_in_the_end() {
+        let places = Arc::new(Places::default());
+        let place = places.take([127, 0, 0, 1].into());
+        let caller = Caller::Remote { address: [127, 0, 0, 1].into(), certificate: None, place };
+        let (mut client, server) = tokio::io::duplex(1024);
+        let serving = tokio::spawn(serve(server, router(), caller));
+        let began = tokio::time::Instant::now();
+        while client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.is_ok() {
+            assert!(began.elapsed() < Duration::from_mins(2), "he is still there");
+            tokio::time::sleep(HEAD_TIMEOUT / 2).await;
+        }
+        serving.await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]

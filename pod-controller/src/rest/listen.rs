@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 
 use super::access::Caller;
 use super::connection;
+use super::places::Places;
 use super::tls::{KnownClient, Tls, TlsError, TlsPolicy};
 
 /// Who may use the socket: root and its group.
@@ -142,25 +143,30 @@ async fn accept_local(mut listener: UnixListener, router: Router) {
     }
 }
 
-/// As [`accept_local`], of so many at a time: others wait until one of them leaves.
+/// As [`accept_local`], of so many at a time: others wait until one of them leaves, of whom only some are strangers.
 async fn accept_remote(mut listener: TcpListener, tls: Option<Arc<Tls>>, router: Router) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let (room, places) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), Arc::new(Places::default()));
     loop {
         // Nobody closes it.
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
         let (stream, address) = Listener::accept(&mut listener).await;
         let (router, tls) = (router.clone(), tls.clone());
+        let address = address.ip();
+        let place = places.take(address);
         tokio::spawn(async move {
-            let _place = place;
-            let address = address.ip();
+            let _permit = permit;
             match tls {
                 None => {
-                    let caller = Caller::Remote { address, certificate: None };
+                    let caller = Caller::Remote { address, certificate: None, place };
                     connection::serve(stream, router, caller).await;
                 }
                 Some(tls) => {
-                    let Some((stream, certificate)) = tls.greet(stream).await else { return };
-                    connection::serve(stream, router, Caller::Remote { address, certificate }).await;
+                    let greeted = tokio::select! {
+                        greeted = tls.greet(stream) => greeted,
+                        () = place.has_to_end() => None,
+                    };
+                    let Some((stream, certificate)) = greeted else { return };
+                    connection::serve(stream, router, Caller::Remote { address, certificate, place }).await;
                 }
             }
         });

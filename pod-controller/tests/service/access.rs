@@ -38,7 +38,7 @@ fn ask(address: SocketAddr, method: &str, path: &str, token: Option<&str>, body:
 }
 
 /// A token and its lines for the file, as podctl makes them.
-fn token(name: &str, role: &str) -> (String, String) {
+pub(crate) fn token(name: &str, role: &str) -> (String, String) {
     let made = Command::new(env!("CARGO_BIN_EXE_podctl")).args(["token", name, "--role", role]).output();
     let made = String::from_utf8(made.expect("podctl starts").stdout).expect("text");
     let token = made.lines().nth(1).expect("a token").to_owned();
@@ -46,7 +46,7 @@ fn token(name: &str, role: &str) -> (String, String) {
     (token, format!("[[token]]{lines}"))
 }
 
-fn restart(pod: &mut Pod, lines: &str) -> SocketAddr {
+pub(crate) fn restart(pod: &mut Pod, lines: &str) -> SocketAddr {
     pod.stop_controller();
     let config = pod.config_with(&format!("listen-tcp = '127.0.0.1:0'\n{lines}"));
     let controller = RunningController::start(&config).expect("a controller");

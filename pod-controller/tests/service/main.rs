@@ -4,6 +4,7 @@
 mod access;
 mod browser;
 mod completion;
+mod crowds;
 mod deleted_devices;
 mod etcd;
 mod groups;

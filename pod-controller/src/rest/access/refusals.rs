@@ -1,9 +1,9 @@
 //! How many refusals are written down: whoever is not let in must not be able to fill the disk with it.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
+use super::super::places;
 use super::Caller;
 
 /// Over what time refusals of an origin are counted.
@@ -67,14 +67,10 @@ impl Refusals {
     }
 }
 
-/// Whom refusals are counted for: an address, or of IPv6 the network that one customer has.
+/// Whom refusals are counted for.
 pub(super) fn origin(caller: Option<&Caller>) -> String {
     match caller {
-        Some(Caller::Remote { address: IpAddr::V6(address), .. }) => match address.to_ipv4_mapped() {
-            Some(address) => address.to_string(),
-            None => format!("{}/64", Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
-        },
-        Some(Caller::Remote { address, .. }) => address.to_string(),
+        Some(Caller::Remote { address, .. }) => places::origin(*address),
         Some(local @ Caller::Local { .. }) => local.to_string(),
         None => "nobody".to_owned(),
     }
@@ -128,18 +124,5 @@ mod tests {
         let untold: u64 = refusals.all().iter().map(|(_, untold)| untold).sum();
         assert_eq!(untold + u64::from(most), 1_000_000, "none is lost");
         assert_eq!(told(&mut refusals, "new", began, 1).0, 1);
-    }
-
-    #[test]
-    fn addresses_of_one_network_are_one_origin() {
-        let of = |address: &str| {
-            let address = address.parse().expect("an address");
-            origin(Some(&Caller::Remote { address, certificate: None }))
-        };
-        assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
-        assert_eq!(of("2001:db8:1:2::9"), of("2001:db8:1:2:ffff::"));
-        assert_eq!(of("192.0.2.1"), "192.0.2.1");
-        assert_eq!(of("::ffff:192.0.2.1"), "192.0.2.1");
-        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
     }
 }
