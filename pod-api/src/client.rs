@@ -107,7 +107,8 @@ impl ClientError {
     }
 }
 
-/// A connection to a controller. Calls block; do not call from inside an async runtime.
+/// A connection to a controller. Calls block; do not call from inside an async runtime. A change whose answer is lost, or of which the
+/// controller does not know what became, is asked for again for 5 s, under an `Idempotency-Key` of its own: it is made once.
 #[derive(Debug)]
 pub struct Client {
     server: Server,

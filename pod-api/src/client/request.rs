@@ -1,16 +1,31 @@
 //! How a request is made, and what becomes of the answer.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use reqwest::header::IF_MATCH;
-use reqwest::{Method, Url};
+use reqwest::{Method, StatusCode, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use uuid::Uuid;
 
 use super::{Client, ClientError, tls};
+use crate::Problem;
 
 /// Longer than the controller takes for anything but an event stream; it gives up by itself before.
 const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// The header with a name for a request.
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// How long it is waited before a change is asked for again; then twice as long each time, up to a limit.
+const AGAIN_AFTER: Duration = Duration::from_millis(50);
+const AGAIN_AFTER_MAX: Duration = Duration::from_millis(800);
+/// How long it is asked for again: a controller that has died starts again, or others elect a leader, in less.
+const AGAIN_WITHIN: Duration = Duration::from_secs(5);
+
+/// Whether asking again may help, of a change that may have been made.
+fn is_open(problem: &Problem) -> bool {
+    matches!(problem.kind.as_str(), "outcome-unknown" | "no-leader")
+}
 
 impl Client {
     pub(super) fn get<Answer: DeserializeOwned>(&self, path: &[&str]) -> Result<Answer, ClientError> {
@@ -86,6 +101,7 @@ impl Client {
         })
     }
 
+    /// A change has a name of its own, and is asked for again under that as long as it is open whether it was made: it is made once.
     async fn send_at<Body: Serialize>(
         &self,
         version: Option<&str>,
@@ -104,7 +120,47 @@ impl Client {
             Some(body) => request.json(body),
             None => request,
         };
-        request.send().await.map_err(|error| self.unreachable(&error))
+        if !changes {
+            return request.send().await.map_err(|error| self.unreachable(&error));
+        }
+        let request = request.header(IDEMPOTENCY_KEY, Uuid::new_v4().to_string());
+        let began = Instant::now();
+        let mut pause = AGAIN_AFTER;
+        // What was said first, when it became open what had become of the change.
+        let mut open: Option<ClientError> = None;
+        loop {
+            // A body of JSON can be sent any number of times.
+            let Some(attempt) = request.try_clone() else {
+                return request.send().await.map_err(|error| self.unreachable(&error));
+            };
+            let last = began.elapsed() + pause > AGAIN_WITHIN;
+            match attempt.send().await {
+                Ok(response) if response.status() == StatusCode::SERVICE_UNAVAILABLE => {
+                    match self.refusal(response).await {
+                        Err(ClientError::Refused(problem)) if !last && is_open(&problem) => {
+                            open.get_or_insert(ClientError::Refused(problem));
+                        }
+                        // While it starts again, what it refuses says nothing about what it was asked before.
+                        outcome => return outcome.map_err(|error| open.unwrap_or(error)),
+                    }
+                }
+                Ok(response) => return Ok(response),
+                // Nobody heard it, unless somebody heard it before.
+                Err(error)
+                    if last
+                        || error.is_timeout()
+                        || tls::explain(&error).is_some()
+                        || (error.is_connect() && open.is_none()) =>
+                {
+                    return Err(open.unwrap_or_else(|| self.unreachable(&error)));
+                }
+                Err(error) => {
+                    open.get_or_insert_with(|| self.unreachable(&error));
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(AGAIN_AFTER_MAX);
+        }
     }
 
     pub(super) fn request(&self, method: Method, url: Url) -> reqwest::RequestBuilder {

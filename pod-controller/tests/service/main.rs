@@ -10,6 +10,7 @@ mod etcd;
 mod groups;
 mod labels;
 mod live_migration;
+mod lost_answers;
 mod metrics;
 mod page;
 mod pod;

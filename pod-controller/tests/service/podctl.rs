@@ -49,13 +49,15 @@ fn every_form_of_output_says_the_same() {
         assert!(!said(&pod, &format!("{list} list -o wide")).is_empty());
     }
     assert_eq!(said(&pod, "volumes delete vol1 -o yaml"), "--- {}\n");
+    assert_eq!(said(&pod, "--dry-run volumes delete vol0"), "volume vol0 would be deleted\n");
+    assert_eq!(said(&pod, "--dry-run hosts drain h2"), "host h2 would have to be empty\n");
     let refused = run(&pod, "volumes delete vol9 --dry-run");
     assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("vol9"));
 }
 
 #[test]
 fn load_is_shown_and_what_only_looks_is_watched() {
-    let pod = Pod::demo();
+    let mut pod = Pod::demo();
     pod.client().create_instance(&vm("vm1", &[]), Duration::from_secs(30)).expect("created");
     let shown = said(&pod, "top --once --interval 0.2");
     for word in ["3 hosts, 3 devices, 1 instances", "h2/nic0", "vm1", "RECEIVED/S"] {
@@ -80,8 +82,11 @@ fn load_is_shown_and_what_only_looks_is_watched() {
     let explained = said(&pod, "explain instance vm1");
     assert!(explained.contains("carries 0 Mbit/s now, 0 %"), "{explained}");
 
-    let mut watch =
-        podctl(&pod, "--watch=0.1 volumes list").stdout(Stdio::piped()).spawn().expect("podctl starts");
+    let mut watch = podctl(&pod, "--watch=0.1 volumes list")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("podctl starts");
     let (sender, lines) = mpsc::channel();
     let stdout = watch.stdout.take().expect("piped");
     let reader = std::thread::spawn(move || {
@@ -96,12 +101,48 @@ fn load_is_shown_and_what_only_looks_is_watched() {
     said(&pod, "volumes create vol0 --size 4M");
     assert!(next().starts_with("VOLUME"));
     assert!(next().starts_with("vol0"));
+    // While the controller is away, what was seen last stays.
+    let mut notes = BufReader::new(watch.stderr.take().expect("piped"));
+    pod.stop_controller();
+    let mut note = String::new();
+    notes.read_line(&mut note).expect("a note");
+    assert!(note.contains("controller"), "{note:?}");
+    pod.start_controller();
+    assert!(next().starts_with("VOLUME"), "it is back");
+    assert!(next().starts_with("vol0"));
     watch.kill().expect("it runs");
     watch.wait().expect("it ends");
     reader.join().expect("the reader");
     let refused = run(&pod, "--watch volumes delete vol0");
     assert!(!refused.status.success(), "what changes something is not watched");
     assert_eq!(pod.client().volumes().expect("a list").len(), 1);
+}
+
+#[test]
+fn who_says_after_which_event_sees_all_that_came_since() {
+    const DRAINS: usize = 30;
+    let pod = Pod::demo();
+    let seen = pod.client().events(0).expect("events").events.last().map_or(0, |it| it.sequence);
+    for _ in 0..DRAINS {
+        pod.client().drain_host("h3", true).expect("drained");
+        pod.client().drain_host("h3", false).expect("used again");
+    }
+    let lines = |arguments: &str| said(&pod, arguments).lines().count();
+    let all = lines(&format!("events --after {seen}"));
+    assert!(all >= 2 * DRAINS, "{all}");
+    assert_eq!(lines(&format!("events --after {seen} -n 5")), 5);
+    assert_eq!(lines("events"), 50);
+
+    // Nothing is left out before it follows.
+    let mut follow = podctl(&pod, &format!("events --follow --after {seen}"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("podctl starts");
+    let mut followed = BufReader::new(follow.stdout.take().expect("piped")).lines();
+    let first = followed.next().expect("a line").expect("text");
+    follow.kill().expect("it runs");
+    follow.wait().expect("it ends");
+    assert_eq!(first.split_whitespace().next(), Some((seen + 1).to_string().as_str()), "{first}");
 }
 
 #[test]

@@ -369,9 +369,9 @@ pub(crate) struct Events {
     /// Only events after this number
     #[arg(long, value_name = "NUMBER")]
     pub(crate) after: Option<u64>,
-    /// At most this many of those that happened already, the newest
-    #[arg(long, short = 'n', value_name = "COUNT", default_value_t = 50)]
-    pub(crate) last: usize,
+    /// At most this many of those that happened already, the newest; 50 unless given, or all with --after
+    #[arg(long, short = 'n', value_name = "COUNT")]
+    pub(crate) last: Option<usize>,
 }
 
 #[cfg(test)]

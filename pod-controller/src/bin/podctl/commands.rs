@@ -15,6 +15,9 @@ use crate::arguments::{
 use crate::show::{done, show};
 use crate::{balance, completion, doctor, hotplug, map, mchannels, output, table, token, top, watch};
 
+/// How many events are shown of those that happened already, unless told.
+const EVENTS_SHOWN: usize = 50;
+
 type Out<'a> = &'a mut dyn Write;
 
 /// Carries out a command and shows the answer.
@@ -67,7 +70,13 @@ fn carry_out(client: &Client, arguments: &Arguments, out: Out<'_>) -> Result<(),
         }
         Command::Controllers(Controllers::Remove { replica }) => {
             client.remove_controller(*replica)?;
-            done(out, format, "controller", &replica.to_string(), "is no member any more")
+            done(
+                client,
+                out,
+                format,
+                ("controller", &replica.to_string()),
+                ("is no member any more", "would be no member any more"),
+            )
         }
         Command::Events(events) => follow(client, events, format, out),
         Command::Pool { part } => show(out, format, &client.pool()?, |pool| match part {
@@ -94,19 +103,19 @@ fn hosts(client: &Client, command: &Hosts, format: Output, out: Out<'_>) -> Resu
         Hosts::Get { name } => show(out, format, &client.host(name)?, output::host),
         Hosts::Drain { name } => {
             client.drain_host(name, true)?;
-            done(out, format, "host", name, "is to be empty")
+            done(client, out, format, ("host", name), ("is to be empty", "would have to be empty"))
         }
         Hosts::Undrain { name } => {
             client.drain_host(name, false)?;
-            done(out, format, "host", name, "may be used again")
+            done(client, out, format, ("host", name), ("may be used again", "might be used again"))
         }
         Hosts::Reset { name } => {
             client.reset_host(name)?;
-            done(out, format, "host", name, "reset")
+            done(client, out, format, ("host", name), ("reset", "would be reset"))
         }
         Hosts::Delete { name } => {
             client.delete_host(name)?;
-            done(out, format, "host", name, "deleted")
+            done(client, out, format, ("host", name), ("deleted", "would be deleted"))
         }
     }
 }
@@ -140,27 +149,27 @@ fn devices(client: &Client, command: &Devices, format: Output, out: Out<'_>) -> 
         Devices::Delete { name, lose_data } => {
             let (host, device) = split(name)?;
             client.delete_device(&host, &device, *lose_data)?;
-            done(out, format, "device", name, "deleted")
+            done(client, out, format, ("device", name), ("deleted", "would be deleted"))
         }
         Devices::FailBack { name } => {
             let (host, device) = split(name)?;
             client.fail_back(&host, &device)?;
-            done(out, format, "device", name, "has its leases back")
+            done(client, out, format, ("device", name), ("has its leases back", "would have its leases back"))
         }
         Devices::Drain { name } => {
             let (host, device) = split(name)?;
             client.drain_device(&host, &device, true)?;
-            done(out, format, "device", name, "is to be empty")
+            done(client, out, format, ("device", name), ("is to be empty", "would have to be empty"))
         }
         Devices::Undrain { name } => {
             let (host, device) = split(name)?;
             client.drain_device(&host, &device, false)?;
-            done(out, format, "device", name, "may be used again")
+            done(client, out, format, ("device", name), ("may be used again", "might be used again"))
         }
         Devices::Release { name } => {
             let (host, device) = split(name)?;
             client.release_link(&host, &device)?;
-            done(out, format, "device", name, "is trusted again")
+            done(client, out, format, ("device", name), ("is trusted again", "would be trusted again"))
         }
     }
 }
@@ -251,7 +260,7 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
         }
         Volumes::Delete { name } => {
             client.delete_volume(name)?;
-            done(out, format, "volume", name, "deleted")
+            done(client, out, format, ("volume", name), ("deleted", "would be deleted"))
         }
     }
 }
@@ -290,7 +299,7 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
         Instances::Attach(asked) => show(out, format, &hotplug::attach(client, asked)?, output::instance),
         Instances::Detach { name, device, force, wait } => {
             hotplug::detach(client, name, device, *force, *wait)?;
-            done(out, format, "device", device, "has left")
+            done(client, out, format, ("device", device), ("has left", "would have to leave"))
         }
         Instances::NicPolicy {
             name,
@@ -318,22 +327,22 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
                 vlan: *vlan,
             };
             client.change_nic(name, nic, &policy)?;
-            done(out, format, "instance", name, "has a new policy")
+            done(client, out, format, ("instance", name), ("has a new policy", "would have a new policy"))
         }
         Instances::MigrateNic { name, nic, to } => {
             client.migrate_nic(name, nic, to.as_deref())?;
-            done(out, format, "instance", name, "moves")
+            done(client, out, format, ("instance", name), ("moves", "would move"))
         }
         Instances::Migrate { name, to } => {
             show(out, format, &client.migrate_instance(name, to)?, output::instance)
         }
         Instances::AbortMigration { name } => {
             client.abort_migration(name)?;
-            done(out, format, "instance", name, "stays where it is")
+            done(client, out, format, ("instance", name), ("stays where it is", "would stay where it is"))
         }
         Instances::ActivateMigration { name, force } => {
             client.activate_migration(name, *force)?;
-            done(out, format, "instance", name, "moved")
+            done(client, out, format, ("instance", name), ("moved", "would have moved"))
         }
         Instances::Delete { name, force } => {
             if *force {
@@ -341,7 +350,7 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
             } else {
                 client.delete_instance(name)?;
             }
-            done(out, format, "instance", name, "deleted")
+            done(client, out, format, ("instance", name), ("deleted", "would be deleted"))
         }
     }
 }
@@ -366,20 +375,35 @@ fn types(client: &Client, command: &Types, format: Output, out: Out<'_>) -> Resu
             let spec =
                 InstanceTypeSpec { nics: *nics, reserved_mbps: *reserve, queue_pairs, volume_iops, priority };
             client.set_instance_type(name, &spec)?;
-            done(out, format, "instance type", name, "set")
+            done(client, out, format, ("instance type", name), ("set", "would be set"))
         }
         Types::Delete { name } => {
             client.delete_instance_type(name)?;
-            done(out, format, "instance type", name, "deleted")
+            done(client, out, format, ("instance type", name), ("deleted", "would be deleted"))
         }
     }
+}
+
+/// That events after this one are not kept any more, if that is so.
+fn missed(after: u64, first_kept: u64) -> Option<String> {
+    let first = after.saturating_add(1);
+    let last = first_kept.checked_sub(1).filter(|last| *last >= first)?;
+    Some(format!(
+        "events {first} to {last} are not kept any more: look at the lists for what has become of it"
+    ))
 }
 
 fn follow(client: &Client, events: &Events, format: Output, out: Out<'_>) -> Result<(), Failure> {
     let known = client.events(events.after.unwrap_or(0))?;
     let mut seen =
         known.events.last().map_or(events.after.unwrap_or(known.first.saturating_sub(1)), |it| it.sequence);
-    let recent = &known.events[known.events.len().saturating_sub(events.last)..];
+    if let Some(missed) = events.after.and_then(|after| missed(after, known.first)) {
+        // Not among the events: whoever reads those need not know of it.
+        eprintln!("{missed}");
+    }
+    // Whoever says after which one wants all of them.
+    let last = events.last.unwrap_or(if events.after.is_some() { usize::MAX } else { EVENTS_SHOWN });
+    let recent = &known.events[known.events.len().saturating_sub(last)..];
     if matches!(format, Output::Json | Output::Yaml) && !events.follow {
         return show(out, format, &recent, |_| String::new());
     }

@@ -26,11 +26,11 @@ pub(crate) fn run(
         Mchannels::Set { instance, weight, tenant, path } => {
             let spec = MchannelSpec { weight: *weight, tenant: tenant.clone(), path: path.clone() };
             client.set_mchannel(instance, &spec)?;
-            done(out, format, "mchannel of", instance, "set")
+            done(client, out, format, ("mchannel of", instance), ("set", "would be set"))
         }
         Mchannels::Clear { instance } => {
             client.clear_mchannel(instance)?;
-            done(out, format, "mchannel of", instance, "cleared")
+            done(client, out, format, ("mchannel of", instance), ("cleared", "would be cleared"))
         }
         Mchannels::Fabric { elements, tenants, remove, window_us, sample_us } => {
             let before = client.fabric()?;

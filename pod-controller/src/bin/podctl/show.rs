@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use pod_api::client::Client;
 use serde::Serialize;
 
 use crate::Failure;
@@ -32,16 +33,17 @@ pub(crate) fn yaml<T: Serialize>(answer: &T) -> Result<String, Failure> {
     Ok(format!("---\n{}\n", document.trim_end()))
 }
 
-/// Writes that something was done to which there is no answer.
+/// Writes that something was done to which there is no answer, or would be if it was only tried.
 pub(crate) fn done(
+    client: &Client,
     out: &mut dyn Write,
     format: Output,
-    what: &str,
-    name: &str,
-    done: &str,
+    (what, name): (&str, &str),
+    (done, would): (&str, &str),
 ) -> Result<(), Failure> {
+    let outcome = if client.is_trying_only() { would } else { done };
     match format {
-        Output::Table | Output::Wide => writeln!(out, "{what} {name} {done}")?,
+        Output::Table | Output::Wide => writeln!(out, "{what} {name} {outcome}")?,
         Output::Json => writeln!(out, "{{}}")?,
         Output::Yaml => writeln!(out, "--- {{}}")?,
     }
