@@ -61,16 +61,24 @@ impl<M> Mailbox<M> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wake(&self) {
+    fn wake(&self, mut next: impl FnMut()) {
+        next();
         // It fails only when the counter is full, and then the worker has been woken already. The flag comes second: a
         // worker that saw it first could clear both before the eventfd is written, which nobody would clear again, and
         // a worker with an eventfd that stays readable never sleeps.
         let _ = rustix::io::write(&self.waker, &1_u64.to_ne_bytes());
+        next();
         // Release: who sees the flag sees the queue; the lock orders the rest.
         self.pending.store(true, Ordering::Release);
     }
 
     fn push(&self, message: M) -> Result<(), WorkerGone> {
+        self.push_stepwise(message, || ())
+    }
+
+    /// Calls `next` before each step that others can tell from the one before it.
+    fn push_stepwise(&self, message: M, mut next: impl FnMut()) -> Result<(), WorkerGone> {
+        next();
         {
             let mut queue = self.lock();
             if queue.closed {
@@ -78,23 +86,33 @@ impl<M> Mailbox<M> {
             }
             queue.messages.push_back(message);
         }
-        self.wake();
+        self.wake(next);
         Ok(())
     }
 
     fn stop(&self) {
         self.lock().stopping = true;
-        self.wake();
+        self.wake(|| ());
     }
 
     pub(super) fn pending(&self) -> bool {
         self.pending.load(Ordering::Acquire)
     }
 
-    /// Takes everything. The eventfd and the flag are cleared first, so that what comes later sets them again.
+    /// Takes everything. The flag and the eventfd are cleared first, so that what comes later sets them again.
     pub(super) fn take(&self) -> Delivery<M> {
+        self.take_stepwise(|| ())
+    }
+
+    /// Calls `next` before each step that others can tell from the one before it.
+    fn take_stepwise(&self, mut next: impl FnMut()) -> Delivery<M> {
+        next();
+        // The flag before the eventfd, as neither may be down while the eventfd stays readable: whoever wakes us between the two
+        // raises the flag again. SeqCst keeps the order.
+        self.pending.store(false, Ordering::SeqCst);
+        next();
         let _ = rustix::io::read(&self.waker, &mut [0; 8]);
-        self.pending.store(false, Ordering::Relaxed);
+        next();
         let mut queue = self.lock();
         Delivery { messages: std::mem::take(&mut queue.messages), stopping: queue.stopping }
     }
@@ -196,6 +214,8 @@ impl<M> fmt::Debug for WorkerHandle<M> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Condvar;
+
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     use super::*;
@@ -203,6 +223,71 @@ mod tests {
     fn is_readable(mailbox: &Mailbox<u32>) -> bool {
         let mut watched = [PollFd::new(&mailbox.waker, PollFlags::IN)];
         poll(&mut watched, Some(&Timespec::default())).unwrap() > 0
+    }
+
+    /// Who of several threads takes the next step, for each step.
+    struct Schedule {
+        turns: Vec<usize>,
+        taken: Mutex<usize>,
+        changed: Condvar,
+    }
+
+    impl Schedule {
+        /// Runs a thread's steps at its turns. It calls what it is handed before each step.
+        fn run(&self, me: usize, steps: impl FnOnce(&mut dyn FnMut())) {
+            let mut in_step = false;
+            steps(&mut || {
+                self.end_step(std::mem::replace(&mut in_step, true));
+                let taken = self.taken.lock().unwrap();
+                let mine = self.changed.wait_while(taken, |taken| self.turns[*taken] != me).unwrap();
+                drop(mine);
+            });
+            self.end_step(in_step);
+        }
+
+        fn end_step(&self, in_step: bool) {
+            *self.taken.lock().unwrap() += usize::from(in_step);
+            self.changed.notify_all();
+        }
+    }
+
+    /// All orders in which threads can take their steps, of which each has so many left.
+    fn orders(left: [usize; 3]) -> Vec<Vec<usize>> {
+        if left == [0; 3] {
+            return vec![Vec::new()];
+        }
+        let mut all = Vec::new();
+        for first in (0..3).filter(|&thread| left[thread] > 0) {
+            let mut then = left;
+            then[first] -= 1;
+            all.extend(orders(then).iter().map(|order| [&[first], &order[..]].concat()));
+        }
+        all
+    }
+
+    #[test]
+    fn in_whatever_order_two_push_and_the_worker_takes_it_gets_all_and_sleeps_again() {
+        let orders = orders([3; 3]);
+        assert_eq!(orders.len(), 1680);
+        for turns in orders {
+            let mailbox = Mailbox::new().unwrap();
+            let schedule = Schedule { turns, taken: Mutex::new(0), changed: Condvar::new() };
+            let mut messages = Vec::new();
+            thread::scope(|scope| {
+                for pusher in [1, 2] {
+                    let (mailbox, schedule) = (&mailbox, &schedule);
+                    scope.spawn(move || {
+                        schedule.run(pusher, |next| mailbox.push_stepwise(0, next).unwrap());
+                    });
+                }
+                schedule.run(0, |next| messages.extend(mailbox.take_stepwise(next).messages));
+            });
+            while mailbox.pending() {
+                messages.extend(mailbox.take().messages);
+            }
+            assert_eq!(messages.len(), 2, "{:?}", schedule.turns);
+            assert!(!is_readable(&mailbox), "it never sleeps again: {:?}", schedule.turns);
+        }
     }
 
     #[test]
