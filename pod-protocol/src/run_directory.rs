@@ -1,6 +1,6 @@
 //! Where sockets, doorbells and locks lie. One place that knows the names, so that both ends agree on them.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -8,6 +8,7 @@ use cxl_pool::{EndpointId, ReplicaId};
 use uuid::Uuid;
 
 use crate::config::Wakeup;
+use crate::daemon::close_to_others;
 
 /// A UNIX socket's path has this many bytes at most, its final zero not counted.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -25,6 +26,17 @@ pub enum RunDirectoryError {
     /// A directory cannot be created.
     #[error("cannot create the directory {}; create it, or set another run directory", path.display())]
     Create {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The directory of lock files lets others in.
+    #[error(
+        "others may open what is in {}, and so keep this host's daemons from starting, and it cannot be closed to them; \
+         set another run directory", path.display()
+    )]
+    Open {
         /// Which one.
         path: PathBuf,
         /// Why.
@@ -72,7 +84,11 @@ impl RunDirectory {
         for path in directories {
             fs::create_dir_all(&path).map_err(|source| RunDirectoryError::Create { path, source })?;
         }
-        Ok(())
+        // The run directory itself lets VMMs in that are somebody else's, and may be hostile.
+        let path = self.locks();
+        File::open(&path)
+            .and_then(|directory| close_to_others(&directory))
+            .map_err(|source| RunDirectoryError::Open { path, source })
     }
 
     /// The directory itself.
@@ -155,6 +171,8 @@ impl RunDirectory {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -175,6 +193,22 @@ mod tests {
         run.prepare().expect("created");
         run.prepare().expect("still there");
         assert!(run.sockets().is_dir() && run.doorbells().is_dir() && run.locks().is_dir());
+    }
+
+    #[test]
+    fn others_reach_the_sockets_and_not_the_locks() {
+        let temporary = tempfile::tempdir().expect("a directory");
+        let run = RunDirectory::new(temporary.path().join("run"));
+        let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
+        for directory in [run.locks(), run.sockets()] {
+            fs::create_dir_all(&directory).expect("created");
+            fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).expect("its owner's");
+        }
+        run.prepare().expect("usable");
+        assert_eq!((mode(&run.locks()), mode(&run.sockets())), (0o700, 0o755));
+        fs::remove_dir(run.locks()).expect("empty");
+        run.prepare().expect("usable");
+        assert_eq!(mode(&run.locks()), 0o700);
     }
 
     #[test]

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use pod_protocol::daemon::close_to_others;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde::Deserialize;
@@ -90,7 +92,9 @@ impl Uefi {
         let size = |path: &Path| fs::metadata(path).map(|metadata| metadata.len());
         let whole = size(&self.template).map_err(|source| failed(&self.template, source))?;
         match size(&self.variables) {
-            Ok(there) if there == whole => Ok(()),
+            Ok(there) if there == whole => {
+                self.close_to_others().map_err(|source| failed(&self.variables, source))
+            }
             Ok(there) => Err(VmmError::Spec {
                 reason: format!(
                     "{} has {there} bytes and {} has {whole}: it is of another firmware. Move it away to begin with new \
@@ -103,6 +107,15 @@ impl Uefi {
                 self.copy_template().map_err(|source| failed(&self.variables, source))
             }
             Err(source) => Err(failed(&self.variables, source)),
+        }
+    }
+
+    /// Whoever can open the file can lock it as well, and keep the machine from starting. That somebody else's file stays as it is
+    /// was its owner's choice, and that of a file system without owners is that of who mounted it.
+    fn close_to_others(&self) -> io::Result<()> {
+        match close_to_others(&File::open(&self.variables)?) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+            done => done,
         }
     }
 
@@ -134,7 +147,8 @@ impl Uefi {
         let mut partial = self.variables.clone().into_os_string();
         partial.push(format!(".{}", std::process::id()));
         let content = fs::read(&self.template)?;
-        let written = File::create(&partial).and_then(|mut file| {
+        let open = File::options().write(true).create(true).truncate(true).mode(0o600).open(&partial);
+        let written = open.and_then(|mut file| {
             file.write_all(&content)?;
             // A machine would not start any more with what a host that loses its power had not written yet.
             file.sync_all()
@@ -197,6 +211,8 @@ impl Description {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use rustix::fs::{CWD, FileType, Mode, mknodat};
     use rustix::io::fcntl_getfd;
 
@@ -237,8 +253,13 @@ mod tests {
         fs::write(&template, "empty").unwrap();
         let variables = directory.path().join("nvram/vm1.fd");
         let uefi = Uefi { code: "/code".into(), template: template.clone(), variables: variables.clone() };
+        let mode = || fs::metadata(&variables).unwrap().permissions().mode() & 0o777;
         uefi.prepare().unwrap();
         assert_eq!(fs::read_to_string(&variables).unwrap(), "empty");
+        assert_eq!(mode(), 0o600, "who can open it can lock it");
+        fs::set_permissions(&variables, fs::Permissions::from_mode(0o644)).unwrap();
+        uefi.prepare().unwrap();
+        assert_eq!(mode(), 0o600);
         assert_eq!(fs::read_dir(directory.path().join("nvram")).unwrap().count(), 1);
         fs::write(&variables, "entry").unwrap();
         uefi.prepare().unwrap();

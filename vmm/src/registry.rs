@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
+use pod_protocol::daemon::open_lock;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
@@ -173,8 +174,7 @@ impl Registry {
         taken: impl FnOnce(&str) -> String,
     ) -> Result<File, VmmError> {
         let path = self.path(&machine.name).with_extension(extension);
-        let open = File::options().read(true).write(true).create(true).truncate(false).open(path);
-        let mut file = open.map_err(|source| self.failed(source))?;
+        let mut file = open_lock(&path).map_err(|source| self.failed(source))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 let noted = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
@@ -194,7 +194,7 @@ impl Registry {
     /// Makes the directory, and keeps others out of it.
     pub(crate) fn lock(&self) -> Result<Locked, VmmError> {
         fs::create_dir_all(&self.directory).map_err(|source| self.failed(source))?;
-        let file = File::create(self.directory.join(".lock")).map_err(|source| self.failed(source))?;
+        let file = open_lock(&self.directory.join(".lock")).map_err(|source| self.failed(source))?;
         flock(&file, FlockOperation::LockExclusive).map_err(|error| self.failed(error.into()))?;
         Ok(Locked(file))
     }
@@ -271,6 +271,8 @@ fn forget(path: &Path, machine: &RunningVm) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     fn machine(name: &str, process: Process) -> RunningVm {
@@ -388,6 +390,24 @@ mod tests {
         assert_eq!(registry.find("odd").unwrap().process, own());
         let error = registry.find("other").unwrap_err().to_string();
         assert!(error.contains("has: odd"), "{error}");
+    }
+
+    #[test]
+    fn nobody_but_their_owner_can_open_what_is_locked() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::new(directory.path());
+        let files = [".lock", "a.vm.followed", "a.vm.sliced"].map(|name| directory.path().join(name));
+        for file in &files[..2] {
+            fs::write(file, "").unwrap();
+            fs::set_permissions(file, fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        registry.add(&machine("a", own())).unwrap();
+        let _followed = registry.lock_machine(&machine("a", own())).unwrap();
+        let _sliced = registry.lock_vcpus(&machine("a", own())).unwrap();
+        for file in files {
+            let mode = fs::metadata(&file).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{}", file.display());
+        }
     }
 
     #[test]

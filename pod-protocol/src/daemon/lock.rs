@@ -1,8 +1,9 @@
 //! Files that are locked while a daemon runs, so that it runs once.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -40,13 +41,7 @@ impl LockFile {
     /// Locks a file, which is created if it is missing, and writes our process id into it. Never waits.
     pub fn acquire(path: &Path) -> Result<Self, LockError> {
         let failed = |source: io::Error| LockError::Io { path: path.to_owned(), source };
-        let mut file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .open(path)
-            .map_err(failed)?;
+        let mut file = open_lock(path).map_err(failed)?;
         match flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -59,6 +54,27 @@ impl LockFile {
         Ok(Self { _file: file })
     }
 }
+
+/// Opens a file that is to be locked, which is created if it is missing. Nobody but its owner can, from now on: whoever opens a file,
+/// if only for reading, can lock it, and keep it locked for ever.
+pub fn open_lock(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let file = options.create(true).truncate(false).read(true).write(true).mode(0o600).open(path)?;
+    close_to_others(&file)?;
+    Ok(file)
+}
+
+/// Takes from all but the owner of a file or directory what they may do with it.
+pub fn close_to_others(file: &File) -> io::Result<()> {
+    let mode = file.metadata()?.permissions().mode();
+    if mode & OTHERS == 0 {
+        return Ok(());
+    }
+    file.set_permissions(Permissions::from_mode(mode & 0o7777 & !OTHERS))
+}
+
+/// What the group and everybody else may do.
+const OTHERS: u32 = 0o077;
 
 fn holder(file: &mut File) -> String {
     let mut text = String::new();
@@ -82,6 +98,19 @@ mod tests {
         assert!(refused.contains(&format!("process {}", std::process::id())), "{refused}");
         drop(first);
         LockFile::acquire(&path).expect("free again");
+    }
+
+    #[test]
+    fn nobody_but_its_owner_can_open_a_lock_file() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [new, old] = ["new.lock", "old.lock"].map(|name| directory.path().join(name));
+        std::fs::write(&old, "").expect("written");
+        std::fs::set_permissions(&old, Permissions::from_mode(0o644)).expect("its owner's");
+        for path in [new, old] {
+            let _lock = LockFile::acquire(&path).expect("free");
+            let mode = std::fs::metadata(&path).expect("there").permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{}", path.display());
+        }
     }
 
     #[test]

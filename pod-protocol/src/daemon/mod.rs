@@ -25,7 +25,7 @@ use std::io;
 use std::process::ExitCode;
 
 pub use self::exit::{Exit, print_error};
-pub use self::lock::{LockError, LockFile};
+pub use self::lock::{LockError, LockFile, close_to_others, open_lock};
 pub use self::logging::{LogLevelError, abort_on_panic, check_log_level, init_logging, set_log_level};
 pub use self::notify::notify_ready;
 pub use self::stop::StopSignal;
