@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use pod_api as api;
+use pod_api::client::Client;
 
-use crate::{Disk, Network, PoolRam, VmSpec};
+use crate::{Disk, Network, PoolRam, VmSpec, VmmError};
 
 impl VmSpec {
     /// Gives the machine the name, the devices and the memory in the pool that `instance` has leased: those on the host to which
@@ -15,15 +16,7 @@ impl VmSpec {
             let there = moving.and_then(|it| it.devices.iter().find(|it| it.device == device));
             there.map_or(here, |there| &there.socket).into()
         };
-        let ram = moving.map_or(&instance.ram, |moving| &moving.ram).as_ref();
-        self.pool_ram = ram.and_then(|ram| {
-            Some(PoolRam {
-                pool: ram.pool.clone().into(),
-                uuid: ram.pool_uuid.clone(),
-                start_bytes: ram.start_bytes?,
-                size_bytes: ram.size_bytes,
-            })
-        });
+        self.pool_ram = ram(instance, self.incoming.is_some());
         if let Some(mib) = self.pool_ram.as_ref().and_then(|ram| u32::try_from(ram.size_bytes >> 20).ok()) {
             self.memory_mib = mib;
         }
@@ -35,6 +28,37 @@ impl VmSpec {
         let disks = instance.disks.iter().filter(|disk| !disk.leaving);
         self.disks = disks.map(|it| disk(it, socket(&it.device, &it.socket))).collect();
     }
+}
+
+/// The memory in the pool that an instance has, or gets where it is moving, once it has a place.
+fn ram(instance: &api::Instance, incoming: bool) -> Option<PoolRam> {
+    let moving = instance.migration.as_ref().filter(|_| incoming);
+    let ram = moving.map_or(&instance.ram, |moving| &moving.ram).as_ref()?;
+    Some(PoolRam {
+        pool: ram.pool.clone().into(),
+        uuid: ram.pool_uuid.clone(),
+        start_bytes: ram.start_bytes?,
+        size_bytes: ram.size_bytes,
+    })
+}
+
+/// Asks the controller whether the memory in the pool is still the instance's that it said was when it described `before`. That is
+/// what [`crate::Vm::start_with`] wants to know; `incoming` says that the machine is to receive the guest of an instance that moves.
+pub fn confirm_ram(client: &Client, before: &api::Instance, incoming: bool) -> Result<(), VmmError> {
+    unchanged_ram(before, &client.instance(&before.name)?, incoming)
+}
+
+fn unchanged_ram(before: &api::Instance, now: &api::Instance, incoming: bool) -> Result<(), VmmError> {
+    let place =
+        |of: &api::Instance| ram(of, incoming).map(|it| (of.id, it.uuid, it.start_bytes, it.size_bytes));
+    if place(now) == place(before) {
+        return Ok(());
+    }
+    let reason = format!(
+        "the memory in the pool that {} had is not its own any more, and may be somebody else's: run it again",
+        before.name
+    );
+    Err(VmmError::Spec { reason })
 }
 
 pub(crate) fn network(nic: &api::Nic, socket: PathBuf) -> Network {
@@ -99,5 +123,36 @@ mod tests {
         spec.incoming = Some("tcp:0.0.0.0:4444".to_owned());
         spec.take_devices(&instance);
         assert_eq!(sockets(&spec), ["/there/net0", "/there/vol1"]);
+    }
+
+    #[test]
+    fn memory_is_only_whose_it_was() {
+        let ram =
+            |start: u64| json!({"pool": "/p", "pool_uuid": "u", "start_bytes": start, "size_bytes": 4096});
+        let instance = |id: u32, ram: serde_json::Value| -> api::Instance {
+            let text = json!({"name": "vm1", "id": id, "host": "h1", "ready": true, "nics": [], "disks": [], "ram": ram});
+            serde_json::from_value(text).unwrap()
+        };
+        let moving = |to: serde_json::Value| api::Instance {
+            migration: serde_json::from_value(
+                json!({"to": "h2", "ready": true, "waiting_for": [], "devices": [], "ram": to}),
+            )
+            .unwrap(),
+            ..instance(1, ram(0))
+        };
+        let before = instance(1, ram(0));
+        unchanged_ram(&before, &before, false).unwrap();
+        unchanged_ram(&before, &moving(ram(8192)), false).unwrap();
+        unchanged_ram(&moving(ram(8192)), &moving(ram(8192)), true).unwrap();
+        // The guest arrived.
+        unchanged_ram(&moving(ram(8192)), &instance(1, ram(8192)), true).unwrap();
+        let longer = json!({"pool": "/p", "pool_uuid": "u", "start_bytes": 0, "size_bytes": 8192});
+        let nowhere = json!({"pool": "/p", "pool_uuid": "u", "size_bytes": 4096});
+        for now in [instance(2, ram(0)), instance(1, ram(4096)), instance(1, longer), instance(1, nowhere)] {
+            let error = unchanged_ram(&before, &now, false).unwrap_err().to_string();
+            assert!(error.contains("vm1") && error.contains("not its own any more"), "{error}");
+        }
+        unchanged_ram(&moving(ram(8192)), &before, true).unwrap_err();
+        unchanged_ram(&before, &instance(1, json!(null)), false).unwrap_err();
     }
 }

@@ -14,7 +14,7 @@ use crate::monitor::{MONITOR_DEADLINE, Monitor, connect};
 use crate::pool_ram::check_offset;
 use crate::slicing::ControlFile;
 use crate::spec::CONSOLE;
-use crate::{MonitorAddress, Origin, PoolRam, Process, QemuVersion, Registry, RunningVm, VmSpec, VmmError};
+use crate::{MonitorAddress, Origin, Process, QemuVersion, Registry, RunningVm, VmSpec, VmmError};
 
 /// Tells the shim in a QEMU where it is commanded.
 pub(crate) const CONTROL_VARIABLE: &str = "WADI_VCPU_CONTROL";
@@ -43,20 +43,31 @@ impl Vm {
         Ok(command)
     }
 
-    /// Starts a virtual machine as a child of this process.
+    /// Starts a virtual machine as a child of this process. One whose memory lies in the pool is refused: see [`Vm::start_with`].
     pub fn start(spec: VmSpec) -> Result<Self, VmmError> {
-        Self::start_with(spec, |command, input| command.stdin(input).spawn())
+        let nobody = || {
+            Err(VmmError::Spec {
+                reason: "nobody says whether its memory in the pool is still its own".to_owned(),
+            })
+        };
+        Self::start_with(spec, nobody, |command, input| command.stdin(input).spawn())
     }
 
-    /// Starts a virtual machine; `spawn` decides how (in which namespace, with whose rights). It gives the process the
-    /// standard input that it is handed: where the guest's memory lies in the pool, that keeps the memory from others until
-    /// QEMU has ended.
+    /// Starts a virtual machine.
+    ///
+    /// `confirm` is asked where the guest's memory lies in the pool, when that is locked and before it is wiped: whether it is still
+    /// what the machine's instance has leased, such as by [`crate::confirm_ram`]. An error leaves it as it is.
+    ///
+    /// `spawn` decides how the process is started (in which namespace, with whose rights). It gives the process the standard input
+    /// that it is handed: where the guest's memory lies in the pool, that keeps the memory from others until QEMU has ended.
     pub fn start_with(
         spec: VmSpec,
+        confirm: impl FnOnce() -> Result<(), VmmError>,
         spawn: impl FnOnce(&mut Command, Stdio) -> io::Result<Child>,
     ) -> Result<Self, VmmError> {
         let command = Self::command(&spec)?;
-        Self::begin(spec, command, |spec| spec.pool_ram.as_ref().map(PoolRam::claim).transpose(), spawn)
+        let claim = |spec: &VmSpec| spec.pool_ram.as_ref().map(|ram| ram.claim(confirm)).transpose();
+        Self::begin(spec, command, claim, spawn)
     }
 
     fn begin(

@@ -292,15 +292,16 @@ fn host_kernel() -> Option<PathBuf> {
 }
 
 fn run(machine: &Machine) -> Result<()> {
-    let (spec, _, host) = machine.spec()?;
+    let (spec, instance, host) = machine.spec()?;
     eprintln!("{} runs with {}; console: {}", spec.name, spec.accelerator, spec.console_socket().display());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _guard = runtime.enter();
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let incoming = spec.incoming.clone();
-    let mut vm = Vm::start(spec)?;
+    let client = machine.of.client()?;
+    let confirm = || vmm::confirm_ram(&client, &instance, incoming.is_some());
+    let mut vm = Vm::start_with(spec, confirm, |command, input| command.stdin(input).spawn())?;
     if let Some(running) = vm.running() {
-        let client = machine.of.client()?;
         following::begin(client, &machine.directory, running.clone(), host)?;
     }
     if let Some(uri) = incoming {

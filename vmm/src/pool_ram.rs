@@ -44,7 +44,13 @@ impl PoolRam {
 
     /// Makes it the memory of a machine that is about to start: nobody else's, and nothing in it of whoever had it before. It
     /// stays so while any process has what is returned.
-    pub(crate) fn claim(&self) -> Result<GuestLock, VmmError> {
+    ///
+    /// `confirm` asks who leases it. It may have been given up since it was leased, and be somebody else's by now; once it is locked,
+    /// no host gives it up any more, so the answer holds.
+    pub(crate) fn claim(
+        &self,
+        confirm: impl FnOnce() -> Result<(), VmmError>,
+    ) -> Result<GuestLock, VmmError> {
         let refuse = |reason: String| VmmError::Spec { reason };
         let name = self.pool.display();
         let pool = Pool::open(&self.pool).map_err(|error| {
@@ -67,6 +73,7 @@ impl PoolRam {
             ),
             _ => refuse(format!("cannot lock the instance's memory in {name}: {error}")),
         })?;
+        confirm()?;
         match pool.superblock().mode {
             CoherenceMode::Software => wipe(&pool.software(), area),
             CoherenceMode::Hardware => wipe(&pool.hardware(), area),
@@ -133,7 +140,47 @@ fn check_offset_within(qemu: &Path, deadline: Duration) -> Result<(), VmmError> 
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
+    use cxl_pool::CreateOptions;
+
     use super::*;
+
+    #[test]
+    fn memory_that_was_given_to_another_meanwhile_stays_as_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pool");
+        let options = CreateOptions { size_bytes: Some(16 << 20), ..CreateOptions::default() };
+        let pool = Pool::create(&path, &options).unwrap();
+        let area = Area::new(pool.layout().data().start, LineCount::covering(128 << 10));
+        let ram = PoolRam {
+            pool: path.clone(),
+            uuid: pool.superblock().uuid.to_string(),
+            start_bytes: area.start_byte().get(),
+            size_bytes: area.bytes(),
+        };
+        let memory = pool.software();
+        memory.write(area.start_byte(), b"another tenant's");
+        let read = || {
+            let mut bytes = [0; 16];
+            memory.read(area.start_byte(), &mut bytes);
+            bytes
+        };
+        let mut asked = 0;
+        let refused = ram.claim(|| {
+            asked += 1;
+            assert!(pool.is_guest_locked(area).unwrap(), "it can be given up after the answer");
+            Err(VmmError::Spec { reason: "it is another one's".to_owned() })
+        });
+        assert!(refused.unwrap_err().to_string().contains("another one's"));
+        assert_eq!((asked, &read()), (1, b"another tenant's"));
+        // A process that another test is just starting has the lock, too, until it runs its program.
+        while pool.is_guest_locked(area).unwrap() {
+            std::thread::yield_now();
+        }
+        let lock = ram.claim(|| Ok(())).unwrap();
+        assert_eq!(read(), [0; 16]);
+        assert!(pool.is_guest_locked(area).unwrap());
+        drop(lock);
+    }
 
     /// Asks a script in QEMU's place.
     fn ask(script: &str, deadline: Duration) -> Result<(), VmmError> {

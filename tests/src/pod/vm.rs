@@ -131,7 +131,9 @@ impl Pod {
         let suffix = if spec.incoming.is_some() { format!("-{host}") } else { String::new() };
         let log = self.log(&format!("{}-qemu{suffix}", instance.name));
         let output = fs::File::create(&log)?;
-        let vm = Vm::start_with(spec, |command, input| {
+        let incoming = spec.incoming.is_some();
+        let confirm = || vmm::confirm_ram(self.api(), instance, incoming);
+        let vm = Vm::start_with(spec, confirm, |command, input| {
             let program = command.get_program().to_owned();
             let mut inside = if keep {
                 namespace.untethered_command(program.as_ref())
