@@ -8,7 +8,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::RenameFlags;
+use rustix::fs::{FallocateFlags, RenameFlags, fallocate};
+use rustix::io::{Errno, retry_on_intr};
 use uuid::Uuid;
 
 use crate::mapping::{self, Backing, Mapping};
@@ -30,6 +31,9 @@ pub struct CreateOptions {
     pub replica_slots: u16,
     /// For how many regions. Nothing: as many as a pool of its size has usually, one for each 256 KiB.
     pub region_slots: Option<u32>,
+    /// Take the memory of all of a file at once. Otherwise it is taken when it is first written to, and if others have used it up by
+    /// then, whoever writes is killed.
+    pub reserve: bool,
     /// Replace what is there. Daemons that have the old file open keep it; nobody else will find it.
     pub force: bool,
 }
@@ -42,6 +46,7 @@ impl Default for CreateOptions {
             host_slots: 16,
             replica_slots: 3,
             region_slots: None,
+            reserve: false,
             force: false,
         }
     }
@@ -134,11 +139,19 @@ impl Pool {
         let layout = Layout::of(&superblock)?;
         let unfinished = Unfinished::new(path)?;
         let available_bytes = available_bytes(&unfinished.file).map_err(|e| failed("look at", e))?;
-        if available_bytes.is_some_and(|available| available < size_bytes) {
-            let available_bytes = available_bytes.unwrap_or(0);
-            return Err(PoolError::NoSpace { path: path.to_owned(), available_bytes, size_bytes });
+        let no_space =
+            |available_bytes| PoolError::NoSpace { path: path.to_owned(), available_bytes, size_bytes };
+        if let Some(available_bytes) = available_bytes.filter(|&available| available < size_bytes) {
+            return Err(no_space(available_bytes));
         }
         unfinished.file.set_len(size_bytes).map_err(|source| failed("size", source))?;
+        if options.reserve {
+            reserve(&unfinished.file, size_bytes).map_err(|error| match error {
+                // Others were faster.
+                Errno::NOSPC => no_space(available_bytes.unwrap_or(0)),
+                _ => failed("reserve", error.into()),
+            })?;
+        }
         let file = unfinished.file.try_clone().map_err(|source| failed("open", source))?;
         let mapping = Arc::new(Mapping::new(file, path, size_bytes)?);
         write_superblock(&mapping, &superblock);
@@ -237,6 +250,14 @@ fn available_bytes(file: &File) -> io::Result<Option<u64>> {
     Ok((stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize)))
 }
 
+/// Takes all of a file's memory. A file system that cannot, has no say in when it is taken.
+fn reserve(file: &File, bytes: u64) -> rustix::io::Result<()> {
+    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes)) {
+        Err(Errno::OPNOTSUPP) => Ok(()),
+        done => done,
+    }
+}
+
 /// A pool file that has no name of its own yet. Dropped unfinished, it is removed.
 struct Unfinished {
     file: File,
@@ -265,7 +286,7 @@ impl Unfinished {
         let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         let here = rustix::fs::CWD;
         rustix::fs::renameat_with(here, &self.path, here, path, flags).map_err(|error| match error {
-            rustix::io::Errno::EXIST => PoolError::Exists { path: path.to_owned() },
+            Errno::EXIST => PoolError::Exists { path: path.to_owned() },
             _ => PoolError::Io { operation: "create", path: path.to_owned(), source: error.into() },
         })
     }

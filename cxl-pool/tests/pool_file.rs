@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -175,6 +176,22 @@ fn what_is_not_a_whole_pool_of_this_version_is_refused() {
     assert!(matches!(refused(Path::new("/dev/shm/there/is/none")), PoolError::Missing { .. }));
     assert!(matches!(refused(Path::new("/dev/shm")), PoolError::UnsupportedFile { .. }));
     assert!(matches!(refused(Path::new("/dev/zero")), PoolError::UnsupportedFile { .. }));
+}
+
+/// How much of the file's memory is taken already.
+fn taken_bytes(place: &Place) -> u64 {
+    std::fs::metadata(place.path()).unwrap().blocks() * 512
+}
+
+#[test]
+fn memory_is_taken_when_the_pool_is_created_unless_it_is_to_be_sparse() {
+    for (sparse, taken) in [(&["--sparse"][..], 0..16 * MIB), (&[], 64 * MIB..u64::MAX)] {
+        let place = Place::new();
+        let path = place.path();
+        let created = wadi_pool(&[&["create", path.to_str().unwrap(), "--size", "64M"], sparse].concat());
+        assert!(created.status.success(), "{created:?}");
+        assert!(taken.contains(&taken_bytes(&place)), "{sparse:?}: {}", taken_bytes(&place));
+    }
 }
 
 fn wadi_pool(arguments: &[&str]) -> Output {

@@ -103,6 +103,7 @@ impl Pod {
                 host_slots: hosts,
                 replica_slots: 1,
                 region_slots: Some(REGIONS),
+                reserve: false,
                 force: false,
             },
         )?;

@@ -253,6 +253,8 @@ impl Pod {
             .arg("create")
             .arg(self.pool_path())
             .args(["--size", self.plan.pool_size, "--coherence", self.plan.coherence])
+            // Of several pods at once, and each uses little.
+            .arg("--sparse")
             .output()
             .context("cannot run wadi-pool")?;
         if !output.status.success() {

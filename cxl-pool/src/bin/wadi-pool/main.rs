@@ -53,6 +53,10 @@ struct Create {
     /// pool, and at least 4095.
     #[arg(long)]
     regions: Option<u32>,
+    /// Do not take the memory of a file's whole size at once. It takes less then as long as little is used, but daemons end when they
+    /// first use what others have taken from the file system meanwhile.
+    #[arg(long)]
+    sparse: bool,
     /// Replace a pool or file that is there. Stop the pod's daemons before.
     #[arg(long)]
     force: bool,
@@ -99,6 +103,7 @@ fn run(command: Command) -> Result<()> {
                     host_slots: create.hosts,
                     replica_slots: create.replicas,
                     region_slots: create.regions,
+                    reserve: !create.sparse,
                     force: create.force,
                 },
             )?;
