@@ -19,6 +19,9 @@ pub(crate) type Monitor = Qmp<Stream<Answers, UnixStream>>;
 /// How long QEMU may take to open its monitor, and to answer.
 pub(crate) const MONITOR_DEADLINE: Duration = Duration::from_secs(10);
 
+/// How long an answer may be: many times the longest one, which describes all that a QEMU knows. What is longer is of a QEMU that wants our memory.
+const ANSWER_BYTES_MAX: u64 = 16 << 20;
+
 /// Of a command in a session: QEMU refused it, or did not answer.
 pub(crate) fn failed(error: ExecuteError) -> VmmError {
     let reason = error.to_string();
@@ -75,7 +78,7 @@ fn no_greeting(of: &str) -> VmmError {
 /// What QEMU answers, a line at a time. What it tells of by itself is left out: nobody here waits for that, and a QEMU that is newer than the
 /// crate tells of things that the crate cannot read, and would take for no answer at all.
 pub(crate) struct Answers {
-    reader: BufReader<UnixStream>,
+    reader: BufReader<Timed>,
     line: Vec<u8>,
     /// How much of the line was read.
     read: usize,
@@ -84,23 +87,50 @@ pub(crate) struct Answers {
 
 impl Answers {
     fn next_line(&mut self) -> io::Result<()> {
-        let began = Instant::now();
+        self.reader.get_mut().until = Instant::now() + self.deadline;
         loop {
             self.line.clear();
             self.read = 0;
-            if let Err(error) = self.reader.read_until(b'\n', &mut self.line) {
+            if let Err(error) = self.read_line() {
                 self.line.clear();
                 return Err(error);
             }
             if !is_event(&self.line) {
                 return Ok(());
             }
-            // Each line has a deadline, and so have all of them.
-            if began.elapsed() > self.deadline {
-                self.line.clear();
-                return Err(ErrorKind::TimedOut.into());
-            }
         }
+    }
+
+    fn read_line(&mut self) -> io::Result<()> {
+        // What has come already is read without a look at the clock.
+        self.reader.get_ref().left()?;
+        let bytes = self.reader.by_ref().take(ANSWER_BYTES_MAX).read_until(b'\n', &mut self.line)?;
+        if bytes as u64 == ANSWER_BYTES_MAX && !self.line.ends_with(b"\n") {
+            let reason = format!("an answer of more than {} MiB", ANSWER_BYTES_MAX >> 20);
+            return Err(io::Error::new(ErrorKind::InvalidData, reason));
+        }
+        Ok(())
+    }
+}
+
+/// What is read until one point in time, however little comes at once.
+struct Timed {
+    stream: UnixStream,
+    until: Instant,
+}
+
+impl Timed {
+    /// How much time there is left; there is some.
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(self.left()?))?;
+        self.stream.read(into)
     }
 }
 
@@ -137,7 +167,7 @@ impl BufRead for Answers {
 
 /// Reads over what comes before the greeting: of a session that ended while it was being answered, QEMU gives the rest of the
 /// answer to the next one.
-fn skip_to_greeting(reader: &mut BufReader<UnixStream>) -> io::Result<()> {
+fn skip_to_greeting(reader: &mut BufReader<Timed>) -> io::Result<()> {
     const GREETING: &[u8] = b"{\"QMP\"";
     // An answer, and events that were told after it.
     const LINES_MAX: usize = 64;
@@ -157,8 +187,8 @@ fn skip_to_greeting(reader: &mut BufReader<UnixStream>) -> io::Result<()> {
 
 /// A session over a connection, whose other end is what `of` names, and which answers each time within `deadline`.
 pub(crate) fn open(stream: UnixStream, of: &str, deadline: Duration) -> Result<Monitor, VmmError> {
-    stream.set_read_timeout(Some(deadline)).map_err(|e| failed(e.into()))?;
-    let mut reader = BufReader::new(stream.try_clone().map_err(|e| failed(e.into()))?);
+    let reading = stream.try_clone().map_err(|e| failed(e.into()))?;
+    let mut reader = BufReader::new(Timed { stream: reading, until: Instant::now() + deadline });
     // The crate panics where nothing comes.
     let greeted = skip_to_greeting(&mut reader).map_err(ExecuteError::from);
     let answers = Answers { reader, line: Vec::new(), read: 0, deadline };
@@ -297,6 +327,46 @@ mod tests {
             let error = ended.recv_timeout(Duration::from_secs(20)).unwrap().unwrap();
             assert!(error.contains("does not greet"), "{error}");
         }
+    }
+
+    /// What comes of asking one that says the same again and again, after it has greeted or before.
+    fn ask_one_that_repeats(word: &'static [u8], times: usize, greets: bool, deadline: Duration) -> VmmError {
+        let (ours, qemus) = UnixStream::pair().unwrap();
+        thread::spawn(move || {
+            let repeat = || drop((0..times).try_for_each(|_| (&qemus).write_all(word)));
+            if greets {
+                fake::serve(&qemus, &mut |_, _| None, &mut |_| repeat());
+            } else {
+                repeat();
+            }
+        });
+        let (tell, told) = std::sync::mpsc::channel();
+        thread::spawn(move || {
+            let asked = open(ours, "a QEMU", deadline);
+            let asked = asked.and_then(|mut monitor| monitor.execute(&query_status {}).map_err(failed));
+            tell.send(asked.unwrap_err()).unwrap();
+        });
+        told.recv_timeout(Duration::from_secs(30)).expect("it listens for ever")
+    }
+
+    #[test]
+    fn a_qemu_that_goes_on_for_ever_is_not_listened_to_for_ever() {
+        let short = Duration::from_millis(200);
+        for greets in [false, true] {
+            // A byte at a time, and whole lines of which none is an answer.
+            for word in [&b" "[..], b"{\"event\": \"SOMETHING_NEW\"}\n"] {
+                let error = ask_one_that_repeats(word, usize::MAX, greets, short);
+                assert!(matches!(error, VmmError::Silent { .. }), "{greets} {word:?}: {error:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_qemu_that_wants_all_memory_does_not_get_it() {
+        static BLANK: [u8; 1 << 20] = [b' '; 1 << 20];
+        let error = ask_one_that_repeats(&BLANK, 64, true, MONITOR_DEADLINE);
+        assert!(matches!(error, VmmError::Silent { .. }), "{error:?}");
+        assert!(error.to_string().contains("more than 16 MiB"), "{error}");
     }
 
     #[test]
