@@ -2,7 +2,6 @@
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::ptr::{self, NonNull};
@@ -111,10 +110,4 @@ fn dax_size_bytes(device: u64) -> Option<u64> {
         return None;
     }
     std::fs::read_to_string(format!("{directory}/size")).ok()?.trim().parse().ok()
-}
-
-/// Which file this is, whatever it is called.
-pub(crate) fn identity(file: &File) -> io::Result<(u64, u64)> {
-    let stat = rustix::fs::fstat(file.as_fd())?;
-    Ok((stat.st_dev, stat.st_ino))
 }

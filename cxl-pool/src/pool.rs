@@ -12,10 +12,10 @@ use rustix::fs::{FallocateFlags, RenameFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
 use uuid::Uuid;
 
-use crate::mapping::{self, Backing, Mapping};
+use crate::mapping::{Backing, Mapping};
 use crate::{
-    Area, ByteOffset, CoherenceMode, HardwareMemory, LINE_BYTES, Layout, MAJOR_VERSION, Memory, PoolError,
-    SoftwareMemory, Superblock, usual_region_slots,
+    Area, ByteOffset, CoherenceMode, FileIdentity, HardwareMemory, LINE_BYTES, Layout, MAJOR_VERSION, Memory,
+    PoolError, SoftwareMemory, Superblock, usual_region_slots,
 };
 
 /// What a new pool is to be like.
@@ -58,7 +58,7 @@ pub struct Pool {
     mapping: Arc<Mapping>,
     superblock: Superblock,
     layout: Layout,
-    identity: (u64, u64),
+    identity: FileIdentity,
 }
 
 impl Pool {
@@ -122,8 +122,8 @@ impl Pool {
         unsafe { self.mapping.base().as_ptr().add(area.start_byte().get() as usize) }
     }
 
-    /// The device and inode number of the pool's file, by which guest memory that lies in the pool is known.
-    pub fn file_identity(&self) -> (u64, u64) {
+    /// Which file or device the pool is, by which guest memory that lies in the pool is known.
+    pub fn file_identity(&self) -> FileIdentity {
         self.identity
     }
 
@@ -191,7 +191,7 @@ impl Pool {
 
     fn from_parts(mapping: Arc<Mapping>, superblock: Superblock, path: &Path) -> Result<Self, PoolError> {
         let layout = Layout::of(&superblock)?;
-        let identity = mapping::identity(mapping.file()).map_err(|source| PoolError::Io {
+        let identity = FileIdentity::of(mapping.file()).map_err(|source| PoolError::Io {
             operation: "look at",
             path: path.to_owned(),
             source,

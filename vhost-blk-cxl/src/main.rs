@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use cxl_channel::doorbell::DoorbellListener;
-use cxl_pool::{CoherenceMode, EndpointId, Memory, Pool, Role};
+use cxl_pool::{CoherenceMode, EndpointId, FileIdentity, Memory, Pool, Role};
 use pod_protocol::config::{HostConfig, Wakeup};
 use pod_protocol::daemon::{self, Exit, StopSignal};
 use pod_protocol::endpoint::{Endpoint, Handler, Reporter};
@@ -204,7 +204,7 @@ fn start<M: Memory>(
     opened: Ssds,
     reporter: Reporter,
     fence: Fence,
-    pool_file: (u64, u64),
+    pool_file: FileIdentity,
 ) -> anyhow::Result<Box<dyn Handler>> {
     let run = config.run_directory();
     let doorbell = match config.run.wakeup {

@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -13,7 +12,9 @@ use cxl_channel::RingPlacement;
 use cxl_pool::simulated::{
     Faults, Mutilation, Omission, OmittingMemory, Random, SimulatedMemory, SimulatedPool,
 };
-use cxl_pool::{Area, ByteOffset, EndpointId, Generation, HostId, LineCount, LineOffset, Memory, Role};
+use cxl_pool::{
+    Area, ByteOffset, EndpointId, FileIdentity, Generation, HostId, LineCount, LineOffset, Memory, Role,
+};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, PlaceNumber, VolumeId};
 use pod_protocol::objects::{ChannelObject, DiskObject, Engine, Priority, Qos, Route, VolumeObject};
 use pod_protocol::run_directory::RunDirectory;
@@ -269,8 +270,7 @@ impl Scene {
         let file = tempfile::tempfile().unwrap();
         file.set_len(POOL_BYTES).unwrap();
         guest.add_memory(RAM_ADDRESS, &file, ram.start_byte().get(), ram.bytes());
-        let metadata = file.metadata().unwrap();
-        let pool_ram = PoolRam { file: (metadata.dev(), metadata.ino()), leased: Some(ram) };
+        let pool_ram = PoolRam { file: FileIdentity::of(&file).unwrap(), leased: Some(ram) };
         let lease = disk.lease;
         frontend.send(ToFrontend::Disk {
             object: Box::new(disk),

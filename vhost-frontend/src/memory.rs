@@ -2,9 +2,9 @@
 
 use std::fs::File;
 use std::ops::Deref;
-use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
+use cxl_pool::FileIdentity;
 use thiserror::Error;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
@@ -130,7 +130,7 @@ struct Region {
 
 impl Region {
     fn is(&self, spec: RegionSpec, file: &File) -> bool {
-        let of = |file: &File| file.metadata().map(|it| (it.dev(), it.ino())).ok();
+        let of = |file: &File| FileIdentity::of(file).ok();
         let own = self.mapping.file_offset().and_then(|own| of(own.file()));
         self.spec == spec && own.is_some() && own == of(file)
     }

@@ -1,9 +1,8 @@
 //! Guest memory that lies in the pool, so that a device on another host may reach it without a copy.
 
 use std::fs::File;
-use std::os::unix::fs::MetadataExt as _;
 
-use cxl_pool::{Area, ByteOffset};
+use cxl_pool::{Area, ByteOffset, FileIdentity};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::chain::Segment;
@@ -15,15 +14,15 @@ use crate::memory::GuestMemory;
 /// than what was leased, the superblock above all, is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolRam {
-    /// Device and inode number of the pool's file, by which it is known under any name.
-    pub file: (u64, u64),
+    /// The pool's file or device, known under any name.
+    pub file: FileIdentity,
     /// What is leased to the guest; nothing if its memory has to lie elsewhere.
     pub leased: Option<Area>,
 }
 
 impl PoolRam {
     fn is_in(&self, file: &File) -> bool {
-        file.metadata().is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.file)
+        FileIdentity::of(file).is_ok_and(|identity| identity == self.file)
     }
 
     /// Whether the VMM may share this part of this file.
@@ -146,11 +145,11 @@ mod tests {
         Segment { address: GuestAddress(address), bytes }
     }
 
-    fn file() -> (File, (u64, u64)) {
+    fn file() -> (File, FileIdentity) {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
-        let metadata = file.metadata().unwrap();
-        (file, (metadata.dev(), metadata.ino()))
+        let identity = FileIdentity::of(&file).unwrap();
+        (file, identity)
     }
 
     fn area(start: u64, bytes: u64) -> Area {
@@ -171,6 +170,22 @@ mod tests {
         assert!(ram.allows(&other, 0, 0x1000), "another file is none of our business");
         let nothing = PoolRam { leased: None, ..ram };
         assert!(!nothing.allows(&pool, 0x1_0000, 0x1000));
+    }
+
+    #[test]
+    fn another_node_of_the_pools_device_is_the_pool() {
+        use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+        // Any device will do, and everybody has this one.
+        let directory = tempfile::tempdir().unwrap();
+        let node = directory.path().join("null");
+        let made = mknodat(CWD, &node, FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, makedev(1, 3));
+        let (Ok(()), Ok(node)) = (made, File::open(&node)) else {
+            return eprintln!("skipped: it takes root, and a file system that is not mounted with nodev");
+        };
+        let file = FileIdentity::of(&File::open("/dev/null").unwrap()).unwrap();
+        let ram = PoolRam { file, leased: Some(area(0x1_0000, 0x1_0000)) };
+        assert!(ram.allows(&node, 0x1_0000, 0x1_0000));
+        assert!(!ram.allows(&node, 0, 0x1000), "the superblock");
     }
 
     #[test]

@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use cxl_channel::doorbell::DoorbellListener;
-use cxl_pool::{Area, Memory};
+use cxl_pool::{Area, FileIdentity, Memory};
 use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::ids::{LeaseId, RegionId};
@@ -85,7 +85,7 @@ pub struct Frontend {
     reporter: Option<Reporter>,
     malformed: Arc<Counter>,
     /// Device and inode number of the pool's file.
-    pool_file: Option<(u64, u64)>,
+    pool_file: Option<FileIdentity>,
     /// Times that telemetry was asked for.
     ticks: u32,
     pace: Pace,
@@ -110,14 +110,14 @@ impl Default for Pace {
 
 impl Frontend {
     /// Starts the worker. Without a reporter nobody is told of VMMs that come and go. Guest memory that lies in the pool is
-    /// known by `pool_file`, the device and inode number of the pool's file.
+    /// known by `pool_file`, the pool's file or device.
     pub fn start<M: Memory>(
         memory: M,
         run: RunDirectory,
         config: WorkerConfig,
         doorbell: Option<DoorbellListener>,
         reporter: Option<Reporter>,
-        pool_file: Option<(u64, u64)>,
+        pool_file: Option<FileIdentity>,
     ) -> Result<Self, SpawnError> {
         let malformed = Arc::new(Counter::default());
         let rings = config.wakeup == Wakeup::Socket;

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use cxl_channel::RingPlacement;
 use cxl_channel::doorbell::DoorbellListener;
-use cxl_pool::{Area, EndpointId, Generation, HostId, LineCount, LineOffset, Memory, Role};
+use cxl_pool::{Area, EndpointId, FileIdentity, Generation, HostId, LineCount, LineOffset, Memory, Role};
 use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, PlaceNumber, VolumeId};
@@ -79,7 +79,7 @@ pub struct Pod<M: Memory> {
     /// Of a pool in which the guest's memory may lie.
     /// Hears what the backend reports.
     pub reporter: Option<Reporter>,
-    pub pool_file: Option<(u64, u64)>,
+    pub pool_file: Option<FileIdentity>,
     directory: tempfile::TempDir,
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use cxl_pool::FileIdentity;
 use pod_protocol::endpoint::Reporter;
 use pod_protocol::ids::{LeaseId, MacAddress};
 use pod_protocol::objects::PortObject;
@@ -18,9 +19,9 @@ use crate::offloads::Offloads;
 const QUEUE_SIZE_MAX: u16 = 1024;
 const LINK_UP: u16 = 1;
 
-/// What the device of a port offers. With the device and inode number of the pool's file, a VMM that maps more of it than the
+/// What the device of a port offers. Where it is known which file or device the pool is, a VMM that maps more of it than the
 /// guest's own part is refused.
-pub fn device_spec(object: &PortObject, pool_file: Option<(u64, u64)>) -> DeviceSpec {
+pub fn device_spec(object: &PortObject, pool_file: Option<FileIdentity>) -> DeviceSpec {
     let mut features = 1 << VIRTIO_RING_F_EVENT_IDX
         | 1 << VIRTIO_RING_F_INDIRECT_DESC
         | 1 << bits::VIRTIO_NET_F_MRG_RXBUF

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cxl_pool::{Area, Memory, regions};
+use cxl_pool::{Area, FileIdentity, Memory, regions};
 use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::objects::{Object, ObjectId, PortObject};
@@ -33,7 +33,7 @@ pub struct FrontendHandler<M: Memory> {
     book: LeaseBook,
     channels: ChannelBook,
     sockets: PathBuf,
-    pool_file: Option<(u64, u64)>,
+    pool_file: Option<FileIdentity>,
     devices: HashMap<LeaseId, Device>,
     meter: Meter,
 }
@@ -51,7 +51,7 @@ struct Device {
 }
 
 impl<M: Memory> FrontendHandler<M> {
-    /// A handler that opens sockets below `sockets`. The pool's file has this device and inode number, if it is one.
+    /// A handler that opens sockets below `sockets`. The pool is this file or device.
     pub fn new(
         memory: M,
         worker: WorkerHandle<Order>,
@@ -59,7 +59,7 @@ impl<M: Memory> FrontendHandler<M> {
         book: LeaseBook,
         channels: ChannelBook,
         sockets: PathBuf,
-        pool_file: Option<(u64, u64)>,
+        pool_file: Option<FileIdentity>,
     ) -> Self {
         let meter = Meter::new(memory.clone());
         Self { memory, worker, reporter, book, channels, sockets, pool_file, devices: HashMap::new(), meter }

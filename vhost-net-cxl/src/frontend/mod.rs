@@ -27,7 +27,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cxl_pool::{Area, Memory};
+use cxl_pool::{Area, FileIdentity, Memory};
 use pod_protocol::ids::{LeaseId, MacAddress};
 use pod_protocol::objects::{ChannelObject, Object, ObjectId, PortObject};
 use pod_protocol::worker::{Progress, Reply, Sources, Task, Token};
@@ -101,7 +101,7 @@ pub struct Frontend<M: Memory> {
     timer_armed: bool,
     pace_timer: PaceTimer,
     /// Device and inode number of the pool's file, if it is one.
-    pool_file: Option<(u64, u64)>,
+    pool_file: Option<FileIdentity>,
 }
 
 impl<M: Memory> Frontend<M> {
@@ -126,10 +126,10 @@ impl<M: Memory> Frontend<M> {
         })
     }
 
-    /// Knows the pool's file by its device and inode number, and so the memory of guests that lies in it: what they send
+    /// Knows the pool's file or device, and so the memory of guests that lies in it: what they send
     /// from there is not copied.
     #[must_use]
-    pub fn with_pool_file(mut self, file: (u64, u64)) -> Self {
+    pub fn with_pool_file(mut self, file: FileIdentity) -> Self {
         self.pool_file = Some(file);
         self
     }

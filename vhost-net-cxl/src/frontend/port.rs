@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use cxl_pool::{Area, Memory};
+use cxl_pool::{Area, FileIdentity, Memory};
 use pod_protocol::ids::{ChannelId, LeaseGeneration, LeaseId};
 use pod_protocol::objects::{PortObject, Route};
 use pod_protocol::worker::Token;
@@ -73,7 +73,7 @@ pub(super) struct Port {
     /// Of the guest's address, where the VMM asked for it.
     pub(super) announcement: Announcement,
     /// Device and inode number of the pool's file, if it is one.
-    pub(super) pool_file: Option<(u64, u64)>,
+    pub(super) pool_file: Option<FileIdentity>,
     /// Where in the pool the guest's memory lies.
     pub(super) pool_map: PoolMap,
     /// Queues that stop once the backend has given back what it was lent of them.
@@ -84,7 +84,7 @@ impl Port {
     pub(super) fn new(
         object: PortObject,
         counters: Arc<LeaseCounters>,
-        pool_file: Option<(u64, u64)>,
+        pool_file: Option<FileIdentity>,
     ) -> Self {
         let rings = (0..2 * object.queue_pairs).map(|_| None).collect();
         let buffers = TransmitBuffers::new(object.tx_area, UNDER_WAY_MAX);

@@ -1,10 +1,9 @@
 //! A guest's memory and virtio-net driver, as simple as they can be.
 
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex};
 
-use cxl_pool::{ByteOffset, Memory};
+use cxl_pool::{ByteOffset, FileIdentity, Memory};
 use vhost_frontend::{DirtyLog, GuestMemory, Ring, RingParts};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
@@ -30,7 +29,7 @@ pub(crate) struct Guest {
     pub(crate) receive: DriverQueue,
     pub(crate) transmit: DriverQueue,
     /// Device and inode number of the file that part of its memory lies in.
-    pub(crate) pool_file: Option<(u64, u64)>,
+    pub(crate) pool_file: Option<FileIdentity>,
     /// What it stores to that part, where another memory plays the pool.
     store: Option<Store>,
 }
@@ -62,8 +61,7 @@ impl Guest {
             (GuestAddress(0), half, None),
             (GuestAddress(QUEUE_BYTES), half, Some(part)),
         ]);
-        let metadata = file.metadata().expect("its metadata");
-        let pool_file = Some((metadata.dev(), metadata.ino()));
+        let pool_file = Some(FileIdentity::of(file).expect("its identity"));
         Self { pool_file, ..Self::with_memory(memory.expect("memory"), size) }
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use cxl_channel::RingPlacement;
-use cxl_pool::{Area, EndpointId, Generation, HostId, LineCount, LineOffset, Memory, Role};
+use cxl_pool::{Area, EndpointId, FileIdentity, Generation, HostId, LineCount, LineOffset, Memory, Role};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress};
 use pod_protocol::objects::{
     ChannelObject, Engine, NicObject, NicPolicy, Object, PortObject, Priority, RegistrationObject,
@@ -195,7 +195,7 @@ impl<M: Memory> TestFrontend<M> {
     }
 
     /// Knows the memory of guests that lies in the pool, if there is any.
-    pub(crate) fn with_pool_file(self, file: Option<(u64, u64)>) -> Self {
+    pub(crate) fn with_pool_file(self, file: Option<FileIdentity>) -> Self {
         let Self { task, book, channels } = self;
         Self { task: if let Some(file) = file { task.with_pool_file(file) } else { task }, book, channels }
     }
