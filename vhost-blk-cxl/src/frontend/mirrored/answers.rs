@@ -70,12 +70,14 @@ impl<M: Memory> MirroredDisk<M> {
             warn!(lease = %self.disk.object().lease, ssd = self.replicas[replica].ssd,
                 "the SSD lost writes that were not flushed");
             self.disk.counters.lost_writes.add(1);
-            if self.fail(replica, "it lost writes that were not flushed") || !self.replicas[replica].counts()
-            {
+            if self.fail(replica, "it lost writes that were not flushed") {
                 self.replicas[replica].dirty.insert_all();
-            } else {
+            } else if self.replicas[replica].counts() {
                 // Without another one, the guest's next flush fails.
                 self.guest.losses.take_losses(&mut self.replicas[replica].unflushed);
+                self.others_differ_from(replica);
+            } else {
+                self.replicas[replica].dirty.insert_all();
             }
         }
         let unflushed = &mut self.replicas[replica].unflushed;
@@ -87,6 +89,19 @@ impl<M: Memory> MirroredDisk<M> {
             Operation::Flush => unflushed.flushed(work.sequence, work.marks[replica], next),
             _ => true,
         }
+    }
+
+    /// A replica that nobody can go on without does not hold any more what others may have got meanwhile, from the guest or as
+    /// copies of what it had in its cache.
+    pub(super) fn others_differ_from(&mut self, replica: usize) {
+        for other in 0..self.replicas.len() {
+            // Of the source nothing is dirty, unless it is to be dropped itself.
+            if other != replica || other != self.source {
+                self.replicas[other].dirty.insert_all();
+            }
+        }
+        self.works.spoil_copies();
+        self.recheck = true;
     }
 
     /// A replica missed something. False if there is no other one that could go on without it.

@@ -102,6 +102,18 @@ impl Intent {
         matches!(self.state, State::Loading(_))
     }
 
+    /// Units where replicas differ stay marked.
+    fn keep_dirty(&mut self, replicas: &[Replica]) {
+        for dirty in replicas.iter().map(|replica| &replica.dirty).filter(|dirty| !dirty.is_empty()) {
+            let differs =
+                |unit: &u64| regions_of(&self.log, *unit, dirty).any(|region| dirty.contains(region));
+            let differing: Vec<u64> = self.candidates.iter().filter(differs).collect();
+            for unit in differing {
+                self.candidates.remove(unit);
+            }
+        }
+    }
+
     /// The volume became larger.
     pub(super) fn grow(&mut self, size_bytes: u64) {
         if self.state != State::Kept || size_bytes <= self.log.size_bytes() {
@@ -389,15 +401,7 @@ impl<M: Memory> MirroredDisk<M> {
             let units = intent.log.units(work.request.offset_bytes, work.request.length_bytes);
             units.for_each(|unit| intent.candidates.remove(unit));
         }
-        for replica in self.replicas.iter().filter(|replica| !replica.dirty.is_empty()) {
-            let differs = |unit: &u64| {
-                regions_of(&intent.log, *unit, &replica.dirty).any(|region| replica.dirty.contains(region))
-            };
-            let dirty: Vec<u64> = intent.candidates.iter().filter(differs).collect();
-            for unit in dirty {
-                intent.candidates.remove(unit);
-            }
-        }
+        intent.keep_dirty(&self.replicas);
         if intent.candidates.is_empty() {
             return;
         }
@@ -427,6 +431,8 @@ impl<M: Memory> MirroredDisk<M> {
             return;
         }
         intent.candidates.subtract(&intent.recent);
+        // The flush may have shown that a replica lost what others have.
+        intent.keep_dirty(&self.replicas);
         if !intent.candidates.is_empty() {
             // From here on a write there has to wait for a mark, as the log may not have this one any more.
             intent.log.marked.subtract(&intent.candidates);

@@ -206,7 +206,9 @@ impl<M: Memory> MirroredDisk<M> {
                         "cannot be copied: the source cannot read it");
                     if it.in_sync {
                         // It has all that was acknowledged, as the source had.
-                        it.dirty.remove(region);
+                        if !work.spoiled {
+                            it.dirty.remove(region);
+                        }
                     } else {
                         it.resync = Resync::Resting;
                     }
@@ -216,7 +218,9 @@ impl<M: Memory> MirroredDisk<M> {
             },
             Stage::Writing => match work.legs[target] {
                 Leg::Done => {
-                    self.replicas[target].dirty.remove(region);
+                    if !work.spoiled {
+                        self.replicas[target].dirty.remove(region);
+                    }
                     self.end_copy(index, true);
                 }
                 Leg::Failed(Status::Unsupported) if work.request.operation == Operation::WriteZeroes => {

@@ -73,6 +73,8 @@ pub(super) struct Work {
     pub(super) sequence: u64,
     /// Of a flush: what it vouches for at each replica.
     pub(super) marks: [Mark; REPLICAS_MAX],
+    /// Of a copy: both replicas may differ there once more.
+    pub(super) spoiled: bool,
 }
 
 impl Work {
@@ -86,6 +88,7 @@ impl Work {
             tried: [false; REPLICAS_MAX],
             sequence,
             marks: [Mark::default(); REPLICAS_MAX],
+            spoiled: false,
         }
     }
 }
@@ -192,6 +195,14 @@ impl Works {
     /// The number of the oldest one of which something holds.
     pub(super) fn oldest_where(&self, holds: impl Fn(&Work) -> bool) -> Option<u64> {
         self.all.iter().flatten().filter(|work| holds(work)).map(|work| work.sequence).min()
+    }
+
+    /// What has been copied so far of the regions that are on their way does not make replicas alike any more.
+    pub(super) fn spoil_copies(&mut self) {
+        for work in self.all.iter_mut().flatten() {
+            let stage = if let Purpose::Copy { stage, .. } = work.purpose { Some(stage) } else { None };
+            work.spoiled |= stage.is_some_and(|stage| stage != Stage::Draining);
+        }
     }
 
     /// Our own that are under way.

@@ -1,0 +1,67 @@
+//! Mirrored disks whose SSDs lose what was not flushed.
+
+use std::thread;
+
+use pod_protocol::endpoint::Handler;
+use vhost_blk_cxl::message::Operation;
+
+use crate::pod::mirror::MirrorPod;
+use crate::pod::*;
+
+/// What the second replica has and the only one in sync does not any more: a write that both got, and what was copied of the
+/// other's cache.
+#[test]
+fn what_the_only_one_in_sync_lost_is_not_left_on_one_that_comes_in_line() {
+    let mut pod = MirrorPod::started(31, 2);
+    let mut driver = pod.driver();
+    pod.in_line();
+    pod.kill(1, || false);
+    pod.notice(1);
+    assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
+    // What comes last is done first: the copy stays.
+    pod.controls[1].finish_backwards();
+    pod.controls[1].let_pass(1);
+    pod.revive(1);
+    let copying = |pod: &MirrorPod| pod.controls[1].log().last().is_some_and(|it| it.operation.writes());
+    eventually(|| pod.controls[1].waiting() == 1 && copying(&pod));
+    let mut write = |pod: &MirrorPod, seed, sector| {
+        driver.write(driver.place(0).data, &pattern(seed, 4096));
+        let head = driver.offer(0, 0, T_OUT, sector, 4096);
+        eventually(|| pod.controls[1].waiting() == 2);
+        pod.controls[1].let_pass(1);
+        assert_eq!(driver.answer(0, 0, head), (OK, 1));
+    };
+    write(&pod, 2, 4000);
+    pod.controls[0].lose();
+    // The answer tells.
+    write(&pod, 3, 2000);
+    pod.controls[1].hold(false);
+    pod.in_line();
+    assert_eq!(driver.read_sectors(4000, 4096), [0; 4096]);
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, IOERR);
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK, "the guest knows");
+    assert_eq!((pod.dropped, pod.synced), (1, 1));
+}
+
+#[test]
+fn what_the_only_one_in_sync_lost_is_not_left_on_one_that_the_controller_was_told_of() {
+    let mut pod = MirrorPod::started(32, 2);
+    let mut driver = pod.driver();
+    pod.in_line();
+    pod.kill(1, || false);
+    pod.notice(1);
+    assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
+    pod.revive(1);
+    eventually(|| pod.dirty_bytes() == 0);
+    eventually(|| pod.controls[1].log().last().is_some_and(|it| it.operation == Operation::Flush));
+    // It has got the flush, and is to have answered it. The controller has not heard of it.
+    thread::sleep(QUIET);
+    assert_eq!(driver.write_sectors(4000, &pattern(2, 4096)), OK);
+    pod.controls[0].lose();
+    assert_eq!(driver.write_sectors(2000, &pattern(3, 4096)), OK);
+    pod.in_line();
+    let seen = driver.read_sectors(4000, 4096);
+    assert_eq!(driver.read_sectors(4000, 4096), seen);
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, IOERR);
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK, "the guest knows");
+}
