@@ -65,3 +65,48 @@ fn what_the_only_one_in_sync_lost_is_not_left_on_one_that_the_controller_was_tol
     assert_eq!(driver.request(T_FLUSH, 0, 0).0, IOERR);
     assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK, "the guest knows");
 }
+
+#[test]
+fn reads_that_show_a_loss_are_not_believed() {
+    let mut pod = MirrorPod::started(33, 2);
+    let mut driver = pod.driver();
+    pod.in_line();
+    assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
+    // Half of them go to each.
+    pod.controls.iter().for_each(|control| control.hold(true));
+    let reads: Vec<u16> = (0..8).map(|index| driver.offer(0, index, T_IN, 8, 4096)).collect();
+    eventually(|| pod.controls.iter().all(|control| control.waiting() == 4));
+    pod.controls[0].lose();
+    pod.controls.iter().for_each(|control| control.hold(false));
+    let mut answered = 0;
+    pod.until(|_| {
+        answered += usize::from(driver.guest.used(0).is_some());
+        answered == reads.len()
+    });
+    for index in 0..reads.len() as u64 {
+        assert_eq!(driver.status(index), OK);
+        assert!(driver.read(driver.place(index).data, 4096) == pattern(1, 4096), "the other one has it");
+    }
+    pod.until(|pod| pod.dropped == 1);
+    pod.in_line();
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK, "the other one lost nothing");
+}
+
+#[test]
+fn what_is_read_of_one_that_lost_writes_is_not_copied() {
+    let mut pod = MirrorPod::started(34, 3);
+    let mut driver = pod.driver();
+    pod.in_line();
+    pod.kill(2, || false);
+    pod.notice(2);
+    assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
+    pod.controls[0].hold(true);
+    pod.revive(2);
+    // Of the copy.
+    eventually(|| pod.controls[0].waiting() == 1);
+    pod.controls[0].lose();
+    pod.controls[0].hold(false);
+    pod.until(|pod| pod.dropped == 2);
+    pod.in_line();
+    assert_eq!(driver.read_sectors(8, 4096), pattern(1, 4096));
+}

@@ -37,7 +37,9 @@ impl<M: Memory> MirroredDisk<M> {
             Leg::Queued
         } else if completion.status != Status::Ok {
             Leg::Failed(completion.status)
-        } else if self.is_vouched(replica, &work, completion.write_verifier) {
+        } else if self.is_vouched(replica, &work, completion.write_verifier)
+            && !self.is_outdated(replica, &work)
+        {
             Leg::Done
         } else {
             Leg::Failed(Status::IoError)
@@ -71,6 +73,7 @@ impl<M: Memory> MirroredDisk<M> {
                 "the SSD lost writes that were not flushed");
             self.disk.counters.lost_writes.add(1);
             if self.fail(replica, "it lost writes that were not flushed") {
+                self.replicas[replica].lost = true;
                 self.replicas[replica].dirty.insert_all();
             } else if self.replicas[replica].counts() {
                 // Without another one, the guest's next flush fails.
@@ -89,6 +92,12 @@ impl<M: Memory> MirroredDisk<M> {
             Operation::Flush => unflushed.flushed(work.sequence, work.marks[replica], next),
             _ => true,
         }
+    }
+
+    /// Whether a replica's answer to a read of the guest is one of before writes that others have.
+    fn is_outdated(&self, replica: usize, work: &Work) -> bool {
+        let reads = work.purpose == Purpose::Guest && work.request.operation == Operation::Read;
+        reads && self.replicas[replica].lost
     }
 
     /// A replica that nobody can go on without does not hold any more what others may have got meanwhile, from the guest or as

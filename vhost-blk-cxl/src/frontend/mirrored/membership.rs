@@ -132,6 +132,7 @@ impl<M: Memory> MirroredDisk<M> {
         let replica = &mut self.replicas[index];
         replica.in_sync = false;
         replica.failing = None;
+        replica.lost = false;
         replica.resync = Resync::Idle;
         self.detach(index);
         if index != self.source {

@@ -73,6 +73,8 @@ pub(super) struct Replica {
     pub(super) log_version: u64,
     /// It missed a write, and why. The controller has yet to confirm that nobody counts on it any more.
     pub(super) failing: Option<String>,
+    /// It is failing because it lost writes that others have: what it reads until it is dropped may be older than they are.
+    pub(super) lost: bool,
     /// The request that it has had for the longest time.
     pub(super) oldest: Option<Oldest>,
 }
@@ -107,6 +109,7 @@ impl Replica {
             keeps_log: true,
             log_version: 0,
             failing: None,
+            lost: false,
             oldest: None,
         }
     }

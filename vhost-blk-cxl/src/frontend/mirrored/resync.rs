@@ -199,6 +199,8 @@ impl<M: Memory> MirroredDisk<M> {
         match stage {
             Stage::Draining => {}
             Stage::Reading => match work.legs[self.source] {
+                // Others have what it lost: one of them is the source next.
+                Leg::Done if self.replicas[self.source].lost => self.end_copy(index, true),
                 Leg::Done => self.write_target(index, work),
                 Leg::Failed(_) => {
                     let (source, it) = (self.replicas[self.source].ssd.clone(), &mut self.replicas[target]);
