@@ -36,8 +36,7 @@ impl Unflushed {
         let changed = self.verifier.replace(verifier).is_some_and(|before| before != verifier);
         let lost = changed && self.ended > self.settled;
         if lost {
-            self.lost_before = next;
-            self.untold = true;
+            self.lose(next);
         }
         if changed {
             self.settled = self.ended;
@@ -49,6 +48,11 @@ impl Unflushed {
     pub(crate) fn take_losses(&mut self, other: &mut Self) {
         self.untold |= std::mem::take(&mut other.untold);
         self.lost_before = self.lost_before.max(std::mem::take(&mut other.lost_before));
+    }
+
+    /// Writes of requests before number `next` are gone. The guest has yet to hear of it.
+    pub(crate) fn lose(&mut self, next: u64) {
+        (self.untold, self.lost_before) = (true, next);
     }
 
     /// What was lost before is nobody's loss.

@@ -8,6 +8,12 @@ use vhost_blk_cxl::message::Operation;
 use crate::pod::mirror::MirrorPod;
 use crate::pod::*;
 
+/// How often a device was seen to have lost something.
+fn losses(pod: &mut MirrorPod) -> u64 {
+    let telemetry = pod.frontend.as_mut().unwrap().telemetry();
+    telemetry.leases[0].drops.get("lost-writes").copied().unwrap_or(0)
+}
+
 /// What the second replica has and the only one in sync does not any more: a write that both got, and what was copied of the
 /// other's cache.
 #[test]
@@ -109,4 +115,61 @@ fn what_is_read_of_one_that_lost_writes_is_not_copied() {
     pod.until(|pod| pod.dropped == 2);
     pod.in_line();
     assert_eq!(driver.read_sectors(8, 4096), pattern(1, 4096));
+}
+
+/// Both hosts lost their power. The controller drops one because its host does not come back, before it hears that the other one has
+/// lost writes: that is the last one then.
+#[test]
+fn one_that_lost_writes_goes_on_when_it_is_the_last() {
+    let mut pod = MirrorPod::started(35, 2);
+    let mut driver = pod.driver();
+    pod.in_line();
+    assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
+    pod.controls[0].hold(true);
+    let read = driver.offer(0, 2, T_IN, 8, 4096);
+    eventually(|| pod.controls[0].waiting() == 1);
+    pod.controls[0].lose();
+    pod.controls[0].hold(false);
+    eventually(|| losses(&mut pod) == 1);
+    // From here on the first one gets nothing.
+    driver.write(driver.place(0).data, &pattern(3, 4096));
+    let write = driver.offer(0, 0, T_OUT, 600, 4096);
+    let flush = driver.offer(1, 1, T_FLUSH, 0, 0);
+    assert!(driver.guest.wait_used(0, QUIET).is_none(), "the controller has said nothing yet");
+    pod.disk.replicas[1].in_sync = false;
+    pod.disk.replicas[1].away = true;
+    pod.disk.epoch += 1;
+    pod.apply_disk();
+    let answers = [(); 2].map(|()| driver.guest.wait_used(0, PATIENCE).map(|used| used.head));
+    assert!(answers.contains(&Some(write)) && answers.contains(&Some(read)), "{answers:?}");
+    assert_eq!((driver.status(0), driver.status(2)), (OK, OK));
+    assert_eq!(driver.read(driver.place(2).data, 4096), [0; 4096], "nobody else has it");
+    assert_eq!(driver.answer(1, 1, flush).0, IOERR);
+    assert_eq!(driver.read_sectors(600, 4096), pattern(3, 4096));
+    assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK, "the guest knows");
+    pod.disk.replicas[1].away = false;
+    pod.apply_disk();
+    pod.in_line();
+    assert_eq!(pod.controls[1].bytes(VOLUME_START + 600 * SECTOR, 4096), pattern(3, 4096));
+}
+
+/// The controller says both at once: one has come in line, and the one that the others were brought in line with is dropped.
+#[test]
+fn one_that_is_in_sync_takes_over_from_one_that_is_dropped_at_the_same_time() {
+    let mut pod = MirrorPod::started(36, 2);
+    let mut driver = pod.driver();
+    pod.in_line();
+    pod.kill(1, || false);
+    pod.notice(1);
+    assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
+    pod.revive(1);
+    eventually(|| pod.dirty_bytes() == 0);
+    eventually(|| pod.controls[1].log().last().is_some_and(|it| it.operation == Operation::Flush));
+    thread::sleep(QUIET);
+    pod.disk.replicas[1].in_sync = true;
+    pod.disk.replicas[0].in_sync = false;
+    pod.disk.epoch += 2;
+    pod.apply_disk();
+    assert_eq!(driver.write_sectors(600, &pattern(2, 4096)), OK);
+    pod.in_line();
 }

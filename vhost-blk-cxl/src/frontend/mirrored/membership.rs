@@ -4,7 +4,7 @@ use cxl_pool::Memory;
 use pod_protocol::ids::ChannelId;
 use pod_protocol::objects::{DiskObject, ReplicaObject};
 use pod_protocol::reports::Report;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::super::regions::regions_of;
 use super::replica::{Orphan, Replica, Resync};
@@ -16,9 +16,12 @@ impl<M: Memory> MirroredDisk<M> {
     /// The controller says who is in sync, and who can be reached.
     pub(super) fn change_members(&mut self, object: &DiskObject) {
         self.grow(object.size_bytes);
-        for said in &object.replicas {
-            if let Some(index) = self.replicas.iter().position(|known| known.number == said.number) {
-                self.change_member(index, said, object.epoch);
+        // First those that are in sync, so that one of them takes over from a source that is not any more.
+        for in_sync in [true, false] {
+            for said in object.replicas.iter().filter(|said| said.in_sync == in_sync) {
+                if let Some(index) = self.replicas.iter().position(|known| known.number == said.number) {
+                    self.change_member(index, said, object.epoch);
+                }
             }
         }
         self.admit(object);
@@ -29,6 +32,40 @@ impl<M: Memory> MirroredDisk<M> {
         // There may have been no room for all of them before.
         self.admit(object);
         self.epoch = self.epoch.max(object.epoch);
+        self.keep_last();
+    }
+
+    /// The controller may have dropped all others before it heard that one is to be dropped. That is the last one then, which is
+    /// never dropped: what it has is what the disk holds.
+    fn keep_last(&mut self) {
+        let mut in_sync = (0..self.replicas.len()).filter(|&index| self.replicas[index].in_sync);
+        let (Some(last), None) = (in_sync.next(), in_sync.next()) else { return };
+        let replica = &mut self.replicas[last];
+        if replica.failing.take().is_none() {
+            return;
+        }
+        warn!(lease = %self.disk.object().lease, ssd = replica.ssd, "the replica is the last one, and stays");
+        let loses = std::mem::take(&mut replica.lost);
+        if loses {
+            replica.unflushed.forget_losses();
+            self.guest.losses.lose(self.works.next_sequence());
+            self.others_differ_from(last);
+        }
+        self.take_for_source(last);
+        for number in self.works.in_order() {
+            let Some(work) = self.works.get_mut(number).filter(|work| work.purpose == Purpose::Guest) else {
+                continue;
+            };
+            if work.request.operation == Operation::Read {
+                // Nobody has anything newer.
+                work.tried[last] &= !loses;
+            } else if work.begun && work.legs[last] == Leg::None {
+                // It was to be done without this one.
+                work.marks[last] = self.replicas[last].unflushed.mark();
+                self.queue(number, last);
+            }
+        }
+        self.recheck = true;
     }
 
     fn grow(&mut self, size_bytes: u64) {
@@ -135,21 +172,25 @@ impl<M: Memory> MirroredDisk<M> {
         replica.lost = false;
         replica.resync = Resync::Idle;
         self.detach(index);
-        if index != self.source {
-            return;
+        if index == self.source
+            && let Some(next) = self.replicas.iter().position(|replica| replica.in_sync)
+        {
+            self.take_for_source(next);
         }
-        // Where the next source differed from this one, everybody else differs from it now.
-        if let Some(next) = self.replicas.iter().position(|replica| replica.in_sync) {
-            let differs = self.replicas[next].dirty.clone();
-            for (other, replica) in self.replicas.iter_mut().enumerate() {
-                if other == next {
-                    replica.dirty.clear();
-                } else {
-                    replica.dirty.union(&differs);
-                }
+    }
+
+    /// Others are brought in line with this one from here on. Where it differed from the source before, everybody else differs from it
+    /// now.
+    fn take_for_source(&mut self, next: usize) {
+        let differs = self.replicas[next].dirty.clone();
+        for (other, replica) in self.replicas.iter_mut().enumerate() {
+            if other == next {
+                replica.dirty.clear();
+            } else {
+                replica.dirty.union(&differs);
             }
-            self.source = next;
         }
+        self.source = next;
     }
 
     /// Takes from a replica what it was to do. What it has already, it may still be doing.
