@@ -10,6 +10,8 @@
 
 use std::ops::Range;
 
+use super::device::REQUEST_BYTES_MAX;
+
 /// What is counted together: more than most requests touch, so that few of them are counted twice.
 const PART_BYTES: u64 = 128 << 10;
 const COUNTS: usize = 512;
@@ -34,6 +36,8 @@ pub(super) struct UnderWay {
     at: Vec<Option<(bool, usize)>>,
     /// Those that meet are kept apart here, and not by whoever carries them out.
     keeps_apart: bool,
+    /// How many may have several steps.
+    long: u32,
 }
 
 impl UnderWay {
@@ -41,23 +45,28 @@ impl UnderWay {
     pub(super) fn none(requests_max: u16) -> Self {
         let most = usize::from(requests_max);
         let kind = || Kind { counts: vec![0; COUNTS], wide: 0, ranges: Vec::with_capacity(most) };
-        Self { reads: kind(), writes: kind(), at: vec![None; most], keeps_apart: true }
+        Self { reads: kind(), writes: kind(), at: vec![None; most], keeps_apart: true, long: 0 }
     }
 
-    /// Whether requests that meet are kept apart here; they are, unless something else is said.
+    /// Whether requests that meet are kept apart here; they are, unless something else is said. Those that are carried out in several
+    /// steps always are: whoever carries them out sees nothing of the other steps.
     pub(super) fn keep_apart(&mut self, apart: bool) {
         self.keeps_apart = apart;
     }
 
     /// Whether a request has to wait: two of which one writes meet.
     pub(super) fn has_to_wait(&self, writes: bool, range: &Range<u64>) -> bool {
-        self.keeps_apart && (self.writes.meets(range) || writes && self.reads.meets(range))
+        if self.keeps_apart || is_long(range) {
+            return self.writes.meets(range) || writes && self.reads.meets(range);
+        }
+        self.long > 0 && (self.writes.meets_long(range) || writes && self.reads.meets_long(range))
     }
 
     /// A request is under way from here on.
     pub(super) fn begin(&mut self, request: u16, writes: bool, range: Range<u64>) {
         let kind = if writes { &mut self.writes } else { &mut self.reads };
         self.at[usize::from(request)] = Some((writes, kind.ranges.len()));
+        self.long += u32::from(is_long(&range));
         kind.count(&range, |count| *count += 1, |wide| *wide += 1);
         kind.ranges.push((range, request));
     }
@@ -67,6 +76,7 @@ impl UnderWay {
         let Some((writes, at)) = self.at[usize::from(request)].take() else { return };
         let kind = if writes { &mut self.writes } else { &mut self.reads };
         let (range, _) = kind.ranges.swap_remove(at);
+        self.long -= u32::from(is_long(&range));
         kind.count(&range, |count| *count -= 1, |wide| *wide -= 1);
         if let Some((_, moved)) = kind.ranges.get(at) {
             self.at[usize::from(*moved)] = Some((writes, at));
@@ -81,7 +91,11 @@ impl Kind {
         }
         let may_meet =
             self.wide > 0 || parts(range).is_none_or(|mut parts| parts.any(|part| self.counts[part] > 0));
-        may_meet && self.ranges.iter().any(|(other, _)| other.start < range.end && range.start < other.end)
+        may_meet && self.ranges.iter().any(|(other, _)| meet(other, range))
+    }
+
+    fn meets_long(&self, range: &Range<u64>) -> bool {
+        self.ranges.iter().any(|(other, _)| is_long(other) && meet(other, range))
     }
 
     fn count(&mut self, range: &Range<u64>, each: impl Fn(&mut u16), wide: impl Fn(&mut u32)) {
@@ -90,6 +104,15 @@ impl Kind {
             None => wide(&mut self.wide),
         }
     }
+}
+
+fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+/// Whether a request may be carried out in several steps.
+fn is_long(range: &Range<u64>) -> bool {
+    range.end.saturating_sub(range.start) > REQUEST_BYTES_MAX
 }
 
 /// Under which numbers a range is counted. None if it is wide.
@@ -119,13 +142,16 @@ mod tests {
     proptest! {
         #[test]
         fn those_wait_that_meet_another_of_which_one_writes(
+            apart in any::<bool>(),
             steps in prop::collection::vec((0..REQUESTS, any::<bool>(), range()), 1..100),
         ) {
             let mut under_way = UnderWay::none(REQUESTS);
+            under_way.keep_apart(apart);
             let mut known: Vec<Option<(bool, Range<u64>)>> = vec![None; usize::from(REQUESTS)];
             for (request, writes, range) in steps {
                 let conflicts = |(other, at): &(bool, Range<u64>)| {
-                    (writes || *other) && at.start < range.end && range.start < at.end
+                    let here = apart || is_long(at) || is_long(&range);
+                    here && (writes || *other) && at.start < range.end && range.start < at.end
                 };
                 let expected = known.iter().flatten().any(conflicts);
                 prop_assert_eq!(under_way.has_to_wait(writes, &range), expected);
@@ -138,6 +164,7 @@ mod tests {
                 }
             }
             (0..REQUESTS).for_each(|request| under_way.end(request));
+            prop_assert_eq!(under_way.long, 0);
             for kind in [&under_way.reads, &under_way.writes] {
                 prop_assert!(kind.ranges.is_empty() && kind.wide == 0);
                 prop_assert!(kind.counts.iter().all(|count| *count == 0));

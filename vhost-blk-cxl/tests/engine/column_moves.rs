@@ -13,10 +13,10 @@ use crate::pod::mirror::{MIRROR_BYTES, MirrorPod};
 use crate::pod::ram::Control;
 use crate::pod::*;
 
-const UNIT: u64 = 64 << 10;
+pub(super) const UNIT: u64 = 64 << 10;
 
 /// A volume over two of three devices, full of what it should hold.
-fn full(seed: u64) -> (MirrorPod, Driver, Vec<u8>) {
+pub(super) fn full(seed: u64) -> (MirrorPod, Driver, Vec<u8>) {
     let pod = MirrorPod::striped_over(seed, (2, 3), UNIT);
     let mut driver = pod.driver();
     let model = pattern(seed, MIRROR_BYTES as usize);
@@ -27,14 +27,14 @@ fn full(seed: u64) -> (MirrorPod, Driver, Vec<u8>) {
 }
 
 /// Waits until the frontend has said that the place on this device has everything. Nobody has heard it yet.
-fn wait_until_told(pod: &mut MirrorPod, place: usize) {
+pub(super) fn wait_until_told(pod: &mut MirrorPod, place: usize) {
     eventually(|| pod.dirty_bytes() == 0);
     eventually(|| pod.controls[place].log().iter().any(|it| it.operation == Operation::Flush));
     // The device has got the flush, and is to have answered it.
     thread::sleep(QUIET);
 }
 
-fn settled(pod: &MirrorPod) -> bool {
+pub(super) fn settled(pod: &MirrorPod) -> bool {
     pod.columns().beside.is_none()
 }
 
@@ -130,11 +130,11 @@ fn a_write_waits_for_a_read_that_it_meets_and_is_not_passed_by_others() {
     pod.controls[0].hold(true);
     let read = driver.offer(0, 0, T_IN, 0, 4096);
     eventually(|| pod.controls[0].waiting() == 1);
+    let elsewhere = driver.offer(1, 3, T_IN, 2 * UNIT / SECTOR, 4096);
+    eventually(|| pod.controls[0].waiting() == 2);
     driver.write(driver.place(1).data, &pattern(1, 4096));
     let write = driver.offer(1, 1, T_OUT, 0, 4096);
     let later = driver.offer(1, 2, T_IN, 0, 4096);
-    let elsewhere = driver.offer(1, 3, T_IN, 2 * UNIT / SECTOR, 4096);
-    eventually(|| pod.controls[0].waiting() == 2);
     assert!(driver.guest.wait_used(1, QUIET).is_none());
     assert_eq!(pod.controls[0].waiting(), 2, "the first read, and the one elsewhere");
     pod.controls[0].hold(false);

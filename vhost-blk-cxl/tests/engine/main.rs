@@ -8,6 +8,7 @@
 mod pod;
 
 mod column_moves;
+mod column_order;
 mod crash;
 mod generations;
 mod hanging;

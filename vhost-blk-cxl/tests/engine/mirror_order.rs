@@ -101,3 +101,38 @@ fn writes_that_meet_have_the_same_order_everywhere() {
     }
     pod.in_line();
 }
+
+/// A long write is carried out step by step, each of which would let those pass that meet another step.
+#[test]
+fn a_read_that_meets_a_long_write_waits_for_all_of_it() {
+    const BYTES: u32 = 5 << 20;
+    let mut pod = MirrorPod::new(37, 2);
+    pod.disk.size_bytes = VOLUME_BYTES;
+    pod.start_all();
+    let mut driver = pod.driver();
+    pod.until(|pod| pod.dirty_bytes() == 0);
+    driver.write_header(driver.place(0), T_OUT, 0);
+    driver.write(driver.place(0).data, &pattern(1, BYTES as usize));
+    pod.controls.iter().for_each(|control| control.let_pass(1));
+    let pieces = Driver::pieces(driver.place(0), T_OUT, BYTES);
+    let write = driver.guest.offer(0, &pieces, None);
+    eventually(|| pod.controls.iter().all(|control| control.waiting() == 1));
+    let before = pod.controls[0].log().len();
+    let read = driver.offer(1, 8, T_IN, 0, 4096);
+    assert!(driver.guest.wait_used(1, QUIET).is_none(), "the write has not ended");
+    assert_eq!(pod.controls[0].log().len(), before, "it would be seen before the write ends");
+    pod.controls.iter().for_each(|control| control.hold(false));
+    assert_eq!(driver.answer(0, 0, write), (OK, 1));
+    assert_eq!(driver.answer(1, 8, read), (OK, 4097));
+    assert!(driver.read(driver.place(8).data, 4096) == pattern(1, BYTES as usize)[..4096]);
+    // And the other way round.
+    pod.controls.iter().for_each(|control| control.hold(true));
+    driver.offer(1, 8, T_IN, 0, 4096);
+    eventually(|| pod.controls[0].waiting() + pod.controls[1].waiting() == 1);
+    let write = driver.guest.offer(0, &pieces, None);
+    assert!(driver.guest.wait_used(0, QUIET).is_none());
+    assert_eq!(pod.controls[0].waiting() + pod.controls[1].waiting(), 1);
+    pod.controls.iter().for_each(|control| control.hold(false));
+    assert!(driver.guest.wait_used(1, PATIENCE).is_some());
+    assert_eq!(driver.answer(0, 0, write), (OK, 1));
+}

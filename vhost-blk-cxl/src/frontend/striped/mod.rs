@@ -78,9 +78,9 @@ impl Column {
 /// What became of a request that was to be cut.
 enum Cut {
     Done,
-    /// It has to wait for others that it meets.
+    /// It has to wait for what it meets where a column moves.
     Waits,
-    /// So do all others.
+    /// It has to wait, and so do all others.
     NoRoom,
 }
 
@@ -97,8 +97,6 @@ pub(crate) struct StripedDisk<M: Memory> {
     parts: Parts,
     /// Requests that have yet to be cut.
     waiting: VecDeque<u16>,
-    /// Those that [`StripedDisk::cut_waiting`] has found to have to wait for others.
-    held_back: Vec<u16>,
     stranded: Stranded,
     /// Counts requests.
     sequence: u64,
@@ -124,7 +122,6 @@ impl<M: Memory> StripedDisk<M> {
             jobs: vec![None; REQUESTS_MAX.into()],
             parts: Parts::new(),
             waiting: VecDeque::with_capacity(REQUESTS_MAX.into()),
-            held_back: Vec::with_capacity(REQUESTS_MAX.into()),
             stranded: Stranded::default(),
             sequence: 0,
             guest: GuestSide::new(),
@@ -168,23 +165,19 @@ impl<M: Memory> StripedDisk<M> {
         self.resync();
     }
 
-    /// Cuts what waits, in order, as far as it may go on and there is room.
+    /// Cuts what waits, in order, as far as it may go on and there is room. None of these meets another one.
     fn cut_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
             let Some(index) = self.waiting.pop_front() else { break };
             match self.cut(index) {
                 Cut::Done => {}
-                Cut::Waits => {
-                    self.held_back.push(index);
-                    self.waiting.push_back(index);
-                }
+                Cut::Waits => self.waiting.push_back(index),
                 Cut::NoRoom => {
                     self.waiting.push_front(index);
                     break;
                 }
             }
         }
-        self.held_back.clear();
     }
 
     fn cut(&mut self, index: u16) -> Cut {
@@ -308,8 +301,6 @@ impl<M: Memory> StripedDisk<M> {
         self.change_places(&object);
         self.change_columns(&object);
         self.change_beside(&object);
-        // While a column moves its parts are, so that only what meets there has to wait.
-        self.disk.under_way.keep_apart(self.beside.is_none());
         self.disk.update(object);
         self.drop_abandoned();
         self.recheck = true;

@@ -1,9 +1,9 @@
 //! What waits for what while a column moves.
 //!
-//! Writes that meet, and a read and a write that do, are carried out one after the other, in the order in which they came. So a
-//! read never sees a write that only one of both places has: whichever of them is the column next, for this frontend or for its
-//! successor, has all that was seen. A write waits for the copy of a region that it touches, and the copy waited for those that
-//! were under way, so that it can neither miss nor undo one.
+//! Requests of the guest that meet do not come here together, as on any disk. So a read never sees a write that only one of both
+//! places has: whichever of them is the column next, for this frontend or for its successor, has all that was seen. What the place
+//! beside the column may still do of before it was given up is waited for too. A write waits for the copy of a region that it
+//! touches, and the copy waited for those that were under way, so that it can neither miss nor undo one.
 
 use cxl_pool::Memory;
 
@@ -21,17 +21,13 @@ impl<M: Memory> StripedDisk<M> {
         goes_there.then(|| self.layout.columns())
     }
 
-    /// Whether a request of the guest has to wait for others: those that have begun, and, so that none waits for ever, those
-    /// before it that wait themselves.
+    /// Whether a request of the guest has to wait for what is done at the column that moves.
     pub(super) fn must_wait(&self, request: &Request) -> bool {
         let Some(beside) = self.beside.as_ref().filter(|it| it.gets_writes()) else { return false };
         let mut ranges = self.layout.ranges(request.offset_bytes, request.length_bytes);
         let Some(piece) = ranges.find(|piece| piece.column == beside.column) else { return false };
         let there = of_column(request, &piece);
-        let mut held_back =
-            self.held_back.iter().filter_map(|&index| self.jobs.get(usize::from(index))?.as_ref());
         self.begun().any(|part| conflict(&part.request, &there))
-            || held_back.any(|job| conflict(&job.request, request))
             || request.operation.writes() && self.copies.meet(&there)
     }
 
