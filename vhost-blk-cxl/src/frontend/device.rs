@@ -61,12 +61,10 @@ pub(crate) fn features(disk: &DiskObject) -> u64 {
 
 /// Whether completed writes may still be in a cache, given what the driver acknowledged and wrote to `writeback`.
 pub(crate) fn caches_writes(acknowledged: u64, writeback: bool) -> bool {
-    if acknowledged & 1 << VIRTIO_BLK_F_CONFIG_WCE != 0 {
-        writeback
-    } else {
-        // A driver that cannot flush must never need to.
-        acknowledged & 1 << VIRTIO_BLK_F_FLUSH != 0
-    }
+    // A driver that cannot flush must never need to.
+    let flushes = acknowledged & 1 << VIRTIO_BLK_F_FLUSH != 0;
+    let switches = acknowledged & 1 << VIRTIO_BLK_F_CONFIG_WCE != 0;
+    flushes && (writeback || !switches)
 }
 
 /// The configuration space: struct virtio_blk_config.

@@ -125,8 +125,7 @@ impl DeviceSink for DiskSink {
     }
 
     fn disconnected(&mut self) {
-        // The next driver finds the disk as the first one did.
-        self.set_writeback(true);
+        // The driver's choice holds: a VMM that connects again does not repeat it, and one that begins anew looks what holds.
         self.connected = false;
         self.report();
     }

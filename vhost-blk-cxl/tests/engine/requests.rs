@@ -57,6 +57,30 @@ fn a_disk_grows_under_its_guest() {
     assert_eq!(driver.guest.config(60)[..8], (before + 2048).to_le_bytes());
 }
 
+/// A VMM that lost its connection neither says again what its driver chose, nor does it look what holds now.
+#[test]
+fn the_driver_s_choice_of_no_cache_outlasts_its_vmm_s_connection() {
+    let (pod, control) = pod(15);
+    let mut driver = Driver::connected(&pod);
+    driver.guest.set_config(32, &[0]);
+    driver.guest.disconnect();
+    driver.guest.connect(&pod.socket(), ALL_FEATURES);
+    assert_eq!(driver.write_sectors(0, &pattern(1, 512)), OK);
+    assert!(control.log().iter().all(|command| command.force_unit_access));
+    // A VMM that begins anew sees it.
+    assert_eq!(driver.guest.config(60)[32], 0);
+}
+
+/// It may switch the cache, but could never have it flushed.
+#[test]
+fn a_driver_that_cannot_flush_has_no_cache() {
+    let (pod, control) = pod(16);
+    let mut driver = Driver::new(2, 128);
+    driver.guest.connect(&pod.socket(), !(1 << 9));
+    assert_eq!(driver.write_sectors(0, &pattern(1, 512)), OK);
+    assert!(control.log().iter().all(|command| command.force_unit_access));
+}
+
 #[test]
 fn a_device_that_cannot_flush_says_so_to_the_guest() {
     let (mut pod, control) = pod(14);
