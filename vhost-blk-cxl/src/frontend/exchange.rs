@@ -45,6 +45,8 @@ impl<M: Memory> FrontendTask<M> {
                 continue;
             };
             match self.disks.get(&completion.holder.lease) {
+                // Another backend was asked, or this one before the volume moved on: the request may be under way elsewhere.
+                Some(disk) if disk.object().route.channel != id => disk.counters.stale.add(1),
                 Some(disk) => {
                     taken_back |= disk.take_back(&completion);
                     self.completions.push(completion);

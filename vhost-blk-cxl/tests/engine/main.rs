@@ -10,6 +10,7 @@ mod pod;
 mod column_moves;
 mod column_order;
 mod crash;
+mod forged;
 mod generations;
 mod hanging;
 mod intent_log;
