@@ -63,6 +63,8 @@ pub struct FileSsd {
     medium: Medium,
     write_verifier: u64,
     geometry: Geometry,
+    /// What is written lies in the kernel's cache before it is on the medium.
+    cached: bool,
     /// By command id.
     slots: Vec<Option<Slot>>,
     /// The same: where the data of a command lies that has it in several places, else nothing.
@@ -119,6 +121,7 @@ impl FileSsd {
             medium,
             write_verifier,
             geometry,
+            cached: !direct,
             slots: Vec::new(),
             lists: Vec::new(),
             in_flight: 0,
@@ -196,9 +199,12 @@ impl FileSsd {
 
     fn failed(&mut self, slot: &Slot, result: i32) {
         let reason = std::io::Error::from_raw_os_error(-result);
-        if slot.stage == Stage::Sync && self.failure.is_none() {
+        let command = &slot.command;
+        let writes_through = self.cached && command.operation.writes() && command.force_unit_access;
+        if (slot.stage == Stage::Sync || writes_through) && self.failure.is_none() {
             // After a failed fsync the kernel forgets which pages it could not write: a later one that succeeds says
-            // nothing about them, so nothing may be acknowledged any more.
+            // nothing about them, so nothing may be acknowledged any more. A write through the kernel's cache has such an fsync in
+            // it, which may tell of what others wrote.
             error!(ssd = self.name, %reason, "a flush failed: the device is given up");
             self.failure = Some(format!("a flush failed: {reason}"));
         } else {
@@ -377,22 +383,42 @@ mod tests {
         ));
     }
 
-    #[test]
-    fn a_device_that_could_not_flush_is_given_up() {
+    /// A device of which this command is under way, and the directory that it lies in.
+    fn working_on(slot: Slot) -> (FileSsd, tempfile::TempDir) {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let options = cxl_pool::CreateOptions { size_bytes: Some(32 << 20), ..Default::default() };
         let pool = Pool::create(&directory.path().join("pool"), &options).unwrap();
         let mut ssd = FileSsd::open("ssd0", &directory.path().join("ssd"), Some(1 << 20), &pool).unwrap();
-        let flush = slot(Operation::Flush, Stage::Sync, false);
-        ssd.slots = vec![Some(flush)];
+        ssd.slots = vec![Some(slot)];
         ssd.lists = vec![Vec::new()];
         ssd.in_flight = 1;
-        let failed = Finished { id: CommandId(0), outcome: Outcome::Failed };
-        assert_eq!(ssd.ended(0, -libc::EIO), Some(failed));
+        (ssd, directory)
+    }
+
+    const FAILED: Finished = Finished { id: CommandId(0), outcome: Outcome::Failed };
+
+    #[test]
+    fn a_device_that_could_not_flush_is_given_up() {
+        let flush = slot(Operation::Flush, Stage::Sync, false);
+        let (mut ssd, _directory) = working_on(flush);
+        assert_eq!(ssd.ended(0, -libc::EIO), Some(FAILED));
         assert!(ssd.failure().is_some_and(|reason| reason.contains("flush")));
         let mut finished = Vec::new();
         ssd.submit(flush.command).unwrap();
         ssd.reap(&mut finished);
-        assert_eq!(finished, [failed]);
+        assert_eq!(finished, [FAILED]);
+    }
+
+    /// It may have collected the error of what others wrote, of which no later flush hears.
+    #[test]
+    fn so_is_one_that_failed_a_write_through_its_cache() {
+        for operation in [Operation::Write, Operation::WriteZeroes] {
+            for (cached, through) in [(true, true), (true, false), (false, true)] {
+                let (mut ssd, _directory) = working_on(slot(operation, Stage::Move { done: 0 }, through));
+                ssd.cached = cached;
+                assert_eq!(ssd.ended(0, -libc::EIO), Some(FAILED));
+                assert_eq!(ssd.failure().is_some(), cached && through, "{operation:?}, {cached}, {through}");
+            }
+        }
     }
 }
