@@ -15,6 +15,7 @@ use vhost_frontend::{BufferArea, GuestMemory, PoolMap, PoolRam, Ring, StopReason
 use super::flushed::Flushed;
 use super::parse::Shape;
 use super::place::{Finder, Place};
+use super::seldom::Seldom;
 use super::slots::{Slot, Slots, State};
 use super::under_way::UnderWay;
 use super::unflushed::Unflushed;
@@ -86,6 +87,8 @@ pub(crate) struct Disk<M: Memory> {
     /// Nothing new is taken: as soon as nothing is in flight, the disk becomes a mirrored one.
     pub(super) held: bool,
     pub(super) first_ring: usize,
+    /// Warnings of rings that the guest broke.
+    pub(super) warnings: Seldom,
     /// Holds it to its share of the fabric, if it has one.
     pub(super) pacer: Option<Pacer>,
 }
@@ -117,6 +120,7 @@ impl<M: Memory> Disk<M> {
             blocked: false,
             held: false,
             first_ring: 0,
+            warnings: Seldom::default(),
             pacer: None,
         }
     }

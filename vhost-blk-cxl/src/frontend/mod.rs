@@ -3,6 +3,7 @@
 //! A disk's vhost-user thread (`sink`) passes its rings to the one worker (`task`), which serves all disks: it
 //! [parses](parse) requests, copies data to and from the pool, and exchanges messages with the backends.
 
+mod attachment;
 mod becoming;
 mod device;
 mod disk;
@@ -14,6 +15,7 @@ mod mirrored;
 pub mod parse;
 mod place;
 mod regions;
+mod seldom;
 mod serve;
 mod sink;
 mod slots;
@@ -44,6 +46,7 @@ use tracing::info;
 use vhost_frontend::pacing::{Meter, Pacing};
 use vhost_frontend::{ConfigSpace, DeviceSpec, PoolRam, Server};
 
+use self::attachment::Attachment;
 use self::device::{QUEUE_SIZE_MAX, config_space, features};
 use self::mirrored::REPLICAS_MAX;
 use self::sink::DiskSink;
@@ -61,6 +64,7 @@ struct OfferedDisk {
     writeback: Arc<AtomicBool>,
     /// What its configuration space says.
     size_bytes: Arc<AtomicU64>,
+    attachment: Arc<Attachment>,
     /// Its socket goes when this goes.
     _server: Server,
 }
@@ -186,6 +190,7 @@ impl Frontend {
         let writeback = Arc::new(AtomicBool::new(!object.write_through));
         let config = ConfigSpace::new(config_space(&object, !object.write_through));
         let size_bytes = Arc::new(AtomicU64::new(object.size_bytes));
+        let attachment = Arc::new(Attachment::new(self.reporter.clone()));
         let lease = object.lease;
         // A replica that was dropped may still fill a buffer, which can be kept aside if it is ours only.
         let zero_copy = object.replicas.is_empty();
@@ -207,7 +212,7 @@ impl Frontend {
         let sink = DiskSink {
             object: object.clone(),
             worker: self.worker.clone(),
-            reporter: self.reporter.clone(),
+            attachment: Arc::clone(&attachment),
             config: config.clone(),
             writeback: Arc::clone(&writeback),
             size_bytes: Arc::clone(&size_bytes),
@@ -226,7 +231,15 @@ impl Frontend {
         let open = if object.vmm_listens { Server::connect } else { Server::listen };
         match open(&path, spec, sink) {
             Ok(server) => {
-                let disk = OfferedDisk { object, counters, config, writeback, size_bytes, _server: server };
+                let disk = OfferedDisk {
+                    object,
+                    counters,
+                    config,
+                    writeback,
+                    size_bytes,
+                    attachment,
+                    _server: server,
+                };
                 self.disks.insert(lease, disk);
                 Ok(())
             }
@@ -320,6 +333,7 @@ impl Handler for Frontend {
             // A worker that is gone was fenced, and the process is about to end.
             let _ = self.send(Message::Tick(self.pace));
         }
+        self.disks.values().for_each(|disk| disk.attachment.catch_up());
         let leases = self.disks.iter().map(|(&lease, disk)| disk.counters.lease(lease)).collect();
         let zero_copy = self.disks.values().map(|disk| disk.counters.zero_copy.get()).sum();
         let resubmitted = self.disks.values().map(|disk| disk.counters.resubmitted.get()).sum();

@@ -1,6 +1,7 @@
 //! How a disk serves its guest: taking requests, sending them, answering them.
 
 use std::sync::atomic::{Ordering, fence};
+use std::time::Instant;
 
 use cxl_pool::{ByteOffset, LINE_BYTES, LineOffset, Memory};
 use tracing::{debug, warn};
@@ -123,8 +124,10 @@ impl<M: Memory> Disk<M> {
                 return served.ring.complete(slot.chain.head(), written).is_ok();
             }
             Err(error) => {
-                warn!(lease = %self.object.lease, instance = self.object.instance_name, ring, %error,
-                    "the guest broke its ring: it is served no more until the guest resets the disk");
+                if let Some(left_out) = self.warnings.is_due(Instant::now()) {
+                    warn!(lease = %self.object.lease, instance = self.object.instance_name, ring, %error, left_out,
+                        "the guest broke its ring: it is served no more until the guest resets the disk");
+                }
                 self.counters.broken_rings.add(1);
                 return false;
             }
@@ -198,8 +201,10 @@ impl<M: Memory> Disk<M> {
     fn break_off(&mut self, ring: usize, index: u16, reason: &str) -> bool {
         let Some(served) = self.rings[ring].as_mut() else { return false };
         served.ring.break_off(&self.slots.get(index).chain);
-        warn!(lease = %self.object.lease, instance = self.object.instance_name, ring, reason,
-            "a request has no place for a status: the ring is served no more until the guest resets the disk");
+        if let Some(left_out) = self.warnings.is_due(Instant::now()) {
+            warn!(lease = %self.object.lease, instance = self.object.instance_name, ring, reason, left_out,
+                "a request has no place for a status: the ring is served no more until the guest resets the disk");
+        }
         self.counters.broken_rings.add(1);
         false
     }

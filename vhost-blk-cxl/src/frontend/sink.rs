@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use pod_protocol::endpoint::Reporter;
 use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::DiskObject;
 use pod_protocol::reports::Report;
@@ -14,6 +13,7 @@ use pod_protocol::worker::WorkerHandle;
 use tracing::{debug, warn};
 use vhost_frontend::{ConfigRefused, ConfigSpace, DeviceSink, GuestMemory, Ring, StopReason};
 
+use super::attachment::Attachment;
 use super::device::{WRITEBACK_AT, config_space};
 use super::task::Message;
 
@@ -26,7 +26,7 @@ const DISCONNECT_PATIENCE: Duration = Duration::from_millis(500);
 pub(crate) struct DiskSink {
     pub(crate) object: DiskObject,
     pub(crate) worker: WorkerHandle<Message>,
-    pub(crate) reporter: Option<Reporter>,
+    pub(crate) attachment: Arc<Attachment>,
     pub(crate) config: ConfigSpace,
     pub(crate) writeback: Arc<AtomicBool>,
     /// The disk may have grown.
@@ -42,13 +42,15 @@ impl DiskSink {
     }
 
     fn report(&self) {
-        if let Some(reporter) = &self.reporter {
-            reporter.report(Report::Attachment {
-                lease: self.lease(),
-                connected: self.connected,
-                running: !self.running.is_empty(),
-                write_through: !self.writeback.load(Ordering::Relaxed),
-            });
+        self.attachment.say(self.state());
+    }
+
+    fn state(&self) -> Report {
+        Report::Attachment {
+            lease: self.lease(),
+            connected: self.connected,
+            running: !self.running.is_empty(),
+            write_through: !self.writeback.load(Ordering::Relaxed),
         }
     }
 
@@ -117,7 +119,7 @@ impl DeviceSink for DiskSink {
         match (offset, bytes) {
             (WRITEBACK_AT, &[wanted @ (0 | 1)]) => {
                 self.set_writeback(wanted == 1);
-                self.report();
+                self.attachment.say_soon(self.state());
                 Ok(())
             }
             _ => Err(ConfigRefused),

@@ -6,10 +6,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use cxl_pool::{CreateOptions, Pool};
+use pod_protocol::reports::Report;
 use proptest::prelude::*;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost_frontend::mock::Piece;
 
+use crate::pod::mirror::MirrorPod;
 use crate::pod::ram::{Control, RamSsd, pod};
 use crate::pod::*;
 
@@ -69,6 +71,31 @@ fn the_driver_s_choice_of_no_cache_outlasts_its_vmm_s_connection() {
     assert!(control.log().iter().all(|command| command.force_unit_access));
     // A VMM that begins anew sees it.
     assert_eq!(driver.guest.config(60)[32], 0);
+}
+
+/// Whatever the controller hears, it writes down.
+#[test]
+fn a_driver_that_changes_its_mind_all_the_time_is_spoken_of_now_and_then() {
+    let mut pod = MirrorPod::alone(17, 1);
+    let mut driver = pod.driver();
+    driver.guest.set_config(32, &[1]);
+    pod.dirty_bytes();
+    pod.reports();
+    for round in 0..1000_u32 {
+        driver.guest.set_config(32, &[(round % 2) as u8]);
+    }
+    driver.guest.set_config(32, &[0]);
+    assert_eq!(driver.guest.config(60)[32], 0);
+    assert!(pod.reports().is_empty());
+    // With telemetry.
+    pod.dirty_bytes();
+    let said = pod.reports();
+    let holds = |it: &Report| {
+        matches!(it, Report::Attachment { connected: true, running: true, write_through: true, .. })
+    };
+    assert!(said.len() == 1 && holds(&said[0]), "{said:?}");
+    pod.dirty_bytes();
+    assert!(pod.reports().is_empty());
 }
 
 /// It may switch the cache, but could never have it flushed.

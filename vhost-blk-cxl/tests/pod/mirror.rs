@@ -390,6 +390,11 @@ impl MirrorPod {
         (0..self.present.len()).find(found)
     }
 
+    /// What the controller has yet to hear.
+    pub fn reports(&mut self) -> Vec<Report> {
+        self.side.reporter.take().into()
+    }
+
     /// What the controller does with what it is told.
     pub fn control(&mut self) {
         let reports = self.side.reporter.take();
