@@ -10,7 +10,7 @@ use tracing::info;
 use super::arrivals::Held;
 use super::check::{Rejected, check};
 use super::in_flight::InFlight;
-use super::sharing::{Room, Sharing, cost};
+use super::sharing::{Room, Sharing, cost, moved_bytes};
 use super::task::BackendTask;
 use super::volume::{LogTrust, Volume};
 use crate::intent_log;
@@ -108,8 +108,7 @@ impl<M: Memory> BackendTask<M> {
             }
             volume.throttled = false;
             if is_charged {
-                let bytes = if request.operation.has_data() { request.length_bytes } else { 0 };
-                volume.throttle.take(bytes, now_ns);
+                volume.throttle.take(moved_bytes(&request), now_ns);
             }
             if let Some(channel) = self.channels.get_mut(&volume.object.channel) {
                 channel.waiting = channel.waiting.saturating_sub(1);

@@ -3,7 +3,7 @@
 use pod_protocol::ids::PlaceId;
 use pod_protocol::turns::Turns;
 
-use crate::message::Request;
+use crate::message::{Operation, Request};
 
 /// What a volume of the usual priority may begin per round: a few small requests, or a part of a large one.
 const QUANTUM_BYTES: u32 = 16 << 10;
@@ -13,9 +13,22 @@ const REQUEST_BYTES: u64 = 4096;
 /// back soon.
 const SHARED_REQUESTS: u32 = 1024;
 
+/// What a discard counts for at most, however long: the file system or the drive notes that a range is free.
+const DISCARD_BYTES: u64 = 64 << 10;
+
+/// What a request keeps its device busy with, in bytes: what a volume's rates count. Zeros are written where the device cannot do
+/// them otherwise, and nobody knows before.
+pub(super) fn moved_bytes(request: &Request) -> u64 {
+    match request.operation {
+        Operation::Read | Operation::Write | Operation::WriteZeroes => request.length_bytes,
+        Operation::Discard => request.length_bytes.min(DISCARD_BYTES),
+        Operation::Flush => 0,
+    }
+}
+
 /// What a request costs the volume whose turn it is, in bytes.
 pub(super) fn cost(request: &Request) -> u64 {
-    REQUEST_BYTES + if request.operation.has_data() { request.length_bytes } else { 0 }
+    REQUEST_BYTES + moved_bytes(request)
 }
 
 /// The volumes that want a device, and what it may be given.

@@ -261,3 +261,23 @@ fn a_device_has_a_short_queue_as_soon_as_several_volumes_want_it() {
     collect(&mut first, 30);
     collect(&mut second, 30);
 }
+
+/// A device that cannot do them otherwise writes zeros, and what it is told to forget keeps it busy too.
+#[test]
+fn zeroes_and_discards_count_for_the_bytes_that_a_volume_may_move() {
+    let (mut pod, control) = crate::pod::ram::pod(66);
+    let mut driver = Driver::connected(&pod);
+    for kind in [T_WRITE_ZEROES, T_DISCARD] {
+        pod.volume.qos = Qos { bytes_per_second: Some(1), burst_ms: 0, ..Qos::default() };
+        pod.apply_volume();
+        assert_eq!(driver.range_request(kind, 0, 64, 0), OK);
+        let begun = control.log().len();
+        driver.write(driver.place(0).data, &pattern(1, 512));
+        let write = driver.offer(0, 0, T_OUT, 8, 512);
+        assert!(driver.guest.wait_used(0, QUIET).is_none(), "it has had more than its share");
+        assert_eq!(control.log().len(), begun);
+        pod.volume.qos = Qos::default();
+        pod.apply_volume();
+        assert_eq!(driver.answer(0, 0, write), (OK, 1));
+    }
+}
