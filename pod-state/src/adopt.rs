@@ -1,6 +1,6 @@
 use pod_api::EventKind;
 
-use super::{Effect, Kind, LeaseKind, Options, Presence, Regions, State};
+use super::{Effect, Kind, LeaseKind, Options, Presence, Regions, State, UsedBefore};
 
 impl State {
     /// Goes on with a new pool: what the pod is made of stays, and what lay in the old pool is made afresh as its
@@ -23,8 +23,11 @@ impl State {
                 *rx = None;
             }
         }
+        let remembers = self.remembers_vmms();
         for lease in self.leases.values_mut() {
             lease.generation = lease.generation.next();
+            let used = UsedBefore::of(lease.connected, lease.running, lease.used_before);
+            lease.used_before = used.filter(|_| remembers);
             lease.connected = false;
             lease.area = None;
             if let LeaseKind::Disk { clean_for, .. } = &mut lease.kind {

@@ -400,6 +400,7 @@ impl State {
             generation,
             connected: false,
             running: false,
+            used_before: None,
             write_through: false,
             slot: self.free_slot(instance),
             leaving: false,

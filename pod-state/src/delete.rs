@@ -48,19 +48,19 @@ impl State {
     ) -> Result<(), Refusal> {
         let instance = self.instance_named(name).ok_or_else(|| Refusal::not_found("instance", name))?;
         let id = instance.id;
-        let used = self.leases_of(instance).find(|lease| {
-            lease.connected || lease.incoming.as_ref().is_some_and(|incoming| incoming.connected)
-        });
+        let used = self.leases_of(instance).find(|lease| lease.is_in_use());
         if let Some(lease) = used.filter(|_| !force) {
-            return Err(Refusal::new(
-                RefusalKind::Connected,
+            let (device, name) = (&lease.device, shown(name));
+            let by_force = "delete by force (podctl instances delete --force, ?force=true)";
+            let detail = if lease.is_unheard_of() {
                 format!(
-                    "a VMM uses {} of the instance {}: stop the VM first, or delete by force (podctl instances delete \
-                     --force, ?force=true)",
-                    lease.device,
-                    shown(name)
-                ),
-            ));
+                    "a VMM used {device} of the instance {name} until its frontend started anew, and may be about to connect again: ask \
+                     again in a few seconds, or {by_force}"
+                )
+            } else {
+                format!("a VMM uses {device} of the instance {name}: stop the VM first, or {by_force}")
+            };
+            return Err(Refusal::new(RefusalKind::Connected, detail));
         }
         for lease in self.lease_ids_of(id) {
             let Some(lease) = self.leases.remove(&lease) else { continue };

@@ -81,7 +81,7 @@ impl State {
             return Err(Refusal::new(RefusalKind::Busy, detail));
         }
         // A frontend that starts anew knows of no VMM for a moment, and the guest has the device all the same.
-        if (lease.connected || lease.plugged) && !force {
+        if (lease.is_in_use() || lease.plugged) && !force {
             (lease.leaving, lease.refused) = (true, None);
             let message = format!("{device} is to leave it, once its guest has let go of it");
             effects.push(Effect::event(EventKind::DeviceLeaving, name, message));

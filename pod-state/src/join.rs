@@ -9,7 +9,7 @@ use pod_protocol::volume_table::VolumeTable;
 use super::name::check_reported_name;
 use super::{
     Device, DeviceId, Effect, Endpoint, Health, Kind, Labels, LeaseKind, Presence, Refusal, RefusalKind,
-    State,
+    State, UsedBefore,
 };
 
 /// More devices than a host has slots for.
@@ -129,7 +129,7 @@ impl State {
     }
 
     /// A frontend that was restarted holds its leases anew: what its predecessor may still send is refused, and what it said of
-    /// a column that moves does not count.
+    /// a column that moves does not count. The VMMs that it served are about to connect again.
     fn revoke_from_predecessor(&mut self, id: EndpointId) {
         let concerned = || self.leases_served_by(id).into_iter();
         let held: Vec<LeaseId> =
@@ -138,8 +138,12 @@ impl State {
             .filter(|lease| self.incoming_frontend(lease) == Some(id))
             .map(|lease| lease.id)
             .collect();
+        let remembers = self.remembers_vmms();
+        let remembered =
+            |connected, running, found| UsedBefore::of(connected, running, found).filter(|_| remembers);
         for lease in incoming {
             if let Some(incoming) = self.leases.get_mut(&lease).and_then(|lease| lease.incoming.as_mut()) {
+                incoming.used_before = remembered(incoming.connected, incoming.running, incoming.used_before);
                 (incoming.connected, incoming.running) = (false, false);
             }
         }
@@ -147,6 +151,7 @@ impl State {
             self.begin_column_move_anew(lease);
             if let Some(lease) = self.leases.get_mut(&lease) {
                 lease.generation = lease.generation.next();
+                lease.used_before = remembered(lease.connected, lease.running, lease.used_before);
                 (lease.connected, lease.running) = (false, false);
                 if let LeaseKind::Nic { draining, .. } = &mut lease.kind {
                     // Whoever waited for the old NIC is gone.

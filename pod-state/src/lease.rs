@@ -5,7 +5,7 @@ use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, Volume
 use pod_protocol::objects::NicPolicy;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{DeviceId, Draining, Hold, Incoming};
+use super::{DeviceId, Draining, Hold, Incoming, UsedBefore};
 
 /// The right of an instance to use a NIC or a volume until it is revoked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +26,9 @@ pub struct Lease {
     /// Whether its queues run.
     #[serde(default)]
     pub running: bool,
+    /// How a VMM used it in the life before of its frontend, until this life says whether one does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_before: Option<UsedBefore>,
     /// The guest's driver chose that a write is on the medium when it is answered.
     #[serde(default)]
     pub write_through: bool,

@@ -85,6 +85,7 @@ use cxl_pool::{EndpointId, HostId};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, VolumeId};
 use serde::{Deserialize, Serialize};
 
+pub use attachment::UsedBefore;
 pub use balance::share;
 pub use balance::{Measured, Move, Relief};
 pub use balance_volumes::{DiskRates, VolumeMove, VolumeRelief};

@@ -13,7 +13,7 @@ use pod_api::EventKind;
 use pod_protocol::ids::{InstanceId, LeaseId};
 use serde::{Deserialize, Serialize};
 
-use super::{Effect, Hold, Lease, LeaseKind, Presence, Refusal, RefusalKind, State};
+use super::{Effect, Hold, Lease, LeaseKind, Presence, Refusal, RefusalKind, State, UsedBefore};
 
 /// The attachment of a lease on the host to which its instance moves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +24,9 @@ pub struct Incoming {
     pub connected: bool,
     /// Whether its queues run there.
     pub running: bool,
+    /// How a VMM used it in the life before of the frontend there, until this life says whether one does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_before: Option<UsedBefore>,
     /// The TX or data area, made for one life of the frontend there.
     pub area: Option<Hold>,
 }
@@ -58,7 +61,8 @@ impl State {
                 let Some(lease) = state.leases.get_mut(&lease) else { continue };
                 // Another name than here: hosts of one machine keep their sockets in one place.
                 let socket = format!("{name}-{}-{host_name}.sock", lease.device);
-                lease.incoming = Some(Incoming { socket, connected: false, running: false, area: None });
+                let (connected, running, used_before, area) = (false, false, None, None);
+                lease.incoming = Some(Incoming { socket, connected, running, used_before, area });
             }
             let message = format!("{host_name} gets ready for it");
             effects.push(Effect::event(EventKind::MigrationPrepared, name, message));
@@ -190,11 +194,18 @@ impl State {
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         let id = self.migrating(name)?;
-        if let Some(lease) = self.own_leases(id).find(|lease| lease.running && !force) {
-            let detail = format!(
-                "the guest still uses {} on the host that it is to leave; if that host is dead, activate by force",
-                lease.device
-            );
+        if let Some(lease) = self.own_leases(id).find(|lease| lease.may_run() && !force) {
+            let device = &lease.device;
+            let detail = if lease.running {
+                format!(
+                    "the guest still uses {device} on the host that it is to leave; if that host is dead, activate by force"
+                )
+            } else {
+                format!(
+                    "the guest used {device} on the host that it is to leave until the frontend there started anew, which has yet to \
+                     say whether it still does: ask again in a few seconds; if that host is dead, activate by force"
+                )
+            };
             return Err(Refusal::new(RefusalKind::Connected, detail));
         }
         let short = |lease: &&Lease| lease.incoming.as_ref().is_none_or(|incoming| incoming.area.is_none());
@@ -254,7 +265,7 @@ impl State {
             }
             lease.socket = incoming.socket;
             lease.connected = incoming.connected;
-            lease.running = incoming.running;
+            (lease.running, lease.used_before) = (incoming.running, incoming.used_before);
             lease.generation = lease.generation.next();
             match &mut lease.kind {
                 // What the old side sent through the NIC that it had left is not coming back to the new one.

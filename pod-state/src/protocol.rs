@@ -54,6 +54,15 @@ impl State {
         if self.options.protocol_minor < Protocol::LABELS_DEVICES {
             self.forget_labels();
         }
+        if self.options.protocol_minor < Protocol::REMEMBERS_VMMS {
+            self.forget_vmms();
+        }
+    }
+
+    /// Whether is remembered that a VMM used a device in the life before of its frontend. Replicas of 1.0 could not, and would let go of
+    /// the device.
+    pub(super) fn remembers_vmms(&self) -> bool {
+        self.options.protocol_minor >= Protocol::REMEMBERS_VMMS
     }
 
     /// Whether volumes may move between two SSDs of one host: controllers of 1.0 refuse that, and the engines of 1.0 do not tell such

@@ -1,6 +1,7 @@
 //! What the VMM says about a device: memory, features, vrings.
 
 mod additional;
+mod coming;
 mod forgotten;
 mod inflight;
 mod logging;
@@ -71,17 +72,6 @@ impl Connection {
 
     pub(crate) fn name(&self) -> &str {
         &self.spec.name
-    }
-
-    pub(crate) fn connected(&mut self) {
-        self.sink.connected();
-    }
-
-    pub(crate) fn disconnected(&mut self) {
-        self.stop_all(StopReason::Disconnected);
-        self.forget();
-        self.spec.config.notices.close();
-        self.sink.disconnected();
     }
 
     fn forget(&mut self) {

@@ -50,6 +50,6 @@ pub use inflight::{InflightError, InflightQueue, Resubmission, region_bytes};
 pub use memory::{GuestMemory, MemoryError, MemoryTable};
 pub use pool_ram::{PoolMap, PoolRam};
 pub use ring::{Next, Ring, RingBroken, RingParts};
-pub use server::{ConfigRefused, DeviceSink, DeviceSpec, Server, StopReason};
+pub use server::{ConfigRefused, DeviceSink, DeviceSpec, Server, StopReason, VMM_PATIENCE};
 pub use socket::ListenError;
 pub use view::GuestView;

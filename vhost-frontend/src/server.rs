@@ -52,7 +52,13 @@ pub struct DeviceSpec {
     pub discards: fn(u16) -> bool,
     /// What of the pool may be the guest's memory. Without it the pool is not known, and a file like any other.
     pub pool_ram: Option<PoolRam>,
+    /// How long a VMM that used the device's predecessor may take to come to this one: [`VMM_PATIENCE`], but in tests.
+    pub vmm_patience: Duration,
 }
+
+/// VMMs that go on after their frontend has started anew connect within a second or a few (QEMU's `reconnect`); a device tries every
+/// half a second to reach one that listens.
+pub const VMM_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why a ring is taken back from the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +78,9 @@ pub struct ConfigRefused;
 pub trait DeviceSink: Send + 'static {
     /// A VMM connected.
     fn connected(&mut self) {}
+
+    /// No VMM has connected since the device began, for [as long as one may take](DeviceSpec::vmm_patience). Told once; one may come yet.
+    fn nobody_came(&mut self) {}
 
     /// The driver acknowledged these virtio features.
     fn features(&mut self, _acknowledged: u64) {}
@@ -136,10 +145,10 @@ impl Server {
             .map_err(|errno| error("make an event descriptor for")(errno.into()))?;
         let expected = ExpectedRings::new().map_err(error("make a timer for"))?;
         let shared = Arc::new(Shared { stop, expected, connection: Mutex::new(None) });
-        let name = spec.name.clone();
+        let (name, vmm_due) = (spec.name.clone(), Instant::now() + spec.vmm_patience);
         let (ends, ended) = mpsc::channel();
         let connection = Connection::new(spec, Box::new(sink));
-        let service = Service { door, shared: Arc::clone(&shared), connection, _ends: ends };
+        let service = Service { door, shared: Arc::clone(&shared), connection, vmm_due, _ends: ends };
         let thread = std::thread::Builder::new()
             .name(name)
             .spawn(move || service.run())
@@ -198,6 +207,8 @@ struct Service {
     door: Door,
     shared: Arc<Shared>,
     connection: Connection,
+    /// When a VMM should have come.
+    vmm_due: Instant,
     /// Dropped when the thread ends.
     _ends: Sender<Infallible>,
 }
@@ -218,7 +229,8 @@ enum Event {
 /// What of a VMM's connection is waited for.
 #[derive(Clone, Copy)]
 enum Awaited<'a> {
-    Nothing,
+    /// There is none. By this time one should have come.
+    Vmm(Option<Instant>),
     Request(BorrowedFd<'a>),
     /// A part of a request is there already, and says so all the time. Who comes next waits until it is known whether this
     /// VMM is alive.
@@ -234,12 +246,13 @@ const REST_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
 impl Service {
     fn run(self) {
-        let Self { mut door, shared, connection, _ends } = self;
+        let Self { mut door, shared, connection, vmm_due, _ends } = self;
+        let mut vmm_due = Some(vmm_due);
         let name = connection.name().to_owned();
         let connection = Arc::new(Mutex::new(connection));
         loop {
             let stream = match &mut door {
-                Door::Open(socket) => match wait(&shared, Awaited::Nothing, Some(socket)) {
+                Door::Open(socket) => match wait(&shared, Awaited::Vmm(vmm_due), Some(socket)) {
                     Event::Stop => return,
                     Event::Connection { .. } | Event::RingsExpected | Event::Pause => None,
                     Event::Listener => accept(socket, &name),
@@ -247,8 +260,15 @@ impl Service {
                 Door::Calling(connector) => connector.attempt(),
             };
             let began = Instant::now();
+            let connected = stream.is_some() && door.socket().is_some();
             let served =
                 stream.is_some_and(|stream| serve(&shared, door.socket(), stream, &connection, &name));
+            if connected || served {
+                vmm_due = None;
+            } else if vmm_due.is_some_and(|due| due <= Instant::now()) {
+                vmm_due = None;
+                connection.lock().unwrap_or_else(PoisonError::into_inner).nobody_came();
+            }
             if let Door::Calling(connector) = &mut door {
                 if served {
                     connector.parted_after(began.elapsed());
@@ -349,13 +369,20 @@ fn serve(
     asked
 }
 
+fn pause_of(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(time.subsec_nanos()),
+    }
+}
+
 /// Waits so long, or until told to stop. Returns whether it was.
 fn pauses(shared: &Shared, pause: Duration) -> bool {
     let began = Instant::now();
     loop {
         let left = pause.saturating_sub(began.elapsed());
         let mut fds = [PollFd::new(&shared.stop, PollFlags::IN)];
-        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
+        let timeout = pause_of(left);
         // Interrupted: look again.
         let _ = rustix::event::poll(&mut fds, Some(&timeout));
         if !fds[0].revents().is_empty() {
@@ -430,12 +457,15 @@ fn accept(socket: &Socket, name: &str) -> Option<UnixStream> {
 fn wait(shared: &Shared, awaited: Awaited<'_>, socket: Option<&Socket>) -> Event {
     let listener = socket.map(|socket| socket.listener.as_fd());
     // What hangs up is told of without being asked for.
-    let (connection, events, next_vmm, pause) = match awaited {
-        Awaited::Nothing => (None, PollFlags::empty(), PollFlags::IN, None),
-        Awaited::Request(connection) => (Some(connection), PollFlags::IN, PollFlags::IN, None),
-        Awaited::Rest(connection) => {
-            (Some(connection), PollFlags::empty(), PollFlags::empty(), Some(&REST_PAUSE))
-        }
+    let (connection, events, next_vmm) = match awaited {
+        Awaited::Vmm(_) => (None, PollFlags::empty(), PollFlags::IN),
+        Awaited::Request(connection) => (Some(connection), PollFlags::IN, PollFlags::IN),
+        Awaited::Rest(connection) => (Some(connection), PollFlags::empty(), PollFlags::empty()),
+    };
+    let pause = match awaited {
+        Awaited::Vmm(due) => due.map(|due| pause_of(due.saturating_duration_since(Instant::now()))),
+        Awaited::Request(_) => None,
+        Awaited::Rest(_) => Some(REST_PAUSE),
     };
     loop {
         // What is not there is not looked at.
@@ -448,7 +478,7 @@ fn wait(shared: &Shared, awaited: Awaited<'_>, socket: Option<&Socket>) -> Event
             PollFd::from_borrowed_fd(expected, expects),
         ];
         // Interrupted: look again.
-        let ready = rustix::event::poll(&mut fds, pause);
+        let ready = rustix::event::poll(&mut fds, pause.as_ref());
         if !fds[0].revents().is_empty() {
             return Event::Stop;
         }

@@ -27,7 +27,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use crate::mock::{MockGuest, Piece};
 use crate::{
     Chain, ChainWriter, ConfigSpace, DeviceSink, DeviceSpec, GuestMemory, ListenError, Next, Ring, Server,
-    StopReason,
+    StopReason, VMM_PATIENCE,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -45,6 +45,7 @@ struct State {
     malformed: u32,
     broken: u32,
     connected: u32,
+    unmet: u32,
     disconnected: u32,
     announced: Vec<[u8; 6]>,
     /// The VMM's end of the connection, to be looked at while rings stop.
@@ -100,6 +101,10 @@ struct Sink(Shared);
 impl DeviceSink for Sink {
     fn connected(&mut self) {
         self.0.lock().connected += 1;
+    }
+
+    fn nobody_came(&mut self) {
+        self.0.lock().unmet += 1;
     }
 
     fn ring_started(&mut self, ring: Ring) {
@@ -160,6 +165,7 @@ impl Device {
             announces: true,
             discards: |index| index == 1,
             pool_ram: None,
+            vmm_patience: VMM_PATIENCE,
         };
         let server = begin(&directory.path().join("device.sock"), spec, Sink(state.clone()));
         let stop = Arc::new(AtomicBool::new(false));

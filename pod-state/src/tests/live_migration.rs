@@ -320,3 +320,38 @@ fn a_nic_that_is_to_be_empty_is_left_once_the_move_ends_a_drain() {
     assert_eq!(kinds(&effects), [EventKind::InstanceMigrated, EventKind::Drained]);
     assert_eq!(nic_lease(&state).active_nic(), Some(&nic(2)));
 }
+
+#[test]
+fn a_frontend_that_starts_anew_does_not_let_a_guest_be_taken_for_stopped() {
+    let mut state = running_vm();
+    speak(&mut state, Protocol::REMEMBERS_VMMS);
+    let (net, disk) = (nic_lease(&state).id, disk_lease(&state).id);
+    must(&mut state, &prepare());
+    must(&mut state, &attached(FRONTENDS_THERE[0], net, false));
+    must(&mut state, &attached(FRONTENDS_THERE[1], disk, false));
+    must(&mut state, &released(BLK_FRONTEND, disk));
+    join_as(&mut state, NET_FRONTEND, 2);
+    let refusal = refused(&mut state, &activate(false));
+    assert!(refusal.kind == RefusalKind::Connected && refusal.detail.contains("started anew"), "{refusal}");
+    // Its VMM is back, and has stopped the guest.
+    must(&mut state, &released(NET_FRONTEND, net));
+    // The VMMs here go away. The ones there are about to connect again, and the instance is theirs.
+    for (endpoint, lease) in [(NET_FRONTEND, net), (BLK_FRONTEND, disk)] {
+        must(&mut state, &unattached(endpoint, lease));
+    }
+    for there in FRONTENDS_THERE {
+        join_as(&mut state, there, 2);
+    }
+    let delete = Command::DeleteInstance { name: "vm1".to_owned(), force: false };
+    let refusal = refused(&mut state, &delete);
+    assert!(refusal.kind == RefusalKind::Connected && refusal.detail.contains("started anew"), "{refusal}");
+    for command in scrub_all(&state) {
+        must(&mut state, &command);
+    }
+    must(&mut state, &activate(false));
+    assert_eq!(refused(&mut state, &delete).kind, RefusalKind::Connected);
+    for (endpoint, lease) in FRONTENDS_THERE.into_iter().zip([net, disk]) {
+        must(&mut state, &unattached(endpoint, lease));
+    }
+    must(&mut state, &delete);
+}

@@ -6,6 +6,7 @@ use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::{
     NicPolicy, Object, ObjectId, PortObject, Priority, Qos, RateLimit, RegistrationState,
 };
+use pod_protocol::protocol::Protocol;
 use pod_protocol::reports::DeviceReport;
 
 use super::model::{MIB, check, create_instance, devices_of, endpoint, join, nic, options, scrub_all, ssd};
@@ -95,6 +96,16 @@ fn pod_with_vm() -> State {
 
 fn attached(endpoint: EndpointId, lease: LeaseId, running: bool) -> Command {
     Command::Attachment { endpoint, lease, connected: true, running, write_through: false }
+}
+
+fn speak(state: &mut State, minor: u16) {
+    let speaking = state.speaking(minor);
+    must(state, &speaking);
+}
+
+/// No VMM uses the device any more, or none came to it.
+fn unattached(endpoint: EndpointId, lease: LeaseId) -> Command {
+    Command::Attachment { endpoint, lease, connected: false, running: false, write_through: false }
 }
 
 fn nic_lease(state: &State) -> Lease {

@@ -117,3 +117,90 @@ fn adopted_pool_keeps_what_the_pod_is_made_of() {
     }
     assert!(port(&state).mac == port(&before).mac && !disk_failed(&state));
 }
+
+/// As [`pod_with_vm`], with a VM that runs, in a pod that remembers that.
+fn pod_with_running_vm() -> State {
+    let mut state = pod_with_vm();
+    speak(&mut state, Protocol::REMEMBERS_VMMS);
+    let (net, disk) = (nic_lease(&state).id, disk_lease(&state).id);
+    must(&mut state, &attached(NET_FRONTEND, net, true));
+    must(&mut state, &attached(BLK_FRONTEND, disk, true));
+    state
+}
+
+fn restart_frontends(state: &mut State, incarnation: u64) {
+    for id in [NET_FRONTEND, BLK_FRONTEND] {
+        join_as(state, id, incarnation);
+    }
+}
+
+fn delete() -> Command {
+    Command::DeleteInstance { name: "vm1".to_owned(), force: false }
+}
+
+#[test]
+fn a_vmm_that_is_about_to_connect_again_keeps_its_devices() {
+    let mut state = pod_with_running_vm();
+    let (net, disk) = (nic_lease(&state).id, disk_lease(&state).id);
+    // Also where the next life ends before it has said anything, and where the state was read back.
+    for incarnation in [2, 3] {
+        restart_frontends(&mut state, incarnation);
+        assert!(!nic_lease(&state).connected && !nic_lease(&state).running);
+        let refusal = refused(&mut state, &delete());
+        assert!(
+            refusal.kind == RefusalKind::Connected && refusal.detail.contains("started anew"),
+            "{refusal}"
+        );
+        let kept = serde_json::to_vec(&state).expect("JSON");
+        assert_eq!(serde_json::from_slice::<State>(&kept).expect("a state"), state);
+    }
+    let detach =
+        Command::DetachDevice { instance: "vm1".to_owned(), device: "vol0".to_owned(), force: false };
+    assert_eq!(kinds(&must(&mut state, &detach)), [EventKind::DeviceLeaving]);
+    // One comes again, and one does not.
+    assert_eq!(kinds(&must(&mut state, &attached(NET_FRONTEND, net, true))), [EventKind::Attached]);
+    let effects = must(&mut state, &unattached(BLK_FRONTEND, disk));
+    assert_eq!(kinds(&effects), [EventKind::Detached, EventKind::DeviceDetached]);
+    let refusal = refused(&mut state, &delete());
+    assert!(refusal.detail.contains("stop the VM"), "{refusal}");
+    must(&mut state, &unattached(NET_FRONTEND, net));
+    must(&mut state, &delete());
+}
+
+#[test]
+fn a_vmm_that_does_not_come_again_has_gone() {
+    let mut state = pod_with_running_vm();
+    let (net, disk) = (nic_lease(&state).id, disk_lease(&state).id);
+    let plugged = Command::DeviceAnswered {
+        instance: "vm1".to_owned(),
+        device: "net0".to_owned(),
+        plugged: true,
+        refused: None,
+    };
+    must(&mut state, &plugged);
+    restart_frontends(&mut state, 2);
+    for (endpoint, lease) in [(NET_FRONTEND, net), (BLK_FRONTEND, disk)] {
+        assert_eq!(kinds(&must(&mut state, &unattached(endpoint, lease))), [EventKind::Detached]);
+        assert_eq!(kinds(&must(&mut state, &unattached(endpoint, lease))), []);
+    }
+    assert!(!nic_lease(&state).plugged);
+    restart_frontends(&mut state, 3);
+    must(&mut state, &delete());
+}
+
+#[test]
+fn a_pod_of_the_version_before_remembers_no_vmm() {
+    let mut state = pod_with_running_vm();
+    restart_frontends(&mut state, 2);
+    speak(&mut state, 0);
+    let written = serde_json::to_string(&state).expect("JSON");
+    assert!(
+        !written.contains("used_before"),
+        "a controller of that version would keep what it does not know"
+    );
+    let (net, disk) = (nic_lease(&state).id, disk_lease(&state).id);
+    must(&mut state, &attached(NET_FRONTEND, net, true));
+    must(&mut state, &attached(BLK_FRONTEND, disk, true));
+    restart_frontends(&mut state, 3);
+    must(&mut state, &delete());
+}

@@ -44,7 +44,7 @@ use pod_protocol::telemetry::Telemetry;
 use pod_protocol::worker::{SpawnError, Worker, WorkerConfig, WorkerHandle};
 use tracing::info;
 use vhost_frontend::pacing::{Meter, Pacing};
-use vhost_frontend::{ConfigSpace, DeviceSpec, PoolRam, Server};
+use vhost_frontend::{ConfigSpace, DeviceSpec, PoolRam, Server, VMM_PATIENCE};
 
 use self::attachment::Attachment;
 use self::device::{QUEUE_SIZE_MAX, config_space, features};
@@ -208,6 +208,7 @@ impl Frontend {
             announces: false,
             discards: |_| false,
             pool_ram,
+            vmm_patience: VMM_PATIENCE,
         };
         let sink = DiskSink {
             object: object.clone(),

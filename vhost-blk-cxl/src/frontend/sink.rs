@@ -92,6 +92,11 @@ impl DeviceSink for DiskSink {
         self.report();
     }
 
+    fn nobody_came(&mut self) {
+        // Whoever knows of a VMM in our life before waits for this.
+        self.report();
+    }
+
     fn ring_started(&mut self, ring: Ring) {
         self.running.insert(ring.index());
         // A worker that is gone was fenced, and the process is about to end.

@@ -32,6 +32,7 @@ fn connection() -> Connection {
         announces: true,
         discards: |_| false,
         pool_ram: None,
+        vmm_patience: crate::VMM_PATIENCE,
     };
     Connection::new(spec, Box::new(Idle))
 }

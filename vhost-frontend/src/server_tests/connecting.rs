@@ -144,3 +144,22 @@ fn rings_that_were_expected_of_nobody_are_not_expected_of_who_connects_then() {
     works(&mut guest);
     assert_eq!(device.state.lock().disconnected, 0);
 }
+
+#[test]
+fn a_device_says_once_that_nobody_came() {
+    let soon = |spec| DeviceSpec { vmm_patience: Duration::from_millis(20), ..spec };
+    let listening = Device::start_by(|path, spec, sink| Server::listen(path, soon(spec), sink));
+    listening.eventually(|state| state.unmet == 1);
+    works(&mut connected(&listening.socket()));
+    listening.eventually(|state| state.disconnected == 1);
+    works(&mut connected(&listening.socket()));
+    assert_eq!(listening.state.lock().unmet, 1);
+
+    let calling = Device::start_by(|path, spec, sink| Server::connect(path, soon(spec), sink));
+    calling.eventually(|state| state.unmet == 1);
+    let listener = listen(&calling);
+    works(&mut accepted(&listener));
+    assert_eq!(calling.state.lock().unmet, 1);
+    drop(listener);
+    std::fs::remove_file(calling.socket()).unwrap();
+}

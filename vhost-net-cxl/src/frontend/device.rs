@@ -8,7 +8,9 @@ use pod_protocol::ids::{LeaseId, MacAddress};
 use pod_protocol::objects::PortObject;
 use pod_protocol::reports::Report;
 use pod_protocol::worker::WorkerHandle;
-use vhost_frontend::{ConfigSpace, DeviceSink, DeviceSpec, GuestMemory, PoolRam, Ring, StopReason};
+use vhost_frontend::{
+    ConfigSpace, DeviceSink, DeviceSpec, GuestMemory, PoolRam, Ring, StopReason, VMM_PATIENCE,
+};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_bindings::virtio_net as bits;
@@ -48,6 +50,7 @@ pub fn device_spec(object: &PortObject, pool_file: Option<FileIdentity>) -> Devi
         // Transmit queues.
         discards: |index| !index.is_multiple_of(2),
         pool_ram: pool_file.map(|file| PoolRam { file, leased: object.ram_area }),
+        vmm_patience: VMM_PATIENCE,
     }
 }
 
@@ -99,6 +102,11 @@ impl Sink {
 impl DeviceSink for Sink {
     fn connected(&mut self) {
         self.connected = true;
+        self.report();
+    }
+
+    fn nobody_came(&mut self) {
+        // Whoever knows of a VMM in our life before waits for this.
         self.report();
     }
 
