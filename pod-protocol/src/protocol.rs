@@ -8,7 +8,7 @@
 //! | version | what it adds |
 //! |---|---|
 //! | 1.0 | the first |
-//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)); devices may be packed; volumes may be kept apart or together; hosts and devices bear labels; devices are deleted without their hosts; of VMMs is remembered what a frontend's life before said |
+//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)); devices may be packed; volumes may be kept apart or together; hosts and devices bear labels; devices are deleted without their hosts; moves in order keep a backup that carries what is reserved; of VMMs is remembered what a frontend's life before said |
 
 use std::fmt;
 
@@ -87,6 +87,9 @@ impl Protocol {
     pub const LABELS_DEVICES: u16 = 1;
     /// The first minor in which devices are deleted without their hosts. Controllers of the one before cannot read what says so.
     pub const DELETES_DEVICES: u16 = 1;
+    /// The first minor in which a lease moves in order only to where a backup carries what it reserves. Controllers of the one before
+    /// look at the NIC that it moves to.
+    pub const PROVES_MOVES: u16 = 1;
     /// The first minor in which is remembered that a VMM used a device in the life before of its frontend. Controllers of the one before
     /// forget it, and frontends of that one do not say that nobody came.
     pub const REMEMBERS_VMMS: u16 = 1;

@@ -96,7 +96,10 @@ impl State {
                 *carried.entry(to.clone()).or_default() += mbps;
                 // What it reserves goes with it.
                 let mut after = lease.clone();
-                if let LeaseKind::Nic { active, .. } = &mut after.kind {
+                if let LeaseKind::Nic { active, standby, .. } = &mut after.kind {
+                    if self.proves_moves() {
+                        *standby = self.standby_after(&loads, lease, &to).0;
+                    }
                     active.clone_from(&to);
                 }
                 loads.forget(lease);
@@ -125,6 +128,7 @@ impl State {
                 && nic.mtu >= *mtu
                 && with <= share(nic.speed_mbps, relief.low_percent)
                 && loads.has_room_for(lease, id)
+                && self.keeps_failover(loads, lease, id)
                 && nic.can_promise(promises(policy))
                 && (id.host == active.host || apart.is_none() || !self.serves_apart(id.host, apart));
             good.then_some((with.saturating_mul(1 << 20) / nic.speed_mbps.max(1), id))
@@ -142,6 +146,7 @@ impl State {
         effects: &mut Vec<Effect>,
     ) {
         for it in self.plan_relief(overloaded, measured, resting, relief) {
+            self.follow();
             self.move_lease(it.lease, &it.to, EventKind::Balanced, effects);
         }
     }

@@ -66,6 +66,7 @@ mod settle;
 mod shadow;
 mod ssd_loads;
 mod stale;
+mod standby;
 mod stripe;
 mod table;
 mod version;

@@ -146,11 +146,11 @@ impl NicLoad {
         mbps == 0 || mbps <= self.free_mbps(None)
     }
 
-    /// Whether it could carry this too if that host failed.
-    pub fn has_spare(&self, mbps: u64, failing: HostId) -> bool {
+    /// Whether it could carry this too if that host failed. So much of that counts for it already.
+    pub fn has_spare(&self, mbps: u64, failing: HostId, counted: u64) -> bool {
         let incoming = self.incoming_mbps.get(&failing).copied().unwrap_or(0);
-        let needed = self.reserved_mbps.saturating_add(incoming).saturating_add(mbps);
-        mbps == 0 || needed <= self.capacity_mbps
+        let others = self.reserved_mbps.saturating_add(incoming).saturating_sub(counted);
+        mbps == 0 || others.saturating_add(mbps) <= self.capacity_mbps
     }
 
     /// Whether it would carry everything that the failure of this host brings.

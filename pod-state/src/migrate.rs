@@ -52,7 +52,8 @@ impl State {
             Some(to) => to.clone(),
             None => self.place_move(&self.loads_now(), lease, true).ok_or_else(|| {
                 let detail = format!(
-                    "there is no other NIC with a link, and with room for what {device} reserves, that it could move to"
+                    "there is no other NIC with a link, and with room for what {device} reserves, that it could move to, or no backup \
+                     could take that over there"
                 );
                 Refusal::new(RefusalKind::NoDevice, detail)
             })?,
@@ -82,6 +83,15 @@ impl State {
             let detail = format!("{name} {why}: choose another NIC, or none");
             return Err(Refusal::new(RefusalKind::NoRoom, detail));
         }
+        if !self.keeps_failover(&self.loads_now(), lease, &to) {
+            let detail = format!(
+                "{name} has room for the {reserved_mbps} Mbit/s that {device} of {instance} reserves, but no backup NIC of another host \
+                 could carry them too if {} failed: choose another NIC, or none, add a NIC with `backup = true`, or allow it with \
+                 `prove-failover = false`",
+                self.host_name(to.host)
+            );
+            return Err(Refusal::new(RefusalKind::NoRoom, detail));
+        }
         self.move_lease(id, &to, EventKind::Migrated, effects);
         Ok(())
     }
@@ -101,8 +111,16 @@ impl State {
         let away: Vec<LeaseId> = self.away_from(home).collect();
         for id in away {
             self.follow();
-            let may = self.leases.get(&id).is_some_and(|lease| self.loads_now().may_lean(lease, home));
-            if may {
+            let may = |lease: &Lease| {
+                let loads = self.loads_now();
+                // What it reserves there may be others' by now.
+                if self.proves_moves() {
+                    loads.has_room_for(lease, home)
+                } else {
+                    loads.may_lean(lease, home)
+                }
+            };
+            if self.leases.get(&id).is_some_and(may) {
                 self.move_lease(id, home, EventKind::FailedBack, effects);
             }
         }
@@ -146,12 +164,16 @@ impl State {
         kind: EventKind,
         effects: &mut Vec<Effect>,
     ) {
+        let chosen = self.leases.get(&id).filter(|_| self.proves_moves());
+        let chosen = chosen.map(|lease| self.standby_after(&self.loads_now(), lease, to).0);
         let Some(lease) = self.leases.get_mut(&id) else { return };
         let before = lease.generation;
         let LeaseKind::Nic { active, standby, draining, home, .. } = &mut lease.kind else { return };
         let from = std::mem::replace(active, to.clone());
-        if standby.as_ref() == Some(to) {
-            *standby = Some(from.clone());
+        match chosen {
+            Some(chosen) => *standby = chosen,
+            None if standby.as_ref() == Some(to) => *standby = Some(from.clone()),
+            None => {}
         }
         if matches!(kind, EventKind::Migrated | EventKind::Balanced) {
             // Where somebody put it is where it belongs; and where there was too much, it does not go back by itself.

@@ -10,6 +10,7 @@ use cxl_pool::{EndpointId, HostId, Role};
 
 use super::loads::{Loads, NicLoad};
 use super::nic_policy::promises;
+use super::standby::StandbyWish;
 use super::{DeviceId, Filling, Lease, LeaseKind, NicWish, Refusal, RefusalKind, State};
 
 /// The smallest MTU that IPv4 allows.
@@ -92,11 +93,12 @@ impl State {
                 continue;
             }
             let mtu = wish.mtu.unwrap_or(MTU_MIN);
-            let (standby, proven) =
-                match loads.place_standby((id, known), mtu, nic.features, wish.reserved_mbps) {
-                    Some((standby, proven)) => (Some(standby), proven),
-                    None => (None, false),
-                };
+            let for_it =
+                StandbyWish { mtu, features: nic.features, reserved_mbps: wish.reserved_mbps, of: None };
+            let (standby, proven) = match loads.place_standby((id, known), &for_it) {
+                Some((standby, proven)) => (Some(standby), proven),
+                None => (None, false),
+            };
             if wish.reserved_mbps > 0 && self.options.placement.prove_failover && !proven {
                 // A backup serves others on its host, but not itself.
                 if !nic.backup {
@@ -209,7 +211,7 @@ impl State {
 
     /// The NIC that a lease moves to if nobody says which: one that can give what the lease is promised, an ordinary one before a
     /// backup, the least loaded one. In order, only
-    /// where what it reserves holds; in need, anywhere, but there first.
+    /// where what it reserves holds, also when the host there fails; in need, anywhere, but where there is room for it first.
     pub(super) fn place_move(&self, loads: &Loads, lease: &Lease, in_order: bool) -> Option<DeviceId> {
         let LeaseKind::Nic { active, standby, mtu, apart, policy, .. } = &lease.kind else { return None };
         let apart = self.hosts_apart(apart.as_deref());
@@ -232,6 +234,9 @@ impl State {
             }
             let breaks = !has_room || close || !nic.can_promise(promises(policy));
             let rank = (breaks, nic.backup, standby.as_ref() == Some(id));
+            if in_order && !self.keeps_failover(loads, lease, id) {
+                continue;
+            }
             if best.as_ref().is_none_or(|(known, _)| rank < *known) {
                 best = Some((rank, id));
             }
@@ -263,37 +268,6 @@ impl Loads {
     fn crowded(&self) -> Option<&DeviceId> {
         let mut nics = self.nics();
         nics.find(|(_, nic)| nic.usable && nic.is_crowded()).map(|(id, _)| id)
-    }
-
-    /// The backup NIC for a lease: another one than the active, marked as backup; on another host if there is one, since
-    /// hosts fail too; one that could carry what the lease reserves; one that can do what the guest was offered, since another
-    /// one's backend has to do that in software; the one that least leans on; among equals one of the known hosts. And whether that
-    /// is certain to carry the lease when the host of the active one fails.
-    pub(super) fn place_standby(
-        &self,
-        (active, known): (&DeviceId, &[HostId]),
-        mtu: u16,
-        features: u64,
-        reserved_mbps: u64,
-    ) -> Option<(DeviceId, bool)> {
-        let faults = |id: &DeviceId, nic: &NicLoad| {
-            let spare = nic.has_spare(reserved_mbps, active.host);
-            let faults = (id.host == active.host, !spare, nic.features & features != features);
-            (!self.are_rails(id, active) && nic.mtu >= mtu).then_some(faults)
-        };
-        let mut best: Option<((bool, bool, bool), &DeviceId)> = None;
-        for (id, nic) in self.backups() {
-            let Some(rank) = faults(id, nic) else { continue };
-            if rank == (false, false, false) {
-                let mut alike = self.backups_like(nic, known).filter(|(id, it)| faults(id, it) == Some(rank));
-                best = Some((rank, alike.next().map_or(id, |(id, _)| id)));
-                break;
-            }
-            if best.as_ref().is_none_or(|(known, _)| rank < *known) {
-                best = Some((rank, id));
-            }
-        }
-        best.map(|((own_host, no_spare, _), id)| (id.clone(), !own_host && !no_spare))
     }
 
     /// Whether what a lease reserves is sure to be carried when the host of its NIC fails.

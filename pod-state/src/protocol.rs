@@ -59,6 +59,11 @@ impl State {
         }
     }
 
+    /// Whether moves in order keep a backup that carries what is reserved: all replicas have to move leases alike.
+    pub(super) fn proves_moves(&self) -> bool {
+        self.options.protocol_minor >= Protocol::PROVES_MOVES
+    }
+
     /// Whether is remembered that a VMM used a device in the life before of its frontend. Replicas of 1.0 could not, and would let go of
     /// the device.
     pub(super) fn remembers_vmms(&self) -> bool {

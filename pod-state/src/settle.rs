@@ -5,6 +5,7 @@ use pod_api::EventKind;
 use pod_protocol::ids::{ChannelId, LeaseId};
 
 use super::index::Life;
+use super::standby::StandbyWish;
 use super::wanting::Wanting;
 use super::{
     DeviceId, Effect, Endpoint, Health, Hold, Kind, Lease, LeaseKind, Options, Presence, Purpose, State,
@@ -183,7 +184,9 @@ impl State {
             let loads = self.loads_now();
             let host = self.instances.get(&lease.instance).map(|instance| instance.host);
             let known = host.map_or_else(Vec::new, |host| self.backends_known_to(host));
-            let found = loads.place_standby((active, &known), *mtu, *features, *reserved_mbps).map(|it| it.0);
+            let wish =
+                StandbyWish { mtu: *mtu, features: *features, reserved_mbps: *reserved_mbps, of: None };
+            let found = loads.place_standby((active, &known), &wish).map(|it| it.0);
             let any = || if self.is_up(active) { None } else { self.place_move(&loads, lease, false) };
             let Some(found) = found.or_else(any) else { continue };
             if let Some(LeaseKind::Nic { standby, .. }) = self.leases.get_mut(&id).map(|it| &mut it.kind) {

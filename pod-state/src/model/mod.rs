@@ -19,5 +19,5 @@ pub use disks::{guest, guest_with_volume, pod_with_ssds, ssd_of, volume};
 pub use invariants::check;
 pub use pod::{MIB, create_instance, devices_of, endpoint, fabric, join, nic, options, ssd};
 pub use reports::{relieve, scrub_all, wipe_all};
-pub use reservations::check_reservations;
+pub use reservations::{check_moved, check_reservations};
 pub use touched::check_touched;

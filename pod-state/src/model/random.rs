@@ -9,7 +9,9 @@ use proptest::prelude::*;
 
 use super::commands::commands;
 use super::step::{everybody, step};
-use super::{Apart, check, check_reservations, devices_of, fabric, join, options, scrub_all, wipe_all};
+use super::{
+    Apart, check, check_moved, check_reservations, devices_of, fabric, join, options, scrub_all, wipe_all,
+};
 use crate::{
     Command, Filling, NIC_LEASES_MAX, Objects, Options, Parts, PlacementPolicy, Purpose, Stale, State,
 };
@@ -139,6 +141,9 @@ proptest! {
                 if applied.is_ok() {
                     if let Command::CreateInstance { name, .. } = &command {
                         check_reservations(&state, name);
+                    }
+                    if matches!(command, Command::MigrateNic { .. } | Command::Drain { .. } | Command::Relieve { .. }) {
+                        check_moved(&before, &state);
                     }
                     log.push(command);
                 } else {

@@ -10,13 +10,13 @@ fn small_pod() -> State {
     state
 }
 
-fn nics_of(state: &State, instance: &str) -> [Option<String>; 2] {
+pub(super) fn nics_of(state: &State, instance: &str) -> [Option<String>; 2] {
     let id = state.instance_named(instance).expect("an instance").nics[0];
     let lease = &state.leases[&id];
     [lease.active_nic(), lease.standby_nic()].map(|nic| nic.map(|nic| state.device_name(nic)))
 }
 
-fn named(names: [&str; 2]) -> [Option<String>; 2] {
+pub(super) fn named(names: [&str; 2]) -> [Option<String>; 2] {
     names.map(|name| Some(name.to_owned()).filter(|name| !name.is_empty()))
 }
 

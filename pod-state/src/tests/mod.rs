@@ -24,6 +24,7 @@ mod hotplug;
 mod labels;
 mod live_migration;
 mod moving;
+mod orderly;
 mod packing;
 mod priorities;
 mod rails;

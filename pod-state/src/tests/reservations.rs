@@ -17,11 +17,11 @@ fn pod_of_six(policy: PlacementPolicy) -> State {
     state
 }
 
-fn create(name: &str, host: u16, wish: NicWish) -> Command {
+pub(super) fn create(name: &str, host: u16, wish: NicWish) -> Command {
     create_instance(name, host, vec![wish], &[])
 }
 
-fn reserve(mbps: u64) -> NicWish {
+pub(super) fn reserve(mbps: u64) -> NicWish {
     NicWish { reserved_mbps: mbps, ..NicWish::default() }
 }
 
