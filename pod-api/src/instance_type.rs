@@ -38,7 +38,7 @@ pub struct InstanceTypeSpec {
     /// Pairs of queues of each NIC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue_pairs: Option<u16>,
-    /// How many requests per second each volume is sure of, at least; it stays with the volume.
+    /// How many requests per second each volume is sure of, at least, while the instance has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_iops: Option<u64>,
     /// How much of devices they get next to other instances, where they are short: 1 to 1000, in proportion; 100 unless given.

@@ -8,7 +8,7 @@
 //! | version | what it adds |
 //! |---|---|
 //! | 1.0 | the first |
-//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)); devices may be packed; volumes may be kept apart or together; hosts and devices bear labels; devices are deleted without their hosts; moves in order keep a backup that carries what is reserved; of VMMs is remembered what a frontend's life before said |
+//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)); devices may be packed; volumes may be kept apart or together; hosts and devices bear labels; devices are deleted without their hosts; moves in order keep a backup that carries what is reserved; of VMMs is remembered what a frontend's life before said; what an instance's kind promises of volumes ends with the lease |
 
 use std::fmt;
 
@@ -93,6 +93,9 @@ impl Protocol {
     /// The first minor in which is remembered that a VMM used a device in the life before of its frontend. Controllers of the one before
     /// forget it, and frontends of that one do not say that nobody came.
     pub const REMEMBERS_VMMS: u16 = 1;
+    /// The first minor in which what an instance's kind promises of a volume ends with the lease. Controllers of the one before make it the
+    /// volume's own for good.
+    pub const ENDS_PROMISES: u16 = 1;
 
     /// The version of this release's major with another minor.
     #[must_use]

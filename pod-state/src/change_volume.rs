@@ -27,6 +27,7 @@ impl State {
         if let Some(qos) = &qos {
             check_qos(qos)?;
             if let Some(volume) = self.volumes.get(&id) {
+                check_promise(volume, qos)?;
                 self.check_rates(volume, qos)?;
             }
         }
@@ -109,6 +110,21 @@ impl State {
             }
         }
         Ok(())
+    }
+}
+
+/// Refuses a limit below what the kind of the instance promises that has leased the volume.
+fn check_promise(volume: &Volume, qos: &Qos) -> Result<(), Refusal> {
+    match (volume.promised_iops, qos.iops) {
+        (Some(promised), Some(most)) if promised > most => {
+            let detail = format!(
+                "the type of the instance that has leased {} promises {promised} requests/s, which is more than iops {most}: allow as \
+                 many, or detach the volume first",
+                volume.name
+            );
+            Err(Refusal::new(RefusalKind::InvalidValue, detail))
+        }
+        _ => Ok(()),
     }
 }
 

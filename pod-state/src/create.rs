@@ -141,7 +141,7 @@ impl State {
             let id = state.begin_instance(wanted, (nics.len(), priority), effects);
             state.add_nics(id, wanted, nics)?;
             state.add_disks(id, wanted)?;
-            state.raise_iops(volumes, instance_type.volume_iops)?;
+            state.promise_iops(volumes, instance_type.volume_iops)?;
             state.settle(effects);
             state.check_made(id)
         })
@@ -341,26 +341,6 @@ impl State {
             let lease = self.add_lease(instance, wanted, volume_name.clone(), kind)?;
             if let Some(instance) = self.instances.get_mut(&instance) {
                 instance.disks.push(lease);
-            }
-        }
-        Ok(())
-    }
-
-    /// Volumes are sure of as much as instances of the kind are promised.
-    pub(super) fn raise_iops(&mut self, volumes: &[String], iops: Option<u64>) -> Result<(), Refusal> {
-        let Some(iops) = iops else { return Ok(()) };
-        let ids: BTreeSet<VolumeId> =
-            volumes.iter().filter_map(|name| self.volume_named(name)).map(|volume| volume.id).collect();
-        for id in ids {
-            let Some(volume) = self.volumes.get(&id) else { continue };
-            if volume.qos.minimum_iops.is_some_and(|sure| sure >= iops) {
-                continue;
-            }
-            let qos = Qos { minimum_iops: Some(iops), ..volume.qos };
-            check_qos(&qos)?;
-            self.check_rates(volume, &qos)?;
-            if let Some(volume) = self.volumes.get_mut(&id) {
-                volume.qos = qos;
             }
         }
         Ok(())

@@ -64,6 +64,7 @@ impl State {
         }
         for lease in self.lease_ids_of(id) {
             let Some(lease) = self.leases.remove(&lease) else { continue };
+            self.end_promise(&lease);
             let incoming = lease.incoming.and_then(|incoming| incoming.area);
             for area in lease.area.into_iter().chain(incoming) {
                 self.regions.retire(area.region);

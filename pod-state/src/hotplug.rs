@@ -54,7 +54,7 @@ impl State {
         self.attempt(effects, |state, effects| {
             state.add_nics(id, &wanted, &nics)?;
             state.add_disks(id, &wanted)?;
-            state.raise_iops(&volumes, instance_type.volume_iops)?;
+            state.promise_iops(&volumes, instance_type.volume_iops)?;
             let mut new = state.lease_ids_of(id);
             new.retain(|lease| !before.contains(lease));
             for lease in new.iter().filter_map(|lease| state.leases.get(lease)) {
@@ -152,6 +152,7 @@ impl State {
 
     fn end_lease(&mut self, id: LeaseId, effects: &mut Vec<Effect>) {
         let Some(lease) = self.leases.remove(&id) else { return };
+        self.end_promise(&lease);
         let incoming = lease.incoming.as_ref().and_then(|incoming| incoming.area);
         for area in lease.area.into_iter().chain(incoming) {
             self.regions.retire(area.region);

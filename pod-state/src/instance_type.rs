@@ -23,7 +23,7 @@ pub struct InstanceType {
     /// Pairs of queues of each.
     #[serde(default)]
     pub queue_pairs: Option<u16>,
-    /// How many requests per second each volume is sure of, at least.
+    /// How many requests per second each volume is sure of, at least, while the instance has it.
     #[serde(default)]
     pub volume_iops: Option<u64>,
     /// What they get of devices next to others where they are short.

@@ -54,6 +54,7 @@ mod parts;
 mod place_nic;
 mod placement;
 mod priority;
+mod promise;
 mod protocol;
 mod rails;
 mod rates;

@@ -57,6 +57,9 @@ impl State {
         if self.options.protocol_minor < Protocol::REMEMBERS_VMMS {
             self.forget_vmms();
         }
+        if self.options.protocol_minor < Protocol::ENDS_PROMISES {
+            self.keep_promises();
+        }
     }
 
     /// Whether moves in order keep a backup that carries what is reserved: all replicas have to move leases alike.
@@ -68,6 +71,11 @@ impl State {
     /// the device.
     pub(super) fn remembers_vmms(&self) -> bool {
         self.options.protocol_minor >= Protocol::REMEMBERS_VMMS
+    }
+
+    /// Whether what the kind of an instance promises of its volumes is noted beside what they are sure of themselves.
+    pub(super) fn ends_promises(&self) -> bool {
+        self.options.protocol_minor >= Protocol::ENDS_PROMISES
     }
 
     /// Whether volumes may move between two SSDs of one host: controllers of 1.0 refuse that, and the engines of 1.0 do not tell such

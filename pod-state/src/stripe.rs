@@ -73,12 +73,13 @@ impl State {
 impl Volume {
     /// How much each of its SSDs lets it do: of a striped volume, each its share.
     pub fn share_of_place(&self) -> Qos {
+        let qos = self.qos_while_leased();
         if self.stripe_bytes.is_none() {
-            return self.qos;
+            return qos;
         }
         let columns = u64::from(self.columns()).max(1);
         let share = |all: Option<u64>| all.map(|all| all.div_ceil(columns));
-        let Qos { iops, bytes_per_second, burst_ms, minimum_iops, minimum_bytes_per_second } = self.qos;
+        let Qos { iops, bytes_per_second, burst_ms, minimum_iops, minimum_bytes_per_second } = qos;
         Qos {
             iops: share(iops),
             bytes_per_second: share(bytes_per_second),

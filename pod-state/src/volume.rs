@@ -26,6 +26,9 @@ pub struct Volume {
     pub size_bytes: u64,
     /// How much of each SSD it may use.
     pub qos: Qos,
+    /// So many requests per second the kind of the instance that has leased it promises, if its own share is sure of less. Ends with the lease.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promised_iops: Option<u64>,
     /// It was deleted, and its place is given on when it was wiped.
     pub deleted: bool,
     /// Places that it has left, and that are given on when they were wiped.
@@ -91,6 +94,7 @@ impl Volume {
             epoch: 0,
             size_bytes,
             qos,
+            promised_iops: None,
             deleted: false,
             former: Vec::new(),
             next_number,
@@ -166,6 +170,7 @@ struct Record {
     size_bytes: u64,
     #[serde(default)]
     qos: Qos,
+    promised_iops: Option<u64>,
     #[serde(default)]
     deleted: bool,
     #[serde(default)]
@@ -189,6 +194,7 @@ impl From<Record> for Volume {
             epoch,
             size_bytes,
             qos,
+            promised_iops,
             deleted,
             former,
             stripe_bytes,
@@ -202,7 +208,7 @@ impl From<Record> for Volume {
         }
         let mut volume = Self::new(id, name, replicas, size_bytes);
         volume.next_number = volume.next_number.max(record.next_number);
-        Self { epoch, qos, deleted, former, stripe_bytes, beside, labels, groups, ..volume }
+        Self { epoch, qos, promised_iops, deleted, former, stripe_bytes, beside, labels, groups, ..volume }
     }
 }
 

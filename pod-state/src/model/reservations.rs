@@ -88,7 +88,7 @@ fn check_volume(state: &State, lease: &Lease) {
             };
             on.map(share).sum()
         };
-        let requests = reserved(|it| it.qos.minimum_iops);
+        let requests = reserved(|it| it.qos.minimum_iops.max(it.promised_iops));
         assert!(iops.is_none_or(|most| requests <= most), "{ssd:?} has no {requests} requests/s to reserve");
         let bytes = reserved(|it| it.qos.minimum_bytes_per_second);
         assert!(bytes_per_second.is_none_or(|most| bytes <= most), "{ssd:?} has no {bytes} B/s to reserve");

@@ -312,3 +312,96 @@ fn an_instance_gets_what_its_type_says() {
     must(&mut state, &delete());
     assert_eq!(refused(&mut state, &delete()).kind, RefusalKind::NotFound);
 }
+
+/// As [`pod`], with volumes of which one is sure of something itself, and a type that promises 6000 of the SSD's 10 000 requests/s.
+fn pod_that_promises() -> State {
+    let mut state = pod();
+    speak(&mut state, Protocol::ENDS_PROMISES);
+    for (name, minimum_iops) in [("a", None), ("b", None), ("c", Some(1000))] {
+        let create = Command::CreateVolume {
+            name: name.to_owned(),
+            size_bytes: MIB,
+            device: None,
+            replicas: 1,
+            minimum_iops,
+            minimum_bytes_per_second: None,
+            groups: Groups::default(),
+        };
+        must(&mut state, &create);
+    }
+    let instance_type = InstanceType { volume_iops: Some(6000), ..InstanceType::default() };
+    must(&mut state, &Command::SetInstanceType { name: "fast".to_owned(), instance_type });
+    state
+}
+
+fn fast(name: &str, volume: &str) -> Command {
+    Command::CreateInstance {
+        name: name.to_owned(),
+        host: HostId::new(1),
+        nics: Vec::new(),
+        volumes: vec![volume.to_owned()],
+        instance_type: Some("fast".to_owned()),
+        vmm_listens: false,
+        ram_bytes: None,
+        priority: None,
+    }
+}
+
+fn reserved_iops(state: &State) -> u64 {
+    state.ssd_loads().get(&ssd_of(2)).map_or(0, |ssd| ssd.rates().iops)
+}
+
+#[test]
+fn what_a_type_promises_of_volumes_ends_with_the_lease() {
+    let mut state = pod_that_promises();
+    for (volume, reserved) in [("a", 7000), ("b", 7000), ("c", 6000), ("a", 7000)] {
+        must(&mut state, &fast("vm", volume));
+        check_reservations(&state, "vm");
+        assert_eq!(reserved_iops(&state), reserved);
+        let other = if volume == "b" { "a" } else { "b" };
+        assert_eq!(refused(&mut state, &fast("another", other)).kind, RefusalKind::NoRoom);
+        must(&mut state, &Command::DeleteInstance { name: "vm".to_owned(), force: true });
+        assert_eq!(reserved_iops(&state), 1000);
+    }
+    must(&mut state, &fast("vm", "a"));
+    let attach = Command::AttachDevice { instance: "vm".to_owned(), nic: None, volume: Some("b".to_owned()) };
+    assert_eq!(refused(&mut state, &attach).kind, RefusalKind::NoRoom);
+    let detach = Command::DetachDevice { instance: "vm".to_owned(), device: "a".to_owned(), force: false };
+    must(&mut state, &detach);
+    assert_eq!(reserved_iops(&state), 1000);
+    must(&mut state, &attach);
+    check_reservations(&state, "vm");
+}
+
+#[test]
+fn what_a_type_promises_holds_whatever_the_volume_is_sure_of_itself() {
+    let mut state = pod_that_promises();
+    must(&mut state, &fast("vm", "c"));
+    let change =
+        |qos| Command::ChangeVolume { name: "c".to_owned(), size_bytes: None, qos: Some(qos), groups: None };
+    let served = |state: &State| {
+        let mut objects = state.desired(BLK_BACKEND).into_values();
+        objects.find_map(|object| if let Object::Volume(it) = object { it.qos.minimum_iops } else { None })
+    };
+    assert_eq!(served(&state), Some(6000));
+    must(&mut state, &change(Qos { minimum_iops: Some(500), ..Qos::default() }));
+    assert_eq!((served(&state), reserved_iops(&state)), (Some(6000), 6000));
+    let refusal = refused(&mut state, &change(Qos { iops: Some(5000), ..Qos::default() }));
+    assert!(refusal.kind == RefusalKind::InvalidValue && refusal.detail.contains("6000"), "{refusal}");
+    let kept = serde_json::to_vec(&state).expect("JSON");
+    assert_eq!(serde_json::from_slice::<State>(&kept).expect("a state"), state);
+    must(&mut state, &Command::DeleteInstance { name: "vm".to_owned(), force: true });
+    assert_eq!(reserved_iops(&state), 500);
+}
+
+#[test]
+fn a_pod_of_the_version_before_makes_promises_the_volumes_own() {
+    let mut state = pod_that_promises();
+    must(&mut state, &fast("vm", "a"));
+    speak(&mut state, 0);
+    assert_eq!(reserved_iops(&state), 7000);
+    let written = serde_json::to_string(&state).expect("JSON");
+    assert!(!written.contains("promised_iops"), "a controller of that version does not count it");
+    must(&mut state, &Command::DeleteInstance { name: "vm".to_owned(), force: true });
+    assert_eq!(reserved_iops(&state), 7000);
+}

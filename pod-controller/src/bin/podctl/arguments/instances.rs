@@ -189,7 +189,7 @@ pub(crate) enum Types {
         /// Pairs of queues of each NIC
         #[arg(long, value_name = "COUNT")]
         queue_pairs: Option<u16>,
-        /// How many requests per second each volume is sure of, at least
+        /// How many requests per second each volume is sure of, at least, while the instance has it
         #[arg(long, value_name = "COUNT")]
         volume_iops: Option<u64>,
         /// What they get of devices that are short, next to others: 1 to 1000; 100 is usual
