@@ -77,6 +77,8 @@ pub(crate) trait Peers: Send + Sync + std::fmt::Debug {
     fn list(&self) -> Vec<api::Controller>;
     /// Has one of them not be a member any more.
     fn remove(&self, replica: ReplicaId) -> Removal;
+    /// Says whether it would be removed.
+    fn try_removing(&self, replica: ReplicaId) -> Removal;
 }
 
 /// What becomes of a removal.
@@ -183,6 +185,17 @@ impl SubmitError {
     /// A replica cannot be removed, since it is the only member.
     pub(crate) fn only_replica(replica: impl Display) -> Self {
         let detail = format!("controller replica {replica} is the only one: it cannot be removed");
+        Self::Refused(Refusal { kind: RefusalKind::Busy, detail })
+    }
+
+    /// A replica cannot be removed, since of those that would be left these do not answer.
+    pub(crate) fn too_few_replicas(replica: impl Display, silent: &[ReplicaId]) -> Self {
+        let silent: Vec<String> = silent.iter().map(ToString::to_string).collect();
+        let detail = format!(
+            "controller replica {replica} cannot be removed now: without it no majority would be left that answers, and nothing could \
+             be changed any more. Of the others these do not answer: {}; start them again first, or remove those that are gone for good",
+            silent.join(", ")
+        );
         Self::Refused(Refusal { kind: RefusalKind::Busy, detail })
     }
 }
@@ -297,16 +310,9 @@ impl Handle {
         self.peers()?.remove(ReplicaId::new(replica)).await
     }
 
-    /// Whether [`remove_controller`](Handle::remove_controller) would, as far as is known here.
-    pub fn try_removing_controller(&self, replica: u16) -> Result<(), SubmitError> {
-        let members = self.peers()?.list();
-        if !members.iter().any(|it| it.leads) {
-            return Err(SubmitError::NoLeader);
-        }
-        if !members.iter().any(|it| it.replica == replica) {
-            return Err(SubmitError::no_replica(replica));
-        }
-        if members.len() == 1 { Err(SubmitError::only_replica(replica)) } else { Ok(()) }
+    /// Whether [`remove_controller`](Handle::remove_controller) would, as things are now.
+    pub async fn try_removing_controller(&self, replica: u16) -> Result<(), SubmitError> {
+        self.peers()?.try_removing(ReplicaId::new(replica)).await
     }
 
     fn peers(&self) -> Result<&Arc<dyn Peers>, SubmitError> {

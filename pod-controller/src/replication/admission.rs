@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use cxl_pool::ReplicaId;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use super::change::{LogOwner, Member, Raft};
 use super::post::{Answer, Post, Question};
+use super::roll::Roll;
 
 /// How often a replica asks that is no member yet.
 const ASK_EVERY: Duration = Duration::from_millis(300);
@@ -19,9 +21,13 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 const LEADERLESS_MAX: u32 = 10;
 /// How often it is said that nobody answers.
 const SAY_EVERY: u32 = 100;
+/// Within so many heartbeats a member that lives has answered one, and within this time, whatever is longer.
+const ANSWERS_WITHIN: (u32, Duration) = (10, Duration::from_secs(1));
+/// How often is looked whether it has.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// What became of a dismissal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Dismissal {
     Done,
@@ -29,17 +35,20 @@ pub(crate) enum Dismissal {
     NoMember,
     /// It is the only one.
     Last,
+    /// Too few would be left that answer: these do not.
+    TooFew(Vec<ReplicaId>),
 }
 
 /// Who may change the members: one at a time.
 pub(super) struct Register {
     raft: Raft,
+    roll: Roll,
     turn: tokio::sync::Mutex<()>,
 }
 
 impl Register {
-    pub(super) fn new(raft: Raft) -> Self {
-        Self { raft, turn: tokio::sync::Mutex::new(()) }
+    pub(super) fn new(raft: Raft, roll: Roll) -> Self {
+        Self { raft, roll, turn: tokio::sync::Mutex::new(()) }
     }
 
     /// Makes the owner of a log a member, in the place of a log that this replica had before.
@@ -65,20 +74,82 @@ impl Register {
     /// The others do not count on this replica any more.
     pub(super) async fn dismiss(&self, replica: ReplicaId) -> Result<Dismissal, String> {
         let _turn = self.turn.lock().await;
-        let mut voters = self.voters();
-        let before = voters.len();
-        voters.retain(|voter| self.replica_of(*voter) != Some(replica));
-        if voters.len() == before {
-            return Ok(Dismissal::NoMember);
-        }
-        if voters.is_empty() {
-            return Ok(Dismissal::Last);
-        }
+        let voters = match self.voters_without(replica).await? {
+            Ok(voters) => voters,
+            Err(refused) => return Ok(refused),
+        };
         tracing::info!(%replica, "is no member any more");
         let dismissal = self.raft.change_membership(voters, false);
         let outcome = tokio::time::timeout(ADMISSION_MAX, dismissal).await;
         let outcome = outcome.map_err(|_| "no majority of the others answers".to_owned())?;
         outcome.map(|_| Dismissal::Done).map_err(|error| error.to_string())
+    }
+
+    /// Says what would become of a dismissal.
+    pub(super) async fn try_dismissing(&self, replica: ReplicaId) -> Result<Dismissal, String> {
+        let _turn = self.turn.lock().await;
+        Ok(self.voters_without(replica).await?.err().unwrap_or(Dismissal::Done))
+    }
+
+    /// Who votes once this replica is dismissed, or why it cannot be.
+    async fn voters_without(
+        &self,
+        replica: ReplicaId,
+    ) -> Result<Result<BTreeSet<LogOwner>, Dismissal>, String> {
+        let before = self.voters();
+        let mut after = before.clone();
+        after.retain(|voter| self.replica_of(*voter) != Some(replica));
+        if after.len() == before.len() {
+            return Ok(Err(Dismissal::NoMember));
+        }
+        if after.is_empty() {
+            return Ok(Err(Dismissal::Last));
+        }
+        Ok(match self.too_few_answer([&before, &after]).await? {
+            None => Ok(after),
+            Some(silent) => Err(Dismissal::TooFew(silent)),
+        })
+    }
+
+    /// Who of the last of these sets does not answer, unless a majority of each answers what it is asked from now on. A change of members
+    /// holds from when it is in the leader's log: if those whom it counts on could not agree to it, nothing could be agreed upon any
+    /// more, not even to undo it.
+    async fn too_few_answer(&self, sets: [&BTreeSet<LogOwner>; 2]) -> Result<Option<Vec<ReplicaId>>, String> {
+        let since = Instant::now();
+        let within = self.answers_within();
+        loop {
+            let Some(me) = self.elected() else {
+                return Err("this replica does not lead any more".to_owned());
+            };
+            let answers = |voter: &&LogOwner| **voter == me || self.roll.has_answered(**voter, since);
+            if sets.iter().all(|voters| voters.iter().filter(answers).count() * 2 > voters.len()) {
+                return Ok(None);
+            }
+            if since.elapsed() >= within {
+                let silent = sets[1].iter().filter(|voter| !answers(voter));
+                return Ok(Some(silent.filter_map(|voter| self.replica_of(*voter)).collect()));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Within which time a member that lives answers.
+    fn answers_within(&self) -> Duration {
+        let (heartbeats, least) = ANSWERS_WITHIN;
+        least.max(Duration::from_millis(self.raft.config().heartbeat_interval) * heartbeats)
+    }
+
+    /// Whether somebody becomes a member, or ceases to be one, as far as this replica goes.
+    #[cfg(test)]
+    pub(super) fn is_busy(&self) -> bool {
+        self.turn.try_lock().is_err()
+    }
+
+    /// Whose log this replica has, if it leads.
+    fn elected(&self) -> Option<LogOwner> {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow();
+        Some(metrics.id).filter(|me| metrics.current_leader == Some(*me))
     }
 
     fn voters(&self) -> BTreeSet<LogOwner> {

@@ -30,7 +30,11 @@ async fn answer(
         Question::Append { .. } | Question::Vote { .. } | Question::Snapshot { .. } => {
             answer_for_raft(&standing.raft, standing.owner, question).await
         }
-        Question::Submit { .. } | Question::Waiting | Question::Admit { .. } | Question::Dismiss { .. }
+        Question::Submit { .. }
+        | Question::Waiting
+        | Question::Admit { .. }
+        | Question::Dismiss { .. }
+        | Question::TryDismissing { .. }
             if !leads(standing) =>
         {
             Answer::NotLeading
@@ -49,6 +53,10 @@ async fn answer(
             Err(reason) => failed(reason),
         },
         Question::Dismiss { replica } => match register.dismiss(replica).await {
+            Ok(dismissal) => Answer::Dismissed(dismissal),
+            Err(reason) => failed(reason),
+        },
+        Question::TryDismissing { replica } => match register.try_dismissing(replica).await {
             Ok(dismissal) => Answer::Dismissed(dismissal),
             Err(reason) => failed(reason),
         },

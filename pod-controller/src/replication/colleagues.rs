@@ -14,6 +14,8 @@ use crate::controller::{Peers, Removal, SubmitError};
 
 /// How long a removal may take.
 const REMOVAL_MAX: Duration = Duration::from_secs(30);
+/// How long it may take to say what would become of one.
+const TRY_MAX: Duration = Duration::from_secs(20);
 
 /// The replicas, as one of them sees them.
 pub(super) struct Colleagues {
@@ -58,23 +60,63 @@ impl Peers for Colleagues {
     fn remove(&self, replica: ReplicaId) -> Removal {
         let (standing, register) = (Arc::clone(&self.standing), Arc::clone(&self.register));
         Box::pin(async move {
-            let outcome = if leads(&standing) {
+            let dismissal = if leads(&standing) {
                 register.dismiss(replica).await.map_err(|_| SubmitError::Unknown)?
             } else {
-                let leader = leader(&standing).ok_or(SubmitError::NoLeader)?;
-                match standing.post.ask(leader, Question::Dismiss { replica }, REMOVAL_MAX).await {
-                    Ok(Answer::Dismissed(dismissal)) => dismissal,
-                    Ok(Answer::NotLeading) | Err(PostError::NotConnected(_)) => {
-                        return Err(SubmitError::NoLeader);
-                    }
-                    Ok(_) | Err(PostError::Unanswered(_)) => return Err(SubmitError::Unknown),
+                ask_leader(&standing, Question::Dismiss { replica }, REMOVAL_MAX).await?
+            };
+            outcome(replica, dismissal)
+        })
+    }
+
+    fn try_removing(&self, replica: ReplicaId) -> Removal {
+        let (standing, register) = (Arc::clone(&self.standing), Arc::clone(&self.register));
+        let known = known(&self.list(), replica);
+        Box::pin(async move {
+            known?;
+            let dismissal = if leads(&standing) {
+                register.try_dismissing(replica).await.map_err(|_| SubmitError::NoLeader)?
+            } else {
+                match ask_leader(&standing, Question::TryDismissing { replica }, TRY_MAX).await {
+                    // It may be of a version that does not know the question.
+                    Err(SubmitError::Unknown) => Dismissal::Done,
+                    asked => asked?,
                 }
             };
-            match outcome {
-                Dismissal::Done => Ok(()),
-                Dismissal::NoMember => Err(SubmitError::no_replica(replica)),
-                Dismissal::Last => Err(SubmitError::only_replica(replica)),
-            }
+            outcome(replica, dismissal)
         })
+    }
+}
+
+async fn ask_leader(
+    standing: &Standing,
+    question: Question,
+    patience: Duration,
+) -> Result<Dismissal, SubmitError> {
+    let leader = leader(standing).ok_or(SubmitError::NoLeader)?;
+    match standing.post.ask(leader, question, patience).await {
+        Ok(Answer::Dismissed(dismissal)) => Ok(dismissal),
+        Ok(Answer::NotLeading) | Err(PostError::NotConnected(_)) => Err(SubmitError::NoLeader),
+        Ok(_) | Err(PostError::Unanswered(_)) => Err(SubmitError::Unknown),
+    }
+}
+
+/// Whether a replica could be removed, as far as this one knows.
+fn known(members: &[api::Controller], replica: ReplicaId) -> Result<(), SubmitError> {
+    if !members.iter().any(|it| it.leads) {
+        return Err(SubmitError::NoLeader);
+    }
+    if !members.iter().any(|it| it.replica == replica.get()) {
+        return Err(SubmitError::no_replica(replica));
+    }
+    if members.len() == 1 { Err(SubmitError::only_replica(replica)) } else { Ok(()) }
+}
+
+fn outcome(replica: ReplicaId, dismissal: Dismissal) -> Result<(), SubmitError> {
+    match dismissal {
+        Dismissal::Done => Ok(()),
+        Dismissal::NoMember => Err(SubmitError::no_replica(replica)),
+        Dismissal::Last => Err(SubmitError::only_replica(replica)),
+        Dismissal::TooFew(silent) => Err(SubmitError::too_few_replicas(replica, &silent)),
     }
 }

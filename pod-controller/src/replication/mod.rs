@@ -15,6 +15,7 @@
 //! | `forwarding` | what followers are asked for |
 //! | `renewal` | a log of which nothing is left |
 //! | `beginning` | how a pod gets replicas |
+//! | `roll` | who answers the leader |
 //! | `admission` | how replicas become members |
 //! | `clerk` | what a replica answers others |
 //! | `colleagues` | what is shown of the replicas |
@@ -34,6 +35,7 @@ mod post;
 mod proposer;
 mod renewal;
 mod replica;
+mod roll;
 mod tcp;
 
 pub(crate) use change::{Change, Outcome};

@@ -11,9 +11,11 @@ use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, InstallSnapshotRequest, InstallSnapshotResponse,
     VoteRequest, VoteResponse,
 };
+use tokio::time::Instant;
 
 use super::change::{LogOwner, Member, Replicated};
 use super::post::{Answer, Post, PostError, Question};
+use super::roll::Roll;
 
 /// How long to wait before a replica is tried again that is not there.
 const RETRY_EVERY: Duration = Duration::from_millis(50);
@@ -22,6 +24,8 @@ const RETRY_EVERY: Duration = Duration::from_millis(50);
 pub(crate) struct Network {
     pub(crate) post: Post,
     pub(crate) me: LogOwner,
+    /// Who answers this replica while it leads is noted here.
+    pub(crate) roll: Roll,
 }
 
 /// To one member.
@@ -30,6 +34,7 @@ pub(crate) struct Connection {
     me: LogOwner,
     owner: LogOwner,
     replica: ReplicaId,
+    roll: Roll,
 }
 
 /// An answer that is none.
@@ -46,7 +51,8 @@ impl RaftNetworkFactory<Replicated> for Network {
     type Network = Connection;
 
     async fn new_client(&mut self, target: LogOwner, node: &Member) -> Connection {
-        Connection { post: self.post.clone(), me: self.me, owner: target, replica: node.replica }
+        let (post, roll) = (self.post.clone(), self.roll.clone());
+        Connection { post, me: self.me, owner: target, replica: node.replica, roll }
     }
 }
 
@@ -82,8 +88,12 @@ impl RaftNetwork<Replicated> for Connection {
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<LogOwner>, RPCError<LogOwner, Member, RaftError<LogOwner>>> {
         let question = Question::Append { to: self.owner, request };
+        let asked = Instant::now();
         match self.ask(question, RPCTypes::AppendEntries, option.hard_ttl()).await? {
-            Answer::Append(response) => Ok(response),
+            Answer::Append(response) => {
+                self.roll.note(self.owner, asked);
+                Ok(response)
+            }
             other => Err(self.odd(other)),
         }
     }

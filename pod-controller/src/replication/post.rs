@@ -46,6 +46,8 @@ pub(crate) enum Question {
     Admit { owner: LogOwner },
     /// Whoever leads is to have this replica not be a member any more.
     Dismiss { replica: ReplicaId },
+    /// What would become of a dismissal. Replicas of earlier versions leave it unanswered.
+    TryDismissing { replica: ReplicaId },
 }
 
 /// What it is answered.
@@ -64,7 +66,7 @@ pub(crate) enum Answer {
     Waiting((u64, Waiting)),
     /// It is a member.
     Admitted,
-    /// What became of a dismissal.
+    /// What became of a dismissal, or would.
     Dismissed(Dismissal),
     /// It does not lead.
     NotLeading,

@@ -26,6 +26,7 @@ use super::network::Network;
 use super::post::{Answer, Outbox, Post, Question};
 use super::proposer::Proposer;
 use super::renewal::renew_log;
+use super::roll::Roll;
 use super::tcp::{TcpError, Trust};
 use crate::config::{Config, ReplicationSection};
 use crate::controller::{AnyTenure, ControllerError, Desk, End, Handle, Keeper, Request, SubmitError};
@@ -152,7 +153,8 @@ impl Replica {
             .build()
             .map_err(ReplicationError::Resources)?;
         let (post, outbox) = Post::new(waker);
-        let network = Network { post: post.clone(), me: owner };
+        let roll = Roll::default();
+        let network = Network { post: post.clone(), me: owner, roll: roll.clone() };
         let raft = runtime
             .block_on(openraft::Raft::new(
                 owner,
@@ -192,8 +194,8 @@ impl Replica {
             runtime,
         };
         match exchange {
-            AnyExchange::Pool(rings) => replica.start(rings, outbox)?,
-            AnyExchange::Tcp(connections) => replica.start(connections, outbox)?,
+            AnyExchange::Pool(rings) => replica.start(rings, outbox, roll)?,
+            AnyExchange::Tcp(connections) => replica.start(connections, outbox, roll)?,
         }
         Ok((replica, handle))
     }
@@ -209,9 +211,10 @@ impl Replica {
         &mut self,
         exchange: impl Exchange + Send + 'static,
         outbox: Outbox,
+        roll: Roll,
     ) -> Result<(), ControllerError> {
         let (standing, runtime) = (&self.standing, self.runtime.handle().clone());
-        let register = Arc::new(Register::new(standing.raft.clone()));
+        let register = Arc::new(Register::new(standing.raft.clone(), roll));
         let spoken = Spoken::new(&self.pool);
         let colleagues =
             Colleagues { standing: Arc::clone(standing), register: Arc::clone(&register), spoken };

@@ -24,6 +24,7 @@ use super::network::Network;
 use super::post::{Answer, Clerk, Post};
 use super::renewal::renew_log;
 use super::replica::{Standing, raft_config, show_what_is_known};
+use super::roll::Roll;
 use crate::config::ReplicationSection;
 use crate::config::testing::pool_and_config;
 use crate::controller::Desk;
@@ -121,7 +122,7 @@ impl Group {
         let section =
             ReplicationSection { replica, log: None, heartbeat_ms: 40, election_ms: 240, tcp: None };
         let config = Arc::new(raft_config(&section).expect("good"));
-        let network = Network { post: post.clone(), me: owner };
+        let network = Network { post: post.clone(), me: owner, roll: Roll::default() };
         let raft = openraft::Raft::new(owner, config, network, Log(file), machine.clone());
         let raft = self.runtime.block_on(raft).expect("an empty log");
         let clerk: Clerk = {

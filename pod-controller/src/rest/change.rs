@@ -65,7 +65,7 @@ impl Change {
     /// after that, and finds nothing left to do, knows that it was done.
     pub(super) async fn once(
         &self,
-        allowed: Result<(), SubmitError>,
+        allowed: impl Future<Output = Result<(), SubmitError>>,
         deed: impl Future<Output = Result<(), SubmitError>>,
     ) -> Result<(), Failure> {
         let Some(key) = &self.key else { return Ok(deed.await?) };
@@ -75,7 +75,7 @@ impl Change {
         }
         let again = view.state.was_done(&begun)?;
         if !again {
-            allowed?;
+            allowed.await?;
             self.note(begun).await?;
         }
         match deed.await {
@@ -313,9 +313,9 @@ mod tests {
     #[tokio::test]
     async fn a_deed_whose_end_nobody_noted_is_not_refused_when_it_is_asked_for_again() {
         let (handle, _directory) = handle();
-        let refused = change(&handle, "a").once(nobody(), async { nobody() }).await;
+        let refused = change(&handle, "a").once(async { nobody() }, async { nobody() }).await;
         assert!(refused.is_err(), "it never was there");
-        let refused = change(&handle, "a").once(nobody(), async { nobody() }).await;
+        let refused = change(&handle, "a").once(async { nobody() }, async { nobody() }).await;
         assert!(refused.is_err(), "what was refused is not remembered");
 
         // It is done, and the process that did it ends.
@@ -326,14 +326,14 @@ mod tests {
         };
         let first = change(&handle, "a");
         tokio::select! {
-            _ = first.once(Ok(()), deed) => panic!("it goes on"),
+            _ = first.once(async { Ok(()) }, deed) => panic!("it goes on"),
             outcome = hears => outcome.expect("it is done"),
         }
-        let other = change(&handle, "b").once(Ok(()), async { Ok(()) }).await;
+        let other = change(&handle, "b").once(async { Ok(()) }, async { Ok(()) }).await;
         assert!(other.is_err(), "the key is another request's");
-        change(&handle, "a").once(nobody(), async { nobody() }).await.expect("it was done");
+        change(&handle, "a").once(async { nobody() }, async { nobody() }).await.expect("it was done");
         let again = async { panic!("it is not done again") };
-        change(&handle, "a").once(nobody(), again).await.expect("that is remembered");
+        change(&handle, "a").once(async { nobody() }, again).await.expect("that is remembered");
         handle.stop();
     }
 
@@ -341,14 +341,14 @@ mod tests {
     async fn a_deed_that_was_begun_and_not_done_is_done() {
         let (handle, _directory) = handle();
         let first = change(&handle, "a");
-        let fails = first.once(Ok(()), async { Err(SubmitError::NoLeader) });
+        let fails = first.once(async { Ok(()) }, async { Err(SubmitError::NoLeader) });
         assert!(fails.await.is_err());
         let mut done = false;
         let deed = async {
             done = true;
             Ok(())
         };
-        change(&handle, "a").once(Ok(()), deed).await.expect("done");
+        change(&handle, "a").once(async { Ok(()) }, deed).await.expect("done");
         assert!(done);
         handle.stop();
     }

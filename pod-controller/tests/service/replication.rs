@@ -275,3 +275,32 @@ fn a_controller_is_let_go_once_under_a_key() {
     assert_eq!(let_go(&replicas, other, gone, key), 204);
     assert_eq!(members(&replicas), Some(3));
 }
+
+#[test]
+fn a_controller_that_the_others_need_is_not_let_go() {
+    let mut pod = Pod::demo();
+    pod.stop_controller();
+    let mut replicas = Replicas::new(pod.directory.path());
+    replicas.start_first(3);
+    let leader = replicas.leader(&[0, 1, 2]);
+    let (dead, other) = ((leader + 1) % 3, (leader + 2) % 3);
+    replicas.kill(dead);
+    // Without it the two that are left would have to agree, of which one does not answer.
+    for asked in [leader, other] {
+        for gone in [leader, other] {
+            let trying = replicas.client(asked).trying_only(true);
+            let error = trying.remove_controller(gone).expect_err("it is needed");
+            assert_eq!(error.status(), Some(409), "{error}");
+            assert_eq!(let_go(&replicas, asked, gone, ""), 409, "{asked} is asked to let {gone} go");
+        }
+    }
+    let names_dead = replicas.client(leader).remove_controller(other).expect_err("it is needed").to_string();
+    assert!(names_dead.contains(&format!("do not answer: {dead};")), "{names_dead}");
+    create(&replicas.client(other), "goes-on");
+    assert_eq!(replicas.client(leader).controllers().expect("a list").len(), 3);
+
+    // Whoever is away can be let go, and the others go on.
+    assert_eq!(let_go(&replicas, other, dead, ""), 204);
+    replicas.leader(&[leader.min(other), leader.max(other)]);
+    create(&replicas.client(leader), "goes-on-without");
+}

@@ -120,7 +120,7 @@ impl Group {
             13 => self.nodes[whom].pace_permille = 700 + self.dice.below(600),
             14 => {
                 let asked = usize::try_from(self.dice.below(self.nodes.len() as u64)).unwrap_or(0);
-                if let Some(life) = self.nodes[asked].life.as_ref().filter(|_| self.can_do_without(whom)) {
+                if let Some(life) = &self.nodes[asked].life {
                     life.dismiss(me);
                 }
             }
@@ -144,13 +144,14 @@ impl Group {
         }
     }
 
-    /// Whether the others have a majority of every set of members that anybody counts on: a log that is lost is lost for good.
+    /// Whether the others have a majority of every set of members that anybody counts on, or is about to: a log that is lost is lost for
+    /// good.
     fn can_do_without(&self, whom: usize) -> bool {
         let left = self.nodes.iter().enumerate().filter(|(number, _)| *number != whom);
         let left: BTreeSet<u64> = left.map(|(_, node)| node.owner).collect();
         self.nodes.iter().all(|node| {
             // Of whoever is away it is not known what it counts on.
-            let Some(life) = &node.life else { return false };
+            let Some(life) = node.life.as_ref().filter(|life| !life.register.is_busy()) else { return false };
             let metrics = life.standing.raft.metrics().borrow().clone();
             let members = metrics.membership_config.membership();
             members.get_joint_config().iter().all(|voters| {

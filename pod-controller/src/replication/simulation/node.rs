@@ -23,6 +23,7 @@ use super::super::machine::Machine;
 use super::super::network::Network;
 use super::super::post::{Clerk, Outbox, Post};
 use super::super::replica::{Standing, attend, raft_config};
+use super::super::roll::Roll;
 use super::Broken;
 use super::disk::Disk;
 use super::leader::Pod;
@@ -81,6 +82,7 @@ pub(super) struct Life {
     pub(super) handle: Handle,
     pub(super) views: watch::Receiver<Arc<View>>,
     pub(super) metrics: watch::Receiver<RaftMetrics<LogOwner, Member>>,
+    pub(super) register: Arc<Register>,
     desk: Desk,
     outbox: Outbox,
     clerk: Clerk,
@@ -147,7 +149,8 @@ impl Node {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         let runtime = runtime.expect("a runtime");
         let (post, outbox) = Post::new(PortWaker::new().expect("a descriptor"));
-        let network = Network { post: post.clone(), me: owner };
+        let roll = Roll::default();
+        let network = Network { post: post.clone(), me: owner, roll: roll.clone() };
         let section = ReplicationSection {
             // Each waits longer than the one before it, unless they are to stand for election at once.
             replica: if around.restless { 0 } else { self.replica },
@@ -195,7 +198,7 @@ impl Node {
         let (desk, handle) = desk.expect("descriptors");
         let (elected, leading) = (AtomicU64::new(0), AtomicU64::new(0));
         let standing = Arc::new(Standing { owner, me, raft: raft.clone(), machine, post, elected, leading });
-        let register = Arc::new(Register::new(raft));
+        let register = Arc::new(Register::new(raft, roll));
         let spoken = Spoken::new(&around.pool);
         let colleagues =
             Colleagues { standing: Arc::clone(&standing), register: Arc::clone(&register), spoken };
@@ -203,7 +206,8 @@ impl Node {
         let others = (0..around.replicas).filter(|other| *other != self.replica).map(ReplicaId::new);
         attend(runtime.handle(), &standing, &handle, others.collect());
         Ok(Life {
-            clerk: clerk(Arc::clone(&standing), handle.clone(), register),
+            clerk: clerk(Arc::clone(&standing), handle.clone(), Arc::clone(&register)),
+            register,
             wire: Wire { net: around.net.clone(), me: self.replica },
             office: Office::new(begin, around.pod.clone(), around.broken),
             views: handle.views(),
