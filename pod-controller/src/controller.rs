@@ -12,6 +12,7 @@ mod links;
 mod load;
 mod pool_world;
 mod region_table;
+mod terms;
 pub(crate) mod world;
 
 use std::sync::mpsc::TryRecvError;
@@ -35,6 +36,7 @@ pub use handle::{Handle, Sample, SubmitError};
 pub(crate) use keeper::Keeper;
 use pool_world::PoolWorld;
 pub use region_table::RegionTable;
+pub(crate) use terms::SeenTerms;
 pub use world::World;
 
 /// How long the thread sleeps at most; it is woken before when there is something to do.
@@ -222,8 +224,10 @@ impl Controller {
     pub fn open(
         pool: &Pool,
         config: &Config,
-        (store, mut recovered): (Store, Recovered),
+        (mut store, mut recovered): (Store, Recovered),
     ) -> Result<(Self, Handle), ControllerError> {
+        recovered.term = SeenTerms::of_pool(pool, ReplicaId::default()).above(recovered.term);
+        store.keep_term(recovered.term)?;
         let events = std::mem::take(&mut recovered.events);
         let state = recovered.state.clone().unwrap_or_else(|| State::new(config.options(pool)));
         let (desk, handle) = Desk::new(pool, config, &state, events)?;

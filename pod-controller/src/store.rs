@@ -179,6 +179,17 @@ impl Store {
         })
     }
 
+    /// This is the term of office, larger than the one that was counted: what comes next is larger still.
+    pub(crate) fn keep_term(&mut self, term: u64) -> Result<(), StoreError> {
+        self.database.write(|transaction| {
+            let mut numbers = transaction.open_table(NUMBERS)?;
+            if numbers.get("term")?.is_none_or(|kept| kept.value() < term) {
+                numbers.insert("term", term)?;
+            }
+            Ok(())
+        })
+    }
+
     fn begin_term(&mut self) -> Result<u64, StoreError> {
         let path = || self.path().to_path_buf();
         self.database.write(|transaction| {

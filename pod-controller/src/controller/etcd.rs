@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use cxl_pool::{Pool, ReplicaId};
 use pod_state::State;
 
-use super::{AnyTenure, ControllerError, Desk, End, Handle, Keeper, Request, SubmitError};
+use super::{AnyTenure, ControllerError, Desk, End, Handle, Keeper, Request, SeenTerms, SubmitError};
 use crate::config::Config;
 use crate::replication::Known;
 use crate::store::etcd::{EtcdAddress, EtcdCredentials, EtcdError, EtcdLink, EtcdStore, Loss};
@@ -48,7 +48,8 @@ impl EtcdController {
             Err(error @ StoreError::HandedOver { .. }) => (None, Some(error)),
             left => (left?, None),
         };
-        let earlier = left.as_ref().map_or(0, |(_, before)| before.term);
+        // What etcd has may be older than what the pool has seen, as after a restore from a backup.
+        let earlier = left.as_ref().map_or(0, |(_, before)| before.term).max(seen(pool));
         let (mut store, mut recovered) = EtcdStore::open(&link, earlier)?;
         let (file, before) = left.unzip();
         let state = if let Some(state) = &recovered.state {
@@ -147,7 +148,7 @@ impl EtcdController {
 
     fn enter_again(&self) -> Result<InOffice, ControllerError> {
         self.link.reach().map_err(StoreError::from)?;
-        let (store, mut recovered) = EtcdStore::open(&self.link, 0)?;
+        let (store, mut recovered) = EtcdStore::open(&self.link, seen(&self.pool))?;
         if recovered.state.is_none() {
             return Err(store.gone().into());
         }
@@ -156,6 +157,11 @@ impl EtcdController {
         self.handle.catch_up(&Known { state: recovered.state.clone(), events, terms: 0 }, || true);
         self.enter(store, recovered)
     }
+}
+
+/// Above which term of office daemons obey.
+fn seen(pool: &Pool) -> u64 {
+    SeenTerms::of_pool(pool, ReplicaId::default()).highest()
 }
 
 fn is_away(error: &ControllerError) -> bool {

@@ -9,7 +9,7 @@ use pod_state::State;
 use super::change::{Change, LogOwner, Member, Raft};
 use super::replica::ReplicationError;
 use crate::config::Config;
-use crate::controller::ControllerError;
+use crate::controller::{ControllerError, SeenTerms};
 use crate::store::{Recovered, Store, StoreError};
 
 /// Prepares the first change of all, where this replica is to begin.
@@ -40,7 +40,8 @@ pub(super) async fn begin<M: Memory>(
         (None, Recovered { state: None, events: Vec::new(), term: 0 })
     };
     let state = Box::new(recovered.state.unwrap_or_else(|| State::new(config.options(pool))));
-    let change = Change::Begin { state, events: recovered.events, terms: recovered.term };
+    let terms = recovered.term.max(SeenTerms::look(memory, pool.layout(), me).highest());
+    let change = Change::Begin { state, events: recovered.events, terms };
     if !initialized {
         let members = BTreeMap::from([(owner, Member { replica: me })]);
         raft.initialize(members).await.map_err(|error| ended(error.to_string()))?;

@@ -19,6 +19,7 @@
 //! | `admission` | how replicas become members |
 //! | `clerk` | what a replica answers others |
 //! | `colleagues` | what is shown of the replicas |
+//! | `elections` | what Raft is told of terms |
 //! | `replica` | the life of one replica |
 
 mod admission;
@@ -26,6 +27,7 @@ mod beginning;
 mod change;
 mod clerk;
 mod colleagues;
+mod elections;
 mod exchange;
 mod forwarding;
 mod log;

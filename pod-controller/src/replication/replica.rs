@@ -18,6 +18,7 @@ use super::beginning::{begin, retire};
 use super::change::{Change, LogOwner, Raft};
 use super::clerk::clerk;
 use super::colleagues::Colleagues;
+use super::elections::elect_above;
 use super::exchange::{AnyExchange, Exchange};
 use super::forwarding::{FORWARD_MAX, forward};
 use super::log::{Log, LogFile};
@@ -29,7 +30,9 @@ use super::renewal::renew_log;
 use super::roll::Roll;
 use super::tcp::{TcpError, Trust};
 use crate::config::{Config, ReplicationSection};
-use crate::controller::{AnyTenure, ControllerError, Desk, End, Handle, Keeper, Request, SubmitError};
+use crate::controller::{
+    AnyTenure, ControllerError, Desk, End, Handle, Keeper, Request, SeenTerms, SubmitError,
+};
 use crate::store::{Recovered, Store, StoreError};
 
 /// How many entries the log has at least between two snapshots, and how many are kept that a snapshot has too.
@@ -315,6 +318,8 @@ impl Replica {
     fn lead(&mut self, elected: u64) -> Result<End, ControllerError> {
         let elected_at = Instant::now();
         let standing = Arc::clone(&self.standing);
+        // Before it is certain that this one leads: what is seen is of earlier terms then, unless the logs were restored.
+        let seen = SeenTerms::of_pool(&self.pool, standing.me);
         self.runtime.block_on(catch_up(&standing.raft))?;
         let proposer = Proposer::new(standing.raft.clone(), self.runtime.handle().clone());
         if standing.machine.look(|known| known.state.is_none()) {
@@ -334,6 +339,11 @@ impl Replica {
         }
         let known = standing.machine.look(Clone::clone);
         let term = known.terms + elected;
+        if seen.outrank(term, known.state.as_ref().map_or(0, |state| state.index)) {
+            let above = seen.highest().saturating_sub(known.terms);
+            self.runtime.block_on(elect_above(&standing, elected, above))?;
+            return Ok(End::Deposed);
+        }
         self.handle.catch_up(&known, || true);
         let recovered = Recovered { state: known.state, events: Vec::new(), term };
         standing.leading.store(elected, Ordering::Release);

@@ -20,6 +20,7 @@ mod replica_disks;
 mod replica_tcp;
 mod replication;
 mod rest;
+mod restored;
 mod schemathesis;
 mod state_disk;
 mod support;

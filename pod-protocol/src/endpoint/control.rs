@@ -1,6 +1,7 @@
 //! The control thread: takes grants, obeys commands, sends reports and telemetry.
 
 mod telling;
+mod unheard;
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -11,6 +12,7 @@ use cxl_channel::{Incoming, RequestId};
 use cxl_pool::{Area, EndpointId, Grant, Layout, Memory, Pool, Record, ReplicaId, Role};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use self::unheard::Unheard;
 use super::ledger::Ledger;
 use super::presence::Rounds;
 use super::reporter::{Reporter, Standing};
@@ -72,6 +74,7 @@ pub(super) struct ControlThread<M: Memory> {
     pool: Option<Pool>,
     controller: ControllerPulse,
     strangers: Strangers,
+    unheard: Unheard,
     /// What the whole pod speaks.
     pod: Protocol,
     /// Messages of controllers.
@@ -113,6 +116,7 @@ impl<M: Memory> ControlThread<M> {
                 waiting_since: Some(now),
             },
             strangers: Strangers::new(now),
+            unheard: Unheard::new(now),
             pod: Protocol::of_minor(0),
             not_understood: 0,
             telemetry_due: now,
@@ -149,6 +153,7 @@ impl<M: Memory> ControlThread<M> {
             }
             self.watch_controller(now);
             self.take_grant(now);
+            self.name_unheard(now);
             self.refuse_strangers(now)?;
             self.converse(now)?;
             self.scrub_on();

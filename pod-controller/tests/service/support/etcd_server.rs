@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 const ATTEMPTS: u32 = 5;
 
 pub(crate) struct Etcd {
-    directory: TempDir,
+    pub(crate) directory: TempDir,
     port: u16,
     /// Where it says whether it has a leader, whatever clients have to show.
     health_port: u16,
