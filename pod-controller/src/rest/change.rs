@@ -4,12 +4,14 @@
 use std::sync::Arc;
 
 use axum::body::{Body, to_bytes};
-use axum::extract::{FromRequestParts, Request};
+use axum::extract::{FromRequestParts, Query, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, StatusCode};
+use axum::http::uri::InvalidUri;
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use pod_state::{Command, Expected, IdempotencyKey, KEYS_MAX, Labels, Refusal, RefusalKind};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use utoipa::openapi::path::{Operation, Parameter};
@@ -155,39 +157,62 @@ impl Change {
     }
 }
 
+impl Change {
+    /// How a request wants its change, and what else it asks behind the question mark, as it stands there.
+    fn take(parts: &Parts, handle: &Handle) -> Result<(Self, Vec<(String, String)>), Failure> {
+        let key = parts.extensions.get::<IdempotencyKey>().cloned();
+        let precondition = Precondition::of(&parts.headers)?;
+        let Query(known): Query<Vec<(String, String)>> = Query::try_from_uri(&parts.uri)?;
+        let pairs = parts.uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+        let mut dry_run = None;
+        let mut rest = Vec::new();
+        for ((name, value), pair) in known.into_iter().zip(pairs) {
+            if name != DRY_RUN {
+                rest.push((name, pair.to_owned()));
+                continue;
+            }
+            let before = dry_run.replace(match value.as_str() {
+                "true" => true,
+                "false" => false,
+                _ => return Err(invalid_query("dry-run must be true or false")),
+            });
+            if before.is_some() {
+                return Err(invalid_query("dry-run is said twice"));
+            }
+        }
+        let is_dry_run = dry_run.unwrap_or_default();
+        Ok((Self { handle: handle.clone(), key, precondition, is_dry_run }, rest))
+    }
+}
+
+fn invalid_query(detail: impl Into<String>) -> Failure {
+    Failure::new(StatusCode::BAD_REQUEST, "invalid-query", detail)
+}
+
 impl FromRequestParts<Handle> for Change {
     type Rejection = Failure;
 
-    /// Takes its own part of the query, so that the rest of it is what the path knows.
+    /// Of a request that asks nothing else: whoever misspells `dry-run` does not want what he asks for to be done.
     async fn from_request_parts(parts: &mut Parts, handle: &Handle) -> Result<Self, Failure> {
-        let key = parts.extensions.get::<IdempotencyKey>().cloned();
-        let precondition = Precondition::of(&parts.headers)?;
-        let mut is_dry_run = false;
-        let query = parts.uri.query().unwrap_or_default();
-        let mut rest = Vec::new();
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            match pair.split_once('=').unwrap_or((pair, "")) {
-                (DRY_RUN, "true") => is_dry_run = true,
-                (DRY_RUN, "false") => is_dry_run = false,
-                (DRY_RUN, _) => {
-                    return Err(Failure::new(
-                        StatusCode::BAD_REQUEST,
-                        "invalid-query",
-                        "dry-run must be true or false",
-                    ));
-                }
-                _ => rest.push(pair),
-            }
-        }
-        if rest.len() != query.split('&').count() {
-            let path = parts.uri.path();
-            let uri = if rest.is_empty() { path.to_owned() } else { format!("{path}?{}", rest.join("&")) };
-            // What was an address without some of its query is one.
-            if let Ok(uri) = uri.parse() {
-                parts.uri = uri;
-            }
-        }
-        Ok(Self { handle: handle.clone(), key, precondition, is_dry_run })
+        let (change, rest) = Self::take(parts, handle)?;
+        let Some((name, _)) = rest.first() else { return Ok(change) };
+        let name: String = name.chars().take(100).collect();
+        Err(invalid_query(format!("unknown field `{name}`, expected `{DRY_RUN}`")))
+    }
+}
+
+/// A change, and what else its request asks behind the question mark.
+pub(super) struct ChangeWith<Q>(pub(super) Change, pub(super) Q);
+
+impl<Q: DeserializeOwned> FromRequestParts<Handle> for ChangeWith<Q> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, handle: &Handle) -> Result<Self, Failure> {
+        let (change, rest) = Change::take(parts, handle)?;
+        let rest: Vec<String> = rest.into_iter().map(|(_, pair)| pair).collect();
+        let uri: Result<Uri, InvalidUri> = format!("/?{}", rest.join("&")).parse();
+        let uri = uri.map_err(|error| invalid_query(error.to_string()))?;
+        Ok(Self(change, Query::try_from_uri(&uri)?.0))
     }
 }
 

@@ -10,7 +10,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::Failure;
 use super::body::{Asked, DevicePath, Names};
-use super::change::Change;
+use super::change::{Change, ChangeWith};
 use super::list::{Page, Selector, is};
 use super::version::Shown;
 use crate::controller::Handle;
@@ -106,9 +106,8 @@ pub(super) struct DeleteQuery {
     )
 )]
 pub(super) async fn delete(
-    change: Change,
+    ChangeWith(change, query): ChangeWith<DeleteQuery>,
     Names(path): Names<DevicePath>,
-    Asked(query): Asked<DeleteQuery>,
 ) -> Result<StatusCode, Failure> {
     let device = path.named(&change.handle)?;
     change.submit(Command::DeleteDevice { device, lose_data: query.lose_data }).await?;

@@ -10,8 +10,8 @@ use pod_api::{AttachDevice, DeviceAnswer, Instance, Problem};
 use pod_state::Command;
 
 use super::Failure;
-use super::body::{Asked, Names};
-use super::change::Change;
+use super::body::Names;
+use super::change::{Change, ChangeWith};
 use super::instances::{CreateQuery, wait_until_ready, wish};
 use super::version::{Shown, Versioned};
 
@@ -31,9 +31,8 @@ use super::version::{Shown, Versioned};
     )
 )]
 pub(super) async fn attach(
-    change: Change,
+    ChangeWith(change, query): ChangeWith<CreateQuery>,
     Names(name): Names<String>,
-    Asked(query): Asked<CreateQuery>,
     Versioned(request, version): Versioned<AttachDevice>,
 ) -> Result<Response, Failure> {
     let wait_ms = query.wait_ms()?;
@@ -74,9 +73,8 @@ pub(super) struct DetachQuery {
     )
 )]
 pub(super) async fn detach(
-    change: Change,
+    ChangeWith(change, query): ChangeWith<DetachQuery>,
     Names((instance, device)): Names<(String, String)>,
-    Asked(query): Asked<DetachQuery>,
 ) -> Result<Shown<Instance>, Failure> {
     let command = Command::DetachDevice { instance: instance.clone(), device, force: query.force };
     let tried = change.submit(command).await?;

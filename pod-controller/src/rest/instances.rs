@@ -11,7 +11,7 @@ use utoipa::IntoParams;
 
 use super::Failure;
 use super::body::{Asked, Body, Names, host_named};
-use super::change::Change;
+use super::change::ChangeWith;
 use super::list::{Page, Selector, is};
 use super::priorities::priority_of;
 use super::version::Shown;
@@ -134,8 +134,7 @@ pub(super) async fn explain(
     )
 )]
 pub(super) async fn create(
-    change: Change,
-    Asked(query): Asked<CreateQuery>,
+    ChangeWith(change, query): ChangeWith<CreateQuery>,
     Body(request): Body<CreateInstance>,
 ) -> Result<Response, Failure> {
     let wait_ms = query.wait_ms()?;
@@ -209,9 +208,8 @@ pub(super) struct DeleteQuery {
     )
 )]
 pub(super) async fn delete(
-    change: Change,
+    ChangeWith(change, query): ChangeWith<DeleteQuery>,
     Names(name): Names<String>,
-    Asked(query): Asked<DeleteQuery>,
 ) -> Result<StatusCode, Failure> {
     change.submit(Command::DeleteInstance { name, force: query.force }).await?;
     Ok(StatusCode::NO_CONTENT)

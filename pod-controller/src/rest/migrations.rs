@@ -9,8 +9,8 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::Failure;
-use super::body::{Asked, Names, host_named};
-use super::change::Change;
+use super::body::{Names, host_named};
+use super::change::{Change, ChangeWith};
 use super::version::{Shown, Versioned};
 
 /// How long the answer waits for the daemons of the other host.
@@ -88,9 +88,8 @@ pub(super) struct ActivateQuery {
     )
 )]
 pub(super) async fn activate(
-    change: Change,
+    ChangeWith(change, query): ChangeWith<ActivateQuery>,
     Names(name): Names<String>,
-    Asked(query): Asked<ActivateQuery>,
 ) -> Result<StatusCode, Failure> {
     change.submit(Command::ActivateMigration { name, force: query.force }).await?;
     Ok(StatusCode::NO_CONTENT)

@@ -2,6 +2,7 @@
 
 mod answers;
 mod events;
+mod misspelt;
 mod versions;
 
 use std::collections::BTreeMap;
