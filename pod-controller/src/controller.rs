@@ -32,7 +32,7 @@ pub use etcd::EtcdController;
 #[cfg(test)]
 pub(crate) use handle::Shared;
 pub(crate) use handle::{Desk, Peers, Removal, Reply, Request};
-pub use handle::{Handle, Sample, SubmitError};
+pub use handle::{Handle, Office, Sample, SubmitError};
 pub(crate) use keeper::Keeper;
 use pool_world::PoolWorld;
 pub use region_table::RegionTable;

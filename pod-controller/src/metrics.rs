@@ -2,6 +2,8 @@
 //!
 //! Names and units are as Prometheus wants them: seconds, bytes and ratios, `_total` at the end of what only grows.
 
+mod controllers;
+
 use std::fmt::Write;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
@@ -160,6 +162,7 @@ fn plain(text: &str) -> String {
 /// All metrics in the text format of OpenMetrics.
 pub fn text(handle: &Handle) -> String {
     let mut page = Page { registry: Registry::with_prefix("wadi") };
+    controllers::add(&mut page, handle);
     add_hosts(&mut page, handle);
     add_protocol(&mut page, handle);
     add_devices(&mut page, handle);

@@ -104,7 +104,10 @@ impl EtcdController {
                         return Err(StoreError::from(error.clone()).into());
                     }
                 }
-                Err(error) if is_away(&error) => tracing::warn!("{error}"),
+                Err(error) if is_away(&error) => {
+                    self.handle.set_store_available(false);
+                    tracing::warn!("{error}");
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -114,6 +117,9 @@ impl EtcdController {
         let loss = store.loss();
         let handle = self.handle.clone();
         loss.on_loss(move || handle.look());
+        let handle = self.handle.clone();
+        loss.on_silence(move |silent| handle.set_store_available(!silent));
+        self.handle.set_store_available(true);
         let kept = (Keeper::Etcd(Box::new(store)), recovered);
         let tenure = AnyTenure::open(&self.pool, &self.config, kept, (ReplicaId::default(), &self.desk))?;
         Ok(InOffice { tenure, loss })

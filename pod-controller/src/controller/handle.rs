@@ -79,6 +79,17 @@ pub(crate) trait Peers: Send + Sync + std::fmt::Debug {
     fn remove(&self, replica: ReplicaId) -> Removal;
     /// Says whether it would be removed.
     fn try_removing(&self, replica: ReplicaId) -> Removal;
+    /// Whether one of them leads, and whether that is this one: a leader that a majority does not answer leads nobody.
+    fn office(&self) -> Office;
+}
+
+/// Who decides in a pod, as one of its controllers sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Office {
+    /// Somebody does.
+    pub has_leader: bool,
+    /// This one does.
+    pub leads: bool,
 }
 
 /// What becomes of a removal.
@@ -100,6 +111,8 @@ pub(crate) struct Shared {
     pub(super) view: watch::Sender<Arc<View>>,
     /// Its end was seen. What is asked before it began waits for it.
     pub(super) stopped: AtomicBool,
+    /// Whoever keeps what is decided does not answer.
+    store_away: AtomicBool,
     /// The other controllers, where there are any.
     peers: OnceLock<Arc<dyn Peers>>,
     telemetry: Mutex<BTreeMap<EndpointId, Sample>>,
@@ -118,6 +131,7 @@ impl Shared {
             journal,
             view: watch::Sender::new(Arc::new(view)),
             stopped: AtomicBool::new(false),
+            store_away: AtomicBool::new(false),
             peers: OnceLock::new(),
             telemetry: Mutex::default(),
             balance: Mutex::new(load.policy),
@@ -274,6 +288,23 @@ impl Handle {
     /// Whether the controller's thread serves, or is about to.
     pub fn is_running(&self) -> bool {
         !self.shared.stopped.load(Ordering::Acquire)
+    }
+
+    /// Who decides.
+    pub fn office(&self) -> Office {
+        let runs = self.is_running();
+        let alone = Office { has_leader: runs, leads: runs };
+        self.shared.peers.get().map_or(alone, |peers| peers.office())
+    }
+
+    /// Whether what is decided can be kept, as far as is known: an etcd that does not answer is noticed within seconds.
+    pub fn is_store_available(&self) -> bool {
+        !self.shared.store_away.load(Ordering::Acquire)
+    }
+
+    /// Whether whoever keeps what is decided answers.
+    pub(crate) fn set_store_available(&self, available: bool) {
+        self.shared.store_away.store(!available, Ordering::Release);
     }
 
     /// What is known now.

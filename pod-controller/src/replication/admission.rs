@@ -133,6 +133,17 @@ impl Register {
         }
     }
 
+    /// Whether this replica leads, and a majority of the members has answered it lately.
+    pub(super) fn is_followed(&self) -> bool {
+        let Some(me) = self.elected() else { return false };
+        let since = Instant::now().checked_sub(self.answers_within());
+        let answers = |voter: &&LogOwner| {
+            **voter == me || since.is_none_or(|since| self.roll.has_answered(**voter, since))
+        };
+        let voters = self.voters();
+        voters.iter().filter(answers).count() * 2 > voters.len()
+    }
+
     /// Within which time a member that lives answers.
     fn answers_within(&self) -> Duration {
         let (heartbeats, least) = ANSWERS_WITHIN;

@@ -10,7 +10,7 @@ use pod_protocol::protocol::Spoken;
 use super::admission::{Dismissal, Register};
 use super::post::{Answer, PostError, Question};
 use super::replica::{Standing, leader, leads};
-use crate::controller::{Peers, Removal, SubmitError};
+use crate::controller::{Office, Peers, Removal, SubmitError};
 
 /// How long a removal may take.
 const REMOVAL_MAX: Duration = Duration::from_secs(30);
@@ -55,6 +55,12 @@ impl Peers for Colleagues {
             .collect();
         controllers.sort_by_key(|controller| controller.replica);
         controllers
+    }
+
+    fn office(&self) -> Office {
+        let leads = self.register.is_followed();
+        let follows = leader(&self.standing).is_some_and(|leader| leader != self.standing.me);
+        Office { has_leader: leads || follows, leads }
     }
 
     fn remove(&self, replica: ReplicaId) -> Removal {

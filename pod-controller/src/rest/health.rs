@@ -4,7 +4,7 @@ use axum::response::IntoResponse;
 use pod_api::Problem;
 
 use super::Failure;
-use crate::controller::Handle;
+use crate::controller::{Handle, SubmitError};
 use crate::metrics;
 
 /// Whether the process lives.
@@ -13,7 +13,8 @@ pub(super) async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// Whether the controller serves: it has its state and its pool, and its thread runs.
+/// Whether the controller serves: it has its state and its pool, its thread runs, and what is changed can be kept: one of several
+/// controllers leads (`no-leader`), and etcd answers (`store-away`), where there are such.
 #[utoipa::path(
     get, path = "/readyz", operation_id = "readyz", tag = "health",
     responses(
@@ -22,11 +23,14 @@ pub(super) async fn healthz() -> &'static str {
     )
 )]
 pub(super) async fn readyz(State(handle): State<Handle>) -> Result<&'static str, Failure> {
-    if handle.is_running() {
-        Ok("ready\n")
-    } else {
-        Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the controller is stopping"))
+    if !handle.is_running() {
+        return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the controller is stopping"));
     }
+    if !handle.is_store_available() {
+        let detail = "etcd does not answer: what there is is shown, and nothing can be changed";
+        return Err(SubmitError::StoreAway(detail.to_owned()).into());
+    }
+    if handle.office().has_leader { Ok("ready\n") } else { Err(SubmitError::NoLeader.into()) }
 }
 
 /// Metrics for Prometheus: as OpenMetrics for who accepts that, as Prometheus itself does; in Prometheus' older format otherwise.

@@ -143,6 +143,9 @@ fn pod_goes_on_with_etcd_whatever_dies() {
     });
     Description::checked_in().assert_has("POST", "/v1/volumes", 503);
     assert_eq!(names(&client).map(|names| names.len()), Some(2), "it answers questions");
+    let available = |client: &Client| client.metrics().map(|text| text.contains("\nwadi_store_available 1"));
+    assert!(!available(&client).expect("metrics"), "whoever watches sees it");
+    assert!(client.ready().expect_err("nothing can be changed").to_string().contains("etcd does not answer"));
     pod.endpoint(2, Role::NetBackend).reporter.report(Report::Link {
         device: "nic0".into(),
         up: false,
@@ -152,9 +155,18 @@ fn pod_goes_on_with_etcd_whatever_dies() {
     assert!(etcd.go_on());
     until("the failover", || frontend(&pod).remove(&port.id()).filter(|now| *now != port));
     until("changes", || create(&client, "again").ok());
+    client.ready().expect("it is ready");
+    assert!(available(&client).expect("metrics"));
     let mut there = names(&client).expect("it answers");
     there.sort();
     assert_eq!(there, ["again", "in-etcd", "in-file"]);
+
+    // Nobody asks for anything, and it is seen all the same.
+    etcd.kill();
+    until("a word on it", || client.ready().is_err().then_some(()));
+    assert!(!available(&client).expect("metrics"));
+    assert!(etcd.go_on());
+    until("readiness", || client.ready().ok());
 
     // Both at once.
     etcd.kill();

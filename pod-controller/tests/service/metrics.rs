@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::support::replicas::volume;
+use crate::support::replicas::{Replicas, volume};
 use crate::support::{Pod, on_etcd, until, vm};
 use pod_api::{Fabric, MchannelSpec};
 use serde_json::Value;
@@ -77,6 +77,44 @@ fn alerts_fire_for_what_they_are_for_and_know_the_metrics() {
                 tests.contains(&format!("alertname: {alert}\n        exp_alerts:")),
                 "nothing makes {alert} fire"
             );
+        }
+    }
+}
+
+#[test]
+fn whoever_watches_controllers_sees_that_none_leads() {
+    let mut pod = Pod::demo();
+    pod.stop_controller();
+    let mut replicas = Replicas::new(pod.directory.path());
+    replicas.start_first(3);
+    let is = |replicas: &Replicas, replica: u16, line: &str| {
+        replicas
+            .client(replica)
+            .metrics()
+            .is_ok_and(|text| text.contains(&format!("\nwadi_controller_{line}\n")))
+    };
+    // Whoever is left led before, or followed.
+    for led in [true, false] {
+        let leader = replicas.leader(&[0, 1, 2]);
+        for replica in 0..3 {
+            let leads = format!("leads {}", u8::from(replica == leader));
+            until("a leader", || {
+                (is(&replicas, replica, "has_leader 1") && is(&replicas, replica, &leads)).then_some(())
+            });
+            until("readiness", || replicas.client(replica).ready().ok());
+        }
+        until("all changes", || is(&replicas, leader, "behind_changes{replica=\"0\"} 0").then_some(()));
+        let left = if led { leader } else { (leader + 1) % 3 };
+        let gone: Vec<u16> = (0..3).filter(|replica| *replica != left).collect();
+        for replica in &gone {
+            replicas.kill(*replica);
+        }
+        until("it to be seen", || is(&replicas, left, "has_leader 0").then_some(()));
+        assert!(is(&replicas, left, "leads 0"), "it leads nobody");
+        let refused = replicas.client(left).ready().expect_err("nothing can be changed");
+        assert_eq!(refused.status(), Some(503), "{refused}");
+        for replica in gone {
+            replicas.start(replica, &[]);
         }
     }
 }

@@ -28,7 +28,11 @@ pub(crate) struct Loss {
     by: OnceLock<EtcdError>,
     /// Who wants to know.
     tell: Mutex<Option<Box<dyn Fn() + Send>>>,
+    /// Who wants to know whether etcd answers.
+    tell_silence: Mutex<Option<TellSilence>>,
 }
+
+type TellSilence = Box<dyn Fn(bool) + Send>;
 
 impl Loss {
     /// Somebody has.
@@ -39,6 +43,17 @@ impl Loss {
     /// Has something done once somebody has.
     pub(crate) fn on_loss(&self, tell: impl Fn() + Send + 'static) {
         *self.tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(tell));
+    }
+
+    /// Has something done whenever etcd does not answer any more, and when it answers again, for as long as this term of office lasts.
+    pub(crate) fn on_silence(&self, tell: impl Fn(bool) + Send + 'static) {
+        *self.tell_silence.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(tell));
+    }
+
+    fn note_silence(&self, silent: bool) {
+        if let Some(tell) = &*self.tell_silence.lock().unwrap_or_else(PoisonError::into_inner) {
+            tell(silent);
+        }
     }
 
     fn note(&self, error: EtcdError) {
@@ -140,7 +155,8 @@ impl Office {
     }
 
     fn hold(link: &Arc<EtcdLink>, (term, revision): (u64, i64), lease: i64) -> Self {
-        let loss = Arc::new(Loss { by: OnceLock::new(), tell: Mutex::new(None) });
+        let loss =
+            Arc::new(Loss { by: OnceLock::new(), tell: Mutex::new(None), tell_silence: Mutex::new(None) });
         let lease = Arc::new(Mutex::new(lease));
         let keeper = Keeper {
             gateway: Arc::clone(&link.gateway),
@@ -237,12 +253,14 @@ impl Keeper {
             match self.keep_once().await {
                 Ok(true) => {
                     if std::mem::replace(&mut away, false) {
+                        self.loss.note_silence(false);
                         tracing::info!("{} answers again", self.place);
                     }
                 }
                 Ok(false) => return,
                 Err(silence) => {
                     if !std::mem::replace(&mut away, true) {
+                        self.loss.note_silence(true);
                         tracing::warn!("{}", super::link::away(&self.place, silence));
                     }
                 }
