@@ -39,16 +39,24 @@ pub(super) struct Change {
 impl Change {
     /// Carries a command out, or tries it. What is shown is what is there after that.
     pub(super) async fn submit(&self, command: Command) -> Result<Arc<View>, Failure> {
-        self.submit_whole(command, Labels::new(), None).await
+        self.submit_found(|| Ok(command)).await
     }
 
-    /// As [`Change::submit`], and what is made bears these labels.
+    /// As [`Change::submit`], of a command that takes finding first what the request names: that may be gone since it was carried out.
+    pub(super) async fn submit_found(
+        &self,
+        find: impl FnOnce() -> Result<Command, Failure>,
+    ) -> Result<Arc<View>, Failure> {
+        self.submit_whole(find, Labels::new(), None).await
+    }
+
+    /// As [`Change::submit_found`], and what is made bears these labels.
     pub(super) async fn submit_labelled(
         &self,
-        command: Command,
         labels: Labels,
+        find: impl FnOnce() -> Result<Command, Failure>,
     ) -> Result<Arc<View>, Failure> {
-        self.submit_whole(command, labels, None).await
+        self.submit_whole(find, labels, None).await
     }
 
     /// As [`Change::submit`], for the version of the resource that the body says.
@@ -57,7 +65,16 @@ impl Change {
         version: Option<String>,
         command: Command,
     ) -> Result<Arc<View>, Failure> {
-        self.submit_whole(command, Labels::new(), version).await
+        self.submit_found_at(version, || Ok(command)).await
+    }
+
+    /// As [`Change::submit_found`], for the version of the resource that the body says.
+    pub(super) async fn submit_found_at(
+        &self,
+        version: Option<String>,
+        find: impl FnOnce() -> Result<Command, Failure>,
+    ) -> Result<Arc<View>, Failure> {
+        self.submit_whole(find, Labels::new(), version).await
     }
 
     /// Does what is no command to the state, unless it was done under this request's key already, or would be refused. It has no
@@ -109,11 +126,19 @@ impl Change {
 
     async fn submit_whole(
         &self,
-        command: Command,
+        find: impl FnOnce() -> Result<Command, Failure>,
         labels: Labels,
         version: Option<String>,
     ) -> Result<Arc<View>, Failure> {
         let key = self.key.clone().filter(|_| !self.is_dry_run);
+        let view = self.handle.view();
+        // What it is about may have been there for the last time then, or be another by now.
+        if let Some(key) = &key
+            && view.state.was_done(key)?
+        {
+            return Ok(view);
+        }
+        let command = find()?;
         let expected = self.expected(&command, version)?;
         // Whoever leads may be of a version that would not know what it is asked.
         self.handle.view().state.check_spoken(&command)?;

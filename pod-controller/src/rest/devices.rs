@@ -109,8 +109,11 @@ pub(super) async fn delete(
     ChangeWith(change, query): ChangeWith<DeleteQuery>,
     Names(path): Names<DevicePath>,
 ) -> Result<StatusCode, Failure> {
-    let device = path.named(&change.handle)?;
-    change.submit(Command::DeleteDevice { device, lose_data: query.lose_data }).await?;
+    let find = || {
+        let device = path.named(&change.handle)?;
+        Ok(Command::DeleteDevice { device, lose_data: query.lose_data })
+    };
+    change.submit_found(find).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -126,8 +129,8 @@ pub(super) async fn delete(
 )]
 pub(super) async fn adopt(change: Change, Names(path): Names<DevicePath>) -> Result<Shown<Device>, Failure> {
     let name = path.shown();
-    let device = path.find(&change.handle)?;
-    let view = change.submit(Command::AdoptVolumes { device }).await?;
+    let find = || Ok(Command::AdoptVolumes { device: path.find(&change.handle)? });
+    let view = change.submit_found(find).await?;
     let device = view.device(&name, &change.handle.telemetry());
     device.map(Shown).ok_or_else(|| Failure::not_found("device", &name))
 }

@@ -3,20 +3,29 @@
 use axum::http::StatusCode;
 use cxl_pool::HostId;
 use pod_api::Problem;
-use pod_state::Command;
+use pod_state::{Command, DeviceId};
 
 use super::Failure;
 use super::body::{DevicePath, Names, host_named};
 use super::change::Change;
+use crate::controller::Handle;
 
 async fn drain(
     change: &Change,
-    host: HostId,
-    device: Option<String>,
     on: bool,
+    find: impl FnOnce(&Handle) -> Result<(HostId, Option<String>), Failure>,
 ) -> Result<StatusCode, Failure> {
-    change.submit(Command::Drain { host, device, on }).await?;
+    let find = || {
+        let (host, device) = find(&change.handle)?;
+        Ok(Command::Drain { host, device, on })
+    };
+    change.submit_found(find).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+fn device(handle: &Handle, path: &DevicePath) -> Result<(HostId, Option<String>), Failure> {
+    let DeviceId { host, name } = path.find(handle)?;
+    Ok((host, Some(name.to_string())))
 }
 
 /// A device is to be empty: nothing new is placed on it, and what is there moves elsewhere in order, as far as there is
@@ -30,8 +39,7 @@ pub(super) async fn begin_device(
     change: Change,
     Names(path): Names<DevicePath>,
 ) -> Result<StatusCode, Failure> {
-    let device = path.find(&change.handle)?;
-    drain(&change, device.host, Some(device.name.to_string()), true).await
+    drain(&change, true, |handle| device(handle, &path)).await
 }
 
 /// A device may be used again.
@@ -44,8 +52,7 @@ pub(super) async fn end_device(
     change: Change,
     Names(path): Names<DevicePath>,
 ) -> Result<StatusCode, Failure> {
-    let device = path.find(&change.handle)?;
-    drain(&change, device.host, Some(device.name.to_string()), false).await
+    drain(&change, false, |handle| device(handle, &path)).await
 }
 
 /// All devices of a host are to be empty, also those that it gets later. Its instances stay: move them with their VMMs.
@@ -55,7 +62,7 @@ pub(super) async fn end_device(
     responses((status = 204), (status = 404, body = Problem, content_type = "application/problem+json"))
 )]
 pub(super) async fn begin_host(change: Change, Names(name): Names<String>) -> Result<StatusCode, Failure> {
-    drain(&change, host_named(&change.handle, &name)?, None, true).await
+    drain(&change, true, |handle| Ok((host_named(handle, &name)?, None))).await
 }
 
 /// The devices of a host may be used again.
@@ -65,5 +72,5 @@ pub(super) async fn begin_host(change: Change, Names(name): Names<String>) -> Re
     responses((status = 204), (status = 404, body = Problem, content_type = "application/problem+json"))
 )]
 pub(super) async fn end_host(change: Change, Names(name): Names<String>) -> Result<StatusCode, Failure> {
-    drain(&change, host_named(&change.handle, &name)?, None, false).await
+    drain(&change, false, |handle| Ok((host_named(handle, &name)?, None))).await
 }

@@ -138,19 +138,21 @@ pub(super) async fn create(
     Body(request): Body<CreateInstance>,
 ) -> Result<Response, Failure> {
     let wait_ms = query.wait_ms()?;
-    let host = host_named(&change.handle, &request.host)?;
     let nics = request.nics.iter().map(wish).collect::<Result<Vec<NicWish>, Failure>>()?;
-    let command = Command::CreateInstance {
-        name: request.name.clone(),
-        host,
-        nics,
-        volumes: request.volumes,
-        instance_type: request.instance_type,
-        vmm_listens: request.vmm_listens,
-        ram_bytes: request.ram_bytes,
-        priority: request.priority.map(priority_of).transpose()?,
+    let priority = request.priority.map(priority_of).transpose()?;
+    let find = || {
+        Ok(Command::CreateInstance {
+            name: request.name.clone(),
+            host: host_named(&change.handle, &request.host)?,
+            nics,
+            volumes: request.volumes,
+            instance_type: request.instance_type,
+            vmm_listens: request.vmm_listens,
+            ram_bytes: request.ram_bytes,
+            priority,
+        })
     };
-    let tried = change.submit_labelled(command, request.labels).await?;
+    let tried = change.submit_labelled(request.labels, find).await?;
     let gone = || Failure::not_found("instance", &request.name);
     if change.is_dry_run {
         return Ok(Shown(tried.instance(&request.name).ok_or_else(gone)?).into_response());

@@ -35,8 +35,11 @@ pub(super) async fn prepare(
     Names(name): Names<String>,
     Versioned(request, version): Versioned<MigrateInstance>,
 ) -> Result<Shown<Instance>, Failure> {
-    let to = host_named(&change.handle, &request.to)?;
-    let tried = change.submit_at(version, Command::PrepareMigration { name: name.clone(), to }).await?;
+    let find = || {
+        let to = host_named(&change.handle, &request.to)?;
+        Ok(Command::PrepareMigration { name: name.clone(), to })
+    };
+    let tried = change.submit_found_at(version, find).await?;
     let found =
         |instance: Option<Instance>| instance.map(Shown).ok_or_else(|| Failure::not_found("instance", &name));
     if change.is_dry_run {

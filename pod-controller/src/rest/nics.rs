@@ -30,8 +30,11 @@ pub(super) async fn migrate(
     Names((instance, nic)): Names<(String, String)>,
     Versioned(request, version): Versioned<MigrateNic>,
 ) -> Result<StatusCode, Failure> {
-    let to = request.to.as_deref().map(|to| device_named(&change.handle, to)).transpose()?;
-    change.submit_at(version, Command::MigrateNic { instance, device: nic, to }).await?;
+    let find = || {
+        let to = request.to.as_deref().map(|to| device_named(&change.handle, to)).transpose()?;
+        Ok(Command::MigrateNic { instance, device: nic, to })
+    };
+    change.submit_found_at(version, find).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -69,8 +72,7 @@ pub(super) async fn change(
     )
 )]
 pub(super) async fn fail_back(change: Change, Names(path): Names<DevicePath>) -> Result<StatusCode, Failure> {
-    let device = path.find(&change.handle)?;
-    change.submit(Command::FailBack { device }).await?;
+    change.submit_found(|| Ok(Command::FailBack { device: path.find(&change.handle)? })).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -84,8 +86,7 @@ pub(super) async fn fail_back(change: Change, Names(path): Names<DevicePath>) ->
     )
 )]
 pub(super) async fn release(change: Change, Names(path): Names<DevicePath>) -> Result<StatusCode, Failure> {
-    let device = path.find(&change.handle)?;
     let reason = "on demand".to_owned();
-    change.submit(Command::ReleaseLink { device, reason }).await?;
+    change.submit_found(|| Ok(Command::ReleaseLink { device: path.find(&change.handle)?, reason })).await?;
     Ok(StatusCode::NO_CONTENT)
 }

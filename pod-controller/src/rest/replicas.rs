@@ -30,11 +30,12 @@ pub(super) async fn add(
     Names(name): Names<String>,
     Versioned(request, version): Versioned<AddReplica>,
 ) -> Result<Shown<Volume>, Failure> {
-    let device = request.device.as_deref().map(|device| device_named(&change.handle, device)).transpose()?;
-    let replaces =
-        request.replaces.as_deref().map(|device| device_named(&change.handle, device)).transpose()?;
-    let view =
-        change.submit_at(version, Command::AddReplica { name: name.clone(), device, replaces }).await?;
+    let named = |device: Option<&str>| device.map(|name| device_named(&change.handle, name)).transpose();
+    let find = || {
+        let (device, replaces) = (named(request.device.as_deref())?, named(request.replaces.as_deref())?);
+        Ok(Command::AddReplica { name: name.clone(), device, replaces })
+    };
+    let view = change.submit_found_at(version, find).await?;
     shown(&change, &view, &name)
 }
 
@@ -56,7 +57,10 @@ pub(super) async fn remove(
     change: Change,
     Names((name, host, ssd_name)): Names<(String, String, String)>,
 ) -> Result<Shown<Volume>, Failure> {
-    let device = device_named(&change.handle, &format!("{host}/{ssd_name}"))?;
-    let view = change.submit(Command::RemoveReplica { name: name.clone(), device }).await?;
+    let find = || {
+        let device = device_named(&change.handle, &format!("{host}/{ssd_name}"))?;
+        Ok(Command::RemoveReplica { name: name.clone(), device })
+    };
+    let view = change.submit_found(find).await?;
     shown(&change, &view, &name)
 }

@@ -87,17 +87,31 @@ pub(super) async fn get(
     )
 )]
 pub(super) async fn create(change: Change, Body(request): Body<CreateVolume>) -> Result<Response, Failure> {
+    let labels = request.labels.clone();
+    let view = change.submit_labelled(labels, || creation(&change.handle, &request)).await?;
+    let volume = view
+        .volume(&request.name, &change.handle.telemetry())
+        .ok_or_else(|| Failure::not_found("volume", &request.name))?;
+    if change.is_dry_run {
+        return Ok(Shown(volume).into_response());
+    }
+    let location = format!("/v1/volumes/{}", volume.name);
+    Ok((StatusCode::CREATED, [(header::LOCATION, location)], Shown(volume)).into_response())
+}
+
+/// What carries out a request, once what it names is found.
+fn creation(handle: &Handle, request: &CreateVolume) -> Result<Command, Failure> {
     if request.near.is_some() && (request.device.is_some() || request.stripes.is_some()) {
         let detail = "near is for volumes whose SSD the controller chooses, and that have one for themselves: leave it out, or device and \
                       stripes";
         return Err(Failure::new(StatusCode::BAD_REQUEST, "invalid-value", detail));
     }
-    let named = request.device.as_deref().map(|name| device_named(&change.handle, name)).transpose()?;
-    let near = request.near.as_deref().map(|name| host_named(&change.handle, name)).transpose()?;
-    let device = named.or_else(|| ssd_near(&change.handle, near?, &request));
+    let named = request.device.as_deref().map(|name| device_named(handle, name)).transpose()?;
+    let near = request.near.as_deref().map(|name| host_named(handle, name)).transpose()?;
+    let device = named.or_else(|| ssd_near(handle, near?, request));
     let (name, size_bytes) = (request.name.clone(), request.size.get());
-    let (replicas, groups) = (request.replicas, groups_of(&request));
-    let command = match request.stripes {
+    let (replicas, groups) = (request.replicas, groups_of(request));
+    Ok(match request.stripes {
         None => Command::CreateVolume {
             name,
             size_bytes,
@@ -120,16 +134,7 @@ pub(super) async fn create(change: Change, Body(request): Body<CreateVolume>) ->
         Some(Stripes { columns, size }) => {
             Command::CreateStriped { name, size_bytes, columns, stripe_bytes: size.get(), groups }
         }
-    };
-    let view = change.submit_labelled(command, request.labels).await?;
-    let volume = view
-        .volume(&request.name, &change.handle.telemetry())
-        .ok_or_else(|| Failure::not_found("volume", &request.name))?;
-    if change.is_dry_run {
-        return Ok(Shown(volume).into_response());
-    }
-    let location = format!("/v1/volumes/{}", volume.name);
-    Ok((StatusCode::CREATED, [(header::LOCATION, location)], Shown(volume)).into_response())
+    })
 }
 
 fn groups_of(request: &CreateVolume) -> Groups {

@@ -1,5 +1,6 @@
 //! The API as strangers use it: everything gets an answer, and every refusal is a problem that says why.
 
+mod again;
 mod answers;
 mod events;
 mod misspelt;

@@ -37,7 +37,7 @@ fn an_answer_of_a_backend_that_was_not_asked_is_not_believed() {
         pod.frontend.as_mut().unwrap().apply(Object::Channel(object.clone())).unwrap();
         ends.push(other_end(&pod, frontend, &object));
     }
-    eventually(|| ends.iter_mut().all(|end| end.ready()));
+    eventually(|| ends.iter_mut().all(Channel::ready));
     let [mut asked, mut other] = <[Channel; 2]>::try_from(ends).ok().unwrap();
     pod.apply_disk();
     let mut driver = Driver::connected(&pod);
