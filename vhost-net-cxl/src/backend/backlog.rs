@@ -98,9 +98,15 @@ impl Backlog {
         }
     }
 
-    /// Forgets a registration and what waits of it.
-    pub(super) fn dismiss(&mut self, index: RegistrationIndex) {
-        self.retain(|packet| packet.registration != index);
+    /// Forgets a registration, and hands what waits of it to `dismissed`, in order.
+    pub(super) fn dismiss(&mut self, index: RegistrationIndex, mut dismissed: impl FnMut(&Outgoing)) {
+        self.retain(|packet| {
+            let stays = packet.registration != index;
+            if !stays {
+                dismissed(packet);
+            }
+            stays
+        });
         self.turns.leave(index);
         self.queues[index.get()] = Queue::default();
         self.promises = self.queues.iter().filter(|queue| queue.minimum.is_some()).count();

@@ -268,7 +268,9 @@ proptest! {
             if refuses {
                 // All of one instance, as if it had gone; the others stay as they are.
                 let before = backlog.len();
-                backlog.dismiss(index(of));
+                let mut dismissed = Vec::new();
+                backlog.dismiss(index(of), |packet| dismissed.push(packet.message.sequence));
+                prop_assert_eq!(dismissed.len(), before - backlog.len());
                 backlog.admit(index(of), (&RateLimit::default(), Priority::DEFAULT), now);
                 waiting -= before - backlog.len();
                 let (offered, sent) = next.entry(of).or_default();

@@ -15,7 +15,9 @@ use super::Backend;
 use super::port::Port;
 use super::receive_buffers::ReceiveBuffers;
 use super::registration::{Numbers, Registration, RegistrationIndex};
+use super::wire::answer;
 use crate::channel_end::whole_pool;
+use crate::message::Status;
 use crate::nic::Nic;
 use crate::offloads::Offloads;
 
@@ -184,8 +186,9 @@ impl<M: Memory> Backend<M> {
         port.switch.remove(index);
         let registration = port.registrations[index.get()].take();
         port.tell_flows();
-        // Nobody waits for these: a frontend that still cares has another route.
-        port.backlog.dismiss(index);
+        // Their frontend has another route by now, but it counts what it awaits over the channel, which others use too.
+        let channels = &mut self.channels;
+        port.backlog.dismiss(index, |packet| answer(channels, packet, Status::Stale));
         if let Some(registration) = registration {
             self.completed(registration.object.channel, taken_back);
         }

@@ -275,7 +275,7 @@ fn what_waits_for_a_nic_is_not_sent_once_its_instance_has_moved() {
     scene.backend.task.remove(&ObjectId::Registration { lease: lease(1), nic: NIC.into() });
     scene.register(registered(3, 1, 5, Active));
     scene.set_room(usize::MAX);
-    assert!(scene.answers(0).is_empty(), "nobody waits for it");
+    assert_eq!(scene.answers(0), [(3, Status::Stale)]);
     assert!(scene.sent().1.is_empty());
 }
 
@@ -319,3 +319,31 @@ fn receive_buffers_are_kept_for_who_is_below_its_promise() {
     scene.arrive(2, 10);
     assert_eq!(scene.received(1).len(), 10);
 }
+#[test]
+fn whoever_leaves_a_nic_takes_no_room_of_the_channel_along() {
+    const PACKETS: u16 = 100;
+    let mut scene = scene();
+    scene.register(registered(2, 1, 5, Active));
+    scene.heard(0);
+    let room = scene.ends[0].room();
+    let mut lost = 0;
+    while lost <= 2 * room {
+        scene.set_room(0);
+        scene.register(registered(1, 1, 5, Active));
+        for number in 0..PACKETS {
+            scene.send(0, 1, 5, number);
+        }
+        assert!(scene.answers(0).is_empty(), "they wait for the NIC");
+        scene.backend.task.remove(&ObjectId::Registration { lease: lease(1), nic: NIC.into() });
+        let answers = scene.answers(0);
+        scene.ends[0].completed(answers.len());
+        assert_eq!(scene.ends[0].room(), room, "after {lost}");
+        assert_eq!(answers, (0..PACKETS).map(|number| (number, Status::Stale)).collect::<Vec<_>>());
+        lost += u32::from(PACKETS);
+    }
+    scene.set_room(usize::MAX);
+    scene.send(0, 2, 5, 0);
+    assert_eq!(scene.answers(0), [(0, Status::Sent)]);
+    assert_eq!(scene.sent().1, [from(2, 0)]);
+}
+
