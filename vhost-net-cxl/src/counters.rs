@@ -66,6 +66,8 @@ drop_reasons! {
     Stale = "stale-generation",
     /// Backend: a network address that is not the instance's own, or a frame that hides its addresses.
     SpoofedAddress = "spoofed-address",
+    /// Backend: a frame for the nearest bridge alone, which is the switch's business and the host's.
+    Reserved = "reserved-address",
     /// Backend: an instance that is in a VLAN sent a frame with a tag.
     Tagged = "vlan-tag",
     /// Backend: the instance receives as much as it may.

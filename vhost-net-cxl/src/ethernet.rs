@@ -29,6 +29,14 @@ impl Addresses {
         }
     }
 
+    /// Whether the frame is for the nearest bridge alone: 01:80:C2:00:00:00 to 0F (IEEE 802.1Q, table 8-1), to which spanning
+    /// tree, pause frames, LACP and LLDP go. No bridge passes such a frame on.
+    #[inline]
+    pub fn is_reserved(&self) -> bool {
+        let [front @ .., last] = self.destination.bytes();
+        front == [0x01, 0x80, 0xc2, 0, 0] && last < 0x10
+    }
+
     /// Whether the frame goes to a group: broadcast or multicast.
     #[inline]
     pub fn is_flooded(&self) -> bool {
@@ -65,6 +73,22 @@ mod tests {
         assert!(addresses.is_flooded());
         assert_eq!(addresses.source, mac);
         assert_eq!(frame[12..14], [0x80, 0x35]);
+    }
+
+    #[test]
+    fn what_is_for_the_nearest_bridge_is_known() {
+        let to = |destination: [u8; 6]| Addresses {
+            destination: MacAddress::new(destination),
+            source: MacAddress::new([2, 0, 0, 0, 0, 1]),
+        };
+        for last in 0..=0x0f {
+            assert!(to([1, 0x80, 0xc2, 0, 0, last]).is_reserved());
+        }
+        for other in
+            [[1, 0x80, 0xc2, 0, 0, 0x10], [1, 0x80, 0xc2, 0, 1, 0], [0, 0x80, 0xc2, 0, 0, 0], [0xff; 6]]
+        {
+            assert!(!to(other).is_reserved());
+        }
     }
 
     #[test]

@@ -368,6 +368,10 @@ fn check<M: Memory>(
     if addresses.source != registration.object.mac {
         return Err(DropReason::Spoofed);
     }
+    if addresses.is_reserved() {
+        // A bridge's message from a guest has a guarded port of the switch close, and with it the NIC of everybody here.
+        return Err(DropReason::Reserved);
+    }
     if registration.object.policy.vlan.is_some() {
         let mut frame_type = [0; 2];
         memory.read(message.line.bytes().saturating_add(FRONT_BYTES as u64), &mut frame_type);

@@ -85,6 +85,10 @@ impl Switch {
     pub fn route(&self, frame: Addresses, vlan: Option<u16>, receivers: &mut Vec<RegistrationIndex>) -> bool {
         receivers.clear();
         if frame.is_flooded() {
+            if frame.is_reserved() {
+                // For the host of the NIC, if for anybody.
+                return false;
+            }
             let others = self.active.iter().filter(|(_, mac, other)| *mac != frame.source && *other == vlan);
             receivers.extend(others.map(|(index, ..)| *index));
             return true;
@@ -147,6 +151,15 @@ mod tests {
         assert_eq!(route(&three(), mac(9), MacAddress::BROADCAST), (vec![1, 4], true));
         let multicast = MacAddress::new([1, 0, 0x5e, 0, 0, 1]);
         assert_eq!(route(&three(), mac(9), multicast), (vec![1, 4], true));
+    }
+
+    #[test]
+    fn what_is_for_the_nearest_bridge_goes_to_nobody() {
+        for last in [0, 1, 2, 0x0e] {
+            let reserved = MacAddress::new([1, 0x80, 0xc2, 0, 0, last]);
+            assert_eq!(route(&three(), mac(9), reserved), (vec![], false));
+        }
+        assert_eq!(route(&three(), mac(9), MacAddress::new([1, 0x80, 0xc2, 0, 0, 0x10])), (vec![1, 4], true));
     }
 
     #[test]

@@ -102,6 +102,28 @@ fn a_guest_cannot_send_from_another_address() {
 }
 
 #[test]
+fn a_guest_does_not_speak_to_the_switch_itself() {
+    let mut two = two("", [all_features(); 2]);
+    // Spanning tree, pause, LACP, LLDP, and the last one.
+    for last in [0, 1, 2, 0x0e, 0x0f] {
+        let reserved = MacAddress::new([1, 0x80, 0xc2, 0, 0, last]);
+        assert!(two.guests[0].send(&[0; 12], &frame(mac(1), reserved, 60)));
+    }
+    two.settle();
+    assert_eq!(two.backend.counters.tx_packets.get(), 0);
+    assert!(two.guests[1].received(BUFFER_BYTES).is_empty());
+    assert_eq!(two.backend.lease(1).drops, [("reserved-address".to_owned(), 5)].into());
+    assert_eq!(two.guests[0].transmit.reclaim_pairs().len(), 5);
+    // Other groups are everybody's.
+    for group in [[1, 0x80, 0xc2, 0, 0, 0x10], [1, 0, 0x5e, 0, 0, 1]] {
+        assert!(two.guests[0].send(&[0; 12], &frame(mac(1), MacAddress::new(group), 60)));
+    }
+    two.settle();
+    assert_eq!(two.backend.counters.tx_packets.get(), 2);
+    assert_eq!(two.guests[1].received(BUFFER_BYTES).len(), 2);
+}
+
+#[test]
 fn a_checksum_is_completed_for_a_guest_that_wants_it_whole() {
     let plain = all_features() & !vhost_net_cxl::offloads::Offloads::ALL.features();
     let mut two = two("", [all_features(), plain]);
