@@ -1,0 +1,68 @@
+//! AF_XDP sockets on one end of a veth pair.
+
+use std::time::Instant;
+
+use vhost_net_cxl::nic::Nic;
+use vhost_net_cxl::nic::af_xdp::AfXdpNic;
+
+use super::{
+    DEADLINE, Stage, Wire, config, frame, has_carrier, in_namespace, link_changes, one, scattered, sh, veth,
+};
+
+#[test]
+fn af_xdp_carries_frames_both_ways_and_starts_again() {
+    in_namespace(|| {
+        veth();
+        // The second time right after the first: a queue stays busy for a moment.
+        for round in 0..3 {
+            let wire = Wire::open("peer");
+            let mut stage = Stage::new();
+            // What a veth cannot do is done without.
+            let text = format!("name='nic0'\ndriver='af-xdp'\ninterface='ours'\nzero-copy={}", round == 1);
+            let mut nic = AfXdpNic::open(&config(&text), &stage.pool).expect("opened");
+            nic.start(&mut stage.buffers).expect("started");
+            assert!(nic.link().is_up());
+            for (bytes, mark) in [(60, 1), (1514, 2), (777, 3)] {
+                let packet = stage.packet([0; 12], &frame(bytes, mark));
+                assert_eq!(nic.transmit(&one(packet)).expect("sent"), 1, "round {round}");
+                nic.flush().expect("flushed");
+                assert_eq!(wire.receive(), frame(bytes, mark));
+                wire.send(&frame(bytes, mark + 100));
+                let (header, got) = stage.receive(&mut nic);
+                assert_eq!(header, [0; 12]);
+                assert_eq!(got, frame(bytes, mark + 100));
+            }
+            let packet = stage.packet([0; 12], &frame(1400, 4));
+            let memory = stage.pool.hardware();
+            assert_eq!(nic.transmit(&scattered(&memory, packet)).expect("sent"), 1);
+            nic.flush().expect("flushed");
+            assert_eq!(wire.receive(), frame(1400, 4), "in pieces");
+            // Far more than there are chunks for sending: all of them come back.
+            let packet = stage.packet([0; 12], &frame(100, 7));
+            let mut sent = 0;
+            let start = Instant::now();
+            while sent < 2000 && start.elapsed() < DEADLINE {
+                sent += nic.transmit(&one(packet)).expect("sent");
+                nic.flush().expect("flushed");
+            }
+            assert_eq!(sent, 2000);
+            for _ in 0..50 {
+                assert_eq!(wire.receive(), frame(100, 7));
+            }
+        }
+    });
+}
+
+#[test]
+fn af_xdp_sees_a_pulled_cable() {
+    in_namespace(|| {
+        veth();
+        let mut stage = Stage::new();
+        let text = "name='nic0'\ndriver='af-xdp'\ninterface='ours'";
+        let mut nic = AfXdpNic::open(&config(text), &stage.pool).expect("opened");
+        nic.start(&mut stage.buffers).expect("started");
+        let told = link_changes(&mut nic);
+        sh("ip link set peer down");
+        assert!(!told.recv_timeout(DEADLINE).expect("told").0);
+    });
+}
