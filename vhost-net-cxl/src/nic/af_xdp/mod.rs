@@ -414,10 +414,12 @@ impl Nic for AfXdpNic {
             match error.raw_os_error() {
                 Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR) => {}
                 // The interface is down; its watch tells.
-                Some(libc::ENETDOWN) => {
+                Some(libc::ENETDOWN) if rings.transmit.outstanding() == 0 => {
                     rings.unsent = false;
                     return Ok(());
                 }
+                // The kernel keeps what it was told to send until the interface is up again, however late that is. Only with its
+                // socket does it forget that.
                 _ => return Err(system(&self.identity.name, "send by its AF_XDP socket", "", error)),
             }
             let before = std::mem::replace(&mut left, rings.transmit.outstanding());
