@@ -90,6 +90,32 @@ fn af_xdp_does_not_send_late_what_found_its_interface_down() {
 }
 
 #[test]
+fn af_xdp_starts_once_what_was_in_its_way_is_gone() {
+    in_namespace(|| {
+        veth();
+        let wire = Wire::open("peer");
+        let text = "name='nic0'\ndriver='af-xdp'\ninterface='ours'";
+        let (mut first, mut second) = (Stage::new(), Stage::new());
+        let mut other = AfXdpNic::open(&config(text), &first.pool).expect("opened");
+        other.start(&mut first.buffers).expect("started");
+        let mut nic = AfXdpNic::open(&config(text), &second.pool).expect("opened");
+        for _ in 0..2 {
+            let message = nic.start(&mut second.buffers).expect_err("the queue is in use").to_string();
+            assert!(message.contains("bind its socket"), "{message}");
+            second.buffers.reclaim();
+        }
+        drop(other);
+        nic.start(&mut second.buffers).expect("started");
+        let packet = second.packet([0; 12], &frame(100, 1));
+        assert_eq!(nic.transmit(&one(packet)).expect("sent"), 1);
+        nic.flush().expect("flushed");
+        assert_eq!(wire.receive(), frame(100, 1));
+        wire.send(&frame(100, 2));
+        assert_eq!(second.receive(&mut nic).1, frame(100, 2));
+    });
+}
+
+#[test]
 fn af_xdp_sees_a_pulled_cable() {
     in_namespace(|| {
         veth();

@@ -88,14 +88,7 @@ impl AfXdpNic {
             );
             return Err(NicError::Config { nic: nic.clone(), problem });
         }
-        // SAFETY: no memory is involved.
-        let socket = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-        if socket < 0 {
-            let hint = "; the kernel needs CONFIG_XDP_SOCKETS and the daemon CAP_NET_RAW; driver = \"tap\" needs neither";
-            return Err(system(nic, "open an AF_XDP socket", hint, io::Error::last_os_error()));
-        }
-        // SAFETY: the kernel has just created this descriptor for us alone.
-        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        let socket = open_socket(nic)?;
         let identity = Identity {
             name: nic.clone(),
             driver: config.driver,
@@ -208,6 +201,40 @@ impl AfXdpNic {
         }
     }
 
+    fn try_to_start(&mut self, buffers: &mut ReceiveBuffers) -> Result<(), NicError> {
+        let nic = self.identity.name.clone();
+        let failed = |doing, hint| {
+            let nic = nic.clone();
+            move |source| system(&nic, doing, hint, source)
+        };
+        self.register_umem(buffers).map_err(failed("register its receive area as UMEM", ""))?;
+        let mut rings = self.map_rings(buffers.start()).map_err(failed("map the rings of its socket", ""))?;
+        // A quarter at most: the area is for receiving.
+        for _ in 0..TRANSMIT_CHUNKS.min(buffers.len() / 4) {
+            let Some(buffer) = buffers.take() else { break };
+            rings.chunks.push(buffers.offset(buffer).get() - rings.umem);
+        }
+        rings.refill(buffers);
+        let unbound = failed(
+            "bind its socket to the interface",
+            "; does another process use this queue? driver = \"tap\" works on any interface",
+        );
+        let unattached = failed(
+            "attach its XDP program",
+            "; is another XDP program attached, or CAP_BPF missing? driver = \"tap\" needs neither",
+        );
+        let native =
+            if self.wants_zero_copy { self.begin_zero_copy() } else { self.bind(false).map(|()| None) };
+        let program = match native.map_err(unbound)? {
+            Some(program) => program,
+            None => Program::attach(self.interface_index, Mode::Generic).map_err(unattached)?,
+        };
+        program.direct(self.queue, &self.socket).map_err(failed("direct frames to its socket", ""))?;
+        self.program = Some(program);
+        self.rings = Some(rings);
+        Ok(())
+    }
+
     fn send_one(&mut self, copy: impl FnOnce(&Window, *mut u8), bytes: u64) -> bool {
         let Some(rings) = &mut self.rings else { return false };
         if rings.chunks.is_empty() {
@@ -269,37 +296,12 @@ impl Nic for AfXdpNic {
     }
 
     fn start(&mut self, buffers: &mut ReceiveBuffers) -> Result<(), NicError> {
-        let nic = self.identity.name.clone();
-        let failed = |doing, hint| {
-            let nic = nic.clone();
-            move |source| system(&nic, doing, hint, source)
-        };
-        self.register_umem(buffers).map_err(failed("register its receive area as UMEM", ""))?;
-        let mut rings = self.map_rings(buffers.start()).map_err(failed("map the rings of its socket", ""))?;
-        // A quarter at most: the area is for receiving.
-        for _ in 0..TRANSMIT_CHUNKS.min(buffers.len() / 4) {
-            let Some(buffer) = buffers.take() else { break };
-            rings.chunks.push(buffers.offset(buffer).get() - rings.umem);
+        let started = self.try_to_start(buffers);
+        if started.is_err() {
+            // What a socket was given once, its memory and its queue, cannot be given to it again: the next attempt has another one.
+            self.socket = open_socket(&self.identity.name)?;
         }
-        rings.refill(buffers);
-        let unbound = failed(
-            "bind its socket to the interface",
-            "; does another process use this queue? driver = \"tap\" works on any interface",
-        );
-        let unattached = failed(
-            "attach its XDP program",
-            "; is another XDP program attached, or CAP_BPF missing? driver = \"tap\" needs neither",
-        );
-        let native =
-            if self.wants_zero_copy { self.begin_zero_copy() } else { self.bind(false).map(|()| None) };
-        let program = match native.map_err(unbound)? {
-            Some(program) => program,
-            None => Program::attach(self.interface_index, Mode::Generic).map_err(unattached)?,
-        };
-        program.direct(self.queue, &self.socket).map_err(failed("direct frames to its socket", ""))?;
-        self.program = Some(program);
-        self.rings = Some(rings);
-        Ok(())
+        started
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
@@ -434,6 +436,17 @@ impl Nic for AfXdpNic {
     fn errors(&self) -> u64 {
         self.errors
     }
+}
+
+fn open_socket(nic: &str) -> Result<OwnedFd, NicError> {
+    // SAFETY: no memory is involved.
+    let socket = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        let hint = "; the kernel needs CONFIG_XDP_SOCKETS and the daemon CAP_NET_RAW; driver = \"tap\" needs neither";
+        return Err(system(nic, "open an AF_XDP socket", hint, io::Error::last_os_error()));
+    }
+    // SAFETY: the kernel has just created this descriptor for us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
 fn system(nic: &str, doing: &'static str, hint: &'static str, source: io::Error) -> NicError {
