@@ -92,6 +92,7 @@ pub struct Chain {
     readable: usize,
     readable_bytes: u64,
     writable_bytes: u64,
+    walked: u16,
     fault: Option<ChainError>,
 }
 
@@ -126,6 +127,12 @@ impl Chain {
         self.writable_bytes
     }
 
+    /// How many descriptors were looked at for it, those of an indirect table and empty ones included.
+    #[inline]
+    pub fn walked(&self) -> u16 {
+        self.walked
+    }
+
     /// Which rule it breaks, if any; then it is good for nothing but to be given back.
     pub fn fault(&self) -> Option<ChainError> {
         self.fault
@@ -142,6 +149,7 @@ impl Chain {
         self.readable = 0;
         self.readable_bytes = 0;
         self.writable_bytes = 0;
+        self.walked = 0;
         self.fault = None;
     }
 
@@ -219,6 +227,7 @@ impl Table {
             }
             left -= 1;
             let descriptor = Walked::read(view, table, index)?;
+            chain.walked = chain.walked.saturating_add(1);
             if descriptor.has(VRING_DESC_F_INDIRECT) {
                 if inside_indirect {
                     return Err(ChainError::Indirect("lies in an indirect table"));

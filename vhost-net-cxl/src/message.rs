@@ -167,6 +167,12 @@ pub(crate) const fn same_flow(one: &[u64; 2], other: &[u64; 2]) -> bool {
     one[1] >> GENERATION_SHIFT == other[1] >> GENERATION_SHIFT
 }
 
+/// Whether the next message continues this one's packet.
+#[inline]
+pub(crate) const fn has_more(words: &[u64; 2]) -> bool {
+    words[0] >> MORE_SHIFT & 1 == 1
+}
+
 /// One message, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetMessage {

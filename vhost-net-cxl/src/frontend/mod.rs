@@ -20,6 +20,7 @@ mod receive;
 mod receive_run;
 mod transmit;
 mod under_way;
+mod walks;
 
 use std::collections::HashMap;
 use std::io;

@@ -19,6 +19,7 @@ use super::lending::Stopping;
 use super::rails::{RailSet, Rails};
 use super::receive::Channel;
 use super::under_way::{UNDER_WAY_MAX, UnderWay};
+use super::walks::Walks;
 use crate::counters::{DropReason, LeaseCounters};
 use crate::message::{MAX_PACKET_BYTES, NetMessage, Opcode};
 use crate::offloads::Offloads;
@@ -56,6 +57,8 @@ pub(super) struct Port {
     pub(super) first_queue: usize,
     /// Where what arrives of a flow goes, while several receive queues run.
     pub(super) flow_queues: FlowQueues,
+    /// How much of its receive queues was looked at.
+    pub(super) walks: Walks,
     /// How much the guest may send, if that is limited.
     pub(super) limiter: Option<RateLimiter>,
     /// What the guest is promised to send, if anything.
@@ -105,6 +108,7 @@ impl Port {
             discards: false,
             first_queue: 0,
             flow_queues: FlowQueues::new(),
+            walks: Walks::default(),
             limiter,
             minimum,
             pacer: None,

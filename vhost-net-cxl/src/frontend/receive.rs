@@ -10,6 +10,7 @@ use vm_memory::Bytes;
 
 use super::Frontend;
 use super::port::Port;
+use super::walks::Walks;
 use crate::channel_end::ChannelEnd;
 use crate::counters::DropReason;
 use crate::message::{MAX_PACKET_BYTES, NetMessage, Opcode, Run, Status};
@@ -111,6 +112,8 @@ pub(super) struct Scratch {
     pub(super) filled: Filled,
     /// The queue that was found empty in this look at a channel: asking its guest again for each frame would slow it down.
     pub(super) dry: Option<(usize, usize)>,
+    /// Counts the looks at channels.
+    pub(super) look: u64,
 }
 
 /// Buffers of one guest's receive queue that were filled and that the guest does not see yet.
@@ -126,6 +129,7 @@ impl Scratch {
             chains: (0..CHAINS_MAX).map(|_| Chain::with_capacity(4)).collect(),
             filled: Filled { queue: None, used: Vec::with_capacity(FILLED_MAX + CHAINS_MAX) },
             dry: None,
+            look: 0,
         }
     }
 }
@@ -158,6 +162,7 @@ impl<M: Memory> Frontend<M> {
         let count = channel.end.receive(&mut inbox);
         self.invalidate_arrivals(&inbox[..count]);
         self.receive_scratch.dry = None;
+        self.receive_scratch.look += 1;
         let (all, mut next) = (&inbox[..count], 0);
         let mut ahead = Ahead::default();
         while let Some(words) = all.get(next) {
@@ -288,7 +293,7 @@ fn deliver<M: Memory>(
     memory.read(first.line.bytes(), &mut raw);
     let header = received_header(raw, frame_bytes, port.accepts)?;
     let queue = port.queue_for(memory, first).ok_or(DropReason::NoGuestQueue)?;
-    if scratch.dry == Some((index, queue)) {
+    if scratch.dry == Some((index, queue)) || !ports[index].walks.may_go_on(scratch.look) {
         return Err(DropReason::NoGuestBuffers);
     }
     scratch.filled.show_unless(Some((index, queue)), ports);
@@ -297,7 +302,8 @@ fn deliver<M: Memory>(
     let ring = port.rings[queue].as_mut().ok_or(DropReason::NoGuestQueue)?;
     let needed = header_bytes as u64 + u64::from(frame_bytes);
     let used = &mut scratch.filled.used;
-    let count = match take_chains(ring, (&mut scratch.chains, used), header_bytes, needed, merges) {
+    let taken = take_chains(ring, (&mut scratch.chains, used), header_bytes, needed, merges, &mut port.walks);
+    let count = match taken {
         Ok(0) => {
             scratch.dry = Some((index, queue));
             return Err(DropReason::NoGuestBuffers);
@@ -344,6 +350,7 @@ fn take_chains(
     header_bytes: usize,
     needed: u64,
     merges: bool,
+    walks: &mut Walks,
 ) -> Result<usize, DropReason> {
     let most = if merges { chains.len() } else { 1 };
     let mut room = 0;
@@ -352,7 +359,11 @@ fn take_chains(
         if count == most {
             break Err(DropReason::NoGuestBuffers);
         }
-        match ring.next_chain(&mut chains[count]) {
+        let next = ring.next_chain(&mut chains[count]);
+        if matches!(next, Ok(Next::Chain | Next::Malformed(_))) {
+            walks.note(&chains[count..=count]);
+        }
+        match next {
             Ok(Next::Chain) if chains[count].writable_bytes() >= header_bytes as u64 => {
                 room += chains[count].writable_bytes();
                 count += 1;

@@ -23,7 +23,7 @@ impl<M: Memory> Frontend<M> {
     ) -> usize {
         let messages = &inbox[next..];
         let Some(first) = messages.first().and_then(|words| NetMessage::decode(*words)) else { return 0 };
-        if first.opcode != Opcode::Receive || !self.channels[place].pieces.is_empty() {
+        if first.opcode != Opcode::Receive || first.more || !self.channels[place].pieces.is_empty() {
             return 0;
         }
         let Some(index) = self.by_lease.get(&first.lease).copied() else { return 0 };
@@ -31,16 +31,21 @@ impl<M: Memory> Frontend<M> {
         let port = &mut self.ports[index];
         let Some(queue) = port.only_queue().filter(|_| port.hears_of(id, first.generation)) else { return 0 };
         let scratch = &mut self.receive_scratch;
-        if scratch.dry == Some((index, queue)) {
+        if scratch.dry == Some((index, queue)) || !port.walks.may_go_on(scratch.look) {
             return 0;
         }
         scratch.filled.show_unless(Some((index, queue)), &mut self.ports);
         let port = &mut self.ports[index];
         let Some(ring) = &mut port.rings[queue] else { return 0 };
-        let of_flow = messages.iter().take_while(|words| message::same_flow(words, &messages[0])).count();
-        let wanted = of_flow.min(CHAINS_MAX);
+        // Each chain that is looked at in vain is put back and looked at once more.
+        let of_flow = messages
+            .iter()
+            .take(CHAINS_MAX)
+            .take_while(|words| message::same_flow(words, &messages[0]) && !message::has_more(words));
+        let wanted = of_flow.count();
         // A ring that was broken says so again when it is asked by itself.
         let Ok(taken) = ring.next_chains(&mut scratch.chains[..wanted]) else { return 0 };
+        port.walks.note(&scratch.chains[..taken]);
         let (mut delivered, mut packets, mut bytes, mut used_chains) = (0, 0, 0, 0);
         for words in &messages[..wanted] {
             let Some(chain) = scratch.chains[..taken].get(used_chains) else { break };

@@ -18,7 +18,7 @@ pub(crate) const RINGS_BYTES: u64 = 64 << 10;
 pub(crate) const USED_RING: u64 = 0xa000;
 pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
-const INDIRECT: u16 = 4;
+pub(crate) const INDIRECT: u16 = 4;
 
 /// Stores bytes at an offset of the pool.
 type Store = Box<dyn Fn(ByteOffset, &[u8])>;

@@ -9,9 +9,10 @@ use vhost_net_cxl::channel_counters::ChannelBook;
 use vhost_net_cxl::channel_end::{ChannelEnd, MESSAGES_PER_LOOK};
 use vhost_net_cxl::message::{NetMessage, Opcode, Run, Status};
 use vhost_net_cxl::offloads::Offloads;
+use vm_memory::{Bytes, GuestAddress};
 
 use crate::echo::{BUFFER_BYTES, frame, pair, returned};
-use crate::guest::{Guest, NEXT, WRITE};
+use crate::guest::{Guest, INDIRECT, NEXT, WRITE};
 use crate::pod::{
     POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, lease, open, registration,
     serve, settle,
@@ -65,6 +66,52 @@ fn receive_buffers_come_back_in_order_and_so_do_bad_ones() {
     // A successor would begin at the used index: what lies before it must be what was used.
     assert_eq!(guest.receive.used(), [(0, 112), (1, 0), (2, 112), (3, 0), (4, 112)]);
     assert_eq!(frontend.lease(1).drops, [("bad-chain".to_owned(), 2)].into());
+}
+
+#[test]
+fn a_guest_that_posts_empty_descriptors_has_few_of_them_looked_at() {
+    const DESCRIPTORS: u64 = 256;
+    let pool = SimulatedPool::new(2, POOL_BYTES);
+    let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
+    let there = pool.host(HostId::new(2));
+    let (mut backend, wire) = recording_backend(&there, Offloads::NONE, usize::MAX, area(32, 16));
+    serve(&mut frontend, &mut backend);
+    let mut guest = Guest::new(64);
+    // As many chains as a packet may take, of a header's length each: too little for a frame of 1500 bytes.
+    for slot in 0..64 {
+        let table = guest.receive.buffer(slot, 8192);
+        for number in 0..DESCRIPTORS {
+            let (bytes, flags) = if number + 1 < DESCRIPTORS { (0_u32, WRITE | NEXT) } else { (12, WRITE) };
+            let next = u16::try_from(number + 1).expect("small");
+            let descriptor = [
+                &(table + 4096).to_le_bytes()[..],
+                &bytes.to_le_bytes(),
+                &flags.to_le_bytes(),
+                &next.to_le_bytes(),
+            ];
+            let at = GuestAddress(table + 16 * number);
+            guest.memory.write_slice(&descriptor.concat(), at).expect("in memory");
+        }
+        guest.receive.offer(&[(slot, table, 16 * 256, INDIRECT)]);
+    }
+    frontend.start(1, &guest, all_features());
+    settle(&mut [&mut frontend, &mut backend]);
+    let arrive = |bytes| {
+        let packet = [vec![0; 12], returned(&frame(1, bytes))].concat();
+        wire.lock().expect("unpoisoned").arriving.push_back(packet);
+    };
+    (0..100).for_each(|_| arrive(1500));
+    // This one would fit. After so much in vain nobody looks.
+    arrive(100);
+    for _ in 0..10 {
+        backend.turn_once();
+    }
+    settle(&mut [&mut frontend, &mut backend]);
+    assert_eq!(frontend.lease(1).drops, [("no-guest-buffers".to_owned(), 101)].into());
+    // The next look begins anew.
+    arrive(100);
+    settle(&mut [&mut frontend, &mut backend]);
+    assert_eq!((frontend.lease(1).rx_packets, guest.receive.used().len()), (1, 10));
 }
 
 #[test]
