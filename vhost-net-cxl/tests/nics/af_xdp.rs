@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use cxl_pool::{Area, LineCount, LineOffset};
+use vhost_net_cxl::backend::receive_buffers::{PIECES_MAX, ReceiveBuffers};
 use vhost_net_cxl::nic::Nic;
 use vhost_net_cxl::nic::af_xdp::AfXdpNic;
 
@@ -112,6 +114,30 @@ fn af_xdp_starts_once_what_was_in_its_way_is_gone() {
         assert_eq!(wire.receive(), frame(100, 1));
         wire.send(&frame(100, 2));
         assert_eq!(second.receive(&mut nic).1, frame(100, 2));
+    });
+}
+
+#[test]
+fn af_xdp_leaves_buffers_of_a_small_area_to_who_receives() {
+    in_namespace(|| {
+        veth();
+        let wire = Wire::open("peer");
+        let mut stage = Stage::new();
+        // A megabyte is the smallest area that a configuration may ask for.
+        let area = Area::new(LineOffset::new((8 << 20) / 64), LineCount::new((1 << 20) / 64));
+        stage.buffers = ReceiveBuffers::new(area);
+        let mut nic = AfXdpNic::open(&config("name='nic0'\ndriver='af-xdp'\ninterface='ours'"), &stage.pool)
+            .expect("opened");
+        nic.start(&mut stage.buffers).expect("started");
+        let free = stage.buffers.free_count();
+        assert!(free >= PIECES_MAX, "{free}");
+        // More frames than there are buffers: all of those come round.
+        for number in 0..600 {
+            wire.send(&frame(100, u8::try_from(number % 200).expect("small")));
+            stage.receive(&mut nic);
+        }
+        let left = stage.buffers.free_count();
+        assert!(left + 64 >= free, "{left} of {free}");
     });
 }
 

@@ -71,6 +71,9 @@ struct Rings {
     umem: u64,
     /// Chunks for sending that are free, as offsets in the UMEM.
     chunks: Vec<u64>,
+    /// Buffers that the kernel has to receive into, or has filled, and how many those may be.
+    lent: usize,
+    lent_max: usize,
     unsent: bool,
 }
 
@@ -128,7 +131,7 @@ impl AfXdpNic {
         set_option(&self.socket, libc::XDP_UMEM_REG, &umem)
     }
 
-    fn map_rings(&self, umem: u64) -> io::Result<Rings> {
+    fn map_rings(&self, buffers: &ReceiveBuffers) -> io::Result<Rings> {
         let socket = &self.socket;
         Ring::<u64>::set_entries(socket, libc::XDP_UMEM_FILL_RING, FILL_ENTRIES)?;
         Ring::<u64>::set_entries(socket, libc::XDP_UMEM_COMPLETION_RING, TRANSMIT_ENTRIES)?;
@@ -145,8 +148,11 @@ impl AfXdpNic {
             completion: Ring::map(socket, completion_page, offsets.cr, TRANSMIT_ENTRIES)?,
             receive: Ring::map(socket, libc::XDP_PGOFF_RX_RING, offsets.rx, RECEIVE_ENTRIES)?,
             transmit: Ring::map(socket, libc::XDP_PGOFF_TX_RING, offsets.tx, TRANSMIT_ENTRIES)?,
-            umem,
+            umem: buffers.start(),
             chunks: Vec::with_capacity(TRANSMIT_CHUNKS),
+            lent: 0,
+            // Half of the area stays with those who receive, and for frames between instances.
+            lent_max: buffers.len() / 2,
             unsent: false,
         })
     }
@@ -208,7 +214,7 @@ impl AfXdpNic {
             move |source| system(&nic, doing, hint, source)
         };
         self.register_umem(buffers).map_err(failed("register its receive area as UMEM", ""))?;
-        let mut rings = self.map_rings(buffers.start()).map_err(failed("map the rings of its socket", ""))?;
+        let mut rings = self.map_rings(buffers).map_err(failed("map the rings of its socket", ""))?;
         // A quarter at most: the area is for receiving.
         for _ in 0..TRANSMIT_CHUNKS.min(buffers.len() / 4) {
             let Some(buffer) = buffers.take() else { break };
@@ -268,9 +274,10 @@ impl Rings {
     /// Gives the kernel buffers to receive into.
     fn refill(&mut self, buffers: &mut ReceiveBuffers) {
         let mut any = false;
-        while self.fill.room() > 0 {
+        while self.lent < self.lent_max && self.fill.room() > 0 {
             let Some(buffer) = buffers.take() else { break };
             self.fill.put(buffers.offset(buffer).get() - self.umem);
+            self.lent += 1;
             any = true;
         }
         if any {
@@ -325,6 +332,7 @@ impl Nic for AfXdpNic {
         let before = batch.len();
         while !batch.is_full() {
             let Some(descriptor) = rings.receive.take() else { break };
+            rings.lent = rings.lent.saturating_sub(1);
             let at = ByteOffset::new(rings.umem + descriptor.addr - header_bytes);
             let address = self.window.address(at, header_bytes + u64::from(descriptor.len));
             // SAFETY: the range lies within the pool, in a chunk that the kernel has just handed over.
