@@ -83,6 +83,9 @@ pub struct Backend<M: Memory> {
     /// Which registrations a lease has, as indices of ports and registrations.
     leases: HashMap<LeaseId, Vec<(usize, RegistrationIndex)>, IdHash>,
     told: Told,
+    /// Drivers accept something else than the NICs were told, and when those were told last because of that.
+    offloads_changed: bool,
+    offloads_agreed: Option<Instant>,
     batch: Batch,
     /// What a NIC is given to send.
     outbox: Batch,
@@ -121,6 +124,8 @@ impl<M: Memory> Backend<M> {
             channels: Vec::new(),
             leases: HashMap::default(),
             told: Told::default(),
+            offloads_changed: false,
+            offloads_agreed: None,
             batch: Batch::new(),
             outbox: Batch::new(),
             direct: Direct::new(),
@@ -188,6 +193,7 @@ impl<M: Memory> Task for Backend<M> {
         for channel in 0..self.channels.len() {
             busy |= self.serve_frontend(channel);
         }
+        self.agree_by_and_by();
         for port in 0..self.ports.len() {
             busy |= self.send_backlog(port);
             busy |= self.serve_nic(port);
@@ -213,6 +219,8 @@ impl<M: Memory> Task for Backend<M> {
             .ports
             .iter()
             .all(|port| port.backlog.is_empty() && !port.nic.has_work() && !port.announces());
+        // They are told after a moment.
+        let waits = waits && !self.offloads_changed;
         // Every channel announces, also when one has news: the resume that follows withdraws all of them.
         let mut quiet = true;
         for channel in &mut self.channels {

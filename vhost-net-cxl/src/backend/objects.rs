@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cxl_pool::{Area, Memory};
 use pod_protocol::ids::{ChannelId, LeaseId};
@@ -23,6 +23,8 @@ use crate::offloads::Offloads;
 
 /// How far apart the numbers begin that frames to different leases get: odd, so that all are used.
 const NUMBERS_APART: u16 = 0x4e35;
+/// For how long at least a NIC is told nothing else about what frontends say that drivers accept.
+const AGREED_FOR: Duration = Duration::from_millis(10);
 
 impl<M: Memory> Backend<M> {
     /// Has this object from now on.
@@ -222,8 +224,22 @@ impl<M: Memory> Backend<M> {
         Arc::new(Numbers::starting_at(self.first_number))
     }
 
+    /// Tells the NICs what drivers have come to accept, but not each time that a frontend has it otherwise: for a NIC that is a
+    /// system call under a lock of the kernel. Until then what a receiver does not accept is done here.
+    pub(super) fn agree_by_and_by(&mut self) {
+        if !self.offloads_changed {
+            return;
+        }
+        let now = *self.now.get_or_insert_with(Instant::now);
+        if self.offloads_agreed.is_none_or(|last| now.saturating_duration_since(last) >= AGREED_FOR) {
+            self.offloads_agreed = Some(now);
+            self.agree_on_offloads();
+        }
+    }
+
     /// Tells each NIC what all of its receivers accept: the kernel segments and checksums for those who cannot.
     pub(super) fn agree_on_offloads(&mut self) {
+        self.offloads_changed = false;
         for port in &mut self.ports {
             let receiving = port.registrations.iter().flatten().filter(|it| it.sends());
             let common = receiving.map(|it| it.accepts).reduce(Offloads::intersection);

@@ -325,6 +325,7 @@ impl<M: Memory> Backend<M> {
             if let Some(registration) = &mut self.ports[*port].registrations[index.get()]
                 && registration.object.channel == channel
             {
+                self.offloads_changed |= registration.accepts != accepts;
                 registration.accepts = accepts;
                 if message.sequence == REOPENS {
                     registration.closed = false;
@@ -332,7 +333,6 @@ impl<M: Memory> Backend<M> {
                 }
             }
         }
-        self.agree_on_offloads();
     }
 }
 

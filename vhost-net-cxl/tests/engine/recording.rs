@@ -22,6 +22,8 @@ pub(crate) struct Wire {
     pub(crate) arriving: VecDeque<Vec<u8>>,
     /// What it was told that its receivers accept.
     pub(crate) told: Option<Offloads>,
+    /// How often.
+    pub(crate) tellings: u32,
     /// So many receive buffers it takes when it is started.
     pub(crate) hoards: usize,
     /// How many packets the device has refused since it was opened.
@@ -102,7 +104,9 @@ impl<M: Memory> Nic for RecordingNic<M> {
     }
 
     fn set_receiver_offloads(&mut self, offloads: Offloads) -> Result<(), NicError> {
-        self.wire.lock().expect("unpoisoned").told = Some(offloads);
+        let mut wire = self.wire.lock().expect("unpoisoned");
+        wire.told = Some(offloads);
+        wire.tellings += 1;
         Ok(())
     }
 

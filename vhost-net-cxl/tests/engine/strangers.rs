@@ -188,11 +188,9 @@ fn a_frontend_speaks_for_the_instances_of_its_own_host_alone() {
     assert_eq!(scene.backend.lease(1).drops["bad-message"], 1);
 }
 
-#[test]
-fn what_a_driver_accepts_is_said_by_its_own_frontend() {
-    let mut scene = scene();
-    scene.register(registered(1, 1, 5, Active));
-    let says = |accepts: Offloads| NetMessage {
+/// What the driver of instance 1 accepts.
+fn says(accepts: Offloads) -> NetMessage {
+    NetMessage {
         opcode: Opcode::Offloads,
         lease: lease(1),
         generation: LeaseGeneration::new(5),
@@ -200,7 +198,54 @@ fn what_a_driver_accepts_is_said_by_its_own_frontend() {
         line: LineOffset::new(0),
         bytes: accepts.bits(),
         more: false,
+    }
+}
+
+#[test]
+fn a_frontend_that_changes_its_mind_all_the_time_keeps_no_nic_busy() {
+    let mut scene = scene();
+    scene.register(registered(1, 1, 5, Active));
+    scene.heard(0);
+    let look = |scene: &Scene| {
+        let wire = scene.wire.lock().expect("unpoisoned");
+        (wire.tellings, wire.told)
     };
+    let say = |scene: &mut Scene, accepts: Offloads| {
+        assert!(scene.ends[0].send(&says(accepts)));
+        scene.ends[0].publish();
+    };
+    let (before, _) = look(&scene);
+    for _ in 0..MESSAGES_PER_LOOK / 2 {
+        say(&mut scene, Offloads::NONE);
+        say(&mut scene, Offloads::CHECKSUM);
+    }
+    scene.backend.turn_once();
+    assert_eq!(look(&scene), (before + 1, Some(Offloads::CHECKSUM)));
+    // Nor does it by saying it turn after turn. What it says last holds soon.
+    let began = Instant::now();
+    for _ in 0..100 {
+        for accepts in [Offloads::ALL, Offloads::NONE, Offloads::ALL] {
+            say(&mut scene, accepts);
+            scene.backend.turn_once();
+        }
+    }
+    while look(&scene).1 != Some(Offloads::ALL) && began.elapsed() < PATIENCE {
+        scene.backend.turn_once();
+    }
+    let (tellings, told) = look(&scene);
+    assert_eq!(told, Some(Offloads::ALL));
+    let most = 2 + began.elapsed().as_millis() / 10;
+    assert!(u128::from(tellings - before - 1) <= most, "{tellings} times where {most} would do");
+    // What changes nothing is not passed on.
+    say(&mut scene, Offloads::ALL);
+    scene.heard(0);
+    assert_eq!(look(&scene).0, tellings);
+}
+
+#[test]
+fn what_a_driver_accepts_is_said_by_its_own_frontend() {
+    let mut scene = scene();
+    scene.register(registered(1, 1, 5, Active));
     assert!(scene.ends[0].send(&says(Offloads::ALL)));
     scene.ends[0].publish();
     scene.heard(0);
@@ -280,6 +325,34 @@ fn what_waits_for_a_nic_is_not_sent_once_its_instance_has_moved() {
 }
 
 #[test]
+fn whoever_leaves_a_nic_takes_no_room_of_the_channel_along() {
+    const PACKETS: u16 = 100;
+    let mut scene = scene();
+    scene.register(registered(2, 1, 5, Active));
+    scene.heard(0);
+    let room = scene.ends[0].room();
+    let mut lost = 0;
+    while lost <= 2 * room {
+        scene.set_room(0);
+        scene.register(registered(1, 1, 5, Active));
+        for number in 0..PACKETS {
+            scene.send(0, 1, 5, number);
+        }
+        assert!(scene.answers(0).is_empty(), "they wait for the NIC");
+        scene.backend.task.remove(&ObjectId::Registration { lease: lease(1), nic: NIC.into() });
+        let answers = scene.answers(0);
+        scene.ends[0].completed(answers.len());
+        assert_eq!(scene.ends[0].room(), room, "after {lost}");
+        assert_eq!(answers, (0..PACKETS).map(|number| (number, Status::Stale)).collect::<Vec<_>>());
+        lost += u32::from(PACKETS);
+    }
+    scene.set_room(usize::MAX);
+    scene.send(0, 2, 5, 0);
+    assert_eq!(scene.answers(0), [(0, Status::Sent)]);
+    assert_eq!(scene.sent().1, [from(2, 0)]);
+}
+
+#[test]
 fn packets_wait_for_a_link_each_time_that_it_goes_down() {
     let mut scene = scene();
     scene.register(registered(1, 1, 5, Active));
@@ -319,31 +392,3 @@ fn receive_buffers_are_kept_for_who_is_below_its_promise() {
     scene.arrive(2, 10);
     assert_eq!(scene.received(1).len(), 10);
 }
-#[test]
-fn whoever_leaves_a_nic_takes_no_room_of_the_channel_along() {
-    const PACKETS: u16 = 100;
-    let mut scene = scene();
-    scene.register(registered(2, 1, 5, Active));
-    scene.heard(0);
-    let room = scene.ends[0].room();
-    let mut lost = 0;
-    while lost <= 2 * room {
-        scene.set_room(0);
-        scene.register(registered(1, 1, 5, Active));
-        for number in 0..PACKETS {
-            scene.send(0, 1, 5, number);
-        }
-        assert!(scene.answers(0).is_empty(), "they wait for the NIC");
-        scene.backend.task.remove(&ObjectId::Registration { lease: lease(1), nic: NIC.into() });
-        let answers = scene.answers(0);
-        scene.ends[0].completed(answers.len());
-        assert_eq!(scene.ends[0].room(), room, "after {lost}");
-        assert_eq!(answers, (0..PACKETS).map(|number| (number, Status::Stale)).collect::<Vec<_>>());
-        lost += u32::from(PACKETS);
-    }
-    scene.set_room(usize::MAX);
-    scene.send(0, 2, 5, 0);
-    assert_eq!(scene.answers(0), [(0, Status::Sent)]);
-    assert_eq!(scene.sent().1, [from(2, 0)]);
-}
-
