@@ -131,6 +131,8 @@ impl Port {
             }
             self.leaving = None;
             self.spread_all();
+            // What the old NIC sent after the new one had announced itself has the switches look for the guest there.
+            self.announcement = Announcement::Wanted;
         }
         let steering = self.steer(channels);
         if steering == Steering::Dead {

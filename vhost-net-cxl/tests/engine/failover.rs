@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex};
 use cxl_pool::HostId;
 use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool, check_seeds};
 use pod_protocol::objects::{Object, PortObject, RegistrationState};
+use vhost_net_cxl::ethernet::announcement;
 use vhost_net_cxl::offloads::Offloads;
 
 use crate::echo::{BUFFER_BYTES, frame, pair, returned};
 use crate::guest::Guest;
 use crate::pod::{
-    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, port, registration, route,
+    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, mac, port, registration, route,
     settle,
 };
 use crate::recording::{Wire, recording_backend};
@@ -227,6 +228,25 @@ fn a_move_between_working_nics_loses_doubles_and_reorders_nothing() {
         }
         Ok(())
     });
+}
+
+#[test]
+fn the_switches_hear_last_from_the_nic_that_an_instance_has_moved_to() {
+    let mut moving = Move::new(3);
+    moving.wires[0].lock().unwrap().room = 3;
+    for number in 0..10 {
+        assert!(moving.guest.send(&[0; 12], &frame(number, 300)));
+    }
+    moving.settle();
+    moving.graceful();
+    moving.settle();
+    let announcements = |moving: &Move| std::mem::take(&mut moving.wires[1].lock().unwrap().frames);
+    assert_eq!(announcements(&moving), [announcement(mac(1))], "as soon as it is active");
+    // What the old one still sends has the switches turn to it once more.
+    moving.wires[0].lock().unwrap().room = 100;
+    moving.settle();
+    assert_eq!(moving.sent(0), (0..10).collect::<Vec<_>>());
+    assert_eq!(announcements(&moving), [announcement(mac(1))], "the guest has nothing more to say");
 }
 
 #[test]
