@@ -9,6 +9,9 @@ const NS_PER_SECOND: u128 = 1_000_000_000;
 const USUAL_PACKET_BYTES: i64 = 1514;
 /// The longest packet; a promise is kept on average however long packets are.
 const LONGEST_PACKET_BYTES: i64 = 65_566;
+/// Of how many milliseconds a sender's share may be saved up at least. Who has used it up is asked again after two, or a little
+/// later: what came in by then must not be lost.
+const SENDER_BURST_MS_MIN: u32 = 4;
 /// Of how long a promised minimum may be saved up at most.
 const MINIMUM_BURST: Duration = Duration::from_millis(10);
 
@@ -70,6 +73,11 @@ impl RateLimiter {
         let limiter =
             Self { bytes: bucket(limit.bytes_per_second), packets: bucket(limit.packets_per_second) };
         (limiter.bytes.is_some() || limiter.packets.is_some()).then_some(limiter)
+    }
+
+    /// The same for a sender, who is looked at now and then and not at each packet: a shorter burst than 4 ms counts as that.
+    pub fn of_sender(limit: &RateLimit, now: Instant) -> Option<Self> {
+        Self::new(&RateLimit { burst_ms: limit.burst_ms.max(SENDER_BURST_MS_MIN), ..*limit }, now)
     }
 
     /// What counts how far somebody is below the minimum that is promised; nothing if nothing is. Little of it may be saved up:
@@ -182,6 +190,26 @@ mod tests {
         assert!(!minimum.is_below(now + Duration::from_millis(10)));
         assert!(minimum.is_below(now + Duration::from_millis(11)));
         assert!(RateLimiter::minimum(&limit(Some(5), Some(5), 9), now).is_none());
+    }
+
+    #[test]
+    fn a_sender_with_the_shortest_burst_gets_its_rate_though_it_is_asked_every_two_milliseconds() {
+        let start = Instant::now();
+        for (bytes, packets) in [(Some(1_000_000_000), None), (None, Some(1_000_000))] {
+            let mut limiter = RateLimiter::of_sender(&limit(bytes, packets, 1), start).expect("a limit");
+            let (mut now, mut sent) = (start, 0);
+            while now < start + Duration::from_secs(1) {
+                limiter.refill(now);
+                let (count, of_bytes) = (limiter.allowed() as u64, limiter.allowed_bytes());
+                let (count, of_bytes) = if bytes.is_some() { (0, of_bytes) } else { (count, 0) };
+                limiter.charge(count, of_bytes);
+                sent += count + of_bytes;
+                // The timer is late at times.
+                now += Duration::from_micros(2_000 + sent % 7 * 150);
+            }
+            let rate = bytes.or(packets).expect("one of them");
+            assert!(sent >= rate / 100 * 95, "{sent} of {rate}");
+        }
     }
 
     proptest! {

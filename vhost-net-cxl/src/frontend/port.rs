@@ -91,7 +91,7 @@ impl Port {
     ) -> Self {
         let rings = (0..2 * object.queue_pairs).map(|_| None).collect();
         let buffers = TransmitBuffers::new(object.tx_area, UNDER_WAY_MAX);
-        let limiter = RateLimiter::new(&object.policy.transmit, Instant::now());
+        let limiter = RateLimiter::of_sender(&object.policy.transmit, Instant::now());
         let minimum = RateLimiter::minimum(&object.policy.transmit, Instant::now());
         let mut port = Self {
             rails: Rails::new(&object),
@@ -168,7 +168,7 @@ impl Port {
         let Self { object: old, .. } = self;
         let (tx_area, ram_area, queue_pairs) = (old.tx_area, old.ram_area, old.queue_pairs);
         if object.policy.transmit != old.policy.transmit {
-            self.limiter = RateLimiter::new(&object.policy.transmit, Instant::now());
+            self.limiter = RateLimiter::of_sender(&object.policy.transmit, Instant::now());
             self.minimum = RateLimiter::minimum(&object.policy.transmit, Instant::now());
             self.throttled = false;
             self.held_back = 0;
