@@ -35,6 +35,7 @@ mod machine;
 mod network;
 mod post;
 mod proposer;
+mod raft_config;
 mod renewal;
 mod replica;
 mod roll;

@@ -1,13 +1,12 @@
 //! The life of one replica: it follows, or leads while it is elected.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cxl_pool::{CoherenceMode, ControllerHello, Memory, Pool, Record, ReplicaId};
-use openraft::{ServerState, SnapshotPolicy};
+use openraft::ServerState;
 use pod_protocol::controller::PortWaker;
 use pod_protocol::protocol::Spoken;
 use pod_protocol::replicas::ReplicaPortError;
@@ -26,6 +25,7 @@ use super::machine::Machine;
 use super::network::Network;
 use super::post::{Answer, Outbox, Post, Question};
 use super::proposer::Proposer;
+use super::raft_config::raft_config;
 use super::renewal::renew_log;
 use super::roll::Roll;
 use super::tcp::{TcpError, Trust};
@@ -35,8 +35,6 @@ use crate::controller::{
 };
 use crate::store::{Recovered, Store, StoreError};
 
-/// How many entries the log has at least between two snapshots, and how many are kept that a snapshot has too.
-const LOG_ENTRIES: u64 = 256;
 /// What a follower waits for between looks whether it leads; it is woken before.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How long the newly elected waits until it knows everything that was decided before.
@@ -320,7 +318,7 @@ impl Replica {
         let standing = Arc::clone(&self.standing);
         // Before it is certain that this one leads: what is seen is of earlier terms then, unless the logs were restored.
         let seen = SeenTerms::of_pool(&self.pool, standing.me);
-        self.runtime.block_on(catch_up(&standing.raft))?;
+        self.runtime.block_on(know_all(&standing.raft))?;
         let proposer = Proposer::new(standing.raft.clone(), self.runtime.handle().clone());
         if standing.machine.look(|known| known.state.is_none()) {
             let Some((begin, file)) = self.begin.take() else {
@@ -385,39 +383,13 @@ pub(super) async fn catch_up(raft: &Raft) -> Result<(), ReplicationError> {
     }
 }
 
-/// How often Raft looks whether it is time to stand for election, in ms. It says so nowhere.
-const fn tick_ms(section: &ReplicationSection) -> u64 {
-    section.heartbeat_ms * 3 / 2
-}
-
-/// Between which times after a vote, in ms, a replica stands for election. It does at one of its looks, and each replica does one
-/// look later than the one before it. Two that stood for election at once vote for themselves; if they had the same number of looks to
-/// wait, they would again and again, as long as they look at the same moments.
-fn election_timeout_ms(section: &ReplicationSection) -> Range<u64> {
-    let tick = tick_ms(section);
-    let looks = (section.election_ms / 2 / tick).max(2) + u64::from(section.replica);
-    // Well before that look, and well after the one before it.
-    let latest = looks * tick - tick / 2;
-    latest - (tick / 4).max(1)..latest
-}
-
-pub(super) fn raft_config(section: &ReplicationSection) -> Result<openraft::Config, ReplicationError> {
-    // A follower waits for the larger one, while the leader's word holds, and then for a time between both.
-    let Range { start: soonest, end: latest } = election_timeout_ms(section);
-    let config = openraft::Config {
-        cluster_name: "wadi".to_owned(),
-        heartbeat_interval: section.heartbeat_ms,
-        election_timeout_min: soonest,
-        election_timeout_max: latest,
-        install_snapshot_timeout: 5000,
-        max_payload_entries: 64,
-        snapshot_policy: SnapshotPolicy::LogsSinceLast(LOG_ENTRIES),
-        max_in_snapshot_log_to_keep: LOG_ENTRIES,
-        // JSON writes a byte as up to four.
-        snapshot_max_chunk_size: 32 << 10,
-        ..openraft::Config::default()
-    };
-    config.validate().map_err(|error| ReplicationError::Config(error.to_string()))
+/// Returns once the newly elected knows everything that its log has, too. One that was restarted in its term leads at once, and may not
+/// remember how far that was decided: what is there beyond that comes before all that it decides now.
+async fn know_all(raft: &Raft) -> Result<(), ReplicationError> {
+    catch_up(raft).await?;
+    let last = raft.metrics().borrow().last_log_index;
+    let applied = raft.wait(Some(CATCH_UP_MAX)).applied_index_at_least(last, "what the log has").await;
+    applied.map(|_| ()).map_err(|error| ReplicationError::Deposed(error.to_string()))
 }
 
 pub(super) fn leads(standing: &Standing) -> bool {
@@ -469,29 +441,6 @@ async fn show_what_leases_wait_for(standing: Arc<Standing>, handle: Handle) {
         if let Ok(Answer::Waiting(waiting)) = standing.post.ask(leader, Question::Waiting, FORWARD_MAX).await
         {
             handle.show_waiting(&waiting, || !leads(&standing));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_two_replicas_stand_for_election_at_the_same_look() {
-        for (heartbeat_ms, election_ms) in [(10, 40), (25, 120), (25, 1000), (100, 400), (1000, 60_000)] {
-            let mut looks = std::collections::BTreeSet::new();
-            for replica in 0..7 {
-                let section = ReplicationSection { replica, log: None, heartbeat_ms, election_ms, tcp: None };
-                raft_config(&section).expect("Raft takes it");
-                let (tick, wait) = (tick_ms(&section), election_timeout_ms(&section));
-                assert_eq!(
-                    wait.start / tick,
-                    (wait.end - 1) / tick,
-                    "one look, whatever Raft draws: {wait:?}"
-                );
-                assert!(looks.insert(wait.start / tick), "replica {replica} stands with another one");
-            }
         }
     }
 }

@@ -1,0 +1,70 @@
+//! How Raft is configured.
+
+use std::ops::Range;
+
+use openraft::SnapshotPolicy;
+
+use super::replica::ReplicationError;
+use crate::config::ReplicationSection;
+
+/// How many entries the log has at least between two snapshots, and how many are kept that a snapshot has too.
+const LOG_ENTRIES: u64 = 256;
+
+/// How often Raft looks whether it is time to stand for election, in ms. It says so nowhere.
+const fn tick_ms(section: &ReplicationSection) -> u64 {
+    section.heartbeat_ms * 3 / 2
+}
+
+/// Between which times after a vote, in ms, a replica stands for election. It does at one of its looks, and each replica does one
+/// look later than the one before it. Two that stood for election at once vote for themselves; if they had the same number of looks to
+/// wait, they would again and again, as long as they look at the same moments.
+fn election_timeout_ms(section: &ReplicationSection) -> Range<u64> {
+    let tick = tick_ms(section);
+    let looks = (section.election_ms / 2 / tick).max(2) + u64::from(section.replica);
+    // Well before that look, and well after the one before it.
+    let latest = looks * tick - tick / 2;
+    latest - (tick / 4).max(1)..latest
+}
+
+/// The configuration that follows from the section `[replication]`.
+pub(super) fn raft_config(section: &ReplicationSection) -> Result<openraft::Config, ReplicationError> {
+    // A follower waits for the larger one, while the leader's word holds, and then for a time between both.
+    let Range { start: soonest, end: latest } = election_timeout_ms(section);
+    let config = openraft::Config {
+        cluster_name: "wadi".to_owned(),
+        heartbeat_interval: section.heartbeat_ms,
+        election_timeout_min: soonest,
+        election_timeout_max: latest,
+        install_snapshot_timeout: 5000,
+        max_payload_entries: 64,
+        snapshot_policy: SnapshotPolicy::LogsSinceLast(LOG_ENTRIES),
+        max_in_snapshot_log_to_keep: LOG_ENTRIES,
+        // JSON writes a byte as up to four.
+        snapshot_max_chunk_size: 32 << 10,
+        ..openraft::Config::default()
+    };
+    config.validate().map_err(|error| ReplicationError::Config(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_replicas_stand_for_election_at_the_same_look() {
+        for (heartbeat_ms, election_ms) in [(10, 40), (25, 120), (25, 1000), (100, 400), (1000, 60_000)] {
+            let mut looks = std::collections::BTreeSet::new();
+            for replica in 0..7 {
+                let section = ReplicationSection { replica, log: None, heartbeat_ms, election_ms, tcp: None };
+                raft_config(&section).expect("Raft takes it");
+                let (tick, wait) = (tick_ms(&section), election_timeout_ms(&section));
+                assert_eq!(
+                    wait.start / tick,
+                    (wait.end - 1) / tick,
+                    "one look, whatever Raft draws: {wait:?}"
+                );
+                assert!(looks.insert(wait.start / tick), "replica {replica} stands with another one");
+            }
+        }
+    }
+}
