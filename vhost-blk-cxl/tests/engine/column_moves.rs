@@ -174,9 +174,10 @@ fn what_was_read_where_a_column_was_is_read_by_the_next_frontend() {
     pod.start_backend(2);
     pod.controls[2].hold(true);
     driver.guest.connect(&pod.run.sockets().join(&pod.disk.socket), ALL_FEATURES);
-    let again = driver.offer(0, 0, T_IN, 0, 4096);
-    // The read that is new waits for the write that is repeated.
+    // The write is repeated as soon as its queue is there, which may be after the other one.
     eventually(|| pod.controls[2].waiting() == 1);
+    // The read that is new waits for it.
+    let again = driver.offer(0, 0, T_IN, 0, 4096);
     assert!(driver.guest.wait_used(0, QUIET).is_none());
     assert_eq!(pod.controls[2].waiting(), 1);
     pod.controls[2].hold(false);
