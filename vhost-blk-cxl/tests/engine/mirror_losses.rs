@@ -14,6 +14,22 @@ fn losses(pod: &mut MirrorPod) -> u64 {
     telemetry.leases[0].drops.get("lost-writes").copied().unwrap_or(0)
 }
 
+/// A disk of which the second replica has been brought in line. The controller has not heard of it.
+fn told(seed: u64) -> (MirrorPod, Driver) {
+    let mut pod = MirrorPod::started(seed, 2);
+    let mut driver = pod.driver();
+    pod.in_line();
+    pod.kill(1, || false);
+    pod.notice(1);
+    assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
+    pod.revive(1);
+    eventually(|| pod.dirty_bytes() == 0);
+    eventually(|| pod.controls[1].log().last().is_some_and(|it| it.operation == Operation::Flush));
+    // It has got the flush, and is to have answered it.
+    thread::sleep(QUIET);
+    (pod, driver)
+}
+
 /// What the second replica has and the only one in sync does not any more: a write that both got, and what was copied of the
 /// other's cache.
 #[test]
@@ -51,17 +67,7 @@ fn what_the_only_one_in_sync_lost_is_not_left_on_one_that_comes_in_line() {
 
 #[test]
 fn what_the_only_one_in_sync_lost_is_not_left_on_one_that_the_controller_was_told_of() {
-    let mut pod = MirrorPod::started(32, 2);
-    let mut driver = pod.driver();
-    pod.in_line();
-    pod.kill(1, || false);
-    pod.notice(1);
-    assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
-    pod.revive(1);
-    eventually(|| pod.dirty_bytes() == 0);
-    eventually(|| pod.controls[1].log().last().is_some_and(|it| it.operation == Operation::Flush));
-    // It has got the flush, and is to have answered it. The controller has not heard of it.
-    thread::sleep(QUIET);
+    let (mut pod, mut driver) = told(32);
     assert_eq!(driver.write_sectors(4000, &pattern(2, 4096)), OK);
     pod.controls[0].lose();
     assert_eq!(driver.write_sectors(2000, &pattern(3, 4096)), OK);
@@ -156,16 +162,7 @@ fn one_that_lost_writes_goes_on_when_it_is_the_last() {
 /// The controller says both at once: one has come in line, and the one that the others were brought in line with is dropped.
 #[test]
 fn one_that_is_in_sync_takes_over_from_one_that_is_dropped_at_the_same_time() {
-    let mut pod = MirrorPod::started(36, 2);
-    let mut driver = pod.driver();
-    pod.in_line();
-    pod.kill(1, || false);
-    pod.notice(1);
-    assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
-    pod.revive(1);
-    eventually(|| pod.dirty_bytes() == 0);
-    eventually(|| pod.controls[1].log().last().is_some_and(|it| it.operation == Operation::Flush));
-    thread::sleep(QUIET);
+    let (mut pod, mut driver) = told(36);
     pod.disk.replicas[1].in_sync = true;
     pod.disk.replicas[0].in_sync = false;
     pod.disk.epoch += 2;
