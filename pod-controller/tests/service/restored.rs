@@ -45,8 +45,8 @@ fn fails_over(pod: &Pod) {
     });
 }
 
-#[test]
-fn a_state_file_from_a_backup_is_gone_on_with() {
+/// A pod whose daemons have obeyed three lives of the controller since the state that it has now. Its controller is stopped.
+fn with_an_older_state() -> Pod {
     let mut pod = Pod::demo_in_file();
     obeyed(&pod.client(), "vm1");
     pod.stop_controller();
@@ -58,6 +58,12 @@ fn a_state_file_from_a_backup_is_gone_on_with() {
         pod.stop_controller();
     }
     std::fs::copy(&backup, &file).expect("restored");
+    pod
+}
+
+#[test]
+fn a_state_file_from_a_backup_is_gone_on_with() {
+    let mut pod = with_an_older_state();
     pod.start_controller();
     obeyed(&pod.client(), "vm2");
     let path = pod.path("pool");
@@ -158,17 +164,7 @@ fn logs_of_replicas_from_backups_are_gone_on_with() {
 
 #[test]
 fn a_group_begun_anew_from_an_old_file_is_obeyed() {
-    let mut pod = Pod::demo_in_file();
-    obeyed(&pod.client(), "vm1");
-    pod.stop_controller();
-    let (file, backup) = (pod.path("state.redb"), pod.path("backup"));
-    std::fs::copy(&file, &backup).expect("a copy");
-    for _ in 0..3 {
-        pod.start_controller();
-        obeyed(&pod.client(), "vm1");
-        pod.stop_controller();
-    }
-    std::fs::copy(&backup, &file).expect("restored");
+    let pod = with_an_older_state();
     let mut replicas = Replicas::new(pod.directory.path());
     replicas.start_first(1);
     obeyed(&replicas.client(0), "vm2");

@@ -230,9 +230,9 @@ fn a_move_between_working_nics_loses_doubles_and_reorders_nothing() {
     });
 }
 
-#[test]
-fn the_switches_hear_last_from_the_nic_that_an_instance_has_moved_to() {
-    let mut moving = Move::new(3);
+/// The instance has moved in order, and its old NIC has yet to send seven of ten packets.
+fn half_moved(seed: u64) -> Move {
+    let mut moving = Move::new(seed);
     moving.wires[0].lock().unwrap().room = 3;
     for number in 0..10 {
         assert!(moving.guest.send(&[0; 12], &frame(number, 300)));
@@ -240,6 +240,12 @@ fn the_switches_hear_last_from_the_nic_that_an_instance_has_moved_to() {
     moving.settle();
     moving.graceful();
     moving.settle();
+    moving
+}
+
+#[test]
+fn the_switches_hear_last_from_the_nic_that_an_instance_has_moved_to() {
+    let mut moving = half_moved(3);
     let announcements = |moving: &Move| std::mem::take(&mut moving.wires[1].lock().unwrap().frames);
     assert_eq!(announcements(&moving), [announcement(mac(1))], "as soon as it is active");
     // What the old one still sends has the switches turn to it once more.
@@ -251,14 +257,7 @@ fn the_switches_hear_last_from_the_nic_that_an_instance_has_moved_to() {
 
 #[test]
 fn an_old_nic_that_does_not_finish_is_waited_for_until_the_controller_gives_it_up() {
-    let mut moving = Move::new(1);
-    moving.wires[0].lock().unwrap().room = 3;
-    for number in 0..10 {
-        assert!(moving.guest.send(&[0; 12], &frame(number, 300)));
-    }
-    moving.settle();
-    moving.graceful();
-    moving.settle();
+    let mut moving = half_moved(1);
     // The controller says the same once more, as after its restart.
     let again = Move::port_while_draining();
     moving.frontend.apply(Object::Port(again));
