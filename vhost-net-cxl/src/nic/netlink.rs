@@ -23,6 +23,8 @@ const ATTRIBUTE_NAME: u16 = 3;
 const ATTRIBUTE_MTU: u16 = 4;
 const ATTRIBUTE_STATISTICS: u16 = 23;
 const ATTRIBUTE_CARRIER_CHANGES: u16 = 35;
+/// `AF_UNSPEC`: what concerns the interface itself.
+const FAMILY_ANY: u8 = 0;
 const INTERFACE_UP: u32 = 1;
 const INTERFACE_LOWER_UP: u32 = 1 << 16;
 const HEADER_BYTES: usize = 16;
@@ -129,7 +131,10 @@ impl Netlink {
             let Some(interface) = parse_link(body) else { return };
             match kind {
                 NEW_LINK => on_event(Event::Changed(interface)),
-                DELETE_LINK => on_event(Event::Removed { index: interface.index }),
+                // Of another family, such as AF_BRIDGE, it says that the interface is no port of a bridge any more.
+                DELETE_LINK if body.first() == Some(&FAMILY_ANY) => {
+                    on_event(Event::Removed { index: interface.index });
+                }
                 _ => {}
             }
         });

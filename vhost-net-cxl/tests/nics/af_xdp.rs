@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use cxl_pool::{Area, LineCount, LineOffset};
 use vhost_net_cxl::backend::receive_buffers::{PIECES_MAX, ReceiveBuffers};
-use vhost_net_cxl::nic::Nic;
 use vhost_net_cxl::nic::af_xdp::AfXdpNic;
+use vhost_net_cxl::nic::{Batch, Nic};
 
 use super::{
     DEADLINE, Stage, Wire, config, frame, has_carrier, in_namespace, link_changes, one, scattered, sh, veth,
@@ -52,6 +52,40 @@ fn af_xdp_carries_frames_both_ways_and_starts_again() {
                 assert_eq!(wire.receive(), frame(100, 7));
             }
         }
+    });
+}
+
+#[test]
+fn af_xdp_has_its_interface_receive_what_is_for_instances() {
+    in_namespace(|| {
+        veth();
+        let mut stage = Stage::new();
+        let mut nic = AfXdpNic::open(&config("name='nic0'\ndriver='af-xdp'\ninterface='ours'"), &stage.pool)
+            .expect("opened");
+        nic.start(&mut stage.buffers).expect("started");
+        // A veth passes everything on, a device drops what is not for it.
+        sh("ip -d link show ours | grep -q 'promiscuity 1'");
+        drop(nic);
+        sh("ip -d link show ours | grep -q 'promiscuity 0'");
+    });
+}
+
+#[test]
+fn af_xdp_goes_on_when_its_interface_leaves_a_bridge() {
+    in_namespace(|| {
+        veth();
+        sh("ip link add br0 type bridge && ip link set ours master br0");
+        let mut stage = Stage::new();
+        let mut nic = AfXdpNic::open(&config("name='nic0'\ndriver='af-xdp'\ninterface='ours'"), &stage.pool)
+            .expect("opened");
+        nic.start(&mut stage.buffers).expect("started");
+        let told = link_changes(&mut nic);
+        sh("ip link set ours nomaster");
+        sh("ip link set peer down");
+        let (up, reason) = told.recv_timeout(DEADLINE).expect("told");
+        assert!(!up && reason.contains("carrier"), "{reason}");
+        let mut batch = Batch::new();
+        nic.receive(&mut stage.buffers, &mut batch).expect("the interface is there");
     });
 }
 

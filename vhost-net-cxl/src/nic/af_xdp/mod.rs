@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use self::program::{Mode, Program};
 use self::ring::Ring;
-use self::socket::{mmap_offsets, options, set_option, wake_receiver, wake_sender};
+use self::socket::{mmap_offsets, options, promiscuous, set_option, wake_receiver, wake_sender};
 use super::carrier::{CarrierWatch, find};
 use super::netlink::Netlink;
 use super::window::Window;
@@ -41,8 +41,9 @@ const TRANSMIT_CHUNKS: usize = 256;
 const MAX_TRANSMIT_BUDGET: libc::c_int = 9;
 /// So many calls in a turn, if each of them sends something: what else the turn has to do costs as much as many frames.
 const CALLS_PER_TURN: u32 = 8;
-/// A queue stays busy for a moment after its last socket was closed.
-const BUSY_RETRY: Duration = Duration::from_millis(500);
+/// A queue stays busy for a moment after its last socket was closed. The worker that waits serves other NICs, too, and opens this one
+/// again later.
+const BUSY_RETRY: Duration = Duration::from_millis(20);
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
 /// An interface by AF_XDP.
@@ -59,6 +60,8 @@ pub struct AfXdpNic {
     program: Option<Program>,
     rings: Option<Rings>,
     socket: OwnedFd,
+    /// Has the interface hand up what is for instances' addresses, from when it is started.
+    promiscuous: Option<OwnedFd>,
     errors: u64,
 }
 
@@ -116,6 +119,7 @@ impl AfXdpNic {
             program: None,
             rings: None,
             socket,
+            promiscuous: None,
             errors: 0,
         })
     }
@@ -236,6 +240,11 @@ impl AfXdpNic {
             None => Program::attach(self.interface_index, Mode::Generic).map_err(unattached)?,
         };
         program.direct(self.queue, &self.socket).map_err(failed("direct frames to its socket", ""))?;
+        let undisclosed = failed(
+            "have its interface receive what is for other addresses",
+            "; run as root or with CAP_NET_RAW",
+        );
+        self.promiscuous = Some(promiscuous(self.interface_index).map_err(undisclosed)?);
         self.program = Some(program);
         self.rings = Some(rings);
         Ok(())

@@ -1,8 +1,39 @@
-//! System calls on an AF_XDP socket.
+//! System calls on an AF_XDP socket, and on the packet socket beside it.
 #![allow(unsafe_code, reason = "socket options that take structures")]
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// Has an interface hand up what is for other addresses than its own, as long as the descriptor is open: a device drops
+/// that before any XDP program sees it, and the addresses of instances are never the device's own.
+pub(super) fn promiscuous(interface_index: u32) -> io::Result<OwnedFd> {
+    // Of no protocol, it is given no frames itself.
+    // SAFETY: no memory is involved.
+    let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just created this descriptor for us alone.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    let membership = libc::packet_mreq {
+        mr_ifindex: libc::c_int::try_from(interface_index).map_err(io::Error::other)?,
+        mr_type: libc::c_ushort::try_from(libc::PACKET_MR_PROMISC).map_err(io::Error::other)?,
+        mr_alen: 0,
+        mr_address: [0; 8],
+    };
+    let bytes = libc::socklen_t::try_from(size_of_val(&membership)).expect("a short structure");
+    // SAFETY: the kernel reads a structure of this length, which lives until the call returns.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_ADD_MEMBERSHIP,
+            (&raw const membership).cast(),
+            bytes,
+        )
+    };
+    if result == 0 { Ok(socket) } else { Err(io::Error::last_os_error()) }
+}
 
 /// Lets the kernel send what the transmit ring holds. It says if that was not all.
 pub(super) fn wake_sender(socket: &OwnedFd) -> io::Result<()> {
