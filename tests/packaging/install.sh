@@ -68,6 +68,8 @@ for unit in wadi-controller wadi-net-backend wadi-blk-backend wadi-net-frontend 
   command=$(sed -n 's/^ExecStart=//p' $unit.service)
   # With no capability but those of the unit, as systemd would.
   allowed=$(sed -n 's/^CapabilityBoundingSet=//p' $unit.service | tr 'A-Z' 'a-z' | sed 's/cap_/+/g; s/ /,/g')
+  # It would also let them lock as much memory as they like. Where not even root may say so, the capability stands for that.
+  ulimit -l unlimited 2>/dev/null || allowed="${allowed:+$allowed,}+ipc_lock"
   # shellcheck disable=SC2086 # the command line is words
   setpriv --inh-caps=-all --bounding-set="-all${allowed:+,$allowed}" --no-new-privs $command >/tmp/$unit.log 2>&1 &
   if [ $unit = wadi-controller ]; then

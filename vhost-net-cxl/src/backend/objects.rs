@@ -18,7 +18,7 @@ use super::registration::{Numbers, Registration, RegistrationIndex};
 use super::wire::answer;
 use crate::channel_end::whole_pool;
 use crate::message::Status;
-use crate::nic::Nic;
+use crate::nic::{Nic, NicError};
 use crate::offloads::Offloads;
 
 /// How far apart the numbers begin that frames to different leases get: odd, so that all are used.
@@ -103,15 +103,20 @@ impl<M: Memory> Backend<M> {
             return Err(format!("the receive area of nic {} is too small", object.nic));
         }
         let tagging = buffers.set_aside();
-        port.nic.start(&mut buffers).map_err(|error| error.to_string())?;
-        if let Some(sources) = sources {
-            watch_descriptors(port.nic.as_ref(), place, sources)
-                .map_err(|error| format!("cannot watch nic {}: {error}", object.nic))?;
+        let mut started = port.nic.start(&mut buffers);
+        (port.buffers, port.tagging, port.area) = (Some(buffers), tagging, Some(object.rx_area));
+        if started.is_ok()
+            && let Some(sources) = sources
+        {
+            let nic = || object.nic.clone();
+            let failed = |source| NicError::System { nic: nic(), doing: "watch it", hint: "", source };
+            started = watch_descriptors(port.nic.as_ref(), place, sources).map_err(failed);
         }
-        port.buffers = Some(buffers);
-        port.tagging = tagging;
-        port.area = Some(object.rx_area);
-        tracing::info!(nic = object.nic, area = %object.rx_area, "NIC started");
+        if started.is_ok() {
+            tracing::info!(nic = object.nic, area = %object.rx_area, "NIC started");
+        }
+        // One that cannot be started has failed as any other: its leases move, and it is opened again by and by.
+        port.check(started, &self.tell);
         Ok(())
     }
 

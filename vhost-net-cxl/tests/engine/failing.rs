@@ -174,6 +174,39 @@ fn a_nic_that_was_opened_again_takes_over_and_gets_what_waits() {
 }
 
 #[test]
+fn a_nic_that_cannot_be_started_has_failed_and_comes_back() {
+    let pool = SimulatedPool::new(1, POOL_BYTES);
+    let memory = pool.host(HostId::new(2));
+    let (nic, wire) = RecordingNic::new(&memory, Offloads::ALL, usize::MAX);
+    {
+        // More than half of all buffers: the next one needs them back.
+        let mut state = wire.lock().expect("unpoisoned");
+        (state.hoards, state.broken) = (3000, true);
+    }
+    let mut backend = TestBackend::with_nic(&memory, Box::new(nic), area(32, 16));
+    let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
+    serve(&mut frontend, &mut backend);
+    let mut guest = Guest::new(64);
+    frontend.start(1, &guest, all_features());
+    assert!(guest.send(&[0; 12], &frame(1, 100)));
+    settle(&mut [&mut frontend, &mut backend]);
+    {
+        let reports = backend.reports.lock().expect("unpoisoned");
+        assert!(
+            matches!(&reports[..], [Report::DeviceFailed { device, .. }] if device == NIC),
+            "{reports:?}"
+        );
+    }
+    let (nic, wire) = RecordingNic::new(&memory, Offloads::ALL, usize::MAX);
+    wire.lock().expect("unpoisoned").hoards = 3000;
+    backend.task.reopened(Box::new(nic), None);
+    settle(&mut [&mut frontend, &mut backend]);
+    assert!(wire.lock().expect("unpoisoned").frames.contains(&frame(1, 100)));
+    let reports = backend.reports.lock().expect("unpoisoned");
+    assert!(matches!(&reports[..], [Report::DeviceFailed { .. }, Report::DeviceBack { .. }]), "{reports:?}");
+}
+
+#[test]
 fn what_a_failed_driver_had_is_there_for_the_next_one() {
     let pool = SimulatedPool::new(1, POOL_BYTES);
     let memory = pool.host(HostId::new(2));

@@ -217,7 +217,11 @@ impl AfXdpNic {
             let nic = nic.clone();
             move |source| system(&nic, doing, hint, source)
         };
-        self.register_umem(buffers).map_err(failed("register its receive area as UMEM", ""))?;
+        let unregistered = failed(
+            "register its receive area as UMEM",
+            "; may the daemon lock as much memory (LimitMEMLOCK=infinity, or CAP_IPC_LOCK)? driver = \"tap\" needs neither",
+        );
+        self.register_umem(buffers).map_err(unregistered)?;
         let mut rings = self.map_rings(buffers).map_err(failed("map the rings of its socket", ""))?;
         // A quarter at most: the area is for receiving.
         for _ in 0..TRANSMIT_CHUNKS.min(buffers.len() / 4) {
