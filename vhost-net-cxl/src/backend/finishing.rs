@@ -28,7 +28,7 @@ impl Workbench {
 pub(super) enum Progress {
     /// All of its frames are sent.
     Whole,
-    /// The NIC is full after this many frames.
+    /// The NIC is full after this many frames, or failed then.
     Until(u32),
 }
 
@@ -124,8 +124,12 @@ impl<M: Memory> Backend<M> {
                     insert_tag(bench, bytes, vlan)
                 }
             };
-            if !port.nic.transmit_frame(frame)? {
-                return Ok(Ok(Progress::Until(index)));
+            match port.nic.transmit_frame(frame) {
+                Ok(true) => {}
+                // What went out must not go out again: the next call tells of the error.
+                Err(_) if index > packet.frames_sent => return Ok(Ok(Progress::Until(index))),
+                Ok(false) => return Ok(Ok(Progress::Until(index))),
+                Err(error) => return Err(error),
             }
             port.counters.tx_packets.add(1);
             port.counters.tx_bytes.add(frame.len() as u64);

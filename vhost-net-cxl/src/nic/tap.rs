@@ -227,8 +227,12 @@ impl Nic for TapNic {
                 let address = self.window.address(piece.at, u64::from(piece.bytes));
                 *part = libc::iovec { iov_base: address.cast(), iov_len: piece.bytes as usize };
             }
-            if !self.write(&parts[..packet.len()])? {
-                return Ok(sent);
+            match self.write(&parts[..packet.len()]) {
+                Ok(true) => {}
+                // What went out must not go out again: the next call tells of the error.
+                Err(_) if sent > 0 => return Ok(sent),
+                Ok(false) => return Ok(sent),
+                Err(error) => return Err(error),
             }
         }
         Ok(packets.len())

@@ -13,7 +13,7 @@ use crate::pod::{
     POOL_BYTES, TestBackend, TestFrontend, all_features, area, channel, mac, port, registration, route,
     serve, settle,
 };
-use crate::recording::{Wire, recording_backend};
+use crate::recording::{RecordingNic, Wire, recording_backend};
 use crate::switching::{Neighbours, neighbours};
 
 const BUFFER_BYTES: u32 = 2048;
@@ -185,6 +185,28 @@ fn an_able_nic_gets_large_packets_whole() {
     let wire = lone.wire.lock().unwrap();
     assert_eq!(wire.unfinished.len(), 1);
     assert_eq!(wire.unfinished[0][12..], frame);
+}
+
+#[test]
+fn what_went_out_before_a_driver_failed_does_not_go_out_again() {
+    let mut lone = lone(Offloads::NONE, 3);
+    lone.wire.lock().unwrap().fails_when_full = true;
+    let sent = payload(20_000);
+    let (header, frame) = large(mac(1), mac(9), &sent);
+    assert!(lone.guest.send(&header, &frame));
+    lone.settle();
+    let mut frames = std::mem::take(&mut lone.wire.lock().unwrap().frames);
+    assert_eq!(frames.len(), 3);
+    assert!(lone.guest.transmit.reclaim_pairs().is_empty());
+    let memory = lone.pool.host(HostId::new(2));
+    let (nic, wire) = RecordingNic::new(&memory, Offloads::NONE, usize::MAX);
+    lone.backend.task.reopened(Box::new(nic), None);
+    lone.settle();
+    let announces = |frame: &&Vec<u8>| frame[12..14] == [0x80, 0x35];
+    frames.extend(wire.lock().unwrap().frames.iter().filter(|frame| !announces(frame)).cloned());
+    assert_eq!(reassemble(&frames), sent);
+    assert_eq!(lone.guest.transmit.reclaim_pairs().len(), 1);
+    assert_eq!(lone.backend.lease(1).tx_packets, 1);
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub(crate) struct Wire {
     pub(crate) hoards: usize,
     /// How many packets the device has refused since it was opened.
     pub(crate) refused: u64,
+    /// Once it is full it fails.
+    pub(crate) fails_when_full: bool,
     /// It fails when it is looked at next.
     pub(crate) broken: bool,
     /// Of each packet that was sent as it was, where its pieces lay.
@@ -74,7 +76,8 @@ impl<M: Memory> RecordingNic<M> {
     fn outcome(&self, wire: &Wire) -> Result<(), NicError> {
         let nic = self.identity.name.clone();
         let problem = "it is broken".to_owned();
-        if wire.broken { Err(NicError::Config { nic, problem }) } else { Ok(()) }
+        let fails = wire.broken || wire.fails_when_full && wire.room == 0;
+        if fails { Err(NicError::Config { nic, problem }) } else { Ok(()) }
     }
 }
 
@@ -151,7 +154,7 @@ impl<M: Memory> Nic for RecordingNic<M> {
     fn transmit_frame(&mut self, frame: &[u8]) -> Result<bool, NicError> {
         let mut wire = self.wire.lock().expect("unpoisoned");
         if wire.room == 0 {
-            return Ok(false);
+            return self.outcome(&wire).map(|()| false);
         }
         wire.room -= 1;
         wire.frames.push(frame.to_vec());
