@@ -150,8 +150,12 @@ impl<M: Memory> Backend<M> {
         };
         let (done, left) = packets.split_at(sent.min(packets.len()));
         let bytes: u64 = done.iter().map(|(message, _)| u64::from(message.bytes)).sum();
-        port.counters.tx_packets.add(done.len() as u64);
-        port.counters.tx_bytes.add(bytes - (done.len() * HEADER_BYTES) as u64);
+        let (packets_sent, bytes_sent) = (done.len() as u64, bytes - (done.len() * HEADER_BYTES) as u64);
+        port.counters.tx_packets.add(packets_sent);
+        port.counters.tx_bytes.add(bytes_sent);
+        if let Some(registration) = &port.registrations[sender.registration.get()] {
+            registration.count_sent(packets_sent, bytes_sent);
+        }
         let mut done = done;
         while let Some((first, _)) = done.first() {
             let consecutive = |number: u16| first.sequence.wrapping_add(number);

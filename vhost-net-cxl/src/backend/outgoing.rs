@@ -102,7 +102,6 @@ impl<M: Memory> Backend<M> {
         let id = self.channels[channel].object().id;
         let vlan = registration.object.policy.vlan;
         let mut sender = direct::Sender::new((place, &self.ports[place]), index, (channel, id), vlan);
-        let (mut packets, mut bytes) = (0, 0);
         for (position, message) in messages().enumerate() {
             if !M::COHERENT
                 && let Some(ahead) = run.get(position + AHEAD_PACKETS).and_then(|it| NetMessage::decode(*it))
@@ -120,9 +119,6 @@ impl<M: Memory> Backend<M> {
                     continue;
                 }
             };
-            let frame_bytes = u64::from(message.bytes - HEADER_BYTES_U32);
-            packets += 1;
-            bytes += frame_bytes;
             if sender.is_on_wire(addresses.destination) && sender.goes_directly(&self.ports[place], header) {
                 if !self.direct.push(&self.memory, registration, &sender, message, header) {
                     registration.counters.count_drop(DropReason::OutsideArea);
@@ -134,19 +130,15 @@ impl<M: Memory> Backend<M> {
                 continue;
             }
             if let Some(status) = self.pass_on(&mut sender, message, header, addresses) {
-                if status == Status::NotYet {
-                    // It will come again.
-                    packets -= 1;
-                    bytes -= frame_bytes;
+                if status == Status::Sent
+                    && let Some(registration) = &self.ports[place].registrations[index.get()]
+                {
+                    registration.count_sent(1, u64::from(message.bytes - HEADER_BYTES_U32));
                 }
                 complete(&mut self.channels[channel], &message, status);
             }
         }
         self.send_directly();
-        if let Some(registration) = &self.ports[place].registrations[index.get()] {
-            registration.counters.tx_packets.add(packets);
-            registration.counters.tx_bytes.add(bytes);
-        }
     }
 
     /// What is about to be read of packets may have been brought into our cache by a prefetch since its last use.

@@ -78,6 +78,14 @@ impl Port {
         }
     }
 
+    /// Counts a packet that went out for the lease that it is of.
+    #[inline]
+    pub(super) fn count_sent(&self, packet: &Outgoing) {
+        if let Some(registration) = &self.registrations[packet.registration.get()] {
+            registration.count_sent(1, packet.frame_bytes());
+        }
+    }
+
     /// Whether it can send.
     #[inline]
     pub(super) fn is_able(&self) -> bool {

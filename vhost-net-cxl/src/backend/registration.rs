@@ -93,6 +93,13 @@ pub(super) struct Registration {
 }
 
 impl Registration {
+    /// Counts packets of this lease that went out, to the wire or to a neighbour, and the bytes of their frames.
+    #[inline]
+    pub(super) fn count_sent(&self, packets: u64, frame_bytes: u64) {
+        self.counters.tx_packets.add(packets);
+        self.counters.tx_bytes.add(frame_bytes);
+    }
+
     pub(super) fn new(
         object: RegistrationObject,
         counters: Arc<LeaseCounters>,

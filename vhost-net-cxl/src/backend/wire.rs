@@ -143,6 +143,7 @@ impl<M: Memory> Backend<M> {
             for _ in 0..sent {
                 let Some(packet) = self.ports[place].backlog.pop_front() else { break };
                 bytes += packet.frame_bytes();
+                self.ports[place].count_sent(&packet);
                 if packet.flooded {
                     self.deliver_flooded(place, &packet);
                 }
@@ -225,6 +226,7 @@ impl<M: Memory> Backend<M> {
         let port = &mut self.ports[place];
         let status = match outcome {
             Ok(Ok(Progress::Whole)) => {
+                port.count_sent(&packet);
                 if packet.flooded {
                     self.deliver_flooded(place, &packet);
                 }

@@ -33,6 +33,7 @@ fn is_in_order(scene: &mut Scene, generation: u16) {
     assert_eq!(send(scene, generation, 0..6), Some(Status::Sent));
     assert_eq!(scene.sent().1, (0..6).map(|number| from(1, number)).collect::<Vec<_>>());
     assert_eq!(send(scene, generation, 6..9), Some(Status::Sent), "nothing is behind them any more");
+    assert_eq!(scene.backend.lease(1).tx_packets, 9, "each counts once");
 }
 
 #[test]
