@@ -47,13 +47,24 @@ pub enum Verdict {
     FailBack(DeviceId),
 }
 
+/// A NIC that is held.
+#[derive(Clone, Copy, Debug)]
+struct Hold {
+    until: Instant,
+    /// For how long it is held after the next loss.
+    length: Duration,
+    /// The state has it as well: what is decided here takes effect a little later.
+    in_effect: bool,
+}
+
 /// What is known of the links.
 #[derive(Debug)]
 pub struct LinkHistory {
     policy: LinkPolicy,
     losses: BTreeMap<DeviceId, VecDeque<Instant>>,
-    /// NICs that are held: until when, and for how long they are after the next loss.
-    holds: BTreeMap<DeviceId, (Instant, Duration)>,
+    /// Those that were lost and have not worked since: whatever else is told of them, and however often, is the same loss.
+    down: BTreeSet<DeviceId>,
+    holds: BTreeMap<DeviceId, Hold>,
     /// How long the last hold was, and when it ended.
     past: BTreeMap<DeviceId, (Duration, Instant)>,
     /// Since when leases could go home.
@@ -66,6 +77,7 @@ impl LinkHistory {
         Self {
             policy,
             losses: BTreeMap::new(),
+            down: BTreeSet::new(),
             holds: BTreeMap::new(),
             past: BTreeMap::new(),
             homes: BTreeMap::new(),
@@ -74,12 +86,12 @@ impl LinkHistory {
 
     /// A NIC lost its link, or failed.
     pub fn lost(&mut self, nic: &DeviceId, now: Instant) -> Option<Verdict> {
-        if self.policy.flaps == 0 {
+        if self.policy.flaps == 0 || !self.down.insert(nic.clone()) {
             return None;
         }
-        if let Some((until, length)) = self.holds.get_mut(nic) {
+        if let Some(hold) = self.holds.get_mut(nic) {
             // Calm is what it has to prove.
-            *until = now + *length;
+            hold.until = now + hold.length;
             return None;
         }
         let losses = self.losses.entry(nic.clone()).or_default();
@@ -102,13 +114,18 @@ impl LinkHistory {
             }
             _ => self.policy.hold,
         };
-        self.holds.insert(nic.clone(), (now + length, length));
+        self.holds.insert(nic.clone(), Hold { until: now + length, length, in_effect: false });
         let seconds = self.policy.flap_window.as_secs_f32();
         let reason = format!(
             "lost {count} times within {seconds} s: nothing moves to it until it has been calm for {} s",
             length.as_secs_f32()
         );
         Some(Verdict::Hold(nic.clone(), reason))
+    }
+
+    /// A NIC has a link: the next loss is another one.
+    pub fn works(&mut self, nic: &DeviceId) {
+        self.down.remove(nic);
     }
 
     /// What is due, given the NICs that are held and those that leases could go back to.
@@ -119,11 +136,14 @@ impl LinkHistory {
         now: Instant,
     ) -> Vec<Verdict> {
         let held: BTreeSet<&DeviceId> = held.collect();
-        self.holds.retain(|nic, _| held.contains(nic));
+        self.holds.retain(|nic, hold| held.contains(nic) || !hold.in_effect && now < hold.until);
         let mut verdicts = Vec::new();
         for nic in held {
-            let (until, length) =
-                *self.holds.entry(nic.clone()).or_insert((now + self.policy.hold, self.policy.hold));
+            let length = self.policy.hold;
+            let anew = Hold { until: now + length, length, in_effect: true };
+            let known = self.holds.entry(nic.clone()).or_insert(anew);
+            known.in_effect = true;
+            let Hold { until, length, .. } = *known;
             if until <= now {
                 self.holds.remove(nic);
                 self.past.insert(nic.clone(), (length, now));
@@ -146,7 +166,7 @@ impl LinkHistory {
 
     /// When something is due next.
     pub fn next(&self) -> Option<Instant> {
-        let releases = self.holds.values().map(|(until, _)| *until);
+        let releases = self.holds.values().map(|hold| hold.until);
         let returns = self.homes.values().map(|since| *since + self.policy.stable);
         releases.chain(returns).min()
     }
@@ -173,6 +193,13 @@ mod tests {
         })
     }
 
+    /// It loses its link, and has it again.
+    fn flap(history: &mut LinkHistory, nic: &DeviceId, now: Instant) -> Option<Verdict> {
+        let verdict = history.lost(nic, now);
+        history.works(nic);
+        verdict
+    }
+
     fn due(history: &mut LinkHistory, held: &[DeviceId], homes: &[DeviceId], now: Instant) -> Vec<Verdict> {
         history.due(held.iter(), homes.iter(), now)
     }
@@ -182,8 +209,8 @@ mod tests {
         let mut history = history(FailBack::Stay);
         let start = Instant::now();
         for round in 0..20 {
-            assert_eq!(history.lost(&nic(1), start + 6 * SECOND * round), None, "round {round}");
-            assert_eq!(history.lost(&nic(2), start + 6 * SECOND * round), None);
+            assert_eq!(flap(&mut history, &nic(1), start + 6 * SECOND * round), None, "round {round}");
+            assert_eq!(flap(&mut history, &nic(2), start + 6 * SECOND * round), None);
         }
     }
 
@@ -193,16 +220,19 @@ mod tests {
         let mut now = Instant::now();
         let held = [nic(1)];
         for expected in [20, 40, 80] {
-            assert_eq!(history.lost(&nic(1), now), None);
-            assert_eq!(history.lost(&nic(1), now + SECOND), None);
+            assert_eq!(flap(&mut history, &nic(1), now), None);
+            assert_eq!(flap(&mut history, &nic(1), now + SECOND), None);
             now += 2 * SECOND;
-            let Some(Verdict::Hold(which, reason)) = history.lost(&nic(1), now) else { panic!("not held") };
+            let verdict = flap(&mut history, &nic(1), now);
+            let Some(Verdict::Hold(which, reason)) = verdict else { panic!("not held") };
             assert_eq!(which, nic(1));
+            // It is carried out a little later.
+            assert_eq!(due(&mut history, &[], &[], now), []);
             assert!(reason.contains(&format!("{expected} s")), "{reason}");
             assert_eq!(due(&mut history, &held, &[], now + (expected - 1) * SECOND), []);
             // One more loss: the time begins anew.
             now += (expected - 1) * SECOND;
-            assert_eq!(history.lost(&nic(1), now), None);
+            assert_eq!(flap(&mut history, &nic(1), now), None);
             assert_eq!(history.next(), Some(now + expected * SECOND));
             assert_eq!(due(&mut history, &held, &[], now + (expected - 1) * SECOND), []);
             now += expected * SECOND;
@@ -211,10 +241,35 @@ mod tests {
         }
         // After a long calm, the past is forgotten.
         now += 1000 * SECOND;
-        history.lost(&nic(1), now);
-        history.lost(&nic(1), now);
-        let Some(Verdict::Hold(_, reason)) = history.lost(&nic(1), now) else { panic!("not held") };
+        flap(&mut history, &nic(1), now);
+        flap(&mut history, &nic(1), now);
+        let Some(Verdict::Hold(_, reason)) = flap(&mut history, &nic(1), now) else { panic!("not held") };
         assert!(reason.contains("20 s"), "{reason}");
+    }
+
+    #[test]
+    fn one_loss_that_is_told_several_times_is_one() {
+        let mut history = history(FailBack::Stay);
+        let now = Instant::now();
+        for round in 0..2 {
+            // No carrier, then a driver that fails, then a backend that says it again to a controller that it lost for a moment.
+            for _ in 0..4 {
+                assert_eq!(history.lost(&nic(1), now), None, "round {round}");
+            }
+            history.works(&nic(1));
+        }
+        assert!(matches!(history.lost(&nic(1), now), Some(Verdict::Hold(..))));
+    }
+
+    #[test]
+    fn a_hold_that_never_takes_effect_ends_all_the_same() {
+        let mut history = history(FailBack::Stay);
+        let now = Instant::now();
+        for _ in 0..3 {
+            flap(&mut history, &nic(1), now);
+        }
+        assert_eq!(due(&mut history, &[], &[], now + 20 * SECOND), []);
+        assert_eq!(history.next(), None);
     }
 
     #[test]

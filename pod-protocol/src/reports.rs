@@ -168,4 +168,12 @@ impl DeviceReport {
             Self::Nic { name, .. } | Self::Ssd { name, .. } => name,
         }
     }
+
+    /// Whether it can be used: a NIC without a link cannot.
+    pub fn works(&self) -> bool {
+        match self {
+            Self::Nic { up, .. } => *up,
+            Self::Ssd { .. } => true,
+        }
+    }
 }

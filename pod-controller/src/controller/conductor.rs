@@ -296,6 +296,7 @@ impl<W: World> Conductor<W> {
             self.world.answer(request, Err("it was not granted anything: join again".to_owned()));
             return;
         };
+        self.note_working(endpoint.host, join.devices.iter());
         let command = Command::Join { endpoint, incarnation, join };
         inbox.commands.push((command, Waiting::Join { endpoint, incarnation, request }));
     }
@@ -318,7 +319,12 @@ impl<W: World> Conductor<W> {
             Report::Link { device, up, reason } => {
                 let device = owned(device);
                 if owns(&self.state, &device) {
-                    let verdict = if up { None } else { self.note_loss(&device, now) };
+                    let verdict = if up {
+                        self.links.works(&device);
+                        None
+                    } else {
+                        self.note_loss(&device, now)
+                    };
                     inbox.add(Command::Link { device, up, reason });
                     if let Some(command) = verdict {
                         inbox.add(command);
@@ -338,6 +344,7 @@ impl<W: World> Conductor<W> {
             Report::DeviceBack { device: report } => {
                 let device = owned(report.name().to_owned());
                 if owns(&self.state, &device) {
+                    self.note_working(endpoint.host, std::iter::once(&report));
                     inbox.add(Command::DeviceBack { device, report });
                 }
             }

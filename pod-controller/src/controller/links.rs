@@ -1,6 +1,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use cxl_pool::HostId;
+use pod_protocol::reports::DeviceReport;
 use pod_state::{Command, DeviceId};
 
 use super::conductor::Conductor;
@@ -11,6 +13,13 @@ impl<W: World> Conductor<W> {
     /// A NIC lost its link, or failed.
     pub(super) fn note_loss(&mut self, device: &DeviceId, now: Instant) -> Option<Command> {
         self.links.lost(device, now).map(command)
+    }
+
+    /// Devices of a host that tell of themselves, of which those that work can be lost again.
+    pub(super) fn note_working<'a>(&mut self, host: HostId, reports: impl Iterator<Item = &'a DeviceReport>) {
+        for report in reports.filter(|report| report.works()) {
+            self.links.works(&DeviceId { host, name: report.name().into() });
+        }
     }
 
     /// What is due of links and of leases that were moved.
