@@ -144,6 +144,12 @@ fn a_broken_queue_stays_silent() {
         pair.guest.transmit.offer(&[(0, at, 100, 0)]);
     }
     settle(&mut [&mut pair.frontend, &mut pair.backend]);
+    let taken = pair.frontend.lease(1).tx_packets;
+    pair.guest.transmit.reclaim_pairs();
+    assert!(pair.guest.send(&[0; 12], &frame(1, 100)));
+    settle(&mut [&mut pair.frontend, &mut pair.backend]);
+    assert!(pair.guest.transmit.reclaim_pairs().is_empty());
+    assert_eq!(pair.frontend.lease(1).tx_packets, taken);
 }
 
 #[test]
