@@ -165,7 +165,11 @@ impl Connection {
         });
         let next = ring.next_available();
         debug!(device = self.spec.name, ring = index, size, next, enabled, "ring started");
+        let starts_device = !self.runs_rings();
         self.sink.ring_started(if enabled { ring } else { ring.disabled() });
+        if starts_device {
+            self.spec.config.tell_again();
+        }
         let vring = self.vring(u32::from(index))?;
         vring.running = true;
         vring.was_enabled = true;

@@ -59,6 +59,35 @@ fn a_disk_grows_under_its_guest() {
     assert_eq!(driver.guest.config(60)[..8], (before + 2048).to_le_bytes());
 }
 
+/// A VMM heeds no notice of a disk that it has not started, and answers its guest by what it read before.
+#[test]
+fn a_vmm_that_starts_a_disk_hears_that_it_grew_meanwhile() {
+    let (mut pod, _control) = pod(17);
+    let mut driver = Driver::connected(&pod);
+    let (mut heard, given) = UnixStream::pair().unwrap();
+    heard.set_read_timeout(Some(PATIENCE)).unwrap();
+    driver.guest.frontend().set_backend_request_fd(&given).unwrap();
+    for ring in 0..2 {
+        driver.guest.stop_ring(ring);
+    }
+    pod.volume.size_bytes += 1 << 20;
+    pod.disk.size_bytes += 1 << 20;
+    pod.apply_volume();
+    pod.apply_disk();
+    let mut notice = [0; 12];
+    heard.read_exact(&mut notice).unwrap();
+    driver.guest.start_rings();
+    heard.read_exact(&mut notice).unwrap();
+    assert_eq!(notice[..4], 2_u32.to_ne_bytes(), "VHOST_USER_BACKEND_CONFIG_CHANGE_MSG");
+    // Once.
+    for ring in 0..2 {
+        driver.guest.stop_ring(ring);
+    }
+    driver.guest.start_rings();
+    heard.set_nonblocking(true).unwrap();
+    assert!(heard.read_exact(&mut notice).is_err());
+}
+
 /// A VMM that lost its connection neither says again what its driver chose, nor does it look what holds now.
 #[test]
 fn the_driver_s_choice_of_no_cache_outlasts_its_vmm_s_connection() {

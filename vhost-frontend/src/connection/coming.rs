@@ -16,7 +16,7 @@ impl Connection {
     pub(crate) fn disconnected(&mut self) {
         self.stop_all(StopReason::Disconnected);
         self.forget();
-        self.spec.config.notices.close();
+        self.spec.config.vmm_left();
         self.sink.disconnected();
     }
 }
