@@ -462,10 +462,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
         let log = DirtyLog::map(file, log.mmap_offset, log.mmap_size).map_err(refused)?;
-        self.changing_log(|connection| {
-            connection.log = Some(log);
-            Ok(())
-        })
+        self.log_to(log)
     }
 }
 

@@ -94,6 +94,18 @@ impl DirtyLog {
         }
     }
 
+    /// Takes over what another log says, which says nothing from then on. A page too many costs the VMM a page.
+    pub fn absorb(&self, other: &Self) {
+        for at in 0..self.0.size().min(other.0.size()) {
+            let bytes = (self.0.get_atomic_ref::<AtomicU8>(at), other.0.get_atomic_ref::<AtomicU8>(at));
+            if let (Ok(ours), Ok(theirs)) = bytes
+                && theirs.load(Ordering::SeqCst) != 0
+            {
+                ours.fetch_or(theirs.swap(0, Ordering::SeqCst), Ordering::SeqCst);
+            }
+        }
+    }
+
     /// Notes that the first `bytes` bytes of these segments were written.
     pub fn mark_segments(&self, segments: &[Segment], bytes: u64) {
         let mut left = bytes;

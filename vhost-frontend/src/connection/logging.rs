@@ -51,6 +51,21 @@ impl Connection {
         (0..u32::from(self.spec.queues)).try_for_each(|index| self.start(index))
     }
 
+    /// Logs to this from now on.
+    pub(super) fn log_to(&mut self, log: DirtyLog) -> Result<()> {
+        let before = self.log.clone();
+        self.changing_log(|connection| {
+            connection.log = Some(log);
+            Ok(())
+        })?;
+        // A VMM that starts its device again while it moves the guest starts the rings first, and looks no more at the log that it
+        // shared before.
+        if let (Some(before), Some(log)) = (before, &self.log) {
+            log.absorb(&before);
+        }
+        Ok(())
+    }
+
     /// What cannot be logged would be lost on the way to the other host.
     pub(super) fn log_covers_memory(&self) -> Result<()> {
         let end = self.memory.end();

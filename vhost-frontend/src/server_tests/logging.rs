@@ -161,3 +161,23 @@ fn a_log_that_is_too_short_is_refused_as_soon_as_it_is_to_be_used() {
     drop(guest);
     works(&mut connected(&device.socket()));
 }
+
+/// QEMU starts the rings first, and then shares a new log.
+#[test]
+fn what_is_written_between_a_restart_of_the_device_and_its_new_log_is_in_that() {
+    let device = Device::start();
+    let mut guest = connected(&device.socket());
+    guest.start_logging();
+    works(&mut guest);
+    guest.dirty_pages();
+    for ring in 0..usize::from(QUEUES) {
+        guest.stop_ring(ring);
+    }
+    guest.start_rings();
+    let at = guest.data_start() + 7 * 4096;
+    fill(&mut guest, 0, at, 100);
+    let bytes = guest.log_bytes();
+    guest.share_log(bytes).unwrap();
+    let logged = guest.dirty_pages().logged;
+    assert!(logged.contains(&(at / 4096)), "{logged:?}");
+}
