@@ -225,8 +225,10 @@ impl Connection {
         self.status = 0;
         self.stop_all(StopReason::Requested);
         for vring in &mut self.vrings {
-            let (call, base) = (Arc::clone(&vring.call), vring.base);
-            *vring = Vring { size: self.spec.queue_size_max, call, base, ..Vring::default() };
+            // VMMs hand these over once per connection.
+            let (call, error) = (Arc::clone(&vring.call), vring.error.take());
+            *vring =
+                Vring { size: self.spec.queue_size_max, call, error, base: vring.base, ..Vring::default() };
         }
     }
 

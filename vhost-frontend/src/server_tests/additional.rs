@@ -36,6 +36,24 @@ fn a_status_is_told_and_kept_and_zero_resets_the_device() {
     works(&mut guest);
 }
 
+/// VMMs hand it over once per connection, and drivers reset devices as often as they like.
+#[test]
+fn a_vmm_hears_of_a_broken_ring_also_after_a_reset() {
+    let device = Device::start();
+    let mut guest = connected(&device.socket());
+    let broken = EventFd::new(EFD_NONBLOCK).unwrap();
+    guest.frontend().set_vring_err(0, &broken).unwrap();
+    assert!(guest.set_status(0));
+    guest.start_rings();
+    works(&mut guest);
+    assert!(broken.read().is_err());
+    let memory = guest.memory().clone();
+    guest.ring(0).set_available_index(&memory, 5000);
+    guest.ring(0).kick();
+    device.eventually(|state| state.rings[0].as_ref().is_some_and(Ring::is_broken));
+    assert_eq!(broken.read().unwrap(), 1);
+}
+
 #[test]
 fn a_status_that_is_none_costs_the_connection() {
     let device = Device::start();
