@@ -156,7 +156,10 @@ impl Ring {
             unsignalled: false,
             signalled,
         };
-        if ring.parts.queue.next_used() != 0 {
+        // It may be used up to where it began, once around. Whoever has offered nothing waits for nothing.
+        let offered =
+            ring.parts.queue.avail_idx(&*ring.parts.memory, Ordering::Acquire).map_or(0, |index| index.0);
+        if ring.parts.queue.next_used() != 0 || offered != 0 {
             ring.call();
         }
         if ring.parts.event_index_unknown {
