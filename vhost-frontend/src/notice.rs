@@ -3,11 +3,12 @@
 //! Crate `vhost` keeps that channel to itself and knows no way to send this message. So the one request that hands it over
 //! is taken off the socket before the crate sees it.
 
-use std::io::{self, Write as _};
+use std::io;
+use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 const SET_BACKEND_REQ_FD: u32 = 21;
@@ -35,6 +36,13 @@ impl Notices {
         }
         let (_, file) = stream.recv_with_fd(&mut header).map_err(io::Error::from)?;
         let channel = file.map(|file| UnixStream::from(std::os::fd::OwnedFd::from(file)));
+        if channel.as_ref().is_some_and(|channel| channel.local_addr().is_err()) {
+            // Whoever serves a file can have us wait for as long as it likes.
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "what the VMM handed over as the channel for requests to it is no UNIX socket",
+            ));
+        }
         if channel.as_ref().is_some_and(|channel| is_own_end(channel, stream)) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -42,10 +50,6 @@ impl Notices {
             ));
         }
         let given = channel.is_some();
-        if let Some(channel) = &channel {
-            // A VMM that does not read must not stop us.
-            channel.set_nonblocking(true)?;
-        }
         *self.lock() = channel;
         if flags & NEED_REPLY != 0 {
             let mut answer = message([SET_BACKEND_REQ_FD, VERSION | REPLY, 8]);
@@ -64,7 +68,7 @@ impl Notices {
     pub(crate) fn config_changed(&self) {
         let mut channel = self.lock();
         if let Some(stream) = channel.as_mut()
-            && let Err(error) = stream.write_all(&message([CONFIG_CHANGE_MSG, VERSION, 0]))
+            && let Err(error) = tell(stream, &message([CONFIG_CHANGE_MSG, VERSION, 0]))
         {
             tracing::warn!(%error, "the VMM does not hear of a change of its device's configuration");
             *channel = None;
@@ -74,6 +78,13 @@ impl Notices {
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
         self.channel.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Sends all of a message, or fails: a VMM that does not read must not stop us. That is said with each message, since the socket's own
+/// setting is the VMM's, too.
+fn tell(channel: &UnixStream, message: &[u8]) -> io::Result<()> {
+    let sent = send(channel, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+    if sent == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
 /// Whether `channel` is the other end of `stream`, or of another connection to the same device. We would keep that
@@ -132,12 +143,27 @@ mod tests {
     }
 
     #[test]
+    fn only_a_socket_is_a_channel() {
+        let file = tempfile::tempfile().unwrap();
+        let (_reading, writing) = std::io::pipe().unwrap();
+        for other in [file.as_raw_fd(), writing.as_raw_fd()] {
+            let (vmm, engine) = UnixStream::pair().unwrap();
+            vmm.send_with_fd(&message([SET_BACKEND_REQ_FD, VERSION, 0])[..], other).unwrap();
+            let notices = Notices::default();
+            assert!(notices.take(&engine).unwrap_err().to_string().contains("no UNIX socket"));
+            assert!(notices.lock().is_none());
+        }
+    }
+
+    /// Also if it has its end block again, which is ours as well.
+    #[test]
     fn a_vmm_that_does_not_read_stops_nobody() {
         let (vmm, engine) = UnixStream::pair().unwrap();
         let (_listening, given) = UnixStream::pair().unwrap();
         vmm.send_with_fd(&message([SET_BACKEND_REQ_FD, VERSION, 0])[..], given.as_raw_fd()).unwrap();
         let notices = Notices::default();
         assert!(notices.take(&engine).unwrap());
+        given.set_nonblocking(false).unwrap();
         for _ in 0..100_000 {
             notices.config_changed();
         }
