@@ -219,6 +219,7 @@ impl Frontend {
             size_bytes: Arc::clone(&size_bytes),
             connected: false,
             running: BTreeSet::new(),
+            out_of_patience: false,
         };
         self.send(Message::Disk {
             object: Box::new(object.clone()),

@@ -17,7 +17,8 @@ use super::attachment::Attachment;
 use super::device::{WRITEBACK_AT, config_space};
 use super::task::Message;
 
-/// How long a VMM that stops a ring waits for what is in flight, before it is answered with I/O errors.
+/// How long a VMM that stops rings waits for what is in flight, before it is answered with I/O errors: all of them together, for VMMs
+/// stop one after the other.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
 /// How long we wait for it when the VMM is gone anyway.
 const DISCONNECT_PATIENCE: Duration = Duration::from_millis(500);
@@ -34,6 +35,8 @@ pub(crate) struct DiskSink {
     pub(crate) connected: bool,
     /// Which queues run: of released ones nothing is in flight.
     pub(crate) running: BTreeSet<u16>,
+    /// A queue was waited for in vain: those that stop after it would be, too.
+    pub(crate) out_of_patience: bool,
 }
 
 impl DiskSink {
@@ -54,17 +57,18 @@ impl DiskSink {
         }
     }
 
-    fn stop_ring(&self, index: u16, reason: StopReason) -> u16 {
+    fn stop_ring(&mut self, index: u16, reason: StopReason) -> u16 {
         let (done, answer) = sync_channel(1);
         let _ = self.worker.send(Message::StopRing(self.lease(), index, done));
         let patience = match reason {
+            StopReason::Requested if self.out_of_patience => Duration::ZERO,
             StopReason::Requested => DRAIN_PATIENCE,
             StopReason::Disconnected => DISCONNECT_PATIENCE,
         };
         match answer.recv_timeout(patience) {
             Ok(next) => return next,
             Err(RecvTimeoutError::Disconnected) => return 0,
-            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Timeout) => self.out_of_patience = true,
         }
         match reason {
             StopReason::Requested => {
@@ -99,6 +103,7 @@ impl DeviceSink for DiskSink {
 
     fn ring_started(&mut self, ring: Ring) {
         self.running.insert(ring.index());
+        self.out_of_patience = false;
         // A worker that is gone was fenced, and the process is about to end.
         let _ = self.worker.send(Message::RingStarted(self.lease(), Box::new(ring)));
         if self.running.len() == 1 {

@@ -135,7 +135,8 @@ impl Port {
 
     /// Takes nothing from a queue any more, and answers once none of its memory is lent.
     pub(super) fn stop_when_returned(&mut self, index: u16, reply: Reply<u16>) {
-        self.stopping.push(Stopping { index, reply, deadline: Instant::now() + PATIENCE });
+        let deadline = *self.patience_ends.get_or_insert_with(|| Instant::now() + PATIENCE);
+        self.stopping.push(Stopping { index, reply, deadline });
     }
 
     /// Whether a queue is about to stop.
@@ -150,6 +151,10 @@ impl Port {
             |port: &Self, it: &Stopping| !port.under_way.lends(it.index) || it.deadline <= Instant::now();
         while let Some(place) = self.stopping.iter().position(|it| returned(self, it)) {
             let stopping = self.stopping.swap_remove(place);
+            if !self.under_way.lends(stopping.index) {
+                // It answers.
+                self.patience_ends = None;
+            }
             let next = self.take_ring(stopping.index).map_or(0, |ring| ring.next_available());
             stopping.reply.send(next);
         }

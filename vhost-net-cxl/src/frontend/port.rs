@@ -81,6 +81,8 @@ pub(super) struct Port {
     pub(super) pool_map: PoolMap,
     /// Queues that stop once the backend has given back what it was lent of them.
     pub(super) stopping: Vec<Stopping>,
+    /// Until when the backend is waited for on behalf of all queues that stop: it is the same one, and has been silent for all of them.
+    pub(super) patience_ends: Option<Instant>,
 }
 
 impl Port {
@@ -120,6 +122,7 @@ impl Port {
             pool_file,
             pool_map: PoolMap::default(),
             stopping: Vec::new(),
+            patience_ends: None,
         };
         port.tell_all();
         port
@@ -276,6 +279,7 @@ impl Port {
 
     pub(super) fn start_ring(&mut self, mut ring: Ring) {
         let index = usize::from(ring.index());
+        self.patience_ends = None;
         self.set_features(ring.features());
         ring.set_limits(ChainLimits { segments: SEGMENTS_MAX, bytes: chain_bytes_max() });
         ring.disable_notifications();
