@@ -242,6 +242,11 @@ impl Ring {
         self.again.len() + usize::from(new)
     }
 
+    /// How many requests a predecessor took that were neither taken again nor given back yet.
+    pub fn owed(&self) -> usize {
+        if self.is_broken() { 0 } else { self.again.len() }
+    }
+
     /// Whether the guest broke it.
     pub fn is_broken(&self) -> bool {
         self.service != Service::Full

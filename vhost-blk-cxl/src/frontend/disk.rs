@@ -10,12 +10,13 @@ use cxl_pool::Memory;
 use pod_protocol::ids::PlaceNumber;
 use pod_protocol::objects::DiskObject;
 use vhost_frontend::pacing::{Pacer, Pacing};
-use vhost_frontend::{BufferArea, GuestMemory, PoolMap, PoolRam, Ring, StopReason};
+use vhost_frontend::{BufferArea, Chain, ChainWriter, GuestMemory, Next, PoolMap, PoolRam, Ring, StopReason};
 
 use super::flushed::Flushed;
 use super::parse::Shape;
 use super::place::{Finder, Place};
 use super::seldom::Seldom;
+use super::serve::S_IOERR;
 use super::slots::{Slot, Slots, State};
 use super::under_way::UnderWay;
 use super::unflushed::Unflushed;
@@ -35,10 +36,28 @@ pub(super) struct Served {
     /// How many of the next requests the guest made before it could know of a loss.
     pub(super) unaware: usize,
     /// Asked to let go: as soon as nothing is in flight.
-    pub(super) stopping: Option<SyncSender<u16>>,
+    pub(super) stopping: Option<Stopping>,
+}
+
+/// Who waits for a ring to be let go of.
+pub(super) struct Stopping {
+    done: SyncSender<u16>,
+    /// What a predecessor took and did not answer stays in the record of requests in flight, for whoever is given the ring next. Else
+    /// it is answered first: a VMM on another host has no such record, and takes for done all that was taken.
+    leaves_owed: bool,
 }
 
 impl Served {
+    /// How many requests are to be taken before it is let go of: those that a predecessor owes.
+    fn owed(&self) -> usize {
+        if self.stopping.as_ref().is_some_and(|it| it.leaves_owed) { 0 } else { self.ring.owed() }
+    }
+
+    /// Whether requests are taken from it.
+    pub(super) fn gives_requests(&self) -> bool {
+        self.stopping.is_none() || self.owed() > 0
+    }
+
     /// Leaves the request that was just taken in its ring until something has ended, which has the rings looked at again. False, for
     /// nothing was taken.
     pub(super) fn put_back(&mut self, slot: &Slot, blocked: &mut bool) -> bool {
@@ -150,9 +169,11 @@ impl<M: Memory> Disk<M> {
     }
 
     /// Lets go of a ring as soon as it may, and says so with its next available index.
-    pub(crate) fn stop_ring(&mut self, index: u16, done: SyncSender<u16>) {
+    pub(crate) fn stop_ring(&mut self, index: u16, reason: StopReason, done: SyncSender<u16>) {
+        // Where the guest is about to come to, nothing of it was ever taken.
+        let leaves_owed = reason == StopReason::Disconnected || self.object.incoming;
         match self.rings.get_mut(usize::from(index)) {
-            Some(Some(served)) => served.stopping = Some(done),
+            Some(Some(served)) => served.stopping = Some(Stopping { done, leaves_owed }),
             // Never started, or gone with the disk: nothing was taken from it.
             _ => drop(done.try_send(0)),
         }
@@ -162,18 +183,53 @@ impl<M: Memory> Disk<M> {
     /// A ring that is being stopped does not wait for the backend any longer.
     pub(crate) fn hurry_ring(&mut self, index: u16, reason: StopReason) {
         self.give_up_where(reason == StopReason::Requested, |ring| ring == index);
+        if reason == StopReason::Requested {
+            self.refuse_owed(index);
+        }
         self.release_stopped();
     }
 
-    /// Gives rings back that were asked for and have nothing in flight.
+    /// Answers with errors what a predecessor owes on a ring.
+    fn refuse_owed(&mut self, index: u16) {
+        let Some(Some(served)) = self.rings.get_mut(usize::from(index)) else { return };
+        let mut chain = Chain::default();
+        while served.owed() > 0 {
+            if !matches!(served.ring.next_chain(&mut chain), Ok(Next::Chain | Next::Malformed(_))) {
+                return;
+            }
+            let Some(status) = served.ring.last_writable(&chain) else {
+                served.ring.break_off(&chain);
+                return;
+            };
+            let written =
+                ChainWriter::new(served.ring.memory(), std::slice::from_ref(&status)).write(&[S_IOERR]);
+            if served.ring.complete(chain.head(), u32::from(written.is_ok())).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The lease is gone: whoever stops a ring need not wait.
+    pub(crate) fn let_go(&mut self) {
+        self.give_up_where(true, |_| true);
+        for served in self.rings.iter_mut().flatten() {
+            if let Some(stopping) = &mut served.stopping {
+                stopping.leaves_owed = true;
+            }
+        }
+        self.release_stopped();
+    }
+
+    /// Gives rings back that were asked for and have nothing in flight, and of which nothing is owed.
     pub(crate) fn release_stopped(&mut self) {
         for place in &mut self.rings {
             if let Some(served) = place
                 && served.in_flight == 0
-                && let Some(done) = served.stopping.take()
+                && served.owed() == 0
+                && let Some(stopping) = served.stopping.take()
             {
                 served.ring.signal();
-                let _ = done.try_send(served.ring.next_available());
+                let _ = stopping.done.try_send(served.ring.next_available());
                 *place = None;
             }
         }
@@ -296,7 +352,7 @@ impl<M: Memory> Disk<M> {
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         let blocked = self.blocked;
         let mut idle = true;
-        for served in self.rings.iter_mut().flatten().filter(|served| served.stopping.is_none()) {
+        for served in self.rings.iter_mut().flatten().filter(|served| served.gives_requests()) {
             let more = served.ring.enable_notifications();
             idle &= blocked || !more;
         }

@@ -115,6 +115,7 @@ impl<M: Memory> FrontendTask<M> {
             let more = room > share;
             let mut allowance = Allowance { messages: share, more, outbox: &mut channel.outbox };
             moved |= disk.submit(&mut allowance);
+            disk.release_stopped();
             left -= share - allowance.messages;
             room -= share - allowance.messages;
         }

@@ -23,7 +23,7 @@ const PREFETCH_BYTES: u64 = 4096;
 
 /// VIRTIO_BLK_S_OK, _IOERR and _UNSUPP.
 const S_OK: u8 = 0;
-const S_IOERR: u8 = 1;
+pub(super) const S_IOERR: u8 = 1;
 const S_UNSUPP: u8 = 2;
 
 impl<M: Memory> Disk<M> {
@@ -95,7 +95,7 @@ impl<M: Memory> Disk<M> {
     fn take_one(&mut self, ring: usize, allowance: &mut Allowance<'_>) -> bool {
         let shape = self.shape();
         let failed = self.object.failed;
-        let Some(served) = self.rings[ring].as_mut().filter(|served| served.stopping.is_none()) else {
+        let Some(served) = self.rings[ring].as_mut().filter(|served| served.gives_requests()) else {
             return false;
         };
         if allowance.messages == 0 && !failed {

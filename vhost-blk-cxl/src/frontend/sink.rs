@@ -59,7 +59,7 @@ impl DiskSink {
 
     fn stop_ring(&mut self, index: u16, reason: StopReason) -> u16 {
         let (done, answer) = sync_channel(1);
-        let _ = self.worker.send(Message::StopRing(self.lease(), index, done));
+        let _ = self.worker.send(Message::StopRing(self.lease(), index, reason, done));
         let patience = match reason {
             StopReason::Requested if self.out_of_patience => Duration::ZERO,
             StopReason::Requested => DRAIN_PATIENCE,

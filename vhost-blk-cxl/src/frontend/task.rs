@@ -48,8 +48,8 @@ pub(crate) enum Message {
     RemoveDisk(LeaseId, Reply<()>),
     /// A ring of a disk started.
     RingStarted(LeaseId, Box<Ring>),
-    /// Let go of a ring when nothing of it is in flight; the answer is its next available index.
-    StopRing(LeaseId, u16, SyncSender<u16>),
+    /// Let go of a ring when nothing of it is in flight, nor owed to a VMM that lives; the answer is its next available index.
+    StopRing(LeaseId, u16, StopReason, SyncSender<u16>),
     /// Do not wait for what is in flight any longer.
     HurryRing(LeaseId, u16, StopReason),
     /// The guest's memory changed.
@@ -150,9 +150,7 @@ impl<M: Memory> FrontendTask<M> {
         for ring in disk.rings() {
             unwatch(ring, sources);
         }
-        // The lease is gone: nothing in flight will be answered, and whoever stops a ring need not wait.
-        disk.give_up_where(true, |_| true);
-        disk.release_stopped();
+        disk.let_go();
     }
 
     fn start_ring(&mut self, lease: LeaseId, ring: Ring, sources: &mut Sources) {
@@ -165,7 +163,13 @@ impl<M: Memory> FrontendTask<M> {
         disk.start_ring(ring);
     }
 
-    fn stop_ring(&mut self, lease: LeaseId, index: u16, done: SyncSender<u16>, sources: &mut Sources) {
+    fn stop_ring(
+        &mut self,
+        lease: LeaseId,
+        (index, reason): (u16, StopReason),
+        done: SyncSender<u16>,
+        sources: &mut Sources,
+    ) {
         let Some(disk) = self.disk_mut(lease) else {
             let _ = done.try_send(0);
             return;
@@ -173,7 +177,7 @@ impl<M: Memory> FrontendTask<M> {
         if let Some(ring) = disk.rings().find(|ring| ring.index() == index) {
             unwatch(ring, sources);
         }
-        disk.stop_ring(index, done);
+        disk.stop_ring(index, reason, done);
     }
 
     fn pace(
@@ -242,7 +246,9 @@ impl<M: Memory> Task for FrontendTask<M> {
                 reply.send(());
             }
             Message::RingStarted(lease, ring) => self.start_ring(lease, *ring, sources),
-            Message::StopRing(lease, index, done) => self.stop_ring(lease, index, done, sources),
+            Message::StopRing(lease, index, reason, done) => {
+                self.stop_ring(lease, (index, reason), done, sources);
+            }
             Message::HurryRing(lease, index, reason) => {
                 if let Some(disk) = self.disk_mut(lease) {
                     disk.hurry_ring(index, reason);

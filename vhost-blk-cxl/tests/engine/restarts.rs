@@ -139,6 +139,38 @@ fn a_ring_that_is_stopped_is_drained() {
     collect(&mut driver, &control, 6);
 }
 
+/// The VMM takes what a stopped ring gives as its base for done, and on another host there is no record of requests in flight.
+#[test]
+fn a_ring_that_is_stopped_gives_what_a_predecessor_owes_first() {
+    let (mut pod, control) = pod(29);
+    let mut driver = Driver::connected(&pod);
+    offer_writes(&mut driver, &control, 10);
+    pod.crash_frontend();
+    driver.guest.disconnect();
+    control.hold(false);
+    pod.start_frontend();
+    pod.new_lease_generation();
+    pod.apply_volume();
+    pod.apply_disk();
+    driver.guest.connect(&pod.socket(), ALL_FEATURES);
+    std::thread::scope(|scope| {
+        let pod = &mut pod;
+        scope.spawn(move || {
+            // By then the first ring stops.
+            std::thread::sleep(QUIET);
+            pod.new_channel();
+        });
+        assert_eq!((driver.guest.stop_ring(0), driver.guest.stop_ring(1)), (5, 5));
+    });
+    for ring in 0..2 {
+        assert_eq!(std::iter::from_fn(|| driver.guest.used(ring)).count(), 5, "ring {ring}");
+    }
+    for index in 0..10 {
+        assert_eq!(driver.status(index), OK);
+        assert_eq!(control.bytes(VOLUME_START + index * 4096, 4096), pattern(index, 4096));
+    }
+}
+
 #[test]
 fn requests_that_come_before_their_volume_wait_for_it() {
     let (mut pod, control) = pod(28);
