@@ -385,7 +385,7 @@ pub(super) async fn catch_up(raft: &Raft) -> Result<(), ReplicationError> {
 
 /// Returns once the newly elected knows everything that its log has, too. One that was restarted in its term leads at once, and may not
 /// remember how far that was decided: what is there beyond that comes before all that it decides now.
-async fn know_all(raft: &Raft) -> Result<(), ReplicationError> {
+pub(super) async fn know_all(raft: &Raft) -> Result<(), ReplicationError> {
     catch_up(raft).await?;
     let last = raft.metrics().borrow().last_log_index;
     let applied = raft.wait(Some(CATCH_UP_MAX)).applied_index_at_least(last, "what the log has").await;

@@ -1,6 +1,7 @@
 //! Raft over rings in memory that hosts do not see coherently, while messages are lost and late and replicas are cut off.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use cxl_pool::simulated::{Faults, Random, SimulatedPool, check_seeds};
 use cxl_pool::{HostId, Layout, REGION_SLOTS_LEAST, ReplicaId};
+use openraft::storage::RaftLogStorage;
 use pod_protocol::controller::PortWaker;
 use pod_protocol::protocol::Protocol;
 use pod_protocol::replicas::{ReplicaPort, ReplicaPortError};
@@ -24,11 +26,12 @@ use super::network::Network;
 use super::post::{Answer, Clerk, Post};
 use super::raft_config::raft_config;
 use super::renewal::renew_log;
-use super::replica::{Standing, show_what_is_known};
+use super::replica::{Standing, know_all, show_what_is_known};
 use super::roll::Roll;
 use crate::config::ReplicationSection;
 use crate::config::testing::pool_and_config;
 use crate::controller::Desk;
+use crate::store::StoreError;
 
 /// Far longer than anything takes; only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -252,6 +255,59 @@ fn what_was_answered_survives(seed: u64) -> Result<(), String> {
         return Err(format!("of {} changes that were answered these are lost: {lost:?}", answered.len()));
     }
     Ok(())
+}
+
+/// A group of one, with what a file has of its log and its state.
+async fn alone(path: &Path) -> (Raft, Machine, Arc<LogFile>) {
+    let began = Instant::now();
+    let file = loop {
+        match LogFile::open(path) {
+            Ok(file) => break Arc::new(file),
+            // Who had it before may not have let go of it quite yet.
+            Err(StoreError::InUse { .. }) if began.elapsed() < PATIENCE => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let (owner, machine) = (file.owner(), Machine::open(Arc::clone(&file)).expect("undamaged"));
+    let (post, _outbox) = Post::new(PortWaker::new().expect("a descriptor"));
+    let network = Network { post, me: owner, roll: Roll::default() };
+    let section = ReplicationSection { replica: 0, log: None, heartbeat_ms: 40, election_ms: 240, tcp: None };
+    let config = Arc::new(raft_config(&section).expect("good"));
+    let raft = openraft::Raft::new(owner, config, network, Log(Arc::clone(&file)), machine.clone());
+    (raft.await.expect("a log"), machine, file)
+}
+
+/// It remembers a little late how far its log was decided.
+#[test]
+fn who_leads_again_in_its_old_term_knows_all_that_its_log_has() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("log");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let (raft, machine, file) = alone(&path).await;
+        let member = Member { replica: ReplicaId::new(0) };
+        raft.initialize(BTreeMap::from([(file.owner(), member)])).await.expect("the first");
+        let leads = raft.wait(Some(PATIENCE)).current_leader(file.owner(), "it leads").await;
+        leads.expect("there is nobody else");
+        raft.client_write(begin()).await.expect("begun");
+        let remembered = raft.metrics().borrow().last_applied;
+        for number in 0..CHANGES {
+            let name = format!("t{number}");
+            let command = Command::SetInstanceType { name, instance_type: InstanceType::default() };
+            raft.client_write(turn(&machine, &command)).await.expect("changed");
+        }
+        raft.shutdown().await.expect("ended");
+        Log(Arc::clone(&file)).save_committed(remembered).await.expect("written");
+        drop((raft, machine, file));
+
+        let (raft, machine, _file) = alone(&path).await;
+        know_all(&raft).await.expect("it leads");
+        let types = machine.look(|known| known.state.as_ref().map_or(0, |state| state.types.len()));
+        assert_eq!(types as u64, CHANGES);
+        raft.shutdown().await.expect("ended");
+    });
 }
 
 /// A turn upon what is known with this one command.
