@@ -96,6 +96,10 @@ impl Protocol {
     /// The first minor in which what an instance's kind promises of a volume ends with the lease. Controllers of the one before make it the
     /// volume's own for good.
     pub const ENDS_PROMISES: u16 = 1;
+    /// The first minor in which controllers look at more before they decide: whether a volume grows over what has yet to be wiped or
+    /// adopted, an instance gets two devices of one name, a volume is to lie on an SSD that does not work, moves in order keep NICs apart, a
+    /// backup carries frames of the guest's length, and what a drain waits for goes on at all. All replicas have to decide alike.
+    pub const DECIDES_BY_MORE: u16 = 1;
 
     /// The version of this release's major with another minor.
     #[must_use]

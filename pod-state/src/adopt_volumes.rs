@@ -132,6 +132,7 @@ impl State {
 mod tests {
     use cxl_pool::{EndpointId, HostId, Role};
     use pod_protocol::objects::Object;
+    use pod_protocol::protocol::Protocol;
     use pod_protocol::reports::DeviceReport;
 
     use super::super::model::{MIB, check, endpoint, join, options};
@@ -236,6 +237,36 @@ mod tests {
         let table = kept(&new).unwrap();
         joined(&mut new, 2, table);
         assert_eq!(kept(&new).unwrap().volumes.len(), 2);
+    }
+
+    #[test]
+    fn a_volume_does_not_grow_over_one_that_nobody_has_adopted() {
+        let mut state = State::new(options(256));
+        state.options.protocol_minor = Protocol::DECIDES_BY_MORE;
+        joined(&mut state, 1, VolumeTable::default());
+        create(&mut state, "a").unwrap();
+        let mut volumes = state.volume_table(&device()).volumes;
+        let stranger = VolumeEntry {
+            id: VolumeId::new(77),
+            name: "z".to_owned(),
+            start_bytes: 32 * MIB,
+            size_bytes: 8 * MIB,
+            deleted: false,
+            mirror: None,
+            stripe: None,
+        };
+        volumes.push(stranger);
+        joined(&mut state, 2, VolumeTable { volumes });
+        let grow = |mib: u64| Command::ChangeVolume {
+            name: "a".to_owned(),
+            size_bytes: Some(mib * MIB),
+            qos: None,
+            groups: None,
+        };
+        assert_eq!(state.apply(&grow(48)).unwrap_err().kind, RefusalKind::Busy);
+        state.apply(&Command::AdoptVolumes { device: device() }).unwrap();
+        assert_eq!(state.apply(&grow(48)).unwrap_err().kind, RefusalKind::NoRoom, "it is in the way");
+        state.apply(&grow(16)).unwrap();
     }
 
     #[test]

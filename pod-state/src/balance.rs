@@ -5,6 +5,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use cxl_pool::HostId;
 use pod_api::EventKind;
 use pod_protocol::ids::LeaseId;
 use serde::de::Error;
@@ -70,6 +71,7 @@ impl State {
         let mut loads = self.loads_now().into_owned();
         let mut carried = measured.nics.clone();
         let mut moves = Vec::new();
+        let mut apart = BTreeSet::new();
         for from in overloaded {
             let Some(most) = loads.get(from).map(|nic| share(nic.speed_mbps, relief.low_percent)) else {
                 continue;
@@ -91,7 +93,12 @@ impl State {
                     break;
                 }
                 let mbps = rate(lease);
-                let Some(to) = self.relief_for(lease, mbps, &loads, &carried, relief) else { continue };
+                let Some(to) = self.relief_for(lease, mbps, (&loads, &carried, &apart), relief) else {
+                    continue;
+                };
+                if let LeaseKind::Nic { apart: Some(group), .. } = &lease.kind {
+                    apart.insert((group.clone(), to.host));
+                }
                 carried.insert(from.clone(), there.saturating_sub(mbps));
                 *carried.entry(to.clone()).or_default() += mbps;
                 // What it reserves goes with it.
@@ -115,11 +122,15 @@ impl State {
         &self,
         lease: &Lease,
         mbps: u64,
-        loads: &Loads,
-        carried: &BTreeMap<DeviceId, u64>,
+        (loads, carried, planned): (&Loads, &BTreeMap<DeviceId, u64>, &BTreeSet<(String, HostId)>),
         relief: Relief,
     ) -> Option<DeviceId> {
         let LeaseKind::Nic { active, mtu, apart, policy, .. } = &lease.kind else { return None };
+        // One of its group is about to be there.
+        let is_taken = |host: HostId| {
+            let group = apart.clone().filter(|_| self.decides_by_more());
+            group.is_some_and(|group| planned.contains(&(group, host)))
+        };
         let fits = loads.ordinary().filter_map(|(id, nic)| {
             let with = carried.get(id)?.saturating_add(mbps);
             let apart = apart.as_deref();
@@ -130,7 +141,8 @@ impl State {
                 && loads.has_room_for(lease, id)
                 && self.keeps_failover(loads, lease, id)
                 && nic.can_promise(promises(policy))
-                && (id.host == active.host || apart.is_none() || !self.serves_apart(id.host, apart));
+                && (id.host == active.host || apart.is_none() || !self.serves_apart(id.host, apart))
+                && !is_taken(id.host);
             good.then_some((with.saturating_mul(1 << 20) / nic.speed_mbps.max(1), id))
         });
         fits.min().map(|(_, id)| id.clone())

@@ -5,7 +5,7 @@ use pod_protocol::objects::Qos;
 use super::rates::Rates;
 use super::ssd_loads::SsdLoad;
 use super::volume::{check_size, place_bytes};
-use super::{Effect, Groups, Kind, Refusal, RefusalKind, State, Volume};
+use super::{DeviceId, Effect, Groups, Kind, Refusal, RefusalKind, State, Volume};
 
 /// The longest time for which a volume may save up its share.
 const BURST_MS_MAX: u32 = 60_000;
@@ -87,6 +87,9 @@ impl State {
             let detail = format!("a column of {} is moving: wait until it has arrived", volume.name);
             return Err(Refusal::new(RefusalKind::Busy, detail));
         }
+        if self.decides_by_more() {
+            self.check_surroundings(volume)?;
+        }
         let needed = place_bytes(size_bytes, volume.columns(), volume.stripe_bytes);
         let taken = self.ssd_loads_now();
         for replica in &volume.replicas {
@@ -108,6 +111,34 @@ impl State {
                     ),
                 ));
             }
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// Refuses to have a volume grow into what is not known well enough.
+    fn check_surroundings(&self, volume: &Volume) -> Result<(), Refusal> {
+        if let Some(left) = volume.former.first() {
+            // It is wiped as far as the volume reaches, which would be into its neighbour.
+            let detail = format!(
+                "what {} has left on {} has yet to be wiped: wait for that, or delete that device if it is gone for good",
+                volume.name,
+                self.device_name(&left.device)
+            );
+            return Err(Refusal::new(RefusalKind::Busy, detail));
+        }
+        let has_strangers = |device: &&DeviceId| {
+            let kind = self.devices.get(*device).map(|device| &device.kind);
+            matches!(kind, Some(Kind::Ssd { strangers, .. }) if !strangers.is_empty())
+        };
+        if let Some(device) = volume.replicas.iter().map(|replica| &replica.device).find(has_strangers) {
+            let detail = format!(
+                "{} has volumes that nobody has adopted, which may lie where {} would grow: adopt them first (podctl devices adopt)",
+                self.device_name(device),
+                volume.name
+            );
+            return Err(Refusal::new(RefusalKind::Busy, detail));
         }
         Ok(())
     }

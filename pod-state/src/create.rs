@@ -353,6 +353,12 @@ impl State {
         device: String,
         kind: LeaseKind,
     ) -> Result<LeaseId, Refusal> {
+        let has_name = |instance: &Instance| self.leases_of(instance).any(|lease| lease.device == device);
+        // Its socket says so as well, but has another name where the instance has moved to.
+        if self.decides_by_more() && self.instances.get(&instance).is_some_and(has_name) {
+            let detail = format!("{} has a device {device} already: choose another name", wanted.name);
+            return Err(Refusal::new(RefusalKind::Exists, detail));
+        }
         let socket = format!("{}-{device}.sock", wanted.name);
         if self.has_socket(wanted.host, &socket) {
             return Err(Refusal::new(

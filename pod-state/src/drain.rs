@@ -8,7 +8,7 @@ use cxl_pool::HostId;
 use pod_api::EventKind;
 use pod_protocol::ids::{LeaseId, VolumeId};
 
-use super::{DeviceId, Effect, Lease, LeaseKind, Refusal, State};
+use super::{DeviceId, Effect, Lease, LeaseKind, Refusal, State, Volume};
 
 /// How many volumes leave an SSD at a time: each is copied, and the guests of the pod go on meanwhile.
 const VOLUMES_AT_ONCE: usize = 2;
@@ -91,6 +91,15 @@ impl State {
         self.is_drained(active) && self.is_up(active) && !self.has_rails(lease)
     }
 
+    /// Whether a volume is being moved, and will arrive: one that nobody uses any more is copied by nobody, and an SSD that is lost gets
+    /// nothing.
+    fn goes_on_moving(&self, volume: &Volume) -> bool {
+        let mut coming = volume.places().filter(|place| place.stale && !place.leaving);
+        let may_arrive =
+            self.lease_of_volume(volume.id).is_some() && !coming.any(|place| self.is_lost(&place.device));
+        volume.is_moving() && (may_arrive || !self.decides_by_more())
+    }
+
     /// Moves the volumes on drained SSDs, as far as they are in use: it is their frontend that copies them.
     pub(super) fn volumes_leave(&mut self, effects: &mut Vec<Effect>) {
         let alone = self.found().into_iter().flat_map(|found| &found.drained);
@@ -99,12 +108,12 @@ impl State {
         let ssds: BTreeSet<DeviceId> = alone.chain(with_hosts).filter(is_ssd).cloned().collect();
         for ssd in ssds {
             self.follow();
-            let here = |volume: &&super::Volume| !volume.deleted && volume.replica_on(&ssd).is_some();
+            let here = |volume: &&Volume| !volume.deleted && volume.replica_on(&ssd).is_some();
             let there = self.found().and_then(|found| found.on_ssd.get(&ssd)).into_iter().flatten();
             let there: Vec<VolumeId> = there.copied().collect();
             let there = || there.iter().filter_map(|id| self.volumes.get(id));
-            let under_way = there().filter(here).filter(|volume| volume.is_moving()).count();
-            let leased = |volume: &super::Volume| {
+            let under_way = there().filter(here).filter(|volume| self.goes_on_moving(volume)).count();
+            let leased = |volume: &Volume| {
                 let lease = self.lease_of_volume(volume.id).filter(|_| !volume.is_moving())?;
                 Some((Reverse(self.priority_of(lease)), volume.name.clone()))
             };

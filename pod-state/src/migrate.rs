@@ -59,6 +59,13 @@ impl State {
             })?,
         };
         let name = self.device_name(&to);
+        if self.decides_by_more() && !self.stays_apart(lease, &to) {
+            let detail = format!(
+                "{} serves another device of the group that {device} of {instance} is to be apart from: choose a NIC of another host, or none",
+                self.host_name(to.host)
+            );
+            return Err(Refusal::new(RefusalKind::NoDevice, detail));
+        }
         if to == *active {
             let detail = format!("{device} of {instance} is on {name} already");
             return Err(Refusal::new(RefusalKind::InvalidValue, detail));
@@ -116,6 +123,7 @@ impl State {
                 // What it reserves there may be others' by now.
                 if self.proves_moves() {
                     loads.has_room_for(lease, home)
+                        && (!self.decides_by_more() || self.stays_apart(lease, home))
                 } else {
                     loads.may_lean(lease, home)
                 }

@@ -195,6 +195,12 @@ impl State {
         self.hosts_apart(group).contains(&host)
     }
 
+    /// Whether a lease that moves there is still apart from others of its group.
+    pub(super) fn stays_apart(&self, lease: &Lease, to: &DeviceId) -> bool {
+        let LeaseKind::Nic { active, apart, .. } = &lease.kind else { return true };
+        to.host == active.host || apart.is_none() || !self.serves_apart(to.host, apart.as_deref())
+    }
+
     fn hosts_serving(
         &self,
         group: &str,

@@ -93,6 +93,9 @@ impl State {
             Some((id.clone(), start?))
         };
         if let Some(id) = wanted {
+            if self.decides_by_more() && !self.is_up(id) {
+                return None;
+            }
             return place((id, loads.get(id)?));
         }
         let filling = self.ssd_filling();

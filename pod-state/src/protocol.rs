@@ -78,6 +78,11 @@ impl State {
         self.options.protocol_minor >= Protocol::ENDS_PROMISES
     }
 
+    /// Whether is looked at what replicas of 1.0 overlook: all of them have to decide alike.
+    pub(super) fn decides_by_more(&self) -> bool {
+        self.options.protocol_minor >= Protocol::DECIDES_BY_MORE
+    }
+
     /// Whether volumes may move between two SSDs of one host: controllers of 1.0 refuse that, and the engines of 1.0 do not tell such
     /// places apart.
     pub fn moves_within_hosts(&self) -> bool {

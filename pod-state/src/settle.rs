@@ -199,7 +199,7 @@ impl State {
 
     /// Whether a lease has no backup that would work.
     pub(super) fn needs_standby(&self, lease: &Lease) -> bool {
-        let LeaseKind::Nic { active, standby, .. } = &lease.kind else { return false };
+        let LeaseKind::Nic { active, standby, mtu, .. } = &lease.kind else { return false };
         let works = |id: &DeviceId| {
             let device = self.devices.get(id).filter(|device| device.held.is_none());
             let presence = device.and_then(|device| self.presence_of_owner(id, device));
@@ -207,7 +207,8 @@ impl State {
             let (is_up, is_lost) = (device.is_up(presence), device.is_lost(presence));
             // A NIC of its own group does not take over from the others: it fails with them, or works with them.
             let takes_over = is_up || !is_lost && self.is_up(active);
-            takes_over && !self.is_drained(id) && !self.are_rails(active, id)
+            let carries = device.can_carry(*mtu) || !self.decides_by_more();
+            takes_over && carries && !self.is_drained(id) && !self.are_rails(active, id)
         };
         !standby.as_ref().is_some_and(works)
     }

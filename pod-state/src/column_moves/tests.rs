@@ -255,6 +255,9 @@ fn a_move_can_be_called_off_and_what_makes_no_sense_is_refused() {
     let gone = left(&state);
     must(&mut state, &gone);
     assert_eq!(lies(&state), (vec![2, 3], None));
+    assert_eq!(refused(&mut state, &grown), RefusalKind::Busy, "what was there has yet to be wiped");
+    let id = volume(&state).id;
+    must(&mut state, &Command::VolumeWiped { device: on(4), volume: id });
     must(&mut state, &grown);
 }
 

@@ -2,6 +2,7 @@
 
 use cxl_pool::{HostId, Role};
 use pod_protocol::objects::{DiskObject, Object};
+use pod_protocol::protocol::Protocol;
 use pod_protocol::reports::DeviceReport;
 use pod_protocol::volume_table::VolumeTable;
 
@@ -179,6 +180,37 @@ fn a_volume_in_use_moves_in_steps_and_its_old_place_is_wiped() {
     // And back, under another number.
     must(&mut state, &add(Some(2), Some(3)));
     assert_eq!(seen(&state), [(1, true, false), (2, false, false)]);
+}
+
+/// The place is wiped as far as the volume reaches.
+#[test]
+fn a_volume_does_not_grow_before_the_place_that_it_left_was_wiped() {
+    let mut state = pod(true);
+    state.options.protocol_minor = Protocol::DECIDES_BY_MORE;
+    let behind = Command::CreateVolume {
+        name: "behind".to_owned(),
+        size_bytes: 8 * MIB,
+        device: Some(ssd(2)),
+        replicas: 1,
+        minimum_iops: None,
+        minimum_bytes_per_second: None,
+        groups: Groups::default(),
+    };
+    must(&mut state, &behind);
+    must(&mut state, &add(None, Some(2)));
+    scrub(&mut state);
+    let done = synced(&state, 1);
+    must(&mut state, &done);
+    for _ in 0..2 {
+        let heard = left(&state, 0);
+        must(&mut state, &heard);
+    }
+    let grow =
+        Command::ChangeVolume { name: "vol".to_owned(), size_bytes: Some(32 * MIB), qos: None, groups: None };
+    assert_eq!(state.apply(&grow).unwrap_err().kind, RefusalKind::Busy);
+    let id = volume(&state).id;
+    must(&mut state, &Command::VolumeWiped { device: ssd(2), volume: id });
+    must(&mut state, &grow);
 }
 
 #[test]

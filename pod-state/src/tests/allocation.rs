@@ -271,3 +271,13 @@ fn no_nic_is_promised_twice() {
     assert_ne!(on(&state, "vm1"), on(&state, "vm3"), "only the backup can promise it");
     assert_eq!(refused(&mut state, &create("vm4", wish(speed))).kind, RefusalKind::NoRoom);
 }
+
+#[test]
+fn nothing_new_lies_on_an_ssd_that_does_not_work() {
+    let mut state = pod();
+    speak(&mut state, Protocol::DECIDES_BY_MORE);
+    let device = DeviceId { host: HostId::new(2), name: "ssd0".into() };
+    let reason = "it is broken".to_owned();
+    must(&mut state, &Command::DeviceFailed { device: device.clone(), reason });
+    assert_eq!(refused(&mut state, &volume_on(&device, "vol0", 16)).kind, RefusalKind::NoRoom);
+}

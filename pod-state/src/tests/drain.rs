@@ -80,3 +80,26 @@ fn volumes_in_use_leave_a_drained_ssd() {
     must(&mut state, &link(3, "nic1", true));
     assert_eq!(state.volumes[&volume].epoch, epoch, "once");
 }
+
+/// Nobody copies what nobody uses: what waits behind it does not wait for that.
+#[test]
+fn volumes_that_are_not_used_any_more_keep_no_others_from_leaving() {
+    let mut state = pod();
+    speak(&mut state, Protocol::DECIDES_BY_MORE);
+    join_as(&mut state, EndpointId::new(HostId::new(3), Role::BlkBackend), 1);
+    let names = ["v1", "v2", "v3", "v4"];
+    let from = DeviceId { host: HostId::new(2), name: "ssd0".into() };
+    for name in names {
+        must(&mut state, &volume_on(&from, name, 4));
+    }
+    for (vm, volume) in [("vm1", "v1"), ("vm2", "v2"), ("vm3", "v3"), ("vm4", "v4")] {
+        must(&mut state, &instance(vm, 0, &[volume]));
+    }
+    must(&mut state, &drain(2, Some("ssd0"), true));
+    let moving = |state: &State| names.map(|name| state.volume_named(name).expect("it is there").is_moving());
+    assert_eq!(moving(&state), [true, true, false, false]);
+    for vm in ["vm1", "vm2"] {
+        must(&mut state, &Command::DeleteInstance { name: vm.to_owned(), force: true });
+    }
+    assert_eq!(moving(&state)[2..], [true, true]);
+}

@@ -137,3 +137,30 @@ fn reset_host_holds_nothing_and_can_be_deleted() {
     let refusal = refused(&mut state, &Command::DeleteHost { name: "h2".to_owned() });
     assert_eq!(refusal.kind, RefusalKind::Leased);
 }
+
+#[test]
+fn a_backup_that_comes_back_with_a_smaller_mtu_is_none_for_long_frames() {
+    let mut state = State::new(options(256));
+    speak(&mut state, Protocol::DECIDES_BY_MORE);
+    let with_mtu = |mtu: u16, backup: bool| {
+        let mut report = nic("nic0", true, backup);
+        if let DeviceReport::Nic { mtu: known, .. } = &mut report {
+            *known = mtu;
+        }
+        report
+    };
+    let joins = |state: &mut State, host: u16, incarnation: u64, device: DeviceReport| {
+        let endpoint = EndpointId::new(HostId::new(host), Role::NetBackend);
+        must(state, &Command::Join { endpoint, incarnation, join: join(host, vec![device]) });
+    };
+    join_as(&mut state, NET_FRONTEND, 1);
+    joins(&mut state, 2, 1, with_mtu(9000, false));
+    joins(&mut state, 3, 1, with_mtu(9000, true));
+    joins(&mut state, 4, 1, with_mtu(9000, true));
+    let wish = NicWish { mtu: Some(9000), ..NicWish::default() };
+    must(&mut state, &create_instance("vm1", 1, vec![wish], &[]));
+    let standby = |state: &State| nic_lease(state).standby_nic().expect("a backup").host.get();
+    let first = standby(&state);
+    joins(&mut state, first, 2, with_mtu(1500, true));
+    assert_eq!(standby(&state), 7 - first);
+}

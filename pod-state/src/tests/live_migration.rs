@@ -355,3 +355,16 @@ fn a_frontend_that_starts_anew_does_not_let_a_guest_be_taken_for_stopped() {
     }
     must(&mut state, &delete);
 }
+
+/// Its sockets have other names where it has come to.
+#[test]
+fn an_instance_that_has_moved_gets_no_second_device_of_a_name() {
+    let mut state = running_vm();
+    speak(&mut state, Protocol::DECIDES_BY_MORE);
+    must(&mut state, &prepare());
+    must(&mut state, &activate(true));
+    let name = nic_lease(&state).device;
+    let nic = Some(Box::new(NicWish { device: Some(name), ..NicWish::default() }));
+    let again = Command::AttachDevice { instance: "vm1".to_owned(), nic, volume: None };
+    assert_eq!(refused(&mut state, &again).kind, RefusalKind::Exists);
+}

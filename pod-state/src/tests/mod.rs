@@ -84,6 +84,15 @@ fn volume(name: &str, mib: u64) -> Command {
     }
 }
 
+/// The same on this SSD.
+fn volume_on(device: &DeviceId, name: &str, mib: u64) -> Command {
+    let mut command = volume(name, mib);
+    if let Command::CreateVolume { device: wanted, .. } = &mut command {
+        *wanted = Some(device.clone());
+    }
+    command
+}
+
 fn instance(name: &str, nics: usize, volumes: &[&str]) -> Command {
     create_instance(name, 1, vec![NicWish::default(); nics], volumes)
 }

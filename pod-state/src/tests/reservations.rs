@@ -405,3 +405,76 @@ fn a_pod_of_the_version_before_makes_promises_the_volumes_own() {
     must(&mut state, &Command::DeleteInstance { name: "vm".to_owned(), force: true });
     assert_eq!(reserved_iops(&state), 7000);
 }
+
+fn apart(group: &str) -> NicWish {
+    NicWish { apart: Some(group.to_owned()), ..NicWish::default() }
+}
+
+/// Instances a and b on different hosts, each with a NIC that is to be apart from the other's.
+fn two_apart() -> State {
+    let mut state = pod_of_six(PlacementPolicy::default());
+    speak(&mut state, Protocol::DECIDES_BY_MORE);
+    must(&mut state, &create("a", 2, apart("db")));
+    must(&mut state, &create("b", 3, apart("db")));
+    assert_eq!((nic_of(&state, "a").as_str(), nic_of(&state, "b").as_str()), ("h2/nic0", "h3/nic0"));
+    state
+}
+
+#[test]
+fn a_lease_moves_in_order_only_to_where_it_is_apart() {
+    let mut state = two_apart();
+    let to = |host: u16| Command::MigrateNic {
+        instance: "a".to_owned(),
+        device: "net0".to_owned(),
+        to: Some(DeviceId { host: HostId::new(host), name: "nic0".into() }),
+    };
+    assert_eq!(refused(&mut state, &to(3)).kind, RefusalKind::NoDevice);
+    must(&mut state, &to(4));
+    assert_eq!(nic_of(&state, "a"), "h4/nic0");
+}
+
+#[test]
+fn a_lease_does_not_go_home_to_where_another_of_its_group_is_by_now() {
+    let mut state = two_apart();
+    let home = DeviceId { host: HostId::new(2), name: "nic0".into() };
+    let link = |up| Command::Link { device: home.clone(), up, reason: "its cable".to_owned() };
+    must(&mut state, &link(false));
+    assert_ne!(nic_of(&state, "a"), "h2/nic0");
+    must(&mut state, &link(true));
+    must(&mut state, &create("c", 2, apart("db")));
+    assert_eq!(nic_of(&state, "c"), "h2/nic0");
+    let moved = nic_of(&state, "a");
+    must(&mut state, &Command::FailBack { device: home });
+    assert_eq!(nic_of(&state, "a"), moved);
+}
+
+#[test]
+fn what_is_moved_at_once_for_its_load_stays_apart() {
+    let mut state = two_apart();
+    let nics: BTreeSet<DeviceId> =
+        [2, 3].map(|host| DeviceId { host: HostId::new(host), name: "nic0".into() }).into();
+    let lease = |state: &State, name: &str| state.instance_named(name).expect("an instance").nics[0];
+    let leases = [(lease(&state, "a"), 4000), (lease(&state, "b"), 4000)].into();
+    let carried = (2..=6).map(|host| {
+        (DeviceId { host: HostId::new(host), name: "nic0".into() }, if host < 4 { 9500 } else { 0 })
+    });
+    let measured = Measured { nics: carried.collect(), leases };
+    // One of the two that are idle looks better than the other.
+    let device = DeviceReport::Nic {
+        name: "nic0".to_owned(),
+        driver: "null".to_owned(),
+        mac: None,
+        up: true,
+        speed_mbps: 40_000,
+        mtu: 1500,
+        features: 0b1011,
+        backup: false,
+        lag: None,
+    };
+    let id = endpoint(4, Role::NetBackend);
+    must(&mut state, &Command::Join { endpoint: id, incarnation: 2, join: join(4, vec![device]) });
+    let relief = Relief { high_percent: 90, low_percent: 80, moves_max: 4 };
+    let moves = state.plan_relief(&nics, &measured, &BTreeSet::new(), relief);
+    let hosts: BTreeSet<HostId> = moves.iter().map(|it| it.to.host).collect();
+    assert!(!moves.is_empty() && hosts.len() == moves.len(), "{moves:?}");
+}
