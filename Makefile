@@ -143,7 +143,7 @@ fuzz-%: ## one fuzz target, such as fuzz-chain
 	RUSTC_BOOTSTRAP=1 $(CARGO) fuzz run --fuzz-dir tests/fuzz $* tests/fuzz/found/$* tests/fuzz/corpus/$* -- -max_total_time=$(FUZZ_SECONDS)
 
 .PHONY: bench
-bench: setup-bench ## every benchmark: a table, SVG plots and target/bench/*.json
+bench: setup-bench build ## every benchmark: a table, SVG plots and target/bench/*.json
 	$(CARGO) run --release -p wadi-benches -- all
 
 .PHONY: bench-failover
@@ -153,6 +153,10 @@ bench-failover: build ## pulled cables and moves between NICs, through a whole p
 .PHONY: bench-replication
 bench-replication: build ## how long a pod is without a leader when a controller dies
 	$(CARGO) run --release -p wadi-benches -- replication
+
+.PHONY: bench-slicing
+bench-slicing: build ## how exactly vCPUs are held to a share, and what a guest of a pod sees of it
+	$(CARGO) run --release -p wadi-benches -- slicing
 
 .PHONY: bench-%
 bench-%: setup-bench ## one benchmark, such as bench-channel

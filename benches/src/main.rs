@@ -20,10 +20,10 @@ mod shared_window;
 mod slicing;
 mod stranding;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
 
 /// Benchmarks of Wadi's parts against their peers.
@@ -80,21 +80,7 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<()> {
     match &cli.benchmark {
-        Benchmark::All => {
-            apart(|| channel::run(&channel::Options::default(), &cli.output))?;
-            cxl_model::run(&cxl_model::Options::default(), &cli.output)?;
-            controller::run(&controller::Options::default(), &cli.output)?;
-            stranding::run(&stranding::Options::default(), &cli.output)?;
-            replication::run(&replication::Options::default(), &cli.output)?;
-            memchannel::run(&memchannel::Options::default(), &cli.output)?;
-            apart(|| exchange::run(&exchange::Options::default(), &cli.output))?;
-            apart(|| rest::run(&rest::Options::default(), &cli.output))?;
-            apart(|| blk::run(&blk::Options::default(), &cli.output))?;
-            apart(|| net::run(&net::Options::default(), &cli.output))?;
-            apart(|| multiplex::run(&multiplex::Options::default(), &cli.output))?;
-            slicing::run(&slicing::Options::short(), &cli.output)?;
-            failover::run(&failover::Options::short(), &cli.output)
-        }
+        Benchmark::All => all(&cli.output),
         Benchmark::Blk(options) => blk::run(options, &cli.output),
         Benchmark::Channel(options) => channel::run(options, &cli.output),
         Benchmark::Controller(options) => controller::run(options, &cli.output),
@@ -111,6 +97,32 @@ fn run(cli: &Cli) -> Result<()> {
         Benchmark::Slicing(options) => slicing::run(options, &cli.output),
         Benchmark::Stranding(options) => stranding::run(options, &cli.output),
     }
+}
+
+/// Runs every benchmark. One that fails does not keep the others from being measured, which takes long; its name comes at the end.
+fn all(output: &Path) -> Result<()> {
+    let mut failed = Vec::new();
+    let mut note = |name, outcome: Result<()>| {
+        if let Err(error) = outcome {
+            eprintln!("error: {name}: {error:#}");
+            failed.push(name);
+        }
+    };
+    note("channel", apart(|| channel::run(&channel::Options::default(), output)));
+    note("cxl-model", cxl_model::run(&cxl_model::Options::default(), output));
+    note("controller", controller::run(&controller::Options::default(), output));
+    note("stranding", stranding::run(&stranding::Options::default(), output));
+    note("replication", replication::run(&replication::Options::default(), output));
+    note("memchannel", memchannel::run(&memchannel::Options::default(), output));
+    note("exchange", apart(|| exchange::run(&exchange::Options::default(), output)));
+    note("rest", apart(|| rest::run(&rest::Options::default(), output)));
+    note("blk", apart(|| blk::run(&blk::Options::default(), output)));
+    note("net", apart(|| net::run(&net::Options::default(), output)));
+    note("multiplex", apart(|| multiplex::run(&multiplex::Options::default(), output)));
+    note("slicing", slicing::run(&slicing::Options::short(), output));
+    note("failover", failover::run(&failover::Options::short(), output));
+    ensure!(failed.is_empty(), "{} of the benchmarks failed: {}", failed.len(), failed.join(", "));
+    Ok(())
 }
 
 /// Runs a benchmark on a thread of its own: it pins itself to a core, and the next one must find both free.
