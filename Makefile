@@ -45,15 +45,15 @@ help: ## show this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 .PHONY: setup
-setup: ## install what is missing from Debian's packages (needs root if something is)
-	@deploy/setup-debian.sh
+setup: setup-test ## install what is missing from Debian's packages for all but benchmarks (needs root if something is)
 
-.PHONY: setup-bench
-setup-bench:
-	@deploy/setup-debian.sh bench
+# Each goal installs what it needs itself, and not what only others do: the tests take a browser, an etcd and more.
+.PHONY: setup-build setup-demo setup-test setup-bench
+setup-build setup-demo setup-test setup-bench: setup-%:
+	@deploy/setup-debian.sh $*
 
 .PHONY: build
-build: setup ## build the daemons and tools (release)
+build: setup-build ## build the daemons and tools (release)
 	$(CARGO) build --release --bins $(addprefix -p ,$(PROGRAMS))
 
 .PHONY: install
@@ -84,11 +84,11 @@ deb: build ## a Debian package in target/debian
 	@deploy/build-deb.sh $(BUILT) target/debian
 
 .PHONY: demo
-demo: build ## a VM works through a NIC and an SSD of other hosts; KEEP=1 leaves it running
+demo: setup-demo build ## a VM works through a NIC and an SSD of other hosts; KEEP=1 leaves it running
 	target/release/wadi-demo
 
 .PHONY: test
-test: setup ## every test, whole pods with real VMs included (as root)
+test: setup-test ## every test, whole pods with real VMs included (as root)
 	@# With the programs that they run. At once: for each of several selections libraries would be built again, with other features.
 	$(CARGO) build --workspace --tests
 	@$(MAKE) --no-print-directory $(SCHEMATHESIS_HOME)/bin/schemathesis || \
@@ -147,7 +147,7 @@ bench: setup-bench build ## every benchmark: a table, SVG plots and target/bench
 	$(CARGO) run --release -p wadi-benches -- all
 
 .PHONY: bench-failover
-bench-failover: build ## pulled cables and moves between NICs, through a whole pod
+bench-failover: setup-bench build ## pulled cables and moves between NICs, through a whole pod
 	$(CARGO) run --release -p wadi-benches -- failover
 
 .PHONY: bench-replication
@@ -155,7 +155,7 @@ bench-replication: build ## how long a pod is without a leader when a controller
 	$(CARGO) run --release -p wadi-benches -- replication
 
 .PHONY: bench-slicing
-bench-slicing: build ## how exactly vCPUs are held to a share, and what a guest of a pod sees of it
+bench-slicing: setup-bench build ## how exactly vCPUs are held to a share, and what a guest of a pod sees of it
 	$(CARGO) run --release -p wadi-benches -- slicing
 
 .PHONY: bench-%
