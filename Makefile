@@ -44,12 +44,23 @@ SHELL_SCRIPTS := .ci/run tests/run.sh $(wildcard deploy/*.sh deploy/debian/p* de
 help: ## show this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
+# Says so before anything is installed or compiled. rustup's cargo is its user's: root does not find it by itself.
+.PHONY: toolchain
+toolchain:
+	@wanted=$$(sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml); \
+	found=$$($(CARGO) --version 2>/dev/null | sed -n 's/^cargo \([0-9.]*\).*/\1/p') || true; \
+	if [ -z "$$found" ]; then \
+	  echo "$(CARGO) is not in PATH: Wadi needs Rust $$wanted or newer, such as rustup installs (https://rustup.rs)" >&2; exit 1; \
+	elif ! printf '%s\n' "$$wanted" "$$found" | sort --check=quiet --version-sort; then \
+	  echo "$(CARGO) is of Rust $$found, and Wadi needs $$wanted or newer: rustup update" >&2; exit 1; \
+	fi
+
 .PHONY: setup
 setup: setup-test ## install what is missing from Debian's packages for all but benchmarks (needs root if something is)
 
 # Each goal installs what it needs itself, and not what only others do: the tests take a browser, an etcd and more.
 .PHONY: setup-build setup-demo setup-test setup-bench
-setup-build setup-demo setup-test setup-bench: setup-%:
+setup-build setup-demo setup-test setup-bench: setup-%: toolchain
 	@deploy/setup-debian.sh $*
 
 .PHONY: build
