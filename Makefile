@@ -103,7 +103,7 @@ test: setup-test ## every test, whole pods with real VMs included (as root)
 	@# With the programs that they run. At once: for each of several selections libraries would be built again, with other features.
 	$(CARGO) build --workspace --tests
 	@$(MAKE) --no-print-directory $(SCHEMATHESIS_HOME)/bin/schemathesis || \
-	  echo "schemathesis cannot be had from PyPI: this time it does not test the API" >&2
+	  echo "schemathesis cannot be had, see above: this time it does not test the API" >&2
 	tester=$(abspath $(SCHEMATHESIS_HOME))/bin/schemathesis; [ ! -x "$$tester" ] || export WADI_SCHEMATHESIS="$$tester"; \
 	CARGO="$(CARGO)" WADI_REQUIRE_BROWSER=1 tests/run.sh
 
@@ -131,7 +131,9 @@ verify-api: $(SCHEMATHESIS_HOME)/bin/schemathesis ## schemathesis against a runn
 
 $(SCHEMATHESIS_HOME)/bin/schemathesis:
 	python3 -m venv $(SCHEMATHESIS_HOME)
-	timeout 300 $(SCHEMATHESIS_HOME)/bin/pip install --quiet --disable-pip-version-check schemathesis==$(SCHEMATHESIS)
+	@# Whoever ends pip says nothing by itself.
+	timeout 300 $(SCHEMATHESIS_HOME)/bin/pip install --quiet --disable-pip-version-check schemathesis==$(SCHEMATHESIS) || { \
+	  status=$$?; [ $$status != 124 ] || echo "PyPI has not given schemathesis within 300 s" >&2; exit $$status; }
 
 .PHONY: fix
 fix: ## format, and apply what clippy can

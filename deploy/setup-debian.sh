@@ -13,7 +13,7 @@ fail() {
   exit 1
 }
 
-# package, a file that it brings, and what it is for
+# package, a file that it brings (or a pattern, where a version is part of its name), and what it is for
 to_build=(
   "gcc:/usr/bin/gcc:links Rust programs; builds the guest's stub libraries"
   "libc6-dev:/usr/include/stdio.h:links Rust programs"
@@ -30,6 +30,7 @@ for_tests=(
   "ovmf:/usr/share/qemu/firmware/60-edk2-x86_64.json:UEFI for virtual machines that boot from their volumes"
   "qemu-utils:/usr/bin/qemu-storage-daemon:serves an SSD of another program"
   "ethtool:/usr/sbin/ethtool:turns offloads off on the switch port of an AF_XDP NIC"
+  "python3-venv:/usr/lib/python3.*/ensurepip/__init__.py:a place of its own for schemathesis, which comes from PyPI"
   "systemd:/usr/bin/systemd-analyze:checks the units that the package brings"
   "chromium-headless-shell:/usr/bin/chromium-headless-shell:looks at the controller's page (100 MB)"
   "etcd-server:/usr/bin/etcd:keeps a controller's state (30 MB)"
@@ -57,7 +58,7 @@ esac
 
 exists() {
   # /bin, /usr/bin and their sbin twins are one place on some systems and two on others.
-  [ -e "$1" ] || [ -e "${1#/usr}" ]
+  compgen -G "$1" >/dev/null || compgen -G "${1#/usr}" >/dev/null
 }
 
 missing=()
