@@ -3,9 +3,14 @@
 # the time, and meanwhile the others compute. A program runs several of its tests at a time, so those with one test of a whole pod run
 # in pairs. What is measured against the CPU time of others comes last, by itself.
 #
-# Arguments are handed to each `cargo test`. CARGO says which cargo.
+# Needs root: pods are made of network namespaces. Arguments are handed to each `cargo test`. CARGO says which cargo.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
+
+[ "$(id -u)" = 0 ] || {
+  echo "tests/run.sh: tests of whole pods make network namespaces and so need root, with cargo in its PATH" >&2
+  exit 1
+}
 
 alone=(fair_shares fair_slicing fair_slicing_cgroup fair_slicing_replaced guest_shares idle priorities slicing slicing_hotplug)
 

@@ -35,13 +35,25 @@ fn run(arguments: &Arguments) -> Result<()> {
         println!("{removed} removed");
         return Ok(());
     }
-    if !rustix::process::geteuid().is_root() {
-        anyhow::bail!("this makes network namespaces and so needs root: run it with sudo");
-    }
-    runner::remove_on_signals()?;
     let keep = arguments.keep
         || arguments.up
         || std::env::var_os("KEEP").is_some_and(|value| !value.is_empty() && value != "0");
+    if !rustix::process::geteuid().is_root() {
+        // Not make: it would have root build, who may have no cargo. And sudo hands no KEEP on.
+        let program = std::env::current_exe()?;
+        let option = if arguments.up {
+            " --up"
+        } else if keep {
+            " --keep"
+        } else {
+            ""
+        };
+        anyhow::bail!(
+            "this makes network namespaces and so needs root: run sudo {}{option}",
+            program.display()
+        );
+    }
+    runner::remove_on_signals()?;
     let mut narrator = Narrator::new();
     steps::run(&mut narrator, keep, arguments.up)
 }
