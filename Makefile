@@ -29,6 +29,8 @@ BIN_DIRECTORY = $(DESTDIR)$(PREFIX)/bin
 LIBRARY_DIRECTORY = $(DESTDIR)$(PREFIX)/lib/wadi
 UNIT_DIRECTORY = $(DESTDIR)$(PREFIX)/lib/systemd/system
 DOC_DIRECTORY = $(DESTDIR)$(PREFIX)/share/doc/wadi
+# Empty: what is there to configure, the examples show.
+CONFIGURATION_DIRECTORY = $(DESTDIR)/etc/wadi
 # Where shells look for what completes a command.
 BASH_COMPLETIONS = $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 ZSH_COMPLETIONS = $(DESTDIR)$(PREFIX)/share/zsh/vendor-completions
@@ -73,7 +75,7 @@ install: ## put programs, systemd units, libvirt's hook and documentation below 
 	  [ -x $(BUILT)/$$program ] || { echo "install: $(BUILT)/$$program is not there: run make build first" >&2; exit 1; }; \
 	done
 	install -d $(BIN_DIRECTORY) $(LIBRARY_DIRECTORY) $(UNIT_DIRECTORY)/wadi-.service.d $(DOC_DIRECTORY)/examples $(HOOK_DIRECTORY) \
-	  $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS) $(ROTATION_DIRECTORY)
+	  $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS) $(ROTATION_DIRECTORY) $(CONFIGURATION_DIRECTORY)
 	install -m 755 $(addprefix $(BUILT)/,$(INSTALLED)) $(BIN_DIRECTORY)/
 	install -m 644 $(BUILT)/deps/libvcpu_shim.so $(LIBRARY_DIRECTORY)/
 	$(BUILT)/podctl completion bash >$(BASH_COMPLETIONS)/podctl

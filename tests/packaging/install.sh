@@ -40,6 +40,7 @@ dpkg -i /tmp/wadi.deb
 for program in wadi-pool pod-controller podctl vhost-net-cxl vhost-blk-cxl vmm; do
   "$program" --version
 done
+dpkg --search /etc/wadi >/dev/null || die "the package does not bring the directory of the configuration"
 for script in bash-completion/completions/podctl zsh/vendor-completions/_podctl fish/vendor_completions.d/podctl.fish; do
   grep -q PODCTL_COMPLETE "/usr/share/$script" || die "$script does not ask podctl"
 done
@@ -53,7 +54,10 @@ for unit in wadi-*.service; do
 done
 
 step run
-mkdir -p /etc/wadi /run/wadi /var/lib/wadi /dev/shm/wadi
+# systemd would make these.
+mkdir -p /run/wadi /var/lib/wadi
+# As the manual says.
+mkdir -p /dev/shm/wadi
 cp /usr/share/doc/wadi/examples/*.toml /etc/wadi/
 sed -i 's/^size = "8G"/size = "64M"/' /etc/wadi/host.toml
 # The audit log of the manual; systemd would make its directory.
