@@ -158,6 +158,20 @@ pub fn sweep(kept: bool) -> usize {
     prefixes.len()
 }
 
+/// The namespaces and files whose name begins with `tag` and `-`, or is `tag`. What only begins likewise is another runner's, whose
+/// process id is longer.
+pub fn traces(tag: &str) -> Vec<PathBuf> {
+    [NAMESPACES, STATE, SHARED_MEMORY]
+        .iter()
+        .flat_map(|directory| fs::read_dir(directory).into_iter().flatten().flatten())
+        .map(|entry| entry.path())
+        .filter(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.strip_prefix(tag).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+        })
+        .collect()
+}
+
 /// Removes everything whose name begins with `prefix`, as the janitor does.
 fn remove(prefix: &str) {
     let _ = Command::new("sh")

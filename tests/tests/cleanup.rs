@@ -7,19 +7,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use wadi_tests::runner;
 use wadi_tests::stage::Stage;
 
 /// Everything outside that bears `tag` in its name or its command line.
 fn traces(tag: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    for directory in ["/run/netns", "/dev/shm", "/tmp"] {
-        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if name == tag || name.starts_with(&format!("{tag}-")) {
-                found.push(format!("{directory}/{name}"));
-            }
-        }
-    }
+    let mut found: Vec<String> = runner::traces(tag).iter().map(|path| path.display().to_string()).collect();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let command = String::from_utf8_lossy(&command).replace('\0', " ");

@@ -1,29 +1,24 @@
 //! The harness itself: what it builds works, and goes away without a trace.
 
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use wadi_tests::namespace::Namespace;
 use wadi_tests::pod::{CLIENT_ADDRESS, PodBuilder};
 use wadi_tests::probe::Probe;
+use wadi_tests::runner::traces;
 
-/// Everything outside that bears `tag` in its name.
-fn traces(tag: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    for directory in ["/run/netns", "/dev/shm", "/tmp"] {
-        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if name.starts_with(tag) {
-                found.push(format!("{directory}/{name}"));
-            }
-        }
-    }
-    found
+/// What either test makes bears the name of this process, and one of them looks for all that does.
+fn alone() -> MutexGuard<'static, ()> {
+    static TESTS: Mutex<()> = Mutex::new(());
+    TESTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[test]
 fn a_cable_that_is_pulled_loses_packets_for_as_long() {
+    let _alone = alone();
     let pod = PodBuilder::three_hosts().lay_out().unwrap();
     // In place of a guest behind the TAP: the host itself answers.
     pod.host("h2").unwrap().ip(&["address", "add", "10.77.0.9/24", "dev", "br0"]).unwrap();
@@ -40,11 +35,12 @@ fn a_cable_that_is_pulled_loses_packets_for_as_long() {
     let tag = pod.tag().to_owned();
     assert!(!traces(&tag).is_empty());
     drop(pod);
-    assert_eq!(traces(&tag), Vec::<String>::new());
+    assert!(traces(&tag).is_empty(), "left behind: {:#?}", traces(&tag));
 }
 
 #[test]
 fn namespaces_are_apart() {
+    let _alone = alone();
     let name = format!("wadi-{}-apart", std::process::id());
     let namespace = Namespace::create(&name).unwrap();
     namespace.ip(&["address", "add", &format!("{CLIENT_ADDRESS}/32"), "dev", "lo"]).unwrap();
