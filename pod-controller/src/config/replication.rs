@@ -21,7 +21,7 @@ pub struct ReplicationSection {
     /// How often the leader tells the others that it lives.
     #[serde(default = "default_heartbeat_ms")]
     pub heartbeat_ms: u64,
-    /// How long it is waited for before another one is elected; a quarter longer with each number of a replica.
+    /// How long it is waited for before another one is elected; three heartbeats longer with each number of a replica.
     #[serde(default = "default_election_ms")]
     pub election_ms: u64,
     /// How replicas reach each other over the network, in place of the pool.
