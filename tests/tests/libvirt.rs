@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use guest_images::agent::Agent;
 use guest_images::{EXEC_PORT, Guest, Silent};
 use pod_api::{CreateInstance, Instance, NicRequest};
+use vhost_frontend::VMM_PATIENCE;
 use vmm::Accelerator;
 use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, Pod, PodBuilder, Role};
 use wadi_tests::process::Daemon;
@@ -145,7 +146,10 @@ fn install_hook(pod: &Pod, directory: &Path, wait_s: u64) {
     let options =
         format!("libvirt-hook --server {} --config {} --wait {wait_s} --", server(pod), config.display());
     let script = HOOK.replace("/usr/bin/vmm", &pod.binary("vmm").display().to_string());
-    let script = script.replace("libvirt-hook --", &options);
+    put_hook(directory, &script.replace("libvirt-hook --", &options));
+}
+
+fn put_hook(directory: &Path, script: &str) {
     let (new, path) = (directory.join("new-hook"), directory.join("etc/hooks/qemu.d/wadi"));
     fs::write(&new, script).unwrap();
     fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
@@ -218,6 +222,7 @@ fn virsh_start_alone_brings_a_domain_its_devices() {
     let agent = guest_of(&libvirt, &socket);
     the_devices_work(&mut pod, &agent, &leased);
     the_vcpus_are_sliced_by_the_shim(&pod, &libvirt, &agent);
+    a_start_outlasts_a_frontend_that_waits_for_its_vmm(&mut pod, &libvirt, &leased);
 
     libvirt.does(&["destroy", "vm1"]);
     assert_eq!(instance(&pod), None);
@@ -335,6 +340,23 @@ fn the_vcpus_are_sliced_by_the_shim(pod: &Pod, libvirt: &Libvirt, agent: &Agent)
     let slept = said.lines().skip_while(|line| !line.starts_with("THREAD")).skip(1);
     let slept = slept.map(|line| line.split_whitespace().nth(3).unwrap().parse::<u64>().unwrap());
     assert!(slept.sum::<u64>() > 0, "{said}");
+}
+
+/// QEMU and a frontend end at once and nobody gives anything back, as when the host loses its power. The frontend's next life waits for its
+/// VMM, for longer than the domain may wait for its devices.
+fn a_start_outlasts_a_frontend_that_waits_for_its_vmm(pod: &mut Pod, libvirt: &Libvirt, left: &Instance) {
+    let wait_s = 8;
+    assert!(Duration::from_secs(wait_s) < VMM_PATIENCE && VMM_PATIENCE < vmm::hook::VMM_GONE);
+    put_hook(&libvirt.directory, "#!/bin/sh\nexit 0\n");
+    pod.daemon("h1", Role::NetFrontend).unwrap().kill().unwrap();
+    libvirt.does(&["destroy", "vm1"]);
+    assert_eq!(instance(pod).unwrap().id, left.id);
+    pod.start_daemon("h1", Role::NetFrontend).unwrap();
+    pod.wait_until_joined().unwrap();
+    install_hook(pod, &libvirt.directory, wait_s);
+    libvirt.does(&["start", "vm1", "--paused"]);
+    assert_ne!(instance(pod).unwrap().id, left.id);
+    install_hook(pod, &libvirt.directory, PATIENT);
 }
 
 /// What was leased by hand is used, and not given back.

@@ -57,7 +57,7 @@ pub struct DeviceSpec {
 }
 
 /// VMMs that go on after their frontend has started anew connect within a second or a few (QEMU's `reconnect`); a device tries every
-/// half a second to reach one that listens.
+/// half a second to reach one that listens. Whoever waits until it is sure that a VMM has gone waits longer: libvirt's hook does (`VMM_GONE` of `vmm`).
 pub const VMM_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why a ring is taken back from the engine.

@@ -10,6 +10,8 @@ pub mod cloud_hypervisor;
 pub mod console;
 mod console_log;
 mod device;
+#[cfg(test)]
+mod fake_controller;
 mod firmware;
 mod follow;
 pub mod hook;

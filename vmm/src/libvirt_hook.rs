@@ -11,7 +11,7 @@ use clap::Args;
 use pod_api::client::{CONTROLLER, Credentials, Server};
 use pod_protocol::config::HostConfig;
 use vmm::VmmError;
-use vmm::hook::{Domain, Hook};
+use vmm::hook::{Domain, Hook, RELEASE, VMM_GONE};
 
 /// For how long the controller may leave a request unanswered, beyond what is waited for anyway.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -26,7 +26,7 @@ pub(crate) struct LibvirtHook {
     /// The configuration of this host's daemons, which says who it is.
     #[arg(long, value_name = "FILE", default_value = "/etc/wadi/host.toml")]
     config: PathBuf,
-    /// For how many seconds a domain may wait for its devices.
+    /// For how many seconds a domain may wait for its devices, beside what it takes to give back those of an earlier start.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=30))]
     wait: u64,
     /// The domain's name.
@@ -61,7 +61,9 @@ pub(crate) fn libvirt_hook(asked: &LibvirtHook) -> Result<()> {
         host: config.host.name.clone(),
         sockets: config.run_directory().sockets(),
         wait: Duration::from_secs(asked.wait),
+        gone: VMM_GONE,
     };
+    let patience = VMM_GONE + if prepares { hook.wait } else { RELEASE } + ANSWER;
     // libvirt waits for us, and whoever asked waits for libvirt: a controller that stands still must not hold them up.
     let (done, outcome) = mpsc::channel();
     thread::Builder::new().name("hook".to_owned()).spawn(move || {
@@ -78,12 +80,12 @@ pub(crate) fn libvirt_hook(asked: &LibvirtHook) -> Result<()> {
         // Nobody waits any more if that took too long.
         let _ = done.send(outcome);
     })?;
-    match outcome.recv_timeout(Duration::from_secs(asked.wait) + ANSWER) {
+    match outcome.recv_timeout(patience) {
         Ok(outcome) => Ok(outcome?),
         Err(mpsc::RecvTimeoutError::Timeout) => bail!(
             "the controller at {} has not answered for {} s: see what it says, and start the domain again",
             asked.server,
-            asked.wait + ANSWER.as_secs()
+            patience.as_secs()
         ),
         Err(error) => Err(anyhow!("the hook itself has failed: {error}")),
     }

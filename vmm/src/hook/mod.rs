@@ -27,8 +27,11 @@ pub const LABEL: &str = "wadi/libvirt-domain";
 
 /// How often is looked whether something has come about.
 const POLL: Duration = Duration::from_millis(20);
-/// For how long the end of a domain waits at most.
-const RELEASE: Duration = Duration::from_secs(5);
+/// For how long the end of a domain waits for a controller that is away.
+pub const RELEASE: Duration = Duration::from_secs(5);
+/// How long it may take until frontends have seen that a VMM is gone. One that was started anew waits for the VMM of its life before, for
+/// as long as its `VMM_PATIENCE` says, and has to say so afterwards: this is longer.
+pub const VMM_GONE: Duration = Duration::from_secs(15);
 
 /// Leases devices for the domains of one host.
 #[derive(Debug)]
@@ -41,17 +44,19 @@ pub struct Hook {
     pub sockets: PathBuf,
     /// How long something may take to come about.
     pub wait: Duration,
+    /// How long frontends may take beyond that to see that a VMM is gone: [`VMM_GONE`], but in tests.
+    pub gone: Duration,
 }
 
 impl Hook {
     /// Leases the devices of a domain that is about to start, or sees that its instance is there, and waits until the frontends serve
     /// them. Done twice, or after it was killed half-way, it comes to the same.
     pub fn prepare(&self, domain: &Domain) -> Result<(), VmmError> {
-        let until = Instant::now() + self.wait;
+        let mut until = Instant::now() + self.wait;
         // A host that has just come up starts its domains while its daemons, or the controller, still do.
-        patiently(until, || {
+        patiently(&mut until, |until| {
             let instance = self.lease(domain, until)?;
-            self.await_frontends(domain, instance, until)
+            self.await_frontends(domain, instance, *until)
         })
         .map_err(|error| of_domain(domain, error))
     }
@@ -59,18 +64,23 @@ impl Hook {
     /// Ends the leases of a domain that has ended, if the hook had made them on this host. If that cannot be, the domain's next start
     /// sees to it.
     pub fn release(&self, domain: &Domain) -> Result<(), VmmError> {
-        let until = Instant::now() + self.wait.min(RELEASE);
-        patiently(until, || self.give_back(domain, until)).map_err(|error| of_domain(domain, error))
+        let mut until = Instant::now() + self.wait.min(RELEASE);
+        let ended = patiently(&mut until, |_| match self.find(domain.instance())? {
+            Some(_) => self.give_back(domain),
+            None => Ok(()),
+        });
+        ended.map_err(|error| of_domain(domain, error))
     }
 
-    /// The domain's instance: the one that was made by hand, or one that is made now.
-    fn lease(&self, domain: &Domain, until: Instant) -> Result<Instance, VmmError> {
+    /// The domain's instance: the one that was made by hand, or one that is made now. What an earlier start has left may take its time to be
+    /// given back: `until` is put off by that.
+    fn lease(&self, domain: &Domain, until: &mut Instant) -> Result<Instance, VmmError> {
         let name = domain.instance();
         let found = match self.find(name)? {
             Some(found) if found.labels.contains_key(LABEL) => found,
             // The operator's.
             Some(found) => return Ok(found),
-            None => return self.create(domain, until),
+            None => return self.create(domain, *until),
         };
         if !domain.owns(&found) {
             let reason = format!(
@@ -85,8 +95,10 @@ impl Hook {
             return Ok(found);
         }
         // Nobody has given it back: the hook was killed, or the host lost its power. The domain may have changed since.
-        self.give_back(domain, until)?;
-        self.create(domain, until)
+        let began = Instant::now();
+        self.give_back(domain)?;
+        *until += began.elapsed();
+        self.create(domain, *until)
     }
 
     fn create(&self, domain: &Domain, until: Instant) -> Result<Instance, VmmError> {
@@ -125,7 +137,12 @@ impl Hook {
 
     /// Deletes the instance that was made for the domain, if it is on this host: after a move it is the other one's. It may take a
     /// moment until the frontends have seen that QEMU has ended, or until a move has come to its end.
-    fn give_back(&self, domain: &Domain, until: Instant) -> Result<(), VmmError> {
+    fn give_back(&self, domain: &Domain) -> Result<(), VmmError> {
+        let mut until = Instant::now() + self.gone;
+        patiently(&mut until, |until| self.give_back_until(domain, *until))
+    }
+
+    fn give_back_until(&self, domain: &Domain, until: Instant) -> Result<(), VmmError> {
         loop {
             let refused = match self.find(domain.instance())? {
                 Some(found) if !domain.owns(&found) || found.host != self.host => return Ok(()),
@@ -156,8 +173,11 @@ fn of_domain(domain: &Domain, error: VmmError) -> VmmError {
     }
 }
 
-/// Does something again while what hinders it may pass by itself.
-fn patiently(until: Instant, mut attempt: impl FnMut() -> Result<(), VmmError>) -> Result<(), VmmError> {
+/// Does something again while what hinders it may pass by itself. An attempt can put off when that has to end.
+fn patiently(
+    until: &mut Instant,
+    mut attempt: impl FnMut(&mut Instant) -> Result<(), VmmError>,
+) -> Result<(), VmmError> {
     let passes = |error: &VmmError| match error {
         VmmError::Controller(ClientError::Unreachable { .. }) => true,
         VmmError::Controller(ClientError::Refused(problem)) => {
@@ -166,9 +186,12 @@ fn patiently(until: Instant, mut attempt: impl FnMut() -> Result<(), VmmError>) 
         _ => false,
     };
     loop {
-        match attempt() {
-            Err(error) if passes(&error) && Instant::now() < until => thread::sleep(POLL),
+        match attempt(until) {
+            Err(error) if passes(&error) && Instant::now() < *until => thread::sleep(POLL),
             outcome => return outcome,
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

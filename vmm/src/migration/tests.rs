@@ -1,10 +1,7 @@
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::mpsc::{Receiver, channel};
-
-use tempfile::TempDir;
+use std::os::unix::net::UnixStream;
 
 use super::*;
+use crate::fake_controller::Controller;
 use crate::monitor::fake::Qemu;
 use crate::monitor::open;
 use crate::spec::tests::spec;
@@ -61,45 +58,6 @@ fn an_emulated_machine_that_we_describe_can_be_moved_and_others_are_refused() {
     assert!(!keeps_stores(bytes, 128 << 20));
 }
 
-/// A controller that answers requests, such as `GET /v1/instances/vm1`, with a status and a text; status 0 is no answer at all.
-struct Controller {
-    client: Client,
-    asked: Receiver<String>,
-    _directory: TempDir,
-}
-
-impl Controller {
-    fn start(mut answer: impl FnMut(&str) -> (u16, String) + Send + 'static) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("controller.sock");
-        let listener = UnixListener::bind(&path).unwrap();
-        let (tell, asked) = channel();
-        thread::spawn(move || {
-            for client in listener.incoming() {
-                let mut client = BufReader::new(client.unwrap());
-                let mut request = String::new();
-                client.read_line(&mut request).unwrap();
-                let request = request.rsplit_once(' ').unwrap().0;
-                let mut header = String::from("-");
-                while !header.trim().is_empty() {
-                    header.clear();
-                    client.read_line(&mut header).unwrap();
-                }
-                let (status, body) = answer(request);
-                if status != 0 {
-                    let length = body.len();
-                    let head =
-                        format!("HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-length: {length}");
-                    write!(client.get_mut(), "{head}\r\n\r\n{body}").unwrap();
-                }
-                // Who has been told goes on as soon as it is closed.
-                tell.send(request.to_owned()).unwrap();
-            }
-        });
-        Self { client: Client::unix(&path).unwrap(), asked, _directory: directory }
-    }
-}
-
 /// An instance, which moves or does not.
 fn instance(moves: bool) -> (u16, String) {
     let migration = r#""migration": {"to": "h2", "ready": true, "devices": []}, "#;
@@ -141,9 +99,9 @@ fn a_move_that_succeeded_is_none_that_failed_while_the_controller_is_away() {
     });
     let qemu = qemu(Some("completed"));
     let moved =
-        move_away(&controller.client, "vm1", &qemu.path, "tcp:h2:4444", MigrationSpeed::default()).unwrap();
+        move_away(&controller.client(), "vm1", &qemu.path, "tcp:h2:4444", MigrationSpeed::default()).unwrap();
     assert_eq!(moved.total_ms, 7);
-    assert_eq!(controller.asked.try_iter().collect::<Vec<_>>(), [LOOK; 5]);
+    assert_eq!(controller.asked(), [LOOK; 5]);
 }
 
 #[test]
@@ -153,9 +111,9 @@ fn the_controller_hears_that_a_guest_stays_and_what_failed_first_is_told() {
         _ => (503, String::new()),
     });
     let qemu = qemu(Some("failed"));
-    let stays = move_away(&controller.client, "vm1", &qemu.path, "tcp:h2:4444", MigrationSpeed::default());
+    let stays = move_away(&controller.client(), "vm1", &qemu.path, "tcp:h2:4444", MigrationSpeed::default());
     assert!(matches!(stays, Err(VmmError::Migration { .. })), "{stays:?}");
-    assert_eq!(controller.asked.try_iter().collect::<Vec<_>>(), [LOOK, ABORT]);
+    assert_eq!(controller.asked(), [LOOK, ABORT]);
 }
 
 #[test]
@@ -174,8 +132,8 @@ fn the_controller_is_told_nothing_of_a_guest_that_may_be_here_or_there() {
         Some(if name == "query-kvm" { kvm.to_owned() } else { r#"{"return": {}}"#.to_owned() })
     });
     std::fs::hard_link(&qemu.path, &path).unwrap();
-    let unknown = move_away(&controller.client, "vm1", &path, "tcp:h2:4444", MigrationSpeed::default());
+    let unknown = move_away(&controller.client(), "vm1", &path, "tcp:h2:4444", MigrationSpeed::default());
     let Err(VmmError::Undecided { reason, .. }) = &unknown else { panic!("{unknown:?}") };
     assert!(reason.contains("activate-migration vm1") && reason.contains("abort-migration vm1"), "{reason}");
-    assert_eq!(controller.asked.try_iter().collect::<Vec<_>>(), [LOOK]);
+    assert_eq!(controller.asked(), [LOOK]);
 }
