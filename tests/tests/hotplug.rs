@@ -115,12 +115,13 @@ fn devices_come_and_go_while_a_vm_runs() {
     let guest = Guest::ensure(&mut Silent).unwrap();
     let mut pod = PodBuilder::three_hosts().start().unwrap();
     let instance = pod.create_instance("vm1", "h1", &[("vol0", 1 << 26, Some("h2/ssd0"))]).unwrap();
-    create_volumes(&pod, &["vol1", "vol2", "vol3"]);
+    // QEMU would not take such names as they are.
+    create_volumes(&pod, &["1st", "vol2", "3rd"]);
     let spec = VmSpec { ports: Some(4), ..pod.machine(&instance, &guest, SHAPE) };
     let mut vm = pod.begin_machine(&instance, spec).unwrap().arrived().unwrap();
 
     // Nobody is there to plug it in.
-    let error = instances(&pod, &["attach", "vm1", "--volume", "vol1", "--wait", "1"]).unwrap_err();
+    let error = instances(&pod, &["attach", "vm1", "--volume", "1st", "--wait", "1"]).unwrap_err();
     assert!(error.contains("its lease is given back") && error.contains("vmm follow vm1"), "{error}");
     has(&pod, &["net0", "vol0"]);
 
@@ -128,43 +129,43 @@ fn devices_come_and_go_while_a_vm_runs() {
     let mut sum = None;
     for round in 0..=rounds() {
         eprintln!("round {round}");
-        let said = instances(&pod, &["attach", "vm1", "--volume", "vol1"]).unwrap();
-        assert!(said.contains("vol1"), "{said}");
-        wait_for_disk(&vm, "vol1");
+        let said = instances(&pod, &["attach", "vm1", "--volume", "1st"]).unwrap();
+        assert!(said.contains("1st"), "{said}");
+        wait_for_disk(&vm, "1st");
         // What was written before is there again.
         if let Some(sum) = &sum {
-            assert_eq!(&read(&vm, "vol1"), sum);
+            assert_eq!(&read(&vm, "1st"), sum);
         }
         instances(&pod, &["attach", "vm1", "--nic"]).unwrap();
-        has(&pod, &["net0", "net1", "vol0", "vol1"]);
+        has(&pod, &["net0", "net1", "vol0", "1st"]);
         use_second_nic(&pod, &vm);
 
         // Once is enough, and there is room for two.
-        let error = instances(&pod, &["attach", "vm1", "--volume", "vol1"]).unwrap_err();
+        let error = instances(&pod, &["attach", "vm1", "--volume", "1st"]).unwrap_err();
         assert!(error.contains("leased to vm1"), "{error}");
         let error = instances(&pod, &["attach", "vm1", "--volume", "vol2"]).unwrap_err();
         assert!(error.contains("no PCIe port is free") && error.contains("--ports 5"), "{error}");
-        wait_until_it_has(&pod, &["net0", "net1", "vol0", "vol1"]);
+        wait_until_it_has(&pod, &["net0", "net1", "vol0", "1st"]);
         assert_eq!(pod.api().volume("vol2").unwrap().instance, None);
 
         // A frontend that starts anew finds what was plugged in.
-        let written = write(&vm, "vol1");
+        let written = write(&vm, "1st");
         if round < rounds() {
             for role in [Role::NetFrontend, Role::BlkFrontend] {
                 pod.daemon("h1", role).unwrap().kill().unwrap();
                 pod.start_daemon("h1", role).unwrap();
             }
             pod.wait_until_joined().unwrap();
-            assert_eq!(read(&vm, "vol1"), written);
+            assert_eq!(read(&vm, "1st"), written);
             ping_by_second_nic(&vm);
         }
         sum = Some(written);
 
         instances(&pod, &["detach", "vm1", "net1"]).unwrap();
-        instances(&pod, &["detach", "vm1", "vol1"]).unwrap();
+        instances(&pod, &["detach", "vm1", "1st"]).unwrap();
         has(&pod, &["net0", "vol0"]);
-        assert!(!has_disk(&vm, "vol1") && !has_second_nic(&vm));
-        assert_eq!(pod.api().volume("vol1").unwrap().instance, None);
+        assert!(!has_disk(&vm, "1st") && !has_second_nic(&vm));
+        assert_eq!(pod.api().volume("1st").unwrap().instance, None);
     }
 
     // What the machine started with comes and goes as well.
@@ -174,15 +175,15 @@ fn devices_come_and_go_while_a_vm_runs() {
     wait_for_disk(&vm, "vol0");
 
     // By force it is gone for the pod at once; the guest loses it when it can, and may have it again.
-    attach_volume(&pod, "vol1");
-    wait_for_disk(&vm, "vol1");
-    instances(&pod, &["detach", "vm1", "vol1", "--force"]).unwrap();
+    attach_volume(&pod, "1st");
+    wait_for_disk(&vm, "1st");
+    instances(&pod, &["detach", "vm1", "1st", "--force"]).unwrap();
     has(&pod, &["net0", "vol0"]);
-    wait_for("the guest to lose its disk", || !has_disk(&vm, "vol1"));
-    attach_volume(&pod, "vol1");
-    wait_for_disk(&vm, "vol1");
-    assert_eq!(Some(read(&vm, "vol1")), sum);
-    instances(&pod, &["detach", "vm1", "vol1"]).unwrap();
+    wait_for("the guest to lose its disk", || !has_disk(&vm, "1st"));
+    attach_volume(&pod, "1st");
+    wait_for_disk(&vm, "1st");
+    assert_eq!(Some(read(&vm, "1st")), sum);
+    instances(&pod, &["detach", "vm1", "1st"]).unwrap();
 
     // Nobody plugs anything into a machine that has ended; the next one starts with it.
     vm.stop().unwrap();
@@ -190,12 +191,12 @@ fn devices_come_and_go_while_a_vm_runs() {
         pod.api().instance("vm1").unwrap().nics.iter().all(|nic| !nic.connected && !nic.plugged)
     });
     instances(&pod, &["detach", "vm1", "vol0"]).unwrap();
-    attach_volume(&pod, "vol3");
-    has(&pod, &["net0", "vol3"]);
+    attach_volume(&pod, "3rd");
+    has(&pod, &["net0", "3rd"]);
     let instance = pod.api().instance("vm1").unwrap();
     let vm = pod.boot(&instance, &guest, SHAPE).unwrap();
-    let written = write(&vm, "vol3");
-    assert_eq!(read(&vm, "vol3"), written);
+    let written = write(&vm, "3rd");
+    assert_eq!(read(&vm, "3rd"), written);
     drop((vm, follower));
     pod.api().delete_instance_by_force("vm1").unwrap();
 }

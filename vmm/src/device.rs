@@ -20,6 +20,20 @@ pub(crate) fn is_port(name: &str) -> bool {
     name.starts_with(PORT)
 }
 
+/// What the names of devices begin with that QEMU would not take as they are. The name of no device has a dot.
+const DIGIT: &str = "d.";
+
+/// What QEMU calls a device. It wants a letter first, and a device may be named after a volume that begins with a digit.
+pub(crate) fn qdev_name(device: &str) -> String {
+    let plain = device.starts_with(|first: char| first.is_ascii_alphabetic());
+    if plain { device.to_owned() } else { format!("{DIGIT}{device}") }
+}
+
+/// The device that QEMU calls that.
+pub(crate) fn device_of_qdev(name: &str) -> &str {
+    name.strip_prefix(DIGIT).unwrap_or(name)
+}
+
 /// The character device through which a device speaks with its frontend.
 pub(crate) fn chardev_name(device: &str) -> String {
     format!("{CHARDEV}{device}")
@@ -74,7 +88,8 @@ impl Properties {
 /// A device, and what it speaks through.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    pub(crate) id: String,
+    /// The device's name in the instance.
+    pub(crate) name: String,
     socket: String,
     host: Host,
     /// For NICs.
@@ -84,23 +99,30 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    fn new(id: &str, socket: &Path, host: Host, driver: &'static str) -> Self {
+    fn new(name: &str, socket: &Path, host: Host, driver: &'static str) -> Self {
         let mut device = Properties::default();
-        device.set("id", id);
-        Self { id: id.to_owned(), socket: socket.display().to_string(), host, netdev: None, driver, device }
+        device.set("id", qdev_name(name));
+        Self {
+            name: name.to_owned(),
+            socket: socket.display().to_string(),
+            host,
+            netdev: None,
+            driver,
+            device,
+        }
     }
 
     /// A NIC, which the firmware may try to boot from.
     pub(crate) fn network(network: &Network, host: Host, boot: Option<usize>) -> Self {
-        let id = &network.device;
-        let mut parts = Self::new(id, &network.socket, host, "virtio-net-pci");
+        let name = &network.device;
+        let mut parts = Self::new(name, &network.socket, host, "virtio-net-pci");
         let mut netdev = Properties::default();
-        netdev.set("id", netdev_name(id));
-        netdev.set("chardev", chardev_name(id));
+        netdev.set("id", netdev_name(name));
+        netdev.set("chardev", chardev_name(name));
         netdev.set("queues", network.queue_pairs);
         parts.netdev = Some(netdev);
         let device = &mut parts.device;
-        device.set("netdev", netdev_name(id));
+        device.set("netdev", netdev_name(name));
         device.set("mac", network.mac.as_str());
         device.set("host_mtu", network.mtu);
         device.set("rx_queue_size", 1024);
@@ -145,7 +167,7 @@ impl Parts {
             let (option, value) = self.host.version.reconnect_option();
             format!("{option}={value}")
         };
-        let chardev = escape(&chardev_name(&self.id));
+        let chardev = escape(&chardev_name(&self.name));
         let mut words =
             vec!["-chardev".to_owned(), format!("socket,id={chardev},path={},{side}", escape(&self.socket))];
         if let Some(netdev) = &self.netdev {
@@ -165,7 +187,7 @@ impl Parts {
             let (option, value) = self.host.version.reconnect_option();
             socket[option] = value.into();
         }
-        json!({"id": chardev_name(&self.id), "backend": {"type": "socket", "data": socket}})
+        json!({"id": chardev_name(&self.name), "backend": {"type": "socket", "data": socket}})
     }
 }
 
@@ -194,6 +216,23 @@ mod tests {
         assert_eq!((&socket["reconnect"], &socket["server"]), (&json!(1), &json!(false)));
         let object = parts.device.object();
         assert_eq!((&object["vectors"], &object["host_mtu"]), (&json!(0), &json!(1500)));
+    }
+
+    #[test]
+    fn qemu_has_a_letter_first_in_what_it_calls_a_device() {
+        let disk = |name: &str| Disk { device: name.to_owned(), ..spec().disks[0].clone() };
+        let [_, chardev, _, device] = &Parts::disk(&disk("0vol"), HOST, None).words()[..] else {
+            panic!("two options")
+        };
+        assert!(chardev.starts_with("socket,id=wadi-0vol,"), "{chardev}");
+        assert!(device.contains(",id=d.0vol,chardev=wadi-0vol,"), "{device}");
+        // Machines that run have their devices called as they are.
+        for name in ["vol0", "d", "d0", "d-0"] {
+            assert_eq!(qdev_name(name), name);
+        }
+        for name in ["vol0", "0vol", "7", "d0"] {
+            assert_eq!(device_of_qdev(&qdev_name(name)), name);
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use cxl_pool::GuestLock;
 use qapi::qmp;
 
 use crate::console_log::ConsoleLog;
+use crate::device::qdev_name;
 use crate::monitor::{MONITOR_DEADLINE, Monitor, connect};
 use crate::pool_ram::check_offset;
 use crate::slicing::ControlFile;
@@ -154,7 +155,7 @@ impl Vm {
     pub fn set_link(&mut self, device: &str, up: bool) -> Result<(), VmmError> {
         let mut monitor = self.monitor()?;
         monitor
-            .execute(&qmp::set_link { name: device.to_owned(), up })
+            .execute(&qmp::set_link { name: qdev_name(device), up })
             .map(drop)
             .map_err(|e| VmmError::Monitor { reason: e.to_string() })
     }

@@ -59,7 +59,7 @@ impl Inventory {
 
     /// Whether the guest has this device.
     pub(crate) fn has(&self, device: &str) -> bool {
-        self.speaking.contains(device) && self.devices.contains_key(device)
+        self.speaking.contains(device) && self.devices.contains_key(&device::qdev_name(device))
     }
 
     /// Refuses a slot that the machine does not have, or where something is.
@@ -76,6 +76,7 @@ impl Inventory {
         }
         match self.devices.iter().find(|(_, bus)| **bus == port) {
             Some((other, _)) => {
+                let other = device::device_of_qdev(other);
                 refuse(format!("its PCIe port is still taken by {other}, which the guest has not let go of"))
             }
             None => Ok(()),
@@ -135,7 +136,7 @@ impl Plugger {
     pub(crate) fn plug(&mut self, slot: u8, parts: impl FnOnce(Host) -> Parts) -> Result<(), VmmError> {
         self.inventory()?.check_slot(slot)?;
         let parts = parts(self.host);
-        let device = parts.id.clone();
+        let device = parts.name.clone();
         match self.add(parts) {
             Err(error @ VmmError::Monitor { .. }) => {
                 self.remove_rest(&device)?;
@@ -154,14 +155,14 @@ impl Plugger {
         }
         let mut arguments = parts.device.object();
         arguments.remove("id");
-        let add =
-            qmp::device_add { bus: None, id: Some(parts.id), driver: parts.driver.to_owned(), arguments };
+        let id = Some(device::qdev_name(&parts.name));
+        let add = qmp::device_add { bus: None, id, driver: parts.driver.to_owned(), arguments };
         self.execute(&add).map(drop)
     }
 
     /// Asks the guest to let go of a device, once more if it was asked before.
     pub(crate) fn ask_for(&mut self, device: &str) -> Result<(), VmmError> {
-        match self.execute(&qmp::device_del { id: device.to_owned() }) {
+        match self.execute(&qmp::device_del { id: device::qdev_name(device) }) {
             // An older QEMU asks once, and the guest may still let go.
             Err(error) if error.to_string().contains("in the process of unplug") => Ok(()),
             asked => asked.map(drop),
@@ -235,11 +236,21 @@ mod tests {
 
     #[test]
     fn a_slot_is_there_and_free_or_it_is_said_what_to_do() {
-        let devices = [("port.0", "pcie.0"), ("port.1", "pcie.0"), ("vol0", "port.1"), ("serial", "pcie.0")];
+        let devices = [
+            ("port.0", "pcie.0"),
+            ("port.1", "pcie.0"),
+            ("port.3", "pcie.0"),
+            ("vol0", "port.1"),
+            ("d.3rd", "port.3"),
+            ("serial", "pcie.0"),
+        ];
         let inventory = Inventory {
             devices: devices.map(|(name, bus)| (name.to_owned(), bus.to_owned())).into(),
-            speaking: ["vol0".to_owned(), "vol1".to_owned()].into(),
+            speaking: ["vol0".to_owned(), "vol1".to_owned(), "3rd".to_owned()].into(),
         };
+        assert!(inventory.has("3rd"));
+        let error = inventory.check_slot(3).unwrap_err().to_string();
+        assert!(error.contains("still taken by 3rd"), "{error}");
         assert!(inventory.has_ports() && inventory.has("vol0"));
         assert!(inventory.has_some_of("vol1") && !inventory.has("vol1") && !inventory.has("serial"));
         inventory.check_slot(0).unwrap();
