@@ -296,25 +296,22 @@ fn vmm_run_follows_its_own_machine_and_another_does_when_it_is_killed() {
     let instance = pod.create_instance("vm1", "h1", &[("vol0", 1 << 26, Some("h2/ssd0"))]).unwrap();
     create_volumes(&pod, &["vol1"]);
     let spec = pod.machine(&instance, &guest, SHAPE);
-    let mut run = Command::new(pod.binary("vmm"));
-    run.args([
-        "run",
-        "--instance",
-        "vm1",
-        "--accelerator",
-        "tcg",
-        "--memory",
-        "320",
-        "--no-shim",
-        "--server",
-    ]);
-    run.arg(format!("unix:{}", pod.directory().join("run/controller.sock").display()));
-    run.arg("--kernel").arg(&guest.kernel).arg("--initrd").arg(&guest.initrd);
-    run.arg("--append").arg(&guest.command_line);
-    run.arg("--directory").arg(pod.directory().join("vm"));
+    let run_in = |directory: &str| {
+        let mut run = Command::new(pod.binary("vmm"));
+        run.args(["run", "--instance", "vm1", "--accelerator", "tcg", "--memory", "320", "--no-shim"]);
+        run.arg("--server").arg(format!("unix:{}", pod.directory().join("run/controller.sock").display()));
+        run.arg("--kernel").arg(&guest.kernel).arg("--initrd").arg(&guest.initrd);
+        run.arg("--append").arg(&guest.command_line);
+        run.arg("--directory").arg(pod.directory().join(directory));
+        run
+    };
     let _ends = Ends(&pod);
-    let mut run = Daemon::start("vmm-run", run, &pod.directory().join("log/vmm-run.log")).unwrap();
+    let mut run = Daemon::start("vmm-run", run_in("vm"), &pod.directory().join("log/vmm-run.log")).unwrap();
     let agent = Agent::connect(&spec.exec_socket(), LONG).unwrap();
+    // It is noted in another directory that it runs, and the pod knows it all the same.
+    let second = run_in("elsewhere").output().unwrap();
+    let error = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(!second.status.success() && error.contains("a VMM uses net0 of vm1 already"), "{error}");
     let disks = || agent.run("ls /sys/block | grep -c vd", LONG).unwrap().text().trim().to_owned();
     attach_volume(&pod, "vol1");
     wait_for("the guest to see the disk", || disks() == "2");

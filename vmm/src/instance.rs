@@ -1,11 +1,18 @@
 //! From an instance, as the controller describes it, to a virtual machine.
 
 use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use pod_api as api;
 use pod_api::client::Client;
 
 use crate::{Disk, Network, PoolRam, VmSpec, VmmError};
+
+/// How long frontends, and the controller, may take to see that a VMM has ended.
+const GONE: Duration = Duration::from_secs(2);
+/// How often is looked whether they have.
+const POLL: Duration = Duration::from_millis(20);
 
 impl VmSpec {
     /// Gives the machine the name, the devices and the memory in the pool that `instance` has leased: those on the host to which
@@ -48,6 +55,39 @@ pub fn confirm_ram(client: &Client, before: &api::Instance, incoming: bool) -> R
     unchanged_ram(before, &client.instance(&before.name)?, incoming)
 }
 
+/// Refuses to start a VMM for an instance that another one uses, whoever has started that: what the two wrote would get mixed. One that
+/// has just ended is given a moment to be gone. `incoming` says that the new one is to receive the guest of an instance that moves: then
+/// its devices there are looked at.
+pub fn refuse_a_second_vmm(client: &Client, instance: &str, incoming: bool) -> Result<(), VmmError> {
+    refuse_after(GONE, client, instance, incoming)
+}
+
+fn refuse_after(patience: Duration, client: &Client, name: &str, incoming: bool) -> Result<(), VmmError> {
+    let until = Instant::now() + patience;
+    loop {
+        let instance = client.instance(name)?;
+        let Some(device) = used_device(&instance, incoming) else { return Ok(()) };
+        if Instant::now() >= until {
+            let reason = format!(
+                "a VMM uses {device} of {name} already: end that first (vmm list, virsh list, podctl instances get {name})"
+            );
+            return Err(VmmError::Machine { reason });
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// A device of which a VMM is known to use it. One that is about to leave is one as well.
+fn used_device(instance: &api::Instance, incoming: bool) -> Option<&str> {
+    if incoming {
+        let there = &instance.migration.as_ref()?.devices;
+        return there.iter().find(|it| it.connected).map(|it| it.device.as_str());
+    }
+    let nics = instance.nics.iter().map(|it| (&it.device, it.connected));
+    let disks = instance.disks.iter().map(|it| (&it.device, it.connected));
+    nics.chain(disks).find(|(_, connected)| *connected).map(|(device, _)| device.as_str())
+}
+
 fn unchanged_ram(before: &api::Instance, now: &api::Instance, incoming: bool) -> Result<(), VmmError> {
     let place =
         |of: &api::Instance| ram(of, incoming).map(|it| (of.id, it.uuid, it.start_bytes, it.size_bytes));
@@ -82,6 +122,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::fake_controller::Controller;
     use crate::spec::tests::spec;
 
     #[test]
@@ -123,6 +164,42 @@ mod tests {
         spec.incoming = Some("tcp:0.0.0.0:4444".to_owned());
         spec.take_devices(&instance);
         assert_eq!(sockets(&spec), ["/there/net0", "/there/vol1"]);
+    }
+
+    /// An instance that moves, with a disk that VMMs use here, or there.
+    fn used(here: bool, there: bool) -> (u16, String) {
+        let disk = json!({
+            "device": "vol0", "socket": "/s", "lease": 1, "generation": 1, "connected": here, "slot": 0, "volume": "vol0",
+            "serial": "vol0", "size_bytes": 1, "block_bytes": 512, "queues": 1, "read_only": false, "ssd": "h2/ssd0",
+        });
+        let moving = json!({"to": "h2", "ready": true, "devices": [{"device": "vol0", "socket": "/t", "connected": there}]});
+        let instance = json!({
+            "name": "vm1", "id": 1, "host": "h1", "ready": true, "nics": [], "disks": [disk], "migration": moving,
+        });
+        (200, instance.to_string())
+    }
+
+    #[test]
+    fn an_instance_that_a_vmm_uses_gets_no_second_one() {
+        for (here, there, incoming) in [(true, false, false), (false, true, true)] {
+            let controller = Controller::start(move |_| used(here, there));
+            let refused = |incoming| refuse_after(Duration::ZERO, &controller.client(), "vm1", incoming);
+            let error = refused(incoming).unwrap_err().to_string();
+            assert!(
+                error.contains("a VMM uses vol0 of vm1 already") && error.contains("virsh list"),
+                "{error}"
+            );
+            // It has its devices on the other host.
+            refused(!incoming).unwrap();
+        }
+        // One has just ended.
+        let mut looks = 0;
+        let controller = Controller::start(move |_| {
+            looks += 1;
+            used(looks < 3, false)
+        });
+        refuse_after(Duration::from_mins(1), &controller.client(), "vm1", false).unwrap();
+        assert_eq!(controller.asked().len(), 3);
     }
 
     #[test]

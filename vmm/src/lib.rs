@@ -42,7 +42,7 @@ pub use attach::{attach_domain, attach_process};
 pub use console_log::CONSOLE_LOG_BYTES;
 pub use firmware::{Firmware, Uefi};
 pub use follow::Follower;
-pub use instance::confirm_ram;
+pub use instance::{confirm_ram, refuse_a_second_vmm};
 pub use machine::Vm;
 pub use memory::plug_memory;
 pub use migration::{Migrated, MigrationSpeed, migrate, move_away, quit};

@@ -22,8 +22,8 @@ use pod_api::client::{CONTROLLER, Client, Credentials, Server};
 use tokio::signal::unix::{SignalKind, signal};
 use vmm::hook::Metadata;
 use vmm::{
-    Accelerator, DirectKernel, Firmware, MigrationSpeed, QemuVersion, Uefi, Vm, VmSpec, console, libvirt,
-    slicing,
+    Accelerator, DirectKernel, Firmware, MigrationSpeed, QemuVersion, Registry, Uefi, Vm, VmSpec, console,
+    libvirt, slicing,
 };
 
 /// Runs unmodified virtual machines whose devices come from the pod.
@@ -293,12 +293,15 @@ fn host_kernel() -> Option<PathBuf> {
 
 fn run(machine: &Machine) -> Result<()> {
     let (spec, instance, host) = machine.spec()?;
+    let client = machine.of.client()?;
+    // What is noted on this host says more, and files of a machine that runs stay until it is sure that there is none.
+    Registry::new(&spec.directory).refuse_a_second(&spec.name)?;
+    vmm::refuse_a_second_vmm(&client, &spec.name, spec.incoming.is_some())?;
     eprintln!("{} runs with {}; console: {}", spec.name, spec.accelerator, spec.console_socket().display());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _guard = runtime.enter();
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let incoming = spec.incoming.clone();
-    let client = machine.of.client()?;
     let confirm = || vmm::confirm_ram(&client, &instance, incoming.is_some());
     let mut vm = Vm::start_with(spec, confirm, |command, input| command.stdin(input).spawn())?;
     if let Some(running) = vm.running() {

@@ -127,6 +127,11 @@ impl Registry {
         found.ok_or(VmmError::Machine { reason })
     }
 
+    /// Fails if a machine of this name runs.
+    pub fn refuse_a_second(&self, name: &str) -> Result<(), VmmError> {
+        self.refuse_another(&self.lock()?, name, None)
+    }
+
     /// Adds a machine. Another one of its name that runs is not replaced.
     pub fn add(&self, machine: &RunningVm) -> Result<(), VmmError> {
         let locked = self.lock()?;
