@@ -28,8 +28,12 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// Its arguments are the log, the old one, and how many bytes one may have. head writes what it has read, without waiting for more.
+/// What a guest says is nobody's business but root's: logs of an earlier run may be open to others, or somebody may have one open.
 const SCRIPT: &str = r#"
 trap '' HUP INT QUIT TERM
+umask 077
+rm -f "$1"
+chmod 600 "$2"
 while :; do
   # Where nothing can be written, the guest still need not wait.
   stdbuf -o0 head -c "$3" >"$1" || exec cat >/dev/null
@@ -101,6 +105,7 @@ pub(crate) fn old(log: &Path) -> PathBuf {
 mod tests {
     use std::fs::{self, File};
     use std::io::Write as _;
+    use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
 
@@ -118,6 +123,24 @@ mod tests {
             assert_eq!((read(&old(&log)).as_str(), read(&log).as_str()), (old_log, new));
         }
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_a_guest_says_is_for_its_owner_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = directory.path().join("log");
+        // Of an earlier run, for all to read.
+        for path in [&log, &old(&log)] {
+            fs::write(path, "before").unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        for said in ["boot", "booted, and more", ""] {
+            let (mut keeper, pipe) = ConsoleLog::with_limit(&log, 10).unwrap();
+            File::from(pipe.0).write_all(said.as_bytes()).unwrap();
+            keeper.finish();
+            assert_eq!((mode(&log), mode(&old(&log))), (0o600, 0o600), "{said}");
+        }
     }
 
     #[test]
