@@ -203,6 +203,7 @@ impl Follower {
             // It was asked for while it was not leased, and comes again once it is gone.
             if !lease.leaving && before.has(lease.name) && asked.contains_key(lease.name) {
                 under_way = true;
+                self.ask_for(&mut plugger, lease.name, Some(lease), asked)?;
                 continue;
             }
             under_way |= self.bring(&instance, lease, &before, &mut plugger, say)?;
@@ -213,7 +214,8 @@ impl Follower {
         }
     }
 
-    /// Has the guest asked for a device, again after a while, and tells the controller if it keeps it.
+    /// Has the guest asked for a device, again after a while, and tells the controller if it keeps it: then one that is to leave is still
+    /// there, and one that is to come again is not plugged in.
     fn ask_for(
         &self,
         plugger: &mut Plugger,
@@ -223,12 +225,14 @@ impl Follower {
     ) -> Result<(), VmmError> {
         match asked.get(device) {
             Some(since) if since.elapsed() < PATIENCE => return Ok(()),
-            Some(_) if lease.is_some_and(|it| it.refused.is_none()) => {
-                let reason =
-                    format!("the guest was asked {} s ago and has not let go of it", PATIENCE.as_secs());
-                self.answer(device, true, Some(reason))?;
+            Some(_) => {
+                if let Some(lease) = lease.filter(|it| it.refused.is_none()) {
+                    let reason =
+                        format!("the guest was asked {} s ago and has not let go of it", PATIENCE.as_secs());
+                    self.answer(device, lease.leaving, Some(reason))?;
+                }
             }
-            _ => {}
+            None => {}
         }
         plugger.ask_for(device)?;
         asked.insert(device.to_owned(), Instant::now());
@@ -291,5 +295,83 @@ impl Follower {
             Err(error) if error.status() != Some(404) => Err(error.into()),
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::fake_controller::Controller;
+    use crate::monitor::fake::Qemu;
+    use crate::{Origin, Process};
+
+    /// A guest that lets go of nothing has vol0.
+    fn qemu() -> Qemu {
+        Qemu::start(|name, arguments| {
+            let answer = match name {
+                "query-version" => json!({"qemu": {"major": 7, "minor": 2, "micro": 0}, "package": ""}),
+                "query-kvm" => json!({"enabled": false, "present": false}),
+                "query-chardev" => json!([{"label": "wadi-vol0", "filename": "", "frontend-open": true}]),
+                "qom-list" => json!([
+                    {"name": "port.0", "type": "child<pcie-root-port>"},
+                    {"name": "vol0", "type": "child<vhost-user-blk-pci>"},
+                ]),
+                "qom-get" if arguments["path"] == "/machine/peripheral/vol0" => {
+                    json!("/machine/peripheral/port.0/port.0")
+                }
+                "qom-get" => json!("/machine/q35/pcie.0"),
+                _ => json!({}),
+            };
+            Some(json!({"return": answer}).to_string())
+        })
+    }
+
+    #[test]
+    fn a_guest_that_keeps_what_comes_again_is_asked_again_and_it_is_told() {
+        let (qemu, (tell, told)) = (qemu(), channel());
+        let controller = Controller::listening(move |_, body| {
+            if !body.is_empty() {
+                tell.send(serde_json::from_str::<DeviceAnswer>(body).unwrap()).unwrap();
+                return (204, String::new());
+            }
+            let disk = json!({
+                "device": "vol0", "socket": "/s", "lease": 2, "generation": 2, "connected": true, "slot": 0, "volume": "vol0",
+                "serial": "vol0", "size_bytes": 1, "block_bytes": 512, "queues": 1, "read_only": false, "ssd": "h2/ssd0",
+            });
+            let instance =
+                json!({"name": "vm1", "id": 1, "host": "h1", "ready": true, "nics": [], "disks": [disk]});
+            (200, instance.to_string())
+        });
+        let directory = tempfile::tempdir().unwrap();
+        let machine = RunningVm {
+            name: "vm1".to_owned(),
+            process: Process::with_id(std::process::id()).unwrap(),
+            origin: Origin::Run,
+            monitor: MonitorAddress::Socket { path: qemu.path.clone() },
+            vcpu_control: None,
+            files: Vec::new(),
+        };
+        let registry = Registry::new(directory.path());
+        registry.add(&machine).unwrap();
+        let follower = Follower::new(controller.client(), &registry, machine, "h1".to_owned()).unwrap();
+        // It was taken by force, and the guest was asked for it then.
+        let mut asked = Asked::from([("vol0".to_owned(), Instant::now())]);
+        let is_asked = |asked: &mut Asked| {
+            assert_eq!(follower.look(asked, &mut |_| {}).unwrap(), Seen::UnderWay);
+            qemu.asked().contains(&"device_del".to_owned())
+        };
+        assert!(!is_asked(&mut asked), "it has time");
+        assert_eq!(told.try_iter().count(), 0);
+        asked.insert("vol0".to_owned(), Instant::now().checked_sub(PATIENCE).unwrap());
+        assert!(is_asked(&mut asked));
+        let [answer] = &told.try_iter().collect::<Vec<_>>()[..] else { panic!("one answer") };
+        assert!(
+            !answer.plugged && answer.refused.as_ref().unwrap().contains("has not let go of it"),
+            "{answer:?}"
+        );
     }
 }
