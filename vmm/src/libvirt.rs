@@ -23,6 +23,7 @@ pub fn domain_xml(spec: &VmSpec, metadata: &Metadata, version: QemuVersion) -> R
             "libvirt plugs memory in by itself: leave --memory-max out, and give the domain a <maxMemory>";
         return Err(VmmError::Spec { reason: reason.to_owned() });
     }
+    spec.check_shape()?;
     let mut xml = Xml::default();
     let namespace = if spec.networks.is_empty() && spec.vcpu_shim.is_none() {
         ""
@@ -148,6 +149,7 @@ fn ports(spec: &VmSpec, xml: &mut Xml) {
 /// The command line that starts `spec` without libvirt.
 pub fn command_line(spec: &VmSpec, version: QemuVersion) -> Result<String, VmmError> {
     refuse_pool_ram(spec, "nobody")?;
+    spec.check_shape()?;
     Ok(shell_line(&spec.qemu.display().to_string(), &spec.arguments(version)))
 }
 
@@ -208,6 +210,30 @@ mod tests {
             xml.contains("<qemu:env name='WADI_VCPU_CONTROL' value='/") && xml.contains("xmlns:qemu="),
             "{xml}"
         );
+    }
+
+    #[test]
+    fn what_would_not_run_is_not_printed() {
+        let version = QemuVersion { major: 10, minor: 0 };
+        let firmware = VmSpec { kernel: None, ..spec() };
+        for (wrong, said) in [
+            (VmSpec { boot: vec!["vol9".to_owned()], ..firmware.clone() }, "cannot boot from vol9"),
+            (VmSpec { cpus: 0, ..spec() }, "at least one vCPU"),
+            (VmSpec { cpus: 4, cpus_max: Some(2), ..spec() }, "vCPUs cannot grow"),
+            (VmSpec { ports: Some(1), ..spec() }, "give --ports 2"),
+            (VmSpec { disks: Vec::new(), ..firmware }, "give --kernel"),
+        ] {
+            let printed = [domain_xml(&wrong, &Metadata::default(), version), command_line(&wrong, version)];
+            for printed in printed {
+                let error = printed.unwrap_err().to_string();
+                assert!(error.contains(said), "{error}");
+            }
+        }
+        let shrinks = VmSpec { memory_max_mib: Some(256), ..spec() };
+        let error = command_line(&shrinks, version).unwrap_err().to_string();
+        assert!(error.contains("memory cannot grow"), "{error}");
+        // Where it is started, and when, is not known yet: its sockets may be there then.
+        command_line(&spec(), version).unwrap();
     }
 
     #[test]

@@ -159,8 +159,14 @@ impl VmSpec {
         [self.monitor_socket(), self.console_socket(), self.exec_socket(), self.vcpu_control()]
     }
 
-    /// Whether the machine can be described to QEMU at all.
+    /// Whether the machine can be described to QEMU at all, and started here and now.
     pub fn check(&self) -> Result<(), VmmError> {
+        self.check_shape()?;
+        self.check_sockets()
+    }
+
+    /// Whether what it consists of fits together, wherever and whenever it is to be started.
+    pub(crate) fn check_shape(&self) -> Result<(), VmmError> {
         let refuse = |reason: String| Err(VmmError::Spec { reason });
         if self.kernel.is_none() && self.disks.is_empty() {
             return refuse("it has neither a kernel nor a disk to boot from: give --kernel".to_owned());
@@ -184,6 +190,12 @@ impl VmSpec {
                 "its devices need {needed} PCIe ports, not {ports}: give --ports {needed} or more"
             ));
         }
+        Ok(())
+    }
+
+    /// Whether the frontends, or it, can serve its devices.
+    fn check_sockets(&self) -> Result<(), VmmError> {
+        let refuse = |reason: String| Err(VmmError::Spec { reason });
         let sockets = self.networks.iter().map(|network| &network.socket);
         for path in sockets.chain(self.disks.iter().map(|disk| &disk.socket)) {
             if self.listens {
