@@ -83,6 +83,7 @@ impl Domain {
             host: host.to_owned(),
             instance_type: self.metadata.instance_type.clone(),
             vmm_listens: self.metadata.vmm_listens,
+            priority: self.metadata.priority,
             ..CreateInstance::default()
         };
         for device in self.devices_below(sockets) {
@@ -264,6 +265,10 @@ pub(super) mod tests {
         let [nic] = &request.nics[..] else { panic!("{request:?}") };
         assert_eq!((nic.device.as_deref(), nic.mac.as_deref()), (Some("net0"), Some("52:54:00:00:00:01")));
         assert_eq!((nic.mtu, nic.queue_pairs, nic.policy.vlan), (Some(9000), Some(2), Some(7)));
+        assert_eq!(request.priority, None);
+        let xml = self::domain("", NIC).replace("name='vm1'>", "name='vm1' priority='300'>");
+        let request = Domain::parse(&xml).unwrap().unwrap().request("h1", Path::new(SOCKETS)).unwrap();
+        assert_eq!(request.priority, Some(300));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! ```xml
 //! <metadata>
-//!   <wadi:instance xmlns:wadi='urn:wadi:domain:1' name='vm1' type='small'>
+//!   <wadi:instance xmlns:wadi='urn:wadi:domain:1' name='vm1' type='small' priority='300'>
 //!     <wadi:nic device='net0' mtu='1500' reserve-mbps='2000' vlan='7'>
 //!       <wadi:transmit bytes-per-second='125000000'/>
 //!       <wadi:address>10.0.0.2</wadi:address>
@@ -15,6 +15,7 @@ use std::fmt::Write as _;
 use std::str::FromStr;
 
 use pod_api::{Instance, NicLimit, NicPolicy, NicRequest};
+use pod_protocol::objects::Priority;
 use roxmltree::Node;
 
 use crate::xml::{Xml, text};
@@ -29,6 +30,8 @@ pub struct Metadata {
     pub(super) instance: Option<String>,
     pub(super) instance_type: Option<String>,
     pub(super) vmm_listens: bool,
+    /// Where it is not what follows from the type, or the usual one.
+    pub(super) priority: Option<u16>,
     /// Without MAC addresses and numbers of queues: the domain's interfaces have these.
     pub(super) nics: Vec<NicRequest>,
 }
@@ -51,6 +54,9 @@ impl Metadata {
             instance: Some(instance.name.clone()),
             instance_type: instance.instance_type.clone(),
             vmm_listens: instance.vmm_listens,
+            // A type may say another one.
+            priority: Some(instance.priority)
+                .filter(|it| *it != Priority::DEFAULT.get() || instance.instance_type.is_some()),
             nics: nics.collect(),
         }
     }
@@ -62,6 +68,7 @@ impl Metadata {
         element.word("name", self.instance.as_deref());
         element.word("type", self.instance_type.as_deref());
         element.word("vmm-listens", self.vmm_listens.then_some("yes"));
+        element.number("priority", self.priority);
         xml.open("<metadata>");
         xml.open(&element.begun());
         for nic in &self.nics {
@@ -73,7 +80,7 @@ impl Metadata {
 
     /// Reads the element `<wadi:instance>`. What is not understood is refused: it would never take effect.
     pub(super) fn read(node: Node<'_, '_>) -> Result<Self, String> {
-        let attributes = Attributes::of(node, &["name", "type", "vmm-listens"])?;
+        let attributes = Attributes::of(node, &["name", "type", "vmm-listens", "priority"])?;
         let mut nics = Vec::new();
         for child in children(node)? {
             match child.tag_name().name() {
@@ -91,6 +98,7 @@ impl Metadata {
                 Some("yes") => true,
                 Some(other) => return Err(format!("vmm-listens='{other}' is neither yes nor no")),
             },
+            priority: attributes.number("priority")?,
             nics,
         })
     }
@@ -285,6 +293,7 @@ mod tests {
                 instance: Some("vm1".to_owned()),
                 instance_type: Some("small".to_owned()),
                 vmm_listens: true,
+                priority: Some(300),
                 nics: vec![full, plain],
             },
         ] {
@@ -294,6 +303,21 @@ mod tests {
             let element = document.root_element().first_element_child().unwrap();
             assert_eq!(Metadata::read(element), Ok(metadata), "{}", xml.text);
         }
+    }
+
+    #[test]
+    fn a_priority_is_written_unless_it_is_the_usual_one() {
+        let of = |priority: u16, instance_type: Option<&str>| {
+            let instance = serde_json::json!({
+                "name": "vm1", "id": 1, "host": "h1", "ready": true, "nics": [], "disks": [],
+                "priority": priority, "instance_type": instance_type,
+            });
+            Metadata::of(&serde_json::from_value(instance).unwrap()).priority
+        };
+        assert_eq!((of(100, None), of(300, None)), (None, Some(300)));
+        assert_eq!(of(100, Some("gold")), Some(100), "that of the type is another one");
+        let error = read(&format!("<w:instance xmlns:w='{NAMESPACE}' priority='much'/>")).unwrap_err();
+        assert!(error.contains("priority='much'"), "{error}");
     }
 
     #[test]
