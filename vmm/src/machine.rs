@@ -84,6 +84,8 @@ impl Vm {
         let locked = registry.lock()?;
         registry.refuse_another(&locked, &spec.name, None)?;
         spec.firmware.prepare()?;
+        // Whoever writes the log is started before there is anything for QEMU to inherit: it would keep that for longer.
+        let (console, pipe) = ConsoleLog::start(&spec.console_log())?;
         // One that waits for a guest gets its variables with it, and where hosts share directories the other one has them still.
         let reserved = if spec.incoming.is_none() { spec.firmware.reserve()? } else { None };
         // An older run of this instance may have been killed.
@@ -98,7 +100,6 @@ impl Vm {
         let failed = |source| VmmError::Start { program: spec.qemu.display().to_string(), source };
         let input =
             claimed.as_ref().map_or_else(|| Ok(Stdio::null()), GuestLock::to_stdio).map_err(failed)?;
-        let (console, pipe) = ConsoleLog::start(&spec.console_log())?;
         command.args(pipe.words(CONSOLE));
         let child = spawn(&mut command, input).map_err(failed)?;
         // QEMU has them now.
