@@ -14,7 +14,13 @@ pub(crate) const SLOTS: usize = 16;
 /// Plugs so many MiB of memory into the machine whose monitor this is; it must have been started with room for them
 /// ([`crate::VmSpec::memory_max_mib`]). Its guest uses them as it likes; frontends are told by QEMU.
 pub fn plug_memory(monitor: &Path, mib: u32) -> Result<(), VmmError> {
-    let mut monitor = connect(monitor, || false)?;
+    // It runs already, or not at all.
+    let mut monitor = connect(monitor, || true).map_err(|error| match error {
+        VmmError::Monitor { reason } => VmmError::Machine {
+            reason: format!("no machine is there: {reason}; vmm list shows those that run on this host"),
+        },
+        error => error,
+    })?;
     let mut taken = BTreeSet::new();
     for path in ["/objects", "/machine/peripheral"] {
         let list = qmp::qom_list { path: path.to_owned() };
@@ -88,6 +94,13 @@ mod tests {
             told.try_iter().collect::<Vec<_>>(),
             expected.map(|(name, id)| (name.to_owned(), id.to_owned()))
         );
+    }
+
+    #[test]
+    fn a_machine_that_is_not_there_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = plug_memory(&directory.path().join("vm1-qmp.sock"), 128).unwrap_err().to_string();
+        assert!(error.contains("vm1-qmp.sock") && error.contains("vmm list"), "{error}");
     }
 
     #[test]
