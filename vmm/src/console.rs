@@ -10,16 +10,25 @@ use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 /// Ctrl-]: leaves the console, as in telnet.
 const LEAVE: u8 = 0x1d;
 
-/// Connects this terminal to a console's socket until Ctrl-] or the end of the machine.
+/// Connects this terminal to a console's socket until Ctrl-] or the end of the machine. Where the standard input is none, what the machine
+/// says is still told when that has come to its end.
 pub fn attach(socket: &Path) -> io::Result<()> {
     let mut stream = UnixStream::connect(socket)?;
     let mut output = stream.try_clone()?;
-    let _raw = Raw::enter()?;
+    let raw = Raw::enter()?;
+    let is_terminal = raw.usual.is_some();
     thread::spawn(move || {
         let mut buffer = [0; 256];
-        while let Ok(bytes @ 1..) = io::stdin().read(&mut buffer) {
-            if buffer[..bytes].contains(&LEAVE) || output.write_all(&buffer[..bytes]).is_err() {
-                break;
+        loop {
+            match io::stdin().read(&mut buffer) {
+                // Not even our side is shut down: QEMU takes that for the end of the whole connection.
+                Ok(0) if !is_terminal => return,
+                Ok(0) | Err(_) => break,
+                Ok(bytes) => {
+                    if buffer[..bytes].contains(&LEAVE) || output.write_all(&buffer[..bytes]).is_err() {
+                        break;
+                    }
+                }
             }
         }
         // Ends the loop below.
