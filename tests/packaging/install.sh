@@ -118,12 +118,16 @@ step remove
 # shellcheck disable=SC2046 # several
 kill $(jobs -p)
 wait
+systemctl enable wadi-controller.service
+[ -L /etc/systemd/system/multi-user.target.wants/wadi-controller.service ] || die "nothing is enabled"
 dpkg --remove wadi
 # A domain that asks for devices is the only one that misses them.
 $hook vm2 prepare begin - </tmp/domain.xml || die "the hook that is left forbids what nobody asked it"
 dpkg --purge wadi
 left=$(find /usr/bin /usr/lib/systemd /usr/share/doc /etc/libvirt /etc/logrotate.d -path '*wadi*' -o -name 'vhost-*-cxl' -o -name 'podctl')
 [ -z "$left" ] || die "left behind: $left"
+left=$(find /etc/systemd -name 'wadi-*')
+[ -z "$left" ] || die "still enabled: $left"
 [ -s /var/lib/wadi/ssd0.img ] || die "what guests wrote must outlive the package"
 step done
 INSIDE
