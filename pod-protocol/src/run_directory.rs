@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cxl_pool::{EndpointId, ReplicaId};
+use cxl_pool::{EndpointId, HostId, ReplicaId};
 use uuid::Uuid;
 
 use crate::config::Wakeup;
@@ -124,8 +124,7 @@ impl RunDirectory {
     /// The lock that keeps an agent that holds the vCPUs of an instance unique on this kernel.
     pub fn vcpu_lock(&self, instance: &str) -> PathBuf {
         // A machine that was found may be called anything.
-        let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
-        self.locks().join(format!("vcpus-{}.lock", instance.chars().map(plain).collect::<String>()))
+        self.locks().join(format!("vcpus-{}.lock", plain(instance)))
     }
 
     /// The doorbell of an endpoint's control thread.
@@ -163,10 +162,21 @@ impl RunDirectory {
         self.root.join("memory-failures").join(format!("{pool}-{}-{}", endpoint.host, endpoint.role))
     }
 
+    /// Where a host's backend writes down that this SSD lost writes although the host was not started anew. Others, who may not open
+    /// what is there, cannot take it away.
+    pub fn lost_writes(&self, host: HostId, ssd: &str) -> PathBuf {
+        self.locks().join(format!("{host}-ssd-{}.lost", plain(ssd)))
+    }
+
     /// The lock that keeps the controller unique on this kernel that a replica is while it leads.
     pub fn controller_lock(&self, replica: ReplicaId) -> PathBuf {
         self.locks().join(format!("controller-{}.lock", replica.get()))
     }
+}
+
+/// A name as a part of a file's.
+fn plain(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
 }
 
 #[cfg(test)]

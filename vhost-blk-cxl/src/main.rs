@@ -112,9 +112,11 @@ fn serve<M: Memory>(
 
 fn open_ssds(config: &HostConfig, pool: &Pool) -> anyhow::Result<Ssds> {
     let mut opened = Ssds::default();
+    let (run, host) = (config.run_directory(), config.host.id);
     for config in SsdConfig::parse_all(&config.ssd)? {
+        let losses = run.lost_writes(host, &config.name);
         // The driver first: it makes a file that is not there, and keeps others from it.
-        let mut ssd = OpenedSsd::new(&config.name, ssd::open(&config, pool)?);
+        let mut ssd = OpenedSsd::new(&config.name, ssd::open(&config, pool, Some(losses))?);
         ssd.request_timeout = config.request_timeout;
         ssd.queue_depth = config.queue_depth;
         opened.rates.push((config.name.clone(), config.iops, config.bytes_per_second));

@@ -102,7 +102,7 @@ impl Ours {
         let bell = |end| DoorbellListener::bind(&run.data_doorbell(end));
         let worker = || WorkerConfig { wakeup: Wakeup::Socket, busy_poll: BUSY_POLL, cpu: None, fence: None };
         // Threads begin where their parent is: the backend gets a core, the frontend shares the driver's.
-        let ssds = vec![OpenedSsd::new("ssd0", ssd::open(config, pool)?)];
+        let ssds = vec![OpenedSsd::new("ssd0", ssd::open(config, pool, None)?)];
         cores::pin(cores.sender)?;
         let backend =
             Backend::start(memory.clone(), run.clone(), worker(), Some(bell(ends[1])?), ssds, None)?;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cxl_pool::{Area, ByteOffset, Pool};
 use tracing::{error, info, warn};
@@ -10,7 +10,7 @@ use tracing::{error, info, warn};
 use super::medium::{Direction, Medium};
 use super::open_file::{OpenFile, open};
 use super::uring::{Engine, Step};
-use super::verifier::boot_verifier;
+use super::verifier::{boot_verifier, note_loss, noted_verifier};
 use super::volatile::VolatileCacheOptions;
 use super::{Command, CommandId, Finished, Full, Geometry, OpenError, Outcome, Ssd};
 use crate::message::Operation;
@@ -74,6 +74,8 @@ pub struct FileSsd {
     /// Ended without the kernel.
     ended: VecDeque<Finished>,
     failure: Option<String>,
+    /// Where it is noted for whoever opens the device next that it lost writes.
+    losses: Option<PathBuf>,
 }
 
 impl FileSsd {
@@ -128,7 +130,18 @@ impl FileSsd {
             depth,
             ended: VecDeque::with_capacity(DEPTH as usize),
             failure: None,
+            losses: None,
         })
+    }
+
+    /// Has the same device, opened again before the host is started anew, know by what is noted there that it was given up.
+    #[must_use]
+    pub fn noting_losses_in(mut self, path: PathBuf) -> Self {
+        if self.medium.write_verifier().is_none() {
+            self.write_verifier = noted_verifier(&path);
+        }
+        self.losses = Some(path);
+        self
     }
 
     /// Where a command is entered.
@@ -207,9 +220,21 @@ impl FileSsd {
             // it, which may tell of what others wrote.
             error!(ssd = self.name, %reason, "a flush failed: the device is given up");
             self.failure = Some(format!("a flush failed: {reason}"));
+            self.note_loss();
         } else {
             // The guest learns of each; the log of the first.
             tracing::debug!(ssd = self.name, %reason, command = ?slot.command, "a command failed");
+        }
+    }
+}
+
+impl FileSsd {
+    /// The device may be opened again, by another process, which is not to vouch for what is gone.
+    fn note_loss(&self) {
+        let Some(path) = &self.losses else { return };
+        if let Err(error) = note_loss(path) {
+            error!(ssd = self.name, path = %path.display(), %error, "it cannot be noted that a flush failed: restart the \
+                host before this device is used again, or guests do not hear of what it lost");
         }
     }
 }
@@ -407,6 +432,27 @@ mod tests {
         ssd.submit(flush.command).unwrap();
         ssd.reap(&mut finished);
         assert_eq!(finished, [FAILED]);
+    }
+
+    /// The kernel says nothing about what it could not write to whoever opens the file next.
+    #[test]
+    fn what_it_lost_is_known_when_it_is_opened_again() {
+        let flush = slot(Operation::Flush, Stage::Sync, false);
+        let (ssd, directory) = working_on(flush);
+        let (path, pool) = (directory.path().join("ssd"), directory.path().join("pool"));
+        let pool = Pool::open(&pool).unwrap();
+        let losses = directory.path().join("locks/h1-ssd-ssd0.lost");
+        drop(ssd);
+        let open = || FileSsd::open("ssd0", &path, None, &pool).unwrap().noting_losses_in(losses.clone());
+        let before = open().write_verifier();
+        let mut ssd = open();
+        assert_eq!(ssd.write_verifier(), before, "nothing happened");
+        (ssd.slots, ssd.lists, ssd.in_flight) = (vec![Some(flush)], vec![Vec::new()], 1);
+        assert_eq!(ssd.ended(0, -libc::EIO), Some(FAILED));
+        drop(ssd);
+        let after = open().write_verifier();
+        assert_ne!(after, before);
+        assert_eq!(open().write_verifier(), after, "nothing happened since");
     }
 
     /// It may have collected the error of what others wrote, of which no later flush hears.

@@ -17,6 +17,7 @@ mod vhost_user;
 mod volatile;
 
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 
 use cxl_pool::{Area, ByteOffset, Pool};
 
@@ -127,11 +128,16 @@ pub trait Ssd: Send {
     fn failure(&self) -> Option<&str>;
 }
 
-/// Opens a device as the host's configuration describes it.
-pub fn open(config: &SsdConfig, pool: &Pool) -> Result<Box<dyn Ssd>, OpenError> {
+/// Opens a device as the host's configuration describes it. What is to be known of its losses when it is opened again, before the
+/// host is started anew, is noted in the file `losses`, if there is one.
+pub fn open(config: &SsdConfig, pool: &Pool, losses: Option<PathBuf>) -> Result<Box<dyn Ssd>, OpenError> {
     Ok(match &config.driver {
         DriverKind::File { path, size_bytes, volatile_cache: None } => {
-            Box::new(FileSsd::open(&config.name, path, *size_bytes, pool)?)
+            let ssd = FileSsd::open(&config.name, path, *size_bytes, pool)?;
+            match losses {
+                Some(losses) => Box::new(ssd.noting_losses_in(losses)),
+                None => Box::new(ssd),
+            }
         }
         DriverKind::File { path, size_bytes, volatile_cache: Some(seed) } => {
             let cache = VolatileCacheOptions::new(*seed);

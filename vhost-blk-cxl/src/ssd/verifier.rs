@@ -1,26 +1,86 @@
 //! Telling whether what was not flushed may have been lost.
 
+use std::fs;
 use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
+use std::io;
+use std::path::Path;
 
 /// Of devices whose caches outlive a process: the same until the host is started anew.
 pub(super) fn boot_verifier() -> u64 {
-    match std::fs::read("/proc/sys/kernel/random/boot_id") {
+    verifier_after(&[])
+}
+
+/// The same, of a device of which it may have been noted there that it lost writes all the same.
+pub(super) fn noted_verifier(path: &Path) -> u64 {
+    match fs::read(path) {
+        Ok(noted) => verifier_after(&noted),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => boot_verifier(),
+        // Not knowing is taken for a loss.
+        Err(_) => random(),
+    }
+}
+
+/// Notes that a device lost writes, so that whoever opens it next has another verifier.
+pub(super) fn note_loss(path: &Path) -> io::Result<()> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    // As a whole: half of it would be another number after the other half came.
+    let whole = path.with_extension("lost.new");
+    fs::write(&whole, random().to_le_bytes())?;
+    fs::rename(whole, path)
+}
+
+fn verifier_after(losses: &[u8]) -> u64 {
+    match fs::read("/proc/sys/kernel/random/boot_id") {
         Ok(id) => {
             let mut hasher = DefaultHasher::new();
             hasher.write(&id);
+            hasher.write(losses);
             hasher.finish()
         }
         // Not knowing is taken for a new start.
-        Err(_) => RandomState::new().hash_one(std::process::id()),
+        Err(_) => random(),
     }
+}
+
+fn random() -> u64 {
+    RandomState::new().hash_one(std::process::id())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
+
+    const CHILD: &str = "WADI_TEST_VERIFIER_CHILD";
 
     #[test]
     fn a_restarted_process_finds_the_same() {
-        assert_eq!(boot_verifier(), boot_verifier());
+        let verifier = format!("verifier {}", boot_verifier());
+        if std::env::var_os(CHILD).is_some() {
+            println!("{verifier}");
+            return;
+        }
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", "ssd::verifier::tests::a_restarted_process_finds_the_same"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && said.contains(&verifier), "{said}, and not {verifier}");
+    }
+
+    #[test]
+    fn a_loss_is_known_until_the_next_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("locks/h1-ssd-a.lost");
+        assert_eq!(noted_verifier(&path), boot_verifier());
+        note_loss(&path).unwrap();
+        let once = noted_verifier(&path);
+        assert!(once != boot_verifier() && once == noted_verifier(&path));
+        note_loss(&path).unwrap();
+        assert_ne!(noted_verifier(&path), once);
     }
 }

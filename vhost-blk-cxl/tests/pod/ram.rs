@@ -49,6 +49,7 @@ struct State {
     /// How many commands are carried out before they are kept.
     passes: usize,
     fail: bool,
+    fail_flushes: bool,
     waiting: VecDeque<Given>,
     log: Vec<Given>,
     depth: usize,
@@ -63,6 +64,7 @@ impl Control {
             bytes,
             passes: usize::MAX,
             fail: false,
+            fail_flushes: false,
             waiting,
             log: Vec::new(),
             depth: usize::MAX,
@@ -89,6 +91,11 @@ impl Control {
 
     pub fn fail(&self, fail: bool) {
         self.state.lock().unwrap().fail = fail;
+    }
+
+    /// Reads and writes go on.
+    pub fn fail_flushes(&self, fail: bool) {
+        self.state.lock().unwrap().fail_flushes = fail;
     }
 
     /// From now on it says that it cannot be used any more.
@@ -212,7 +219,8 @@ impl<M: Memory> Ssd for RamSsd<M> {
             let command = given.command;
             let at = command.offset_bytes as usize;
             let end = at + command.length_bytes as usize;
-            let outcome = if state.fail { Outcome::Failed } else { Outcome::Done };
+            let fails = state.fail || state.fail_flushes && command.operation == Operation::Flush;
+            let outcome = if fails { Outcome::Failed } else { Outcome::Done };
             if outcome == Outcome::Done {
                 match command.operation {
                     Operation::Read => {

@@ -189,6 +189,7 @@ impl<M: Memory> MirroredDisk<M> {
                 // What the replicas hold now may differ.
                 self.diverge(&work.request);
             }
+            (0..self.replicas.len()).for_each(|replica| self.doubt(replica, work));
             let status =
                 if unsupported && !failed(Status::IoError) { Status::Unsupported } else { Status::IoError };
             return self.finish(index, status);
@@ -198,13 +199,18 @@ impl<M: Memory> MirroredDisk<M> {
             let (leg, counts) = (work.legs[replica], self.replicas[replica].counts());
             match leg {
                 Leg::Failed(_) if counts => {
-                    if !self.fail(replica, "it failed a request that others carried out") {
+                    let others = self.fail(replica, "it failed a request that others carried out");
+                    self.doubt(replica, work);
+                    if !others {
                         self.diverge(&work.request);
                         return self.finish(index, Status::IoError);
                     }
                     waits = true;
                 }
-                Leg::Failed(_) => self.stumble(replica, &work.request),
+                Leg::Failed(_) => {
+                    self.doubt(replica, work);
+                    self.stumble(replica, &work.request);
+                }
                 // It came in line after the flush began, and has flushed since.
                 Leg::None if work.request.operation == Operation::Flush => {
                     waits |= counts && self.replicas[replica].failing.is_some();
@@ -216,6 +222,28 @@ impl<M: Memory> MirroredDisk<M> {
         if !waits {
             self.finish(index, Status::Ok);
         }
+    }
+
+    /// If a replica failed a flush, or a write that was to be on its medium: of what it acknowledged before and had not flushed, any
+    /// part may be gone, and a later flush that succeeds says nothing of it. All of that is still marked.
+    pub(super) fn doubt(&mut self, replica: usize, work: &Work) {
+        let Request { operation, force_unit_access, .. } = work.request;
+        let flushes = operation == Operation::Flush || operation.writes() && force_unit_access;
+        if !flushes || work.legs[replica] != Leg::Failed(Status::IoError) {
+            return;
+        }
+        let it = &mut self.replicas[replica];
+        let goes = it.failing.is_some() && it.counts();
+        // Until it is dropped, what it reads may be older than what others have.
+        it.lost |= goes;
+        if replica != self.source || goes {
+            return self.intent.differs_where_marked(&mut self.replicas[replica]);
+        }
+        // It stays what others are brought in line with.
+        for other in (0..self.replicas.len()).filter(|&other| other != replica) {
+            self.intent.differs_where_marked(&mut self.replicas[other]);
+        }
+        self.works.spoil_copies();
     }
 
     /// A replica that was on its way back missed something.

@@ -102,6 +102,16 @@ impl Intent {
         matches!(self.state, State::Loading(_))
     }
 
+    /// A replica may lack anything that was not flushed everywhere.
+    pub(super) fn differs_where_marked(&self, replica: &mut Replica) {
+        if self.state != State::Kept {
+            return replica.dirty.insert_all();
+        }
+        for unit in self.log.marked.iter() {
+            replica.dirty.insert_range(regions_of(&self.log, unit, &replica.dirty));
+        }
+    }
+
     /// Units where replicas differ stay marked.
     fn keep_dirty(&mut self, replicas: &[Replica]) {
         for dirty in replicas.iter().map(|replica| &replica.dirty).filter(|dirty| !dirty.is_empty()) {
@@ -311,6 +321,7 @@ impl<M: Memory> MirroredDisk<M> {
                 Leg::Failed(_) if counts => {
                     everywhere = false;
                     let others = self.fail(replica, "it failed to note what is about to be written");
+                    self.doubt(replica, work);
                     self.intent.changed |= others;
                     if !others {
                         warn!(lease = %self.disk.object().lease, ssd = self.replicas[replica].ssd,
@@ -318,7 +329,10 @@ impl<M: Memory> MirroredDisk<M> {
                         self.intent.refuses = Some(work.sequence);
                     }
                 }
-                Leg::Failed(_) => self.stumble(replica, &work.request),
+                Leg::Failed(_) => {
+                    self.doubt(replica, work);
+                    self.stumble(replica, &work.request);
+                }
                 Leg::None if counts && self.replicas[replica].keeps_log => {
                     // It was not one of those that count, or has yet to be dropped.
                     everywhere = false;
@@ -424,8 +438,14 @@ impl<M: Memory> MirroredDisk<M> {
         }
         self.works.remove(index);
         self.recheck = true;
+        self.intent.sweeping = false;
+        for replica in 0..self.replicas.len() {
+            if work.legs[replica] == Leg::Failed(Status::IoError) {
+                self.fail(replica, "it failed to flush");
+                self.doubt(replica, work);
+            }
+        }
         let intent = &mut self.intent;
-        intent.sweeping = false;
         let flushed = |(replica, leg): (&Replica, &Leg)| replica.gets_writes() && *leg == Leg::Done;
         if !self.replicas.iter().zip(&work.legs).all(flushed) {
             return;

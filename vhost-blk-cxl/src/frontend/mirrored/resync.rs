@@ -86,6 +86,7 @@ impl<M: Memory> MirroredDisk<M> {
         }
         self.works.remove(index);
         self.recheck = true;
+        self.doubt(target, work);
         let replica = &mut self.replicas[target];
         let lost = work.legs[target] != Leg::Done;
         match replica.resync {
