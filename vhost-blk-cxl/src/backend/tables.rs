@@ -1,4 +1,7 @@
 //! The tables of volumes on this host's devices, and the wiping of what was deleted.
+//!
+//! Devices are written to by threads of their own. The control thread, which has other devices to look after and tells the pod that
+//! the daemon lives, does not wait for one that hangs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -6,20 +9,22 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pod_protocol::endpoint::Reporter;
 use pod_protocol::ids::VolumeId;
 use pod_protocol::objects::TableObject;
 use pod_protocol::reports::Report;
-use pod_protocol::volume_table::VolumeEntry;
+use pod_protocol::volume_table::{VolumeEntry, VolumeTable};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use tracing::{error, info, warn};
 
+use super::DRAIN_PATIENCE;
 use super::allocation::{Allocated, Allocation, Place};
-use crate::ssd::Label;
+use crate::ssd::{Label, LabelError, NewTable};
 
 /// Wiped at a time: so often a stop is noticed.
 const WIPE_STEP_BYTES: u64 = 64 << 20;
@@ -27,12 +32,63 @@ const ZEROS_BYTES: usize = 1 << 20;
 
 /// A device that keeps a table of its volumes.
 struct Kept {
+    /// Says what was written last, until another table is on the medium.
     label: Label,
+    writing: Option<Writing>,
     /// The controller has said what is on the device. What was found there may be older than what the controller did since:
     /// the place of a deleted volume may be another one's by now.
     confirmed: bool,
     /// Deleted volumes whose data is gone.
     wiped: BTreeSet<VolumeId>,
+}
+
+/// A table that is being written.
+struct Writing {
+    table: Arc<NewTable>,
+    answer: Receiver<Result<(), LabelError>>,
+}
+
+impl Kept {
+    fn new(label: Label) -> Self {
+        Self { label, writing: None, confirmed: false, wiped: BTreeSet::new() }
+    }
+
+    /// Has the table on the medium, or says why it is not. Whoever is told that it is still being written asks again.
+    fn put(&mut self, table: &VolumeTable) -> Result<(), String> {
+        if self.writing.is_some() {
+            self.written(Duration::ZERO)?;
+        }
+        let prepared = self.label.prepare(table).map_err(|error| error.to_string())?;
+        let Some(new) = prepared else { return Ok(()) };
+        let table = Arc::new(new);
+        let (written, answer) = sync_channel(1);
+        let new = Arc::clone(&table);
+        // Nobody waits for it in the end: while the kernel has something of it the process does not end, and the device stays locked.
+        let thread = std::thread::Builder::new().name("table".to_owned()).spawn(move || {
+            // Nobody may want to hear it any more.
+            let _ = written.send(new.write());
+        });
+        thread.map_err(|error| format!("the table cannot be written now: {error}"))?;
+        self.writing = Some(Writing { table, answer });
+        self.written(DRAIN_PATIENCE)
+    }
+
+    /// Waits until what is being written has been, but not for longer than that.
+    fn written(&mut self, patience: Duration) -> Result<(), String> {
+        let Some(writing) = self.writing.take() else { return Ok(()) };
+        match writing.answer.recv_timeout(patience) {
+            Ok(Ok(())) => {
+                self.label.adopt(&writing.table);
+                Ok(())
+            }
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(RecvTimeoutError::Timeout) => {
+                self.writing = Some(writing);
+                Err("the table is still being written".to_owned())
+            }
+            Err(RecvTimeoutError::Disconnected) => Err("writing the table panicked".to_owned()),
+        }
+    }
 }
 
 /// Something that is being wiped.
@@ -54,7 +110,7 @@ pub(super) struct Tables {
 
 impl Tables {
     pub(super) fn add(&mut self, device: String, label: Label) {
-        self.kept.insert(device, Kept { label, confirmed: false, wiped: BTreeSet::new() });
+        self.kept.insert(device, Kept::new(label));
     }
 
     /// Refuses a volume that its device's table does not know: nobody would find it again.
@@ -113,7 +169,7 @@ impl Tables {
         if let Some(wipe) = unexpected {
             return Err(format!("{} on ssd {} is still being wiped", wipe.volume, object.ssd));
         }
-        kept.label.write(&object.table).map_err(|error| error.to_string())?;
+        kept.put(&object.table)?;
         kept.confirmed = true;
         self.allocation.places_changed();
         kept.wiped.retain(|id| deleted.contains(id));
@@ -123,7 +179,9 @@ impl Tables {
     /// Wipes what is deleted and for which `in_use`, of its device, is false, and reports what was wiped.
     pub(super) fn wipe(&mut self, in_use: impl Fn(&str, VolumeId) -> bool, reporter: Option<&Reporter>) {
         self.collect(reporter);
-        for (device, kept) in self.kept.iter().filter(|(_, kept)| kept.confirmed) {
+        // What a table says that is being written may be another one's place already.
+        let known = |kept: &Kept| kept.confirmed && kept.writing.is_none();
+        for (device, kept) in self.kept.iter().filter(|(_, kept)| known(kept)) {
             for entry in kept.label.table().volumes.iter().filter(|entry| entry.deleted) {
                 let under_way =
                     self.wipes.iter().any(|wipe| wipe.device == *device && wipe.volume == entry.id);
@@ -214,47 +272,124 @@ fn write_zeros(file: &File, start: u64, bytes: u64) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use pod_protocol::volume_table::VolumeTable;
+    use std::path::PathBuf;
+    use std::sync::{Condvar, Mutex};
 
     use super::*;
+    use crate::ssd::Store;
+
+    const START: u64 = 2 << 20;
+    const SIZE: u64 = 1 << 20;
+
+    fn device(directory: &tempfile::TempDir) -> PathBuf {
+        let path = directory.path().join("ssd");
+        File::create(&path).unwrap().set_len(4 << 20).unwrap();
+        path
+    }
+
+    fn entry(id: u32, deleted: bool) -> VolumeEntry {
+        VolumeEntry {
+            id: VolumeId::new(id),
+            name: format!("vol{id}"),
+            start_bytes: START,
+            size_bytes: SIZE,
+            deleted,
+            mirror: None,
+            stripe: None,
+        }
+    }
+
+    fn table(entry: VolumeEntry) -> VolumeTable {
+        VolumeTable { volumes: vec![entry] }
+    }
+
+    fn object(ssd: &str, entry: VolumeEntry) -> TableObject {
+        TableObject { ssd: ssd.to_owned(), table: table(entry) }
+    }
+
+    fn eventually(mut holds: impl FnMut() -> bool) {
+        while !holds() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// A device that keeps whoever flushes it, as long as it is closed.
+    #[derive(Debug, Default)]
+    struct Hanging {
+        open: Mutex<bool>,
+        opened: Condvar,
+    }
+
+    impl Hanging {
+        fn open(&self) {
+            *self.open.lock().unwrap() = true;
+            self.opened.notify_all();
+        }
+    }
+
+    impl Store for Hanging {
+        fn write(&self, _: &[u8], _: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            drop(self.opened.wait_while(self.open.lock().unwrap(), |open| !*open).unwrap());
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_device_that_hangs_keeps_nobody_from_writing_to_others() {
+        let directories = [(); 2].map(|()| tempfile::tempdir_in("/dev/shm").unwrap());
+        let hanging = Arc::new(Hanging::default());
+        let mut label = Label::open(&device(&directories[0])).unwrap();
+        label.write_to(Arc::clone(&hanging) as Arc<dyn Store>);
+        let mut tables = Tables::default();
+        tables.add("ssd0".to_owned(), label);
+        tables.add("ssd1".to_owned(), Label::open(&device(&directories[1])).unwrap());
+        let known = |tables: &Tables, ssd| tables.check(ssd, VolumeId::new(1), START, START + SIZE).is_ok();
+        for _ in 0..2 {
+            let refused = tables.apply(&object("ssd0", entry(1, false))).unwrap_err();
+            assert!(refused.contains("still being written"), "{refused}");
+            tables.apply(&object("ssd1", entry(1, false))).unwrap();
+        }
+        assert!(!known(&tables, "ssd0") && known(&tables, "ssd1"));
+        // What the controller wants meanwhile is written after that.
+        assert!(tables.apply(&object("ssd0", entry(2, false))).is_err());
+        hanging.open();
+        eventually(|| tables.apply(&object("ssd0", entry(1, false))).is_ok());
+        assert!(known(&tables, "ssd0"));
+        // Nor does anybody wait for it in the end.
+        *hanging.open.lock().unwrap() = false;
+        assert!(tables.apply(&object("ssd0", entry(2, false))).is_err());
+        drop(tables);
+        hanging.open();
+    }
 
     #[test]
     fn a_place_that_is_another_volumes_by_now_is_not_wiped() {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-        let path = directory.path().join("ssd");
-        let (start, size) = (2 << 20, 1 << 20);
-        File::create(&path).unwrap().set_len(4 << 20).unwrap();
-        let entry = |id: u32, deleted| VolumeEntry {
-            id: VolumeId::new(id),
-            name: format!("vol{id}"),
-            start_bytes: start,
-            size_bytes: size,
-            deleted,
-            mirror: None,
-            stripe: None,
-        };
-        let table = |entry| VolumeTable { volumes: vec![entry] };
+        let path = device(&directory);
         Label::open(&path).unwrap().write(&table(entry(1, true))).unwrap();
         // The backend starts again, and the controller has given the place on meanwhile.
         let file = File::options().read(true).write(true).open(&path).unwrap();
-        file.write_all_at(&[7; 4096], start).unwrap();
+        file.write_all_at(&[7; 4096], START).unwrap();
         let mut tables = Tables::default();
         tables.add("ssd0".to_owned(), Label::open(&path).unwrap());
         tables.wipe(|_, _| false, None);
         assert!(tables.wipes.is_empty(), "nobody has said yet that it is still deleted");
-        let now = |entry| TableObject { ssd: "ssd0".to_owned(), table: table(entry) };
-        tables.apply(&now(entry(2, false))).unwrap();
+        tables.apply(&object("ssd0", entry(2, false))).unwrap();
         tables.wipe(|_, _| false, None);
         assert!(tables.wipes.is_empty());
         // Nor is a place given on while it is being wiped.
-        tables.apply(&now(entry(2, true))).unwrap();
+        tables.apply(&object("ssd0", entry(2, true))).unwrap();
         tables.wipe(|_, _| false, None);
         assert_eq!(tables.wipes.len(), 1);
-        assert!(tables.apply(&now(entry(3, false))).is_err());
+        assert!(tables.apply(&object("ssd0", entry(3, false))).is_err());
         while !tables.wipes.is_empty() {
             tables.wipe(|_, _| false, None);
         }
-        tables.apply(&now(entry(3, false))).unwrap();
+        tables.apply(&object("ssd0", entry(3, false))).unwrap();
     }
 
     #[test]

@@ -18,6 +18,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use pod_protocol::ids::VolumeId;
 use pod_protocol::volume_table::{VolumeEntry, VolumeTable};
@@ -49,8 +50,56 @@ const LENGTH_AT: usize = 24;
 pub struct Label {
     path: PathBuf,
     file: File,
+    /// The same file, as what tables are written to.
+    store: Arc<dyn Store>,
     sequence: u64,
     stored: Stored,
+}
+
+/// What a table is written to.
+pub(crate) trait Store: std::fmt::Debug + Send + Sync {
+    /// Writes bytes that may stay in a cache.
+    fn write(&self, bytes: &[u8], at: u64) -> io::Result<()>;
+
+    /// Brings what was written to the medium.
+    fn sync(&self) -> io::Result<()>;
+}
+
+impl Store for File {
+    fn write(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        self.write_all_at(bytes, at)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sync_data()
+    }
+}
+
+/// A table that is to be written.
+#[derive(Debug)]
+pub(crate) struct NewTable {
+    path: PathBuf,
+    store: Arc<dyn Store>,
+    sequence: u64,
+    stored: Stored,
+    copy: Vec<u8>,
+    /// Where write-intent logs begin that are another volume's now.
+    cleared: Vec<u64>,
+}
+
+impl NewTable {
+    /// Writes it, and returns when it is on the medium. A device that hangs keeps the caller for as long.
+    pub(crate) fn write(&self) -> Result<(), LabelError> {
+        let failed = |what| move |source| LabelError::Io { what, path: self.path.clone(), source };
+        // What another volume's frontend wrote there is nothing that this one's may rely on.
+        for &start_bytes in &self.cleared {
+            let zeros = [0; intent_log::LENGTH];
+            self.store.write(&zeros, start_bytes).map_err(failed("clear a log beside"))?;
+            self.store.sync().map_err(failed("flush"))?;
+        }
+        self.store.write(&self.copy, self.sequence % 2 * COPY_BYTES).map_err(failed("write"))?;
+        self.store.sync().map_err(failed("flush"))
+    }
 }
 
 /// What a copy holds.
@@ -173,7 +222,9 @@ impl Label {
             None if bytes.iter().all(|&byte| byte == 0) || is_torn_first(&bytes) => (0, Stored::default()),
             None => return Err(LabelError::Foreign { path }),
         };
-        Ok(Self { path, file, sequence, stored })
+        let store =
+            file.try_clone().map_err(|source| LabelError::Io { what: "open", path: path.clone(), source })?;
+        Ok(Self { path, file, store: Arc::new(store), sequence, stored })
     }
 
     /// What is on the device.
@@ -206,29 +257,38 @@ impl Label {
 
     /// Writes another table, and returns when it is on the medium. The one before counts until then.
     pub fn write(&mut self, table: &VolumeTable) -> Result<(), LabelError> {
-        let failed = |what| {
-            let path = self.path.clone();
-            move |source| LabelError::Io { what, path, source }
-        };
+        if let Some(new) = self.prepare(table)? {
+            new.write()?;
+            self.adopt(&new);
+        }
+        Ok(())
+    }
+
+    /// What is to be written so that the device has this table; none if it has.
+    pub(crate) fn prepare(&self, table: &VolumeTable) -> Result<Option<NewTable>, LabelError> {
         let intent_logs = places_for(table, &self.stored.intent_logs);
         let stored = Stored { table: table.clone(), intent_logs };
         if stored == self.stored {
-            return Ok(());
+            return Ok(None);
         }
         let sequence = self.sequence + 1;
         let copy = format(sequence, &stored)
             .ok_or_else(|| LabelError::TooLong { path: self.path.clone(), volumes: table.volumes.len() })?;
-        // What another volume's frontend wrote there is nothing that this one's may rely on.
-        for place in stored.intent_logs.iter().filter(|place| !self.stored.intent_logs.contains(place)) {
-            let zeros = [0; intent_log::LENGTH];
-            self.file.write_all_at(&zeros, place.start_bytes()).map_err(failed("clear a log beside"))?;
-            self.file.sync_data().map_err(failed("flush"))?;
-        }
-        self.file.write_all_at(&copy, sequence % 2 * COPY_BYTES).map_err(failed("write"))?;
-        self.file.sync_data().map_err(failed("flush"))?;
-        self.sequence = sequence;
-        self.stored = stored;
-        Ok(())
+        let others = |place: &&LogPlace| !self.stored.intent_logs.contains(place);
+        let cleared = stored.intent_logs.iter().filter(others).map(|place| place.start_bytes()).collect();
+        let (path, store) = (self.path.clone(), Arc::clone(&self.store));
+        Ok(Some(NewTable { path, store, sequence, stored, copy, cleared }))
+    }
+
+    /// A table that was prepared is on the medium.
+    pub(crate) fn adopt(&mut self, new: &NewTable) {
+        self.sequence = new.sequence;
+        self.stored = new.stored.clone();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn write_to(&mut self, store: Arc<dyn Store>) {
+        self.store = store;
     }
 }
 
@@ -307,128 +367,4 @@ fn is_torn_first(bytes: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use pod_protocol::volume_table::MirrorEntry;
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn device() -> (tempfile::TempDir, PathBuf) {
-        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-        let path = directory.path().join("ssd");
-        File::create(&path).unwrap().set_len(4 << 20).unwrap();
-        (directory, path)
-    }
-
-    fn table(count: u32) -> VolumeTable {
-        let entry = |id: u32| VolumeEntry {
-            id: VolumeId::new(id),
-            name: format!("vol{id}"),
-            start_bytes: u64::from(id) << 20,
-            size_bytes: 1 << 20,
-            deleted: id.is_multiple_of(3),
-            mirror: None,
-            stripe: None,
-        };
-        VolumeTable { volumes: (1..=count).map(entry).collect() }
-    }
-
-    #[test]
-    fn what_was_written_is_found_again() {
-        let (_directory, path) = device();
-        for count in [0, 1, 7, 3, 300, 0, 2] {
-            let mut label = Label::open(&path).unwrap();
-            label.write(&table(count)).unwrap();
-            assert_eq!(*Label::inspect(&path).unwrap().table(), table(count));
-        }
-        let mut label = Label::open(&path).unwrap();
-        assert!(matches!(label.write(&table(20_000)), Err(LabelError::TooLong { .. })));
-        assert_eq!(*Label::inspect(&path).unwrap().table(), table(2), "what does not fit changes nothing");
-    }
-
-    #[test]
-    fn what_is_somebody_elses_is_left_alone() {
-        let (_directory, path) = device();
-        let file = File::options().write(true).open(&path).unwrap();
-        file.write_all_at(b"precious", 1000).unwrap();
-        assert!(matches!(Label::open(&path), Err(LabelError::Foreign { .. })));
-        file.set_len(4096).unwrap();
-        assert!(matches!(Label::open(&path), Err(LabelError::TooSmall { .. })));
-        assert!(matches!(Label::open(&path.join("x")), Err(LabelError::Io { .. })));
-        let (_directory, path) = device();
-        let mut newer = format(1, &Stored { table: table(1), intent_logs: Vec::new() }).unwrap();
-        newer[VERSION_AT] = 9;
-        File::options().write(true).open(&path).unwrap().write_all_at(&newer, COPY_BYTES).unwrap();
-        assert!(matches!(Label::open(&path), Err(LabelError::Version { found: 9, .. })));
-    }
-
-    #[test]
-    fn a_log_of_intents_stays_where_it_is_and_begins_empty() {
-        let (_directory, path) = device();
-        let mut label = Label::open(&path).unwrap();
-        label.write(&table(400)).unwrap();
-        let given = |label: &Label| (1..=400).filter_map(|id| label.intent_log(VolumeId::new(id))).collect();
-        let starts: std::collections::BTreeSet<u64> = given(&label);
-        assert_eq!(starts.len(), usize::from(SLOTS));
-        let in_label = |start: &u64| *start % COPY_BYTES >= TABLE_BYTES_MAX && *start < LABEL_BYTES;
-        assert!(starts.iter().all(|start| in_label(start) && start % intent_log::BYTES == 0), "{starts:?}");
-        // One that has none becomes mirrored: it gets another one's, and finds nothing there.
-        for start in &starts {
-            label.file().write_all_at(&[7; intent_log::LENGTH], *start).unwrap();
-        }
-        let without = |entry: &&mut VolumeEntry| !entry.deleted && label.intent_log(entry.id).is_none();
-        let mut mirrored = table(400);
-        let entry = mirrored.volumes.iter_mut().find(without).unwrap();
-        entry.mirror = Some(MirrorEntry { epoch: 1, number: 0, replicas: Vec::new() });
-        let id = entry.id;
-        label.write(&mirrored).unwrap();
-        let start = label.intent_log(id).unwrap();
-        let read = |label: &Label| {
-            let mut bytes = [1; intent_log::LENGTH];
-            label.file().read_exact_at(&mut bytes, start).unwrap();
-            bytes
-        };
-        assert_eq!(read(&label), [0; intent_log::LENGTH]);
-        // It is kept while the volume is there, and by another process too.
-        label.file().write_all_at(&[9; intent_log::LENGTH], start).unwrap();
-        let entry = mirrored.volumes.iter_mut().find(|entry| entry.id == id).unwrap();
-        (entry.deleted, entry.mirror) = (true, None);
-        label.write(&mirrored).unwrap();
-        let mut label = Label::open(&path).unwrap();
-        assert_eq!((label.intent_log(id), read(&label)), (Some(start), [9; intent_log::LENGTH]));
-        mirrored.volumes.retain(|entry| entry.id != id);
-        label.write(&mirrored).unwrap();
-        assert_eq!(label.intent_log(id), None);
-        assert_eq!(given(&label).len(), usize::from(SLOTS));
-    }
-
-    proptest! {
-        /// Any sectors of the new table may be missing after a crash: the device has the new table or the old one.
-        #[test]
-        fn a_crash_leaves_one_table_or_the_other(
-            counts in prop::collection::vec(0_u32..120, 1..5), kept in prop::collection::vec(any::<bool>(), 64),
-        ) {
-            let (_directory, path) = device();
-            let mut label = Label::open(&path).unwrap();
-            let (last, earlier) = counts.split_last().unwrap();
-            for &count in earlier {
-                label.write(&table(count)).unwrap();
-            }
-            let before = std::fs::read(&path).unwrap();
-            let old = label.table().clone();
-            label.write(&table(*last)).unwrap();
-            let mut after = std::fs::read(&path).unwrap();
-            for (index, sector) in after.chunks_mut(512).enumerate() {
-                if !kept[index % kept.len()] {
-                    sector.copy_from_slice(&before[index * 512..][..512]);
-                }
-            }
-            std::fs::write(&path, &after).unwrap();
-            let mut found = Label::open(&path).unwrap();
-            prop_assert!(*found.table() == old || *found.table() == table(*last));
-            found.write(&table(99)).unwrap();
-            let found = Label::inspect(&path).unwrap();
-            prop_assert_eq!(found.table(), &table(99));
-        }
-    }
-}
+mod tests;

@@ -23,6 +23,9 @@ use cxl_pool::{Area, ByteOffset, Pool};
 
 pub use config::{DriverKind, SsdConfig, parse_size};
 pub use file::FileSsd;
+pub(crate) use label::NewTable;
+#[cfg(test)]
+pub(crate) use label::Store;
 pub use label::{LABEL_BYTES, Label, LabelError};
 pub use null::NullSsd;
 pub use vhost_user::VhostUserSsd;
