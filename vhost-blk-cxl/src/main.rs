@@ -4,6 +4,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
@@ -17,9 +21,13 @@ use pod_protocol::memory_failures;
 use pod_protocol::protocol::Protocol;
 use pod_protocol::reports::{DeviceReport, Join};
 use pod_protocol::worker::WorkerConfig;
+use tracing::{error, info};
 use vhost_blk_cxl::backend::{Backend, OpenedSsd, device_reports};
 use vhost_blk_cxl::frontend::Frontend;
-use vhost_blk_cxl::ssd::{self, DriverKind, LABEL_BYTES, Label, SsdConfig};
+use vhost_blk_cxl::ssd::{self, DriverKind, LABEL_BYTES, Label, OpenError, SsdConfig};
+
+/// How often devices are looked for that could not be opened.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Wadi's storage engine: SSDs of the pod's hosts for unmodified virtual machines.
 #[derive(Parser)]
@@ -84,6 +92,8 @@ fn run(cli: &Cli, stop: &StopSignal) -> anyhow::Result<Exit> {
 struct Ssds {
     devices: Vec<OpenedSsd>,
     labels: Vec<(String, Label)>,
+    /// Those that could not be opened.
+    left_out: Vec<SsdConfig>,
     /// What operators say that they can do, in requests and bytes per second.
     rates: Vec<(String, Option<u64>, Option<u64>)>,
 }
@@ -96,7 +106,7 @@ fn serve<M: Memory>(
     stop: &StopSignal,
 ) -> anyhow::Result<Exit> {
     // What is wrong with the configuration shows before the pod hears of us.
-    let ssds = if role == Role::BlkBackend { open_ssds(config, pool)? } else { Ssds::default() };
+    let mut ssds = if role == Role::BlkBackend { open_ssds(config, pool)? } else { Ssds::default() };
     let join = Join {
         host_name: config.host.name.clone(),
         software: concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -104,28 +114,89 @@ fn serve<M: Memory>(
         devices: reports(&ssds),
         memory_failures: memory_failures::recorded(pool, config, role)?,
     };
+    let left_out = std::mem::take(&mut ssds.left_out);
     let endpoint = Endpoint::try_join(pool, memory.clone(), config, role, join, |reporter, fence| {
         start(role, config, memory, ssds, reporter, fence, pool.file_identity())
     })?;
-    Ok(endpoint.run_until(stop)?)
+    let found = look_for(left_out, config, pool, stop)?;
+    Ok(match endpoint.run_until(stop)? {
+        Exit::Stopped if found.load(Ordering::Acquire) => Exit::Again,
+        exit => exit,
+    })
 }
 
+/// Opens all SSDs that can be opened. One that cannot, because it is broken or not there yet, keeps nobody from using the others.
 fn open_ssds(config: &HostConfig, pool: &Pool) -> anyhow::Result<Ssds> {
     let mut opened = Ssds::default();
-    let (run, host) = (config.run_directory(), config.host.id);
-    for config in SsdConfig::parse_all(&config.ssd)? {
-        let losses = run.lost_writes(host, &config.name);
-        // The driver first: it makes a file that is not there, and keeps others from it.
-        let mut ssd = OpenedSsd::new(&config.name, ssd::open(&config, pool, Some(losses))?);
-        ssd.request_timeout = config.request_timeout;
-        ssd.queue_depth = config.queue_depth;
-        opened.rates.push((config.name.clone(), config.iops, config.bytes_per_second));
-        opened.devices.push(ssd);
-        if let DriverKind::File { path, .. } = &config.driver {
-            opened.labels.push((config.name, Label::open(path)?));
+    let mut errors = Vec::new();
+    for ssd in SsdConfig::parse_all(&config.ssd)? {
+        match open_ssd(&ssd, config, pool) {
+            Ok((device, label)) => {
+                opened.rates.push((ssd.name.clone(), ssd.iops, ssd.bytes_per_second));
+                opened.devices.push(device);
+                opened.labels.extend(label.map(|label| (ssd.name, label)));
+            }
+            Err(error) if error.downcast_ref::<OpenError>().is_some_and(|error| !error.may_pass()) => {
+                return Err(error);
+            }
+            Err(error) => {
+                errors.push(error);
+                opened.left_out.push(ssd);
+            }
         }
     }
+    if opened.devices.is_empty() && !errors.is_empty() {
+        return Err(errors.swap_remove(0));
+    }
+    for (ssd, error) in opened.left_out.iter().zip(errors) {
+        error!(ssd = ssd.name, %error, "the device is left out, and its volumes are not served: once it can be opened the daemon \
+            starts again by itself");
+    }
     Ok(opened)
+}
+
+fn open_ssd(
+    config: &SsdConfig,
+    host: &HostConfig,
+    pool: &Pool,
+) -> anyhow::Result<(OpenedSsd, Option<Label>)> {
+    let losses = host.run_directory().lost_writes(host.host.id, &config.name);
+    // The driver first: it makes a file that is not there, and keeps others from it.
+    let mut ssd = OpenedSsd::new(&config.name, ssd::open(config, pool, Some(losses))?);
+    ssd.request_timeout = config.request_timeout;
+    ssd.queue_depth = config.queue_depth;
+    let label = match &config.driver {
+        DriverKind::File { path, .. } => Some(Label::open(path)?),
+        _ => None,
+    };
+    Ok((ssd, label))
+}
+
+/// Stops the daemon, and says so, when one of the devices can be opened that could not be. The pod hears of devices from one that
+/// begins.
+fn look_for(
+    left_out: Vec<SsdConfig>,
+    host: &HostConfig,
+    pool: &Pool,
+    stop: &StopSignal,
+) -> anyhow::Result<Arc<AtomicBool>> {
+    let found = Arc::new(AtomicBool::new(false));
+    if left_out.is_empty() {
+        return Ok(found);
+    }
+    let (host, pool, stop, told) = (host.clone(), pool.clone(), stop.clone(), Arc::clone(&found));
+    // Nobody waits for its end: one that hangs is no reason to stay.
+    thread::Builder::new().name("left-out".to_owned()).spawn(move || {
+        while !stop.wait_for(LOOK_EVERY) {
+            let opens = |ssd: &&SsdConfig| open_ssd(ssd, &host, &pool).is_ok();
+            if let Some(ssd) = left_out.iter().find(opens) {
+                info!(ssd = ssd.name, "the device can be opened by now: the daemon starts again");
+                told.store(true, Ordering::Release);
+                stop.stop();
+            }
+        }
+    })?;
+    Ok(found)
 }
 
 fn reports(opened: &Ssds) -> Vec<DeviceReport> {

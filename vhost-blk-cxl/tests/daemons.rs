@@ -201,3 +201,37 @@ fn a_frontend_offers_its_disk_before_the_backend_is_there() {
     assert_eq!(driver.status(0), OK);
     assert_eq!(driver.read_sectors(8, 4096), data);
 }
+
+#[test]
+fn an_ssd_that_is_not_there_keeps_nobody_from_the_others() {
+    let mut pod = Pod::start(CoherenceMode::Hardware, "socket");
+    pod.kill(Side::Backend);
+    let (config, missing) =
+        (pod.directory.path().join("backend.toml"), pod.directory.path().join("late.img"));
+    let table = format!("[[ssd]]\nname = \"ssd1\"\ndriver = \"file\"\npath = \"{}\"\n", missing.display());
+    fs::write(&config, fs::read_to_string(&config).unwrap() + &table).unwrap();
+    pod.start_daemon(Side::Backend);
+    let mut load = Load::connect(&pod.socket);
+    load.work(300);
+    assert!(client(&pod).device("h2", "ssd1").is_err(), "nobody has seen it yet");
+    File::create(&missing).unwrap().set_len(64 << 20).unwrap();
+    // It is for a supervisor to start it again.
+    let status = pod.backend.as_mut().unwrap().0.wait().unwrap();
+    assert_eq!(status.code(), Some(75));
+    pod.start_daemon(Side::Backend);
+    load.work(300);
+    pod::eventually(|| client(&pod).device("h2", "ssd1").is_ok());
+    // A volume's data stays where it is while its device is away.
+    let size = "1M".parse().unwrap();
+    let request = CreateVolume { device: Some("h2/ssd1".to_owned()), ..CreateVolume::new("late", size) };
+    client(&pod).create_volume(&request).unwrap();
+    pod.kill(Side::Backend);
+    let elsewhere = missing.with_extension("elsewhere");
+    fs::rename(&missing, &elsewhere).unwrap();
+    pod.start_daemon(Side::Backend);
+    load.work(300);
+    let health = |name: &str| client(&pod).device("h2", name).unwrap().health;
+    pod::eventually(|| health("ssd1") != health("ssd0"));
+    assert!(client(&pod).volume("late").is_ok());
+    load.finish(&pod);
+}

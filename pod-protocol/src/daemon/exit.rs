@@ -11,13 +11,15 @@ pub enum Exit {
     Stopped,
     /// The controller fenced it: status 75, `EX_TEMPFAIL`. A supervisor starts it again, and it joins anew.
     Fenced,
+    /// It has something to do that it can do only from its beginning: status 75 as well.
+    Again,
 }
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         match exit {
             Exit::Stopped => Self::SUCCESS,
-            Exit::Fenced => Self::from(75),
+            Exit::Fenced | Exit::Again => Self::from(75),
         }
     }
 }

@@ -203,3 +203,10 @@ pub enum OpenError {
         block_bytes: u32,
     },
 }
+
+impl OpenError {
+    /// Whether the same device may be opened later, with the same configuration.
+    pub fn may_pass(&self) -> bool {
+        !matches!(self, Self::NotADisk { .. })
+    }
+}
