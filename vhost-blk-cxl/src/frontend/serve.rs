@@ -102,7 +102,8 @@ impl<M: Memory> Disk<M> {
             self.blocked = !allowance.more;
             return false;
         }
-        let Some(index) = self.slots.candidate() else {
+        // What fails at once takes no slot: a device that hangs may keep them all.
+        let Some(index) = (if failed { Some(self.slots.spare()) } else { self.slots.candidate() }) else {
             self.blocked = true;
             return false;
         };

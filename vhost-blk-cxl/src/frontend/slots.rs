@@ -108,7 +108,7 @@ impl Slots {
             uses: 0,
         };
         Self {
-            all: (0..count).map(|_| slot()).collect(),
+            all: (0..=count).map(|_| slot()).collect(),
             free: (0..count).rev().collect(),
             sequence: 0,
             sent: 0,
@@ -119,6 +119,12 @@ impl Slots {
     /// The slot that the next request will get, whose chain may be filled before it is taken.
     pub(crate) fn candidate(&self) -> Option<u16> {
         self.free.last().copied()
+    }
+
+    /// One more, for the chain of a request that is answered at once: there is always that. It is never taken.
+    pub(crate) fn spare(&self) -> u16 {
+        // As many as were asked for are before it.
+        u16::try_from(self.all.len() - 1).unwrap_or(u16::MAX)
     }
 
     /// The number of the guest's next request.
@@ -212,6 +218,19 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn there_is_room_for_one_that_is_answered_at_once() {
+        let mut slots = Slots::new(2);
+        let mut taken = Vec::new();
+        while let Some(index) = slots.candidate() {
+            taken.push(index);
+            slots.take();
+        }
+        assert_eq!(taken.len(), 2);
+        assert!(!taken.contains(&slots.spare()));
+        assert_eq!(slots.get(slots.spare()).state, State::Free);
+    }
 
     #[test]
     fn an_answer_finds_its_request_and_no_other() {

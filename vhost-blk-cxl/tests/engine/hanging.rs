@@ -64,3 +64,42 @@ fn a_device_that_hangs_gives_errors_and_is_used_again_when_it_answers() {
     assert_eq!(driver.write_sectors(8, &pattern(3, 4096)), OK);
     assert_eq!(driver.read_sectors(8, 4096), pattern(3, 4096));
 }
+
+/// A guest may have so many requests with a device that never answers that there is no place for another one.
+#[test]
+fn a_failed_disk_answers_however_much_its_device_keeps() {
+    const QUEUES: u16 = 4;
+    const LENGTH: u32 = 4096;
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let options = CreateOptions { size_bytes: Some(32 << 20), ..CreateOptions::default() };
+    let pool = Pool::create(&directory.path().join("pool"), &options).unwrap();
+    let mut pod = Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
+    (pod.disk.queues, pod.slots) = (QUEUES, 512);
+    let control = Control::new();
+    pod.start(Box::new(RamSsd { memory: pool.hardware(), control: Arc::clone(&control) }));
+    let mut driver = Driver::new(QUEUES, 512);
+    driver.guest.connect(&pod.socket(), ALL_FEATURES);
+    control.hold(true);
+    // As many as a disk has in flight; eight of them in each place.
+    let offered = 512_u64;
+    for index in 0..offered {
+        let Place { header, data, status } = driver.place(index / 8);
+        let more = index % 8 * (16 << 10);
+        let place = Place { header: header + more, data: data + more, status: status + more };
+        driver.write_header(place, T_OUT, index * 8);
+        let pieces = Driver::pieces(place, T_OUT, LENGTH);
+        driver.guest.offer((index % u64::from(QUEUES)) as usize, &pieces, None);
+    }
+    eventually(|| control.waiting() as u64 == offered);
+    pod.disk.failed = true;
+    pod.apply_disk();
+    let mut answered = 0;
+    eventually(|| {
+        answered += (0..usize::from(QUEUES)).filter(|&queue| driver.guest.used(queue).is_some()).count();
+        answered as u64 == offered
+    });
+    assert_eq!(driver.status(0), IOERR);
+    assert_eq!(driver.request(T_IN, 8, LENGTH).0, IOERR);
+    assert_eq!(driver.request(T_GET_ID, 0, 20).0, IOERR);
+    control.hold(false);
+}

@@ -74,6 +74,8 @@ pub struct Pod<M: Memory> {
     pub disk: DiskObject,
     pub volume: VolumeObject,
     pub generation: u32,
+    /// Of the channel's rings.
+    pub slots: u32,
     pub frontend: Option<Frontend>,
     pub backend: Option<Backend>,
     /// Of a pool in which the guest's memory may lie.
@@ -146,6 +148,7 @@ impl<M: Memory> Pod<M> {
             disk,
             volume,
             generation: 0,
+            slots: SLOTS,
             frontend: None,
             backend: None,
             pool_file: None,
@@ -211,10 +214,10 @@ impl<M: Memory> Pod<M> {
     }
 
     fn rings(&self) -> [RingPlacement; 2] {
-        let lines = RingPlacement::lines(SLOTS, 8).get();
+        let lines = RingPlacement::lines(self.slots, 8).get();
         let start = self.data.start.get() - 16384 + u64::from(self.generation - 1) * 2 * lines;
         assert!(start + 2 * lines <= self.data.start.get(), "the test asks for too many generations");
-        [start, start + lines].map(|start| RingPlacement { start: LineOffset::new(start), slots: SLOTS })
+        [start, start + lines].map(|start| RingPlacement { start: LineOffset::new(start), slots: self.slots })
     }
 
     fn channel(&self, peer: EndpointId, outgoing: RingPlacement, incoming: RingPlacement) -> ChannelObject {
