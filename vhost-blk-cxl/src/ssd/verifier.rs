@@ -5,9 +5,28 @@ use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
 use std::io;
 use std::path::Path;
 
+/// Where a process's status says when it started, counted behind its name.
+const STARTED_AT: usize = 19;
+
 /// Of devices whose caches outlive a process: the same until the host is started anew.
 pub(super) fn boot_verifier() -> u64 {
     verifier_after(&[])
+}
+
+/// Of a device whose cache is another process's: the same as long as that lives. What listens for another, as a supervisor does, says
+/// nothing of who has the cache.
+pub(super) fn process_verifier(pid: Option<i32>) -> u64 {
+    let started = pid.filter(|&pid| pid > 1).and_then(|pid| Some((pid, started(pid)?)));
+    started.map_or_else(random, |(pid, started)| {
+        verifier_after(&[pid.to_le_bytes().as_slice(), started.as_bytes()].concat())
+    })
+}
+
+/// When a process started, in ticks since the host did. A number that is used again belongs to one that started later.
+fn started(pid: i32) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Its name, in parentheses, may be anything.
+    status.rsplit_once(')')?.1.split_whitespace().nth(STARTED_AT).map(str::to_owned)
 }
 
 /// The same, of a device of which it may have been noted there that it lost writes all the same.
@@ -50,7 +69,7 @@ fn random() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::process::{Child, Command, Stdio};
 
     use super::*;
 
@@ -70,6 +89,20 @@ mod tests {
             .unwrap();
         let said = String::from_utf8_lossy(&child.stdout);
         assert!(child.status.success() && said.contains(&verifier), "{said}, and not {verifier}");
+    }
+
+    #[test]
+    fn a_process_is_told_from_others() {
+        let mut children = [(); 2].map(|()| Command::new("cat").stdin(Stdio::piped()).spawn().unwrap());
+        let of = |child: &Child| process_verifier(Some(i32::try_from(child.id()).unwrap()));
+        assert_eq!(of(&children[0]), of(&children[0]));
+        assert_ne!(of(&children[0]), of(&children[1]));
+        for child in &mut children {
+            drop(child.stdin.take());
+            child.wait().unwrap();
+            assert_ne!(of(child), of(child), "nobody knows");
+        }
+        assert_ne!(process_verifier(None), process_verifier(None));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command as Process, Stdio};
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,11 @@ impl Target {
         let (path, socket) = (directory.path().join("disk"), directory.path().join("socket"));
         let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         file.set_len(bytes).unwrap();
+        let child = Self::serve(&path, &socket, export);
+        Self { child, socket, file, _directory: directory }
+    }
+
+    fn serve(path: &Path, socket: &Path, export: &str) -> Child {
         let child = Process::new("setpriv")
             .args(["--pdeathsig", "KILL", "qemu-storage-daemon", "--blockdev"])
             .arg(format!("driver=file,node-name=f0,filename={},discard=unmap", path.display()))
@@ -41,9 +46,16 @@ impl Target {
             .stdin(Stdio::null())
             .spawn()
             .expect("qemu-storage-daemon: apt-get install qemu-utils qemu-system-x86");
-        let target = Self { child, socket, file, _directory: directory };
-        eventually(|| target.socket.exists());
-        target
+        eventually(|| socket.exists());
+        child
+    }
+
+    /// It dies, and another one begins with the same file.
+    fn restart(&mut self, export: &str) {
+        self.kill();
+        // The dead one leaves it.
+        let _ = std::fs::remove_file(&self.socket);
+        self.child = Self::serve(&self.socket.with_file_name("disk"), &self.socket, export);
     }
 
     fn kill(&mut self) {
@@ -236,6 +248,20 @@ fn a_target_that_dies_fails_what_it_had_and_everything_after() {
     assert!(bench.finish(10).iter().all(|done| done.outcome == Outcome::Failed));
     assert!(bench.ssd.failure().is_some_and(|reason| reason.contains("closed")));
     assert_eq!(bench.run(read), Outcome::Failed);
+}
+
+/// What it had not flushed is gone with it.
+#[test]
+fn a_target_that_begins_anew_is_known_by_its_verifier() {
+    const WRITABLE: &str = ",writable=on";
+    let mut target = Target::start(8 * MIB, WRITABLE);
+    let verifier = |target: &Target| Bench::connect(target).ssd.write_verifier();
+    let first = verifier(&target);
+    assert_eq!(verifier(&target), first);
+    target.restart(WRITABLE);
+    let second = verifier(&target);
+    assert_ne!(second, first);
+    assert_eq!(verifier(&target), second);
 }
 
 #[test]

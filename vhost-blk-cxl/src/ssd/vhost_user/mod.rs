@@ -35,7 +35,7 @@ use vmm_sys_util::eventfd::EventFd;
 use self::config::CONFIG_BYTES;
 use self::requests::{Abilities, Requests};
 use self::ring::{QUEUE_SIZE, RING_BYTES, SharedRing};
-use super::verifier::boot_verifier;
+use super::verifier::process_verifier;
 use super::{Command, Finished, Full, Geometry, OpenError, Outcome, Ssd};
 use crate::segments::Segment;
 
@@ -96,6 +96,9 @@ impl VhostUserSsd {
             .and_then(|kick| Ok((kick, event()?)))
             .map_err(|errno| failed("make events for", errno.into()))?;
         start(&mut frontend, &ring, &kick, &call).map_err(|source| failed("start the ring of", source))?;
+        // What it has not flushed is lost with it.
+        let credentials = rustix::net::sockopt::socket_peercred(&watched).ok();
+        let write_verifier = process_verifier(credentials.map(|it| it.pid.as_raw_nonzero().get()));
         let events = watch(&call, &watched).map_err(|source| failed("watch", source))?;
         info!(ssd = name, path = %path.display(), bytes = geometry.size_bytes, block = geometry.block_bytes, ?abilities, "connected");
         Ok(Self {
@@ -109,7 +112,7 @@ impl VhostUserSsd {
             events,
             ended: Vec::new(),
             failure: None,
-            write_verifier: boot_verifier(),
+            write_verifier,
             _frontend: frontend,
             _pool: pool.clone(),
         })
