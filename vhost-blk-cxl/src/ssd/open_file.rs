@@ -37,8 +37,10 @@ pub(super) fn open(ssd: &str, path: &Path, size_bytes: Option<u64>) -> Result<Op
         Ok(metadata) if metadata.is_file() || metadata.file_type().is_block_device() => {}
         Ok(_) => return Err(OpenError::NotADisk { ssd: ssd.to_owned(), path: shown() }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let size = size_bytes.ok_or_else(|| OpenError::Missing { ssd: ssd.to_owned(), path: shown() })?;
-            create(path, size).map_err(failed("create"))?;
+            if size_bytes.is_none() {
+                return Err(OpenError::Missing { ssd: ssd.to_owned(), path: shown() });
+            }
+            create(path).map_err(failed("create"))?;
         }
         Err(error) => return Err(failed("look at")(error)),
     }
@@ -53,7 +55,14 @@ pub(super) fn open(ssd: &str, path: &Path, size_bytes: Option<u64>) -> Result<Op
         return Err(OpenError::Locked { ssd: ssd.to_owned(), path: shown() });
     }
     let block_bytes = if direct { direct_block(&file) } else { BLOCK_MIN };
-    let length = file.seek(SeekFrom::End(0)).map_err(failed("measure"))?;
+    let mut length = file.seek(SeekFrom::End(0)).map_err(failed("measure"))?;
+    if let Some(size_bytes) = size_bytes
+        && length == 0
+    {
+        // It was created now, or by somebody who did not come to this.
+        file.set_len(size_bytes).and_then(|()| file.sync_all()).map_err(failed("set the size of"))?;
+        length = size_bytes;
+    }
     let size_bytes = length - length % u64::from(block_bytes);
     if size_bytes == 0 {
         return Err(OpenError::TooSmall {
@@ -70,15 +79,9 @@ fn read_write(path: &Path, flags: i32) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)
 }
 
-/// Makes a sparse file that outlives a power failure.
-fn create(path: &Path, size_bytes: u64) -> io::Result<()> {
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    let sized = file.set_len(size_bytes).and_then(|()| file.sync_all());
-    if sized.is_err() {
-        // Do not leave an empty file where one of the right size should be.
-        let _ = std::fs::remove_file(path);
-        return sized;
-    }
+/// Makes an empty file that outlives a power failure. It gets its size when it is locked.
+fn create(path: &Path) -> io::Result<()> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         Some(parent) => File::open(parent)?.sync_all(),
         None => Ok(()),
@@ -127,6 +130,17 @@ mod tests {
         drop(opened);
         // An existing file keeps its size, whatever the configuration says.
         assert_eq!(open("a", &path, Some(1 << 30)).unwrap().geometry.size_bytes, 1 << 20);
+    }
+
+    /// As after a crash in between. Without a size nobody says how large it shall be.
+    #[test]
+    fn a_file_that_was_created_and_has_no_size_yet_gets_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ssd.img");
+        create(&path).unwrap();
+        assert!(matches!(open("a", &path, None), Err(OpenError::TooSmall { .. })));
+        assert_eq!(open("a", &path, Some(1 << 20)).unwrap().geometry.size_bytes, 1 << 20);
+        assert_eq!(open("a", &path, None).unwrap().geometry.size_bytes, 1 << 20);
     }
 
     #[test]
