@@ -16,7 +16,7 @@ mod volume;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cxl_channel::doorbell::DoorbellListener;
 use cxl_pool::{Area, Memory};
@@ -180,7 +180,7 @@ impl Backend {
             volumes.values().any(|known| known.object.volume == id && known.object.ssd == ssd)
                 || ending.iter().any(|it| it.volume == id && it.ssd == ssd)
         };
-        self.tables.wipe(in_use, self.reporter.as_ref());
+        self.tables.wipe(Instant::now(), in_use, self.reporter.as_ref());
     }
 
     fn table(&mut self, object: &TableObject) -> Result<(), String> {

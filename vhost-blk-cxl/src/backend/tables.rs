@@ -30,6 +30,10 @@ use crate::ssd::{Label, LabelError, NewTable};
 const WIPE_STEP_BYTES: u64 = 64 << 20;
 const ZEROS_BYTES: usize = 1 << 20;
 
+/// Between attempts to wipe something: twice as long after each that failed.
+const REST_AT_FIRST: Duration = Duration::from_secs(1);
+const REST_MAX: Duration = Duration::from_mins(1);
+
 /// A device that keeps a table of its volumes.
 struct Kept {
     /// Says what was written last, until another table is on the medium.
@@ -40,6 +44,8 @@ struct Kept {
     confirmed: bool,
     /// Deleted volumes whose data is gone.
     wiped: BTreeSet<VolumeId>,
+    /// Those that could not be wiped.
+    resting: BTreeMap<VolumeId, Rest>,
 }
 
 /// A table that is being written.
@@ -48,9 +54,16 @@ struct Writing {
     answer: Receiver<Result<(), LabelError>>,
 }
 
+/// What failed is not tried again before that.
+#[derive(Clone, Copy)]
+struct Rest {
+    until: Instant,
+    pause: Duration,
+}
+
 impl Kept {
     fn new(label: Label) -> Self {
-        Self { label, writing: None, confirmed: false, wiped: BTreeSet::new() }
+        Self { label, writing: None, confirmed: false, wiped: BTreeSet::new(), resting: BTreeMap::new() }
     }
 
     /// Has the table on the medium, or says why it is not. Whoever is told that it is still being written asks again.
@@ -88,6 +101,14 @@ impl Kept {
             }
             Err(RecvTimeoutError::Disconnected) => Err("writing the table panicked".to_owned()),
         }
+    }
+
+    /// Something could not be wiped. Says for how long it is left alone.
+    fn rest(&mut self, volume: VolumeId, now: Instant) -> Duration {
+        let doubled = |rest: &Rest| (rest.pause * 2).min(REST_MAX);
+        let pause = self.resting.get(&volume).map_or(REST_AT_FIRST, doubled);
+        self.resting.insert(volume, Rest { until: now + pause, pause });
+        pause
     }
 }
 
@@ -173,44 +194,63 @@ impl Tables {
         kept.confirmed = true;
         self.allocation.places_changed();
         kept.wiped.retain(|id| deleted.contains(id));
+        kept.resting.retain(|id, _| deleted.contains(id));
         Ok(())
     }
 
     /// Wipes what is deleted and for which `in_use`, of its device, is false, and reports what was wiped.
-    pub(super) fn wipe(&mut self, in_use: impl Fn(&str, VolumeId) -> bool, reporter: Option<&Reporter>) {
-        self.collect(reporter);
+    pub(super) fn wipe(
+        &mut self,
+        now: Instant,
+        in_use: impl Fn(&str, VolumeId) -> bool,
+        reporter: Option<&Reporter>,
+    ) {
+        self.collect(now, reporter);
         // What a table says that is being written may be another one's place already.
         let known = |kept: &Kept| kept.confirmed && kept.writing.is_none();
-        for (device, kept) in self.kept.iter().filter(|(_, kept)| known(kept)) {
-            for entry in kept.label.table().volumes.iter().filter(|entry| entry.deleted) {
-                let under_way =
-                    self.wipes.iter().any(|wipe| wipe.device == *device && wipe.volume == entry.id);
-                if under_way || kept.wiped.contains(&entry.id) || in_use(device, entry.id) {
-                    continue;
-                }
-                match begin(kept.label.file(), device, entry, &self.stop) {
+        for (device, kept) in self.kept.iter_mut().filter(|(_, kept)| known(kept)) {
+            let wanted = |entry: &&VolumeEntry| {
+                let mut wipes = self.wipes.iter();
+                let under_way = wipes.any(|wipe| wipe.device == *device && wipe.volume == entry.id);
+                let rests = kept.resting.get(&entry.id).is_some_and(|rest| now < rest.until);
+                entry.deleted
+                    && !under_way
+                    && !rests
+                    && !kept.wiped.contains(&entry.id)
+                    && !in_use(device, entry.id)
+            };
+            let wanted: Vec<VolumeEntry> =
+                kept.label.table().volumes.iter().filter(wanted).cloned().collect();
+            for entry in wanted {
+                match begin(kept.label.file(), device, &entry, &self.stop) {
                     Ok(wipe) => self.wipes.push(wipe),
-                    Err(error) => warn!(ssd = device, volume = entry.name, %error, "cannot be wiped now"),
+                    Err(error) => {
+                        let pause = kept.rest(entry.id, now);
+                        warn!(ssd = device, volume = entry.name, %error, ?pause, "it cannot be wiped now");
+                    }
                 }
             }
         }
     }
 
-    fn collect(&mut self, reporter: Option<&Reporter>) {
+    fn collect(&mut self, now: Instant, reporter: Option<&Reporter>) {
         for wipe in self.wipes.extract_if(.., |wipe| wipe.done.load(Ordering::Acquire)) {
             let Wipe { device, volume, thread, .. } = wipe;
-            match thread.join() {
-                Ok(Ok(())) => {
+            let result = thread.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
+            let Some(kept) = self.kept.get_mut(&device) else { continue };
+            match result {
+                Ok(()) => {
                     info!(ssd = device, %volume, "wiped");
-                    if let Some(kept) = self.kept.get_mut(&device) {
-                        kept.wiped.insert(volume);
-                    }
+                    kept.wiped.insert(volume);
+                    kept.resting.remove(&volume);
                     if let Some(reporter) = reporter {
                         reporter.report(Report::VolumeWiped { device, volume });
                     }
                 }
-                Ok(Err(error)) => error!(ssd = device, %volume, %error, "wiping failed; it is tried again"),
-                Err(_) => error!(ssd = device, %volume, "wiping panicked; it is tried again"),
+                Err(error) => {
+                    let pause = kept.rest(volume, now);
+                    error!(ssd = device, %volume, %error, ?pause, "wiping failed; it is tried again");
+                }
             }
         }
     }
@@ -367,6 +407,40 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_wiped_is_tried_again_less_and_less_often() {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = device(&directory);
+        Label::open(&path).unwrap().write(&table(entry(1, true))).unwrap();
+        let mut tables = Tables::default();
+        // Nothing can be written to what is only looked at.
+        tables.add("ssd0".to_owned(), Label::inspect(&path).unwrap());
+        tables.apply(&object("ssd0", entry(1, true))).unwrap();
+        let mut now = Instant::now();
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            tables.wipe(now, |_, _| false, None);
+            assert_eq!(tables.wipes.len(), 1);
+            eventually(|| tables.wipes[0].done.load(Ordering::Acquire));
+            tables.wipe(now, |_, _| false, None);
+            assert!(tables.wipes.is_empty(), "it rests");
+            let rest = tables.kept["ssd0"].resting[&VolumeId::new(1)];
+            tables.wipe(rest.until - Duration::from_millis(1), |_, _| false, None);
+            assert!(tables.wipes.is_empty(), "it still rests");
+            pauses.push(rest.pause.as_secs());
+            now = rest.until;
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        // A device that is opened again begins anew.
+        tables.apply(&object("ssd0", entry(1, false))).unwrap_err();
+        tables.add("ssd0".to_owned(), Label::open(&path).unwrap());
+        tables.apply(&object("ssd0", entry(1, true))).unwrap();
+        eventually(|| {
+            tables.wipe(now, |_, _| false, None);
+            tables.kept["ssd0"].wiped.len() == 1
+        });
+    }
+
+    #[test]
     fn a_place_that_is_another_volumes_by_now_is_not_wiped() {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = device(&directory);
@@ -376,18 +450,18 @@ mod tests {
         file.write_all_at(&[7; 4096], START).unwrap();
         let mut tables = Tables::default();
         tables.add("ssd0".to_owned(), Label::open(&path).unwrap());
-        tables.wipe(|_, _| false, None);
+        tables.wipe(Instant::now(), |_, _| false, None);
         assert!(tables.wipes.is_empty(), "nobody has said yet that it is still deleted");
         tables.apply(&object("ssd0", entry(2, false))).unwrap();
-        tables.wipe(|_, _| false, None);
+        tables.wipe(Instant::now(), |_, _| false, None);
         assert!(tables.wipes.is_empty());
         // Nor is a place given on while it is being wiped.
         tables.apply(&object("ssd0", entry(2, true))).unwrap();
-        tables.wipe(|_, _| false, None);
+        tables.wipe(Instant::now(), |_, _| false, None);
         assert_eq!(tables.wipes.len(), 1);
         assert!(tables.apply(&object("ssd0", entry(3, false))).is_err());
         while !tables.wipes.is_empty() {
-            tables.wipe(|_, _| false, None);
+            tables.wipe(Instant::now(), |_, _| false, None);
         }
         tables.apply(&object("ssd0", entry(3, false))).unwrap();
     }
