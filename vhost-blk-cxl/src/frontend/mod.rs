@@ -17,6 +17,7 @@ mod place;
 mod regions;
 mod seldom;
 mod serve;
+mod shown;
 mod sink;
 mod slots;
 mod spread;
@@ -30,7 +31,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use cxl_channel::doorbell::DoorbellListener;
@@ -44,11 +44,12 @@ use pod_protocol::telemetry::Telemetry;
 use pod_protocol::worker::{SpawnError, Worker, WorkerConfig, WorkerHandle};
 use tracing::info;
 use vhost_frontend::pacing::{Meter, Pacing};
-use vhost_frontend::{ConfigSpace, DeviceSpec, PoolRam, Server, VMM_PATIENCE};
+use vhost_frontend::{DeviceSpec, PoolRam, Server, VMM_PATIENCE};
 
 use self::attachment::Attachment;
-use self::device::{QUEUE_SIZE_MAX, config_space, features};
+use self::device::{QUEUE_SIZE_MAX, features};
 use self::mirrored::REPLICAS_MAX;
+use self::shown::Shown;
 use self::sink::DiskSink;
 pub(crate) use self::task::{FrontendTask, Message};
 use crate::counters::{Counter, Counters};
@@ -60,10 +61,7 @@ const TICK_EVERY: u32 = 5;
 struct OfferedDisk {
     object: DiskObject,
     counters: Arc<Counters>,
-    config: ConfigSpace,
-    writeback: Arc<AtomicBool>,
-    /// What its configuration space says.
-    size_bytes: Arc<AtomicU64>,
+    shown: Shown,
     attachment: Arc<Attachment>,
     /// Its socket goes when this goes.
     _server: Server,
@@ -187,9 +185,7 @@ impl Frontend {
             Some(_) => 0,
         };
         counters.dirty_bytes.set(object.size_bytes.saturating_mul(others));
-        let writeback = Arc::new(AtomicBool::new(!object.write_through));
-        let config = ConfigSpace::new(config_space(&object, !object.write_through));
-        let size_bytes = Arc::new(AtomicU64::new(object.size_bytes));
+        let shown = Shown::new(&object);
         let attachment = Arc::new(Attachment::new(self.reporter.clone()));
         let lease = object.lease;
         // A replica that was dropped may still fill a buffer, which can be kept aside if it is ours only.
@@ -201,7 +197,7 @@ impl Frontend {
             virtio_features: features(&object),
             // QEMU says what a disk's driver acknowledged whenever it starts its rings.
             assumed_features: 0,
-            config: config.clone(),
+            config: shown.config(),
             queues: object.queues,
             queue_size_max: QUEUE_SIZE_MAX,
             inflight: true,
@@ -214,9 +210,7 @@ impl Frontend {
             object: object.clone(),
             worker: self.worker.clone(),
             attachment: Arc::clone(&attachment),
-            config: config.clone(),
-            writeback: Arc::clone(&writeback),
-            size_bytes: Arc::clone(&size_bytes),
+            shown: shown.clone(),
             connected: false,
             running: BTreeSet::new(),
             out_of_patience: false,
@@ -224,7 +218,7 @@ impl Frontend {
         self.send(Message::Disk {
             object: Box::new(object.clone()),
             counters: Arc::clone(&counters),
-            writeback: Arc::clone(&writeback),
+            writeback: shown.writeback(),
             pool_ram,
         })?;
         if let Some(pacing) = self.meter.pacing(lease) {
@@ -233,15 +227,7 @@ impl Frontend {
         let open = if object.vmm_listens { Server::connect } else { Server::listen };
         match open(&path, spec, sink) {
             Ok(server) => {
-                let disk = OfferedDisk {
-                    object,
-                    counters,
-                    config,
-                    writeback,
-                    size_bytes,
-                    attachment,
-                    _server: server,
-                };
+                let disk = OfferedDisk { object, counters, shown, attachment, _server: server };
                 self.disks.insert(lease, disk);
                 Ok(())
             }
@@ -262,8 +248,7 @@ impl Frontend {
             && disk.object.incoming
         {
             // While the guest was on another host, its driver told the frontend there.
-            disk.writeback.store(!object.write_through, Ordering::Relaxed);
-            disk.config.set(config_space(&object, !object.write_through));
+            disk.shown.set_writeback(&object, !object.write_through);
         }
         let boxed = Box::new(object.clone());
         self.worker.call(|done| Message::Update(boxed, done)).map_err(|gone| gone.to_string())?;
@@ -272,8 +257,7 @@ impl Frontend {
         disk.object = object;
         if grown {
             info!(lease = %disk.object.lease, bytes = disk.object.size_bytes, "the disk grew");
-            disk.size_bytes.store(disk.object.size_bytes, Ordering::Relaxed);
-            disk.config.change(config_space(&disk.object, disk.writeback.load(Ordering::Relaxed)));
+            disk.shown.grow(&disk.object);
         }
         Ok(())
     }

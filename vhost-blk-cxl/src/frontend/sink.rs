@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
@@ -11,10 +10,11 @@ use pod_protocol::objects::DiskObject;
 use pod_protocol::reports::Report;
 use pod_protocol::worker::WorkerHandle;
 use tracing::{debug, warn};
-use vhost_frontend::{ConfigRefused, ConfigSpace, DeviceSink, GuestMemory, Ring, StopReason};
+use vhost_frontend::{ConfigRefused, DeviceSink, GuestMemory, Ring, StopReason};
 
 use super::attachment::Attachment;
-use super::device::{WRITEBACK_AT, config_space};
+use super::device::WRITEBACK_AT;
+use super::shown::Shown;
 use super::task::Message;
 
 /// How long a VMM that stops rings waits for what is in flight, before it is answered with I/O errors: all of them together, for VMMs
@@ -28,10 +28,8 @@ pub(crate) struct DiskSink {
     pub(crate) object: DiskObject,
     pub(crate) worker: WorkerHandle<Message>,
     pub(crate) attachment: Arc<Attachment>,
-    pub(crate) config: ConfigSpace,
-    pub(crate) writeback: Arc<AtomicBool>,
     /// The disk may have grown.
-    pub(crate) size_bytes: Arc<AtomicU64>,
+    pub(crate) shown: Shown,
     pub(crate) connected: bool,
     /// Which queues run: of released ones nothing is in flight.
     pub(crate) running: BTreeSet<u16>,
@@ -53,7 +51,7 @@ impl DiskSink {
             lease: self.lease(),
             connected: self.connected,
             running: !self.running.is_empty(),
-            write_through: !self.writeback.load(Ordering::Relaxed),
+            write_through: !self.shown.writes_back(),
         }
     }
 
@@ -81,12 +79,6 @@ impl DiskSink {
         let _ = self.worker.send(Message::HurryRing(self.lease(), index, reason));
         // A worker that was fenced meanwhile takes the connection down with it, so what is said here is not heard.
         answer.recv().unwrap_or(0)
-    }
-
-    fn set_writeback(&self, writeback: bool) {
-        self.writeback.store(writeback, Ordering::Relaxed);
-        let size_bytes = self.size_bytes.load(Ordering::Relaxed);
-        self.config.set(config_space(&DiskObject { size_bytes, ..self.object.clone() }, writeback));
     }
 }
 
@@ -128,7 +120,7 @@ impl DeviceSink for DiskSink {
     fn config_written(&mut self, offset: usize, bytes: &[u8]) -> Result<(), ConfigRefused> {
         match (offset, bytes) {
             (WRITEBACK_AT, &[wanted @ (0 | 1)]) => {
-                self.set_writeback(wanted == 1);
+                self.shown.set_writeback(&self.object, wanted == 1);
                 self.attachment.say_soon(self.state());
                 Ok(())
             }
