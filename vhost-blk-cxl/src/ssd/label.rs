@@ -141,8 +141,8 @@ pub enum LabelError {
     },
     /// It holds something else.
     #[error(
-        "{} begins with data that is no table of volumes: if nothing on it is needed, clear its first megabyte (dd \
-         if=/dev/zero of={} bs=1M count=1 conv=notrunc)",
+        "{} begins with data that is no table of volumes: if nothing on it is needed, clear all of it, or new volumes show what \
+         was there (blkdiscard -z {}; of a file, truncate -s 0 and then to its size again)",
         path.display(), path.display()
     )]
     Foreign {
