@@ -33,7 +33,9 @@ fn areas_come_and_go_under_commands() {
             ),
         ];
         let choices: [&[Area]; 4] = [&[bench.data], &halves[..1], &[], &halves];
-        for (round, areas) in choices.iter().cycle().take(12).enumerate() {
+        for round in 0..16 {
+            // Each of them for a write and for a read.
+            let areas = choices[round / 2 % choices.len()];
             // The last round's commands are under way, or their areas gone.
             bench.ssd.set_areas(areas);
             let operation = if round % 2 == 0 { Operation::Write } else { Operation::Read };
