@@ -72,7 +72,7 @@ impl<M: Memory> Disk<M> {
                 }
                 moved = true;
             }
-            if self.blocked || allowance.messages == 0 {
+            if self.blocked || allowance.messages == 0 && !self.object.failed {
                 // Who has to wait comes first next time.
                 self.first_ring = ring;
                 return moved;
