@@ -13,6 +13,7 @@ use vhost_frontend::pacing::{Pacer, Pacing};
 use vhost_frontend::{BufferArea, Chain, ChainWriter, GuestMemory, Next, PoolMap, PoolRam, Ring, StopReason};
 
 use super::flushed::Flushed;
+use super::own_flush::OwnFlush;
 use super::parse::Shape;
 use super::place::{Finder, Place};
 use super::seldom::Seldom;
@@ -97,6 +98,8 @@ pub(crate) struct Disk<M: Memory> {
     pub(super) under_way: UnderWay,
     pub(super) unflushed: Unflushed,
     pub(super) rings: Vec<Option<Served>>,
+    /// Those that no guest asked for.
+    pub(super) own_flushes: Vec<OwnFlush>,
     /// Requests to be sent (again), in order, before any new one is taken.
     pub(super) queued: VecDeque<u16>,
     /// The backend refused the lease's current generation: wait until the controller says something new.
@@ -134,6 +137,7 @@ impl<M: Memory> Disk<M> {
             slots: Slots::new(REQUESTS_MAX),
             under_way: UnderWay::none(REQUESTS_MAX),
             unflushed: Unflushed::default(),
+            own_flushes: Vec::new(),
             queued: VecDeque::with_capacity(REQUESTS_MAX.into()),
             refused: false,
             blocked: false,

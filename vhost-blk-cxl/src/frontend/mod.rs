@@ -12,6 +12,7 @@ mod flushed;
 mod guest_side;
 mod last_look;
 mod mirrored;
+mod own_flush;
 pub mod parse;
 mod place;
 mod regions;

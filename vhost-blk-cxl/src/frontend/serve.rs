@@ -381,6 +381,9 @@ impl<M: Memory> Disk<M> {
 
     /// Ends a request. The guest hears of it with the next signal, unless nobody waits for it.
     fn answer(&mut self, index: u16, status: Status) {
+        if self.ends_own_flush(index, status) {
+            return;
+        }
         let slot = self.slots.get(index);
         self.counters.ended(slot.operation, status, slot.total_bytes());
         if slot.state != State::Abandoned {
@@ -392,7 +395,7 @@ impl<M: Memory> Disk<M> {
     /// Gives the chain of a request back to the guest.
     fn give_back(&mut self, index: u16, status: Status) {
         let slot = self.slots.get(index);
-        let Some(served) = &mut self.rings[usize::from(slot.ring)] else { return };
+        let Some(Some(served)) = self.rings.get_mut(usize::from(slot.ring)) else { return };
         // Not longer than the longest request.
         let data_bytes = u32::try_from(slot.total_bytes()).unwrap_or(u32::MAX);
         let (status, written) = match (status, slot.operation, slot.place) {
@@ -437,7 +440,7 @@ impl<M: Memory> Disk<M> {
                 if answer {
                     self.counters.ended(self.slots.get(index).operation, Status::IoError, 0);
                     self.give_back(index, Status::IoError);
-                } else if let Some(served) = &mut self.rings[usize::from(ring)] {
+                } else if let Some(Some(served)) = self.rings.get_mut(usize::from(ring)) {
                     served.in_flight -= 1;
                 }
                 if state != State::Sent {
@@ -450,6 +453,7 @@ impl<M: Memory> Disk<M> {
                 }
             }
         }
+        self.drop_own_flushes();
         self.signal();
     }
 

@@ -80,6 +80,16 @@ impl DiskSink {
         // A worker that was fenced meanwhile takes the connection down with it, so what is said here is not heard.
         answer.recv().unwrap_or(0)
     }
+
+    /// The driver flushes no more. What comes from here on goes through the cache; what came before is brought to the medium.
+    fn flush(&self) {
+        let (done, answer) = sync_channel(1);
+        // A worker that is gone was fenced, and the process is about to end.
+        let _ = self.worker.send(Message::Flush(self.lease(), done));
+        if answer.recv_timeout(DRAIN_PATIENCE).is_err() {
+            warn!(lease = %self.lease(), "the guest switched the write cache off, and what it wrote before could not be flushed");
+        }
+    }
 }
 
 impl DeviceSink for DiskSink {
@@ -120,7 +130,11 @@ impl DeviceSink for DiskSink {
     fn config_written(&mut self, offset: usize, bytes: &[u8]) -> Result<(), ConfigRefused> {
         match (offset, bytes) {
             (WRITEBACK_AT, &[wanted @ (0 | 1)]) => {
+                let cached = self.shown.writes_back();
                 self.shown.set_writeback(&self.object, wanted == 1);
+                if cached && wanted == 0 {
+                    self.flush();
+                }
                 self.attachment.say_soon(self.state());
                 Ok(())
             }

@@ -52,6 +52,8 @@ pub(crate) enum Message {
     StopRing(LeaseId, u16, StopReason, SyncSender<u16>),
     /// Do not wait for what is in flight any longer.
     HurryRing(LeaseId, u16, StopReason),
+    /// Bring what was written to a disk to its medium.
+    Flush(LeaseId, SyncSender<()>),
     /// The guest's memory changed.
     GuestMemory(LeaseId, GuestMemory, SyncSender<()>),
     /// A disk is held to a share of the fabric from now on, or no longer.
@@ -252,6 +254,11 @@ impl<M: Memory> Task for FrontendTask<M> {
             Message::HurryRing(lease, index, reason) => {
                 if let Some(disk) = self.disk_mut(lease) {
                     disk.hurry_ring(index, reason);
+                }
+            }
+            Message::Flush(lease, done) => {
+                if let Some(disk) = self.disk_mut(lease) {
+                    disk.flush(done);
                 }
             }
             Message::GuestMemory(lease, memory, done) => {

@@ -44,6 +44,11 @@ impl Unflushed {
         lost
     }
 
+    /// Whether there is nothing that a flush would have to bring to the medium.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.ended == self.settled
+    }
+
     /// Takes over what another one has yet to tell of losses.
     pub(crate) fn take_losses(&mut self, other: &mut Self) {
         self.untold |= std::mem::take(&mut other.untold);

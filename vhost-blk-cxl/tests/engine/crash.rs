@@ -170,3 +170,30 @@ fn a_late_write_of_a_dead_frontend_does_not_land_on_a_newer_one() {
     assert_eq!(driver.read_sectors(0, 4096), pattern(2, 4096));
     assert_eq!(control.bytes(VOLUME_START, 4096), pattern(2, 4096));
 }
+
+/// From then on the driver flushes no more.
+#[test]
+fn what_was_written_before_the_cache_was_switched_off_outlives_a_power_failure() {
+    for seed in 0..8 {
+        let (pool, directory) = (pool(), tempfile::tempdir_in("/dev/shm").unwrap());
+        let path = directory.path().join("ssd.img");
+        let mut pod: Pod<HardwareMemory> =
+            Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
+        pod.start(ssd(&pool, &path, VolatileCacheOptions::new(seed)));
+        let mut driver = Driver::connected(&pod);
+        let data = pattern(seed, 64 << 10);
+        assert_eq!(driver.write_sectors(8, &data), OK);
+        driver.guest.set_config(32, &[0]);
+        // It is answered after that.
+        assert_eq!(driver.guest.config(60)[32], 0);
+        pod.backend = None;
+        let mut found = vec![0; data.len()];
+        std::os::unix::fs::FileExt::read_exact_at(
+            &File::open(&path).unwrap(),
+            &mut found,
+            VOLUME_START + 8 * SECTOR,
+        )
+        .unwrap();
+        assert!(found == data, "{seed}");
+    }
+}
