@@ -9,6 +9,9 @@
 /// bound of §4.5, if no message is larger than 2·w·α·T_W. (Of messages that are at most w·α·T_W it admits no more than
 /// w·α·(K + T_W).) A larger message is admitted when a whole T_W is saved up; what it is too large by is paid back before
 /// anything else is admitted.
+///
+/// What moves without being asked for is paid for as well, as far as that leaves the VM half of its rate: with each message that is
+/// admitted at most as many such bytes are paid for as it has itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ByteBudget {
     /// In bytes/s; infinite: no limit.
@@ -16,6 +19,8 @@ pub struct ByteBudget {
     t_w_us: f64,
     /// In bytes; below 0 what was admitted ahead.
     balance: f64,
+    /// In bytes, at most one T_W of them: what moved unasked and has yet to be paid for.
+    unasked: f64,
     at_us: f64,
     refused_since_us: Option<f64>,
     held_us: f64,
@@ -28,6 +33,7 @@ impl ByteBudget {
             rate: f64::INFINITY,
             t_w_us,
             balance: 0.0,
+            unasked: 0.0,
             at_us: now_us,
             refused_since_us: None,
             held_us: 0.0,
@@ -41,6 +47,7 @@ impl ByteBudget {
         self.rate = rate.max(0.0);
         // What was saved up is worth at most one T_W at the new rate; debts stay.
         self.balance = if was_free { self.depth() } else { self.balance.min(self.depth()) };
+        self.unasked = self.unasked.min(self.depth());
     }
 
     /// The rate in bytes/s.
@@ -56,11 +63,12 @@ impl ByteBudget {
             self.open(now_us);
             return true;
         }
-        self.refill(now_us);
-        let bytes = crate::mchannel::exact(bytes);
-        let admitted = self.rate > 0.0 && self.balance >= bytes.min(self.depth());
+        let admitted = self.has_room(bytes, now_us);
         if admitted {
-            self.balance -= bytes;
+            let bytes = crate::mchannel::exact(bytes);
+            let paid = self.unasked.min(bytes);
+            self.unasked -= paid;
+            self.balance -= bytes + paid;
             self.open(now_us);
         } else if self.refused_since_us.is_none() {
             self.refused_since_us = Some(now_us);
@@ -68,13 +76,21 @@ impl ByteBudget {
         admitted
     }
 
-    /// Takes bytes that moved without being asked for, such as received packets. Of these at most one T_W is carried: what
-    /// nobody could hold back does not silence the queues for long.
+    /// Whether the queues may move this many bytes now, all of which stay in the budget.
+    #[inline]
+    pub fn has_room(&mut self, bytes: u64, now_us: f64) -> bool {
+        self.refill(now_us);
+        let most = self.depth();
+        self.rate.is_infinite() || self.rate > 0.0 && self.balance >= crate::mchannel::exact(bytes).min(most)
+    }
+
+    /// Takes note of bytes that moved without being asked for, such as received packets. They are paid for with what is admitted
+    /// later: others decide how many there are, and must not be able to silence the queues with them. Of those that nothing was admitted
+    /// for at most one T_W is carried.
     pub fn charge(&mut self, bytes: u64, now_us: f64) {
         if self.rate.is_finite() {
             self.refill(now_us);
-            let least = self.balance.min(-self.depth());
-            self.balance = (self.balance - crate::mchannel::exact(bytes)).max(least);
+            self.unasked = (self.unasked + crate::mchannel::exact(bytes)).min(self.depth());
         }
     }
 
@@ -116,6 +132,8 @@ impl ByteBudget {
             if self.rate.is_finite() {
                 let saved = self.balance + self.rate * (now_us - self.at_us) / 1e6;
                 self.balance = saved.min(self.depth());
+                // What cannot be saved up pays as well.
+                self.unasked = (self.unasked - (saved - self.balance)).max(0.0);
             }
             self.at_us = now_us;
         }
@@ -151,11 +169,44 @@ mod tests {
     }
 
     #[test]
-    fn what_came_unasked_holds_back_for_a_window_at_most() {
+    fn what_came_unasked_is_paid_for_with_what_is_admitted() {
+        let mut budget = budget();
+        budget.charge(30_000, 0.0);
+        assert!(budget.wait_us(100_000, 0.0).abs() < 1e-6, "it keeps nothing from being admitted");
+        assert!(budget.admit(20_000, 0.0), "20 kB are paid with it, ");
+        assert!(budget.admit(50_000, 0.0), "10 kB with this, ");
+        assert!(!budget.admit(1, 0.0) && budget.admit(40_000, 40.0), "and nothing with the next");
+        assert!(!budget.admit(1, 40.0));
+    }
+
+    #[test]
+    fn of_what_came_unasked_a_window_at_most_is_carried() {
         let mut budget = budget();
         budget.charge(10_000_000, 0.0);
+        assert!(budget.admit(100_000, 0.0));
         assert!((budget.wait_us(0, 0.0) - 100.0).abs() < 1e-6);
         assert!(budget.admit(50_000, 151.0));
+        // Time in which nothing can be saved up pays for it.
+        budget.charge(50_000, 1000.0);
+        assert!(budget.admit(100_000, 1050.001) && budget.wait_us(0, 1050.001) < 1e-6);
+    }
+
+    #[test]
+    fn a_steady_stream_of_what_came_unasked_leaves_half_of_the_rate() {
+        // 64 kB do not fit a window of the second one.
+        for (rate, came, bytes) in [(1e9, 20_000, 10_000_u32), (1e8, 2000, 65_536)] {
+            let mut budget = ByteBudget::new(100.0, 0.0);
+            budget.set_rate(rate, 0.0);
+            let mut admitted = 0.0;
+            for round in 0..1000 {
+                let now_us = f64::from(round) * 10.0;
+                budget.charge(came, now_us);
+                if budget.admit(bytes.into(), now_us) {
+                    admitted += f64::from(bytes);
+                }
+            }
+            assert!(admitted >= 0.4 * rate * 0.01, "{admitted} at {rate}");
+        }
     }
 
     #[test]

@@ -189,11 +189,11 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_unasked_is_paid_for_later() {
+    fn what_comes_unasked_is_paid_for_later_with_half_of_the_share_at_most() {
         let (pacing, mut pacer) = paced(1.0);
         pacer.look();
         pacer.charge(1500, 1);
         assert_eq!(pacing.moved(), (1500, 1));
-        assert!(!pacer.admit(1));
+        assert!(pacer.admit(500) && !pacer.admit(1));
     }
 }

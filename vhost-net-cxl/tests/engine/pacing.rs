@@ -106,12 +106,13 @@ fn what_a_guest_receives_is_part_of_its_share() {
     assert_eq!(received(&mut pod, 1), (0..30).collect::<Vec<_>>());
     let told = said(&meter, 1);
     assert_eq!((told.bytes, told.messages, told.held_us), (30 * (PACKET_BYTES - 12), 30, 0));
-    send(&mut pod, 1, 2, 30..31);
-    assert_eq!(received(&mut pod, 2), [0; 0], "its share was used up by what it received");
+    send(&mut pod, 1, 2, 30..40);
+    let sent = received(&mut pod, 2);
+    assert_eq!(sent, [30, 31, 32, 33, 34], "half of what it saved up pays for what it received");
     // A device that is measured no more moves what it likes.
     pod.frontend.task.pace(lease(1), None);
     pod.settle();
-    assert_eq!(received(&mut pod, 2), [30]);
+    assert_eq!(received(&mut pod, 2), (35..40).collect::<Vec<_>>());
 }
 
 #[test]
