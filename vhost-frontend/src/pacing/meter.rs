@@ -123,7 +123,9 @@ impl Meter {
     pub fn measure(&mut self, object: MchannelObject) -> Arc<Pacing> {
         let mut work = self.shared.lock();
         let Work { plan, all, .. } = &mut *work;
-        let new = || Pacing::new(Arc::clone(&self.shared.waker), 1000.0);
+        let other = all.values().filter(|it| it.object.instance == object.instance).find_map(Metered::pacing);
+        let vm = other.map(|other| Arc::clone(&other.vm)).unwrap_or_default();
+        let new = || Pacing::new(Arc::clone(&self.shared.waker), Arc::clone(&vm), 1000.0);
         let metered =
             all.entry(Part::Device(object.lease)).or_insert_with(|| Metered::device(object.clone(), new()));
         // A device has queues.

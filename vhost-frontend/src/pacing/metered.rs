@@ -29,6 +29,8 @@ pub(super) struct Metered {
     pub(super) most: f64,
     /// What the other parts of its VM want, in bytes/s.
     pub(super) elsewhere: Vec<f64>,
+    /// Of these, what those want that do not move it with queues of this frontend.
+    pub(super) beyond: Vec<f64>,
     pub(super) said: Said,
 }
 
@@ -60,7 +62,8 @@ pub(super) struct Said {
 
 impl Metered {
     fn new(object: MchannelObject, moves: Moves) -> Self {
-        Self { object, moves, id: None, most: f64::INFINITY, elsewhere: Vec::new(), said: Said::default() }
+        let (elsewhere, beyond) = (Vec::new(), Vec::new());
+        Self { object, moves, id: None, most: f64::INFINITY, elsewhere, beyond, said: Said::default() }
     }
 
     /// A device of which nothing is known yet.
@@ -117,6 +120,7 @@ impl Metered {
             Moves::Queues(queues) => {
                 // No more than the path carries.
                 queues.pacing.limit(self.most);
+                queues.pacing.vm.begin(self.most);
                 queues.pacing.set_window(f64::from(fabric.window_us));
             }
             Moves::Vcpus(vcpus) => vcpus.begin(),
@@ -124,12 +128,17 @@ impl Metered {
         self.said = Said::default();
     }
 
-    /// Holds it to what was decided.
-    pub(super) fn decide(&mut self, decision: &Decision, fabric: &FabricObject) {
+    /// Holds it to what was decided. Returns what all devices of its VM may move here, if it is one: what is left of the share while this one
+    /// takes as much of it as it may.
+    pub(super) fn decide(&mut self, decision: &Decision, fabric: &FabricObject) -> Option<f64> {
+        let mut together = None;
         let limit = match &mut self.moves {
             Moves::Queues(queues) => {
-                let limit = part_among(decision.queue_rate, &self.elsewhere).min(self.most);
+                let part = part_among(decision.queue_rate, &self.elsewhere);
+                let limit = part.min(self.most);
                 queues.pacing.limit(limit);
+                let beyond: f64 = self.beyond.iter().map(|demand| demand.min(part)).sum();
+                together = Some((decision.queue_rate - beyond).min(self.most));
                 limit
             }
             Moves::Vcpus(vcpus) => {
@@ -140,6 +149,15 @@ impl Metered {
         };
         let finite = |rate: f64| rate.is_finite().then_some(rate);
         self.said = Said { share: finite(decision.share), limit: finite(limit), ..self.said };
+        together
+    }
+
+    /// Its VM may move so much here with all its devices.
+    pub(super) fn limit_together(&self, rate: f64, now_us: f64) {
+        if let Moves::Queues(queues) = &self.moves {
+            let devices = self.elsewhere.len() - self.beyond.len() + 1;
+            queues.pacing.limit_together(rate, devices, now_us);
+        }
     }
 
     /// Nothing limits it, and it has no place in the transport.

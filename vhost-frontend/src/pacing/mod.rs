@@ -23,6 +23,7 @@ mod timer;
 #[cfg(test)]
 mod vcpu_tests;
 mod vcpus;
+mod vm_budget;
 
 pub use meter::Meter;
 pub use pacer::Pacer;
@@ -32,6 +33,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Instant;
+
+use vm_budget::VmBudget;
 
 /// Wakes the meter when something moves after a silence.
 #[derive(Debug)]
@@ -94,10 +97,15 @@ pub struct Pacing {
     rate: AtomicU64,
     /// T_W in µs, as such a number.
     window_us: AtomicU64,
+    /// What all devices of its VM here may move together.
+    vm: Arc<VmBudget>,
+    /// What of that is this one's whatever the others do, in bytes/s, as such a number.
+    sure: AtomicU64,
 }
 
 impl Pacing {
-    pub(crate) fn new(waker: Arc<Waker>, window_us: f64) -> Arc<Self> {
+    /// Of a device of the VM that `vm` is for.
+    fn new(waker: Arc<Waker>, vm: Arc<VmBudget>, window_us: f64) -> Arc<Self> {
         Arc::new(Self {
             waker,
             bytes: AtomicU64::new(0),
@@ -106,6 +114,8 @@ impl Pacing {
             held_since_us: AtomicU64::new(0),
             rate: AtomicU64::new(f64::INFINITY.to_bits()),
             window_us: AtomicU64::new(window_us.to_bits()),
+            vm,
+            sure: AtomicU64::new(f64::INFINITY.to_bits()),
         })
     }
 
@@ -124,6 +134,14 @@ impl Pacing {
 
     pub(crate) fn limit(&self, rate: f64) {
         self.rate.store(rate.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Its VM may move so much with as many devices here, of which this is one.
+    fn limit_together(&self, rate: f64, devices: usize, now_us: f64) {
+        // One that is alone has a budget of its own: what others do not take from costs no more than a look.
+        let vm = if devices > 1 { rate } else { f64::INFINITY };
+        self.vm.limit(vm, now_us);
+        self.sure.store((vm / as_f64(devices as u64)).to_bits(), Ordering::Relaxed);
     }
 
     pub(crate) fn set_window(&self, window_us: f64) {

@@ -15,6 +15,10 @@ pub struct Pacer {
     pacing: Arc<Pacing>,
     budget: ByteBudget,
     rate: u64,
+    /// What it may move whatever other devices of its VM do. Without that a device whose long packets have to wait would get nothing
+    /// beside one that takes what its VM may move as soon as it is there.
+    sure: ByteBudget,
+    sure_rate: u64,
     window_us: u64,
     now_us: f64,
     /// The length of what has to wait.
@@ -30,7 +34,8 @@ impl Pacer {
         let window_us = pacing.window_us.load(Ordering::Relaxed);
         let unlimited = f64::INFINITY.to_bits();
         let budget = ByteBudget::new(f64::from_bits(window_us), now_us);
-        Self { pacing, budget, rate: unlimited, window_us, now_us, refused: None, counted: false }
+        let (rate, sure, sure_rate) = (unlimited, budget, unlimited);
+        Self { pacing, budget, rate, sure, sure_rate, window_us, now_us, refused: None, counted: false }
     }
 
     /// Looks at the clock, and at what the meter decided: once per turn. A meter that sleeps learns of the turn before: a
@@ -39,38 +44,84 @@ impl Pacer {
         if std::mem::take(&mut self.counted) {
             self.pacing.waker.moved();
         }
-        self.now_us = self.pacing.waker.now_us();
+        self.look_at(self.pacing.waker.now_us());
+    }
+
+    /// Looks at what the meter decided, at this time.
+    pub(super) fn look_at(&mut self, now_us: f64) {
+        self.now_us = now_us;
         let window_us = self.pacing.window_us.load(Ordering::Relaxed);
         if window_us != self.window_us {
             self.window_us = window_us;
-            self.budget = ByteBudget::new(f64::from_bits(window_us), self.now_us);
-            self.rate = f64::INFINITY.to_bits();
+            self.budget = ByteBudget::new(f64::from_bits(window_us), now_us);
+            self.sure = self.budget;
+            (self.rate, self.sure_rate) = (f64::INFINITY.to_bits(), f64::INFINITY.to_bits());
         }
         let rate = self.pacing.rate.load(Ordering::Relaxed);
         if rate != self.rate {
             self.rate = rate;
-            self.budget.set_rate(f64::from_bits(rate), self.now_us);
+            self.budget.set_rate(f64::from_bits(rate), now_us);
+        }
+        let sure_rate = self.pacing.sure.load(Ordering::Relaxed);
+        if sure_rate != self.sure_rate {
+            self.sure_rate = sure_rate;
+            self.sure.set_rate(f64::from_bits(sure_rate), now_us);
         }
     }
 
     /// Whether a request or packet of this length may be taken now. If not, take nothing until [`Pacer::wait`] has passed.
     #[inline]
     pub fn admit(&mut self, bytes: u64) -> bool {
-        if !self.budget.admit(bytes, self.now_us) {
+        if !(self.budget.has_room(bytes, self.now_us) && self.vm_admits(bytes)) {
             self.refused = Some(bytes);
             self.pacing.hold(self.now_us);
             return false;
         }
+        self.budget.admit(bytes, self.now_us);
         self.refused = None;
         self.pacing.release(self.now_us);
         self.count(bytes, 1);
         true
     }
 
+    /// Whether its VM may move so many bytes more here; if so, they are taken from what it may.
+    #[inline]
+    fn vm_admits(&mut self, bytes: u64) -> bool {
+        if self.is_free() {
+            return true;
+        }
+        let (vm, window_us) = (&self.pacing.vm, f64::from_bits(self.window_us));
+        if self.sure.admit(bytes, self.now_us) {
+            vm.force(bytes, window_us, self.now_us);
+            true
+        } else {
+            vm.admit(bytes, window_us, self.now_us)
+        }
+    }
+
+    /// Whether no other device has a part in what it may move.
+    #[inline]
+    fn is_free(&self) -> bool {
+        self.budget.rate().is_infinite() || self.pacing.vm.is_free()
+    }
+
+    /// After what time so many bytes may be taken, in µs.
+    fn wait_us(&self, bytes: u64) -> f64 {
+        let own = self.budget.wait_us(bytes, self.now_us);
+        if self.is_free() {
+            return own;
+        }
+        let vm = self.pacing.vm.wait_us(bytes, f64::from_bits(self.window_us), self.now_us);
+        own.max(vm.min(self.sure.wait_us(bytes, self.now_us)))
+    }
+
     /// Counts what came without being asked for, such as packets that were received.
     #[inline]
     pub fn charge(&mut self, bytes: u64, messages: u64) {
         self.budget.charge(bytes, self.now_us);
+        if !self.is_free() {
+            self.pacing.vm.charge(bytes, f64::from_bits(self.window_us), self.now_us);
+        }
         self.count(bytes, messages);
     }
 
@@ -83,12 +134,12 @@ impl Pacer {
     /// Whether what was refused last would be refused now.
     #[inline]
     pub fn is_held(&self) -> bool {
-        self.refused.is_some_and(|bytes| self.budget.wait_us(bytes, self.now_us) > 0.0)
+        self.refused.is_some_and(|bytes| self.wait_us(bytes) > 0.0)
     }
 
     /// When to try again what was refused, if anything was. Soon, however small the share is: it may grow.
     pub fn wait(&self) -> Option<Duration> {
-        let wait_us = self.budget.wait_us(self.refused?, self.now_us);
+        let wait_us = self.wait_us(self.refused?);
         Some(Duration::from_secs_f64((wait_us / 1e6).clamp(1e-6, LONGEST_WAIT_S)))
     }
 
@@ -113,12 +164,12 @@ impl Drop for Pacer {
 mod tests {
     use std::thread::sleep;
 
-    use super::super::{Waker, as_f64};
+    use super::super::{VmBudget, Waker, as_f64};
     use super::*;
 
     fn paced(rate: f64) -> (Arc<Pacing>, Pacer) {
         // A window that no delay of a test outlasts.
-        let pacing = Pacing::new(Waker::new(), 1e9);
+        let pacing = Pacing::new(Waker::new(), Arc::default(), 1e9);
         pacing.limit(rate);
         let pacer = Pacer::new(Arc::clone(&pacing));
         (pacing, pacer)
@@ -186,6 +237,34 @@ mod tests {
             pacer.look();
             assert!(is_silent(), "it was told once");
         }
+    }
+
+    #[test]
+    fn devices_of_a_vm_have_one_budget_together_and_each_a_part_that_is_its_own() {
+        let (waker, vm) = (Waker::new(), Arc::<VmBudget>::default());
+        let device = || {
+            let pacing = Pacing::new(Arc::clone(&waker), Arc::clone(&vm), 1000.0);
+            // 100 kB, which is all that the VM may move.
+            pacing.limit(1e8);
+            pacing.limit_together(1e8, 4, 0.0);
+            Pacer::new(pacing)
+        };
+        let mut devices = [device(), device(), device(), device()];
+        let mut take = |device: usize, bytes: u64, now_us: f64| {
+            devices[device].look_at(now_us);
+            let taken = (0..1000).take_while(|_| devices[device].admit(bytes)).count() as u64 * bytes;
+            (taken, devices[device].wait().map(|wait| wait.as_micros()))
+        };
+        assert_eq!(take(0, 1000, 1e6), (100_000, Some(10)));
+        assert_eq!(take(1, 1000, 1e6).0, 25_000, "what is its own");
+        // The first one takes what there is at each moment, and long packets of another pass all the same.
+        let mut passed = 0;
+        for step in 0..1000 {
+            let now_us = 1e6 + f64::from(step) * 100.0;
+            take(0, 1000, now_us);
+            passed += take(2, 65_536, now_us).0;
+        }
+        assert!(as_f64(passed) >= 0.2 * 1e7, "{passed} of 10 MB");
     }
 
     #[test]

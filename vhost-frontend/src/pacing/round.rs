@@ -94,8 +94,13 @@ impl<M: Memory> Exchange<M> {
         for (part, metered) in all.iter_mut() {
             metered.elsewhere.clear();
             let of_vm = wanted.get(&metered.object.instance.get()).into_iter().flatten();
-            let others = of_vm.filter(|(other, _)| *other != Some(*part)).map(|(_, demand)| *demand);
-            metered.elsewhere.extend(others);
+            metered.beyond.clear();
+            for (other, demand) in of_vm.filter(|(other, _)| *other != Some(*part)) {
+                metered.elsewhere.push(*demand);
+                if !matches!(other, Some(Part::Device(_))) {
+                    metered.beyond.push(*demand);
+                }
+            }
         }
     }
 
@@ -173,13 +178,23 @@ impl<M: Memory> Exchanges for Exchange<M> {
             board.read(&mut self.peers, now_us);
         }
         plan.host.settle(self.peers.records(now_us));
+        // What all devices of a VM may move here.
+        let mut together: BTreeMap<u32, f64> = BTreeMap::new();
         for metered in all.values_mut() {
             let Some(id) = metered.id else { continue };
             // Nothing more was measured; but α is new, and F of the next K is to come about under it.
             let nothing =
                 Measured { demand_elsewhere: metered.elsewhere.iter().sum(), ..Measured::default() };
             let Ok(decision) = plan.host.schedule(id, &nothing) else { continue };
-            metered.decide(&decision, &plan.fabric);
+            if let Some(rate) = metered.decide(&decision, &plan.fabric) {
+                let least = together.entry(metered.object.instance.get()).or_insert(rate);
+                *least = least.min(rate);
+            }
+        }
+        for metered in all.values().filter(|metered| metered.id.is_some()) {
+            if let Some(rate) = together.get(&metered.object.instance.get()) {
+                metered.limit_together(*rate, now_us);
+            }
         }
     }
 }

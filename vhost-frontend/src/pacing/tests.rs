@@ -12,7 +12,8 @@ use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, PeerObj
 use super::metered::{Metered, Moves, Part};
 use super::plan::Plan;
 use super::round::{Exchange, Exchanges};
-use super::{Pacing, Waker, as_f64, whole};
+use super::vm_budget::VmBudget;
+use super::{Pacer, Pacing, Waker, as_f64, whole};
 
 const K_US: u32 = 10_000;
 const CAPACITY: u64 = 100_000_000;
@@ -85,13 +86,15 @@ impl Pod {
             Frontend { plan, exchange, all: BTreeMap::new() }
         };
         let mut frontends: Vec<Frontend> = (0..frontends).map(start).collect();
+        let mut together: BTreeMap<(usize, u32), Arc<VmBudget>> = BTreeMap::new();
         for (number, vm) in (1..).zip(&vms) {
             let lease = LeaseId::new(number).unwrap();
             let Vm { instance, weight, tenant, .. } = *vm;
             let instance = InstanceId::new(instance);
             let object =
                 MchannelObject { lease, instance, name: String::new(), weight, tenant, path: vec![7] };
-            let mut metered = Metered::device(object, Pacing::new(Arc::clone(&waker), 1000.0));
+            let together = Arc::clone(together.entry((vm.frontend, vm.instance)).or_default());
+            let mut metered = Metered::device(object, Pacing::new(Arc::clone(&waker), together, 1000.0));
             let frontend = &mut frontends[vm.frontend];
             frontend.plan.open(&mut metered);
             frontend.all.insert(Part::Device(lease), metered);
@@ -290,4 +293,56 @@ fn no_interval_of_ten_milliseconds_has_more_bytes_than_the_bound_allows() {
             assert!(bytes <= bound, "VM {vm} at {} us: {bytes} bytes, where {bound} may be", moved[end].0);
         }
     }
+}
+
+/// A VM of many devices that are quiet and burst together moves no more than one share, although each of them may have all of it while
+/// the others are quiet.
+#[test]
+fn devices_that_burst_together_have_one_share() {
+    const DEVICES: usize = 8;
+    const MESSAGE: u64 = 4096;
+    const STEP_US: f64 = 100.0;
+    let (k_us, bursts) = (f64::from(K_US), (100_u32, 500_u32));
+    let mut vms: Vec<Vm> = (0..DEVICES).map(|_| Vm::new(0, 1, 1, ALL)).collect();
+    vms.push(Vm::new(2, 2, 1, ALL));
+    let mut pod = Pod::new(17, 4, vms);
+    let pacings: Vec<Arc<Pacing>> =
+        (0..=DEVICES).map(|vm| Arc::clone(pod.metered(vm).pacing().unwrap())).collect();
+    let mut pacers: Vec<Pacer> = pacings.iter().map(|pacing| Pacer::new(Arc::clone(pacing))).collect();
+    let mut moved = Vec::new();
+    let steps = 60_000_u32;
+    for step in 0..steps {
+        let now_us = k_us + f64::from(step) * STEP_US;
+        for (vm, pacer) in pacers.iter_mut().enumerate() {
+            pacer.look_at(now_us);
+            if vm < DEVICES && step % (bursts.0 + bursts.1) >= bursts.0 {
+                pacings[vm].release(now_us);
+                continue;
+            }
+            while pacer.admit(MESSAGE) {
+                // Nothing is lent before it is known what all want.
+                if vm < DEVICES && f64::from(step) > 3.0 * k_us / STEP_US {
+                    moved.push((now_us, pacings[vm].vm.rate()));
+                }
+            }
+        }
+        if f64::from(step + 1) % (k_us / STEP_US) == 0.0 {
+            for frontend in &mut pod.frontends {
+                let end_us = now_us + STEP_US;
+                frontend.exchange.round(&mut frontend.plan, &mut frontend.all, k_us, end_us);
+            }
+        }
+    }
+    let (mut start, mut worst) = (0, 0.0_f64);
+    for end in 0..moved.len() {
+        while moved[start].0 < moved[end].0 - k_us {
+            start += 1;
+        }
+        let most = moved[start..=end].iter().fold(0.0, |most: f64, (_, limit)| most.max(*limit));
+        let bytes = as_f64((end - start + 1) as u64 * MESSAGE);
+        worst = worst.max(bytes / (most * (k_us + 2.0 * 1000.0) / 1e6));
+    }
+    assert!(moved.len() > 1000 && worst <= 1.0, "{worst} times what the bound allows");
+    let mean = as_f64(moved.len() as u64 * MESSAGE) / (f64::from(steps) * STEP_US / 1e6);
+    assert!(mean <= 1.05 * 0.5 * ALL, "{mean} bytes/s");
 }

@@ -379,7 +379,7 @@ fn vcpus_and_queues_of_a_vm_have_one_share() {
     let mut exchange = Exchange::new(pool.host(endpoint(0).host), &plan);
     let mut all = BTreeMap::new();
     let waker = Waker::new();
-    let pacing = Pacing::new(Arc::clone(&waker), 1000.0);
+    let pacing = Pacing::new(Arc::clone(&waker), Arc::default(), 1000.0);
     let told = Arc::new(Mutex::new(None));
     let vcpus = Vcpus::new(Box::new(Told(Arc::clone(&told))), 1, 1);
     let parts = [Metered::device(object(0, 1), Arc::clone(&pacing)), Metered::vcpus(object(0, 1), vcpus)];
