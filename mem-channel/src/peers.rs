@@ -28,6 +28,11 @@ impl Peers {
         Self { stale_after_us, hosts: BTreeMap::new() }
     }
 
+    /// Lines count until they have not changed for this long from now on.
+    pub fn set_stale_after(&mut self, stale_after_us: f64) {
+        self.stale_after_us = stale_after_us;
+    }
+
     /// Takes what was read of a host's line at a time of the caller's clock, in µs. Returns whether it was news.
     pub fn take(&mut self, host: u16, line: u32, words: &[u64; RECORD_WORDS], now_us: f64) -> bool {
         let lines = self.hosts.entry(host).or_default();

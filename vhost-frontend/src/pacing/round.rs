@@ -43,7 +43,6 @@ pub(super) struct Exchange<M> {
     sibling: Option<(Area, PeerBoard<M>)>,
     peers: Peers,
     siblings: Peers,
-    stale_after_us: f64,
     last_key: u16,
     /// A full board is told of once.
     told: bool,
@@ -52,7 +51,7 @@ pub(super) struct Exchange<M> {
 impl<M: Memory> Exchange<M> {
     pub(super) fn new(memory: M, plan: &Plan) -> Self {
         let (sums, vms) = (plan.fabric.sums, plan.fabric.vms);
-        let stale_after_us = STALE_AFTER_KS * f64::from(plan.fabric.sample_us);
+        let stale_after_us = stale_after_us(plan);
         let mut exchange = Self {
             sums: fresh(&memory, sums),
             vms: fresh(&memory, vms),
@@ -62,7 +61,6 @@ impl<M: Memory> Exchange<M> {
             sibling: None,
             peers: Peers::new(stale_after_us),
             siblings: Peers::new(stale_after_us),
-            stale_after_us,
             last_key: 0,
             told: false,
         };
@@ -139,6 +137,9 @@ impl<M: Memory> Exchanges for Exchange<M> {
     }
 
     fn follow(&mut self, plan: &Plan) {
+        let stale_after_us = stale_after_us(plan);
+        self.peers.set_stale_after(stale_after_us);
+        self.siblings.set_stale_after(stale_after_us);
         let Self { boards, peers, .. } = self;
         boards.retain(|(known, key, _)| {
             let kept = plan.fabric.peers.contains(known);
@@ -156,7 +157,7 @@ impl<M: Memory> Exchanges for Exchange<M> {
             }
         }
         if self.sibling.as_ref().map(|(area, _)| *area) != plan.fabric.sibling {
-            self.siblings = Peers::new(self.stale_after_us);
+            self.siblings = Peers::new(stale_after_us);
             let board = |area| (area, PeerBoard::new(self.memory.clone(), 0, area));
             self.sibling = plan.fabric.sibling.map(board);
         }
@@ -197,6 +198,11 @@ impl<M: Memory> Exchanges for Exchange<M> {
             }
         }
     }
+}
+
+/// For how long what others published counts.
+fn stale_after_us(plan: &Plan) -> f64 {
+    STALE_AFTER_KS * f64::from(plan.fabric.sample_us)
 }
 
 /// A board in an area that somebody else may have used before.

@@ -47,7 +47,9 @@ struct Pod {
     pool: SimulatedPool,
     frontends: Vec<Frontend>,
     vms: Vec<Vm>,
+    k_us: u32,
     round: u32,
+    now_us: f64,
 }
 
 fn area(number: u64) -> Area {
@@ -99,7 +101,7 @@ impl Pod {
             frontend.plan.open(&mut metered);
             frontend.all.insert(Part::Device(lease), metered);
         }
-        Self { pool, frontends, vms, round: 0 }
+        Self { pool, frontends, vms, k_us: K_US, round: 0, now_us: f64::from(K_US) }
     }
 
     fn metered(&self, vm: usize) -> &Metered {
@@ -109,8 +111,8 @@ impl Pod {
 
     fn run(&mut self, rounds: u32) {
         for _ in 0..rounds {
-            let k_us = f64::from(K_US);
-            let began_us = f64::from(self.round + 1) * k_us;
+            let (k_us, began_us) = (f64::from(self.k_us), self.now_us);
+            self.now_us += k_us;
             for vm in 0..self.vms.len() {
                 let Vm { on_off: (on, off), demand, .. } = self.vms[vm];
                 let wants = if self.round % (on + off) < on { demand } else { 0.0 };
@@ -134,13 +136,28 @@ impl Pod {
         }
     }
 
+    /// Has all frontends measure with another K.
+    fn sample_every(&mut self, k_us: u32) {
+        self.k_us = k_us;
+        let count = self.frontends.len();
+        for (number, Frontend { plan, exchange, all }) in self.frontends.iter_mut().enumerate() {
+            let new = FabricObject { sample_us: k_us, ..fabric(number, count) };
+            assert!(!plan.may_become(&new));
+            *plan = Plan::new(new).unwrap();
+            for metered in all.values_mut() {
+                plan.open(metered);
+            }
+            exchange.follow(plan);
+        }
+    }
+
     /// Mean rates over so many K, in parts of the capacity.
     fn rates(&mut self, rounds: u32) -> Vec<f64> {
         for vm in &mut self.vms {
             vm.moved = 0.0;
         }
         self.run(rounds);
-        let all = f64::from(rounds) * f64::from(K_US) / 1e6 * as_f64(CAPACITY);
+        let all = f64::from(rounds) * f64::from(self.k_us) / 1e6 * as_f64(CAPACITY);
         self.vms.iter().map(|vm| vm.moved / all).collect()
     }
 }
@@ -218,6 +235,27 @@ fn the_share_of_a_frontend_that_dies_goes_to_the_others() {
     pod.vms.truncate(1);
     pod.run(50);
     near(&pod.rates(20), &[1.0]);
+}
+
+#[test]
+fn others_count_for_ten_ks_of_the_k_there_is_now() {
+    let vms = || vec![Vm::new(0, 1, 1, ALL), Vm::new(2, 2, 1, ALL)];
+    for (before_us, after_us) in [(K_US, 100 * K_US), (100 * K_US, K_US)] {
+        let mut pod = Pod::new(9, 4, vms());
+        pod.sample_every(before_us + 1);
+        pod.run(100);
+        pod.sample_every(after_us);
+        pod.run(100);
+        near(&pod.rates(50), &[0.5, 0.5]);
+        // Nothing is heard of the other one any more: for ten K it counts.
+        pod.vms[1].demand = 0.0;
+        pod.frontends.truncate(2);
+        pod.vms.truncate(1);
+        pod.run(5);
+        assert!(pod.metered(0).said.limit.is_some_and(|limit| limit < 0.6 * ALL), "to {after_us} us");
+        pod.run(20);
+        near(&pod.rates(20), &[1.0]);
+    }
 }
 
 #[test]
