@@ -68,6 +68,13 @@ impl Peers {
         self.hosts.values().flatten().flatten().filter(live).map(|line| &line.record)
     }
 
+    /// Drops all lines of a host but so many: it publishes no more than those now.
+    pub fn truncate(&mut self, host: u16, lines: usize) {
+        if let Some(known) = self.hosts.get_mut(&host) {
+            known.truncate(lines);
+        }
+    }
+
     /// Drops a host that is known to be gone.
     pub fn forget(&mut self, host: u16) {
         self.hosts.remove(&host);

@@ -41,11 +41,13 @@ impl<M: Memory> Board<M> {
     }
 
     /// Publishes what [`Host::sample`](mem_channel::Host::sample) returned. Call it every K, also if nothing changed: who
-    /// stops is taken for gone.
+    /// stops is taken for gone. Of more than the board has lines for, the first are published.
     pub fn publish(&mut self, records: &[Record]) -> Result<(), BoardFull> {
-        let count = records.len() as u64;
-        if count >= self.area.lines.get() {
-            return Err(BoardFull { records: records.len(), lines: self.area.lines.get() });
+        let room = self.area.lines.get().saturating_sub(1);
+        let count = room.min(records.len() as u64);
+        let full = BoardFull { records: records.len(), lines: self.area.lines.get() };
+        if self.area.lines.get() == 0 {
+            return Err(full);
         }
         self.sequence = self.sequence.wrapping_add(1);
         for (line, record) in lines(self.area).skip(1).zip(records) {
@@ -61,7 +63,7 @@ impl<M: Memory> Board<M> {
             self.memory.store_fence();
             self.published = Some(count);
         }
-        Ok(())
+        if count == records.len() as u64 { Ok(()) } else { Err(full) }
     }
 }
 
@@ -92,6 +94,8 @@ impl<M: Memory> PeerBoard<M> {
                 self.memory.full_fence();
             }
             self.records = count;
+            // What was in the lines behind has moved up, or is no more.
+            peers.truncate(self.host, usize::try_from(count).unwrap_or(usize::MAX));
         }
         let mut news = 0;
         let records = usize::try_from(self.records).unwrap_or(usize::MAX);
@@ -223,10 +227,61 @@ mod tests {
     }
 
     #[test]
-    fn a_board_that_is_full_is_refused() {
-        let mut ours = Board::open(SimulatedPool::new(1, 4096).host(HostId::new(1)), board(1));
-        assert_eq!(ours.publish(&records(16, 1)), Err(BoardFull { records: 16, lines: 16 }));
-        ours.publish(&records(15, 1)).unwrap();
+    fn of_more_than_a_board_has_room_for_the_first_are_published() {
+        let pool = SimulatedPool::new(1, 4096);
+        let (memory, reader) = (pool.host(HostId::new(1)), pool.host(HostId::new(2)));
+        let mut ours = Board::open(memory.clone(), board(1));
+        let (mut theirs, mut peers) = (PeerBoard::new(reader, 1, board(1)), Peers::new(STALE_US));
+        for (round, count) in [(1, 16), (2, 40)] {
+            let full = BoardFull { records: usize::try_from(count).unwrap(), lines: 16 };
+            assert_eq!(ours.publish(&records(count, round)), Err(full));
+            memory.full_fence();
+            assert_eq!(theirs.read(&mut peers, 0.0), 15);
+            assert_eq!(rates(&peers, 0.0), [f64::from(round); 15]);
+        }
+        ours.publish(&records(15, 3)).unwrap();
+    }
+
+    #[test]
+    fn lines_that_are_published_no_more_do_not_count() {
+        let pool = SimulatedPool::new(1, 4096);
+        let (memory, reader) = (pool.host(HostId::new(1)), pool.host(HostId::new(2)));
+        let mut ours = Board::open(memory.clone(), board(1));
+        let (mut theirs, mut peers) = (PeerBoard::new(reader, 1, board(1)), Peers::new(STALE_US));
+        for (round, count) in [(1, 5), (2, 3), (3, 4), (4, 0), (5, 2)] {
+            ours.publish(&records(count, round)).unwrap();
+            memory.full_fence();
+            theirs.read(&mut peers, f64::from(round));
+            let expected = vec![f64::from(round); usize::try_from(count).unwrap()];
+            assert_eq!(rates(&peers, f64::from(round)), expected);
+        }
+    }
+
+    #[test]
+    fn a_board_that_gets_shorter_and_longer_is_read_whole_at_last() {
+        check_seeds("-p pod-protocol --lib", 60, |seed| {
+            let pool = SimulatedPool::new(seed, 4096);
+            let (writer, reader) = (HostId::new(1), HostId::new(2));
+            let mut random = Random::new(seed);
+            let mut ours = Board::open(pool.host(writer), board(1));
+            let mut theirs = PeerBoard::new(pool.host(reader), 1, board(1));
+            let mut peers = Peers::new(STALE_US);
+            for round in 1..60 {
+                let count = [1, 3, 5, 9][(0..3).filter(|_| random.one_in(2)).count()];
+                ours.publish(&records(count, round)).unwrap();
+                let now_us = f64::from(round);
+                theirs.read(&mut peers, now_us);
+                let found = rates(&peers, now_us);
+                assert!(found.len() <= 9 && found.iter().all(|rate| *rate <= now_us), "seed {seed}");
+                if random.one_in(5) {
+                    pool.host(writer).full_fence();
+                    theirs.read(&mut peers, now_us);
+                    let expected = vec![now_us; usize::try_from(count).unwrap()];
+                    assert_eq!(rates(&peers, now_us), expected, "seed {seed}");
+                }
+            }
+            Ok(())
+        });
     }
 
     #[test]
