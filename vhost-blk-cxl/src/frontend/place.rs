@@ -157,14 +157,16 @@ impl<M: Memory> Disk<M> {
         if !slot.operation.has_data() || slot.place != Place::Nowhere {
             return Ok(true);
         }
+        let bytes = u32::try_from(slot.length_bytes).ok();
+        let Some(buffer) = bytes.and_then(|bytes| self.buffers.alloc(bytes)) else { return Ok(false) };
+        // Only now: what is admitted is counted, and without a buffer it would not move.
         if slot.done_bytes > 0
             && let Some(pacer) = &mut self.pacer
             && !pacer.admit(slot.length_bytes)
         {
+            self.buffers.free(buffer);
             return Ok(false);
         }
-        let bytes = u32::try_from(slot.length_bytes).ok();
-        let Some(buffer) = bytes.and_then(|bytes| self.buffers.alloc(bytes)) else { return Ok(false) };
         slot.place = Place::Buffer(buffer);
         match &self.rings[usize::from(slot.ring)] {
             Some(served) if slot.operation == Operation::Write => {
@@ -172,5 +174,79 @@ impl<M: Memory> Disk<M> {
             }
             _ => Ok(true),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use cxl_pool::simulated::SimulatedPool;
+    use cxl_pool::{Area, HostId, LineCount, LineOffset};
+    use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, VolumeId};
+    use pod_protocol::objects::{DiskObject, MchannelObject, Route};
+    use vhost_frontend::pacing::Meter;
+
+    use super::*;
+
+    const STEP_BYTES: u64 = 64 << 10;
+
+    fn object() -> DiskObject {
+        DiskObject {
+            lease: LeaseId::new(7).unwrap(),
+            instance: InstanceId::new(1),
+            instance_name: String::new(),
+            device: String::new(),
+            socket: String::new(),
+            vmm_listens: false,
+            volume: VolumeId::new(1),
+            serial: String::new(),
+            size_bytes: 1 << 30,
+            block_bytes: 512,
+            read_only: false,
+            queues: 1,
+            data_area: Area::new(LineOffset::new(4096), LineCount::covering(2 * STEP_BYTES)),
+            ram_area: None,
+            route: Route { channel: ChannelId::new(1), generation: LeaseGeneration::new(1) },
+            replicas: Vec::new(),
+            stripe_bytes: None,
+            beside: None,
+            number: None,
+            epoch: 0,
+            failed: false,
+            write_through: false,
+            incoming: false,
+        }
+    }
+
+    #[test]
+    fn a_step_that_waits_for_a_buffer_is_counted_once_it_has_one() {
+        let memory = SimulatedPool::new(1, 1 << 20).host(HostId::new(1));
+        let mut disk = Disk::new(memory.clone(), object(), Arc::default(), Arc::default(), None);
+        let mut meter = Meter::new(memory);
+        let DiskObject { lease, instance, .. } = object();
+        let pacing = meter.measure(MchannelObject {
+            lease,
+            instance,
+            name: String::new(),
+            weight: 1,
+            tenant: 0,
+            path: vec![1],
+        });
+        disk.pace(Some(pacing));
+        // The second of two steps of a read.
+        let index = disk.slots.candidate().unwrap();
+        disk.slots.take();
+        let slot = disk.slots.get_mut(index);
+        (slot.operation, slot.done_bytes, slot.length_bytes) = (Operation::Read, STEP_BYTES, STEP_BYTES);
+        let others = disk.buffers.alloc(u32::try_from(2 * STEP_BYTES).unwrap()).unwrap();
+        for _ in 0..5 {
+            assert!(matches!(disk.place_again(index), Ok(false)), "others have all buffers");
+        }
+        disk.buffers.free(others);
+        assert!(matches!(disk.place_again(index), Ok(true)));
+        assert!(matches!(disk.place_again(index), Ok(true)), "it has one");
+        let moved = &meter.telemetry()[0];
+        assert_eq!((moved.bytes, moved.messages), (STEP_BYTES, 1));
     }
 }
