@@ -66,15 +66,14 @@ impl<M: Memory> Disk<M> {
         }
         for turn in 0..self.rings.len() {
             let ring = (self.first_ring + turn) % self.rings.len();
-            for _ in 0..RING_BUDGET {
-                if !self.take_one(ring, allowance) {
-                    break;
-                }
-                moved = true;
+            let mut taken = 0;
+            while taken < RING_BUDGET && self.take_one(ring, allowance) {
+                taken += 1;
             }
+            moved |= taken > 0;
             if self.blocked || allowance.messages == 0 && !self.object.failed {
-                // Who has to wait comes first next time.
-                self.first_ring = ring;
+                // Who has to wait comes first next time, unless it has just had its turn: of a small share of the fabric the next part is another one's.
+                self.first_ring = (ring + usize::from(taken > 0)) % self.rings.len();
                 return moved;
             }
         }

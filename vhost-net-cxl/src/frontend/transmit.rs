@@ -235,7 +235,15 @@ impl Port {
             let used = self.counters.tx_bytes.get().wrapping_sub(bytes_before);
             let bytes = budget.bytes.saturating_sub(used);
             let Scratch { chains, bounce, .. } = scratch;
-            taken += self.take_from_queue(memory, 2 * queue + 1, (&mut chains[..share], bytes), bounce);
+            let (packets, held) =
+                self.take_from_queue(memory, 2 * queue + 1, (&mut chains[..share], bytes), bounce);
+            taken += packets;
+            if held {
+                // A packet that waits for its share of the fabric is the next one: short ones of other queues would use up what is
+                // saved for it again and again. Nor does a queue that has just had a part of the share have the next as well.
+                self.first_queue = (queue + usize::from(packets > 0)) % queues;
+                return taken;
+            }
         }
         if queues > 0 {
             self.first_queue = (self.first_queue + 1) % queues;
@@ -243,50 +251,44 @@ impl Port {
         taken
     }
 
-    /// Takes packets from one queue, as many as there are chains for and until so many bytes are used up, and says how many.
+    /// Takes packets from one queue, as many as there are chains for and until so many bytes are used up. Says how many, and whether the next one
+    /// has to wait for its share of the fabric.
     fn take_from_queue<M: Memory>(
         &mut self,
         memory: &M,
         index: usize,
         (chains, bytes_allowed): (&mut [Chain], u64),
         bounce: &mut [u8],
-    ) -> usize {
+    ) -> (usize, bool) {
         if self.is_stopping(index) || bytes_allowed == 0 {
-            return 0;
+            return (0, false);
         }
         let (pair, steers) = (ring_index(index) / 2, self.has_queues());
-        let Some(ring) = self.rings[index].as_mut().filter(|ring| ring.is_enabled()) else { return 0 };
+        let Some(ring) = self.rings[index].as_mut().filter(|ring| ring.is_enabled()) else {
+            return (0, false);
+        };
         let offered = match ring.next_chains(chains) {
             Ok(offered) => offered,
             Err(error) => {
                 // Once per ring: it stays silent from now on.
                 tracing::warn!(lease = %self.object.lease, queue = index, %error, "a guest broke its queue");
-                return 0;
+                return (0, false);
             }
         };
         if offered == 0 {
-            return 0;
+            return (0, false);
         }
         let rules =
             Rules { header_bytes: self.header_bytes, mtu: self.object.mtu, may_leave: self.may_leave };
         let guest = ring.memory();
         let view = GuestView::new(guest);
         let (mut taken, mut packets, mut bytes, mut copied, mut zero_copy) = (0, 0, 0, 0, 0);
-        let mut ranges = Ranges::new();
+        let (mut ranges, mut held) = (Ranges::new(), false);
         for chain in &chains[..offered] {
             if copied >= COPIED_BYTES_PER_TURN || bytes >= bytes_allowed {
                 break;
             }
-            let descriptor = Some((ring_index(index), chain.head()));
-            let mut packet = Packet {
-                descriptor,
-                buffer: None,
-                bytes: 0,
-                lent: false,
-                flow: 0,
-                rail: 0,
-                state: State::Done,
-            };
+            let mut packet = Packet::refused(Some((ring_index(index), chain.head())));
             match rules.frame_bytes(chain) {
                 Err(reason) => self.counters.count_drop(reason),
                 Ok(frame_bytes) => {
@@ -299,6 +301,7 @@ impl Port {
                         && !pacer.admit(whole.into())
                     {
                         self.buffers.free(buffer);
+                        held = true;
                         break;
                     }
                     let written = match ranges {
@@ -352,7 +355,7 @@ impl Port {
         for chain in chains[taken..offered].iter().rev() {
             ring.put_back(chain);
         }
-        taken
+        (taken, held)
     }
 
     /// Transmissions ended.

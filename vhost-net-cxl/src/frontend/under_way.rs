@@ -29,6 +29,14 @@ pub(super) struct Packet {
     pub(super) state: State,
 }
 
+impl Packet {
+    /// One that only waits for its turn to be returned.
+    #[inline]
+    pub(super) const fn refused(descriptor: Option<(u16, u16)>) -> Self {
+        Self { descriptor, buffer: None, bytes: 0, lent: false, flow: 0, rail: 0, state: State::Done }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// To be announced.
@@ -303,10 +311,6 @@ mod tests {
         Packet { descriptor: None, buffer, bytes: 64, lent: false, flow: 0, rail: 0, state: State::Waiting }
     }
 
-    fn refused() -> Packet {
-        Packet { descriptor: None, buffer: None, bytes: 0, lent: false, flow: 0, rail: 0, state: State::Done }
-    }
-
     /// Announces up to `room` packets and returns their sequence numbers.
     fn announce(packets: &mut UnderWay, room: usize) -> Vec<u16> {
         announce_over(packets, 0, room)
@@ -334,7 +338,7 @@ mod tests {
         for _ in 0..3 {
             packets.push(waiting(&mut area));
         }
-        packets.push(refused());
+        packets.push(Packet::refused(None));
         packets.push(waiting(&mut area));
         assert_eq!(announce(&mut packets, 2), [u16::MAX - 1, u16::MAX]);
         assert_eq!(announce(&mut packets, 8), [0, 2]);

@@ -2,13 +2,16 @@
 
 use cxl_pool::{Area, HostId, LineCount};
 use pod_protocol::ids::InstanceId;
-use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, TenantObject};
+use pod_protocol::objects::{
+    ElementObject, FabricObject, MchannelObject, Object, ObjectId, PortObject, TenantObject,
+};
 use pod_protocol::telemetry::MchannelTelemetry;
 use vhost_frontend::pacing::Meter;
 
 use crate::echo::frame;
-use crate::pod::{all_features, area, lease, mac};
-use crate::switching::{Neighbours, neighbours};
+use crate::guest::Guest;
+use crate::pod::{all_features, area, lease, mac, port, route};
+use crate::switching::{Neighbours, neighbours, transmit_area};
 
 const BUFFER_BYTES: u32 = 2048;
 const FRAME_BYTES: usize = 100;
@@ -20,16 +23,21 @@ const K_US: u32 = 3_600_000_000;
 
 /// A meter of a path that carries ten packets in each T_W.
 fn meter(pod: &Neighbours) -> Meter {
+    meter_of(pod, WINDOW_US, 1)
+}
+
+/// A meter of a path that carries this much.
+fn meter_of(pod: &Neighbours, window_us: u32, bytes_per_second: u64) -> Meter {
     let board = |mib| Area::new(area(mib, 1).start, LineCount::new(16));
     let mut meter = Meter::new(pod.memory_of(HostId::new(1)));
     let fabric = FabricObject {
-        window_us: WINDOW_US,
+        window_us,
         sample_us: K_US,
         sums: board(28),
         vms: board(29),
         peers: Vec::new(),
         sibling: None,
-        elements: vec![ElementObject { element: 1, bytes_per_second: 1 }],
+        elements: vec![ElementObject { element: 1, bytes_per_second }],
         tenants: vec![TenantObject { tenant: 0, weight: 1 }],
     };
     meter.share(fabric).expect("a fabric");
@@ -129,4 +137,46 @@ fn a_device_that_goes_leaves_its_share_and_its_successor_begins_with_a_window() 
     pace(&mut pod, &mut meter, 1);
     send(&mut pod, 1, 2, 20..40);
     assert_eq!(received(&mut pod, 2), (20..30).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_long_packet_gets_through_beside_a_queue_that_is_never_empty() {
+    // A tenth of a second's share, 100 kB, may be saved up.
+    const SAVED: u64 = 100_000;
+    let mut pod = neighbours("", &[all_features(); 2]);
+    let mut meter = meter_of(&pod, 100_000, 1_000_000);
+    // The first guest has two pairs of queues.
+    pod.frontend.task.remove(&ObjectId::Port(lease(1)), None);
+    let two = PortObject { queue_pairs: 2, ..port(1, transmit_area(1), route(1, 1), None) };
+    pod.frontend.apply(Object::Port(two));
+    let mut queues = [Guest::new(64), Guest::new(64)];
+    for (queue, first) in queues.iter_mut().zip([0, 2]) {
+        queue.post(64, BUFFER_BYTES);
+        pod.frontend.task.start_ring(lease(1), queue.receive.ring_as(first, all_features(), 0), None);
+        pod.frontend.task.start_ring(lease(1), queue.transmit.ring_as(first + 1, all_features(), 0), None);
+    }
+    pace(&mut pod, &mut meter, 1);
+    let mut number = 0;
+    let mut flood = |pod: &mut Neighbours, queue: &mut Guest| {
+        queue.transmit.reclaim_pairs();
+        while queue.send(&[0; 12], &between(1, 2, number)) {
+            number += 1;
+        }
+        pod.settle();
+        pod.guests[1].received(BUFFER_BYTES);
+    };
+    // What is saved up goes to short packets.
+    while said(&meter, 1).bytes < SAVED / 2 {
+        flood(&mut pod, &mut queues[1]);
+    }
+    let mut long = between(1, 2, 0);
+    long.resize(60_000, 7);
+    // A TCP segment that is still to be cut in pieces of 1448 bytes.
+    assert!(queues[0].send(&[1, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0], &long));
+    let before = said(&meter, 1).bytes;
+    while queues[0].transmit.reclaim_pairs().is_empty() {
+        let short = said(&meter, 1).bytes - before;
+        assert!(short <= 2 * SAVED, "{short} bytes of short packets went before the long one");
+        flood(&mut pod, &mut queues[1]);
+    }
 }
