@@ -67,7 +67,7 @@ pub struct Slicer {
     /// What it ran too long and is not held against it, because no more than one window is carried.
     forgiven_ns: u64,
     tries: u32,
-    /// Since the last look: whether it ran for less than a quarter of the time.
+    /// Since the last look: whether it ran for less than a quarter of the time, and no more than it may.
     idle: bool,
     /// It began in the part of a window in which it sleeps, and has yet to do so.
     rests: bool,
@@ -126,9 +126,12 @@ impl Slicer {
     /// was the last time in this window.
     pub fn refused(&mut self, sleep_ns: u64, duty: Duty) -> (u64, bool) {
         if self.idle {
-            // It waits for something and pays that way.
+            // It waits for something and pays that way. But what brought one that owes into debt may come again as often as windows do, and
+            // always between two looks that are a window apart: it runs for longer than T_R then, so a look each T_R meets it.
             self.tries = 0;
-            return (sleep_ns.min(duty.window_ns).max(SOONEST_NS), false);
+            let most = if self.credit_ns < 0 { duty.run_ns.min(duty.window_ns / 4) } else { duty.window_ns };
+            let least = if self.credit_ns < 0 { RETRY_NS } else { SOONEST_NS };
+            return (sleep_ns.min(most).max(least), false);
         }
         self.tries = self.tries.saturating_add(1);
         if self.tries >= TRIES {
@@ -149,9 +152,9 @@ impl Slicer {
         let elapsed = now.wall_ns.saturating_sub(self.last.wall_ns);
         let used = now.cpu_ns.saturating_sub(self.last.cpu_ns);
         self.last = now;
-        self.idle = used < elapsed / 4;
         let (run, window) = (signed(duty.run_ns), signed(duty.window_ns).max(1));
         let earned = scaled(signed(elapsed), run, window);
+        self.idle = used < elapsed / 4 && signed(used) <= earned;
         let most = run.saturating_mul(2).min(window).max(0);
         let credit = self.credit_ns.saturating_add(earned).saturating_sub(signed(used));
         self.forgiven_ns =
@@ -336,6 +339,52 @@ mod tests {
         assert!(after > 10 * RETRY_NS && !missed, "it blocks, so it need not be tried: {after}");
         now.wall_ns += 2 * MS;
         assert!(matches!(slicer.look(now, duty), Step::Look(_)));
+    }
+
+    /// As a guest under translation does whose timer ticks as often as windows begin: all that it does between is to wait, where it cannot
+    /// be put to sleep.
+    #[test]
+    fn one_that_runs_in_step_with_its_windows_is_held_to_a_small_share() {
+        const WINDOW: u64 = 10 * MS;
+        // When in each 10 ms it begins to run, and for how long.
+        for (percent, begins, runs) in
+            [(5, 5 * MS, 2 * MS), (5, 0, 2 * MS), (2, 3 * MS, MS), (15, 5 * MS, 24 * MS / 10)]
+        {
+            let duty = Duty { run_ns: WINDOW * percent / 100, window_ns: WINDOW };
+            let busy = begins..begins + runs;
+            let pass = |mut now: Clocks, ns: u64| {
+                let end = now.wall_ns + ns;
+                while now.wall_ns < end {
+                    let place = now.wall_ns % WINDOW;
+                    let changes = [busy.start, busy.end, WINDOW].into_iter().find(|at| *at > place);
+                    let step = (changes.unwrap_or(WINDOW) - place).min(end - now.wall_ns);
+                    now.cpu_ns += if busy.contains(&place) { step } else { 0 };
+                    now.wall_ns += step;
+                }
+                now
+            };
+            let (mut now, mut looks, mut late) = (Clocks::default(), 0_u64, 7_u64);
+            let mut slicer = Slicer::begin(now, duty, Phase::default());
+            while now.wall_ns < 2000 * WINDOW {
+                looks += 1;
+                late = late * 48_271 % 0x7FFF_FFFF;
+                let late_ns = late % 60_000;
+                now = match slicer.look(now, duty) {
+                    Step::Look(after) => pass(now, after + late_ns),
+                    Step::Sleep(ns) if !busy.contains(&(now.wall_ns % WINDOW)) => {
+                        pass(now, slicer.refused(ns, duty).0 + late_ns)
+                    }
+                    Step::Sleep(ns) => {
+                        now.wall_ns += ns.min(WINDOW) + late_ns;
+                        slicer.slept(now, duty);
+                        now
+                    }
+                };
+            }
+            let allowed = now.wall_ns / 100 * percent;
+            assert!(now.cpu_ns <= allowed / 100 * 105, "{} of {allowed} ns at {percent} %", now.cpu_ns);
+            assert!(looks <= 2000 * 20, "{looks} looks in 2000 windows");
+        }
     }
 
     #[test]
