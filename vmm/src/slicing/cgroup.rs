@@ -310,7 +310,7 @@ impl Actuator for CgroupActuator {
             }
             if part(duty) >= 1.0 {
                 // Who is not held neither owes nor is owed.
-                carry = Carry::begin(now);
+                carry.settle(now);
             }
             let limit = quota(duty, carry.asked(part(duty)));
             if held.is_none() || limit != before {
@@ -358,6 +358,7 @@ impl Actuator for CgroupActuator {
                 elapsed: held.began.elapsed(),
                 ran: time.saturating_sub(held.before),
                 slept: throttled(&group.path)?,
+                forgiven: held.carry.forgiven(),
                 ..VcpuUse::default()
             });
         }
