@@ -169,11 +169,15 @@ impl CgroupActuator {
 
     /// Puts a thread back to where it came from. One that has ended is in no group, and its id may be another one's by now.
     fn release(&self, group: &Group) {
-        let members = fs::read_to_string(self.members(&group.path)).unwrap_or_default();
-        if members.lines().any(|member| member.parse() == Ok(group.thread)) {
+        if self.is_member(&group.path, group.thread) {
             let _ = write(&self.members(&group.home), &group.thread.to_string());
         }
         let _ = fs::remove_dir(&group.path);
+    }
+
+    fn is_member(&self, group: &Path, thread: u32) -> bool {
+        let members = fs::read_to_string(self.members(group)).unwrap_or_default();
+        members.lines().any(|member| member.parse() == Ok(thread))
     }
 
     /// Removes groups of this machine that no thread is in any more.
@@ -302,10 +306,13 @@ impl Actuator for CgroupActuator {
                 Some(held) => (held.carry, held.limit),
                 None => (Carry::begin(now), None),
             };
+            // The guard of an agent that was here before, an operator or libvirt may have moved it since.
+            let mut is_elsewhere = held.is_none();
             if let Some(held) = held {
                 carry.pass(now, part(held.duty));
                 if carry.waits() >= correct_after(held.duty) {
                     carry.correct();
+                    is_elsewhere = !self.is_member(path, *thread);
                 }
             }
             if part(duty) >= 1.0 {
@@ -316,7 +323,7 @@ impl Actuator for CgroupActuator {
             if held.is_none() || limit != before {
                 self.limit(path, before, limit)?;
             }
-            if held.is_none() {
+            if is_elsewhere {
                 match fs::write(self.members(path), thread.to_string()) {
                     // It has just been unplugged.
                     Err(error) if has_ended(&error) => continue,

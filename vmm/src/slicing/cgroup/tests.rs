@@ -176,6 +176,24 @@ fn who_is_free_neither_owes_nor_is_owed() {
 }
 
 #[test]
+fn a_thread_that_somebody_moved_away_is_put_back() {
+    let home = tempfile::tempdir().unwrap();
+    let own = std::process::id();
+    let group = home.path().join(format!("wadi-vm1-{own}-{own}"));
+    let mut actuator = CgroupActuator::in_group(Hierarchy::V2, home.path(), "vm1", &[own]).unwrap();
+    fs::write(group.join("cpu.stat"), "throttled_usec 0\n").unwrap();
+    let part = Duty { run_ns: 3 * MS, window_ns: 10 * MS };
+    actuator.set(part).unwrap();
+    // As the guard of the agent before does when it comes late.
+    fs::write(group.join("cgroup.threads"), "").unwrap();
+    let began = Instant::now();
+    while fs::read_to_string(group.join("cgroup.threads")).unwrap() != own.to_string() {
+        assert!(began.elapsed() < Duration::from_mins(1), "it stays where it was moved to");
+        actuator.set(part).unwrap();
+    }
+}
+
+#[test]
 fn quota_and_period_are_together_never_more_than_all() {
     let home = tempfile::tempdir().unwrap();
     let own = std::process::id();
