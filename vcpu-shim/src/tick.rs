@@ -13,6 +13,11 @@ use crate::{places, shared};
 /// Which real-time signal it is, from the first that programs may use. QEMU uses none of them.
 const SIGNAL: c_int = 11;
 
+/// A thread sleeps for no longer in one go, in ns: QEMU's other threads wait for each vCPU now and then, to come to an end of what it does.
+const SLEEP_MAX_NS: u64 = 100_000_000;
+/// How long it may run in between, in ns. What it runs is paid for.
+const GAP_NS: u64 = 50_000;
+
 /// The signal of the timers.
 pub(crate) fn signal() -> c_int {
     libc::SIGRTMIN() + SIGNAL
@@ -62,6 +67,7 @@ impl Account {
             sharpen_own_timers();
             self.sharp = true;
         }
+        let mut asleep_ns = 0;
         loop {
             let now = clocks();
             // While one is written, and if its writer died at that, the last one holds.
@@ -93,15 +99,21 @@ impl Account {
                     thread.owes.store(true, Ordering::Relaxed);
                     return Some(after);
                 }
+                Step::Sleep(_) if asleep_ns >= SLEEP_MAX_NS => {
+                    thread.owes.store(false, Ordering::Relaxed);
+                    return Some(GAP_NS);
+                }
                 Step::Sleep(ns) => {
                     // A window at most at a time: then the order is read again.
-                    sleep_until(now.wall_ns.saturating_add(ns.min(duty.window_ns)));
+                    let most = duty.window_ns.min(SLEEP_MAX_NS - asleep_ns);
+                    sleep_until(now.wall_ns.saturating_add(ns.min(most)));
                     let woken = clocks();
+                    asleep_ns = asleep_ns.saturating_add(woken.wall_ns.saturating_sub(now.wall_ns));
                     self.slicer.slept(woken, duty);
                     self.count(slot, woken);
                     add(&slot.slept_ns, woken.wall_ns.saturating_sub(now.wall_ns));
                     add(&slot.sleeps, 1);
-                    if ns <= duty.window_ns {
+                    if ns <= most {
                         self.close_window(slot, woken, duty);
                     }
                 }

@@ -283,13 +283,8 @@ impl Agent<'_> {
 
     /// Has the vCPUs run for this part of their time.
     fn set(&mut self, part: f64) -> Result<()> {
-        let duty = if part >= 1.0 {
-            Duty { run_ns: 1, window_ns: 1 }
-        } else {
-            let duty = slicing::duty(part, self.wanted);
-            // However small, it is a part: one that never runs shows no demand.
-            Duty { run_ns: duty.run_ns.max(1), ..duty }
-        };
+        let duty =
+            if part >= 1.0 { Duty { run_ns: 1, window_ns: 1 } } else { slicing::duty(part, self.wanted) };
         let used = self.choice.actuator.set(duty)?;
         // Who is free has no window.
         self.used = if part < 1.0 { used } else { self.wanted };

@@ -112,7 +112,10 @@ pub trait Actuator {
     fn usage(&self) -> Result<Vec<VcpuUse>, VmmError>;
 }
 
-/// A part of a window, with both in ns; `part` is from 0 to 1.
+/// No vCPU runs for less than this part of its time: QEMU waits for each of them now and then.
+const LEAST_PART: f64 = 0.001;
+
+/// A part of a window, with both in ns; `part` is from 0 to 1, and so small a one that QEMU could not go on is made larger.
 pub fn duty(part: f64, window: Duration) -> Duty {
     let window_ns = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
     #[expect(
@@ -121,7 +124,7 @@ pub fn duty(part: f64, window: Duration) -> Duty {
         clippy::cast_precision_loss,
         reason = "a part of the window, which is far below 2^52 ns"
     )]
-    let run_ns = (window_ns as f64 * part.clamp(0.0, 1.0)).round() as u64;
+    let run_ns = (window_ns as f64 * part.clamp(LEAST_PART, 1.0)).round() as u64;
     Duty { run_ns, window_ns }
 }
 

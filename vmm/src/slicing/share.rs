@@ -4,7 +4,7 @@ use std::str::FromStr;
 /// How much of their time vCPUs may run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Share {
-    /// So many percent, from 0 to 100.
+    /// So many percent, above 0 and up to 100.
     Percent(f64),
     /// What brings what they load and store to the VM's share of the fabric, as the pod finds it.
     Fair,
@@ -16,8 +16,11 @@ impl FromStr for Share {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.parse() {
             _ if text == "fair" => Ok(Self::Fair),
-            Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(Self::Percent(percent)),
-            _ => Err("a number from 0 to 100, or `fair`"),
+            Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Self::Percent(percent)),
+            Ok(0.0) => Err(
+                "QEMU waits for each vCPU now and then, so each has to run a little: to halt the guest, say `stop` to QEMU's monitor",
+            ),
+            _ => Err("a number above 0 and up to 100, or `fair`"),
         }
     }
 }
@@ -38,13 +41,13 @@ mod tests {
     #[test]
     fn shares_are_percent_or_fair() {
         for (text, share) in
-            [("0", Share::Percent(0.0)), ("12.5", Share::Percent(12.5)), ("100", Share::Percent(100.0))]
+            [("0.01", Share::Percent(0.01)), ("12.5", Share::Percent(12.5)), ("100", Share::Percent(100.0))]
         {
             assert_eq!(text.parse(), Ok(share));
             assert_eq!(share.to_string(), text);
         }
         assert_eq!("fair".parse(), Ok(Share::Fair));
-        for wrong in ["", "101", "-1", "NaN", "inf", "Fair", "fair "] {
+        for wrong in ["", "0", "-0", "101", "-1", "NaN", "inf", "Fair", "fair "] {
             assert!(wrong.parse::<Share>().is_err(), "{wrong}");
         }
     }
