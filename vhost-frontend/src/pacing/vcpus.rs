@@ -140,6 +140,8 @@ impl Vcpus {
         if self.known == Known::Nothing {
             // What was reported is for the K that begins now.
             self.known = Known::Shares;
+            // But how many there were is the business of each K: an agent that does not know yet how long that is reports often.
+            self.fresh.reports = 0;
             return (0, 0.0);
         }
         let fresh = std::mem::take(&mut self.fresh);
@@ -285,6 +287,18 @@ mod tests {
                 !vcpus.is_silent(sample_us)
             };
             assert_eq!((0..1000).take_while(|_| is_heard()).count(), rounds);
+        }
+    }
+
+    #[test]
+    fn an_agent_that_reports_as_it_was_told_may_stay_whatever_k_is() {
+        // Every 200 ms until the first order, which comes in the second K.
+        let mut vcpus = Vcpus::new(Box::new(Nobody), 1, 1);
+        for _ in 0..2 {
+            for _ in 0..50 {
+                vcpus.report(&report(200_000, 1, 1)).unwrap();
+            }
+            vcpus.measure(0.0, 10e6);
         }
     }
 
