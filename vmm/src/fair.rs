@@ -59,10 +59,9 @@ pub(crate) fn hold(asked: &Slice, machine: &RunningVm) -> Result<()> {
     let counter = resctrl.count(&machine.name, &threads)?;
     let times = RunTimes::begin(&threads, &choice.actuator.usage()?);
     print(&format!(
-        "{}; its share of the fabric, as {} counts; a wake-up costs {:.1} us here\n",
+        "{}; its share of the fabric, as {} counts\n",
         chosen(machine, &choice),
-        asked.resctrl.display(),
-        cost.cost.as_secs_f64() * 1e6
+        asked.resctrl.display()
     ))?;
     let now = Instant::now();
     let mut agent = Agent {
@@ -74,6 +73,7 @@ pub(crate) fn hold(asked: &Slice, machine: &RunningVm) -> Result<()> {
         changes: VcpuThreads::watch(machine, threads.clone())?,
         window: asked.window.map(Duration::from_micros),
         shortest: cost.window(),
+        cost: Some(cost),
         wanted: Duration::ZERO,
         used: Duration::ZERO,
         part: 1.0,
@@ -147,6 +147,8 @@ struct Agent<'a> {
     /// The window that was asked for, and the shortest that is worth it on this host.
     window: Option<Duration>,
     shortest: Duration,
+    /// What a wake-up costs, until it was told what that makes of the windows.
+    cost: Option<WakeUp>,
     /// The window that is used, as it was ordered and as the actuator makes it.
     wanted: Duration,
     used: Duration,
@@ -286,6 +288,11 @@ impl Agent<'_> {
         let duty =
             if part >= 1.0 { Duty { run_ns: 1, window_ns: 1 } } else { slicing::duty(part, self.wanted) };
         let used = self.choice.actuator.set(duty)?;
+        if part < 1.0
+            && let Some(cost) = self.cost.take()
+        {
+            print(&format!("{}: {}\n", self.machine.name, cost.describe(used)))?;
+        }
         // Who is free has no window.
         self.used = if part < 1.0 { used } else { self.wanted };
         self.held &= part < 1.0;

@@ -65,13 +65,7 @@ fn hold(asked: &Slice, machine: &RunningVm, percent: f64) -> Result<()> {
     let stop = StopSignal::on_signals()?;
     let duty = slicing::duty(percent / 100.0, window);
     let used = choice.actuator.set(duty).context("the vCPUs run freely")?;
-    print(&format!(
-        "{}; windows of {} us; a wake-up costs {:.1} us here, so {:.1} % of the time\n",
-        chosen(machine, &choice),
-        used.as_micros(),
-        cost.cost.as_secs_f64() * 1e6,
-        cost.overhead(used) * 100.0
-    ))?;
+    print(&format!("{}; {}\n", chosen(machine, &choice), cost.describe(used)))?;
     let began = Instant::now();
     let limit = asked.seconds.map(Duration::from_secs);
     let mut renew = || -> Result<()> {

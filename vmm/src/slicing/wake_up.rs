@@ -50,10 +50,30 @@ impl WakeUp {
         self.cost.as_secs_f64() / window.as_secs_f64()
     }
 
+    /// Whether windows of this length cost no more than slicing may.
+    pub fn fits(self, window: Duration) -> bool {
+        self.overhead(window) <= OVERHEAD_MAX
+    }
+
     /// The smallest window that costs no more than slicing may, or the longest there is.
     pub fn window(self) -> Duration {
-        let fits = |window: &Duration| self.overhead(*window) <= OVERHEAD_MAX;
-        WINDOWS.into_iter().find(fits).unwrap_or(WINDOWS[WINDOWS.len() - 1])
+        let fitting = WINDOWS.into_iter().find(|window| self.fits(*window));
+        fitting.unwrap_or(WINDOWS[WINDOWS.len() - 1])
+    }
+
+    /// For people: what windows of this length cost, with a warning if that is too much.
+    pub fn describe(self, window: Duration) -> String {
+        let (us, percent) = (window.as_micros(), 100.0 * self.overhead(window));
+        let most = 100.0 * OVERHEAD_MAX;
+        let warning = if self.fits(window) {
+            String::new()
+        } else {
+            format!(": more than {most:.1} %, what is held runs for less than it should")
+        };
+        let cost_us = self.cost.as_secs_f64() * 1e6;
+        format!(
+            "windows of {us} us; a wake-up costs {cost_us:.1} us here, so {percent:.1} % of the time{warning}"
+        )
     }
 }
 
@@ -68,6 +88,14 @@ mod tests {
         assert_eq!(window(25), Duration::from_millis(2), "on a virtual machine");
         assert_eq!((window(33), window(35)), (Duration::from_millis(2), Duration::from_millis(5)), "1.7 %");
         assert_eq!(window(5000), Duration::from_millis(10), "where nothing fits");
+    }
+
+    #[test]
+    fn windows_that_cost_too_much_are_told_of() {
+        let cost = WakeUp { cost: Duration::from_micros(500) };
+        let told = |us| cost.describe(Duration::from_micros(us));
+        assert_eq!(told(50_000), "windows of 50000 us; a wake-up costs 500.0 us here, so 1.0 % of the time");
+        assert!(told(10_000).contains("so 5.0 % of the time: more than 1.7 %"), "{}", told(10_000));
     }
 
     #[test]
