@@ -79,10 +79,8 @@ impl<M: Memory> Exchange<M> {
         let mut wanted: BTreeMap<u32, Vec<(Option<Part>, f64)>> = BTreeMap::new();
         for record in self.siblings.records(now_us) {
             if let (NO_ELEMENT, Node::Tenant { tenant, .. }) = (record.element, record.node) {
-                // So many devices want so much together.
-                let count = whole(record.sums.weight.clamp(1.0, DEVICES_MAX));
-                let each = record.sums.demand / as_f64(count);
-                wanted.entry(tenant.0).or_default().extend((0..count).map(|_| (None, each)));
+                let of_vm = wanted.entry(tenant.0).or_default();
+                of_vm.extend(demands(&record.sums).map(|demand| (None, demand)));
             }
         }
         for (part, metered) in all.iter().filter(|(_, metered)| metered.id.is_some()) {
@@ -110,6 +108,7 @@ impl<M: Memory> Exchange<M> {
             let sums = vms.entry(metered.object.instance.get()).or_default();
             sums.rate += metered.said.rate;
             sums.demand += metered.said.demand;
+            sums.max_demand = sums.max_demand.max(metered.said.demand);
             sums.weight += f64::from(u8::from(metered.said.demand > 0.0));
         }
         let record = |(instance, sums)| Record {
@@ -198,6 +197,16 @@ impl<M: Memory> Exchanges for Exchange<M> {
             }
         }
     }
+}
+
+/// What each of the devices wants that a sibling's record about a VM is about: so many want so much together, and one of them so much of that.
+fn demands(sums: &Sums) -> impl Iterator<Item = f64> {
+    let count = whole(sums.weight.clamp(1.0, DEVICES_MAX));
+    let even = sums.demand / as_f64(count);
+    // An earlier version does not tell.
+    let most = sums.max_demand.clamp(even, sums.demand.max(even));
+    let others = (sums.demand - most) / as_f64(count.max(2) - 1);
+    std::iter::once(most).chain((1..count).map(move |_| others))
 }
 
 /// For how long what others published counts.

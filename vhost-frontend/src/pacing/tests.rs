@@ -210,6 +210,21 @@ fn a_vm_has_one_share_for_all_its_devices() {
 }
 
 #[test]
+fn a_small_demand_beside_a_large_one_at_the_other_frontend_is_seen_as_both() {
+    // A NIC, and a disk that wants everything beside one that wants a tenth of the share. Taken for two that want half of it all each, the
+    // NIC would leave them two thirds.
+    let vms = vec![
+        Vm::new(0, 1, 1, ALL),
+        Vm::new(1, 1, 1, ALL),
+        Vm::new(1, 1, 1, ALL / 20.0),
+        Vm::new(2, 2, 1, ALL),
+    ];
+    let mut pod = Pod::new(21, 4, vms);
+    pod.run(200);
+    near(&pod.rates(100), &[0.225, 0.225, 0.05, 0.5]);
+}
+
+#[test]
 fn tenants_share_first() {
     let vm = |frontend, instance, tenant| Vm { tenant, ..Vm::new(frontend, instance, 1, ALL) };
     let mut pod = Pod::new(5, 4, vec![vm(0, 1, 0), vm(1, 2, 1), vm(2, 3, 1), vm(3, 4, 1)]);
