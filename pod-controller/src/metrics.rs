@@ -18,6 +18,7 @@ use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::controller::Handle;
+use crate::view::run_ratio;
 
 type Labels = Vec<(&'static str, String)>;
 
@@ -391,7 +392,7 @@ fn add_mchannels(page: &mut Page, handle: &Handle) {
         let labels = vec![("instance", it.instance), ("tenant", it.tenant)];
         rate.get_or_create(&labels).set(it.rate);
         demand.get_or_create(&labels).set(it.demand);
-        run.get_or_create(&labels).set(f64::from(it.run_percent) / 100.0);
+        run.get_or_create(&labels).set(run_ratio(it.share, it.demand));
         if let Some(bytes) = it.share {
             share.get_or_create(&labels).set(bytes);
         }

@@ -18,6 +18,8 @@ use pod_protocol::ids::LeaseId;
 use pod_state::{Command, Lease, Refusal, State};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use mchannels::run_ratio;
+
 /// A state at one moment.
 #[derive(Clone, Debug)]
 pub struct View {

@@ -125,7 +125,13 @@ fn vcpus(counted: &VcpuTelemetry) -> api::MchannelVcpus {
     }
 }
 
-/// T_R/T_W = min(w·α, D) / D (Eq. 7), in percent.
+/// T_R/T_W = min(w·α, D) / D (Eq. 7).
+#[expect(clippy::cast_precision_loss, reason = "a part of a whole")]
+pub(crate) fn run_ratio(share: Option<u64>, demand: u64) -> f64 {
+    share.filter(|share| *share < demand).map_or(1.0, |share| share as f64 / demand as f64)
+}
+
+/// The same in percent.
 fn run_percent(share: Option<u64>, demand: u64) -> u32 {
     let part = |share: u64| u128::from(share.min(demand)) * 100 / u128::from(demand);
     let percent = share.filter(|_| demand > 0).map_or(100, part);
@@ -176,5 +182,14 @@ mod tests {
         assert_eq!(run_percent(Some(5), 0), 100);
         assert_eq!(run_percent(Some(25), 100), 25);
         assert_eq!(run_percent(Some(u64::MAX), u64::MAX), 100);
+        for (share, demand, ratio) in [
+            (None, 7, 1.0),
+            (Some(5), 0, 1.0),
+            (Some(9), 7, 1.0),
+            (Some(25), 10_000, 0.0025),
+            (Some(0), 7, 0.0),
+        ] {
+            assert!((run_ratio(share, demand) - ratio).abs() < 1e-12, "{share:?} of {demand}");
+        }
     }
 }
