@@ -229,8 +229,8 @@ impl Guard {
         let asks = self.asks();
         origin::check(method, headers, !asks).map_err(Refused::Foreign)?;
         match (known, by_certificate) {
-            // A browser cannot say who asks for the page; the page can.
-            (None, _) if page::is_part(path) => Ok(None),
+            // A browser cannot say who asks for the page; the page can. Only to look at it: whatever else is sent there is a stranger's.
+            (None, _) if matches!(*method, Method::GET | Method::HEAD) && page::is_part(path) => Ok(None),
             (None, Some(certificate)) if lapsed.is_some() => Err(Refused::Lapsed(certificate.to_string())),
             (None, Some(certificate)) => Err(Refused::Stranger(certificate.to_string())),
             (None, None) if asks => Err(Refused::Unknown { certificates: self.certificates }),

@@ -171,6 +171,33 @@ fn refusals_are_written_down_and_no_flood_fills_the_log() {
 }
 
 #[test]
+fn a_stranger_may_look_at_the_page_and_send_it_nothing() {
+    let mut pod = Pod::new();
+    let (_, lines) = token("operator", "operator");
+    let file = pod.path("tokens");
+    fs::write(&file, lines).expect("written");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("a mode");
+    let log = pod.path("audit.jsonl");
+    let lines =
+        format!("tokens = '{}'\naudit-log = '{}'\nrequests-per-second = 1000", file.display(), log.display());
+    let address = restart(&mut pod, &lines);
+    assert_eq!(ask(address, "GET", "/", None, "").0, 200);
+    assert_eq!(ask(address, "GET", "/page/main.js", None, "").0, 200);
+    let endless = "x".repeat(10_000);
+    assert_eq!(ask(address, "PUT", &format!("/page/main.js?{endless}"), None, "").0, 401);
+    for _ in 0..100 {
+        assert_eq!(ask(address, "POST", &format!("/?{endless}"), None, "").0, 401);
+    }
+    let (written, entries) = audited(&log);
+    assert!(!entries.is_empty() && entries.len() <= 20, "{} lines", entries.len());
+    for entry in entries {
+        for part in ["path", "query"] {
+            assert!(entry[part].as_str().is_some_and(|text| text.len() <= 200), "{written}");
+        }
+    }
+}
+
+#[test]
 fn too_many_requests_are_written_down_with_whose_they_were() {
     let mut pod = Pod::new();
     let (token, lines) = token("alice", "viewer");
