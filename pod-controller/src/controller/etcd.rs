@@ -106,6 +106,7 @@ impl EtcdController {
                 }
                 Err(error) if is_away(&error) => {
                     self.handle.set_store_available(false);
+                    self.handle.forget_measured();
                     tracing::warn!("{error}");
                 }
                 Err(error) => return Err(error),

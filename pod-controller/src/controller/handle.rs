@@ -376,6 +376,15 @@ impl Handle {
         self.look();
     }
 
+    /// Forgets what was measured: whoever does not lead any more hears no daemon, and what it heard last would look as if it were so
+    /// still, and older and older.
+    pub(crate) fn forget_measured(&self) {
+        self.shared.telemetry().clear();
+        let policy = *self.shared.balance();
+        *self.shared.load() = LoadHistory::new(policy).picture(Instant::now());
+        self.shared.not_understood.store(0, Ordering::Relaxed);
+    }
+
     /// The last telemetry of every endpoint.
     pub fn telemetry(&self) -> BTreeMap<EndpointId, Sample> {
         self.shared.telemetry().clone()

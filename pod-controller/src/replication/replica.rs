@@ -93,9 +93,10 @@ pub(super) struct Standing {
 
 impl Standing {
     /// It does not act as a leader any more, and shows what others changed before it noticed: while it leads, what it shows
-    /// is its own work's alone, and the next change may be long in coming.
+    /// is its own work's alone, and the next change may be long in coming. What daemons do they tell another one from now on.
     pub(super) fn resign(&self, handle: &Handle) {
         self.leading.store(0, Ordering::Release);
+        handle.forget_measured();
         self.machine.look(|known| handle.catch_up(known, || !leads(self)));
     }
 }

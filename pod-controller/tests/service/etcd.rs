@@ -145,6 +145,9 @@ fn pod_goes_on_with_etcd_whatever_dies() {
     assert_eq!(names(&client).map(|names| names.len()), Some(2), "it answers questions");
     let available = |client: &Client| client.metrics().map(|text| text.contains("\nwadi_store_available 1"));
     assert!(!available(&client).expect("metrics"), "whoever watches sees it");
+    let ages =
+        |client: &Client| Some(client.metrics().ok()?.contains("\nwadi_endpoint_telemetry_age_seconds{"));
+    until("nobody to hear what daemons say", || ages(&client).filter(|it| !*it));
     assert!(client.ready().expect_err("nothing can be changed").to_string().contains("etcd does not answer"));
     pod.endpoint(2, Role::NetBackend).reporter.report(Report::Link {
         device: "nic0".into(),
@@ -157,6 +160,7 @@ fn pod_goes_on_with_etcd_whatever_dies() {
     until("changes", || create(&client, "again").ok());
     client.ready().expect("it is ready");
     assert!(available(&client).expect("metrics"));
+    until("what daemons say", || ages(&client).filter(|it| *it));
     let mut there = names(&client).expect("it answers");
     there.sort();
     assert_eq!(there, ["again", "in-etcd", "in-file"]);

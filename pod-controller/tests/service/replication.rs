@@ -185,6 +185,41 @@ fn five_controllers_go_on_while_three_live() {
     assert_eq!(port(&pod), given, "engines were not disturbed");
 }
 
+#[test]
+fn whoever_leads_no_more_tells_nothing_of_what_daemons_do() {
+    let mut pod = Pod::demo();
+    let client = pod.client();
+    client.create_volume(&volume("vol0")).expect("created");
+    client.create_instance(&vm("vm1", &["vol0"]), Duration::from_secs(30)).expect("created");
+    pod.stop_controller();
+    let mut replicas = Replicas::new(pod.directory.path());
+    replicas.start_first(3);
+    // Counters of daemons, which only whoever leads hears.
+    let measured = |text: &str| {
+        ["wadi_endpoint_telemetry_age_seconds{", "wadi_lease_packets_total{", "wadi_lease_requests_total{"]
+            .map(|series| text.contains(&format!("\n{series}")))
+    };
+    let tells = |replicas: &Replicas, replica: u16, leads: u8, expected: bool| {
+        until("what is measured, of whoever leads alone", || {
+            let text = replicas.client(replica).metrics().ok()?;
+            let is = text.contains(&format!("\nwadi_controller_leads {leads}\n"))
+                && text.contains("\nwadi_controller_has_leader 1\n");
+            (is && measured(&text) == [expected; 3]).then_some(())
+        });
+    };
+    let first = replicas.leader(&[0, 1, 2]);
+    tells(&replicas, first, 1, true);
+    let rates = |replicas: &Replicas, replica: u16| Some(replicas.client(replica).balance().ok()?.nics.len());
+    until("a rate", || rates(&replicas, first).filter(|nics| *nics > 0));
+    replicas.pause(first);
+    let second = replicas.leader(&[0, 1, 2]);
+    assert_ne!(first, second);
+    tells(&replicas, second, 1, true);
+    replicas.go_on(first);
+    tells(&replicas, first, 0, false);
+    assert_eq!(rates(&replicas, first), Some(0));
+}
+
 /// Asks a replica for a volume, under a key of the same name.
 fn ask(replicas: &Replicas, replica: u16, name: &str) -> std::io::Result<UnixStream> {
     let mut stream = UnixStream::connect(replicas.socket(replica))?;
