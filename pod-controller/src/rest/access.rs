@@ -28,7 +28,7 @@ use self::tokens::TokenFile;
 pub use self::tokens::{Role, TokenError};
 use super::Failure;
 use super::page;
-use super::places::Place;
+use super::places::{self, Place};
 use super::tls::{Certificate, Identity};
 
 /// Who is at the other end of a connection.
@@ -214,10 +214,11 @@ impl Guard {
         let known = by_token.map(|token| Identity { name: token.name, role: token.role });
         let lapsed = by_certificate.filter(|it| !it.holds());
         let known = known.or_else(|| by_certificate.filter(|_| lapsed.is_none())?.identity());
-        // Somebody who is known has the rate to himself; all others of an address share one, so that guessing is slow.
+        // Somebody who is known has the rate to himself; all others of an address, or of the network that one customer has, share one, so
+        // that guessing is slow.
         let key = match (&known, address) {
             (Some(known), _) => format!("known {}", known.name),
-            (None, Some(address)) => format!("address {address}"),
+            (None, Some(address)) => format!("address {}", places::origin(address)),
             (None, None) => "nobody".to_owned(),
         };
         if let Some(rates) = &self.rates {
@@ -341,3 +342,6 @@ fn forbidden(role: Role, method: &Method, path: &str) -> Failure {
         format!("{method} {path} is not for the role {}: ask for a token with another one", role.word());
     Failure::new(StatusCode::FORBIDDEN, "forbidden", detail)
 }
+
+#[cfg(test)]
+mod tests;
