@@ -78,8 +78,9 @@ impl AuditLog {
         let verdict = self.refusals().take(origin, Instant::now());
         match verdict {
             Verdict::Tell => {
-                let (path, query) = (cut(entry.path), cut(entry.query));
-                self.append(&Entry { path, query, from: entry.from.clone(), ..*entry });
+                // A method may be any word, of any length.
+                let (method, path, query) = (cut(entry.method), cut(entry.path), cut(entry.query));
+                self.append(&Entry { method, path, query, from: entry.from.clone(), ..*entry });
             }
             Verdict::Count(None) => {}
             Verdict::Count(Some(due)) => {

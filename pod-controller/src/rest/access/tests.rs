@@ -19,3 +19,24 @@ fn all_addresses_of_one_customer_share_a_rate() {
     assert!(refused.count() > 0, "1000 requests take no 1000 seconds");
     assert!(!too_many(&admit(&access, &places, "2001:db8:1:3::1")), "others have their own");
 }
+
+#[test]
+fn what_strangers_send_is_cut_whichever_part_of_a_request_it_is() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("audit.jsonl");
+    let log = Arc::new(AuditLog::open(&path).expect("a log"));
+    let endless = "A".repeat(100_000);
+    let entry = Entry {
+        time_ms: 0,
+        who: "192.0.2.1",
+        role: None,
+        from: None,
+        method: &endless,
+        path: &endless,
+        query: &endless,
+        status: 401,
+    };
+    log.note_refusal("192.0.2.1", &entry);
+    let written = std::fs::read_to_string(&path).expect("the log");
+    assert!(written.contains("AAA") && written.len() < 1024, "{} bytes", written.len());
+}
