@@ -22,6 +22,9 @@ use crate::controller::Handle;
 const LIMIT_MAX: usize = 10_000;
 /// How many events a stream takes from the journal at a time.
 const STREAM_BATCH: usize = 256;
+/// How long an event is waited for that is not known here yet: a replica that lags catches up in less, and one that was restored from a
+/// backup never had it.
+const AHEAD_MAX: Duration = Duration::from_secs(5);
 /// How often a stream without events says that it is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
@@ -47,14 +50,20 @@ pub(super) struct EventsQuery {
 /// Recent events, oldest first.
 #[utoipa::path(
     get, path = "/v1/events", operation_id = "list_events", tag = "events", params(EventsQuery),
-    responses((status = 200, body = EventList), (status = 400, body = Problem, content_type = "application/problem+json"))
+    responses(
+        (status = 200, body = EventList),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 410, description = "there is no such event, as after a restore from a backup", body = Problem, content_type = "application/problem+json"),
+    )
 )]
 pub(super) async fn list(
     State(handle): State<Handle>,
     Asked(query): Asked<EventsQuery>,
 ) -> Result<Json<EventList>, Failure> {
     let limit = query.limit.unwrap_or(LIMIT_MAX).min(LIMIT_MAX);
-    let mut list = handle.journal().after(query.after.unwrap_or(0), usize::MAX);
+    let after = query.after.unwrap_or(0);
+    is_there(&handle, after).await?;
+    let mut list = handle.journal().after(after, usize::MAX);
     list.events.retain(|event| {
         query.kind.is_none_or(|kind| event.kind == kind) && is(query.subject.as_ref(), &event.subject)
     });
@@ -79,7 +88,7 @@ pub(super) struct StreamQuery {
     responses(
         (status = 200, description = "events, for as long as the client listens", body = String, content_type = "text/event-stream"),
         (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 410, description = "events after that one are not kept any more", body = Problem, content_type = "application/problem+json"),
+        (status = 410, description = "events after that one are not kept any more, or there is no such event", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn stream(
@@ -95,6 +104,7 @@ pub(super) async fn stream(
         }
         None => query.after.unwrap_or_else(|| handle.journal().last()),
     };
+    is_there(&handle, after).await?;
     // From the beginning is from whatever is kept; after an event is after that one, or not at all.
     let after = match (after, handle.journal().after(after, 0).first) {
         (0, first) => first.saturating_sub(1),
@@ -110,6 +120,21 @@ pub(super) async fn stream(
     let news = handle.journal().follow();
     let follower = Follower { handle, news, after, ready: VecDeque::new() };
     Ok(Sse::new(follower.stream()).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
+}
+
+/// Refuses to go on after an event that there is not: whoever has seen it would wait until others have its number and those before it,
+/// and never hear of them.
+async fn is_there(handle: &Handle, event: u64) -> Result<(), Failure> {
+    let mut news = handle.journal().follow();
+    if tokio::time::timeout(AHEAD_MAX, news.wait_for(|last| *last >= event)).await.is_ok() {
+        return Ok(());
+    }
+    let last = handle.journal().last();
+    let detail = format!(
+        "there is no event {event}: the last one is {last}, as after a restore from a backup. Read what there is anew, then follow \
+         without Last-Event-ID"
+    );
+    Err(Failure::new(StatusCode::GONE, "events-gone", detail))
 }
 
 struct Follower {

@@ -1,6 +1,7 @@
 //! Controllers that go on with what was restored from a backup: daemons obey them, although they have seen later terms of office.
 
-use std::process::Command;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::support::etcd_server::Etcd;
@@ -77,6 +78,60 @@ fn a_state_file_from_a_backup_is_gone_on_with() {
     obeyed(&pod.client(), "vm3");
     assert!(newest() > term, "what comes next is above that: {:?} after {term:?}", newest());
     fails_over(&pod);
+}
+
+#[test]
+fn who_follows_events_is_told_that_those_it_saw_have_not_happened() {
+    let mut pod = Pod::demo_in_file();
+    pod.stop_controller();
+    let (file, backup) = (pod.path("state.redb"), pod.path("backup"));
+    std::fs::copy(&file, &backup).expect("a copy");
+    pod.start_controller();
+    for on in [true, false].repeat(20) {
+        pod.client().drain_host("h3", on).expect("it is there");
+    }
+    let client = pod.client();
+    let before = client.events(0).expect("a list").events;
+    let seen = before.last().expect("some").sequence;
+    let mut follower = client.follow_events(seen - 1).expect("a stream");
+    assert_eq!(follower.next().expect("an event").expect("whole").sequence, seen);
+    drop(follower);
+    pod.stop_controller();
+    std::fs::copy(&backup, &file).expect("restored");
+    pod.start_controller();
+
+    let client = pod.client();
+    let last = || client.events(0).expect("a list").events.last().map_or(0, |it| it.sequence);
+    assert!(last() < seen, "{} events are no older state's", last());
+    let error = client.follow_events(seen).expect_err("it has not happened");
+    assert_eq!(error.status(), Some(410), "{error}");
+    assert!(error.to_string().contains(&format!("there is no event {seen}")), "{error}");
+    assert_eq!(client.events(seen).expect_err("it has not happened").status(), Some(410));
+
+    // Whoever goes on with podctl hears so, and sees all that there is and comes.
+    let mut podctl = Command::new(env!("CARGO_BIN_EXE_podctl"))
+        .arg("--server")
+        .arg(format!("unix:{}", pod.socket().display()))
+        .args(["events", "--follow", "--after", &seen.to_string()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("podctl starts");
+    let mut said = String::new();
+    BufReader::new(podctl.stderr.take().expect("piped")).read_line(&mut said).expect("a line");
+    let mut lines = BufReader::new(podctl.stdout.take().expect("piped")).lines();
+    let mut next = || {
+        let line = lines.next().expect("a line").expect("text");
+        line.split_whitespace().next().and_then(|number| number.parse::<u64>().ok()).expect("a number")
+    };
+    assert!(said.contains(&format!("there is no event {seen}")), "{said}");
+    let first = next();
+    assert!(first < seen, "{first}");
+    let known = last();
+    client.drain_host("h3", true).expect("it is there");
+    while next() <= known {}
+    podctl.kill().expect("it runs");
+    podctl.wait().expect("it ends");
 }
 
 /// From now on an etcd has in the one place what it has in the other. Nobody writes meanwhile.

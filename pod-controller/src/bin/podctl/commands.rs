@@ -18,6 +18,9 @@ use crate::{balance, completion, doctor, hotplug, map, mchannels, output, table,
 /// How many events are shown of those that happened already, unless told.
 const EVENTS_SHOWN: usize = 50;
 
+/// The status that says that there is no such event, or that those after it are not kept.
+const GONE: u16 = 410;
+
 type Out<'a> = &'a mut dyn Write;
 
 /// Carries out a command and shows the answer.
@@ -394,10 +397,17 @@ fn missed(after: u64, first_kept: u64) -> Option<String> {
 }
 
 fn follow(client: &Client, events: &Events, format: Output, out: Out<'_>) -> Result<(), Failure> {
-    let known = client.events(events.after.unwrap_or(0))?;
+    let (known, after) = match client.events(events.after.unwrap_or(0)) {
+        // The controller goes on from a backup: what it kept, and what came since, may all be news.
+        Err(error) if error.status() == Some(GONE) => {
+            eprintln!("{error}; these are all that are kept");
+            (client.events(0)?, None)
+        }
+        known => (known?, events.after),
+    };
     let mut seen =
-        known.events.last().map_or(events.after.unwrap_or(known.first.saturating_sub(1)), |it| it.sequence);
-    if let Some(missed) = events.after.and_then(|after| missed(after, known.first)) {
+        known.events.last().map_or(after.unwrap_or(known.first.saturating_sub(1)), |it| it.sequence);
+    if let Some(missed) = after.and_then(|after| missed(after, known.first)) {
         // Not among the events: whoever reads those need not know of it.
         eprintln!("{missed}");
     }

@@ -5,7 +5,7 @@ import { onChange } from "./confirm.js";
 import { show } from "./details.js";
 import { draw } from "./picture.js";
 import { measure } from "./rates.js";
-import { add, redraw } from "./timeline.js";
+import { add, forget, redraw } from "./timeline.js";
 
 const LOOK_EVERY_MS = 2000;
 const SOON_MS = 100;
@@ -99,6 +99,8 @@ const STATES = { live: "live", lost: "no connection to the controller", waiting:
 
 async function history() {
   const { events } = await get("v1/events?after=0");
+  // Read anew, it is all there is: after a restore from a backup what was told before has not happened.
+  forget(timeline);
   for (const event of events) add(timeline, filter.value, event);
   return events.at(-1)?.sequence ?? 0;
 }
@@ -125,7 +127,7 @@ async function begin() {
       connection.dataset.state = state;
       connection.textContent = STATES[state];
     },
-    onGone: history,
+    onGone: () => { lookSoon(); return history(); },
   });
 }
 

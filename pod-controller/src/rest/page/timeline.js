@@ -41,6 +41,11 @@ export function add(list, filter, event) {
   while (list.children.length > KEPT) list.lastElementChild.remove();
 }
 
+export function forget(list) {
+  events.length = 0;
+  list.replaceChildren();
+}
+
 export function redraw(list, filter) {
   list.replaceChildren(...events.filter((event) => shown(event, filter)).map(item));
 }
