@@ -18,6 +18,7 @@
 pub mod balance;
 pub mod config;
 pub mod controller;
+mod file_stamp;
 pub mod journal;
 pub mod link_policy;
 pub mod metrics;

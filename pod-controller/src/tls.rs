@@ -4,7 +4,7 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,6 +13,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
+
+use crate::file_stamp::FileStamp;
 
 /// Why TLS cannot be spoken.
 #[derive(Debug, thiserror::Error)]
@@ -37,8 +39,8 @@ pub enum TlsError {
     },
 }
 
-/// What tells that files changed: when they did, their lengths and numbers; nothing of one that is not there.
-type Stamp = Vec<Option<(i64, i64, u64, u64)>>;
+/// What tells that files changed; nothing of one that is not there.
+type Stamp = Vec<Option<FileStamp>>;
 type Read<T> = dyn Fn() -> Result<T, String> + Send + Sync;
 
 /// What is made of files, and made anew when they change.
@@ -94,11 +96,7 @@ impl<T: Clone> Watched<T> {
 }
 
 fn stamp(files: &[PathBuf]) -> Stamp {
-    let stamp = |path: &PathBuf| {
-        let it = fs::metadata(path).ok()?;
-        Some((it.mtime(), it.mtime_nsec(), it.len(), it.ino()))
-    };
-    files.iter().map(stamp).collect()
+    files.iter().map(|path| FileStamp::of(path).ok()).collect()
 }
 
 /// A certificate and what leads from it to its authority.
@@ -159,4 +157,35 @@ pub(crate) fn failed(path: &Path, reason: String) -> TlsError {
 
 fn unreadable(path: &Path, error: &io::Error) -> TlsError {
     failed(path, format!("{error}; check the path in the configuration, and the file's permissions"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_is_made_secret_is_read_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("key");
+        let write = |text: &str, mode: u32| {
+            fs::write(&path, text).expect("written");
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("a mode");
+        };
+        write("one", 0o640);
+        let watched = Watched::open(vec![path.clone()], {
+            let path = path.clone();
+            move || {
+                let mode = fs::metadata(&path).expect("it is there").permissions().mode();
+                if mode & 0o007 != 0 {
+                    return Err("chmod 640");
+                }
+                Ok(fs::read_to_string(&path).expect("text"))
+            }
+        });
+        let watched = watched.expect("as it should be");
+        write("another", 0o644);
+        assert_eq!(watched.current(), "one", "everybody may use the other one");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).expect("a mode");
+        assert_eq!(watched.current(), "another");
+    }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::super::hex::hex;
+use crate::file_stamp::FileStamp;
 
 /// What somebody may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,13 +110,10 @@ struct Line {
 
 type Tokens = BTreeMap<String, Token>;
 
-/// What tells that a file changed: when it did, its length and its number.
-type Stamp = (i64, i64, u64, u64);
-
 /// The file.
 pub(super) struct TokenFile {
     path: PathBuf,
-    known: Mutex<(Stamp, Arc<Tokens>)>,
+    known: Mutex<(FileStamp, Arc<Tokens>)>,
 }
 
 impl TokenFile {
@@ -133,11 +131,11 @@ impl TokenFile {
 
     /// Reads the file, whether it changed or not.
     pub(super) fn reload(&self) {
-        self.known().0 = Stamp::default();
+        self.known().0 = FileStamp::default();
         self.tokens();
     }
 
-    fn known(&self) -> MutexGuard<'_, (Stamp, Arc<Tokens>)> {
+    fn known(&self) -> MutexGuard<'_, (FileStamp, Arc<Tokens>)> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -159,7 +157,7 @@ impl TokenFile {
                 // Somebody who takes the file away wants nobody to get in.
                 if !known.1.is_empty() {
                     tracing::error!("nobody is known by a token any more: {error}");
-                    *known = (Stamp::default(), Arc::default());
+                    *known = (FileStamp::default(), Arc::default());
                 }
             }
         }
@@ -167,10 +165,8 @@ impl TokenFile {
     }
 }
 
-fn stamp(path: &Path) -> Result<Stamp, TokenError> {
-    let failed = |source| TokenError::Io { path: path.to_owned(), source };
-    let metadata = fs::metadata(path).map_err(failed)?;
-    Ok((metadata.mtime(), metadata.mtime_nsec(), metadata.len(), metadata.ino()))
+fn stamp(path: &Path) -> Result<FileStamp, TokenError> {
+    FileStamp::of(path).map_err(|source| TokenError::Io { path: path.to_owned(), source })
 }
 
 fn read(path: &Path) -> Result<Tokens, TokenError> {
@@ -254,6 +250,14 @@ mod tests {
         );
         write(&format!("{}{}", line("alice", "secret"), line("bob", "other secret")));
         assert_eq!(file.find("other secret").expect("known now").name, "bob");
+        // Others could write to it. Who has heard that, and mends it, is obeyed at once.
+        fs::write(&path, line("carol", "third secret")).expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o664)).expect("a mode");
+        assert_eq!((file.find("secret"), file.find("third secret")), (Some(alice.clone()), None));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).expect("a mode");
+        assert_eq!((file.find("secret"), file.find("third secret").is_some()), (None, true));
+        write(&line("alice", "secret"));
+        assert_eq!(file.find("secret"), Some(alice.clone()));
         // What makes no sense changes nothing; a file that is gone lets nobody in.
         write("token = 7");
         assert_eq!(file.find("secret"), Some(alice));
