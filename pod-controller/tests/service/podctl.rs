@@ -146,6 +146,15 @@ fn who_says_after_which_event_sees_all_that_came_since() {
 }
 
 #[test]
+fn a_fabric_that_is_only_tried_is_shown() {
+    let pod = Pod::demo();
+    let tried = said(&pod, "--dry-run mchannel fabric --element port1=10G --tenant red=2");
+    assert!(tried.contains("port1") && tried.contains("red"), "{tried}");
+    assert!(!said(&pod, "mchannel fabric").contains("port1"), "it was only tried");
+    assert!(said(&pod, "mchannel fabric --element port1=10G").contains("port1"));
+}
+
+#[test]
 fn labels_that_many_change_at_once_are_all_there() {
     const WRITERS: usize = 6;
     let pod = Pod::demo();

@@ -50,7 +50,10 @@ pub(crate) fn run(
             if after != before {
                 // Only what was looked at is changed: it says which version that is.
                 client.set_fabric(&after)?;
-                after = client.fabric()?;
+                // What was only tried is not there to be read.
+                if !client.is_trying_only() {
+                    after = client.fabric()?;
+                }
             }
             show(out, format, &after, fabric)
         }
