@@ -5,6 +5,8 @@ mod balance;
 mod commands;
 mod completion;
 mod doctor;
+#[cfg(test)]
+mod documented;
 mod hotplug;
 mod map;
 mod mchannels;
