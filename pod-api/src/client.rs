@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::{Method, Url};
@@ -108,13 +109,14 @@ impl ClientError {
 }
 
 /// A connection to a controller. Calls block; do not call from inside an async runtime. A change whose answer is lost, or of which the
-/// controller does not know what became, is asked for again for 5 s, under an `Idempotency-Key` of its own: it is made once.
-#[derive(Debug)]
+/// controller does not know what became, is asked for again for 5 s, under an `Idempotency-Key` of its own: it is made once. A
+/// clone is the same client, which may be told to ask otherwise.
+#[derive(Clone, Debug)]
 pub struct Client {
     server: Server,
     base: Url,
     http: reqwest::Client,
-    runtime: tokio::runtime::Runtime,
+    runtime: Arc<tokio::runtime::Runtime>,
     dry_run: bool,
     version: Option<String>,
     token: Option<String>,
@@ -152,6 +154,7 @@ impl Client {
         let http = builder.build().map_err(|error| ClientError::SetUp(io::Error::other(error)))?;
         let base =
             base.ok_or_else(|| ClientError::SetUp(io::Error::other("the base address does not parse")))?;
+        let runtime = Arc::new(runtime);
         Ok(Self { server, base, http, runtime, dry_run: false, version: None, token: None })
     }
 

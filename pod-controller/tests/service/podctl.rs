@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::support::{Pod, on_etcd, until, vm};
-use pod_api::Volume;
+use pod_api::{DeviceAnswer, Volume};
 
 fn podctl(pod: &Pod, arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_podctl"));
@@ -152,6 +152,19 @@ fn a_fabric_that_is_only_tried_is_shown() {
     assert!(tried.contains("port1") && tried.contains("red"), "{tried}");
     assert!(!said(&pod, "mchannel fabric").contains("port1"), "it was only tried");
     assert!(said(&pod, "mchannel fabric --element port1=10G").contains("port1"));
+}
+
+#[test]
+fn a_device_that_nobody_plugs_in_is_given_back_whatever_version_was_meant() {
+    let pod = Pod::demo();
+    let client = pod.client();
+    client.create_instance(&vm("vm1", &[]), Duration::from_secs(30)).expect("created");
+    client.answer_device("vm1", "net0", &DeviceAnswer { plugged: true, refused: None }).expect("it has it");
+    let version = client.instance("vm1").expect("it is there").resource_version;
+    let failed = run(&pod, &format!("instances attach vm1 --nic --wait 1 --if-version {version}"));
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(!failed.status.success() && said.contains("its lease is given back"), "{said}");
+    assert_eq!(client.instance("vm1").expect("it is there").nics.len(), 1);
 }
 
 #[test]

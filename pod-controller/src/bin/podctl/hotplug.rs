@@ -80,7 +80,8 @@ pub(crate) fn attach(client: &Client, asked: &AttachDevice) -> Result<Instance, 
             Some(_) => nobody(&instance),
         };
         if device(&instance, &new).is_some() {
-            client.detach_device(name, &new, false)?;
+            // It has another version by now, which our own lease gave it.
+            client.clone().expecting(None).detach_device(name, &new, false)?;
         }
         return Err(Failure::Usage(format!(
             "{new} was not plugged into {name}, and its lease is given back: {why}"
