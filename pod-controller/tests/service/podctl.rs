@@ -168,6 +168,29 @@ fn a_device_that_nobody_plugs_in_is_given_back_whatever_version_was_meant() {
 }
 
 #[test]
+fn what_is_broken_is_shown_to_who_watches_a_host() {
+    let pod = Pod::new();
+    let mut watch = podctl(&pod, "--watch=0.1 doctor --config")
+        .arg(pod.path("no-such-host.toml"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("podctl starts");
+    let mut lines = BufReader::new(watch.stdout.take().expect("piped")).lines();
+    let mut next = || lines.next().expect("a line").expect("text");
+    assert!(next().starts_with("WHAT"));
+    while !next().contains("BROKEN") {}
+    // It goes on, and shows what has changed.
+    let root = pod.directory.path().display();
+    let mended = format!(
+        "[host]\nid = 7\nname = 'mended'\n[pool]\npath = '{root}/pool'\n[run]\ndirectory = '{root}/run'\n"
+    );
+    std::fs::write(pod.path("no-such-host.toml"), mended).expect("written");
+    while !next().contains("mended is host 7") {}
+    watch.kill().expect("it runs");
+    watch.wait().expect("it ends");
+}
+
+#[test]
 fn labels_that_many_change_at_once_are_all_there() {
     const WRITERS: usize = 6;
     let pod = Pod::demo();

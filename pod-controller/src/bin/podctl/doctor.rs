@@ -85,8 +85,8 @@ pub(crate) fn run(config: &Path, format: Output, out: &mut dyn Write) -> Result<
     }
     match findings.iter().filter(|finding| finding.verdict == Verdict::Broken).count() {
         0 => Ok(()),
-        1 => Err(Failure::Usage("something is broken on this host".to_owned())),
-        many => Err(Failure::Usage(format!("{many} things are broken on this host"))),
+        1 => Err(Failure::Broken("something is broken on this host".to_owned())),
+        many => Err(Failure::Broken(format!("{many} things are broken on this host"))),
     }
 }
 

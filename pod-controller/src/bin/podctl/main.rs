@@ -50,6 +50,9 @@ enum Failure {
     Output(#[from] std::io::Error),
     #[error("{0}")]
     Usage(String),
+    /// What was looked at is not as it should be. What was seen is shown.
+    #[error("{0}")]
+    Broken(String),
 }
 
 fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<(), Failure> {

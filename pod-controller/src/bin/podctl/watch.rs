@@ -23,7 +23,8 @@ pub(crate) fn repeat(
     loop {
         let mut shown = Vec::new();
         match render(&mut shown) {
-            Ok(()) if told || last.as_ref() != Some(&shown) => {
+            // What is broken may be mended while somebody watches; that it is stands in what is shown.
+            Ok(()) | Err(Failure::Broken(_)) if told || last.as_ref() != Some(&shown) => {
                 if on_terminal {
                     out.write_all(CLEAR.as_bytes())?;
                 }
@@ -32,7 +33,7 @@ pub(crate) fn repeat(
                 last = Some(shown);
                 told = false;
             }
-            Ok(()) => {}
+            Ok(()) | Err(Failure::Broken(_)) => {}
             // Whoever was never there is somewhere else.
             Err(Failure::Client(error)) if last.is_some() && is_away(&error) => {
                 if !told && on_terminal {
