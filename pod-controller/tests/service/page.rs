@@ -156,6 +156,32 @@ fn a_token_is_asked_for_and_roles_hold() {
 }
 
 #[test]
+fn who_follows_goes_on_although_what_there_is_cannot_be_read() {
+    let Some(mut browser) = Browser::start() else { return };
+    let (_pod, page) = pod("");
+    browser.open(&page);
+    browser.wait("document.querySelector('#connection').dataset.state === 'live'", "events to be followed");
+    // Asked to go on after event 70, the controller has no such event, and what it has cannot be read at first.
+    browser.run(
+        "(async () => {
+            const { follow } = await import('/page/api.js');
+            const real = window.fetch;
+            const gone = JSON.stringify({ status: 410, type: 'events-gone', detail: 'there is no event 70' });
+            window.fetch = async (path, options) => path.endsWith('stream?after=70') ? new Response(gone, { status: 410 }) : real(path, options);
+            window.reads = 0;
+            window.states = [];
+            const onGone = async () => {
+                window.reads += 1;
+                if (window.reads === 1) throw new Error('no connection');
+                return 0;
+            };
+            follow(70, { onEvent() {}, onState(state) { window.states.push(state); }, onGone });
+        })()",
+    );
+    browser.wait("window.reads === 2 && window.states.includes('live')", "the second attempt");
+}
+
+#[test]
 fn a_nic_moves_where_somebody_says() {
     let Some(mut browser) = Browser::start() else { return };
     let (pod, page) = pod("");

@@ -90,7 +90,13 @@ export async function follow(last, { onEvent, onState, onGone }) {
         }
       }
     } catch (error) {
-      if (error instanceof Refused && error.status === 410) last = await onGone();
+      if (error instanceof Refused && error.status === 410) {
+        try {
+          last = await onGone();
+        } catch {
+          // What there is cannot be read now: the next attempt is refused as this one was, and leads here again.
+        }
+      }
     }
     onState("lost");
     await new Promise((resume) => setTimeout(resume, 1000));
