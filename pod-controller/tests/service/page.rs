@@ -182,6 +182,40 @@ fn who_follows_goes_on_although_what_there_is_cannot_be_read() {
 }
 
 #[test]
+fn an_answer_to_an_older_question_says_nothing_of_the_next_one() {
+    let Some(mut browser) = Browser::start() else { return };
+    let (_pod, page) = pod("");
+    browser.open(&page);
+    browser.wait("document.querySelector('#connection').dataset.state === 'live'", "events to be followed");
+    browser.run(
+        "(async () => {
+            const { confirm } = await import('/page/confirm.js');
+            const real = window.fetch;
+            window.held = [];
+            window.fetch = (path, options) => path.endsWith('dry-run=true') ? new Promise((answer) => held.push(answer)) : real(path, options);
+            const ask = (question) => confirm({ question, consequence: '', method: 'PUT', path: `v1/${question}` });
+            ask('first');
+            document.querySelector('#confirm [value=no]').click();
+            await new Promise((next) => setTimeout(next));
+            ask('second');
+        })()",
+    );
+    browser.wait("window.held.length === 2", "two questions");
+    // What is answered is at hand, so all that follows from it has followed when as many steps are done as there are at most.
+    let answer = |browser: &mut Browser, number: usize, answer: &str| {
+        browser.run(&format!(
+            "(async () => {{ held[{number}]({answer}); for (let step = 0; step < 100; step += 1) await null; }})()"
+        ));
+    };
+    let state = "[document.querySelector('#question').textContent, document.querySelector('#yes').disabled, \
+                 document.querySelector('#refusal').hidden].join()";
+    answer(&mut browser, 0, "{ ok: true }");
+    assert_eq!(browser.text(state), "second,true,true", "nothing is known of it");
+    answer(&mut browser, 1, "{ ok: false, status: 409, json: async () => ({ status: 409, detail: 'no' }) }");
+    assert_eq!(browser.text(state), "second,true,false");
+}
+
+#[test]
 fn a_nic_moves_where_somebody_says() {
     let Some(mut browser) = Browser::start() else { return };
     let (pod, page) = pod("");

@@ -3,6 +3,7 @@
 import { change } from "./api.js";
 
 let changed = () => {};
+let asked = 0;
 
 export function onChange(callback) {
   changed = callback;
@@ -11,6 +12,8 @@ export function onChange(callback) {
 export async function confirm(action) {
   const dialog = document.getElementById("confirm");
   if (dialog.open) return;
+  // What is answered to an older question says nothing about this one.
+  const number = ++asked;
   const [question, consequence, refusal, yes] =
     ["question", "consequence", "refusal", "yes"].map((id) => document.getElementById(id));
   question.textContent = action.question;
@@ -32,6 +35,14 @@ export async function confirm(action) {
       await change(method, path, { body, version, ...options });
       then();
     } catch (error) {
+      if (number !== asked && options.dryRun) return false;
+      if (number !== asked && dialog.open) {
+        refusal.textContent = `Before: ${action.question} ${error.message}`;
+        refusal.hidden = false;
+        return true;
+      }
+      question.textContent = action.question;
+      consequence.textContent = action.consequence;
       refusal.textContent = error.message;
       refusal.hidden = false;
       yes.disabled = true;
@@ -40,7 +51,7 @@ export async function confirm(action) {
     return true;
   };
   dialog.showModal();
-  attempt({ dryRun: true }, () => { yes.disabled = false; });
+  attempt({ dryRun: true }, () => { if (number === asked) yes.disabled = false; });
   if ((await answered) !== "yes") return;
   const done = await attempt({ key }, changed);
   if (!done) dialog.showModal();
