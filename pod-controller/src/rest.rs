@@ -45,6 +45,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::controller::Handle;
+use crate::replication::FORWARDED_MAX;
 
 pub use access::{Access, AccessPolicy, Role, TokenError};
 pub use listen::{ListenError, Listeners, TcpPolicy};
@@ -53,8 +54,12 @@ pub use tls::{CertificateName, KnownClient, ParseCertificateNameError, TlsError,
 
 /// More than any request needs.
 const BODY_BYTES_MAX: usize = 64 * 1024;
-/// How long a request may take until its answer begins: longer than the longest wait that can be asked for.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(40);
+/// How long a request may take until its answer begins: longer than the longest wait that can be asked for, and what may pass before it
+/// until a leader has been found that carries the change out, and the change is known here. Clients wait for a minute, so they hear
+/// which of it was too long.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(50);
+const _: () =
+    assert!(REQUEST_TIMEOUT.as_secs() * 1000 > FORWARDED_MAX.as_secs() * 1000 + instances::WAIT_MAX_MS);
 
 #[derive(OpenApi)]
 #[openapi(info(

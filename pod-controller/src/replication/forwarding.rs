@@ -13,6 +13,8 @@ use crate::controller::{Handle, Reply, SubmitError};
 
 /// How long a follower looks for a leader that carries out a command, and how long that one may take.
 pub(super) const FORWARD_MAX: Duration = Duration::from_secs(4);
+/// The longest that all of it takes: to look, to have it carried out, and to hear of it.
+pub(crate) const FORWARDED_MAX: Duration = FORWARD_MAX.saturating_mul(3);
 /// How often it looks.
 const FORWARD_AGAIN: Duration = Duration::from_millis(20);
 

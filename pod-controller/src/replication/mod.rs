@@ -42,6 +42,7 @@ mod roll;
 mod tcp;
 
 pub(crate) use change::{Change, Outcome};
+pub(crate) use forwarding::FORWARDED_MAX;
 pub(crate) use machine::Known;
 pub(crate) use proposer::Proposer;
 pub use replica::{Replica, ReplicationError};

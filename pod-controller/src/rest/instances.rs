@@ -20,7 +20,7 @@ use crate::controller::Handle;
 /// How long the creation of an instance waits for its daemons unless told.
 const WAIT_DEFAULT_MS: u64 = 10_000;
 /// How long it waits at most.
-const WAIT_MAX_MS: u64 = 30_000;
+pub(super) const WAIT_MAX_MS: u64 = 30_000;
 
 /// How a creation is to be answered.
 #[derive(Debug, Deserialize, IntoParams)]
