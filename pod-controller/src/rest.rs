@@ -22,6 +22,7 @@ mod listen;
 mod mchannels;
 mod migrations;
 mod nics;
+mod own_host;
 mod page;
 mod places;
 mod pool;

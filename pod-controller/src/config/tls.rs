@@ -47,6 +47,10 @@ pub(super) fn check(controller: &ControllerSection) -> Result<(), String> {
                 .to_owned(),
         );
     }
+    for client in tls.iter().flat_map(|tls| &tls.clients) {
+        let checked = client.role.check_host(client.host.as_deref());
+        checked.map_err(|reason| format!("controller.tls.client: {}: {reason}", client.by))?;
+    }
     match controller.listen_tcp.given().filter(|address| !address.ip().is_loopback()) {
         Some(address) => check_far(controller, address),
         None => Ok(()),
@@ -120,10 +124,13 @@ mod tests {
         let config = parse(listen, &client("match = 'dns:H1.pod'\nrole = 'host'")).expect("a configuration");
         let clients = config.controller.tls.expect("TLS").policy().clients;
         assert_eq!((clients[0].by.to_string().as_str(), clients[0].role), ("dns:h1.pod", Role::Host));
+        parse(listen, &client("match = 'dns:h1'\nrole = 'host'\nhost = 'h1'"))
+            .expect("it is bound to its host");
         for (it, word) in [
             ("match = 'h1'\nrole = 'host'", "dns:NAME"),
             ("match = 'dns:'\nrole = 'host'", "dns:NAME"),
             ("match = 'dns:h1'\nrole = 'king'", "king"),
+            ("match = 'dns:h1'\nrole = 'operator'\nhost = 'h1'", "binds the role host"),
             ("role = 'host'", "match"),
         ] {
             let error = parse(listen, &client(it)).expect_err(it);

@@ -25,8 +25,10 @@ use self::audit::{AuditLog, Entry, now_ms};
 use self::rate::Rates;
 use self::refusals::origin as origin_of;
 use self::tokens::TokenFile;
+pub(super) use self::tokens::makes_or_ends_instance;
 pub use self::tokens::{Role, TokenError};
 use super::Failure;
+use super::own_host::BoundTo;
 use super::page;
 use super::places::{self, Place};
 use super::tls::{Certificate, Identity};
@@ -130,7 +132,7 @@ impl Access {
     }
 }
 
-async fn check(State(Access(guard)): State<Access>, request: Request, next: Next) -> Response {
+async fn check(State(Access(guard)): State<Access>, mut request: Request, next: Next) -> Response {
     let caller = request.extensions().get::<Caller>().cloned();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let query = request.uri().query().unwrap_or_default().to_owned();
@@ -148,8 +150,13 @@ async fn check(State(Access(guard)): State<Access>, request: Request, next: Next
         Err(refused) => (refused.who().unwrap_or_else(anybody), None, refused.into_response()),
         Ok(known) => {
             let role = known.as_ref().map(|known| known.role);
-            let response = match role {
-                Some(role) if !role.may(&method, &path) => forbidden(role, &method, &path).into_response(),
+            if let Some(host) = known.as_ref().and_then(|known| known.host.clone()) {
+                request.extensions_mut().insert(BoundTo(host));
+            }
+            let response = match &known {
+                Some(known) if !known.may(&method, &path) => {
+                    forbidden(known.role, &method, &path).into_response()
+                }
                 None if guard.only_lets_look(caller.as_ref()) && !Role::Viewer.may(&method, &path) => {
                     looks_only().into_response()
                 }
@@ -211,7 +218,7 @@ impl Guard {
         let by_token = presented.and_then(|token| self.tokens.as_ref()?.find(token));
         // Somebody who says a token means that one, and not his certificate.
         let by_certificate = certificate.filter(|_| self.certificates && presented.is_none());
-        let known = by_token.map(|token| Identity { name: token.name, role: token.role });
+        let known = by_token.map(|token| Identity { name: token.name, role: token.role, host: token.host });
         let lapsed = by_certificate.filter(|it| !it.holds());
         let known = known.or_else(|| by_certificate.filter(|_| lapsed.is_none())?.identity());
         // Somebody who is known has the rate to himself; all others of an address, or of the network that one customer has, share one, so

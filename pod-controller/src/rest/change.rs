@@ -19,6 +19,7 @@ use utoipa::openapi::{OpenApi, RefOr};
 
 use super::Failure;
 use super::hex::hex;
+use super::own_host::BoundTo;
 use super::version::Precondition;
 use crate::controller::{Handle, SubmitError};
 use crate::view::View;
@@ -32,6 +33,8 @@ pub(super) struct Change {
     pub(super) handle: Handle,
     key: Option<IdempotencyKey>,
     precondition: Precondition,
+    /// The host that whoever asks is bound to.
+    bound_to: Option<BoundTo>,
     /// Nothing is to be changed, only said what would be.
     pub(super) is_dry_run: bool,
 }
@@ -139,6 +142,9 @@ impl Change {
             return Ok(view);
         }
         let command = find()?;
+        if let Some(host) = &self.bound_to {
+            host.allow(&self.handle.view().state, &command)?;
+        }
         let expected = self.expected(&command, version)?;
         // Whoever leads may be of a version that would not know what it is asked.
         self.handle.view().state.check_spoken(&command)?;
@@ -187,6 +193,7 @@ impl Change {
     fn take(parts: &Parts, handle: &Handle) -> Result<(Self, Vec<(String, String)>), Failure> {
         let key = parts.extensions.get::<IdempotencyKey>().cloned();
         let precondition = Precondition::of(&parts.headers)?;
+        let bound_to = parts.extensions.get::<BoundTo>().cloned();
         let Query(known): Query<Vec<(String, String)>> = Query::try_from_uri(&parts.uri)?;
         let pairs = parts.uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
         let mut dry_run = None;
@@ -206,7 +213,7 @@ impl Change {
             }
         }
         let is_dry_run = dry_run.unwrap_or_default();
-        Ok((Self { handle: handle.clone(), key, precondition, is_dry_run }, rest))
+        Ok((Self { handle: handle.clone(), key, precondition, bound_to, is_dry_run }, rest))
     }
 }
 
@@ -353,7 +360,13 @@ mod tests {
 
     fn change(handle: &Handle, digest: &str) -> Change {
         let key = Some(IdempotencyKey { key: "k1".to_owned(), digest: digest.to_owned() });
-        Change { handle: handle.clone(), key, precondition: Precondition::None, is_dry_run: false }
+        Change {
+            handle: handle.clone(),
+            key,
+            precondition: Precondition::None,
+            bound_to: None,
+            is_dry_run: false,
+        }
     }
 
     fn nobody() -> Result<(), SubmitError> {

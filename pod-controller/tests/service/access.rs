@@ -9,8 +9,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::support::description::Description;
-use crate::support::{Pod, RunningController, on_etcd};
-use pod_api::Problem;
+use crate::support::{Pod, RunningController, on_etcd, until, vm};
+use cxl_pool::Role;
+use pod_api::{EndpointHealth, Problem};
 use pod_controller::config::ListenTcp;
 use pod_controller::rest::Listeners;
 
@@ -39,7 +40,11 @@ fn ask(address: SocketAddr, method: &str, path: &str, token: Option<&str>, body:
 
 /// A token and its lines for the file, as podctl makes them.
 pub(crate) fn token(name: &str, role: &str) -> (String, String) {
-    let made = Command::new(env!("CARGO_BIN_EXE_podctl")).args(["token", name, "--role", role]).output();
+    token_of(&[name, "--role", role])
+}
+
+fn token_of(arguments: &[&str]) -> (String, String) {
+    let made = Command::new(env!("CARGO_BIN_EXE_podctl")).arg("token").args(arguments).output();
     let made = String::from_utf8(made.expect("podctl starts").stdout).expect("text");
     let token = made.lines().nth(1).expect("a token").to_owned();
     let lines = made.split_once("[[token]]").expect("lines").1;
@@ -120,6 +125,60 @@ fn tokens_say_who_somebody_is_and_changes_are_written_down() {
         command.output().expect("podctl starts").status.success()
     };
     assert_eq!((podctl(true), podctl(false)), (true, false));
+}
+
+#[test]
+fn who_is_bound_to_a_host_changes_what_concerns_it() {
+    let mut pod = Pod::demo();
+    pod.join(2, Role::NetFrontend, Vec::new());
+    pod.join(2, Role::BlkFrontend, Vec::new());
+    let hosts = ["h1", "h2", "h3"].map(|host| token_of(&[host, "--role", "host", "--host", host]));
+    let [h1, h2, h3] = hosts.each_ref().map(|(token, _)| Some(token.as_str()));
+    let (unbound, lines) = token("any", "host");
+    let file = pod.path("tokens");
+    fs::write(&file, hosts.iter().map(|(_, lines)| lines.as_str()).collect::<String>() + &lines)
+        .expect("written");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("a mode");
+    let address = restart(&mut pod, &format!("tokens = '{}'", file.display()));
+    let client = pod.client();
+    until("all daemons", || {
+        let hosts = client.hosts().ok()?;
+        let endpoints = hosts.iter().flat_map(|host| &host.endpoints);
+        (endpoints.filter(|it| it.health == EndpointHealth::Joined).count() == 7).then_some(())
+    });
+    let vm1 = serde_json::to_string(&vm("vm1", &[])).expect("JSON");
+    let (instances, instance) = ("/v1/instances", "/v1/instances/vm1");
+    let [migration, activate, answer] =
+        ["migration", "migration/activate", "devices/net0/vmm"].map(|it| format!("{instance}/{it}"));
+    let to_h2 = "{\"to\": \"h2\"}";
+    let plugged = "{\"plugged\": true}";
+    for (method, path, who, body, expected) in [
+        ("POST", instances, Some(unbound.as_str()), vm1.as_str(), 403),
+        ("POST", instances, h2, &vm1, 403),
+        ("POST", "/v1/instances?dry-run=true", h2, &vm1, 403),
+        ("POST", instances, h1, &vm1, 201),
+        ("PUT", &answer, h2, plugged, 403),
+        ("PUT", &answer, h1, plugged, 204),
+        // A host asks for what comes to it, and lets go of what it has.
+        ("POST", &migration, h3, to_h2, 403),
+        ("POST", &migration, h2, to_h2, 200),
+        ("POST", &activate, h3, "", 403),
+        ("DELETE", &migration, h3, "", 403),
+        ("DELETE", &migration, h2, "", 204),
+        ("POST", &migration, h1, to_h2, 200),
+        ("DELETE", &migration, h1, "", 204),
+        ("POST", &migration, Some(&unbound), to_h2, 200),
+        ("DELETE", &migration, Some(&unbound), "", 204),
+        ("PUT", "/v1/hosts/h1/drain", h1, "", 403),
+        ("DELETE", instance, h2, "", 403),
+        ("DELETE", "/v1/instances/vm9", h2, "", 404),
+        ("DELETE", "/v1/instances/vm1?force=true", h1, "", 204),
+    ] {
+        let (status, answer) = ask(address, method, path, who, body);
+        assert_eq!(status, expected, "{method} {path}: {answer}");
+    }
+    let (_, refused) = ask(address, "POST", instances, h3, &vm1);
+    assert!(refused.contains("you are known here as the host h3"), "{refused}");
 }
 
 /// What is in an audit log, as text and as what it means.

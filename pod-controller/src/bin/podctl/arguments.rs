@@ -176,6 +176,9 @@ pub(crate) enum Command {
         /// What it is for: viewer, host, operator or admin
         #[arg(long, default_value = "viewer", value_parser = ["viewer", "host", "operator", "admin"])]
         role: String,
+        /// Of the role host: which host it is bound to, so that it changes only what concerns that one
+        #[arg(long, value_name = "NAME")]
+        host: Option<String>,
     },
     /// What a shell needs to complete our commands, and the names of what is in the pod
     ///

@@ -28,8 +28,8 @@ pub(crate) fn run(arguments: &Arguments, out: Out<'_>) -> Result<(), Failure> {
     if let Command::Completion { shell } = arguments.command {
         return Ok(completion::script(shell, out)?);
     }
-    if let Command::Token { name, role } = &arguments.command {
-        return token::make(name, role, out);
+    if let Command::Token { name, role, host } = &arguments.command {
+        return token::make(name, role, host.as_deref(), out);
     }
     let client = arguments.credentials.client(&arguments.server)?.trying_only(arguments.dry_run);
     let client = client.expecting(arguments.if_version.clone());

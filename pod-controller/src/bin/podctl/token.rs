@@ -11,7 +11,10 @@ use crate::Failure;
 const BYTES: usize = 32;
 
 /// Makes a token, and shows it with the lines that make it known.
-pub(crate) fn make(name: &str, role: &str, out: &mut dyn Write) -> Result<(), Failure> {
+pub(crate) fn make(name: &str, role: &str, host: Option<&str>, out: &mut dyn Write) -> Result<(), Failure> {
+    if host.is_some() && role != "host" {
+        return Err(Failure::Usage("--host is for --role host".to_owned()));
+    }
     let mut secret = [0; BYTES];
     File::open("/dev/urandom")
         .and_then(|mut random| random.read_exact(&mut secret))
@@ -23,6 +26,9 @@ pub(crate) fn make(name: &str, role: &str, out: &mut dyn Write) -> Result<(), Fa
         out,
         "lines for the controller's file of tokens:\n[[token]]\nname = {name:?}\nrole = \"{role}\""
     )?;
+    if let Some(host) = host {
+        writeln!(out, "host = {host:?}")?;
+    }
     writeln!(out, "sha256 = \"{digest}\"")?;
     Ok(())
 }

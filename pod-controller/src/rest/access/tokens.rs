@@ -40,8 +40,19 @@ impl Role {
         }
     }
 
+    /// Whether somebody of this role can be bound to a host.
+    pub(crate) fn check_host(self, host: Option<&str>) -> Result<(), String> {
+        match host {
+            Some("") => Err("host = \"\" is no host's name".to_owned()),
+            Some(host) if self != Self::Host => {
+                Err(format!("host = {host:?} binds the role host, and not {}: leave it out", self.word()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether this role may send such a request.
-    pub(super) fn may(self, method: &Method, path: &str) -> bool {
+    pub(in super::super) fn may(self, method: &Method, path: &str) -> bool {
         if matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) {
             return true;
         }
@@ -62,6 +73,16 @@ impl Role {
                     | ["v1", "devices", _, _, "adopt"]
             ),
         }
+    }
+}
+
+/// Whether such a request makes or ends an instance, as whoever is of the role `host` may where it is bound to one: on that.
+pub(in super::super) fn makes_or_ends_instance(method: &Method, path: &str) -> bool {
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    match parts.as_slice() {
+        ["v1", "instances"] => *method == Method::POST,
+        ["v1", "instances", _] => *method == Method::DELETE,
+        _ => false,
     }
 }
 
@@ -91,6 +112,8 @@ pub enum TokenError {
 pub(super) struct Token {
     pub(super) name: String,
     pub(super) role: Role,
+    /// Which host it is bound to.
+    pub(super) host: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -105,6 +128,8 @@ struct Contents {
 struct Line {
     name: String,
     role: Role,
+    #[serde(default)]
+    host: Option<String>,
     sha256: String,
 }
 
@@ -179,17 +204,18 @@ fn read(path: &Path) -> Result<Tokens, TokenError> {
     let text = fs::read_to_string(path).map_err(failed)?;
     let contents: Contents = toml::from_str(&text).map_err(|error| invalid(error.to_string()))?;
     let mut tokens = Tokens::new();
-    for Line { name, role, sha256 } in contents.token {
+    for Line { name, role, host, sha256 } in contents.token {
         if name.is_empty() || name.len() > 63 || name.chars().any(char::is_control) {
             return Err(invalid(format!("{name:?} is no name: use 1 to 63 characters")));
         }
+        role.check_host(host.as_deref()).map_err(|reason| invalid(format!("{name}: {reason}")))?;
         let digest = sha256.to_ascii_lowercase();
         if digest.len() != 64 || !digest.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(invalid(format!(
                 "the digest of {name} is not 64 hexadecimal digits: printf %s TOKEN | sha256sum"
             )));
         }
-        if tokens.insert(digest, Token { name: name.clone(), role }).is_some() {
+        if tokens.insert(digest, Token { name: name.clone(), role, host }).is_some() {
             return Err(invalid(format!("{name} has the token of somebody else")));
         }
     }
@@ -243,7 +269,7 @@ mod tests {
         };
         write(&line("alice", "secret"));
         let file = TokenFile::open(&path).expect("tokens");
-        let alice = Token { name: "alice".to_owned(), role: Role::Operator };
+        let alice = Token { name: "alice".to_owned(), role: Role::Operator, host: None };
         assert_eq!(
             (file.find("secret"), file.find("Secret"), file.find("")),
             (Some(alice.clone()), None, None)
@@ -266,6 +292,7 @@ mod tests {
         for bad in [
             "[[token]]\nname = \"\"\nrole = \"admin\"\nsha256 = \"00\"",
             "[[token]]\nname = \"a\"\nrole = \"king\"\nsha256 = \"\"",
+            &line("alice", "secret").replace("sha256", "host = \"h1\"\nsha256"),
         ] {
             write(bad);
             assert!(TokenFile::open(&path).is_err(), "{bad}");

@@ -4,13 +4,14 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use axum::http::Method;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use serde::{Deserialize, Deserializer};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
 
-use super::super::access::Role;
+use super::super::access::{Role, makes_or_ends_instance};
 use super::{Known, Tls};
 
 /// More names than any certificate needs are not looked at.
@@ -92,6 +93,9 @@ pub struct KnownClient {
     pub by: CertificateName,
     /// What he may do.
     pub role: Role,
+    /// Only what concerns this host.
+    #[serde(default)]
+    pub host: Option<String>,
 }
 
 /// Who somebody is, and what he may do.
@@ -99,6 +103,15 @@ pub struct KnownClient {
 pub(in super::super) struct Identity {
     pub(in super::super) name: String,
     pub(in super::super) role: Role,
+    /// The host that he is bound to.
+    pub(in super::super) host: Option<String>,
+}
+
+impl Identity {
+    /// Whether he may send such a request. Of which host what it is about has to be is seen when that is looked up.
+    pub(in super::super) fn may(&self, method: &Method, path: &str) -> bool {
+        self.role.may(method, path) || self.host.is_some() && makes_or_ends_instance(method, path)
+    }
 }
 
 /// A client's certificate, that the handshake has verified. The connection may last longer than it holds.
@@ -149,7 +162,7 @@ impl Certificate {
     pub(in super::super) fn identity(&self) -> Option<Identity> {
         let clients = self.tls.clients();
         let known = clients.iter().find(|client| self.names.contains(&client.by));
-        known.map(|it| Identity { name: it.by.to_string(), role: it.role })
+        known.map(|it| Identity { name: it.by.to_string(), role: it.role, host: it.host.clone() })
     }
 }
 

@@ -93,7 +93,7 @@ fn a_certificate_holds_until_it_expires_or_its_authority_is_taken_away() {
     let ca = directory.path().join("ca.pem");
     fs::write(&ca, &ours).expect("written");
     let alice = "cn:alice".parse().expect("a name");
-    let alice = KnownClient { by: alice, role: crate::rest::Role::Viewer };
+    let alice = KnownClient { by: alice, role: crate::rest::Role::Viewer, host: None };
     let tls =
         Arc::new(Tls::open(TlsPolicy { client_ca: Some(ca.clone()), ..policy(&directory) }).expect("TLS"));
     let mut params = CertificateParams::new(Vec::new()).expect("parameters");
