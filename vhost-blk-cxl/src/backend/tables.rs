@@ -424,7 +424,7 @@ mod tests {
             tables.wipe(now, |_, _| false, None);
             assert!(tables.wipes.is_empty(), "it rests");
             let rest = tables.kept["ssd0"].resting[&VolumeId::new(1)];
-            tables.wipe(rest.until - Duration::from_millis(1), |_, _| false, None);
+            tables.wipe(now + rest.pause / 2, |_, _| false, None);
             assert!(tables.wipes.is_empty(), "it still rests");
             pauses.push(rest.pause.as_secs());
             now = rest.until;
