@@ -96,14 +96,46 @@ type Answering = Pin<Box<dyn Future<Output = Answer> + Send>>;
 /// Answers questions of other replicas.
 pub(crate) type Clerk = Arc<dyn Fn(ReplicaId, Question) -> Answering + Send + Sync>;
 
+type Unanswered = Mutex<HashMap<u64, oneshot::Sender<Answer>>>;
+
+fn of(unanswered: &Unanswered) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<Answer>>> {
+    // Each is put in and taken out whole, whoever panicked.
+    unanswered.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// For asking. Clones share the post.
 #[derive(Clone)]
 pub(crate) struct Post {
     outgoing: mpsc::Sender<(ReplicaId, Letter)>,
     waker: PortWaker,
-    unanswered: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>,
+    unanswered: Arc<Unanswered>,
     last: Arc<AtomicU64>,
     stopping: Arc<AtomicBool>,
+}
+
+/// A question that was put. It is forgotten with this: whoever asked may be gone before there is an answer.
+pub(super) struct Asked {
+    id: u64,
+    to: ReplicaId,
+    answer: oneshot::Receiver<Answer>,
+    unanswered: Arc<Unanswered>,
+}
+
+impl Asked {
+    /// Waits for the answer. While there is none, it can be waited for again.
+    pub(super) async fn answer(&mut self, patience: Duration) -> Result<Answer, PostError> {
+        match tokio::time::timeout(patience, &mut self.answer).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) => Err(PostError::NotConnected(self.to)),
+            Err(_) => Err(PostError::Unanswered(self.to)),
+        }
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        of(&self.unanswered).remove(&self.id);
+    }
 }
 
 /// The end of it that goes to its thread.
@@ -125,17 +157,16 @@ impl Post {
         question: Question,
         patience: Duration,
     ) -> Result<Answer, PostError> {
+        self.put_question(to, question).answer(patience).await
+    }
+
+    /// Asks another replica, and leaves it to the caller when to wait for the answer.
+    pub(super) fn put_question(&self, to: ReplicaId, question: Question) -> Asked {
         let id = self.last.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = oneshot::channel();
         self.unanswered().insert(id, sender);
         self.put((to, Letter::Question { id, question }));
-        let outcome = tokio::time::timeout(patience, answer).await;
-        self.unanswered().remove(&id);
-        match outcome {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(_)) => Err(PostError::NotConnected(to)),
-            Err(_) => Err(PostError::Unanswered(to)),
-        }
+        Asked { id, to, answer, unanswered: Arc::clone(&self.unanswered) }
     }
 
     /// Ends the thread.
@@ -151,8 +182,7 @@ impl Post {
     }
 
     fn unanswered(&self) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<Answer>>> {
-        // Each is put in and taken out whole, whoever panicked.
-        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
+        of(&self.unanswered)
     }
 
     /// Carries letters until told to stop, or for as long as the process is this replica. Questions are answered on the runtime.
@@ -180,6 +210,10 @@ impl Post {
         runtime: &tokio::runtime::Handle,
     ) {
         while let Ok((to, letter)) = outbox.try_recv() {
+            if matches!(letter, Letter::Question { id, .. } if !self.unanswered().contains_key(&id)) {
+                // Nobody waits for its answer any more.
+                continue;
+            }
             self.send(exchange, to, &letter);
         }
         let now = Instant::now();
@@ -242,5 +276,19 @@ mod tests {
             }
         };
         assert_ne!(life(), life());
+    }
+
+    #[test]
+    fn a_question_is_forgotten_with_whoever_asks() {
+        let (post, outbox) = Post::new(PortWaker::new().expect("a descriptor"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        runtime.expect("a runtime").block_on(async {
+            let asking = post.ask(ReplicaId::new(1), Question::Waiting, Duration::MAX);
+            // Whoever asks gives up first, as Raft does.
+            let outcome = tokio::time::timeout(Duration::ZERO, asking).await;
+            assert!(outcome.is_err(), "{outcome:?}");
+        });
+        assert!(outbox.0.try_recv().is_ok(), "it was put");
+        assert_eq!(post.unanswered().len(), 0);
     }
 }
