@@ -4,7 +4,7 @@
 //! others count on.
 
 use std::fmt::Debug;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Bound, Range, RangeBounds};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,6 +23,9 @@ use crate::store::{Database, Failure, StoreError, seal, unseal};
 
 /// The format of the values below; another one is refused.
 const FORMAT: u64 = 1;
+
+/// How many bytes of entries another replica is sent at once, if it is more than one. Raft waits one heartbeat for the answer.
+const APPEND_BYTES: usize = 64 << 10;
 
 const FACTS: TableDefinition<&str, &[u8]> = TableDefinition::new("replica");
 const ENTRIES: TableDefinition<u64, &[u8]> = TableDefinition::new("replicated log");
@@ -185,6 +188,26 @@ impl LogFile {
         })
     }
 
+    /// The first of these: as many as are not longer than that together, and at least one.
+    fn first_entries(
+        &self,
+        range: Range<u64>,
+        limit_bytes: usize,
+    ) -> Result<Vec<Entry<Replicated>>, StoreError> {
+        self.read(|transaction| {
+            let (mut entries, mut bytes) = (Vec::new(), 0);
+            for entry in transaction.open_table(ENTRIES)?.range(range)? {
+                let sealed = entry?.1;
+                bytes += sealed.value().len();
+                if bytes > limit_bytes && !entries.is_empty() {
+                    break;
+                }
+                entries.push(unseal(sealed.value())?);
+            }
+            Ok(entries)
+        })
+    }
+
     fn fact<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StoreError> {
         self.read(|transaction| match transaction.open_table(FACTS)?.get(name)? {
             Some(sealed) => Ok(Some(unseal(sealed.value())?)),
@@ -232,6 +255,15 @@ impl RaftLogReader<Replicated> for Log {
         range: RB,
     ) -> Result<Vec<Entry<Replicated>>, StorageError<LogOwner>> {
         self.0.entries(range).map_err(|error| StorageIOError::read_logs(cause(&error)).into())
+    }
+
+    async fn limited_get_log_entries(
+        &mut self,
+        start: u64,
+        end: u64,
+    ) -> Result<Vec<Entry<Replicated>>, StorageError<LogOwner>> {
+        let entries = self.0.first_entries(start..end, APPEND_BYTES);
+        entries.map_err(|error| StorageIOError::read_logs(cause(&error)).into())
     }
 }
 
@@ -324,5 +356,49 @@ impl RaftLogStorage<Replicated> for Log {
             Ok(())
         });
         purged.map_err(|error| StorageIOError::write_logs(cause(&error)).into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use openraft::{CommittedLeaderId, EntryPayload};
+
+    use super::*;
+    use crate::replication::change::Change;
+
+    #[test]
+    fn what_is_sent_at_once_is_bounded_in_bytes_but_at_least_one_entry() {
+        let disk = redb::backends::InMemoryBackend::new();
+        let file = Arc::new(LogFile::open_on(disk, 1).expect("a new log"));
+        let bytes = [APPEND_BYTES / 3, APPEND_BYTES / 3, APPEND_BYTES / 3, 2 * APPEND_BYTES, 1, 1];
+        let written = file.write(|transaction| {
+            let mut table = transaction.open_table(ENTRIES)?;
+            for (index, bytes) in (1..).zip(bytes) {
+                let event = pod_api::Event {
+                    sequence: index,
+                    time_ms: 0,
+                    kind: pod_api::EventKind::ControllerStarted,
+                    subject: String::new(),
+                    message: "x".repeat(bytes),
+                };
+                let change = Change::Turn { base: 0, commands: Vec::new(), events: vec![event] };
+                let log_id = LogId::new(CommittedLeaderId::new(1, 1), index);
+                let entry = Entry::<Replicated> { log_id, payload: EntryPayload::Normal(change) };
+                table.insert(index, seal(&entry)?.as_slice())?;
+            }
+            Ok(())
+        });
+        written.expect("written");
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let mut log = Log(file);
+        let mut sent = |start, end| -> Vec<u64> {
+            let entries = runtime.block_on(log.limited_get_log_entries(start, end)).expect("read");
+            entries.iter().map(|entry| entry.log_id.index).collect()
+        };
+        assert_eq!(sent(1, 7), [1, 2]);
+        assert_eq!(sent(3, 7), [3]);
+        assert_eq!(sent(4, 7), [4], "however long it is");
+        assert_eq!(sent(5, 7), [5, 6]);
+        assert_eq!(sent(5, 6), [5], "no more than was asked for");
     }
 }
