@@ -4,21 +4,25 @@ use std::time::Duration;
 
 use cxl_pool::ReplicaId;
 use openraft::error::{
-    InstallSnapshotError, NetworkError, RPCError, RaftError, RemoteError, Timeout, Unreachable,
+    Infallible, InstallSnapshotError, NetworkError, RPCError, RaftError, RemoteError, Timeout, Unreachable,
 };
 use openraft::network::{Backoff, RPCOption, RPCTypes, RaftNetwork, RaftNetworkFactory};
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, InstallSnapshotRequest, InstallSnapshotResponse,
     VoteRequest, VoteResponse,
 };
+use openraft::{LogId, Vote};
 use tokio::time::Instant;
 
 use super::change::{LogOwner, Member, Replicated};
-use super::post::{Answer, Post, PostError, Question};
+use super::post::{Answer, Asked, Post, PostError, Question};
 use super::roll::Roll;
 
 /// How long to wait before a replica is tried again that is not there.
 const RETRY_EVERY: Duration = Duration::from_millis(50);
+
+/// How long entries may be under way before they are sent again. Raft asks again after each heartbeat, and drops who waits.
+const UNDER_WAY_MAX: Duration = Duration::from_secs(5);
 
 /// Makes connections.
 pub(crate) struct Network {
@@ -35,6 +39,26 @@ pub(crate) struct Connection {
     owner: LogOwner,
     replica: ReplicaId,
     roll: Roll,
+    /// Survives that Raft drops whoever waits for the answer.
+    under_way: Option<UnderWay>,
+}
+
+/// Entries that were sent and have not been answered.
+struct UnderWay {
+    vote: Vote<LogOwner>,
+    before: Option<LogId<LogOwner>>,
+    last: LogId<LogOwner>,
+    asked: Asked,
+    since: Instant,
+}
+
+impl UnderWay {
+    /// Whether these entries begin with those that are under way, so that the answer to them says something of these.
+    fn begins(&self, request: &AppendEntriesRequest<Replicated>) -> bool {
+        self.since.elapsed() < UNDER_WAY_MAX
+            && (self.vote, self.before) == (request.vote, request.prev_log_id)
+            && request.entries.iter().any(|entry| entry.log_id == self.last)
+    }
 }
 
 /// An answer that is none.
@@ -52,7 +76,7 @@ impl RaftNetworkFactory<Replicated> for Network {
 
     async fn new_client(&mut self, target: LogOwner, node: &Member) -> Connection {
         let (post, roll) = (self.post.clone(), self.roll.clone());
-        Connection { post, me: self.me, owner: target, replica: node.replica, roll }
+        Connection { post, me: self.me, owner: target, replica: node.replica, roll, under_way: None }
     }
 }
 
@@ -63,12 +87,47 @@ impl Connection {
         action: RPCTypes,
         patience: Duration,
     ) -> Result<Answer, Failed<E>> {
-        match self.post.ask(self.replica, question, patience).await {
-            Ok(answer) => Ok(answer),
-            Err(error @ PostError::NotConnected(_)) => Err(Unreachable::new(&error).into()),
-            Err(PostError::Unanswered(_)) => {
-                Err(Timeout { action, id: self.me, target: self.owner, timeout: patience }.into())
+        let outcome = self.post.ask(self.replica, question, patience).await;
+        outcome.map_err(|error| self.failed(&error, action, patience))
+    }
+
+    fn failed<E: std::error::Error>(
+        &self,
+        error: &PostError,
+        action: RPCTypes,
+        patience: Duration,
+    ) -> Failed<E> {
+        match error {
+            PostError::NotConnected(_) => Unreachable::new(error).into(),
+            PostError::Unanswered(_) => {
+                Timeout { action, id: self.me, target: self.owner, timeout: patience }.into()
             }
+        }
+    }
+
+    /// Sends entries, unless they are under way already: sent again with each heartbeat, what takes longer would never be
+    /// answered, and would keep back what comes after it. Returns the answer, to the entries up to which one, and since when it
+    /// was awaited.
+    async fn append(
+        &mut self,
+        request: AppendEntriesRequest<Replicated>,
+        last: LogId<LogOwner>,
+        patience: Duration,
+    ) -> Result<(Answer, LogId<LogOwner>, Instant), Failed<Infallible>> {
+        self.under_way.take_if(|under_way| !under_way.begins(&request));
+        let under_way = self.under_way.get_or_insert_with(|| {
+            let (vote, before, since) = (request.vote, request.prev_log_id, Instant::now());
+            let question = Question::Append { to: self.owner, request };
+            UnderWay { vote, before, last, asked: self.post.put_question(self.replica, question), since }
+        });
+        let (last, since) = (under_way.last, under_way.since);
+        let outcome = under_way.asked.answer(patience).await;
+        if !matches!(outcome, Err(PostError::Unanswered(_))) {
+            self.under_way = None;
+        }
+        match outcome {
+            Ok(answer) => Ok((answer, last, since)),
+            Err(error) => Err(self.failed(&error, RPCTypes::AppendEntries, patience)),
         }
     }
 
@@ -87,12 +146,25 @@ impl RaftNetwork<Replicated> for Connection {
         request: AppendEntriesRequest<Replicated>,
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<LogOwner>, RPCError<LogOwner, Member, RaftError<LogOwner>>> {
-        let question = Question::Append { to: self.owner, request };
-        let asked = Instant::now();
-        match self.ask(question, RPCTypes::AppendEntries, option.hard_ttl()).await? {
+        let patience = option.hard_ttl();
+        let last = request.entries.last().map(|entry| entry.log_id);
+        let (answer, answered, asked) = if let Some(last) = last {
+            let (answer, answered, asked) = self.append(request, last, patience).await?;
+            (answer, Some(answered), asked)
+        } else {
+            let (asked, question) = (Instant::now(), Question::Append { to: self.owner, request });
+            (self.ask(question, RPCTypes::AppendEntries, patience).await?, None, asked)
+        };
+        match answer {
             Answer::Append(response) => {
                 self.roll.note(self.owner, asked);
-                Ok(response)
+                Ok(match response {
+                    // There are more of them by now than when it was asked.
+                    AppendEntriesResponse::Success if answered != last => {
+                        AppendEntriesResponse::PartialSuccess(answered)
+                    }
+                    response => response,
+                })
             }
             other => Err(self.odd(other)),
         }

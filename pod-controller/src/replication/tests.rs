@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use cxl_pool::simulated::{Faults, Random, SimulatedPool, check_seeds};
 use cxl_pool::{HostId, Layout, REGION_SLOTS_LEAST, ReplicaId};
 use openraft::storage::RaftLogStorage;
+use pod_api::{Event, EventKind};
 use pod_protocol::controller::PortWaker;
 use pod_protocol::protocol::Protocol;
 use pod_protocol::replicas::{ReplicaPort, ReplicaPortError};
@@ -23,7 +24,7 @@ use super::log::{Log, LogFile};
 use super::machine::Machine;
 use super::machine::tests::begin;
 use super::network::Network;
-use super::post::{Answer, Clerk, Post};
+use super::post::{Answer, Clerk, Post, Question};
 use super::raft_config::raft_config;
 use super::renewal::renew_log;
 use super::replica::{Standing, know_all, show_what_is_known};
@@ -47,6 +48,8 @@ struct Weather {
     lost_one_in: AtomicU64,
     /// Which replica nobody reaches; `u64::MAX` for none.
     cut_off: AtomicU64,
+    /// How many bytes of a question arrive in a ms; 0 for all of them at once.
+    bytes_per_ms: AtomicU64,
 }
 
 impl Weather {
@@ -63,6 +66,16 @@ impl Weather {
         }
         let late = one_in > 0 && random.one_in(one_in);
         Some(Duration::from_millis(if late { random.below(60) } else { 0 }))
+    }
+
+    /// How long a question is on its way.
+    fn way(&self, question: &Question) -> Duration {
+        let bytes_per_ms = self.bytes_per_ms.load(Ordering::Relaxed);
+        if bytes_per_ms == 0 {
+            return Duration::ZERO;
+        }
+        let bytes = serde_json::to_vec(question).expect("it was read").len() as u64;
+        Duration::from_millis(bytes / bytes_per_ms)
     }
 }
 
@@ -94,6 +107,7 @@ impl Group {
             random: Mutex::new(Random::new(seed)),
             lost_one_in: AtomicU64::new(0),
             cut_off: AtomicU64::new(u64::MAX),
+            bytes_per_ms: AtomicU64::new(0),
         });
         let mut group = Self { nodes: Vec::new(), weather, runtime, pool, directory };
         for replica in 0..REPLICAS {
@@ -139,7 +153,7 @@ impl Group {
                         tokio::time::sleep(PATIENCE).await;
                         return Answer::Failed("lost".to_owned());
                     };
-                    tokio::time::sleep(late).await;
+                    tokio::time::sleep(late + weather.way(&question)).await;
                     let answer = answer_for_raft(&raft, owner, question).await;
                     match weather.delay(replica, from.get()) {
                         Some(late) => tokio::time::sleep(late).await,
@@ -313,6 +327,46 @@ fn who_leads_again_in_its_old_term_knows_all_that_its_log_has() {
 /// A turn upon what is known with this one command.
 fn turn(machine: &Machine, command: &Command) -> Change {
     Change::Turn { base: machine.index(), commands: vec![command.clone()], events: Vec::new() }
+}
+
+/// As [`turn`], with something to tell that has so many bytes.
+fn long_turn(machine: &Machine, command: &Command, bytes: usize) -> Change {
+    let event = Event {
+        sequence: 0,
+        time_ms: 0,
+        kind: EventKind::LinkUp,
+        subject: "h1/nic0".to_owned(),
+        message: "x".repeat(bytes),
+    };
+    Change::Turn { base: machine.index(), commands: vec![command.clone()], events: vec![event] }
+}
+
+/// Raft waits one heartbeat for an answer, which is 40 ms here, and then asks again.
+#[test]
+fn what_takes_longer_than_a_heartbeat_arrives() -> Result<(), String> {
+    let group = Group::new(3);
+    until("the beginning", || group.change(|_| begin()).is_some() || group.nodes[0].machine.index() > 0)?;
+    let set = |name: &str| Command::SetInstanceType {
+        name: name.to_owned(),
+        instance_type: InstanceType::default(),
+    };
+    let arrives = |name: &str, bytes: usize| {
+        until(name, || {
+            let known = |replica| group.types(replica).contains(name);
+            (0..REPLICAS.into()).any(known)
+                || group.change(|machine| long_turn(machine, &set(name), bytes)).is_some()
+        })
+    };
+    group.weather.bytes_per_ms.store(8 << 10, Ordering::Relaxed);
+    arrives("large", 1 << 20)?;
+    until("it everywhere", || (0..REPLICAS.into()).all(|replica| group.types(replica).contains("large")))?;
+
+    group.weather.cut_off.store(2, Ordering::Relaxed);
+    for number in 0..70 {
+        arrives(&format!("t{number}"), 20 << 10)?;
+    }
+    group.weather.cut_off.store(u64::MAX, Ordering::Relaxed);
+    until("all of them there", || group.types(2).contains("t69"))
 }
 
 /// A replica of the version before may know none of the commands before.

@@ -389,7 +389,8 @@ impl Group {
             }
         }
         if self.now_ms.is_multiple_of(1000) {
-            lines.push(format!("{:?}", self.around.net.seen()));
+            // For the order of what it sends in one moment Raft's library draws lots, and so for who overtakes whom.
+            lines.push(format!("{:?}", Seen { overtook: 0, ..self.around.net.seen() }));
         }
         for what in lines {
             self.say(&what);
