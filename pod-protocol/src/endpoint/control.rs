@@ -16,7 +16,7 @@ use self::unheard::Unheard;
 use super::ledger::Ledger;
 use super::presence::Rounds;
 use super::reporter::{Reporter, Standing};
-use super::scrubbing::{Pieces, Scrubbing, is_long};
+use super::scrubbing::{Next, Scrubs, is_long};
 use super::session::Session;
 use super::version::Strangers;
 use super::{Handler, RunError};
@@ -68,8 +68,8 @@ pub(super) struct ControlThread<M: Memory> {
     ledger: Ledger,
     standing: Standing,
     unsent: VecDeque<Report>,
-    /// What takes longer, in the order in which it was asked for.
-    scrubbing: VecDeque<Scrubbing>,
+    /// What takes longer.
+    scrubbing: Scrubs,
     /// Where VMs' memory is locked, if the pool is a file.
     pool: Option<Pool>,
     controller: ControllerPulse,
@@ -106,7 +106,7 @@ impl<M: Memory> ControlThread<M> {
             ledger: Ledger::default(),
             standing: Standing::default(),
             unsent: VecDeque::new(),
-            scrubbing: VecDeque::new(),
+            scrubbing: Scrubs::new(),
             pool: None,
             controller: ControllerPulse {
                 replica,
@@ -245,7 +245,7 @@ impl<M: Memory> ControlThread<M> {
                     if let Ok(Command::Scrub { region, area, .. }) = command
                         && is_long(area)
                     {
-                        self.scrubbing.push_back(Scrubbing { id, region, left: Pieces(area) });
+                        self.scrubbing.ask(id, region, area);
                         continue;
                     }
                     let answer = match command {
@@ -315,6 +315,7 @@ impl<M: Memory> ControlThread<M> {
                     return Ok(());
                 }
                 let id = object.id();
+                self.scrubbing.holdings_changed();
                 tracing::debug!(endpoint = %self.parts.endpoint, %id, "apply");
                 let answer = if let Object::Protocol(spoken) = &object {
                     self.pod_speaks(Protocol::of_minor(spoken.minor));
@@ -380,12 +381,16 @@ impl<M: Memory> ControlThread<M> {
 
     /// Goes on with what takes longer.
     fn scrub_on(&mut self) {
-        let Some(mut scrubbing) = self.scrubbing.pop_front() else { return };
-        let (id, region) = (scrubbing.id, scrubbing.region);
-        match scrubbing.left.next().map(|piece| self.scrub(region, piece)) {
-            Some(Ok(())) => self.scrubbing.push_front(scrubbing),
-            Some(Err(reason)) => self.answer(id, Err(reason.into())),
-            None => self.answer(id, Ok(())),
+        let Some(next) = self.scrubbing.next() else { return };
+        let (ids, answer) = match next {
+            Next::Answer(ids) => (ids, Ok(())),
+            Next::Flush(region, piece) => match self.scrub(region, piece) {
+                Ok(()) => (Vec::new(), Ok(())),
+                Err(reason) => (self.scrubbing.give_up(), Err(Refusal::from(reason))),
+            },
+        };
+        for id in ids {
+            self.answer(id, answer.clone());
         }
         if let Some(session) = &mut self.session {
             session.link.flush();
@@ -406,6 +411,7 @@ impl<M: Memory> ControlThread<M> {
 
     fn remove(&mut self, id: &ObjectId) -> Result<(), String> {
         tracing::debug!(endpoint = %self.parts.endpoint, %id, "remove");
+        self.scrubbing.holdings_changed();
         if *id == ObjectId::Protocol {
             self.pod_speaks(Protocol::of_minor(0));
         } else {

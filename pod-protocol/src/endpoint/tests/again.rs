@@ -1,6 +1,7 @@
 //! What a daemon says, and does not say, to a controller that is there again.
 
 use super::*;
+use crate::controller::PortEvent;
 use crate::ids::VolumeId;
 use crate::volume_table::{VolumeEntry, VolumeTable};
 
@@ -116,5 +117,40 @@ fn scrub_of_an_older_conversation_is_not_answered_in_the_next_one() {
     daemon.calls.take();
     assert_eq!(controller.command(BACKEND, &SYNCED), Ok(()));
     assert!(!started(&daemon.calls.take()), "nobody waits for it any more");
+    assert_eq!(daemon.stop().expect("no error"), Exit::Stopped);
+}
+
+/// The controller asks again for what takes longer than it waits.
+#[test]
+fn scrub_that_is_asked_for_again_is_done_once_and_answered_each_time() {
+    let pod = TestPod::real();
+    let mut controller = pod.controller(1);
+    let daemon = pod.start(BACKEND, "socket");
+    controller.admit(BACKEND);
+    let scrub = |region, mib: u64| {
+        let area = Area::new(LineOffset::new(0), LineCount::new(mib << 14));
+        Command::Scrub { version: VERSION, region, area }
+    };
+    // The first one takes so long that the others wait when they are asked for again.
+    let (long, other) = (RegionId::new(2), RegionId::new(3));
+    let asked: Vec<_> = [scrub(long, 64 << 10), scrub(other, 128), scrub(other, 128)]
+        .iter()
+        .map(|command| controller.port.send(BACKEND, command))
+        .collect();
+    let deadline = Instant::now() + PATIENCE;
+    let mut answered = Vec::new();
+    while answered.len() < asked.len() {
+        assert!(Instant::now() < deadline, "of {asked:?} only {answered:?} are answered");
+        while let Some(event) = controller.port.poll(Instant::now()) {
+            if let PortEvent::Answered { command, result, .. } = event {
+                assert_eq!(result, Ok(()));
+                answered.push(command);
+            }
+        }
+        controller.port.wait(Duration::from_millis(1));
+    }
+    assert_eq!(answered, asked);
+    let flushed = daemon.calls.take().iter().filter(|call| **call == Call::Scrub(other)).count();
+    assert_eq!(flushed, 2, "two pieces, once");
     assert_eq!(daemon.stop().expect("no error"), Exit::Stopped);
 }
