@@ -42,6 +42,7 @@ enum About {
     Apply(ObjectId),
     Remove(ObjectId),
     Scrub(Scrub),
+    Synced,
 }
 
 /// See the [module](self).
@@ -60,7 +61,8 @@ pub(super) struct Remote<Ticket> {
     scrubs: BTreeMap<Scrub, Step<Ticket>>,
     /// What has yet to be answered.
     sent: BTreeMap<Ticket, About>,
-    synced: bool,
+    /// Whether it was told that it has been told everything, upon which it lets go of what it was not told of.
+    synced: Option<Step<Ticket>>,
     /// What it refused and how, so that it is told once.
     complaints: BTreeSet<(String, String)>,
 }
@@ -76,7 +78,7 @@ impl<Ticket: Copy + Ord> Remote<Ticket> {
             flushes: None,
             scrubs: BTreeMap::new(),
             sent: BTreeMap::new(),
-            synced: false,
+            synced: None,
             complaints: BTreeSet::new(),
         }
     }
@@ -135,10 +137,11 @@ impl<Ticket: Copy + Ord> Remote<Ticket> {
         if !held.is_empty() {
             return;
         }
-        if !self.synced {
-            // Whether it is obeyed shows in nothing that anybody waits for, so its answer is not awaited.
-            send(&Command::Synced { version });
-            self.synced = true;
+        // Nothing waits for its answer, but what is refused is tried again: it would be held for ever.
+        if self.synced.as_ref().is_none_or(|step| step.is_due(now)) {
+            let ticket = send(&Command::Synced { version });
+            self.sent.insert(ticket, About::Synced);
+            self.synced = Some(Step::Sent(ticket));
         }
         if !self.is_busy() {
             self.scrub(state, endpoint, version, now, send);
@@ -260,6 +263,11 @@ impl<Ticket: Copy + Ord> Remote<Ticket> {
                 *known = step;
                 (format!("scrub {}", scrub.0), Some(scrub.0))
             }
+            About::Synced => {
+                let Some(known) = self.synced.as_mut().filter(awaited) else { return Answer::Fine };
+                *known = step;
+                ("remove what is not its own any more".to_owned(), None)
+            }
         };
         match (result, scrubbed) {
             (Ok(()), Some(region)) => Answer::Scrubbed(region),
@@ -283,7 +291,7 @@ impl<Ticket: Copy + Ord> Remote<Ticket> {
 
     /// Whether it has answered everything, and has nothing to be told again after a while.
     pub(super) fn is_settled(&self) -> bool {
-        self.synced
+        self.synced.as_ref().is_some_and(Step::is_over)
             && self.open.is_empty()
             && self.flushes.is_some()
             && self.scrubs.values().chain(self.leaving.values()).all(Step::is_over)
@@ -292,7 +300,7 @@ impl<Ticket: Copy + Ord> Remote<Ticket> {
     /// When it is to be told something again.
     pub(super) fn next_retry(&self) -> Option<Instant> {
         let told = self.open.iter().filter_map(|id| self.told.get(id)).map(|known| &known.step);
-        let steps = told.chain(self.leaving.values()).chain(self.scrubs.values());
+        let steps = told.chain(self.leaving.values()).chain(self.scrubs.values()).chain(&self.synced);
         steps.filter_map(|step| if let Step::Failed { retry_at, .. } = step { *retry_at } else { None }).min()
     }
 

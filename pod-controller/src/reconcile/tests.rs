@@ -242,6 +242,32 @@ fn refusal_is_told_once_and_tried_again_later() {
 }
 
 #[test]
+fn what_could_not_be_removed_when_all_was_said_is_tried_again() {
+    let (state, now) = (state_with_vm(), Instant::now());
+    let mut bench = Bench::default();
+    bench.reconciler.connected(BACKEND);
+    bench.pump(&state, now);
+    let is_synced = |(_, command): &(EndpointId, Command)| matches!(command, Command::Synced { .. });
+    let ticket = bench.sent.iter().position(is_synced).expect("all was said");
+    let told = bench.sent.len();
+    for other in (0..told).filter(|other| *other != ticket) {
+        bench.reconciler.answered(BACKEND, other, Ok(()), now);
+    }
+    assert_eq!(bench.pump(&state, now), None, "its answer is awaited");
+    let refuse = || Err(CommandFailure::Refused("a VM has it".to_owned()));
+    let answer = bench.reconciler.answered(BACKEND, ticket, refuse(), now);
+    assert!(matches!(answer, Answer::Refused { .. }));
+    let again = bench.pump(&state, now).expect("another try");
+    assert_eq!(bench.sent.len(), told, "not at once");
+    bench.pump(&state, again);
+    assert_eq!(bench.since(told), [(BACKEND, "synced".to_owned())]);
+    bench.reconciler.answered(BACKEND, told, Ok(()), again);
+    assert_eq!(bench.pump(&state, again), None);
+    bench.pump(&state, again + RETRY_AFTER);
+    assert_eq!(bench.sent.len(), told + 1, "it has let go of it");
+}
+
+#[test]
 fn what_an_endpoint_does_not_know_it_is_told_once_for_each_connection() {
     let (state, now) = (state_with_vm(), Instant::now());
     let mut bench = Bench::default();
