@@ -28,6 +28,9 @@ use crate::view::Waiting;
 /// How long the thread sleeps at most; it is woken before when there is something to do.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
+/// How often it is said of a replica that something cannot be sent to it.
+const WARN_EVERY: Duration = Duration::from_mins(1);
+
 /// What a replica asks another one.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -110,6 +113,8 @@ pub(crate) struct Post {
     waker: PortWaker,
     unanswered: Arc<Unanswered>,
     last: Arc<AtomicU64>,
+    /// When it was said that something could not be sent.
+    warned: Arc<Mutex<HashMap<ReplicaId, Instant>>>,
     stopping: Arc<AtomicBool>,
 }
 
@@ -146,8 +151,8 @@ impl Post {
         let (outgoing, outbox) = mpsc::channel();
         // Anywhere: what is asked before a restart may be answered after it, and must not pass for the answer to something else.
         let last = Arc::new(AtomicU64::new(Uuid::new_v4().as_u64_pair().1));
-        let (unanswered, stopping) = (Arc::default(), Arc::default());
-        (Self { outgoing, waker, unanswered, last, stopping }, Outbox(outbox))
+        let (unanswered, warned, stopping) = (Arc::default(), Arc::default(), Arc::default());
+        (Self { outgoing, waker, unanswered, last, warned, stopping }, Outbox(outbox))
     }
 
     /// Asks another replica.
@@ -237,6 +242,17 @@ impl Post {
         }
     }
 
+    /// Whether nothing was said of that replica for a while: what is not sent to it is asked again and again.
+    fn may_warn_of(&self, replica: ReplicaId, now: Instant) -> bool {
+        // Each is put in whole, whoever panicked.
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned.get(&replica).is_some_and(|at| now.saturating_duration_since(*at) < WARN_EVERY) {
+            return false;
+        }
+        warned.insert(replica, now);
+        true
+    }
+
     fn send(&self, exchange: &mut impl Exchange, to: ReplicaId, letter: &Letter) {
         let sent = serde_json::to_vec(letter).map_err(|error| error.to_string());
         let sent = sent.and_then(|bytes| {
@@ -246,7 +262,7 @@ impl Post {
             })
         });
         if let Err(reason) = sent {
-            if !reason.is_empty() {
+            if !reason.is_empty() && self.may_warn_of(to, Instant::now()) {
                 tracing::warn!(%to, reason, "a message to another replica is not sent");
             }
             if let Letter::Question { id, .. } = letter {
@@ -276,6 +292,15 @@ mod tests {
             }
         };
         assert_ne!(life(), life());
+    }
+
+    #[test]
+    fn what_cannot_be_sent_is_warned_of_now_and_then() {
+        let (post, _outbox) = Post::new(PortWaker::new().expect("a descriptor"));
+        let (now, [one, other]) = (Instant::now(), [1, 2].map(ReplicaId::new));
+        assert!(post.may_warn_of(one, now) && post.may_warn_of(other, now));
+        assert!(!post.may_warn_of(one, now + WARN_EVERY / 2));
+        assert!(post.may_warn_of(one, now + WARN_EVERY));
     }
 
     #[test]

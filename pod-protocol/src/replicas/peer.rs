@@ -1,7 +1,7 @@
 //! What a replica knows of another one.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cxl_channel::Incoming;
 use cxl_channel::doorbell::Doorbell;
@@ -9,6 +9,7 @@ use cxl_pool::{Generation, Layout, Memory, Record, ReplicaHello, ReplicaId};
 
 use super::port::ReplicaPortError;
 use crate::link::Link;
+use crate::liveness::read_beat;
 use crate::protocol::Protocol;
 
 /// What one message of the exchange carries of a longer one. A byte before it says whether it is the last.
@@ -17,6 +18,9 @@ const PART_BYTES: usize = 64 << 10;
 pub const MESSAGE_BYTES_LIMIT: usize = 256 << 20;
 /// More bytes than this do not wait for a replica that takes nothing.
 pub const WAITING_BYTES_LIMIT: usize = MESSAGE_BYTES_LIMIT + (64 << 20);
+
+/// How long a replica's heartbeat may stand still before nothing is kept for it any more. It beats a hundred times meanwhile.
+const SILENT_AFTER: Duration = Duration::from_secs(2);
 
 struct Connection<M: Memory> {
     link: Link<M>,
@@ -34,14 +38,25 @@ pub(super) struct Peer<M: Memory> {
     connection: Option<Connection<M>>,
     waiting: VecDeque<Vec<u8>>,
     waiting_bytes: usize,
+    /// Its heartbeat, and when that was seen to have moved.
+    pulse: Option<(u64, Instant)>,
+    silent: bool,
 }
 
 impl<M: Memory> Peer<M> {
     pub(super) fn new(replica: ReplicaId) -> Self {
-        Self { replica, hello: None, connection: None, waiting: VecDeque::new(), waiting_bytes: 0 }
+        Self {
+            replica,
+            hello: None,
+            connection: None,
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            pulse: None,
+            silent: false,
+        }
     }
 
-    /// Looks whether it was restarted.
+    /// Looks whether it lives, and whether it was restarted.
     pub(super) fn sweep(
         &mut self,
         memory: &M,
@@ -50,6 +65,7 @@ impl<M: Memory> Peer<M> {
         doorbell: impl FnOnce() -> Doorbell,
         now: Instant,
     ) {
+        self.feel_pulse(read_beat(memory, layout.replica_heartbeat(self.replica)), now);
         let Some(hello) = ReplicaHello::look(memory, layout.replica_hello(self.replica)) else { return };
         if self.hello == Some(hello) {
             return;
@@ -73,6 +89,21 @@ impl<M: Memory> Peer<M> {
         self.connection = Some(Connection { link, began: now, sent_bytes: 0, arriving, overlong });
     }
 
+    /// One that is stopped or dead takes nothing: what is asked of it again and again would fill the memory of whoever leads.
+    fn feel_pulse(&mut self, beat: u64, now: Instant) {
+        let (last, moved) = *self.pulse.get_or_insert((beat, now));
+        if beat != last {
+            self.pulse = Some((beat, now));
+            self.silent = false;
+        } else if !self.silent && now.saturating_duration_since(moved) > SILENT_AFTER {
+            self.silent = true;
+            // Of a message that is half sent it awaits the rest.
+            let half_sent = self.connection.as_ref().is_some_and(|connection| connection.sent_bytes > 0);
+            self.waiting.truncate(usize::from(half_sent));
+            self.waiting_bytes = self.waiting.iter().map(Vec::len).sum();
+        }
+    }
+
     /// Since when a connection is being made.
     pub(super) fn connecting_since(&mut self) -> Option<Instant> {
         let connection = self.connection.as_mut()?;
@@ -84,7 +115,7 @@ impl<M: Memory> Peer<M> {
         if bytes > MESSAGE_BYTES_LIMIT {
             return Err(ReplicaPortError::TooLong { bytes });
         }
-        if !self.connection.as_mut().is_some_and(|connection| connection.link.ready()) {
+        if self.silent || !self.connection.as_mut().is_some_and(|connection| connection.link.ready()) {
             return Err(ReplicaPortError::NotConnected { replica: self.replica });
         }
         if self.waiting_bytes + bytes > WAITING_BYTES_LIMIT {

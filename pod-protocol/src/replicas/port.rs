@@ -77,7 +77,7 @@ pub enum ReplicaPortError {
         /// How long it is.
         bytes: usize,
     },
-    /// It has not been seen, or has not answered yet.
+    /// It has not been seen, has not answered yet, or is stopped.
     #[error("controller replica {replica} is not connected")]
     NotConnected {
         /// Which one.

@@ -224,3 +224,46 @@ fn a_replica_that_says_much_keeps_nobody_else_from_being_heard() {
     let before = heard.iter().position(|from| *from == B).expect("it was heard");
     assert!(before < 100, "it was heard after all of the other's");
 }
+
+fn nothing_is_kept_for_a_stopped_replica<M: Memory>(pod: &TestPod<M>) {
+    let (mut a, mut b) = (open(pod, A).expect("a slot"), open(pod, B).expect("a slot"));
+    send(&mut a, &mut b, B, b"one");
+    assert_eq!(receive(&mut a, &mut b), b"one");
+    // More than the ring takes, so that one of them is half sent.
+    for number in 0..40 {
+        a.send(B, long(number, 300_000)).expect("connected");
+    }
+    let stopped = Instant::now();
+    assert_eq!(a.poll(stopped), None);
+    // It may have beaten since it was looked at last.
+    for seconds in [1, 4] {
+        assert_eq!(a.poll(stopped + Duration::from_secs(seconds)), None);
+    }
+    let refused = a.send(B, b"too late".to_vec());
+    assert!(matches!(refused, Err(ReplicaPortError::NotConnected { replica: B })), "{refused:?}");
+
+    let (deadline, mut now) = (Instant::now() + PATIENCE, stopped + Duration::from_secs(4));
+    let mut heard = Vec::new();
+    let mut said = false;
+    while heard.last().is_none_or(|last: &Vec<u8>| last != b"back") {
+        assert!(Instant::now() < deadline, "it is not spoken to again");
+        now += Duration::from_millis(20);
+        while let Some((_, message)) = b.poll(now) {
+            heard.push(message);
+        }
+        assert_eq!(a.poll(now), None);
+        said = said || a.send(B, b"back".to_vec()).is_ok();
+        b.wait(Duration::from_millis(1));
+    }
+    let before = heard.len() - 1;
+    assert!(before < 30, "{before} messages were kept");
+    for (number, message) in (0..).zip(&heard[..before]) {
+        assert!(*message == long(number, 300_000), "message {number} is another one");
+    }
+}
+
+#[test]
+fn a_stopped_replica_costs_nothing_over_every_memory() {
+    nothing_is_kept_for_a_stopped_replica(&TestPod::real());
+    nothing_is_kept_for_a_stopped_replica(&TestPod::simulated(6));
+}
