@@ -84,6 +84,8 @@ pub(crate) struct EtcdStore {
     events: VecDeque<Event>,
     /// Nothing that is in the log is to stay there.
     renews: bool,
+    /// The head with a snapshot of which it is not known whether it was kept.
+    open: Option<Head>,
 }
 
 impl EtcdStore {
@@ -91,8 +93,8 @@ impl EtcdStore {
     pub(crate) fn open(link: &Arc<EtcdLink>, earlier: u64) -> Result<(Self, Recovered), StoreError> {
         let office = Office::take(link, earlier, |place, found| Ok(read_head(place, found)?.0.term))?;
         let (head, revision) = office.head(|found| read_head(&link.place, found))?;
-        let mut store =
-            Self { link: Arc::clone(link), office, head, revision, events: VecDeque::new(), renews: false };
+        let (link, events) = (Arc::clone(link), VecDeque::new());
+        let mut store = Self { link, office, head, revision, events, renews: false, open: None };
         let known = store.read()?;
         store.events.clone_from(&known.events);
         let recovered =
@@ -143,6 +145,7 @@ impl EtcdStore {
     }
 
     fn append(&mut self, change: &Change) -> Result<(), StoreError> {
+        self.settle()?;
         let sequence = self.head.sequence + 1;
         let sealed = seal(change).map_err(|damage| self.damaged(damage.to_string()))?;
         let place = Arc::clone(&self.link.place);
@@ -161,7 +164,31 @@ impl EtcdStore {
         operations.push(Operation::delete(&place.snapshot(0, 0), &place.snapshot(number, 0)));
         operations.push(Operation::delete(&place.log(0, 0), &place.log(sequence + 1, 0)));
         let snapshot = Some(Snapshot { number, sequence, parts });
-        self.write_head(Head { snapshot, ..self.head.clone() }, operations)
+        let head = Head { snapshot, ..self.head.clone() };
+        let written = self.write_head(head.clone(), operations);
+        if matches!(written, Err(StoreError::Etcd(EtcdError::Away { open: true, .. }))) {
+            self.open = Some(head);
+        }
+        written
+    }
+
+    /// Sees what became of a snapshot whose answer was lost. What is still under way of it comes to nothing after this: the head has
+    /// another revision then, whether it was made or not.
+    fn settle(&mut self) -> Result<(), StoreError> {
+        if self.open.is_none() {
+            return Ok(());
+        }
+        match self.write_head(self.head.clone(), Vec::new()) {
+            Ok(()) => {
+                self.open = None;
+                Ok(())
+            }
+            // The change that waits for this was not sent.
+            Err(StoreError::Etcd(EtcdError::Away { place, reason, advice, .. })) => {
+                Err(EtcdError::Away { place, reason, advice, open: false }.into())
+            }
+            Err(other) => Err(other),
+        }
     }
 
     /// Writes all parts but the last one, to which nothing leads yet. Returns how many there are, and what is left to do
@@ -194,14 +221,23 @@ impl EtcdStore {
         let key = &self.link.place.head;
         operations.push(Operation::put(key, &sealed));
         let answer = self.transact(operations)?;
-        self.revision = if answer.succeeded {
-            answer.header.revision.0
+        (self.head, self.revision) = if answer.succeeded {
+            (head, answer.header.revision.0)
         } else {
             // Made by an earlier attempt whose answer was lost?
-            let found = answer.found(key).filter(|found| found.value.0 == sealed);
-            found.ok_or_else(|| self.taken_over(&answer))?.mod_revision.0
+            let found = answer.found(key).ok_or_else(|| self.taken_over(&answer))?;
+            let head = if found.value.0 == sealed {
+                head
+            } else {
+                let open = self.open.clone().ok_or_else(|| self.taken_over(&answer))?;
+                let theirs = seal(&open).map_err(|damage| self.damaged(damage.to_string()))?;
+                if found.value.0 != theirs {
+                    return Err(self.taken_over(&answer));
+                }
+                open
+            };
+            (head, found.mod_revision.0)
         };
-        self.head = head;
         Ok(())
     }
 

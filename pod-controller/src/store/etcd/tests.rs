@@ -247,18 +247,19 @@ fn changes_under_way_when_etcd_dies_are_made_once() {
     assert_eq!(recovered.events.len(), 300);
 }
 
-/// Carries bytes between a controller and etcd, and loses an answer when it is told to.
+/// Carries bytes between a controller and etcd, and loses an answer, or all of them, when it is told to.
 struct Lossy {
     port: u16,
     lose: Arc<AtomicBool>,
+    lose_all: Arc<AtomicBool>,
 }
 
 impl Lossy {
     fn before(etcd: &Etcd) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("its address").port();
-        let (to, lose) = (etcd.port(), Arc::new(AtomicBool::new(false)));
-        let lossy = Self { port, lose: Arc::clone(&lose) };
+        let (to, lose, lose_all) = (etcd.port(), Arc::default(), Arc::default());
+        let lossy = Self { port, lose: Arc::clone(&lose), lose_all: Arc::clone(&lose_all) };
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 let server = TcpStream::connect(("127.0.0.1", to)).expect("etcd accepts");
@@ -268,13 +269,13 @@ impl Lossy {
                     let _ = std::io::copy(&mut from_client, &mut to_server);
                     let _ = to_server.shutdown(Shutdown::Both);
                 });
-                let lose = Arc::clone(&lose);
+                let (lose, lose_all) = (Arc::clone(&lose), Arc::clone(&lose_all));
                 std::thread::spawn(move || {
                     let (mut from_server, mut to_client) = (server, client);
                     let mut bytes = [0; 4096];
                     while let Ok(count @ 1..) = from_server.read(&mut bytes) {
-                        if lose.swap(false, Ordering::AcqRel) || to_client.write_all(&bytes[..count]).is_err()
-                        {
+                        let is_kept = lose.swap(false, Ordering::AcqRel) || lose_all.load(Ordering::Acquire);
+                        if is_kept || to_client.write_all(&bytes[..count]).is_err() {
                             break;
                         }
                     }
@@ -284,18 +285,59 @@ impl Lossy {
         });
         lossy
     }
+
+    fn link(&self) -> Arc<EtcdLink> {
+        // The first member is not there: others are asked.
+        let address = format!("etcd://127.0.0.1:1,127.0.0.1:{}/wadi/pod1", self.port);
+        let address = address.parse().expect("an address");
+        Arc::new(EtcdLink::new(&address, &EtcdCredentials::default()).expect("a link"))
+    }
+}
+
+/// Nobody else has come: the next change follows the snapshot.
+#[test]
+fn snapshot_whose_answers_are_all_lost_ends_no_term_of_office() {
+    let etcd = Etcd::start();
+    let lossy = Lossy::before(&etcd);
+    let (mut store, _) = EtcdStore::open(&lossy.link(), 0).expect("a new place");
+    let mut state = state();
+    store.begin(&state, Vec::new()).expect("written");
+    change(&mut store, &mut state, 1, "before").expect("written");
+    lossy.lose_all.store(true, Ordering::Release);
+    let error = store.keep_snapshot(&state).expect_err("no answer comes");
+    assert!(matches!(error, StoreError::Etcd(EtcdError::Away { open: true, .. })), "{error}");
+    lossy.lose_all.store(false, Ordering::Release);
+    assert_eq!(store.head.snapshot, None);
+    for number in 2..=3 {
+        change(&mut store, &mut state, number, "after").expect("written");
+    }
+    assert!(store.head.snapshot.is_some(), "it was kept");
+    drop(store);
+    let (_, recovered) = EtcdStore::open(&link(&etcd), 0).expect("it opens");
+    assert_eq!(recovered.state, Some(state));
+}
+
+/// What is still under way of it when the next change is made comes too late.
+#[test]
+fn snapshot_of_which_nothing_arrived_is_followed_by_changes() {
+    let etcd = Etcd::start();
+    let (mut store, mut state) = begun(&etcd);
+    let snapshot = Some(Snapshot { number: 1, sequence: 1, parts: 1 });
+    store.open = Some(Head { snapshot, ..store.head.clone() });
+    let before = store.revision;
+    store.settle().expect("etcd answers");
+    assert!(store.open.is_none() && store.revision > before);
+    change(&mut store, &mut state, 1, "after").expect("written");
+    drop(store);
+    let (_, recovered) = EtcdStore::open(&link(&etcd), 0).expect("it opens");
+    assert_eq!(recovered.state, Some(state));
 }
 
 #[test]
 fn change_whose_answer_is_lost_is_made_once() {
     let etcd = Etcd::start();
     let lossy = Lossy::before(&etcd);
-    // The first member is not there: others are asked.
-    let address = format!("etcd://127.0.0.1:1,127.0.0.1:{}/wadi/pod1", lossy.port);
-    let lossy_link = Arc::new(
-        EtcdLink::new(&address.parse().expect("an address"), &EtcdCredentials::default()).expect("a link"),
-    );
-    let (mut store, _) = EtcdStore::open(&lossy_link, 0).expect("a new place");
+    let (mut store, _) = EtcdStore::open(&lossy.link(), 0).expect("a new place");
     let mut state = state();
     store.begin(&state, Vec::new()).expect("written");
     for number in 1..=20 {
