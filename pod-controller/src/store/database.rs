@@ -103,6 +103,11 @@ impl Database {
             Failure::Database(error) => match *error {
                 redb::Error::Corrupted(reason) => StoreError::Damaged { path, reason },
                 redb::Error::Io(error) => StoreError::Io { path, reason: error.to_string() },
+                // What is there is whole: the database only writes no more until it is opened again.
+                redb::Error::PreviousIo => {
+                    let reason = "an earlier write failed; see the log before this".to_owned();
+                    StoreError::Io { path, reason }
+                }
                 other => StoreError::Damaged { path, reason: other.to_string() },
             },
         }
@@ -167,4 +172,16 @@ fn refuse_what_is_no_database(path: &Path) -> Result<(), StoreError> {
         return Ok(());
     }
     Err(StoreError::Damaged { path: path.to_path_buf(), reason: "it does not begin like one".to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_follows_a_write_that_failed_is_no_damage() {
+        let database = Database::on(redb::backends::InMemoryBackend::new()).expect("a new one");
+        let failed: Result<(), StoreError> = database.write(|_| Err(redb::Error::PreviousIo.into()));
+        assert!(matches!(&failed, Err(StoreError::Io { .. })), "{failed:?}");
+    }
 }
