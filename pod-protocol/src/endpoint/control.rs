@@ -2,8 +2,8 @@
 
 mod telling;
 mod unheard;
+mod unsent;
 
-use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use cxl_pool::{Area, EndpointId, Grant, Layout, Memory, Pool, Record, ReplicaId,
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use self::unheard::Unheard;
+use self::unsent::Unsent;
 use super::ledger::Ledger;
 use super::presence::Rounds;
 use super::reporter::{Reporter, Standing};
@@ -67,7 +68,7 @@ pub(super) struct ControlThread<M: Memory> {
     session_began: Instant,
     ledger: Ledger,
     standing: Standing,
-    unsent: VecDeque<Report>,
+    unsent: Unsent,
     /// What takes longer.
     scrubbing: Scrubs,
     /// Where VMs' memory is locked, if the pool is a file.
@@ -105,7 +106,7 @@ impl<M: Memory> ControlThread<M> {
             session_began: now,
             ledger: Ledger::default(),
             standing: Standing::default(),
-            unsent: VecDeque::new(),
+            unsent: Unsent::default(),
             scrubbing: Scrubs::new(),
             pool: None,
             controller: ControllerPulse {

@@ -28,7 +28,7 @@ impl<M: Memory> ControlThread<M> {
                 Report::DeviceBack { device: back } => self.note_back(back),
                 _ => {}
             }
-            self.unsent.push_back(report);
+            self.unsent.push(report);
         }
     }
 
@@ -59,12 +59,12 @@ impl<M: Memory> ControlThread<M> {
             self.unsent.clear();
             return;
         };
-        while let Some(report) = self.unsent.front() {
+        while let Some(report) = self.unsent.first() {
             if let Err(error) = session.link.notify(report) {
                 tracing::debug!(%error, "reports wait");
                 break;
             }
-            self.unsent.pop_front();
+            self.unsent.first_is_sent();
             self.naps.spoke(now);
         }
         if now >= self.telemetry_due {
