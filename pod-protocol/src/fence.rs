@@ -5,9 +5,10 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cxl_pool::{FenceLine, Hello, LineOffset, Memory, Record};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::liveness;
 pub use crate::liveness::Usurper;
@@ -69,7 +70,7 @@ impl<M: Memory> Look for LinesInPool<M> {
 struct Watch {
     lines: Box<dyn Look>,
     limit: Duration,
-    started: Instant,
+    started: SinceBoot,
     /// When anyone last looked, in nanoseconds since `started`.
     looked_ns: AtomicU64,
     /// The generation that came with the grant; [`NOT_GRANTED`] before the first.
@@ -78,6 +79,22 @@ struct Watch {
     announced: AtomicBool,
     fenced: AtomicBool,
     usurper: Mutex<Option<Usurper>>,
+}
+
+/// A moment by a clock that also goes on while the host is suspended: the controller's does meanwhile, and what was held may be
+/// another's when the host wakes up.
+#[derive(Clone, Copy, Debug)]
+struct SinceBoot(Duration);
+
+impl SinceBoot {
+    fn now() -> Self {
+        // It never stands before 0.
+        Self(Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default())
+    }
+
+    fn elapsed(self) -> Duration {
+        Self::now().0.saturating_sub(self.0)
+    }
 }
 
 /// What a look showed.
@@ -111,7 +128,7 @@ impl Fence {
         Self(Arc::new(Watch {
             lines: Box::new(LinesInPool { memory, lines, hello, incarnation }),
             limit,
-            started: Instant::now(),
+            started: SinceBoot::now(),
             looked_ns: AtomicU64::new(0),
             granted: AtomicU64::new(NOT_GRANTED),
             announced: AtomicBool::new(false),
