@@ -121,7 +121,7 @@ mod tests {
     use std::cell::Cell;
 
     use cxl_pool::HostId;
-    use cxl_pool::simulated::{Random, SimulatedPool, check_seeds, seeds};
+    use cxl_pool::simulated::{Random, SimulatedMemory, SimulatedPool, check_seeds, seeds};
     use mem_channel::{ElementId, Node, Sums, TenantId};
 
     use super::*;
@@ -204,12 +204,17 @@ mod tests {
         assert!(both, "the simulation shows both: {kept} all new, {missed} not");
     }
 
-    #[test]
-    fn a_line_that_was_written_in_part_is_not_believed() {
+    /// A host's board, and what another host knows of it.
+    fn one_board() -> (SimulatedMemory, Board<SimulatedMemory>, PeerBoard<SimulatedMemory>, Peers) {
         let pool = SimulatedPool::new(1, 4096);
         let (memory, reader) = (pool.host(HostId::new(1)), pool.host(HostId::new(2)));
-        let mut ours = Board::open(memory.clone(), board(1));
-        let (mut theirs, mut peers) = (PeerBoard::new(reader, 1, board(1)), Peers::new(STALE_US));
+        let ours = Board::open(memory.clone(), board(1));
+        (memory, ours, PeerBoard::new(reader, 1, board(1)), Peers::new(STALE_US))
+    }
+
+    #[test]
+    fn a_line_that_was_written_in_part_is_not_believed() {
+        let (memory, mut ours, mut theirs, mut peers) = one_board();
         ours.publish(&records(2, 7)).unwrap();
         memory.full_fence();
         assert_eq!(theirs.read(&mut peers, 0.0), 2);
@@ -228,10 +233,7 @@ mod tests {
 
     #[test]
     fn of_more_than_a_board_has_room_for_the_first_are_published() {
-        let pool = SimulatedPool::new(1, 4096);
-        let (memory, reader) = (pool.host(HostId::new(1)), pool.host(HostId::new(2)));
-        let mut ours = Board::open(memory.clone(), board(1));
-        let (mut theirs, mut peers) = (PeerBoard::new(reader, 1, board(1)), Peers::new(STALE_US));
+        let (memory, mut ours, mut theirs, mut peers) = one_board();
         for (round, count) in [(1, 16), (2, 40)] {
             let full = BoardFull { records: usize::try_from(count).unwrap(), lines: 16 };
             assert_eq!(ours.publish(&records(count, round)), Err(full));
@@ -244,10 +246,7 @@ mod tests {
 
     #[test]
     fn lines_that_are_published_no_more_do_not_count() {
-        let pool = SimulatedPool::new(1, 4096);
-        let (memory, reader) = (pool.host(HostId::new(1)), pool.host(HostId::new(2)));
-        let mut ours = Board::open(memory.clone(), board(1));
-        let (mut theirs, mut peers) = (PeerBoard::new(reader, 1, board(1)), Peers::new(STALE_US));
+        let (memory, mut ours, mut theirs, mut peers) = one_board();
         for (round, count) in [(1, 5), (2, 3), (3, 4), (4, 0), (5, 2)] {
             ours.publish(&records(count, round)).unwrap();
             memory.full_fence();

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -182,6 +182,20 @@ fn who_is_bound_to_a_host_changes_what_concerns_it() {
 }
 
 /// What is in an audit log, as text and as what it means.
+/// A pod with one token, whose audit log is that file and which answers so many requests per second.
+fn audited_pod(name: &str, role: &str, per_second: u32) -> (Pod, SocketAddr, String, PathBuf) {
+    let mut pod = Pod::new();
+    let (token, lines) = token(name, role);
+    let file = pod.path("tokens");
+    fs::write(&file, lines).expect("written");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("a mode");
+    let log = pod.path("audit.jsonl");
+    let (tokens, to) = (file.display(), log.display());
+    let lines = format!("tokens = '{tokens}'\naudit-log = '{to}'\nrequests-per-second = {per_second}");
+    let address = restart(&mut pod, &lines);
+    (pod, address, token, log)
+}
+
 fn audited(log: &Path) -> (String, Vec<serde_json::Value>) {
     let written = fs::read_to_string(log).expect("the log");
     let entries = written.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
@@ -191,15 +205,7 @@ fn audited(log: &Path) -> (String, Vec<serde_json::Value>) {
 #[test]
 fn refusals_are_written_down_and_no_flood_fills_the_log() {
     const FLOOD: u64 = 150;
-    let mut pod = Pod::new();
-    let (token, lines) = token("operator", "operator");
-    let file = pod.path("tokens");
-    fs::write(&file, lines).expect("written");
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("a mode");
-    let log = pod.path("audit.jsonl");
-    let lines =
-        format!("tokens = '{}'\naudit-log = '{}'\nrequests-per-second = 1000", file.display(), log.display());
-    let address = restart(&mut pod, &lines);
+    let (mut pod, address, token, log) = audited_pod("operator", "operator", 1000);
     assert_eq!(ask(address, "POST", "/v1/hosts/h1/reset", Some(&token), "").0, 403);
     let endless = format!("/v1/{}?{}", "p".repeat(1000), "q".repeat(1000));
     assert_eq!(ask(address, "GET", &endless, Some("a-secret-of-somebody-else"), "").0, 401);
@@ -231,15 +237,7 @@ fn refusals_are_written_down_and_no_flood_fills_the_log() {
 
 #[test]
 fn a_stranger_may_look_at_the_page_and_send_it_nothing() {
-    let mut pod = Pod::new();
-    let (_, lines) = token("operator", "operator");
-    let file = pod.path("tokens");
-    fs::write(&file, lines).expect("written");
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("a mode");
-    let log = pod.path("audit.jsonl");
-    let lines =
-        format!("tokens = '{}'\naudit-log = '{}'\nrequests-per-second = 1000", file.display(), log.display());
-    let address = restart(&mut pod, &lines);
+    let (_pod, address, _, log) = audited_pod("operator", "operator", 1000);
     assert_eq!(ask(address, "GET", "/", None, "").0, 200);
     assert_eq!(ask(address, "GET", "/page/main.js", None, "").0, 200);
     let endless = "x".repeat(10_000);
@@ -258,15 +256,7 @@ fn a_stranger_may_look_at_the_page_and_send_it_nothing() {
 
 #[test]
 fn too_many_requests_are_written_down_with_whose_they_were() {
-    let mut pod = Pod::new();
-    let (token, lines) = token("alice", "viewer");
-    let file = pod.path("tokens");
-    fs::write(&file, lines).expect("written");
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("a mode");
-    let log = pod.path("audit.jsonl");
-    let lines =
-        format!("tokens = '{}'\naudit-log = '{}'\nrequests-per-second = 1", file.display(), log.display());
-    let address = restart(&mut pod, &lines);
+    let (_pod, address, token, log) = audited_pod("alice", "viewer", 1);
     let refused = (0..20).filter(|_| ask(address, "GET", "/v1/hosts", Some(&token), "").0 == 429).count();
     assert!(refused > 0, "20 requests take no 20 seconds");
     let (written, entries) = audited(&log);

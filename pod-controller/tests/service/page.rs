@@ -155,12 +155,18 @@ fn a_token_is_asked_for_and_roles_hold() {
     assert_eq!(browser.text("String(document.querySelector('#yes').disabled)"), "true");
 }
 
-#[test]
-fn who_follows_goes_on_although_what_there_is_cannot_be_read() {
-    let Some(mut browser) = Browser::start() else { return };
-    let (_pod, page) = pod("");
+/// A browser with the page of a pod that follows its events.
+fn page_that_follows() -> Option<(Pod, Browser)> {
+    let mut browser = Browser::start()?;
+    let (pod, page) = pod("");
     browser.open(&page);
     browser.wait("document.querySelector('#connection').dataset.state === 'live'", "events to be followed");
+    Some((pod, browser))
+}
+
+#[test]
+fn who_follows_goes_on_although_what_there_is_cannot_be_read() {
+    let Some((_pod, mut browser)) = page_that_follows() else { return };
     // Asked to go on after event 70, the controller has no such event, and what it has cannot be read at first.
     browser.run(
         "(async () => {
@@ -183,10 +189,7 @@ fn who_follows_goes_on_although_what_there_is_cannot_be_read() {
 
 #[test]
 fn an_answer_to_an_older_question_says_nothing_of_the_next_one() {
-    let Some(mut browser) = Browser::start() else { return };
-    let (_pod, page) = pod("");
-    browser.open(&page);
-    browser.wait("document.querySelector('#connection').dataset.state === 'live'", "events to be followed");
+    let Some((_pod, mut browser)) = page_that_follows() else { return };
     browser.run(
         "(async () => {
             const { confirm } = await import('/page/confirm.js');

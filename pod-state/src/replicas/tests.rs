@@ -39,25 +39,26 @@ fn scrub(state: &mut State) {
     }
 }
 
+/// A volume on h2.
+fn create(name: &str) -> Command {
+    Command::CreateVolume {
+        name: name.to_owned(),
+        size_bytes: 8 * MIB,
+        device: Some(ssd(2)),
+        replicas: 1,
+        minimum_iops: None,
+        minimum_bytes_per_second: None,
+        groups: Groups::default(),
+    }
+}
+
 /// A VM on h1 with a volume on h2; h3 has an SSD too.
 fn pod(in_use: bool) -> State {
     let mut state = State::new(options(256));
     join_as(&mut state, 1, Role::BlkFrontend, 1);
     join_as(&mut state, 2, Role::BlkBackend, 1);
     join_as(&mut state, 3, Role::BlkBackend, 1);
-    let name = "vol".to_owned();
-    must(
-        &mut state,
-        &Command::CreateVolume {
-            name,
-            size_bytes: 8 * MIB,
-            device: Some(ssd(2)),
-            replicas: 1,
-            minimum_iops: None,
-            minimum_bytes_per_second: None,
-            groups: Groups::default(),
-        },
-    );
+    must(&mut state, &create("vol"));
     if in_use {
         must(&mut state, &guest("vm", &["vol"]));
     }
@@ -187,16 +188,7 @@ fn a_volume_in_use_moves_in_steps_and_its_old_place_is_wiped() {
 fn a_volume_does_not_grow_before_the_place_that_it_left_was_wiped() {
     let mut state = pod(true);
     state.options.protocol_minor = Protocol::DECIDES_BY_MORE;
-    let behind = Command::CreateVolume {
-        name: "behind".to_owned(),
-        size_bytes: 8 * MIB,
-        device: Some(ssd(2)),
-        replicas: 1,
-        minimum_iops: None,
-        minimum_bytes_per_second: None,
-        groups: Groups::default(),
-    };
-    must(&mut state, &behind);
+    must(&mut state, &create("behind"));
     must(&mut state, &add(None, Some(2)));
     scrub(&mut state);
     let done = synced(&state, 1);

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use cxl_pool::{CreateOptions, Pool};
+use cxl_pool::{CreateOptions, Memory, Pool};
 use pod_protocol::reports::Report;
 use proptest::prelude::*;
 use vhost::vhost_user::VhostUserFrontend;
@@ -33,6 +33,15 @@ fn the_configuration_space_describes_the_disk() {
     assert_eq!(driver.guest.config(200)[60..], [0; 140]);
 }
 
+/// The disk gets a MiB more.
+fn grow<M: Memory>(pod: &mut Pod<M>) {
+    // The backend first: nothing that the guest may ask for is refused there.
+    pod.volume.size_bytes += 1 << 20;
+    pod.disk.size_bytes += 1 << 20;
+    pod.apply_volume();
+    pod.apply_disk();
+}
+
 #[test]
 fn a_disk_grows_under_its_guest() {
     let (mut pod, _control) = pod(13);
@@ -42,11 +51,7 @@ fn a_disk_grows_under_its_guest() {
     let before = VOLUME_BYTES / SECTOR;
     assert_eq!(driver.request(T_IN, before, 512).0, IOERR);
     driver.guest.set_config(32, &[0]);
-    // The backend first: nothing that the guest may ask for is refused there.
-    pod.volume.size_bytes += 1 << 20;
-    pod.disk.size_bytes += 1 << 20;
-    pod.apply_volume();
-    pod.apply_disk();
+    grow(&mut pod);
     let mut notice = [0; 12];
     heard.read_exact(&mut notice).unwrap();
     assert_eq!(notice[..4], 2_u32.to_ne_bytes(), "VHOST_USER_BACKEND_CONFIG_CHANGE_MSG");
@@ -71,10 +76,7 @@ fn a_vmm_that_starts_a_disk_hears_that_it_grew_meanwhile() {
     for ring in 0..2 {
         driver.guest.stop_ring(ring);
     }
-    pod.volume.size_bytes += 1 << 20;
-    pod.disk.size_bytes += 1 << 20;
-    pod.apply_volume();
-    pod.apply_disk();
+    grow(&mut pod);
     let mut notice = [0; 12];
     heard.read_exact(&mut notice).unwrap();
     driver.guest.start_rings();

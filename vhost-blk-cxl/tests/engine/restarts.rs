@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cxl_pool::Memory;
 use pod_protocol::endpoint::Handler;
 
 use crate::pod::ram::{Control, RamSsd, pod};
@@ -15,6 +16,14 @@ fn offer_writes(driver: &mut Driver, control: &Control, count: u64) {
         driver.offer((index % 2) as usize, index, T_OUT, index * 8, 4096);
     }
     eventually(|| control.waiting() as u64 == count);
+}
+
+/// The frontend dies, and with it the connection to the VMM; its successor has yet to be told of anything.
+fn frontend_starts_anew<M: Memory>(pod: &mut Pod<M>, driver: &mut Driver) {
+    pod.crash_frontend();
+    driver.guest.disconnect();
+    pod.start_frontend();
+    pod.new_lease_generation();
 }
 
 fn collect(driver: &mut Driver, control: &Control, count: u64) {
@@ -92,11 +101,8 @@ fn a_frontend_resumes_from_the_in_flight_region() {
     let mut driver = Driver::connected(&pod);
     assert_eq!(driver.write_sectors(4096, &pattern(99, 512)), OK);
     offer_writes(&mut driver, &control, 10);
-    pod.crash_frontend();
-    driver.guest.disconnect();
+    frontend_starts_anew(&mut pod, &mut driver);
     control.hold(false);
-    pod.start_frontend();
-    pod.new_lease_generation();
     pod.apply_volume();
     pod.new_channel();
     pod.apply_disk();
@@ -145,19 +151,16 @@ fn a_ring_that_is_stopped_gives_what_a_predecessor_owes_first() {
     let (mut pod, control) = pod(29);
     let mut driver = Driver::connected(&pod);
     offer_writes(&mut driver, &control, 10);
-    pod.crash_frontend();
-    driver.guest.disconnect();
-    control.hold(false);
-    pod.start_frontend();
-    pod.new_lease_generation();
-    pod.apply_volume();
+    frontend_starts_anew(&mut pod, &mut driver);
     pod.apply_disk();
     driver.guest.connect(&pod.socket(), ALL_FEATURES);
     std::thread::scope(|scope| {
-        let pod = &mut pod;
+        let (pod, control) = (&mut pod, &control);
         scope.spawn(move || {
             // By then the first ring stops.
             std::thread::sleep(QUIET);
+            control.hold(false);
+            pod.apply_volume();
             pod.new_channel();
         });
         assert_eq!((driver.guest.stop_ring(0), driver.guest.stop_ring(1)), (5, 5));
