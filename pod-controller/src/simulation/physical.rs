@@ -406,7 +406,9 @@ impl Physical {
     fn was_to_be_fenced(&mut self, id: EndpointId, state: &State) {
         let incarnation = self.daemons[&id].incarnation;
         let known = state.endpoints.get(&id).map(|it| (it.incarnation, it.presence));
-        let decided = known.is_some_and(|(life, presence)| {
+        // A host of which nobody beats can be deleted, and what was decided of its daemons is forgotten with it.
+        let is_deleted = !state.hosts.contains_key(&id.host);
+        let decided = known.map_or(is_deleted, |(life, presence)| {
             life > incarnation || life == incarnation && (presence == Presence::Fencing || presence.is_over())
         });
         if !decided {
