@@ -30,6 +30,7 @@ mod address;
 mod endpoint;
 mod error;
 mod guest_lock;
+mod host_words;
 mod identity;
 mod layout;
 mod mapped;
@@ -47,6 +48,7 @@ pub use address::{Area, ByteOffset, LINE_BYTES, LineCount, LineOffset};
 pub use endpoint::{EndpointId, Generation, HostId, ParseEndpointError, ReplicaId, Role};
 pub use error::PoolError;
 pub use guest_lock::GuestLock;
+pub use host_words::HostWords;
 pub use identity::FileIdentity;
 pub use layout::{
     CONTROL_RING_SLOTS, DATA_ALIGN_BYTES, Layout, REGION_SLOTS_LEAST, REGION_SLOTS_MOST, usual_region_slots,

@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::config::Wakeup;
 use crate::daemon::close_to_others;
+use crate::ids::InstanceId;
 
 /// A UNIX socket's path has this many bytes at most, its final zero not counted.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -125,6 +126,11 @@ impl RunDirectory {
     pub fn vcpu_lock(&self, instance: &str) -> PathBuf {
         // A machine that was found may be called anything.
         self.locks().join(format!("vcpus-{}.lock", plain(instance)))
+    }
+
+    /// What the queues of an instance may move together, at all frontends of a host. Only they may open it.
+    pub fn byte_budget(&self, host: HostId, instance: InstanceId) -> PathBuf {
+        self.locks().join(format!("{host}-instance-{}.budget", instance.get()))
     }
 
     /// The doorbell of an endpoint's control thread.

@@ -291,10 +291,10 @@ fn start<M: Memory>(
         let worker = WorkerConfig::new(&config.run, config.blk.frontend_cpu, fence);
         let mut frontend = Frontend::start(memory, run, worker, doorbell, Some(reporter), Some(pool_file))?;
         frontend.set_replica_timeout(config.blk.replica_timeout());
-        let agents = config.run_directory().vcpu_socket(EndpointId::new(config.host.id, role));
+        let (run, endpoint) = (config.run_directory(), EndpointId::new(config.host.id, role));
         frontend
-            .listen_to_agents(&agents)
-            .with_context(|| format!("cannot listen on {}", agents.display()))?;
+            .join_host(&run, endpoint)
+            .with_context(|| format!("cannot listen on {}", run.vcpu_socket(endpoint).display()))?;
         Box::new(frontend)
     } else {
         let worker = WorkerConfig::new(&config.run, config.blk.backend_cpu, fence);

@@ -75,10 +75,10 @@ fn frontend<M: Memory>(
         let worker = Worker::spawn("net-frontend", worker_config, doorbell(config, role)?, task)?;
         let mut handler =
             FrontendHandler::new(memory.clone(), worker, reporter, book, channels, sockets, Some(pool_file));
-        let agents = config.run_directory().vcpu_socket(EndpointId::new(config.host.id, role));
+        let (run, endpoint) = (config.run_directory(), EndpointId::new(config.host.id, role));
         handler
-            .listen_to_agents(&agents)
-            .with_context(|| format!("cannot listen on {}", agents.display()))?;
+            .join_host(&run, endpoint)
+            .with_context(|| format!("cannot listen on {}", run.vcpu_socket(endpoint).display()))?;
         Ok(Box::new(handler))
     };
     run(config, pool, memory, role, Vec::new(), stop, joined)

@@ -30,12 +30,11 @@ mod unflushed;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cxl_channel::doorbell::DoorbellListener;
-use cxl_pool::{Area, FileIdentity, Memory};
+use cxl_pool::{Area, EndpointId, FileIdentity, Memory};
 use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::ids::{LeaseId, RegionId};
@@ -140,9 +139,9 @@ impl Frontend {
         })
     }
 
-    /// Listens there to the agents of vCPUs.
-    pub fn listen_to_agents(&mut self, path: &Path) -> io::Result<()> {
-        self.meter.listen(path)
+    /// It is this frontend of its host. To be called before it has disks.
+    pub fn join_host(&mut self, run: &RunDirectory, endpoint: EndpointId) -> io::Result<()> {
+        self.meter.join_host(run, endpoint)
     }
 
     /// Goes on without replicas that keep a request for longer than this. Without a limit guests wait for them.

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use cxl_pool::simulated::SimulatedPool;
+use cxl_pool::{EndpointId, Role};
+use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::vcpus::{Hello, Link, LinkListener, Report, ToAgent, VERSION};
 
 use super::Meter;
@@ -101,4 +103,25 @@ fn one_that_is_killed_makes_room_at_once_and_one_that_is_stopped_soon() {
     assert!(refused.contains("too long"), "{refused}");
     let (_near, far) = connection(&directory, &listener);
     shared.enter(&hello(), 3, &far).unwrap();
+}
+
+#[test]
+fn the_frontends_of_a_host_find_each_others_budget_of_a_vm() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = RunDirectory::new(directory.path());
+    run.prepare().unwrap();
+    let (pool, host) = (SimulatedPool::new(1, 1 << 16), endpoint(0).host);
+    let join = |role| {
+        let mut meter = Meter::new(pool.host(host));
+        meter.join_host(&run, EndpointId::new(host, role)).unwrap();
+        meter.measure(object(0, 1));
+        meter
+    };
+    let (mut net, blk) = (join(Role::NetFrontend), join(Role::BlkFrontend));
+    let path = run.byte_budget(host, object(0, 1).instance);
+    assert!(path.exists());
+    drop(blk);
+    assert!(path.exists(), "the other one has it");
+    net.forget(object(0, 1).lease);
+    assert!(!path.exists());
 }

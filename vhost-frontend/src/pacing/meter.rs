@@ -1,14 +1,14 @@
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use cxl_pool::{Area, Memory};
+use cxl_pool::{Area, EndpointId, Memory};
 use pod_protocol::ids::{InstanceId, LeaseId};
 use pod_protocol::objects::{FabricObject, MchannelObject};
+use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::telemetry::{MchannelTelemetry, VcpuTelemetry};
 use pod_protocol::vcpus::{Hello, Link, Report, ToAgent, VERSION};
 
@@ -17,6 +17,7 @@ use super::metered::{Metered, Moves, Part};
 use super::plan::Plan;
 use super::round::{Exchange, Exchanges, rounded};
 use super::vcpus::Vcpus;
+use super::vm_budget::VmBudget;
 use super::{Pacing, Waker, as_f64, whole};
 
 /// After so many K in which nothing moved and nothing waited, the meter sleeps until something does.
@@ -27,6 +28,8 @@ pub struct Meter {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     agents: Option<Agents>,
+    /// Where the byte budgets of VMs lie that have devices at both frontends of this host.
+    budgets: Option<(RunDirectory, EndpointId)>,
 }
 
 pub(super) struct Shared {
@@ -53,22 +56,25 @@ struct Work {
 impl Meter {
     /// Measures nothing yet, and has no thread.
     pub fn new<M: Memory>(memory: M) -> Self {
+        let now_us = Waker::now_us();
         let work = Work {
             pool_bytes: memory.size_bytes(),
             open: Box::new(move |plan| Box::new(Exchange::new(memory.clone(), plan))),
             plan: None,
             exchange: None,
             all: BTreeMap::new(),
-            last_us: 0.0,
-            active_us: 0.0,
+            last_us: now_us,
+            active_us: now_us,
         };
         let shared = Shared { waker: Waker::new(), stopping: AtomicBool::new(false), work: Mutex::new(work) };
-        Self { shared: Arc::new(shared), thread: None, agents: None }
+        Self { shared: Arc::new(shared), thread: None, agents: None, budgets: None }
     }
 
-    /// Listens there to the agents of vCPUs, until it stops.
-    pub fn listen(&mut self, path: &Path) -> io::Result<()> {
-        self.agents = Some(Agents::listen(path, Arc::clone(&self.shared))?);
+    /// It is this frontend of its host: listens to the agents of vCPUs, until it stops, and has VMs with devices at the other frontend too move with both what
+    /// they may move together. To be called before anything is measured.
+    pub fn join_host(&mut self, run: &RunDirectory, endpoint: EndpointId) -> io::Result<()> {
+        self.agents = Some(Agents::listen(&run.vcpu_socket(endpoint), Arc::clone(&self.shared))?);
+        self.budgets = Some((run.clone(), endpoint));
         Ok(())
     }
 
@@ -124,7 +130,7 @@ impl Meter {
         let mut work = self.shared.lock();
         let Work { plan, all, .. } = &mut *work;
         let other = all.values().filter(|it| it.object.instance == object.instance).find_map(Metered::pacing);
-        let vm = other.map(|other| Arc::clone(&other.vm)).unwrap_or_default();
+        let vm = other.map_or_else(|| self.budget(&object), |other| Arc::clone(&other.vm));
         let new = || Pacing::new(Arc::clone(&self.shared.waker), Arc::clone(&vm), 1000.0);
         let metered =
             all.entry(Part::Device(object.lease)).or_insert_with(|| Metered::device(object.clone(), new()));
@@ -154,6 +160,21 @@ impl Meter {
             );
             work.dismiss_where(&reason, |it, _| it.object.instance == instance);
         }
+        drop(work);
+        // What is left of the VM may move more.
+        self.shared.waker.wake();
+    }
+
+    /// What the devices of a VM may move together, of which this is the first one here.
+    fn budget(&self, object: &MchannelObject) -> Arc<VmBudget> {
+        let Some((run, endpoint)) = &self.budgets else { return Arc::default() };
+        let path = run.byte_budget(endpoint.host, object.instance);
+        let budget = VmBudget::shared(&path, endpoint.role, Waker::now_us()).unwrap_or_else(|error| {
+            let vm = &object.name;
+            tracing::warn!(%error, vm, "it may move more than its share for a moment if it bursts at both frontends at once");
+            VmBudget::default()
+        });
+        Arc::new(budget)
     }
 
     /// What holds a device to its share, if it is measured.
@@ -168,7 +189,7 @@ impl Meter {
 
     /// What was measured and decided.
     pub fn telemetry(&self) -> Vec<MchannelTelemetry> {
-        let now_us = self.shared.waker.now_us();
+        let now_us = Waker::now_us();
         let work = self.shared.lock();
         let of = |(part, metered): (&Part, &Metered)| {
             let (Part::Device(lease), Moves::Queues(queues)) = (part, &metered.moves) else { return None };
@@ -378,7 +399,7 @@ impl Work {
 
     /// Does what is due. Returns when to come again; nothing: when woken.
     fn turn(&mut self, waker: &Waker) -> Option<Duration> {
-        let now_us = waker.now_us();
+        let now_us = Waker::now_us();
         if let Some(plan) = &self.plan {
             let sample_us = f64::from(plan.fabric.sample_us);
             self.dismiss_where("nothing was heard of it for too long", |_, it| it.is_silent(sample_us));
@@ -405,7 +426,7 @@ impl Work {
             }
             waker.wake();
         }
-        Some(micros(k_us - (waker.now_us() - now_us)))
+        Some(micros(k_us - (Waker::now_us() - now_us)))
     }
 }
 

@@ -6,8 +6,9 @@ use mem_channel::{Decision, MchannelId, Measured, part_among};
 use pod_protocol::ids::{InstanceId, LeaseId};
 use pod_protocol::objects::{FabricObject, MchannelObject};
 
-use super::Pacing;
+use super::round::STALE_AFTER_KS;
 use super::vcpus::Vcpus;
+use super::{Pacing, Waker};
 
 /// What of a VM has a place of its own in the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,8 +30,10 @@ pub(super) struct Metered {
     pub(super) most: f64,
     /// What the other parts of its VM want, in bytes/s.
     pub(super) elsewhere: Vec<f64>,
-    /// Of these, what those want that do not move it with queues of this frontend.
-    pub(super) beyond: Vec<f64>,
+    /// Of these, what those want that the other frontend of this host told of.
+    pub(super) told: Vec<f64>,
+    /// Of these, what the vCPUs want that are measured here.
+    pub(super) vcpus: Option<f64>,
     pub(super) said: Said,
 }
 
@@ -60,10 +63,29 @@ pub(super) struct Said {
     pub(super) limit: Option<f64>,
 }
 
+/// What all devices of a VM may move on this host.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Together {
+    /// In bytes/s: what is left of its share while one of them takes as much as it may.
+    pub(super) rate: f64,
+    /// How many devices that are, at this frontend and at the other one.
+    pub(super) devices: (usize, usize),
+    /// What is left to vCPUs that are measured here, in bytes/s.
+    pub(super) vcpus: f64,
+}
+
 impl Metered {
     fn new(object: MchannelObject, moves: Moves) -> Self {
-        let (elsewhere, beyond) = (Vec::new(), Vec::new());
-        Self { object, moves, id: None, most: f64::INFINITY, elsewhere, beyond, said: Said::default() }
+        Self {
+            object,
+            moves,
+            id: None,
+            most: f64::INFINITY,
+            elsewhere: Vec::new(),
+            told: Vec::new(),
+            vcpus: None,
+            said: Said::default(),
+        }
     }
 
     /// A device of which nothing is known yet.
@@ -120,7 +142,7 @@ impl Metered {
             Moves::Queues(queues) => {
                 // No more than the path carries.
                 queues.pacing.limit(self.most);
-                queues.pacing.vm.begin(self.most);
+                queues.pacing.vm.begin(self.most, Waker::now_us());
                 queues.pacing.set_window(f64::from(fabric.window_us));
             }
             Moves::Vcpus(vcpus) => vcpus.begin(),
@@ -128,22 +150,38 @@ impl Metered {
         self.said = Said::default();
     }
 
-    /// Holds it to what was decided. Returns what all devices of its VM may move here, if it is one: what is left of the share while this one
-    /// takes as much of it as it may.
-    pub(super) fn decide(&mut self, decision: &Decision, fabric: &FabricObject) -> Option<f64> {
+    /// Holds it to what was decided. Returns what all devices of its VM may move on this host, if it is one.
+    pub(super) fn decide(
+        &mut self,
+        decision: &Decision,
+        plan: &FabricObject,
+        now_us: f64,
+    ) -> Option<Together> {
         let mut together = None;
         let limit = match &mut self.moves {
             Moves::Queues(queues) => {
                 let part = part_among(decision.queue_rate, &self.elsewhere);
                 let limit = part.min(self.most);
                 queues.pacing.limit(limit);
-                let beyond: f64 = self.beyond.iter().map(|demand| demand.min(part)).sum();
-                together = Some((decision.queue_rate - beyond).min(self.most));
+                let said_for_us = STALE_AFTER_KS * f64::from(plan.sample_us);
+                let other = queues.pacing.vm.other(said_for_us, now_us);
+                let vcpus = self.vcpus.map_or(0.0, |demand| demand.min(part));
+                let beyond = match other {
+                    Some((_, vcpus)) => vcpus,
+                    // Its devices do not move with the budget that ours have.
+                    None => self.told.iter().map(|demand| demand.min(part)).sum(),
+                };
+                let ours = self.elsewhere.len() + 1 - self.told.len() - usize::from(self.vcpus.is_some());
+                together = Some(Together {
+                    rate: (decision.queue_rate - vcpus - beyond).max(0.0).min(self.most),
+                    devices: (ours, other.map_or(0, |(devices, _)| devices)),
+                    vcpus,
+                });
                 limit
             }
             Moves::Vcpus(vcpus) => {
                 let limit = part_among(decision.share, &self.elsewhere);
-                vcpus.order(limit, decision, fabric);
+                vcpus.order(limit, decision, plan);
                 limit
             }
         };
@@ -152,11 +190,12 @@ impl Metered {
         together
     }
 
-    /// Its VM may move so much here with all its devices.
-    pub(super) fn limit_together(&self, rate: f64, now_us: f64) {
+    /// Its VM may move so much on this host with all its devices.
+    pub(super) fn limit_together(&self, together: &Together, now_us: f64) {
         if let Moves::Queues(queues) = &self.moves {
-            let devices = self.elsewhere.len() - self.beyond.len() + 1;
-            queues.pacing.limit_together(rate, devices, now_us);
+            let (ours, others) = together.devices;
+            queues.pacing.vm.say(ours, together.vcpus, now_us);
+            queues.pacing.limit_together(together.rate, ours + others, now_us);
         }
     }
 
@@ -166,7 +205,11 @@ impl Metered {
         self.most = f64::INFINITY;
         self.said = Said::default();
         match &mut self.moves {
-            Moves::Queues(queues) => queues.pacing.limit(f64::INFINITY),
+            Moves::Queues(queues) => {
+                queues.pacing.limit(f64::INFINITY);
+                // Others of the same VM that are held say so again at the end of this K.
+                queues.pacing.vm.say(0, 0.0, Waker::now_us());
+            }
             Moves::Vcpus(vcpus) => vcpus.begin(),
         }
     }

@@ -32,26 +32,27 @@ pub use timer::PaceTimer;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
-use std::time::Instant;
+use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use vm_budget::VmBudget;
 
 /// Wakes the meter when something moves after a silence.
 #[derive(Debug)]
 pub(crate) struct Waker {
-    epoch: Instant,
     silent: AtomicBool,
     thread: OnceLock<Thread>,
 }
 
 impl Waker {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { epoch: Instant::now(), silent: AtomicBool::new(false), thread: OnceLock::new() })
+        Arc::new(Self { silent: AtomicBool::new(false), thread: OnceLock::new() })
     }
 
-    /// Time since some moment in the past, in µs.
-    pub(crate) fn now_us(&self) -> f64 {
-        self.epoch.elapsed().as_secs_f64() * 1e6
+    /// Time since some moment in the past, in µs. It is the same moment for all processes of this host, which share byte budgets.
+    pub(crate) fn now_us() -> f64 {
+        // The kernel's clock does not stand before its beginning.
+        Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default().as_secs_f64() * 1e6
     }
 
     /// This thread is woken from now on.
@@ -91,13 +92,13 @@ pub struct Pacing {
     messages: AtomicU64,
     /// For how long it was held back until the last time that it was not, in µs.
     held_us: AtomicU64,
-    /// Since when it is held back, in µs since the waker's epoch; 0 while it is not.
+    /// Since when it is held back, in µs as [`Waker::now_us`] has it; 0 while it is not.
     held_since_us: AtomicU64,
     /// What it may move in bytes/s, as an IEEE 754 number; infinite if that is not limited.
     rate: AtomicU64,
     /// T_W in µs, as such a number.
     window_us: AtomicU64,
-    /// What all devices of its VM here may move together.
+    /// What all devices of its VM on this host may move together.
     vm: Arc<VmBudget>,
     /// What of that is this one's whatever the others do, in bytes/s, as such a number.
     sure: AtomicU64,
@@ -136,7 +137,7 @@ impl Pacing {
         self.rate.store(rate.to_bits(), Ordering::Relaxed);
     }
 
-    /// Its VM may move so much with as many devices here, of which this is one.
+    /// Its VM may move so much with as many devices on this host, of which this is one.
     fn limit_together(&self, rate: f64, devices: usize, now_us: f64) {
         // One that is alone has a budget of its own: what others do not take from costs no more than a look.
         let vm = if devices > 1 { rate } else { f64::INFINITY };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mem_channel::ByteBudget;
 
-use super::Pacing;
+use super::{Pacing, Waker};
 
 /// What waits is tried again after so long.
 const LONGEST_WAIT_S: f64 = 0.01;
@@ -30,7 +30,11 @@ pub struct Pacer {
 impl Pacer {
     /// Nothing is saved up yet.
     pub fn new(pacing: Arc<Pacing>) -> Self {
-        let now_us = pacing.waker.now_us();
+        Self::begin_at(pacing, Waker::now_us())
+    }
+
+    /// Nothing is saved up at this time.
+    pub(super) fn begin_at(pacing: Arc<Pacing>, now_us: f64) -> Self {
         let window_us = pacing.window_us.load(Ordering::Relaxed);
         let unlimited = f64::INFINITY.to_bits();
         let budget = ByteBudget::new(f64::from_bits(window_us), now_us);
@@ -44,7 +48,7 @@ impl Pacer {
         if std::mem::take(&mut self.counted) {
             self.pacing.waker.moved();
         }
-        self.look_at(self.pacing.waker.now_us());
+        self.look_at(Waker::now_us());
     }
 
     /// Looks at what the meter decided, at this time.
@@ -156,7 +160,7 @@ impl Drop for Pacer {
         if self.counted {
             self.pacing.waker.moved();
         }
-        self.pacing.release(self.pacing.waker.now_us());
+        self.pacing.release(Waker::now_us());
     }
 }
 
@@ -164,7 +168,7 @@ impl Drop for Pacer {
 mod tests {
     use std::thread::sleep;
 
-    use super::super::{VmBudget, Waker, as_f64};
+    use super::super::{VmBudget, as_f64};
     use super::*;
 
     fn paced(rate: f64) -> (Arc<Pacing>, Pacer) {
@@ -196,13 +200,13 @@ mod tests {
         assert!(pacer.admit(1000) && !pacer.admit(900));
         let began_us = pacer.now_us;
         sleep(Duration::from_millis(2));
-        let later_us = pacing.waker.now_us();
+        let later_us = Waker::now_us();
         assert!((pacing.held_us(later_us) - (later_us - began_us)).abs() <= 1.0);
         pacer.resume();
-        let held_us = pacing.held_us(pacing.waker.now_us());
+        let held_us = pacing.held_us(Waker::now_us());
         assert!(held_us >= 1999.0);
         sleep(Duration::from_millis(1));
-        assert!((pacing.held_us(pacing.waker.now_us()) - held_us).abs() < 1e-6);
+        assert!((pacing.held_us(Waker::now_us()) - held_us).abs() < 1e-6);
         assert!(pacer.wait().is_none() && !pacer.is_held());
     }
 
@@ -247,7 +251,7 @@ mod tests {
             // 100 kB, which is all that the VM may move.
             pacing.limit(1e8);
             pacing.limit_together(1e8, 4, 0.0);
-            Pacer::new(pacing)
+            Pacer::begin_at(pacing, 0.0)
         };
         let mut devices = [device(), device(), device(), device()];
         let mut take = |device: usize, bytes: u64, now_us: f64| {

@@ -7,12 +7,12 @@ use mem_channel::{ElementId, Measured, Node, Peers, Record, Sums, TenantId};
 use pod_protocol::mchannel::{Board, PeerBoard};
 use pod_protocol::objects::PeerObject;
 
-use super::metered::{Metered, Part};
+use super::metered::{Metered, Part, Together};
 use super::plan::Plan;
 use super::{as_f64, whole};
 
 /// What others published counts for so many K.
-const STALE_AFTER_KS: f64 = 10.0;
+pub(super) const STALE_AFTER_KS: f64 = 10.0;
 /// In records about VMs, where there is no element.
 const NO_ELEMENT: ElementId = ElementId(u32::MAX);
 /// A VM has no more devices at a frontend.
@@ -90,11 +90,13 @@ impl<M: Memory> Exchange<M> {
         for (part, metered) in all.iter_mut() {
             metered.elsewhere.clear();
             let of_vm = wanted.get(&metered.object.instance.get()).into_iter().flatten();
-            metered.beyond.clear();
+            (metered.told, metered.vcpus) = (Vec::new(), None);
             for (other, demand) in of_vm.filter(|(other, _)| *other != Some(*part)) {
                 metered.elsewhere.push(*demand);
-                if !matches!(other, Some(Part::Device(_))) {
-                    metered.beyond.push(*demand);
+                match other {
+                    Some(Part::Device(_)) => {}
+                    Some(Part::Vcpus(_)) => metered.vcpus = Some(*demand),
+                    None => metered.told.push(*demand),
                 }
             }
         }
@@ -178,22 +180,22 @@ impl<M: Memory> Exchanges for Exchange<M> {
             board.read(&mut self.peers, now_us);
         }
         plan.host.settle(self.peers.records(now_us));
-        // What all devices of a VM may move here.
-        let mut together: BTreeMap<u32, f64> = BTreeMap::new();
+        let mut together: BTreeMap<u32, Together> = BTreeMap::new();
         for metered in all.values_mut() {
             let Some(id) = metered.id else { continue };
             // Nothing more was measured; but α is new, and F of the next K is to come about under it.
             let nothing =
                 Measured { demand_elsewhere: metered.elsewhere.iter().sum(), ..Measured::default() };
             let Ok(decision) = plan.host.schedule(id, &nothing) else { continue };
-            if let Some(rate) = metered.decide(&decision, &plan.fabric) {
-                let least = together.entry(metered.object.instance.get()).or_insert(rate);
-                *least = least.min(rate);
+            if let Some(its) = metered.decide(&decision, &plan.fabric, now_us) {
+                let least = together.entry(metered.object.instance.get()).or_insert(its);
+                least.rate = least.rate.min(its.rate);
+                least.vcpus = least.vcpus.max(its.vcpus);
             }
         }
         for metered in all.values().filter(|metered| metered.id.is_some()) {
-            if let Some(rate) = together.get(&metered.object.instance.get()) {
-                metered.limit_together(*rate, now_us);
+            if let Some(together) = together.get(&metered.object.instance.get()) {
+                metered.limit_together(together, now_us);
             }
         }
     }

@@ -1,46 +1,120 @@
-//! The bytes that all devices of a VM at a frontend may move together.
+//! The bytes that all devices of a VM on a host may move together.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use cxl_pool::{HostWords, LINE_BYTES, PoolError, Role};
 
 use super::{as_f64, whole};
 
 /// Times are kept in sixteenths of a nanosecond: a short message takes less than one at the rates of a fabric, and so 36 years fit.
 const TICKS_PER_US: f64 = 16_000.0;
+/// What is saved up later than this was written by a clock that is not ours, such as that of before a reboot.
+const LONGEST_DEBT_US: f64 = 60e6;
+
+/// The words that all workers of a host use lie in the first cache line. This one: what may be moved in bytes/s, [as a word](to_word).
+const RATE: usize = 0;
+/// When a whole T_W is saved up.
+const FULL_AT: usize = 1;
+/// In bytes: what moved unasked and has yet to be paid for.
+const UNASKED: usize = 2;
+/// In the lines after it each frontend has words that it alone writes.
+const LINE_WORDS: usize = LINE_BYTES / size_of::<u64>();
+const WORDS: usize = 3 * LINE_WORDS;
+/// How many devices a frontend has that move with this.
+const DEVICES: usize = 0;
+/// What of the VM's share it leaves to vCPUs that it measures, in bytes/s, as an IEEE 754 number.
+const VCPUS: usize = 1;
+/// When it said so.
+const SAID_AT: usize = 2;
 
 /// A byte budget that several workers take from without waiting for each other. It has the rules of a [`ByteBudget`](mem_channel::ByteBudget), but is kept as the time at which it
 /// will be full (a generic cell rate algorithm), which is one word.
 ///
 /// Each device has a budget of its own as well, for about the whole share of its VM while it is the only one that moves anything. Of
-/// several that are quiet and burst together each would have a share; together they have one.
+/// several that are quiet and burst together each would have a share; together they have one. They may be devices of both frontends of the host, each of which
+/// maps the words.
 #[derive(Debug)]
 pub(super) struct VmBudget {
-    /// In bytes/s, as an IEEE 754 number; infinite: no limit.
-    rate: AtomicU64,
-    /// When a whole T_W is saved up.
-    full_at: AtomicU64,
-    /// In bytes: what moved unasked and has yet to be paid for.
-    unasked: AtomicU64,
+    words: Words,
+    /// Which lines are this frontend's, and the other one's.
+    lines: (usize, usize),
+}
+
+/// Where the words are.
+#[derive(Debug)]
+enum Words {
+    /// In this process.
+    Own(Box<[AtomicU64; WORDS]>),
+    /// Shared with the other frontend of this host.
+    Shared(HostWords),
 }
 
 impl Default for VmBudget {
-    /// No limit yet.
+    /// For devices of this frontend. No limit yet.
     fn default() -> Self {
-        let rate = AtomicU64::new(f64::INFINITY.to_bits());
-        Self { rate, full_at: AtomicU64::new(0), unasked: AtomicU64::new(0) }
+        let words = Words::Own(Box::new([const { AtomicU64::new(0) }; WORDS]));
+        Self { words, lines: (1, 2) }
     }
 }
 
 impl VmBudget {
-    /// Begins anew with this rate, and a whole T_W saved up.
-    pub(super) fn begin(&self, rate: f64) {
-        self.rate.store(rate.to_bits(), Ordering::Relaxed);
-        self.full_at.store(0, Ordering::Relaxed);
-        self.unasked.store(0, Ordering::Relaxed);
+    /// One that the other frontend of the host, which has the other role, opens at the same path.
+    ///
+    /// # Errors
+    /// If the file cannot be opened and mapped.
+    pub(super) fn shared(path: &Path, role: Role, now_us: f64) -> Result<Self, PoolError> {
+        let lines = if role == Role::NetFrontend { (1, 2) } else { (2, 1) };
+        let budget = Self { words: Words::Shared(HostWords::open(path, WORDS)?), lines };
+        // What a predecessor said.
+        budget.say(0, 0.0, now_us);
+        let (full_at, latest) = (budget.word(FULL_AT), ticks(now_us + LONGEST_DEBT_US));
+        // Nobody is in debt for so long: then the clock was another one.
+        let _ = full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |it| (it > latest).then_some(0));
+        Ok(budget)
+    }
+
+    #[inline]
+    fn word(&self, index: usize) -> &AtomicU64 {
+        match &self.words {
+            Words::Own(words) => &words[index],
+            Words::Shared(words) => words.word(index),
+        }
+    }
+
+    /// Tells the other frontend how many devices this one has, and what it leaves to vCPUs.
+    pub(super) fn say(&self, devices: usize, vcpus: f64, now_us: f64) {
+        let ours = self.lines.0 * LINE_WORDS;
+        self.word(ours + DEVICES).store(devices as u64, Ordering::Relaxed);
+        self.word(ours + VCPUS).store(vcpus.to_bits(), Ordering::Relaxed);
+        self.word(ours + SAID_AT).store(ticks(now_us), Ordering::Relaxed);
+    }
+
+    /// How many devices the other frontend has, and what it leaves to vCPUs, in bytes/s, if it said so no longer ago than `said_for_us`: while it holds some it
+    /// says so every K. Nothing if it has no device that takes from this, as one of an earlier version has none.
+    pub(super) fn other(&self, said_for_us: f64, now_us: f64) -> Option<(usize, f64)> {
+        let theirs = self.lines.1 * LINE_WORDS;
+        let word = |index| self.word(theirs + index).load(Ordering::Relaxed);
+        let devices = usize::try_from(word(DEVICES)).ok().filter(|devices| *devices > 0)?;
+        let is_old = ticks(now_us) > word(SAID_AT).saturating_add(ticks(said_for_us));
+        let vcpus = if is_old { 0.0 } else { f64::from_bits(word(VCPUS)).max(0.0) };
+        Some((devices, vcpus))
+    }
+
+    /// Begins anew with this rate, and a whole T_W saved up, unless the other frontend uses it already.
+    pub(super) fn begin(&self, rate: f64, now_us: f64) {
+        if self.other(0.0, now_us).is_some() {
+            self.limit(rate, now_us);
+            return;
+        }
+        self.word(RATE).store(to_word(rate), Ordering::Relaxed);
+        self.word(FULL_AT).store(0, Ordering::Relaxed);
+        self.word(UNASKED).store(0, Ordering::Relaxed);
     }
 
     /// Changes the rate, in bytes/s; infinite for no limit. What is missing stays as many bytes.
     pub(super) fn limit(&self, rate: f64, now_us: f64) {
-        let before = f64::from_bits(self.rate.swap(rate.to_bits(), Ordering::Relaxed));
+        let before = from_word(self.word(RATE).swap(to_word(rate), Ordering::Relaxed));
         let now = ticks(now_us);
         let scale = before / rate;
         if scale.is_finite() && scale > 0.0 && (scale - 1.0).abs() > f64::EPSILON {
@@ -49,7 +123,7 @@ impl VmBudget {
                 Some(now.saturating_add(whole(as_f64(missing) * scale)))
             };
             // One that is full stays so.
-            let _ = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, scaled);
+            let _ = self.word(FULL_AT).fetch_update(Ordering::Relaxed, Ordering::Relaxed, scaled);
         }
     }
 
@@ -76,11 +150,11 @@ impl VmBudget {
             return;
         }
         // Until now what could not be saved up paid for earlier ones, and for these it does not.
-        let before = self.full_at.fetch_max(now, Ordering::Relaxed);
+        let before = self.word(FULL_AT).fetch_max(now, Ordering::Relaxed);
         let spare = whole(rate * us(now.saturating_sub(before)) / 1e6);
         let most = whole(rate * window_us / 1e6);
         let owed = |unasked: u64| Some(unasked.saturating_sub(spare).saturating_add(bytes).min(most));
-        let _ = self.unasked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, owed);
+        let _ = self.word(UNASKED).fetch_update(Ordering::Relaxed, Ordering::Relaxed, owed);
     }
 
     /// After what time, in µs, so many bytes are there; infinite at a rate of 0.
@@ -90,13 +164,13 @@ impl VmBudget {
             return 0.0;
         }
         let needed = cost(bytes, rate).min(ticks(window_us));
-        let there = self.full_at.load(Ordering::Relaxed).saturating_add(needed);
+        let there = self.word(FULL_AT).load(Ordering::Relaxed).saturating_add(needed);
         if rate > 0.0 { us(there.saturating_sub(ticks(now_us) + ticks(window_us))) } else { f64::INFINITY }
     }
 
     /// In bytes/s; infinite if nothing is limited.
     pub(super) fn rate(&self) -> f64 {
-        f64::from_bits(self.rate.load(Ordering::Relaxed))
+        from_word(self.word(RATE).load(Ordering::Relaxed))
     }
 
     fn take(&self, bytes: u64, window_us: f64, now_us: f64, asks: bool) -> bool {
@@ -105,13 +179,13 @@ impl VmBudget {
             return rate > 0.0;
         }
         let (now, window, cost) = (ticks(now_us), ticks(window_us), self::cost(bytes, rate));
-        let owed = self.unasked.load(Ordering::Relaxed);
+        let owed = self.word(UNASKED).load(Ordering::Relaxed);
         // What is paid of it by time in which nothing could be saved up, and by this message.
         let paid = |full_at: u64| {
             let spare = if owed == 0 { 0 } else { whole(rate * us(now.saturating_sub(full_at)) / 1e6) };
             (spare, owed.saturating_sub(spare).min(bytes))
         };
-        let taken = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |full_at| {
+        let taken = self.word(FULL_AT).fetch_update(Ordering::Relaxed, Ordering::Relaxed, |full_at| {
             let from = full_at.max(now);
             if asks && from - now + cost.min(window) > window {
                 return None;
@@ -129,10 +203,28 @@ impl VmBudget {
         {
             let (spare, unasked) = paid(full_at);
             let left = |owed: u64| Some(owed.saturating_sub(spare.saturating_add(unasked)));
-            let _ = self.unasked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
+            let _ = self.word(UNASKED).fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
         }
         taken.is_ok()
     }
+}
+
+impl Drop for VmBudget {
+    /// No device moves with it here any more.
+    fn drop(&mut self) {
+        self.say(0, 0.0, 0.0);
+    }
+}
+
+/// A rate, in bytes/s, as a word of which zero, as which words begin, means that nothing is limited.
+#[inline]
+fn to_word(rate: f64) -> u64 {
+    rate.to_bits() ^ f64::INFINITY.to_bits()
+}
+
+#[inline]
+fn from_word(word: u64) -> f64 {
+    f64::from_bits(word ^ f64::INFINITY.to_bits())
 }
 
 /// How long it takes to save up so many bytes.
@@ -201,6 +293,55 @@ mod tests {
             }
         }
         assert!((4_000_000..6_000_000).contains(&admitted), "{admitted}");
+    }
+
+    /// The budgets that the two frontends of a host have of a VM.
+    fn both(directory: &Path, now_us: f64) -> (VmBudget, VmBudget) {
+        let open = |role| VmBudget::shared(&directory.join("vm1"), role, now_us).expect("a budget");
+        (open(Role::NetFrontend), open(Role::BlkFrontend))
+    }
+
+    #[test]
+    fn both_frontends_take_from_one_budget_and_hear_what_the_other_one_has() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (net, blk) = both(directory.path(), 0.0);
+        assert!(net.is_free() && blk.is_free() && net.other(1e6, 0.0).is_none());
+        net.say(1, 0.0, 0.0);
+        blk.say(3, 2e8, 0.0);
+        assert_eq!((net.other(1e6, 1e6), blk.other(1e6, 1e6)), (Some((3, 2e8)), Some((1, 0.0))));
+        assert_eq!(net.other(1e6, 1e6 + 1.0), Some((3, 0.0)), "its vCPUs would be told of in each K");
+        net.limit(1e9, 0.0);
+        blk.limit(1e9, 0.0);
+        assert!(
+            net.admit(60_000, T_W_US, 1e6)
+                && !blk.admit(50_000, T_W_US, 1e6)
+                && blk.admit(40_000, T_W_US, 1e6)
+        );
+        // Each says so when the share changes: what is missing stays as many bytes, and not as if it had changed twice.
+        net.limit(5e8, 1e6);
+        blk.limit(5e8, 1e6);
+        assert!((net.wait_us(50_000, T_W_US, 1e6) - 200.0).abs() < 1.0);
+        // One that is replaced lets go of nothing that was taken.
+        drop(blk);
+        assert!(net.other(1e6, 1e6).is_none());
+        let blk = VmBudget::shared(&directory.path().join("vm1"), Role::BlkFrontend, 1e6).expect("a budget");
+        blk.begin(5e8, 1e6);
+        assert!(!blk.admit(1, T_W_US, 1e6));
+    }
+
+    #[test]
+    fn what_was_left_by_those_who_were_killed_holds_nobody_back() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (net, blk) = both(directory.path(), 1e9);
+        blk.say(2, 1e8, 1e9);
+        net.limit(1e3, 1e9);
+        net.force(1_000_000, T_W_US, 1e9);
+        // Nobody ran its destructor, and the clock of the next boot begins anew.
+        std::mem::forget((net, blk));
+        let (net, blk) = both(directory.path(), 5.0);
+        assert!(net.other(1e6, 5.0).is_none() && blk.other(1e6, 5.0).is_none());
+        net.limit(1e9, 5.0);
+        assert!(net.admit(50_000, T_W_US, 5.0));
     }
 
     proptest! {

@@ -2,14 +2,15 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cxl_pool::{Area, FileIdentity, Memory, regions};
+use cxl_pool::{Area, EndpointId, FileIdentity, Memory, regions};
 use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::objects::{Object, ObjectId, PortObject};
+use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::telemetry::Telemetry;
 use pod_protocol::worker::WorkerHandle;
 use vhost_frontend::Server;
@@ -65,9 +66,9 @@ impl<M: Memory> FrontendHandler<M> {
         Self { memory, worker, reporter, book, channels, sockets, pool_file, devices: HashMap::new(), meter }
     }
 
-    /// Listens there to the agents of vCPUs.
-    pub fn listen_to_agents(&mut self, path: &Path) -> io::Result<()> {
-        self.meter.listen(path)
+    /// It is this frontend of its host. To be called before it has devices.
+    pub fn join_host(&mut self, run: &RunDirectory, endpoint: EndpointId) -> io::Result<()> {
+        self.meter.join_host(run, endpoint)
     }
 
     fn pace(&self, lease: LeaseId, pacing: Option<Arc<Pacing>>) -> Result<(), String> {
