@@ -22,8 +22,9 @@
 //!
 //! # Assumptions
 //!
-//! * A generation is used at most once at a placement, and whoever hands out a placement for the first time
-//!   calls [`RingPlacement::clear`] before, so that what lay there is not taken for a generation.
+//! * A generation is used at most once by a channel, and whoever hands out a placement for a channel calls
+//!   [`RingPlacement::clear`] before, so that what lay there is not taken for one of its generations. Both sides may
+//!   have anything of it in their caches.
 //! * One `Sender` and one `Receiver` at a time.
 //! * A message announces only what was written back and fenced before it was sent.
 

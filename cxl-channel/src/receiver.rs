@@ -152,9 +152,13 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
     /// may be asleep when this turns true: ring its doorbell.
     pub fn ready(&mut self) -> bool {
         if self.state == State::Waiting && self.begun() {
-            // What this host has cached of the ring may be of an older generation. From here on, it is what
-            // the sender emptied, or newer.
+            // What this host has cached of the ring may be of an older generation, or of another ring that lay here. From here on, it is
+            // what the sender emptied, or newer.
             self.memory.invalidate(self.first_slot, self.slots * Self::SLOT_BYTES);
+            // So may what it has of its own line. The first store would have all of that seen again, and of another ring here the numbers
+            // of generations were the same ones.
+            self.memory.flush(self.placement.receiver_line(), LINE_BYTES as u64);
+            self.memory.full_fence();
             if !self.doorbell {
                 // In the line of the acceptance, and before it: whoever sees that sees this.
                 let at = self.placement.receiver_line().saturating_add(header::BELL_UNUSED);

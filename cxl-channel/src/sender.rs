@@ -77,6 +77,9 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
         placement.expect_valid(WORDS, &memory);
         assert!(generation.get() != 0, "generation 0 stands for none");
         let said = placement.sender_line().saturating_add(header::GENERATION);
+        // Of another ring that lay here, something may be cached.
+        memory.flush(placement.sender_line(), LINE_BYTES as u64);
+        memory.full_fence();
         // A receiver of the older generation may still look. So the ring is closed first, for it to tell emptied slots from
         // messages. And only the words with the epochs are zeroed: what it is just reading must not change under it. The
         // others change once a receiver accepted the new generation, and then the older one is gone.

@@ -173,7 +173,7 @@ impl<const MODEL_COHERENT: bool> Memory for ModelMemory<MODEL_COHERENT> {
     #[track_caller]
     fn flush(&self, at: ByteOffset, bytes: u64) {
         if !MODEL_COHERENT && mutation_at(Operation::Flush, Location::caller()).is_none() {
-            Self::each_line(at, bytes, Step::write_back);
+            Self::each_line(at, bytes, Step::flush);
         }
     }
 

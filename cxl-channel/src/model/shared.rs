@@ -14,6 +14,9 @@
 //! run in which they come late is also one in which the other side does not see them yet. What has to be interleaved is loads
 //! of the other side's lines, and fences.
 //!
+//! Of the two lines before the slots, both hosts have something older in their caches in the beginning, of another ring that lay there. Who writes to such a line
+//! before it was flushed and fenced has the rest of that seen again.
+//!
 //! With coherent caches, stores become visible in their order, at any time up to the next full fence.
 
 use cxl_pool::LINE_WORDS;
@@ -22,6 +25,18 @@ pub(super) const SENDING: usize = 0;
 pub(super) const RECEIVING: usize = 1;
 /// In a ring, only the second line is the receiver's.
 const RECEIVER_LINE: usize = 1;
+const HEADER_LINES: usize = 2;
+
+/// What a line's writer has in its cache.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Cached {
+    /// What it wrote, or nothing.
+    Own,
+    /// Something older than what the pool holds.
+    Older,
+    /// The same, until the next full fence.
+    Leaving,
+}
 
 #[derive(Clone, Hash)]
 pub(super) struct Snapshot {
@@ -64,6 +79,8 @@ pub(super) struct Shared {
     /// How many stores each side has made, and how many of them the other side can see at least. For coherent caches.
     stores: [u64; 2],
     visible: [u64; 2],
+    /// Of the lines before the slots.
+    cached: [Cached; HEADER_LINES],
 }
 
 impl Shared {
@@ -74,11 +91,30 @@ impl Shared {
             written_back: 0,
             invalidated: 0,
         };
-        Self { coherent, lines: vec![line; usize::try_from(lines).unwrap()], stores: [0; 2], visible: [0; 2] }
+        let cached = if coherent { Cached::Own } else { Cached::Older };
+        Self {
+            coherent,
+            lines: vec![line; usize::try_from(lines).unwrap()],
+            stores: [0; 2],
+            visible: [0; 2],
+            cached: [cached; HEADER_LINES],
+        }
     }
 
     pub(super) fn writer(line: usize) -> usize {
         if line == RECEIVER_LINE { RECEIVING } else { SENDING }
+    }
+
+    /// Whether something older lies in the cache of who writes to this line.
+    pub(super) fn is_stale(&self, line: usize) -> bool {
+        self.cached.get(line).is_some_and(|cached| *cached != Cached::Own)
+    }
+
+    /// Its writer flushes a line.
+    pub(super) fn flush(&mut self, line: usize) {
+        if self.is_stale(line) {
+            self.cached[line] = Cached::Leaving;
+        }
     }
 
     pub(super) fn store(&mut self, line: usize, word: usize, value: u64) {
@@ -128,8 +164,13 @@ impl Shared {
         if self.coherent {
             return self.stores[host] > 0;
         }
+        let leaving = |line: usize| self.cached.get(line) == Some(&Cached::Leaving);
         self.lines.iter().enumerate().any(|(number, line)| {
-            if Self::writer(number) == host { line.written_back > line.held } else { line.invalidated > 0 }
+            if Self::writer(number) == host {
+                line.written_back > line.held || leaving(number)
+            } else {
+                line.invalidated > 0
+            }
         })
     }
 
@@ -142,6 +183,10 @@ impl Shared {
         for (number, line) in self.lines.iter_mut().enumerate() {
             if Self::writer(number) == host {
                 line.held = line.held.max(line.written_back);
+                if let Some(cached) = self.cached.get_mut(number).filter(|cached| **cached == Cached::Leaving)
+                {
+                    *cached = Cached::Own;
+                }
             } else {
                 line.pass(line.invalidated);
             }

@@ -94,12 +94,24 @@ impl Step {
                 self.broken_rule = Some("a line was written that belongs to the other side");
                 return;
             }
+            if self.shared.is_stale(line) {
+                self.broken_rule = Some("a line was written of which something older may be cached");
+                return;
+            }
             self.shared.store(line, word, value);
         }
     }
 
     pub(super) fn write_back(&mut self, line: usize) {
         if self.may_run(false).is_some() && Shared::writer(line) == self.host {
+            let line = &mut self.shared.lines[line];
+            line.written_back = line.newest();
+        }
+    }
+
+    pub(super) fn flush(&mut self, line: usize) {
+        if self.may_run(false).is_some() && Shared::writer(line) == self.host {
+            self.shared.flush(line);
             let line = &mut self.shared.lines[line];
             line.written_back = line.newest();
         }

@@ -75,6 +75,15 @@ pub(crate) fn run<M: Memory, const WORDS: usize>(
     let generation = Generation::new(1);
     if random.one_in(8) {
         leave_something::<WORDS>(&pool.host(PREVIOUS), placement);
+        for host in [SENDING, RECEIVING] {
+            // It took part in that, or its processor fetched something of it by itself.
+            let memory = pool.host(host);
+            for line in 0..placement.area(WORDS).lines.get() {
+                if random.one_in(2) {
+                    memory.load(placement.start.bytes().saturating_add(line * 64));
+                }
+            }
+        }
         placement.clear(&wrap(PREVIOUS, pool.host(PREVIOUS)));
     }
     let mut receiver =
@@ -116,13 +125,17 @@ pub(crate) fn run<M: Memory, const WORDS: usize>(
     }
 }
 
-/// Leaves something where the ring will be, the worst that it can be: it says that the first generation was begun and accepted, and
-/// that every slot holds a message of the first lap.
+/// Leaves something where the ring will be, the worst that it can be: it says that the first generation was begun and accepted, that
+/// half a ring was consumed by a receiver that never sleeps, and that every slot holds a message of the first lap.
 fn leave_something<const WORDS: usize>(memory: &SimulatedMemory, placement: RingPlacement) {
     let area = placement.area(WORDS);
     let line = |number: u64| area.start_byte().saturating_add(number * 64);
     memory.store(line(0), 1);
-    memory.store(line(1), 1 << 32);
+    memory.store(line(0).saturating_add(8), u64::MAX);
+    let said = |value: u32| 1 << 32 | u64::from(value);
+    for (word, value) in (0..).zip([placement.slots / 2, 0, 1, 0]) {
+        memory.store(line(1).saturating_add(word * 8), said(value));
+    }
     for number in 2..area.lines.get() {
         memory.write(line(number), &[0xff; 64]);
     }
