@@ -284,9 +284,9 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
         }
         // A sender that writes as fast as it can soon gets ahead, once nobody touches what it writes. Else on with what there is.
         let closer = (furthest / CLOSER).max(Self::SLOTS_PER_LINE);
-        if self.wait_for(closer, LOOKS_CLOSER) {
-            self.wait_for(furthest, LOOKS_AHEAD);
-        } else {
+        if !(self.wait_for(closer, LOOKS_CLOSER) && self.wait_for(furthest, LOOKS_AHEAD)) {
+            // Nor is it tried again at once: messages that come at a rate at which nothing needs to be waited for would stay as far
+            // behind as the first hiccup put them.
             self.streak = 0;
         }
     }
