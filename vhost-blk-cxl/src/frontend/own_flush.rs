@@ -35,7 +35,7 @@ impl<M: Memory> Disk<M> {
         (slot.operation, slot.ring, slot.chain) = (Operation::Flush, NO_RING, Chain::default());
         (slot.place, slot.unaware, slot.force_unit_access, slot.may_unmap) =
             (Place::Nowhere, false, false, false);
-        slot.begin(0, 0, false);
+        slot.begin(0, 0, u64::MAX);
         self.slots.take();
         self.own_flushes.push(OwnFlush { index, again: false, done });
         self.queue_own_flush(index);

@@ -92,7 +92,7 @@ impl<M: Memory> Disk<M> {
 
     /// Takes a request from a ring. True if there was one.
     fn take_one(&mut self, ring: usize, allowance: &mut Allowance<'_>) -> bool {
-        let shape = self.shape();
+        let (shape, step_bytes_max) = (self.shape(), self.step_bytes_max());
         let failed = self.object.failed;
         let Some(served) = self.rings[ring].as_mut().filter(|served| served.gives_requests()) else {
             return false;
@@ -141,16 +141,18 @@ impl<M: Memory> Disk<M> {
             return self.answer_here(ring, index, parsed);
         };
         let range = offset_bytes..offset_bytes.saturating_add(length_bytes);
-        if self.under_way.has_to_wait(operation.writes(), &range) {
+        // Without data it is a single step, however long the range.
+        let step_bytes_max = if operation.has_data() { step_bytes_max } else { u64::MAX };
+        let in_steps = length_bytes > step_bytes_max;
+        if self.under_way.has_to_wait(operation.writes(), &range, in_steps) {
             return served.put_back(slot, &mut self.blocked);
         }
         slot.place = Place::Nowhere;
-        slot.begin(offset_bytes, length_bytes, operation.has_data());
+        slot.begin(offset_bytes, length_bytes, step_bytes_max);
         if operation.has_data() {
             let buffers = &mut self.buffers;
             let room = (&mut *buffers, &mut slot.pieces);
-            let in_one_step = slot.left_bytes == 0;
-            let in_pool = in_one_step
+            let in_pool = (!in_steps)
                 .then(|| self.finder.find(&slot.chain, operation, length_bytes, shape.block_bytes, room))
                 .flatten();
             // A step fits.
@@ -186,7 +188,7 @@ impl<M: Memory> Disk<M> {
         };
         served.in_flight += 1;
         if operation != Operation::Flush {
-            self.under_way.begin(index, operation.writes(), range);
+            self.under_way.begin(index, operation.writes(), range, in_steps);
         }
         self.slots.take();
         match copied {

@@ -2,6 +2,9 @@
 //!
 //! To those who carry requests out, each step is a request of its own. The guest is answered after the last one, or the
 //! first one that fails. Steps wait in the queue for what is to be sent again, so that no new request overtakes them for long.
+//!
+//! A disk that is held to a share of the fabric sends no more at once than its VM may save up: a request of 4 MiB that passed as a whole would
+//! be several times what a small share allows in any K.
 
 use cxl_pool::Memory;
 use vhost_frontend::CopyError;
@@ -13,27 +16,37 @@ use super::serve::copy_out;
 use super::slots::{Slot, State};
 use crate::message::Operation;
 
+/// Steps are no shorter, however small a share is, nor than a block of the volume.
+const STEP_BYTES_LEAST: u64 = 4096;
+
 impl Slot {
-    /// Begins a request; one without data is a single step, however long the range.
-    pub(super) fn begin(&mut self, offset_bytes: u64, length_bytes: u64, has_data: bool) {
-        let most = if has_data { REQUEST_BYTES_MAX } else { u64::MAX };
+    /// Begins a request, of which a step has so many bytes at most.
+    pub(super) fn begin(&mut self, offset_bytes: u64, length_bytes: u64, step_bytes_max: u64) {
         self.offset_bytes = offset_bytes;
-        self.length_bytes = length_bytes.min(most);
+        self.length_bytes = length_bytes.min(step_bytes_max);
         self.done_bytes = 0;
         self.left_bytes = length_bytes - self.length_bytes;
     }
 
-    fn advance(&mut self) {
+    fn advance(&mut self, step_bytes_max: u64) {
         self.offset_bytes += self.length_bytes;
         self.done_bytes += self.length_bytes;
-        self.length_bytes = self.left_bytes.min(REQUEST_BYTES_MAX);
+        self.length_bytes = self.left_bytes.min(step_bytes_max);
         self.left_bytes -= self.length_bytes;
     }
 }
 
 impl<M: Memory> Disk<M> {
+    /// How many bytes a step of a request with data has at most now: whole blocks.
+    pub(super) fn step_bytes_max(&self) -> u64 {
+        let Some(pacer) = &self.pacer else { return REQUEST_BYTES_MAX };
+        let least = u64::from(self.object.block_bytes).max(STEP_BYTES_LEAST);
+        (pacer.at_once_bytes() / least * least).clamp(least, REQUEST_BYTES_MAX)
+    }
+
     /// A step is done: queues the next one. False if there is none, or if nobody waits for it.
     pub(super) fn next_step(&mut self, index: u16) -> Result<bool, CopyError> {
+        let step_bytes_max = self.step_bytes_max();
         let slot = self.slots.get_mut(index);
         if slot.left_bytes == 0 || slot.state != State::Sent {
             return Ok(false);
@@ -47,7 +60,7 @@ impl<M: Memory> Disk<M> {
         if let Some(buffer) = std::mem::replace(&mut slot.place, Place::Nowhere).buffer() {
             self.buffers.free(buffer);
         }
-        slot.advance();
+        slot.advance(step_bytes_max);
         self.slots.rename(index);
         self.slots.set_state(index, State::Queued);
         self.queued.push_back(index);

@@ -10,8 +10,6 @@
 
 use std::ops::Range;
 
-use super::device::REQUEST_BYTES_MAX;
-
 /// What is counted together: more than most requests touch, so that few of them are counted twice.
 const PART_BYTES: u64 = 128 << 10;
 const COUNTS: usize = 512;
@@ -24,7 +22,16 @@ struct Kind {
     counts: Vec<u16>,
     /// How many touch too many parts to be counted.
     wide: u32,
-    ranges: Vec<(Range<u64>, u16)>,
+    ranges: Vec<Request>,
+}
+
+/// A request that is under way.
+#[derive(Debug)]
+struct Request {
+    range: Range<u64>,
+    slot: u16,
+    /// It is carried out in several steps.
+    in_steps: bool,
 }
 
 /// See the [module](self).
@@ -36,8 +43,8 @@ pub(super) struct UnderWay {
     at: Vec<Option<(bool, usize)>>,
     /// Those that meet are kept apart here, and not by whoever carries them out.
     keeps_apart: bool,
-    /// How many may have several steps.
-    long: u32,
+    /// How many have several steps.
+    in_steps: u32,
 }
 
 impl UnderWay {
@@ -45,7 +52,7 @@ impl UnderWay {
     pub(super) fn none(requests_max: u16) -> Self {
         let most = usize::from(requests_max);
         let kind = || Kind { counts: vec![0; COUNTS], wide: 0, ranges: Vec::with_capacity(most) };
-        Self { reads: kind(), writes: kind(), at: vec![None; most], keeps_apart: true, long: 0 }
+        Self { reads: kind(), writes: kind(), at: vec![None; most], keeps_apart: true, in_steps: 0 }
     }
 
     /// Whether requests that meet are kept apart here; they are, unless something else is said. Those that are carried out in several
@@ -54,32 +61,32 @@ impl UnderWay {
         self.keeps_apart = apart;
     }
 
-    /// Whether a request has to wait: two of which one writes meet.
-    pub(super) fn has_to_wait(&self, writes: bool, range: &Range<u64>) -> bool {
-        if self.keeps_apart || is_long(range) {
+    /// Whether a request, which may be one of several steps, has to wait: two of which one writes meet.
+    pub(super) fn has_to_wait(&self, writes: bool, range: &Range<u64>, in_steps: bool) -> bool {
+        if self.keeps_apart || in_steps {
             return self.writes.meets(range) || writes && self.reads.meets(range);
         }
-        self.long > 0 && (self.writes.meets_long(range) || writes && self.reads.meets_long(range))
+        self.in_steps > 0 && (self.writes.meets_in_steps(range) || writes && self.reads.meets_in_steps(range))
     }
 
     /// A request is under way from here on.
-    pub(super) fn begin(&mut self, request: u16, writes: bool, range: Range<u64>) {
+    pub(super) fn begin(&mut self, slot: u16, writes: bool, range: Range<u64>, in_steps: bool) {
         let kind = if writes { &mut self.writes } else { &mut self.reads };
-        self.at[usize::from(request)] = Some((writes, kind.ranges.len()));
-        self.long += u32::from(is_long(&range));
+        self.at[usize::from(slot)] = Some((writes, kind.ranges.len()));
+        self.in_steps += u32::from(in_steps);
         kind.count(&range, |count| *count += 1, |wide| *wide += 1);
-        kind.ranges.push((range, request));
+        kind.ranges.push(Request { range, slot, in_steps });
     }
 
     /// It is over, if it was.
-    pub(super) fn end(&mut self, request: u16) {
-        let Some((writes, at)) = self.at[usize::from(request)].take() else { return };
+    pub(super) fn end(&mut self, slot: u16) {
+        let Some((writes, at)) = self.at[usize::from(slot)].take() else { return };
         let kind = if writes { &mut self.writes } else { &mut self.reads };
-        let (range, _) = kind.ranges.swap_remove(at);
-        self.long -= u32::from(is_long(&range));
-        kind.count(&range, |count| *count -= 1, |wide| *wide -= 1);
-        if let Some((_, moved)) = kind.ranges.get(at) {
-            self.at[usize::from(*moved)] = Some((writes, at));
+        let over = kind.ranges.swap_remove(at);
+        self.in_steps -= u32::from(over.in_steps);
+        kind.count(&over.range, |count| *count -= 1, |wide| *wide -= 1);
+        if let Some(moved) = kind.ranges.get(at) {
+            self.at[usize::from(moved.slot)] = Some((writes, at));
         }
     }
 }
@@ -91,11 +98,11 @@ impl Kind {
         }
         let may_meet =
             self.wide > 0 || parts(range).is_none_or(|mut parts| parts.any(|part| self.counts[part] > 0));
-        may_meet && self.ranges.iter().any(|(other, _)| meet(other, range))
+        may_meet && self.ranges.iter().any(|other| meet(&other.range, range))
     }
 
-    fn meets_long(&self, range: &Range<u64>) -> bool {
-        self.ranges.iter().any(|(other, _)| is_long(other) && meet(other, range))
+    fn meets_in_steps(&self, range: &Range<u64>) -> bool {
+        self.ranges.iter().any(|other| other.in_steps && meet(&other.range, range))
     }
 
     fn count(&mut self, range: &Range<u64>, each: impl Fn(&mut u16), wide: impl Fn(&mut u32)) {
@@ -108,11 +115,6 @@ impl Kind {
 
 fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
-}
-
-/// Whether a request may be carried out in several steps.
-fn is_long(range: &Range<u64>) -> bool {
-    range.end.saturating_sub(range.start) > REQUEST_BYTES_MAX
 }
 
 /// Under which numbers a range is counted. None if it is wide.
@@ -143,28 +145,28 @@ mod tests {
         #[test]
         fn those_wait_that_meet_another_of_which_one_writes(
             apart in any::<bool>(),
-            steps in prop::collection::vec((0..REQUESTS, any::<bool>(), range()), 1..100),
+            steps in prop::collection::vec((0..REQUESTS, any::<bool>(), range(), prop::bool::weighted(0.2)), 1..100),
         ) {
             let mut under_way = UnderWay::none(REQUESTS);
             under_way.keep_apart(apart);
-            let mut known: Vec<Option<(bool, Range<u64>)>> = vec![None; usize::from(REQUESTS)];
-            for (request, writes, range) in steps {
-                let conflicts = |(other, at): &(bool, Range<u64>)| {
-                    let here = apart || is_long(at) || is_long(&range);
+            let mut known: Vec<Option<(bool, Range<u64>, bool)>> = vec![None; usize::from(REQUESTS)];
+            for (request, writes, range, in_steps) in steps {
+                let conflicts = |(other, at, other_in_steps): &(bool, Range<u64>, bool)| {
+                    let here = apart || in_steps || *other_in_steps;
                     here && (writes || *other) && at.start < range.end && range.start < at.end
                 };
                 let expected = known.iter().flatten().any(conflicts);
-                prop_assert_eq!(under_way.has_to_wait(writes, &range), expected);
+                prop_assert_eq!(under_way.has_to_wait(writes, &range, in_steps), expected);
                 let slot = &mut known[usize::from(request)];
                 if slot.take().is_some() {
                     under_way.end(request);
                 } else {
-                    under_way.begin(request, writes, range.clone());
-                    *slot = Some((writes, range));
+                    under_way.begin(request, writes, range.clone(), in_steps);
+                    *slot = Some((writes, range, in_steps));
                 }
             }
             (0..REQUESTS).for_each(|request| under_way.end(request));
-            prop_assert_eq!(under_way.long, 0);
+            prop_assert_eq!(under_way.in_steps, 0);
             for kind in [&under_way.reads, &under_way.writes] {
                 prop_assert!(kind.ranges.is_empty() && kind.wide == 0);
                 prop_assert!(kind.counts.iter().all(|count| *count == 0));

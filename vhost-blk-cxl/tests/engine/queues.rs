@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use cxl_pool::{CreateOptions, Pool};
+use cxl_pool::{Area, CreateOptions, LineCount, LineOffset, Pool};
+use pod_protocol::endpoint::Handler;
+use pod_protocol::objects::{DiskObject, ElementObject, FabricObject, MchannelObject, Object, TenantObject};
 use vhost_frontend::mock::Piece;
 
 use crate::pod::ram::{Control, RamSsd, idle_pod};
@@ -120,6 +122,56 @@ fn segments_have_any_length_from_one_byte_to_the_whole_request() {
     assert_eq!(driver.answer(0, 0, head).0, IOERR);
     control.fail(false);
     assert_eq!(driver.read_sectors(3, 512).len(), 512);
+}
+
+/// The bound of §4.5 holds for what a disk moves in any K, whatever its guest asks for at once.
+#[test]
+fn a_disk_with_a_share_of_the_fabric_moves_long_requests_a_window_at_a_time() {
+    // In a T_W of 1 ms that is 100 kB.
+    const BYTES_PER_SECOND: u64 = 100_000_000;
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let options = CreateOptions { size_bytes: Some(POOL_BYTES), ..CreateOptions::default() };
+    let pool = Pool::create(&directory.path().join("pool"), &options).unwrap();
+    let mut pod = crate::pod::Pod::new(pool.software(), pool.software(), pool.layout().data().start);
+    let control = Control::new();
+    pod.start(Box::new(RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) }));
+    let board =
+        |number| Area::new(LineOffset::new(pod.data.start.get() - 64 + 16 * number), LineCount::new(16));
+    let fabric = FabricObject {
+        window_us: 1000,
+        sample_us: 10_000,
+        sums: board(0),
+        vms: board(1),
+        peers: Vec::new(),
+        sibling: None,
+        elements: vec![ElementObject { element: 1, bytes_per_second: BYTES_PER_SECOND }],
+        tenants: vec![TenantObject { tenant: 0, weight: 1 }],
+    };
+    let DiskObject { lease, instance, .. } = pod.disk;
+    let share =
+        MchannelObject { lease, instance, name: "vm0".to_owned(), weight: 1, tenant: 0, path: vec![1] };
+    let mut driver = Driver::connected(&pod);
+    let place = driver.place(0);
+    for (paced, longest) in [(false, REQUEST_BYTES_MAX.into()), (true, 24 << 12)] {
+        if paced {
+            let frontend = pod.frontend.as_mut().unwrap();
+            frontend.apply(Object::Fabric(fabric.clone())).unwrap();
+            frontend.apply(Object::Mchannel(share.clone())).unwrap();
+        }
+        let data = pattern(u64::from(paced), REQUEST_BYTES_MAX as usize);
+        for kind in [T_OUT, T_IN] {
+            let writable = kind == T_IN;
+            driver.write_header(place, kind, 0);
+            driver.write(place.data, &if writable { vec![0x55; data.len()] } else { data.clone() });
+            let before = control.log().len();
+            let head = driver.guest.offer(0, &Driver::pieces(place, kind, REQUEST_BYTES_MAX), None);
+            assert_eq!(driver.answer(0, 0, head).0, OK);
+            assert!(driver.read(place.data, data.len()) == data);
+            let lengths: Vec<u64> = control.log()[before..].iter().map(|it| it.length_bytes).collect();
+            assert_eq!(lengths.iter().max(), Some(&longest), "{lengths:?}");
+            assert_eq!(lengths.iter().sum::<u64>(), u64::from(REQUEST_BYTES_MAX));
+        }
+    }
 }
 
 #[test]

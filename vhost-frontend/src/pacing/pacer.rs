@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mem_channel::ByteBudget;
 
-use super::{Pacing, Waker};
+use super::{Pacing, Waker, whole};
 
 /// What waits is tried again after so long.
 const LONGEST_WAIT_S: f64 = 0.01;
@@ -86,6 +86,15 @@ impl Pacer {
         self.pacing.release(self.now_us);
         self.count(bytes, 1);
         true
+    }
+
+    /// The longest message that keeps to the bound of §4.5 as a whole, in bytes: what is saved up in a T_W. A longer one passes at once when so much
+    /// is there, and is paid back; it is better made of several. [`u64::MAX`] while nothing is limited.
+    #[inline]
+    pub fn at_once_bytes(&self) -> u64 {
+        let own = self.budget.rate();
+        let rate = if self.is_free() { own } else { own.min(self.sure.rate()) };
+        whole(rate * f64::from_bits(self.window_us) / 1e6)
     }
 
     /// Whether its VM may move so many bytes more here; if so, they are taken from what it may.
