@@ -29,6 +29,12 @@ pub enum MemChannelError {
     /// The tenant was never added.
     #[error("{0:?} is unknown: add it before its mchannels")]
     UnknownTenant(TenantId),
+    /// An open mchannel passes through it.
+    #[error("{0:?} is in use: close the mchannels that pass through it first")]
+    ElementInUse(ElementId),
+    /// It has open mchannels.
+    #[error("{0:?} is in use: close its mchannels first")]
+    TenantInUse(TenantId),
     /// `u32::MAX` stands for the root.
     #[error("{0:?} cannot be used: the number is reserved")]
     ReservedTenant(TenantId),

@@ -43,6 +43,8 @@ struct Element {
     share: Share,
     /// What this host published of the root.
     local: Sums,
+    /// A signal came since the last sample.
+    observed: bool,
     members: Vec<Member>,
     /// Of all tenants at the element, on any host, in the order of their numbers.
     totals: Vec<(TenantId, f64, Totals)>,
@@ -102,6 +104,40 @@ impl Host {
         let Self { elements, mchannels, .. } = self;
         for mchannel in mchannels.iter_mut().filter_map(|slot| slot.mchannel.as_mut()) {
             mchannel.most_demand = narrowest(elements, &mchannel.path);
+        }
+        Ok(())
+    }
+
+    /// Removes an element that no open mchannel passes through. What is known of the others stays.
+    pub fn remove_element(&mut self, id: ElementId) -> Result<(), MemChannelError> {
+        let index = *self.by_id.get(&id).ok_or(MemChannelError::UnknownElement(id))?;
+        if self.elements[index].members.iter().any(|member| member.mchannels > 0) {
+            return Err(MemChannelError::ElementInUse(id));
+        }
+        self.elements.remove(index);
+        self.by_id.remove(&id);
+        let places = self.by_id.values_mut().filter(|place| **place > index);
+        places.for_each(|place| *place -= 1);
+        self.hops().filter(|hop| hop.element > index).for_each(|hop| hop.element -= 1);
+        Ok(())
+    }
+
+    /// Removes a tenant without open mchannels. What is known of the others stays.
+    pub fn remove_tenant(&mut self, id: TenantId) -> Result<(), MemChannelError> {
+        if !self.tenants.contains_key(&id) {
+            return Err(MemChannelError::UnknownTenant(id));
+        }
+        let of_tenant = |member: &Member| member.tenant == id;
+        let mut members = self.elements.iter().flat_map(|element| &element.members);
+        if members.any(|member| of_tenant(member) && member.mchannels > 0) {
+            return Err(MemChannelError::TenantInUse(id));
+        }
+        self.tenants.remove(&id);
+        for element in 0..self.elements.len() {
+            let Some(index) = self.elements[element].members.iter().position(of_tenant) else { continue };
+            self.elements[element].members.remove(index);
+            let here = self.hops().filter(|hop| hop.element == element);
+            here.filter(|hop| hop.member > index).for_each(|hop| hop.member -= 1);
         }
         Ok(())
     }
@@ -179,11 +215,13 @@ impl Host {
     /// overload, or of time with backpressure, from 0 to 1.
     pub fn observe(&mut self, element: ElementId, overloaded_part: f64) -> Result<(), MemChannelError> {
         let index = *self.by_id.get(&element).ok_or(MemChannelError::UnknownElement(element))?;
-        self.elements[index].capacity.observe(overloaded_part, &self.parameters);
+        let element = &mut self.elements[index];
+        element.capacity.observe(overloaded_part, &self.parameters);
+        element.observed = true;
         Ok(())
     }
 
-    /// MCHANNEL_SCHED: once per mchannel and T_W.
+    /// MCHANNEL_SCHED: once per mchannel and T_W, or for as long as `measured` says.
     #[inline]
     pub fn schedule(&mut self, id: MchannelId, measured: &Measured) -> Result<Decision, MemChannelError> {
         let Self { parameters, decay, elements, mchannels, .. } = self;
@@ -201,7 +239,8 @@ impl Host {
     }
 
     /// The end of a sampling window that was `elapsed_us` long: sums up what the mchannels did (lines 13–15). Returns what the
-    /// other hosts need to know, in an order that only changes when something is added.
+    /// other hosts need to know, in an order that only changes when something is added or removed: of elements on the paths of open
+    /// mchannels, and of those that it [looked at](Self::observe) since the last sample.
     pub fn sample(&mut self, elapsed_us: f64) -> &[Record] {
         let per_second = if elapsed_us > 0.0 { 1e6 / elapsed_us } else { 0.0 };
         // Who wants less than a line in K wants nothing.
@@ -265,6 +304,11 @@ impl Host {
         element.members.iter().find(|member| member.tenant == tenant).map(|member| member.share)
     }
 
+    /// Where the paths of all open mchannels pass.
+    fn hops(&mut self) -> impl Iterator<Item = &mut Hop> {
+        self.mchannels.iter_mut().filter_map(|slot| slot.mchannel.as_mut()).flat_map(|it| &mut it.path)
+    }
+
     fn mchannel(&mut self, id: MchannelId) -> Result<&mut Mchannel, MemChannelError> {
         self.mchannels
             .get_mut(id.slot as usize)
@@ -285,6 +329,7 @@ impl Element {
             capacity,
             share: Share::FREE,
             local: Sums::default(),
+            observed: false,
             members: Vec::new(),
             totals: Vec::new(),
             root: Totals::default(),
@@ -321,6 +366,10 @@ impl Element {
         }
         local.alpha = self.share.in_force(local.max_demand);
         self.local = local;
+        let observed = std::mem::take(&mut self.observed);
+        if !observed && self.members.iter().all(|member| member.mchannels == 0) {
+            return;
+        }
         let node = Node::Root { capacity: narrow(self.capacity.get()), load: narrow(self.capacity.load()) };
         records.push(Record { element: self.id, node, sums: local });
         for member in self.members.iter().filter(|member| member.mchannels > 0) {

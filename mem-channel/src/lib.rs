@@ -15,8 +15,8 @@
 //! | α_v, F_v, D_v | [`Sums::alpha`], [`Sums::rate`], [`Sums::demand`] | bytes/s (for a weight of 1), bytes/s |
 //! | C_v, L, l, g, δ, λ | [`Capacity`], [`Parameters`] | bytes/s; parts of 1; per s |
 //!
-//! [`Host`] puts it together. A host calls [`Host::schedule`] for each mchannel every T_W, and every K first
-//! [`Host::sample`], whose records it publishes, then [`Host::settle`] with what the others published ([`Peers`]).
+//! [`Host`] puts it together. A host calls [`Host::schedule`] for each mchannel every T_W (or every K, where something else keeps
+//! to T_R within each T_W meanwhile), and every K first [`Host::sample`], whose records it publishes, then [`Host::settle`] with what the others published ([`Peers`]).
 //!
 //! # Assumptions
 //!

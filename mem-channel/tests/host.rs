@@ -279,7 +279,68 @@ fn who_is_closed_is_gone() {
     for id in [new, other] {
         host.close(id).unwrap();
     }
-    assert_eq!(host.sample(K_US).len(), 1);
+    assert_eq!(host.sample(K_US).len(), 0);
+}
+
+#[test]
+fn a_host_tells_of_elements_that_it_uses_or_looks_at() {
+    let (other, third) = (ElementId(2), ElementId(3));
+    let mut host = host(1.0, 1.0);
+    host.set_element(other, CAPACITY).unwrap();
+    host.set_element(third, CAPACITY).unwrap();
+    let told = |host: &mut Host| -> Vec<ElementId> {
+        host.sample(K_US).iter().map(|record| record.element).collect()
+    };
+    assert_eq!(told(&mut host), []);
+    let id = host.open(&MchannelOptions { tenant: RED, weight: 1.0, path: vec![other] }).unwrap();
+    assert_eq!(told(&mut host), [other, other]);
+    // The load of a device is seen where it is, whoever uses it.
+    host.observe(third, 0.5).unwrap();
+    assert_eq!(told(&mut host), [other, other, third]);
+    assert_eq!(told(&mut host), [other, other]);
+    host.close(id).unwrap();
+    assert_eq!(told(&mut host), []);
+}
+
+#[test]
+fn elements_and_tenants_go_and_what_is_known_of_the_others_stays() {
+    let (before, after) = (ElementId(0), ElementId(2));
+    let mut host = Host::new(Parameters::default()).unwrap();
+    for element in [before, LINK, after] {
+        host.set_element(element, CAPACITY).unwrap();
+    }
+    for tenant in [RED, BLUE] {
+        host.set_tenant(tenant, TenantOptions { weight: 1.0 }).unwrap();
+    }
+    // At each of them red was first.
+    let path = || vec![before, LINK, after];
+    let red = host.open(&MchannelOptions { tenant: RED, weight: 1.0, path: path() }).unwrap();
+    let blue = host.open(&MchannelOptions { tenant: BLUE, weight: 1.0, path: vec![LINK, after] }).unwrap();
+    let other = host.open(&MchannelOptions { tenant: BLUE, weight: 3.0, path: vec![after] }).unwrap();
+    for id in [red, blue, other] {
+        sample_lines(&mut host, id, 20e9);
+    }
+    assert_eq!(host.remove_element(before), Err(MemChannelError::ElementInUse(before)));
+    assert_eq!(host.remove_tenant(RED), Err(MemChannelError::TenantInUse(RED)));
+    host.close(red).unwrap();
+    host.remove_element(before).unwrap();
+    host.remove_tenant(RED).unwrap();
+    assert_eq!(host.remove_element(before), Err(MemChannelError::UnknownElement(before)));
+    assert_eq!(host.remove_tenant(RED), Err(MemChannelError::UnknownTenant(RED)));
+    let records = host.sample(K_US).to_vec();
+    host.settle(&[]);
+    let told: Vec<ElementId> = records.iter().map(|record| record.element).collect();
+    assert_eq!(told, [LINK, LINK, after, after]);
+    near(records[3].sums.rate, 40e9);
+    // Those that are left still know what they want, and their places: the one has no more than its part of the last link, the other the rest.
+    near(host.share(LINK).unwrap().alpha, 10e9);
+    near(sample_lines(&mut host, blue, 20e9).demand, 20e9);
+    near(sample_lines(&mut host, other, 20e9).share, 3.0 * sample_lines(&mut host, blue, 20e9).share);
+    // Numbers that were given up may come back.
+    host.set_element(before, CAPACITY).unwrap();
+    host.set_tenant(RED, TenantOptions { weight: 1.0 }).unwrap();
+    host.open(&MchannelOptions { tenant: RED, weight: 1.0, path: path() }).unwrap();
+    assert_eq!(host.sample(K_US).len(), 8);
 }
 
 #[test]
@@ -296,7 +357,7 @@ fn what_makes_no_sense_is_refused() {
     let reserved = TenantId(u32::MAX);
     let error = host.set_tenant(reserved, TenantOptions { weight: 1.0 }).unwrap_err();
     assert_eq!(error, MemChannelError::ReservedTenant(reserved));
-    assert_eq!(host.sample(K_US).len(), 1, "nobody was let in");
+    assert_eq!(host.sample(K_US).len(), 0, "nobody was let in");
     for wrong in [
         Parameters { k_us: 99.0, ..Parameters::default() },
         Parameters { delta: 1.0, ..Parameters::default() },
