@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rate_is_over_the_window_and_demand_over_the_time_run() {
+    fn bytes_become_bytes_per_second() {
         // 1000 lines in a window of 100 µs of which the mchannel ran 25 µs.
         assert_eq!(measured_rate(64_000.0, 100.0), Some(640e6));
         assert_eq!(measured_demand(64_000.0, 25.0), Some(2560e6));

@@ -343,6 +343,25 @@ fn elements_and_tenants_go_and_what_is_known_of_the_others_stays() {
     assert_eq!(host.sample(K_US).len(), 8);
 }
 
+/// Lines 3–4 of the listing divide the other way round.
+#[test]
+fn rate_is_over_the_window_and_demand_over_the_time_run() {
+    let mut host = host(1.0, 1.0);
+    let id = open(&mut host, RED, 1.0);
+    let measured =
+        Measured { elapsed_us: T_W_US, run_us: T_W_US / 4.0, line_bytes: 64_000, ..Measured::default() };
+    let decision = window(&mut host, id, &measured);
+    near(decision.rate, 640e6);
+    near(decision.demand, 2560e6);
+    // The same of what queues move, which may move while their budget lasts.
+    let id = open(&mut host, RED, 1.0);
+    let (line_bytes, queue_bytes) = (0, 64_000);
+    let measured = Measured { line_bytes, queue_bytes, queue_open_us: T_W_US / 4.0, ..measured };
+    let decision = window(&mut host, id, &measured);
+    near(decision.rate, 640e6);
+    near(decision.demand, 2560e6);
+}
+
 #[test]
 fn what_makes_no_sense_is_refused() {
     let mut host = host(1.0, 1.0);
