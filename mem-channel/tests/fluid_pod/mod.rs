@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub(crate) mod topologies;
+
+use mem_channel::fluid::{self, User};
 use mem_channel::{
     ByteBudget, Decision, ElementId, Host, MchannelId, MchannelOptions, Measured, Parameters, Peers,
     TenantId, TenantOptions, encode,
@@ -33,6 +36,10 @@ impl Vm {
     pub(crate) fn new(host: usize, path: &[usize], demand: f64) -> Self {
         Self { host, tenant: 0, weight: 1.0, path: path.to_vec(), demand, kind: Kind::Lines, on_off: None }
     }
+
+    pub(crate) fn is_on(&self, window: u32) -> bool {
+        self.on_off.is_none_or(|(on, off)| window % (on + off) < on)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -45,6 +52,16 @@ pub(crate) struct Topology {
     pub(crate) vms: Vec<Vm>,
 }
 
+/// What a VM did in one T_W.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    /// How long it ran, in µs.
+    pub(crate) run_us: f64,
+    pub(crate) bytes: f64,
+    /// w·α when that was decided; infinite where nobody had to be held back.
+    pub(crate) share: f64,
+}
+
 struct Running {
     vm: Vm,
     id: MchannelId,
@@ -54,13 +71,17 @@ struct Running {
     decision: Option<Decision>,
     moved: f64,
     slept_us: f64,
+    windows: Vec<Window>,
 }
 
 pub(crate) struct Pod {
     parameters: Parameters,
     capacities: Vec<f64>,
+    windows_in_k: u32,
     hosts: Vec<(Host, Peers)>,
     vms: Vec<Running>,
+    /// Nothing that is sent off is delayed by what others send.
+    unhindered: bool,
     window: u32,
     overload: Vec<f64>,
     sequence: u32,
@@ -68,11 +89,19 @@ pub(crate) struct Pod {
     pub(crate) carried: Vec<f64>,
 }
 
-const WINDOWS_IN_K: u32 = 10;
-
 impl Pod {
     pub(crate) fn new(topology: &Topology) -> Self {
-        let parameters = Parameters::default();
+        Self::with(topology, Parameters::default().t_w_us, 10)
+    }
+
+    /// One in which all arrives at once, however overloaded elements are.
+    pub(crate) fn unhindered(topology: &Topology, t_w_us: f64, windows_in_k: u32) -> Self {
+        Self { unhindered: true, ..Self::with(topology, t_w_us, windows_in_k) }
+    }
+
+    fn with(topology: &Topology, t_w_us: f64, windows_in_k: u32) -> Self {
+        let k_us = t_w_us * f64::from(windows_in_k);
+        let parameters = Parameters { t_w_us, k_us, ..Parameters::default() };
         let element = |index: usize| ElementId(u32::try_from(index).unwrap());
         let mut hosts: Vec<(Host, Peers)> = (0..topology.hosts)
             .map(|_| (Host::new(parameters).unwrap(), Peers::new(10.0 * parameters.k_us)))
@@ -89,8 +118,10 @@ impl Pod {
         let mut pod = Self {
             parameters,
             capacities: topology.capacities.clone(),
+            windows_in_k,
             hosts,
             vms: Vec::new(),
+            unhindered: false,
             window: 0,
             overload: vec![0.0; topology.capacities.len()],
             sequence: 0,
@@ -116,6 +147,7 @@ impl Pod {
             decision: None,
             moved: 0.0,
             slept_us: 0.0,
+            windows: Vec::new(),
         });
     }
 
@@ -138,6 +170,11 @@ impl Pod {
         self.vms.iter().map(|vm| vm.slept_us).collect()
     }
 
+    /// All that a VM did so far.
+    pub(crate) fn windows(&self, vm: usize) -> &[Window] {
+        &self.vms[vm].windows
+    }
+
     pub(crate) fn run(&mut self, windows: u32) {
         for _ in 0..windows {
             self.step();
@@ -147,8 +184,8 @@ impl Pod {
     /// Mean rates in bytes/s over so many K.
     pub(crate) fn rates(&mut self, ks: u32) -> Vec<f64> {
         self.take_moved();
-        self.run(ks * WINDOWS_IN_K);
-        let seconds = f64::from(ks * WINDOWS_IN_K) * self.parameters.t_w_us / 1e6;
+        self.run(ks * self.windows_in_k);
+        let seconds = f64::from(ks * self.windows_in_k) * self.parameters.t_w_us / 1e6;
         self.take_moved().into_iter().map(|bytes| bytes / seconds).collect()
     }
 
@@ -158,11 +195,13 @@ impl Pod {
         let room = self.room(&wanted);
         for (overload, room) in self.overload.iter_mut().zip(&room) {
             // The more is asked for than fits, the more of the time something waits.
-            *overload += ((1.0 / room - 1.0) * 2.0).min(1.0) / f64::from(WINDOWS_IN_K);
+            *overload += ((1.0 / room - 1.0) * 2.0).min(1.0) / f64::from(self.windows_in_k);
         }
         for (vm, wanted) in self.vms.iter_mut().zip(wanted) {
             let factor = vm.vm.path.iter().fold(1.0_f64, |least, element| least.min(room[*element]));
-            let bytes = wanted * factor;
+            let bytes = if self.unhindered { wanted } else { wanted * factor };
+            let share = vm.decision.map_or(f64::INFINITY, |decision| decision.share);
+            vm.windows.push(Window { run_us: vm.t_r_us, bytes, share });
             vm.moved += bytes;
             for element in &vm.vm.path {
                 self.carried[*element] += bytes;
@@ -186,11 +225,11 @@ impl Pod {
         self.window += 1;
         for index in 0..self.hosts.len() {
             // Every host has a K of its own.
-            if (self.window + u32::try_from(index).unwrap() * 3).is_multiple_of(WINDOWS_IN_K) {
+            if (self.window + u32::try_from(index).unwrap() * 3).is_multiple_of(self.windows_in_k) {
                 self.exchange(index);
             }
         }
-        if self.window.is_multiple_of(WINDOWS_IN_K) {
+        if self.window.is_multiple_of(self.windows_in_k) {
             self.overload.fill(0.0);
         }
     }
@@ -235,8 +274,7 @@ impl Pod {
 
 impl Running {
     fn wants(&self, window: u32) -> f64 {
-        let on = self.vm.on_off.is_none_or(|(on, off)| window % (on + off) < on);
-        if on { self.vm.demand } else { 0.0 }
+        if self.vm.is_on(window) { self.vm.demand } else { 0.0 }
     }
 
     /// Bytes that it sends off in this window.
@@ -301,8 +339,32 @@ pub(crate) fn progressive_filling(topology: &Topology) -> Vec<f64> {
     rates
 }
 
+/// What rates ought to be of those that are on.
+pub(crate) fn ideal_rates(topology: &Topology, is_on: impl Fn(usize) -> bool) -> Vec<f64> {
+    let user = |(index, vm): (usize, &Vm)| User {
+        tenant: vm.tenant as usize,
+        weight: vm.weight,
+        demand: if is_on(index) { vm.demand } else { 0.0 },
+        path: vm.path.clone(),
+    };
+    let users: Vec<User> = topology.vms.iter().enumerate().map(user).collect();
+    fluid::rates(&topology.capacities, &topology.weights, &users)
+}
+
 fn through(vms: &[Vm], element: usize) -> impl Iterator<Item = usize> {
     (0..vms.len()).filter(move |index| vms[*index].path.contains(&element))
+}
+
+/// The parts of a distribution that the given parts of all values do not exceed.
+pub(crate) fn quantiles<const N: usize>(values: &mut [f64], parts: [f64; N]) -> [f64; N] {
+    values.sort_by(f64::total_cmp);
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    parts.map(|part| values[((count(values.len()) * part) as usize).min(values.len() - 1)])
+}
+
+#[allow(clippy::cast_precision_loss)]
+pub(crate) fn count(count: usize) -> f64 {
+    count as f64
 }
 
 /// How often a property is tried: so many times `WADI_ROUNDS`.
