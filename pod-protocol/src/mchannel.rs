@@ -117,6 +117,9 @@ fn sequence(words: &[u64; RECORD_WORDS]) -> u32 {
 }
 
 #[cfg(test)]
+mod omissions;
+
+#[cfg(test)]
 mod tests {
     use std::cell::Cell;
 
