@@ -72,6 +72,9 @@ pub struct RunSection {
     pub busy_poll_us: u64,
     /// How long a holder may act without having looked at its fence. The same in the whole pod.
     pub fence_ms: u64,
+    /// How long a worker may be busy with one and the same thing before its daemon is taken for stuck and ends, so that it is
+    /// started again. Zero: for ever.
+    pub worker_timeout_ms: u64,
     /// Which version of the protocol is spoken. It is no key of the file: the option `--protocol-minor` says it, to each
     /// daemon for itself.
     #[serde(skip)]
@@ -85,6 +88,7 @@ impl Default for RunSection {
             wakeup: Wakeup::default(),
             busy_poll_us: 50,
             fence_ms: 250,
+            worker_timeout_ms: 5000,
             protocol: Protocol::CURRENT,
         }
     }
@@ -99,6 +103,11 @@ impl RunSection {
     /// How long a holder may act without having looked at its fence.
     pub fn fence(&self) -> Duration {
         Duration::from_millis(self.fence_ms)
+    }
+
+    /// How long a worker may be busy with one and the same thing, if there is a limit.
+    pub fn worker_timeout(&self) -> Option<Duration> {
+        (self.worker_timeout_ms > 0).then(|| Duration::from_millis(self.worker_timeout_ms))
     }
 }
 
@@ -230,6 +239,12 @@ impl HostConfig {
         }
         if !(20..=60_000).contains(&self.run.fence_ms) {
             return Err(format!("run.fence-ms = {}: use 20 to 60000", self.run.fence_ms));
+        }
+        if !matches!(self.run.worker_timeout_ms, 0 | 500..=600_000) {
+            return Err(format!(
+                "run.worker-timeout-ms = {}: use 500 to 600000, or 0 for no limit",
+                self.run.worker_timeout_ms
+            ));
         }
         if self.run.busy_poll_us > 1_000_000 {
             return Err(format!("run.busy-poll-us = {}: use at most 1000000", self.run.busy_poll_us));

@@ -12,6 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::liveness;
 pub use crate::liveness::Usurper;
+use crate::worker::Workers;
 
 /// The endpoint was fenced, or has lost its slot: stop using everything it held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -79,6 +80,8 @@ struct Watch {
     announced: AtomicBool,
     fenced: AtomicBool,
     usurper: Mutex<Option<Usurper>>,
+    /// Those that act.
+    workers: Workers,
 }
 
 /// A moment by a clock that also goes on while the host is suspended: the controller's does meanwhile, and what was held may be
@@ -134,7 +137,13 @@ impl Fence {
             announced: AtomicBool::new(false),
             fenced: AtomicBool::new(false),
             usurper: Mutex::new(None),
+            workers: Workers::default(),
         }))
+    }
+
+    /// The workers of the endpoint.
+    pub(crate) fn workers(&self) -> &Workers {
+        &self.0.workers
     }
 
     /// Whether the endpoint may act. Call it before acting, at least once per turn: it costs a clock reading, and looks

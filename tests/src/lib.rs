@@ -24,4 +24,5 @@ pub mod process;
 pub mod replicas;
 pub mod runner;
 pub mod stage;
+pub mod stuck_thread;
 pub mod waiting;

@@ -1,5 +1,6 @@
 //! A daemon that stands still for so long (`SIGSTOP`, a paused machine) that its leases are given to others is over: what it served goes
-//! on without it, and when it runs again (`SIGCONT`) it ends, and nothing of it reaches a device any more.
+//! on without it, and when it runs again (`SIGCONT`) it ends, and nothing of it reaches a device any more. One of which only the worker stands
+//! still ends by itself.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,8 +11,9 @@ use pod_api::EndpointHealth;
 use wadi_tests::conversation::Conversation;
 use wadi_tests::fio::{Job, Pattern};
 use wadi_tests::looks::in_pool;
-use wadi_tests::pod::{CLIENT_ADDRESS, Pod, Role};
+use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, Pod, PodBuilder, Role};
 use wadi_tests::stage::{Stage, rounds};
+use wadi_tests::stuck_thread::StuckThread;
 use wadi_tests::waiting::until;
 
 /// Of a daemon that was fenced.
@@ -186,4 +188,30 @@ fn guests_go_on_whoever_stands_still() {
     }
     let log = stage.vm.exec("dmesg").unwrap();
     assert!(!log.contains("I/O error"), "{log}");
+}
+
+#[test]
+fn a_nics_backend_whose_worker_hangs_ends_and_its_guest_goes_on_elsewhere() {
+    // A worker with a core of its own never sleeps, so wherever it is held it is in the middle of a turn.
+    let pod = PodBuilder::new()
+        .host(HostPlan::new("h1").vms())
+        .host(HostPlan::new("h2").nic("nic0").ssd("ssd0", "2G").sections("[net]\nbackend-cpu = 0\n"))
+        .host(HostPlan::new("h3").backup_nic("nic1"));
+    let mut stage = Stage::set_up_in(pod).unwrap();
+    let conversation = Conversation::begin(&stage.pod, &stage.vm).unwrap();
+    conversation.check("at home").unwrap();
+    let nic = |pod: &Pod| pod.api().instance("vm1").unwrap().nics[0].nic.clone();
+    assert_eq!(nic(&stage.pod), "h2/nic0");
+    let daemon = stage.pod.daemon("h2", Role::NetBackend).unwrap();
+    let held = StuckThread::hold(daemon, "net-backend").unwrap();
+    // It is the other threads that notice, and end all of it: the one that is held cannot be joined.
+    let status = daemon.wait(PATIENCE).unwrap();
+    assert_eq!(status.code(), Some(FENCED), "{status}");
+    assert!(daemon.said().contains("worker-timeout-ms"), "{}", daemon.said());
+    drop(held);
+    until("another NIC", || (nic(&stage.pod) == "h3/nic1").then_some(()));
+    conversation.check("after its backend's worker was stuck").unwrap();
+    stage.pod.start_daemon("h2", Role::NetBackend).unwrap();
+    stage.pod.wait_until_joined().unwrap();
+    conversation.check("after its backend was started again").unwrap();
 }

@@ -15,6 +15,7 @@ directory = "/run/wadi"
 wakeup = "socket"
 busy-poll-us = 20
 fence-ms = 300
+worker-timeout-ms = 8000
 [[nic]]
 name = "nic0"
 driver = "tap"
@@ -42,6 +43,7 @@ fn full_configuration_is_read() {
     assert_eq!(config.run.wakeup, Wakeup::Socket);
     assert_eq!(config.run.busy_poll(), Duration::from_micros(20));
     assert_eq!(config.run.fence(), Duration::from_millis(300));
+    assert_eq!(config.run.worker_timeout(), Some(Duration::from_secs(8)));
     assert_eq!(config.net.backend_cpu, Some(3));
     assert_eq!(config.nic.len(), 1);
 }
@@ -74,6 +76,8 @@ fn values_out_of_range_are_refused() {
         ("\"h2\"", "\"../h2\""),
         ("\"h2\"", "\"\""),
         ("= 300", "= 3"),
+        ("= 8000", "= 80"),
+        ("= 8000", "= 6000000"),
         ("busy-poll-us = 20", "busy-poll-us = 2000000"),
         ("\"socket\"", "\"doorbell\""),
         ("\"ssd0\"", "\"nic0\""),

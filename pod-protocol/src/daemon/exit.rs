@@ -15,12 +15,19 @@ pub enum Exit {
     Again,
 }
 
+impl Exit {
+    /// The status of the process.
+    pub(crate) fn status(self) -> u8 {
+        match self {
+            Self::Stopped => 0,
+            Self::Fenced | Self::Again => 75,
+        }
+    }
+}
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
-        match exit {
-            Exit::Stopped => Self::SUCCESS,
-            Exit::Fenced | Exit::Again => Self::from(75),
-        }
+        Self::from(exit.status())
     }
 }
 

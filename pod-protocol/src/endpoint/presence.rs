@@ -8,10 +8,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use cxl_pool::{EndpointId, Hello, Layout, LineOffset, Memory, Record};
 
 use super::reporter::Reporter;
-use crate::daemon::LockFile;
+use crate::daemon::{Exit, LockFile};
 use crate::fence::Fence;
 use crate::liveness::{self, Usurper, read_own_beat, write_beat};
 use crate::protocol::Protocol;
+use crate::worker::TurnWatch;
 
 /// How often an endpoint beats and looks at its fence: at least every 10 ms, late wake-ups included.
 const BEAT_EVERY: Duration = Duration::from_millis(8);
@@ -72,6 +73,7 @@ impl<M: Memory> Presence<M> {
         fence: Fence,
         reporter: Reporter,
         (incarnation, rounds, protocol): (u64, Rounds, Protocol),
+        worker_timeout: Option<Duration>,
     ) -> std::io::Result<Self> {
         let hello = layout.hello(endpoint);
         let heartbeat = layout.heartbeat(endpoint);
@@ -95,14 +97,20 @@ impl<M: Memory> Presence<M> {
         };
         let pulse = move || {
             let mut beat = read_own_beat(&memory, heartbeat);
+            let mut turns = TurnWatch::new(fence.workers().clone(), worker_timeout, Instant::now());
+            let mut over = false;
             while !leaving.load(Ordering::Acquire) {
                 if fence.look().is_err() {
                     reporter.wake();
                 }
+                if !over && let Some(worker) = turns.look(Instant::now()) {
+                    over = true;
+                    end_stuck(endpoint, &worker);
+                }
                 // A slot that is somebody else's is not kept alive. Where its hello is just not there any more, nobody else is to take
                 // it before what is held was let go.
                 let anothers = matches!(fence.usurper(), Some(Usurper::Process(_)));
-                if !anothers && !rounds.stuck() {
+                if !anothers && !over && !rounds.stuck() {
                     beat = beat.wrapping_add(1);
                     write_beat(&memory, heartbeat, beat);
                 }
@@ -111,6 +119,20 @@ impl<M: Memory> Presence<M> {
         };
         presence.pulse = Some(thread::Builder::new().name("pulse".into()).spawn(pulse)?);
         Ok(presence)
+    }
+}
+
+/// Ends the process, since nobody can join a thread that does not come round. Whoever waits for it in vain, and the controller, see a
+/// daemon that died; and a supervisor starts it again.
+fn end_stuck(endpoint: EndpointId, worker: &str) {
+    tracing::error!(
+        %endpoint, worker,
+        "this daemon ends, to be started again: its worker has not come round for as long as worker-timeout-ms says. It waits in a \
+         driver, or goes in circles"
+    );
+    // There are other tests in a test's process: what is over there only beats no more.
+    if cfg!(not(test)) {
+        std::process::exit(Exit::Again.status().into());
     }
 }
 

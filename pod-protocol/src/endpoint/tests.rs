@@ -24,6 +24,7 @@ use crate::testing::{
 
 mod again;
 mod rounds;
+mod stuck;
 mod usurped;
 
 use self::again::restarted_controller_hears_what_a_device_has_become;

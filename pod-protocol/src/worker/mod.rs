@@ -5,6 +5,7 @@ mod handle;
 mod sources;
 mod task;
 mod turned;
+mod turning;
 
 use std::io;
 use std::ops::ControlFlow;
@@ -19,6 +20,8 @@ pub use self::handle::{Reply, WorkerGone, WorkerHandle};
 pub use self::sources::{Sources, Token};
 pub use self::task::{Progress, Task};
 pub use self::turned::Turned;
+use self::turning::Turner;
+pub(crate) use self::turning::{TurnWatch, Workers};
 use crate::config::{RunSection, Wakeup};
 use crate::fence::Fence;
 
@@ -46,7 +49,7 @@ pub struct WorkerConfig {
     pub busy_poll: Duration,
     /// A core of its own, on which it polls always.
     pub cpu: Option<usize>,
-    /// Ends it when the endpoint is fenced.
+    /// Ends it when the endpoint is fenced. The endpoint that this belongs to also watches whether the worker comes round.
     pub fence: Option<Fence>,
 }
 
@@ -73,6 +76,8 @@ pub struct Worker<T: Task> {
     sources: Sources,
     mailbox: Arc<Mailbox<T::Message>>,
     task: T,
+    /// The last one to go: a task that cannot be dropped is stuck, too.
+    turner: Turner,
 }
 
 impl<T: Task + 'static> Worker<T> {
@@ -95,7 +100,9 @@ impl<T: Task + 'static> Worker<T> {
         if let Some(doorbell) = &doorbell {
             sources.add_any(doorbell, Token::DOORBELL).map_err(failed("its doorbell cannot be watched"))?;
         }
-        let worker = Self { config, doorbell, sources, mailbox: Arc::clone(&mailbox), task };
+        let workers = config.fence.as_ref().map(Fence::workers).cloned().unwrap_or_default();
+        let turner = workers.add(name);
+        let worker = Self { config, doorbell, sources, mailbox: Arc::clone(&mailbox), task, turner };
         let thread = thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || worker.run())
@@ -121,6 +128,7 @@ impl<T: Task + 'static> Worker<T> {
         let mut has_answered = false;
         let mut nap = NAP_FIRST;
         loop {
+            self.turner.turns();
             self.deliver()?;
             let progress = self.task.turn();
             if progress != Progress::Idle {
@@ -178,6 +186,7 @@ impl<T: Task + 'static> Worker<T> {
             let delivery = self.mailbox.take();
             for message in delivery.messages {
                 self.task.message(message, &mut self.sources);
+                self.turner.turns();
             }
             if delivery.stopping {
                 return ControlFlow::Break(());
@@ -210,8 +219,14 @@ impl<T: Task + 'static> Worker<T> {
             Wakeup::Socket => None,
             Wakeup::Poll => Some(nap),
         };
-        let woken =
-            if self.task.prepare_sleep() && !self.mailbox.pending() { self.sources.sleep(nap) } else { true };
+        let woken = if self.task.prepare_sleep() && !self.mailbox.pending() {
+            self.turner.rests();
+            let woken = self.sources.sleep(nap);
+            self.turner.turns();
+            woken
+        } else {
+            true
+        };
         self.task.resume();
         if woken && !self.fenced() {
             self.look();

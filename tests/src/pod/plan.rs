@@ -48,6 +48,8 @@ pub struct HostPlan {
     pub(super) runs_vms: bool,
     pub(super) nics: Vec<NicPlan>,
     pub(super) ssds: Vec<SsdPlan>,
+    /// More sections of its configuration.
+    sections: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,13 +88,20 @@ pub(super) struct SsdPlan {
 impl HostPlan {
     /// A host with a name, and with nothing else yet. Its number in the pod is its place among the hosts.
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), runs_vms: false, nics: Vec::new(), ssds: Vec::new() }
+        Self { name: name.to_owned(), runs_vms: false, nics: Vec::new(), ssds: Vec::new(), sections: "" }
     }
 
     /// It runs virtual machines.
     #[must_use]
     pub fn vms(mut self) -> Self {
         self.runs_vms = true;
+        self
+    }
+
+    /// Its configuration has these sections, too.
+    #[must_use]
+    pub fn sections(mut self, lines: &'static str) -> Self {
+        self.sections = lines;
         self
     }
 
@@ -234,6 +243,7 @@ impl HostPlan {
                 let _ = writeln!(text, "volatile-cache = {seed}");
             }
         }
+        text.push_str(self.sections);
         text
     }
 }
