@@ -23,7 +23,7 @@ pub enum Role {
     Viewer,
     /// Look at everything, and let instances move from host to host: what a host's VMM needs.
     Host,
-    /// Everything but what cannot be taken back when it was wrong.
+    /// Everything but to say that a host is off, that a host or a device is gone for good, or that a disk's volumes are ours.
     Operator,
     /// Everything.
     Admin,
