@@ -1,5 +1,6 @@
 //! Virtual machines whose vCPUs load and store more than their shares of the fabric are put to sleep for it, by the shim.
 
+use std::fs;
 use std::path::Path;
 use std::process::Output;
 use std::time::Duration;
@@ -50,6 +51,11 @@ fn vcpus_sleep_for_their_vms_share_of_the_fabric() {
         fair.until(what, WINDOW, |rates| shares_are(rates, [1.0, 3.0])).unwrap();
     }
     let shown = fair.vcpus(0).unwrap();
+    // Nor is anything said to the shim in its QEMU, or armed there.
+    let control = || fs::read(pod.directory().join("vm/vm1-vcpus")).unwrap();
+    let before = control();
+    fair.rates(WINDOW);
+    assert!(control() == before, "who runs freely is left alone");
     assert!(shown.run_percent < 50 && shown.slept_ms > 0 && shown.window_us >= 10_000, "{shown:?}");
     assert!(fair.shown(0).unwrap().share.is_some());
     let list = pod.podctl(&["mchannel", "list"]).unwrap();

@@ -64,7 +64,8 @@ pub struct Order {
     pub run_ns: AtomicU64,
     /// T_W, in ns.
     pub window_ns: AtomicU64,
-    /// Until when it holds, in ns of `CLOCK_MONOTONIC`: an agent that lives writes it again before.
+    /// Until when it holds, in ns of `CLOCK_MONOTONIC`: an agent that lives writes it again before, by itself where nothing else
+    /// changes. Who reads half of that, if there is such a thing, is told of the rest by the very write.
     pub until_ns: AtomicU64,
     /// Which version has been written.
     pub ended: AtomicU64,
@@ -84,7 +85,7 @@ pub struct Command {
 impl Command {
     /// Whether threads are to be sliced now. Without an agent that lives they run freely.
     pub fn slices(&self, now_ns: u64) -> bool {
-        self.duty.window_ns > 0 && self.duty.run_ns < self.duty.window_ns && now_ns < self.until_ns
+        !self.duty.is_full() && now_ns < self.until_ns
     }
 }
 

@@ -13,6 +13,16 @@ pub struct Duty {
     pub window_ns: u64,
 }
 
+impl Duty {
+    /// All of its time.
+    pub const FULL: Self = Self { run_ns: 1, window_ns: 1 };
+
+    /// Whether it may run all of its time, so that nothing holds it.
+    pub const fn is_full(self) -> bool {
+        self.run_ns >= self.window_ns
+    }
+}
+
 /// Where in its windows a thread begins, in 2^-32 of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Phase(u32);

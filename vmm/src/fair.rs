@@ -190,7 +190,12 @@ impl Agent<'_> {
                 self.report()?;
             }
             if now.saturating_duration_since(self.set_at) >= HOLDS_FOR / 10 {
-                self.set(self.part)?;
+                if self.part < 1.0 {
+                    self.set(self.part)?;
+                } else {
+                    // Who runs freely costs nothing.
+                    self.set_at = now;
+                }
                 if !self.machine.process.runs() {
                     return Ok(());
                 }
@@ -285,8 +290,7 @@ impl Agent<'_> {
 
     /// Has the vCPUs run for this part of their time.
     fn set(&mut self, part: f64) -> Result<()> {
-        let duty =
-            if part >= 1.0 { Duty { run_ns: 1, window_ns: 1 } } else { slicing::duty(part, self.wanted) };
+        let duty = if part >= 1.0 { Duty::FULL } else { slicing::duty(part, self.wanted) };
         let used = self.choice.actuator.set(duty)?;
         if part < 1.0
             && let Some(cost) = self.cost.take()

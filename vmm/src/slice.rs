@@ -73,10 +73,13 @@ fn hold(asked: &Slice, machine: &RunningVm, percent: f64) -> Result<()> {
             if limit.is_some_and(|limit| began.elapsed() >= limit) || !machine.process.runs() {
                 return Ok(());
             }
-            if let Some(threads) = threads.changed() {
-                choice.actuator.follow(&threads)?;
+            let followed = threads.changed();
+            if let Some(threads) = &followed {
+                choice.actuator.follow(threads)?;
             }
-            choice.actuator.set(duty)?;
+            if !duty.is_full() || followed.is_some() {
+                choice.actuator.set(duty)?;
+            }
         }
         Ok(())
     };

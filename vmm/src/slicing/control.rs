@@ -81,17 +81,19 @@ impl ControlFile {
     /// Orders `duty`, for so long from now.
     pub fn command(&self, duty: Duty, holds_for: Duration) -> Result<(), VmmError> {
         let version = self.order(offset_of!(Order, ended))?.wrapping_add(1).max(1);
-        let now = clock_gettime(ClockId::Monotonic);
-        let now = Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0));
-        let until = u64::try_from((now + holds_for).as_nanos()).unwrap_or(u64::MAX);
-        let write =
-            |value: u64, offset: usize| self.write(&value.to_ne_bytes(), offset_of!(Control, order) + offset);
+        let until = ns_from_now(holds_for);
+        let write = |value: u64, offset: usize| self.write_order(value, offset);
         // Who reads it meanwhile sees that it is not finished.
         write(version, offset_of!(Order, begun))?;
         write(duty.run_ns, offset_of!(Order, run_ns))?;
         write(duty.window_ns, offset_of!(Order, window_ns))?;
         write(until, offset_of!(Order, until_ns))?;
         write(version, offset_of!(Order, ended))
+    }
+
+    /// Has the last order hold for so long from now: one write, for each may wake the shim's thread.
+    pub fn renew(&self, holds_for: Duration) -> Result<(), VmmError> {
+        self.write_order(ns_from_now(holds_for), offset_of!(Order, until_ns))
     }
 
     /// What the vCPUs did.
@@ -131,6 +133,10 @@ impl ControlFile {
         Ok(found)
     }
 
+    fn write_order(&self, value: u64, offset: usize) -> Result<(), VmmError> {
+        self.write(&value.to_ne_bytes(), offset_of!(Control, order) + offset)
+    }
+
     fn order(&self, offset: usize) -> Result<u64, VmmError> {
         self.long(offset_of!(Control, order) + offset)
     }
@@ -156,6 +162,13 @@ impl ControlFile {
         let written = self.file.write_all_at(bytes, offset as u64);
         written.map_err(|error| failed(format!("cannot write {}: {error}", self.path.display())))
     }
+}
+
+/// When so much time will have passed, in ns of the clock that the shim looks at.
+fn ns_from_now(time: Duration) -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let now = Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0));
+    u64::try_from((now + time).as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

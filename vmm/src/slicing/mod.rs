@@ -100,8 +100,8 @@ pub trait Actuator {
     /// What it is called.
     fn name(&self) -> &'static str;
 
-    /// Orders it, for [`HOLDS_FOR`] at least; renewed before that it goes on without a gap. Full duty frees the vCPUs. Returns the window
-    /// that is really used.
+    /// Orders it, for [`HOLDS_FOR`] at least; renewed before that it goes on without a gap. Full duty frees the vCPUs, and need not be
+    /// renewed. Returns the window that is really used.
     fn set(&mut self, duty: Duty) -> Result<Duration, VmmError>;
 
     /// vCPUs were plugged in or unplugged: holds these threads from the next order on, and no others. What is known of those that stay

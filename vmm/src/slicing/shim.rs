@@ -12,6 +12,8 @@ const LIBRARY: &str = "libvcpu_shim.so";
 #[derive(Debug)]
 pub struct ShimActuator {
     file: ControlFile,
+    /// The order that was written last, by this one.
+    ordered: Option<Duty>,
 }
 
 impl ShimActuator {
@@ -31,7 +33,7 @@ impl ShimActuator {
                 "the shim was not loaded into its QEMU, or has not seen a vCPU yet".to_owned(),
             ));
         }
-        let actuator = Self { file };
+        let actuator = Self { file, ordered: None };
         if let Ok(vcpus) = machine.vcpus() {
             let threads: Vec<u32> = vcpus.iter().map(|vcpu| vcpu.thread_id).collect();
             actuator.file.ask(&threads)?;
@@ -54,7 +56,17 @@ impl Actuator for ShimActuator {
         if let Some(why) = self.file.failure()? {
             return Err(failed(format!("the shim cannot slice: {why}")));
         }
-        self.file.command(duty, HOLDS_FOR)?;
+        match self.ordered {
+            // Threads that run freely do so for ever.
+            Some(before) if duty.is_full() && before.is_full() => {}
+            Some(before) if duty == before => self.file.renew(HOLDS_FOR)?,
+            _ => {
+                // Whatever of it was written, if that fails.
+                self.ordered = None;
+                self.file.command(duty, HOLDS_FOR)?;
+                self.ordered = Some(duty);
+            }
+        }
         Ok(Duration::from_nanos(duty.window_ns))
     }
 
@@ -71,7 +83,7 @@ impl Actuator for ShimActuator {
 impl Drop for ShimActuator {
     fn drop(&mut self) {
         // Otherwise it ends by its deadline.
-        let _ = self.file.command(Duty { run_ns: 1, window_ns: 1 }, Duration::ZERO);
+        let _ = self.file.command(Duty::FULL, Duration::ZERO);
     }
 }
 
@@ -129,7 +141,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("vm1-vcpus");
         ControlFile::create(&path).unwrap();
-        let mut shim = ShimActuator { file: ControlFile::open(&path).unwrap() };
+        let mut shim = ShimActuator { file: ControlFile::open(&path).unwrap(), ordered: None };
         let order = || {
             let bytes = std::fs::read(&path).unwrap();
             let word = |at: usize| {
@@ -153,8 +165,27 @@ mod tests {
         let (first, holds_ns) = (order(), u64::try_from(HOLDS_FOR.as_nanos()).unwrap());
         assert!(first.duty == duty && first.slices(before), "{first:?}");
         assert!((before + holds_ns..=now() + holds_ns).contains(&first.until_ns), "it ends by itself");
+        // Renewed it is the same order, and holds for longer.
+        let bytes = || std::fs::read(&path).unwrap();
+        let (written, at) = (bytes(), offset_of!(Control, order) + offset_of!(Order, until_ns));
+        std::thread::sleep(Duration::from_millis(1));
         shim.set(duty).unwrap();
-        assert!(order().version > first.version, "it is news");
+        let renewed = Command { until_ns: order().until_ns, ..first };
+        assert!(order() == renewed && renewed.until_ns > first.until_ns, "{renewed:?}");
+        let differ: Vec<usize> = (0..written.len()).filter(|byte| written[*byte] != bytes()[*byte]).collect();
+        assert!(differ.iter().all(|byte| (at..at + 8).contains(byte)), "one word: {differ:?}");
+        let another = Duty { run_ns: 2, ..duty };
+        shim.set(another).unwrap();
+        assert!(order().version > first.version && order().duty == another, "it is news");
+        // Who runs freely is not told so again and again.
+        shim.set(Duty::FULL).unwrap();
+        let freed = (order(), bytes());
+        assert!(freed.0.duty.is_full() && !freed.0.slices(before), "{:?}", freed.0);
+        std::thread::sleep(Duration::from_millis(1));
+        shim.set(super::super::duty(1.0, Duration::from_millis(10))).unwrap();
+        assert!(freed.1 == bytes(), "nothing was written");
+        shim.set(duty).unwrap();
+        assert!(order().slices(before) && order().version > freed.0.version, "{:?}", order());
         drop(shim);
         assert!(!order().slices(before), "{:?}", order());
     }
@@ -164,7 +195,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("vm1-vcpus");
         ControlFile::create(&path).unwrap();
-        let mut shim = ShimActuator { file: ControlFile::open(&path).unwrap() };
+        let mut shim = ShimActuator { file: ControlFile::open(&path).unwrap(), ordered: None };
         let told = || -> Vec<u32> {
             let bytes = std::fs::read(&path).unwrap();
             let list = bytes[offset_of!(Control, asked)..offset_of!(Control, slots)].chunks_exact(4);
