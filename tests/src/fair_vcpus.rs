@@ -106,6 +106,8 @@ impl FairVcpus {
         let (name, host, _) = VMS[place];
         let mut command = Command::new(self.pod.binary("vmm"));
         command.args(["slice", name, "--share", "fair", "--actuator", &self.actuator.to_string()]);
+        // What the fake machine counts does not lie in the pool.
+        command.arg("--any-ram");
         command.arg("--resctrl").arg(resctrl).arg("--config").arg(self.pod.config_path(host));
         command.arg("--directory").arg(self.pod.directory().join("vm"));
         command

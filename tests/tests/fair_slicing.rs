@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use vmm::slicing::{Kind, find_shim};
@@ -14,6 +14,13 @@ const MODEST: &str = "while :; do sleep 0.2; i=0; while [ $i -lt 100 ]; do i=$((
 fn failed(output: &Output) -> String {
     assert!(!output.status.success());
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The same command without one of its words.
+fn without(command: Command, word: &str) -> Command {
+    let mut other = Command::new(command.get_program());
+    other.args(command.get_args().filter(|it| *it != word));
+    other
 }
 
 #[test]
@@ -29,6 +36,8 @@ fn vcpus_sleep_for_their_vms_share_of_the_fabric() {
     assert!(error.contains("mount -t resctrl") && error.contains("--share PERCENT"), "{error}");
     let error = failed(&fair.agent_command(0, fair.resctrl()).output().unwrap());
     assert!(error.contains("podctl mchannel fabric"), "{error}");
+    let error = failed(&without(fair.agent_command(0, fair.resctrl()), "--any-ram").output().unwrap());
+    assert!(error.contains("no memory of vm1 lies in the pool") && error.contains("--ram"), "{error}");
     fair.share_out(100).unwrap();
     let mut agents = [0, 1].map(|place| fair.start_agent(place).unwrap());
     let error = failed(&fair.agent_command(0, fair.resctrl()).output().unwrap());
@@ -42,6 +51,11 @@ fn vcpus_sleep_for_their_vms_share_of_the_fabric() {
     fair.until("the rest", WINDOW, takes_the_rest).unwrap();
     fair.until("the rest, again", WINDOW, takes_the_rest).unwrap();
     assert_eq!(fair.vcpus(0).unwrap().slept_ms, 0, "below its share a VM never sleeps");
+    // Nor is anything said to the shim in its QEMU, or armed there.
+    let control = || fs::read(pod.directory().join("vm/vm1-vcpus")).unwrap();
+    let before = control();
+    fair.rates(WINDOW);
+    assert!(control() == before, "who runs freely is left alone");
     assert!(fair.vcpus(1).unwrap().slept_ms > 0, "the other one does");
     modest.signal("KILL").unwrap();
 
@@ -51,11 +65,6 @@ fn vcpus_sleep_for_their_vms_share_of_the_fabric() {
         fair.until(what, WINDOW, |rates| shares_are(rates, [1.0, 3.0])).unwrap();
     }
     let shown = fair.vcpus(0).unwrap();
-    // Nor is anything said to the shim in its QEMU, or armed there.
-    let control = || fs::read(pod.directory().join("vm/vm1-vcpus")).unwrap();
-    let before = control();
-    fair.rates(WINDOW);
-    assert!(control() == before, "who runs freely is left alone");
     assert!(shown.run_percent < 50 && shown.slept_ms > 0 && shown.window_us >= 10_000, "{shown:?}");
     assert!(fair.shown(0).unwrap().share.is_some());
     let list = pod.podctl(&["mchannel", "list"]).unwrap();

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
 use pod_api::{CreateInstance, NicRequest, RegionState};
-use vmm::VmSpec;
+use vmm::slicing::GuestRam;
+use vmm::{Registry, VmSpec};
 use wadi_tests::fio::{self, Job, Pattern};
 use wadi_tests::iperf::{self, Way};
 use wadi_tests::newer_qemu;
@@ -88,6 +89,12 @@ fn guest_in_the_pool_is_served_without_copies_and_loses_nothing() {
     vm.exec(&format!("ip address add {GUEST_ADDRESS}/24 dev eth0 && ip link set eth0 up")).unwrap();
     let server = iperf::Server::start(&pod).unwrap();
     works_without_copies(&pod, &vm);
+
+    // What its vCPUs load and store goes over the fabric, but for what they do in memory that is plugged in.
+    let machine = Registry::new(&spec.directory).find("vm1").unwrap();
+    let all = GuestRam { in_pool: RAM_BYTES, whole: RAM_BYTES };
+    assert_eq!(GuestRam::look(&machine, &pod.pool_path()).unwrap(), all);
+    assert_eq!((all.require("vm1", &pod.pool_path()).is_ok(), all.warning("vm1")), (true, None));
 
     // The same memory is nobody else's while QEMU lives.
     let elsewhere = VmSpec { directory: pod.directory().join("vm-again"), ..spec.clone() };

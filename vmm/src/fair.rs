@@ -16,7 +16,7 @@ use pod_protocol::daemon::{LockFile, StopSignal};
 use pod_protocol::vcpus::{FromAgent, Hello, Link, LinkError, Order, Report, ToAgent, VERSION};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm::RunningVm;
-use vmm::slicing::{self, Choice, Counter, Duty, HOLDS_FOR, RunTimes, VcpuThreads, WakeUp};
+use vmm::slicing::{self, Choice, Counter, Duty, GuestRam, HOLDS_FOR, RunTimes, VcpuThreads, WakeUp, Watch};
 
 use crate::print;
 use crate::slice::{Slice, chosen, table};
@@ -54,6 +54,7 @@ pub(crate) fn hold(asked: &Slice, machine: &RunningVm) -> Result<()> {
     let choice = slicing::choose(machine, asked.actuator)?;
     let threads = VcpuThreads::look(machine)?;
     let stop = StopSignal::on_signals()?;
+    let ram = if asked.any_ram { None } else { ram_in_pool(machine, &config.pool.path)? };
     let cost = WakeUp::measure();
     let (frontend, link) = connect(&sockets, &machine.name)?;
     let counter = resctrl.count(&machine.name, &threads)?;
@@ -71,6 +72,7 @@ pub(crate) fn hold(asked: &Slice, machine: &RunningVm) -> Result<()> {
         counter,
         times,
         changes: VcpuThreads::watch(machine, threads.clone())?,
+        ram,
         window: asked.window.map(Duration::from_micros),
         shortest: cost.window(),
         cost: Some(cost),
@@ -99,6 +101,19 @@ pub(crate) fn hold(asked: &Slice, machine: &RunningVm) -> Result<()> {
     drop(agent);
     print(&table(&usage?))?;
     ended
+}
+
+/// Sees that the machine has memory in the pool. Returns who looks whether all of it lies there, unless that was said already.
+fn ram_in_pool(machine: &RunningVm, pool: &Path) -> Result<Option<Watch<GuestRam>>> {
+    let ram = GuestRam::look(machine, pool)?;
+    ram.require(&machine.name, pool)?;
+    match ram.warning(&machine.name) {
+        Some(warning) => {
+            eprintln!("{warning}");
+            Ok(None)
+        }
+        None => Ok(Some(ram.watch(machine, pool)?)),
+    }
 }
 
 /// Finds the frontend of this host that measures the VM with this name.
@@ -144,6 +159,8 @@ struct Agent<'a> {
     times: RunTimes,
     threads: Vec<u32>,
     changes: VcpuThreads,
+    /// Whether memory comes that lies elsewhere than in the pool; nobody looks once that was said.
+    ram: Option<Watch<GuestRam>>,
     /// The window that was asked for, and the shortest that is worth it on this host.
     window: Option<Duration>,
     shortest: Duration,
@@ -201,6 +218,11 @@ impl Agent<'_> {
                 }
                 if let Some(threads) = self.changes.changed() {
                     self.follow(threads)?;
+                }
+                let ram = self.ram.as_ref().and_then(Watch::changed);
+                if let Some(warning) = ram.and_then(|ram| ram.warning(&self.machine.name)) {
+                    eprintln!("{warning}");
+                    self.ram = None;
                 }
             }
             if self.link.is_none() && now >= self.try_at {

@@ -66,6 +66,19 @@ impl MonitorAddress {
         Ok(answer.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
     }
 
+    /// How much memory the guest has, in bytes: what it was started with and what was plugged in.
+    pub(crate) fn memory_bytes(&self) -> Result<u64, VmmError> {
+        let answer = match self {
+            Self::Socket { path } => {
+                let size = session(path)?.execute(&qmp::query_memory_size_summary {}).map_err(failed)?;
+                serde_json::to_value(size).map_err(|error| odd(&error))?
+            }
+            Self::Domain { domain, uri } => ask(domain, uri.as_deref(), "query-memory-size-summary")?,
+        };
+        let bytes = |name| answer.get(name).and_then(Value::as_u64).unwrap_or(0);
+        Ok(bytes("base-memory").saturating_add(bytes("plugged-memory")))
+    }
+
     /// What the machine is called, by QEMU.
     pub(crate) fn machine_name(&self) -> Result<String, VmmError> {
         let answer = match self {

@@ -30,6 +30,9 @@ pub(crate) struct Slice {
     /// Where the resctrl file system is by which `--share fair` counts; a control group in it, if the vCPUs are in one.
     #[arg(long, value_name = "DIRECTORY", default_value = RESCTRL)]
     pub(crate) resctrl: PathBuf,
+    /// With `--share fair`: also for a guest of which no memory lies in the pool, whose loads and stores do not go over the fabric.
+    #[arg(long)]
+    pub(crate) any_ram: bool,
     /// This host's configuration, by which `--share fair` finds the frontends.
     #[arg(long, value_name = "FILE", default_value = "/etc/wadi/host.toml")]
     pub(crate) config: PathBuf,

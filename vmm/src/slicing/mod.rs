@@ -6,7 +6,7 @@
 //! [`VcpuThreads`] says which threads are vCPUs, also of those that are plugged in later.
 //!
 //! A [`Counter`] counts what the vCPUs load and store, and [`RunTimes`] for how long they could: what the pod needs to know to say how
-//! large a part that should be.
+//! large a part that should be. [`GuestRam`] says whether that goes over the fabric.
 
 mod carry;
 mod cgroup;
@@ -14,12 +14,14 @@ mod choice;
 mod control;
 mod counter;
 mod guard;
+mod guest_ram;
 mod run_time;
 mod schedstat;
 mod share;
 mod shim;
 mod vcpu_threads;
 mod wake_up;
+mod watch;
 
 use std::time::Duration;
 
@@ -27,12 +29,14 @@ pub use cgroup::{CgroupActuator, Hierarchy};
 pub use choice::{Choice, Kind, choose};
 pub use control::ControlFile;
 pub use counter::{Counter, RESCTRL, Resctrl};
+pub use guest_ram::GuestRam;
 pub use run_time::{Ran, RunTimes};
 pub use share::Share;
 pub use shim::{ShimActuator, find_shim};
 pub use vcpu_slicing::Duty;
 pub use vcpu_threads::VcpuThreads;
 pub use wake_up::{WINDOWS, WakeUp};
+pub use watch::Watch;
 
 use crate::VmmError;
 

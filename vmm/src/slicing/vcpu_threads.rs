@@ -1,25 +1,12 @@
 //! Which threads run the vCPUs of a machine that runs.
 
-use std::io;
-use std::sync::mpsc::{Receiver, channel};
-use std::thread;
-use std::time::Duration;
-
-use pod_protocol::daemon::StopSignal;
-
 use super::failed;
+use super::watch::{LOOK_EVERY, Watch};
 use crate::{RunningVm, VmmError};
 
-/// How often the monitor is asked.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
-
-/// Tells of vCPU threads that come and go. A thread asks the monitor for them again and again: a monitor that somebody else talks to
-/// keeps that thread waiting, and nobody else.
+/// Tells of vCPU threads that come and go: the monitor is asked for them again and again.
 #[derive(Debug)]
-pub struct VcpuThreads {
-    changes: Receiver<Vec<u32>>,
-    stop: StopSignal,
-}
+pub struct VcpuThreads(Watch<Vec<u32>>);
 
 impl VcpuThreads {
     /// The ids of those that there are now, each once.
@@ -37,53 +24,20 @@ impl VcpuThreads {
     /// Watches those of `machine` until it is dropped; these are known.
     pub fn watch(machine: &RunningVm, known: Vec<u32>) -> Result<Self, VmmError> {
         let machine = machine.clone();
-        Self::begin(LOOK_EVERY, known, move || Self::look(&machine))
-    }
-
-    fn begin(
-        every: Duration,
-        mut known: Vec<u32>,
-        mut look: impl FnMut() -> Result<Vec<u32>, VmmError> + Send + 'static,
-    ) -> Result<Self, VmmError> {
-        let unwatched = |error: io::Error| failed(format!("the vCPUs cannot be watched: {error}"));
-        let stop = StopSignal::manual().map_err(unwatched)?;
-        let (tell, changes) = channel();
-        let told = stop.clone();
-        let watch = move || {
-            while !told.is_set() {
-                // A monitor that does not answer has nothing new to tell.
-                if let Ok(threads) = look()
-                    && threads != known
-                {
-                    known.clone_from(&threads);
-                    if tell.send(threads).is_err() {
-                        return;
-                    }
-                }
-                told.wait_for(every);
-            }
-        };
-        thread::Builder::new().name("vcpu-threads".to_owned()).spawn(watch).map_err(unwatched)?;
-        Ok(Self { changes, stop })
+        Watch::begin("vcpu-threads", LOOK_EVERY, known, move || Self::look(&machine)).map(Self)
     }
 
     /// All that there are now, if vCPUs were plugged in or unplugged since the last call.
     pub fn changed(&self) -> Option<Vec<u32>> {
-        self.changes.try_iter().last()
-    }
-}
-
-impl Drop for VcpuThreads {
-    fn drop(&mut self) {
-        // A monitor may keep it waiting: it ends by itself.
-        self.stop.stop();
+        self.0.changed()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::{Arc, Mutex};
-    use std::time::Instant;
+    use std::thread;
+    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::monitor::fake::Qemu;
@@ -118,7 +72,7 @@ mod tests {
         let there = Arc::new(Mutex::new(None));
         let asked = Arc::clone(&there);
         let look = move || asked.lock().unwrap().clone().ok_or_else(|| failed("busy".to_owned()));
-        let threads = VcpuThreads::begin(Duration::from_millis(1), vec![4], look).unwrap();
+        let threads = Watch::begin("vcpu-threads", Duration::from_millis(1), vec![4], look).unwrap();
         for now in [vec![4, 7], vec![4, 7, 8], vec![4]] {
             thread::sleep(Duration::from_millis(5));
             assert_eq!(threads.changed(), None);

@@ -1,0 +1,181 @@
+//! How much of a guest's memory lies in the pool: only what its vCPUs load and store there goes over the fabric.
+//!
+//! What QEMU has mapped says so, whoever started it and however: a mapping of the pool's file or device is of the pool.
+
+use std::fs;
+use std::os::linux::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, makedev, stat};
+
+use super::failed;
+use super::watch::{LOOK_EVERY, Watch};
+use crate::{RunningVm, VmmError};
+
+/// How much of a guest's memory there is, and where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GuestRam {
+    /// So much of it lies in the pool, in bytes.
+    pub in_pool: u64,
+    /// All of it, in bytes.
+    pub whole: u64,
+}
+
+impl GuestRam {
+    /// Looks at the memory of `machine`, and at the pool that is there on this host.
+    pub fn look(machine: &RunningVm, pool: &Path) -> Result<Self, VmmError> {
+        let in_pool = mapped(machine.process.pid, pool)?;
+        Ok(Self { in_pool, whole: machine.monitor.memory_bytes()? })
+    }
+
+    /// Watches it until that is dropped; this is known.
+    pub fn watch(self, machine: &RunningVm, pool: &Path) -> Result<Watch<Self>, VmmError> {
+        let (machine, pool) = (machine.clone(), PathBuf::from(pool));
+        Watch::begin("guest-ram", LOOK_EVERY, self, move || Self::look(&machine, &pool))
+    }
+
+    /// Refuses to count what the vCPUs of a guest load and store of which nothing lies in the pool.
+    pub fn require(self, name: &str, pool: &Path) -> Result<(), VmmError> {
+        if self.in_pool > 0 {
+            return Ok(());
+        }
+        Err(failed(format!(
+            "no memory of {name} lies in the pool at {}: what its vCPUs load and store does not go over the fabric, and would be counted as \
+             if it did. Create its instance with --ram, or hold its vCPUs to a number with --share PERCENT; --any-ram counts it all the same",
+            pool.display()
+        )))
+    }
+
+    /// What is to be said of a guest of which some memory lies elsewhere.
+    pub fn warning(self, name: &str) -> Option<String> {
+        (0 < self.in_pool && self.in_pool < self.whole).then(|| {
+            format!(
+                "{name}: {} MiB of its {} MiB of memory lie in the pool: what its vCPUs load and store in the rest, such as memory that was plugged \
+                 in, is counted as traffic of the fabric, too",
+                self.in_pool >> 20,
+                self.whole >> 20
+            )
+        })
+    }
+}
+
+/// How much of the pool a process has mapped, in bytes.
+fn mapped(pid: u32, pool: &Path) -> Result<u64, VmmError> {
+    let file = fs::metadata(pool).map_err(|error| {
+        failed(format!("the pool at {}, where the configuration has it: {error}", pool.display()))
+    })?;
+    let maps = format!("/proc/{pid}/maps");
+    let maps = fs::read_to_string(&maps).map_err(|error| failed(format!("cannot read {maps}: {error}")))?;
+    // A device may have another node elsewhere, and is the same one.
+    let is_device = FileType::from_raw_mode(file.st_mode()) == FileType::CharacterDevice;
+    let is_another_node = |mapping: &Mapping<'_>| {
+        let node = stat(format!("/proc/{pid}/map_files/{}", mapping.range));
+        node.is_ok_and(|node| {
+            FileType::from_raw_mode(node.st_mode) == FileType::CharacterDevice
+                && node.st_rdev == file.st_rdev()
+        })
+    };
+    let of_pool = |mapping: &Mapping<'_>| {
+        (mapping.device, mapping.inode) == (file.st_dev(), file.st_ino())
+            || is_device && is_another_node(mapping)
+    };
+    Ok(maps.lines().filter_map(Mapping::parse).filter(of_pool).map(|mapping| mapping.bytes).sum())
+}
+
+/// A file that a process has mapped.
+#[derive(Debug, PartialEq, Eq)]
+struct Mapping<'a> {
+    range: &'a str,
+    bytes: u64,
+    device: u64,
+    inode: u64,
+}
+
+impl<'a> Mapping<'a> {
+    /// By its line of `/proc/PID/maps`; none if it is of no file, or copied as soon as it is written to.
+    fn parse(line: &'a str) -> Option<Self> {
+        let mut fields = line.split_whitespace();
+        let (range, rights) = (fields.next()?, fields.next()?);
+        let hex = |text| u64::from_str_radix(text, 16).ok();
+        let (begin, end) = range.split_once('-')?;
+        let bytes = hex(end)?.checked_sub(hex(begin)?)?;
+        let (major, minor) = fields.nth(1)?.split_once(':')?;
+        let number = |text| u32::from_str_radix(text, 16).ok();
+        let device = makedev(number(major)?, number(minor)?);
+        let inode = fields.next()?.parse().ok().filter(|inode| *inode != 0)?;
+        rights.ends_with('s').then_some(Self { range, bytes, device, inode })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cxl_pool::{CreateOptions, Pool};
+
+    use super::*;
+    use crate::monitor::fake::Qemu;
+    use crate::{MonitorAddress, Origin, Process};
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn files_that_are_shared_are_mapped() {
+        let line =
+            "7f0000000000-7f0010000000 rw-s 00200000 00:1a 4711                       /dev/shm/wadi/pool";
+        let expected = Mapping {
+            range: "7f0000000000-7f0010000000",
+            bytes: 256 * MIB,
+            device: makedev(0, 0x1a),
+            inode: 4711,
+        };
+        assert_eq!(Mapping::parse(line), Some(expected));
+        for other in [
+            "7f0000000000-7f0010000000 rw-p 00000000 00:00 0",
+            "7f0000000000-7f0010000000 r--p 00000000 fe:00 26315   /usr/bin/qemu-system-x86_64",
+            "7f0000000000-7f0010000000 rw-s 00000000 00:00 0",
+            "nonsense",
+            "",
+        ] {
+            assert_eq!(Mapping::parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn what_of_a_guests_memory_lies_in_the_pool_is_what_its_process_has_mapped_of_that() {
+        let directory = tempfile::tempdir().unwrap();
+        let paths = ["pool", "other"].map(|name| directory.path().join(name));
+        for path in &paths {
+            let options = CreateOptions { size_bytes: Some(16 * MIB), ..CreateOptions::default() };
+            Pool::create(path, &options).unwrap();
+        }
+        // This process has the memory that a QEMU would.
+        let qemu = Qemu::start(|name, _| {
+            assert_eq!(name, "query-memory-size-summary");
+            let (base, plugged) = (8 * MIB, 16 * MIB);
+            Some(format!(r#"{{"return": {{"base-memory": {base}, "plugged-memory": {plugged}}}}}"#))
+        });
+        let machine = RunningVm {
+            name: "vm1".to_owned(),
+            process: Process::with_id(std::process::id()).unwrap(),
+            origin: Origin::Run,
+            monitor: MonitorAddress::Socket { path: qemu.path.clone() },
+            vcpu_control: None,
+            files: Vec::new(),
+        };
+        let look = |path| GuestRam::look(&machine, path).unwrap();
+        let [pool, other] = &paths;
+        let _mapped = Pool::open(other).unwrap();
+        let none = look(pool);
+        assert_eq!(none, GuestRam { in_pool: 0, whole: 24 * MIB });
+        let refused = none.require("vm1", pool).unwrap_err().to_string();
+        assert!(refused.contains("--ram") && refused.contains("--any-ram"), "{refused}");
+        assert_eq!(none.warning("vm1"), None, "it was refused, or nobody minds");
+        let _guest = Pool::open(pool).unwrap();
+        let part = look(pool);
+        assert_eq!(part, GuestRam { in_pool: 16 * MIB, whole: 24 * MIB });
+        part.require("vm1", pool).unwrap();
+        assert!(part.warning("vm1").unwrap().contains("16 MiB of its 24 MiB"));
+        assert_eq!(GuestRam { in_pool: 24 * MIB, ..part }.warning("vm1"), None);
+        let gone = directory.path().join("gone");
+        assert!(GuestRam::look(&machine, &gone).unwrap_err().to_string().contains("gone"));
+    }
+}
