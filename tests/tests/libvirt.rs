@@ -206,6 +206,8 @@ fn virsh_start_alone_brings_a_domain_its_devices() {
     let guest = Guest::ensure(&mut Silent).unwrap();
     let mut pod = PodBuilder::three_hosts().start().unwrap();
     let made = pod.create_instance("vm1", "h1", &[("vol0", 64 << 20, Some("h2/ssd0"))]).unwrap();
+    pod.podctl(&["mchannel", "fabric", "--element", "pool=10G", "--tenant", "red=2"]).unwrap();
+    pod.podctl(&["mchannel", "set", "vm1", "--weight", "3", "--tenant", "red", "--path", "pool"]).unwrap();
     let libvirt = Libvirt::start(&pod);
     let socket = libvirt.directory.join("exec.sock");
     libvirt.define("vm1", &domain(&pod, &guest, &socket));
@@ -219,6 +221,8 @@ fn virsh_start_alone_brings_a_domain_its_devices() {
     let leased = instance(&pod).unwrap();
     assert!(leased.id != left.id && leased.labels == left.labels, "{leased:?}");
     assert_eq!((&leased.nics[0].mac, leased.nics[0].mtu), (&made.nics[0].mac, made.nics[0].mtu));
+    let share = pod.api().mchannel("vm1").unwrap();
+    assert_eq!((share.weight, share.tenant.as_str(), share.path), (3, "red", vec!["pool".to_owned()]));
     let agent = guest_of(&libvirt, &socket);
     the_devices_work(&mut pod, &agent, &leased);
     the_vcpus_are_sliced_by_the_shim(&pod, &libvirt, &agent);

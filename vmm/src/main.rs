@@ -378,7 +378,8 @@ fn execute(command: Command) -> Result<()> {
         }
         Command::Xml(machine) => {
             let (spec, instance) = machine.prepared()?;
-            print(&libvirt::domain_xml(&spec, &Metadata::of(&instance), QemuVersion::detect(&spec.qemu)?)?)
+            let metadata = Metadata::ask(&machine.of.client()?, &instance)?;
+            print(&libvirt::domain_xml(&spec, &metadata, QemuVersion::detect(&spec.qemu)?)?)
         }
     }
 }

@@ -25,7 +25,7 @@ use self::audit::{AuditLog, Entry, now_ms};
 use self::rate::Rates;
 use self::refusals::origin as origin_of;
 use self::tokens::TokenFile;
-pub(super) use self::tokens::makes_or_ends_instance;
+pub(super) use self::tokens::is_about_own_instance;
 pub use self::tokens::{Role, TokenError};
 use super::Failure;
 use super::own_host::BoundTo;

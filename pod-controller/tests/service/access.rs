@@ -152,6 +152,7 @@ fn who_is_bound_to_a_host_changes_what_concerns_it() {
         ["migration", "migration/activate", "devices/net0/vmm"].map(|it| format!("{instance}/{it}"));
     let to_h2 = "{\"to\": \"h2\"}";
     let plugged = "{\"plugged\": true}";
+    let (share, spec) = ("/v1/mchannels/vm1", "{\"path\": [\"pool\"]}");
     for (method, path, who, body, expected) in [
         ("POST", instances, Some(unbound.as_str()), vm1.as_str(), 403),
         ("POST", instances, h2, &vm1, 403),
@@ -159,6 +160,11 @@ fn who_is_bound_to_a_host_changes_what_concerns_it() {
         ("POST", instances, h1, &vm1, 201),
         ("PUT", &answer, h2, plugged, 403),
         ("PUT", &answer, h1, plugged, 204),
+        ("PUT", share, Some(&unbound), spec, 403),
+        ("PUT", share, h2, spec, 403),
+        // It may: there is no such element.
+        ("PUT", share, h1, spec, 404),
+        ("DELETE", share, h1, "", 403),
         // A host asks for what comes to it, and lets go of what it has.
         ("POST", &migration, h3, to_h2, 403),
         ("POST", &migration, h2, to_h2, 200),

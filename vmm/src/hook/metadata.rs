@@ -7,17 +7,22 @@
 //!       <wadi:transmit bytes-per-second='125000000'/>
 //!       <wadi:address>10.0.0.2</wadi:address>
 //!     </wadi:nic>
+//!     <wadi:mchannel weight='3' tenant='red' path='port1,pool'/>
 //!   </wadi:instance>
 //! </metadata>
 //! ```
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use pod_api::{Instance, NicLimit, NicPolicy, NicRequest};
+use pod_api::client::Client;
+use pod_api::{DEFAULT_TENANT, Instance, Mchannel, MchannelSpec, NicLimit, NicPolicy, NicRequest};
 use pod_protocol::objects::Priority;
 use roxmltree::Node;
 
+use crate::VmmError;
 use crate::xml::{Xml, text};
 
 /// The namespace of our element. A domain without one has nothing to do with the pod.
@@ -34,11 +39,21 @@ pub struct Metadata {
     pub(super) priority: Option<u16>,
     /// Without MAC addresses and numbers of queues: the domain's interfaces have these.
     pub(super) nics: Vec<NicRequest>,
+    /// Its share of the fabric; without one nothing is measured or held back.
+    pub(super) mchannel: Option<MchannelSpec>,
 }
 
 impl Metadata {
-    /// What makes an instance like this one.
-    pub fn of(instance: &Instance) -> Self {
+    /// What makes an instance like this one, with the share of the fabric that the controller says it has.
+    pub fn ask(client: &Client, instance: &Instance) -> Result<Self, VmmError> {
+        match client.mchannel(&instance.name) {
+            Ok(shared) => Ok(Self::of(instance, Some(shared))),
+            Err(error) if error.status() == Some(404) => Ok(Self::of(instance, None)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn of(instance: &Instance, share: Option<Mchannel>) -> Self {
         let nics = instance.nics.iter().filter(|nic| !nic.leaving).map(|nic| NicRequest {
             device: Some(nic.device.clone()),
             mac: None,
@@ -58,6 +73,11 @@ impl Metadata {
             priority: Some(instance.priority)
                 .filter(|it| *it != Priority::DEFAULT.get() || instance.instance_type.is_some()),
             nics: nics.collect(),
+            mchannel: share.map(|Mchannel { weight, tenant, path, .. }| MchannelSpec {
+                weight,
+                tenant,
+                path,
+            }),
         }
     }
 
@@ -74,6 +94,13 @@ impl Metadata {
         for nic in &self.nics {
             write_nic(nic, xml);
         }
+        if let Some(share) = &self.mchannel {
+            let mut element = Element::new("mchannel");
+            element.number("weight", Some(share.weight));
+            element.word("tenant", Some(share.tenant.as_str()).filter(|tenant| *tenant != DEFAULT_TENANT));
+            element.word("path", Some(&share.path.join(",")));
+            xml.line(&element.whole());
+        }
         xml.close("</wadi:instance>");
         xml.close("</metadata>");
     }
@@ -81,12 +108,21 @@ impl Metadata {
     /// Reads the element `<wadi:instance>`. What is not understood is refused: it would never take effect.
     pub(super) fn read(node: Node<'_, '_>) -> Result<Self, String> {
         let attributes = Attributes::of(node, &["name", "type", "vmm-listens", "priority"])?;
-        let mut nics = Vec::new();
+        let (mut nics, mut mchannel) = (Vec::new(), None);
         for child in children(node)? {
             match child.tag_name().name() {
                 "nic" => nics.push(read_nic(child)?),
+                "mchannel" if mchannel.is_some() => {
+                    return Err(
+                        "an instance has one share of the fabric, and this is a second <wadi:mchannel>"
+                            .to_owned(),
+                    );
+                }
+                "mchannel" => mchannel = Some(read_mchannel(child)?),
                 other => {
-                    return Err(format!("<wadi:instance> has no element <wadi:{other}>: only <wadi:nic>"));
+                    return Err(format!(
+                        "<wadi:instance> has no element <wadi:{other}>: only <wadi:nic> and <wadi:mchannel>"
+                    ));
                 }
             }
         }
@@ -100,8 +136,41 @@ impl Metadata {
             },
             priority: attributes.number("priority")?,
             nics,
+            mchannel,
         })
     }
+}
+
+/// As the controller takes them.
+const WEIGHTS: RangeInclusive<u32> = 1..=1000;
+
+fn read_mchannel(node: Node<'_, '_>) -> Result<MchannelSpec, String> {
+    let attributes = Attributes::of(node, &["weight", "tenant", "path"])?;
+    if let Some(inside) = children(node)?.first() {
+        return Err(format!("<wadi:mchannel> has no elements: take <wadi:{}> out", inside.tag_name().name()));
+    }
+    let weight = attributes.number("weight")?.unwrap_or(1);
+    if !WEIGHTS.contains(&weight) {
+        return Err(format!(
+            "weight='{weight}' of <wadi:mchannel> is not from {} to {}",
+            WEIGHTS.start(),
+            WEIGHTS.end()
+        ));
+    }
+    let tenant = attributes.word("tenant").unwrap_or_else(|| DEFAULT_TENANT.to_owned());
+    if tenant.is_empty() {
+        return Err("tenant='' of <wadi:mchannel> is nobody: leave it out".to_owned());
+    }
+    let path = attributes.word("path").ok_or("a <wadi:mchannel> needs a path, such as path='port1,pool'")?;
+    let path: Vec<String> = path.split(',').map(|element| element.trim().to_owned()).collect();
+    let each_once = path.iter().collect::<BTreeSet<_>>().len() == path.len();
+    if !each_once || path.iter().any(String::is_empty) {
+        return Err(format!(
+            "path='{}' of <wadi:mchannel> must name elements of the fabric, each once, with commas between them",
+            path.join(",")
+        ));
+    }
+    Ok(MchannelSpec { weight, tenant, path })
 }
 
 const NIC: &[&str] = &["device", "mtu", "reserve-mbps", "apart", "together", "rails", "vlan"];
@@ -254,6 +323,7 @@ mod tests {
     use roxmltree::Document;
 
     use super::*;
+    use crate::fake_controller::Controller;
 
     fn read(xml: &str) -> Result<Metadata, String> {
         Metadata::read(Document::parse(xml).unwrap().root_element())
@@ -295,6 +365,15 @@ mod tests {
                 vmm_listens: true,
                 priority: Some(300),
                 nics: vec![full, plain],
+                mchannel: None,
+            },
+            Metadata {
+                mchannel: Some(MchannelSpec {
+                    weight: 3,
+                    tenant: "red".to_owned(),
+                    path: vec!["port1".to_owned(), "pool".to_owned()],
+                }),
+                ..Metadata::default()
             },
         ] {
             let mut xml = Xml::default();
@@ -312,12 +391,39 @@ mod tests {
                 "name": "vm1", "id": 1, "host": "h1", "ready": true, "nics": [], "disks": [],
                 "priority": priority, "instance_type": instance_type,
             });
-            Metadata::of(&serde_json::from_value(instance).unwrap()).priority
+            Metadata::of(&serde_json::from_value(instance).unwrap(), None).priority
         };
         assert_eq!((of(100, None), of(300, None)), (None, Some(300)));
         assert_eq!(of(100, Some("gold")), Some(100), "that of the type is another one");
         let error = read(&format!("<w:instance xmlns:w='{NAMESPACE}' priority='much'/>")).unwrap_err();
         assert!(error.contains("priority='much'"), "{error}");
+    }
+
+    #[test]
+    fn a_share_of_the_fabric_is_what_the_controller_says() {
+        let instance =
+            serde_json::json!({"name": "vm1", "id": 1, "host": "h1", "ready": true, "nics": [], "disks": []});
+        let instance: Instance = serde_json::from_value(instance).unwrap();
+        let ask = |status, said: String| {
+            let controller = Controller::start(move |request| {
+                assert_eq!(request, "GET /v1/mchannels/vm1");
+                (status, said.clone())
+            });
+            Metadata::ask(&controller.client(), &instance)
+        };
+        let shared = serde_json::json!({
+            "instance": "vm1", "host": "h1", "weight": 3, "tenant": "red", "path": ["port1", "pool"], "rate": 0, "demand": 0,
+            "run_percent": 100, "bytes": 0, "messages": 0, "held_ms": 0,
+        });
+        let expected =
+            in_element("<w:mchannel weight='3' tenant='red' path='port1, pool'/>").unwrap().mchannel;
+        assert_eq!(ask(200, shared.to_string()).unwrap().mchannel, expected);
+        let problem =
+            |status| serde_json::json!({"type": "x", "title": "", "status": status, "detail": "it is x"});
+        assert_eq!(ask(404, problem(404).to_string()).unwrap().mchannel, None);
+        assert!(ask(403, problem(403).to_string()).unwrap_err().to_string().contains("it is x"));
+        let plain = in_element("<w:mchannel path='pool'/>").unwrap().mchannel.unwrap();
+        assert_eq!((plain.weight, plain.tenant.as_str()), (1, DEFAULT_TENANT));
     }
 
     #[test]
@@ -328,6 +434,17 @@ mod tests {
             ("<w:nic/>", "needs a device"),
             ("<nic device='net0'/>", "write <wadi:nic>"),
             ("<w:disk/>", "no element <wadi:disk>"),
+            ("<w:mchannel/>", "needs a path"),
+            ("<w:mchannel weight='0' path='pool'/>", "weight='0' of <wadi:mchannel> is not from 1 to 1000"),
+            ("<w:mchannel weight='1001' path='pool'/>", "is not from 1 to 1000"),
+            ("<w:mchannel weight='much' path='pool'/>", "weight='much' of <wadi:mchannel> is no number"),
+            ("<w:mchannel path=''/>", "must name elements"),
+            ("<w:mchannel path='port1,,pool'/>", "must name elements"),
+            ("<w:mchannel path='pool, pool'/>", "each once"),
+            ("<w:mchannel tenant='' path='pool'/>", "is nobody"),
+            ("<w:mchannel wait='3' path='pool'/>", "no attribute wait"),
+            ("<w:mchannel path='pool'><w:nic device='net0'/></w:mchannel>", "take <wadi:nic> out"),
+            ("<w:mchannel path='a'/><w:mchannel path='b'/>", "a second <wadi:mchannel>"),
             ("<w:nic device='net0'><w:address>here</w:address></w:nic>", "\"here\" is no IPv4"),
             ("<w:nic device='net0'><w:limit/></w:nic>", "no element <wadi:limit>"),
             ("<w:nic device='net0'><w:receive bytes-per-second='-1'/></w:nic>", "bytes-per-second='-1'"),

@@ -105,7 +105,12 @@ impl Hook {
         let request = domain.request(&self.host, &self.sockets);
         let mut request = request.map_err(|reason| domain.refusal(reason))?;
         request.labels.insert(LABEL.to_owned(), domain.uuid.clone());
-        Ok(self.client.create_instance(&request, until.saturating_duration_since(Instant::now()))?)
+        let made = self.client.create_instance(&request, until.saturating_duration_since(Instant::now()))?;
+        // If that fails, the instance is the domain's all the same, and is given back.
+        if let Some(share) = &domain.metadata.mchannel {
+            self.client.set_mchannel(&made.name, share)?;
+        }
+        Ok(made)
     }
 
     fn await_frontends(

@@ -1,3 +1,5 @@
+use std::sync::mpsc;
+
 use serde_json::json;
 
 use super::domain::tests::{DISK, SOCKETS, parsed};
@@ -84,4 +86,56 @@ fn a_domain_that_has_ended_is_given_the_same_time() {
     // There is nothing any more.
     hook(&controller, Duration::ZERO, LONG).release(&domain()).unwrap();
     assert_eq!(controller.asked(), [LOOK]);
+}
+
+/// A controller that makes the instance, and answers so when it is given a share of the fabric. Tells of what it was given.
+fn that_shares(answer: (u16, String)) -> (Controller, mpsc::Receiver<String>) {
+    let (tell, told) = mpsc::channel();
+    let mut is_there = false;
+    let controller = Controller::listening(move |request, body| match request {
+        LOOK if is_there => instance(),
+        LOOK => refused(404, "not-found"),
+        DELETE => {
+            is_there = false;
+            (204, String::new())
+        }
+        "PUT /v1/mchannels/vm1" => {
+            assert!(is_there, "of an instance");
+            tell.send(body.to_owned()).unwrap();
+            answer.clone()
+        }
+        _ => {
+            assert!(request.starts_with("POST /v1/instances?wait="), "{request}");
+            is_there = true;
+            instance()
+        }
+    });
+    (controller, told)
+}
+
+#[test]
+fn a_domain_brings_its_share_of_the_fabric_along() {
+    let with_share = |share: &str| {
+        let domain = parsed(share, &DISK.replace("<source type=", "<source mode='server' type="));
+        let (controller, told) = that_shares((204, String::new()));
+        hook(&controller, Duration::ZERO, LONG).prepare(&domain).unwrap();
+        (controller.asked(), told.try_iter().collect::<Vec<_>>())
+    };
+    let (asked, told) = with_share("<wadi:mchannel weight='3' tenant='red' path='port1,pool'/>");
+    assert_eq!(asked[2], "PUT /v1/mchannels/vm1", "before it may start: {asked:?}");
+    let told: Vec<serde_json::Value> = told.iter().map(|told| serde_json::from_str(told).unwrap()).collect();
+    assert_eq!(told, [json!({"weight": 3, "tenant": "red", "path": ["port1", "pool"]})]);
+    assert!(with_share("").1.is_empty(), "who asks for none has none");
+}
+
+#[test]
+fn a_share_that_cannot_be_is_said_and_nothing_stays() {
+    let domain = parsed("<wadi:mchannel path='port9'/>", DISK);
+    let (controller, _told) = that_shares(refused(404, "no-such-element"));
+    let hook = hook(&controller, Duration::ZERO, LONG);
+    let error = hook.prepare(&domain).unwrap_err().to_string();
+    assert!(error.contains("it is no-such-element") && error.contains("domain web"), "{error}");
+    // As libvirt does when a start was refused.
+    hook.release(&domain).unwrap();
+    assert_eq!(controller.asked().last().unwrap(), DELETE);
 }

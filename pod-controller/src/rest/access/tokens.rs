@@ -76,12 +76,14 @@ impl Role {
     }
 }
 
-/// Whether such a request makes or ends an instance, as whoever is of the role `host` may where it is bound to one: on that.
-pub(in super::super) fn makes_or_ends_instance(method: &Method, path: &str) -> bool {
+/// Whether such a request makes or ends an instance, or gives it its share of the fabric, as whoever is of the role `host` may where it is bound to
+/// one: on that.
+pub(in super::super) fn is_about_own_instance(method: &Method, path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     match parts.as_slice() {
         ["v1", "instances"] => *method == Method::POST,
         ["v1", "instances", _] => *method == Method::DELETE,
+        ["v1", "mchannels", _] => *method == Method::PUT,
         _ => false,
     }
 }

@@ -11,7 +11,7 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
 
-use super::super::access::{Role, makes_or_ends_instance};
+use super::super::access::{Role, is_about_own_instance};
 use super::{Known, Tls};
 
 /// More names than any certificate needs are not looked at.
@@ -110,7 +110,7 @@ pub(in super::super) struct Identity {
 impl Identity {
     /// Whether he may send such a request. Of which host what it is about has to be is seen when that is looked up.
     pub(in super::super) fn may(&self, method: &Method, path: &str) -> bool {
-        self.role.may(method, path) || self.host.is_some() && makes_or_ends_instance(method, path)
+        self.role.may(method, path) || self.host.is_some() && is_about_own_instance(method, path)
     }
 }
 
