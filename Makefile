@@ -74,7 +74,7 @@ install: ## put programs, systemd units, libvirt's hook and documentation below 
 	@for program in $(INSTALLED); do \
 	  [ -x $(BUILT)/$$program ] || { echo "install: $(BUILT)/$$program is not there: run make build first" >&2; exit 1; }; \
 	done
-	install -d $(BIN_DIRECTORY) $(LIBRARY_DIRECTORY) $(UNIT_DIRECTORY)/wadi-.service.d $(DOC_DIRECTORY)/examples $(HOOK_DIRECTORY) \
+	install -d $(BIN_DIRECTORY) $(LIBRARY_DIRECTORY) $(UNIT_DIRECTORY)/wadi-.service.d $(UNIT_DIRECTORY)/wadi-slice@.service.d $(DOC_DIRECTORY)/examples $(HOOK_DIRECTORY) \
 	  $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS) $(ROTATION_DIRECTORY) $(CONFIGURATION_DIRECTORY)
 	install -m 755 $(addprefix $(BUILT)/,$(INSTALLED)) $(BIN_DIRECTORY)/
 	install -m 644 $(BUILT)/deps/libvcpu_shim.so $(LIBRARY_DIRECTORY)/
@@ -83,6 +83,7 @@ install: ## put programs, systemd units, libvirt's hook and documentation below 
 	$(BUILT)/podctl completion fish >$(FISH_COMPLETIONS)/podctl.fish
 	install -m 644 deploy/systemd/*.service $(UNIT_DIRECTORY)/
 	install -m 644 deploy/systemd/wadi-.service.d/*.conf $(UNIT_DIRECTORY)/wadi-.service.d/
+	install -m 644 deploy/systemd/wadi-slice@.service.d/*.conf $(UNIT_DIRECTORY)/wadi-slice@.service.d/
 	@# It says where the controller is: whoever has said so does not want to say it again.
 	@[ -e $(HOOK_DIRECTORY)/wadi ] || { \
 	  sed 's,/usr/bin/,$(PREFIX)/bin/,' deploy/libvirt/wadi >$(HOOK_DIRECTORY)/wadi && chmod 755 $(HOOK_DIRECTORY)/wadi; }

@@ -89,6 +89,16 @@ podctl hosts list
 podctl devices list
 podctl instances get vm1
 
+step slice
+command=$(sed -n 's/^ExecStart=//p' wadi-slice@.service | sed 's/%i/vm1/')
+allowed=$(sed -n 's/^CapabilityBoundingSet=//p' wadi-slice@.service | tr 'A-Z' 'a-z' | sed 's/cap_/+/g; s/ /,/g')
+# shellcheck disable=SC2086 # the command line is words
+setpriv --inh-caps=-all --bounding-set="-all,$allowed" --no-new-privs $command >/tmp/wadi-slice.log 2>&1 &
+slice=$!
+eventually grep -q 'no machine vm1 runs here.*; it is waited for' /tmp/wadi-slice.log
+kill "$slice"
+wait "$slice" || die "the agent of vCPUs does not end in order"
+
 step logs
 grep -q '"path":"/v1/instances"' /var/log/wadi/audit.jsonl || die "the audit log does not say who has created an instance"
 if command -v logrotate >/dev/null; then

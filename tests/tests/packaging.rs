@@ -73,6 +73,33 @@ fn units_are_started_again_however_often_they_fail() {
 }
 
 #[test]
+fn an_agent_of_vcpus_may_do_what_it_has_to() {
+    let (unit, more) = ("wadi-slice@.service", "wadi-slice@.service.d/60-slice.conf");
+    let service = section(unit, "Service");
+    assert!(
+        service.lines().any(|line| line == "ExecStart=/usr/bin/vmm slice %i --share fair --wait"),
+        "{service}"
+    );
+    // Drop-ins are read by their names, those of all units first: what differs from that must come later.
+    let common = section("wadi-.service.d/50-common.conf", "Service");
+    let differs = section(more, "Service");
+    assert!("60-slice.conf" > "50-common.conf");
+    for (line, instead) in [
+        ("Type=exec", "Type=notify"),
+        ("ProtectControlGroups=no", "ProtectControlGroups=yes"),
+        ("ProtectKernelTunables=no", "ProtectKernelTunables=yes"),
+    ] {
+        assert!(differs.lines().any(|it| it == line) && common.lines().any(|it| it == instead), "{line}");
+    }
+    assert!(
+        !differs.contains("Restart=") && differs.contains("RestartSec="),
+        "it comes back as the others do"
+    );
+    let makefile = std::fs::read_to_string(source().join("Makefile")).expect("a Makefile");
+    assert!(makefile.contains("deploy/systemd/wadi-slice@.service.d/*.conf"), "it is not installed");
+}
+
+#[test]
 fn the_controller_may_write_its_audit_log_where_the_manual_has_it() {
     let manual = std::fs::read_to_string(source().join("docs/operations.md")).expect("the manual");
     assert!(manual.contains("audit-log = \"/var/log/wadi/"), "it is elsewhere now");

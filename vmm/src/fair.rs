@@ -42,7 +42,7 @@ const UNCOUNTED: Duration = Duration::from_secs(3);
 const SAME: f64 = 0.002;
 
 /// Holds the vCPUs until it is told to stop, or the machine ends.
-pub(crate) fn hold(asked: &Slice, machine: &RunningVm) -> Result<()> {
+pub(crate) fn hold(asked: &Slice, machine: &RunningVm, stop: &StopSignal) -> Result<()> {
     let resctrl = slicing::Resctrl::open(&asked.resctrl)?;
     let config = HostConfig::load(&asked.config)?;
     let run = config.run_directory();
@@ -53,7 +53,6 @@ pub(crate) fn hold(asked: &Slice, machine: &RunningVm) -> Result<()> {
         .with_context(|| format!("nobody else may hold the vCPUs of {}: end that first", machine.name))?;
     let choice = slicing::choose(machine, asked.actuator)?;
     let threads = VcpuThreads::look(machine)?;
-    let stop = StopSignal::on_signals()?;
     let ram = if asked.any_ram { None } else { ram_in_pool(machine, &config.pool.path)? };
     let cost = WakeUp::measure();
     let (frontend, link) = connect(&sockets, &machine.name)?;
@@ -95,7 +94,7 @@ pub(crate) fn hold(asked: &Slice, machine: &RunningVm) -> Result<()> {
         threads,
     };
     let limit = asked.seconds.map(Duration::from_secs);
-    let ended = agent.run(&stop, limit);
+    let ended = agent.run(stop, limit);
     let usage = agent.choice.actuator.usage();
     // Whatever happened, they run freely again, and nothing is counted.
     drop(agent);

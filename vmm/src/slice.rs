@@ -8,9 +8,12 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use pod_protocol::daemon::StopSignal;
 use vmm::slicing::{self, Choice, HOLDS_FOR, Kind, RESCTRL, Share, VcpuThreads, VcpuUse, WakeUp};
-use vmm::{Registry, RunningVm};
+use vmm::{Registry, RunningVm, VmmError};
 
 use crate::{fair, print};
+
+/// How often a machine is looked for that does not run yet.
+const LOOK_FOR_MACHINE: Duration = Duration::from_millis(500);
 
 #[derive(Args)]
 pub(crate) struct Slice {
@@ -33,6 +36,9 @@ pub(crate) struct Slice {
     /// With `--share fair`: also for a guest of which no memory lies in the pool, whose loads and stores do not go over the fabric.
     #[arg(long)]
     pub(crate) any_ram: bool,
+    /// Wait until the machine runs here, however long that takes.
+    #[arg(long)]
+    wait: bool,
     /// This host's configuration, by which `--share fair` finds the frontends.
     #[arg(long, value_name = "FILE", default_value = "/etc/wadi/host.toml")]
     pub(crate) config: PathBuf,
@@ -46,11 +52,30 @@ pub(crate) struct Slice {
 
 pub(crate) fn slice(asked: &Slice) -> Result<()> {
     let registry = Registry::new(&asked.directory);
-    let machine = registry.find(&asked.name)?;
+    let stop = StopSignal::on_signals()?;
+    let Some(machine) = find(asked, &registry, &stop)? else { return Ok(()) };
     let _alone = registry.lock_vcpus(&machine)?;
     match asked.share {
-        Share::Percent(percent) => hold(asked, &machine, percent),
-        Share::Fair => fair::hold(asked, &machine),
+        Share::Percent(percent) => hold(asked, &machine, percent, &stop),
+        Share::Fair => fair::hold(asked, &machine, &stop),
+    }
+}
+
+/// The machine; nothing if it is waited for and that was to end.
+fn find(asked: &Slice, registry: &Registry, stop: &StopSignal) -> Result<Option<RunningVm>> {
+    let mut waits = false;
+    loop {
+        match registry.find(&asked.name) {
+            Err(VmmError::Machine { reason }) if asked.wait => {
+                if !std::mem::replace(&mut waits, true) {
+                    eprintln!("{reason}; it is waited for");
+                }
+                if stop.wait_for(LOOK_FOR_MACHINE) {
+                    return Ok(None);
+                }
+            }
+            found => return Ok(Some(found?)),
+        }
     }
 }
 
@@ -59,13 +84,12 @@ pub(crate) fn chosen(machine: &RunningVm, choice: &Choice) -> String {
     format!("{}: {} ({})", machine.name, choice.actuator.name(), choice.reason)
 }
 
-fn hold(asked: &Slice, machine: &RunningVm, percent: f64) -> Result<()> {
+fn hold(asked: &Slice, machine: &RunningVm, percent: f64, stop: &StopSignal) -> Result<()> {
     let cost = WakeUp::measure();
     let window = asked.window.map_or_else(|| cost.window(), Duration::from_micros);
     let mut choice = slicing::choose(machine, asked.actuator)?;
     // The shim may slice a machine whose monitor somebody else has.
     let threads = VcpuThreads::watch(machine, Vec::new())?;
-    let stop = StopSignal::on_signals()?;
     let duty = slicing::duty(percent / 100.0, window);
     let used = choice.actuator.set(duty).context("the vCPUs run freely")?;
     print(&format!("{}; {}\n", chosen(machine, &choice), cost.describe(used)))?;
