@@ -47,7 +47,7 @@ impl CountingVm {
         ram.set_len(MEMORY_BYTES)?;
         let mut command = Command::new(vmm::QEMU);
         command.args(["-accel", "kvm", "-machine", "pc,memory-backend=ram", "-cpu", "qemu64", "-m"]);
-        command.arg(format!("{}M", MEMORY_BYTES >> 20)).arg("-object");
+        command.arg(format!("{}M,slots=8,maxmem=4G", MEMORY_BYTES >> 20)).arg("-object");
         let file = memory.display();
         command.arg(format!("memory-backend-file,id=ram,size={MEMORY_BYTES},share=on,mem-path={file}"));
         command.arg("-bios").arg(&firmware).args(["-name", "counting,debug-threads=on", "-qmp"]);

@@ -24,5 +24,6 @@ pub mod process;
 pub mod replicas;
 pub mod runner;
 pub mod stage;
+pub mod storm;
 pub mod stuck_thread;
 pub mod waiting;

@@ -3,9 +3,11 @@
 use std::thread;
 use std::time::Duration;
 
+use vmm::MonitorAddress;
 use vmm::slicing::{Actuator as _, CgroupActuator, ControlFile, ShimActuator, VcpuUse, duty, find_shim};
 use wadi_tests::counting_vm::CountingVm;
 use wadi_tests::held_vcpus::{assert_no_more_than, hold};
+use wadi_tests::storm::storm;
 use wadi_tests::waiting::wait_for;
 
 const SHARE: f64 = 0.3;
@@ -37,6 +39,22 @@ fn a_vcpu_in_kvm_is_held_to_its_share() {
             vcpu().elapsed == elapsed
         });
         counts_on(vm.count().unwrap());
+    }
+
+    // QEMU builds many long answers, and maps memory for the guest, while its vCPU is put to sleep at any moment.
+    let MonitorAddress::Socket { path: monitor } = &vm.running().monitor else { panic!("it has a socket") };
+    for share in [0.05, SHARE] {
+        hold(&mut shim, duty(share, Duration::from_millis(1)), || {
+            let came = storm(monitor, 200, || vcpu().sleeps).unwrap();
+            eprintln!("at {share}: {came:?}");
+            for _ in 0..3 {
+                vmm::plug_memory(monitor, 128).unwrap();
+            }
+            storm(monitor, 200, || vcpu().sleeps).unwrap();
+            // What it costs to come and go leaves it little of such windows.
+            let before = vm.count().unwrap();
+            wait_for("the guest to count on", || vm.count().unwrap() > before + 1000);
+        });
     }
 
     if std::fs::read_to_string("/proc/self/mounts").unwrap().contains(" cgroup") {

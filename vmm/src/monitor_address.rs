@@ -123,11 +123,6 @@ impl fmt::Display for MonitorAddress {
     }
 }
 
-/// Asks QEMU to describe its monitor, which takes it many small allocations. Returns how many things it knows.
-pub fn describe_monitor(path: &Path) -> Result<usize, VmmError> {
-    Ok(session(path)?.execute(&qmp::query_qmp_schema {}).map_err(failed)?.len())
-}
-
 /// What QEMU's monitor for people prints, such as for `info registers -a`: to find out where a guest hangs.
 pub fn ask_human_monitor(path: &Path, command_line: &str) -> Result<String, VmmError> {
     let command = qmp::human_monitor_command { cpu_index: None, command_line: command_line.to_owned() };
