@@ -89,10 +89,7 @@ impl Meter {
         let Work { open, plan, exchange, all, .. } = &mut *work;
         match plan {
             Some(plan) if plan.may_become(&fabric) => {
-                plan.become_(fabric).map_err(|error| wrong(&error))?;
-                for metered in all.values_mut() {
-                    plan.note_most(metered);
-                }
+                plan.become_(fabric, all).map_err(|error| wrong(&error))?;
             }
             _ => {
                 let mut new = Plan::new(fabric).map_err(|error| wrong(&error))?;

@@ -1,6 +1,6 @@
 //! What the controller wants measured, turned into a [`Host`] of the transport.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mem_channel::{ElementId, Host, MchannelOptions, MemChannelError, Parameters, TenantId, TenantOptions};
 use pod_protocol::objects::{FabricObject, MchannelObject};
@@ -29,28 +29,51 @@ impl Plan {
         Ok(Self { fabric, host })
     }
 
-    /// Whether the same mchannels stay open with this fabric, and what was learnt of them good.
+    /// Whether what was learnt stays good with this fabric: averages are of a T_W and a K.
     pub(super) fn may_become(&self, fabric: &FabricObject) -> bool {
-        let numbers = |it: &FabricObject| {
-            let elements: Vec<u32> = it.elements.iter().map(|element| element.element).collect();
-            let tenants: Vec<u32> = it.tenants.iter().map(|tenant| tenant.tenant).collect();
-            (elements, tenants, it.window_us, it.sample_us)
-        };
-        numbers(&self.fabric) == numbers(fabric)
+        let times = |it: &FabricObject| (it.window_us, it.sample_us);
+        times(&self.fabric) == times(fabric)
     }
 
-    /// Takes over what changed of such a fabric.
-    pub(super) fn become_(&mut self, fabric: FabricObject) -> Result<(), MemChannelError> {
-        for (old, new) in self.fabric.elements.iter().zip(&fabric.elements) {
-            if old != new {
-                self.host.set_element(ElementId(new.element), as_f64(new.bytes_per_second))?;
-            }
+    /// Takes over what changed of such a fabric. What used something that is no more may move what it likes, and what waited for
+    /// something that was not there is held to its share; all others go on as they were.
+    pub(super) fn become_(
+        &mut self,
+        fabric: FabricObject,
+        all: &mut BTreeMap<Part, Metered>,
+    ) -> Result<(), MemChannelError> {
+        let known: BTreeMap<u32, u64> =
+            self.fabric.elements.iter().map(|it| (it.element, it.bytes_per_second)).collect();
+        // An estimate begins anew where it is told that another capacity is there.
+        for new in fabric.elements.iter().filter(|it| known.get(&it.element) != Some(&it.bytes_per_second)) {
+            self.host.set_element(ElementId(new.element), as_f64(new.bytes_per_second))?;
         }
         for tenant in &fabric.tenants {
             let options = TenantOptions { weight: f64::from(tenant.weight) };
             self.host.set_tenant(TenantId(tenant.tenant), options)?;
         }
-        self.fabric = fabric;
+        let before = std::mem::replace(&mut self.fabric, fabric);
+        let elements: BTreeSet<u32> = self.fabric.elements.iter().map(|it| it.element).collect();
+        let tenants: BTreeSet<u32> = self.fabric.tenants.iter().map(|it| it.tenant).collect();
+        let is_known = |object: &MchannelObject| {
+            tenants.contains(&object.tenant) && object.path.iter().all(|element| elements.contains(element))
+        };
+        for metered in all.values_mut().filter(|it| !is_known(&it.object)) {
+            self.close(metered);
+        }
+        for gone in before.elements.iter().filter(|it| !elements.contains(&it.element)) {
+            self.host.remove_element(ElementId(gone.element))?;
+        }
+        for gone in before.tenants.iter().filter(|it| !tenants.contains(&it.tenant)) {
+            self.host.remove_tenant(TenantId(gone.tenant))?;
+        }
+        for metered in all.values_mut() {
+            if metered.id.is_some() {
+                self.note_most(metered);
+            } else {
+                self.open(metered);
+            }
+        }
         Ok(())
     }
 

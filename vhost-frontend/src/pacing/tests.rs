@@ -81,6 +81,16 @@ fn fabric(frontend: usize, count: usize) -> FabricObject {
     }
 }
 
+impl Frontend {
+    /// Has it share another fabric, as the meter does.
+    fn becomes(&mut self, fabric: FabricObject) {
+        let Self { plan, exchange, all } = self;
+        assert!(plan.may_become(&fabric));
+        plan.become_(fabric, all).unwrap();
+        exchange.follow(plan);
+    }
+}
+
 impl Pod {
     fn new(seed: u64, frontends: usize, vms: Vec<Vm>) -> Self {
         let pool = SimulatedPool::new(seed, 1 << 16);
@@ -289,17 +299,48 @@ fn a_capacity_that_changes_holds_soon_and_keeps_what_is_known() {
     for (number, frontend) in pod.frontends.iter_mut().enumerate() {
         let mut half = fabric(number, 2);
         half.elements[0].bytes_per_second = CAPACITY / 2;
-        assert!(frontend.plan.may_become(&half));
-        frontend.plan.become_(half).unwrap();
-        frontend.exchange.follow(&frontend.plan);
-        for metered in frontend.all.values_mut() {
-            frontend.plan.note_most(metered);
-        }
+        frontend.becomes(half);
     }
     pod.run(50);
     near(&pod.rates(50), &[0.125, 0.375]);
     let other = FabricObject { window_us: 2000, ..fabric(0, 2) };
     assert!(!pod.frontends[0].plan.may_become(&other));
+}
+
+#[test]
+fn elements_and_tenants_come_and_go_and_nobody_begins_anew() {
+    let mut pod = Pod::new(11, 2, vec![Vm::new(0, 1, 1, ALL), Vm::new(1, 2, 3, ALL)]);
+    pod.run(100);
+    near(&pod.rates(50), &[0.25, 0.75]);
+    let (element, tenant) = (ElementObject { element: 5, bytes_per_second: CAPACITY }, 9);
+    for comes in [true, false, true] {
+        for (number, frontend) in pod.frontends.iter_mut().enumerate() {
+            let mut other = fabric(number, 2);
+            if comes {
+                // Before the others.
+                other.elements.insert(0, element);
+                other.tenants.insert(0, TenantObject { tenant, weight: 1 });
+            }
+            frontend.becomes(other);
+        }
+        // Whoever begins anew may move all that there is until it is known what he wants.
+        near(&pod.rates(1), &[0.25, 0.75]);
+    }
+    // A device comes to use what came; then that goes, before it is said of the device that it does not use it any more.
+    let Frontend { plan, all, .. } = &mut pod.frontends[0];
+    let [metered] = &mut all.values_mut().collect::<Vec<_>>()[..] else { panic!("one device") };
+    let object = MchannelObject { path: vec![7, 5], tenant, ..metered.object.clone() };
+    plan.change(metered, object.clone());
+    assert!(metered.id.is_some());
+    pod.frontends[0].becomes(fabric(0, 2));
+    assert_eq!(pod.metered(0).id, None);
+    // And it is held again when that is there again.
+    let again = FabricObject { elements: vec![element, fabric(0, 2).elements[0]], ..fabric(0, 2) };
+    let tenants = vec![TenantObject { tenant, weight: 1 }];
+    pod.frontends[0].becomes(FabricObject { tenants, ..again });
+    assert!(pod.metered(0).id.is_some());
+    pod.run(50);
+    near(&pod.rates(20), &[0.5, 0.5]);
 }
 
 /// §4.5: in any interval of K = 10 ms a VM is let move at most w·α·K·(1 + 2·T_W/K) bytes, where w·α is the most that it was then; also

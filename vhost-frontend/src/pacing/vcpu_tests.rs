@@ -167,8 +167,8 @@ impl Pod {
             let mut fabric = fabric(other, count, K_US);
             let peer = fabric.peers.iter_mut().find(|peer| peer.endpoint == endpoint(number)).unwrap();
             peer.sums = area(2 * count);
-            let Frontend { plan, exchange, .. } = &mut self.frontends[other];
-            plan.become_(fabric).unwrap();
+            let Frontend { plan, exchange, all } = &mut self.frontends[other];
+            plan.become_(fabric, all).unwrap();
             exchange.follow(plan);
         }
     }
