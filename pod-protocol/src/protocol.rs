@@ -8,7 +8,7 @@
 //! | version | what it adds |
 //! |---|---|
 //! | 1.0 | the first |
-//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)); devices may be packed; volumes may be kept apart or together; hosts and devices bear labels; devices are deleted without their hosts; moves in order keep a backup that carries what is reserved; of VMMs is remembered what a frontend's life before said; what an instance's kind promises of volumes ends with the lease |
+//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)); devices may be packed; volumes may be kept apart or together; hosts and devices bear labels; devices are deleted without their hosts; moves in order keep a backup that carries what is reserved; of VMMs is remembered what a frontend's life before said; what an instance's kind promises of volumes ends with the lease; a fabric may have more elements than one board has lines for |
 
 use std::fmt;
 
@@ -100,6 +100,9 @@ impl Protocol {
     /// adopted, an instance gets two devices of one name, a volume is to lie on an SSD that does not work, moves in order keep NICs apart, a
     /// backup carries frames of the guest's length, and what a drain waits for goes on at all. All replicas have to decide alike.
     pub const DECIDES_BY_MORE: u16 = 1;
+    /// The first minor in which frontends publish sums of what their own instances use of the fabric only, so that it may be as large as
+    /// that allows. Controllers of the one before refuse a larger one.
+    pub const SHARES_LARGE_FABRICS: u16 = 1;
 
     /// The version of this release's major with another minor.
     #[must_use]

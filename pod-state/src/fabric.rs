@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cxl_pool::{Area, EndpointId, LineCount, Role};
+use cxl_pool::{Area, EndpointId, HostId, LineCount, Role};
 use pod_api::{DEFAULT_TENANT, EventKind};
 use pod_protocol::ids::{InstanceId, RegionId};
 use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, Object, PeerObject, TenantObject};
@@ -15,9 +15,15 @@ use super::{Effect, Hold, Lease, Purpose, Refusal, RefusalKind, State, Table, ch
 /// The greatest weight of an instance or a tenant.
 pub const WEIGHT_MAX: u32 = 1000;
 
-/// Lines in which an endpoint publishes its sums, and as many in which it publishes what its VMs want.
+/// Lines in which an endpoint publishes its sums, and as many in which it publishes what its VMs want: room for the sums of 56 elements
+/// of 8 tenants each, and for 511 VMs.
 const BOARD_LINES: u64 = 512;
-const ELEMENTS_MAX: usize = 64;
+/// What a board has room for beside its header.
+const RECORDS_MAX: usize = BOARD_LINES as usize - 1;
+/// Ports of 256 hosts, and three times as many links and devices.
+const ELEMENTS_MAX: usize = 1024;
+/// Frontends of 1.0 publish something of each element, whether they use it or not.
+const ELEMENTS_MAX_BEFORE: usize = 64;
 const TENANTS_MAX: usize = 64;
 /// Below that a window of bytes is less than the shortest request.
 const BYTES_PER_SECOND_MIN: u64 = 1_000_000;
@@ -101,7 +107,8 @@ pub struct FabricWish {
 }
 
 impl FabricWish {
-    fn check(&self) -> Result<(), Refusal> {
+    /// `counts_by_host`: whether it is looked at what the instances of a host use, once they have a share ([`State::check_board`]).
+    fn check(&self, counts_by_host: bool) -> Result<(), Refusal> {
         let invalid = |detail: String| Err(Refusal::new(RefusalKind::InvalidValue, detail));
         for name in self.elements.keys() {
             check_name("an element of the fabric", name)?;
@@ -125,18 +132,18 @@ impl FabricWish {
             return invalid(format!("the weight of the tenant {} must be 1 to {WEIGHT_MAX}", shown(name)));
         }
         let (elements, tenants) = (self.elements.len(), self.tenants.len());
-        if elements > ELEMENTS_MAX || tenants > TENANTS_MAX {
+        let elements_max = if counts_by_host { ELEMENTS_MAX } else { ELEMENTS_MAX_BEFORE };
+        if elements > elements_max || tenants > TENANTS_MAX {
             return invalid(format!(
-                "at most {ELEMENTS_MAX} elements and {TENANTS_MAX} tenants are possible"
+                "at most {elements_max} elements and {TENANTS_MAX} tenants are possible"
             ));
         }
-        // The root and each tenant of each element have a line, and the board a header.
-        let lines = elements as u64 * (tenants as u64 + 2);
-        if lines >= BOARD_LINES {
+        // The root and each tenant of each element have a line.
+        let lines = elements * (tenants + 2);
+        if !counts_by_host && lines > RECORDS_MAX {
             return invalid(format!(
-                "{elements} elements of {tenants} tenants need {lines} lines for the sums of a host, and there are {}: \
-                 name fewer",
-                BOARD_LINES - 1
+                "{elements} elements of {tenants} tenants need {lines} lines for the sums of a host, and there are {RECORDS_MAX}: \
+                 name fewer"
             ));
         }
         Ok(())
@@ -149,7 +156,7 @@ const fn is_weight(weight: u32) -> bool {
 
 impl State {
     pub(super) fn set_fabric(&mut self, wish: &FabricWish, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
-        wish.check()?;
+        wish.check(self.shares_large_fabrics())?;
         for (instance, mchannel) in &self.fabric.mchannels {
             let elements = mchannel.path.iter().filter(|name| !wish.elements.contains_key(*name));
             let known = |name: &String| name == DEFAULT_TENANT || wish.tenants.contains_key(name);
@@ -223,6 +230,9 @@ impl State {
         if !self.fabric.tenants.contains_key(&wish.tenant) {
             return Err(Refusal::not_found("tenant", &wish.tenant));
         }
+        if self.shares_large_fabrics() {
+            self.check_board(id, wish)?;
+        }
         if self.fabric.mchannels.insert(id, wish.clone()).as_ref() != Some(wish) {
             let message = format!(
                 "weight {} among those of {}, through {}",
@@ -233,6 +243,43 @@ impl State {
             effects.push(Effect::event(EventKind::MchannelSet, instance, message));
         }
         Ok(())
+    }
+
+    /// Whether the frontends of an instance's host, and of the one that it moves to, have lines for what they publish once it has this
+    /// share: of each element that instances there use one for all, and one for each of their tenants.
+    fn check_board(&self, id: InstanceId, wish: &Mchannel) -> Result<(), Refusal> {
+        let Some(instance) = self.instances.get(&id) else { return Ok(()) };
+        for host in std::iter::once(instance.host).chain(instance.incoming) {
+            let mut used: BTreeSet<(&str, Option<&str>)> = BTreeSet::new();
+            let others = self.instances_at(host).filter(|other| *other != id);
+            let others = others.filter_map(|other| self.fabric.mchannels.get(&other));
+            for mchannel in others.chain([wish]) {
+                for element in &mchannel.path {
+                    used.extend([(element.as_str(), None), (element, Some(mchannel.tenant.as_str()))]);
+                }
+            }
+            if used.len() > RECORDS_MAX {
+                let detail = format!(
+                    "the instances on {} would use elements that need {} lines for its sums, and there are {RECORDS_MAX}: have them \
+                     pass through fewer elements, or belong to fewer tenants",
+                    self.host_name(host),
+                    used.len()
+                );
+                return Err(Refusal::new(RefusalKind::NoRoom, detail));
+            }
+        }
+        Ok(())
+    }
+
+    /// The instances that are on a host, or on their way there.
+    fn instances_at(&self, host: HostId) -> impl Iterator<Item = InstanceId> {
+        let found = self.found().filter(|_| self.instances.is_followed());
+        let known = found.map(|found| found.at_host.get(&host).cloned().unwrap_or_default());
+        let known = known.unwrap_or_else(|| {
+            let there = self.instances.values().filter(|it| it.host == host || it.incoming == Some(host));
+            there.map(|it| it.id).collect()
+        });
+        known.into_iter()
     }
 
     pub(super) fn clear_mchannel(

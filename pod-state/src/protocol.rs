@@ -83,6 +83,11 @@ impl State {
         self.options.protocol_minor >= Protocol::DECIDES_BY_MORE
     }
 
+    /// Whether lines of boards are counted for each host, by what its instances use. Replicas of 1.0 count what all of the pod could.
+    pub(super) fn shares_large_fabrics(&self) -> bool {
+        self.options.protocol_minor >= Protocol::SHARES_LARGE_FABRICS
+    }
+
     /// Whether volumes may move between two SSDs of one host: controllers of 1.0 refuse that, and the engines of 1.0 do not tell such
     /// places apart.
     pub fn moves_within_hosts(&self) -> bool {

@@ -22,6 +22,7 @@ mod groups;
 mod guest_ram;
 mod hotplug;
 mod labels;
+mod large_fabric;
 mod live_migration;
 mod moving;
 mod orderly;
