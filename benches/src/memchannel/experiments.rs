@@ -53,6 +53,34 @@ pub(super) fn cached(fabric: &Fabric) -> Result<f64> {
     Ok((1.0 - fabric.llc_lost) * fabric.llc_ns + fabric.llc_lost * loaded)
 }
 
+/// Figure 4-b: how long a lone line takes from one device to another beside threads that do the same with blocks of so many lines, in ns. Who
+/// copies reads a block and then writes it, so half of the threads are at either; devices have ports of their own.
+fn copy_beside(fabric: &Fabric, lines: u32, threads: u32) -> Result<f64> {
+    let one_way = |write: bool| {
+        let most = if write { fabric.block_writes } else { fabric.block_reads };
+        let in_flight = f64::from(lines).min(most);
+        let others = |host, threads| Stream { host, write, in_flight, block: lines, threads };
+        let streams = [lone(write), others(1, threads / 2), others(2, threads - threads / 2)];
+        Ok(run(fabric, &streams, false)?[0].latency_ns)
+    };
+    let sum: Result<f64> = [false, true].into_iter().map(one_way).sum();
+    sum
+}
+
+/// Figure 4-b: the largest blocks, in bytes, that leave such a copy within a tenth of what it takes alone.
+pub(super) fn harmless_block(fabric: &Fabric) -> Result<f64> {
+    let threads = whole(fabric.background / 2.0);
+    let alone = copy_beside(fabric, 1, 0)?;
+    let mut harmless = 0.0;
+    for lines in [1, 2, 4, 8, 16, 32, 64] {
+        if copy_beside(fabric, lines, threads)? > 1.1 * alone {
+            break;
+        }
+        harmless = f64::from(lines) * super::fabric::LINE;
+    }
+    Ok(harmless)
+}
+
 /// Figure 4-c: what 4 KiB blocks on four cores leave to single lines on four others, in per cent of the link for the blocks.
 pub(super) fn blocks_against_lines(fabric: &Fabric) -> Result<f64> {
     let lines = Stream { threads: 4, ..lone(false) };

@@ -3,7 +3,8 @@
 use anyhow::Result;
 
 use super::experiments::{
-    App, beside_blocks, blocks_against_lines, cached, contended, fills_the_link, fit, gap, strided,
+    App, beside_blocks, blocks_against_lines, cached, contended, fills_the_link, fit, gap, harmless_block,
+    strided,
 };
 use super::parameters::{Fabric, whole};
 use crate::report::Goal;
@@ -127,6 +128,14 @@ pub(super) fn all(fabric: &Fabric, apps: &Apps) -> Result<Vec<Row>> {
     rows.add("fabric-read", "Fig. 4-a: 64 B read beside 4 KiB", "x", [6.9, read], false, characterisation);
     let write = beside_blocks(fabric, true, true, threads)? / beside_blocks(fabric, true, true, 0)?;
     rows.add("fabric-write", "Fig. 4-a: 64 B write beside 4 KiB", "x", [3.8, write], true, characterisation);
+    rows.add(
+        "copy-block",
+        "Fig. 4-b: blocks that 64 B copies bear",
+        "B",
+        [256.0, harmless_block(fabric)?],
+        false,
+        characterisation,
+    );
     rows.add(
         "blocks-share",
         "Fig. 4-c: link taken by 4 KiB",
