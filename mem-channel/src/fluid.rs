@@ -77,9 +77,8 @@ pub fn rates(capacities: &[f64], tenants: &[f64], users: &[User]) -> Vec<f64> {
             break;
         }
     }
-    let least = |(user, shares): (&User, &Vec<f64>)| match is_known(user) {
-        true => shares.iter().copied().fold(user.demand, f64::min),
-        false => 0.0,
+    let least = |(user, shares): (&User, &Vec<f64>)| {
+        if is_known(user) { shares.iter().copied().fold(user.demand, f64::min) } else { 0.0 }
     };
     users.iter().zip(&shares).map(least).collect()
 }

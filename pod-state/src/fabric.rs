@@ -19,7 +19,7 @@ pub const WEIGHT_MAX: u32 = 1000;
 /// of 8 tenants each, and for 511 VMs.
 const BOARD_LINES: u64 = 512;
 /// What a board has room for beside its header.
-const RECORDS_MAX: usize = BOARD_LINES as usize - 1;
+const RECORDS_MAX: u64 = BOARD_LINES - 1;
 /// Ports of 256 hosts, and three times as many links and devices.
 const ELEMENTS_MAX: usize = 1024;
 /// Frontends of 1.0 publish something of each element, whether they use it or not.
@@ -139,7 +139,7 @@ impl FabricWish {
             ));
         }
         // The root and each tenant of each element have a line.
-        let lines = elements * (tenants + 2);
+        let lines = elements as u64 * (tenants as u64 + 2);
         if !counts_by_host && lines > RECORDS_MAX {
             return invalid(format!(
                 "{elements} elements of {tenants} tenants need {lines} lines for the sums of a host, and there are {RECORDS_MAX}: \
@@ -258,7 +258,7 @@ impl State {
                     used.extend([(element.as_str(), None), (element, Some(mchannel.tenant.as_str()))]);
                 }
             }
-            if used.len() > RECORDS_MAX {
+            if used.len() as u64 > RECORDS_MAX {
                 let detail = format!(
                     "the instances on {} would use elements that need {} lines for its sums, and there are {RECORDS_MAX}: have them \
                      pass through fewer elements, or belong to fewer tenants",
