@@ -24,6 +24,7 @@ pub mod process;
 pub mod replicas;
 pub mod runner;
 pub mod stage;
+pub mod steady;
 pub mod storm;
 pub mod stuck_thread;
 pub mod waiting;

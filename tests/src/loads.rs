@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 use vhost_frontend::mock::{MockGuest, Piece};
 use vm_memory::{Bytes, GuestAddress};
 
+use crate::steady;
+pub use crate::steady::near;
+
 /// Of each request a part of the guest's memory.
 const PLACE_BYTES: u64 = 32 << 10;
 /// An answer that takes longer has been lost.
@@ -263,22 +266,20 @@ fn rates(loads: &[Load]) -> Vec<f64> {
     before.iter().zip(&after).map(|(before, after)| (after - before) as f64 / seconds).collect()
 }
 
-/// Waits until what guests move, in bytes/s, is as it should be. It soon is, unless the machine keeps them from moving what they may.
+/// Waits until what guests move, in bytes/s, is as it should be in two windows in a row.
+///
+/// # Panics
+/// If it never is.
 pub fn until(what: &str, loads: &[Load], is_so: impl Fn(&[f64]) -> bool) {
-    let began = Instant::now();
-    loop {
-        let rates = rates(loads);
-        eprintln!("{what}: {:.2?} MB/s", rates.iter().map(|rate| rate / 1e6).collect::<Vec<_>>());
-        if is_so(&rates) {
-            return;
-        }
-        assert!(began.elapsed() < PATIENCE, "never: {what}; last {rates:?}");
-    }
+    steady::converge(what, PATIENCE, || rates(loads), is_so);
 }
 
-/// Whether a rate is within 5 % of another.
-pub fn near(rate: f64, expected: f64) -> bool {
-    (rate - expected).abs() <= 0.05 * expected
+/// Judges what guests that fill a path of this capacity move on average of several windows, once shares have come about; see [`steady::judge`].
+///
+/// # Panics
+/// If a guest moves something else than it should.
+pub fn judge(what: &str, loads: &[Load], capacity: f64, expected: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
+    steady::judge(what, PATIENCE, capacity, || rates(loads), expected)
 }
 
 #[cfg(test)]

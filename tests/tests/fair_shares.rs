@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use pod_api::{CreateInstance, Fabric, Mchannel, MchannelSpec};
-use wadi_tests::loads::{Appetite, Load, most_within, near, until};
+use wadi_tests::loads::{Appetite, Load, judge, most_within, near, until};
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder};
 
 /// What the path carries, in bytes/s: little, so that a busy machine is no other bottleneck.
@@ -51,30 +51,30 @@ fn instances_share_a_path_by_weight_and_a_cheat_gains_nothing() {
 
     // One wants less than its share: it gets that and never waits. The others divide the rest by weight, over two hosts.
     loads[2].go_on(Appetite::Modest);
-    until("the rest is divided 1:3", &loads, |rates| {
+    let divided = |rates: &[f64]| {
         let rest = capacity - rates[2];
-        rates[2] > 0.0 && near(rates[0], rest / 4.0) && near(rates[1], rest * 3.0 / 4.0)
+        vec![rest / 4.0, rest * 3.0 / 4.0, rates[2]]
+    };
+    until("the rest is divided 1:3", &loads, |rates| {
+        rates[2] > 0.0 && rates.iter().zip(divided(rates)).all(|(rate, expected)| near(*rate, expected))
     });
     let before = held_ms(&pod, "vm3");
-    until("it still is", &loads, |rates| near(rates[1], 3.0 * rates[0]));
+    judge("the rest is divided 1:3", &loads, capacity, divided);
     assert_eq!(held_ms(&pod, "vm3"), before, "below its share an instance is not held back");
     assert!(held_ms(&pod, "vm1") > 0 && held_ms(&pod, "vm2") > 0);
 
     // It moves in bursts as long as a window. One of the same weight that is always hungry has no less.
     loads[2].go_on(Appetite::Bursts);
-    until("bursts gain nothing", &loads, |rates| {
-        let sum: f64 = rates.iter().sum();
-        rates[2] > 0.0 && rates[2] <= 1.05 * rates[0] && near(rates[1], 3.0 * rates[0]) && near(sum, capacity)
-    });
+    let mean = judge("bursts gain nothing", &loads, capacity, divided);
+    assert!(mean[2] <= 1.05 * mean[0], "{mean:?}");
 
     // What is said of weights and capacity holds at once, for guests that go on.
     loads[2].go_on(Appetite::Hungry);
     pod.podctl(&["mchannel", "set", "vm1", "--weight", "3", "--path", "pool"]).unwrap();
     pod.podctl(&["mchannel", "fabric", "--element", "pool=16M"]).unwrap();
     let capacity = f64::from(16 << 20);
-    until("3:3:1 of less", &loads, |rates| {
-        let expected = [3.0, 3.0, 1.0].map(|weight| capacity * weight / 7.0);
-        rates.iter().zip(expected).all(|(rate, expected)| near(*rate, expected))
+    judge("3:3:1 of less", &loads, capacity, |_| {
+        [3.0, 3.0, 1.0].map(|weight| capacity * weight / 7.0).to_vec()
     });
 
     // Throttling shows.

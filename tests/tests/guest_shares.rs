@@ -8,9 +8,11 @@ use guest_images::{Guest, Silent};
 use pod_api::{Fabric, Mchannel, MchannelSpec};
 use wadi_tests::iperf;
 use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, VmShape};
+use wadi_tests::steady::{converge, judge, near};
 
 /// What the path carries, in bytes/s: little, so that emulated guests want more than it.
 const CAPACITY: u64 = 20_000_000;
+const CARRIES: f64 = 20_000_000.0;
 const SMALL: VmShape = VmShape { memory_mib: 256, cpus: 1 };
 const VOLUME_BYTES: u64 = 64 << 20;
 /// Instance, host, weight, address.
@@ -36,45 +38,25 @@ fn mchannels(pod: &Pod) -> [Mchannel; 3] {
     VMS.map(|(name, ..)| pod.api().mchannel(name).unwrap())
 }
 
-/// What each moved in a while, in bytes/s, and for how long it was held back, in ms.
-fn look(pod: &Pod) -> [(f64, u64); 3] {
+/// What each moved in a while, in bytes/s.
+fn look(pod: &Pod) -> Vec<f64> {
     let (before, began) = (mchannels(pod), Instant::now());
     thread::sleep(WINDOW);
     let (after, seconds) = (mchannels(pod), began.elapsed().as_secs_f64());
     #[allow(clippy::cast_precision_loss)]
     let rate = |bytes: u64| bytes as f64 / seconds;
-    std::array::from_fn(|place| {
-        let (before, after) = (&before[place], &after[place]);
-        (rate(after.bytes - before.bytes), after.held_ms - before.held_ms)
-    })
+    before.iter().zip(&after).map(|(before, after)| rate(after.bytes - before.bytes)).collect()
 }
 
-/// Waits until what guests move is as it should be. It soon is, unless the machine keeps them from moving what they may.
-fn until(what: &str, pod: &Pod, is_so: impl Fn([f64; 3]) -> bool) -> [(f64, u64); 3] {
-    let began = Instant::now();
-    loop {
-        let seen = look(pod);
-        let rates = seen.map(|(rate, _)| rate);
-        eprintln!(
-            "{what}: {:.2?} MB/s, held back {:?} ms",
-            rates.map(|rate| rate / 1e6),
-            seen.map(|(_, held)| held)
-        );
-        if is_so(rates) {
-            return seen;
-        }
-        assert!(began.elapsed() < PATIENCE, "never: {what}; last {seen:?}");
-    }
+/// For how long each was held back, in ms.
+fn held(pod: &Pod) -> [u64; 3] {
+    mchannels(pod).map(|it| it.held_ms)
 }
 
-fn near(rate: f64, expected: f64) -> bool {
-    (rate - expected).abs() <= 0.05 * expected
-}
-
-/// At least 95 % of the path is used, and not more than there is, as far as counters can tell.
-fn is_used(rates: [f64; 3]) -> bool {
-    #[allow(clippy::cast_precision_loss)]
-    near(rates.iter().sum(), CAPACITY as f64)
+/// What each should move, where the last one moves what it wants.
+fn rest_by_weight(rates: &[f64]) -> Vec<f64> {
+    let rest = CARRIES - rates[2];
+    vec![rest / 4.0, rest * 3.0 / 4.0, rates[2]]
 }
 
 #[test]
@@ -106,13 +88,22 @@ fn fio_and_iperf3_of_three_guests_share_a_path() {
     // One that comes and goes wants less than its share: it gets that and never waits. The others divide the rest by weight.
     let disks = [0, 1].map(|place| vms[place].start(HUNGRY_DISK).unwrap());
     let modest = vms[2].start(&on_and_off()).unwrap();
-    until("the rest is divided 1:3", &pod, |rates| {
-        rates[2] > 0.0 && is_used(rates) && near(rates[1], 3.0 * rates[0])
-    });
-    let [first, second, modest_one] =
-        until("it still is", &pod, |rates| is_used(rates) && near(rates[1], 3.0 * rates[0]));
-    assert_eq!(modest_one.1, 0, "below its share an instance is not held back");
-    assert!(first.1 > 0 && second.1 > 0, "the others are");
+    let what = "the rest is divided 1:3";
+    converge(
+        what,
+        PATIENCE,
+        || look(&pod),
+        |rates| {
+            rates[2] > 0.0
+                && rates.iter().zip(rest_by_weight(rates)).all(|(rate, expected)| near(*rate, expected))
+        },
+    );
+    let before = held(&pod);
+    judge(what, PATIENCE, CARRIES, || look(&pod), rest_by_weight);
+    let after = held(&pod);
+    let held: [u64; 3] = std::array::from_fn(|place| after[place] - before[place]);
+    assert_eq!(held[2], 0, "below its share an instance is not held back");
+    assert!(held[0] > 0 && held[1] > 0, "the others are: {held:?}");
     assert!(modest.outcome().is_none(), "iperf3 has ended: {:?}", modest.outcome());
     modest.signal("KILL").unwrap();
     drop(modest);
@@ -125,9 +116,13 @@ fn fio_and_iperf3_of_three_guests_share_a_path() {
 
     // A stream that wants all it can get has its share, as disks have theirs.
     let stream = vms[2].start(&iperf::command(iperf::Way::Out, 600)).unwrap();
-    until("1:3:1", &pod, |rates| {
-        is_used(rates) && near(rates[1], 3.0 * rates[0]) && near(rates[2], rates[0])
-    });
+    judge(
+        "1:3:1",
+        PATIENCE,
+        CARRIES,
+        || look(&pod),
+        |_| [1.0, 3.0, 1.0].map(|weight| CARRIES * weight / 5.0).to_vec(),
+    );
     for job in disks.iter().chain([&stream]) {
         assert!(job.outcome().is_none(), "it has ended: {:?}", job.outcome());
     }
