@@ -21,9 +21,10 @@ impl BoundTo {
         let concerns = match command {
             Command::CreateInstance { host, .. } => is_own(*host),
             Command::DeleteInstance { name, .. } => runs_here(name),
-            // Its frontends hold them to their shares: whoever has the host moves as much as he likes anyway.
-            Command::SetMchannel { instance, .. } => runs_here(instance),
-            Command::DeviceAnswered { instance, .. } => runs_here(instance),
+            // Shares: the host's own frontends hold instances to them, so whoever has the host moves as much as he likes anyway.
+            Command::SetMchannel { instance, .. } | Command::DeviceAnswered { instance, .. } => {
+                runs_here(instance)
+            }
             Command::PrepareMigration { name, to } => is_own(*to) || runs_here(name),
             Command::AbortMigration { name } | Command::ActivateMigration { name, .. } => {
                 runs_here(name) || comes_here(name)
