@@ -2,6 +2,7 @@
 //! under the same `Idempotency-Key` without being carried out twice.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::extract::{FromRequestParts, Query, Request};
@@ -10,7 +11,7 @@ use axum::http::uri::InvalidUri;
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use pod_state::{Command, Expected, IdempotencyKey, KEYS_MAX, Labels, Refusal, RefusalKind};
+use pod_state::{Command, Expected, IdempotencyKey, KEYS_MAX, Labels, Refusal, RefusalKind, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -27,6 +28,11 @@ use crate::view::View;
 const KEY_HEADER: &str = "idempotency-key";
 const KEY_BYTES_MAX: usize = 128;
 const DRY_RUN: &str = "dry-run";
+
+/// How often it is looked anew whether somebody may do what he asks, since what he asks about has changed meanwhile, and how long it may
+/// take until that is seen here.
+const LOOKS_MAX: u32 = 5;
+const LOOK_WAITS: Duration = Duration::from_secs(1);
 
 /// How a request wants its change.
 pub(super) struct Change {
@@ -141,26 +147,66 @@ impl Change {
         {
             return Ok(view);
         }
-        let command = find()?;
-        if let Some(host) = &self.bound_to {
-            host.allow(&self.handle.view().state, &command)?;
+        let asked = find()?;
+        let expected = self.expected(&asked, version)?;
+        let mut views = self.handle.views();
+        for look in 1.. {
+            let view = Arc::clone(&views.borrow_and_update());
+            let expected = self.allow(&view, &asked, expected.clone())?;
+            // Whoever leads may be of a version that would not know what it is asked.
+            view.state.check_spoken(&asked)?;
+            let command = match (key.clone(), expected) {
+                (None, None) if labels.is_empty() => asked.clone(),
+                (key, expected) => {
+                    let (labels, asked) = (labels.clone(), Box::new(asked.clone()));
+                    Command::Request { key, labels, expected, asked }
+                }
+            };
+            if self.is_dry_run {
+                let view = view.after(&command).map_err(|refusal| self.refused(refusal))?;
+                return Ok(Arc::new(view));
+            }
+            let refusal = match self.handle.submit(command).await {
+                Ok(()) => break,
+                Err(SubmitError::Refused(refusal)) => refusal,
+                Err(stopping) => return Err(stopping.into()),
+            };
+            // Of whoever is bound to a host it is said here which version he means.
+            let is_ours = self.bound_to.is_some() && refusal.kind == RefusalKind::Changed;
+            let seen = is_ours
+                && look < LOOKS_MAX
+                && tokio::time::timeout(LOOK_WAITS, views.changed()).await.is_ok();
+            if !seen {
+                return Err(self.refused(refusal));
+            }
         }
-        let expected = self.expected(&command, version)?;
-        // Whoever leads may be of a version that would not know what it is asked.
-        self.handle.view().state.check_spoken(&command)?;
-        let command = match (key, expected) {
-            (None, None) if labels.is_empty() => command,
-            (key, expected) => Command::Request { key, labels, expected, asked: Box::new(command) },
+        Ok(self.handle.view())
+    }
+
+    /// Refuses what whoever is bound to a host may not ask for. He is judged by what is shown here, which may be older than what the
+    /// leader knows: so what he may do is done only to what is shown.
+    fn allow(
+        &self,
+        view: &View,
+        command: &Command,
+        expected: Option<Expected>,
+    ) -> Result<Option<Expected>, Failure> {
+        let Some(host) = &self.bound_to else { return Ok(expected) };
+        host.allow(&view.state, command)?;
+        let Some(resource @ Resource::Instance(_)) = command.changes(&view.state) else {
+            return Ok(expected);
         };
-        if self.is_dry_run {
-            let view = self.handle.view().after(&command).map_err(|refusal| self.refused(refusal))?;
-            return Ok(Arc::new(view));
+        let Some(version) = view.state.version(&resource) else {
+            let Resource::Instance(name) = resource else { return Ok(expected) };
+            return Err(Failure::not_found("instance", &name));
+        };
+        if expected.is_some_and(|it| !it.versions.is_empty() && !it.versions.contains(&version)) {
+            let detail = format!(
+                "what you want to change has not the version that you say: its resourceVersion here is {version}"
+            );
+            return Err(self.refused(Refusal { kind: RefusalKind::Changed, detail }));
         }
-        match self.handle.submit(command).await {
-            Ok(()) => Ok(self.handle.view()),
-            Err(SubmitError::Refused(refusal)) => Err(self.refused(refusal)),
-            Err(stopping) => Err(stopping.into()),
-        }
+        Ok(Some(Expected { resource, versions: vec![version] }))
     }
 
     fn expected(&self, command: &Command, version: Option<String>) -> Result<Option<Expected>, Failure> {
@@ -185,6 +231,16 @@ impl Change {
             return Failure::new(StatusCode::PRECONDITION_FAILED, refusal.kind.word(), refusal.detail);
         }
         refusal.into()
+    }
+}
+
+#[cfg(test)]
+impl Change {
+    /// What somebody asks who is bound to this host, or to none.
+    pub(super) fn of(handle: &Handle, bound_to: Option<&str>) -> Self {
+        let bound_to = bound_to.map(|host| BoundTo(host.to_owned()));
+        let precondition = Precondition::None;
+        Self { handle: handle.clone(), key: None, precondition, bound_to, is_dry_run: false }
     }
 }
 
@@ -331,88 +387,4 @@ fn describe_operation(operation: &mut Operation) {
 }
 
 #[cfg(test)]
-mod tests {
-    use pod_state::State;
-    use pod_state::model::options;
-
-    use super::*;
-    use crate::config::testing::pool_and_config;
-    use crate::controller::{Desk, Request};
-    use crate::replication::Known;
-
-    /// Whoever carries out what is asked for.
-    fn handle() -> (Handle, tempfile::TempDir) {
-        let directory = tempfile::tempdir().expect("a directory");
-        let (pool, config) = pool_and_config(directory.path());
-        let mut state = State::new(options(64));
-        let (desk, handle) = Desk::new(&pool, &config, &state, Vec::new()).expect("a descriptor");
-        let shown = handle.clone();
-        std::thread::spawn(move || {
-            while let Ok(Request::Apply { command, reply }) = desk.requests().recv() {
-                let outcome = state.apply(&command).map(|_| ()).map_err(SubmitError::Refused);
-                let known = Known { state: Some(state.clone()), ..Known::default() };
-                shown.catch_up(&known, || true);
-                let _ = reply.send(outcome);
-            }
-        });
-        (handle, directory)
-    }
-
-    fn change(handle: &Handle, digest: &str) -> Change {
-        let key = Some(IdempotencyKey { key: "k1".to_owned(), digest: digest.to_owned() });
-        Change {
-            handle: handle.clone(),
-            key,
-            precondition: Precondition::None,
-            bound_to: None,
-            is_dry_run: false,
-        }
-    }
-
-    fn nobody() -> Result<(), SubmitError> {
-        Err(SubmitError::no_replica(7))
-    }
-
-    #[tokio::test]
-    async fn a_deed_whose_end_nobody_noted_is_not_refused_when_it_is_asked_for_again() {
-        let (handle, _directory) = handle();
-        let refused = change(&handle, "a").once(async { nobody() }, async { nobody() }).await;
-        assert!(refused.is_err(), "it never was there");
-        let refused = change(&handle, "a").once(async { nobody() }, async { nobody() }).await;
-        assert!(refused.is_err(), "what was refused is not remembered");
-
-        // It is done, and the process that did it ends.
-        let (done, hears) = tokio::sync::oneshot::channel();
-        let deed = async {
-            let _ = done.send(());
-            std::future::pending().await
-        };
-        let first = change(&handle, "a");
-        tokio::select! {
-            _ = first.once(async { Ok(()) }, deed) => panic!("it goes on"),
-            outcome = hears => outcome.expect("it is done"),
-        }
-        let other = change(&handle, "b").once(async { Ok(()) }, async { Ok(()) }).await;
-        assert!(other.is_err(), "the key is another request's");
-        change(&handle, "a").once(async { nobody() }, async { nobody() }).await.expect("it was done");
-        let again = async { panic!("it is not done again") };
-        change(&handle, "a").once(async { nobody() }, again).await.expect("that is remembered");
-        handle.stop();
-    }
-
-    #[tokio::test]
-    async fn a_deed_that_was_begun_and_not_done_is_done() {
-        let (handle, _directory) = handle();
-        let first = change(&handle, "a");
-        let fails = first.once(async { Ok(()) }, async { Err(SubmitError::NoLeader) });
-        assert!(fails.await.is_err());
-        let mut done = false;
-        let deed = async {
-            done = true;
-            Ok(())
-        };
-        change(&handle, "a").once(async { Ok(()) }, deed).await.expect("done");
-        assert!(done);
-        handle.stop();
-    }
-}
+pub(super) mod tests;

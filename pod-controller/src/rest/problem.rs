@@ -19,6 +19,11 @@ impl Failure {
         })
     }
 
+    /// The status of the answer.
+    pub(super) fn status(&self) -> StatusCode {
+        StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+
     /// The body of the answer.
     pub(super) fn to_json(&self) -> Vec<u8> {
         // A structure of strings and a number can always be written.
@@ -37,8 +42,7 @@ impl Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = (status, axum::Json(self.0)).into_response();
+        let mut response = (self.status(), axum::Json(self.0)).into_response();
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
         response
     }
