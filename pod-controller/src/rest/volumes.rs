@@ -88,7 +88,19 @@ pub(super) async fn get(
 )]
 pub(super) async fn create(change: Change, Body(request): Body<CreateVolume>) -> Result<Response, Failure> {
     let labels = request.labels.clone();
-    let view = change.submit_labelled(labels, || creation(&change.handle, &request)).await?;
+    let made =
+        change.submit_labelled(labels.clone(), || creation(&change.handle, &request, Near::There)).await;
+    let view = match made {
+        // The SSD was chosen by what is known here: it may have filled or failed since.
+        Err(failure)
+            if request.near.is_some()
+                && matches!(failure.status(), StatusCode::CONFLICT | StatusCode::NOT_FOUND) =>
+        {
+            let elsewhere = || creation(&change.handle, &request, Near::Anywhere);
+            change.submit_labelled(labels, elsewhere).await?
+        }
+        made => made?,
+    };
     let volume = view
         .volume(&request.name, &change.handle.telemetry())
         .ok_or_else(|| Failure::not_found("volume", &request.name))?;
@@ -99,8 +111,17 @@ pub(super) async fn create(change: Change, Body(request): Body<CreateVolume>) ->
     Ok((StatusCode::CREATED, [(header::LOCATION, location)], Shown(volume)).into_response())
 }
 
+/// Where a volume comes that is to be near a host.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Near {
+    /// On an SSD of it, if one has room.
+    There,
+    /// None has.
+    Anywhere,
+}
+
 /// What carries out a request, once what it names is found.
-fn creation(handle: &Handle, request: &CreateVolume) -> Result<Command, Failure> {
+fn creation(handle: &Handle, request: &CreateVolume, where_near: Near) -> Result<Command, Failure> {
     if request.near.is_some() && (request.device.is_some() || request.stripes.is_some()) {
         let detail = "near is for volumes whose SSD the controller chooses, and that have one for themselves: leave it out, or device and \
                       stripes";
@@ -108,6 +129,7 @@ fn creation(handle: &Handle, request: &CreateVolume) -> Result<Command, Failure>
     }
     let named = request.device.as_deref().map(|name| device_named(handle, name)).transpose()?;
     let near = request.near.as_deref().map(|name| host_named(handle, name)).transpose()?;
+    let near = near.filter(|_| where_near == Near::There);
     let device = named.or_else(|| ssd_near(handle, near?, request));
     let (name, size_bytes) = (request.name.clone(), request.size.get());
     let (replicas, groups) = (request.replicas, groups_of(request));
@@ -186,4 +208,33 @@ pub(super) async fn change(
 pub(super) async fn delete(change: Change, Names(name): Names<String>) -> Result<StatusCode, Failure> {
     change.submit(Command::DeleteVolume { name }).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use pod_state::State;
+    use pod_state::model::{pod_with_ssds, ssd_of, volume};
+
+    use super::super::change::tests::behind;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_volume_lies_elsewhere_when_the_ssd_near_its_host_has_filled_meanwhile() {
+        let before = pod_with_ssds(&[(None, None); 2]);
+        let mut now: State = before.clone();
+        let mut number = 0;
+        // Until it is full.
+        while now.apply(&volume(&format!("other{number}"), (Some(2), 1), Groups::default())).is_ok() {
+            number += 1;
+        }
+        assert!(number > 0);
+        let (handle, _directory) = behind(&before, now);
+        let request = serde_json::json!({ "name": "vol0", "size": "8M", "near": "h2" });
+        let request = serde_json::from_value(request).expect("a request");
+        let answer = create(Change::of(&handle, None), Body(request)).await.expect("there is room on h3");
+        assert_eq!(answer.status(), StatusCode::CREATED);
+        let view = handle.view();
+        let made = view.state.volume_named("vol0").expect("made");
+        assert!(made.replicas.iter().all(|place| place.device == ssd_of(3)), "{made:?}");
+    }
 }
