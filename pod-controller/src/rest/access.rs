@@ -140,7 +140,9 @@ async fn check(State(Access(guard)): State<Access>, mut request: Request, next: 
     let admitted = guard.admit(caller.as_ref(), (&method, &path), request.headers());
     if let Some(Caller::Remote { place, .. }) = &caller {
         match &admitted {
-            Ok(known) if known.is_some() || !guard.asks() => place.is_known(),
+            Ok(known) if known.is_some() || !guard.asks() => {
+                place.is_known(known.as_ref().map(|known| known.name.as_str()));
+            }
             Err(Refused::Unknown { .. } | Refused::Stranger(_) | Refused::Lapsed(_)) => place.is_unknown(),
             // What is for everybody, what came too often, or from a page of others.
             Ok(_) | Err(_) => {}

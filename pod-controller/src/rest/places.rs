@@ -1,5 +1,6 @@
 //! Who may stay connected over TCP. Whoever has said who he is may stay; all others have a share of the places that others cannot take
-//! them from, and leave it after a while, or when more come: nobody who knows no token keeps those out who do.
+//! them from, and leave it after a while, or when more come: nobody who knows no token keeps those out who do. And nobody who knows one
+//! has more than a share either.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -13,6 +14,8 @@ use tokio::time::Instant;
 const OF_ADDRESS_MAX: usize = 64;
 /// The same of all addresses: half of all places.
 const STRANGERS_MAX: usize = 512;
+/// How many connections may be one and the same known one's. The oldest of them leaves when one more comes.
+const OF_IDENTITY_MAX: usize = 128;
 /// How long a stranger may stay: longer than the head of a request may take, so that who is slow is told that he is.
 const STRANGER_STAYS: Duration = Duration::from_secs(40);
 
@@ -27,14 +30,57 @@ pub(super) fn origin(address: IpAddr) -> String {
     }
 }
 
-/// The strangers, by when they came.
+/// Who is there.
 #[derive(Debug, Default)]
-pub(super) struct Places(Mutex<Strangers>);
+pub(super) struct Places {
+    strangers: Mutex<Strangers>,
+    known: Mutex<Known>,
+}
 
 #[derive(Debug, Default)]
 struct Strangers {
     next: u64,
     by_age: BTreeMap<u64, (String, watch::Sender<Leave>)>,
+}
+
+/// Connections of those who have said who they are, by that and by when they came.
+#[derive(Debug, Default)]
+struct Known {
+    by_name: BTreeMap<String, BTreeMap<u64, watch::Sender<Leave>>>,
+    /// As whom somebody was last known over a connection.
+    names: BTreeMap<u64, String>,
+}
+
+impl Known {
+    /// This connection is his now, or still. Who of his leaves for it.
+    fn enter(
+        &mut self,
+        number: u64,
+        name: &str,
+        leave: &watch::Sender<Leave>,
+    ) -> Option<watch::Sender<Leave>> {
+        if self.names.get(&number).is_some_and(|before| before == name) {
+            return None;
+        }
+        self.leave(number);
+        self.names.insert(number, name.to_owned());
+        let his = self.by_name.entry(name.to_owned()).or_default();
+        his.insert(number, leave.clone());
+        let oldest = his.keys().find(|it| **it != number).copied().filter(|_| his.len() > OF_IDENTITY_MAX)?;
+        let leaves = his.remove(&oldest);
+        self.names.remove(&oldest);
+        leaves
+    }
+
+    fn leave(&mut self, number: u64) {
+        let Some(name) = self.names.remove(&number) else { return };
+        if let Some(his) = self.by_name.get_mut(&name) {
+            his.remove(&number);
+            if his.is_empty() {
+                self.by_name.remove(&name);
+            }
+        }
+    }
 }
 
 /// When a connection has to end; never if somebody is at the other end who is known.
@@ -73,16 +119,26 @@ impl Places {
     }
 
     fn strangers(&self) -> MutexGuard<'_, Strangers> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Place {
-    /// Somebody is there who may ask for what is not for everybody.
-    pub(super) fn is_known(&self) {
+    /// Somebody is there who may ask for what is not for everybody, and who that is, where that is asked for.
+    pub(super) fn is_known(&self, name: Option<&str>) {
         // Whoever has been told to leave does.
         if self.places.strangers().by_age.remove(&self.number).is_some() || self.is_on_notice() {
             self.leave.send_replace(None);
+        }
+        let stays = self.leave.borrow().is_none();
+        let leaves =
+            name.filter(|_| stays).and_then(|name| self.places.known().enter(self.number, name, &self.leave));
+        if let Some(leave) = leaves {
+            leave.send_replace(Some(Instant::now()));
         }
     }
 
@@ -123,6 +179,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.places.strangers().by_age.remove(&self.number);
+        self.places.known().leave(self.number);
     }
 }
 
@@ -140,10 +197,10 @@ mod tests {
         let places = Arc::new(Places::default());
         let address = |last: u8| IpAddr::from([10, 0, 0, last]);
         let known = places.take(address(1));
-        known.is_known();
+        known.is_known(None);
         let mine: Vec<_> = (0..=OF_ADDRESS_MAX).map(|_| places.take(address(1))).collect();
         assert!(has_to_end(&mine[0]).await && !has_to_end(&mine[1]).await);
-        mine[0].is_known();
+        mine[0].is_known(None);
         assert!(has_to_end(&mine[0]).await, "it is too late");
         let others: Vec<_> = (0..STRANGERS_MAX)
             .map(|number| places.take(address(u8::try_from(2 + number / OF_ADDRESS_MAX).expect("few"))))
@@ -158,7 +215,7 @@ mod tests {
     async fn a_stranger_leaves_after_a_while_and_so_does_who_is_not_known_any_more() {
         let places = Arc::new(Places::default());
         let (stranger, known) = (places.take([10, 0, 0, 1].into()), places.take([10, 0, 0, 2].into()));
-        known.is_known();
+        known.is_known(None);
         stranger.is_unknown();
         tokio::time::advance(STRANGER_STAYS).await;
         assert!(has_to_end(&stranger).await && !has_to_end(&known).await);
@@ -166,12 +223,38 @@ mod tests {
         tokio::time::advance(STRANGER_STAYS / 2).await;
         known.is_unknown();
         assert!(!has_to_end(&known).await);
-        known.is_known();
+        known.is_known(None);
         tokio::time::advance(STRANGER_STAYS).await;
         assert!(!has_to_end(&known).await, "he has said who he is");
         known.is_unknown();
         tokio::time::advance(STRANGER_STAYS).await;
         assert!(has_to_end(&known).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_who_is_known_has_all_places() {
+        let places = Arc::new(Places::default());
+        let enter = |name| {
+            let place = places.take([10, 0, 0, 1].into());
+            place.is_known(Some(name));
+            place
+        };
+        let other = enter("bob");
+        let mine: Vec<_> = (0..OF_IDENTITY_MAX).map(|_| enter("alice")).collect();
+        mine[0].is_known(Some("alice"));
+        assert!(!has_to_end(&mine[0]).await, "he has no more than he may");
+        let one_more = enter("alice");
+        assert!(has_to_end(&mine[0]).await && !has_to_end(&mine[1]).await);
+        assert!(!has_to_end(&one_more).await && !has_to_end(&other).await);
+        mine[0].is_known(Some("alice"));
+        assert!(has_to_end(&mine[0]).await && !has_to_end(&mine[1]).await, "who was told to leave does");
+        // Whoever turns out to be another one counts for that one.
+        mine[1].is_known(Some("bob"));
+        let again = enter("alice");
+        assert!(!has_to_end(&mine[2]).await);
+        drop((mine, one_more, other, again));
+        let known = places.known();
+        assert!(known.by_name.is_empty() && known.names.is_empty());
     }
 
     #[test]
